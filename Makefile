@@ -1,0 +1,66 @@
+# `make` alone lists the targets. Each of them first makes or renews .venv (quick when nothing changed).
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+MAKEFLAGS += --no-print-directory
+
+BIN := .venv/bin
+say = @printf '\n== %s\n' "$(1)"
+
+.PHONY: help setup demo test test-slow format vectors \
+        check-format check-lint check-layers check-bare check-types check-vectors check-tests
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## make or renew .venv: torch, all extras, developer tools
+	@scripts/setup.sh
+
+demo: setup ## record a run, audit it, catch a cheat
+	$(call say,demo: tally demo)
+	@$(BIN)/tally demo
+
+# One after the other, cheap ones first, whatever -j says.
+test: setup ## every check and all tests but the slow ones
+	@$(MAKE) -j1 check-format check-lint check-layers check-bare check-types check-vectors check-tests
+
+test-slow: setup ## the tests marked slow
+	$(call say,slow tests: pytest -m slow)
+	@$(BIN)/python -m pytest -m slow
+
+format: setup ## format the code and mend what ruff can mend
+	$(call say,format: ruff)
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format .
+
+vectors: setup ## make the test vectors again
+	$(call say,vectors: scripts/make_vectors.py)
+	@$(BIN)/python scripts/make_vectors.py
+
+check-format: setup
+	$(call say,format: ruff format --check)
+	@$(BIN)/ruff format --check .
+
+check-lint: setup
+	$(call say,lint: ruff check)
+	@$(BIN)/ruff check .
+
+check-layers: setup
+	$(call say,layers: lint-imports)
+	@$(BIN)/lint-imports --no-logo
+
+check-bare: setup
+	$(call say,bare package without torch: scripts/check_bare.py)
+	@$(BIN)/python scripts/check_bare.py
+
+check-types: setup
+	$(call say,types: pyright)
+	@$(BIN)/pyright
+
+check-vectors: setup
+	$(call say,vectors made again and compared: scripts/check_vectors.sh)
+	@scripts/check_vectors.sh
+
+check-tests: setup
+	$(call say,tests: pytest)
+	@$(BIN)/python -m pytest

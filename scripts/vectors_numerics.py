@@ -1,0 +1,643 @@
+"""Write the test vectors of rounding, rounding-log and philox.
+
+Every expected value comes from exact fractions, strings of bits and hashlib, used straight from the spec
+pages, or was published with Random123; nothing here imports the package. The vectors so test the package
+against a second reading of its specification. Floats are hexadecimal strings.
+
+    python scripts/vectors_numerics.py vectors
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+import sys
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+Case = dict[str, Any]
+Cases = dict[str, tuple[str, Case]]
+Pairs = dict[int, int]  # index to symbol
+Site = tuple[int, int, int, bool, tuple[int, ...]]  # precision, band, floor, dithered, scales
+Table = dict[tuple[int, int], Site]
+
+ROOMS = ("rounding", "rounding-log", "philox")
+T = Fraction(486260413, 2**30)
+LARGEST_FP32 = (2.0 - 2.0**-23) * 2.0**127
+
+
+def write(root: Path) -> None:
+    """Write every case of the three rooms below ``root``, the vectors folder; what stood there goes."""
+    for room, cases in zip(ROOMS, (rounding_cases(), log_cases(), philox_cases()), strict=True):
+        shutil.rmtree(root / room, ignore_errors=True)
+        for name, (why, case) in cases.items():
+            assert name.endswith("_fail") == ("reason" in case), name
+            folder = root / room / name
+            folder.mkdir(parents=True)
+            (folder / "README.md").write_text(f"{why}\n", encoding="utf-8")
+            (folder / "input.json").write_text(json.dumps(case, indent=1) + "\n", encoding="utf-8")
+
+
+# Rounding, in exact fractions (spec/rounding.md).
+
+
+def quantum(x: float, precision: int, floor: int) -> Fraction:
+    exponent = max(floor, -149)
+    while precision and abs(Fraction(x)) >= Fraction(2) ** (exponent + precision):
+        exponent += 1
+    return Fraction(2) ** exponent
+
+
+def place(x: float, q: Fraction, t: Fraction) -> tuple[int, int, Fraction, int]:
+    """Return the own value and the lower value at the nearest boundary, in quanta; its distance; the side."""
+    z = Fraction(x) / q
+    k = math.floor(z)
+    r = z - k
+    candidates = [(0, r - t, 1), (1, t + 1 - r, 0)] if r >= t else [(0, t - r, 0), (-1, r - t + 1, 1)]
+    j, distance, side = min(candidates, key=lambda candidate: candidate[1])
+    return k + (r >= t), k + j, distance * q, side
+
+
+class Rounding:
+    """One tensor's arguments; answers what record and follow must give."""
+
+    def __init__(self, precision: int, band: Case, words: list[int] | None = None) -> None:
+        self.arguments: Case = {"precision": precision, "band": band, "words": words}
+        self.precision, self.band, self.words = precision, band, words
+
+    def element(self, i: int, n: int, x: float) -> tuple[Fraction, Fraction, Fraction]:
+        """Return quantum, boundary position and band of element i of n."""
+        t = T if self.words is None else Fraction(2 * self.words[i] + 1, 2**33)
+        if self.band["kind"] == "relative":
+            larger = max(abs(Fraction(x)), abs(Fraction(float.fromhex(self.band["olds"][i]))))
+            return quantum(x, self.precision, -149), t, larger * Fraction(2) ** self.band["exponent"]
+        scale = self.band["scales"][i * len(self.band["scales"]) // n]
+        floor, exponent = scale + self.band["floor"], scale + self.band["exponent"]
+        return quantum(x, self.precision, floor), t, Fraction(2) ** exponent
+
+    def record(self, xs: list[float]) -> tuple[list[float], list[list[int]]]:
+        values: list[float] = []
+        entries: list[list[int]] = []
+        for i, x in enumerate(xs):
+            q, t, delta = self.element(i, len(xs), x)
+            own, _, distance, side = place(x, q, t)
+            values.append(float(own * q))
+            if distance < delta:
+                entries.append([i, side])
+        return values, entries
+
+    def follow(self, ys: list[float], entries: list[list[int]]) -> tuple[list[float], list[int]]:
+        sides = {entry[0]: entry[1] for entry in entries}
+        values: list[float] = []
+        violations: list[int] = []
+        for i, y in enumerate(ys):
+            q, t, delta = self.element(i, len(ys), y)
+            own, lower, distance, _ = place(y, q, t)
+            if i in sides and distance < 2 * delta:
+                own = lower + sides[i]
+            elif i in sides:
+                violations.append(i)
+            values.append(float(own * q))
+        return values, violations
+
+    def case(
+        self, xs: list[float], ys: list[float] | None = None, entries: list[list[int]] | None = None
+    ) -> Case:
+        """Return what record makes of xs, and follow of ys with that log, or with ``entries``."""
+        values, logged = self.record(xs)
+        seen, used = ys or xs, logged if entries is None else entries
+        followed, violations = self.follow(seen, used)
+        return {
+            "operation": "record-and-follow",
+            **self.arguments,
+            "xs": hexes(xs),
+            "values": hexes(values),
+            "entries": logged,
+            "ys": hexes(seen),
+            "used": used,
+            "followed": hexes(followed),
+            "violations": violations,
+        }
+
+
+def hexes(values: list[float]) -> list[str]:
+    return [value.hex() for value in values]
+
+
+def scaled(exponent: int, floor: int, *scales: int) -> Case:
+    return {"kind": "scaled", "exponent": exponent, "floor": floor, "scales": list(scales)}
+
+
+def relative(*olds: float) -> Case:
+    return {"kind": "relative", "exponent": -47, "olds": hexes(list(olds))}
+
+
+WHOLE = scaled(-6, 0, 0)
+
+
+def rounding_cases() -> Cases:
+    t, step = float(T), 2.0**-6
+    edges = [sign * (1 + offset * 2.0**-25) for sign in (1, -1) for offset in (-2, -1, -0.2, 0, 0.2, 1, 2)]
+    words = philox_words((1, 2), 0, 12)
+    tiny = [2.0**-149, 2.0**-150, 0.4 * 2.0**-149, 2.0**-126 - 2.0**-149, 2.0**-126, -(2.0**-150), 1e-300]
+    ends = [0, 2**32 - 1, 0, 2**32 - 1, 0]
+    lost = scaled(-20, -5, -1100)
+    return {
+        "absolute-grid": (
+            "Quantum 1: on the boundary (rounds up), just under it, near it from both sides, at the ends of a"
+            " cell and inside, for both signs.",
+            Rounding(0, WHOLE).case([t, t - 2.0**-54, 0.45, 0.46, 0.0, 0.5, 1.0, -0.54, -0.56, -1.0, -2.5]),
+        ),
+        "follow-across-a-boundary": (
+            "Every y lies across a boundary from its x, by less than delta; the log brings each back.",
+            Rounding(0, WHOLE).case(
+                [0.45, 0.46, 3.45, 3.46, -0.55, -0.545], [0.455, 0.45, 3.455, 3.45, -0.545, -0.55]
+            ),
+        ),
+        "out-of-reach": (
+            "Three entries ask for the upper side. The boundary is closer than 2 delta, exactly 2 delta away,"
+            " and far: the first is obeyed, the others are violations and keep the own rounding.",
+            Rounding(0, WHOLE).case(
+                [0.43, 0.42, 0.1], [t - 1.99 * step, t - 2 * step, 0.1], [[0, 1], [1, 1], [2, 1]]
+            ),
+        ),
+        "tie-of-two-boundaries": (
+            "Half a quantum above its boundary a value is as far from the next one; the own one is taken.",
+            Rounding(0, scaled(-1, -1, 0)).case([(t + 0.5) / 2, (t + 0.5 + 2.0**-20) / 2, (t + 1.5) / 2]),
+        ),
+        "binade-edge": (
+            "FP32 around 1 and -1, where the quantum doubles; y is 0.9 delta on, for some across the edge.",
+            Rounding(24, scaled(-27, -40, 0)).case(edges, [x + 0.9 * 2.0**-27 for x in edges]),
+        ),
+        "fp32-subnormals": (
+            "The quantum stops at 2**-149: the smallest subnormal, parts of it, the largest subnormal, the"
+            " smallest normal number, and far less than all.",
+            Rounding(24, relative(*[0.0] * 7)).case(tiny),
+        ),
+        "floor-takes-over": (
+            "Floor 2**-20 on a 24-bit grid: up to 16 the floor is the quantum, from 16 on the ulp is.",
+            Rounding(24, scaled(-30, -20, 0)).case([1e-7, 0.3, 15.9999999, 16.0, 16.0000001, 33.3, -1e-6]),
+        ),
+        "negative-zero": (
+            "Whatever rounds to zero becomes +0.0, from either side.",
+            Rounding(0, WHOLE).case([-0.0, 0.0, -(2.0**-1074), -0.3, 0.3]),
+        ),
+        "structural-ties": (
+            "Halves, thirds, quarters and tenths of a quantum lie off the fixed boundary and are not logged.",
+            Rounding(0, WHOLE).case([0.5, 1.5, -2.5, 1 / 3, 2 / 3, 0.1, 0.9, 0.25, 0.75]),
+        ),
+        "relative-band": (
+            "Delta is 2**-47 of the larger of old and new: of two equal values only the one with a large old"
+            " value is logged.",
+            Rounding(24, relative(1.0, 16.0)).case([1.0 + (t + 2.0**-22) * 2.0**-23] * 2),
+        ),
+        "dithered": (
+            "One boundary position per element, from the first 12 words of stream (1, 2).",
+            Rounding(0, scaled(-4, -1, 0), words).case([0.37 * i - 2.0 for i in range(12)]),
+        ),
+        "dither-ends": (
+            "The smallest and the largest boundary position, 2**-33 and 1 - 2**-33.",
+            Rounding(0, scaled(-8, 0, 0), ends).case([0.0, 0.0, 2.0**-33, -(2.0**-33), 0.999]),
+        ),
+        "rows-have-their-own-scale": (
+            "Six elements in three blocks with scales 0, -10 and 3: quantum and band follow the row.",
+            Rounding(0, scaled(-5, 0, 0, -10, 3)).case([0.3, 1.45, 0.3, 0.00244, 3.0, 11.62]),
+        ),
+        "band-below-binary64": (
+            "2**(s + d) is below every binary64 number and the quantum is 2**-149: only a value exactly on a"
+            " boundary is logged.",
+            Rounding(0, lost).case([t * 2.0**-149, 0.45 * 2.0**-149, 1.0]),
+        ),
+        "huge-multiples": (
+            "On a quantum of 2**-149 ordinary numbers are multiples beyond every integer type; they come out"
+            " as they went in.",
+            Rounding(0, lost).case([1.0, -3.5, 1e-3, 2.0**100]),
+        ),
+        "largest-fp32": (
+            "The largest FP32 value, and a quarter of an ulp more.",
+            Rounding(24, relative(*[0.0] * 3)).case(
+                [LARGEST_FP32, LARGEST_FP32 * (1 + 2.0**-26), -LARGEST_FP32]
+            ),
+        ),
+        **refused_roundings(),
+    }
+
+
+def refused_roundings() -> Cases:
+    def refuse(
+        why: str, reason: str, xs: list[float], arguments: Rounding, used: Any = None
+    ) -> tuple[str, Case]:
+        case = {"operation": "record" if used is None else "follow", **arguments.arguments}
+        return why, {**case, "xs": hexes(xs), "used": used, "error": "InvalidInput", "reason": reason}
+
+    two = [0.25, 0.75]
+    fp32, whole = Rounding(24, relative(0.0, 0.0)), Rounding(0, WHOLE)
+    return {
+        "not-a-number_fail": refuse(
+            "NaN has no place on a grid.", "element 1: nan is not finite", [0.0, math.nan], fp32
+        ),
+        "infinity_fail": refuse(
+            "Nor has an infinity.", "element 0: -inf is not finite", [-math.inf, 0.0], whole
+        ),
+        "rounds-beyond-fp32_fail": refuse(
+            "Finite in binary64, and a 24-bit grid carries it to 2**128.",
+            "is beyond the largest FP32 value",
+            [0.0, LARGEST_FP32 * (1 + 2.0**-24)],
+            fp32,
+        ),
+        "dither-on-relative-grid_fail": refuse(
+            "Dither is for absolute grids.", "needs an absolute grid", two, Rounding(24, WHOLE, [0, 1])
+        ),
+        "too-few-dither-words_fail": refuse(
+            "One word for each element.", "1 words for 2 elements", two, Rounding(0, WHOLE, [0])
+        ),
+        "blocks-do-not-divide_fail": refuse(
+            "Blocks are rows of one size.",
+            "3 blocks do not divide 2",
+            two,
+            Rounding(0, scaled(-6, 0, 0, 0, 0)),
+        ),
+        "band-not-below-scale_fail": refuse(
+            "A band's exponent is negative.", "exponent 0 is not negative", two, Rounding(0, scaled(0, 4, 0))
+        ),
+        "entry-twice_fail": refuse(
+            "Indexes ascend strictly.", "index 1 after 1", two, whole, [[1, 0], [1, 1]]
+        ),
+        "entry-beyond-the-tensor_fail": refuse(
+            "Indexes stay inside.", "index 2 after -1", two, whole, [[2, 0]]
+        ),
+        "side-not-a-bit_fail": refuse("A side is 0 or 1.", "side 2 of element 0", two, whole, [[0, 2]]),
+    }
+
+
+# The log, as strings of bits (spec/rounding-log.md).
+
+
+def varint(value: int) -> bytes:
+    digits: list[int] = []
+    while True:
+        digits.append(value % 128)
+        value //= 128
+        if not value:
+            return bytes([digit + 128 for digit in digits[:-1]] + digits[-1:])
+
+
+def zigzag(value: int) -> int:
+    return 2 * value if value >= 0 else -2 * value - 1
+
+
+def field(value: int, width: int) -> str:
+    """Return ``width`` bits, the least significant first."""
+    return "".join("1" if value >> bit & 1 else "0" for bit in range(width))
+
+
+def packed(bits: str) -> bytes:
+    bits += "0" * (-len(bits) % 8)
+    return bytes(int(bits[at : at + 8][::-1], 2) for at in range(0, len(bits), 8))
+
+
+def entries_bytes(n: int, width: int, pairs: Pairs) -> bytes:
+    if not pairs:
+        return b"\x00"
+    ratio, k = n * 63073 // (len(pairs) * 65536), 0
+    while 2 ** (k + 1) <= ratio:
+        k += 1
+    gaps = [index - before - 1 for before, index in zip([-1, *pairs], pairs, strict=False)]
+    unary = "".join("0" * (gap // 2**k) + "1" for gap in gaps)
+    remainders = "".join(field(gap % 2**k, k) for gap in gaps)
+    return varint(len(pairs)) + packed(unary + remainders + "".join(field(s, width) for s in pairs.values()))
+
+
+def key_bytes(before: tuple[int, ...], key: tuple[int, ...]) -> bytes:
+    same = 0
+    while before[same] == key[same]:
+        same += 1
+    head = (key[same] - before[same] - 1) * (4 if len(key) == 4 else 2) + same
+    return varint(head) + b"".join(varint(value) for value in key[same + 1 :])
+
+
+def frame_bytes(sites: dict[tuple[int, int, int, int], bytes]) -> bytes:
+    data, before = b"\x01" + varint(len(sites)), (0, 0, 0, -1)
+    for address, payload in sites.items():
+        data += key_bytes(before, address) + varint(len(payload))
+        before = address
+    return data + b"".join(sites.values())
+
+
+def fields_bytes(site: Site) -> bytes:
+    precision, band, floor, dithered, _ = site
+    return bytes([2 * precision + dithered]) + varint(zigzag(band)) + varint(zigzag(floor))
+
+
+def site_change(old: Site | None, new: Site | None) -> bytes:
+    if new is None:
+        return b"\x00"
+    scales = new[4]
+    if old is None or len(old[4]) != len(scales):
+        data = b"\x04" + fields_bytes(new) + varint(len(scales))
+        if not scales:
+            return data
+        width = max(1, max(map(zigzag, scales)).bit_length())
+        return data + bytes([width]) + packed("".join(field(zigzag(scale), width) for scale in scales))
+    moved = {i: zigzag(b - a) - 1 for i, (a, b) in enumerate(zip(old[4], scales, strict=True)) if a != b}
+    other = old[:4] != new[:4]
+    data = bytes([2 * other + bool(moved)]) + (fields_bytes(new) if other else b"")
+    if moved:
+        width = max(1, max(moved.values()).bit_length())
+        data += bytes([width]) + entries_bytes(len(scales), width, moved)
+    return data
+
+
+def change_bytes(old: Table, new: Table) -> bytes:
+    data, before, count = b"", (0, -1), 0
+    for key in sorted({**old, **new}):
+        if old.get(key) != new.get(key):
+            data += key_bytes(before, key) + site_change(old.get(key), new.get(key))
+            before, count = key, count + 1
+    return varint(count) + data
+
+
+def entries_case(n: int, width: int, pairs: Pairs) -> Case:
+    data = entries_bytes(n, width, pairs).hex()
+    symbols = list(pairs.values())
+    return {
+        "operation": "entries",
+        "n": n,
+        "width": width,
+        "indexes": list(pairs),
+        "symbols": symbols,
+        "data": data,
+    }
+
+
+def frame_case(sites: dict[tuple[int, int, int, int], bytes]) -> Case:
+    listed = [[list(address), payload.hex()] for address, payload in sites.items()]
+    return {"operation": "frame", "sites": listed, "data": frame_bytes(sites).hex()}
+
+
+def table_json(table: Table) -> list[Case]:
+    names = ("precision", "band", "floor", "dithered", "scales")
+    return [{"key": list(key), **dict(zip(names, site, strict=True))} for key, site in sorted(table.items())]
+
+
+def table_case(table: Table) -> Case:
+    return {
+        "operation": "table",
+        "sites": table_json(table),
+        "data": (b"\x01" + change_bytes({}, table)).hex(),
+    }
+
+
+def change_case(old: Table, new: Table) -> Case:
+    data = change_bytes(old, new).hex()
+    return {"operation": "change", "old": table_json(old), "new": table_json(new), "data": data}
+
+
+TABLE: Table = {
+    (3, 0): (0, -16, -5, True, (-3, -4, -12, -3)),
+    (3, 1): (0, -16, -5, True, (-7,)),
+    (4, 0): (24, -47, 0, False, ()),
+}
+EXAMPLE = {17: 1, 300: 0, 301: 1}
+
+
+def log_cases() -> Cases:
+    every_kind = {(0, 0, kind, 0): bytes([kind + 1]) for kind in range(8)}
+    largest = 2**32 - 1
+    ranks = {(1, 0, 0, 0): b"r", (1, 7, 2, 300): b"m" * 200, (largest, largest, 7, largest): b"end"}
+    limits: Table = {(3, 0): (53, -1100, -1100, False, (-1100, 1100)), (3, 1): (0, -1, 1100, False, (-1100,))}
+    moved: Site = (0, -16, -5, True, (-3, -5, -12, -2))
+    example = {(0, 0, 3, 5): b"\x01\x02", (0, 0, 3, 6): b"\x01\x08", (0, 1, 4, 0): b"\x01\x04"}
+    return {
+        "entries-none": ("No entry: one zero byte, whatever the tensor.", entries_case(1_000_000, 1, {})),
+        "entries-example": ("The worked example of spec/rounding-log.md.", entries_case(1000, 1, EXAMPLE)),
+        "entries-ends": ("The first and the last element.", entries_case(4096, 1, {0: 1, 4095: 0})),
+        "entries-all": ("Every element: Rice parameter 0.", entries_case(9, 1, {i: i % 2 for i in range(9)})),
+        "entries-one-of-one": ("A site of a single element.", entries_case(1, 1, {0: 1})),
+        "entries-decisions": (
+            "Two-bit symbols: below 0, equal 1, above 2.",
+            entries_case(500, 2, {3: 0, 77: 2, 78: 1}),
+        ),
+        "entries-indexes": ("Symbols of 32 bits.", entries_case(64, 32, {5: 0xDEADBEEF, 60: 0xFFFFFFFF})),
+        "entries-far-apart": (
+            "One entry at the end of a site of 2**40 elements.",
+            entries_case(2**40, 1, {2**40 - 1: 1}),
+        ),
+        "frame-empty": ("A step with nothing to say: two bytes.", frame_case({})),
+        "frame-example": ("The worked example of spec/rounding-log.md.", frame_case(example)),
+        "frame-ranks": (
+            "Every kind, two more ranks, the largest fields.",
+            frame_case({**every_kind, **ranks}),
+        ),
+        "table-empty": ("No site.", table_case({})),
+        "table-example": ("The worked example of spec/rounding-log.md.", table_case(TABLE)),
+        "table-limits": ("Smallest and largest scales, bands and floors.", table_case(limits)),
+        "change-none": ("Equal tables: one zero byte.", change_case(TABLE, TABLE)),
+        "change-example": ("Two of four scales move by one.", change_case(TABLE, {**TABLE, (3, 0): moved})),
+        "change-band": (
+            "Another band, the same scales.",
+            change_case(TABLE, {**TABLE, (4, 0): (24, -46, 0, False, ())}),
+        ),
+        "change-band-and-scale": (
+            "Another band and another scale of one site.",
+            change_case(TABLE, {**TABLE, (3, 1): (0, -15, -5, True, (-8,))}),
+        ),
+        "change-blocks": (
+            "Another number of blocks: the site is written whole.",
+            change_case(TABLE, {**TABLE, (3, 1): (0, -16, -5, True, (-7, -7))}),
+        ),
+        "change-added": (
+            "A new site between two that stay.",
+            change_case(TABLE, {**TABLE, (3, 9): (14, -20, -30, False, (0,))}),
+        ),
+        "change-all-removed": ("Every site leaves.", change_case(TABLE, {})),
+        **refused_logs(),
+    }
+
+
+def refused_logs() -> Cases:
+    cases: Cases = {}
+
+    def refuse(name: str, why: str, reason: str, data: str, **more: Any) -> None:
+        operation = name.partition("-")[0]
+        case = {"operation": operation, **more, "data": data, "error": "InvalidInput", "reason": reason}
+        cases[f"{name}_fail"] = (why, case)
+
+    def entries(name: str, why: str, reason: str, data: str, n: int = 1000) -> None:
+        refuse(f"entries-{name}", why, reason, data, n=n, width=1)
+
+    good = entries_bytes(1000, 1, EXAMPLE).hex()
+    entries("cut", "The last byte is missing.", "3 entries need 30 bits, 3 bytes left", good[:-2])
+    entries("extended", "A byte follows the end.", "1 bytes after the end", good + "00")
+    entries("empty", "Not even a count.", "ends where count should be", "")
+    entries("padding", "The last bit, which is padding, is set.", "padding bits of byte 4", good[:-2] + "d0")
+    entries("long-varint", "The count 3 in two bytes.", "more bytes than it needs", "8300" + good[2:])
+    entries("count-exceeds-site", "More entries than elements.", "count 3 exceeds the 2 elements", good, n=2)
+    entries("index-exceeds-site", "The gap leads past the end.", "index 7 in a site of 5", "010e", n=5)
+    entries("endless-unary", "No quotient ever ends.", "do not end within", "01" + "00" * 40)
+    huge = "ffffffffff3f"
+    entries("huge-count", "A count of 2**41 - 1 in nine bytes.", "entries need", huge + "555555", n=2**48)
+    refuse("frame-version", "A version nobody knows.", "version 2", "0200")
+    refuse(
+        "frame-empty-payload", "A site with nothing to say is absent.", "has an empty payload", "0101030000"
+    )
+    refuse("frame-cut", "Payloads shorter than stated.", "add up to 2, 1 bytes follow", "01010302ff")
+    refuse("frame-extended", "Payloads longer than stated.", "add up to 1, 2 bytes follow", "01010301ff00")
+    refuse("frame-unknown-kind", "Kinds are 0 to 7.", "kind 8 is not one of", "01011e000100")
+    refuse("frame-huge-count", "2**41 - 1 sites in eight bytes.", "sites need at least", f"01{huge}00")
+    refuse("frame-large-field", "An ordinal of 2**32.", "outside [0, 2**32)", "0101838080804001ff")
+    refuse("table-dithered-relative", "Dither at 24 bits.", "needs an absolute grid", "0101040004315d0000")
+    refuse("table-wide-symbols", "Scales wider than need be.", "canonical", "0101040004305d00010201")
+    refuse("table-huge-blocks", "2**41 - 1 blocks.", "more bytes", f"0101040004305d00{huge}01ff")
+    refuse("table-far-scale", "A scale of -2048.", "scales -2048..-2048", "0101040004305d00010cff0f")
+    old = {"old": table_json(TABLE)}
+    refuse("change-of-nothing", "Fields that are as they were.", "canonical", "01060002305d00", **old)
+    refuse("change-removes-absent", "No such site.", "which the table does not hold", "01060100", **old)
+    refuse("change-cut", "Fields that do not come.", "ends where precision", "01060002", **old)
+    refuse("change-unknown", "Changes are 0 to 4.", "change 5 of site", "01060005", **old)
+    return cases
+
+
+# Philox 4x32-10 and what is drawn from it (spec/random.md).
+
+
+def philox(counter: list[int], key: list[int]) -> list[int]:
+    c, k = list(counter), list(key)
+    for _ in range(10):
+        a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+        c = [b // 2**32 ^ c[1] ^ k[0], b % 2**32, a // 2**32 ^ c[3] ^ k[1], a % 2**32]
+        k = [(k[0] + 0x9E3779B9) % 2**32, (k[1] + 0xBB67AE85) % 2**32]
+    return c
+
+
+def philox_words(key: tuple[int, int], start: int, count: int) -> list[int]:
+    def word(i: int) -> int:
+        return philox([i // 4 % 2**32, i // 4 // 2**32, 0, 0], list(key))[i % 4]
+
+    return [word(i) for i in range(start, start + count)]
+
+
+def wide_words(key: tuple[int, int], start: int, count: int) -> list[int]:
+    words = philox_words(key, 2 * start, 2 * count)
+    return [low + high * 2**32 for low, high in zip(words[::2], words[1::2], strict=True)]
+
+
+def stream_key(use: Case) -> tuple[int, int]:
+    def u64(value: int) -> bytes:
+        return value.to_bytes(8, "little")
+
+    tag = b"tallystick/random-stream/1"
+    parts = [u64(use["seed"]), use["purpose"].encode("ascii")]
+    parts += [u64(use[name]) for name in ("step", "rank", "micro_batch", "call")]
+    message = bytes([len(tag)]) + tag + b"".join(u64(len(part)) + part for part in parts)
+    first = hashlib.sha256(message).digest()
+    return int.from_bytes(first[:4], "little"), int.from_bytes(first[4:8], "little")
+
+
+PUBLISHED = {  # Random123, tests/kat_vectors: counter, key, output
+    "published-zeros": ("00000000" * 4, "00000000" * 2, "6627e8d5e169c58dbc57ac4c9b00dbd8"),
+    "published-ones": ("ffffffff" * 4, "ffffffff" * 2, "408f276d41c83b0ea20bc7c66d5451fd"),
+    "published-pi": (
+        "243f6a8885a308d313198a2e03707344",
+        "a4093822299f31d0",
+        "d16cfe0994fdcceb5001e42024126ea1",
+    ),
+}
+# Standard normal quantiles to 17 digits, from the error function of mpmath at 50 digits.
+QUANTILES = {
+    2.0**-33: -6.3379577545537895,
+    1e-8: -5.612001244174789,
+    1e-3: -3.0902323061678136,
+    0.075: -1.439531470938456,
+    0.5: 0.0,
+    0.6: 0.2533471031357997,
+    0.925: 1.4395314709384561,
+    0.999: 3.090232306167813,
+}
+
+
+def philox_cases() -> Cases:
+    def split(text: str) -> list[int]:
+        return [int(text[at : at + 8], 16) for at in range(0, len(text), 8)]
+
+    cases: Cases = {}
+    for name, (counter, cipher_key, output) in PUBLISHED.items():
+        assert philox(split(counter), split(cipher_key)) == split(output)
+        block = {"counter": split(counter), "key": split(cipher_key), "output": split(output)}
+        cases[name] = ("Published with Random123.", {"operation": "block", **block})
+    use: Case = {"seed": 1, "purpose": "example", "step": 2, "rank": 0, "micro_batch": 0, "call": 3}
+    last: Case = {"seed": 2**64 - 1, "purpose": "", "step": 0, "rank": 2**32, "micro_batch": 7, "call": 0}
+    key = stream_key(use)
+    cases["stream-key"] = (
+        "The worked example of spec/random.md.",
+        {"operation": "key", **use, "key": list(key)},
+    )
+    cases["stream-key-limits"] = (
+        "An empty purpose and large numbers.",
+        {"operation": "key", **last, "key": list(stream_key(last))},
+    )
+
+    def drawn(name: str, why: str, operation: str, start: int, values: list[Any], **more: Any) -> None:
+        case = {"operation": operation, "key": list(key), "start": start, "count": len(values), **more}
+        cases[name] = (why, {**case, "values": values})
+
+    far = 2**34 + 3
+    drawn("words", "The first ten words.", "words", 0, philox_words(key, 0, 10))
+    drawn("words-inside", "From the middle of a block.", "words", 6, philox_words(key, 6, 5))
+    drawn("words-far", "Counters beyond 32 bits.", "words", far, philox_words(key, far, 6))
+    halves = [(word + 0.5) / 2**32 for word in philox_words(key, 0, 6)]
+    drawn("uniform", "Odd multiples of 2**-33.", "uniform01", 0, hexes(halves))
+    threshold = math.ceil(Fraction(0.9) * 2**32)
+    kept = [word < threshold for word in philox_words(key, 0, 40)]
+    drawn("bernoulli", "Keep with nine tenths.", "bernoulli", 0, kept, p=(0.9).hex())
+    integers = [-5 + word * 15 // 2**64 for word in wide_words(key, 2, 12)]
+    drawn("randint", "Integers in [-5, 10).", "randint", 2, integers, low=-5, high=10)
+    whole = [word - 2**63 for word in wide_words(key, 0, 4)]
+    drawn("randint-all", "All of int64.", "randint", 0, whole, low=-(2**63), high=2**63)
+    wide = wide_words(key, 0, 20)
+    drawn("permutation", "Twenty positions.", "permutation", 0, sorted(range(20), key=wide.__getitem__))
+    cases["normal-quantiles"] = (
+        "Both sides of the seams of the three approximations, to a relative 4e-15.",
+        {"operation": "quantiles", "u": hexes(list(QUANTILES)), "values": hexes(list(QUANTILES.values()))},
+    )
+    cases.update(refused_draws())
+    return cases
+
+
+def refused_draws() -> Cases:
+    place: Case = {"key": [0, 0], "start": 0, "count": 1}
+    use: Case = {"seed": -1, "purpose": "example", "step": 0, "rank": 0, "micro_batch": 0, "call": 0}
+    refused = {
+        "probability_fail": (
+            "Above one.",
+            {"operation": "bernoulli", **place, "p": (1.5).hex()},
+            "probability 1.5",
+        ),
+        "empty-range_fail": (
+            "[3, 3).",
+            {"operation": "randint", **place, "low": 3, "high": 3},
+            "[3, 3) is empty",
+        ),
+        "past-the-stream_fail": (
+            "Streams end at word 2**63.",
+            {"operation": "words", **place, "start": 2**63},
+            "outside [0, 2**63)",
+        ),
+        "negative-seed_fail": ("Seeds are not negative.", {"operation": "key", **use}, "seed -1 is outside"),
+        "purpose_fail": (
+            "ASCII only.",
+            {"operation": "key", **use, "seed": 0, "purpose": "\u00e9"},
+            "is not ASCII",
+        ),
+    }
+    return {
+        name: (why, {**case, "error": "InvalidInput", "reason": reason})
+        for name, (why, case, reason) in refused.items()
+    }
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))

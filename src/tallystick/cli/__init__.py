@@ -1,0 +1,1 @@
+"""The command tally: parses, calls, answers; holds no rule."""

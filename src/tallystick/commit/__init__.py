@@ -1,0 +1,1 @@
+"""Canonical bytes, domain-separated digests, Merkle trees and state commitments; pure."""

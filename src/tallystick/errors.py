@@ -1,0 +1,38 @@
+"""Every exception Tallystick raises on purpose.
+
+    TallyError
+    +-- InvalidInput        another party's bytes or arguments are malformed
+    +-- Mismatch            well formed and wrong: carries where and both values
+    +-- Nondeterminism      something that cannot be repeated elsewhere, by name
+    +-- ProtocolViolation   a move or a call that the rules do not allow
+    +-- StoreError          the disk or the object store refused
+
+A lost dispute and a failed audit are verdicts, not exceptions.
+The message names the thing, the rule and both values.
+"""
+
+from __future__ import annotations
+
+
+class TallyError(Exception):
+    """Root of the tree; the command line prints its message and no traceback."""
+
+
+class InvalidInput(TallyError):
+    """Bytes, files or arguments that do not have the form their specification gives."""
+
+
+class Mismatch(TallyError):
+    """Two well-formed values that had to be equal and are not."""
+
+
+class Nondeterminism(TallyError):
+    """An operation, job or setting that no other machine could repeat."""
+
+
+class ProtocolViolation(TallyError):
+    """A call or move out of order."""
+
+
+class StoreError(TallyError):
+    """Reading or writing an artefact failed; what was written before is intact."""

@@ -1,0 +1,1 @@
+"""The one training step that all parties share: sites, recording, following, replay."""

@@ -1,0 +1,282 @@
+"""Noise measured, bands chosen: one step repeated under last-bit jitter (Monte Carlo arithmetic).
+
+The band of a site is the largest deviation seen, times the policy's safety factor, rounded up to
+a power of two and never below the policy's smallest. A gradient that is nothing but noise gets a
+floor that sends it to zero on both sides (numerics: trap 2).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tallystick.errors import Nondeterminism
+from tallystick.execution.capture import Jitter
+from tallystick.execution.session import Session, Site
+from tallystick.execution.tape import (
+    NOISE_BAND,
+    EchoTape,
+    ProbeTape,
+    Tape,
+    expected_form,
+    floor_exponent,
+    is_noise_only,
+    scale_exponents,
+    settled_scales,
+)
+from tallystick.numerics.log import GridTable, Kind, SiteGrid
+from tallystick.numerics.rounding import block_max_difference, block_rms
+
+REPEATS = 2
+ROW_SPREAD = 8.0  # a matrix whose largest row is this many times its median row gets a scale per row
+FEWEST_ROWS = 64
+
+
+@dataclass
+class SiteNoise:
+    """What calibration measured at one site: deviation over scale, and the scale.
+
+    Attributes:
+        relative: largest ``|x - y| / 2**s`` over all elements and repeats.
+        scales: exponent ``s`` of each block.
+        rms: of the whole tensor.
+        largest: largest ``|x - y|``.
+    """
+
+    relative: float
+    scales: np.ndarray
+    rms: float
+    largest: float
+
+
+@dataclass
+class Calibration:
+    """The noise of every site, and the grids that follow from it."""
+
+    noise: dict[Site, SiteNoise] = field(default_factory=dict[Site, SiteNoise])
+    table: GridTable = field(default_factory=GridTable)
+
+
+def calibrate(session: Session, backward: Callable[[Tape], None], *, repeats: int = REPEATS, seed: int = 0) -> Calibration:
+    """Measure the noise of the session's next step and return the grids to use from it on.
+
+    Args:
+        session: prepared, between steps; left as it was found.
+        backward: runs the step's forward and backward passes and clipping under a tape, leaving the gradients.
+        repeats: jittered repetitions.
+        seed: of the jitter.
+
+    Raises:
+        Nondeterminism: a site is too noisy for the policy, or an operator is not in the table; by name.
+    """
+    before = [(tensor, tensor.clone()) for _, tensor in session.all_buffers()]
+    own_jitter, session.jitter = session.jitter, None
+    try:
+        probe = ProbeTape()
+        first, plain_buffers, plain_loss = _gradients(session, backward, probe, before)
+        seen = _Seen(session, first)
+        decisions: dict[int, float] = {}
+        for repeat in range(repeats):
+            session.jitter = Jitter(seed * 1000003 + session.step * 101 + repeat)
+            echo = EchoTape(probe)
+            again, buffers, loss = _gradients(session, backward, echo, before)
+            seen.compare(again)
+            seen.compare_buffers(plain_buffers, buffers)
+            seen.compare_loss(plain_loss, loss)
+            for ordinal, noise in echo.noise.items():
+                decisions[ordinal] = max(decisions.get(ordinal, 0.0), noise)
+    finally:
+        session.jitter = own_jitter
+    return _choose(session, seen, decisions)
+
+
+def _gradients(
+    session: Session, backward: Callable[[Tape], None], tape: Tape, before: list[tuple[Tensor, Tensor]]
+) -> tuple[list[Tensor | None], dict[str, Tensor], float]:
+    session.probing = True
+    try:
+        with session.stepping(tape):
+            backward(tape)
+            loss = session.loss
+    finally:
+        session.probing = False
+    found: list[Tensor | None] = []
+    for _, p in session.parameters:
+        gradient = p.grad
+        p.grad = None
+        if gradient is not None and gradient.is_sparse:
+            gradient = gradient.to_dense()
+        found.append(None if gradient is None else gradient.detach().contiguous())
+    with torch.no_grad():
+        buffers = {
+            name: tensor.detach().clone()
+            for (name, tensor), (_, saved) in zip(session.all_buffers(), before, strict=True)
+            if tensor.is_floating_point() and not torch.equal(tensor, saved)
+        }
+        for tensor, saved in before:
+            if not torch.equal(tensor, saved):
+                tensor.copy_(saved)
+    return found, buffers, loss
+
+
+class _Seen:
+    """Deviations so far, against the plain repetition."""
+
+    def __init__(self, session: Session, first: list[Tensor | None]) -> None:
+        self.session = session
+        self.first = first
+        self.noise: dict[Site, SiteNoise] = {}
+        for ordinal, gradient in enumerate(first):
+            if gradient is None or gradient.numel() == 0:
+                continue
+            name = session.parameters[ordinal][0]
+            place = (Kind.GRADIENT, ordinal)
+            previous = session.table.sites.get(place)
+            blocks = previous.scales.size if previous is not None else _blocks_for(gradient)
+            rms = block_rms(gradient, blocks)
+            if not np.isfinite(rms).all():
+                raise Nondeterminism(f"gradient of {name} is not finite at step {session.step}; there is no noise to measure")
+            if previous is not None and rms.any() and not is_noise_only(previous):
+                scales = settled_scales(previous.scales.astype(np.int64), rms)
+            elif rms.any():
+                scales = scale_exponents(rms)
+                scales = np.maximum(scales, scales.max() - 16)
+            else:
+                scales = np.zeros(blocks, dtype=np.int64) if previous is None else previous.scales.astype(np.int64)
+            whole = float(np.sqrt(np.mean(np.square(rms))))
+            self.noise[place] = SiteNoise(0.0, scales, whole, 0.0)
+
+    def compare(self, again: list[Tensor | None]) -> None:
+        for ordinal, (x, y) in enumerate(zip(self.first, again, strict=True)):
+            noise = self.noise.get((Kind.GRADIENT, ordinal))
+            if noise is None or x is None or y is None:
+                continue
+            largest = block_max_difference(x, y, noise.scales.size)
+            self._raise(noise, largest)
+
+    def compare_buffers(self, plain: dict[str, Tensor], again: dict[str, Tensor]) -> None:
+        ordinals = {site.name: site.ordinal for site in self.session.sites if site.kind == Kind.BUFFER}
+        for name, x in plain.items():
+            y = again.get(name)
+            if y is None or x.numel() == 0:
+                continue
+            self._scalar_site((Kind.BUFFER, ordinals[name]), x, y)
+
+    def compare_loss(self, x: float, y: float) -> None:
+        self._scalar_site((Kind.LOSS, 0), torch.tensor([x], dtype=torch.float64), torch.tensor([y], dtype=torch.float64))
+
+    def _scalar_site(self, place: Site, x: Tensor, y: Tensor) -> None:
+        if place not in self.noise:
+            rms = block_rms(x.contiguous(), 1)
+            scales = scale_exponents(rms) if rms.any() else np.zeros(1, dtype=np.int64)
+            self.noise[place] = SiteNoise(0.0, scales, float(rms[0]), 0.0)
+        self._raise(self.noise[place], block_max_difference(x.contiguous(), y.contiguous(), 1))
+
+    @staticmethod
+    def _raise(noise: SiteNoise, largest: np.ndarray) -> None:
+        noise.relative = max(noise.relative, float(np.max(largest * np.exp2(-noise.scales.astype(np.float64)))))
+        noise.largest = max(noise.largest, float(largest.max()))
+
+
+def _blocks_for(gradient: Tensor) -> int:
+    if gradient.dim() < 2 or gradient.shape[0] < FEWEST_ROWS:
+        return 1
+    rows = block_rms(gradient, gradient.shape[0])
+    present = rows[rows > 0.0]
+    if present.size == 0:
+        return 1
+    return gradient.shape[0] if present.max() > ROW_SPREAD * float(np.median(rows)) else 1
+
+
+def exponent_above(value: float) -> int:
+    """Return the smallest ``e`` with ``value <= 2**e``; a very small number for zero."""
+    return -1000 if value <= 0.0 else int(scale_exponents(np.array([value]))[0])
+
+
+def _choose(session: Session, seen: _Seen, decisions: dict[int, float]) -> Calibration:
+    policy = session.policy
+    grids = dict(session.table.sites)
+    noise = dict(seen.noise)
+    for place, measured in seen.noise.items():
+        grids[place] = _grid_for(session, place, measured)
+    grids |= _defaults(session, grids)
+    for position, relative in enumerate(_state_noise(session)):
+        lowest, highest = policy.state_band
+        band = max(lowest, exponent_above(relative) + policy.safety)
+        place = (Kind.STATE, position)
+        if band > highest:
+            raise Nondeterminism(
+                f"{session.site_name(place)}: the optimizer's noise is {relative:.2g} of the value, "
+                f"policy {policy.name} allows 2**{highest - policy.safety}"
+            )
+        if place in grids:
+            grids[place] = SiteGrid(24, band, -149)
+    lowest, highest = policy.decision_band
+    for ordinal, relative in decisions.items():
+        band = max(lowest, exponent_above(relative) + policy.safety)
+        place = (Kind.DECISION, ordinal)
+        if band > highest:
+            raise Nondeterminism(
+                f"decision {ordinal}: its input moves by {relative:.2g} of its rms under last-bit noise, "
+                f"policy {policy.name} allows 2**{highest - policy.safety}"
+            )
+        grids.pop(place, None)
+        if band > lowest:
+            grids[place] = SiteGrid(0, band, 0)
+        noise[place] = SiteNoise(relative, np.zeros(0, dtype=np.int64), 0.0, 0.0)
+    return Calibration(noise, GridTable(grids))
+
+
+def _grid_for(session: Session, place: Site, measured: SiteNoise) -> SiteGrid:
+    policy = session.policy
+    form = expected_form(policy, place[0])
+    assert form is not None
+    precision, dithered, (lowest, highest), floor = form
+    band = max(lowest, exponent_above(measured.relative) + policy.safety)
+    if band <= highest:
+        return SiteGrid(precision, band, floor_exponent(band, floor), dithered, measured.scales)
+    allowance = exponent_above(measured.largest) + policy.safety
+    if place[0] == Kind.GRADIENT and exponent_above(measured.rms) <= allowance:
+        scales = np.full(measured.scales.size, allowance - NOISE_BAND, dtype=np.int64)
+        return SiteGrid(precision, NOISE_BAND, floor_exponent(NOISE_BAND, floor), dithered, scales)
+    raise Nondeterminism(
+        f"{session.site_name(place)}: its noise is 2**{exponent_above(measured.relative)} of its scale, "
+        f"policy {policy.name} allows 2**{highest - policy.safety}; use a more precise policy"
+    )
+
+
+def _defaults(session: Session, grids: dict[tuple[int, int], SiteGrid]) -> dict[tuple[int, int], SiteGrid]:
+    """Grids of sites that had no value in this step: unused parameters, buffers that did not move."""
+    found: dict[tuple[int, int], SiteGrid] = {}
+    for site in session.sites:
+        place = (site.kind, site.ordinal)
+        if place in grids:
+            continue
+        form = expected_form(session.policy, site.kind)
+        assert form is not None
+        precision, dithered, (lowest, _), floor = form
+        scales = () if site.kind == Kind.STATE else np.zeros(1, dtype=np.int64)
+        found[place] = SiteGrid(precision, lowest, floor_exponent(lowest, floor), dithered, scales)
+    return found
+
+
+def _state_noise(session: Session) -> list[float]:
+    """Return, per state site, the optimizer's largest deviation relative to the larger of old and new value."""
+    old, new = session.replica_step(1), session.replica_step(2)
+    jittered = session.replica_step(2, Jitter(17))
+    found: list[float] = []
+    for position in range(len(session.parameters)):
+        for key in ("parameter", *session.optimizer_keys):
+            x, y, was = new[position].get(key), jittered[position].get(key), old[position].get(key)
+            if not isinstance(x, Tensor) or not isinstance(y, Tensor) or not isinstance(was, Tensor):
+                found.append(0.0)
+                continue
+            size = torch.maximum(x.abs(), was.abs()).double()
+            ratio = torch.where(size > 0.0, (x.double() - y.double()).abs() / size, 0.0)
+            found.append(float(ratio.max()) if ratio.numel() else 0.0)
+    return [value if math.isfinite(value) else math.inf for value in found]

@@ -1,0 +1,141 @@
+"""A job: what the client ordered, as a Python file or dotted path with ``build(settings) -> Job``.
+
+The job is trusted by nobody and known to everybody: its source digest, settings and
+dataset digest stand in the run's specification, and trainer, auditor and judge all
+build it from the same source. A minimal job file::
+
+    def build(settings):
+        model = torch.nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return Job(model=model, optimizer=optimizer, batch=my_batch, loss=my_loss, steps=100)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tallystick.errors import InvalidInput
+
+Batch = Any  # a tensor, or tuples, lists and string-keyed dicts of tensors and plain values
+
+
+@dataclass
+class Job:
+    """Everything one training run needs, random access to its data included.
+
+    Attributes:
+        model: any module; built in float32 (the policy converts it).
+        optimizer: a ``torch.optim`` optimizer over ``model``'s parameters.
+        batch: the whole batch of a step, as a pure function of the step number. With
+            accumulation ``n`` every tensor is cut into ``n`` equal parts along dimension 0.
+        loss: a scalar from the model and one (micro-)batch.
+        steps: number of optimizer steps the client ordered.
+        scheduler: stepped once after every step; None for a constant rate.
+        accumulation: micro-batches per step; gradients are averaged over them.
+        clip_norm: global norm at which gradients are clipped; None for no clipping.
+        dataset_digest: SHA-256 of the data as hexadecimal; None if the job has none to give.
+        extra: further modules whose tensors are part of the state (an averaged copy, say).
+        after_step: called with the step number after the optimizer and scheduler.
+        smooth: operators outside the table that this job declares continuous (``"mylib::op"``).
+        evaluate: named scores of the model as it stands, for people; not part of any commitment.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    batch: Callable[[int], Batch]
+    loss: Callable[[nn.Module, Batch], Tensor]
+    steps: int
+    scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
+    accumulation: int = 1
+    clip_norm: float | None = None
+    dataset_digest: str | None = None
+    extra: Mapping[str, nn.Module] = field(default_factory=dict)
+    after_step: Callable[[int], None] | None = None
+    smooth: tuple[str, ...] = ()
+    evaluate: Callable[[nn.Module], dict[str, float]] | None = None
+
+
+@dataclass(frozen=True)
+class JobSource:
+    """Where a job comes from, and the digest of the source that says what it is.
+
+    ``path`` is a dotted module name (``tallystick.jobs.digits``), or a file's path.
+    """
+
+    path: str
+    source: bytes
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the source file's bytes, hexadecimal."""
+        return hashlib.sha256(self.source).hexdigest()
+
+    def build(self, settings: Mapping[str, str]) -> Job:
+        """Return the job that this source builds from ``settings``.
+
+        Raises:
+            InvalidInput: the source has no ``build`` or it returns something else.
+        """
+        module = _module_of(self)
+        build = getattr(module, "build", None)
+        if not callable(build):
+            raise InvalidInput(f"job {self.path}: a job needs a function build(settings) -> Job, found none")
+        job = build(dict(settings))
+        if not isinstance(job, Job):
+            raise InvalidInput(f"job {self.path}: build returned {type(job).__name__}, a Job is needed")
+        return job
+
+
+SHIPPED = ("digits", "text", "gpt2")  # short names for tallystick.jobs.<name>
+
+
+def find_source(path: str) -> JobSource:
+    """Return the source of a shipped job's name, a dotted path or a ``.py`` file.
+
+    Raises:
+        InvalidInput: nothing importable or readable stands there.
+    """
+    name = f"tallystick.jobs.{path}" if path in SHIPPED else path
+    if name.endswith(".py"):
+        file = Path(name)
+        if not file.is_file():
+            raise InvalidInput(f"job {path}: no such file")
+        return JobSource(str(file.resolve()), file.read_bytes())
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or spec.origin is None:
+        raise InvalidInput(
+            f"job {path}: neither a shipped job ({', '.join(SHIPPED)}), an importable module nor a .py file"
+        )
+    return JobSource(name, Path(spec.origin).read_bytes())
+
+
+def _module_of(source: JobSource) -> Any:
+    if not source.path.endswith(".py"):
+        return importlib.import_module(source.path)
+    name = f"tallystick_job_{source.digest[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_loader(name, loader=None, origin=source.path)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    module.__file__ = source.path
+    sys.modules[name] = module
+    try:
+        exec(compile(source.source, source.path, "exec"), module.__dict__)  # the job's own code, asked for by name
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

@@ -1,0 +1,159 @@
+"""Random operators of a step, drawn from Philox on whatever device asks (spec/random.md).
+
+Every call has its own stream, keyed by run seed, step, rank, micro-batch and the number of the
+call; every element its own word. The number of the call lives in torch's default generator (as its
+initial seed): activation checkpointing saves and restores that generator, so a recomputed
+forward pass repeats its numbers without being told.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tallystick.errors import Nondeterminism
+from tallystick.numerics import kernels
+from tallystick.numerics.random import keep_threshold, normal, permutation, randint, stream_key
+from tallystick.numerics.rounding import Key, philox_words
+
+UNIT24 = 2.0**-24  # uniform numbers have 24 bits, so that float32 and float64 hold the same ones
+
+
+class RandomStream:
+    """The random operators of one micro-batch; ``start`` begins the next one."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._place = (0, 0, 0)
+
+    def start(self, step: int, rank: int, micro_batch: int) -> None:
+        """Begin the streams of one micro-batch at call 0."""
+        self._place = (step, rank, micro_batch)
+        torch.default_generator.manual_seed(0)
+
+    def _next_key(self) -> Key:
+        call = torch.default_generator.initial_seed()
+        torch.default_generator.manual_seed(call + 1)
+        step, rank, micro_batch = self._place
+        return stream_key(self._seed, "operator", step, rank, micro_batch, call)
+
+    def draw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what the random operator ``func`` returns, drawn from the next call's stream.
+
+        Raises:
+            Nondeterminism: an overload that has no portable form.
+        """
+        given = _bound(func, args, kwargs)
+        if given.get("generator") is not None:
+            raise Nondeterminism(f"operator {func}: uses a generator of its own, which other devices cannot repeat")
+        name = func._schema.name.removeprefix("aten::")
+        method = getattr(self, f"_draw_{name.rstrip('_')}", None)
+        if method is None:
+            raise Nondeterminism(f"operator {func}: has no portable form")
+        return method(func, given)
+
+    # One method an operator; ``given`` maps the schema's argument names to values.
+
+    def _draw_native_dropout(self, func: Any, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        x, p, train = given["input"], given["p"], given["train"]
+        if train is False or p == 0.0:
+            return x.clone(), torch.ones_like(x, dtype=torch.bool)
+        keep = self._kept(x.shape, x.device, 1.0 - p)
+        scale = 0.0 if p == 1.0 else 1.0 / (1.0 - p)
+        return x * (keep.to(x.dtype) * scale), keep
+
+    def _draw_bernoulli(self, func: Any, given: dict[str, Any]) -> Tensor:
+        x, p = given["self"], given.get("p")
+        in_place = func._schema.is_mutable
+        probability = x if p is None else p
+        if isinstance(probability, Tensor):
+            words = self._words(x.numel(), x.device).reshape(x.shape)
+            drawn = words < torch.ceil(probability.double() * 2.0**32).to(torch.int64)
+        else:
+            drawn = self._kept(x.shape, x.device, float(probability))
+        return x.copy_(drawn) if in_place else drawn.to(x.dtype)
+
+    def _draw_uniform(self, func: Any, given: dict[str, Any]) -> Tensor:
+        x, low, high = given["self"], float(given["from"]), float(given["to"])
+        return x.copy_(low + (high - low) * self._uniform(x.shape, x.device))
+
+    def _draw_rand(self, func: Any, given: dict[str, Any]) -> Tensor:
+        device, dtype = _where(given)
+        return self._uniform(given["size"], device).to(dtype)
+
+    def _draw_rand_like(self, func: Any, given: dict[str, Any]) -> Tensor:
+        x = given["self"]
+        return self._uniform(x.shape, x.device).to(given.get("dtype") or x.dtype)
+
+    def _draw_normal(self, func: Any, given: dict[str, Any]) -> Tensor:
+        if not func._schema.is_mutable:
+            raise Nondeterminism(f"operator {func}: has no portable form; use randn and scale it")
+        x = given["self"]
+        return x.copy_(float(given["mean"]) + float(given["std"]) * self._normal(x.shape, x.device))
+
+    def _draw_randn(self, func: Any, given: dict[str, Any]) -> Tensor:
+        device, dtype = _where(given)
+        return self._normal(given["size"], device).to(dtype)
+
+    def _draw_randn_like(self, func: Any, given: dict[str, Any]) -> Tensor:
+        x = given["self"]
+        return self._normal(x.shape, x.device).to(given.get("dtype") or x.dtype)
+
+    def _draw_randint(self, func: Any, given: dict[str, Any]) -> Tensor:
+        device, dtype = _where(given, default=torch.int64)
+        drawn = randint(self._next_key(), 0, math.prod(given["size"]), given.get("low", 0), given["high"])
+        return torch.from_numpy(drawn).reshape(given["size"]).to(device, dtype)
+
+    def _draw_randint_like(self, func: Any, given: dict[str, Any]) -> Tensor:
+        x = given["self"]
+        drawn = randint(self._next_key(), 0, x.numel(), given.get("low", 0), given["high"])
+        return torch.from_numpy(drawn).reshape(x.shape).to(x.device, given.get("dtype") or x.dtype)
+
+    def _draw_random(self, func: Any, given: dict[str, Any]) -> Tensor:
+        x, low, high = given["self"], given.get("from", 0), given.get("to")
+        if high is None:
+            bits = 24 if x.dtype == torch.float32 else 53 if x.is_floating_point() else None
+            high = (1 << bits) + 1 if bits else torch.iinfo(x.dtype).max
+        return x.copy_(torch.from_numpy(randint(self._next_key(), 0, x.numel(), low or 0, high)).reshape(x.shape))
+
+    def _draw_randperm(self, func: Any, given: dict[str, Any]) -> Tensor:
+        device, dtype = _where(given, default=torch.int64)
+        return torch.from_numpy(permutation(self._next_key(), given["n"])).to(device, dtype)
+
+    def _words(self, count: int, device: torch.device) -> Tensor:
+        key = self._next_key()
+        if device.type == "cpu":
+            out = np.empty(count, dtype=np.uint32)
+            kernels.philox_words(np.uint64(key[0]), np.uint64(key[1]), 0, out)
+            return torch.from_numpy(out.astype(np.int64))
+        return philox_words(key, 0, -(-count // 4), device)[:count]
+
+    def _kept(self, shape: Any, device: torch.device, p: float) -> Tensor:
+        return (self._words(math.prod(shape), device) < keep_threshold(p)).reshape(shape)
+
+    def _uniform(self, shape: Any, device: torch.device) -> Tensor:
+        return ((self._words(math.prod(shape), device) >> 8).double() * UNIT24).reshape(shape)
+
+    def _normal(self, shape: Any, device: torch.device) -> Tensor:
+        return torch.from_numpy(normal(self._next_key(), 0, math.prod(shape))).reshape(shape).to(device)
+
+
+def _bound(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    given: dict[str, Any] = {}
+    for position, declared in enumerate(func._schema.arguments):
+        if position < len(args):
+            given[declared.name] = args[position]
+        elif declared.name in kwargs:
+            given[declared.name] = kwargs[declared.name]
+        elif declared.has_default_value():
+            given[declared.name] = declared.default_value
+    return given
+
+
+def _where(given: dict[str, Any], default: torch.dtype | None = None) -> tuple[torch.device, torch.dtype]:
+    device = given.get("device") or torch.device("cpu")
+    return torch.device(device), given.get("dtype") or default or torch.get_default_dtype()

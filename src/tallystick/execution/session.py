@@ -1,0 +1,493 @@
+"""A session: one model, optimizer and policy, and what happens to them in every step.
+
+Trainer, auditor and judge hold the same session and differ only in the tape they put in. The
+model is converted to the policy's dtype and otherwise untouched; between steps the state holds
+float32 values only, so its bytes are the same on every machine.
+
+Inside ``optimizer.step`` (through torch's own step hooks): gradients are rounded, parameters and
+optimizer state become float64, the optimizer runs, and the results are rounded back to float32.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tallystick.errors import InvalidInput, Nondeterminism, ProtocolViolation
+from tallystick.execution.capture import Capture, Findings, Jitter, JitterMode
+from tallystick.execution.determinism import repeatable
+from tallystick.execution.randomness import RandomStream
+from tallystick.execution.tape import FollowTape, RecordTape, Tape, is_noise_only
+from tallystick.numerics.log import GridTable, Kind
+from tallystick.numerics.policy import Policy
+from tallystick.numerics.random import stream_key
+from tallystick.numerics.rounding import NO_KEY, Key, fingerprint
+
+Site = tuple[Kind, int]
+REFUSED_OPTIMIZERS = {
+    "LBFGS": "it calls its closure several times a step and branches on the loss",
+    "SparseAdam": "it needs sparse gradients, which are summed in an order that differs between devices",
+}
+REFUSED_SCHEDULERS = {"ReduceLROnPlateau": "it branches on the loss, whose last bits differ between machines"}
+SCHEDULE_BITS = 40  # hyper-parameters are kept to 40 significant bits: libraries differ in the 53rd
+
+
+@dataclass(frozen=True)
+class SiteSpec:
+    """One gradient, state, buffer or loss site as the specification lists it."""
+
+    kind: Kind
+    ordinal: int
+    name: str
+    shape: tuple[int, ...]
+    blocks: int = 0
+
+
+@dataclass
+class _Held:
+    """A parameter while the optimizer runs: its float32 form and that of its optimizer state."""
+
+    parameter: Tensor
+    state: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+
+
+class Session:
+    """The state of a run and the arithmetic of a step; ``tape`` decides whether it records or follows.
+
+    Args:
+        model: converted in place to the policy's dtype by ``prepare``.
+        optimizer: a ``torch.optim`` optimizer over ``model``'s parameters.
+        policy: dtype, grids and bands.
+        seed: of the portable random streams.
+        scheduler: part of the state, if given.
+        extra: further modules whose tensors are part of the state.
+        smooth: operators outside the table that the job declares continuous.
+        jitter: last-bit noise for the whole step; None for the machine's own arithmetic.
+        rank: of this process in a data-parallel run.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        policy: Policy,
+        seed: int,
+        scheduler: Any = None,
+        extra: Mapping[str, nn.Module] | None = None,
+        smooth: frozenset[str] = frozenset(),
+        jitter: Jitter | None = None,
+        rank: int = 0,
+    ) -> None:
+        self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
+        self.policy, self.seed, self.rank = policy, seed, rank
+        self.extra = dict(extra or {})
+        self.smooth = smooth
+        self.jitter = jitter
+        self.compute: torch.dtype = getattr(torch, policy.compute)
+        self.findings = Findings()
+        self.densified: set[str] = set()
+        self.step = 0
+        self.skipped = False
+        self.loss = 0.0
+        self.gradient_norm: float | None = None
+        self.schedule: list[tuple[int, str, float]] = []
+        self.table = GridTable()
+        self.sites: list[SiteSpec] = []
+        self._tape: Tape | None = None
+        self._jitter_mode: JitterMode | None = None
+        self._random = RandomStream(seed)
+        self._held: dict[int, _Held] = {}
+        self._handles: list[Any] = []
+        self._dtypes: dict[str, torch.dtype] = {}
+        self._watched: dict[str, tuple[int, int]] = {}
+        self.on_schedule: Callable[[list[tuple[int, str, float]]], None] | None = None
+        self.probing = False
+
+    # -- set-up ------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Convert model and state, list the sites, and put hooks on the optimizer.
+
+        Raises:
+            Nondeterminism: an optimizer, scheduler or tensor that cannot be repeated elsewhere, by name.
+            InvalidInput: a model of the wrong dtype, or parameters that the optimizer and the model do not share.
+        """
+        self._refuse_what_cannot_repeat()
+        self._convert()
+        self.parameters = self._trainable()
+        self.optimizer_keys = self._optimizer_keys()
+        self.sites = self._list_sites()
+        self._handles = [
+            self.optimizer.register_step_pre_hook(self._hook_before),
+            self.optimizer.register_step_post_hook(lambda *_: self._after_optimizer()),
+        ]
+
+    def _hook_before(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if any(value is not None for value in (*args[1:], kwargs.get("closure"))):
+            raise Nondeterminism(
+                f"optimizer {type(optimizer).__name__}: a step with a closure computes gradients after they were rounded; "
+                "call backward first and step() without arguments"
+            )
+        self._before_optimizer()
+
+    def close(self) -> None:
+        """Remove the hooks and give the model back its dtype; the user's objects are as they came, but trained."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        with torch.no_grad():
+            for name, tensor in self._all_floating():
+                if name in self._dtypes and tensor.dtype != self._dtypes[name]:
+                    tensor.data = tensor.data.to(self._dtypes[name])
+
+    def _refuse_what_cannot_repeat(self) -> None:
+        kind = type(self.optimizer).__name__
+        if kind in REFUSED_OPTIMIZERS:
+            raise Nondeterminism(f"optimizer {kind}: {REFUSED_OPTIMIZERS[kind]}")
+        if self.scheduler is not None and type(self.scheduler).__name__ in REFUSED_SCHEDULERS:
+            kind = type(self.scheduler).__name__
+            raise Nondeterminism(f"scheduler {kind}: {REFUSED_SCHEDULERS[kind]}")
+        for index, group in enumerate(self.optimizer.param_groups):
+            for name, value in group.items():
+                if isinstance(value, Tensor):
+                    raise Nondeterminism(f"optimizer group {index}: {name} is a tensor; give a plain number")
+            if group.get("capturable"):
+                raise Nondeterminism(f"optimizer group {index}: capturable optimizers keep their counters on the device; switch it off")
+        for name, module in self.model.named_modules():
+            if hasattr(module, "_orig_mod"):
+                raise Nondeterminism(f"module {name or 'model'} is compiled; give the module before torch.compile")
+
+    def _all_floating(self) -> Iterator[tuple[str, Tensor]]:
+        for prefix, module in (("model", self.model), *((f"extra/{n}", m) for n, m in self.extra.items())):
+            for name, parameter in module.named_parameters():
+                if parameter.is_floating_point():
+                    yield f"{prefix}/{name}", parameter
+            for name, buffer in module.named_buffers():
+                if buffer.is_floating_point():
+                    yield f"{prefix}/buffer/{name}", buffer
+
+    def _convert(self) -> None:
+        storages: dict[int, str] = {}
+        with torch.no_grad():
+            for name, tensor in self._all_floating():
+                if self.policy.compute == "float32" and tensor.dtype != torch.float32:
+                    raise InvalidInput(f"{name} is {tensor.dtype}; policy {self.policy.name} needs float32")
+                pointer = tensor.untyped_storage().data_ptr()
+                if tensor.numel() and pointer in storages:
+                    raise InvalidInput(
+                        f"{name} shares memory with {storages[pointer]} without being the same parameter; tie them as one"
+                    )
+                storages[pointer] = name
+                self._dtypes[name] = tensor.dtype
+                if tensor.dtype != self.compute:
+                    tensor.data = tensor.data.to(torch.float32).to(self.compute)
+                elif self.compute == torch.float64:
+                    tensor.data = tensor.data.to(torch.float32).to(torch.float64)
+                if not tensor.is_contiguous():
+                    tensor.data = tensor.data.contiguous()
+
+    def _trainable(self) -> list[tuple[str, nn.Parameter]]:
+        owned = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        named = [(name, p) for name, p in self.model.named_parameters() if id(p) in owned]
+        unknown = owned - {id(p) for _, p in named}
+        if unknown:
+            raise InvalidInput(
+                f"the optimizer holds {len(unknown)} tensors that are not parameters of the model; their updates could not be named"
+            )
+        return [(name, p) for name, p in named if p.requires_grad]
+
+    def _optimizer_keys(self) -> list[str]:
+        """Return the names of the optimizer's floating state tensors, by trying it on a small copy."""
+        state = self.replica_step(2)
+        keys: set[str] = set()
+        for values in state.values():
+            for key, value in values.items():
+                if isinstance(value, Tensor) and value.is_floating_point() and key not in ("step", "parameter"):
+                    keys.add(key)
+        return sorted(keys)
+
+    def replica_step(self, steps: int, jitter: Jitter | None = None) -> dict[int, dict[str, Any]]:
+        """Run the optimizer on slices of the parameters in float64, with made-up gradients; return its state.
+
+        The parameters' slices stand under the key ``parameter``; keys are parameter positions. With ``jitter``
+        the last step's arithmetic is disturbed.
+        """
+        replicas: dict[int, nn.Parameter] = {}
+        generator = torch.Generator().manual_seed(1)
+        clone = copy.copy(self.optimizer)
+        clone.param_groups = []
+        clone.state = defaultdict(dict)
+        for name in list(vars(clone)):
+            if name.endswith("_hooks") and isinstance(getattr(clone, name), OrderedDict):
+                setattr(clone, name, OrderedDict())
+        for group in self.optimizer.param_groups:
+            params: list[nn.Parameter] = []
+            for p in group["params"]:
+                small = p.detach()
+                while small.numel() > 4096:
+                    axis = int(np.argmax(small.shape))
+                    small = small.narrow(axis, 0, max(1, small.shape[axis] // 2))
+                replica = nn.Parameter(small.cpu().double().clone(), requires_grad=p.requires_grad)
+                replicas[id(p)] = replica
+                params.append(replica)
+            clone.param_groups.append({**group, "params": params})
+        order = {id(p): position for position, (_, p) in enumerate(self.parameters)}
+        chosen = {order[key]: replica for key, replica in replicas.items() if key in order}
+        for number in range(steps):
+            for replica in chosen.values():
+                replica.grad = torch.randn(replica.shape, generator=generator, dtype=torch.float64).float().double()
+            with ExitStack() as stack:
+                if jitter is not None and number == steps - 1:
+                    stack.enter_context(JitterMode(jitter))
+                clone.step()
+        return {position: {"parameter": r.detach(), **clone.state.get(r, {})} for position, r in chosen.items()}
+
+    def _floating_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Tensors that something other than the optimizer changes: buffers, frozen parameters, extra modules."""
+        trained = {id(p) for _, p in self.parameters}
+        for name, tensor in self._all_floating():
+            if id(tensor) not in trained:
+                yield name, tensor.detach()
+
+    def _list_sites(self) -> list[SiteSpec]:
+        sites = [SiteSpec(Kind.LOSS, 0, "loss", (), 1)]
+        for ordinal, (name, p) in enumerate(self.parameters):
+            sites.append(SiteSpec(Kind.GRADIENT, ordinal, name, tuple(p.shape), 1))
+        names = ["parameter", *self.optimizer_keys]
+        for position, (name, p) in enumerate(self.parameters):
+            for offset, key in enumerate(names):
+                sites.append(SiteSpec(Kind.STATE, position * len(names) + offset, f"{name}/{key}", tuple(p.shape)))
+        for ordinal, (name, buffer) in enumerate(self._floating_buffers()):
+            sites.append(SiteSpec(Kind.BUFFER, ordinal, name, tuple(buffer.shape), 1))
+        return sites
+
+    def site_name(self, place: Site) -> str:
+        """Return what people call the site at ``place``."""
+        for site in self.sites:
+            if (site.kind, site.ordinal) == place:
+                return f"{site.kind.name.lower()} {site.name}"
+        return f"{place[0].name.lower()} {place[1]}"
+
+    def all_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor that a forward pass may change, integer buffers included."""
+        yield from self._floating_buffers()
+        for prefix, module in (("model", self.model), *((f"extra/{n}", m) for n, m in self.extra.items())):
+            for name, buffer in module.named_buffers():
+                if not buffer.is_floating_point():
+                    yield f"{prefix}/buffer/{name}", buffer
+
+    # -- one step ----------------------------------------------------------------------------
+
+    @contextmanager
+    def stepping(self, tape: Tape) -> Iterator[None]:
+        """Be inside step ``self.step`` with ``tape`` in place; the flags of ``repeatable`` hold throughout."""
+        if self._tape is not None:
+            raise ProtocolViolation(f"step {self.step}: a step is already open")
+        self._tape = tape
+        self.skipped, self.loss, self.schedule = True, 0.0, []
+        self._watched = {name: (t.data_ptr(), t._version) for name, t in self._all_floating()}
+        try:
+            with repeatable(self.policy.compute):
+                yield
+        finally:
+            self._tape = None
+            self._end_jitter()
+
+    @contextmanager
+    def micro_batch(self, number: int) -> Iterator[None]:
+        """Capture the operators of one micro-batch's forward and backward pass."""
+        assert self._tape is not None
+        self._tape.start_micro_batch(number)
+        self._random.start(self.step, self.rank, number)
+        with Capture(
+            self._tape, self._random, compute=self.compute, findings=self.findings, smooth=self.smooth, jitter=self.jitter
+        ):
+            yield
+
+    def note_loss(self, loss: Tensor) -> None:
+        """Add a micro-batch's share to the step's loss."""
+        self.loss += float(loss.detach().double().item())
+
+    def finish_step(self) -> int:
+        """Round the loss and whatever buffers changed; return the fingerprint of the state. Call inside ``stepping``."""
+        assert self._tape is not None
+        self._snap_schedule()
+        for ordinal, (name, buffer) in enumerate(self._floating_buffers()):
+            if self._watched.get(name) != (buffer.data_ptr(), buffer._version):
+                with torch.no_grad():
+                    self._tape.round(Kind.BUFFER, ordinal, buffer, out=buffer, name=name)
+        if not math.isfinite(self.loss):
+            raise Nondeterminism(f"step {self.step}: the loss is {self.loss}, it cannot be rounded")
+        loss = torch.tensor([self.loss], dtype=torch.float64)
+        self._tape.round(Kind.LOSS, 0, loss, out=loss, name="loss")
+        self.loss = float(loss.item())
+        return self.state_fingerprint()
+
+    def state_fingerprint(self) -> int:
+        """Return the 64-bit fingerprint over all floating state tensors, in order of their names."""
+        total = 0
+        for ordinal, (_, tensor) in enumerate(sorted(self.floating_state(), key=lambda pair: pair[0])):
+            total += fingerprint(tensor, ordinal)
+        return total % (1 << 64)
+
+    def floating_state(self) -> Iterator[tuple[str, Tensor]]:
+        """Every floating tensor of the state, by entry name; values are float32 values whatever the dtype."""
+        for name, tensor in self._all_floating():
+            yield name, tensor.detach()
+        for name, p in self.parameters:
+            for key, value in self.optimizer.state.get(p, {}).items():
+                if isinstance(value, Tensor) and value.is_floating_point():
+                    yield f"optimizer/{name}/{key}", value
+
+    # -- around the optimizer ----------------------------------------------------------------
+
+    def _before_optimizer(self) -> None:
+        if self.probing:
+            raise ProtocolViolation("the optimizer was stepped while the noise was being measured")
+        tape = self._tape
+        if tape is None:
+            raise ProtocolViolation("optimizer.step outside a recorded step; put the loop's body inside `with recorder.step()`")
+        if not self.skipped:
+            raise ProtocolViolation(f"step {self.step}: the optimizer was stepped twice; one recorded step is one optimizer step")
+        self.skipped = False
+        self.schedule = self.hyperparameters()
+        if self.on_schedule is not None:
+            self.on_schedule(self.schedule)
+        with torch.no_grad():
+            later: list[int] = []
+            for ordinal, (_, p) in enumerate(self.parameters):
+                if p.grad is None:
+                    continue
+                if p.grad.is_sparse:
+                    self.densified.add(self.parameters[ordinal][0])
+                    p.grad = p.grad.to_dense()
+                if self._is_noise_only(ordinal):
+                    later.append(ordinal)
+                else:
+                    self._round_gradient(ordinal)
+            if isinstance(tape, (RecordTape, FollowTape)):
+                tape.settle_noise()
+            for ordinal in later:
+                self._round_gradient(ordinal)
+        if self.jitter is not None:
+            self._jitter_mode = JitterMode(self.jitter)
+            self._jitter_mode.__enter__()
+
+    def _end_jitter(self) -> None:
+        if self._jitter_mode is not None:
+            self._jitter_mode.__exit__(None, None, None)
+            self._jitter_mode = None
+
+    def _is_noise_only(self, ordinal: int) -> bool:
+        assert self._tape is not None
+        grid = getattr(self._tape, "table", self.table).sites.get((Kind.GRADIENT, ordinal))
+        return grid is not None and is_noise_only(grid)
+
+    def gradient_key(self, ordinal: int) -> Key:
+        """Return the dither stream of a gradient site in this step."""
+        return stream_key(self.seed, "dither", self.step, self.rank, 0, ordinal) if self.policy.dithered else NO_KEY
+
+    def _round_gradient(self, ordinal: int) -> None:
+        """Round one gradient, then widen the parameter, its gradient and its optimizer state to float64."""
+        assert self._tape is not None
+        name, p = self.parameters[ordinal]
+        assert p.grad is not None
+        gradient = p.grad.contiguous()
+        wide = gradient if gradient.dtype == torch.float64 else torch.empty_like(gradient, dtype=torch.float64)
+        p.grad = None
+        self._tape.round(
+            Kind.GRADIENT, ordinal, gradient, out=wide, key=self.gradient_key(ordinal),
+            name=f"step {self.step}: gradient of {name}",
+        )  # fmt: skip
+        held = _Held(p.data if p.dtype == torch.float32 else p.data.to(torch.float32))
+        if p.dtype != torch.float64:
+            p.data = p.data.double()
+        p.grad = wide
+        state = self.optimizer.state.get(p)
+        if state:
+            for key in self.optimizer_keys:
+                if key in state:
+                    held.state[key] = state[key]
+                    state[key] = state[key].double()
+        self._held[ordinal] = held
+
+    def _after_optimizer(self) -> None:
+        self._end_jitter()
+        assert self._tape is not None
+        names = ["parameter", *self.optimizer_keys]
+        with torch.no_grad():
+            for position, held in self._held.items():
+                name, p = self.parameters[position]
+                new = p.data
+                old = held.parameter
+                first = position * len(names)
+                out = new if self.compute == torch.float64 else old
+                self._round_state(first, new, old, out, f"{name}")
+                p.grad = None
+                p.data = out
+                state = self.optimizer.state.get(p, {})
+                for offset, key in enumerate(self.optimizer_keys, start=1):
+                    if key not in state:
+                        continue
+                    narrow = held.state.get(key)
+                    if narrow is None:
+                        narrow = torch.zeros_like(state[key], dtype=torch.float32)
+                    self._round_state(first + offset, state[key], narrow, narrow, f"{name}/{key}")
+                    state[key] = narrow
+        self._held.clear()
+
+    def _round_state(self, ordinal: int, new: Tensor, old: Tensor, out: Tensor, name: str) -> None:
+        assert self._tape is not None
+        new = new.double().contiguous()
+        self._tape.round(Kind.STATE, ordinal, new, out=out, old=old, name=f"step {self.step}: {name} after the optimizer")
+
+    # -- hyper-parameters --------------------------------------------------------------------
+
+    def hyperparameters(self) -> list[tuple[int, str, float]]:
+        """Return the optimizer's numbers now: (group, name, value); pairs such as betas as ``betas.0``, ``betas.1``."""
+        found: list[tuple[int, str, float]] = []
+        for index, group in enumerate(self.optimizer.param_groups):
+            for name, value in sorted(group.items()):
+                if isinstance(value, float):
+                    found.append((index, name, value))
+                elif isinstance(value, (tuple, list)) and name != "params":
+                    found += [(index, f"{name}.{i}", float(v)) for i, v in enumerate(value)]
+        return found
+
+    def set_hyperparameter(self, index: int, name: str, value: float) -> None:
+        """Set one number under the name ``hyperparameters`` gives it."""
+        group = self.optimizer.param_groups[index]
+        base, _, position = name.partition(".")
+        if position:
+            values = list(group[base])
+            values[int(position)] = value
+            group[base] = tuple(values)
+        else:
+            group[name] = value
+
+    def _snap_schedule(self) -> None:
+        for index, name, value in self.hyperparameters():
+            snapped = snap(value)
+            if snapped != value:
+                self.set_hyperparameter(index, name, snapped)
+        rates = getattr(self.scheduler, "_last_lr", None)
+        if isinstance(rates, list):
+            self.scheduler._last_lr = [snap(float(rate)) for rate in rates]
+
+
+def snap(value: float) -> float:
+    """Return ``value`` rounded to 40 significant bits, ties to even."""
+    if value == 0.0 or not math.isfinite(value):
+        return value
+    mantissa, exponent = math.frexp(value)
+    return math.ldexp(round(math.ldexp(mantissa, SCHEDULE_BITS)), exponent - SCHEDULE_BITS)

@@ -1,0 +1,223 @@
+"""The whole state of a session as named entries, and back (spec/state-commitment.md 5).
+
+Everything the next step depends on is here: parameters, buffers, optimizer tensors and numbers, scheduler,
+grids and the data cursor. Floating tensors are float32, the values being float32 values by construction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tallystick.commit.encoding import canonical_json, hex_float, parse_canonical_json, parse_hex_float
+from tallystick.commit.state import Entry, StateSummary, summarise
+from tallystick.errors import InvalidInput
+from tallystick.execution.session import Session
+from tallystick.numerics.log import GridTable
+
+CODES: Mapping[torch.dtype, str] = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.float32: "F32",
+}
+DTYPES = {code: dtype for dtype, code in CODES.items()}
+DOCUMENT_LIMIT = 1 << 26
+
+
+def state_tensors(session: Session) -> dict[str, Tensor]:
+    """Return every tensor of the state by entry name: CPU, contiguous, float32 or an integer type."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in session.floating_state():
+        found[name] = tensor
+    for prefix, module in (("model", session.model), *((f"extra/{n}", m) for n, m in session.extra.items())):
+        for name, buffer in module.named_buffers():
+            if not buffer.is_floating_point():
+                found[f"{prefix}/buffer/{name}"] = buffer
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in found.items():
+        plain = tensor.detach()
+        plain = plain.to("cpu", torch.float32) if plain.is_floating_point() else plain.cpu()
+        if plain.dtype not in CODES:
+            raise InvalidInput(f"{name} is {plain.dtype}; a state holds {', '.join(CODES.values())}")
+        tensors[name] = plain.contiguous()
+    return tensors
+
+
+def state_documents(session: Session) -> dict[str, bytes]:
+    """Return the parts of the state that are no tensors, by entry name: canonical JSON, or the grid table's bytes."""
+    names = {id(p): name for name, p in session.model.named_parameters()}
+    groups = [
+        {
+            "parameters": [names[id(p)] for p in group["params"]],
+            "values": _tagged({key: value for key, value in group.items() if key != "params"}, f"optimizer group {index}"),
+        }
+        for index, group in enumerate(session.optimizer.param_groups)
+    ]
+    plain: dict[str, Any] = {}
+    for name, p in session.parameters:
+        values = {k: v for k, v in session.optimizer.state.get(p, {}).items() if not isinstance(v, Tensor)}
+        if values:
+            plain[name] = _tagged(values, f"optimizer state of {name}")
+    scheduler = None if session.scheduler is None else _tagged(session.scheduler.state_dict(), "scheduler")
+    return {
+        "document/cursor": canonical_json({"step": session.step}),
+        "document/grids": session.table.encode(),
+        "document/optimizer": canonical_json({"groups": groups, "plain": plain}),
+        "document/scheduler": canonical_json({"kind": type(session.scheduler).__name__, "state": scheduler}),
+    }
+
+
+def state_entries(session: Session) -> list[Entry]:
+    """Return the state as entries in order of their names; tensor data is shared, not copied, where it can be."""
+    entries = [
+        Entry(name, CODES[tensor.dtype], tuple(tensor.shape), _bytes_of(tensor))
+        for name, tensor in state_tensors(session).items()
+    ]
+    entries += [Entry(name, "U8", (len(data),), data) for name, data in state_documents(session).items()]
+    return sorted(entries, key=lambda entry: entry.name.encode())
+
+
+def state_summary(session: Session) -> StateSummary:
+    """Return the summary whose root commits to the session's state."""
+    return summarise(state_entries(session))
+
+
+def load_state(session: Session, entries: Mapping[str, Entry]) -> None:
+    """Put the session into the state that ``entries`` hold.
+
+    Raises:
+        InvalidInput: an entry is missing, left over, or does not fit the job's model and optimizer.
+    """
+    left = dict(entries)
+
+    def take(name: str) -> Entry:
+        if name not in left:
+            raise InvalidInput(f"state: entry {name} is missing")
+        return left.pop(name)
+
+    with torch.no_grad():
+        for prefix, module in (("model", session.model), *((f"extra/{n}", m) for n, m in session.extra.items())):
+            for name, parameter in module.named_parameters():
+                _fill(parameter, take(f"{prefix}/{name}"))
+            for name, buffer in module.named_buffers():
+                _fill(buffer, take(f"{prefix}/buffer/{name}"))
+        session.optimizer.state.clear()
+        for name, p in session.parameters:
+            prefix = f"optimizer/{name}/"
+            state: dict[str, Any] = {}
+            for key in sorted(k for k in left if k.startswith(prefix) and "/" not in k[len(prefix) :]):
+                tensor = _tensor_of(left.pop(key))
+                state[key[len(prefix) :]] = tensor if tensor.dim() == 0 else tensor.to(p.device)
+            if state:
+                session.optimizer.state[p] = state
+    cursor = _document(take("document/cursor"), "cursor")
+    step = cursor.get("step")
+    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+        raise InvalidInput(f"state: cursor's step must be a whole number, got {step!r}")
+    session.step = step
+    session.table = GridTable.decode(bytes(take("document/grids").data))
+    _load_optimizer(session, _document(take("document/optimizer"), "optimizer"))
+    scheduler = _document(take("document/scheduler"), "scheduler")
+    if scheduler.get("kind") != type(session.scheduler).__name__:
+        raise InvalidInput(
+            f"state: scheduler is a {scheduler.get('kind')}, the job has a {type(session.scheduler).__name__}"
+        )
+    if session.scheduler is not None:
+        session.scheduler.load_state_dict(_untagged(scheduler.get("state"), "scheduler"))
+    if left:
+        raise InvalidInput(f"state: entry {sorted(left)[0]} belongs to nothing in the job")
+
+
+def _load_optimizer(session: Session, document: dict[str, Any]) -> None:
+    names = {id(p): name for name, p in session.model.named_parameters()}
+    groups = document.get("groups")
+    if not isinstance(groups, list) or len(groups) != len(session.optimizer.param_groups):
+        raise InvalidInput("state: the optimizer has another number of parameter groups than the job")
+    for index, (stated, group) in enumerate(zip(groups, session.optimizer.param_groups, strict=True)):
+        if not isinstance(stated, dict) or stated.get("parameters") != [names[id(p)] for p in group["params"]]:
+            raise InvalidInput(f"state: optimizer group {index} holds other parameters than the job's")
+        values = _untagged(stated.get("values"), f"optimizer group {index}")
+        if not isinstance(values, dict) or values.keys() != group.keys() - {"params"}:
+            raise InvalidInput(f"state: optimizer group {index} has other settings than the job's")
+        group.update(values)
+    plain = document.get("plain")
+    if not isinstance(plain, dict):
+        raise InvalidInput("state: the optimizer's plain values are missing")
+    parameters = dict(session.parameters)
+    for name, values in plain.items():
+        if name not in parameters:
+            raise InvalidInput(f"state: optimizer values for {name}, which the job does not train")
+        session.optimizer.state[parameters[name]].update(_untagged(values, f"optimizer state of {name}"))
+
+
+def _document(entry: Entry, what: str) -> dict[str, Any]:
+    value = parse_canonical_json(bytes(entry.data), what=f"state: {what}", limit=DOCUMENT_LIMIT)
+    if not isinstance(value, dict):
+        raise InvalidInput(f"state: {what} must be an object")
+    return value
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    if tensor.numel() == 0:
+        return memoryview(b"")
+    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+
+
+def _tensor_of(entry: Entry) -> Tensor:
+    if entry.dtype not in DTYPES:
+        raise InvalidInput(f"state: entry {entry.name} has dtype {entry.dtype}; known are {', '.join(DTYPES)}")
+    if 0 in entry.shape:
+        return torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
+    return torch.frombuffer(bytearray(entry.data), dtype=DTYPES[entry.dtype]).reshape(entry.shape)
+
+
+def _fill(target: Tensor, entry: Entry) -> None:
+    source = _tensor_of(entry)
+    expected = torch.float32 if target.is_floating_point() else target.dtype
+    if source.dtype != expected or source.shape != target.shape:
+        raise InvalidInput(
+            f"state: entry {entry.name} is {source.dtype}{list(source.shape)}, the job has {expected}{list(target.shape)}"
+        )
+    target.copy_(source)
+
+
+def _tagged(value: Any, what: str) -> Any:
+    """Return ``value`` as JSON without floats: floats, tuples and mappings carry a tag."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return {"float": hex_float(value)}
+    if isinstance(value, list):
+        return [_tagged(item, what) for item in value]
+    if isinstance(value, tuple):
+        return {"tuple": [_tagged(item, what) for item in value]}
+    if isinstance(value, Mapping):
+        items = [[_tagged(key, what), _tagged(item, what)] for key, item in value.items()]
+        return {"map": sorted(items, key=lambda pair: canonical_json(pair[0]))}
+    raise InvalidInput(f"{what}: a value of type {type(value).__name__} cannot be committed; keep numbers, strings, lists and mappings")
+
+
+def _untagged(value: Any, what: str) -> Any:
+    if isinstance(value, list):
+        return [_untagged(item, what) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1:
+        ((tag, body),) = value.items()
+        if tag == "float" and isinstance(body, str):
+            return parse_hex_float(body, what=what)
+        if tag == "tuple" and isinstance(body, list):
+            return tuple(_untagged(item, what) for item in body)
+        if tag == "map" and isinstance(body, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in body):
+            try:
+                return {_untagged(key, what): _untagged(item, what) for key, item in body}
+            except TypeError as problem:
+                raise InvalidInput(f"{what}: {problem}") from None
+    raise InvalidInput(f"{what}: {sorted(value)} is not a tagged value")

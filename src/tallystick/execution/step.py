@@ -1,0 +1,180 @@
+"""The one step that trainer, auditor and judge all run; only the tape differs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tallystick.commit.encoding import canonical_json, frame
+from tallystick.errors import InvalidInput, Nondeterminism
+from tallystick.execution.job import Batch, Job
+from tallystick.execution.session import Session
+from tallystick.execution.tape import Tape
+
+BATCH_TAG = "tallystick/batch/1"
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What one step produced besides the state.
+
+    Attributes:
+        batch: hexadecimal digest of the step's data.
+        micro_batches: how many were accumulated.
+        loss: as rounded at its site.
+        schedule: hyper-parameters used, as (group, name, value).
+        skipped: whether the optimizer was not stepped.
+        fingerprint: of the state after the step.
+    """
+
+    batch: str
+    micro_batches: int
+    loss: float
+    schedule: list[tuple[int, str, float]]
+    skipped: bool
+    fingerprint: int
+
+
+def run_step(session: Session, job: Job, tape: Tape) -> StepOutcome:
+    """Run step ``session.step`` of ``job`` under ``tape`` and go to the next one."""
+    step = session.step
+    batch = job.batch(step)
+    with session.stepping(tape):
+        forward_backward(session, job, batch, tape)
+        job.optimizer.step()
+        job.optimizer.zero_grad(set_to_none=True)
+        if job.scheduler is not None:
+            job.scheduler.step()
+        if job.after_step is not None:
+            job.after_step(step)
+        fingerprint = session.finish_step()
+    session.step = step + 1
+    return StepOutcome(
+        batch_digest(batch), job.accumulation, session.loss, session.schedule, session.skipped, fingerprint
+    )
+
+
+def forward_backward(session: Session, job: Job, batch: Batch, tape: Tape) -> None:
+    """Run forward and backward passes of all micro-batches, and clip; the gradients are left on the parameters."""
+    parts = split_batch(batch, job.accumulation)
+    for number, part in enumerate(parts):
+        with session.micro_batch(number):
+            loss = job.loss(job.model, session_batch(session, part)) / job.accumulation
+            if loss.numel() != 1:
+                raise InvalidInput(f"job: loss must be one number, got shape {list(loss.shape)}")
+            torch.autograd.backward(loss)
+        session.note_loss(loss)
+    if job.clip_norm is not None:
+        torch.nn.utils.clip_grad_norm_(job.model.parameters(), job.clip_norm)
+
+
+def backward_of(session: Session, job: Job) -> Callable[[Tape], None]:
+    """Return the forward and backward pass of the session's next step, for calibration."""
+    batch = job.batch(session.step)
+    return lambda tape: forward_backward(session, job, batch, tape)
+
+
+def session_batch(session: Session, batch: Batch) -> Batch:
+    """Return ``batch`` on the model's device with floating tensors in the policy's dtype."""
+    device = next((p.device for p in session.model.parameters()), torch.device("cpu"))
+
+    def place(tensor: Tensor) -> Tensor:
+        return tensor.to(device, session.compute) if tensor.is_floating_point() else tensor.to(device)
+
+    return _mapped(batch, place)
+
+
+def split_batch(batch: Batch, parts: int) -> list[Batch]:
+    """Return ``parts`` equal cuts of ``batch`` along dimension 0 of its tensors.
+
+    Raises:
+        InvalidInput: a tensor's first dimension is not a multiple of ``parts``.
+    """
+    if parts == 1:
+        return [batch]
+
+    def cut(number: int) -> Callable[[Tensor], Tensor]:
+        def one(tensor: Tensor) -> Tensor:
+            if tensor.dim() == 0 or tensor.shape[0] % parts:
+                raise InvalidInput(
+                    f"batch: a tensor of shape {list(tensor.shape)} cannot be cut into {parts} micro-batches along dimension 0"
+                )
+            size = tensor.shape[0] // parts
+            return tensor[number * size : (number + 1) * size]
+
+        return one
+
+    return [_mapped(batch, cut(number)) for number in range(parts)]
+
+
+def batch_digest(batch: Batch) -> str:
+    """Return the hexadecimal digest of a batch: its structure, and name, dtype, shape and bytes of every tensor.
+
+    Raises:
+        InvalidInput: it holds something other than tensors, plain values, tuples, lists and string-keyed dicts.
+    """
+    hashed = hashlib.sha256()
+    for part in _parts(batch, "batch"):
+        hashed.update(part)
+    return hashed.hexdigest()
+
+
+def _parts(value: Any, where: str) -> Iterator[bytes]:
+    if isinstance(value, Tensor):
+        plain = value.detach().cpu().contiguous()
+        if plain.is_sparse or plain.is_complex():
+            raise InvalidInput(f"{where}: sparse and complex tensors have no digest")
+        data = plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+        head = canonical_json([str(plain.dtype).removeprefix("torch."), list(plain.shape)])
+        yield frame(BATCH_TAG, where.encode(), head, data)
+    elif isinstance(value, Mapping):
+        for key in sorted(value):
+            if not isinstance(key, str):
+                raise InvalidInput(f"{where}: keys must be strings, got {key!r}")
+            yield from _parts(value[key], f"{where}.{key}")
+    elif isinstance(value, (tuple, list)):
+        yield frame(BATCH_TAG, where.encode(), str(len(value)).encode())
+        for index, item in enumerate(value):
+            yield from _parts(item, f"{where}[{index}]")
+    elif value is None or isinstance(value, (bool, int, str)):
+        yield frame(BATCH_TAG, where.encode(), canonical_json(value))
+    elif isinstance(value, float):
+        yield frame(BATCH_TAG, where.encode(), canonical_json(value.hex()))
+    else:
+        raise InvalidInput(f"{where}: a {type(value).__name__} has no digest; use tensors, numbers, strings, tuples, lists and dicts")
+
+
+def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: _mapped(item, change) for key, item in value.items()}
+    if isinstance(value, tuple):
+        items = [_mapped(item, change) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if isinstance(value, list):
+        return [_mapped(item, change) for item in value]
+    return value
+
+
+def verify_batches_are_pure(job: Job) -> None:
+    """Return if ``job.batch`` gives the same data for a step whenever it is asked.
+
+    Raises:
+        Nondeterminism: it does not; the message names the step.
+    """
+    last = max(job.steps - 1, 0)
+    before = [batch_digest(job.batch(step)) for step in (0, last)]
+    job.batch(last // 2)
+    after = [batch_digest(job.batch(step)) for step in (last, 0)]
+    for step, first, second in ((0, before[0], after[1]), (last, before[1], after[0])):
+        if first != second:
+            raise Nondeterminism(
+                f"job: batch({step}) gave digest {first[:16]}.. and later {second[:16]}..; it must depend on the step alone, "
+                "so draw from tallystick.numerics.random or a generator seeded by the step"
+            )

@@ -1,0 +1,504 @@
+"""Tapes: the one place where recording, following and measuring differ.
+
+A step asks its tape to round a site or to take a decision, and does not know which of the three
+it is talking to. ``RecordTape`` writes the step's log frame; ``FollowTape`` reads one and
+notes every entry that honest arithmetic could not have written; ``ProbeTape`` and ``EchoTape`` measure noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tallystick.errors import InvalidInput
+from tallystick.execution.capture import DecisionTape
+from tallystick.numerics.log import (
+    Frame,
+    GridTable,
+    Kind,
+    SiteAddress,
+    SiteGrid,
+    SparseEntries,
+    decode,
+    encode,
+    encode_frame,
+)
+from tallystick.numerics.policy import Policy
+from tallystick.numerics.rounding import NO_KEY, Key, block_rms, round_followed, round_recorded
+
+ROW_RANGE = 16  # a row's scale exponent lies at most this far below the tensor's largest
+SCALE_SLACK = 3  # a header's scale may exceed what the auditor measures by this many powers of two
+NOISE_BAND = -1  # band exponent that marks a noise-only gradient; no policy allows it otherwise
+NOTHING = torch.empty(0, dtype=torch.int64)
+
+
+class Tape(DecisionTape, Protocol):
+    """A tape of one step."""
+
+    def start_micro_batch(self, micro_batch: int) -> None:
+        """Number the decisions of the next micro-batch from 0."""
+        ...
+
+    def round(self, kind: Kind, ordinal: int, x: Tensor, *, out: Tensor, old: Tensor | None = None,
+              key: Key = NO_KEY, name: str) -> None:  # fmt: skip
+        """Round site ``(kind, ordinal)`` from ``x`` into ``out``."""
+        ...
+
+
+def scale_exponents(rms: np.ndarray) -> np.ndarray:
+    """Return the smallest ``s`` with ``rms <= 2**s`` for each block, int64; for a zero block the lowest exponent."""
+    mantissa, exponent = np.frexp(rms)
+    ceiling = np.where(mantissa == 0.5, exponent - 1, exponent)
+    return np.where(rms > 0.0, ceiling, -1000).astype(np.int64)
+
+
+def is_noise_only(grid: SiteGrid) -> bool:
+    """Whether calibration found this site to be cancellation noise: its grid sends all of it to zero."""
+    return grid.scales.size > 0 and grid.band == NOISE_BAND
+
+
+def largest_scale(table: GridTable) -> int | None:
+    """Return the largest gradient scale exponent in ``table``, noise-only tensors left out."""
+    scales = [
+        int(grid.scales.max())
+        for (kind, _), grid in table.sites.items()
+        if kind == Kind.GRADIENT and grid.scales.size and not is_noise_only(grid)
+    ]
+    return max(scales, default=None)
+
+
+def settled_scales(previous: np.ndarray, rms: np.ndarray) -> np.ndarray:
+    """Return each block's scale exponent: the previous one while it is at most one octave too wide."""
+    wanted = scale_exponents(rms)
+    wanted = np.maximum(wanted, wanted.max() - ROW_RANGE)
+    keep = (wanted <= previous) & (previous <= wanted + 1)
+    return np.where(keep, previous, wanted)
+
+
+@dataclass
+class RecordTape:
+    """Writes one step's frame.
+
+    ``table`` holds the grids before the step, ``current`` those calibrated since, if any; after
+    ``finish``, ``table`` holds the grids after the step.
+    """
+
+    policy: Policy
+    table: GridTable
+    current: GridTable | None = None
+    rank: int = 0
+    payloads: dict[SiteAddress, bytes] = field(default_factory=dict[SiteAddress, bytes])
+    _micro_batch: int = 0
+    _ordinal: int = -1
+    _band_exponent: int = 0
+
+    def __post_init__(self) -> None:
+        self._before = self.table
+        if self.current is not None:
+            self.table = self.current
+        self._grids = dict(self.table.sites)
+        self._largest = largest_scale(self.table)
+
+    def start_micro_batch(self, micro_batch: int) -> None:
+        """Number the decisions of the next micro-batch from 0."""
+        self._micro_batch = micro_batch
+        self._ordinal = -1
+
+    def pending(self, x: Tensor) -> bool:
+        """Go to the next site; every site may have something to log."""
+        self._ordinal += 1
+        return True
+
+    def band(self, rms: float) -> float:
+        """Return the site's band: its calibrated exponent over the input's scale."""
+        self._band_exponent = decision_exponent(self.policy, self._grids.get((Kind.DECISION, self._ordinal)), rms)
+        return math.ldexp(1.0, self._band_exponent)
+
+    def decide(self, numel: int, width: int, near: Tensor, symbols: Callable[[Tensor], Tensor],
+               distance: Callable[[Tensor], Tensor]) -> None:  # fmt: skip
+        """Log the branches taken at the ambiguous elements."""
+        if near.numel() == 0:
+            return
+        entries = SparseEntries(numel, width, near.cpu().numpy(), symbols(near).cpu().numpy())
+        address = SiteAddress(self.rank, self._micro_batch, Kind.DECISION, self._ordinal)
+        self.payloads[address] = encode_decision(self._band_exponent, entries)
+
+    def round(self, kind: Kind, ordinal: int, x: Tensor, *, out: Tensor, old: Tensor | None = None,
+              key: Key = NO_KEY, name: str) -> None:  # fmt: skip
+        """Round, logging the ambiguous elements; the site's scales follow its size."""
+        grid = self._grids[(kind, ordinal)]
+        if grid.scales.size and not is_noise_only(grid):
+            rms = block_rms(x, grid.scales.size)
+            scales = settled_scales(grid.scales.astype(np.int64), rms) if rms.any() else grid.scales
+            if not np.array_equal(scales, grid.scales):
+                grid = SiteGrid(*grid.fields, scales=scales)
+                self._grids[(kind, ordinal)] = grid
+        entries = round_recorded(x, grid, out=out, old=old, key=key, name=name)
+        if len(entries):
+            self.payloads[SiteAddress(self.rank, 0, kind, ordinal)] = encode(entries)
+
+    def settle_noise(self) -> None:
+        """Move the scales of noise-only gradients with the largest gradient scale; call after the others are rounded."""
+        largest = largest_scale(GridTable(self._grids))
+        if largest is None or self._largest is None or largest == self._largest:
+            return
+        for key, grid in self._grids.items():
+            if key[0] == Kind.GRADIENT and is_noise_only(grid):
+                moved = grid.scales.astype(np.int64) + (largest - self._largest)
+                self._grids[key] = SiteGrid(*grid.fields, scales=moved)
+        self._largest = largest
+
+    def finish(self) -> bytes:
+        """Return the step's encoded frame; ``table`` is then the table after the step."""
+        self.table = GridTable(self._grids)
+        if self.table != self._before:
+            self.payloads[SiteAddress(self.rank, 0, Kind.GRID, 0)] = self._before.diff(self.table)
+        return encode_frame(Frame.of(self.payloads))
+
+
+def decision_exponent(policy: Policy, grid: SiteGrid | None, rms: float) -> int:
+    """Return the exponent of a decision's band for an input of size ``rms``."""
+    relative = policy.decision_band[0] if grid is None else grid.band
+    scale = int(scale_exponents(np.array([rms]))[0]) if math.isfinite(rms) else 0
+    return max(scale + relative, -1000)
+
+
+def encode_decision(band_exponent: int, entries: SparseEntries) -> bytes:
+    """Return a decision site's payload: band exponent (i16), symbol width (u8), entries (spec/rounding-log.md 5)."""
+    return band_exponent.to_bytes(2, "little", signed=True) + bytes([entries.width]) + encode(entries)
+
+
+def decode_decision(payload: bytes, numel: int, width: int) -> tuple[int, SparseEntries]:
+    """Return band exponent and entries of a decision site of ``numel`` elements and ``width`` symbol bits.
+
+    Raises:
+        InvalidInput: anything ``encode_decision`` would not have written.
+    """
+    if len(payload) < 4:
+        raise InvalidInput(f"decision: payload has {len(payload)} bytes, at least 4 are needed")
+    if payload[2] != width:
+        raise InvalidInput(f"decision: symbol width is {payload[2]}, this operator needs {width}")
+    entries = decode(payload[3:], numel, width)
+    if not len(entries):
+        raise InvalidInput("decision: a site without entries must be absent")
+    return int.from_bytes(payload[:2], "little", signed=True), entries
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A log entry, or a header, that honest arithmetic could not have written."""
+
+    site: str
+    element: int
+    rule: str
+
+
+@dataclass
+class Freedom:
+    """What a dishonest log could still have chosen: elements, and the relative size of the largest steer."""
+
+    near: int = 0
+    elements: int = 0
+    largest_steer: float = 0.0
+
+    @property
+    def fraction(self) -> float:
+        """Share of all rounded elements that lay within twice the band of a boundary."""
+        return self.near / self.elements if self.elements else 0.0
+
+    def add(self, other: Freedom) -> None:
+        """Count ``other`` in."""
+        self.near += other.near
+        self.elements += other.elements
+        self.largest_steer = max(self.largest_steer, other.largest_steer)
+
+
+@dataclass
+class FollowTape:
+    """Reads one step's frame. A frame whose bytes are malformed raises; one that lies is followed and noted."""
+
+    policy: Policy
+    table: GridTable
+    frame: Frame
+    rank: int = 0
+    violations: list[Violation] = field(default_factory=list[Violation])
+    freedom: Freedom = field(default_factory=Freedom)
+    rounded: dict[tuple[int, int], tuple[Tensor, Tensor | None, Key]] | None = None
+    _micro_batch: int = 0
+    _ordinal: int = -1
+
+    def __post_init__(self) -> None:
+        self._unread = {address for address, _ in self.frame.sites}
+        update = self._payload(SiteAddress(self.rank, 0, Kind.GRID, 0))
+        if update is not None:
+            before, self.table = self.table, self.table.apply(update)
+            self.violations += find_policy_breaches(self.policy, before, self.table)
+        self._largest = largest_scale(self.table)
+        self._steer = 0.0
+        self._energy = 0.0
+
+    def _payload(self, address: SiteAddress) -> bytes | None:
+        self._unread.discard(address)
+        return self.frame.find(address)
+
+    def start_micro_batch(self, micro_batch: int) -> None:
+        """Number the decisions of the next micro-batch from 0."""
+        self._micro_batch = micro_batch
+        self._ordinal = -1
+
+    def pending(self, x: Tensor) -> bool:
+        """Go to the next site; whether the log has entries for it."""
+        self._ordinal += 1
+        self._address = SiteAddress(self.rank, self._micro_batch, Kind.DECISION, self._ordinal)
+        self._decision = self._payload(self._address)
+        return self._decision is not None
+
+    def band(self, rms: float) -> float:
+        """Return what the site's band may be at most; nothing is searched for when following."""
+        self._limit = decision_exponent(self.policy, self.table.sites.get((Kind.DECISION, self._ordinal)), rms) + 1
+        return 0.0
+
+    def decide(self, numel: int, width: int, near: Tensor, symbols: Callable[[Tensor], Tensor],
+               distance: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor] | None:  # fmt: skip
+        """Return the logged branches within reach; the others are noted and not obeyed."""
+        assert self._decision is not None
+        exponent, entries = decode_decision(self._decision, numel, width)
+        site = f"decision {self._ordinal} of micro-batch {self._micro_batch}"
+        if exponent > self._limit:
+            self.violations.append(
+                Violation(site, -1, f"band 2**{exponent} is above the policy's 2**{self._limit} for this input")
+            )
+            return None
+        at = torch.from_numpy(entries.indexes).to(near.device)
+        symbol = torch.from_numpy(entries.symbols).to(near.device)
+        away = distance(torch.stack((at, symbol), dim=1))
+        reach = math.ldexp(2.0, exponent)
+        good = away < reach
+        if not bool(good.all()):
+            first = int((~good).nonzero()[0].item())
+            self.violations.append(
+                Violation(site, int(at[first]), f"{float(away[first]):.3g} from the switching point, twice the band is {reach:.3g}")
+            )
+        self.freedom.near += int(at.numel())
+        return at[good], symbol[good]
+
+    def round(self, kind: Kind, ordinal: int, x: Tensor, *, out: Tensor, old: Tensor | None = None,
+              key: Key = NO_KEY, name: str) -> None:  # fmt: skip
+        """Round, following the log."""
+        grid = self.table.sites.get((kind, ordinal))
+        if grid is None:
+            raise InvalidInput(f"log: no grid is given for {name}")
+        if self.rounded is not None:
+            self.rounded[(kind, ordinal)] = (x.detach().clone(), None if old is None else old.detach().clone(), key)
+        if grid.scales.size and x.numel() % grid.scales.size:
+            raise InvalidInput(f"log: {name} has {x.numel()} elements, not a multiple of its {grid.scales.size} blocks")
+        self._check_scales(kind, grid, x, name)
+        payload = self._payload(SiteAddress(self.rank, 0, kind, ordinal))
+        entries = SparseEntries.none(x.numel(), 1) if payload is None else decode(payload, x.numel(), 1)
+        self._check_budget(grid, entries, name)
+        found = round_followed(x, grid, entries, out=out, old=old, key=key, name=name)
+        if found.violations:
+            rule = f"{found.violations} of {len(entries)} entries lie farther than twice the band from a boundary"
+            self.violations.append(Violation(name, found.violation, rule))
+        self.freedom.near += found.near
+        self.freedom.elements += x.numel()
+        if kind == Kind.GRADIENT:
+            self._steer += found.steer
+            self._energy += found.energy
+
+    def _check_scales(self, kind: Kind, grid: SiteGrid, x: Tensor, name: str) -> None:
+        if not grid.scales.size:
+            return
+        if is_noise_only(grid):
+            allowed = -1000 if self._largest is None else self._largest + self.policy.noise_limit
+            if kind != Kind.GRADIENT or int(grid.scales.max()) + grid.band > allowed:
+                self.violations.append(
+                    Violation(name, -1, f"noise floor 2**{int(grid.scales.max()) + grid.band} is above the policy's 2**{allowed}")
+                )
+            size = int(scale_exponents(block_rms(x, 1))[0])
+            if size > int(grid.scales.min()) + grid.band:
+                self.violations.append(
+                    Violation(name, -1, f"declared to be noise below 2**{int(grid.scales.min()) + grid.band}, its values have 2**{size}")
+                )
+            return
+        own = scale_exponents(block_rms(x, grid.scales.size))
+        own = np.maximum(own, own.max() - ROW_RANGE)
+        over = grid.scales.astype(np.int64) - own
+        # An all-zero tensor keeps the scale it had.
+        if int(own.max()) > -1000 and int(over.max()) > SCALE_SLACK:
+            block = int(over.argmax())
+            self.violations.append(
+                Violation(name, block, f"scale 2**{grid.scales[block]} of block {block} is too wide, its values have 2**{own[block]}")
+            )
+
+    def _check_budget(self, grid: SiteGrid, entries: SparseEntries, name: str) -> None:
+        budget = entry_budget(grid, entries.n)
+        if len(entries) > budget:
+            self.violations.append(Violation(name, -1, f"{len(entries)} entries exceed the budget of {budget}"))
+
+    def settle_noise(self) -> None:
+        """Nothing to do: the log states every scale."""
+
+    def finish(self) -> None:
+        """Close the step: sites that the log names and the step does not have are violations."""
+        for address in sorted(self._unread):
+            self.violations.append(Violation(str(address), -1, "the log has a site that the step does not have"))
+        if self._energy > 0.0:
+            self.freedom.largest_steer = math.sqrt(self._steer / self._energy)
+
+
+def entry_budget(grid: SiteGrid, numel: int) -> int:
+    """Return how many entries an honest log of ``numel`` elements may have: binomial mean plus eight deviations and 16.
+
+    For relative bands the share is that of the smallest significand, times four for values that cancelled.
+    """
+    share = math.ldexp(1.0, grid.band - grid.floor + 1) if grid.scales.size else math.ldexp(4.0, grid.band + grid.precision + 1)
+    mean = numel * min(share, 1.0)
+    return min(numel, int(mean + 8.0 * math.sqrt(mean)) + 16)
+
+
+def find_policy_breaches(policy: Policy, before: GridTable, after: GridTable) -> list[Violation]:
+    """Return the grids of ``after``, changed since ``before``, that the policy does not allow."""
+    breaches: list[Violation] = []
+    for key, grid in after.sites.items():
+        if before.sites.get(key) == grid:
+            continue
+        rule = _breach(policy, Kind(key[0]), grid)
+        if rule:
+            breaches.append(Violation(f"{Kind(key[0]).name.lower()} site {key[1]}", -1, rule))
+    return breaches
+
+
+def _breach(policy: Policy, kind: Kind, grid: SiteGrid) -> str | None:
+    expected = expected_form(policy, kind)
+    if expected is None:
+        return f"policy {policy.name} has no such sites"
+    precision, dithered, (lowest, highest), floor = expected
+    if kind == Kind.DECISION:
+        return None if lowest <= grid.band <= highest else f"band 2**{grid.band} outside 2**{lowest}..2**{highest}"
+    if (grid.precision, grid.dithered) != (precision, dithered):
+        return f"precision {grid.precision}, dither {grid.dithered}; the policy has {precision}, {dithered}"
+    if (grid.scales.size == 0) != (kind == Kind.STATE):
+        return "a state site has a relative band, every other site has scales"
+    if not is_noise_only(grid) and not lowest <= grid.band <= highest:
+        return f"band 2**{grid.band} outside 2**{lowest}..2**{highest}"
+    wanted = floor_exponent(grid.band, floor)
+    if grid.floor != wanted:
+        return f"floor 2**{grid.floor}, the policy has 2**{wanted} for band 2**{grid.band}"
+    return None
+
+
+def expected_form(policy: Policy, kind: Kind) -> tuple[int, bool, tuple[int, int], int | None] | None:
+    """Return precision, dither, allowed band exponents and lowest floor of a kind of site; None if it has none."""
+    if kind == Kind.GRADIENT:
+        return policy.gradient_precision, policy.dithered, policy.gradient_band, policy.gradient_floor
+    if kind == Kind.STATE:
+        return 24, False, policy.state_band, -149
+    if kind == Kind.BUFFER:
+        return policy.buffer_precision, False, policy.buffer_band, None
+    if kind == Kind.LOSS:
+        return policy.loss_precision, False, policy.buffer_band, None
+    if kind == Kind.DECISION:
+        return 0, False, policy.decision_band, 0
+    return None
+
+
+def floor_exponent(band: int, lowest: int | None) -> int:
+    """Return the floor that goes with a band: sixteen bands, or the policy's own if that is larger."""
+    if lowest == -149:
+        return -149
+    return band + 4 if lowest is None else max(lowest, band + 4)
+
+
+@dataclass
+class ProbeTape:
+    """Sees one plain step and remembers inputs of decisions, with their branches in a wide band."""
+
+    WIDE = -6  # the branch is fixed for everything within rms * 2**WIDE of a switching point
+    SAMPLES = 1 << 16
+
+    samples: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
+    rms: dict[tuple[int, int], float] = field(default_factory=dict[tuple[int, int], float])
+    branches: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict[tuple[int, int], tuple[Tensor, Tensor]])
+    _micro_batch: int = 0
+    _ordinal: int = -1
+
+    def start_micro_batch(self, micro_batch: int) -> None:
+        """Number the decisions of the next micro-batch from 0."""
+        self._micro_batch = micro_batch
+        self._ordinal = -1
+
+    def pending(self, x: Tensor) -> bool:
+        """Keep an even sample of the next site's input."""
+        self._ordinal += 1
+        self.samples[(self._micro_batch, self._ordinal)] = sampled(x)
+        return True
+
+    def band(self, rms: float) -> float:
+        """Return the wide band."""
+        self.rms[(self._micro_batch, self._ordinal)] = rms
+        return math.ldexp(rms, self.WIDE)
+
+    def decide(self, numel: int, width: int, near: Tensor, symbols: Callable[[Tensor], Tensor],
+               distance: Callable[[Tensor], Tensor]) -> None:  # fmt: skip
+        """Remember the branches."""
+        self.branches[(self._micro_batch, self._ordinal)] = (near, symbols(near))
+
+    def round(self, kind: Kind, ordinal: int, x: Tensor, *, out: Tensor, old: Tensor | None = None,
+              key: Key = NO_KEY, name: str) -> None:  # fmt: skip
+        """Leave the site as it is."""
+        if out is not x:
+            out.copy_(x)
+
+
+def sampled(x: Tensor) -> Tensor:
+    """Return at most ``ProbeTape.SAMPLES`` evenly spaced elements of a flat tensor, float64."""
+    stride = -(-x.numel() // ProbeTape.SAMPLES) or 1
+    return x[::stride].detach().to(torch.float64)
+
+
+@dataclass
+class EchoTape:
+    """Repeats the branches of a ``ProbeTape`` and measures how far the inputs of decisions moved."""
+
+    probe: ProbeTape
+    noise: dict[int, float] = field(default_factory=dict[int, float])
+    _micro_batch: int = 0
+    _ordinal: int = -1
+
+    def start_micro_batch(self, micro_batch: int) -> None:
+        """Number the decisions of the next micro-batch from 0."""
+        self._micro_batch = micro_batch
+        self._ordinal = -1
+
+    def pending(self, x: Tensor) -> bool:
+        """Compare the next site's input with the probe's."""
+        self._ordinal += 1
+        place = (self._micro_batch, self._ordinal)
+        before = self.probe.samples.get(place)
+        rms = self.probe.rms.get(place, 0.0)
+        if before is not None and rms > 0.0 and before.numel():
+            moved = float((sampled(x) - before).abs().nan_to_num_(0.0).max()) / rms
+            self.noise[self._ordinal] = max(self.noise.get(self._ordinal, 0.0), moved)
+        return place in self.probe.branches
+
+    def band(self, rms: float) -> float:
+        """Nothing is searched for."""
+        return 0.0
+
+    def decide(self, numel: int, width: int, near: Tensor, symbols: Callable[[Tensor], Tensor],
+               distance: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Return the probe's branches."""
+        return self.probe.branches[(self._micro_batch, self._ordinal)]
+
+    def round(self, kind: Kind, ordinal: int, x: Tensor, *, out: Tensor, old: Tensor | None = None,
+              key: Key = NO_KEY, name: str) -> None:  # fmt: skip
+        """Leave the site as it is."""
+        if out is not x:
+            out.copy_(x)

@@ -1,0 +1,1 @@
+"""Doors for other training frameworks; each module is one framework."""

@@ -1,0 +1,257 @@
+"""The rounding rule in plain scalar Python: the executable form of spec/rounding.md.
+
+Every kernel must agree with this file bit for bit. Each arithmetic operation below is one IEEE 754 binary64
+operation, rounded to nearest even, in the order written; no fused multiply-add. Scaling by a power of two is
+`ldexp`, which rounds at most once and only where the result is subnormal.
+
+    record: x -> value on the grid, and (index, side) of each element closer than delta to a boundary
+    follow: y -> value on the grid, taking the recorded side wherever one was recorded
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tallystick.errors import InvalidInput
+
+T_FIXED = 486260413 * 2.0**-30
+"""Boundary position 0.4528..: off every simple fraction, for ties; inside [1/4, 3/4], for binade edges."""
+
+SMALLEST_EXPONENT = -149
+"""No quantum is finer than the spacing of FP32's subnormals, so a value on a grid with p <= 24 is an FP32."""
+
+LARGEST_EXPONENT = 1000
+"""No quantum is coarser than 2**1000, so that 2**E and 2**-E are normal binary64 numbers."""
+
+FP32_LARGEST = (2.0 - 2.0**-23) * 2.0**127
+
+SMALLEST_NORMAL_EXPONENT = -1022
+"""Of a scaled band: no distance but zero is smaller than 2**-1022, so a narrower band means the same."""
+
+RELATIVE_EXPONENT = -47
+"""Default band of state: 2**6 roundings of FP64, relative to the larger of old and new."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Allowed values around x: multiples of 2**exponent(x).
+
+    `precision` p > 0 keeps p significant bits (24 = FP32); 0 means the same quantum everywhere. `floor` is
+    the exponent below which the quantum never falls, at most 1000.
+    """
+
+    precision: int
+    floor: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.precision <= 53:
+            raise InvalidInput(f"grid: precision {self.precision} is outside [0, 53]")
+        if self.floor > LARGEST_EXPONENT:
+            raise InvalidInput(f"grid: floor exponent {self.floor} is above {LARGEST_EXPONENT}")
+
+    def exponent(self, x: float) -> int:
+        """E(x), the exponent of the quantum at x."""
+        smallest = max(self.floor, SMALLEST_EXPONENT)
+        if self.precision == 0 or x == 0.0:
+            return smallest
+        return max(math.frexp(x)[1] - 1 - (self.precision - 1), smallest)
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """One value on the grid and where the nearest boundary lies.
+
+    With k = `cell` and E = `exponent`, the value is k or k + 1 quanta; the nearest boundary is at k + t +
+    `boundary` quanta, `distance` quanta from x; `side` is 1 when x lies on its upper side, and then the value
+    is k + boundary + 1 quanta, else k + boundary quanta.
+    """
+
+    value: float
+    cell: float
+    exponent: int
+    boundary: int
+    distance: float
+    side: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A logged element: flat index, and 1 if the recorder's value lay on the upper side of its boundary."""
+
+    index: int
+    side: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledBand:
+    """delta = 2**(s + exponent), grid floor s + `floor`; s is the scale exponent of the element's block."""
+
+    exponent: int
+    floor: int
+    scales: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RelativeBand:
+    """delta = 2**exponent * max(|new|, |old|), grid floor -149; `olds` are what both parties held before."""
+
+    olds: tuple[float, ...]
+    exponent: int = RELATIVE_EXPONENT
+
+
+def dithered_position(word: int) -> float:
+    """Boundary position of an element whose 32-bit random word is `word`: exact, and inside (0, 1)."""
+    if not 0 <= word < 1 << 32:
+        raise InvalidInput(f"dither: word {word} is outside [0, 2**32)")
+    return (word + 0.5) * 2.0**-32
+
+
+def round_element(x: float, grid: Grid, t: float = T_FIXED, *, index: int = 0) -> Rounded:
+    """The value of x on the grid, with the boundary of each cell at t of its width.
+
+    Raises InvalidInput naming `index` where x is not finite, x is beyond 2**1023 quanta, or a relative grid
+    gives a value beyond the largest FP32.
+    """
+    if not math.isfinite(x):
+        raise InvalidInput(f"element {index}: {x} is not finite and has no place on a grid")
+    exponent = grid.exponent(x)
+    z = _scaled(x, -exponent, index)
+    k = float(math.floor(z))
+    r = z - k
+    up = 1 if r >= t else 0
+    boundary, distance, side = _nearest_boundary(r, t)
+    value = _on_grid(k + up, exponent, grid, index)
+    return Rounded(value, k, exponent, boundary, distance, side)
+
+
+def record(
+    xs: Sequence[float], precision: int, band: ScaledBand | RelativeBand, words: Sequence[int] | None = None
+) -> tuple[list[float], list[Entry]]:
+    """The rounded values of a tensor in flat order, and its log: elements closer than delta to a boundary.
+
+    `words` holds one 32-bit dither word per element, or None for T_FIXED; dither needs precision 0. Raises
+    InvalidInput for a value that cannot be rounded (by index) and for arguments that do not fit together.
+    """
+    _check_arguments(len(xs), precision, band, words)
+    values: list[float] = []
+    entries: list[Entry] = []
+    for i, x in enumerate(xs):
+        rounded = round_element(x, _grid(i, len(xs), precision, band), _position(i, words), index=i)
+        values.append(rounded.value)
+        if math.ldexp(rounded.distance, rounded.exponent) < _delta(i, len(xs), x, band):
+            entries.append(Entry(i, rounded.side))
+    return values, entries
+
+
+def follow(
+    ys: Sequence[float],
+    entries: Sequence[Entry],
+    precision: int,
+    band: ScaledBand | RelativeBand,
+    words: Sequence[int] | None = None,
+) -> tuple[list[float], list[int]]:
+    """The recorder's values from this machine's `ys` and the log, and the indexes of entries in violation.
+
+    An entry is a violation when y is 2 * delta or farther from the boundary nearest to it; it is not obeyed,
+    and the element gets this machine's own rounding.
+    """
+    _check_arguments(len(ys), precision, band, words)
+    _check_entries(entries, len(ys))
+    sides = {entry.index: entry.side for entry in entries}
+    values: list[float] = []
+    violations: list[int] = []
+    for i, y in enumerate(ys):
+        grid = _grid(i, len(ys), precision, band)
+        rounded = round_element(y, grid, _position(i, words), index=i)
+        value = rounded.value
+        if i in sides:
+            if math.ldexp(rounded.distance, rounded.exponent) < 2.0 * _delta(i, len(ys), y, band):
+                value = _on_grid(rounded.cell + rounded.boundary + sides[i], rounded.exponent, grid, i)
+            else:
+                violations.append(i)
+        values.append(value)
+    return values, violations
+
+
+def block_of(index: int, numel: int, n_blocks: int) -> int:
+    """The block of a flat index: rows along dimension 0, or the whole tensor when there is one block."""
+    return index // (numel // n_blocks)
+
+
+def _nearest_boundary(r: float, t: float) -> tuple[int, float, int]:
+    """(j, distance, side) of the boundary nearest to r among t - 1, t, t + 1; on a tie, t."""
+    if r >= t:
+        own, other = r - t, (t + 1.0) - r
+        return (0, own, 1) if own <= other else (1, other, 0)
+    own, other = t - r, (r + 1.0) - t
+    return (0, own, 0) if own <= other else (-1, other, 1)
+
+
+def _scaled(x: float, exponent: int, index: int) -> float:
+    try:
+        return math.ldexp(x, exponent)
+    except OverflowError:
+        raise InvalidInput(f"element {index}: {x!r} is beyond 2**1023 quanta of 2**{-exponent}") from None
+
+
+def _on_grid(cell: float, exponent: int, grid: Grid, index: int) -> float:
+    """The value cell * 2**exponent, with -0.0 made +0.0."""
+    try:
+        value = math.ldexp(cell, exponent) + 0.0
+    except OverflowError:
+        raise InvalidInput(f"element {index}: {cell!r} quanta of 2**{exponent} overflow binary64") from None
+    if grid.precision > 0 and abs(value) > FP32_LARGEST:
+        raise InvalidInput(f"element {index}: {value!r} is beyond the largest FP32 value {FP32_LARGEST!r}")
+    return value
+
+
+def _grid(index: int, numel: int, precision: int, band: ScaledBand | RelativeBand) -> Grid:
+    if isinstance(band, RelativeBand):
+        return Grid(precision, SMALLEST_EXPONENT)
+    return Grid(precision, band.scales[block_of(index, numel, len(band.scales))] + band.floor)
+
+
+def _delta(index: int, numel: int, new: float, band: ScaledBand | RelativeBand) -> float:
+    if isinstance(band, RelativeBand):
+        return math.ldexp(max(abs(new), abs(band.olds[index])), band.exponent)
+    exponent = band.scales[block_of(index, numel, len(band.scales))] + band.exponent
+    return math.ldexp(1.0, max(exponent, SMALLEST_NORMAL_EXPONENT))
+
+
+def _position(index: int, words: Sequence[int] | None) -> float:
+    return T_FIXED if words is None else dithered_position(words[index])
+
+
+def _check_arguments(
+    numel: int, precision: int, band: ScaledBand | RelativeBand, words: Sequence[int] | None
+) -> None:
+    if words is not None and precision != 0:
+        raise InvalidInput(f"dither: needs an absolute grid (precision 0), got precision {precision}")
+    if words is not None and len(words) != numel:
+        raise InvalidInput(f"dither: {len(words)} words for {numel} elements")
+    if band.exponent >= 0:
+        raise InvalidInput(f"band: exponent {band.exponent} is not negative")
+    if isinstance(band, RelativeBand):
+        if len(band.olds) != numel:
+            raise InvalidInput(f"band: {len(band.olds)} old values for {numel} elements")
+        _check_olds(band.olds)
+    elif numel and (not band.scales or numel % len(band.scales)):
+        raise InvalidInput(f"band: {len(band.scales)} blocks do not divide {numel} elements")
+
+
+def _check_olds(olds: Sequence[float]) -> None:
+    for i, old in enumerate(olds):
+        if not math.isfinite(old):
+            raise InvalidInput(f"element {i}: old value {old} is not finite")
+
+
+def _check_entries(entries: Sequence[Entry], numel: int) -> None:
+    previous = -1
+    for entry in entries:
+        if not previous < entry.index < numel:
+            raise InvalidInput(f"log: index {entry.index} after {previous} in a tensor of {numel} elements")
+        if entry.side not in (0, 1):
+            raise InvalidInput(f"log: side {entry.side} of element {entry.index} is neither 0 nor 1")
+        previous = entry.index

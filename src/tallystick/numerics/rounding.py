@@ -1,0 +1,371 @@
+"""Rounding of whole tensors: record decisions, or follow them (spec/rounding.md).
+
+One function a direction, for any device: tensors on the CPU go through the fused kernels of
+:mod:`tallystick.numerics.kernels`, others through the same arithmetic written as tensor
+operations in bounded chunks. Both equal :mod:`tallystick.numerics.reference` bit for bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from tallystick.errors import Nondeterminism
+from tallystick.numerics import kernels
+from tallystick.numerics.log import SiteGrid, SparseEntries
+
+CHUNK = 1 << 20  # elements held in temporaries at a time on devices without a fused kernel
+DENSEST = 8  # a site with more than one ambiguous element in eight has a useless grid, and is refused
+MASK32 = 0xFFFFFFFF
+Key = tuple[int, int]
+NO_KEY: Key = (0, 0)
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What following one site showed.
+
+    Attributes:
+        violation: flat index of the first logged element out of reach of its boundary, or -1.
+        violations: how many logged elements were out of reach.
+        near: elements within twice the band of a boundary: where a dishonest log could choose.
+        steer: sum of the squared quanta of those elements.
+        energy: sum of the squared values that came out.
+    """
+
+    violation: int
+    violations: int
+    near: int
+    steer: float
+    energy: float
+
+
+def round_recorded(
+    x: Tensor, grid: SiteGrid, *, out: Tensor, old: Tensor | None = None, key: Key = NO_KEY, name: str = "tensor"
+) -> SparseEntries:
+    """Round ``x`` into ``out`` (which may be ``x``) and return the log entries of the ambiguous elements.
+
+    Args:
+        x: contiguous, float32 or float64, any shape and device.
+        grid: quanta and band; without scales the band is relative to ``max(|x|, |old|)``.
+        out: contiguous, same numel and device, float32 or float64.
+        old: the value before the step, for relative bands.
+        key: Philox key of the dither.
+        name: the tensor's name, for messages.
+
+    Raises:
+        Nondeterminism: an element is not finite, or does not fit the target format.
+    """
+    if x.device.type == "cpu":
+        return _record_cpu(x, grid, out=out, old=old, key=key, name=name)
+    return _record_tensor(x, grid, out=out, old=old, key=key, name=name)
+
+
+def round_followed(
+    y: Tensor,
+    grid: SiteGrid,
+    entries: SparseEntries,
+    *,
+    out: Tensor,
+    old: Tensor | None = None,
+    key: Key = NO_KEY,
+    name: str = "tensor",
+) -> Followed:
+    """Round ``y`` into ``out``, each logged element to the side the log states.
+
+    An entry whose boundary is farther than twice the band is not obeyed but counted as a violation.
+
+    Raises:
+        Nondeterminism: an element is not finite, or does not fit the target format.
+    """
+    if y.device.type == "cpu":
+        return _follow_cpu(y, grid, entries, out=out, old=old, key=key, name=name)
+    return _follow_tensor(y, grid, entries, out=out, old=old, key=key, name=name)
+
+
+def fingerprint(tensor: Tensor, ordinal: int) -> int:
+    """Return the 64-bit fingerprint of ``tensor``'s float32 values as tensor number ``ordinal``.
+
+    A locator, not a commitment: two different states have equal fingerprints with probability
+    about 2**-64 by accident, and on purpose whenever somebody takes the trouble.
+    """
+    values = tensor.detach().reshape(-1)
+    if values.dtype != torch.float32:
+        values = values.to(torch.float32)
+    base = ordinal << 40
+    if values.device.type == "cpu":
+        return int(kernels.fingerprint32(values.contiguous().view(torch.int32).numpy().view(np.uint32), base))
+    total = 0
+    for start in range(0, values.numel(), CHUNK):
+        bits = values[start : start + CHUNK].contiguous().view(torch.int32).to(torch.int64) & MASK32
+        position = torch.arange(start, start + bits.numel(), device=values.device, dtype=torch.int64) + base
+        weight = (position * (0x9E3779B97F4A7C15 - (1 << 64))) | 1
+        total += int(((bits + 1) * weight).sum().item())
+    return total % (1 << 64)
+
+
+def block_rms(x: Tensor, blocks: int) -> npt.NDArray[np.float64]:
+    """Return the root mean square of each of ``blocks`` equal leading blocks of ``x``, in binary64."""
+    rows = x.numel() // blocks
+    if x.device.type == "cpu":
+        sums = np.empty(blocks, dtype=np.float64)
+        kernels.block_square_sums(_flat(x), rows, sums)
+    else:
+        flat = x.detach().reshape(blocks, rows)
+        sums = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64).square().cpu().numpy()
+    return np.sqrt(sums / max(rows, 1))
+
+
+def block_max_difference(x: Tensor, y: Tensor, blocks: int) -> npt.NDArray[np.float64]:
+    """Return the largest ``|x - y|`` in each of ``blocks`` equal leading blocks, in binary64."""
+    rows = x.numel() // blocks
+    if x.device.type == "cpu":
+        largest = np.zeros(blocks, dtype=np.float64)
+        kernels.block_max_difference(_flat(x), _flat(y), rows, largest)
+        return largest
+    difference = (x.detach().double() - y.detach().double()).abs_()
+    return difference.reshape(blocks, rows).amax(dim=1).cpu().numpy()
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Elements that honest arithmetic may round to either of two values.
+
+    Attributes:
+        index: int64[n], flat positions, ascending.
+        lower, upper: float64[n], the two values.
+    """
+
+    index: npt.NDArray[np.int64]
+    lower: npt.NDArray[np.float64]
+    upper: npt.NDArray[np.float64]
+
+
+def find_candidates(y: Tensor, grid: SiteGrid, *, old: Tensor | None = None, key: Key = NO_KEY) -> Candidates:
+    """Return the elements of ``y`` (CPU) within the band of a boundary, with both values they may take."""
+    values = _flat(y.cpu())
+    before = _flat(old.cpu()) if old is not None else values[:0]
+    scales, rows, relative = _blocks(grid, values.size)
+    room = 1024
+    while True:
+        index = np.empty(room, dtype=np.int64)
+        pairs = np.empty((room, 2), dtype=np.float64)
+        found = kernels.candidates(
+            values, before, scales, rows, grid.precision, grid.band, grid.floor, relative, grid.dithered,
+            np.uint64(key[0]), np.uint64(key[1]), index, pairs,
+        )  # fmt: skip
+        if found <= room:
+            return Candidates(index[:found].copy(), pairs[:found, 0].copy(), pairs[:found, 1].copy())
+        room = int(found)
+
+
+def _flat(tensor: Tensor) -> npt.NDArray[np.floating]:
+    return tensor.detach().reshape(-1).numpy()
+
+
+def _blocks(grid: SiteGrid, numel: int) -> tuple[npt.NDArray[np.int32], int, bool]:
+    scales = np.asarray(grid.scales, dtype=np.int32)
+    relative = scales.size == 0
+    return scales, (numel if relative else numel // scales.size), relative
+
+
+def _not_finite(name: str, element: int) -> Nondeterminism:
+    return Nondeterminism(f"{name}: element {element} is not finite or does not fit float32; it cannot be rounded")
+
+
+def _too_dense(name: str, count: int, numel: int) -> Nondeterminism:
+    return Nondeterminism(
+        f"{name}: {count} of {numel} elements are ambiguous, more than one in {DENSEST}: the band is too wide for the grid"
+    )
+
+
+def _record_cpu(
+    x: Tensor, grid: SiteGrid, *, out: Tensor, old: Tensor | None, key: Key, name: str
+) -> SparseEntries:
+    values, target = _flat(x), _flat(out)
+    before = _flat(old) if old is not None else values[:0]
+    scales, rows, relative = _blocks(grid, values.size)
+    room = 256 + values.size // DENSEST
+    index = np.empty(room, dtype=np.int64)
+    side = np.empty(room, dtype=np.uint8)
+    count, bad = kernels.record(
+        values, before, target, scales, rows, grid.precision, grid.band, grid.floor, relative, grid.dithered,
+        np.uint64(key[0]), np.uint64(key[1]), index, side,
+    )  # fmt: skip
+    if bad >= 0:
+        raise _not_finite(name, int(bad))
+    if count > room:
+        raise _too_dense(name, int(count), values.size)
+    return SparseEntries(values.size, 1, index[:count].copy(), side[:count].astype(np.int64))
+
+
+def _follow_cpu(
+    y: Tensor, grid: SiteGrid, entries: SparseEntries, *, out: Tensor, old: Tensor | None, key: Key, name: str
+) -> Followed:
+    values, target = _flat(y), _flat(out)
+    before = _flat(old) if old is not None else values[:0]
+    scales, rows, relative = _blocks(grid, values.size)
+    stats = np.zeros(4, dtype=np.float64)
+    violation, bad = kernels.follow(
+        values, before, target, scales, rows, grid.precision, grid.band, grid.floor, relative, grid.dithered,
+        np.uint64(key[0]), np.uint64(key[1]), entries.indexes, entries.symbols.astype(np.uint8), stats,
+    )  # fmt: skip
+    if bad >= 0:
+        raise _not_finite(name, int(bad))
+    return Followed(int(violation), int(stats[3]), int(stats[0]), float(stats[1]), float(stats[2]))
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """A chunk placed on its grid; all float64 on the tensor's device."""
+
+    quantum: Tensor
+    cell: Tensor  # k
+    up: Tensor  # bool: r >= t
+    near: Tensor  # distance to the own cell's boundary, in quanta
+    far: Tensor  # distance to the neighbouring boundary
+    delta: Tensor
+
+    @property
+    def distance(self) -> Tensor:
+        return torch.minimum(self.near, self.far) * self.quantum
+
+
+def _power_of_two(exponent: Tensor) -> Tensor:
+    return ((exponent + 1023) << 52).view(torch.float64)
+
+
+def _place(x: Tensor, old: Tensor | None, grid: SiteGrid, scale: Tensor | None, start: int, key: Key) -> _Cells:
+    """Place a chunk (1-D) whose first element has flat index ``start``; ``scale`` is per element, int64."""
+    x = x.double()
+    lowest = kernels.MIN_EXPONENT
+    if scale is None:
+        assert old is not None
+        floor = torch.full_like(x, lowest, dtype=torch.int64)
+        delta = torch.maximum(x.abs(), old.double().abs()) * (2.0**grid.band)
+    else:
+        floor = (scale + grid.floor).clamp_(min=lowest)
+        delta = _power_of_two((scale + grid.band).clamp_(min=-1022))
+    if grid.precision:
+        own = ((x.view(torch.int64) >> 52) & 0x7FF) - 1023
+        exponent = torch.maximum(own - (grid.precision - 1), floor)
+    else:
+        exponent = floor
+    quantum = _power_of_two(exponent)
+    z = x * _power_of_two(-exponent)
+    k = torch.floor(z)
+    r = z - k
+    t = dither_boundaries(key, start, x.numel(), x.device) if grid.dithered else torch.full_like(r, kernels.T_FIXED)
+    low, high = torch.minimum(r, t), torch.maximum(r, t)
+    return _Cells(quantum, k, r >= t, high - low, (low + 1.0) - high, delta)
+
+
+def dither_boundaries(key: Key, start: int, count: int, device: torch.device) -> Tensor:
+    """Return the boundary positions of ``count`` elements from ``start`` on, float64 in (0, 1)."""
+    first = start // 4
+    blocks = (start + count + 3) // 4 - first
+    words = philox_words(key, first, blocks, device)
+    return (words[start - 4 * first :][:count].double() + 0.5) * kernels.WORD
+
+
+def philox_words(key: Key, first_block: int, blocks: int, device: torch.device) -> Tensor:
+    """Return ``4 * blocks`` Philox 4x32-10 words as int64 in [0, 2**32), from counter ``first_block`` on."""
+    counter = torch.arange(first_block, first_block + blocks, dtype=torch.int64, device=device)
+    c0, c1 = counter & MASK32, counter >> 32
+    c2, c3 = torch.zeros_like(c0), torch.zeros_like(c0)
+    k0, k1 = key
+    for _ in range(10):
+        p0, p1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57  # low 64 bits of the product; int64 wraps
+        c0, c1, c2, c3 = (
+            ((p1 >> 32) & MASK32) ^ c1 ^ k0,
+            p1 & MASK32,
+            ((p0 >> 32) & MASK32) ^ c3 ^ k1,
+            p0 & MASK32,
+        )
+        k0, k1 = (k0 + 0x9E3779B9) & MASK32, (k1 + 0xBB67AE85) & MASK32
+    return torch.stack((c0, c1, c2, c3), dim=1).reshape(-1)
+
+
+def _scale_of(grid: SiteGrid, numel: int, device: torch.device) -> tuple[Tensor | None, int]:
+    scales, rows, relative = _blocks(grid, numel)
+    return (None if relative else torch.from_numpy(scales).to(device, torch.int64)), rows
+
+
+def _finish(cells: _Cells, up: Tensor, grid: SiteGrid, start: int, name: str) -> Tensor:
+    result = (cells.cell + up) * cells.quantum + 0.0
+    limit = kernels.MAX_FP32 if grid.precision else 1.7e308
+    good = result.abs() <= limit
+    if not bool(good.all()):
+        raise _not_finite(name, start + int((~good).nonzero()[0].item()))
+    return result
+
+
+def _chunk_scale(scale: Tensor | None, rows: int, start: int, count: int) -> Tensor | None:
+    if scale is None:
+        return None
+    if scale.numel() == 1:
+        return scale.expand(count).clone()
+    return scale[torch.arange(start, start + count, device=scale.device) // rows]
+
+
+def _record_tensor(
+    x: Tensor, grid: SiteGrid, *, out: Tensor, old: Tensor | None, key: Key, name: str
+) -> SparseEntries:
+    source, target = x.detach().reshape(-1), out.detach().reshape(-1)
+    before = old.detach().reshape(-1) if old is not None else None
+    scale, rows = _scale_of(grid, source.numel(), source.device)
+    indexes: list[npt.NDArray[np.int64]] = []
+    sides: list[npt.NDArray[np.int64]] = []
+    for start in range(0, source.numel(), CHUNK):
+        part = source[start : start + CHUNK]
+        was = before[start : start + CHUNK] if before is not None else None
+        cells = _place(part, was, grid, _chunk_scale(scale, rows, start, part.numel()), start, key)
+        result = _finish(cells, cells.up.double(), grid, start, name)
+        found = (cells.distance < cells.delta).nonzero().squeeze(1)
+        bit = cells.up[found] ^ (cells.far[found] < cells.near[found])
+        indexes.append(found.cpu().numpy() + start)
+        sides.append(bit.cpu().numpy().astype(np.int64))
+        target[start : start + CHUNK] = result.to(target.dtype)
+    if not indexes:
+        return SparseEntries(source.numel(), 1, np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+    index = np.concatenate(indexes)
+    if index.size > 256 + source.numel() // DENSEST:
+        raise _too_dense(name, index.size, source.numel())
+    return SparseEntries(source.numel(), 1, index, np.concatenate(sides))
+
+
+def _follow_tensor(
+    y: Tensor, grid: SiteGrid, entries: SparseEntries, *, out: Tensor, old: Tensor | None, key: Key, name: str
+) -> Followed:
+    source, target = y.detach().reshape(-1), out.detach().reshape(-1)
+    before = old.detach().reshape(-1) if old is not None else None
+    scale, rows = _scale_of(grid, source.numel(), source.device)
+    violation, violations, near_count, steer, energy = -1, 0, 0, 0.0, 0.0
+    for start in range(0, source.numel(), CHUNK):
+        part = source[start : start + CHUNK]
+        was = before[start : start + CHUNK] if before is not None else None
+        cells = _place(part, was, grid, _chunk_scale(scale, rows, start, part.numel()), start, key)
+        within = cells.distance < 2.0 * cells.delta
+        up = cells.up.double()
+        first, last = np.searchsorted(entries.indexes, (start, start + part.numel()))
+        if last > first:
+            at = torch.from_numpy(entries.indexes[first:last] - start).to(source.device)
+            side = torch.from_numpy(entries.symbols[first:last]).to(source.device).double()
+            own = up[at]
+            boundary = torch.where(cells.near[at] <= cells.far[at], torch.zeros_like(own), 2.0 * own - 1.0)
+            reachable = within[at]
+            up[at] = torch.where(reachable, boundary + side, own)
+            outside = at[~reachable]
+            if outside.numel():
+                violations += outside.numel()
+                violation = start + int(outside[0].item()) if violation < 0 else violation
+        result = _finish(cells, up, grid, start, name)
+        near_count += int(within.sum().item())
+        steer += float((cells.quantum.square() * within).sum().item())
+        energy += float(result.square().sum().item())
+        target[start : start + CHUNK] = result.to(target.dtype)
+    return Followed(violation, violations, near_count, steer, energy)

@@ -1,0 +1,1 @@
+"""One report object, shown on a terminal or as JSON, Markdown or HTML."""

@@ -1,0 +1,1 @@
+"""Trainer, auditor, judge and verifier; each module is one party's whole job."""

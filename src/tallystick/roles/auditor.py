@@ -1,0 +1,515 @@
+"""The auditor: repeats a recorded run, or segments of it, on other hardware and says what it found.
+
+Each segment between two committed checkpoints is repeated from the trainer's committed state, so
+a mismatch in one does not hide the next. Nothing the trainer wrote is believed: digests, grids,
+entries, schedule values, data and states are each compared with the auditor's own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from tallystick.commit.encoding import hex_float, parse_hex_float
+from tallystick.commit.state import Entry, summarise
+from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
+from tallystick.execution.calibrate import calibrate
+from tallystick.execution.determinism import environment_versions
+from tallystick.execution.job import Job, JobSource
+from tallystick.execution.session import Session
+from tallystick.execution.snapshot import load_state, state_entries
+from tallystick.execution.step import StepOutcome, backward_of, run_step
+from tallystick.execution.tape import FollowTape, Freedom, RecordTape, Violation
+from tallystick.numerics.log import Kind, decode_frame
+from tallystick.numerics.policy import policy_of
+from tallystick.protocol.transcript import Specification, StepRecord, Transcript
+from tallystick.roles.trainer import Phases, Progress, open_session, step_record
+from tallystick.store.files import RunDirectory
+
+VerdictName = Literal["match", "mismatch", "log_violation", "cannot_reproduce"]
+SCHEDULE_TOLERANCE = 2.0**-36  # libraries differ in the last bit of cos and pow; the recorded value is then taken
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """One thing that differs, or that honest arithmetic could not have written.
+
+    Attributes:
+        step: where it showed.
+        kind: ``mismatch``, ``log_violation`` or ``cannot_reproduce``.
+        subject: tensor, record field or log site.
+        element: flat index, or None.
+        own, stated: both values as text.
+    """
+
+    step: int
+    kind: VerdictName
+    subject: str
+    element: int | None
+    own: str
+    stated: str
+
+    def __str__(self) -> str:
+        where = "" if self.element is None else f" element {self.element}"
+        return f"step {self.step}: {self.subject}{where} is {self.own}, the trainer says {self.stated}"
+
+
+@dataclass
+class SegmentResult:
+    """What repeating the steps from ``start`` up to ``end`` showed."""
+
+    start: int
+    end: int
+    verdict: VerdictName = "match"
+    deviations: list[Deviation] = field(default_factory=list[Deviation])
+    differing_elements: int = 0
+    elements: int = 0
+
+    @property
+    def first_step(self) -> int | None:
+        """The first step with a deviation."""
+        return min((deviation.step for deviation in self.deviations), default=None)
+
+
+@dataclass
+class AuditReport:
+    """The auditor's findings over all segments."""
+
+    directory: str
+    profile: str
+    segments: list[SegmentResult] = field(default_factory=list[SegmentResult])
+    freedom: Freedom = field(default_factory=Freedom)
+    environment: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
+    phases: Phases = field(default_factory=Phases)
+
+    @property
+    def verdict(self) -> VerdictName:
+        """The verdict on the whole: of the first segment that accuses, else ``cannot_reproduce`` if any, else ``match``."""
+        if not self.segments:
+            return "cannot_reproduce"
+        for segment in self.segments:
+            if segment.verdict in ("mismatch", "log_violation"):
+                return segment.verdict
+        return "match" if all(segment.verdict == "match" for segment in self.segments) else "cannot_reproduce"
+
+    @property
+    def first(self) -> Deviation | None:
+        """The deviation that decides the verdict."""
+        for segment in self.segments:
+            if segment.verdict == self.verdict:
+                return min(segment.deviations, key=lambda deviation: deviation.step, default=None)
+        return None
+
+    @property
+    def steps(self) -> int:
+        """How many steps were repeated."""
+        return sum(segment.end - segment.start for segment in self.segments)
+
+    @property
+    def differing_elements(self) -> int:
+        """How many elements of the committed states differ, over all segments."""
+        return sum(segment.differing_elements for segment in self.segments)
+
+
+def audit(
+    directory: RunDirectory,
+    source: JobSource,
+    *,
+    steps: tuple[int, int] | None = None,
+    profile: str = "native",
+    jitter: bool = False,
+    device: str = "cpu",
+    progress: Callable[[Progress], None] | None = None,
+) -> AuditReport:
+    """Repeat the steps from ``steps[0]`` up to ``steps[1]`` (all by default) and compare everything.
+
+    Raises:
+        InvalidInput: a document is malformed, or ``steps`` are not two committed checkpoints.
+        Mismatch: the documents contradict each other.
+    """
+    transcript = directory.load_transcript()
+    report = AuditReport(str(directory.path), profile)
+    segments = choose_segments(transcript, steps)
+    replay = open_replay(transcript.specification, source, jitter=jitter, device=device)
+    if isinstance(replay, Deviation):
+        report.segments = [SegmentResult(a, b, "cannot_reproduce", [replay]) for a, b in segments]
+        return report
+    report.environment = environment_differences(transcript.specification)
+    try:
+        for start, end in segments:
+            report.segments.append(_audit_segment(replay, directory, transcript, start, end, report, progress))
+    finally:
+        replay.session.close()
+    return report
+
+
+@dataclass
+class Replay:
+    """A job and a session that follow somebody's run."""
+
+    job: Job
+    session: Session
+
+    def follow(self, record: StepRecord, frame: bytes) -> tuple[StepOutcome, FollowTape]:
+        """Repeat one step under the log ``frame``.
+
+        Raises:
+            InvalidInput: the frame is malformed, or asks for something the step does not have.
+            Nondeterminism: a value is not finite.
+        """
+        session = self.session
+        tape = FollowTape(session.policy, session.table, decode_frame(frame))
+        stated = {(group, name): value for group, name, value in record.schedule}
+
+        def adopt(own: list[tuple[int, str, float]]) -> None:
+            for group, name, value in own:
+                recorded = stated.get((group, name))
+                if isinstance(recorded, str):
+                    number = parse_hex_float(recorded, what=f"step {record.step}: {name}")
+                    if _near(value, number):
+                        session.set_hyperparameter(group, name, number)
+
+        session.on_schedule = adopt
+        try:
+            outcome = run_step(session, self.job, tape)
+        finally:
+            session.on_schedule = None
+        tape.finish()
+        session.table = tape.table
+        return outcome, tape
+
+
+def open_replay(
+    specification: Specification, source: JobSource, *, jitter: bool = False, device: str = "cpu"
+) -> Replay | Deviation:
+    """Return a replay of the specified job, or the reason why this party cannot repeat it.
+
+    Raises:
+        InvalidInput: the specification states a policy that does not exist.
+    """
+    policy = policy_of(specification.policy.name, specification.policy.parameters)
+    if source.digest != specification.job.source_digest:
+        return _cannot("job source", source.digest, specification.job.source_digest)
+    job = source.build(specification.job.settings)
+    job.steps = specification.steps
+    if job.dataset_digest != specification.job.dataset_digest:
+        return _cannot("dataset", str(job.dataset_digest), str(specification.job.dataset_digest))
+    if job.accumulation != specification.accumulation:
+        return _cannot("accumulation", str(job.accumulation), str(specification.accumulation))
+    session = open_session(job, policy, specification.seed, device=device, jitter=jitter)
+    own = [(site.kind.name.lower(), site.name, site.shape) for site in session.sites]
+    stated = [(site.kind, site.name, site.shape) for site in specification.sites]
+    if own != stated:
+        session.close()
+        return _cannot("list of sites", f"{len(own)} sites", f"{len(stated)} sites, not the same")
+    return Replay(job, session)
+
+
+def _cannot(subject: str, own: str, stated: str) -> Deviation:
+    return Deviation(0, "cannot_reproduce", subject, None, own[:32], stated[:32])
+
+
+def environment_differences(specification: Specification) -> dict[str, tuple[str, str]]:
+    """Return what differs between this environment and the trainer's: name to (own, trainer's)."""
+    own = environment_versions()
+    names = sorted(own.keys() | specification.versions.keys())
+    pairs = {name: (own.get(name, "none"), specification.versions.get(name, "none")) for name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def choose_segments(transcript: Transcript, steps: tuple[int, int] | None) -> list[tuple[int, int]]:
+    """Return the segments between committed checkpoints that make up ``steps``.
+
+    Raises:
+        InvalidInput: ``steps`` does not begin and end at committed checkpoints.
+    """
+    borders = [checkpoint.steps_done for checkpoint in transcript.checkpoints()]
+    start, end = steps if steps is not None else (0, transcript.num_steps)
+    for border in (start, end):
+        if border not in borders:
+            shown = ", ".join(map(str, borders[:6])) + (", .." if len(borders) > 6 else "")
+            raise InvalidInput(f"steps {start}:{end}: {border} is no committed checkpoint; these are {shown}")
+    if start >= end:
+        raise InvalidInput(f"steps {start}:{end}: the end must come after the start")
+    inside = [border for border in borders if start <= border <= end]
+    return list(zip(inside, inside[1:], strict=False))
+
+
+def _audit_segment(
+    replay: Replay,
+    directory: RunDirectory,
+    transcript: Transcript,
+    start: int,
+    end: int,
+    report: AuditReport,
+    progress: Callable[[Progress], None] | None,
+) -> SegmentResult:
+    result = SegmentResult(start, end)
+    roots = {checkpoint.steps_done: checkpoint.state_root for checkpoint in transcript.checkpoints()}
+    clock = time.perf_counter()
+    try:
+        load_state(replay.session, directory.load_committed(start, roots[start]))
+        frames = directory.load_frames(transcript, start, end)
+    except Mismatch as problem:
+        result.deviations.append(Deviation(start, "mismatch", "evidence", None, str(problem), "its own digest"))
+        result.verdict = "mismatch"
+        return result
+    clock = report.phases.add("load", clock)
+    for step in range(start, end):
+        record = transcript.record(step)
+        try:
+            outcome, tape = replay.follow(record, frames[step])
+        except (InvalidInput, Nondeterminism) as problem:
+            result.deviations.append(Deviation(step, "log_violation", "log", None, str(problem), "a valid log"))
+            break
+        clock = report.phases.add("step", clock)
+        result.deviations += compare_step(record, outcome, tape.violations)
+        report.freedom.add(tape.freedom)
+        if progress is not None:
+            progress(Progress(step, transcript.num_steps, outcome.loss, record.log_bytes))
+    else:
+        _compare_end(replay, directory, transcript.record(end - 1), result)
+        report.phases.add("commit", clock)
+    if result.deviations:
+        _judge_segment(replay, directory, transcript, result, frames, roots[start])
+    return result
+
+
+def compare_step(record: StepRecord, outcome: StepOutcome, violations: Iterable[Violation]) -> list[Deviation]:
+    """Return everything in which one repeated step differs from its record."""
+    step = record.step
+    found: list[Deviation] = []
+
+    def differs(subject: str, own: str, stated: str) -> None:
+        if own != stated:
+            found.append(Deviation(step, "mismatch", subject, None, own, stated))
+
+    differs("batch digest", outcome.batch, record.batch)
+    differs("skipped optimizer", str(outcome.skipped), str(record.skipped))
+    differs("micro-batches", str(outcome.micro_batches), str(record.micro_batches))
+    found += _compare_schedule(record, outcome)
+    differs("loss", hex_float(outcome.loss), str(record.loss))
+    honest_loss = not found
+    found += [
+        Deviation(
+            step, "log_violation" if honest_loss else "mismatch", violation.site,
+            violation.element if violation.element >= 0 else None, violation.rule, "that the log is honest",
+        )
+        for violation in violations
+    ]  # fmt: skip
+    differs("state fingerprint", f"{outcome.fingerprint:016x}", record.fingerprint)
+    return found
+
+
+def _compare_schedule(record: StepRecord, outcome: StepOutcome) -> list[Deviation]:
+    own = {(group, name): value for group, name, value in outcome.schedule}
+    stated = {(group, name): value for group, name, value in record.schedule}
+    found: list[Deviation] = []
+    for key in sorted(own.keys() | stated.keys()):
+        mine, theirs = own.get(key), stated.get(key)
+        number = parse_hex_float(theirs, what=str(key)) if isinstance(theirs, str) else None
+        if mine is None or number is None or not _near(mine, number):
+            subject = f"hyper-parameter {key[1]} of group {key[0]}"
+            found.append(Deviation(record.step, "mismatch", subject, None, repr(mine), repr(number)))
+    return found
+
+
+def _near(own: float, stated: float) -> bool:
+    return own == stated or abs(own - stated) <= SCHEDULE_TOLERANCE * max(abs(own), abs(stated))
+
+
+def _compare_end(replay: Replay, directory: RunDirectory, record: StepRecord, result: SegmentResult) -> None:
+    """Compare the state at the end of a segment with the committed one, element by element if it differs."""
+    entries = {entry.name: entry for entry in state_entries(replay.session)}
+    result.elements = sum(int(np.prod(entry.shape)) for entry in entries.values())
+    root = summarise(entries.values()).root().hex()
+    if root == record.state_root:
+        return
+    try:
+        theirs = directory.load_committed(result.end, str(record.state_root))
+    except (InvalidInput, Mismatch) as problem:
+        result.deviations.append(Deviation(record.step, "mismatch", "state root", None, root, f"{record.state_root} ({problem})"))
+        return
+    result.differing_elements, found = compare_states(record.step, entries, theirs)
+    result.deviations += found
+
+
+def compare_states(
+    step: int, own: Mapping[str, Entry], stated: Mapping[str, Entry]
+) -> tuple[int, list[Deviation]]:
+    """Return how many elements of two states differ, and one deviation for each differing entry."""
+    total = 0
+    found: list[Deviation] = []
+    for name in sorted(own.keys() | stated.keys()):
+        mine, theirs = own.get(name), stated.get(name)
+        if mine is None or theirs is None or (mine.dtype, mine.shape) != (theirs.dtype, theirs.shape):
+            found.append(Deviation(step, "mismatch", name, None, _form(mine), _form(theirs)))
+            continue
+        first, count, values = _compare_entries(mine, theirs)
+        if count:
+            total += count
+            found.append(Deviation(step, "mismatch", name, first, values[0], values[1]))
+    return total, found
+
+
+def _form(entry: Entry | None) -> str:
+    return "absent" if entry is None else f"{entry.dtype}{list(entry.shape)}"
+
+
+def _compare_entries(mine: Entry, theirs: Entry) -> tuple[int, int, tuple[str, str]]:
+    width = {"F32": 4, "F64": 8, "I64": 8, "I32": 4, "I16": 2}.get(mine.dtype, 1)
+    kind = {"F32": "<f4", "F64": "<f8", "I64": "<i8", "I32": "<i4", "I16": "<i2"}.get(mine.dtype, "u1")
+    bits = f"<u{width}" if width > 1 else "u1"
+    a, b = np.frombuffer(mine.data, dtype=bits), np.frombuffer(theirs.data, dtype=bits)
+    at = np.flatnonzero(a != b)
+    if at.size == 0:
+        return -1, 0, ("", "")
+    first = int(at[0])
+    x, y = np.frombuffer(mine.data, dtype=kind)[first], np.frombuffer(theirs.data, dtype=kind)[first]
+    shown = (float(x).hex(), float(y).hex()) if kind[1] == "f" else (str(x), str(y))
+    return first, int(at.size), shown
+
+
+def _judge_segment(
+    replay: Replay,
+    directory: RunDirectory,
+    transcript: Transcript,
+    result: SegmentResult,
+    frames: Mapping[int, bytes],
+    root: str,
+) -> None:
+    """Name the segment's verdict, having asked first whether this machine's own noise is to blame."""
+    step = result.first_step
+    assert step is not None
+    blame = find_own_noise(replay, directory, transcript, result.start, step, frames, root)
+    if blame is not None:
+        result.verdict = "cannot_reproduce"
+        result.deviations.insert(0, blame)
+        return
+    at_first = [deviation.kind for deviation in result.deviations if deviation.step == step]
+    result.verdict = "log_violation" if "log_violation" in at_first else "mismatch"
+
+
+def find_own_noise(
+    replay: Replay,
+    directory: RunDirectory,
+    transcript: Transcript,
+    start: int,
+    step: int,
+    frames: Mapping[int, bytes],
+    root: str,
+) -> Deviation | None:
+    """Return the site where this machine's noise at ``step`` exceeds the band the trainer declared, if there is one."""
+    session = replay.session
+    load_state(session, directory.load_committed(start, root))
+    for before in range(start, step):
+        replay.follow(transcript.record(before), frames[before])
+    try:
+        declared = FollowTape(session.policy, session.table, decode_frame(frames[step])).table
+        measured = calibrate(session, backward_of(session, replay.job), seed=session.seed + 1)
+    except InvalidInput:
+        return None
+    except Nondeterminism as problem:
+        return Deviation(step, "cannot_reproduce", "own noise", None, str(problem), "that it is below the band")
+    for place, noise in sorted(measured.noise.items()):
+        grid = declared.sites.get(place)
+        if place[0] == Kind.STATE or grid is None:
+            continue
+        if noise.relative > 2.0**grid.band and not (grid.band == -1):
+            return Deviation(
+                step, "cannot_reproduce", session.site_name(place), None,
+                f"noise {noise.relative:.3g} of its scale", f"band {2.0**grid.band:.3g}",
+            )  # fmt: skip
+    return None
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The auditor's own run, written down for a dispute."""
+
+    first_deviation: int | None
+    final_state: str
+
+
+def write_claim(
+    directory: RunDirectory,
+    source: JobSource,
+    out: RunDirectory,
+    *,
+    jitter: bool = False,
+    device: str = "cpu",
+    progress: Callable[[Progress], None] | None = None,
+) -> Claim | Deviation:
+    """Repeat the whole run from its initial state and write the auditor's own transcript and states into ``out``.
+
+    Follows the trainer's log as long as nothing deviates; after the first deviation the auditor goes on
+    with its own arithmetic and its own log.
+    """
+    transcript = directory.load_transcript()
+    specification = transcript.specification
+    replay = open_replay(specification, source, jitter=jitter, device=device)
+    if isinstance(replay, Deviation):
+        return replay
+    session = replay.session
+    out.create()
+    try:
+        entries = directory.load_committed(0, specification.initial_state)
+        load_state(session, entries)
+        out.write_checkpoint(0, list(entries.values()))
+        out.write_document(out.specification_path, specification.encode())
+        deviated: int | None = None
+        for step in range(specification.steps):
+            record = transcript.record(step)
+            frame = b""
+            outcome = None
+            if deviated is None:
+                frame = directory.load_frames(transcript, step, step + 1)[step]
+                try:
+                    outcome, tape = replay.follow(record, frame)
+                except (InvalidInput, Nondeterminism):
+                    load_state(session, _state_before(out, replay, transcript, directory, step))
+                    deviated = step
+                else:
+                    if compare_step(record, outcome, tape.violations):
+                        deviated = step
+            if outcome is None:
+                own = RecordTape(session.policy, session.table)
+                outcome = run_step(session, replay.job, own)
+                frame = own.finish()
+                session.table = own.table
+            _write_own(out, specification, session, step, outcome, frame)
+            if progress is not None:
+                progress(Progress(step, specification.steps, outcome.loss, len(frame)))
+        statement = out.load_partial().statement()
+        out.write_document(out.statement_path, statement.encode())
+        return Claim(deviated, statement.final_state)
+    finally:
+        session.close()
+
+
+def _state_before(
+    out: RunDirectory, replay: Replay, transcript: Transcript, directory: RunDirectory, step: int
+) -> dict[str, Entry]:
+    """Return the state before ``step``, repeated from the auditor's last checkpoint: a failed step leaves half a state."""
+    start = step - step % transcript.specification.checkpoint_every
+    load_state(replay.session, out.load_checkpoint(start))
+    for before in range(start, step):
+        frame = directory.load_frames(transcript, before, before + 1)[before]
+        replay.follow(transcript.record(before), frame)
+    return {entry.name: entry for entry in state_entries(replay.session)}
+
+
+def _write_own(
+    out: RunDirectory, specification: Specification, session: Session, step: int, outcome: StepOutcome, frame: bytes
+) -> None:
+    root = None
+    if specification.is_checkpoint(step):
+        entries = state_entries(session)
+        root = summarise(entries).root().hex()
+        out.write_checkpoint(step + 1, entries)
+    record = step_record(step, outcome, frame, root)
+    out.append_step(step - step % specification.checkpoint_every, frame, record, durable=False)

@@ -1,0 +1,269 @@
+"""The trainer: records a job step by step into a run directory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from tallystick.commit.encoding import hex_float
+from tallystick.commit.state import summarise
+from tallystick.errors import InvalidInput, StoreError
+from tallystick.execution.calibrate import calibrate
+from tallystick.execution.capture import Findings, Jitter
+from tallystick.execution.determinism import environment_versions
+from tallystick.execution.job import Job, JobSource
+from tallystick.execution.session import Session
+from tallystick.execution.snapshot import load_state, state_entries
+from tallystick.execution.step import StepOutcome, backward_of, run_step, verify_batches_are_pure
+from tallystick.execution.tape import RecordTape
+from tallystick.numerics.policy import Policy
+from tallystick.protocol.transcript import (
+    JobRecord,
+    Notes,
+    PolicyRecord,
+    RunStatement,
+    SiteRecord,
+    Specification,
+    StepRecord,
+)
+from tallystick.store.files import RunDirectory, frame_digest
+
+
+@dataclass
+class Phases:
+    """Seconds spent in each phase of recording or auditing, for people."""
+
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+
+    def add(self, phase: str, started: float) -> float:
+        """Charge the time since ``started`` to ``phase`` and return the time now."""
+        now = time.perf_counter()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - started
+        return now
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a progress display needs after each step."""
+
+    step: int
+    steps: int
+    loss: float | None
+    log_bytes: int
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to record: a job, its settings, and how.
+
+    Attributes:
+        source, settings: the job.
+        policy: how to round.
+        seed: of the portable random streams.
+        checkpoint_every: steps between two committed states.
+        steps: another number of steps than the job's own; None for the job's.
+        device: where to train.
+        jitter: last-bit noise on every operator, for trying things out.
+    """
+
+    source: JobSource
+    settings: Mapping[str, str]
+    policy: Policy
+    seed: int = 0
+    checkpoint_every: int = 20
+    steps: int | None = None
+    device: str = "cpu"
+    jitter: bool = False
+
+    def build(self) -> Job:
+        """Return the job, with ``steps`` in place."""
+        job = self.source.build(self.settings)
+        return job if self.steps is None else replace(job, steps=self.steps)
+
+    def session(self, job: Job) -> Session:
+        """Return a prepared session for ``job``."""
+        return open_session(job, self.policy, self.seed, device=self.device, jitter=self.jitter)
+
+
+def open_session(job: Job, policy: Policy, seed: int, *, device: str = "cpu", jitter: bool = False) -> Session:
+    """Return a prepared session for ``job`` on ``device``.
+
+    Raises:
+        InvalidInput: the job's numbers are out of range.
+    """
+    if job.steps < 1 or job.accumulation < 1:
+        raise InvalidInput(f"job: steps and accumulation must be at least 1, are {job.steps} and {job.accumulation}")
+    if device != "cpu":
+        job.model.to(device)
+        for module in job.extra.values():
+            module.to(device)
+    session = Session(
+        job.model,
+        job.optimizer,
+        policy=policy,
+        seed=seed,
+        scheduler=job.scheduler,
+        extra=job.extra,
+        smooth=frozenset(job.smooth),
+        jitter=Jitter(20241) if jitter else None,
+    )
+    session.prepare()
+    return session
+
+
+def record(
+    order: Order,
+    directory: RunDirectory,
+    *,
+    resume: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+    phases: Phases | None = None,
+) -> RunStatement:
+    """Record the whole run into ``directory`` and return its statement.
+
+    Raises:
+        StoreError: the directory holds something, or the disk refuses; what was written is intact.
+        Nondeterminism: the job cannot be repeated elsewhere; the message names the part.
+        InvalidInput: the job is malformed, or ``resume`` meets a run of another order.
+    """
+    done = _start(directory, resume=resume)
+    job = order.build()
+    verify_batches_are_pure(job)
+    session = order.session(job)
+    try:
+        recording = _Recording(order, job, session, directory, phases or Phases())
+        if done is None:
+            recording.begin()
+        else:
+            recording.take_up(done)
+        while session.step < job.steps:
+            recording.step(progress)
+        return recording.finish()
+    finally:
+        session.close()
+
+
+def _start(directory: RunDirectory, *, resume: bool) -> int | None:
+    if not resume:
+        directory.create()
+        return None
+    if not directory.path.is_dir():
+        raise StoreError(f"{directory.path}: there is no run to resume")
+    return directory.cut_back()
+
+
+class _Recording:
+    """One run being written."""
+
+    def __init__(self, order: Order, job: Job, session: Session, directory: RunDirectory, phases: Phases) -> None:
+        self.order, self.job, self.session, self.directory, self.phases = order, job, session, directory, phases
+        self.specification: Specification | None = None
+
+    def begin(self) -> None:
+        """Measure the noise, commit the initial state and write the specification."""
+        self._calibrate()
+        entries = state_entries(self.session)
+        root = summarise(entries).root().hex()
+        self.specification = specification_of(self.order, self.job, self.session, root)
+        self.directory.write_checkpoint(0, entries)
+        self.directory.write_document(self.directory.path / "job.py", self.order.source.source)
+        self.directory.write_document(self.directory.specification_path, self.specification.encode())
+
+    def take_up(self, done: int) -> None:
+        """Load the checkpoint after ``done`` steps of the same order."""
+        self.specification = self.directory.load_specification()
+        _must_be_same_order(self.specification, self.order, self.job)
+        load_state(self.session, self.directory.load_checkpoint(done))
+
+    def step(self, progress: Callable[[Progress], None] | None) -> None:
+        """Record one step."""
+        assert self.specification is not None
+        session, step = self.session, self.session.step
+        clock = time.perf_counter()
+        before = session.table
+        if step > 0 and step % self.order.policy.recalibrate_every == 0:
+            self._calibrate()
+        tape = RecordTape(session.policy, before, current=session.table)
+        outcome = run_step(session, self.job, tape)
+        frame = tape.finish()
+        session.table = tape.table
+        clock = self.phases.add("step", clock)
+        root = None
+        if self.specification.is_checkpoint(step):
+            entries = state_entries(session)
+            root = summarise(entries).root().hex()
+            clock = self.phases.add("commit", clock)
+            self.directory.write_checkpoint(step + 1, entries)
+        entry = step_record(step, outcome, frame, root)
+        first = step - step % self.specification.checkpoint_every
+        self.directory.append_step(first, frame, entry, durable=root is not None)
+        self.phases.add("store", clock)
+        if progress is not None:
+            progress(Progress(step, self.job.steps, outcome.loss, len(frame)))
+
+    def finish(self) -> RunStatement:
+        """Write the statement."""
+        statement = self.directory.load_partial().statement()
+        self.directory.write_document(self.directory.statement_path, statement.encode())
+        return statement
+
+    def _calibrate(self) -> None:
+        started = time.perf_counter()
+        calibration = calibrate(self.session, backward_of(self.session, self.job), seed=self.order.seed)
+        self.session.table = calibration.table
+        self.phases.add("calibrate", started)
+
+
+def specification_of(order: Order, job: Job, session: Session, initial_state: str) -> Specification:
+    """Return the specification of a run that is about to begin."""
+    findings: Findings = session.findings
+    sites = tuple(
+        SiteRecord(site.kind.name.lower(), site.name, site.shape, "F32") for site in session.sites
+    )
+    return Specification(
+        job=JobRecord(order.source.path, order.source.digest, dict(order.settings), job.dataset_digest),
+        policy=PolicyRecord(order.policy.name, order.policy.parameters()),
+        seed=order.seed,
+        steps=job.steps,
+        checkpoint_every=order.checkpoint_every,
+        accumulation=job.accumulation,
+        world_size=1,
+        initial_state=initial_state,
+        versions=environment_versions(),
+        sites=sites,
+        notes=Notes(tuple(sorted(findings.lifted)), tuple(sorted(session.densified))),
+    )
+
+
+def step_record(step: int, outcome: StepOutcome, frame: bytes, root: str | None) -> StepRecord:
+    """Return the record of one step."""
+    return StepRecord(
+        step=step,
+        rank=0,
+        micro_batches=outcome.micro_batches,
+        batch=outcome.batch,
+        log=frame_digest(frame),
+        log_bytes=len(frame),
+        loss=hex_float(outcome.loss),
+        schedule=tuple(sorted((group, name, hex_float(value)) for group, name, value in outcome.schedule)),
+        skipped=outcome.skipped,
+        fingerprint=f"{outcome.fingerprint:016x}",
+        state_root=root,
+    )
+
+
+def _must_be_same_order(specification: Specification, order: Order, job: Job) -> None:
+    stated = specification
+    pairs = (
+        ("job source", stated.job.source_digest, order.source.digest),
+        ("settings", dict(stated.job.settings), dict(order.settings)),
+        ("dataset", stated.job.dataset_digest, job.dataset_digest),
+        ("policy", (stated.policy.name, dict(stated.policy.parameters)), (order.policy.name, order.policy.parameters())),
+        ("seed", stated.seed, order.seed),
+        ("steps", stated.steps, job.steps),
+        ("checkpoint interval", stated.checkpoint_every, order.checkpoint_every),
+    )
+    for what, was, wanted in pairs:
+        if was != wanted:
+            raise InvalidInput(f"--resume: {what} of the run is {was}, this order has {wanted}")

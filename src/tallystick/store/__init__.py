@@ -1,0 +1,1 @@
+"""Bytes at rest: immutable values, each under its own digest."""

@@ -1,0 +1,338 @@
+"""A run directory: the documents of one run as files, crash-safe (spec/transcript.md 6).
+
+    specification.json            what was ordered; written once, first
+    job.py                        the job's source as its digest names it; for people, never executed
+    steps.jsonl                   one record a line, appended
+    logs/000000.tlog              frames of the steps from there to the next checkpoint, back to back
+    checkpoints/000020.safetensors  the whole state after 20 steps
+    run.json                      the statement; present when the run is finished
+
+Documents appear whole or not at all (temporary name, fsync, rename). A process killed at any moment
+leaves a directory that ``cut_back`` returns to its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors
+
+from tallystick.commit.encoding import digest
+from tallystick.commit.state import DTYPE_BYTES, Entry, summarise
+from tallystick.errors import InvalidInput, Mismatch, StoreError
+from tallystick.protocol.transcript import (
+    Specification,
+    StepRecord,
+    Transcript,
+    parse_run_statement,
+    parse_specification,
+    parse_step_record,
+    parse_step_records,
+    verify_transcript,
+)
+
+FRAME_TAG = "tallystick/log-frame/1"
+STATE_METADATA = "tallystick/state/1"
+FRAME_LIMIT = 1 << 32  # bytes of one step's log
+
+
+def frame_digest(frame: bytes) -> str:
+    """Return the hexadecimal digest by which a step record names its log frame."""
+    return digest(FRAME_TAG, frame).hex()
+
+
+@contextmanager
+def storing(what: str) -> Iterator[None]:
+    """Turn the operating system's errors into a ``StoreError`` that says what they mean."""
+    try:
+        yield
+    except OSError as problem:
+        reason = {
+            errno.ENOSPC: "the disk is full",
+            errno.EDQUOT: "the disk quota is used up",
+            errno.EROFS: "the file system is read-only",
+            errno.EACCES: "permission denied",
+            errno.EPERM: "permission denied",
+            errno.ENOTDIR: "a part of the path is not a directory",
+        }.get(problem.errno or 0, os.strerror(problem.errno) if problem.errno else str(problem))
+        raise StoreError(f"{what}: {reason}; what was written before is intact") from problem
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Reads and writes the files of one run."""
+
+    path: Path
+
+    @property
+    def specification_path(self) -> Path:
+        """Where the specification lies."""
+        return self.path / "specification.json"
+
+    @property
+    def statement_path(self) -> Path:
+        """Where the statement of a finished run lies."""
+        return self.path / "run.json"
+
+    @property
+    def records_path(self) -> Path:
+        """Where the step records lie."""
+        return self.path / "steps.jsonl"
+
+    def checkpoint_path(self, steps_done: int) -> Path:
+        """Where the state after ``steps_done`` steps lies."""
+        return self.path / "checkpoints" / f"{steps_done:06d}.safetensors"
+
+    def log_path(self, first_step: int) -> Path:
+        """Where the frames of a segment that begins at ``first_step`` lie."""
+        return self.path / "logs" / f"{first_step:06d}.tlog"
+
+    # -- writing -----------------------------------------------------------------------------
+
+    def create(self) -> None:
+        """Make the directory; it must be absent or empty.
+
+        Raises:
+            StoreError: it holds something, or cannot be made.
+        """
+        with storing(f"{self.path}: cannot be created"):
+            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+                raise StoreError(
+                    f"{self.path}: exists and is not empty; choose another directory, or --resume to go on with it"
+                )
+            (self.path / "logs").mkdir(parents=True, exist_ok=True)
+            (self.path / "checkpoints").mkdir(exist_ok=True)
+
+    def write_document(self, path: Path, data: bytes) -> None:
+        """Write a whole document so that it is there completely or not at all."""
+        with storing(f"{path}: cannot be written"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_name(f".{path.name}.part")
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            _sync_directory(path.parent)
+
+    def write_checkpoint(self, steps_done: int, entries: list[Entry]) -> None:
+        """Write a state as a safetensors file with one metadata key."""
+        path = self.checkpoint_path(steps_done)
+        with storing(f"{path}: cannot be written"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_name(f".{path.name}.part")
+            with temporary.open("wb") as file:
+                _write_safetensors(file, entries)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            _sync_directory(path.parent)
+
+    def append_step(self, first_step: int, frame: bytes, record: StepRecord, *, durable: bool) -> None:
+        """Append one step's frame to its segment's log, then its record. ``durable`` waits for the disk."""
+        for path, data in ((self.log_path(first_step), frame), (self.records_path, record.encode() + b"\n")):
+            with storing(f"{path}: step {record.step} cannot be written"):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with path.open("ab") as file:
+                    file.write(data)
+                    file.flush()
+                    if durable:
+                        os.fsync(file.fileno())
+
+    def cut_back(self) -> int | None:
+        """Return the directory to its last usable checkpoint and say how many steps that has.
+
+        None if there is none: the run never got as far as its specification, and starts over.
+
+        Raises:
+            StoreError: the directory cannot be written.
+            InvalidInput: it holds something that is no run.
+        """
+        with storing(f"{self.path}: cannot be resumed"):
+            self._remove_parts()
+            if not self.specification_path.exists():
+                stray = [p for p in self.path.iterdir() if p.name not in ("logs", "checkpoints", "job.py")]
+                if stray:
+                    raise InvalidInput(f"{self.path}: holds {stray[0].name} and no specification; this is not a run")
+                return None
+            specification = self.load_specification()
+            records = self._whole_records(specification)
+            done = 0
+            for record in records:
+                if record.state_root is not None and self._holds(record.step + 1, record.state_root):
+                    done = record.step + 1
+            if done == 0 and not self._holds(0, specification.initial_state):
+                return None
+            with self.records_path.open("ab") as file:
+                file.truncate(sum(len(record.encode()) + 1 for record in records[:done]))
+                os.fsync(file.fileno())
+            for path in sorted((self.path / "logs").glob("*.tlog")):
+                if int(path.stem) >= done:
+                    path.unlink()
+            for path in sorted((self.path / "checkpoints").glob("*.safetensors")):
+                if int(path.stem) > done:
+                    path.unlink()
+            self.statement_path.unlink(missing_ok=True)
+            return done
+
+    def _remove_parts(self) -> None:
+        for folder in (self.path, self.path / "checkpoints"):
+            for part in folder.glob(".*.part"):
+                part.unlink()
+
+    def _whole_records(self, specification: Specification) -> list[StepRecord]:
+        if not self.records_path.exists():
+            return []
+        records: list[StepRecord] = []
+        for line in self.records_path.read_bytes().split(b"\n")[:-1]:
+            try:
+                record = parse_step_record(line)
+            except InvalidInput:
+                break
+            if record.step != len(records) or record.step >= specification.steps:
+                break
+            records.append(record)
+        return records
+
+    def _holds(self, steps_done: int, root: str) -> bool:
+        try:
+            return summarise(self.load_checkpoint(steps_done).values()).root().hex() == root
+        except (InvalidInput, StoreError):
+            return False
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def load_specification(self) -> Specification:
+        """Return the specification.
+
+        Raises:
+            InvalidInput: it is missing or malformed.
+        """
+        return parse_specification(self._read(self.specification_path, "a run directory has a specification.json"))
+
+    def load_transcript(self) -> Transcript:
+        """Return the transcript of a finished run, its three documents checked against each other.
+
+        Raises:
+            InvalidInput: a document is missing or malformed.
+            Mismatch: they disagree.
+        """
+        return verify_transcript(
+            self._read(self.specification_path, "a run directory has a specification.json"),
+            self._read(self.records_path, "a run directory has a steps.jsonl"),
+            self._read(self.statement_path, "the run is not finished; `tally record --resume` goes on with it"),
+        )
+
+    def load_partial(self) -> Transcript:
+        """Return what there is of a transcript, finished or not."""
+        if self.statement_path.exists():
+            return self.load_transcript()
+        records = self.records_path.read_bytes() if self.records_path.exists() else b""
+        whole = records[: records.rfind(b"\n") + 1]
+        return Transcript(self.load_specification(), parse_step_records(whole))
+
+    def load_statement(self) -> bytes:
+        """Return the bytes of the statement, checked to be one."""
+        data = self._read(self.statement_path, "the run is not finished")
+        parse_run_statement(data)
+        return data
+
+    def load_checkpoint(self, steps_done: int) -> dict[str, Entry]:
+        """Return the entries of the state after ``steps_done`` steps, by name.
+
+        Raises:
+            InvalidInput: the file is missing, or no safetensors file of a state.
+        """
+        path = self.checkpoint_path(steps_done)
+        data = self._read(path, f"the checkpoint after {steps_done} steps is needed")
+        try:
+            tensors = safetensors.deserialize(data)
+        except (safetensors.SafetensorError, ValueError) as problem:
+            raise InvalidInput(f"{path.name}: not a safetensors file ({problem})") from None
+        entries: dict[str, Entry] = {}
+        for name, tensor in tensors:
+            code = str(tensor["dtype"])
+            if code not in DTYPE_BYTES:
+                raise InvalidInput(f"{path.name}: {name} has dtype {code}, which no state holds")
+            entries[name] = Entry(name, code, tuple(tensor["shape"]), memoryview(tensor["data"]))
+        return entries
+
+    def load_committed(self, steps_done: int, root: str) -> dict[str, Entry]:
+        """Return the entries of a checkpoint whose root is ``root``.
+
+        Raises:
+            InvalidInput: the file is missing or malformed.
+            Mismatch: its state has another root.
+        """
+        entries = self.load_checkpoint(steps_done)
+        found = summarise(entries.values()).root().hex()
+        if found != root:
+            raise Mismatch(f"checkpoint after {steps_done} steps: root is {found[:16]}.., the transcript says {root[:16]}..")
+        return entries
+
+    def load_frames(self, transcript: Transcript, start: int, end: int) -> dict[int, bytes]:
+        """Return the log frames of steps ``start`` to ``end``, both on segment borders or inside one, digests checked.
+
+        Raises:
+            InvalidInput: a log file is missing, too short or too long.
+            Mismatch: a frame's digest is not the one its record states.
+        """
+        frames: dict[int, bytes] = {}
+        first = start - start % transcript.specification.checkpoint_every
+        while first < end:
+            last = min(first + transcript.specification.checkpoint_every, transcript.num_steps)
+            path = self.log_path(first)
+            data = self._read(path, f"the log of steps {first} to {last - 1} is needed")
+            offset = 0
+            for step in range(first, last):
+                record = transcript.record(step)
+                frame = data[offset : offset + record.log_bytes]
+                offset += record.log_bytes
+                if start <= step < end:
+                    found = frame_digest(frame)
+                    if found != record.log:
+                        raise Mismatch(f"step {step}: the log's digest is {found[:16]}.., the transcript says {record.log[:16]}..")
+                    frames[step] = frame
+            if offset != len(data):
+                raise InvalidInput(f"{path.name}: holds {len(data)} bytes, its records speak of {offset}")
+            first = last
+        return frames
+
+    def _read(self, path: Path, needed: str) -> bytes:
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            raise InvalidInput(f"{path}: not found; {needed}") from None
+        except OSError as problem:
+            raise StoreError(f"{path}: cannot be read ({problem.strerror})") from problem
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_safetensors(file: object, entries: list[Entry]) -> None:
+    """Write the safetensors format tensor by tensor, so that no second copy of the state is made."""
+    header: dict[str, Mapping[str, object]] = {"__metadata__": {"format": STATE_METADATA}}
+    offset = 0
+    ordered = sorted(entries, key=lambda entry: (-DTYPE_BYTES[entry.dtype], entry.name))  # the format's own order: aligned
+    for entry in ordered:
+        size = memoryview(entry.data).nbytes
+        header[entry.name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": [offset, offset + size]}
+        offset += size
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    write = getattr(file, "write")  # noqa: B009
+    write(len(encoded).to_bytes(8, "little") + encoded)
+    for entry in ordered:
+        write(entry.data)

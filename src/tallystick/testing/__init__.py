@@ -1,0 +1,1 @@
+"""The shipped test kit: fake hardware, a toy game, cheats; product code never imports it."""

@@ -1,0 +1,29 @@
+"""What holds for every test: gpu tests are skipped without a device, hypothesis repeats itself in CI."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import pytest
+
+# A borrowed GPU machine may have no more than torch and pytest: enough for tests/gpu.
+if importlib.util.find_spec("hypothesis") is not None:
+    from hypothesis import settings
+
+    # No deadline: on a shared core the time of one example says nothing about the code.
+    settings.register_profile("local", deadline=None)
+    settings.register_profile("ci", deadline=None, derandomize=True, database=None, print_blob=True)
+    settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked gpu are skipped where torch sees no device; torch is loaded only for them."""
+    on_device = [item for item in items if item.get_closest_marker("gpu") is not None]
+    if not on_device:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in on_device:
+            item.add_marker(pytest.mark.skip(reason="torch sees no CUDA device"))

@@ -1,0 +1,235 @@
+"""Every case of vectors/{rounding,rounding-log,philox}, and the pages that draw their bytes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from tallystick.errors import InvalidInput
+from tallystick.numerics import log, random
+from tallystick.numerics.log import Frame, GridTable, SiteAddress, SiteGrid, SparseEntries
+from tallystick.numerics.reference import Entry, RelativeBand, ScaledBand, follow, record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+REPOSITORY = Path(__file__).parents[2]
+ROOMS = ("rounding", "rounding-log", "philox")
+CASES = sorted(folder for room in ROOMS for folder in (REPOSITORY / "vectors" / room).iterdir())
+Json = dict[str, Any]
+
+
+def hexes(values: list[float]) -> list[str]:
+    return [value.hex() for value in values]
+
+
+def floats(values: list[str]) -> list[float]:
+    return [float.fromhex(value) for value in values]
+
+
+def band_of(case: Json) -> ScaledBand | RelativeBand:
+    band = case["band"]
+    if band["kind"] == "scaled":
+        return ScaledBand(band["exponent"], band["floor"], tuple(band["scales"]))
+    return RelativeBand(tuple(floats(band["olds"])), band["exponent"])
+
+
+def recorded(case: Json) -> tuple[list[float], list[Entry]]:
+    return record(floats(case["xs"]), case["precision"], band_of(case), case["words"])
+
+
+def followed(case: Json, ys: str) -> tuple[list[float], list[int]]:
+    entries = [Entry(*entry) for entry in case["used"]]
+    return follow(floats(case[ys]), entries, case["precision"], band_of(case), case["words"])
+
+
+def record_and_follow(case: Json) -> None:
+    values, entries = recorded(case)
+    assert hexes(values) == case["values"]
+    assert [[entry.index, entry.side] for entry in entries] == case["entries"]
+    seen, violations = followed(case, "ys")
+    assert (hexes(seen), violations) == (case["followed"], case["violations"])
+
+
+def entries_bytes(case: Json) -> None:
+    entries = log.decode(bytes.fromhex(case["data"]), case["n"], case["width"])
+    assert (entries.indexes.tolist(), entries.symbols.tolist()) == (case["indexes"], case["symbols"])
+    written = SparseEntries(
+        case["n"], case["width"], np.array(case["indexes"], dtype=np.int64), entries.symbols
+    )
+    assert log.encode(written).hex() == case["data"]
+
+
+def frame_bytes(case: Json) -> None:
+    frame = log.decode_frame(bytes.fromhex(case["data"]))
+    assert [[list(address.fields), payload.hex()] for address, payload in frame] == case["sites"]
+    again = Frame(tuple((SiteAddress(*fields), bytes.fromhex(payload)) for fields, payload in case["sites"]))
+    assert log.encode_frame(again).hex() == case["data"]
+
+
+def table_of(sites: list[Json]) -> GridTable:
+    return GridTable(
+        {
+            (site["key"][0], site["key"][1]): SiteGrid(
+                site["precision"], site["band"], site["floor"], site["dithered"], site["scales"]
+            )
+            for site in sites
+        }
+    )
+
+
+def table_bytes(case: Json) -> None:
+    assert table_of(case["sites"]).encode().hex() == case["data"]
+    assert GridTable.decode(bytes.fromhex(case["data"])) == table_of(case["sites"])
+
+
+def change_bytes(case: Json) -> None:
+    old, new = table_of(case["old"]), table_of(case["new"])
+    assert old.diff(new).hex() == case["data"]
+    assert old.apply(bytes.fromhex(case["data"])) == new
+
+
+def block(case: Json) -> None:
+    assert list(random.philox4x32(tuple(case["counter"]), tuple(case["key"]))) == case["output"]
+
+
+def stream_key(case: Json) -> tuple[int, int]:
+    names = ("seed", "purpose", "step", "rank", "micro_batch", "call")
+    return random.stream_key(**{name: case[name] for name in names})
+
+
+def key(case: Json) -> None:
+    assert list(stream_key(case)) == case["key"]
+
+
+def draw(case: Json) -> list[Any]:
+    place = tuple(case["key"]), case["start"], case["count"]
+    if case["operation"] == "words":
+        return random.words(*place).tolist()
+    if case["operation"] == "uniform01":
+        return hexes(random.uniform01(*place).tolist())
+    if case["operation"] == "bernoulli":
+        return random.bernoulli(*place, float.fromhex(case["p"])).tolist()
+    if case["operation"] == "randint":
+        return random.randint(*place, case["low"], case["high"]).tolist()
+    assert case["operation"] == "permutation"
+    return random.permutation(tuple(case["key"]), case["count"]).tolist()
+
+
+def drawn(case: Json) -> None:
+    assert draw(case) == case["values"]
+
+
+def quantiles(case: Json) -> None:
+    values = random.inverse_normal(np.array(floats(case["u"])))
+    assert values.tolist() == pytest.approx(floats(case["values"]), rel=4e-15)
+
+
+ACCEPTED: dict[str, Callable[[Json], None]] = {
+    "record-and-follow": record_and_follow,
+    "entries": entries_bytes,
+    "frame": frame_bytes,
+    "table": table_bytes,
+    "change": change_bytes,
+    "block": block,
+    "key": key,
+    "words": drawn,
+    "uniform01": drawn,
+    "bernoulli": drawn,
+    "randint": drawn,
+    "permutation": drawn,
+    "quantiles": quantiles,
+}
+REFUSED: dict[str, Callable[[Json], object]] = {
+    "record": recorded,
+    "follow": lambda case: followed(case, "xs"),
+    "entries": lambda case: log.decode(bytes.fromhex(case["data"]), case["n"], case["width"]),
+    "frame": lambda case: log.decode_frame(bytes.fromhex(case["data"])),
+    "table": lambda case: GridTable.decode(bytes.fromhex(case["data"])),
+    "change": lambda case: table_of(case["old"]).apply(bytes.fromhex(case["data"])),
+    "key": stream_key,
+    "words": draw,
+    "bernoulli": draw,
+    "randint": draw,
+}
+
+
+@pytest.mark.parametrize("folder", CASES, ids=lambda folder: f"{folder.parent.name}/{folder.name}")
+def test_vector(folder: Path) -> None:
+    assert (folder / "README.md").read_text(encoding="utf-8").strip()
+    case = json.loads((folder / "input.json").read_text(encoding="utf-8"))
+    assert folder.name.endswith("_fail") == ("reason" in case)
+    if "reason" not in case:
+        ACCEPTED[case["operation"]](case)
+        return
+    assert case["error"] == "InvalidInput"
+    with pytest.raises(InvalidInput, match=re.escape(case["reason"])):
+        REFUSED[case["operation"]](case)
+
+
+def test_the_vectors_are_what_the_script_writes(tmp_path: Path) -> None:
+    script = REPOSITORY / "scripts" / "vectors_numerics.py"
+    spec = importlib.util.spec_from_file_location("vectors_numerics", script)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.write(tmp_path)
+    for room in ROOMS:
+        assert files_under(tmp_path / room) == files_under(REPOSITORY / "vectors" / room)
+
+
+def files_under(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
+
+
+def blocks_of(page: str) -> list[bytes]:
+    """Return what the hex blocks of a page draw, without comments."""
+    text = (REPOSITORY / "spec" / page).read_text(encoding="utf-8")
+    found = re.findall(r"```hex\n(.*?)```", text, flags=re.DOTALL)
+    return [
+        bytes.fromhex("".join(line.partition("#")[0] for line in drawing.splitlines())) for drawing in found
+    ]
+
+
+def example(room: str, name: str) -> bytes:
+    case = json.loads((REPOSITORY / "vectors" / room / name / "input.json").read_text(encoding="utf-8"))
+    return bytes.fromhex(case["data"])
+
+
+def test_the_rounding_log_page_draws_the_bytes_of_the_codec() -> None:
+    names = ("entries-example", "frame-example", "table-example", "change-example")
+    assert blocks_of("rounding-log.md") == [example("rounding-log", name) for name in names]
+
+
+def test_the_rounding_page_draws_what_the_reference_gives() -> None:
+    xs, values, logged, ys, back = blocks_of("rounding.md")
+    band = ScaledBand(-6, 0, (0,))
+    recorded_values, entries = record(np.frombuffer(xs).tolist(), 0, band)
+    assert np.array(recorded_values).tobytes() == values
+    n = len(recorded_values)
+    written = SparseEntries(
+        n, 1, np.array([each.index for each in entries]), np.array([each.side for each in entries])
+    )
+    assert log.encode(written) == logged
+    assert follow(np.frombuffer(ys).tolist(), entries, 0, band) == (np.frombuffer(back).tolist(), [])
+    assert back == values
+    assert np.array(record(np.frombuffer(ys).tolist(), 0, band)[0]).tobytes() != values
+
+
+def test_the_random_page_draws_what_the_streams_give() -> None:
+    message, digest, words, uniforms, normals = blocks_of("random.md")
+    key = random.stream_key(1, "example", 2, 0, 0, 3)
+    assert random.hashlib.sha256(message).digest() == digest
+    assert np.frombuffer(digest[:8], dtype="<u4").tolist() == list(key)
+    assert random.words(key, 0, 8).astype("<u4").tobytes() == words
+    assert random.uniform01(key, 0, 2).astype("<f8").tobytes() == uniforms
+    assert random.normal(key, 0, 2).astype("<f8").tobytes() == normals
