@@ -157,7 +157,7 @@ class _Seen:
             if noise is None or x is None or y is None:
                 continue
             largest = block_max_difference(x, y, noise.scales.size)
-            self._raise(noise, largest)
+            self._raise((Kind.GRADIENT, ordinal), largest)
 
     def compare_buffers(self, plain: dict[str, Tensor], again: dict[str, Tensor]) -> None:
         ordinals = {site.name: site.ordinal for site in self.session.sites if site.kind == Kind.BUFFER}
@@ -175,10 +175,12 @@ class _Seen:
             rms = block_rms(x.contiguous(), 1)
             scales = scale_exponents(rms) if rms.any() else np.zeros(1, dtype=np.int64)
             self.noise[place] = SiteNoise(0.0, scales, float(rms[0]), 0.0)
-        self._raise(self.noise[place], block_max_difference(x.contiguous(), y.contiguous(), 1))
+        self._raise(place, block_max_difference(x.contiguous(), y.contiguous(), 1))
 
-    @staticmethod
-    def _raise(noise: SiteNoise, largest: np.ndarray) -> None:
+    def _raise(self, place: Site, largest: np.ndarray) -> None:
+        noise = self.noise[place]
+        if not np.isfinite(largest).all():
+            raise Nondeterminism(f"{self.session.site_name(place)}: is not finite when the step is repeated; there is no noise to measure")
         noise.relative = max(noise.relative, float(np.max(largest * np.exp2(-noise.scales.astype(np.float64)))))
         noise.largest = max(noise.largest, float(largest.max()))
 

@@ -94,18 +94,18 @@ class Jitter:
             self._generators[x.device] = generator
         noise = torch.randint(-1, 2, x.shape, generator=generator, device=x.device, dtype=torch.int8)
         # Whole numbers are mostly exact results (counts, masks, zeros) that every machine gets right.
-        return torch.where(x == x.round(), 0, noise).to(x.dtype)
+        return torch.where((x == x.round()) | ~torch.isfinite(x), 0, noise).to(x.dtype)
 
     def disturb_(self, x: Tensor) -> None:
         """Move every element of ``x`` by up to one unit in the last place, whole numbers excepted."""
         if x.is_floating_point() and x.numel():
-            x.addcmul_(x, self._noise(x), value=torch.finfo(x.dtype).eps)
+            x.addcmul_(_finite(x), self._noise(x), value=torch.finfo(x.dtype).eps)
 
     def disturbed(self, x: Any) -> Any:
         """Return a disturbed copy of a floating tensor, anything else unchanged."""
         if not isinstance(x, Tensor) or not x.is_floating_point() or not x.numel():
             return x
-        return torch.addcmul(x, x, self._noise(x), value=torch.finfo(x.dtype).eps)
+        return torch.addcmul(x, _finite(x), self._noise(x), value=torch.finfo(x.dtype).eps)
 
     def after(self, func: Operator, args: Arguments, result: Any) -> None:
         """Disturb what ``func`` newly computed: its fresh outputs and the tensors it wrote in place."""
@@ -123,6 +123,10 @@ class Jitter:
                 for tensor in value if isinstance(value, (tuple, list)) else (value,):
                     if isinstance(tensor, Tensor):
                         self.disturb_(tensor)
+
+
+def _finite(x: Tensor) -> Tensor:
+    return x.nan_to_num(0.0, 0.0, 0.0)
 
 
 class JitterMode(TorchDispatchMode):

@@ -98,7 +98,6 @@ def parse_settings(kind: type[S], given: Mapping[str, str], *, job: str) -> S:
 
     Raises:
         InvalidInput: a name that ``kind`` does not have, or a value its field does not allow.
-
     """
     known: dict[str, Mapping[str, Any]] = {f.name: f.metadata for f in fields(kind)}  # pyright: ignore[reportArgumentType]
     values: dict[str, Any] = {}
@@ -184,7 +183,6 @@ def read_digits() -> Digits:
 
     Raises:
         InvalidInput: scikit-learn is not installed, or its images are not the whole numbers expected.
-
     """
     try:
         from sklearn.datasets import load_digits
@@ -211,7 +209,7 @@ def read_digits() -> Digits:
 class DigitsNet(nn.Module):
     """Logits (n, 10) of images (n, 1, 8, 8).
 
-    ReLU stands before the max-pool, so that equal neighbours in a window are exact zeros and need no decision.
+    ReLU stands before the max-pool, so that equal neighbours in a window are exact zeros: no decision needed.
     """
 
     def __init__(self, width: int, dropout: float) -> None:
@@ -242,7 +240,6 @@ def visited(step: int, batch: int, size: int, seed: int) -> npt.NDArray[np.int64
 
     Raises:
         InvalidInput: a negative step.
-
     """
     first = step * batch
     at = np.arange(first, first + batch)
@@ -259,7 +256,6 @@ def build(settings: Mapping[str, str]) -> Job:
 
     Raises:
         InvalidInput: an unknown setting, a value out of range, or no scikit-learn.
-
     """
     chosen = parse_settings(DigitsSettings, settings, job="digits")
     data = read_digits()

@@ -86,7 +86,6 @@ def build(settings: Mapping[str, str]) -> Job:
 
     Raises:
         InvalidInput: an unknown setting, a value out of range, or no transformers.
-
     """
     chosen = parse_settings(Gpt2Settings, settings, job="gpt2")
     check_divides("gpt2", accumulation=chosen.accumulation, batch=chosen.batch)

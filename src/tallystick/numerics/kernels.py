@@ -22,6 +22,8 @@ from numba.extending import intrinsic
 
 T_FIXED = 486260413 * 2.0**-30  # spec/rounding.md 3: off every simple fraction, in the middle range
 MIN_EXPONENT = -149  # the smallest positive FP32 value is 2**-149
+CANCELLED = 5  # a relative grid is never finer than 2**(e(old) + band + 5): what is left of a cancellation is noise
+MAX_FP64 = (2.0 - 2.0**-52) * 2.0**1023
 MAX_FP32 = (2.0 - 2.0**-23) * 2.0**127
 WORD = 2.0**-32
 DITHER_RUN = 1024  # words drawn at a time; a multiple of 4
@@ -56,11 +58,15 @@ def _power_of_two(exponent):
 
 
 @njit(inline="always")
+def _exponent(x):
+    return ((_bits_of(x) >> 52) & 0x7FF) - 1023
+
+
+@njit(inline="always")
 def _quantum_exponent(x, precision, floor):
     if precision == 0:
         return floor
-    exponent = ((_bits_of(x) >> 52) & 0x7FF) - 1023
-    return max(exponent - (precision - 1), floor)
+    return max(_exponent(x) - (precision - 1), floor)
 
 
 @njit(inline="always")
@@ -145,10 +151,12 @@ def record(x, old, out, scales, rows, precision, band, floor, relative, dithered
         t = T_FIXED
         for i in range(start, end):
             value = float(x[i])
-            if not (abs(value) <= 3.5e38):
+            if not (abs(value) <= MAX_FP64):
                 return count, i
             if relative:
-                delta = scale * max(abs(value), abs(float(old[i])))
+                before = float(old[i])
+                delta = scale * max(abs(value), abs(before))
+                floor_exponent = max(_exponent(before) + band + CANCELLED, MIN_EXPONENT)
             if dithered:
                 if i - base >= DITHER_RUN:
                     base = (i >> 2) << 2
@@ -157,7 +165,7 @@ def record(x, old, out, scales, rows, precision, band, floor, relative, dithered
             exponent = _quantum_exponent(value, precision, floor_exponent)
             quantum = _power_of_two(exponent)
             z = value * _power_of_two(-exponent)
-            k = math.floor(z)
+            k = np.floor(z)
             r = z - k
             up = 1.0 if r >= t else 0.0
             near, far = _distances(r, t)
@@ -208,10 +216,12 @@ def follow(y, old, out, scales, rows, precision, band, floor, relative, dithered
         t = T_FIXED
         for i in range(start, end):
             value = float(y[i])
-            if not (abs(value) <= 3.5e38):
+            if not (abs(value) <= MAX_FP64):
                 return violation, i
             if relative:
-                delta = scale * max(abs(value), abs(float(old[i])))
+                before = float(old[i])
+                delta = scale * max(abs(value), abs(before))
+                floor_exponent = max(_exponent(before) + band + CANCELLED, MIN_EXPONENT)
             if dithered:
                 if i - base >= DITHER_RUN:
                     base = (i >> 2) << 2
@@ -220,7 +230,7 @@ def follow(y, old, out, scales, rows, precision, band, floor, relative, dithered
             exponent = _quantum_exponent(value, precision, floor_exponent)
             quantum = _power_of_two(exponent)
             z = value * _power_of_two(-exponent)
-            k = math.floor(z)
+            k = np.floor(z)
             r = z - k
             up = 1.0 if r >= t else 0.0
             near, far = _distances(r, t)
@@ -276,7 +286,9 @@ def candidates(y, old, scales, rows, precision, band, floor, relative, dithered,
         for i in range(start, end):
             value = float(y[i])
             if relative:
-                delta = scale * max(abs(value), abs(float(old[i])))
+                before = float(old[i])
+                delta = scale * max(abs(value), abs(before))
+                floor_exponent = max(_exponent(before) + band + CANCELLED, MIN_EXPONENT)
             if dithered:
                 if i - base >= DITHER_RUN:
                     base = (i >> 2) << 2
@@ -285,7 +297,7 @@ def candidates(y, old, scales, rows, precision, band, floor, relative, dithered,
             exponent = _quantum_exponent(value, precision, floor_exponent)
             quantum = _power_of_two(exponent)
             z = value * _power_of_two(-exponent)
-            k = math.floor(z)
+            k = np.floor(z)
             r = z - k
             near, far = _distances(r, t)
             boundary = 0
@@ -326,11 +338,11 @@ def block_square_sums(x, rows, out):
 
 @njit(cache=True, nogil=True)
 def block_max_difference(x, y, rows, out):
-    """Raise ``out[block]`` to the largest ``|x - y|`` of the block."""
+    """Raise ``out[block]`` to the largest ``|x - y|`` of the block; infinity if a difference is not a number."""
     for block in range(out.size):
         largest = out[block]
         for i in range(block * rows, (block + 1) * rows):
             difference = abs(float(x[i]) - float(y[i]))
-            if difference > largest:
-                largest = difference
+            if not (difference <= largest):
+                largest = difference if difference == difference else np.inf
         out[block] = largest

@@ -127,7 +127,7 @@ def block_max_difference(x: Tensor, y: Tensor, blocks: int) -> npt.NDArray[np.fl
         largest = np.zeros(blocks, dtype=np.float64)
         kernels.block_max_difference(_flat(x), _flat(y), rows, largest)
         return largest
-    difference = (x.detach().double() - y.detach().double()).abs_()
+    difference = (x.detach().double() - y.detach().double()).abs_().nan_to_num_(nan=torch.inf)
     return difference.reshape(blocks, rows).amax(dim=1).cpu().numpy()
 
 
@@ -245,8 +245,10 @@ def _place(x: Tensor, old: Tensor | None, grid: SiteGrid, scale: Tensor | None, 
     lowest = kernels.MIN_EXPONENT
     if scale is None:
         assert old is not None
-        floor = torch.full_like(x, lowest, dtype=torch.int64)
-        delta = torch.maximum(x.abs(), old.double().abs()) * (2.0**grid.band)
+        before = old.double()
+        cancelled = ((before.view(torch.int64) >> 52) & 0x7FF) - 1023 + grid.band + kernels.CANCELLED
+        floor = cancelled.clamp_(min=lowest)
+        delta = torch.maximum(x.abs(), before.abs()) * (2.0**grid.band)
     else:
         floor = (scale + grid.floor).clamp_(min=lowest)
         delta = _power_of_two((scale + grid.band).clamp_(min=-1022))
@@ -297,7 +299,7 @@ def _scale_of(grid: SiteGrid, numel: int, device: torch.device) -> tuple[Tensor 
 
 def _finish(cells: _Cells, up: Tensor, grid: SiteGrid, start: int, name: str) -> Tensor:
     result = (cells.cell + up) * cells.quantum + 0.0
-    limit = kernels.MAX_FP32 if grid.precision else 1.7e308
+    limit = kernels.MAX_FP32 if grid.precision else kernels.MAX_FP64
     good = result.abs() <= limit
     if not bool(good.all()):
         raise _not_finite(name, start + int((~good).nonzero()[0].item()))
