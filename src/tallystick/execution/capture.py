@@ -32,6 +32,7 @@ from tallystick.execution.operators import (
     RANDOM,
     REDUCTIONS,
     SMOOTH,
+    STATEFUL,
     SWITCHES,
 )
 from tallystick.execution.randomness import RandomStream
@@ -177,7 +178,8 @@ class Capture(TorchDispatchMode):
             self.findings.lifted.add(_name(func))
             kwargs = {**kwargs, "dtype": torch.float64}
         if self.jitter is not None and _name(func) in REDUCTIONS:
-            args = tuple(self.jitter.disturbed(value) for value in args)
+            inputs = 1 if _name(func) in STATEFUL else len(args)
+            args = (*(self.jitter.disturbed(value) for value in args[:inputs]), *args[inputs:])
         result = handler(self, func, args, kwargs)
         if self.jitter is not None:
             self.jitter.after(func, args, result)

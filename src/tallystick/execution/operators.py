@@ -6,7 +6,6 @@ on floating tensors that stands in no table is *unknown*: recording stops and na
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -196,7 +195,8 @@ REDUCTIONS = frozenset(
     """.split()
 )
 
-
-def is_integral(value: float) -> bool:
-    """Whether ``value`` is a finite whole number."""
-    return math.isfinite(value) and value == int(value)
+# Write into arguments (running statistics) without saying so: only their first input may be disturbed.
+STATEFUL = frozenset(
+    f"aten::{name}"
+    for name in "native_batch_norm cudnn_batch_norm miopen_batch_norm _native_batch_norm_legit _batch_norm_with_update".split()
+)

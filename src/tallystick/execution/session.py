@@ -38,6 +38,7 @@ REFUSED_OPTIMIZERS = {
     "SparseAdam": "it needs sparse gradients, which are summed in an order that differs between devices",
 }
 REFUSED_SCHEDULERS = {"ReduceLROnPlateau": "it branches on the loss, whose last bits differ between machines"}
+SMALL = 1 << 16  # elements up to which a buffer is compared by value
 SCHEDULE_BITS = 40  # hyper-parameters are kept to 40 significant bits: libraries differ in the 53rd
 
 
@@ -109,7 +110,7 @@ class Session:
         self._held: dict[int, _Held] = {}
         self._handles: list[Any] = []
         self._dtypes: dict[str, torch.dtype] = {}
-        self._watched: dict[str, tuple[int, int]] = {}
+        self._watched: dict[str, tuple[int, int, Tensor | None]] = {}
         self.on_schedule: Callable[[list[tuple[int, str, float]]], None] | None = None
         self.probing = False
 
@@ -295,7 +296,9 @@ class Session:
             raise ProtocolViolation(f"step {self.step}: a step is already open")
         self._tape = tape
         self.skipped, self.loss, self.schedule = True, 0.0, []
-        self._watched = {name: (t.data_ptr(), t._version) for name, t in self._all_floating()}
+        self._watched = {
+            name: (t.data_ptr(), t._version, t.clone() if t.numel() <= SMALL else None) for name, t in self._floating_buffers()
+        }
         try:
             with repeatable(self.policy.compute):
                 yield
@@ -323,7 +326,7 @@ class Session:
         assert self._tape is not None
         self._snap_schedule()
         for ordinal, (name, buffer) in enumerate(self._floating_buffers()):
-            if self._watched.get(name) != (buffer.data_ptr(), buffer._version):
+            if self._has_changed(name, buffer):
                 with torch.no_grad():
                     self._tape.round(Kind.BUFFER, ordinal, buffer, out=buffer, name=name)
         if not math.isfinite(self.loss):
@@ -332,6 +335,13 @@ class Session:
         self._tape.round(Kind.LOSS, 0, loss, out=loss, name="loss")
         self.loss = float(loss.item())
         return self.state_fingerprint()
+
+    def _has_changed(self, name: str, buffer: Tensor) -> bool:
+        """Small buffers are compared by value, since batch norm does not count its writes; large ones by their counter."""
+        pointer, version, copied = self._watched[name]
+        if copied is not None:
+            return not torch.equal(buffer, copied)
+        return (pointer, version) != (buffer.data_ptr(), buffer._version)
 
     def state_fingerprint(self) -> int:
         """Return the 64-bit fingerprint over all floating state tensors, in order of their names."""
