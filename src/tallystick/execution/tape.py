@@ -229,7 +229,6 @@ class FollowTape:
     rank: int = 0
     violations: list[Violation] = field(default_factory=list[Violation])
     freedom: Freedom = field(default_factory=Freedom)
-    rounded: dict[tuple[int, int], tuple[Tensor, Tensor | None, Key]] | None = None
     _micro_batch: int = 0
     _ordinal: int = -1
 
@@ -294,8 +293,6 @@ class FollowTape:
         grid = self.table.sites.get((kind, ordinal))
         if grid is None:
             raise InvalidInput(f"log: no grid is given for {name}")
-        if self.rounded is not None:
-            self.rounded[(kind, ordinal)] = (x.detach().clone(), None if old is None else old.detach().clone(), key)
         if grid.scales.size and x.numel() % grid.scales.size:
             raise InvalidInput(f"log: {name} has {x.numel()} elements, not a multiple of its {grid.scales.size} blocks")
         self._check_scales(kind, grid, x, name)

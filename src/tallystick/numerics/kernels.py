@@ -22,7 +22,9 @@ from numba.extending import intrinsic
 
 T_FIXED = 486260413 * 2.0**-30  # spec/rounding.md 3: off every simple fraction, in the middle range
 MIN_EXPONENT = -149  # the smallest positive FP32 value is 2**-149
-CANCELLED = 5  # a relative grid is never finer than 2**(e(old) + band + 5): what is left of a cancellation is noise
+MAX_EXPONENT = 1000  # of a quantum, so that it and its reciprocal are normal numbers
+MIN_BAND = -1022  # no distance but zero is smaller, so a narrower band would mean the same
+CANCELLED = 5  # relative bands: no quantum below 2**(e(old) + band + 5); what is left of a cancellation is noise
 MAX_FP64 = (2.0 - 2.0**-52) * 2.0**1023
 MAX_FP32 = (2.0 - 2.0**-23) * 2.0**127
 WORD = 2.0**-32
@@ -66,7 +68,7 @@ def _exponent(x):
 def _quantum_exponent(x, precision, floor):
     if precision == 0:
         return floor
-    return max(_exponent(x) - (precision - 1), floor)
+    return min(max(_exponent(x) - (precision - 1), floor), MAX_EXPONENT)
 
 
 @njit(inline="always")
@@ -125,11 +127,14 @@ def _fill_words(words, first_block, blocks, key0, key1):
 
 
 @njit(cache=True, nogil=True)
-def record(x, old, out, scales, rows, precision, band, floor, relative, dithered, key0, key1, index, side):
+def record(
+    x, old, out, scales, rows, precision, band, floor, relative, dithered, key0, key1, limit, index, side
+):
     """Round ``x`` into ``out``; write the ambiguous elements' positions and sides.
 
     Returns ``(count, bad)``: entries found (those past ``index.size`` are counted, not written)
-    and the position of the first element that is not finite or overflows FP32, or -1.
+    and the position of the first element that is not finite, becomes larger than ``limit``, or was
+    beyond FP32 before; or -1.
     """
     count = 0
     words = np.zeros(DITHER_RUN + 8, dtype=np.uint32)
@@ -139,15 +144,15 @@ def record(x, old, out, scales, rows, precision, band, floor, relative, dithered
     for block in range(blocks):
         if relative:
             delta = 0.0
-            scale = math.ldexp(1.0, band)
+            scale = math.ldexp(1.0, max(band, MIN_BAND))
             floor_exponent = MIN_EXPONENT
             start, end = 0, n
         else:
             scale = 0.0
-            delta = math.ldexp(1.0, scales[block] + band)
+            delta = math.ldexp(1.0, max(scales[block] + band, MIN_BAND))
             floor_exponent = max(scales[block] + floor, MIN_EXPONENT)
             start, end = block * rows, (block + 1) * rows
-            base = start - DITHER_RUN  # no words yet
+        base = start - DITHER_RUN  # no words yet
         t = T_FIXED
         for i in range(start, end):
             value = float(x[i])
@@ -155,6 +160,8 @@ def record(x, old, out, scales, rows, precision, band, floor, relative, dithered
                 return count, i
             if relative:
                 before = float(old[i])
+                if not (abs(before) <= MAX_FP32):
+                    return count, i
                 delta = scale * max(abs(value), abs(before))
                 floor_exponent = max(_exponent(before) + band + CANCELLED, MIN_EXPONENT)
             if dithered:
@@ -170,7 +177,7 @@ def record(x, old, out, scales, rows, precision, band, floor, relative, dithered
             up = 1.0 if r >= t else 0.0
             near, far = _distances(r, t)
             result = (k + up) * quantum
-            if precision > 0 and not (abs(result) <= MAX_FP32):
+            if not (abs(result) <= limit):
                 return count, i
             out[i] = result + 0.0
             if min(near, far) * quantum < delta:
@@ -182,13 +189,15 @@ def record(x, old, out, scales, rows, precision, band, floor, relative, dithered
 
 
 @njit(cache=True, nogil=True)
-def follow(y, old, out, scales, rows, precision, band, floor, relative, dithered, key0, key1, index, side, stats):
+def follow(
+    y, old, out, scales, rows, precision, band, floor, relative, dithered, key0, key1, limit, index, side, stats
+):
     """Round ``y`` into ``out``, taking the logged side for the elements in ``index``.
 
     ``stats`` (float64[4]) receives: elements within twice the band of a boundary, the sum of
     their squared quanta, the sum of squares of ``out``, the number of entries out of reach.
     Returns ``(violation, bad)``: the position of the first entry farther than twice the band from its
-    boundary, and of the first element that is not finite or overflows FP32; -1 for none.
+    boundary, and of the first element that ``record`` would refuse; -1 for none.
     """
     violation = -1
     cursor = 0
@@ -204,15 +213,15 @@ def follow(y, old, out, scales, rows, precision, band, floor, relative, dithered
     for block in range(blocks):
         if relative:
             delta = 0.0
-            scale = math.ldexp(1.0, band)
+            scale = math.ldexp(1.0, max(band, MIN_BAND))
             floor_exponent = MIN_EXPONENT
             start, end = 0, n
         else:
             scale = 0.0
-            delta = math.ldexp(1.0, scales[block] + band)
+            delta = math.ldexp(1.0, max(scales[block] + band, MIN_BAND))
             floor_exponent = max(scales[block] + floor, MIN_EXPONENT)
             start, end = block * rows, (block + 1) * rows
-            base = start - DITHER_RUN  # no words yet
+        base = start - DITHER_RUN  # no words yet
         t = T_FIXED
         for i in range(start, end):
             value = float(y[i])
@@ -220,6 +229,8 @@ def follow(y, old, out, scales, rows, precision, band, floor, relative, dithered
                 return violation, i
             if relative:
                 before = float(old[i])
+                if not (abs(before) <= MAX_FP32):
+                    return violation, i
                 delta = scale * max(abs(value), abs(before))
                 floor_exponent = max(_exponent(before) + band + CANCELLED, MIN_EXPONENT)
             if dithered:
@@ -248,7 +259,7 @@ def follow(y, old, out, scales, rows, precision, band, floor, relative, dithered
                         violation = i
                 cursor += 1
             result = (k + up) * quantum
-            if precision > 0 and not (abs(result) <= MAX_FP32):
+            if not (abs(result) <= limit):
                 return violation, i
             out[i] = result + 0.0
             energy += result * result
@@ -273,15 +284,15 @@ def candidates(y, old, scales, rows, precision, band, floor, relative, dithered,
     for block in range(blocks):
         if relative:
             delta = 0.0
-            scale = math.ldexp(1.0, band)
+            scale = math.ldexp(1.0, max(band, MIN_BAND))
             floor_exponent = MIN_EXPONENT
             start, end = 0, y.size
         else:
             scale = 0.0
-            delta = math.ldexp(1.0, scales[block] + band)
+            delta = math.ldexp(1.0, max(scales[block] + band, MIN_BAND))
             floor_exponent = max(scales[block] + floor, MIN_EXPONENT)
             start, end = block * rows, (block + 1) * rows
-            base = start - DITHER_RUN  # no words yet
+        base = start - DITHER_RUN  # no words yet
         t = T_FIXED
         for i in range(start, end):
             value = float(y[i])
@@ -300,15 +311,15 @@ def candidates(y, old, scales, rows, precision, band, floor, relative, dithered,
             k = np.floor(z)
             r = z - k
             near, far = _distances(r, t)
-            boundary = 0
+            boundary = 0.0
             if far < near:
                 near = far
-                boundary = 1 if r >= t else -1
+                boundary = 1.0 if r >= t else -1.0
             if near * quantum < delta:
                 if count < index.size:
                     index[count] = i
                     out[count, 0] = (k + boundary) * quantum + 0.0
-                    out[count, 1] = (k + boundary + 1.0) * quantum + 0.0
+                    out[count, 1] = (k + (boundary + 1.0)) * quantum + 0.0
                 count += 1
     return count
 

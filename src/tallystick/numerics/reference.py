@@ -1,17 +1,21 @@
 """The rounding rule in plain scalar Python: the executable form of spec/rounding.md.
 
+Beside it stands the state's fingerprint, of spec/transcript.md 3.
+
 Every kernel must agree with this file bit for bit. Each arithmetic operation below is one IEEE 754 binary64
 operation, rounded to nearest even, in the order written; no fused multiply-add. Scaling by a power of two is
 `ldexp`, which rounds at most once and only where the result is subnormal.
 
     record: x -> value on the grid, and (index, side) of each element closer than delta to a boundary
     follow: y -> value on the grid, taking the recorded side wherever one was recorded
+    candidates: y -> both values of each element closer than delta to a boundary
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tallystick.errors import InvalidInput
@@ -28,10 +32,16 @@ LARGEST_EXPONENT = 1000
 FP32_LARGEST = (2.0 - 2.0**-23) * 2.0**127
 
 SMALLEST_NORMAL_EXPONENT = -1022
-"""Of a scaled band: no distance but zero is smaller than 2**-1022, so a narrower band means the same."""
+"""Of a band: no distance but zero is smaller than 2**-1022, so a narrower one would mean the same."""
 
 RELATIVE_EXPONENT = -47
 """Default band of state: 2**6 roundings of FP64, relative to the larger of old and new."""
+
+CANCELLED = 5
+"""With a quantum of at least 2**5 * 2**(e(old) + b), over 16 bands of old fit one (spec/rounding.md 2)."""
+
+GOLDEN = 0x9E3779B97F4A7C15
+"""2**64 / phi, odd: the weights of neighbouring elements in a fingerprint have nothing in common."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +87,22 @@ class Rounded:
 
 
 @dataclass(frozen=True, slots=True)
+class _Place:
+    """A cell and its nearest boundary, as in `Rounded`; of the value, a follower lets the log decide."""
+
+    cell: float
+    exponent: int
+    boundary: int
+    distance: float
+    side: int
+
+    @property
+    def reach(self) -> float:
+        """Distance to the boundary as a number, not in quanta."""
+        return math.ldexp(self.distance, self.exponent)
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
     """A logged element: flat index, and 1 if the recorder's value lay on the upper side of its boundary."""
 
@@ -95,7 +121,10 @@ class ScaledBand:
 
 @dataclass(frozen=True, slots=True)
 class RelativeBand:
-    """delta = 2**exponent * max(|new|, |old|), grid floor -149; `olds` are what both parties held before."""
+    """delta = 2**exponent * max(|new|, |old|), grid floor e(old) + exponent + 5.
+
+    `olds` are the values that both parties held before, each within the range of FP32.
+    """
 
     olds: tuple[float, ...]
     exponent: int = RELATIVE_EXPONENT
@@ -114,16 +143,9 @@ def round_element(x: float, grid: Grid, t: float = T_FIXED, *, index: int = 0) -
     Raises InvalidInput naming `index` where x is not finite, x is beyond 2**1023 quanta, or a relative grid
     gives a value beyond the largest FP32.
     """
-    if not math.isfinite(x):
-        raise InvalidInput(f"element {index}: {x} is not finite and has no place on a grid")
-    exponent = grid.exponent(x)
-    z = _scaled(x, -exponent, index)
-    k = float(math.floor(z))
-    r = z - k
-    up = 1 if r >= t else 0
-    boundary, distance, side = _nearest_boundary(r, t)
-    value = _on_grid(k + up, exponent, grid, index)
-    return Rounded(value, k, exponent, boundary, distance, side)
+    place = _place(x, grid, t, index)
+    value = _on_grid(place, place.side, grid, index)
+    return Rounded(value, place.cell, place.exponent, place.boundary, place.distance, place.side)
 
 
 def record(
@@ -164,20 +186,61 @@ def follow(
     violations: list[int] = []
     for i, y in enumerate(ys):
         grid = _grid(i, len(ys), precision, band)
-        rounded = round_element(y, grid, _position(i, words), index=i)
-        value = rounded.value
+        place = _place(y, grid, _position(i, words), i)
+        side = place.side
         if i in sides:
-            if math.ldexp(rounded.distance, rounded.exponent) < 2.0 * _delta(i, len(ys), y, band):
-                value = _on_grid(rounded.cell + rounded.boundary + sides[i], rounded.exponent, grid, i)
+            if place.reach < 2.0 * _delta(i, len(ys), y, band):
+                side = sides[i]
             else:
                 violations.append(i)
-        values.append(value)
+        values.append(_on_grid(place, side, grid, i))
     return values, violations
+
+
+def candidates(
+    ys: Sequence[float], precision: int, band: ScaledBand | RelativeBand, words: Sequence[int] | None = None
+) -> list[tuple[int, float, float]]:
+    """(index, lower, upper) of each element closer than delta to a boundary: the cell values beside it.
+
+    On the conditions of spec/rounding.md 7, a machine with a value within the band of y rounds a listed
+    element to one of the two, and any other one as y is rounded. Raises InvalidInput as `record` does.
+    """
+    _check_arguments(len(ys), precision, band, words)
+    found: list[tuple[int, float, float]] = []
+    for i, y in enumerate(ys):
+        grid = _grid(i, len(ys), precision, band)
+        place = _place(y, grid, _position(i, words), i)
+        if place.reach < _delta(i, len(ys), y, band):
+            found.append((i, _on_grid(place, 0, grid, i), _on_grid(place, 1, grid, i)))
+    return found
+
+
+def fingerprint(tensors: Mapping[str, Sequence[float]]) -> int:
+    """The 64-bit fingerprint of the floating state tensors, by entry name (spec/transcript.md 3).
+
+    A locator, not a commitment: equal by accident with probability about 2**-64, on purpose at will. Raises
+    InvalidInput for a value that is not an FP32 value.
+    """
+    total = 0
+    for ordinal, name in enumerate(sorted(tensors, key=str.encode)):
+        for i, value in enumerate(tensors[name]):
+            weight = ((ordinal << 40) + i) * GOLDEN % (1 << 64) | 1
+            total += (_fp32_bits(value, name, i) + 1) * weight
+    return total % (1 << 64)
 
 
 def block_of(index: int, numel: int, n_blocks: int) -> int:
     """The block of a flat index: rows along dimension 0, or the whole tensor when there is one block."""
     return index // (numel // n_blocks)
+
+
+def _place(x: float, grid: Grid, t: float, index: int) -> _Place:
+    if not math.isfinite(x):
+        raise InvalidInput(f"element {index}: {x} is not finite and has no place on a grid")
+    exponent = grid.exponent(x)
+    z = _scaled(x, -exponent, index)
+    cell = float(math.floor(z))
+    return _Place(cell, exponent, *_nearest_boundary(z - cell, t))
 
 
 def _nearest_boundary(r: float, t: float) -> tuple[int, float, int]:
@@ -196,12 +259,15 @@ def _scaled(x: float, exponent: int, index: int) -> float:
         raise InvalidInput(f"element {index}: {x!r} is beyond 2**1023 quanta of 2**{-exponent}") from None
 
 
-def _on_grid(cell: float, exponent: int, grid: Grid, index: int) -> float:
-    """The value cell * 2**exponent, with -0.0 made +0.0."""
+def _on_grid(place: _Place, side: int, grid: Grid, index: int) -> float:
+    """The value on that side of the boundary, with -0.0 made +0.0."""
+    cell = place.cell + (place.boundary + side)
     try:
-        value = math.ldexp(cell, exponent) + 0.0
+        value = math.ldexp(cell, place.exponent) + 0.0
     except OverflowError:
-        raise InvalidInput(f"element {index}: {cell!r} quanta of 2**{exponent} overflow binary64") from None
+        raise InvalidInput(
+            f"element {index}: {cell!r} quanta of 2**{place.exponent} overflow binary64"
+        ) from None
     if grid.precision > 0 and abs(value) > FP32_LARGEST:
         raise InvalidInput(f"element {index}: {value!r} is beyond the largest FP32 value {FP32_LARGEST!r}")
     return value
@@ -209,13 +275,21 @@ def _on_grid(cell: float, exponent: int, grid: Grid, index: int) -> float:
 
 def _grid(index: int, numel: int, precision: int, band: ScaledBand | RelativeBand) -> Grid:
     if isinstance(band, RelativeBand):
-        return Grid(precision, SMALLEST_EXPONENT)
+        return Grid(precision, _cancelled(band.olds[index], band.exponent, index))
     return Grid(precision, band.scales[block_of(index, numel, len(band.scales))] + band.floor)
+
+
+def _cancelled(old: float, band: int, index: int) -> int:
+    """The floor exponent that an old value sets: below it, what is left of a cancellation is noise."""
+    if not abs(old) <= FP32_LARGEST:
+        raise InvalidInput(f"element {index}: old value {old!r} is not within the range of FP32")
+    return SMALLEST_EXPONENT if old == 0.0 else math.frexp(old)[1] - 1 + band + CANCELLED
 
 
 def _delta(index: int, numel: int, new: float, band: ScaledBand | RelativeBand) -> float:
     if isinstance(band, RelativeBand):
-        return math.ldexp(max(abs(new), abs(band.olds[index])), band.exponent)
+        larger = max(abs(new), abs(band.olds[index]))
+        return math.ldexp(larger, max(band.exponent, SMALLEST_NORMAL_EXPONENT))
     exponent = band.scales[block_of(index, numel, len(band.scales))] + band.exponent
     return math.ldexp(1.0, max(exponent, SMALLEST_NORMAL_EXPONENT))
 
@@ -236,15 +310,8 @@ def _check_arguments(
     if isinstance(band, RelativeBand):
         if len(band.olds) != numel:
             raise InvalidInput(f"band: {len(band.olds)} old values for {numel} elements")
-        _check_olds(band.olds)
     elif numel and (not band.scales or numel % len(band.scales)):
         raise InvalidInput(f"band: {len(band.scales)} blocks do not divide {numel} elements")
-
-
-def _check_olds(olds: Sequence[float]) -> None:
-    for i, old in enumerate(olds):
-        if not math.isfinite(old):
-            raise InvalidInput(f"element {i}: old value {old} is not finite")
 
 
 def _check_entries(entries: Sequence[Entry], numel: int) -> None:
@@ -255,3 +322,13 @@ def _check_entries(entries: Sequence[Entry], numel: int) -> None:
         if entry.side not in (0, 1):
             raise InvalidInput(f"log: side {entry.side} of element {entry.index} is neither 0 nor 1")
         previous = entry.index
+
+
+def _fp32_bits(value: float, name: str, index: int) -> int:
+    try:
+        packed = struct.pack("<f", value)
+    except OverflowError:
+        raise InvalidInput(f"{name}: element {index}: {value!r} is beyond the largest FP32 value") from None
+    if struct.unpack("<f", packed)[0] != value and not math.isnan(value):
+        raise InvalidInput(f"{name}: element {index}: {value!r} is not an FP32 value")
+    return int.from_bytes(packed, "little")

@@ -99,6 +99,10 @@ def fingerprint(tensor: Tensor, ordinal: int) -> int:
     base = ordinal << 40
     if values.device.type == "cpu":
         return int(kernels.fingerprint32(values.contiguous().view(torch.int32).numpy().view(np.uint32), base))
+    return _fingerprint_tensor(values, base)
+
+
+def _fingerprint_tensor(values: Tensor, base: int) -> int:
     total = 0
     for start in range(0, values.numel(), CHUNK):
         bits = values[start : start + CHUNK].contiguous().view(torch.int32).to(torch.int64) & MASK32
@@ -110,25 +114,38 @@ def fingerprint(tensor: Tensor, ordinal: int) -> int:
 
 def block_rms(x: Tensor, blocks: int) -> npt.NDArray[np.float64]:
     """Return the root mean square of each of ``blocks`` equal leading blocks of ``x``, in binary64."""
+    if x.device.type != "cpu":
+        return _block_rms_tensor(x, blocks)
     rows = x.numel() // blocks
-    if x.device.type == "cpu":
-        sums = np.empty(blocks, dtype=np.float64)
-        kernels.block_square_sums(_flat(x), rows, sums)
-    else:
-        flat = x.detach().reshape(blocks, rows)
-        sums = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64).square().cpu().numpy()
+    sums = np.empty(blocks, dtype=np.float64)
+    kernels.block_square_sums(_flat(x), rows, sums)
     return np.sqrt(sums / max(rows, 1))
 
 
-def block_max_difference(x: Tensor, y: Tensor, blocks: int) -> npt.NDArray[np.float64]:
-    """Return the largest ``|x - y|`` in each of ``blocks`` equal leading blocks, in binary64."""
+def _block_rms_tensor(x: Tensor, blocks: int) -> npt.NDArray[np.float64]:
     rows = x.numel() // blocks
-    if x.device.type == "cpu":
-        largest = np.zeros(blocks, dtype=np.float64)
-        kernels.block_max_difference(_flat(x), _flat(y), rows, largest)
-        return largest
-    difference = (x.detach().double() - y.detach().double()).abs_().nan_to_num_(nan=torch.inf)
-    return difference.reshape(blocks, rows).amax(dim=1).cpu().numpy()
+    norms = torch.linalg.vector_norm(x.detach().reshape(blocks, rows), dim=1, dtype=torch.float64)
+    return np.sqrt(norms.square().cpu().numpy() / max(rows, 1))
+
+
+def block_max_difference(x: Tensor, y: Tensor, blocks: int) -> npt.NDArray[np.float64]:
+    """Return the largest ``|x - y|`` in each of ``blocks`` equal leading blocks, in binary64.
+
+    Infinity where a difference is infinite or not a number; 0 for blocks without elements.
+    """
+    if x.device.type != "cpu":
+        return _block_max_difference_tensor(x, y, blocks)
+    largest = np.zeros(blocks, dtype=np.float64)
+    kernels.block_max_difference(_flat(x), _flat(y), x.numel() // blocks, largest)
+    return largest
+
+
+def _block_max_difference_tensor(x: Tensor, y: Tensor, blocks: int) -> npt.NDArray[np.float64]:
+    if not x.numel():
+        return np.zeros(blocks, dtype=np.float64)
+    difference = (x.detach().double() - y.detach().double()).abs_()
+    difference.nan_to_num_(nan=torch.inf, posinf=torch.inf)
+    return difference.reshape(blocks, -1).amax(dim=1).cpu().numpy()
 
 
 @dataclass(frozen=True)
@@ -173,6 +190,11 @@ def _blocks(grid: SiteGrid, numel: int) -> tuple[npt.NDArray[np.int32], int, boo
     return scales, (numel if relative else numel // scales.size), relative
 
 
+def _limit(grid: SiteGrid, out: Tensor) -> float:
+    """Return the largest magnitude a result may have: a grid of p > 0 bits is one of FP32 values."""
+    return kernels.MAX_FP32 if grid.precision or out.dtype == torch.float32 else kernels.MAX_FP64
+
+
 def _not_finite(name: str, element: int) -> Nondeterminism:
     return Nondeterminism(f"{name}: element {element} is not finite or does not fit float32; it cannot be rounded")
 
@@ -194,7 +216,7 @@ def _record_cpu(
     side = np.empty(room, dtype=np.uint8)
     count, bad = kernels.record(
         values, before, target, scales, rows, grid.precision, grid.band, grid.floor, relative, grid.dithered,
-        np.uint64(key[0]), np.uint64(key[1]), index, side,
+        np.uint64(key[0]), np.uint64(key[1]), _limit(grid, out), index, side,
     )  # fmt: skip
     if bad >= 0:
         raise _not_finite(name, int(bad))
@@ -212,7 +234,8 @@ def _follow_cpu(
     stats = np.zeros(4, dtype=np.float64)
     violation, bad = kernels.follow(
         values, before, target, scales, rows, grid.precision, grid.band, grid.floor, relative, grid.dithered,
-        np.uint64(key[0]), np.uint64(key[1]), entries.indexes, entries.symbols.astype(np.uint8), stats,
+        np.uint64(key[0]), np.uint64(key[1]), _limit(grid, out), entries.indexes,
+        entries.symbols.astype(np.uint8), stats,
     )  # fmt: skip
     if bad >= 0:
         raise _not_finite(name, int(bad))
@@ -246,15 +269,16 @@ def _place(x: Tensor, old: Tensor | None, grid: SiteGrid, scale: Tensor | None, 
     if scale is None:
         assert old is not None
         before = old.double()
+        x = x.masked_fill(~(before.abs() <= kernels.MAX_FP32), torch.nan)  # refused with the result
         cancelled = ((before.view(torch.int64) >> 52) & 0x7FF) - 1023 + grid.band + kernels.CANCELLED
         floor = cancelled.clamp_(min=lowest)
-        delta = torch.maximum(x.abs(), before.abs()) * (2.0**grid.band)
+        delta = torch.maximum(x.abs(), before.abs()) * (2.0 ** max(grid.band, kernels.MIN_BAND))
     else:
         floor = (scale + grid.floor).clamp_(min=lowest)
-        delta = _power_of_two((scale + grid.band).clamp_(min=-1022))
+        delta = _power_of_two((scale + grid.band).clamp_(min=kernels.MIN_BAND))
     if grid.precision:
         own = ((x.view(torch.int64) >> 52) & 0x7FF) - 1023
-        exponent = torch.maximum(own - (grid.precision - 1), floor)
+        exponent = torch.maximum(own - (grid.precision - 1), floor).clamp_(max=kernels.MAX_EXPONENT)
     else:
         exponent = floor
     quantum = _power_of_two(exponent)
@@ -297,9 +321,8 @@ def _scale_of(grid: SiteGrid, numel: int, device: torch.device) -> tuple[Tensor 
     return (None if relative else torch.from_numpy(scales).to(device, torch.int64)), rows
 
 
-def _finish(cells: _Cells, up: Tensor, grid: SiteGrid, start: int, name: str) -> Tensor:
+def _finish(cells: _Cells, up: Tensor, limit: float, start: int, name: str) -> Tensor:
     result = (cells.cell + up) * cells.quantum + 0.0
-    limit = kernels.MAX_FP32 if grid.precision else kernels.MAX_FP64
     good = result.abs() <= limit
     if not bool(good.all()):
         raise _not_finite(name, start + int((~good).nonzero()[0].item()))
@@ -320,13 +343,14 @@ def _record_tensor(
     source, target = x.detach().reshape(-1), out.detach().reshape(-1)
     before = old.detach().reshape(-1) if old is not None else None
     scale, rows = _scale_of(grid, source.numel(), source.device)
+    limit = _limit(grid, out)
     indexes: list[npt.NDArray[np.int64]] = []
     sides: list[npt.NDArray[np.int64]] = []
     for start in range(0, source.numel(), CHUNK):
         part = source[start : start + CHUNK]
         was = before[start : start + CHUNK] if before is not None else None
         cells = _place(part, was, grid, _chunk_scale(scale, rows, start, part.numel()), start, key)
-        result = _finish(cells, cells.up.double(), grid, start, name)
+        result = _finish(cells, cells.up.double(), limit, start, name)
         found = (cells.distance < cells.delta).nonzero().squeeze(1)
         bit = cells.up[found] ^ (cells.far[found] < cells.near[found])
         indexes.append(found.cpu().numpy() + start)
@@ -346,6 +370,7 @@ def _follow_tensor(
     source, target = y.detach().reshape(-1), out.detach().reshape(-1)
     before = old.detach().reshape(-1) if old is not None else None
     scale, rows = _scale_of(grid, source.numel(), source.device)
+    limit = _limit(grid, out)
     violation, violations, near_count, steer, energy = -1, 0, 0, 0.0, 0.0
     for start in range(0, source.numel(), CHUNK):
         part = source[start : start + CHUNK]
@@ -365,7 +390,7 @@ def _follow_tensor(
             if outside.numel():
                 violations += outside.numel()
                 violation = start + int(outside[0].item()) if violation < 0 else violation
-        result = _finish(cells, up, grid, start, name)
+        result = _finish(cells, up, limit, start, name)
         near_count += int(within.sum().item())
         steer += float((cells.quantum.square() * within).sum().item())
         energy += float(result.square().sum().item())

@@ -23,8 +23,8 @@ from tallystick.execution.job import Job, JobSource
 from tallystick.execution.session import Session
 from tallystick.execution.snapshot import load_state, state_entries
 from tallystick.execution.step import StepOutcome, backward_of, run_step
-from tallystick.execution.tape import FollowTape, Freedom, RecordTape, Violation
-from tallystick.numerics.log import Kind, decode_frame
+from tallystick.execution.tape import FollowTape, Freedom, RecordTape, Violation, is_noise_only
+from tallystick.numerics.log import Kind, SiteGrid, decode_frame
 from tallystick.numerics.policy import policy_of
 from tallystick.protocol.transcript import Specification, StepRecord, Transcript
 from tallystick.roles.trainer import Phases, Progress, open_session, step_record
@@ -385,7 +385,8 @@ def _judge_segment(
     """Name the segment's verdict, having asked first whether this machine's own noise is to blame."""
     step = result.first_step
     assert step is not None
-    blame = find_own_noise(replay, directory, transcript, result.start, step, frames, root)
+    state = directory.load_committed(result.start, root)
+    blame = find_own_noise(replay, transcript, result.start, step, frames, state)
     if blame is not None:
         result.verdict = "cannot_reproduce"
         result.deviations.insert(0, blame)
@@ -396,19 +397,21 @@ def _judge_segment(
 
 def find_own_noise(
     replay: Replay,
-    directory: RunDirectory,
     transcript: Transcript,
     start: int,
     step: int,
     frames: Mapping[int, bytes],
-    root: str,
+    state: Mapping[str, Entry],
 ) -> Deviation | None:
-    """Return the site where this machine's noise at ``step`` exceeds the band the trainer declared, if there is one."""
+    """Return the site where this machine's noise at ``step`` exceeds the band the trainer declared, if there is one.
+
+    ``state`` is the one after ``start`` steps; the steps in between are repeated under ``frames``.
+    """
     session = replay.session
-    load_state(session, directory.load_committed(start, root))
-    for before in range(start, step):
-        replay.follow(transcript.record(before), frames[before])
+    load_state(session, state)
     try:
+        for before in range(start, step):
+            replay.follow(transcript.record(before), frames[before])
         declared = FollowTape(session.policy, session.table, decode_frame(frames[step])).table
         measured = calibrate(session, backward_of(session, replay.job), seed=session.seed + 1)
     except InvalidInput:
@@ -417,9 +420,11 @@ def find_own_noise(
         return Deviation(step, "cannot_reproduce", "own noise", None, str(problem), "that it is below the band")
     for place, noise in sorted(measured.noise.items()):
         grid = declared.sites.get(place)
-        if place[0] == Kind.STATE or grid is None:
+        if grid is None:
+            grid = SiteGrid(0, session.policy.decision_band[0], 0) if place[0] == Kind.DECISION else None
+        if place[0] == Kind.STATE or grid is None or is_noise_only(grid):
             continue
-        if noise.relative > 2.0**grid.band and not (grid.band == -1):
+        if noise.relative > 2.0**grid.band:
             return Deviation(
                 step, "cannot_reproduce", session.site_name(place), None,
                 f"noise {noise.relative:.3g} of its scale", f"band {2.0**grid.band:.3g}",

@@ -1,0 +1,389 @@
+"""The judge: two parties' transcripts differ; find the first step on which they part, repeat it, and rule.
+
+The bisection is played by ``protocol.game`` on each side's commitments: roots at checkpoints first, then a root
+for every step of the disputed segment, which both sides repeat. The judge then holds the agreed state before the
+disputed step, the job and the trainer's log of that step, and nothing else.
+
+A state is acceptable if every element is a value that honest arithmetic within the declared bands can give: where the
+judge's own gradient or state lies within the band of a rounding boundary, both neighbours will do. (This holds element
+by element, so the optimizer must be elementwise; every optimizer that ``policy`` accepts today is.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tallystick.commit.encoding import canonical_json, digest
+from tallystick.commit.state import Entry, summarise
+from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
+from tallystick.execution.job import JobSource
+from tallystick.execution.snapshot import load_state, state_entries
+from tallystick.execution.step import batch_digest, run_step
+from tallystick.execution.tape import FollowTape
+from tallystick.numerics.log import Kind, decode_frame
+from tallystick.numerics.rounding import NO_KEY, Candidates, Key, find_candidates
+from tallystick.protocol.game import Claim, Level, apply, open_game
+from tallystick.protocol.strategy import next_moves
+from tallystick.protocol.trace import DisputedPosition, Party, Ruling
+from tallystick.protocol.transcript import Transcript
+from tallystick.roles.auditor import Deviation, Replay, compare_states, compare_step, find_own_noise, open_replay
+from tallystick.store.files import RunDirectory
+
+UNOPENED_TAG = "tallystick/unopened-state/1"
+VERDICT_FORMAT = "tallystick/dispute-verdict/1"
+State = Mapping[str, Entry]
+
+
+@dataclass(frozen=True)
+class DisputeResult:
+    """How a dispute ended.
+
+    Attributes:
+        loser: ``trainer``, ``auditor`` or ``none``.
+        step: the disputed step, or None if nothing was in dispute.
+        rounds: of bisection, all levels together.
+        rounds_per_level: the same, by level.
+        reason: in words.
+        moves: every claim that was made: (party, steps done, commitment in hexadecimal).
+    """
+
+    loser: str
+    step: int | None
+    rounds: int
+    rounds_per_level: dict[str, int]
+    reason: str
+    moves: list[tuple[str, int, str]] = field(default_factory=list[tuple[str, int, str]])
+
+    def encode(self) -> bytes:
+        """Return the canonical JSON of the verdict."""
+        return canonical_json(
+            {
+                "format": VERDICT_FORMAT,
+                "loser": self.loser,
+                "moves": [list(move) for move in self.moves],
+                "reason": self.reason,
+                "rounds": self.rounds,
+                "rounds_per_level": self.rounds_per_level,
+                "step": self.step,
+            }
+        )
+
+
+def dispute(trainer: RunDirectory, auditor: RunDirectory, source: JobSource) -> DisputeResult:
+    """Play the dispute between two run directories and rule.
+
+    Raises:
+        InvalidInput: a document is malformed, or the two runs are not of one specification.
+        Mismatch: one side's documents contradict each other.
+        Nondeterminism: this machine cannot repeat the job.
+    """
+    ours, theirs = trainer.load_transcript(), auditor.load_transcript()
+    if ours.specification.encode() != theirs.specification.encode():
+        raise InvalidInput("dispute: the two runs have different specifications, so they are not about one order")
+    replay = open_replay(ours.specification, source)
+    if isinstance(replay, Deviation):
+        raise Nondeterminism(f"this machine cannot repeat the job: {replay.subject} is {replay.own}.., the run has {replay.stated}..")
+    try:
+        return _play(trainer, ours, auditor, theirs, replay)
+    finally:
+        replay.session.close()
+
+
+def _play(
+    trainer: RunDirectory, ours: Transcript, auditor: RunDirectory, theirs: Transcript, replay: Replay
+) -> DisputeResult:
+    last = ours.num_steps
+    traces: dict[Party, RecordedTrace] = {
+        "trainer": RecordedTrace(trainer, ours, replay),
+        "auditor": RecordedTrace(auditor, theirs, replay),
+    }
+    first, final = traces["trainer"].commitment_at(0), {party: trace.commitment_at(last) for party, trace in traces.items()}
+    if final["trainer"] == final["auditor"]:
+        return DisputeResult("none", None, 0, {}, "both sides reached the same state")
+    checkpoints = [checkpoint.steps_done for checkpoint in ours.checkpoints()]
+    levels = [Level("checkpoints", checkpoints), Level("steps", range(last + 1))]
+    game = open_game(levels, agreed=first, trainer=final["trainer"], auditor=final["auditor"])
+    rounds: dict[str, int] = {}
+    while game.position is None:
+        level = game.level.name
+        for party, trace in traces.items():
+            for move in next_moves(game, party, trace):
+                game = apply(game, move)
+        rounds[level] = rounds.get(level, 0) + 1
+    ruling = StepJudge(trainer, ours, auditor, replay, traces).rule(game.position, {})
+    game = apply(game, ruling)
+    moves = [(move.party, move.index, move.commitment.hex()) for move in game.log if isinstance(move, Claim)]
+    return DisputeResult(ruling.loser, game.agreed, sum(rounds.values()), rounds, ruling.reason, moves)
+
+
+class RecordedTrace:
+    """One party's claims, from its run directory; positions are numbers of steps done.
+
+    At checkpoints the claim is the committed root. In between the party repeats its segment from the checkpoint. Where that
+    leads elsewhere than its own committed fingerprints, it cannot open what it committed to: the claim is then a digest of the
+    fingerprint, which no state opens.
+    """
+
+    def __init__(self, directory: RunDirectory, transcript: Transcript, replay: Replay) -> None:
+        self.directory, self.transcript, self.replay = directory, transcript, replay
+        self._roots = {c.steps_done: bytes.fromhex(c.state_root) for c in transcript.checkpoints()}
+        self._repeated: dict[int, bytes] = {}
+
+    def commitment_at(self, index: int) -> bytes:
+        """Return the 32 bytes this party claims for the state after ``index`` steps."""
+        if index in self._roots:
+            return self._roots[index]
+        if index not in self._repeated:
+            start = max(done for done in self._roots if done < index)
+            end = min(done for done in self._roots if done > index)
+            for done, claim in self._repeat(start, end):
+                self._repeated[done] = claim
+        return self._repeated[index]
+
+    def _repeat(self, start: int, end: int) -> Iterator[tuple[int, bytes]]:
+        honest = self._load(start)
+        for step in range(start, end - 1):
+            record = self.transcript.record(step)
+            honest = honest and self._follow(step)
+            if honest:
+                yield step + 1, summarise(state_entries(self.replay.session)).root()
+            else:
+                yield step + 1, digest(UNOPENED_TAG, record.leaf())
+
+    def _load(self, start: int) -> bool:
+        try:
+            load_state(self.replay.session, self.directory.load_committed(start, self._roots[start].hex()))
+        except (InvalidInput, Mismatch):
+            return False
+        return True
+
+    def _follow(self, step: int) -> bool:
+        """Repeat one step under this party's own log; whether it ends where the party's record says."""
+        record = self.transcript.record(step)
+        try:
+            frame = self.directory.load_frames(self.transcript, step, step + 1)[step]
+            outcome, _ = self.replay.follow(record, frame)
+        except (InvalidInput, Mismatch, Nondeterminism):
+            return False
+        return f"{outcome.fingerprint:016x}" == record.fingerprint
+
+    def witness_at(self, index: int) -> State | None:
+        """Return the state after ``index`` steps that opens this party's claim, or None if it cannot open it."""
+        if index in self._roots:
+            try:
+                return self.directory.load_committed(index, self._roots[index].hex())
+            except (InvalidInput, Mismatch):
+                return None
+        start = max(done for done in self._roots if done < index)
+        if not self._load(start) or not all(self._follow(step) for step in range(start, index)):
+            return None
+        return {entry.name: _copied(entry) for entry in state_entries(self.replay.session)}
+
+
+def _copied(entry: Entry) -> Entry:
+    return Entry(entry.name, entry.dtype, entry.shape, bytes(entry.data))
+
+
+@dataclass
+class StepJudge:
+    """Repeats one step from the agreed state and compares both sides' claims with what honest arithmetic allows."""
+
+    trainer: RunDirectory
+    transcript: Transcript
+    auditor: RunDirectory
+    replay: Replay
+    traces: Mapping[Party, RecordedTrace]
+
+    def rule(self, position: DisputedPosition, witnesses: Mapping[Party, object]) -> Ruling:
+        """Return who is at fault at ``position``; the parties' states are asked for here, one at a time."""
+        del witnesses
+        step = position.agreed
+        record = self.transcript.record(step)
+        # 1. Somebody opens the agreed commitment.
+        state = self._opened(position.agreed, position.agreed_commitment)
+        if state is None:
+            return Ruling("none", f"step {step}: neither side can open the state both agree on")
+        # 2. The trainer's record speaks of the job's own data.
+        own_batch = batch_digest(self.replay.job.batch(step))
+        if own_batch != record.batch:
+            return Ruling("trainer", f"step {step}: the committed batch {record.batch[:16]}.. is not the job's, {own_batch[:16]}..")
+        # 3. The trainer's log is there and well formed.
+        try:
+            frame = self.trainer.load_frames(self.transcript, step, step + 1)[step]
+            decode_frame(frame)
+        except (InvalidInput, Mismatch) as problem:
+            return Ruling("trainer", f"step {step}: the log cannot be used: {problem}")
+        # 4. This machine's own noise is below the declared bands.
+        blame = self._own_noise(step, frame, state)
+        if blame is not None:
+            return Ruling("none", f"step {step}: the judge cannot reproduce it: {blame.subject}: {blame.own}, {blame.stated}")
+        # 5. The step, repeated from the agreed state under the trainer's log.
+        load_state(self.replay.session, state)
+        try:
+            repeated = AcceptableStates(self.replay, frame)
+        except (InvalidInput, Nondeterminism) as problem:
+            return Ruling("trainer", f"step {step}: the log cannot be followed: {problem}")
+        # 6. An entry or a header that honest arithmetic could not have written.
+        if repeated.violations:
+            return Ruling("trainer", f"step {step}: {repeated.violations[0]}")
+        schedule = [d for d in compare_step(record, repeated.outcome, []) if d.subject.startswith(("hyper", "skipped", "micro"))]
+        if schedule:
+            return Ruling("trainer", f"{schedule[0]}")
+        # 7. Both sides' states, element by element.
+        faults = {party: self._fault(party, position, repeated) for party in self.traces}
+        if faults["trainer"] is None:
+            if faults["auditor"] is None:
+                return Ruling("none", f"step {step}: honest arithmetic can give both states")
+            return Ruling("auditor", f"step {step}: the auditor's claim is wrong: {faults['auditor']}")
+        return Ruling("trainer", f"step {step}: {faults['trainer']}")
+
+    def _opened(self, index: int, commitment: bytes) -> State | None:
+        for trace in self.traces.values():
+            state = trace.witness_at(index)
+            if state is not None and summarise(state.values()).root() == commitment:
+                return state
+        return None
+
+    def _own_noise(self, step: int, frame: bytes, state: State) -> Deviation | None:
+        return find_own_noise(self.replay, self.transcript, step, step, {step: frame}, state)
+
+    def _fault(self, party: Party, position: DisputedPosition, repeated: AcceptableStates) -> str | None:
+        state = self.traces[party].witness_at(position.disputed)
+        if state is None or summarise(state.values()).root() != position.claims[party]:
+            return f"the {party} cannot open the state it committed to, the step repeated gives fingerprint {repeated.outcome.fingerprint:016x}"
+        return repeated.find_fault(state)
+
+
+class AcceptableStates:
+    """The states after one step that honest arithmetic within the bands can give; the session stands before it."""
+
+    def __init__(self, replay: Replay, frame: bytes) -> None:
+        before = {entry.name: _copied(entry) for entry in state_entries(replay.session)}
+        self.step = replay.session.step
+        session = replay.session
+        tape = _TwoWayTape(session.policy, session.table, decode_frame(frame))
+        self.outcome = run_step(session, replay.job, tape)
+        tape.finish()
+        session.table = tape.table
+        self.violations = [f"{v.site}: {v.rule}" for v in tape.violations]
+        self.entries: dict[str, Entry] = {e.name: _copied(e) for e in state_entries(session)}
+        self.values = tape.candidates
+        self.flipped: dict[tuple[int, int], Candidates] = {}
+        if any(kind == Kind.GRADIENT and c.index.size for (kind, _), c in tape.candidates.items()):
+            load_state(session, before)
+            other = _TwoWayTape(session.policy, session.table, decode_frame(frame), flip=True)
+            run_step(session, replay.job, other)
+            self.flipped = other.candidates
+            self.other_entries: dict[str, Entry] = {e.name: _copied(e) for e in state_entries(session)}
+        else:
+            self.other_entries = self.entries
+        self.names = ["parameter", *session.optimizer_keys]
+        self.parameters = [name for name, _ in session.parameters]
+        self.buffers = {site.name: site.ordinal for site in session.sites if site.kind == Kind.BUFFER}
+
+    def find_fault(self, state: State) -> str | None:
+        """Return what is wrong with ``state``, or None if it is acceptable."""
+        _, differences = compare_states(self.step, self.entries, state)
+        if not differences:
+            return None
+        trained = {f"model/{name}": position for position, name in enumerate(self.parameters)}
+        trained |= {
+            f"optimizer/{name}/{key}": position for position, name in enumerate(self.parameters) for key in self.names[1:]
+        }
+        positions: set[int] = set()
+        for difference in differences:
+            position = trained.get(difference.subject)
+            if position is not None:
+                positions.add(position)
+            elif not self._buffer_is_acceptable(difference.subject, state):
+                return str(difference)
+        for position in sorted(positions):
+            bad = self._find_bad_element(position, state)
+            if bad is not None:
+                name = self.parameters[position]
+                shown = next(d for d in differences if trained.get(d.subject) == position)
+                return f"{name} element {bad} is no value that honest arithmetic can give; first difference: {shown}"
+        return None
+
+    def _buffer_is_acceptable(self, subject: str, state: State) -> bool:
+        ordinal = self.buffers.get(subject)
+        if ordinal is None:
+            return False
+        own, theirs = _floats(self.entries[subject]), _floats(state[subject])
+        if own.shape != theirs.shape:
+            return False
+        return bool(_matches(own, theirs, self.values.get((Kind.BUFFER, ordinal))).all())
+
+    def _find_bad_element(self, position: int, state: State) -> int | None:
+        """Return the first element of a parameter, together with its optimizer state, that neither gradient choice explains."""
+        plain: np.ndarray | None = None
+        other: np.ndarray | None = None
+        for offset, key in enumerate(self.names):
+            name = self.parameters[position]
+            subject = f"model/{name}" if key == "parameter" else f"optimizer/{name}/{key}"
+            if subject not in self.entries:
+                continue
+            own, flipped = _floats(self.entries[subject]), _floats(self.other_entries[subject])
+            if subject not in state or len(state[subject].data) != len(self.entries[subject].data):
+                return 0
+            theirs = _floats(state[subject])
+            place = (int(Kind.STATE), position * len(self.names) + offset)
+            first = _matches(own, theirs, self.values.get(place))
+            second = _matches(flipped, theirs, self.flipped.get(place))
+            if own.size == 1 and plain is not None and plain.size > 1:
+                continue
+            plain = first if plain is None else plain & first
+            other = second if other is None else other & second
+        if plain is None or other is None:
+            return None
+        gradient = self.values.get((int(Kind.GRADIENT), position))
+        may_flip = np.zeros(plain.shape, dtype=bool)
+        if gradient is not None and gradient.index.size:
+            may_flip[gradient.index] = True
+        bad = np.flatnonzero(~(plain | (other & may_flip)))
+        return int(bad[0]) if bad.size else None
+
+
+def _floats(entry: Entry) -> np.ndarray:
+    return np.frombuffer(entry.data, dtype="<f4") if entry.dtype == "F32" else np.frombuffer(entry.data, dtype=np.uint8)
+
+
+def _matches(own: np.ndarray, theirs: np.ndarray, candidates: Candidates | None) -> np.ndarray:
+    bits = "<u4" if own.dtype.itemsize == 4 else "u1"
+    same = own.view(bits) == theirs.view(bits)
+    if candidates is not None and candidates.index.size:
+        at = candidates.index
+        value = theirs[at].astype(np.float64)
+        same[at] |= (value == candidates.lower) | (value == candidates.upper)
+    return same
+
+
+@dataclass
+class _TwoWayTape(FollowTape):
+    """Follows a frame and notes, for every site, which elements could have gone the other way.
+
+    With ``flip`` each such gradient element does go the other way.
+    """
+
+    flip: bool = False
+    candidates: dict[tuple[int, int], Candidates] = field(default_factory=dict[tuple[int, int], Candidates])
+
+    def round(self, kind: Kind, ordinal: int, x: Tensor, *, out: Tensor, old: Tensor | None = None,
+              key: Key = NO_KEY, name: str) -> None:  # fmt: skip
+        """Round as the log says, after noting both values of every element near a boundary."""
+        grid = self.table.sites.get((kind, ordinal))
+        found: Candidates | None = None
+        if grid is not None and (not grid.scales.size or x.numel() % grid.scales.size == 0):
+            found = find_candidates(x, grid, old=old, key=key)
+            self.candidates[(int(kind), ordinal)] = found
+        super().round(kind, ordinal, x, out=out, old=old, key=key, name=name)
+        if self.flip and kind == Kind.GRADIENT and found is not None and found.index.size:
+            flat = out.reshape(-1)
+            at = torch.from_numpy(found.index).to(flat.device)
+            lower, upper = torch.from_numpy(found.lower).to(flat), torch.from_numpy(found.upper).to(flat)
+            flat[at] = torch.where(flat[at] == lower, upper, lower)

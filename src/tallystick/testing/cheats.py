@@ -1,0 +1,380 @@
+"""Cheats, to be caught: each makes a run (or a claim about one) that is false at a known step.
+
+A cheat uses the honest machinery on a tampered job and then forges the transcript so that it
+speaks of the honest one, as a cheating trainer would. Run one with::
+
+    python -m tallystick.testing.cheats other_data --run DIR --job digits --policy fp32 --steps 60 --at 27
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tallystick.commit.encoding import hex_float
+from tallystick.commit.state import Entry, summarise
+from tallystick.execution.job import Batch, Job, JobSource, find_source
+from tallystick.execution.step import batch_digest
+from tallystick.execution.tape import RecordTape
+from tallystick.numerics.log import Kind, SiteAddress, SparseEntries, decode, encode
+from tallystick.numerics.policy import find_policy
+from tallystick.numerics.rounding import NO_KEY, Key
+from tallystick.protocol.transcript import StepRecord, Transcript
+from tallystick.roles import trainer
+from tallystick.roles.auditor import write_claim
+from tallystick.roles.trainer import Order, record
+from tallystick.store.files import RunDirectory
+
+Tamper = Callable[[Job], None]
+
+
+class Cheat(Protocol):
+    """One way of lying."""
+
+    liar: ClassVar[str]
+
+    def run(self, order: Order, out: RunDirectory) -> int:
+        """Write the false run into ``out`` and return the step at which it is false."""
+        ...
+
+
+@dataclass(frozen=True)
+class TamperedSource(JobSource):
+    """A source that looks like the honest one and builds something else."""
+
+    tamper: Tamper = lambda job: None
+
+    def build(self, settings: Mapping[str, str]) -> Job:
+        """Return the tampered job."""
+        job = super().build(settings)
+        self.tamper(job)
+        return job
+
+
+def tampered(order: Order, tamper: Tamper) -> Order:
+    """Return ``order`` with a job that ``tamper`` has changed in place, under the honest digest."""
+    return replace(order, source=TamperedSource(order.source.path, order.source.source, tamper))
+
+
+def forge(directory: RunDirectory, edit: Callable[[StepRecord], StepRecord]) -> None:
+    """Rewrite every record of a finished run and make its statement fit."""
+    transcript = directory.load_transcript()
+    forged = Transcript(transcript.specification, tuple(edit(record) for record in transcript.records))
+    directory.write_document(directory.records_path, forged.encode_records())
+    directory.write_document(directory.statement_path, forged.statement().encode())
+
+
+@dataclass(frozen=True)
+class OtherData:
+    """Trains one step on other data than the job's."""
+
+    at: int
+    liar: ClassVar[str] = "trainer"
+
+    def run(self, order: Order, out: RunDirectory) -> int:
+        """Record with another step's batch at ``at``, and claim the job's own."""
+        return _with_batch(order, out, self.at, lambda job, batch: job(self.at + 1_000_003))
+
+
+@dataclass(frozen=True)
+class PoisonedLabel:
+    """Changes one label of one batch."""
+
+    at: int
+    liar: ClassVar[str] = "trainer"
+
+    def run(self, order: Order, out: RunDirectory) -> int:
+        """Record with one label changed at ``at``, and claim the job's own batch."""
+        return _with_batch(order, out, self.at, lambda job, batch: _poisoned(batch))
+
+
+def _with_batch(order: Order, out: RunDirectory, at: int, change: Callable[[Callable[[int], Batch], Batch], Batch]) -> int:
+    honest = order.build().batch
+
+    def tamper(job: Job) -> None:
+        own = job.batch
+        job.batch = lambda step: change(own, own(step)) if step == at else own(step)
+
+    record(tampered(order, tamper), out)
+    forge(out, lambda r: replace(r, batch=batch_digest(honest(r.step))))
+    return at
+
+
+def _poisoned(batch: Batch) -> Batch:
+    """Return ``batch`` with the first entry of its last integer tensor moved to the next class."""
+    found = [tensor for tensor in _tensors(batch) if not tensor.is_floating_point()]
+    label = found[-1]
+    changed = label.clone()
+    first = changed.reshape(-1)[0].item()
+    changed.reshape(-1)[0] = first + 1 if first + 1 <= int(changed.max()) else first - 1
+    return _swapped(batch, label, changed)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for key in sorted(value):
+            yield from _tensors(value[key])
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _swapped(value: Any, old: Tensor, new: Tensor) -> Any:
+    if value is old:
+        return new
+    if isinstance(value, Mapping):
+        return {key: _swapped(item, old, new) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_swapped(item, old, new) for item in value)
+    if isinstance(value, list):
+        return [_swapped(item, old, new) for item in value]
+    return value
+
+
+@dataclass(frozen=True)
+class OtherRate:
+    """Uses half as much again of the learning rate in one step."""
+
+    at: int
+    liar: ClassVar[str] = "trainer"
+
+    def run(self, order: Order, out: RunDirectory) -> int:
+        """Record with the rate raised at ``at``, and claim the honest rate."""
+        honest: dict[int, float] = {}
+        count = 0
+
+        def tamper(job: Job) -> None:
+            def before(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+                if count == self.at:
+                    for index, group in enumerate(optimizer.param_groups):
+                        honest[index] = group["lr"]
+                        group["lr"] *= 1.5
+
+            def after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+                nonlocal count
+                if count == self.at:
+                    for index, group in enumerate(optimizer.param_groups):
+                        group["lr"] = honest[index]
+                count += 1
+
+            job.optimizer.register_step_pre_hook(before)
+            job.optimizer.register_step_post_hook(after)
+
+        record(tampered(order, tamper), out)
+
+        def edit(r: StepRecord) -> StepRecord:
+            if r.step != self.at:
+                return r
+            schedule = tuple((g, n, hex_float(honest[g]) if n == "lr" else v) for g, n, v in r.schedule)
+            return replace(r, schedule=schedule)
+
+        forge(out, edit)
+        return self.at
+
+
+@dataclass(frozen=True)
+class SkippedSteps:
+    """Does not train for a few steps and claims to have done so."""
+
+    at: int
+    count: int = 3
+    liar: ClassVar[str] = "trainer"
+
+    def run(self, order: Order, out: RunDirectory) -> int:
+        """Record without ``count`` optimizer steps from ``at`` on, and claim they were done."""
+        honest_schedule: dict[int, Any] = {}
+        skipped = range(self.at, self.at + self.count)
+
+        def tamper(job: Job) -> None:
+            step = job.optimizer.step
+            done = 0
+
+            def lazy(*args: Any, **kwargs: Any) -> Any:
+                nonlocal done
+                done += 1
+                if done - 1 in skipped:
+                    groups = job.optimizer.param_groups
+                    honest_schedule[done - 1] = [
+                        (i, n, hex_float(v)) for i, g in enumerate(groups) for n, v in sorted(g.items()) if isinstance(v, float)
+                    ]
+                    return None
+                return step(*args, **kwargs)
+
+            job.optimizer.step = lazy
+
+        record(tampered(order, tamper), out)
+        transcript = out.load_transcript()
+        usual = transcript.record(0).schedule
+
+        def edit(r: StepRecord) -> StepRecord:
+            if r.step not in skipped:
+                return r
+            now = {(g, n): v for g, n, v in honest_schedule[r.step]}
+            return replace(r, skipped=False, schedule=tuple((g, n, now.get((g, n), v)) for g, n, v in usual))
+
+        forge(out, edit)
+        return self.at
+
+
+@dataclass(frozen=True)
+class EditedWeights:
+    """Trains honestly and then changes a few weights of the final state."""
+
+    at: int = -1
+    liar: ClassVar[str] = "trainer"
+
+    def run(self, order: Order, out: RunDirectory) -> int:
+        """Record honestly, edit the last checkpoint, and claim its root."""
+        record(order, out)
+        last = out.load_transcript().num_steps
+        entries = out.load_checkpoint(last)
+        name = next(name for name in sorted(entries) if name.startswith("model/") and entries[name].dtype == "F32")
+        values = np.frombuffer(bytes(entries[name].data), dtype="<f4").copy()
+        values[:5] += np.float32(0.01)
+        entries[name] = Entry(name, "F32", entries[name].shape, values.tobytes())
+        root = summarise(entries.values()).root().hex()
+        out.write_checkpoint(last, list(entries.values()))
+        forge(out, lambda r: replace(r, state_root=root) if r.step == last - 1 else r)
+        return last - 1
+
+
+@dataclass
+class _ForgingTape(RecordTape):
+    """Moves one element far from any boundary by a quantum, and logs it as if it had been ambiguous."""
+
+    forging: bool = False
+
+    def round(self, kind: Kind, ordinal: int, x: Tensor, *, out: Tensor, old: Tensor | None = None,
+              key: Key = NO_KEY, name: str) -> None:  # fmt: skip
+        super().round(kind, ordinal, x, out=out, old=old, key=key, name=name)
+        if not self.forging or kind != Kind.GRADIENT:
+            return
+        grid = self._grids[(kind, ordinal)]
+        flat = out.reshape(-1)
+        far = int(flat.abs().argmax())
+        if flat[far] == 0:
+            return
+        address = SiteAddress(self.rank, 0, kind, ordinal)
+        payload = self.payloads.get(address)
+        honest = SparseEntries.none(x.numel(), 1) if payload is None else decode(payload, x.numel(), 1)
+        if far in honest.indexes:
+            return
+        self.forging = False
+        block = far // (x.numel() // grid.scales.size)
+        floor = int(grid.scales[block]) + grid.floor
+        exponent = floor if grid.precision == 0 else max(int(np.frexp(abs(float(flat[far])))[1]) - grid.precision, floor)
+        flat[far] += 2.0**exponent
+        indexes = np.append(honest.indexes, far)
+        order = np.argsort(indexes)
+        symbols = np.append(honest.symbols, 1)[order]
+        self.payloads[address] = encode(SparseEntries(x.numel(), 1, indexes[order], symbols))
+
+
+@dataclass(frozen=True)
+class ForgedEntry:
+    """Writes a log entry for an element far from any boundary, to steer a weight."""
+
+    at: int
+    liar: ClassVar[str] = "trainer"
+
+    def run(self, order: Order, out: RunDirectory) -> int:
+        """Record honestly but for one forged entry at ``at``."""
+        with _replaced_tape(self.at):
+            record(order, out)
+        return self.at
+
+
+@contextmanager
+def _replaced_tape(at: int) -> Iterator[None]:
+    count = 0
+
+    def make(*args: Any, **kwargs: Any) -> RecordTape:
+        nonlocal count
+        count += 1
+        return _ForgingTape(*args, **kwargs, forging=count - 1 == at)
+
+    original = trainer.RecordTape
+    trainer.RecordTape = make  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        trainer.RecordTape = original
+
+
+def claim_path(out: RunDirectory) -> RunDirectory:
+    """Return where a lying auditor's claim about the run in ``out`` lies."""
+    return RunDirectory(out.path.with_name(f"{out.path.name}-claim"))
+
+
+@dataclass(frozen=True)
+class LyingAuditor:
+    """An auditor who accuses an honest trainer of a wrong step."""
+
+    at: int
+    liar: ClassVar[str] = "auditor"
+
+    def run(self, order: Order, out: RunDirectory) -> int:
+        """Record honestly into ``out``; write a false claim beside it, into ``OUT-claim``."""
+        record(order, out)
+        claim = claim_path(out)
+        shutil.rmtree(claim.path, ignore_errors=True)
+        write_claim(out, order.source, claim)
+
+        def edit(r: StepRecord) -> StepRecord:
+            if r.step < self.at:
+                return r
+            root = None if r.state_root is None else f"{int(r.state_root, 16) ^ 1:064x}"
+            return replace(r, fingerprint=f"{int(r.fingerprint, 16) ^ 1:016x}", state_root=root)
+
+        forge(claim, edit)
+        return self.at
+
+
+CHEATS: Mapping[str, Callable[[int], Cheat]] = {
+    "other_data": OtherData,
+    "poisoned_label": PoisonedLabel,
+    "other_rate": OtherRate,
+    "skipped_steps": SkippedSteps,
+    "edited_weights": EditedWeights,
+    "forged_entry": ForgedEntry,
+    "lying_auditor": LyingAuditor,
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one cheat from the command line and print the step of the crime."""
+    parser = argparse.ArgumentParser(prog="python -m tallystick.testing.cheats", description=__doc__)
+    parser.add_argument("name", choices=sorted(CHEATS))
+    parser.add_argument("--run", required=True, type=Path)
+    parser.add_argument("--job", default="digits")
+    parser.add_argument("--policy", default="fp32")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--at", type=int, default=27)
+    parser.add_argument("--checkpoint-every", type=int, default=20)
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
+    given = parser.parse_args(arguments)
+    settings = dict(text.split("=", 1) for text in given.set)
+    order = Order(
+        find_source(given.job),
+        settings,
+        find_policy(given.policy),
+        steps=given.steps,
+        checkpoint_every=given.checkpoint_every,
+    )
+    print(CHEATS[given.name](given.at).run(order, RunDirectory(given.run)))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
