@@ -1,6 +1,6 @@
-"""Write the test vectors of rounding, rounding-log and philox.
+"""Write the test vectors of rounding, rounding-log, philox and fingerprint.
 
-Every expected value comes from exact fractions, strings of bits and hashlib, used straight from the spec
+Every expected value comes from exact fractions, strings of bits, struct and hashlib, straight from the spec
 pages, or was published with Random123; nothing here imports the package. The vectors so test the package
 against a second reading of its specification. Floats are hexadecimal strings.
 
@@ -13,6 +13,7 @@ import hashlib
 import json
 import math
 import shutil
+import struct
 import sys
 from fractions import Fraction
 from pathlib import Path
@@ -24,14 +25,15 @@ Pairs = dict[int, int]  # index to symbol
 Site = tuple[int, int, int, bool, tuple[int, ...]]  # precision, band, floor, dithered, scales
 Table = dict[tuple[int, int], Site]
 
-ROOMS = ("rounding", "rounding-log", "philox")
+ROOMS = ("rounding", "rounding-log", "philox", "fingerprint")
 T = Fraction(486260413, 2**30)
 LARGEST_FP32 = (2.0 - 2.0**-23) * 2.0**127
 
 
 def write(root: Path) -> None:
-    """Write every case of the three rooms below ``root``, the vectors folder; what stood there goes."""
-    for room, cases in zip(ROOMS, (rounding_cases(), log_cases(), philox_cases()), strict=True):
+    """Write every case of the rooms below ``root``, the vectors folder; what stood there goes."""
+    written = (rounding_cases(), log_cases(), philox_cases(), fingerprint_cases())
+    for room, cases in zip(ROOMS, written, strict=True):
         shutil.rmtree(root / room, ignore_errors=True)
         for name, (why, case) in cases.items():
             assert name.endswith("_fail") == ("reason" in case), name
@@ -49,6 +51,14 @@ def quantum(x: float, precision: int, floor: int) -> Fraction:
     while precision and abs(Fraction(x)) >= Fraction(2) ** (exponent + precision):
         exponent += 1
     return Fraction(2) ** exponent
+
+
+def cancelled(old: Fraction, band: int) -> int:
+    """Return the floor exponent that an old value sets with a relative band."""
+    exponent = -149
+    while abs(old) * Fraction(2) ** (band + 5) >= Fraction(2) ** (exponent + 1):
+        exponent += 1
+    return exponent
 
 
 def place(x: float, q: Fraction, t: Fraction) -> tuple[int, int, Fraction, int]:
@@ -72,8 +82,10 @@ class Rounding:
         """Return quantum, boundary position and band of element i of n."""
         t = T if self.words is None else Fraction(2 * self.words[i] + 1, 2**33)
         if self.band["kind"] == "relative":
-            larger = max(abs(Fraction(x)), abs(Fraction(float.fromhex(self.band["olds"][i]))))
-            return quantum(x, self.precision, -149), t, larger * Fraction(2) ** self.band["exponent"]
+            old, exponent = Fraction(float.fromhex(self.band["olds"][i])), self.band["exponent"]
+            floor = cancelled(old, exponent)
+            larger = max(abs(Fraction(x)), abs(old))
+            return quantum(x, self.precision, floor), t, larger * Fraction(2) ** exponent
         scale = self.band["scales"][i * len(self.band["scales"]) // n]
         floor, exponent = scale + self.band["floor"], scale + self.band["exponent"]
         return quantum(x, self.precision, floor), t, Fraction(2) ** exponent
@@ -131,8 +143,8 @@ def scaled(exponent: int, floor: int, *scales: int) -> Case:
     return {"kind": "scaled", "exponent": exponent, "floor": floor, "scales": list(scales)}
 
 
-def relative(*olds: float) -> Case:
-    return {"kind": "relative", "exponent": -47, "olds": hexes(list(olds))}
+def relative(*olds: float, exponent: int = -47) -> Case:
+    return {"kind": "relative", "exponent": exponent, "olds": hexes(list(olds))}
 
 
 WHOLE = scaled(-6, 0, 0)
@@ -194,6 +206,7 @@ def rounding_cases() -> Cases:
             " value is logged.",
             Rounding(24, relative(1.0, 16.0)).case([1.0 + (t + 2.0**-22) * 2.0**-23] * 2),
         ),
+        **cancellations(),
         "dithered": (
             "One boundary position per element, from the first 12 words of stream (1, 2).",
             Rounding(0, scaled(-4, -1, 0), words).case([0.37 * i - 2.0 for i in range(12)]),
@@ -216,6 +229,17 @@ def rounding_cases() -> Cases:
             " as they went in.",
             Rounding(0, lost).case([1.0, -3.5, 1e-3, 2.0**100]),
         ),
+        "huge-dithered-multiples": (
+            "Odd multiples beyond 2**53, near the boundary of the cell below: logged, and still they come out"
+            " as they went in.",
+            Rounding(0, scaled(-8, 0, 0), [2**32 - 1] * 3).case([2.0**53 + 2, -(2.0**53) - 2, 2.0**60]),
+        ),
+        "largest-fp32-followed": (
+            "y by itself would round beyond the largest FP32 value; the log brings it back.",
+            Rounding(24, relative(LARGEST_FP32, exponent=-28)).case(
+                [LARGEST_FP32 + (t - 0.01) * 2.0**104], [LARGEST_FP32 + (t + 0.01) * 2.0**104]
+            ),
+        ),
         "largest-fp32": (
             "The largest FP32 value, and a quarter of an ulp more.",
             Rounding(24, relative(*[0.0] * 3)).case(
@@ -223,6 +247,68 @@ def rounding_cases() -> Cases:
             ),
         ),
         **refused_roundings(),
+    }
+
+
+def cancellations() -> Cases:
+    """New values small beside the old ones: the quantum is 2**(e(old) + b + 5), not an ulp of the new."""
+    t = float(T)
+    q = 2.0**-42  # of old = 1 and b = -47; delta is q / 32
+    near = [(k + t + off) * q for k in (0, 1, 5, -1, -6) for off in (-0.01, 0.01)]
+    noise = [sign * 0.9 * q / 32 for _ in near for sign in (1, -1)]
+    olds = [2.0 - 2.0**-23, 2.0, 2.0 + 2.0**-22, -2.0, -1.5]
+    low = [2.0**-108, 2.0**-107, 2.0**-106, 2.0**-149, 0.0]
+    marks = [2.0**-18 + mark * q for mark in (t - 1, 0, 2 * t)]
+    marks += [-(2.0**-18) + mark * q for mark in (t, 0, 2 * (t - 1))]
+    seam = [mark + off * q for mark in marks for off in (-0.01, 0.01)]
+    return {
+        "cancellation": (
+            "Old values of 1: the quantum is 2**-42, 32 deltas, however small the new value. Every y is 0.9"
+            " delta from its x, on the other side of the boundary.",
+            Rounding(24, relative(*[1.0] * len(near))).case(
+                near, [x + d for x, d in zip(near, noise, strict=False)]
+            ),
+        ),
+        "cancellation-complete": (
+            "Nothing is left on one side, noise of 0.9 delta on the other: both round to zero, unlogged.",
+            Rounding(24, relative(1.0, -1.0, 1.0)).case(
+                [0.0, 0.9 * q / 32, -0.0], [0.9 * q / 32, 0.0, -0.9 * q / 32]
+            ),
+        ),
+        "cancellation-example": (
+            "The second worked example of spec/rounding.md.",
+            Rounding(24, relative(1.0, 1.0, 1.0)).case(
+                [0.45 * q, 7.47 * q, 0.0], [0.46 * q, 7.44 * q, -0.02 * q]
+            ),
+        ),
+        "cancellation-seam": (
+            "From 2**-18 of the old value on an ulp is more than the floor: values beside that edge, the last"
+            " boundary before it and the first one after it, and y across.",
+            Rounding(24, relative(*[1.0] * len(seam))).case(
+                seam, [x + d for x, d in zip(seam, noise * 2, strict=False)]
+            ),
+        ),
+        "cancellation-by-binade": (
+            "The floor doubles where the old value reaches a power of two, whatever its sign.",
+            Rounding(24, relative(*olds)).case([1.48 * q] * len(olds), [1.49 * q] * len(olds)),
+        ),
+        "cancellation-of-small-values": (
+            "Down to old values of 2**-107 the floor stays at 2**-149; the quantum is never finer.",
+            Rounding(24, relative(*low)).case([1.48 * 2.0**-149] * len(low)),
+        ),
+        "cancellation-twelve-bits": (
+            "Precision 12 and b = -16, the widest band with more than 16 deltas to the quantum.",
+            Rounding(12, relative(1.0, 3.0, 3.0, exponent=-16)).case(
+                [0.44 * 2.0**-11, 0.48 * 2.0**-10, 1.0], [0.47 * 2.0**-11, 0.44 * 2.0**-10, 1.0 + 2.0**-15]
+            ),
+        ),
+        "cancellation-out-of-reach": (
+            "Entries ask for the upper side of a cancelled value, just within 2 delta, and at 2 delta: the"
+            " second is a violation.",
+            Rounding(24, relative(1.0, 1.0)).case(
+                [0.43 * q, 0.1 * q], [(t - 1.99 / 32) * q, (t - 2 / 32) * q], [[0, 1], [1, 1]]
+            ),
+        ),
     }
 
 
@@ -262,6 +348,41 @@ def refused_roundings() -> Cases:
         ),
         "band-not-below-scale_fail": refuse(
             "A band's exponent is negative.", "exponent 0 is not negative", two, Rounding(0, scaled(0, 4, 0))
+        ),
+        "old-not-a-number_fail": refuse(
+            "An old value that is no number gives neither band nor floor.",
+            "element 1: old value nan is not within the range of FP32",
+            two,
+            Rounding(24, relative(0.0, math.nan)),
+        ),
+        "old-infinite_fail": refuse(
+            "With an infinite old value everything would cancel.",
+            "element 0: old value inf is not within the range of FP32",
+            two,
+            Rounding(24, relative(math.inf, 0.0)),
+        ),
+        "old-beyond-fp32_fail": refuse(
+            "State is FP32 values, before the step too.",
+            "element 1: old value -3.4028236692093846e+38 is not within the range of FP32",
+            two,
+            Rounding(24, relative(LARGEST_FP32, -(2.0**128))),
+        ),
+        "old-infinite-followed_fail": refuse(
+            "The follower refuses it as the recorder does.",
+            "element 1: old value -inf is not within the range of FP32",
+            two,
+            Rounding(24, relative(0.0, -math.inf)),
+            [],
+        ),
+        "too-few-old-values_fail": refuse(
+            "One old value for each element.", "1 old values for 2 elements", two, Rounding(24, relative(0.0))
+        ),
+        "followed-beyond-fp32_fail": refuse(
+            "The log asks for the upper side of the last boundary of FP32.",
+            "is beyond the largest FP32 value",
+            [0.0, LARGEST_FP32 + (float(T) - 0.01) * 2.0**104],
+            Rounding(24, relative(0.0, LARGEST_FP32, exponent=-28)),
+            [[1, 1]],
         ),
         "entry-twice_fail": refuse(
             "Indexes ascend strictly.", "index 1 after 1", two, whole, [[1, 0], [1, 1]]
@@ -636,6 +757,80 @@ def refused_draws() -> Cases:
     return {
         name: (why, {**case, "error": "InvalidInput", "reason": reason})
         for name, (why, case, reason) in refused.items()
+    }
+
+
+# Fingerprints of states (spec/transcript.md 3).
+
+
+def fingerprint(tensors: dict[str, list[float]]) -> int:
+    total = 0
+    for ordinal, name in enumerate(sorted(tensors, key=lambda name: name.encode())):
+        for i, value in enumerate(tensors[name]):
+            weight = (ordinal * 2**40 + i) * 0x9E3779B97F4A7C15 % 2**64
+            (bits,) = struct.unpack("<I", struct.pack("<f", value))
+            total += (bits + 1) * (weight + 1 - weight % 2)
+    return total % 2**64
+
+
+def fingerprint_case(tensors: dict[str, list[float]]) -> Case:
+    listed = {name: hexes(values) for name, values in tensors.items()}
+    return {
+        "operation": "fingerprint",
+        "tensors": listed,
+        "fingerprint": f"{fingerprint(tensors):016x}",
+    }
+
+
+def fingerprint_cases() -> Cases:
+    def refuse(why: str, reason: str, **tensors: list[float]) -> tuple[str, Case]:
+        listed = {name: hexes(values) for name, values in tensors.items()}
+        return why, {"operation": "fingerprint", "tensors": listed, "error": "InvalidInput", "reason": reason}
+
+    ends = [0.0, -0.0, 2.0**-149, -(2.0**-126), LARGEST_FP32, -LARGEST_FP32, math.inf, -math.inf]
+    ramp = [float(i * i - 40) * 2.0**-7 for i in range(37)]
+    return {
+        "worked-example": (
+            "The worked example of spec/transcript.md.",
+            fingerprint_case({"a": [1.0, -2.0], "b": [0.5]}),
+        ),
+        "no-tensor": ("A state without floating tensors.", fingerprint_case({})),
+        "by-name": (
+            "Tensors stand in the order of their names' UTF-8 bytes, not of their listing: B, a, a.1, a1,"
+            " e-acute, a Greek letter, one beyond U+FFFF.",
+            fingerprint_case(
+                {
+                    "\U0001f600": [6.0],
+                    "\u03b1": [5.0],
+                    "a1": [3.0],
+                    "\u00e9": [4.0],
+                    "a": [1.0],
+                    "a.1": [2.0],
+                    "B": [0.0],
+                }
+            ),
+        ),
+        "an-empty-tensor-counts": (
+            "The same values as the worked example; an empty tensor between them takes an ordinal.",
+            fingerprint_case({"a": [1.0, -2.0], "ab": [], "b": [0.5]}),
+        ),
+        "zeros-at-the-end-count": (
+            "The worked example with a zero more.",
+            fingerprint_case({"a": [1.0, -2.0, 0.0], "b": [0.5]}),
+        ),
+        "ends-of-fp32": (
+            "Both zeros, subnormals, the largest values, infinities.",
+            fingerprint_case({"ends": ends}),
+        ),
+        "longer": ("Two tensors of 37 elements.", fingerprint_case({"x": ramp, "y": ramp[::-1]})),
+        "not-fp32_fail": refuse(
+            "0.1 is no FP32 value.", "y: element 1: 0.1 is not an FP32 value", x=[0.5], y=[0.5, 0.1]
+        ),
+        "beyond-fp32_fail": refuse(
+            "2**128 neither.",
+            "x: element 0: 3.402823669209385e+38 is beyond the largest FP32 value",
+            x=[2.0**128],
+        ),
     }
 
 

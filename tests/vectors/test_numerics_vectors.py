@@ -1,4 +1,4 @@
-"""Every case of vectors/{rounding,rounding-log,philox}, and the pages that draw their bytes."""
+"""Every case of vectors/{rounding,rounding-log,philox,fingerprint}, and the pages that draw their bytes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import pytest
 from tallystick.errors import InvalidInput
 from tallystick.numerics import log, random
 from tallystick.numerics.log import Frame, GridTable, SiteAddress, SiteGrid, SparseEntries
-from tallystick.numerics.reference import Entry, RelativeBand, ScaledBand, follow, record
+from tallystick.numerics.reference import Entry, RelativeBand, ScaledBand, fingerprint, follow, record
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 REPOSITORY = Path(__file__).parents[2]
-ROOMS = ("rounding", "rounding-log", "philox")
+ROOMS = ("rounding", "rounding-log", "philox", "fingerprint")
 CASES = sorted(folder for room in ROOMS for folder in (REPOSITORY / "vectors" / room).iterdir())
 Json = dict[str, Any]
 
@@ -131,6 +131,14 @@ def quantiles(case: Json) -> None:
     assert values.tolist() == pytest.approx(floats(case["values"]), rel=4e-15)
 
 
+def fingerprint_of(case: Json) -> int:
+    return fingerprint({name: floats(values) for name, values in case["tensors"].items()})
+
+
+def fingerprint_digits(case: Json) -> None:
+    assert f"{fingerprint_of(case):016x}" == case["fingerprint"]
+
+
 ACCEPTED: dict[str, Callable[[Json], None]] = {
     "record-and-follow": record_and_follow,
     "entries": entries_bytes,
@@ -145,6 +153,7 @@ ACCEPTED: dict[str, Callable[[Json], None]] = {
     "randint": drawn,
     "permutation": drawn,
     "quantiles": quantiles,
+    "fingerprint": fingerprint_digits,
 }
 REFUSED: dict[str, Callable[[Json], object]] = {
     "record": recorded,
@@ -157,6 +166,7 @@ REFUSED: dict[str, Callable[[Json], object]] = {
     "words": draw,
     "bernoulli": draw,
     "randint": draw,
+    "fingerprint": fingerprint_of,
 }
 
 
@@ -210,19 +220,42 @@ def test_the_rounding_log_page_draws_the_bytes_of_the_codec() -> None:
     assert blocks_of("rounding-log.md") == [example("rounding-log", name) for name in names]
 
 
+def log_of(entries: list[Entry], n: int) -> bytes:
+    indexes, sides = [each.index for each in entries], [each.side for each in entries]
+    return log.encode(SparseEntries(n, 1, np.array(indexes), np.array(sides)))
+
+
 def test_the_rounding_page_draws_what_the_reference_gives() -> None:
-    xs, values, logged, ys, back = blocks_of("rounding.md")
+    xs, values, logged, ys, back = blocks_of("rounding.md")[:5]
     band = ScaledBand(-6, 0, (0,))
     recorded_values, entries = record(np.frombuffer(xs).tolist(), 0, band)
     assert np.array(recorded_values).tobytes() == values
-    n = len(recorded_values)
-    written = SparseEntries(
-        n, 1, np.array([each.index for each in entries]), np.array([each.side for each in entries])
-    )
-    assert log.encode(written) == logged
+    assert log_of(entries, len(recorded_values)) == logged
     assert follow(np.frombuffer(ys).tolist(), entries, 0, band) == (np.frombuffer(back).tolist(), [])
     assert back == values
     assert np.array(record(np.frombuffer(ys).tolist(), 0, band)[0]).tobytes() != values
+
+
+def test_the_rounding_page_draws_a_cancellation_as_the_reference_gives_it() -> None:
+    xs, values_and_log, ys = blocks_of("rounding.md")[5:]
+    band = RelativeBand((1.0, 1.0, 1.0))
+    values, entries = record(np.frombuffer(xs).tolist(), 24, band)
+    assert np.array(values).tobytes() + log_of(entries, 3) == values_and_log
+    assert values == [0.0, 2.0**-39, 0.0]
+    assert follow(np.frombuffer(ys).tolist(), entries, 24, band) == (values, [])
+    assert record(np.frombuffer(ys).tolist(), 24, band)[0] == [2.0**-42, 7 * 2.0**-42, 0.0]
+
+
+def test_the_transcript_page_shows_the_fingerprint_of_its_example() -> None:
+    text = (REPOSITORY / "spec" / "transcript.md").read_text(encoding="utf-8")
+    terms, shown = re.findall(
+        r"^    ([0-9a-f]{8} \* .*)  =  ([0-9a-f]{16})    mod 2\^64$", text, re.MULTILINE
+    )[0]
+    products = [[int(part, 16) for part in term.split(" * ")] for term in terms.split("  +  ")]
+    assert f"{sum(left * right for left, right in products) % 2**64:016x}" == shown
+    assert f"{fingerprint({'a': [1.0, -2.0], 'b': [0.5]}):016x}" == shown
+    name = REPOSITORY / "vectors" / "fingerprint" / "worked-example" / "input.json"
+    assert json.loads(name.read_text(encoding="utf-8"))["fingerprint"] == shown
 
 
 def test_the_random_page_draws_what_the_streams_give() -> None:

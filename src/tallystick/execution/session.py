@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -217,36 +217,38 @@ class Session:
                     keys.add(key)
         return sorted(keys)
 
-    def replica_step(self, steps: int, jitter: Jitter | None = None) -> dict[int, dict[str, Any]]:
-        """Run the optimizer on slices of the parameters in float64, with made-up gradients; return its state.
+    def replica_step(
+        self, steps: int, jitter: Jitter | None = None, gradients: Sequence[Tensor | None] | None = None
+    ) -> dict[int, dict[str, Any]]:
+        """Run the optimizer on slices of the parameters in float64 and return its state by parameter position.
 
-        The parameters' slices stand under the key ``parameter``; keys are parameter positions. With ``jitter``
-        the last step's arithmetic is disturbed.
+        The parameters' slices stand under the key ``parameter``. ``gradients`` (made-up ones by default) are used for
+        the first step and, with random factors, for the others; with ``jitter`` the last step's arithmetic is disturbed.
         """
-        replicas: dict[int, nn.Parameter] = {}
         generator = torch.Generator().manual_seed(1)
+        order = {id(p): position for position, (_, p) in enumerate(self.parameters)}
         clone = copy.copy(self.optimizer)
         clone.param_groups = []
         clone.state = defaultdict(dict)
         for name in list(vars(clone)):
             if name.endswith("_hooks") and isinstance(getattr(clone, name), OrderedDict):
                 setattr(clone, name, OrderedDict())
+        chosen: dict[int, nn.Parameter] = {}
         for group in self.optimizer.param_groups:
             params: list[nn.Parameter] = []
             for p in group["params"]:
-                small = p.detach()
-                while small.numel() > 4096:
-                    axis = int(np.argmax(small.shape))
-                    small = small.narrow(axis, 0, max(1, small.shape[axis] // 2))
-                replica = nn.Parameter(small.cpu().double().clone(), requires_grad=p.requires_grad)
-                replicas[id(p)] = replica
-                params.append(replica)
+                params.append(nn.Parameter(_slice(p), requires_grad=p.requires_grad))
+                if id(p) in order:
+                    chosen[order[id(p)]] = params[-1]
             clone.param_groups.append({**group, "params": params})
-        order = {id(p): position for position, (_, p) in enumerate(self.parameters)}
-        chosen = {order[key]: replica for key, replica in replicas.items() if key in order}
         for number in range(steps):
-            for replica in chosen.values():
-                replica.grad = torch.randn(replica.shape, generator=generator, dtype=torch.float64).float().double()
+            for position, replica in chosen.items():
+                factor = torch.randn(replica.shape, generator=generator, dtype=torch.float64).float().double()
+                given = gradients[position] if gradients is not None else None
+                if gradients is not None and given is None:
+                    continue
+                real = None if given is None else _slice(given).float().double()
+                replica.grad = factor if real is None else real if number == 0 else (real * factor).float().double()
             with ExitStack() as stack:
                 if jitter is not None and number == steps - 1:
                     stack.enter_context(JitterMode(jitter))
@@ -290,7 +292,7 @@ class Session:
     # -- one step ----------------------------------------------------------------------------
 
     @contextmanager
-    def stepping(self, tape: Tape) -> Iterator[None]:
+    def stepping(self, tape: Tape) -> Generator[None]:
         """Be inside step ``self.step`` with ``tape`` in place; the flags of ``repeatable`` hold throughout."""
         if self._tape is not None:
             raise ProtocolViolation(f"step {self.step}: a step is already open")
@@ -307,7 +309,7 @@ class Session:
             self._end_jitter()
 
     @contextmanager
-    def micro_batch(self, number: int) -> Iterator[None]:
+    def micro_batch(self, number: int) -> Generator[None]:
         """Capture the operators of one micro-batch's forward and backward pass."""
         assert self._tape is not None
         self._tape.start_micro_batch(number)
@@ -493,6 +495,15 @@ class Session:
         rates = getattr(self.scheduler, "_last_lr", None)
         if isinstance(rates, list):
             self.scheduler._last_lr = [snap(float(rate)) for rate in rates]
+
+
+def _slice(tensor: Tensor) -> Tensor:
+    """Return a corner of at most 4096 elements, float64 on the CPU, the number of dimensions kept."""
+    small = tensor.detach()
+    while small.numel() > 4096:
+        axis = int(np.argmax(small.shape))
+        small = small.narrow(axis, 0, max(1, small.shape[axis] // 2))
+    return small.cpu().double().clone()
 
 
 def snap(value: float) -> float:

@@ -341,7 +341,8 @@ class SiteGrid:
 
     precision: significant bits of a relative grid, or 0. band, floor: exponents d and f relative to the
     block's scale. scales: int16, one exponent per block, read-only; empty for a relative band, where delta is
-    2**band times the larger of old and new, the quantum's floor is 2**-149 and `floor` has no effect. Raises
+    2**band times the larger of old and new, and the quantum's floor follows from each element's old value as
+    2**(e(old) + band + 5), at least 2**-149: `floor` then has no effect and is -149 by convention. Raises
     InvalidInput for values outside their ranges.
     """
 

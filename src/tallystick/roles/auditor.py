@@ -31,6 +31,8 @@ from tallystick.roles.trainer import Phases, Progress, open_session, step_record
 from tallystick.store.files import RunDirectory
 
 VerdictName = Literal["match", "mismatch", "log_violation", "cannot_reproduce"]
+FINGERPRINT = "state fingerprint"
+EVERYTHING = "everything"
 SCHEDULE_TOLERANCE = 2.0**-36  # libraries differ in the last bit of cos and pow; the recorded value is then taken
 
 
@@ -301,7 +303,7 @@ def compare_step(record: StepRecord, outcome: StepOutcome, violations: Iterable[
         )
         for violation in violations
     ]  # fmt: skip
-    differs("state fingerprint", f"{outcome.fingerprint:016x}", record.fingerprint)
+    differs(FINGERPRINT, f"{outcome.fingerprint:016x}", record.fingerprint)
     return found
 
 
@@ -386,24 +388,24 @@ def _judge_segment(
     step = result.first_step
     assert step is not None
     state = directory.load_committed(result.start, root)
-    blame = find_own_noise(replay, transcript, result.start, step, frames, state)
-    if blame is not None:
+    noisy = find_noisy_sites(replay, transcript, result.start, step, frames, state)
+    at_first = [deviation for deviation in result.deviations if deviation.step == step]
+    if all(is_excused(deviation, noisy) for deviation in at_first):
         result.verdict = "cannot_reproduce"
-        result.deviations.insert(0, blame)
+        result.deviations = noisy + result.deviations
         return
-    at_first = [deviation.kind for deviation in result.deviations if deviation.step == step]
-    result.verdict = "log_violation" if "log_violation" in at_first else "mismatch"
+    result.verdict = "log_violation" if any(d.kind == "log_violation" for d in at_first) else "mismatch"
 
 
-def find_own_noise(
+def find_noisy_sites(
     replay: Replay,
     transcript: Transcript,
     start: int,
     step: int,
     frames: Mapping[int, bytes],
     state: Mapping[str, Entry],
-) -> Deviation | None:
-    """Return the site where this machine's noise at ``step`` exceeds the band the trainer declared, if there is one.
+) -> list[Deviation]:
+    """Return the sites where this machine's own noise at ``step`` exceeds the band the trainer declared.
 
     ``state`` is the one after ``start`` steps; the steps in between are repeated under ``frames``.
     """
@@ -415,9 +417,10 @@ def find_own_noise(
         declared = FollowTape(session.policy, session.table, decode_frame(frames[step])).table
         measured = calibrate(session, backward_of(session, replay.job), seed=session.seed + 1)
     except InvalidInput:
-        return None
+        return []
     except Nondeterminism as problem:
-        return Deviation(step, "cannot_reproduce", "own noise", None, str(problem), "that it is below the band")
+        return [Deviation(step, "cannot_reproduce", EVERYTHING, None, str(problem), "that noise is below the bands")]
+    found: list[Deviation] = []
     for place, noise in sorted(measured.noise.items()):
         grid = declared.sites.get(place)
         if grid is None:
@@ -425,11 +428,22 @@ def find_own_noise(
         if place[0] == Kind.STATE or grid is None or is_noise_only(grid):
             continue
         if noise.relative > 2.0**grid.band:
-            return Deviation(
-                step, "cannot_reproduce", session.site_name(place), None,
-                f"noise {noise.relative:.3g} of its scale", f"band {2.0**grid.band:.3g}",
-            )  # fmt: skip
-    return None
+            own, stated = f"noise {noise.relative:.3g} of its scale", f"band {2.0**grid.band:.3g}"
+            found.append(Deviation(step, "cannot_reproduce", session.site_name(place), None, own, stated))
+    return found
+
+
+def is_excused(deviation: Deviation, noisy: Iterable[Deviation]) -> bool:
+    """Whether noise above the declared bands at the sites ``noisy`` can be the cause of ``deviation``.
+
+    A flipped branch reaches everything; a gradient reaches its own parameter; nothing reaches the data or the schedule.
+    """
+    names = [site.subject for site in noisy]
+    if not names or deviation.subject.startswith(("batch", "skipped", "micro", "hyper", "evidence")):
+        return False
+    if EVERYTHING in names or any(name.startswith("decision") for name in names) or deviation.subject == FINGERPRINT:
+        return True
+    return any(name.split(" ", 1)[1] in deviation.subject for name in names)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,16 @@ from tallystick.protocol.game import Claim, Level, apply, open_game
 from tallystick.protocol.strategy import next_moves
 from tallystick.protocol.trace import DisputedPosition, Party, Ruling
 from tallystick.protocol.transcript import Transcript
-from tallystick.roles.auditor import Deviation, Replay, compare_states, compare_step, find_own_noise, open_replay
+from tallystick.roles.auditor import (
+    FINGERPRINT,
+    Deviation,
+    Replay,
+    compare_states,
+    compare_step,
+    find_noisy_sites,
+    is_excused,
+    open_replay,
+)
 from tallystick.store.files import RunDirectory
 
 UNOPENED_TAG = "tallystick/unopened-state/1"
@@ -218,29 +227,31 @@ class StepJudge:
             decode_frame(frame)
         except (InvalidInput, Mismatch) as problem:
             return Ruling("trainer", f"step {step}: the log cannot be used: {problem}")
-        # 4. This machine's own noise is below the declared bands.
-        blame = self._own_noise(step, frame, state)
-        if blame is not None:
-            return Ruling("none", f"step {step}: the judge cannot reproduce it: {blame.subject}: {blame.own}, {blame.stated}")
-        # 5. The step, repeated from the agreed state under the trainer's log.
+        # 4. The step, repeated from the agreed state under the trainer's log.
         load_state(self.replay.session, state)
         try:
             repeated = AcceptableStates(self.replay, frame)
         except (InvalidInput, Nondeterminism) as problem:
             return Ruling("trainer", f"step {step}: the log cannot be followed: {problem}")
-        # 6. An entry or a header that honest arithmetic could not have written.
-        if repeated.violations:
-            return Ruling("trainer", f"step {step}: {repeated.violations[0]}")
+        # 5. Hyper-parameters are the job's.
         schedule = [d for d in compare_step(record, repeated.outcome, []) if d.subject.startswith(("hyper", "skipped", "micro"))]
         if schedule:
-            return Ruling("trainer", f"{schedule[0]}")
-        # 7. Both sides' states, element by element.
-        faults = {party: self._fault(party, position, repeated) for party in self.traces}
-        if faults["trainer"] is None:
-            if faults["auditor"] is None:
-                return Ruling("none", f"step {step}: honest arithmetic can give both states")
-            return Ruling("auditor", f"step {step}: the auditor's claim is wrong: {faults['auditor']}")
-        return Ruling("trainer", f"step {step}: {faults['trainer']}")
+            return Ruling("trainer", str(schedule[0]))
+        # 6. Entries and headers that honest arithmetic could not have written; then both states, element by element.
+        faults = {party: self._find_fault(party, position, repeated) for party in self.traces}
+        if repeated.violations:
+            violation = repeated.violations[0]
+            faults["trainer"] = Deviation(step, "log_violation", violation.site, violation.element, violation.rule, "an honest log")
+        # 7. A fault that this machine's own noise can explain is nobody's.
+        noisy = find_noisy_sites(self.replay, self.transcript, step, step, {step: frame}, state) if any(faults.values()) else []
+        for party, fault in faults.items():
+            if fault is not None and is_excused(fault, noisy):
+                return Ruling("none", f"step {step}: the judge cannot reproduce what the {party} did: {noisy[0]}")
+        if faults["trainer"] is not None:
+            return Ruling("trainer", str(faults["trainer"]))
+        if faults["auditor"] is not None:
+            return Ruling("auditor", str(faults["auditor"]))
+        return Ruling("none", f"step {step}: honest arithmetic can give both states")
 
     def _opened(self, index: int, commitment: bytes) -> State | None:
         for trace in self.traces.values():
@@ -249,13 +260,11 @@ class StepJudge:
                 return state
         return None
 
-    def _own_noise(self, step: int, frame: bytes, state: State) -> Deviation | None:
-        return find_own_noise(self.replay, self.transcript, step, step, {step: frame}, state)
-
-    def _fault(self, party: Party, position: DisputedPosition, repeated: AcceptableStates) -> str | None:
+    def _find_fault(self, party: Party, position: DisputedPosition, repeated: AcceptableStates) -> Deviation | None:
         state = self.traces[party].witness_at(position.disputed)
         if state is None or summarise(state.values()).root() != position.claims[party]:
-            return f"the {party} cannot open the state it committed to, the step repeated gives fingerprint {repeated.outcome.fingerprint:016x}"
+            own = f"{repeated.outcome.fingerprint:016x}"
+            return Deviation(position.agreed, "mismatch", FINGERPRINT, None, own, f"another one, which the {party} cannot open")
         return repeated.find_fault(state)
 
 
@@ -270,7 +279,7 @@ class AcceptableStates:
         self.outcome = run_step(session, replay.job, tape)
         tape.finish()
         session.table = tape.table
-        self.violations = [f"{v.site}: {v.rule}" for v in tape.violations]
+        self.violations = tape.violations
         self.entries: dict[str, Entry] = {e.name: _copied(e) for e in state_entries(session)}
         self.values = tape.candidates
         self.flipped: dict[tuple[int, int], Candidates] = {}
@@ -286,8 +295,8 @@ class AcceptableStates:
         self.parameters = [name for name, _ in session.parameters]
         self.buffers = {site.name: site.ordinal for site in session.sites if site.kind == Kind.BUFFER}
 
-    def find_fault(self, state: State) -> str | None:
-        """Return what is wrong with ``state``, or None if it is acceptable."""
+    def find_fault(self, state: State) -> Deviation | None:
+        """Return the first difference between ``state`` and what is acceptable, or None."""
         _, differences = compare_states(self.step, self.entries, state)
         if not differences:
             return None
@@ -295,19 +304,13 @@ class AcceptableStates:
         trained |= {
             f"optimizer/{name}/{key}": position for position, name in enumerate(self.parameters) for key in self.names[1:]
         }
-        positions: set[int] = set()
         for difference in differences:
             position = trained.get(difference.subject)
-            if position is not None:
-                positions.add(position)
-            elif not self._buffer_is_acceptable(difference.subject, state):
-                return str(difference)
-        for position in sorted(positions):
-            bad = self._find_bad_element(position, state)
-            if bad is not None:
-                name = self.parameters[position]
-                shown = next(d for d in differences if trained.get(d.subject) == position)
-                return f"{name} element {bad} is no value that honest arithmetic can give; first difference: {shown}"
+            if position is None:
+                if not self._buffer_is_acceptable(difference.subject, state):
+                    return difference
+            elif self._find_bad_element(position, state) is not None:
+                return difference
         return None
 
     def _buffer_is_acceptable(self, subject: str, state: State) -> bool:

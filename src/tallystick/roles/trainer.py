@@ -29,6 +29,8 @@ from tallystick.protocol.transcript import (
 )
 from tallystick.store.files import RunDirectory, frame_digest
 
+EARLY = (8, 32)  # steps before which the noise is measured besides the fixed interval
+
 
 @dataclass
 class Phases:
@@ -182,8 +184,8 @@ class _Recording:
         session, step = self.session, self.session.step
         clock = time.perf_counter()
         before = session.table
-        if step > 0 and step % self.order.policy.recalibrate_every == 0:
-            self._calibrate()
+        if calibration_is_due(step, self.order.policy.recalibrate_every):
+            self._calibrate(repeats=1)
         tape = RecordTape(session.policy, before, current=session.table)
         outcome = run_step(session, self.job, tape)
         frame = tape.finish()
@@ -208,11 +210,16 @@ class _Recording:
         self.directory.write_document(self.directory.statement_path, statement.encode())
         return statement
 
-    def _calibrate(self) -> None:
+    def _calibrate(self, repeats: int = 2) -> None:
         started = time.perf_counter()
-        calibration = calibrate(self.session, backward_of(self.session, self.job), seed=self.order.seed)
+        calibration = calibrate(self.session, backward_of(self.session, self.job), repeats=repeats, seed=self.order.seed)
         self.session.table = calibration.table
         self.phases.add("calibrate", started)
+
+
+def calibration_is_due(step: int, every: int) -> bool:
+    """Whether the noise is measured before ``step``: early on, when gradients change fastest, and at fixed intervals."""
+    return step > 0 and (step % every == 0 or step in EARLY)
 
 
 def specification_of(order: Order, job: Job, session: Session, initial_state: str) -> Specification:

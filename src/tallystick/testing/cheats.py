@@ -211,6 +211,7 @@ class SkippedSteps:
                     return None
                 return step(*args, **kwargs)
 
+            lazy._wrapped_by_lr_sched = True  # pyright: ignore[reportFunctionMemberAccess] # schedulers look for it
             job.optimizer.step = lazy
 
         record(tampered(order, tamper), out)

@@ -24,7 +24,9 @@ from tallystick.numerics.reference import (
     Rounded,
     ScaledBand,
     block_of,
+    candidates,
     dithered_position,
+    fingerprint,
     follow,
     record,
     round_element,
@@ -176,6 +178,14 @@ def test_dither_covers_the_open_unit_interval_evenly() -> None:
 # ------------------------------------------------------------------------------------------------ the theorem
 
 
+def exact_floor(old: float, band: int) -> int:
+    """The floor exponent of a relative band by search: 2**floor <= |old| * 2**(band + 5), and at least -149."""
+    exponent = -149
+    while abs(Fraction(old)) * Fraction(2) ** (band + 5) >= Fraction(2) ** (exponent + 1):
+        exponent += 1
+    return exponent
+
+
 @dataclass(frozen=True)
 class Pair:
     """A tensor as two machines see it."""
@@ -197,7 +207,7 @@ class Pair:
     def quanta(self, values: list[float]) -> list[float]:
         band = self.band
         if isinstance(band, RelativeBand):
-            grids = [Grid(self.precision, -149)] * len(values)
+            grids = [Grid(self.precision, exact_floor(old, band.exponent)) for old in band.olds]
         else:
             blocks = [block_of(i, len(values), len(band.scales)) for i in range(len(values))]
             grids = [Grid(self.precision, band.scales[block] + band.floor) for block in blocks]
@@ -281,17 +291,37 @@ def test_following_a_dithered_log_gives_the_recorded_bits(pair: Pair) -> None:
     check_exactness(pair)
 
 
+RELATIVE = [(24, -47), (24, -40), (24, -28), (24, -26), (8, -12), (8, -10), (11, -14), (3, -6), (1, -5)]
+"""(precision, band), some as wide as the theorem allows: band = -(precision + 2)."""
+
+
+def narrow(value: float) -> float:
+    """The value in FP32, as a state holds it."""
+    return struct.unpack("<f", struct.pack("<f", value))[0]
+
+
 @st.composite
 def relative_pairs(draw: st.DrawFn) -> Pair:
-    precision, exponent = draw(
-        st.sampled_from([(24, -47), (24, -40), (24, -26), (8, -10), (11, -14), (3, -6)])
-    )
+    """New values near boundaries of their own grid, beside old values of any size; cancellation is common."""
+    precision, exponent = draw(st.sampled_from(RELATIVE))
     xs: list[float] = []
     ys: list[float] = []
     olds: list[float] = []
     for _ in range(draw(st.integers(1, 6))):
-        x = interesting(draw, draw(st.integers(-149, 60)), T_FIXED, precision)
-        olds.append(x * draw(st.sampled_from([0.0, 0.5, -0.999, 1.0])))
+        old = draw(st.sampled_from([0.0, 1.0, -1.0])) * math.ldexp(
+            draw(st.floats(1.0, 2.0, exclude_max=True)), draw(st.integers(-149, 100))
+        )
+        olds.append(narrow(old))
+        floor = exact_floor(olds[-1], exponent)
+        kind = draw(st.sampled_from(["cancelled", "completely", "larger", "alike"]))
+        if kind == "cancelled":
+            x = interesting(draw, min(floor, 60), T_FIXED, precision)
+        elif kind == "completely":
+            x = draw(st.sampled_from([0.0, -0.0]))
+        elif kind == "larger":
+            x = interesting(draw, draw(st.integers(-149, 60)), T_FIXED, precision)
+        else:
+            x = olds[-1] * draw(st.sampled_from([0.5, -0.999, 1.0]))
         delta = math.ldexp(max(abs(x), abs(olds[-1])), exponent)
         xs.append(x)
         ys.append(x + draw(st.floats(-WIDEST, WIDEST)) * delta)
@@ -299,10 +329,54 @@ def relative_pairs(draw: st.DrawFn) -> Pair:
 
 
 @given(relative_pairs())
-@settings(max_examples=300, deadline=None)
-def test_following_a_relative_log_gives_the_recorded_bits(pair: Pair) -> None:
-    assume(pair.within_band() and pair.quanta_exceed(4))
+@settings(max_examples=600, deadline=None)
+def test_following_a_relative_log_gives_the_recorded_bits_cancellation_included(pair: Pair) -> None:
+    assert isinstance(pair.band, RelativeBand)
+    assume(pair.within_band())
+    bound = min(16.0, 2.0 ** -(pair.precision + pair.band.exponent))
+    assert pair.quanta_exceed(bound)
     check_exactness(pair)
+
+
+@given(st.floats(-FP32_LARGEST, FP32_LARGEST), st.floats(-FP32_LARGEST, FP32_LARGEST), st.integers(1, 24))
+@example(0.0, FP32_LARGEST, 24)
+@example(2.0**-149, math.nextafter(2.0, 0.0), 24)
+@example(math.nextafter(2.0, 0.0), 0.0, 24)
+def test_a_relative_quantum_exceeds_sixteen_bands(new: float, old: float, precision: int) -> None:
+    """With the widest band of spec/rounding.md 2, -(p + 4); no more than 16, as the second test shows."""
+    assert Pair([new], [new], precision, RelativeBand((old,), -(precision + 4)), None).quanta_exceed(16)
+
+
+@pytest.mark.parametrize("precision", [1, 8, 24])
+def test_the_bound_of_sixteen_is_the_best_there_is(precision: int) -> None:
+    old = math.nextafter(2.0, 0.0)
+    cancelled = Pair([0.0], [0.0], precision, RelativeBand((old,), -(precision + 4)), None)
+    grown = Pair([old], [old], precision, RelativeBand((0.0,), -(precision + 4)), None)
+    for pair in (cancelled, grown):
+        assert pair.quanta_exceed(16)
+        assert not pair.quanta_exceed(16.0001)
+
+
+def test_both_sides_of_the_floor_follow_exactly() -> None:
+    """Old values from FP32's subnormals up; x in the first cells of the floor and around its upper end."""
+    for precision, band in RELATIVE:
+        xs: list[float] = []
+        ys: list[float] = []
+        olds: list[float] = []
+        for exponent in range(-149, 120, 7):
+            for old in (math.ldexp(1.0, exponent), -math.ldexp(1.99, exponent)):
+                floor = exact_floor(narrow(old), band)
+                delta = math.ldexp(abs(narrow(old)), band)
+                cells = (-2, -1, 0, 1, 2**precision - 1, 2**precision, -(2**precision), -(2**precision) - 1)
+                for cell, offset, step in itertools.product(cells, (0.0, 0.3, T_FIXED), (-0.99, 0.0, 0.99)):
+                    x = math.ldexp(cell + offset, floor) + step * delta
+                    for noise in (-0.99, -0.4, 0.7, 0.99):
+                        xs.append(x)
+                        ys.append(x + noise * delta)
+                        olds.append(narrow(old))
+        pair = Pair(xs, ys, precision, RelativeBand(tuple(olds), band), None)
+        assert pair.within_band()
+        check_exactness(pair)
 
 
 @pytest.mark.parametrize("band", [-26, -27, -47])
@@ -328,6 +402,68 @@ def test_a_band_of_a_quarter_quantum_can_make_an_honest_entry_a_violation_at_a_b
     assert follow([y], entries, 24, band) == (values, [0])
     narrower = RelativeBand((1.0,), -27)
     assert follow([y], record([x], 24, narrower)[1], 24, narrower) == (values, [])
+
+
+def test_the_floor_of_a_relative_band_closes_cancellation_against_a_large_old_value() -> None:
+    """With FP32's own quantum at x the same two values would not come together, log or not."""
+    old = 1.0
+    x = 2.0**-27 * (1 + 2.0**-23 * (T_FIXED - 0.5))
+    y = x + 0.9 * 2.0**-47
+    pair = Pair([x], [y], 24, RelativeBand((old,)), None)
+    assert pair.within_band()
+    assert pair.quanta([x]) == [2.0**-42]
+    check_exactness(pair)
+    fine = ScaledBand(-47, -149, (0,))
+    values, entries = record([x], 24, fine)
+    assert Grid(24, -149).exponent(x) == -50
+    assert follow([y], entries, 24, fine)[0] != values
+
+
+def test_what_is_left_of_a_complete_cancellation_is_zero_on_both_sides() -> None:
+    noise = 0.99 * 2.0**-47
+    band = RelativeBand((1.0, 1.0, -1.0))
+    assert record([0.0, noise, -noise], 24, band) == ([0.0, 0.0, 0.0], [])
+    assert follow([noise, -noise, 0.0], [], 24, band) == ([0.0, 0.0, 0.0], [])
+
+
+def test_the_floor_follows_the_old_value_and_never_the_new() -> None:
+    quantum = 2.0**-42
+    assert record([0.46 * quantum] * 3, 24, RelativeBand((1.0, 1.99, 2.0)))[0] == [quantum, quantum, 0.0]
+    assert record([2.0**-149] * 2, 24, RelativeBand((0.0, 2.0**-107)))[0] == [2.0**-149] * 2
+    assert record([2.0**-149], 24, RelativeBand((2.0**-105,)))[0] == [0.0]
+
+
+@pytest.mark.parametrize("old", [math.inf, -math.inf, math.nan, 2.0**128, -1e300])
+def test_an_old_value_outside_fp32_is_refused_by_index(old: float) -> None:
+    good = RelativeBand((FP32_LARGEST, -FP32_LARGEST))
+    assert record([1.0, 2.0], 24, good)[0] == follow([1.0, 2.0], [], 24, good)[0] == [0.0, 0.0]
+    bad = RelativeBand((1.0, old))
+    for run in (record, lambda xs, p, band: follow(xs, [], p, band), candidates):
+        with pytest.raises(InvalidInput, match="element 1: old value .* is not within the range of FP32"):
+            run([1.0, 2.0], 24, bad)
+
+
+def test_a_follower_whose_own_rounding_leaves_fp32_takes_the_recorded_value() -> None:
+    last = FP32_LARGEST + T_FIXED * 2.0**104
+    x, y = last - 2.0**97, last + 2.0**97
+    pair = Pair([x], [y], 24, RelativeBand((FP32_LARGEST,), -28), None)
+    assert pair.within_band()
+    check_exactness(pair)
+    assert record([x], 24, pair.band) == ([FP32_LARGEST], [Entry(0, 0)])
+    with pytest.raises(InvalidInput, match="element 0: .* is beyond the largest FP32"):
+        record([y], 24, pair.band)
+    with pytest.raises(InvalidInput, match="element 0: .* is beyond the largest FP32"):
+        follow([x], [Entry(0, 1)], 24, pair.band)
+
+
+@pytest.mark.parametrize("x", [2.0**53, 2.0**53 + 2, -(2.0**53) - 2, 2.0**54 + 4, 2.0**900])
+@pytest.mark.parametrize("word", [0, 2**32 - 1])
+def test_multiples_too_large_for_a_fraction_are_kept(x: float, word: int) -> None:
+    """The cell beside them is not a binary64 number; the value is reached without going through it."""
+    band = ScaledBand(-8, 0, (0,))
+    values, entries = record([x], 0, band, [word])
+    assert values == [x]
+    assert follow([x], entries, 0, band, [word]) == ([x], [])
 
 
 @pytest.mark.parametrize("fmt", [E4M3, E5M2, TOY], ids=lambda fmt: fmt.name)
@@ -412,19 +548,6 @@ def test_the_whole_band_is_outside_the_guarantee() -> None:
     assert follow([y * 0.999], entries, 0, band, [0]) == (values, [])
 
 
-def test_cancellation_against_a_large_old_value_is_outside_the_guarantee() -> None:
-    """|old| > 2**21 |new| makes the default relative band wider than a quarter of the quantum."""
-    old = 1.0
-    x = 2.0**-27 * (1 + 2.0**-23 * (T_FIXED - 0.5))
-    y = x + 0.9 * 2.0**-47
-    pair = Pair([x], [y], 24, RelativeBand((old,)), None)
-    assert pair.within_band()
-    assert not pair.quanta_exceed(4)
-    values, entries = record([x], 24, pair.band)
-    followed, _ = follow([y], entries, 24, pair.band)
-    assert followed != values
-
-
 @pytest.mark.parametrize(
     ("entries", "reason"),
     [
@@ -451,7 +574,7 @@ def test_entries_out_of_order_or_range_are_refused(entries: list[Entry], reason:
         (0, ScaledBand(-3, 0, (0, 0, 0)), None, "band: 3 blocks do not divide 2"),
         (0, ScaledBand(-3, 0, ()), None, "band: 0 blocks"),
         (24, RelativeBand((0.0,)), None, "band: 1 old values for 2"),
-        (24, RelativeBand((0.0, math.inf)), None, "element 1: old value inf"),
+        (24, RelativeBand((0.0, math.inf)), None, "element 1: old value inf is not within the range of FP32"),
         (54, ScaledBand(-3, 0, (0,)), None, "precision 54"),
         (0, ScaledBand(-3, 1, (1000,)), None, "floor exponent 1001"),
     ],
@@ -461,3 +584,72 @@ def test_arguments_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(InvalidInput, match=reason):
         record([0.5, 0.25], precision, band, words)
+
+
+# ------------------------------------------------------------------------------------------------- candidates
+
+
+@given(st.one_of(scaled_pairs(dithered=False), scaled_pairs(dithered=True), relative_pairs()))
+@settings(max_examples=300, deadline=None)
+def test_the_recorded_value_is_a_candidate_of_whoever_is_within_the_band(pair: Pair) -> None:
+    assume(pair.within_band())
+    assume(pair.precision == 0 or pair.quanta_exceed(4.5))
+    values, _ = record(pair.xs, pair.precision, pair.band, pair.words)
+    own, _ = record(pair.ys, pair.precision, pair.band, pair.words)
+    found = {i: pairs for i, *pairs in candidates(pair.ys, pair.precision, pair.band, pair.words)}
+    for i, (value, mine) in enumerate(zip(values, own, strict=True)):
+        assert value in found.get(i, [mine])
+        assert mine in found.get(i, [mine])
+
+
+def test_a_candidate_has_both_values_beside_its_boundary() -> None:
+    band = ScaledBand(-6, 0, (0,))
+    assert candidates([0.45, 0.1, 0.46, -0.55, 3.0], 0, band) == [
+        (0, 0.0, 1.0),
+        (2, 0.0, 1.0),
+        (3, -1.0, 0.0),
+    ]
+    assert candidates([], 0, band) == []
+    with pytest.raises(InvalidInput, match="element 1: nan"):
+        candidates([0.45, math.nan], 0, band)
+
+
+# ------------------------------------------------------------------------------------------------ fingerprint
+
+
+def test_a_fingerprint_is_a_sum_of_weighted_encodings() -> None:
+    golden = 0x9E3779B97F4A7C15
+    assert fingerprint({}) == fingerprint({"a": []}) == 0
+    assert fingerprint({"a": [1.0]}) == 0x3F800001
+    assert fingerprint({"a": [0.0, 0.0]}) == 1 + golden
+    assert fingerprint({"a": [], "b": [0.0]}) == (golden << 40) % 2**64 | 1
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=3), st.lists(st.floats(width=32, allow_nan=False), max_size=5), min_size=1
+    )
+)
+def test_every_single_change_of_a_state_changes_its_fingerprint(tensors: dict[str, list[float]]) -> None:
+    """Not so for two changes at once, which can be made to cancel: the weights are public."""
+    before = fingerprint(tensors)
+    assert fingerprint(dict(reversed(tensors.items()))) == before
+    for name, values in tensors.items():
+        for i, value in enumerate(values):
+            changed = [*values[:i], -value, *values[i + 1 :]]
+            assert fingerprint({**tensors, name: changed}) != before
+        assert fingerprint({**tensors, name: [*values, 0.0]}) != before
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (0.1, "w: element 1: 0.1 is not an FP32 value"),
+        (2.0**-150, "w: element 1: .* is not an FP32 value"),
+        (2.0**128, "w: element 1: .* is beyond the largest FP32 value"),
+    ],
+)
+def test_a_fingerprint_is_of_fp32_values_only(value: float, reason: str) -> None:
+    fingerprint({"w": [0.0, narrow(0.1), 2.0**-149, FP32_LARGEST, -math.inf]})
+    with pytest.raises(InvalidInput, match=reason):
+        fingerprint({"w": [0.0, value]})

@@ -1,0 +1,224 @@
+"""What an audit, or the auditor's own claim, found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from tallystick.reports.layout import BAD, GOOD, QUIET, UNSURE, Row, counted, duration, page, share
+
+if TYPE_CHECKING:
+    from tallystick.roles.auditor import AuditReport, Deviation, SegmentResult
+
+STYLES: Mapping[str, str] = {
+    "match": GOOD,
+    "mismatch": BAD,
+    "log_violation": BAD,
+    "cannot_reproduce": UNSURE,
+}
+WORDS: Mapping[str, str] = {
+    "match": "match",
+    "mismatch": "mismatch",
+    "log_violation": "log violation",
+    "cannot_reproduce": "cannot reproduce",
+}
+SHOWN_DEVIATIONS = 3  # of a segment; --json has all of them
+
+
+@dataclass(frozen=True)
+class AuditPage:
+    """An audit's findings; ``total`` is the whole audit's wall time in seconds."""
+
+    report: AuditReport
+    total: float
+
+    def fields(self) -> dict[str, object]:
+        """Return what ``--json`` prints; scripts rely on the names."""
+        report = self.report
+        first = report.first
+        return {
+            "run": report.directory,
+            "verdict": report.verdict,
+            "first_step": None if first is None else first.step,
+            "steps": report.steps,
+            "differing_elements": report.differing_elements,
+            "freedom": {
+                "fraction": report.freedom.fraction,
+                "largest_steer": report.freedom.largest_steer,
+                "near": report.freedom.near,
+                "elements": report.freedom.elements,
+            },
+            "profile": report.profile,
+            "segments": [_segment_fields(segment) for segment in report.segments],
+            "first": None if first is None else deviation_fields(first),
+            "environment": {
+                name: {"own": own, "trainer": trainer}
+                for name, (own, trainer) in report.environment.items()
+            },
+            "seconds": {**report.phases.seconds, "total": self.total},
+        }
+
+    def __rich__(self) -> RenderableType:
+        """Return the page that ``tally audit`` prints."""
+        report = self.report
+        rows: list[Row] = [("run", report.directory), ("profile", report.profile)]
+        rows += _first_rows(report.first)
+        rows += self._segment_rows()
+        rows += self._freedom_rows()
+        if report.environment:
+            rows.append(("environment", _environment(report.environment)))
+        rows.append(("time", f"{duration(report.phases.seconds)}; {self.total:.1f} s in all"))
+        return page(self._headline(), STYLES[report.verdict], rows)
+
+    def _headline(self) -> str:
+        report = self.report
+        steps = counted(report.steps, "step")
+        if report.verdict == "match":
+            return f"match: {steps} repeated, every committed byte is the same"
+        first = report.first
+        where = "" if first is None else f" at step {first.step}: {first.subject}"
+        if report.verdict == "cannot_reproduce":
+            return f"cannot reproduce{where} (nothing is said about the trainer)"
+        return f"{WORDS[report.verdict]}{where}"
+
+    def _segment_rows(self) -> list[Row]:
+        segments = self.report.segments
+        bad = [segment for segment in segments if segment.verdict != "match"]
+        elements = sum(segment.elements for segment in segments)
+        differing = self.report.differing_elements
+        rows: list[Row] = []
+        if segments:
+            rows.append(("segments", f"{len(segments) - len(bad)} of {len(segments)} match"))
+        for segment in bad:
+            rows.append(("", Text(_segment_line(segment), style=STYLES[segment.verdict])))
+            if self.report.first not in segment.deviations:
+                rows += [("", Text(f"  {d}", style=QUIET)) for d in segment.deviations[:1]]
+            hidden = len(segment.deviations) - 1
+            if hidden > 0:
+                rows.append(("", Text(f"  and {counted(hidden, 'more deviation')}; --json lists them", style=QUIET)))
+        if elements:
+            compared = f"{elements:,} elements of committed states compared, {differing:,} differ"
+            rows.append(("states", compared))
+        return rows
+
+    def _freedom_rows(self) -> list[Row]:
+        freedom = self.report.freedom
+        if not freedom.elements:
+            return []
+        return [
+            ("freedom", f"{share(freedom.fraction)} of {freedom.elements:,} roundings were a log's to choose"),
+            ("", f"at most {share(freedom.largest_steer)} of a step's gradient could be steered by them"),
+        ]
+
+
+@dataclass(frozen=True)
+class ClaimPage:
+    """The auditor's own run, written for a dispute.
+
+    Attributes:
+        run, claim: the trainer's and the auditor's run directory.
+        profile: of the machine that repeated it.
+        steps: how many were repeated.
+        first_step: where the auditor left the trainer's log, or None.
+        differing_elements: of the final states.
+        root, trainer_root: hexadecimal roots of the two transcripts.
+        seconds: wall time.
+    """
+
+    run: str
+    claim: str
+    profile: str
+    steps: int
+    first_step: int | None
+    differing_elements: int
+    root: str
+    trainer_root: str
+    seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    @property
+    def verdict(self) -> str:
+        """``match`` if both roots are one and nothing deviated, else ``mismatch``."""
+        return "match" if self.root == self.trainer_root and self.first_step is None else "mismatch"
+
+    def fields(self) -> dict[str, object]:
+        """Return what ``--json`` prints."""
+        return {
+            "run": self.run,
+            "claim": self.claim,
+            "verdict": self.verdict,
+            "first_step": self.first_step,
+            "steps": self.steps,
+            "differing_elements": self.differing_elements,
+            "freedom": None,
+            "profile": self.profile,
+            "root": self.root,
+            "trainer_root": self.trainer_root,
+            "seconds": dict(self.seconds),
+        }
+
+    def __rich__(self) -> RenderableType:
+        """Return the page that ``tally audit --claim`` prints."""
+        agree = self.verdict == "match"
+        headline = (
+            f"match: {counted(self.steps, 'step')} repeated, both sides have one root"
+            if agree
+            else f"mismatch: the roots differ; first deviation at step {self.first_step}"
+        )
+        rows: list[Row] = [
+            ("run", self.run),
+            ("claim", self.claim),
+            ("profile", self.profile),
+            ("own root", self.root),
+            ("trainer's", self.trainer_root),
+            ("final states", f"{self.differing_elements:,} elements differ"),
+            ("time", duration(self.seconds)),
+        ]
+        if not agree:
+            rows.append(("next", f"tally dispute {self.run} {self.claim}"))
+        return page(headline, STYLES[self.verdict], rows)
+
+
+def deviation_fields(deviation: Deviation) -> dict[str, object]:
+    """Return a deviation as JSON."""
+    return {
+        "step": deviation.step,
+        "kind": deviation.kind,
+        "subject": deviation.subject,
+        "element": deviation.element,
+        "own": deviation.own,
+        "stated": deviation.stated,
+    }
+
+
+def _segment_fields(segment: SegmentResult) -> dict[str, object]:
+    return {
+        "start": segment.start,
+        "end": segment.end,
+        "verdict": segment.verdict,
+        "first_step": segment.first_step,
+        "differing_elements": segment.differing_elements,
+        "elements": segment.elements,
+        "deviations": [deviation_fields(deviation) for deviation in segment.deviations],
+    }
+
+
+def _segment_line(segment: SegmentResult) -> str:
+    line = f"{segment.start}:{segment.end} {WORDS[segment.verdict]} from step {segment.first_step} on"
+    if segment.differing_elements:
+        line += f", {segment.differing_elements:,} elements differ at its end"
+    return line
+
+
+def _first_rows(first: Deviation | None) -> list[Row]:
+    if first is None:
+        return []
+    where = first.subject if first.element is None else f"{first.subject}, element {first.element:,}"
+    return [("where", f"step {first.step}, {where}"), ("here", first.own), ("trainer", first.stated)]
+
+
+def _environment(differences: Mapping[str, tuple[str, str]]) -> str:
+    return ", ".join(f"{name} {own} (trainer: {trainer})" for name, (own, trainer) in differences.items())

@@ -1,0 +1,295 @@
+"""What a run directory holds: read without torch, finished or not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tallystick.commit.encoding import parse_hex_float
+from tallystick.errors import InvalidInput, Mismatch, StoreError
+from tallystick.numerics.log import Kind, decode_frame
+from tallystick.protocol.transcript import Specification, Transcript
+from tallystick.reports.layout import GOOD, QUIET, UNSURE, Row, counted, duration, page, share
+from tallystick.roles.verifier import site_sizes
+from tallystick.store.files import RunDirectory
+
+DIRECTORY = "directory"  # the part of a frame that says where each site's payload lies
+ROUNDED = (Kind.LOSS, Kind.GRADIENT, Kind.STATE, Kind.BUFFER)
+
+
+@dataclass
+class KindOfSite:
+    """What one kind of site wrote into the log: bytes, payloads and entries, over all steps read."""
+
+    n_bytes: int = 0
+    payloads: int = 0
+    entries: int = 0
+
+
+@dataclass(frozen=True)
+class LogSize:
+    """The log's size by kind of site, over all recorded steps."""
+
+    kinds: Mapping[str, KindOfSite]
+
+    @property
+    def rounded_entries(self) -> int:
+        """Roundings that the log states, decisions left out."""
+        return sum(self.kinds[kind.name.lower()].entries for kind in ROUNDED)
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """One run as its directory tells it.
+
+    Attributes:
+        directory: where it lies.
+        transcript: as far as it is written.
+        finished: whether the statement is there.
+        log: sizes by kind of site; None where the log was not read, ``log_problem`` saying why.
+        seconds: time by phase, for a run recorded just now.
+    """
+
+    directory: str
+    transcript: Transcript
+    finished: bool
+    log: LogSize | None = None
+    log_problem: str | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    @property
+    def specification(self) -> Specification:
+        """What was ordered."""
+        return self.transcript.specification
+
+    @property
+    def steps(self) -> int:
+        """Steps recorded so far."""
+        return self.transcript.num_steps
+
+    @property
+    def parameters(self) -> int:
+        """Trained numbers: the sizes of the gradient sites, added up."""
+        sizes = site_sizes(self.specification)
+        return sum(size for (kind, _), size in sizes.items() if kind == Kind.GRADIENT)
+
+    @property
+    def log_bytes(self) -> int:
+        """Bytes of all log frames."""
+        return sum(record.log_bytes for record in self.transcript.records)
+
+    @property
+    def log_bytes_per_step(self) -> float | None:
+        """Mean size of a step's log; None before the first step."""
+        return self.log_bytes / self.steps if self.steps else None
+
+    @property
+    def log_bits_per_parameter_step(self) -> float | None:
+        """Bits of log for each parameter in each step; None before the first step."""
+        amount = self.parameters * self.steps
+        return 8 * self.log_bytes / amount if amount else None
+
+    @property
+    def freedom_estimate(self) -> float | None:
+        """About which share of roundings a dishonest log could have chosen.
+
+        An honest log states what lies within the band, a dishonest one has twice the band. The audit measures it.
+        """
+        if self.log is None or not self.steps:
+            return None
+        sizes = site_sizes(self.specification)
+        rounded = sum(size for (kind, _), size in sizes.items() if kind in ROUNDED)
+        return min(1.0, 2.0 * self.log.rounded_entries / (rounded * self.steps)) if rounded else None
+
+    def fields(self) -> dict[str, object]:
+        """Return what ``--json`` prints."""
+        stated = self.specification
+        return {
+            "run": self.directory,
+            "finished": self.finished,
+            "policy": stated.policy.name,
+            "steps": self.steps,
+            "steps_ordered": stated.steps,
+            "root": self.transcript.root().hex() if self.finished else None,
+            "state_root": self.transcript.checkpoints()[-1].state_root,
+            "initial_state": stated.initial_state,
+            "parameters": self.parameters,
+            "log_bytes": self.log_bytes,
+            "log_bytes_per_step": self.log_bytes_per_step,
+            "log_bits_per_parameter_step": self.log_bits_per_parameter_step,
+            "log_kinds": self._kinds(),
+            "log_problem": self.log_problem,
+            "freedom_estimate": self.freedom_estimate,
+            "job": {
+                "path": stated.job.path,
+                "source_digest": stated.job.source_digest,
+                "dataset_digest": stated.job.dataset_digest,
+                "settings": dict(stated.job.settings),
+            },
+            "policy_parameters": dict(stated.policy.parameters),
+            "seed": stated.seed,
+            "checkpoint_every": stated.checkpoint_every,
+            "accumulation": stated.accumulation,
+            "world_size": stated.world_size,
+            "checkpoints": [
+                {"steps": checkpoint.steps_done, "state_root": checkpoint.state_root}
+                for checkpoint in self.transcript.checkpoints()
+            ],
+            "loss": None if self._loss() is None else list(self._loss() or ()),
+            "lifted_casts": list(stated.notes.lifted_casts),
+            "densified": list(stated.notes.densified),
+            "versions": dict(stated.versions),
+            "seconds": dict(self.seconds),
+        }
+
+    def __rich__(self) -> RenderableType:
+        """Return the page that ``tally show`` prints."""
+        if self.finished:
+            headline, style = f"finished: {counted(self.steps, 'step')} under policy {self._policy()}", GOOD
+        else:
+            headline = (
+                f"not finished: {self.steps:,} of {counted(self.specification.steps, 'step')} under policy "
+                f"{self._policy()}; tally record --resume goes on with it"
+            )
+            style = UNSURE
+        rows = [*self._job_rows(), *self._state_rows(), *self._log_rows()]
+        rows.append(("versions", ", ".join(f"{k} {v}" for k, v in self.specification.versions.items())))
+        return page(headline, style, rows, *self._kind_table())
+
+    def summary(self) -> RenderableType:
+        """Return the short page that ``tally record`` ends with."""
+        rate = self.steps / sum(self.seconds.values()) if self.seconds else 0.0
+        speed = f", {rate:.3g} steps/s" if rate and "resumed" not in self.seconds else ""
+        rows = self._state_rows()
+        rows += self._log_rows()
+        rows.append(("time", duration(self.seconds) + speed))
+        return page(f"recorded {counted(self.steps, 'step')} under policy {self._policy()}", GOOD, rows)
+
+    def _policy(self) -> str:
+        return self.specification.policy.name
+
+    def _job_rows(self) -> list[Row]:
+        stated = self.specification
+        settings = " ".join(f"{name}={value}" for name, value in sorted(stated.job.settings.items()))
+        rows: list[Row] = [
+            ("job", f"{stated.job.path}, source {stated.job.source_digest[:16]}.."),
+            ("settings", settings or "the job's own"),
+            ("dataset", "none stated" if stated.job.dataset_digest is None else f"{stated.job.dataset_digest[:16]}.."),
+            ("order", f"{counted(stated.steps, 'step')}, a committed state every {stated.checkpoint_every}, seed {stated.seed}"),
+        ]  # fmt: skip
+        for label, names in (("casts lifted", stated.notes.lifted_casts), ("densified", stated.notes.densified)):
+            if names:
+                rows.append((label, ", ".join(names)))
+        return rows
+
+    def _state_rows(self) -> list[Row]:
+        last = self.transcript.checkpoints()[-1]
+        rows: list[Row] = [("run", self.directory)]
+        if self.finished:
+            rows.append(("root", self.transcript.root().hex()))
+        rows.append(("final state" if self.finished else "last state", last.state_root))
+        if not self.finished:
+            rows.append(("", f"committed after {counted(last.steps_done, 'step')}"))
+        loss = self._loss()
+        if loss is not None:
+            rows.append(("loss", f"{loss[0]:.4g} in the first step, {loss[1]:.4g} in the last"))
+        rows.append(("parameters", f"{self.parameters:,}"))
+        return rows
+
+    def _log_rows(self) -> list[Row]:
+        per_step, bits = self.log_bytes_per_step, self.log_bits_per_parameter_step
+        if per_step is None or bits is None:
+            return [("log", "empty")]
+        rows: list[Row] = [("log", f"{per_step:,.1f} bytes/step, {bits:.3g} bits/parameter/step")]
+        if self.log_problem is not None:
+            rows.append(("", Text(f"not read: {self.log_problem}", style=UNSURE)))
+        estimate = self.freedom_estimate
+        if estimate is not None:
+            rows.append(("freedom", f"about {share(estimate)} of roundings; tally audit measures it"))
+        return rows
+
+    def _loss(self) -> tuple[float, float] | None:
+        losses = [record.loss for record in self.transcript.records if record.loss is not None]
+        if not losses:
+            return None
+        first, last = (parse_hex_float(text, what="loss") for text in (losses[0], losses[-1]))
+        return first, last
+
+    def _kinds(self) -> dict[str, object] | None:
+        if self.log is None:
+            return None
+        return {
+            name: {"bytes": kind.n_bytes, "payloads": kind.payloads, "entries": kind.entries}
+            for name, kind in self.log.kinds.items()
+        }
+
+    def _kind_table(self) -> list[RenderableType]:
+        if self.log is None or not self.steps:
+            return []
+        table = Table(box=None, padding=(0, 2), header_style=QUIET)
+        table.add_column("  log by kind of site")
+        for heading in ("bytes/step", "share", "entries/step"):
+            table.add_column(heading, justify="right")
+        for name, kind in self.log.kinds.items():
+            if kind.n_bytes:
+                table.add_row(
+                    f"  {name}",
+                    f"{kind.n_bytes / self.steps:,.1f}",
+                    share(kind.n_bytes / max(self.log_bytes, 1)),
+                    f"{kind.entries / self.steps:,.1f}" if kind.entries else "",
+                )
+        return [table]
+
+
+def read_run(
+    directory: RunDirectory, *, read_log: bool = True, seconds: Mapping[str, float] | None = None
+) -> RunReport:
+    """Return the report on ``directory``; an unreadable log is part of the report.
+
+    Raises:
+        InvalidInput: the specification is missing, or a document is malformed.
+        Mismatch: the documents of a finished run contradict each other.
+    """
+    transcript = directory.load_partial()
+    finished = directory.statement_path.exists()
+    log: LogSize | None = None
+    problem: str | None = None
+    if read_log:
+        try:
+            log = _measure(directory, transcript)
+        except (InvalidInput, Mismatch, StoreError) as refused:
+            problem = str(refused)
+    return RunReport(str(directory.path), transcript, finished, log, problem, seconds or {})
+
+
+def _measure(directory: RunDirectory, transcript: Transcript) -> LogSize:
+    kinds = {name: KindOfSite() for name in (*(kind.name.lower() for kind in Kind), DIRECTORY)}
+    every = transcript.specification.checkpoint_every
+    for start in range(0, transcript.num_steps, every):
+        end = min(start + every, transcript.num_steps)
+        for data in directory.load_frames(transcript, start, end).values():
+            rest = len(data)
+            for address, payload in decode_frame(data):
+                found = kinds[Kind(address.kind).name.lower()]
+                found.n_bytes += len(payload)
+                found.payloads += 1
+                found.entries += _entries_of(Kind(address.kind), payload)
+                rest -= len(payload)
+            kinds[DIRECTORY].n_bytes += rest
+    return LogSize(kinds)
+
+
+def _entries_of(kind: Kind, payload: bytes) -> int:
+    """The count that a site's entries begin with (spec/rounding-log.md); a change of grids has none."""
+    if kind == Kind.GRID:
+        return 0
+    value = 0
+    for place, byte in enumerate(payload[3:] if kind == Kind.DECISION else payload):
+        value |= (byte & 0x7F) << (7 * place)
+        if byte < 0x80:
+            break
+    return value

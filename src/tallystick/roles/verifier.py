@@ -1,0 +1,319 @@
+"""The verifier: checks what a trainer published without repeating a single step; needs no torch.
+
+A run directory is checked as a numbered list; a proof against a root that the verifier has from elsewhere.
+Each check says what it found; a failed one ends the list, because those after it would build on it.
+
+Not promised: that any step was computed, or computed from the stated data. Only repeating shows that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tallystick.commit.encoding import canonical_json, parse_canonical_json
+from tallystick.commit.state import (
+    PROOF_FORMAT,
+    PROOF_LIMIT,
+    parse_chunk_proof,
+    verify_chunk,
+)
+from tallystick.errors import InvalidInput, Mismatch
+from tallystick.numerics.log import (
+    LARGEST_WIDTH,
+    Frame,
+    GridTable,
+    Kind,
+    SiteAddress,
+    decode_frame,
+)
+from tallystick.numerics.policy import policy_of
+from tallystick.protocol.transcript import (
+    RECORD_LIMIT,
+    STEP_PROOF_FORMAT,
+    Specification,
+    Transcript,
+    parse_step_proof,
+    verify_step_proof,
+)
+from tallystick.store.files import RunDirectory
+
+Outcome = Literal["passed", "failed", "not reached"]
+VerificationVerdict = Literal["match", "mismatch", "malformed"]
+
+RUN_SHOWS_NOT = (
+    "that the steps were computed, that the data is what the digests suggest, or that the log is honest; "
+    "tally audit repeats the run and shows that"
+)
+STEP_SHOWS_NOT = "that the step was computed, or that the root is the one the trainer is held to"
+CHUNK_SHOWS_NOT = "that training led to these bytes, or that the root is the one the trainer is held to"
+DECISION_HEADER = 3  # bytes before a decision site's entries (spec/rounding-log.md)
+GRIDS = "document/grids"  # entry of a state that holds the grid table (spec/state-commitment.md)
+CURSOR = "document/cursor"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One numbered check: what it claims, how it ended, and what it saw or why it failed."""
+
+    number: int
+    claim: str
+    outcome: Outcome = "not reached"
+    detail: str = ""
+
+
+@dataclass
+class Verification:
+    """All checks of one subject.
+
+    Attributes:
+        subject: what was verified, in words.
+        root: hexadecimal root that everything hangs from; None if none was found.
+        steps: how many steps the transcript has; None for proofs and unread transcripts.
+        shows_not: what passing does not show, in words.
+        checks: in order.
+        verdict: ``match`` if every check passed; ``malformed`` or ``mismatch`` by the one that failed.
+    """
+
+    subject: str
+    shows_not: str
+    checks: list[Check] = field(default_factory=list[Check])
+    verdict: VerificationVerdict = "match"
+    root: str | None = None
+    steps: int | None = None
+
+
+def verify_run(directory: RunDirectory, *, root: bytes | None = None) -> Verification:
+    """Return the checks of a run directory; with ``root``, its statement must name that root.
+
+    Raises:
+        StoreError: a file is there and cannot be read.
+    """
+    found = Verification(f"run {directory.path}", RUN_SHOWS_NOT)
+    run = _RunChecks(directory, root, found)
+    _work_through(
+        found,
+        [
+            ("the documents parse", run.check_documents),
+            ("the statement agrees with them", run.check_statement),
+            ("every log frame has its digest and decodes", run.check_logs),
+            ("every checkpoint has its root, and the log leads to its grids", run.check_checkpoints),
+            ("the policy's numbers are the known policy's", run.check_policy),
+        ],
+    )
+    return found
+
+
+def verify_proof(data: bytes, root: bytes, *, chunk: bytes | None = None) -> Verification:
+    """Return the checks of a step proof against a run root, or of a chunk proof and its bytes against a state root.
+
+    Raises:
+        InvalidInput: ``data`` is no proof of a known format, or a chunk proof comes without its chunk.
+    """
+    proof_format = _format_of(data)
+    if proof_format == STEP_PROOF_FORMAT:
+        return _verify_step(data, root)
+    if proof_format == PROOF_FORMAT:
+        if chunk is None:
+            raise InvalidInput("chunk proof: the bytes of the chunk are needed beside the proof")
+        return _verify_chunk(data, root, chunk)
+    raise InvalidInput(
+        f"proof: format {proof_format!r} is unknown; known are {STEP_PROOF_FORMAT}, {PROOF_FORMAT}"
+    )
+
+
+def _work_through(found: Verification, checks: list[tuple[str, Callable[[], str]]]) -> None:
+    """Run ``checks`` in order into ``found``, up to the first one that fails."""
+    for number, (claim, check) in enumerate(checks, start=1):
+        if found.verdict != "match":
+            found.checks.append(Check(number, claim))
+            continue
+        try:
+            found.checks.append(Check(number, claim, "passed", check()))
+        except (InvalidInput, Mismatch) as problem:
+            found.verdict = "malformed" if isinstance(problem, InvalidInput) else "mismatch"
+            found.checks.append(Check(number, claim, "failed", str(problem)))
+
+
+class _RunChecks:
+    """The checks of one run directory; each returns what it saw and raises what is wrong."""
+
+    def __init__(self, directory: RunDirectory, root: bytes | None, found: Verification) -> None:
+        self.directory, self.root, self.found = directory, root, found
+        self._contradiction: Mismatch | None = None
+        self._transcript: Transcript | None = None
+        self._updates: dict[int, bytes] = {}
+
+    @property
+    def transcript(self) -> Transcript:
+        """The transcript, once the statement agreed with it."""
+        assert self._transcript is not None
+        return self._transcript
+
+    def check_documents(self) -> str:
+        """1. Specification, records and statement are well formed and in order."""
+        try:
+            self._transcript = self.directory.load_transcript()
+        except Mismatch as problem:
+            self._contradiction = problem
+            return "well formed"
+        return f"{len(self.transcript.specification.sites)} sites, {len(self.transcript.records)} records"
+
+    def check_statement(self) -> str:
+        """2. The statement names the steps, the final state and the root of the tree over the documents."""
+        if self._contradiction is not None:
+            raise self._contradiction
+        root = self.transcript.root()
+        if self.root is not None and root != self.root:
+            raise Mismatch(f"run: root is {root.hex()}, expected is {self.root.hex()}")
+        self.found.root, self.found.steps = root.hex(), self.transcript.num_steps
+        return f"root {root.hex()}"
+
+    def check_logs(self) -> str:
+        """3. Each frame has the digest in its record, and every payload is the one encoding of something."""
+        specification = self.transcript.specification
+        sizes = site_sizes(specification)
+        total = frames = 0
+        for step, data in _frames_of(self.directory, self.transcript):
+            frame = decode_frame(data)
+            for address, payload in frame:
+                _check_payload(specification, sizes, step, frame, address, payload)
+                if address.kind == Kind.GRID:
+                    self._updates[step] = payload
+            total += len(data)
+            frames += 1
+        return f"{frames} frames, {total} bytes"
+
+    def check_checkpoints(self) -> str:
+        """4. Each committed state has its root, stands at its step, and holds the grids that the log leads to."""
+        table: GridTable | None = None
+        done = 0
+        checkpoints = self.transcript.checkpoints()
+        for checkpoint in checkpoints:
+            what = f"checkpoint after {checkpoint.steps_done} steps"
+            entries = self.directory.load_committed(checkpoint.steps_done, checkpoint.state_root)
+            for name in (GRIDS, CURSOR):
+                if name not in entries:
+                    raise InvalidInput(f"{what}: entry {name} is missing")
+            if bytes(entries[CURSOR].data) != canonical_json({"step": checkpoint.steps_done}):
+                raise Mismatch(
+                    f"{what}: its cursor says {bytes(entries[CURSOR].data)!r}, not step {checkpoint.steps_done}"
+                )
+            stated = GridTable.decode(bytes(entries[GRIDS].data))
+            if table is not None:
+                for step in range(done, checkpoint.steps_done):
+                    table = _updated(table, self._updates.get(step), step)
+                if table != stated:
+                    raise Mismatch(
+                        f"{what}: its grid table is not the one that the log's changes since step {done} lead to"
+                    )
+            table, done = stated, checkpoint.steps_done
+        return f"{len(checkpoints)} checkpoints, {len(self._updates)} changes of grids"
+
+    def check_policy(self) -> str:
+        """5. The specification's policy exists under this name with these numbers."""
+        stated = self.transcript.specification.policy
+        policy = policy_of(stated.name, stated.parameters)
+        return f"{policy.name}, noise measured every {policy.recalibrate_every} steps"
+
+
+def site_sizes(specification: Specification) -> dict[tuple[int, int], int]:
+    """Return the number of elements of each listed site by (kind, ordinal)."""
+    sizes: dict[tuple[int, int], int] = {}
+    counts: dict[int, int] = {}
+    for site in specification.sites:
+        kind = int(Kind[site.kind.upper()])
+        ordinal = counts.get(kind, 0)
+        counts[kind] = ordinal + 1
+        sizes[(kind, ordinal)] = math.prod(site.shape)
+    return sizes
+
+
+def _frames_of(directory: RunDirectory, transcript: Transcript) -> Iterator[tuple[int, bytes]]:
+    """Every frame in order, one segment in memory at a time."""
+    borders = [checkpoint.steps_done for checkpoint in transcript.checkpoints()]
+    for start, end in zip(borders, borders[1:], strict=False):
+        yield from directory.load_frames(transcript, start, end).items()
+
+
+def _check_payload(
+    specification: Specification,
+    sizes: dict[tuple[int, int], int],
+    step: int,
+    frame: Frame,
+    address: SiteAddress,
+    payload: bytes,
+) -> None:
+    """Return if ``payload`` may stand at ``address``.
+
+    The size of a decision site is known to whoever repeats the step only, so its entries are not decoded here.
+    """
+    kind = Kind(address.kind)
+    what = f"step {step}: {kind.name.lower()} site {address.ordinal}"
+    micro_batches = specification.accumulation if kind == Kind.DECISION else 1
+    if address.rank >= specification.world_size or address.micro_batch >= micro_batches:
+        raise InvalidInput(
+            f"{what}: rank {address.rank}, micro-batch {address.micro_batch} are outside the specification's "
+            f"{specification.world_size} and {micro_batches}"
+        )
+    if kind == Kind.GRID:
+        if address.ordinal:
+            raise InvalidInput(f"{what}: a frame has one change of grids, with ordinal 0")
+    elif kind == Kind.DECISION:
+        width = payload[DECISION_HEADER - 1] if len(payload) > DECISION_HEADER else 0
+        if not 1 <= width <= LARGEST_WIDTH:
+            raise InvalidInput(f"{what}: {len(payload)} bytes with symbol width {width} are no decisions")
+    else:
+        size = sizes.get((address.kind, address.ordinal))
+        if size is None:
+            raise InvalidInput(f"{what}: is not in the specification")
+        try:
+            frame.entries(address, size, 1)
+        except InvalidInput as problem:
+            raise InvalidInput(f"{what}: {problem}") from None
+
+
+def _updated(table: GridTable, change: bytes | None, step: int) -> GridTable:
+    if change is None:
+        return table
+    try:
+        return table.apply(change)
+    except InvalidInput as problem:
+        raise InvalidInput(f"step {step}: {problem}") from None
+
+
+def _format_of(data: bytes) -> object:
+    value = parse_canonical_json(data, what="proof", limit=max(PROOF_LIMIT, 2 * RECORD_LIMIT))
+    if not isinstance(value, dict):
+        raise InvalidInput("proof: must be an object")
+    return value.get("format")
+
+
+def _verify_step(data: bytes, root: bytes) -> Verification:
+    proof = parse_step_proof(data)
+    record = proof.record
+    subject = f"step proof: step {record.step}, rank {record.rank}, leaf {proof.index} of {proof.tree_size}"
+    found = Verification(subject, STEP_SHOWS_NOT, root=root.hex())
+
+    def check() -> str:
+        verify_step_proof(proof, root)
+        return f"{len(proof.path)} nodes lead from the record to {root.hex()}"
+
+    _work_through(found, [("the record lies under the run root", check)])
+    return found
+
+
+def _verify_chunk(data: bytes, root: bytes, chunk: bytes) -> Verification:
+    proof = parse_chunk_proof(data)
+    entry = proof.entry
+    subject = f"chunk proof: chunk {proof.chunk_index} of {entry.num_chunks} of {entry.name}, {len(chunk)} bytes"
+    found = Verification(subject, CHUNK_SHOWS_NOT, root=root.hex())
+
+    def check() -> str:
+        verify_chunk(proof, chunk, root)
+        return f"{len(proof.chunk_path) + len(proof.entry_path)} nodes lead from the bytes to {root.hex()}"
+
+    _work_through(found, [("the bytes lie under the state root", check)])
+    return found
