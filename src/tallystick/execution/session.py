@@ -106,6 +106,7 @@ class Session:
         self.sites: list[SiteSpec] = []
         self._tape: Tape | None = None
         self._jitter_mode: JitterMode | None = None
+        self._bracket: ExitStack | None = None
         self._random = RandomStream(seed)
         self._held: dict[int, _Held] = {}
         self._handles: list[Any] = []
@@ -305,6 +306,7 @@ class Session:
             with repeatable(self.policy.compute):
                 yield
         finally:
+            self.close_capture()
             self._tape = None
             self._end_jitter()
 
@@ -318,6 +320,23 @@ class Session:
             self._tape, self._random, compute=self.compute, findings=self.findings, smooth=self.smooth, jitter=self.jitter
         ):
             yield
+
+    def open_capture(self, number: int) -> None:
+        """Capture operators from here until the optimizer steps, for loops that are not ours to bracket."""
+        self.close_capture()
+        self._bracket = ExitStack()
+        self._bracket.enter_context(self.micro_batch(number))
+
+    @property
+    def is_capturing(self) -> bool:
+        """Whether ``open_capture`` is in force."""
+        return self._bracket is not None
+
+    def close_capture(self) -> None:
+        """Stop capturing, if ``open_capture`` started it."""
+        if self._bracket is not None:
+            bracket, self._bracket = self._bracket, None
+            bracket.close()
 
     def note_loss(self, loss: Tensor) -> None:
         """Add a micro-batch's share to the step's loss."""
@@ -364,6 +383,7 @@ class Session:
     # -- around the optimizer ----------------------------------------------------------------
 
     def _before_optimizer(self) -> None:
+        self.close_capture()
         if self.probing:
             raise ProtocolViolation("the optimizer was stepped while the noise was being measured")
         tape = self._tape

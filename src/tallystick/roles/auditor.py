@@ -8,7 +8,8 @@ entries, schedule values, data and states are each compared with the auditor's o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -165,24 +166,31 @@ class Replay:
         """
         session = self.session
         tape = FollowTape(session.policy, session.table, decode_frame(frame))
-        stated = {(group, name): value for group, name, value in record.schedule}
-
-        def adopt(own: list[tuple[int, str, float]]) -> None:
-            for group, name, value in own:
-                recorded = stated.get((group, name))
-                if isinstance(recorded, str):
-                    number = parse_hex_float(recorded, what=f"step {record.step}: {name}")
-                    if _near(value, number):
-                        session.set_hyperparameter(group, name, number)
-
-        session.on_schedule = adopt
-        try:
+        with adopting(session, record):
             outcome = run_step(session, self.job, tape)
-        finally:
-            session.on_schedule = None
         tape.finish()
         session.table = tape.table
         return outcome, tape
+
+
+@contextmanager
+def adopting(session: Session, record: StepRecord) -> Generator[None]:
+    """Inside, the optimizer takes the recorded hyper-parameters where they differ from its own in the last bits only."""
+    stated = {(group, name): value for group, name, value in record.schedule}
+
+    def adopt(own: list[tuple[int, str, float]]) -> None:
+        for group, name, value in own:
+            recorded = stated.get((group, name))
+            if isinstance(recorded, str):
+                number = parse_hex_float(recorded, what=f"step {record.step}: {name}")
+                if _near(value, number):
+                    session.set_hyperparameter(group, name, number)
+
+    session.on_schedule = adopt
+    try:
+        yield
+    finally:
+        session.on_schedule = None
 
 
 def open_replay(
@@ -274,7 +282,7 @@ def _audit_segment(
         if progress is not None:
             progress(Progress(step, transcript.num_steps, outcome.loss, record.log_bytes))
     else:
-        _compare_end(replay, directory, transcript.record(end - 1), result)
+        compare_end(replay.session, directory, transcript.record(end - 1), result)
         report.phases.add("commit", clock)
     if result.deviations:
         _judge_segment(replay, directory, transcript, result, frames, roots[start])
@@ -324,9 +332,9 @@ def _near(own: float, stated: float) -> bool:
     return own == stated or abs(own - stated) <= SCHEDULE_TOLERANCE * max(abs(own), abs(stated))
 
 
-def _compare_end(replay: Replay, directory: RunDirectory, record: StepRecord, result: SegmentResult) -> None:
+def compare_end(session: Session, directory: RunDirectory, record: StepRecord, result: SegmentResult) -> None:
     """Compare the state at the end of a segment with the committed one, element by element if it differs."""
-    entries = {entry.name: entry for entry in state_entries(replay.session)}
+    entries = {entry.name: entry for entry in state_entries(session)}
     result.elements = sum(int(np.prod(entry.shape)) for entry in entries.values())
     root = summarise(entries.values()).root().hex()
     if root == record.state_root:

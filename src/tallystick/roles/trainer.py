@@ -10,7 +10,7 @@ from tallystick.commit.encoding import hex_float
 from tallystick.commit.state import summarise
 from tallystick.errors import InvalidInput, StoreError
 from tallystick.execution.calibrate import calibrate
-from tallystick.execution.capture import Findings, Jitter
+from tallystick.execution.capture import Jitter
 from tallystick.execution.determinism import environment_versions
 from tallystick.execution.job import Job, JobSource
 from tallystick.execution.session import Session
@@ -134,14 +134,15 @@ def record(
     verify_batches_are_pure(job)
     session = order.session(job)
     try:
-        recording = _Recording(order, job, session, directory, phases or Phases())
+        writer = RunWriter(session, directory, phases or Phases())
+        recording = _Recording(order, job, session, writer)
         if done is None:
             recording.begin()
         else:
             recording.take_up(done)
         while session.step < job.steps:
             recording.step(progress)
-        return recording.finish()
+        return writer.finish()
     finally:
         session.close()
 
@@ -155,54 +156,39 @@ def _start(directory: RunDirectory, *, resume: bool) -> int | None:
     return directory.cut_back()
 
 
-class _Recording:
-    """One run being written."""
+class RunWriter:
+    """Writes one run: the specification and first state, then step after step."""
 
-    def __init__(self, order: Order, job: Job, session: Session, directory: RunDirectory, phases: Phases) -> None:
-        self.order, self.job, self.session, self.directory, self.phases = order, job, session, directory, phases
+    def __init__(self, session: Session, directory: RunDirectory, phases: Phases) -> None:
+        self.session, self.directory, self.phases = session, directory, phases
         self.specification: Specification | None = None
 
-    def begin(self) -> None:
-        """Measure the noise, commit the initial state and write the specification."""
-        self._calibrate()
+    def begin(self, specification: Callable[[str], Specification], source: bytes) -> None:
+        """Commit the initial state, then write the specification that names its root."""
         entries = state_entries(self.session)
-        root = summarise(entries).root().hex()
-        self.specification = specification_of(self.order, self.job, self.session, root)
+        self.specification = specification(summarise(entries).root().hex())
         self.directory.write_checkpoint(0, entries)
-        self.directory.write_document(self.directory.path / "job.py", self.order.source.source)
+        self.directory.write_document(self.directory.path / "job.py", source)
         self.directory.write_document(self.directory.specification_path, self.specification.encode())
 
-    def take_up(self, done: int) -> None:
-        """Load the checkpoint after ``done`` steps of the same order."""
-        self.specification = self.directory.load_specification()
-        _must_be_same_order(self.specification, self.order, self.job)
+    def take_up(self, specification: Specification, done: int) -> None:
+        """Go on from the checkpoint after ``done`` steps."""
+        self.specification = specification
         load_state(self.session, self.directory.load_checkpoint(done))
 
-    def step(self, progress: Callable[[Progress], None] | None) -> None:
-        """Record one step."""
+    def write_step(self, step: int, outcome: StepOutcome, frame: bytes) -> None:
+        """Append one finished step; at a checkpoint commit the state first."""
         assert self.specification is not None
-        session, step = self.session, self.session.step
         clock = time.perf_counter()
-        before = session.table
-        if calibration_is_due(step, self.order.policy.recalibrate_every):
-            self._calibrate(repeats=1)
-        tape = RecordTape(session.policy, before, current=session.table)
-        outcome = run_step(session, self.job, tape)
-        frame = tape.finish()
-        session.table = tape.table
-        clock = self.phases.add("step", clock)
         root = None
         if self.specification.is_checkpoint(step):
-            entries = state_entries(session)
+            entries = state_entries(self.session)
             root = summarise(entries).root().hex()
             clock = self.phases.add("commit", clock)
             self.directory.write_checkpoint(step + 1, entries)
-        entry = step_record(step, outcome, frame, root)
         first = step - step % self.specification.checkpoint_every
-        self.directory.append_step(first, frame, entry, durable=root is not None)
+        self.directory.append_step(first, frame, step_record(step, outcome, frame, root), durable=root is not None)
         self.phases.add("store", clock)
-        if progress is not None:
-            progress(Progress(step, self.job.steps, outcome.loss, len(frame)))
 
     def finish(self) -> RunStatement:
         """Write the statement."""
@@ -210,11 +196,55 @@ class _Recording:
         self.directory.write_document(self.directory.statement_path, statement.encode())
         return statement
 
+
+class _Recording:
+    """One job being recorded."""
+
+    def __init__(self, order: Order, job: Job, session: Session, writer: RunWriter) -> None:
+        self.order, self.job, self.session, self.writer = order, job, session, writer
+
+    def begin(self) -> None:
+        """Measure the noise and write what comes before the first step."""
+        self._calibrate()
+        self.writer.begin(
+            lambda root: specification_of(
+                self.session,
+                job=JobRecord(self.order.source.path, self.order.source.digest, dict(self.order.settings), self.job.dataset_digest),
+                steps=self.job.steps,
+                checkpoint_every=self.order.checkpoint_every,
+                accumulation=self.job.accumulation,
+                initial_state=root,
+            ),
+            self.order.source.source,
+        )
+
+    def take_up(self, done: int) -> None:
+        """Load the checkpoint after ``done`` steps of the same order."""
+        specification = self.writer.directory.load_specification()
+        _must_be_same_order(specification, self.order, self.job)
+        self.writer.take_up(specification, done)
+
+    def step(self, progress: Callable[[Progress], None] | None) -> None:
+        """Record one step."""
+        session, step = self.session, self.session.step
+        before = session.table
+        if calibration_is_due(step, self.order.policy.recalibrate_every):
+            self._calibrate(repeats=1)
+        clock = time.perf_counter()
+        tape = RecordTape(session.policy, before, current=session.table)
+        outcome = run_step(session, self.job, tape)
+        frame = tape.finish()
+        session.table = tape.table
+        self.writer.phases.add("step", clock)
+        self.writer.write_step(step, outcome, frame)
+        if progress is not None:
+            progress(Progress(step, self.job.steps, outcome.loss, len(frame)))
+
     def _calibrate(self, repeats: int = 2) -> None:
         started = time.perf_counter()
         calibration = calibrate(self.session, backward_of(self.session, self.job), repeats=repeats, seed=self.order.seed)
         self.session.table = calibration.table
-        self.phases.add("calibrate", started)
+        self.writer.phases.add("calibrate", started)
 
 
 def calibration_is_due(step: int, every: int) -> bool:
@@ -222,24 +252,22 @@ def calibration_is_due(step: int, every: int) -> bool:
     return step > 0 and (step % every == 0 or step in EARLY)
 
 
-def specification_of(order: Order, job: Job, session: Session, initial_state: str) -> Specification:
+def specification_of(
+    session: Session, *, job: JobRecord, steps: int, checkpoint_every: int, accumulation: int, initial_state: str
+) -> Specification:
     """Return the specification of a run that is about to begin."""
-    findings: Findings = session.findings
-    sites = tuple(
-        SiteRecord(site.kind.name.lower(), site.name, site.shape, "F32") for site in session.sites
-    )
     return Specification(
-        job=JobRecord(order.source.path, order.source.digest, dict(order.settings), job.dataset_digest),
-        policy=PolicyRecord(order.policy.name, order.policy.parameters()),
-        seed=order.seed,
-        steps=job.steps,
-        checkpoint_every=order.checkpoint_every,
-        accumulation=job.accumulation,
+        job=job,
+        policy=PolicyRecord(session.policy.name, session.policy.parameters()),
+        seed=session.seed,
+        steps=steps,
+        checkpoint_every=checkpoint_every,
+        accumulation=accumulation,
         world_size=1,
         initial_state=initial_state,
         versions=environment_versions(),
-        sites=sites,
-        notes=Notes(tuple(sorted(findings.lifted)), tuple(sorted(session.densified))),
+        sites=tuple(SiteRecord(site.kind.name.lower(), site.name, site.shape, "F32") for site in session.sites),
+        notes=Notes(tuple(sorted(session.findings.lifted)), tuple(sorted(session.densified))),
     )
 
 

@@ -240,7 +240,8 @@ class EditedWeights:
         record(order, out)
         last = out.load_transcript().num_steps
         entries = out.load_checkpoint(last)
-        name = next(name for name in sorted(entries) if name.startswith("model/") and entries[name].dtype == "F32")
+        weights = [name for name in sorted(entries) if name.startswith("model/") and "/buffer/" not in name]
+        name = max(weights, key=lambda each: len(entries[each].data))
         values = np.frombuffer(bytes(entries[name].data), dtype="<f4").copy()
         values[:5] += np.float32(0.01)
         entries[name] = Entry(name, "F32", entries[name].shape, values.tobytes())

@@ -1,0 +1,339 @@
+"""Record, or follow, a training loop of the user's own, with a few added lines::
+
+    recorder = tallystick.Recorder("runs/a", policy="fp32", steps=len(loader))
+    model, optimizer = recorder.prepare(model, optimizer, loss=lambda batch: criterion(model(batch[0]), batch[1]))
+    for batch in loader:
+        with recorder.step(batch) as batch:
+            loss = criterion(model(batch[0]), batch[1])
+            recorder.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+    print(recorder.finish().root)
+
+The auditor runs the same program with ``TALLYSTICK_FOLLOW`` naming the run directory: ``Recorder.open``
+then gives a ``Follower``, which has the same methods, follows the log and ends in a report.
+
+The model is neither wrapped nor renamed: parameter names and ``state_dict`` stay as they were, hooks go away at the end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from tallystick.errors import InvalidInput, ProtocolViolation
+from tallystick.execution.calibrate import calibrate
+from tallystick.execution.session import Session
+from tallystick.execution.snapshot import load_state
+from tallystick.execution.step import StepOutcome, batch_digest, session_batch
+from tallystick.execution.tape import FollowTape, RecordTape, Tape
+from tallystick.numerics.log import decode_frame
+from tallystick.numerics.policy import find_policy, policy_of
+from tallystick.protocol.transcript import JobRecord, RunStatement
+from tallystick.roles.auditor import AuditReport, SegmentResult, adopting, compare_end, compare_step
+from tallystick.roles.trainer import Phases, RunWriter, calibration_is_due, specification_of
+from tallystick.store.files import RunDirectory
+
+FOLLOW_VARIABLE = "TALLYSTICK_FOLLOW"
+Loss = Callable[[Any], Tensor]
+
+
+class Loop(Protocol):
+    """What a training loop needs: both ``Recorder`` and ``Follower`` have it."""
+
+    def prepare(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any = None, *, loss: Loss, extra: Mapping[str, nn.Module] | None = None
+    ) -> tuple[nn.Module, torch.optim.Optimizer]:  # fmt: skip
+        """Convert the model to the policy's precision and put hooks on the optimizer."""
+        ...
+
+    def step(self, batch: Any) -> Any:
+        """Bracket one optimizer step; gives the batch on the model's device and in its dtype."""
+        ...
+
+    def backward(self, loss: Tensor) -> None:
+        """Run the backward pass of one micro-batch and note its loss."""
+        ...
+
+    def finish(self) -> RunStatement | AuditReport:
+        """Close the run."""
+        ...
+
+
+def open_run(path: str | os.PathLike[str], **settings: Any) -> Loop:
+    """Return a ``Follower`` of the run that ``TALLYSTICK_FOLLOW`` names, else a ``Recorder`` into ``path``."""
+    followed = os.environ.get(FOLLOW_VARIABLE)
+    return Follower(followed) if followed else Recorder(path, **settings)
+
+
+class _Loop:
+    """The bracket around a step that recording and following share."""
+
+    def __init__(self) -> None:
+        self._session: Session | None = None
+        self._loss: Loss | None = None
+        self._micro_batch = 0
+        self._batch: Any = None
+        self.phases = Phases()
+
+    @property
+    def session(self) -> Session:
+        """The prepared session.
+
+        Raises:
+            ProtocolViolation: ``prepare`` has not been called.
+        """
+        if self._session is None:
+            raise ProtocolViolation("recorder: call prepare(model, optimizer, loss=...) before the first step")
+        return self._session
+
+    def backward(self, loss: Tensor) -> None:
+        """Run the backward pass of one micro-batch and note its loss.
+
+        Call it once for each micro-batch; the losses (already divided by their number) add up to the step's.
+
+        Raises:
+            ProtocolViolation: outside ``step``, or after the optimizer has stepped.
+        """
+        session = self.session
+        if not session.is_capturing:
+            raise ProtocolViolation("recorder: backward belongs inside `with recorder.step(batch)`, before optimizer.step()")
+        torch.autograd.backward(loss)
+        session.note_loss(loss)
+        self._micro_batch += 1
+        session.open_capture(self._micro_batch)
+
+    @contextmanager
+    def _bracket(self, tape: Tape, batch: Any) -> Generator[Any]:
+        session = self.session
+        self._micro_batch = 0
+        with session.stepping(tape):
+            session.open_capture(0)
+            yield session_batch(session, batch)
+            session.close_capture()
+            if self._micro_batch == 0:
+                raise ProtocolViolation(f"step {session.step}: recorder.backward(loss) was not called; loss.backward() alone does not record the loss")
+            fingerprint = session.finish_step()
+        session.step += 1
+        self._outcome = StepOutcome(
+            batch_digest(batch), self._micro_batch, session.loss, session.schedule, session.skipped, fingerprint
+        )
+
+    def _probe(self, batch: Any) -> Callable[[Tape], None]:
+        """Return one forward and backward pass over the step's batch, for calibration."""
+        session, loss = self.session, self._loss
+        assert loss is not None
+
+        def backward(tape: Tape) -> None:
+            with session.micro_batch(0):
+                value = loss(session_batch(session, batch))
+                torch.autograd.backward(value)
+            session.note_loss(value)
+
+        return backward
+
+
+class Recorder(_Loop):
+    """Records a loop into a run directory.
+
+    Args:
+        path: the run directory; absent or empty.
+        policy: ``fp64`` or ``fp32``.
+        steps: number of optimizer steps that will follow.
+        seed: of the portable random streams.
+        checkpoint_every: steps between two committed states.
+        recalibrate_every: steps between two measurements of the noise; None for the policy's own.
+        program: the source file that a stranger would run again; the main program by default.
+        settings: arguments of that program, as text.
+        dataset_digest: SHA-256 of the data, hexadecimal.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        policy: str = "fp32",
+        steps: int,
+        seed: int = 0,
+        checkpoint_every: int = 20,
+        recalibrate_every: int | None = None,
+        program: str | os.PathLike[str] | None = None,
+        settings: Mapping[str, str] | None = None,
+        dataset_digest: str | None = None,
+    ) -> None:
+        super().__init__()
+        self._policy = find_policy(policy, recalibrate_every=recalibrate_every)
+        if steps < 1 or checkpoint_every < 1:
+            raise InvalidInput(f"recorder: steps and checkpoint_every must be at least 1, are {steps} and {checkpoint_every}")
+        self._steps, self._seed, self._every = steps, seed, checkpoint_every
+        self._source, self._source_path = program_source(program)
+        self._settings = dict(settings or {})
+        self._dataset = dataset_digest
+        self._directory = RunDirectory(Path(path))
+        self._directory.create()
+        self._writer: RunWriter | None = None
+
+    def prepare(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any = None, *, loss: Loss, extra: Mapping[str, nn.Module] | None = None
+    ) -> tuple[nn.Module, torch.optim.Optimizer]:  # fmt: skip
+        """Convert ``model`` to the policy's precision, put hooks on ``optimizer`` and return both, the same objects.
+
+        Args:
+            model, optimizer, scheduler: what the loop trains with.
+            loss: the loss of one batch, as the loop computes it; used to measure the noise.
+            extra: further modules whose tensors are part of the state.
+
+        Raises:
+            Nondeterminism: something that no other machine could repeat, by name.
+        """
+        session = Session(model, optimizer, policy=self._policy, seed=self._seed, scheduler=scheduler, extra=extra)
+        session.prepare()
+        self._session, self._loss = session, loss
+        self._writer = RunWriter(session, self._directory, self.phases)
+        return model, optimizer
+
+    @contextmanager
+    def step(self, batch: Any) -> Generator[Any]:
+        """Bracket one optimizer step; gives ``batch`` on the model's device and in the policy's dtype.
+
+        Raises:
+            ProtocolViolation: more steps than announced, or a step without ``backward``.
+        """
+        session, writer = self.session, self._writer
+        assert writer is not None
+        if session.step >= self._steps:
+            raise ProtocolViolation(f"recorder: {self._steps} steps were announced, this is one more")
+        before = session.table
+        number = session.step
+        if number == 0 or calibration_is_due(number, self._policy.recalibrate_every):
+            clock = time.perf_counter()
+            session.table = calibrate(session, self._probe(batch), repeats=2 if number == 0 else 1, seed=self._seed).table
+            self.phases.add("calibrate", clock)
+        if number == 0:
+            before = session.table
+            writer.begin(self._specification, self._source)
+        tape = RecordTape(session.policy, before, current=session.table)
+        clock = time.perf_counter()
+        with self._bracket(tape, batch) as placed:
+            yield placed
+        frame = tape.finish()
+        session.table = tape.table
+        self.phases.add("step", clock)
+        writer.write_step(number, self._outcome, frame)
+
+    def _specification(self, root: str) -> Any:
+        digest = hashlib.sha256(self._source).hexdigest()
+        return specification_of(
+            self.session,
+            job=JobRecord(self._source_path, digest, self._settings, self._dataset),
+            steps=self._steps,
+            checkpoint_every=self._every,
+            accumulation=MOST_MICRO_BATCHES,
+            initial_state=root,
+        )
+
+    def finish(self) -> RunStatement:
+        """Remove the hooks, give the model back its dtype, and write the run's statement.
+
+        Raises:
+            ProtocolViolation: fewer steps than announced.
+        """
+        session, writer = self.session, self._writer
+        assert writer is not None
+        session.close()
+        if session.step != self._steps:
+            raise ProtocolViolation(f"recorder: {self._steps} steps were announced, {session.step} were taken; the run stays unfinished")
+        return writer.finish()
+
+
+class Follower(_Loop):
+    """Follows a recorded loop: the same program, run by an auditor. ``finish`` returns the report."""
+
+    def __init__(self, path: str | os.PathLike[str], *, program: str | os.PathLike[str] | None = None) -> None:
+        super().__init__()
+        self._directory = RunDirectory(Path(path))
+        self._transcript = self._directory.load_transcript()
+        specification = self._transcript.specification
+        self._policy = policy_of(specification.policy.name, specification.policy.parameters)
+        source, source_path = program_source(program)
+        digest = hashlib.sha256(source).hexdigest()
+        if digest != specification.job.source_digest:
+            raise InvalidInput(
+                f"program {source_path}: its digest is {digest[:16]}.., the run was recorded from {specification.job.source_digest[:16]}.."
+            )
+        self.report = AuditReport(str(path), "program", phases=self.phases)
+        self._segment = SegmentResult(0, 0)
+
+    def prepare(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any = None, *, loss: Loss, extra: Mapping[str, nn.Module] | None = None
+    ) -> tuple[nn.Module, torch.optim.Optimizer]:  # fmt: skip
+        """Put the model into the committed initial state and hooks on the optimizer."""
+        specification = self._transcript.specification
+        session = Session(model, optimizer, policy=self._policy, seed=specification.seed, scheduler=scheduler, extra=extra)
+        session.prepare()
+        load_state(session, self._directory.load_committed(0, specification.initial_state))
+        self._session, self._loss = session, loss
+        return model, optimizer
+
+    @contextmanager
+    def step(self, batch: Any) -> Generator[Any]:
+        """Bracket one step and compare it with its record."""
+        session, transcript = self.session, self._transcript
+        number = session.step
+        if number >= transcript.num_steps:
+            raise ProtocolViolation(f"follower: the run has {transcript.num_steps} steps, this is one more")
+        record = transcript.record(number)
+        frame = self._directory.load_frames(transcript, number, number + 1)[number]
+        tape = FollowTape(session.policy, session.table, decode_frame(frame))
+        with adopting(session, record), self._bracket(tape, batch) as placed:
+            yield placed
+        tape.finish()
+        session.table = tape.table
+        self._segment.deviations += compare_step(record, self._outcome, tape.violations)
+        self.report.freedom.add(tape.freedom)
+        if record.state_root is not None:
+            self._close_segment(number)
+
+    def _close_segment(self, number: int) -> None:
+        session, segment = self.session, self._segment
+        record = self._transcript.record(number)
+        segment.end = number + 1
+        compare_end(session, self._directory, record, segment)
+        if segment.deviations:
+            first = [d for d in segment.deviations if d.step == segment.first_step]
+            segment.verdict = "log_violation" if any(d.kind == "log_violation" for d in first) else "mismatch"
+            load_state(session, self._directory.load_committed(segment.end, str(record.state_root)))
+        self.report.segments.append(segment)
+        self._segment = SegmentResult(segment.end, segment.end)
+
+    def finish(self) -> AuditReport:
+        """Remove the hooks and return the report; steps that were not taken leave it at ``cannot_reproduce``."""
+        self.session.close()
+        done, steps = self.session.step, self._transcript.num_steps
+        if done < steps:
+            self.report.segments.append(SegmentResult(self._segment.start, steps, "cannot_reproduce", self._segment.deviations))
+        return self.report
+
+
+MOST_MICRO_BATCHES = 1 << 20  # a loop of the user's own says with each step how many there were
+
+
+def program_source(program: str | os.PathLike[str] | None) -> tuple[bytes, str]:
+    """Return the bytes and the path of the program's source file.
+
+    Raises:
+        InvalidInput: there is none (an interactive session, say) and none was given.
+    """
+    path = program or getattr(sys.modules.get("__main__"), "__file__", None)
+    if path is None or not Path(path).is_file():
+        raise InvalidInput("recorder: the main program has no source file; name one with program=")
+    return Path(path).read_bytes(), str(path)
