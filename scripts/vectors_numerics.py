@@ -363,7 +363,7 @@ def refused_roundings() -> Cases:
         ),
         "old-beyond-fp32_fail": refuse(
             "State is FP32 values, before the step too.",
-            "element 1: old value -3.4028236692093846e+38 is not within the range of FP32",
+            "element 1: old value -3.402823669209385e+38 is not within the range of FP32",
             two,
             Rounding(24, relative(LARGEST_FP32, -(2.0**128))),
         ),

@@ -142,13 +142,12 @@ class _Seen:
             rms = block_rms(gradient, blocks)
             if not np.isfinite(rms).all():
                 raise Nondeterminism(f"gradient of {name} is not finite at step {session.step}; there is no noise to measure")
-            if previous is not None and rms.any() and not is_noise_only(previous):
-                scales = settled_scales(previous.scales.astype(np.int64), rms)
-            elif rms.any():
-                scales = scale_exponents(rms)
-                scales = np.maximum(scales, scales.max() - 16)
-            else:
+            if not rms.any():
                 scales = np.zeros(blocks, dtype=np.int64) if previous is None else previous.scales.astype(np.int64)
+            elif previous is None or is_noise_only(previous):
+                scales = settled_scales(None, rms)
+            else:
+                scales = settled_scales(previous.scales.astype(np.int64), rms)
             whole = float(np.sqrt(np.mean(np.square(rms))))
             self.noise[place] = SiteNoise(0.0, scales, whole, 0.0)
 

@@ -26,7 +26,9 @@ from tallystick.numerics.log import (
     SiteGrid,
     SparseEntries,
     decode,
+    decode_decision,
     encode,
+    encode_decision,
     encode_frame,
 )
 from tallystick.numerics.policy import Policy
@@ -73,12 +75,17 @@ def largest_scale(table: GridTable) -> int | None:
     return max(scales, default=None)
 
 
-def settled_scales(previous: np.ndarray, rms: np.ndarray) -> np.ndarray:
-    """Return each block's scale exponent: the previous one while it is at most one octave too wide."""
+def settled_scales(previous: np.ndarray | None, rms: np.ndarray) -> np.ndarray:
+    """Return each block's scale exponent: the previous one while it is at most two octaves too wide, else one too wide.
+
+    The slack keeps the header short: a scale is written only when the block's size has really moved.
+    """
     wanted = scale_exponents(rms)
     wanted = np.maximum(wanted, wanted.max() - ROW_RANGE)
-    keep = (wanted <= previous) & (previous <= wanted + 1)
-    return np.where(keep, previous, wanted)
+    if previous is None:
+        return wanted + 1
+    keep = (wanted <= previous) & (previous <= wanted + 2)
+    return np.where(keep, previous, wanted + 1)
 
 
 @dataclass
@@ -167,27 +174,6 @@ def decision_exponent(policy: Policy, grid: SiteGrid | None, rms: float) -> int:
     relative = policy.decision_band[0] if grid is None else grid.band
     scale = int(scale_exponents(np.array([rms]))[0]) if math.isfinite(rms) else 0
     return max(scale + relative, -1000)
-
-
-def encode_decision(band_exponent: int, entries: SparseEntries) -> bytes:
-    """Return a decision site's payload: band exponent (i16), symbol width (u8), entries (spec/rounding-log.md 5)."""
-    return band_exponent.to_bytes(2, "little", signed=True) + bytes([entries.width]) + encode(entries)
-
-
-def decode_decision(payload: bytes, numel: int, width: int) -> tuple[int, SparseEntries]:
-    """Return band exponent and entries of a decision site of ``numel`` elements and ``width`` symbol bits.
-
-    Raises:
-        InvalidInput: anything ``encode_decision`` would not have written.
-    """
-    if len(payload) < 4:
-        raise InvalidInput(f"decision: payload has {len(payload)} bytes, at least 4 are needed")
-    if payload[2] != width:
-        raise InvalidInput(f"decision: symbol width is {payload[2]}, this operator needs {width}")
-    entries = decode(payload[3:], numel, width)
-    if not len(entries):
-        raise InvalidInput("decision: a site without entries must be absent")
-    return int.from_bytes(payload[:2], "little", signed=True), entries
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ All functions take flat contiguous arrays. Compiled on first use and cached on d
 """
 
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false
-# Numba compiles these for the dtypes that arrive; annotations would be ignored by it.
+# Numba compiles these for the dtypes that arrive; annotations would be ignored by it. Its float() leaves a
+# float32 as it is: np.float64() widens.
 
 from __future__ import annotations
 
@@ -155,11 +156,11 @@ def record(
         base = start - DITHER_RUN  # no words yet
         t = T_FIXED
         for i in range(start, end):
-            value = float(x[i])
+            value = np.float64(x[i])
             if not (abs(value) <= MAX_FP64):
                 return count, i
             if relative:
-                before = float(old[i])
+                before = np.float64(old[i])
                 if not (abs(before) <= MAX_FP32):
                     return count, i
                 delta = scale * max(abs(value), abs(before))
@@ -224,11 +225,11 @@ def follow(
         base = start - DITHER_RUN  # no words yet
         t = T_FIXED
         for i in range(start, end):
-            value = float(y[i])
+            value = np.float64(y[i])
             if not (abs(value) <= MAX_FP64):
                 return violation, i
             if relative:
-                before = float(old[i])
+                before = np.float64(old[i])
                 if not (abs(before) <= MAX_FP32):
                     return violation, i
                 delta = scale * max(abs(value), abs(before))
@@ -295,9 +296,9 @@ def candidates(y, old, scales, rows, precision, band, floor, relative, dithered,
         base = start - DITHER_RUN  # no words yet
         t = T_FIXED
         for i in range(start, end):
-            value = float(y[i])
+            value = np.float64(y[i])
             if relative:
-                before = float(old[i])
+                before = np.float64(old[i])
                 delta = scale * max(abs(value), abs(before))
                 floor_exponent = max(_exponent(before) + band + CANCELLED, MIN_EXPONENT)
             if dithered:
@@ -342,7 +343,7 @@ def block_square_sums(x, rows, out):
     for block in range(out.size):
         total = 0.0
         for i in range(block * rows, (block + 1) * rows):
-            value = float(x[i])
+            value = np.float64(x[i])
             total += value * value
         out[block] = total
 
@@ -353,7 +354,7 @@ def block_max_difference(x, y, rows, out):
     for block in range(out.size):
         largest = out[block]
         for i in range(block * rows, (block + 1) * rows):
-            difference = abs(float(x[i]) - float(y[i]))
+            difference = abs(np.float64(x[i]) - np.float64(y[i]))
             if not (difference <= largest):
                 largest = difference if difference == difference else np.inf
         out[block] = largest

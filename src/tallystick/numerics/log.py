@@ -128,6 +128,49 @@ def decode(data: bytes, n: int, width: int) -> SparseEntries:
     return entries
 
 
+def encode_decision(band_exponent: int, entries: SparseEntries) -> bytes:
+    """The payload of a decision site: zigzag band exponent (the band is 2**that), symbol width, entries."""
+    if not len(entries):
+        raise InvalidInput("decision: a site without entries is left out of the frame")
+    _check_band(band_exponent)
+    return _varint(_zigzag(band_exponent)) + bytes([entries.width]) + encode(entries)
+
+
+def decode_decision(data: bytes, n: int, width: int) -> tuple[int, SparseEntries]:
+    """Band exponent and entries of a decision site of n elements whose operator needs `width` symbol bits.
+
+    Raises InvalidInput for every sequence of bytes that `encode_decision` would not have written.
+    """
+    band, stated, reader = _read_decision_head(data)
+    if stated != width:
+        raise InvalidInput(f"decision: symbol width is {stated}, the operator needs {width}")
+    entries = _read_entries(reader, n, width)
+    reader.finish()
+    if not len(entries):
+        raise InvalidInput("decision: a site without entries must be absent")
+    return band, entries
+
+
+def read_decision_head(data: bytes) -> tuple[int, int]:
+    """Band exponent and symbol width of a decision site, for readers who do not know its number of elements."""
+    band, width, _ = _read_decision_head(data)
+    return band, width
+
+
+def _read_decision_head(data: bytes) -> tuple[int, int, _Reader]:
+    reader = _Reader(data, "decision")
+    band = _unzigzag(reader.varint("band exponent"))
+    _check_band(band)
+    return band, reader.width(), reader
+
+
+def _check_band(band: int) -> None:
+    if not -LARGEST_SCALE <= band <= LARGEST_EXPONENT:
+        raise InvalidInput(
+            f"decision: band exponent {band} is outside [-{LARGEST_SCALE}, {LARGEST_EXPONENT}]"
+        )
+
+
 def _read_entries(reader: _Reader, n: int, width: int) -> SparseEntries:
     _check_shape(n, width)
     count = reader.varint("count")

@@ -203,7 +203,8 @@ def candidates(
     """(index, lower, upper) of each element closer than delta to a boundary: the cell values beside it.
 
     On the conditions of spec/rounding.md 7, a machine with a value within the band of y rounds a listed
-    element to one of the two, and any other one as y is rounded. Raises InvalidInput as `record` does.
+    element to one of the two, and any other one as y is rounded. A value listed may be beyond FP32. Raises
+    InvalidInput for a y that is not finite or is beyond 2**1023 quanta, and for arguments that do not fit.
     """
     _check_arguments(len(ys), precision, band, words)
     found: list[tuple[int, float, float]] = []
@@ -211,7 +212,7 @@ def candidates(
         grid = _grid(i, len(ys), precision, band)
         place = _place(y, grid, _position(i, words), i)
         if place.reach < _delta(i, len(ys), y, band):
-            found.append((i, _on_grid(place, 0, grid, i), _on_grid(place, 1, grid, i)))
+            found.append((i, _beside(place, 0, i), _beside(place, 1, i)))
     return found
 
 
@@ -260,17 +261,22 @@ def _scaled(x: float, exponent: int, index: int) -> float:
 
 
 def _on_grid(place: _Place, side: int, grid: Grid, index: int) -> float:
-    """The value on that side of the boundary, with -0.0 made +0.0."""
+    """The value on that side of the boundary, within FP32 on a relative grid."""
+    value = _beside(place, side, index)
+    if grid.precision > 0 and abs(value) > FP32_LARGEST:
+        raise InvalidInput(f"element {index}: {value!r} is beyond the largest FP32 value {FP32_LARGEST!r}")
+    return value
+
+
+def _beside(place: _Place, side: int, index: int) -> float:
+    """The value of the cell on that side of the boundary, with -0.0 made +0.0."""
     cell = place.cell + (place.boundary + side)
     try:
-        value = math.ldexp(cell, place.exponent) + 0.0
+        return math.ldexp(cell, place.exponent) + 0.0
     except OverflowError:
         raise InvalidInput(
             f"element {index}: {cell!r} quanta of 2**{place.exponent} overflow binary64"
         ) from None
-    if grid.precision > 0 and abs(value) > FP32_LARGEST:
-        raise InvalidInput(f"element {index}: {value!r} is beyond the largest FP32 value {FP32_LARGEST!r}")
-    return value
 
 
 def _grid(index: int, numel: int, precision: int, band: ScaledBand | RelativeBand) -> Grid:

@@ -56,8 +56,7 @@ class AuditPage:
             "segments": [_segment_fields(segment) for segment in report.segments],
             "first": None if first is None else deviation_fields(first),
             "environment": {
-                name: {"own": own, "trainer": trainer}
-                for name, (own, trainer) in report.environment.items()
+                name: {"own": own, "trainer": trainer} for name, (own, trainer) in report.environment.items()
             },
             "seconds": {**report.phases.seconds, "total": self.total},
         }
@@ -99,7 +98,9 @@ class AuditPage:
                 rows += [("", Text(f"  {d}", style=QUIET)) for d in segment.deviations[:1]]
             hidden = len(segment.deviations) - 1
             if hidden > 0:
-                rows.append(("", Text(f"  and {counted(hidden, 'more deviation')}; --json lists them", style=QUIET)))
+                rows.append(
+                    ("", Text(f"  and {counted(hidden, 'more deviation')}; --json lists them", style=QUIET))
+                )
         if elements:
             compared = f"{elements:,} elements of committed states compared, {differing:,} differ"
             rows.append(("states", compared))
@@ -110,7 +111,10 @@ class AuditPage:
         if not freedom.elements:
             return []
         return [
-            ("freedom", f"{share(freedom.fraction)} of {freedom.elements:,} roundings were a log's to choose"),
+            (
+                "freedom",
+                f"{share(freedom.fraction)} of {freedom.elements:,} roundings were a log's to choose",
+            ),
             ("", f"at most {share(freedom.largest_steer)} of a step's gradient could be steered by them"),
         ]
 

@@ -1,4 +1,4 @@
-"""What every report looks like on a terminal: one line that says it all, then labelled lines; and numbers for people."""
+"""What every report looks like on a terminal: one line that says it all, then labelled lines."""
 
 from __future__ import annotations
 
@@ -31,8 +31,15 @@ def page(headline: str, style: str, rows: Iterable[Row], *more: RenderableType) 
     table.add_column(no_wrap=True, style=QUIET)
     table.add_column(overflow="fold")
     for label, text in rows:
-        table.add_row(f"  {label}", text)
-    return Group(Text(headline, style=style), table, *more)
+        shown = text if isinstance(text, Text) else Text(text)
+        shown.plain = printable(shown.plain)
+        table.add_row(Text(f"  {label}"), shown)
+    return Group(Text(printable(headline), style=style), table, *more)
+
+
+def printable(text: str) -> str:
+    """Return ``text`` with every control character escaped: it may come from a stranger's document."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def duration(seconds: Mapping[str, float]) -> str:

@@ -51,7 +51,7 @@ class RunReport:
         transcript: as far as it is written.
         finished: whether the statement is there.
         log: sizes by kind of site; None where the log was not read, ``log_problem`` saying why.
-        seconds: time by phase, for a run recorded just now.
+        recorded_now, seconds: steps and time by phase, for a run recorded just now.
     """
 
     directory: str
@@ -59,6 +59,7 @@ class RunReport:
     finished: bool
     log: LogSize | None = None
     log_problem: str | None = None
+    recorded_now: int = 0
     seconds: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
@@ -97,7 +98,8 @@ class RunReport:
     def freedom_estimate(self) -> float | None:
         """About which share of roundings a dishonest log could have chosen.
 
-        An honest log states what lies within the band, a dishonest one has twice the band. The audit measures it.
+        An honest log states what lies within the band, a dishonest one has twice the band. The audit
+        measures it.
         """
         if self.log is None or not self.steps:
             return None
@@ -139,10 +141,11 @@ class RunReport:
                 {"steps": checkpoint.steps_done, "state_root": checkpoint.state_root}
                 for checkpoint in self.transcript.checkpoints()
             ],
-            "loss": None if self._loss() is None else list(self._loss() or ()),
+            "loss": self._loss(),
             "lifted_casts": list(stated.notes.lifted_casts),
             "densified": list(stated.notes.densified),
             "versions": dict(stated.versions),
+            "recorded_now": self.recorded_now,
             "seconds": dict(self.seconds),
         }
 
@@ -162,12 +165,11 @@ class RunReport:
 
     def summary(self) -> RenderableType:
         """Return the short page that ``tally record`` ends with."""
-        rate = self.steps / sum(self.seconds.values()) if self.seconds else 0.0
-        speed = f", {rate:.3g} steps/s" if rate and "resumed" not in self.seconds else ""
-        rows = self._state_rows()
-        rows += self._log_rows()
-        rows.append(("time", duration(self.seconds) + speed))
-        return page(f"recorded {counted(self.steps, 'step')} under policy {self._policy()}", GOOD, rows)
+        rows = [*self._state_rows(), *self._log_rows(), ("time", duration(self.seconds))]
+        headline = f"recorded {counted(self.recorded_now, 'step')} under policy {self._policy()}"
+        if self.recorded_now < self.steps:
+            headline += f"; the run has {self.steps:,}"
+        return page(headline, GOOD, rows)
 
     def _policy(self) -> str:
         return self.specification.policy.name
@@ -175,13 +177,20 @@ class RunReport:
     def _job_rows(self) -> list[Row]:
         stated = self.specification
         settings = " ".join(f"{name}={value}" for name, value in sorted(stated.job.settings.items()))
+        dataset, every = stated.job.dataset_digest, stated.checkpoint_every
         rows: list[Row] = [
             ("job", f"{stated.job.path}, source {stated.job.source_digest[:16]}.."),
             ("settings", settings or "the job's own"),
-            ("dataset", "none stated" if stated.job.dataset_digest is None else f"{stated.job.dataset_digest[:16]}.."),
-            ("order", f"{counted(stated.steps, 'step')}, a committed state every {stated.checkpoint_every}, seed {stated.seed}"),
-        ]  # fmt: skip
-        for label, names in (("casts lifted", stated.notes.lifted_casts), ("densified", stated.notes.densified)):
+            ("dataset", "none stated" if dataset is None else f"{dataset[:16]}.."),
+            (
+                "order",
+                f"{counted(stated.steps, 'step')}, a committed state every {every}, seed {stated.seed}",
+            ),
+        ]
+        for label, names in (
+            ("casts lifted", stated.notes.lifted_casts),
+            ("densified", stated.notes.densified),
+        ):
             if names:
                 rows.append((label, ", ".join(names)))
         return rows
@@ -246,7 +255,11 @@ class RunReport:
 
 
 def read_run(
-    directory: RunDirectory, *, read_log: bool = True, seconds: Mapping[str, float] | None = None
+    directory: RunDirectory,
+    *,
+    read_log: bool = True,
+    recorded_now: int = 0,
+    seconds: Mapping[str, float] | None = None,
 ) -> RunReport:
     """Return the report on ``directory``; an unreadable log is part of the report.
 
@@ -263,7 +276,7 @@ def read_run(
             log = _measure(directory, transcript)
         except (InvalidInput, Mismatch, StoreError) as refused:
             problem = str(refused)
-    return RunReport(str(directory.path), transcript, finished, log, problem, seconds or {})
+    return RunReport(str(directory.path), transcript, finished, log, problem, recorded_now, seconds or {})
 
 
 def _measure(directory: RunDirectory, transcript: Transcript) -> LogSize:
@@ -287,9 +300,18 @@ def _entries_of(kind: Kind, payload: bytes) -> int:
     """The count that a site's entries begin with (spec/rounding-log.md); a change of grids has none."""
     if kind == Kind.GRID:
         return 0
+    start = 0
+    if kind == Kind.DECISION:
+        _, start = _varint(payload, 0)  # the band exponent; the symbol width follows
+        start += 1
+    return _varint(payload, start)[0]
+
+
+def _varint(data: bytes, start: int) -> tuple[int, int]:
+    """The LEB128 number at ``start``, and where it ends."""
     value = 0
-    for place, byte in enumerate(payload[3:] if kind == Kind.DECISION else payload):
+    for place, byte in enumerate(data[start:]):
         value |= (byte & 0x7F) << (7 * place)
         if byte < 0x80:
-            break
-    return value
+            return value, start + place + 1
+    raise InvalidInput(f"log: a number of {len(data) - start} bytes does not end")

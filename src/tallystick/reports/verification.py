@@ -32,7 +32,12 @@ class VerificationPage:
             "root": self.found.root,
             "steps": self.found.steps,
             "checks": [
-                {"number": check.number, "claim": check.claim, "outcome": check.outcome, "detail": check.detail}
+                {
+                    "number": check.number,
+                    "claim": check.claim,
+                    "outcome": check.outcome,
+                    "detail": check.detail,
+                }
                 for check in self.found.checks
             ],
             "shows_not": self.found.shows_not,

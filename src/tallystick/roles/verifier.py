@@ -8,6 +8,7 @@ Not promised: that any step was computed, or computed from the stated data. Only
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,12 +23,12 @@ from tallystick.commit.state import (
 )
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.numerics.log import (
-    LARGEST_WIDTH,
     Frame,
     GridTable,
     Kind,
     SiteAddress,
     decode_frame,
+    read_decision_head,
 )
 from tallystick.numerics.policy import policy_of
 from tallystick.protocol.transcript import (
@@ -49,7 +50,6 @@ RUN_SHOWS_NOT = (
 )
 STEP_SHOWS_NOT = "that the step was computed, or that the root is the one the trainer is held to"
 CHUNK_SHOWS_NOT = "that training led to these bytes, or that the root is the one the trainer is held to"
-DECISION_HEADER = 3  # bytes before a decision site's entries (spec/rounding-log.md)
 GRIDS = "document/grids"  # entry of a state that holds the grid table (spec/state-commitment.md)
 CURSOR = "document/cursor"
 
@@ -107,7 +107,7 @@ def verify_run(directory: RunDirectory, *, root: bytes | None = None) -> Verific
 
 
 def verify_proof(data: bytes, root: bytes, *, chunk: bytes | None = None) -> Verification:
-    """Return the checks of a step proof against a run root, or of a chunk proof and its bytes against a state root.
+    """Return the checks of a step proof against a run root, or of a chunk and its proof against a state root.
 
     Raises:
         InvalidInput: ``data`` is no proof of a known format, or a chunk proof comes without its chunk.
@@ -187,7 +187,7 @@ class _RunChecks:
         return f"{frames} frames, {total} bytes"
 
     def check_checkpoints(self) -> str:
-        """4. Each committed state has its root, stands at its step, and holds the grids that the log leads to."""
+        """4. Each committed state has its root and its step, and holds the grids that the log leads to."""
         table: GridTable | None = None
         done = 0
         checkpoints = self.transcript.checkpoints()
@@ -198,16 +198,14 @@ class _RunChecks:
                 if name not in entries:
                     raise InvalidInput(f"{what}: entry {name} is missing")
             if bytes(entries[CURSOR].data) != canonical_json({"step": checkpoint.steps_done}):
-                raise Mismatch(
-                    f"{what}: its cursor says {bytes(entries[CURSOR].data)!r}, not step {checkpoint.steps_done}"
-                )
+                raise Mismatch(f"{what}: its cursor says {bytes(entries[CURSOR].data)[:80]!r}")
             stated = GridTable.decode(bytes(entries[GRIDS].data))
             if table is not None:
                 for step in range(done, checkpoint.steps_done):
                     table = _updated(table, self._updates.get(step), step)
                 if table != stated:
                     raise Mismatch(
-                        f"{what}: its grid table is not the one that the log's changes since step {done} lead to"
+                        f"{what}: its grid table is not what the log's changes since step {done} lead to"
                     )
             table, done = stated, checkpoint.steps_done
         return f"{len(checkpoints)} checkpoints, {len(self._updates)} changes of grids"
@@ -234,7 +232,7 @@ def site_sizes(specification: Specification) -> dict[tuple[int, int], int]:
 def _frames_of(directory: RunDirectory, transcript: Transcript) -> Iterator[tuple[int, bytes]]:
     """Every frame in order, one segment in memory at a time."""
     borders = [checkpoint.steps_done for checkpoint in transcript.checkpoints()]
-    for start, end in zip(borders, borders[1:], strict=False):
+    for start, end in itertools.pairwise(borders):
         yield from directory.load_frames(transcript, start, end).items()
 
 
@@ -248,7 +246,7 @@ def _check_payload(
 ) -> None:
     """Return if ``payload`` may stand at ``address``.
 
-    The size of a decision site is known to whoever repeats the step only, so its entries are not decoded here.
+    Only whoever repeats the step knows the size of a decision site, so its entries are not decoded here.
     """
     kind = Kind(address.kind)
     what = f"step {step}: {kind.name.lower()} site {address.ordinal}"
@@ -262,9 +260,10 @@ def _check_payload(
         if address.ordinal:
             raise InvalidInput(f"{what}: a frame has one change of grids, with ordinal 0")
     elif kind == Kind.DECISION:
-        width = payload[DECISION_HEADER - 1] if len(payload) > DECISION_HEADER else 0
-        if not 1 <= width <= LARGEST_WIDTH:
-            raise InvalidInput(f"{what}: {len(payload)} bytes with symbol width {width} are no decisions")
+        try:
+            read_decision_head(payload)
+        except InvalidInput as problem:
+            raise InvalidInput(f"{what}: {problem}") from None
     else:
         size = sizes.get((address.kind, address.ordinal))
         if size is None:
@@ -308,7 +307,9 @@ def _verify_step(data: bytes, root: bytes) -> Verification:
 def _verify_chunk(data: bytes, root: bytes, chunk: bytes) -> Verification:
     proof = parse_chunk_proof(data)
     entry = proof.entry
-    subject = f"chunk proof: chunk {proof.chunk_index} of {entry.num_chunks} of {entry.name}, {len(chunk)} bytes"
+    subject = (
+        f"chunk proof: chunk {proof.chunk_index} of {entry.num_chunks} of {entry.name}, {len(chunk)} bytes"
+    )
     found = Verification(subject, CHUNK_SHOWS_NOT, root=root.hex())
 
     def check() -> str:

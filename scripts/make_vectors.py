@@ -1,0 +1,24 @@
+"""Write every test vector again, from scratch; `make test` compares the result with what is committed."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import vectors_commit
+import vectors_numerics
+
+ROOT = Path(__file__).resolve().parent.parent / "vectors"
+
+
+def main() -> None:
+    for folder in ROOT.iterdir() if ROOT.exists() else ():
+        if folder.is_dir():
+            shutil.rmtree(folder)
+    vectors_commit.write(ROOT)
+    vectors_numerics.write(ROOT)
+    print(f"{sum(1 for _ in ROOT.rglob('input.json'))} cases in {ROOT.name}/")
+
+
+if __name__ == "__main__":
+    main()

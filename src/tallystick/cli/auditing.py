@@ -1,0 +1,171 @@
+"""tally audit and tally dispute."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tallystick.cli.options import AsJson, Device, JobName, ProfileName, choose_source, parse_steps
+from tallystick.cli.profiles import check_device, rerun_under
+from tallystick.cli.terminal import StepDisplay, answer, say
+from tallystick.errors import InvalidInput, Nondeterminism, StoreError
+from tallystick.execution.determinism import Profile, parse_profile
+from tallystick.reports.audit import AuditPage, ClaimPage
+from tallystick.reports.dispute import DisputePage
+from tallystick.store.files import RunDirectory
+
+EXIT_CODES: Mapping[str, int] = {"match": 0, "mismatch": 1, "log_violation": 1, "cannot_reproduce": 3}
+
+
+Run = Annotated[Path, typer.Argument(metavar="DIR", help="The trainer's run directory.")]
+Steps = Annotated[
+    str | None,
+    typer.Option("--steps", metavar="A:B", help="Only the steps between these two committed states."),
+]
+ClaimOut = Annotated[
+    Path | None,
+    typer.Option(
+        "--claim",
+        metavar="OUT",
+        help="Write the auditor's own run there, for a dispute, instead of a report.",
+    ),
+]
+TrainerRun = Annotated[Path, typer.Argument(metavar="TRAINER_DIR", help="The trainer's run directory.")]
+AuditorRun = Annotated[
+    Path, typer.Argument(metavar="AUDITOR_DIR", help="The auditor's claim, written by tally audit --claim.")
+]
+VerdictOut = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", metavar="FILE", help="Where to write the verdict; by default AUDITOR_DIR/verdict.json."
+    ),
+]
+
+
+def audit(
+    context: typer.Context,
+    run: Run,
+    job: JobName = None,
+    steps: Steps = None,
+    profile: ProfileName = "native",
+    device: Device = "cpu",
+    claim: ClaimOut = None,
+    as_json: AsJson = False,
+) -> int:
+    """Repeat a recorded run on this machine and compare everything it committed to."""
+    chosen = parse_profile(profile)
+    segment = parse_steps(steps)
+    if claim is not None and segment is not None:
+        raise InvalidInput("--claim: a claim is about the whole run; leave out --steps")
+    code = rerun_under(chosen, context.obj)
+    if code is not None:
+        return code
+    directory = RunDirectory(_existing(run))
+    specification = directory.load_specification()
+    check_device(device)
+    source = choose_source(job, specification.job.path, [run])
+
+    from tallystick.roles import auditor
+
+    if claim is not None:
+        return _write_claim(directory, RunDirectory(claim), source, chosen, device, as_json=as_json)
+    started = time.perf_counter()
+    first, end = segment or (0, specification.steps)
+    display = StepDisplay("audit", first=first, end=end)
+    try:
+        with display:
+            report = auditor.audit(
+                directory,
+                source,
+                steps=segment,
+                profile=str(chosen),
+                jitter=chosen.jitter,
+                device=device,
+                progress=display,
+            )
+    except KeyboardInterrupt:
+        say(f"interrupted after {display.steps} steps: no verdict; {run} is as it was")
+        return 130
+    answer(AuditPage(report, time.perf_counter() - started), as_json=as_json)
+    return EXIT_CODES[report.verdict]
+
+
+def _write_claim(
+    directory: RunDirectory,
+    out: RunDirectory,
+    source: object,
+    profile: Profile,
+    device: str,
+    *,
+    as_json: bool,
+) -> int:
+    from tallystick.execution.job import JobSource
+    from tallystick.roles import auditor
+
+    assert isinstance(source, JobSource)
+    started = time.perf_counter()
+    try:
+        with StepDisplay("claim") as display:
+            claim = auditor.write_claim(
+                directory, source, out, jitter=profile.jitter, device=device, progress=display
+            )
+    except KeyboardInterrupt:
+        say(f"interrupted: {out.path} holds an unfinished claim; remove it before the next attempt")
+        return 130
+    if isinstance(claim, auditor.Deviation):
+        raise Nondeterminism(
+            f"this machine cannot repeat the job: {claim.subject} is {claim.own}, "
+            f"the specification says {claim.stated}"
+        )
+    own, theirs = out.load_transcript(), directory.load_transcript()
+    last = own.num_steps
+    differing, _ = auditor.compare_states(
+        last - 1, out.load_checkpoint(last), directory.load_checkpoint(last)
+    )
+    page = ClaimPage(
+        run=str(directory.path),
+        claim=str(out.path),
+        profile=str(profile),
+        steps=last,
+        first_step=claim.first_deviation,
+        differing_elements=differing,
+        root=own.root().hex(),
+        trainer_root=theirs.root().hex(),
+        seconds={"total": time.perf_counter() - started},
+    )
+    answer(page, as_json=as_json)
+    return EXIT_CODES[page.verdict]
+
+
+def dispute(
+    trainer: TrainerRun,
+    auditor: AuditorRun,
+    job: JobName = None,
+    out: VerdictOut = None,
+    as_json: AsJson = False,
+) -> int:
+    """Find the first step on which two runs part, repeat that step, and rule."""
+    ours, theirs = RunDirectory(_existing(trainer)), RunDirectory(_existing(auditor))
+    source = choose_source(job, ours.load_specification().job.path, [trainer, auditor])
+
+    from tallystick.roles import judge
+
+    try:
+        result = judge.dispute(ours, theirs, source)
+    except KeyboardInterrupt:
+        say("interrupted: no verdict was written; both directories are as they were")
+        return 130
+    verdict = out if out is not None else auditor / "verdict.json"
+    theirs.write_document(verdict, result.encode())
+    answer(DisputePage(result, str(verdict)), as_json=as_json)
+    return 0 if result.loser == "none" else 1
+
+
+def _existing(path: Path) -> Path:
+    if not path.is_dir():
+        raise StoreError(f"{path}: there is no such run directory")
+    return path

@@ -1,0 +1,121 @@
+"""The command tally: one command a module, and what becomes of their errors.
+
+Exit codes: 0 match or done, 1 mismatch or violation, 2 bad usage or malformed input, 3 cannot reproduce,
+70 a defect (of the program, or of the job's code), 130 interrupted. A defect must not pass for a verdict,
+and Python's own exit code for it is 1.
+Starting loads no torch; a command that trains loads it when it is called.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+import typer.main
+
+from tallystick import __version__
+from tallystick.cli.auditing import audit, dispute
+from tallystick.cli.demo import demo
+from tallystick.cli.inspecting import prove, show, verify
+from tallystick.cli.profiles import interrupt_once
+from tallystick.cli.recording import record
+from tallystick.cli.terminal import print_json, say
+from tallystick.errors import Mismatch, Nondeterminism, TallyError
+
+UNUSABLE: type[Exception] = typer.BadParameter.__mro__[
+    2
+]  # click's own root, which typer carries under various names
+EXTRAS = {"torch": "torch", "numba": "torch", "sklearn": "jobs", "transformers": "transformers"}
+
+app = typer.Typer(
+    name="tally",
+    help="Training runs that somebody else can check, on other hardware, to the last bit.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback(invoke_without_command=True)
+def start(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> int | None:
+    """Training runs that somebody else can check, on other hardware, to the last bit."""
+    if version:
+        print(f"tallystick {__version__}")
+        raise typer.Exit(0)
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(2)
+    return None
+
+
+for command in (record, audit, show, verify, prove, dispute, demo):
+    app.command()(command)
+if importlib.util.find_spec("tallystick.cli.bench") is not None:
+    app.add_typer(importlib.import_module("tallystick.cli.bench").app, name="bench")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    os.environ.setdefault(
+        "OMP_WAIT_POLICY", "PASSIVE"
+    )  # before torch loads: idle threads that spin starve the others
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    interrupt_once()
+    try:
+        code = typer.main.get_command(app).main(given, prog_name="tally", standalone_mode=False, obj=given)
+    except UNUSABLE as problem:
+        return _refuse(given, *_usage(problem), code=2)
+    except TallyError as problem:
+        return _refuse(given, str(problem), type(problem).__name__, code=_code_of(problem))
+    except ModuleNotFoundError as problem:
+        extra = EXTRAS.get((problem.name or "").partition(".")[0])
+        if extra is None:
+            traceback.print_exc()
+            return _refuse(given, str(problem), "Defect", code=70)
+        text = f"{problem.name} is not installed and this command needs it: pip install 'tallystick[{extra}]'"
+        return _refuse(given, text, "MissingExtra", code=2)
+    except (KeyboardInterrupt, typer.Abort):
+        say("interrupted")
+        return 130
+    except BrokenPipeError:
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # or the interpreter complains once more
+        return 1
+    except Exception as problem:  # noqa: BLE001 (reported with its traceback; see the exit codes)
+        traceback.print_exc()
+        return _refuse(given, f"{type(problem).__name__}: {problem}", "Defect", code=70)
+    return code if isinstance(code, int) else 0
+
+
+def _code_of(problem: TallyError) -> int:
+    if isinstance(problem, Mismatch):
+        return 1
+    return 3 if isinstance(problem, Nondeterminism) else 2
+
+
+def _usage(problem: Exception) -> tuple[str, str]:
+    context = getattr(problem, "ctx", None)
+    path = getattr(context, "command_path", "tally")
+    text = str(getattr(problem, "format_message", problem.__str__)()).strip()
+    return f"{text.rstrip('.')} (see {path} --help)", "Usage"
+
+
+def _refuse(arguments: Sequence[str], text: str, kind: str, *, code: int) -> int:
+    """Say in one line what is wrong, as JSON too where that was asked for."""
+    if "--json" in arguments:
+        print_json({"error": text, "kind": kind})
+    say(f"tally: {text}", style="red")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

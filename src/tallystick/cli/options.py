@@ -1,0 +1,119 @@
+"""What several commands ask for, and how it is read."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tallystick.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from tallystick.execution.job import JobSource
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a page.")]
+ProfileName = Annotated[
+    str,
+    typer.Option(
+        "--profile",
+        metavar="NAME",
+        help="Arithmetic: native, avx2 or sse4, with threads=N and jitter, joined by commas.",
+    ),
+]
+Device = Annotated[str, typer.Option("--device", metavar="cpu|cuda", help="Where to compute.")]
+JobName = Annotated[
+    str | None,
+    typer.Option("--job", metavar="JOB", help="The job's source; by default what the specification names."),
+]
+
+
+def parse_steps(text: str | None) -> tuple[int, int] | None:
+    """Return the two numbers of ``A:B``.
+
+    Raises:
+        InvalidInput: another form.
+    """
+    if text is None:
+        return None
+    found = re.fullmatch(r"([0-9]{1,18}):([0-9]{1,18})", text, re.ASCII)
+    if found is None:
+        raise InvalidInput(
+            f"--steps {text}: must be two numbers of steps with a colon between, such as 20:60"
+        )
+    return int(found[1]), int(found[2])
+
+
+def parse_settings(texts: Sequence[str]) -> dict[str, str]:
+    """Return the settings written as ``name=value``.
+
+    Raises:
+        InvalidInput: no equals sign, no name, or one name twice.
+    """
+    settings: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise InvalidInput(f"--set {text}: must have the form name=value")
+        if name in settings:
+            raise InvalidInput(f"--set {text}: {name} is already set to {settings[name]!r}")
+        settings[name] = value
+    return settings
+
+
+def parse_root(text: str) -> bytes:
+    """Return the 32 bytes of a root.
+
+    Raises:
+        InvalidInput: not 64 hexadecimal digits.
+    """
+    if re.fullmatch(r"[0-9a-fA-F]{64}", text, re.ASCII) is None:
+        raise InvalidInput(f"--root {text}: must be 64 hexadecimal digits")
+    return bytes.fromhex(text)
+
+
+def choose_source(job: str | None, stated: str, run_directories: Sequence[Path]) -> JobSource:
+    """Return the source of ``job``, or of the path ``stated`` by a specification if that is at hand.
+
+    Somebody else wrote the run directories, so nothing inside them is ever executed on the
+    specification's word; naming a file there with ``--job`` is the caller's own decision.
+
+    Raises:
+        InvalidInput: there is no such source, or the specification's lies where it must not.
+    """
+    from tallystick.execution.job import find_source
+
+    if job is not None:
+        return find_source(job)
+    file = _file_of(stated)
+    if file is None:
+        raise InvalidInput(
+            f"job {stated}: the specification names it and it is not on this machine; give --job"
+        )
+    for directory in run_directories:
+        if file.resolve().is_relative_to(directory.resolve()):
+            raise InvalidInput(
+                f"job {stated}: the specification names a file in {directory}, "
+                "and nothing there is executed; give --job"
+            )
+    return find_source(stated)
+
+
+def _file_of(stated: str) -> Path | None:
+    """Where a specification's job would be loaded from; importing nothing."""
+    if stated.endswith(".py"):
+        file = Path(stated)
+        return file if file.is_absolute() and file.is_file() else None
+    try:
+        top = importlib.util.find_spec(stated.partition(".")[0])
+    except (ImportError, ValueError):
+        return None
+    places = (
+        []
+        if top is None
+        else [*(top.submodule_search_locations or ()), *([top.origin] if top.origin else ())]
+    )
+    return Path(places[0]) if places else None

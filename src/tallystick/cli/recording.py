@@ -1,0 +1,112 @@
+"""tally record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tallystick.cli.options import AsJson, Device, ProfileName, parse_settings
+from tallystick.cli.profiles import check_device, rerun_under
+from tallystick.cli.terminal import StepDisplay, answer, say
+from tallystick.errors import TallyError
+from tallystick.execution.determinism import parse_profile
+from tallystick.numerics.policy import find_policy
+from tallystick.reports.run import read_run
+from tallystick.store.files import RunDirectory
+
+Job = Annotated[
+    str,
+    typer.Argument(metavar="JOB", help="A shipped job (digits, text, gpt2), a dotted path or a .py file."),
+]
+Run = Annotated[
+    Path, typer.Option("--run", metavar="DIR", help="Where to write the run: a new or empty directory.")
+]
+PolicyName = Annotated[str, typer.Option("--policy", metavar="fp64|fp32", help="Precision and rounding.")]
+Steps = Annotated[
+    int | None, typer.Option("--steps", metavar="N", min=1, help="Steps; by default the job's own.")
+]
+CheckpointEvery = Annotated[
+    int, typer.Option("--checkpoint-every", metavar="K", min=1, help="Steps between two committed states.")
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="A setting of the job; may be repeated."),
+]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of the portable random streams.")]
+RecalibrateEvery = Annotated[
+    int | None,
+    typer.Option(
+        "--recalibrate-every",
+        metavar="N",
+        min=1,
+        help="Steps between two measurements of the noise; by default the policy's own.",
+    ),
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on with an interrupted run; repeat its other options.")
+]
+
+
+def record(
+    context: typer.Context,
+    job: Job,
+    run: Run,
+    policy: PolicyName,
+    steps: Steps = None,
+    checkpoint_every: CheckpointEvery = 20,
+    setting: Settings = None,
+    seed: Seed = 0,
+    recalibrate_every: RecalibrateEvery = None,
+    profile: ProfileName = "native",
+    device: Device = "cpu",
+    resume: Resume = False,
+    as_json: AsJson = False,
+) -> int:
+    """Train a job and record every step, so that others can repeat it bit for bit."""
+    chosen = parse_profile(profile)
+    code = rerun_under(chosen, context.obj)
+    if code is not None:
+        return code
+    rounding = find_policy(policy, recalibrate_every=recalibrate_every)
+    settings = parse_settings(setting or [])
+    check_device(device)
+
+    from tallystick.execution.job import find_source
+    from tallystick.roles import trainer
+
+    order = trainer.Order(
+        source=find_source(job),
+        settings=settings,
+        policy=rounding,
+        seed=seed,
+        checkpoint_every=checkpoint_every,
+        steps=steps,
+        device=device,
+        jitter=chosen.jitter,
+    )
+    directory = RunDirectory(run)
+    phases = trainer.Phases()
+    try:
+        with StepDisplay("record") as display:
+            trainer.record(order, directory, resume=resume, progress=display, phases=phases)
+    except KeyboardInterrupt:
+        say(f"interrupted: {_kept(directory)}")
+        return 130
+    report = read_run(directory, read_log=False, recorded_now=display.steps, seconds=phases.seconds)
+    answer(report, as_json=as_json, page=report.summary())
+    return 0
+
+
+def _kept(directory: RunDirectory) -> str:
+    """What an interrupted recording left behind, and how to go on."""
+    try:
+        transcript = directory.load_partial()
+    except TallyError:
+        return f"{directory.path} holds no step yet; the same command with --resume starts over in it"
+    done = transcript.checkpoints()[-1].steps_done
+    return (
+        f"{directory.path} holds {transcript.num_steps} of {transcript.specification.steps} steps, "
+        f"the last committed state is after {done}; the same command with --resume goes on from there"
+    )

@@ -1,0 +1,138 @@
+"""Answers on stdout, progress and errors on stderr; nothing else in the command line prints."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TextIO
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bar
+
+from tallystick.reports.layout import Report, printable
+
+if TYPE_CHECKING:
+    from tallystick.roles.trainer import Progress
+
+LINE_EVERY = 10.0  # seconds between two lines where there is no terminal
+SMOOTHING = 0.05  # weight of the newest step in the rate
+
+
+def console(file: TextIO | None = None) -> Console:
+    """Return a console on ``file``, stdout by default, that takes texts as they are."""
+    return Console(file=file or sys.stdout, markup=False, highlight=False, emoji=False)
+
+
+def answer(report: Report, *, as_json: bool, page: RenderableType | None = None) -> None:
+    """Print ``report``: one JSON object, or ``page`` (by default the report itself) for people."""
+    if as_json:
+        print_json(report.fields())
+    else:
+        console().print(page if page is not None else report)
+
+
+def print_json(fields: Mapping[str, object]) -> None:
+    """Print one JSON object; numbers that are not finite become null."""
+    print(json.dumps(_finite(fields), indent=2, ensure_ascii=True, allow_nan=False))
+
+
+def say(text: str, *, style: str = "") -> None:
+    """Print one line for people on stderr."""
+    console(sys.stderr).print(printable(text), style=style, soft_wrap=True)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(name): _finite(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
+
+
+class StepDisplay:
+    """Shows how far a run has got: a bar on a terminal, otherwise a line about every ten seconds.
+
+    Call it with each ``Progress``. ``first`` is the step it begins with and ``end`` the one it stops before,
+    where that is known beforehand.
+    """
+
+    def __init__(
+        self,
+        verb: str,
+        *,
+        first: int = 0,
+        end: int | None = None,
+        file: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._verb, self._first, self._end, self._clock = verb, first, end, clock
+        self._console = console(file or sys.stderr)
+        self._bar: Bar | None = None
+        self.steps = 0
+        self._log_bytes = 0
+        self._last_line = self._last_step = clock()
+        self._interval: float | None = None
+
+    def __enter__(self) -> StepDisplay:
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._bar = Bar(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=12),
+                TextColumn("{task.fields[facts]}"),
+                console=self._console,
+                transient=True,
+            )
+            self._task = self._bar.add_task(self._verb, total=None, facts="getting ready")
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, progress: Progress) -> None:
+        """Take note of one finished step."""
+        now = self._clock()
+        if self.steps:
+            taken = now - self._last_step
+            known = self._interval
+            self._interval = taken if known is None else known + SMOOTHING * (taken - known)
+        self._last_step = now
+        self.steps += 1
+        self._log_bytes += progress.log_bytes
+        facts = self._facts(progress)
+        if self._bar is not None:
+            end = progress.steps if self._end is None else self._end
+            self._bar.update(
+                self._task, total=end - self._first, completed=progress.step + 1 - self._first, facts=facts
+            )
+        elif now - self._last_line >= LINE_EVERY:
+            self._last_line = now
+            self._console.print(f"{self._verb} {facts}", soft_wrap=True)
+
+    def _facts(self, progress: Progress) -> str:
+        end = progress.steps if self._end is None else self._end
+        parts = [f"{progress.step + 1}/{end}"]
+        if self._interval:
+            parts.append(f"{1.0 / self._interval:.3g} steps/s")
+        if progress.loss is not None:
+            parts.append(f"loss {progress.loss:.4g}")
+        parts.append(f"log {self._log_bytes / self.steps:,.0f} B/step")
+        if self._interval is not None:
+            parts.append(f"{_clock_time(self._interval * (end - progress.step - 1))} left")
+        return ", ".join(parts)
+
+
+def _clock_time(seconds: float) -> str:
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
