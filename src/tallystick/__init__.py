@@ -1,3 +1,35 @@
-"""Training runs of PyTorch models that somebody else can check, on other hardware, to the last bit."""
+"""Training runs of PyTorch models that somebody else can check, on other hardware, to the last bit.
+
+    Recorder, Follower, open_run   a training loop of one's own, recorded or followed (needs torch)
+    audit                          a recorded job repeated and compared (needs torch)
+    verify                         documents, logs and states of a run checked without repeating it
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tallystick.integrations.recorder import Follower, Recorder, open_run
+    from tallystick.roles.auditor import audit
+    from tallystick.roles.verifier import verify_run as verify
 
 __version__ = "0.1.0"
+__all__ = ["Follower", "Recorder", "audit", "open_run", "verify"]
+
+# Loaded when first asked for: the bare package has no torch.
+_HOMES = {
+    "Follower": ("tallystick.integrations.recorder", "Follower"),
+    "Recorder": ("tallystick.integrations.recorder", "Recorder"),
+    "audit": ("tallystick.roles.auditor", "audit"),
+    "open_run": ("tallystick.integrations.recorder", "open_run"),
+    "verify": ("tallystick.roles.verifier", "verify_run"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, attribute = _HOMES[name]
+    return getattr(import_module(module), attribute)

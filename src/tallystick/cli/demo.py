@@ -43,9 +43,9 @@ class Staged:
 
 
 CHEATS = (
-    Staged("poisoned_label", 27, "trainer", "one label of one batch is changed"),
-    Staged("forged_entry", 33, "trainer", "one log entry steers a weight"),
-    Staged("lying_auditor", 46, "auditor", "an auditor accuses an honest trainer"),
+    Staged("poisoned_label", 27, "trainer", "one label is changed"),
+    Staged("forged_entry", 33, "trainer", "a forged log entry steers"),
+    Staged("lying_auditor", 46, "auditor", "the auditor lies"),
 )
 
 
@@ -125,8 +125,14 @@ class Show:
         return page(headline, GOOD if good else BAD, rows)
 
     def _cheats_table(self) -> RenderableType:
-        table = Table(box=None, padding=(0, 1), title="cheats", title_justify="left", title_style="bold")
-        for heading in ("what happens", "in step", "loser", "at step", "rounds", ""):
+        table = Table(
+            box=None,
+            padding=(0, 1),
+            title="cheats, each with its auditor and judge",
+            title_justify="left",
+            title_style="bold",
+        )
+        for heading in ("  what happens", "in step", "loser", "at step", "rounds", ""):
             table.add_column(heading)
         for caught in self.caught:
             verdict = caught.verdict

@@ -7,9 +7,9 @@ is off, so no compiler may contract or reorder anything and every processor give
 All functions take flat contiguous arrays. Compiled on first use and cached on disk.
 """
 
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportCallIssue=false
 # Numba compiles these for the dtypes that arrive; annotations would be ignored by it. Its float() leaves a
-# float32 as it is: np.float64() widens.
+# float32 as it is: np.float64() widens. It gives intrinsics their first argument.
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T_FIXED = 486260413 * 2.0**-30  # spec/rounding.md 3: off every simple fraction,
 MIN_EXPONENT = -149  # the smallest positive FP32 value is 2**-149
 MAX_EXPONENT = 1000  # of a quantum, so that it and its reciprocal are normal numbers
 MIN_BAND = -1022  # no distance but zero is smaller, so a narrower band would mean the same
-CANCELLED = 5  # relative bands: no quantum below 2**(e(old) + band + 5); what is left of a cancellation is noise
+CANCELLED = 5  # relative bands: no quantum below 2**(e(old) + band + 5), as what cancellation leaves is noise
 MAX_FP64 = (2.0 - 2.0**-52) * 2.0**1023
 MAX_FP32 = (2.0 - 2.0**-23) * 2.0**127
 WORD = 2.0**-32
@@ -190,8 +190,23 @@ def record(
 
 
 @njit(cache=True, nogil=True)
-def follow(
-    y, old, out, scales, rows, precision, band, floor, relative, dithered, key0, key1, limit, index, side, stats
+def follow(  # noqa: PLR0915 - one pass over memory; a call for each element would cost more than the work
+    y,
+    old,
+    out,
+    scales,
+    rows,
+    precision,
+    band,
+    floor,
+    relative,
+    dithered,
+    key0,
+    key1,
+    limit,
+    index,
+    side,
+    stats,
 ):
     """Round ``y`` into ``out``, taking the logged side for the elements in ``index``.
 
@@ -350,11 +365,11 @@ def block_square_sums(x, rows, out):
 
 @njit(cache=True, nogil=True)
 def block_max_difference(x, y, rows, out):
-    """Raise ``out[block]`` to the largest ``|x - y|`` of the block; infinity if a difference is not a number."""
+    """Raise ``out[block]`` to the block's largest ``|x - y|``; infinity if a difference is not a number."""
     for block in range(out.size):
         largest = out[block]
         for i in range(block * rows, (block + 1) * rows):
             difference = abs(np.float64(x[i]) - np.float64(y[i]))
             if not (difference <= largest):
-                largest = difference if difference == difference else np.inf
+                largest = np.inf if math.isnan(difference) else difference
         out[block] = largest

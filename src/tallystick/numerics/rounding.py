@@ -45,7 +45,13 @@ class Followed:
 
 
 def round_recorded(
-    x: Tensor, grid: SiteGrid, *, out: Tensor, old: Tensor | None = None, key: Key = NO_KEY, name: str = "tensor"
+    x: Tensor,
+    grid: SiteGrid,
+    *,
+    out: Tensor,
+    old: Tensor | None = None,
+    key: Key = NO_KEY,
+    name: str = "tensor",
 ) -> SparseEntries:
     """Round ``x`` into ``out`` (which may be ``x``) and return the log entries of the ambiguous elements.
 
@@ -196,12 +202,15 @@ def _limit(grid: SiteGrid, out: Tensor) -> float:
 
 
 def _not_finite(name: str, element: int) -> Nondeterminism:
-    return Nondeterminism(f"{name}: element {element} is not finite or does not fit float32; it cannot be rounded")
+    return Nondeterminism(
+        f"{name}: element {element} is not finite or does not fit float32; it cannot be rounded"
+    )
 
 
 def _too_dense(name: str, count: int, numel: int) -> Nondeterminism:
     return Nondeterminism(
-        f"{name}: {count} of {numel} elements are ambiguous, more than one in {DENSEST}: the band is too wide for the grid"
+        f"{name}: {count} of {numel} elements are ambiguous, more than one in {DENSEST}: "
+        "the band is too wide for the grid"
     )
 
 
@@ -262,7 +271,9 @@ def _power_of_two(exponent: Tensor) -> Tensor:
     return ((exponent + 1023) << 52).view(torch.float64)
 
 
-def _place(x: Tensor, old: Tensor | None, grid: SiteGrid, scale: Tensor | None, start: int, key: Key) -> _Cells:
+def _place(
+    x: Tensor, old: Tensor | None, grid: SiteGrid, scale: Tensor | None, start: int, key: Key
+) -> _Cells:
     """Place a chunk (1-D) whose first element has flat index ``start``; ``scale`` is per element, int64."""
     x = x.double()
     lowest = kernels.MIN_EXPONENT
@@ -285,7 +296,11 @@ def _place(x: Tensor, old: Tensor | None, grid: SiteGrid, scale: Tensor | None, 
     z = x * _power_of_two(-exponent)
     k = torch.floor(z)
     r = z - k
-    t = dither_boundaries(key, start, x.numel(), x.device) if grid.dithered else torch.full_like(r, kernels.T_FIXED)
+    t = (
+        dither_boundaries(key, start, x.numel(), x.device)
+        if grid.dithered
+        else torch.full_like(r, kernels.T_FIXED)
+    )
     low, high = torch.minimum(r, t), torch.maximum(r, t)
     return _Cells(quantum, k, r >= t, high - low, (low + 1.0) - high, delta)
 

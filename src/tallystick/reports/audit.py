@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 from rich.text import Text
 
+from tallystick.commit.encoding import parse_hex_float
+from tallystick.errors import InvalidInput
 from tallystick.reports.layout import BAD, GOOD, QUIET, UNSURE, Row, counted, duration, page, share
 
 if TYPE_CHECKING:
@@ -26,7 +28,6 @@ WORDS: Mapping[str, str] = {
     "log_violation": "log violation",
     "cannot_reproduce": "cannot reproduce",
 }
-SHOWN_DEVIATIONS = 3  # of a segment; --json has all of them
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class AuditPage:
         if report.verdict == "match":
             return f"match: {steps} repeated, every committed byte is the same"
         first = report.first
-        where = "" if first is None else f" at step {first.step}: {first.subject}"
+        where = "" if first is None else f" at step {first.step}: {_subject(first)}"
         if report.verdict == "cannot_reproduce":
             return f"cannot reproduce{where} (nothing is said about the trainer)"
         return f"{WORDS[report.verdict]}{where}"
@@ -95,7 +96,7 @@ class AuditPage:
         for segment in bad:
             rows.append(("", Text(_segment_line(segment), style=STYLES[segment.verdict])))
             if self.report.first not in segment.deviations:
-                rows += [("", Text(f"  {d}", style=QUIET)) for d in segment.deviations[:1]]
+                rows += [("", Text(f"  {_line(d)}", style=QUIET)) for d in segment.deviations[:1]]
             hidden = len(segment.deviations) - 1
             if hidden > 0:
                 rows.append(
@@ -217,11 +218,36 @@ def _segment_line(segment: SegmentResult) -> str:
     return line
 
 
+def _line(deviation: Deviation) -> str:
+    where = "" if deviation.element is None else f" element {deviation.element:,}"
+    return (
+        f"step {deviation.step}: {_subject(deviation)}{where} is {_readable(deviation.own)}, "
+        f"the trainer says {_readable(deviation.stated)}"
+    )
+
+
 def _first_rows(first: Deviation | None) -> list[Row]:
     if first is None:
         return []
-    where = first.subject if first.element is None else f"{first.subject}, element {first.element:,}"
-    return [("where", f"step {first.step}, {where}"), ("here", first.own), ("trainer", first.stated)]
+    where = _subject(first) if first.element is None else f"{_subject(first)}, element {first.element:,}"
+    return [
+        ("where", f"step {first.step}, {where}"),
+        ("here", _readable(first.own)),
+        ("trainer", _readable(first.stated)),
+    ]
+
+
+def _subject(deviation: Deviation) -> str:
+    return deviation.subject.removeprefix(f"step {deviation.step}: ")
+
+
+def _readable(value: str) -> str:
+    """Return a hexadecimal float with its decimal form beside it, and anything else as it is."""
+    try:
+        number = parse_hex_float(value, what="value")
+    except InvalidInput:
+        return value
+    return f"{value} ({number:.7g})"
 
 
 def _environment(differences: Mapping[str, tuple[str, str]]) -> str:

@@ -45,7 +45,7 @@ FORMS = {  # dtypes of the values, of the old ones, of the result
 
 @dataclass(frozen=True)
 class Site:
-    """A tensor on a grid, as recorder (xs) and follower (ys) see it; `extra` entries come on top of the log."""
+    """A tensor on a grid, as recorder (xs) and follower (ys) see it; `extra` entries join the log's."""
 
     grid: SiteGrid
     xs: list[float]
@@ -96,7 +96,7 @@ def refused_element(error: Exception) -> int:
     return int(found.group(1))
 
 
-# ------------------------------------------------------------------------------------------- the one test body
+# ----------------------------------------------------------------------------------------- the one test body
 
 
 def check(site: Site, chunk: int = CHUNK) -> None:
@@ -215,7 +215,7 @@ def check_candidates(site: Site) -> None:
     assert found.upper.tobytes() == np.array([upper for _, _, upper in expected]).tobytes()
 
 
-# ------------------------------------------------------------------------------------------------ hard elements
+# --------------------------------------------------------------------------------------------- hard elements
 
 ROWS = (-3, 0, -140, 20, -3)
 ALL_ROWS = "one block for each element"
@@ -340,7 +340,7 @@ def test_the_hard_sites_log_and_violate_a_lot_and_are_not_refused() -> None:
     assert {rule for rule, count in violated.items() if count < 5} == {"absolute-wide", "dithered-wide"}
 
 
-# ------------------------------------------------------------------------------------------------- random sites
+# ---------------------------------------------------------------------------------------------- random sites
 
 BINADES = st.integers(-149, 60)
 
@@ -426,7 +426,8 @@ def test_a_tensor_of_any_shape_is_taken_in_row_order() -> None:
     grid = SiteGrid(0, -8, -3, True, [0, 1, 0, 2, 0, 0])
     flat, shaped = torch.empty(x.numel(), dtype=torch.float64), torch.empty_like(x)
     for record, _ in PATHS.values():
-        assert record(x, grid, out=shaped, key=KEY) == record(x.reshape(-1), grid, out=flat, key=KEY)
+        log = record(x, grid, out=shaped, old=None, key=KEY, name="w")
+        assert log == record(x.reshape(-1), grid, out=flat, old=None, key=KEY, name="w")
         assert torch.equal(shaped.reshape(-1), flat)
 
 
@@ -453,13 +454,12 @@ def test_kernels_and_tensor_operations_give_the_vectors(folder: Path) -> None:
     site = Site(grid, floats(case["xs"]), floats(case["ys"]), olds)
     for record, follow in PATHS.values():
         x, out, old = site.places(site.xs)[0]
-        assert record(x, grid, out=out, old=old, key=KEY) == sparse(
-            [Entry(*each) for each in case["entries"]], n
-        )
+        logged = sparse([Entry(*each) for each in case["entries"]], n)
+        assert record(x, grid, out=out, old=old, key=KEY, name="w") == logged
         assert has_bits(out, floats(case["values"]))
         used = sparse([Entry(*each) for each in case["used"]], n)
         y, out, old = site.places(site.ys)[0]
-        found = follow(y, grid, used, out=out, old=old, key=KEY)
+        found = follow(y, grid, used, out=out, old=old, key=KEY, name="w")
         assert has_bits(out, floats(case["followed"]))
         first = case["violations"][0] if case["violations"] else -1
         assert (found.violation, found.violations) == (first, len(case["violations"]))
@@ -469,7 +469,7 @@ def floats(values: list[str]) -> list[float]:
     return [float.fromhex(value) for value in values]
 
 
-# ------------------------------------------------------------------------------------------- refused, and empty
+# ---------------------------------------------------------------------------------------- refused, and empty
 
 FP32_GRID = SiteGrid(24, -30, -149, False, [0])
 STATE_GRID = SiteGrid(24, -47, -149)
@@ -503,7 +503,7 @@ def test_an_element_without_a_place_is_refused_by_index_and_its_neighbours_are_n
     good, olds = [0.5, -1.0, 0.0] * 7, None if old is None else [1.0, -0.25, 0.0] * 7
     accepted = Site(grid, good, good, olds)
     check(accepted)
-    assert reference.record(good, grid.precision, accepted.band, accepted.words)
+    assert len(reference.record(good, grid.precision, accepted.band, accepted.words)[0]) == 21
     bad = [*good[:at], value, *good[at + 1 :]]
     worse = None if olds is None or old is None else [*olds[:at], old, *olds[at + 1 :]]
     with pytest.raises(InvalidInput, match=f"element {at}: "):
@@ -524,30 +524,29 @@ def test_a_multiple_that_the_format_of_the_result_cannot_hold_is_refused(path: s
     record, follow = PATHS[path]
     grid = SiteGrid(0, -8, 110, False, [0])
     x = torch.tensor([0.0, FP32_LARGEST, FP32_LARGEST])
-    assert reference.record(x.tolist(), 0, ScaledBand(-8, 110, (0,)))[0][1] == 2.0**128
-    wide = torch.empty(3, dtype=torch.float64)
-    assert len(record(x, grid, out=wide)) == 0
+    wide, narrow, none = torch.empty(3, dtype=torch.float64), torch.empty(3), SparseEntries.none(3, 1)
+    assert record(x, grid, out=wide, old=None, key=KEY, name="w") == none
+    assert wide.tolist() == reference.record(x.tolist(), 0, ScaledBand(-8, 110, (0,)))[0]
     assert wide.tolist() == [0.0, 2.0**128, 2.0**128]
-    with pytest.raises(Nondeterminism, match="^tensor: element 1 is not finite or does not fit float32"):
-        record(x, grid, out=torch.empty(3))
-    with pytest.raises(Nondeterminism, match="^tensor: element 1 is not finite or does not fit float32"):
-        follow(x, grid, SparseEntries.none(3, 1), out=torch.empty(3))
+    with pytest.raises(Nondeterminism, match=r"^w: element 1 is not finite or does not fit float32"):
+        record(x, grid, out=narrow, old=None, key=KEY, name="w")
+    with pytest.raises(Nondeterminism, match=r"^w: element 1 is not finite or does not fit float32"):
+        follow(x, grid, none, out=narrow, old=None, key=KEY, name="w")
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_site_of_ambiguous_elements_only_is_refused(path: str) -> None:
     record, _ = PATHS[path]
     grid = SiteGrid(0, -6, 0, False, [0])
-    n = 400
-    limit = 256 + n // rounding.DENSEST
-    x = torch.full((n,), T_FIXED, dtype=torch.float64)
+    limit = 256 + 400 // rounding.DENSEST
+    x = torch.full((400,), T_FIXED, dtype=torch.float64)
     x[limit:] = 0.0
-    assert len(record(x, grid, out=torch.empty_like(x))) == limit
+    assert len(record(x, grid, out=torch.empty_like(x), old=None, key=KEY, name="w")) == limit
     x[limit] = T_FIXED
     with pytest.raises(
         Nondeterminism, match=f"^w: {limit + 1} of 400 elements are ambiguous, more than one in 8"
     ):
-        record(x, grid, out=torch.empty_like(x), name="w")
+        record(x, grid, out=torch.empty_like(x), old=None, key=KEY, name="w")
 
 
 @pytest.mark.parametrize("scales", [(), (0,), (0, 1, 2)])
@@ -578,7 +577,7 @@ def test_a_follower_counts_the_entries_out_of_reach_and_names_the_first() -> Non
         assert y.tolist() == [float(i in (3, 5, 8, 17) and i not in far) for i in range(n)]
 
 
-# --------------------------------------------------------------------------------------------- words of a stream
+# ----------------------------------------------------------------------------------------- words of a stream
 
 STARTS = (0, 1, 2, 3, 4, 1021, 2**34 - 5, 2**34 - 1, 2**34, 2**34 + 3, 2**40 + 1, 2**62 + 2)
 """From 2**34 on the cipher's counter is beyond 32 bits."""
@@ -619,7 +618,7 @@ def test_a_block_of_the_kernel_is_the_published_cipher() -> None:
     assert tuple(map(int, found)) == random.philox4x32((low, high, 0, 0), (0xA4093822, 0x299F31D0))
 
 
-# ---------------------------------------------------------------------------------------------------- fingerprint
+# ----------------------------------------------------------------------------------------------- fingerprint
 
 
 def plain_fingerprint(values: list[float], ordinal: int) -> int:
@@ -672,7 +671,7 @@ def test_the_fingerprint_of_a_transposed_tensor_is_that_of_its_rows() -> None:
     assert rounding.fingerprint(x, 1) == plain_fingerprint([0.0, 3.0, 1.0, 4.0, 2.0, 5.0], 1)
 
 
-# -------------------------------------------------------------------------------------------- sizes and distances
+# --------------------------------------------------------------------------------------- sizes and distances
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

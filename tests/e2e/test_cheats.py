@@ -1,0 +1,144 @@
+"""Every shipped cheat is caught at the right step and the right party is blamed; honest runs are not accused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tallystick.commit.state import Entry, summarise
+from tallystick.errors import InvalidInput
+from tallystick.execution.job import find_source
+from tallystick.numerics.policy import find_policy
+from tallystick.roles.auditor import audit, write_claim
+from tallystick.roles.judge import dispute
+from tallystick.roles.trainer import Order, record
+from tallystick.store.files import RunDirectory
+from tallystick.testing.cheats import CHEATS, claim_path, forge
+
+SETTINGS = {"width": "8", "batch": "16"}
+STEPS = 14
+EVERY = 5
+AT = 7
+EXPECTED_VERDICT = {
+    "other_data": {"mismatch"},
+    "poisoned_label": {"mismatch"},
+    "other_rate": {"mismatch", "log_violation"},  # a raised rate also puts state entries out of reach
+    "skipped_steps": {"mismatch"},
+    "edited_weights": {"mismatch"},
+    "forged_entry": {"log_violation"},
+    "lying_auditor": {"match"},
+}
+
+
+def order(policy: str) -> Order:
+    return Order(find_source("digits"), SETTINGS, find_policy(policy), steps=STEPS, checkpoint_every=EVERY)
+
+
+@pytest.fixture(scope="module", params=["fp32", "fp64"])
+def honest(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    run = RunDirectory(tmp_path_factory.mktemp("honest") / request.param)
+    record(order(request.param), run)
+    return run
+
+
+@pytest.mark.parametrize("policy", ["fp32", "fp64"])
+@pytest.mark.parametrize("name", sorted(CHEATS))
+def test_a_cheat_is_caught_at_its_step_and_its_party_is_blamed(name: str, policy: str, tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    cheat = CHEATS[name](AT)
+    crime = cheat.run(order(policy), run)
+    source = order(policy).source
+
+    report = audit(run, source)
+    claim = claim_path(run)
+    if name != "lying_auditor":
+        write_claim(run, source, claim)
+    result = dispute(run, claim, source)
+
+    assert report.verdict in EXPECTED_VERDICT[name]
+    if report.verdict != "match":
+        assert report.first is not None
+        assert report.first.step == crime
+    assert (result.loser, result.step) == (cheat.liar, crime)
+    assert result.rounds_per_level["checkpoints"] <= 2  # ceil(log2 3)
+    assert result.rounds_per_level["steps"] <= 3  # ceil(log2 5)
+
+
+def test_an_honest_run_and_an_honest_claim_leave_nobody_to_blame(honest: RunDirectory, tmp_path: Path) -> None:
+    source = find_source("digits")
+    claim = RunDirectory(tmp_path / "claim")
+
+    write_claim(honest, source, claim)
+    result = dispute(honest, claim, source)
+
+    assert audit(honest, source).verdict == "match"
+    assert (result.loser, result.step, result.rounds) == ("none", None, 0)
+
+
+def test_a_mismatch_in_one_segment_does_not_hide_the_next(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    CHEATS["other_data"](AT).run(order("fp32"), run)
+
+    report = audit(run, find_source("digits"))
+
+    assert [segment.verdict for segment in report.segments] == ["match", "mismatch", "match"]
+
+
+def test_a_state_one_rounding_away_at_an_ambiguous_element_is_acceptable_and_elsewhere_is_not(
+    honest: RunDirectory, tmp_path: Path
+) -> None:
+    """Two auditors' claims that differ from the trainer in one weight: nobody's log covers it, so the step decides."""
+    source = find_source("digits")
+    claim = RunDirectory(tmp_path / "claim")
+    write_claim(honest, source, claim)
+    entries = claim.load_checkpoint(STEPS)
+    name = "model/hidden.weight"
+    values = np.frombuffer(bytes(entries[name].data), dtype="<f4").copy()
+    values[3] = np.nextafter(values[3], np.float32(np.inf))
+    entries[name] = Entry(name, "F32", entries[name].shape, values.tobytes())
+    root = summarise(entries.values()).root().hex()
+    claim.write_checkpoint(STEPS, list(entries.values()))
+    forge(claim, lambda r: r if r.step != STEPS - 1 else type(r)(**{**vars(r), "state_root": root}))
+
+    result = dispute(honest, claim, source)
+
+    assert (result.loser, result.step) == ("auditor", STEPS - 1)
+    assert "hidden.weight" in result.reason
+
+
+def test_runs_of_different_orders_cannot_be_disputed(honest: RunDirectory, tmp_path: Path) -> None:
+    other = RunDirectory(tmp_path / "other")
+    record(Order(find_source("digits"), {**SETTINGS, "batch": "8"}, find_policy("fp32"), steps=5, checkpoint_every=5), other)
+
+    with pytest.raises(InvalidInput, match="different specifications"):
+        dispute(honest, other, find_source("digits"))
+
+
+def test_a_verdict_is_one_canonical_json_object(honest: RunDirectory, tmp_path: Path) -> None:
+    claim = RunDirectory(tmp_path / "claim")
+    write_claim(honest, find_source("digits"), claim)
+
+    verdict = json.loads(dispute(honest, claim, find_source("digits")).encode())
+
+    assert verdict["loser"] == "none"
+    assert verdict["format"] == "tallystick/dispute-verdict/1"
+
+
+def test_an_audit_of_an_edited_job_cannot_reproduce_and_does_not_accuse(honest: RunDirectory) -> None:
+    source = find_source("digits")
+    edited = type(source)(source.path, source.source + b"\n# edited\n")
+
+    report = audit(honest, edited)
+
+    assert report.verdict == "cannot_reproduce"
+    assert report.first is not None
+    assert report.first.subject == "job source"
+
+
+def test_only_committed_checkpoints_bound_a_segment(honest: RunDirectory) -> None:
+    assert audit(honest, find_source("digits"), steps=(5, 10)).verdict == "match"
+    with pytest.raises(InvalidInput, match="4 is no committed checkpoint"):
+        audit(honest, find_source("digits"), steps=(4, 10))

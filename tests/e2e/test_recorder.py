@@ -1,0 +1,145 @@
+"""A training loop of one's own, recorded and followed by the same program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import tallystick
+from tallystick.errors import InvalidInput, Nondeterminism, ProtocolViolation
+from tallystick.execution.determinism import parse_profile
+from tallystick.integrations import recorder as module
+from tallystick.roles.auditor import AuditReport
+
+STEPS = 12
+CRITERION = nn.CrossEntropyLoss()
+
+
+def data(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    rng = np.random.default_rng(step)
+    return torch.from_numpy(rng.standard_normal((24, 10)).astype(np.float32)), torch.from_numpy(rng.integers(0, 3, 24))
+
+
+def make_model() -> nn.Module:
+    generator = torch.Generator().manual_seed(4)
+    model = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Dropout(0.2), nn.BatchNorm1d(32), nn.Linear(32, 3))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    return model
+
+
+def train(loop: Any, *, other_step: int = -1, parts: int = 1, model: nn.Module | None = None) -> Any:
+    model = model or make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    loop.prepare(model, optimizer, scheduler, loss=lambda batch: CRITERION(model(batch[0]), batch[1]))
+    for step in range(STEPS):
+        with loop.step(data(step if step != other_step else 999)) as (x, y):
+            for a, b in zip(x.chunk(parts), y.chunk(parts), strict=True):
+                loop.backward(CRITERION(model(a), b) / parts)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+    return loop.finish()
+
+
+@pytest.mark.parametrize("policy", ["fp32", "fp64"])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_followed_loop_matches_and_one_on_other_data_does_not(policy: str, parts: int, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    train(tallystick.Recorder(path, policy=policy, steps=STEPS, checkpoint_every=5, program=__file__), parts=parts)
+
+    report = train(tallystick.Follower(path, program=__file__), parts=parts)
+    wrong = train(tallystick.Follower(path, program=__file__), parts=parts, other_step=6)
+
+    assert isinstance(report, AuditReport)
+    assert (report.verdict, report.steps) == ("match", STEPS)
+    assert wrong.verdict == "mismatch"
+    assert wrong.first.step == 6
+    assert [segment.verdict for segment in wrong.segments] == ["match", "mismatch", "match"]
+
+
+def test_the_environment_variable_turns_the_recorder_into_a_follower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run"
+    monkeypatch.delenv(module.FOLLOW_VARIABLE, raising=False)
+    train(tallystick.open_run(path, policy="fp32", steps=STEPS, program=__file__))
+    monkeypatch.setattr(module.sys.modules["__main__"], "__file__", __file__, raising=False)
+
+    monkeypatch.setenv(module.FOLLOW_VARIABLE, str(path))
+    report = train(tallystick.open_run(tmp_path / "unused", policy="fp32", steps=STEPS))
+
+    assert report.verdict == "match"
+    assert not (tmp_path / "unused").exists()
+
+
+def test_model_and_optimizer_are_as_they_came_but_trained(tmp_path: Path) -> None:
+    model = make_model()
+    names, dtypes = list(model.state_dict()), [tensor.dtype for tensor in model.state_dict().values()]
+    before = model[0].weight.detach().clone()
+
+    train(tallystick.Recorder(tmp_path / "run", policy="fp64", steps=STEPS, program=__file__), model=model)
+
+    assert list(model.state_dict()) == names
+    assert [tensor.dtype for tensor in model.state_dict().values()] == dtypes
+    assert not torch.equal(model[0].weight, before)
+    assert model(torch.zeros(2, 10)).dtype == torch.float32
+
+
+def test_a_loop_that_breaks_the_rules_is_told_which(tmp_path: Path) -> None:
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorder = tallystick.Recorder(tmp_path / "run", steps=2, program=__file__)
+    with pytest.raises(ProtocolViolation, match="call prepare"), recorder.step(data(0)):
+        pass
+    recorder.prepare(model, optimizer, loss=lambda batch: CRITERION(model(batch[0]), batch[1]))
+    with pytest.raises(ProtocolViolation, match="was not called"), recorder.step(data(0)):
+        optimizer.step()
+    with pytest.raises(ProtocolViolation, match="2 steps were announced, 0 were taken"):
+        recorder.finish()
+
+
+def test_optimizer_steps_outside_a_recorded_step_are_refused(tmp_path: Path) -> None:
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorder = tallystick.Recorder(tmp_path / "run", steps=1, program=__file__)
+    recorder.prepare(model, optimizer, loss=lambda batch: CRITERION(model(batch[0]), batch[1]))
+
+    with pytest.raises(ProtocolViolation, match="outside a recorded step"):
+        optimizer.step()
+
+
+def test_lbfgs_is_refused_with_its_reason(tmp_path: Path) -> None:
+    model = make_model()
+    optimizer = torch.optim.LBFGS(model.parameters())
+    recorder = tallystick.Recorder(tmp_path / "run", steps=1, program=__file__)
+
+    with pytest.raises(Nondeterminism, match="calls its closure several times"):
+        recorder.prepare(model, optimizer, loss=lambda batch: CRITERION(model(batch[0]), batch[1]))
+
+
+def test_another_program_may_not_follow(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    train(tallystick.Recorder(path, steps=STEPS, program=__file__))
+    other = tmp_path / "other.py"
+    other.write_text("print('another program')\n")
+
+    with pytest.raises(InvalidInput, match="its digest is"):
+        tallystick.Follower(path, program=other)
+
+
+def test_profiles_are_parsed_strictly() -> None:
+    assert str(parse_profile("threads=2,jitter")) == "native,threads=2,jitter"
+    with pytest.raises(InvalidInput, match="unknown word 'fast'"):
+        parse_profile("fast")
+    with pytest.raises(InvalidInput, match="from 1 to 1024"):
+        parse_profile("threads=0")
