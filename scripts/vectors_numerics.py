@@ -494,6 +494,12 @@ def entries_case(n: int, width: int, pairs: Pairs) -> Case:
     }
 
 
+def decision_case(band: int, n: int, width: int, pairs: Pairs) -> Case:
+    case = entries_case(n, width, pairs)
+    data = varint(zigzag(band)) + bytes([width]) + bytes.fromhex(case["data"])
+    return {**case, "operation": "decision", "band": band, "data": data.hex()}
+
+
 def frame_case(sites: dict[tuple[int, int, int, int], bytes]) -> Case:
     listed = [[list(address), payload.hex()] for address, payload in sites.items()]
     return {"operation": "frame", "sites": listed, "data": frame_bytes(sites).hex()}
@@ -546,6 +552,16 @@ def log_cases() -> Cases:
         "entries-far-apart": (
             "One entry at the end of a site of 2**40 elements.",
             entries_case(2**40, 1, {2**40 - 1: 1}),
+        ),
+        "decision-example": (
+            "The worked example of spec/rounding-log.md.",
+            decision_case(-17, 100, 2, {3: 0, 9: 2}),
+        ),
+        "decision-smallest-band": ("Band exponent -1100.", decision_case(-1100, 8, 1, {0: 1})),
+        "decision-largest-band": ("Band exponent 1000.", decision_case(1000, 8, 2, {7: 1})),
+        "decision-indexes": (
+            "A choice among 2**20, as an index.",
+            decision_case(-3, 64, 20, {63: 2**20 - 1}),
         ),
         "frame-empty": ("A step with nothing to say: two bytes.", frame_case({})),
         "frame-example": ("The worked example of spec/rounding-log.md.", frame_case(example)),
@@ -601,6 +617,21 @@ def refused_logs() -> Cases:
     entries("endless-unary", "No quotient ever ends.", "do not end within", "01" + "00" * 40)
     huge = "ffffffffff3f"
     entries("huge-count", "A count of 2**41 - 1 in nine bytes.", "entries need", huge + "555555", n=2**48)
+
+    def decision(name: str, why: str, reason: str, data: str, width: int = 2) -> None:
+        refuse(f"decision-{name}", why, reason, data, n=100, width=width)
+
+    decided = "2102028f82"
+    decision("width", "The operator's symbols have another width.", "the operator needs 1", decided, width=1)
+    decision("empty", "No entry: the site should be absent.", "without entries must be absent", "210200")
+    decision("cut", "The last byte is missing.", "2 entries need 16 bits, 1 bytes left", decided[:-2])
+    decision("extended", "A byte follows the end.", "1 bytes after the end", decided + "00")
+    decision("no-width", "Nothing but a band.", "ends where the symbol width", "21")
+    decision("narrow-band", "A band of 2**-1101.", "band exponent -1101 is outside", "9911028f82")
+    decision("wide-band", "A band of 2**1001.", "band exponent 1001 is outside", "d20f02028f82")
+    decision(
+        "long-band", "The exponent in more bytes than it needs.", "more bytes than it needs", "a10002028f82"
+    )
     refuse("frame-version", "A version nobody knows.", "version 2", "0200")
     refuse(
         "frame-empty-payload", "A site with nothing to say is absent.", "has an empty payload", "0101030000"

@@ -7,6 +7,8 @@ import os
 
 import pytest
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: two cores, several processes, no spinning
+
 # A borrowed GPU machine may have no more than torch and pytest: enough for tests/gpu.
 if importlib.util.find_spec("hypothesis") is not None:
     from hypothesis import settings

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tallystick.integrations.recorder import Follower, Recorder, open_run
-    from tallystick.roles.auditor import audit
+    from tallystick.roles.auditor import AuditReport, audit
     from tallystick.roles.verifier import verify_run as verify
 
 __version__ = "0.1.0"
-__all__ = ["Follower", "Recorder", "audit", "open_run", "verify"]
+__all__ = ["AuditReport", "Follower", "Recorder", "audit", "open_run", "verify"]
 
 # Loaded when first asked for: the bare package has no torch.
 _HOMES = {
+    "AuditReport": ("tallystick.roles.auditor", "AuditReport"),
     "Follower": ("tallystick.integrations.recorder", "Follower"),
     "Recorder": ("tallystick.integrations.recorder", "Recorder"),
     "audit": ("tallystick.roles.auditor", "audit"),

@@ -66,6 +66,15 @@ def entries_bytes(case: Json) -> None:
     assert log.encode(written).hex() == case["data"]
 
 
+def decision_bytes(case: Json) -> None:
+    data = bytes.fromhex(case["data"])
+    band, entries = log.decode_decision(data, case["n"], case["width"])
+    assert band == case["band"]
+    assert (entries.indexes.tolist(), entries.symbols.tolist()) == (case["indexes"], case["symbols"])
+    assert log.encode_decision(band, entries) == data
+    assert log.read_decision_head(data) == (case["band"], case["width"])
+
+
 def frame_bytes(case: Json) -> None:
     frame = log.decode_frame(bytes.fromhex(case["data"]))
     assert [[list(address.fields), payload.hex()] for address, payload in frame] == case["sites"]
@@ -142,6 +151,7 @@ def fingerprint_digits(case: Json) -> None:
 ACCEPTED: dict[str, Callable[[Json], None]] = {
     "record-and-follow": record_and_follow,
     "entries": entries_bytes,
+    "decision": decision_bytes,
     "frame": frame_bytes,
     "table": table_bytes,
     "change": change_bytes,
@@ -159,6 +169,7 @@ REFUSED: dict[str, Callable[[Json], object]] = {
     "record": recorded,
     "follow": lambda case: followed(case, "xs"),
     "entries": lambda case: log.decode(bytes.fromhex(case["data"]), case["n"], case["width"]),
+    "decision": lambda case: log.decode_decision(bytes.fromhex(case["data"]), case["n"], case["width"]),
     "frame": lambda case: log.decode_frame(bytes.fromhex(case["data"])),
     "table": lambda case: GridTable.decode(bytes.fromhex(case["data"])),
     "change": lambda case: table_of(case["old"]).apply(bytes.fromhex(case["data"])),
@@ -216,7 +227,7 @@ def example(room: str, name: str) -> bytes:
 
 
 def test_the_rounding_log_page_draws_the_bytes_of_the_codec() -> None:
-    names = ("entries-example", "frame-example", "table-example", "change-example")
+    names = ("entries-example", "frame-example", "table-example", "change-example", "decision-example")
     assert blocks_of("rounding-log.md") == [example("rounding-log", name) for name in names]
 
 

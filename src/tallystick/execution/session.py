@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import copy
 import math
+import random
+import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -39,6 +41,7 @@ REFUSED_OPTIMIZERS = {
 }
 REFUSED_SCHEDULERS = {"ReduceLROnPlateau": "it branches on the loss, whose last bits differ between machines"}
 SMALL = 1 << 16  # elements up to which a buffer is compared by value
+PHASES = ("forward_backward", "gradient_rounding", "optimizer", "state_rounding", "end_of_step")
 SCHEDULE_BITS = 40  # hyper-parameters are kept to 40 significant bits: libraries differ in the 53rd
 
 
@@ -114,6 +117,8 @@ class Session:
         self._watched: dict[str, tuple[int, int, Tensor | None]] = {}
         self.on_schedule: Callable[[list[tuple[int, str, float]]], None] | None = None
         self.probing = False
+        self.seconds = dict.fromkeys(PHASES, 0.0)  # host clock, over all steps but those of a calibration
+        self._clock = 0.0
 
     # -- set-up ------------------------------------------------------------------------------
 
@@ -298,10 +303,12 @@ class Session:
         if self._tape is not None:
             raise ProtocolViolation(f"step {self.step}: a step is already open")
         self._tape = tape
+        self._clock = time.perf_counter()
         self.skipped, self.loss, self.schedule = True, 0.0, []
         self._watched = {
             name: (t.data_ptr(), t._version, t.clone() if t.numel() <= SMALL else None) for name, t in self._floating_buffers()
         }
+        self._charge("end_of_step")
         try:
             with repeatable(self.policy.compute):
                 yield
@@ -316,10 +323,17 @@ class Session:
         assert self._tape is not None
         self._tape.start_micro_batch(number)
         self._random.start(self.step, self.rank, number)
+        outside = _outside_generators()
         with Capture(
             self._tape, self._random, compute=self.compute, findings=self.findings, smooth=self.smooth, jitter=self.jitter
         ):
             yield
+        for name, state in _outside_generators().items():
+            if state != outside[name]:
+                raise Nondeterminism(
+                    f"step {self.step}: the model or the loss draws from {name}, which no other machine can repeat at this step; "
+                    "draw with torch, whose random operators are replaced, or make it part of the batch"
+                )
 
     def open_capture(self, number: int) -> None:
         """Capture operators from here until the optimizer steps, for loops that are not ours to bracket."""
@@ -345,6 +359,8 @@ class Session:
     def finish_step(self) -> int:
         """Round the loss and whatever buffers changed; return the fingerprint of the state. Call inside ``stepping``."""
         assert self._tape is not None
+        if self.skipped:
+            self._charge("forward_backward")
         self._snap_schedule()
         for ordinal, (name, buffer) in enumerate(self._floating_buffers()):
             if self._has_changed(name, buffer):
@@ -355,7 +371,16 @@ class Session:
         loss = torch.tensor([self.loss], dtype=torch.float64)
         self._tape.round(Kind.LOSS, 0, loss, out=loss, name="loss")
         self.loss = float(loss.item())
-        return self.state_fingerprint()
+        found = self.state_fingerprint()
+        self._charge("end_of_step")
+        return found
+
+    def _charge(self, phase: str) -> None:
+        """Add the time since the last call to ``phase``."""
+        now = time.perf_counter()
+        if not self.probing:
+            self.seconds[phase] += now - self._clock
+        self._clock = now
 
     def _has_changed(self, name: str, buffer: Tensor) -> bool:
         """Small buffers are compared by value, since batch norm does not count its writes; large ones by their counter."""
@@ -392,6 +417,7 @@ class Session:
         if not self.skipped:
             raise ProtocolViolation(f"step {self.step}: the optimizer was stepped twice; one recorded step is one optimizer step")
         self.skipped = False
+        self._charge("forward_backward")
         self.schedule = self.hyperparameters()
         if self.on_schedule is not None:
             self.on_schedule(self.schedule)
@@ -411,6 +437,7 @@ class Session:
                 tape.settle_noise()
             for ordinal in later:
                 self._round_gradient(ordinal)
+        self._charge("gradient_rounding")
         if self.jitter is not None:
             self._jitter_mode = JitterMode(self.jitter)
             self._jitter_mode.__enter__()
@@ -455,6 +482,7 @@ class Session:
 
     def _after_optimizer(self) -> None:
         self._end_jitter()
+        self._charge("optimizer")
         assert self._tape is not None
         names = ["parameter", *self.optimizer_keys]
         with torch.no_grad():
@@ -477,6 +505,7 @@ class Session:
                     self._round_state(first + offset, state[key], narrow, narrow, f"{name}/{key}")
                     state[key] = narrow
         self._held.clear()
+        self._charge("state_rounding")
 
     def _round_state(self, ordinal: int, new: Tensor, old: Tensor, out: Tensor, name: str) -> None:
         assert self._tape is not None
@@ -515,6 +544,12 @@ class Session:
         rates = getattr(self.scheduler, "_last_lr", None)
         if isinstance(rates, list):
             self.scheduler._last_lr = [snap(float(rate)) for rate in rates]
+
+
+def _outside_generators() -> dict[str, object]:
+    """The states of generators that a step must not draw from, by name."""
+    _, keys, position, *_ = np.random.get_state(legacy=True)  # noqa: NPY002 - the global one is what is watched
+    return {"Python's random": random.getstate(), "numpy.random": (position, keys[:2].tobytes())}
 
 
 def _slice(tensor: Tensor) -> Tensor:

@@ -67,11 +67,18 @@ def state_documents(session: Session) -> dict[str, bytes]:
             plain[name] = _tagged(values, f"optimizer state of {name}")
     scheduler = None if session.scheduler is None else _tagged(session.scheduler.state_dict(), "scheduler")
     return {
+        "document/configuration": _configuration(session),
         "document/cursor": canonical_json({"step": session.step}),
         "document/grids": session.table.encode(),
         "document/optimizer": canonical_json({"groups": groups, "plain": plain}),
         "document/scheduler": canonical_json({"kind": type(session.scheduler).__name__, "state": scheduler}),
     }
+
+
+def _configuration(session: Session) -> bytes:
+    return canonical_json(
+        {"parameters": session.policy.parameters(), "policy": session.policy.name, "rank": session.rank, "seed": session.seed}
+    )
 
 
 def state_entries(session: Session) -> list[Entry]:
@@ -117,6 +124,9 @@ def load_state(session: Session, entries: Mapping[str, Entry]) -> None:
                 state[key[len(prefix) :]] = tensor if tensor.dim() == 0 else tensor.to(p.device)
             if state:
                 session.optimizer.state[p] = state
+    configuration = bytes(take("document/configuration").data)
+    if configuration != _configuration(session):
+        raise InvalidInput("state: its policy, its numbers, its seed or its rank are not this run's")
     cursor = _document(take("document/cursor"), "cursor")
     step = cursor.get("step")
     if not isinstance(step, int) or isinstance(step, bool) or step < 0:

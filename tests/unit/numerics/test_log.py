@@ -135,6 +135,40 @@ def test_malformed_entries_are_refused_with_their_reason(data: bytes, n: int, re
         log.decode(data, n, 1)
 
 
+@given(sparse_entries().filter(len), st.integers(-1100, 1000))
+def test_a_decision_comes_back_with_its_band(entries: SparseEntries, band: int) -> None:
+    data = log.encode_decision(band, entries)
+    assert log.decode_decision(data, entries.n, entries.width) == (band, entries)
+    assert log.read_decision_head(data) == (band, entries.width)
+
+
+@given(st.binary(max_size=40), st.integers(0, 300), st.integers(1, 3))
+@settings(max_examples=300)
+def test_arbitrary_bytes_are_no_decision_or_the_one_encoding_of_it(data: bytes, n: int, width: int) -> None:
+    try:
+        band, entries = log.decode_decision(data, n, width)
+    except InvalidInput:
+        return
+    assert log.encode_decision(band, entries) == data
+
+
+@pytest.mark.parametrize(
+    ("band", "entries", "reason"),
+    [
+        (-17, SparseEntries.none(8, 2), "decision: a site without entries is left out"),
+        (-1101, entries_of(8, 2, {3: 1}), "decision: band exponent -1101 is outside"),
+        (1001, entries_of(8, 2, {3: 1}), "decision: band exponent 1001 is outside"),
+    ],
+)
+def test_a_decision_without_entries_or_with_a_far_band_is_not_written(
+    band: int, entries: SparseEntries, reason: str
+) -> None:
+    for good in (-1100, 1000):
+        log.encode_decision(good, entries_of(8, 2, {3: 1}))
+    with pytest.raises(InvalidInput, match=reason):
+        log.encode_decision(band, entries)
+
+
 def peak_bytes(call: Callable[[], object]) -> int:
     tracemalloc.start()
     try:
