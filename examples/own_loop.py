@@ -30,7 +30,9 @@ def batch_of(step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def main(path: str) -> None:
     torch.manual_seed(0)  # the initial weights are committed as bytes, so this need not be portable
-    model = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+    model = nn.Sequential(
+        nn.Linear(2, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2)
+    )
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     criterion = nn.CrossEntropyLoss()
 

@@ -1,8 +1,8 @@
 """Training runs of PyTorch models that somebody else can check, on other hardware, to the last bit.
 
-    Recorder, Follower, open_run   a training loop of one's own, recorded or followed (needs torch)
-    audit                          a recorded job repeated and compared (needs torch)
-    verify                         documents, logs and states of a run checked without repeating it
+Recorder, Follower, open_run   a training loop of one's own, recorded or followed (needs torch)
+audit                          a recorded job repeated and compared (needs torch)
+verify                         documents, logs and states of a run checked without repeating it
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from tallystick.version import __version__
+
 if TYPE_CHECKING:
     from tallystick.integrations.recorder import Follower, Recorder, open_run
     from tallystick.roles.auditor import AuditReport, audit
     from tallystick.roles.verifier import verify_run as verify
 
-__version__ = "0.1.0"
-__all__ = ["AuditReport", "Follower", "Recorder", "audit", "open_run", "verify"]
+__all__ = ["AuditReport", "Follower", "Recorder", "__version__", "audit", "open_run", "verify"]
 
 # Loaded when first asked for: the bare package has no torch.
 _HOMES = {

@@ -46,7 +46,9 @@ def honest(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.parametrize("policy", ["fp32", "fp64"])
 @pytest.mark.parametrize("name", sorted(CHEATS))
-def test_a_cheat_is_caught_at_its_step_and_its_party_is_blamed(name: str, policy: str, tmp_path: Path) -> None:
+def test_a_cheat_is_caught_at_its_step_and_its_party_is_blamed(
+    name: str, policy: str, tmp_path: Path
+) -> None:
     run = RunDirectory(tmp_path / "run")
     cheat = CHEATS[name](AT)
     crime = cheat.run(order(policy), run)
@@ -67,7 +69,9 @@ def test_a_cheat_is_caught_at_its_step_and_its_party_is_blamed(name: str, policy
     assert result.rounds_per_level["steps"] <= 3  # ceil(log2 5)
 
 
-def test_an_honest_run_and_an_honest_claim_leave_nobody_to_blame(honest: RunDirectory, tmp_path: Path) -> None:
+def test_an_honest_run_and_an_honest_claim_leave_nobody_to_blame(
+    honest: RunDirectory, tmp_path: Path
+) -> None:
     source = find_source("digits")
     claim = RunDirectory(tmp_path / "claim")
 
@@ -111,7 +115,16 @@ def test_a_state_one_rounding_away_at_an_ambiguous_element_is_acceptable_and_els
 
 def test_runs_of_different_orders_cannot_be_disputed(honest: RunDirectory, tmp_path: Path) -> None:
     other = RunDirectory(tmp_path / "other")
-    record(Order(find_source("digits"), {**SETTINGS, "batch": "8"}, find_policy("fp32"), steps=5, checkpoint_every=5), other)
+    record(
+        Order(
+            find_source("digits"),
+            {**SETTINGS, "batch": "8"},
+            find_policy("fp32"),
+            steps=5,
+            checkpoint_every=5,
+        ),
+        other,
+    )
 
     with pytest.raises(InvalidInput, match="different specifications"):
         dispute(honest, other, find_source("digits"))

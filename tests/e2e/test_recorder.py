@@ -22,7 +22,9 @@ CRITERION = nn.CrossEntropyLoss()
 
 def data(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     rng = np.random.default_rng(step)
-    return torch.from_numpy(rng.standard_normal((24, 10)).astype(np.float32)), torch.from_numpy(rng.integers(0, 3, 24))
+    return torch.from_numpy(rng.standard_normal((24, 10)).astype(np.float32)), torch.from_numpy(
+        rng.integers(0, 3, 24)
+    )
 
 
 def make_model() -> nn.Module:
@@ -53,9 +55,14 @@ def train(loop: Any, *, other_step: int = -1, parts: int = 1, model: nn.Module |
 
 @pytest.mark.parametrize("policy", ["fp32", "fp64"])
 @pytest.mark.parametrize("parts", [1, 2])
-def test_a_followed_loop_matches_and_one_on_other_data_does_not(policy: str, parts: int, tmp_path: Path) -> None:
+def test_a_followed_loop_matches_and_one_on_other_data_does_not(
+    policy: str, parts: int, tmp_path: Path
+) -> None:
     path = tmp_path / "run"
-    train(tallystick.Recorder(path, policy=policy, steps=STEPS, checkpoint_every=5, program=__file__), parts=parts)
+    train(
+        tallystick.Recorder(path, policy=policy, steps=STEPS, checkpoint_every=5, program=__file__),
+        parts=parts,
+    )
 
     report = train(tallystick.Follower(path, program=__file__), parts=parts)
     wrong = train(tallystick.Follower(path, program=__file__), parts=parts, other_step=6)

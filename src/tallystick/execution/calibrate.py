@@ -35,7 +35,9 @@ from tallystick.numerics.rounding import block_max_difference, block_rms
 REPEATS = 2
 ROW_SPREAD = 8.0  # a matrix whose largest row is this many times its median row gets a scale per row
 FEWEST_ROWS = 64
-STATE_SAFETY = 2  # factor, as a power of two, over the optimizer's measured noise: few operations, no long sums
+STATE_SAFETY = (
+    2  # factor, as a power of two, over the optimizer's measured noise: few operations, no long sums
+)
 
 
 @dataclass
@@ -63,7 +65,9 @@ class Calibration:
     table: GridTable = field(default_factory=GridTable)
 
 
-def calibrate(session: Session, backward: Callable[[Tape], None], *, repeats: int = REPEATS, seed: int = 0) -> Calibration:
+def calibrate(
+    session: Session, backward: Callable[[Tape], None], *, repeats: int = REPEATS, seed: int = 0
+) -> Calibration:
     """Measure the noise of the session's next step and return the grids to use from it on.
 
     Args:
@@ -141,9 +145,13 @@ class _Seen:
             blocks = previous.scales.size if previous is not None else _blocks_for(gradient)
             rms = block_rms(gradient, blocks)
             if not np.isfinite(rms).all():
-                raise Nondeterminism(f"gradient of {name} is not finite at step {session.step}; there is no noise to measure")
+                raise Nondeterminism(
+                    f"gradient of {name} is not finite at step {session.step}; there is no noise to measure"
+                )
             if not rms.any():
-                scales = np.zeros(blocks, dtype=np.int64) if previous is None else previous.scales.astype(np.int64)
+                scales = (
+                    np.zeros(blocks, dtype=np.int64) if previous is None else previous.scales.astype(np.int64)
+                )
             elif previous is None or is_noise_only(previous):
                 scales = settled_scales(None, rms)
             else:
@@ -168,7 +176,9 @@ class _Seen:
             self._scalar_site((Kind.BUFFER, ordinals[name]), x, y)
 
     def compare_loss(self, x: float, y: float) -> None:
-        self._scalar_site((Kind.LOSS, 0), torch.tensor([x], dtype=torch.float64), torch.tensor([y], dtype=torch.float64))
+        self._scalar_site(
+            (Kind.LOSS, 0), torch.tensor([x], dtype=torch.float64), torch.tensor([y], dtype=torch.float64)
+        )
 
     def _scalar_site(self, place: Site, x: Tensor, y: Tensor) -> None:
         if place not in self.noise:
@@ -180,8 +190,12 @@ class _Seen:
     def _raise(self, place: Site, largest: np.ndarray) -> None:
         noise = self.noise[place]
         if not np.isfinite(largest).all():
-            raise Nondeterminism(f"{self.session.site_name(place)}: is not finite when the step is repeated; there is no noise to measure")
-        noise.relative = max(noise.relative, float(np.max(largest * np.exp2(-noise.scales.astype(np.float64)))))
+            raise Nondeterminism(
+                f"{self.session.site_name(place)}: is not finite when the step is repeated; there is no noise to measure"
+            )
+        noise.relative = max(
+            noise.relative, float(np.max(largest * np.exp2(-noise.scales.astype(np.float64))))
+        )
         noise.largest = max(noise.largest, float(largest.max()))
 
 
@@ -279,7 +293,12 @@ def _state_noise(session: Session, gradients: list[Tensor | None]) -> list[tuple
     for position in range(len(session.parameters)):
         for key in ("parameter", *session.optimizer_keys):
             x, y, was = new[position].get(key), jittered[position].get(key), old[position].get(key)
-            if not isinstance(x, Tensor) or not isinstance(y, Tensor) or not isinstance(was, Tensor) or not x.numel():
+            if (
+                not isinstance(x, Tensor)
+                or not isinstance(y, Tensor)
+                or not isinstance(was, Tensor)
+                or not x.numel()
+            ):
                 found.append((0.0, 0.0))
                 continue
             size = torch.maximum(x.abs(), was.abs()).double()

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tallystick.errors import Nondeterminism
 from tallystick.execution.operators import (
@@ -187,7 +188,9 @@ class Capture(TorchDispatchMode):
 
     # -- decisions -------------------------------------------------------------------------
 
-    def forced(self, x: Tensor, nearest: Callable[[Tensor], Tensor], *, exact_is_structural: bool = False) -> Tensor | None:
+    def forced(
+        self, x: Tensor, nearest: Callable[[Tensor], Tensor], *, exact_is_structural: bool = False
+    ) -> Tensor | None:
         """Take one decision on ``x`` against the switching point ``nearest(x)`` of each element.
 
         Returns a contiguous copy of ``x`` with the obeyed elements moved to the stated side, or None
@@ -251,7 +254,11 @@ class Capture(TorchDispatchMode):
 
 def _name(func: Operator) -> str:
     name = func._schema.name
-    return name[:-1] if name.endswith("_") and not name.endswith("__") and name not in RANDOM and name not in EXACT else name
+    return (
+        name[:-1]
+        if name.endswith("_") and not name.endswith("__") and name not in RANDOM and name not in EXACT
+        else name
+    )
 
 
 def _rms(flat: Tensor) -> float:
@@ -300,7 +307,7 @@ def _read(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]
 
 def _unknown(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
     name = _name(func)
-    if name not in mode.smooth and any(map(_is_float, torch.utils._pytree.tree_leaves((args, kwargs)))):
+    if name not in mode.smooth and any(map(_is_float, tree_leaves((args, kwargs)))):
         mode.findings.unknown.add(name)
         raise Nondeterminism(
             f"operator {func}: not in the operator table, so nobody can say whether its output jumps; "
@@ -321,7 +328,9 @@ def _switch(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, An
     if name == "aten::threshold_backward" and points == [0.0]:
         return func(*args, **kwargs)  # of a ReLU: the branch was decided at its input and shows in its output
     if name == "aten::threshold" and points == [0.0]:
-        raise Nondeterminism(f"operator {func}: threshold 0 cannot be told from a ReLU in the backward pass; use relu or where")
+        raise Nondeterminism(
+            f"operator {func}: threshold 0 cannot be told from a ReLU in the backward pass; use relu or where"
+        )
     if not points:
         return func(*args, **kwargs)
     values = torch.tensor(points, dtype=x.dtype, device=x.device)
@@ -370,9 +379,12 @@ def _cast(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]
     if not _is_float(x) or dtype is None or x.numel() == 0:
         return func(*args, **kwargs)
     if not dtype.is_floating_point and not dtype.is_complex:
-        moved = mode.forced(x, lambda flat: torch.round(flat), exact_is_structural=True)
+        moved = mode.forced(x, torch.round, exact_is_structural=True)
         return func(x if moved is None else moved, *args[1:], **kwargs)
-    if torch.finfo(dtype).eps > torch.finfo(mode.compute).eps and torch.finfo(x.dtype).eps < torch.finfo(dtype).eps:
+    if (
+        torch.finfo(dtype).eps > torch.finfo(mode.compute).eps
+        and torch.finfo(x.dtype).eps < torch.finfo(dtype).eps
+    ):
         mode.findings.unknown.add("aten::_to_copy")
         raise Nondeterminism(
             f"cast from {x.dtype} to {dtype}: a jump of {torch.finfo(dtype).eps:.1e} inside a step that computes in "
@@ -400,7 +412,8 @@ def _adaptive_max_pool(mode: Capture, func: Operator, args: Arguments, kwargs: d
     sides = x.shape[-2:]
     if any(side % out for side, out in zip(sides, size, strict=True)):
         raise Nondeterminism(
-            f"operator {func}: input {tuple(sides)} is not a multiple of output {tuple(size)}; windows of unequal size have no decision site"
+            f"operator {func}: input {tuple(sides)} is not a multiple of output {tuple(size)}; "
+            "windows of unequal size have no decision site"
         )
     values, index = func(*args, **kwargs)
     kernel = [side // out for side, out in zip(sides, size, strict=True)]
@@ -455,7 +468,9 @@ def _decide_windows(mode: Capture, x: Tensor, values: Tensor, index: Tensor, ker
         at, other = pairs[:, 0], pairs[:, 1].clamp(max=plane - 1)
         position = at // per_plane * plane + other
         gap = (values.reshape(-1)[at] - flat_x[position]).abs()
-        inside = _inside_window(at % per_plane, other, outs, x.shape[-dims:], kernel, stride, padding, dilation)
+        inside = _inside_window(
+            at % per_plane, other, outs, x.shape[-dims:], kernel, stride, padding, dilation
+        )
         return torch.where(inside, gap, math.inf)
 
     width = max(1, (plane - 1).bit_length())
@@ -468,7 +483,9 @@ def _decide_windows(mode: Capture, x: Tensor, values: Tensor, index: Tensor, ker
 
 
 def _every(window: Tensor, dim: int, step: int, count: int) -> Tensor:
-    return window.narrow(dim, 0, (count - 1) * step + 1)[(..., slice(None, None, step)) + (slice(None),) * (-dim - 1)]
+    return window.narrow(dim, 0, (count - 1) * step + 1)[
+        (..., slice(None, None, step)) + (slice(None),) * (-dim - 1)
+    ]
 
 
 def _inside_window(out: Tensor, other: Tensor, outs: Any, sides: Any, kernel: list[int], stride: list[int],
@@ -572,7 +589,7 @@ def _random(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, An
 
 
 def _refuse_random(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
-    probability = kwargs.get("dropout_p", None)
+    probability = kwargs.get("dropout_p")
     if probability is None:
         for value, declared in zip(args, func._schema.arguments, strict=False):
             if declared.name == "dropout_p":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -83,7 +83,9 @@ def parse_profile(text: str) -> Profile:
         elif word.startswith("threads="):
             count = word.removeprefix("threads=")
             if not count.isascii() or not count.isdigit() or not 1 <= int(count) <= 1024:
-                raise InvalidInput(f"profile {text}: threads must be a whole number from 1 to 1024, got {count!r}")
+                raise InvalidInput(
+                    f"profile {text}: threads must be a whole number from 1 to 1024, got {count!r}"
+                )
             threads = int(count)
         else:
             raise InvalidInput(
@@ -97,7 +99,7 @@ def parse_profile(text: str) -> Profile:
 
 
 @contextmanager
-def repeatable(compute: str) -> Iterator[None]:
+def repeatable(compute: str) -> Generator[None]:
     """Set, for the length of a step, every switch that makes torch repeat itself on one machine.
 
     ``compute`` is the policy's dtype name. Restores what it found. The caller's generators are put
@@ -114,7 +116,9 @@ def repeatable(compute: str) -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32,
         torch.get_rng_state(),
     )
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS: one workspace per stream, repeatable
+    os.environ.setdefault(
+        "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+    )  # cuBLAS: one workspace per stream, repeatable
     torch.use_deterministic_algorithms(True)
     torch.set_default_dtype(getattr(torch, compute))
     torch.backends.cudnn.benchmark = False  # the algorithm must not depend on a timing
@@ -136,10 +140,10 @@ def environment_versions() -> dict[str, str]:
     import numpy
     import torch
 
-    import tallystick
+    from tallystick.version import __version__
 
     versions = {
-        "tallystick": tallystick.__version__,
+        "tallystick": __version__,
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": numpy.__version__,

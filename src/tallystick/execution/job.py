@@ -134,7 +134,9 @@ def _module_of(source: JobSource) -> Any:
     module.__file__ = source.path
     sys.modules[name] = module
     try:
-        exec(compile(source.source, source.path, "exec"), module.__dict__)  # the job's own code, asked for by name
+        exec(
+            compile(source.source, source.path, "exec"), module.__dict__
+        )  # the job's own code, asked for by name
     except BaseException:
         del sys.modules[name]
         raise

@@ -49,7 +49,9 @@ class RandomStream:
         """
         given = _bound(func, args, kwargs)
         if given.get("generator") is not None:
-            raise Nondeterminism(f"operator {func}: uses a generator of its own, which other devices cannot repeat")
+            raise Nondeterminism(
+                f"operator {func}: uses a generator of its own, which other devices cannot repeat"
+            )
         name = func._schema.name.removeprefix("aten::")
         method = getattr(self, f"_draw_{name.rstrip('_')}", None)
         if method is None:
@@ -118,7 +120,9 @@ class RandomStream:
         if high is None:
             bits = 24 if x.dtype == torch.float32 else 53 if x.is_floating_point() else None
             high = (1 << bits) + 1 if bits else torch.iinfo(x.dtype).max
-        return x.copy_(torch.from_numpy(randint(self._next_key(), 0, x.numel(), low or 0, high)).reshape(x.shape))
+        return x.copy_(
+            torch.from_numpy(randint(self._next_key(), 0, x.numel(), low or 0, high)).reshape(x.shape)
+        )
 
     def _draw_randperm(self, func: Any, given: dict[str, Any]) -> Tensor:
         device, dtype = _where(given, default=torch.int64)

@@ -117,7 +117,7 @@ class Session:
         self._watched: dict[str, tuple[int, int, Tensor | None]] = {}
         self.on_schedule: Callable[[list[tuple[int, str, float]]], None] | None = None
         self.probing = False
-        self.seconds = dict.fromkeys(PHASES, 0.0)  # host clock, over all steps but those of a calibration
+        self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)  # host clock, over all steps but those of a calibration
         self._clock = 0.0
 
     # -- set-up ------------------------------------------------------------------------------
@@ -139,7 +139,9 @@ class Session:
             self.optimizer.register_step_post_hook(lambda *_: self._after_optimizer()),
         ]
 
-    def _hook_before(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _hook_before(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         if any(value is not None for value in (*args[1:], kwargs.get("closure"))):
             raise Nondeterminism(
                 f"optimizer {type(optimizer).__name__}: a step with a closure computes gradients after they were rounded; "
@@ -169,10 +171,14 @@ class Session:
                 if isinstance(value, Tensor):
                     raise Nondeterminism(f"optimizer group {index}: {name} is a tensor; give a plain number")
             if group.get("capturable"):
-                raise Nondeterminism(f"optimizer group {index}: capturable optimizers keep their counters on the device; switch it off")
+                raise Nondeterminism(
+                    f"optimizer group {index}: capturable optimizers keep their counters on the device; switch it off"
+                )
         for name, module in self.model.named_modules():
             if hasattr(module, "_orig_mod"):
-                raise Nondeterminism(f"module {name or 'model'} is compiled; give the module before torch.compile")
+                raise Nondeterminism(
+                    f"module {name or 'model'} is compiled; give the module before torch.compile"
+                )
 
     def _all_floating(self) -> Iterator[tuple[str, Tensor]]:
         for prefix, module in (("model", self.model), *((f"extra/{n}", m) for n, m in self.extra.items())):
@@ -209,7 +215,7 @@ class Session:
         unknown = owned - {id(p) for _, p in named}
         if unknown:
             raise InvalidInput(
-                f"the optimizer holds {len(unknown)} tensors that are not parameters of the model; their updates could not be named"
+                f"the optimizer holds {len(unknown)} tensors that are no parameters of the model; nobody could name their updates"
             )
         return [(name, p) for name, p in named if p.requires_grad]
 
@@ -219,7 +225,11 @@ class Session:
         keys: set[str] = set()
         for values in state.values():
             for key, value in values.items():
-                if isinstance(value, Tensor) and value.is_floating_point() and key not in ("step", "parameter"):
+                if (
+                    isinstance(value, Tensor)
+                    and value.is_floating_point()
+                    and key not in ("step", "parameter")
+                ):
                     keys.add(key)
         return sorted(keys)
 
@@ -254,12 +264,16 @@ class Session:
                 if gradients is not None and given is None:
                     continue
                 real = None if given is None else _slice(given).float().double()
-                replica.grad = factor if real is None else real if number == 0 else (real * factor).float().double()
+                replica.grad = (
+                    factor if real is None else real if number == 0 else (real * factor).float().double()
+                )
             with ExitStack() as stack:
                 if jitter is not None and number == steps - 1:
                     stack.enter_context(JitterMode(jitter))
                 clone.step()
-        return {position: {"parameter": r.detach(), **clone.state.get(r, {})} for position, r in chosen.items()}
+        return {
+            position: {"parameter": r.detach(), **clone.state.get(r, {})} for position, r in chosen.items()
+        }
 
     def _floating_buffers(self) -> Iterator[tuple[str, Tensor]]:
         """Tensors that something other than the optimizer changes: buffers, frozen parameters, extra modules."""
@@ -275,7 +289,9 @@ class Session:
         names = ["parameter", *self.optimizer_keys]
         for position, (name, p) in enumerate(self.parameters):
             for offset, key in enumerate(names):
-                sites.append(SiteSpec(Kind.STATE, position * len(names) + offset, f"{name}/{key}", tuple(p.shape)))
+                sites.append(
+                    SiteSpec(Kind.STATE, position * len(names) + offset, f"{name}/{key}", tuple(p.shape))
+                )
         for ordinal, (name, buffer) in enumerate(self._floating_buffers()):
             sites.append(SiteSpec(Kind.BUFFER, ordinal, name, tuple(buffer.shape), 1))
         return sites
@@ -306,7 +322,8 @@ class Session:
         self._clock = time.perf_counter()
         self.skipped, self.loss, self.schedule = True, 0.0, []
         self._watched = {
-            name: (t.data_ptr(), t._version, t.clone() if t.numel() <= SMALL else None) for name, t in self._floating_buffers()
+            name: (t.data_ptr(), t._version, t.clone() if t.numel() <= SMALL else None)
+            for name, t in self._floating_buffers()
         }
         self._charge("end_of_step")
         try:
@@ -325,7 +342,12 @@ class Session:
         self._random.start(self.step, self.rank, number)
         outside = _outside_generators()
         with Capture(
-            self._tape, self._random, compute=self.compute, findings=self.findings, smooth=self.smooth, jitter=self.jitter
+            self._tape,
+            self._random,
+            compute=self.compute,
+            findings=self.findings,
+            smooth=self.smooth,
+            jitter=self.jitter,
         ):
             yield
         for name, state in _outside_generators().items():
@@ -413,9 +435,13 @@ class Session:
             raise ProtocolViolation("the optimizer was stepped while the noise was being measured")
         tape = self._tape
         if tape is None:
-            raise ProtocolViolation("optimizer.step outside a recorded step; put the loop's body inside `with recorder.step()`")
+            raise ProtocolViolation(
+                "optimizer.step outside a recorded step; put the loop's body inside `with recorder.step()`"
+            )
         if not self.skipped:
-            raise ProtocolViolation(f"step {self.step}: the optimizer was stepped twice; one recorded step is one optimizer step")
+            raise ProtocolViolation(
+                f"step {self.step}: the optimizer was stepped twice; one recorded step is one optimizer step"
+            )
         self.skipped = False
         self._charge("forward_backward")
         self.schedule = self.hyperparameters()
@@ -454,7 +480,11 @@ class Session:
 
     def gradient_key(self, ordinal: int) -> Key:
         """Return the dither stream of a gradient site in this step."""
-        return stream_key(self.seed, "dither", self.step, self.rank, 0, ordinal) if self.policy.dithered else NO_KEY
+        return (
+            stream_key(self.seed, "dither", self.step, self.rank, 0, ordinal)
+            if self.policy.dithered
+            else NO_KEY
+        )
 
     def _round_gradient(self, ordinal: int) -> None:
         """Round one gradient, then widen the parameter, its gradient and its optimizer state to float64."""
@@ -462,7 +492,9 @@ class Session:
         name, p = self.parameters[ordinal]
         assert p.grad is not None
         gradient = p.grad.contiguous()
-        wide = gradient if gradient.dtype == torch.float64 else torch.empty_like(gradient, dtype=torch.float64)
+        wide = (
+            gradient if gradient.dtype == torch.float64 else torch.empty_like(gradient, dtype=torch.float64)
+        )
         p.grad = None
         self._tape.round(
             Kind.GRADIENT, ordinal, gradient, out=wide, key=self.gradient_key(ordinal),
@@ -510,7 +542,9 @@ class Session:
     def _round_state(self, ordinal: int, new: Tensor, old: Tensor, out: Tensor, name: str) -> None:
         assert self._tape is not None
         new = new.double().contiguous()
-        self._tape.round(Kind.STATE, ordinal, new, out=out, old=old, name=f"step {self.step}: {name} after the optimizer")
+        self._tape.round(
+            Kind.STATE, ordinal, new, out=out, old=old, name=f"step {self.step}: {name} after the optimizer"
+        )
 
     # -- hyper-parameters --------------------------------------------------------------------
 
@@ -548,8 +582,9 @@ class Session:
 
 def _outside_generators() -> dict[str, object]:
     """The states of generators that a step must not draw from, by name."""
-    _, keys, position, *_ = np.random.get_state(legacy=True)  # noqa: NPY002 - the global one is what is watched
-    return {"Python's random": random.getstate(), "numpy.random": (position, keys[:2].tobytes())}
+    numpy_state: Any = np.random.get_state(legacy=False)
+    words = numpy_state["state"]
+    return {"Python's random": random.getstate(), "numpy.random": (words["pos"], words["key"].tobytes())}
 
 
 def _slice(tensor: Tensor) -> Tensor:

@@ -56,7 +56,9 @@ def state_documents(session: Session) -> dict[str, bytes]:
     groups = [
         {
             "parameters": [names[id(p)] for p in group["params"]],
-            "values": _tagged({key: value for key, value in group.items() if key != "params"}, f"optimizer group {index}"),
+            "values": _tagged(
+                {key: value for key, value in group.items() if key != "params"}, f"optimizer group {index}"
+            ),
         }
         for index, group in enumerate(session.optimizer.param_groups)
     ]
@@ -77,7 +79,12 @@ def state_documents(session: Session) -> dict[str, bytes]:
 
 def _configuration(session: Session) -> bytes:
     return canonical_json(
-        {"parameters": session.policy.parameters(), "policy": session.policy.name, "rank": session.rank, "seed": session.seed}
+        {
+            "parameters": session.policy.parameters(),
+            "policy": session.policy.name,
+            "rank": session.rank,
+            "seed": session.seed,
+        }
     )
 
 
@@ -110,7 +117,10 @@ def load_state(session: Session, entries: Mapping[str, Entry]) -> None:
         return left.pop(name)
 
     with torch.no_grad():
-        for prefix, module in (("model", session.model), *((f"extra/{n}", m) for n, m in session.extra.items())):
+        for prefix, module in (
+            ("model", session.model),
+            *((f"extra/{n}", m) for n, m in session.extra.items()),
+        ):
             for name, parameter in module.named_parameters():
                 _fill(parameter, take(f"{prefix}/{name}"))
             for name, buffer in module.named_buffers():
@@ -151,7 +161,9 @@ def _load_optimizer(session: Session, document: dict[str, Any]) -> None:
     if not isinstance(groups, list) or len(groups) != len(session.optimizer.param_groups):
         raise InvalidInput("state: the optimizer has another number of parameter groups than the job")
     for index, (stated, group) in enumerate(zip(groups, session.optimizer.param_groups, strict=True)):
-        if not isinstance(stated, dict) or stated.get("parameters") != [names[id(p)] for p in group["params"]]:
+        if not isinstance(stated, dict) or stated.get("parameters") != [
+            names[id(p)] for p in group["params"]
+        ]:
             raise InvalidInput(f"state: optimizer group {index} holds other parameters than the job's")
         values = _untagged(stated.get("values"), f"optimizer group {index}")
         if not isinstance(values, dict) or values.keys() != group.keys() - {"params"}:
@@ -177,12 +189,14 @@ def _document(entry: Entry, what: str) -> dict[str, Any]:
 def _bytes_of(tensor: Tensor) -> memoryview:
     if tensor.numel() == 0:
         return memoryview(b"")
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def _tensor_of(entry: Entry) -> Tensor:
     if entry.dtype not in DTYPES:
-        raise InvalidInput(f"state: entry {entry.name} has dtype {entry.dtype}; known are {', '.join(DTYPES)}")
+        raise InvalidInput(
+            f"state: entry {entry.name} has dtype {entry.dtype}; known are {', '.join(DTYPES)}"
+        )
     if 0 in entry.shape:
         return torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
     return torch.frombuffer(bytearray(entry.data), dtype=DTYPES[entry.dtype]).reshape(entry.shape)
@@ -211,7 +225,9 @@ def _tagged(value: Any, what: str) -> Any:
     if isinstance(value, Mapping):
         items = [[_tagged(key, what), _tagged(item, what)] for key, item in value.items()]
         return {"map": sorted(items, key=lambda pair: canonical_json(pair[0]))}
-    raise InvalidInput(f"{what}: a value of type {type(value).__name__} cannot be committed; keep numbers, strings, lists and mappings")
+    raise InvalidInput(
+        f"{what}: a value of type {type(value).__name__} cannot be committed; keep numbers, strings, lists and mappings"
+    )
 
 
 def _untagged(value: Any, what: str) -> Any:
@@ -225,7 +241,11 @@ def _untagged(value: Any, what: str) -> Any:
             return parse_hex_float(body, what=what)
         if tag == "tuple" and isinstance(body, list):
             return tuple(_untagged(item, what) for item in body)
-        if tag == "map" and isinstance(body, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in body):
+        if (
+            tag == "map"
+            and isinstance(body, list)
+            and all(isinstance(pair, list) and len(pair) == 2 for pair in body)
+        ):
             try:
                 return {_untagged(key, what): _untagged(item, what) for key, item in body}
             except TypeError as problem:

@@ -146,7 +146,9 @@ def _parts(value: Any, where: str) -> Iterator[bytes]:
     elif isinstance(value, float):
         yield frame(BATCH_TAG, where.encode(), canonical_json(value.hex()))
     else:
-        raise InvalidInput(f"{where}: a {type(value).__name__} has no digest; use tensors, numbers, strings, tuples, lists and dicts")
+        raise InvalidInput(
+            f"{where}: a {type(value).__name__} has no digest; use tensors, numbers, strings, tuples, lists and dicts"
+        )
 
 
 def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -124,7 +124,9 @@ class RecordTape:
 
     def band(self, rms: float) -> float:
         """Return the site's band: its calibrated exponent over the input's scale."""
-        self._band_exponent = decision_exponent(self.policy, self._grids.get((Kind.DECISION, self._ordinal)), rms)
+        self._band_exponent = decision_exponent(
+            self.policy, self._grids.get((Kind.DECISION, self._ordinal)), rms
+        )
         return math.ldexp(1.0, self._band_exponent)
 
     def decide(self, numel: int, width: int, near: Tensor, symbols: Callable[[Tensor], Tensor],
@@ -246,7 +248,9 @@ class FollowTape:
 
     def band(self, rms: float) -> float:
         """Return what the site's band may be at most; nothing is searched for when following."""
-        self._limit = decision_exponent(self.policy, self.table.sites.get((Kind.DECISION, self._ordinal)), rms) + 1
+        self._limit = (
+            decision_exponent(self.policy, self.table.sites.get((Kind.DECISION, self._ordinal)), rms) + 1
+        )
         return 0.0
 
     def decide(self, numel: int, width: int, near: Tensor, symbols: Callable[[Tensor], Tensor],
@@ -257,7 +261,9 @@ class FollowTape:
         site = f"decision {self._ordinal} of micro-batch {self._micro_batch}"
         if exponent > self._limit:
             self.violations.append(
-                Violation(site, -1, f"band 2**{exponent} is above the policy's 2**{self._limit} for this input")
+                Violation(
+                    site, -1, f"band 2**{exponent} is above the policy's 2**{self._limit} for this input"
+                )
             )
             return None
         at = torch.from_numpy(entries.indexes).to(near.device)
@@ -268,7 +274,11 @@ class FollowTape:
         if not bool(good.all()):
             first = int((~good).nonzero()[0].item())
             self.violations.append(
-                Violation(site, int(at[first]), f"{float(away[first]):.3g} from the switching point, twice the band is {reach:.3g}")
+                Violation(
+                    site,
+                    int(at[first]),
+                    f"{float(away[first]):.3g} from the switching point, twice the band is {reach:.3g}",
+                )
             )
         self.freedom.near += int(at.numel())
         return at[good], symbol[good]
@@ -280,7 +290,9 @@ class FollowTape:
         if grid is None:
             raise InvalidInput(f"log: no grid is given for {name}")
         if grid.scales.size and x.numel() % grid.scales.size:
-            raise InvalidInput(f"log: {name} has {x.numel()} elements, not a multiple of its {grid.scales.size} blocks")
+            raise InvalidInput(
+                f"log: {name} has {x.numel()} elements, not a multiple of its {grid.scales.size} blocks"
+            )
         self._check_scales(kind, grid, x, name)
         payload = self._payload(SiteAddress(self.rank, 0, kind, ordinal))
         entries = SparseEntries.none(x.numel(), 1) if payload is None else decode(payload, x.numel(), 1)
@@ -302,12 +314,20 @@ class FollowTape:
             allowed = -1000 if self._largest is None else self._largest + self.policy.noise_limit
             if kind != Kind.GRADIENT or int(grid.scales.max()) + grid.band > allowed:
                 self.violations.append(
-                    Violation(name, -1, f"noise floor 2**{int(grid.scales.max()) + grid.band} is above the policy's 2**{allowed}")
+                    Violation(
+                        name,
+                        -1,
+                        f"noise floor 2**{int(grid.scales.max()) + grid.band} is above the policy's 2**{allowed}",
+                    )
                 )
             size = int(scale_exponents(block_rms(x, 1))[0])
             if size > int(grid.scales.min()) + grid.band:
                 self.violations.append(
-                    Violation(name, -1, f"declared to be noise below 2**{int(grid.scales.min()) + grid.band}, its values have 2**{size}")
+                    Violation(
+                        name,
+                        -1,
+                        f"declared to be noise below 2**{int(grid.scales.min()) + grid.band}, its values have 2**{size}",
+                    )
                 )
             return
         own = scale_exponents(block_rms(x, grid.scales.size))
@@ -317,13 +337,19 @@ class FollowTape:
         if int(own.max()) > -1000 and int(over.max()) > SCALE_SLACK:
             block = int(over.argmax())
             self.violations.append(
-                Violation(name, block, f"scale 2**{grid.scales[block]} of block {block} is too wide, its values have 2**{own[block]}")
+                Violation(
+                    name,
+                    block,
+                    f"scale 2**{grid.scales[block]} of block {block} is too wide, its values have 2**{own[block]}",
+                )
             )
 
     def _check_budget(self, grid: SiteGrid, entries: SparseEntries, name: str) -> None:
         budget = entry_budget(grid, entries.n)
         if len(entries) > budget:
-            self.violations.append(Violation(name, -1, f"{len(entries)} entries exceed the budget of {budget}"))
+            self.violations.append(
+                Violation(name, -1, f"{len(entries)} entries exceed the budget of {budget}")
+            )
 
     def settle_noise(self) -> None:
         """Nothing to do: the log states every scale."""
@@ -331,7 +357,9 @@ class FollowTape:
     def finish(self) -> None:
         """Close the step: sites that the log names and the step does not have are violations."""
         for address in sorted(self._unread):
-            self.violations.append(Violation(str(address), -1, "the log has a site that the step does not have"))
+            self.violations.append(
+                Violation(str(address), -1, "the log has a site that the step does not have")
+            )
         if self._energy > 0.0:
             self.freedom.largest_steer = math.sqrt(self._steer / self._energy)
 
@@ -341,7 +369,11 @@ def entry_budget(grid: SiteGrid, numel: int) -> int:
 
     For relative bands the share is that of the smallest significand, times four for values that cancelled.
     """
-    share = math.ldexp(1.0, grid.band - grid.floor + 1) if grid.scales.size else math.ldexp(4.0, grid.band + grid.precision + 1)
+    share = (
+        math.ldexp(1.0, grid.band - grid.floor + 1)
+        if grid.scales.size
+        else math.ldexp(4.0, grid.band + grid.precision + 1)
+    )
     mean = numel * min(share, 1.0)
     return min(numel, int(mean + 8.0 * math.sqrt(mean)) + 16)
 
@@ -364,7 +396,11 @@ def _breach(policy: Policy, kind: Kind, grid: SiteGrid) -> str | None:
         return f"policy {policy.name} has no such sites"
     precision, dithered, (lowest, highest), floor = expected
     if kind == Kind.DECISION:
-        return None if lowest <= grid.band <= highest else f"band 2**{grid.band} outside 2**{lowest}..2**{highest}"
+        return (
+            None
+            if lowest <= grid.band <= highest
+            else f"band 2**{grid.band} outside 2**{lowest}..2**{highest}"
+        )
     if (grid.precision, grid.dithered) != (precision, dithered):
         return f"precision {grid.precision}, dither {grid.dithered}; the policy has {precision}, {dithered}"
     if (grid.scales.size == 0) != (kind == Kind.STATE):
@@ -408,7 +444,9 @@ class ProbeTape:
 
     samples: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
     rms: dict[tuple[int, int], float] = field(default_factory=dict[tuple[int, int], float])
-    branches: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict[tuple[int, int], tuple[Tensor, Tensor]])
+    branches: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(
+        default_factory=dict[tuple[int, int], tuple[Tensor, Tensor]]
+    )
     _micro_batch: int = 0
     _ordinal: int = -1
 

@@ -1,4 +1,6 @@
-"""Record, or follow, a training loop of the user's own, with a few added lines::
+"""Record, or follow, a training loop of the user's own, with a few added lines.
+
+For instance::
 
     recorder = tallystick.Recorder("runs/a", policy="fp32", steps=len(loader))
     model, optimizer = recorder.prepare(model, optimizer, loss=lambda batch: criterion(model(batch[0]), batch[1]))
@@ -51,8 +53,14 @@ class Loop(Protocol):
     """What a training loop needs: both ``Recorder`` and ``Follower`` have it."""
 
     def prepare(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any = None, *, loss: Loss, extra: Mapping[str, nn.Module] | None = None
-    ) -> tuple[nn.Module, torch.optim.Optimizer]:  # fmt: skip
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scheduler: Any = None,
+        *,
+        loss: Loss,
+        extra: Mapping[str, nn.Module] | None = None,
+    ) -> tuple[nn.Module, torch.optim.Optimizer]:
         """Convert the model to the policy's precision and put hooks on the optimizer."""
         ...
 
@@ -93,7 +101,9 @@ class _Loop:
             ProtocolViolation: ``prepare`` has not been called.
         """
         if self._session is None:
-            raise ProtocolViolation("recorder: call prepare(model, optimizer, loss=...) before the first step")
+            raise ProtocolViolation(
+                "recorder: call prepare(model, optimizer, loss=...) before the first step"
+            )
         return self._session
 
     def backward(self, loss: Tensor) -> None:
@@ -106,7 +116,9 @@ class _Loop:
         """
         session = self.session
         if not session.is_capturing:
-            raise ProtocolViolation("recorder: backward belongs inside `with recorder.step(batch)`, before optimizer.step()")
+            raise ProtocolViolation(
+                "recorder: backward belongs inside `with recorder.step(batch)`, before optimizer.step()"
+            )
         torch.autograd.backward(loss)
         session.note_loss(loss)
         self._micro_batch += 1
@@ -121,11 +133,18 @@ class _Loop:
             yield session_batch(session, batch)
             session.close_capture()
             if self._micro_batch == 0:
-                raise ProtocolViolation(f"step {session.step}: recorder.backward(loss) was not called; loss.backward() alone does not record the loss")
+                raise ProtocolViolation(
+                    f"step {session.step}: recorder.backward(loss) was not called; loss.backward() alone does not record the loss"
+                )
             fingerprint = session.finish_step()
         session.step += 1
         self._outcome = StepOutcome(
-            batch_digest(batch), self._micro_batch, session.loss, session.schedule, session.skipped, fingerprint
+            batch_digest(batch),
+            self._micro_batch,
+            session.loss,
+            session.schedule,
+            session.skipped,
+            fingerprint,
         )
 
     def _probe(self, batch: Any) -> Callable[[Tape], None]:
@@ -173,7 +192,9 @@ class Recorder(_Loop):
         super().__init__()
         self._policy = find_policy(policy, recalibrate_every=recalibrate_every)
         if steps < 1 or checkpoint_every < 1:
-            raise InvalidInput(f"recorder: steps and checkpoint_every must be at least 1, are {steps} and {checkpoint_every}")
+            raise InvalidInput(
+                f"recorder: steps and checkpoint_every must be at least 1, are {steps} and {checkpoint_every}"
+            )
         self._steps, self._seed, self._every = steps, seed, checkpoint_every
         self._source, self._source_path = program_source(program)
         self._settings = dict(settings or {})
@@ -183,19 +204,29 @@ class Recorder(_Loop):
         self._writer: RunWriter | None = None
 
     def prepare(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any = None, *, loss: Loss, extra: Mapping[str, nn.Module] | None = None
-    ) -> tuple[nn.Module, torch.optim.Optimizer]:  # fmt: skip
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scheduler: Any = None,
+        *,
+        loss: Loss,
+        extra: Mapping[str, nn.Module] | None = None,
+    ) -> tuple[nn.Module, torch.optim.Optimizer]:
         """Convert ``model`` to the policy's precision, put hooks on ``optimizer`` and return both, the same objects.
 
         Args:
-            model, optimizer, scheduler: what the loop trains with.
+            model: converted in place.
+            optimizer: over its parameters.
+            scheduler: part of the state, if given.
             loss: the loss of one batch, as the loop computes it; used to measure the noise.
             extra: further modules whose tensors are part of the state.
 
         Raises:
             Nondeterminism: something that no other machine could repeat, by name.
         """
-        session = Session(model, optimizer, policy=self._policy, seed=self._seed, scheduler=scheduler, extra=extra)
+        session = Session(
+            model, optimizer, policy=self._policy, seed=self._seed, scheduler=scheduler, extra=extra
+        )
         session.prepare()
         self._session, self._loss = session, loss
         self._writer = RunWriter(session, self._directory, self.phases)
@@ -216,7 +247,9 @@ class Recorder(_Loop):
         number = session.step
         if number == 0 or calibration_is_due(number, self._policy.recalibrate_every):
             clock = time.perf_counter()
-            session.table = calibrate(session, self._probe(batch), repeats=2 if number == 0 else 1, seed=self._seed).table
+            session.table = calibrate(
+                session, self._probe(batch), repeats=2 if number == 0 else 1, seed=self._seed
+            ).table
             self.phases.add("calibrate", clock)
         if number == 0:
             before = session.table
@@ -251,14 +284,18 @@ class Recorder(_Loop):
         assert writer is not None
         session.close()
         if session.step != self._steps:
-            raise ProtocolViolation(f"recorder: {self._steps} steps were announced, {session.step} were taken; the run stays unfinished")
+            raise ProtocolViolation(
+                f"recorder: {self._steps} steps were announced, {session.step} were taken; the run stays unfinished"
+            )
         return writer.finish()
 
 
 class Follower(_Loop):
     """Follows a recorded loop: the same program, run by an auditor. ``finish`` returns the report."""
 
-    def __init__(self, path: str | os.PathLike[str], *, program: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, program: str | os.PathLike[str] | None = None
+    ) -> None:
         super().__init__()
         self._directory = RunDirectory(Path(path))
         self._transcript = self._directory.load_transcript()
@@ -268,17 +305,26 @@ class Follower(_Loop):
         digest = hashlib.sha256(source).hexdigest()
         if digest != specification.job.source_digest:
             raise InvalidInput(
-                f"program {source_path}: its digest is {digest[:16]}.., the run was recorded from {specification.job.source_digest[:16]}.."
+                f"program {source_path}: its digest is {digest[:16]}.., "
+                f"the run was recorded from {specification.job.source_digest[:16]}.."
             )
         self.report = AuditReport(str(path), "program", phases=self.phases)
         self._segment = SegmentResult(0, 0)
 
     def prepare(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any = None, *, loss: Loss, extra: Mapping[str, nn.Module] | None = None
-    ) -> tuple[nn.Module, torch.optim.Optimizer]:  # fmt: skip
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scheduler: Any = None,
+        *,
+        loss: Loss,
+        extra: Mapping[str, nn.Module] | None = None,
+    ) -> tuple[nn.Module, torch.optim.Optimizer]:
         """Put the model into the committed initial state and hooks on the optimizer."""
         specification = self._transcript.specification
-        session = Session(model, optimizer, policy=self._policy, seed=specification.seed, scheduler=scheduler, extra=extra)
+        session = Session(
+            model, optimizer, policy=self._policy, seed=specification.seed, scheduler=scheduler, extra=extra
+        )
         session.prepare()
         load_state(session, self._directory.load_committed(0, specification.initial_state))
         self._session, self._loss = session, loss
@@ -320,7 +366,9 @@ class Follower(_Loop):
         self.session.close()
         done, steps = self.session.step, self._transcript.num_steps
         if done < steps:
-            self.report.segments.append(SegmentResult(self._segment.start, steps, "cannot_reproduce", self._segment.deviations))
+            self.report.segments.append(
+                SegmentResult(self._segment.start, steps, "cannot_reproduce", self._segment.deviations)
+            )
         return self.report
 
 

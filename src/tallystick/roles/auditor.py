@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -34,7 +35,9 @@ from tallystick.store.files import RunDirectory
 VerdictName = Literal["match", "mismatch", "log_violation", "cannot_reproduce"]
 FINGERPRINT = "state fingerprint"
 EVERYTHING = "everything"
-SCHEDULE_TOLERANCE = 2.0**-36  # libraries differ in the last bit of cos and pow; the recorded value is then taken
+SCHEDULE_TOLERANCE = (
+    2.0**-36
+)  # libraries differ in the last bit of cos and pow; the recorded value is then taken
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,9 @@ def audit(
     report.environment = environment_differences(transcript.specification)
     try:
         for start, end in segments:
-            report.segments.append(_audit_segment(replay, directory, transcript, start, end, report, progress))
+            report.segments.append(
+                _audit_segment(replay, directory, transcript, start, end, report, progress)
+            )
     finally:
         replay.session.close()
     return report
@@ -246,7 +251,7 @@ def choose_segments(transcript: Transcript, steps: tuple[int, int] | None) -> li
     if start >= end:
         raise InvalidInput(f"steps {start}:{end}: the end must come after the start")
     inside = [border for border in borders if start <= border <= end]
-    return list(zip(inside, inside[1:], strict=False))
+    return list(pairwise(inside))
 
 
 def _audit_segment(
@@ -265,7 +270,9 @@ def _audit_segment(
         load_state(replay.session, directory.load_committed(start, roots[start]))
         frames = directory.load_frames(transcript, start, end)
     except Mismatch as problem:
-        result.deviations.append(Deviation(start, "mismatch", "evidence", None, str(problem), "its own digest"))
+        result.deviations.append(
+            Deviation(start, "mismatch", "evidence", None, str(problem), "its own digest")
+        )
         result.verdict = "mismatch"
         return result
     clock = report.phases.add("load", clock)
@@ -274,7 +281,9 @@ def _audit_segment(
         try:
             outcome, tape = replay.follow(record, frames[step])
         except (InvalidInput, Nondeterminism) as problem:
-            result.deviations.append(Deviation(step, "log_violation", "log", None, str(problem), "a valid log"))
+            result.deviations.append(
+                Deviation(step, "log_violation", "log", None, str(problem), "a valid log")
+            )
             break
         clock = report.phases.add("step", clock)
         result.deviations += compare_step(record, outcome, tape.violations)
@@ -289,7 +298,9 @@ def _audit_segment(
     return result
 
 
-def compare_step(record: StepRecord, outcome: StepOutcome, violations: Iterable[Violation]) -> list[Deviation]:
+def compare_step(
+    record: StepRecord, outcome: StepOutcome, violations: Iterable[Violation]
+) -> list[Deviation]:
     """Return everything in which one repeated step differs from its record."""
     step = record.step
     found: list[Deviation] = []
@@ -342,7 +353,9 @@ def compare_end(session: Session, directory: RunDirectory, record: StepRecord, r
     try:
         theirs = directory.load_committed(result.end, str(record.state_root))
     except (InvalidInput, Mismatch) as problem:
-        result.deviations.append(Deviation(record.step, "mismatch", "state root", None, root, f"{record.state_root} ({problem})"))
+        result.deviations.append(
+            Deviation(record.step, "mismatch", "state root", None, root, f"{record.state_root} ({problem})")
+        )
         return
     result.differing_elements, found = compare_states(record.step, entries, theirs)
     result.deviations += found
@@ -427,7 +440,11 @@ def find_noisy_sites(
     except InvalidInput:
         return []
     except Nondeterminism as problem:
-        return [Deviation(step, "cannot_reproduce", EVERYTHING, None, str(problem), "that noise is below the bands")]
+        return [
+            Deviation(
+                step, "cannot_reproduce", EVERYTHING, None, str(problem), "that noise is below the bands"
+            )
+        ]
     found: list[Deviation] = []
     for place, noise in sorted(measured.noise.items()):
         grid = declared.sites.get(place)
@@ -449,7 +466,11 @@ def is_excused(deviation: Deviation, noisy: Iterable[Deviation]) -> bool:
     names = [site.subject for site in noisy]
     if not names or deviation.subject.startswith(("batch", "skipped", "micro", "hyper", "evidence")):
         return False
-    if EVERYTHING in names or any(name.startswith("decision") for name in names) or deviation.subject == FINGERPRINT:
+    if (
+        EVERYTHING in names
+        or any(name.startswith("decision") for name in names)
+        or deviation.subject == FINGERPRINT
+    ):
         return True
     return any(name.split(" ", 1)[1] in deviation.subject for name in names)
 
@@ -531,7 +552,12 @@ def _state_before(
 
 
 def _write_own(
-    out: RunDirectory, specification: Specification, session: Session, step: int, outcome: StepOutcome, frame: bytes
+    out: RunDirectory,
+    specification: Specification,
+    session: Session,
+    step: int,
+    outcome: StepOutcome,
+    frame: bytes,
 ) -> None:
     root = None
     if specification.is_checkpoint(step):

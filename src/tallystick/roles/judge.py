@@ -93,10 +93,14 @@ def dispute(trainer: RunDirectory, auditor: RunDirectory, source: JobSource) -> 
     """
     ours, theirs = trainer.load_transcript(), auditor.load_transcript()
     if ours.specification.encode() != theirs.specification.encode():
-        raise InvalidInput("dispute: the two runs have different specifications, so they are not about one order")
+        raise InvalidInput(
+            "dispute: the two runs have different specifications, so they are not about one order"
+        )
     replay = open_replay(ours.specification, source)
     if isinstance(replay, Deviation):
-        raise Nondeterminism(f"this machine cannot repeat the job: {replay.subject} is {replay.own}.., the run has {replay.stated}..")
+        raise Nondeterminism(
+            f"this machine cannot repeat the job: {replay.subject} is {replay.own}.., the run has {replay.stated}.."
+        )
     try:
         return _play(trainer, ours, auditor, theirs, replay)
     finally:
@@ -111,7 +115,10 @@ def _play(
         "trainer": RecordedTrace(trainer, ours, replay),
         "auditor": RecordedTrace(auditor, theirs, replay),
     }
-    first, final = traces["trainer"].commitment_at(0), {party: trace.commitment_at(last) for party, trace in traces.items()}
+    first, final = (
+        traces["trainer"].commitment_at(0),
+        {party: trace.commitment_at(last) for party, trace in traces.items()},
+    )
     if final["trainer"] == final["auditor"]:
         return DisputeResult("none", None, 0, {}, "both sides reached the same state")
     checkpoints = [checkpoint.steps_done for checkpoint in ours.checkpoints()]
@@ -220,7 +227,10 @@ class StepJudge:
         # 2. The trainer's record speaks of the job's own data.
         own_batch = batch_digest(self.replay.job.batch(step))
         if own_batch != record.batch:
-            return Ruling("trainer", f"step {step}: the committed batch {record.batch[:16]}.. is not the job's, {own_batch[:16]}..")
+            return Ruling(
+                "trainer",
+                f"step {step}: the committed batch {record.batch[:16]}.. is not the job's, {own_batch[:16]}..",
+            )
         # 3. The trainer's log is there and well formed.
         try:
             frame = self.trainer.load_frames(self.transcript, step, step + 1)[step]
@@ -234,19 +244,31 @@ class StepJudge:
         except (InvalidInput, Nondeterminism) as problem:
             return Ruling("trainer", f"step {step}: the log cannot be followed: {problem}")
         # 5. Hyper-parameters are the job's.
-        schedule = [d for d in compare_step(record, repeated.outcome, []) if d.subject.startswith(("hyper", "skipped", "micro"))]
+        schedule = [
+            d
+            for d in compare_step(record, repeated.outcome, [])
+            if d.subject.startswith(("hyper", "skipped", "micro"))
+        ]
         if schedule:
             return Ruling("trainer", str(schedule[0]))
         # 6. Entries and headers that honest arithmetic could not have written; then both states, element by element.
         faults = {party: self._find_fault(party, position, repeated) for party in self.traces}
         if repeated.violations:
             violation = repeated.violations[0]
-            faults["trainer"] = Deviation(step, "log_violation", violation.site, violation.element, violation.rule, "an honest log")
+            faults["trainer"] = Deviation(
+                step, "log_violation", violation.site, violation.element, violation.rule, "an honest log"
+            )
         # 7. A fault that this machine's own noise can explain is nobody's.
-        noisy = find_noisy_sites(self.replay, self.transcript, step, step, {step: frame}, state) if any(faults.values()) else []
+        noisy = (
+            find_noisy_sites(self.replay, self.transcript, step, step, {step: frame}, state)
+            if any(faults.values())
+            else []
+        )
         for party, fault in faults.items():
             if fault is not None and is_excused(fault, noisy):
-                return Ruling("none", f"step {step}: the judge cannot reproduce what the {party} did: {noisy[0]}")
+                return Ruling(
+                    "none", f"step {step}: the judge cannot reproduce what the {party} did: {noisy[0]}"
+                )
         if faults["trainer"] is not None:
             return Ruling("trainer", str(faults["trainer"]))
         if faults["auditor"] is not None:
@@ -260,11 +282,20 @@ class StepJudge:
                 return state
         return None
 
-    def _find_fault(self, party: Party, position: DisputedPosition, repeated: AcceptableStates) -> Deviation | None:
+    def _find_fault(
+        self, party: Party, position: DisputedPosition, repeated: AcceptableStates
+    ) -> Deviation | None:
         state = self.traces[party].witness_at(position.disputed)
         if state is None or summarise(state.values()).root() != position.claims[party]:
             own = f"{repeated.outcome.fingerprint:016x}"
-            return Deviation(position.agreed, "mismatch", FINGERPRINT, None, own, f"another one, which the {party} cannot open")
+            return Deviation(
+                position.agreed,
+                "mismatch",
+                FINGERPRINT,
+                None,
+                own,
+                f"another one, which the {party} cannot open",
+            )
         return repeated.find_fault(state)
 
 
@@ -302,7 +333,9 @@ class AcceptableStates:
             return None
         trained = {f"model/{name}": position for position, name in enumerate(self.parameters)}
         trained |= {
-            f"optimizer/{name}/{key}": position for position, name in enumerate(self.parameters) for key in self.names[1:]
+            f"optimizer/{name}/{key}": position
+            for position, name in enumerate(self.parameters)
+            for key in self.names[1:]
         }
         for difference in differences:
             position = trained.get(difference.subject)
@@ -353,7 +386,11 @@ class AcceptableStates:
 
 
 def _floats(entry: Entry) -> np.ndarray:
-    return np.frombuffer(entry.data, dtype="<f4") if entry.dtype == "F32" else np.frombuffer(entry.data, dtype=np.uint8)
+    return (
+        np.frombuffer(entry.data, dtype="<f4")
+        if entry.dtype == "F32"
+        else np.frombuffer(entry.data, dtype=np.uint8)
+    )
 
 
 def _matches(own: np.ndarray, theirs: np.ndarray, candidates: Candidates | None) -> np.ndarray:

@@ -88,14 +88,18 @@ class Order:
         return open_session(job, self.policy, self.seed, device=self.device, jitter=self.jitter)
 
 
-def open_session(job: Job, policy: Policy, seed: int, *, device: str = "cpu", jitter: bool = False) -> Session:
+def open_session(
+    job: Job, policy: Policy, seed: int, *, device: str = "cpu", jitter: bool = False
+) -> Session:
     """Return a prepared session for ``job`` on ``device``.
 
     Raises:
         InvalidInput: the job's numbers are out of range.
     """
     if job.steps < 1 or job.accumulation < 1:
-        raise InvalidInput(f"job: steps and accumulation must be at least 1, are {job.steps} and {job.accumulation}")
+        raise InvalidInput(
+            f"job: steps and accumulation must be at least 1, are {job.steps} and {job.accumulation}"
+        )
     if device != "cpu":
         job.model.to(device)
         for module in job.extra.values():
@@ -187,7 +191,9 @@ class RunWriter:
             clock = self.phases.add("commit", clock)
             self.directory.write_checkpoint(step + 1, entries)
         first = step - step % self.specification.checkpoint_every
-        self.directory.append_step(first, frame, step_record(step, outcome, frame, root), durable=root is not None)
+        self.directory.append_step(
+            first, frame, step_record(step, outcome, frame, root), durable=root is not None
+        )
         self.phases.add("store", clock)
 
     def finish(self) -> RunStatement:
@@ -209,7 +215,12 @@ class _Recording:
         self.writer.begin(
             lambda root: specification_of(
                 self.session,
-                job=JobRecord(self.order.source.path, self.order.source.digest, dict(self.order.settings), self.job.dataset_digest),
+                job=JobRecord(
+                    self.order.source.path,
+                    self.order.source.digest,
+                    dict(self.order.settings),
+                    self.job.dataset_digest,
+                ),
                 steps=self.job.steps,
                 checkpoint_every=self.order.checkpoint_every,
                 accumulation=self.job.accumulation,
@@ -242,7 +253,9 @@ class _Recording:
 
     def _calibrate(self, repeats: int = 2) -> None:
         started = time.perf_counter()
-        calibration = calibrate(self.session, backward_of(self.session, self.job), repeats=repeats, seed=self.order.seed)
+        calibration = calibrate(
+            self.session, backward_of(self.session, self.job), repeats=repeats, seed=self.order.seed
+        )
         self.session.table = calibration.table
         self.writer.phases.add("calibrate", started)
 
@@ -253,7 +266,13 @@ def calibration_is_due(step: int, every: int) -> bool:
 
 
 def specification_of(
-    session: Session, *, job: JobRecord, steps: int, checkpoint_every: int, accumulation: int, initial_state: str
+    session: Session,
+    *,
+    job: JobRecord,
+    steps: int,
+    checkpoint_every: int,
+    accumulation: int,
+    initial_state: str,
 ) -> Specification:
     """Return the specification of a run that is about to begin."""
     return Specification(
@@ -266,7 +285,9 @@ def specification_of(
         world_size=1,
         initial_state=initial_state,
         versions=environment_versions(),
-        sites=tuple(SiteRecord(site.kind.name.lower(), site.name, site.shape, "F32") for site in session.sites),
+        sites=tuple(
+            SiteRecord(site.kind.name.lower(), site.name, site.shape, "F32") for site in session.sites
+        ),
         notes=Notes(tuple(sorted(session.findings.lifted)), tuple(sorted(session.densified))),
     )
 
@@ -294,7 +315,11 @@ def _must_be_same_order(specification: Specification, order: Order, job: Job) ->
         ("job source", stated.job.source_digest, order.source.digest),
         ("settings", dict(stated.job.settings), dict(order.settings)),
         ("dataset", stated.job.dataset_digest, job.dataset_digest),
-        ("policy", (stated.policy.name, dict(stated.policy.parameters)), (order.policy.name, order.policy.parameters())),
+        (
+            "policy",
+            (stated.policy.name, dict(stated.policy.parameters)),
+            (order.policy.name, order.policy.parameters()),
+        ),
         ("seed", stated.seed, order.seed),
         ("steps", stated.steps, job.steps),
         ("checkpoint interval", stated.checkpoint_every, order.checkpoint_every),

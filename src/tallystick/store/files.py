@@ -16,7 +16,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +48,7 @@ def frame_digest(frame: bytes) -> str:
 
 
 @contextmanager
-def storing(what: str) -> Iterator[None]:
+def storing(what: str) -> Generator[None]:
     """Turn the operating system's errors into a ``StoreError`` that says what they mean."""
     try:
         yield
@@ -159,7 +159,9 @@ class RunDirectory:
             if not self.specification_path.exists():
                 stray = [p for p in self.path.iterdir() if p.name not in ("logs", "checkpoints", "job.py")]
                 if stray:
-                    raise InvalidInput(f"{self.path}: holds {stray[0].name} and no specification; this is not a run")
+                    raise InvalidInput(
+                        f"{self.path}: holds {stray[0].name} and no specification; this is not a run"
+                    )
                 return None
             specification = self.load_specification()
             records = self._whole_records(specification)
@@ -214,7 +216,9 @@ class RunDirectory:
         Raises:
             InvalidInput: it is missing or malformed.
         """
-        return parse_specification(self._read(self.specification_path, "a run directory has a specification.json"))
+        return parse_specification(
+            self._read(self.specification_path, "a run directory has a specification.json")
+        )
 
     def load_transcript(self) -> Transcript:
         """Return the transcript of a finished run, its three documents checked against each other.
@@ -226,7 +230,9 @@ class RunDirectory:
         return verify_transcript(
             self._read(self.specification_path, "a run directory has a specification.json"),
             self._read(self.records_path, "a run directory has a steps.jsonl"),
-            self._read(self.statement_path, "the run is not finished; `tally record --resume` goes on with it"),
+            self._read(
+                self.statement_path, "the run is not finished; `tally record --resume` goes on with it"
+            ),
         )
 
     def load_partial(self) -> Transcript:
@@ -273,7 +279,9 @@ class RunDirectory:
         entries = self.load_checkpoint(steps_done)
         found = summarise(entries.values()).root().hex()
         if found != root:
-            raise Mismatch(f"checkpoint after {steps_done} steps: root is {found[:16]}.., the transcript says {root[:16]}..")
+            raise Mismatch(
+                f"checkpoint after {steps_done} steps: root is {found[:16]}.., the transcript says {root[:16]}.."
+            )
         return entries
 
     def load_frames(self, transcript: Transcript, start: int, end: int) -> dict[int, bytes]:
@@ -297,7 +305,9 @@ class RunDirectory:
                 if start <= step < end:
                     found = frame_digest(frame)
                     if found != record.log:
-                        raise Mismatch(f"step {step}: the log's digest is {found[:16]}.., the transcript says {record.log[:16]}..")
+                        raise Mismatch(
+                            f"step {step}: the log's digest is {found[:16]}.., the transcript says {record.log[:16]}.."
+                        )
                     frames[step] = frame
             if offset != len(data):
                 raise InvalidInput(f"{path.name}: holds {len(data)} bytes, its records speak of {offset}")
@@ -325,10 +335,16 @@ def _write_safetensors(file: object, entries: list[Entry]) -> None:
     """Write the safetensors format tensor by tensor, so that no second copy of the state is made."""
     header: dict[str, Mapping[str, object]] = {"__metadata__": {"format": STATE_METADATA}}
     offset = 0
-    ordered = sorted(entries, key=lambda entry: (-DTYPE_BYTES[entry.dtype], entry.name))  # the format's own order: aligned
+    ordered = sorted(
+        entries, key=lambda entry: (-DTYPE_BYTES[entry.dtype], entry.name)
+    )  # the format's own order: aligned
     for entry in ordered:
         size = memoryview(entry.data).nbytes
-        header[entry.name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": [offset, offset + size]}
+        header[entry.name] = {
+            "dtype": entry.dtype,
+            "shape": list(entry.shape),
+            "data_offsets": [offset, offset + size],
+        }
         offset += size
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -97,7 +97,9 @@ class PoisonedLabel:
         return _with_batch(order, out, self.at, lambda job, batch: _poisoned(batch))
 
 
-def _with_batch(order: Order, out: RunDirectory, at: int, change: Callable[[Callable[[int], Batch], Batch], Batch]) -> int:
+def _with_batch(
+    order: Order, out: RunDirectory, at: int, change: Callable[[Callable[[int], Batch], Batch], Batch]
+) -> int:
     honest = order.build().batch
 
     def tamper(job: Job) -> None:
@@ -206,7 +208,10 @@ class SkippedSteps:
                 if done - 1 in skipped:
                     groups = job.optimizer.param_groups
                     honest_schedule[done - 1] = [
-                        (i, n, hex_float(v)) for i, g in enumerate(groups) for n, v in sorted(g.items()) if isinstance(v, float)
+                        (i, n, hex_float(v))
+                        for i, g in enumerate(groups)
+                        for n, v in sorted(g.items())
+                        if isinstance(v, float)
                     ]
                     return None
                 return step(*args, **kwargs)
@@ -275,7 +280,11 @@ class _ForgingTape(RecordTape):
         self.forging = False
         block = far // (x.numel() // grid.scales.size)
         floor = int(grid.scales[block]) + grid.floor
-        exponent = floor if grid.precision == 0 else max(int(np.frexp(abs(float(flat[far])))[1]) - grid.precision, floor)
+        exponent = (
+            floor
+            if grid.precision == 0
+            else max(int(np.frexp(abs(float(flat[far])))[1]) - grid.precision, floor)
+        )
         flat[far] += 2.0**exponent
         indexes = np.append(honest.indexes, far)
         order = np.argsort(indexes)
@@ -298,7 +307,7 @@ class ForgedEntry:
 
 
 @contextmanager
-def _replaced_tape(at: int) -> Iterator[None]:
+def _replaced_tape(at: int) -> Generator[None]:
     count = 0
 
     def make(*args: Any, **kwargs: Any) -> RecordTape:

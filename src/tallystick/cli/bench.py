@@ -1,0 +1,127 @@
+"""tally bench: measures what the README's table states, and says what is not reached."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from tallystick.cli.terminal import console, print_json, say
+from tallystick.errors import InvalidInput
+from tallystick.numerics.policy import find_policy
+from tallystick.reports.layout import BAD, GOOD, QUIET, UNSURE, printable, share
+from tallystick.roles.bench import PARTS, Bench, Row, machine
+
+STYLES = {"met": GOOD, "not met": BAD, "printed only": QUIET, "inconclusive": UNSURE, "failed": BAD}
+
+app = typer.Typer(help="Measure what recording costs and whether it holds; the README's table.")
+
+
+@app.callback(invoke_without_command=True)
+def start(context: typer.Context) -> int | None:
+    """Measure what recording costs and whether it holds; the README's table."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(2)
+    return None
+
+
+Parts = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[PART]...", help=f"Any of {', '.join(PARTS)}; by default all of them."),
+]
+Jobs = Annotated[
+    list[str] | None,
+    typer.Option("--job", metavar="JOB", help="Instead of each part's own jobs; may be repeated."),
+]
+Policies = Annotated[
+    list[str] | None,
+    typer.Option("--policy", metavar="fp64|fp32", help="Only this policy; may be repeated."),
+]
+Steps = Annotated[
+    int | None,
+    typer.Option(
+        "--steps", metavar="N", min=1, help="Steps, or measured rounds, instead of each part's own."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="A few steps of everything: shows that it works, measures nothing.")
+]
+
+
+@app.command()
+def training(
+    part: Parts = None,
+    job: Jobs = None,
+    policy: Policies = None,
+    steps: Steps = None,
+    quick: Quick = False,
+    as_json: AsJson = False,
+) -> int:
+    """Measure exactness, log size, overhead, memory and loss of recorded training; 1 if anything is missed."""
+    parts = part or list(PARTS)
+    for name in parts:
+        if name not in PARTS:
+            raise InvalidInput(f"part {name}: unknown; known are {', '.join(PARTS)}")
+    for name in policy or []:
+        find_policy(name)
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="tallystick-bench-") as place:
+        rows = Bench(Path(place), say, job, policy, steps, quick).run(parts)
+    facts = {**machine(), "seconds": round(time.perf_counter() - started, 1), "quick": quick}
+    if as_json:
+        print_json({"rows": [row.fields() for row in rows], "machine": facts})
+    else:
+        console().print(table_of(rows, facts))
+    return 0 if all(row.passes for row in rows) else 1
+
+
+@app.command(hidden=True)
+def measure(kind: str, arguments: str, as_json: AsJson = False) -> int:
+    """Take one measurement in this process; what the other commands start."""
+    from tallystick.roles import measure as taken
+
+    known = {f.__name__: f for f in (taken.control, taken.loss, taken.memory, taken.overhead)}
+    if kind not in known:
+        raise InvalidInput(f"measurement {kind}: unknown; known are {', '.join(known)}")
+    given: dict[str, Any] = json.loads(arguments)
+    if kind == "overhead":
+        given["say"] = lambda line: say(f"  {line}")
+    print_json(known[kind](**given))
+    return 0
+
+
+def table_of(rows: Sequence[Row], facts: dict[str, Any]) -> Table:
+    """Return the rows as people read them; the caption says on which machine."""
+    caption = ", ".join(f"{name} {value}" for name, value in facts.items() if value not in (None, False))
+    table = Table(title="tally bench training", title_justify="left", caption=caption, caption_justify="left")
+    for heading in ("job", "policy", "measure", "value", "must", "verdict"):
+        table.add_column(heading, justify="right" if heading in ("value", "must") else "left")
+    last = None
+    for row in rows:
+        if last is not None and (row.part, row.job, row.policy) != last:
+            table.add_section()
+        last = (row.part, row.job, row.policy)
+        must = "" if row.must is None else f"{'>=' if row.at_least else '<='} {_number(row.must, row)}"
+        value = "" if row.value is None else _number(row.value, row)
+        verdict = Text(row.verdict, style=STYLES[row.verdict])
+        for note in (row.error, row.detail.get("audit") if not row.sound else None):
+            verdict.append(f": {printable(str(note))}" if note else "")
+        table.add_row(row.job, row.policy, row.measure, value, must, verdict)
+    return table
+
+
+def _number(value: float, row: Row) -> str:
+    if row.unit == "share":
+        return share(value)
+    if row.unit in ("bytes", "weights"):
+        return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:,.1f}"
+    return f"{value:.3g}" if row.unit == "bits" or value < 0.01 else f"{value:.3f}"

@@ -1,0 +1,470 @@
+"""What the first working version must reach, measured: one row a number, with its verdict.
+
+Needs no torch: whatever trains does so in a child process, started with the environment of its profile. A
+part that fails becomes a row that says so; nothing that was asked for is missing from the result.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from tallystick.errors import InvalidInput, TallyError
+from tallystick.execution.determinism import INSTRUCTION_SETS, Profile, parse_profile
+from tallystick.store.files import RunDirectory, storing
+
+PARTS = ("exactness", "log", "overhead", "memory", "loss")
+POLICIES = ("fp64", "fp32")
+JOBS: Mapping[str, tuple[str, ...]] = {
+    "exactness": ("digits", "text"),
+    "log": ("digits", "text"),
+    "overhead": ("text", "gpt2"),
+    "memory": ("text", "gpt2"),
+    "loss": ("text",),
+}
+STEPS: Mapping[str, int] = {"exactness": 200, "log": 200, "overhead": 40, "memory": 4, "loss": 400}
+QUICK: Mapping[str, int] = {"exactness": 3, "log": 3, "overhead": 2, "memory": 3, "loss": 3}
+GPT2_ROUNDS, WARM_UP = 3, 3
+MOST_BITS: Mapping[tuple[str, str], float] = {("text", "fp64"): 0.001, ("text", "fp32"): 0.03}
+MOST_MEMORY = 1.25
+SEEDS = (0, 1, 2)
+CHECKPOINT_EVERY = 20  # the default of tally record
+
+Verdict = Literal["met", "not met", "printed only", "inconclusive", "failed"]
+Unit = Literal["bytes", "weights", "bits", "times", "share", "nats"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured number.
+
+    Attributes:
+        part: which part measured it.
+        job, policy, measure: what was measured.
+        value: None if that failed.
+        unit: of ``value``.
+        must: what it must reach: at most this, or with ``at_least`` at least this; None for a number to look at.
+        sound: False if something besides the number is wrong, such as the audit's verdict.
+        error: why there is no number.
+        detail: what else was learned, for ``--json``.
+    """
+
+    part: str
+    job: str
+    policy: str
+    measure: str
+    value: float | None
+    unit: Unit
+    must: float | None = None
+    at_least: bool = False
+    sound: bool = True
+    error: str | None = None
+    detail: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the number is what it must be. A control that shows no difference is ``inconclusive``."""
+        if self.value is None:
+            return "failed"
+        if self.must is None:
+            return "printed only"
+        if self.at_least:
+            return "met" if self.value >= self.must else "inconclusive"
+        return "met" if self.sound and self.value <= self.must else "not met"
+
+    @property
+    def passes(self) -> bool:
+        """Whether nothing was missed: only what is met, and what is merely printed, passes."""
+        return self.verdict in ("met", "printed only")
+
+    def fields(self) -> dict[str, Any]:
+        """Return the row as JSON."""
+        return {
+            "part": self.part,
+            "job": self.job,
+            "policy": self.policy,
+            "measure": self.measure,
+            "value": self.value,
+            "unit": self.unit,
+            "must": self.must,
+            "rule": None if self.must is None else "at least" if self.at_least else "at most",
+            "verdict": self.verdict,
+            "error": self.error,
+            **self.detail,
+        }
+
+
+Child = Callable[[Sequence[str], Profile], dict[str, Any]]
+
+
+def run_child(arguments: Sequence[str], profile: Profile) -> dict[str, Any]:
+    """Return the JSON answer of a tally command that runs in a process of its own under ``profile``.
+
+    What it says to people passes through. An audit's verdict is an answer, whatever its exit code.
+
+    Raises:
+        TallyError: it gave no answer; the message has its own words.
+    """
+    chosen = {name for variables in INSTRUCTION_SETS.values() for name in variables}
+    inherited = {name: value for name, value in os.environ.items() if name not in chosen}
+    child = subprocess.run(
+        [
+            sys.executable,
+            "-P",
+            "-m",
+            "tallystick",
+            *arguments,
+            *(() if "--json" in arguments else ("--json",)),
+        ],
+        env={**inherited, "OMP_WAIT_POLICY": "PASSIVE", **profile.environment()},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if child.returncode == 130:
+        raise KeyboardInterrupt
+    try:
+        answer = json.loads(child.stdout)
+    except ValueError:
+        answer = {"error": f"ended with exit code {child.returncode} and no answer"}
+    if not isinstance(answer, dict) or "error" in answer:
+        said = answer.get("error") if isinstance(answer, dict) else answer
+        raise TallyError(f"tally {' '.join(arguments[:3])}: {said}")
+    return answer
+
+
+@dataclass
+class Bench:
+    """Measures the parts asked for, one child process after the other.
+
+    Attributes:
+        place: an empty directory for run directories.
+        say: takes one line of progress.
+        jobs: instead of each part's own.
+        policies: instead of both; the loss is by default measured under fp32 alone.
+        steps: instead of each part's own number.
+        quick: so few steps that every part is seen to work and no number means much.
+        child: runs a command in a process of its own.
+    """
+
+    place: Path
+    say: Callable[[str], None]
+    jobs: Sequence[str] | None = None
+    policies: Sequence[str] | None = None
+    steps: int | None = None
+    quick: bool = False
+    child: Child = run_child
+    _runs: dict[tuple[str, str, str, int], tuple[Path, dict[str, Any]]] = field(
+        default_factory=dict[Any, Any]
+    )
+    _is_warm: bool = False
+
+    def run(self, parts: Iterable[str]) -> list[Row]:
+        """Return the rows of ``parts``, in their own order."""
+        measure: Mapping[str, Callable[[str, str], list[Row]]] = {
+            "exactness": self.exactness,
+            "log": self.log,
+            "overhead": self.overhead,
+            "memory": self.memory,
+            "loss": self.loss,
+        }
+        rows: list[Row] = []
+        for part in [part for part in PARTS if part in parts]:
+            for job in self.jobs or JOBS[part]:
+                for policy in self.policies or (("fp32",) if part == "loss" else POLICIES):
+                    self.say(f"{part}: {job}, {policy}")
+                    try:
+                        rows += measure[part](job, policy)
+                    except (TallyError, OSError) as problem:
+                        rows.append(Row(part, job, policy, part, None, "times", error=str(problem)))
+        return rows
+
+    def _steps(self, part: str, job: str) -> int:
+        if self.steps is not None:
+            return self.steps
+        if self.quick:
+            return QUICK[part]
+        return GPT2_ROUNDS if (part, job) == ("overhead", "gpt2") else STEPS[part]
+
+    def _directory(self, name: str) -> Path:
+        return self.place / f"{len(list(self.place.iterdir())):03d}-{name}"
+
+    def _measure(self, kind: str, profile: str = "native", **arguments: object) -> dict[str, Any]:
+        return self.child(["bench", "measure", kind, json.dumps(arguments)], parse_profile(profile))
+
+    # -- exactness -----------------------------------------------------------------------------
+
+    def exactness(self, job: str, policy: str) -> list[Row]:
+        """Record under one arithmetic and audit under another, both ways round, in one segment over all steps.
+
+        Each pair of arithmetics has a control: the same training without log, whose weights must differ.
+        """
+        rows: list[Row] = []
+        for trainer, auditor in _profile_pairs():
+            rows.append(self._guarded(self._audited, job, policy, trainer, auditor))
+        for other in dict.fromkeys(auditor for trainer, auditor in _profile_pairs() if trainer == "native"):
+            rows.append(self._guarded(self._without_log, job, policy, "native", other))
+        return rows
+
+    def _guarded(
+        self, one: Callable[[str, str, str, str], Row], job: str, policy: str, a: str, b: str
+    ) -> Row:
+        try:
+            return one(job, policy, a, b)
+        except (TallyError, OSError) as problem:
+            name = f"{a} and {b}" if one == self._without_log else f"{a}, audit {b}"
+            return Row("exactness", job, policy, name, None, "bytes", error=str(problem))
+
+    def _recorded(self, job: str, policy: str, profile: str, steps: int) -> tuple[Path, dict[str, Any]]:
+        key = (job, policy, profile, steps)
+        if key not in self._runs:
+            run = self._directory("run")
+            self.say(f"  record under {profile}")
+            arguments = ["record", job, "--run", str(run), "--policy", policy, "--steps", str(steps)]
+            arguments += ["--checkpoint-every", str(steps), "--profile", profile]
+            self._runs[key] = (run, self.child(arguments, parse_profile(profile)))
+        return self._runs[key]
+
+    def _audited(self, job: str, policy: str, trainer: str, auditor: str) -> Row:
+        steps = self._steps("exactness", job)
+        run, _ = self._recorded(job, policy, trainer, steps)
+        self.say(f"  audit under {auditor}")
+        profile = parse_profile(auditor)
+        audit = ["audit", str(run), "--job", job, "--profile", auditor]
+        found = self.child(audit, profile)
+        matches = found["verdict"] == "match"
+        differing = 0
+        if not matches:
+            claim = self._directory("claim")
+            self.child([*audit, "--claim", str(claim)], profile)
+            differing = differing_bytes(RunDirectory(run), RunDirectory(claim), steps)
+        return Row(
+            "exactness", job, policy, f"differing bytes, record {trainer}, audit {auditor}", differing, "bytes", 0,
+            sound=matches,
+            detail={"steps": steps, "audit": found["verdict"], "first": found.get("first"), "freedom": found.get("freedom")},
+        )  # fmt: skip
+
+    def _without_log(self, job: str, policy: str, first: str, second: str) -> Row:
+        steps = self._steps("exactness", job)
+        run, _ = self._recorded(job, policy, "native", steps)
+        weights: list[bytes] = []
+        size = 1
+        for profile in (first, second):
+            self.say(f"  control: plain loop under {profile}")
+            out = self._directory("weights")
+            found = self._measure(
+                "control", profile, directory=str(run), out=str(out), jitter=parse_profile(profile).jitter
+            )
+            weights.append(out.read_bytes())
+            size = found["bytes_each"]
+        a, b = (np.frombuffer(data, dtype=f"<u{size}") for data in weights)
+        detail = {"steps": steps, "weights": int(a.size)}
+        return Row(
+            "exactness", job, policy, f"control without log, {first} and {second}", int(np.count_nonzero(a != b)),
+            "weights", 1, at_least=True, detail=detail,
+        )  # fmt: skip
+
+    # -- log -----------------------------------------------------------------------------------
+
+    def log(self, job: str, policy: str) -> list[Row]:
+        """Return the log's size over a whole run, changes of the grids included; the first grids are part of the state."""
+        steps = self._steps("log", job)
+        run, found = self._recorded(job, policy, "native", steps)
+        grids = RunDirectory(run).load_checkpoint(0)["document/grids"]
+        detail = {
+            "steps": steps,
+            "parameters": found["parameters"],
+            "first_grids_bytes": memoryview(grids.data).nbytes,
+        }
+        bits, size = found["log_bits_per_parameter_step"], found["log_bytes_per_step"]
+        most = MOST_BITS.get((job, policy))
+        return [
+            Row("log", job, policy, "log bits per parameter and step", bits, "bits", most, detail=detail),
+            Row("log", job, policy, "log bytes per step", size, "bytes", detail=detail),
+        ]
+
+    # -- overhead ------------------------------------------------------------------------------
+
+    def overhead(self, job: str, policy: str) -> list[Row]:
+        """Return medians over plain, recorded and audited steps that took turns in one process."""
+        warm_up = 1 if self.quick or job == "gpt2" else WARM_UP
+        found = self._measure(
+            "overhead", job=job, policy=policy, rounds=self._steps("overhead", job), warm_up=warm_up
+        )
+        return overhead_rows(job, policy, found)
+
+    # -- memory --------------------------------------------------------------------------------
+
+    def memory(self, job: str, policy: str) -> list[Row]:
+        """Return the peak resident memory of recording and of auditing over that of the plain loop, processes and all."""
+        self._warm_up()
+        run = self._directory("memory")
+        peaks: dict[str, dict[str, int]] = {}
+        for role in ("plain", "record", "audit"):
+            self.say(f"  {role}")
+            steps = self._steps("memory", job)
+            peaks[role] = self._measure(
+                "memory", job=job, policy=policy, role=role, steps=steps, directory=str(run)
+            )
+        rows: list[Row] = []
+        for role in ("record", "audit"):
+            peak, plain = peaks[role]["peak"], peaks["plain"]["peak"]
+            net = (peak - peaks[role]["before"]) / max(plain - peaks["plain"]["before"], 1)
+            most = MOST_MEMORY if job in JOBS["memory"] else None
+            detail = {"peak_bytes": peak, "plain_peak_bytes": plain}
+            rows.append(
+                Row(
+                    "memory",
+                    job,
+                    policy,
+                    f"peak memory, {role} / plain",
+                    peak / plain,
+                    "times",
+                    most,
+                    detail=detail,
+                )
+            )
+            rows.append(
+                Row("memory", job, policy, f"peak memory, {role} / plain, without libraries", net, "times")
+            )
+        return rows
+
+    def _warm_up(self) -> None:
+        """Run every kernel once, so that no peak holds a compiler's memory: that is needed once per installation."""
+        if self._is_warm:
+            return
+        self.say("  compiling the kernels, once per installation")
+        for policy in self.policies or POLICIES:
+            run = self._directory("warm-up")
+            small = ["--set", "layers=1", "--set", "width=32", "--steps", "2"]
+            self.child(["record", "text", "--run", str(run), "--policy", policy, *small], Profile())
+            self.child(["audit", str(run)], Profile())
+        self._is_warm = True
+
+    # -- loss ----------------------------------------------------------------------------------
+
+    def loss(self, job: str, policy: str) -> list[Row]:
+        """Return how far recording moves the held-out loss, against how far another seed moves it."""
+        steps = self._steps("loss", job)
+        plain: list[float] = []
+        recorded: list[float] = []
+        for seed in SEEDS:
+            self.say(f"  seed {seed}: plain and recorded")
+            found = self._measure("loss", job=job, policy=policy, steps=steps, seed=seed)
+            plain.append(found["plain"])
+            recorded.append(found["recorded"])
+        spread = max(plain) - min(plain)
+        furthest = max(abs(a - b) for a, b in zip(recorded, plain, strict=True))
+        detail = {"steps": steps, "plain": plain, "recorded": recorded}
+        return [
+            Row(
+                "loss",
+                job,
+                policy,
+                "held-out loss, |recorded - plain| over seeds",
+                furthest,
+                "nats",
+                spread,
+                detail=detail,
+            )
+        ]
+
+
+def _profile_pairs() -> list[tuple[str, str]]:
+    """Return trainer's and auditor's profiles: instruction sets where this machine has them, else jitter."""
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        return [("native", "sse4,threads=1"), ("sse4,threads=1", "native"), ("native", "avx2")]
+    return [("native", "jitter,threads=1"), ("jitter,threads=1", "native")]
+
+
+def differing_bytes(first: RunDirectory, second: RunDirectory, steps_done: int) -> int:
+    """Return how many bytes differ between two states; a part that only one of them has differs wholly."""
+    a, b = first.load_checkpoint(steps_done), second.load_checkpoint(steps_done)
+    total = 0
+    for name in a.keys() | b.keys():
+        x, y = (np.frombuffer(side[name].data if name in side else b"", dtype=np.uint8) for side in (a, b))
+        shared = min(x.size, y.size)
+        total += int(np.count_nonzero(x[:shared] != y[:shared])) + abs(x.size - y.size)
+    return total
+
+
+def overhead_rows(job: str, policy: str, found: Mapping[str, Any]) -> list[Row]:
+    """Return the rows of one overhead measurement: ratios of medians, phases as shares of their step.
+
+    Raises:
+        InvalidInput: nothing was measured.
+    """
+    rounds: list[Mapping[str, Mapping[str, float]]] = found["rounds"]
+    if not rounds:
+        raise InvalidInput(f"overhead of {job}: no round was measured")
+    seconds = {
+        who: {phase: statistics.median(one[who][phase] for one in rounds) for phase in rounds[0][who]}
+        for who in ("plain", "record", "audit")
+    }
+    plain = seconds["plain"]["total"]
+
+    def row(measure: str, value: float, unit: Unit, **detail: Any) -> Row:
+        return Row("overhead", job, policy, measure, value, unit, detail=detail)
+
+    rows: list[Row] = []
+    for who in ("record", "audit"):
+        each = sorted(one[who]["total"] / one["plain"]["total"] for one in rounds)
+        spread = {"lowest": each[0], "highest": each[-1], "rounds": len(rounds), "threads": found["threads"]}
+        rows.append(row(f"{who} / plain", seconds[who]["total"] / plain, "times", seconds=seconds[who], plain_seconds=seconds["plain"], **spread))  # fmt: skip
+    for who in ("record", "audit"):
+        total = seconds[who]["total"]
+        phases = {phase: value for phase, value in seconds[who].items() if phase != "total"}
+        phases["data and log"] = max(0.0, total - sum(phases.values()))
+        for phase, value in phases.items():
+            name = phase.replace("forward_backward", "forward and backward").replace("_", " ")
+            rows.append(row(f"{who}: {name}", value / total, "share", plain_steps=value / plain))
+    one, first, due = found["calibration"], found["first_calibration"], found["calibrations_due"]
+    amortised = (first + due * one) / (found["job_steps"] * plain)
+    rows.append(row("one calibration / plain step", one / plain, "times", first_plain_steps=first / plain))
+    rows.append(
+        row(
+            "all calibrations / plain run", amortised, "share", calibrations=1 + due, steps=found["job_steps"]
+        )
+    )
+    root = found["state_root"] / plain
+    rows.append(row("one state root / plain step", root, "times", amortised=root / CHECKPOINT_EVERY))
+    return rows
+
+
+def machine() -> dict[str, Any]:
+    """Return what a reader needs to place the numbers: processor, cores and versions."""
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        **{name: _version(name) for name in ("tallystick", "torch", "numpy", "numba", "transformers")},
+    }
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        with storing(str(info)):
+            for line in info.read_text().splitlines():
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

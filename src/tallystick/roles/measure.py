@@ -1,0 +1,349 @@
+"""Measurements that need a process of their own; ``bench`` starts that process and judges what came back.
+
+Each function returns plain numbers. Nothing here decides what is good enough.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from tallystick.errors import InvalidInput, Mismatch
+from tallystick.execution.job import Batch, Job, find_source
+from tallystick.execution.operators import RANDOM
+from tallystick.numerics.policy import Policy, find_policy
+
+# Session, trainer and auditor load numba. A plain loop does without, and its memory is measured without.
+if TYPE_CHECKING:
+    from tallystick.execution.capture import Jitter
+    from tallystick.execution.randomness import RandomStream
+    from tallystick.protocol.transcript import StepRecord
+
+Say = Callable[[str], None]
+Times = dict[str, float]
+SCORE = "held_out_loss"
+COMPUTE: Mapping[str, torch.dtype] = {"fp64": torch.float64, "fp32": torch.float32}
+
+
+class PortableRandomness(TorchDispatchMode):
+    """Random operators draw what they draw in a recorded run; nothing else changes, unless ``jitter`` is given."""
+
+    def __init__(self, stream: RandomStream, jitter: Jitter | None) -> None:
+        super().__init__()
+        self._stream, self._jitter = stream, jitter
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run ``func``, drawing from the stream where it is random."""
+        if func._schema.name in RANDOM:
+            return self._stream.draw(func, args, kwargs or {})
+        result = func(*args, **(kwargs or {}))
+        if self._jitter is not None:
+            self._jitter.after(func, args, result)
+        return result
+
+
+class PlainLoop:
+    """A job's own loop in plain PyTorch: nothing is rounded, logged or hashed.
+
+    Args:
+        job: its model becomes ``compute``.
+        compute: dtype of model, gradients and, without ``masters``, of the optimizer's state.
+        masters: the optimizer works on float64 copies of the parameters, kept from step to step.
+        stream: draws the random numbers of a recorded run; None for torch's own generator.
+        jitter: last-bit noise on every operator of forward and backward pass; needs ``stream``.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        compute: torch.dtype,
+        *,
+        masters: bool = False,
+        stream: RandomStream | None = None,
+        jitter: Jitter | None = None,
+    ) -> None:
+        self.job, self.compute, self.stream, self.jitter = job, compute, stream, jitter
+        job.model.to(compute)
+        for module in job.extra.values():
+            module.to(compute)
+        self.masters = _hold_masters(job) if masters else []
+
+    def step(self, number: int) -> Times:
+        """Train on step ``number`` and return the seconds of its two phases and in all."""
+        job, started = self.job, time.perf_counter()
+        for micro_batch, part in enumerate(_parts(job.batch(number), job.accumulation, self.compute)):
+            with self._randomness(number, micro_batch):
+                torch.autograd.backward(job.loss(job.model, part) / job.accumulation)
+        if job.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(job.model.parameters(), job.clip_norm)
+        middle = time.perf_counter()
+        for parameter, master in self.masters:
+            if parameter.grad is not None:
+                master.grad, parameter.grad = parameter.grad.double(), None
+        job.optimizer.step()
+        job.optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for parameter, master in self.masters:
+                parameter.copy_(master)
+        if job.scheduler is not None:
+            job.scheduler.step()
+        if job.after_step is not None:
+            job.after_step(number)
+        ended = time.perf_counter()
+        return {"forward_backward": middle - started, "optimizer": ended - middle, "total": ended - started}
+
+    def _randomness(self, number: int, micro_batch: int) -> AbstractContextManager[object]:
+        if self.stream is None:
+            return nullcontext()
+        self.stream.start(number, 0, micro_batch)
+        return PortableRandomness(self.stream, self.jitter)
+
+
+def _hold_masters(job: Job) -> list[tuple[nn.Parameter, nn.Parameter]]:
+    """Put float64 copies of the parameters in their places in the optimizer; return both, in pairs."""
+    pairs: list[tuple[nn.Parameter, nn.Parameter]] = []
+    for group in job.optimizer.param_groups:
+        originals: list[nn.Parameter] = group["params"]
+        copies = [nn.Parameter(p.detach().double(), requires_grad=p.requires_grad) for p in originals]
+        group["params"] = copies
+        pairs += zip(originals, copies, strict=True)
+    return pairs
+
+
+def _parts(batch: Batch, count: int, compute: torch.dtype) -> list[Batch]:
+    """Return ``count`` equal cuts of ``batch`` along dimension 0, floating tensors in ``compute``."""
+
+    def cut(number: int) -> Callable[[Any], Any]:
+        def one(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            part = leaf if count == 1 else leaf.chunk(count)[number]
+            return part.to(compute) if part.is_floating_point() else part
+
+        return one
+
+    return [tree_map(cut(number), batch) for number in range(count)]
+
+
+class MemoryRun:
+    """A job recorded in memory: everything a trainer does in a step but writing files."""
+
+    def __init__(self, job: Job, policy: Policy, seed: int) -> None:
+        from tallystick.roles.trainer import open_session
+
+        self.job, self.policy, self.seed = job, policy, seed
+        self.session = open_session(job, policy, seed)
+        self._before = self.session.table
+
+    def calibrate(self, repeats: int = 2) -> float:
+        """Measure the noise of the next step and return the seconds that took."""
+        from tallystick.execution.calibrate import calibrate
+        from tallystick.execution.step import backward_of
+
+        started = time.perf_counter()
+        backward = backward_of(self.session, self.job)
+        self.session.table = calibrate(self.session, backward, repeats=repeats, seed=self.seed).table
+        return time.perf_counter() - started
+
+    def begin(self) -> float:
+        """Calibrate as before the first step, whose grids are part of the initial state; return the seconds."""
+        seconds = self.calibrate()
+        self._before = self.session.table
+        return seconds
+
+    def calibrate_if_due(self) -> float | None:
+        """Calibrate where a trainer would; return the seconds, or None."""
+        from tallystick.roles.trainer import calibration_is_due
+
+        due = calibration_is_due(self.session.step, self.policy.recalibrate_every)
+        return self.calibrate(repeats=1) if due else None
+
+    def step(self) -> tuple[StepRecord, bytes, Times]:
+        """Record one step; return its record, its log frame and the seconds of each phase and in all."""
+        from tallystick.execution.step import run_step
+        from tallystick.execution.tape import RecordTape
+        from tallystick.roles.trainer import step_record
+
+        session, number, started = self.session, self.session.step, time.perf_counter()
+        phases = dict(session.seconds)
+        tape = RecordTape(session.policy, self._before, current=session.table)
+        outcome = run_step(session, self.job, tape)
+        frame = tape.finish()
+        session.table = self._before = tape.table
+        record = step_record(number, outcome, frame, None)
+        return record, frame, _since(phases, session.seconds, started)
+
+
+def _since(before: Mapping[str, float], now: Mapping[str, float], started: float) -> Times:
+    times = {phase: now[phase] - before[phase] for phase in now}
+    return {**times, "total": time.perf_counter() - started}
+
+
+def overhead(job: str, policy: str, rounds: int, warm_up: int, say: Say) -> dict[str, Any]:
+    """Return the seconds of plain, recorded and audited steps that took turns in this process.
+
+    The auditor follows in memory what the trainer has just logged. ``rounds`` are measured after ``warm_up``
+    more. Each step's seconds stand by phase, with ``total``; calibrations are timed apart.
+
+    Raises:
+        Mismatch: the audited step is not the recorded one.
+    """
+    from tallystick.commit.state import summarise
+    from tallystick.execution.snapshot import state_entries
+    from tallystick.roles.auditor import Replay
+    from tallystick.roles.trainer import calibration_is_due, open_session
+
+    source, chosen = find_source(job), find_policy(policy)
+    plain = PlainLoop(source.build({}), COMPUTE[policy])
+    run = MemoryRun(source.build({}), chosen, seed=0)
+    first, again = run.begin(), list[float]()
+    say(f"first calibration {first:.2f} s")
+    followed = source.build({})
+    replay = Replay(followed, open_session(followed, chosen, 0))
+    replay.session.table = run.session.table
+    measured: list[dict[str, Times]] = []
+    for number in range(warm_up + rounds):
+        found = {"plain": plain.step(number)}
+        due = run.calibrate_if_due()
+        again += [] if due is None else [due]
+        record, frame, found["record"] = run.step()
+        found["audit"] = _follow(replay, record, frame)
+        say(
+            f"round {number + 1}/{warm_up + rounds}: "
+            + ", ".join(f"{k} {v['total']:.3f} s" for k, v in found.items())
+        )
+        measured += [found] if number >= warm_up else []
+    if not again:
+        again.append(run.calibrate(repeats=1))
+    started = time.perf_counter()
+    summarise(state_entries(run.session)).root()
+    ended = time.perf_counter()
+    return {
+        "rounds": measured,
+        "first_calibration": first,
+        "calibration": statistics.median(again),
+        "calibrations_due": sum(
+            calibration_is_due(step, chosen.recalibrate_every) for step in range(run.job.steps)
+        ),
+        "job_steps": run.job.steps,
+        "state_root": ended - started,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _follow(replay: Any, record: StepRecord, frame: bytes) -> Times:
+    from tallystick.roles.auditor import compare_step
+
+    phases, started = dict(replay.session.seconds), time.perf_counter()
+    outcome, tape = replay.follow(record, frame)
+    deviations = compare_step(record, outcome, tape.violations)
+    times = _since(phases, replay.session.seconds, started)
+    if deviations:
+        raise Mismatch(str(deviations[0]))
+    return times
+
+
+def memory(job: str, policy: str, role: str, steps: int, directory: str) -> dict[str, Any]:
+    """Return the peak resident memory of this process, bytes, after ``role`` did its work, and before it began.
+
+    ``plain`` trains: under fp64 wholly in float64, under fp32 in float32 with an optimizer on float64 copies.
+    ``record`` writes a run with a calibration and a checkpoint every second step to ``directory``, ``audit`` repeats it.
+
+    Raises:
+        Mismatch: the audit's verdict is not ``match``.
+    """
+    source = find_source(job)
+    if role == "plain":
+        before = peak_memory()
+        loop = PlainLoop(source.build({}), COMPUTE[policy], masters=policy == "fp32")
+        for number in range(steps):
+            loop.step(number)
+        return {"peak": peak_memory(), "before": before}
+    from tallystick.roles.auditor import audit
+    from tallystick.roles.trainer import Order, record
+    from tallystick.store.files import RunDirectory
+
+    before = peak_memory()
+    if role == "record":
+        rounding = find_policy(policy, recalibrate_every=2)
+        record(Order(source, {}, rounding, checkpoint_every=2, steps=steps), RunDirectory(Path(directory)))
+    else:
+        report = audit(RunDirectory(Path(directory)), source)
+        if report.verdict != "match":
+            raise Mismatch(f"audit of {directory}: {report.verdict}, {report.first}")
+    return {"peak": peak_memory(), "before": before}
+
+
+def peak_memory() -> int:
+    """Return the largest resident size of this process so far, bytes."""
+    import resource
+    import sys
+
+    unit = 1 if sys.platform == "darwin" else 1024  # getrusage(2): bytes there, kibibytes elsewhere
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def control(directory: str, out: str, jitter: bool) -> dict[str, Any]:
+    """Train a recorded job plainly from its committed initial weights; write the final ones to ``out``.
+
+    Same precision, data, schedule and dropout masks as the run in ``directory``; no site and no log. The file holds
+    the weights in the order of the model's parameters, little-endian, in the precision of the policy.
+    """
+    from tallystick.execution.capture import Jitter
+    from tallystick.execution.randomness import RandomStream
+    from tallystick.store.files import RunDirectory, storing
+
+    run = RunDirectory(Path(directory))
+    stated = run.load_specification()
+    job = find_source(stated.job.path).build(stated.job.settings)
+    initial = run.load_committed(0, stated.initial_state)
+    with torch.no_grad():
+        for name, parameter in job.model.named_parameters():
+            values = torch.frombuffer(bytearray(initial[f"model/{name}"].data), dtype=torch.float32)
+            parameter.copy_(values.reshape(parameter.shape))
+    noise = Jitter(20241) if jitter else None
+    loop = PlainLoop(job, COMPUTE[stated.policy.name], stream=RandomStream(stated.seed), jitter=noise)
+    for number in range(stated.steps):
+        loop.step(number)
+    weights = torch.cat([p.detach().reshape(-1) for p in job.model.parameters()])
+    with storing(out):
+        Path(out).write_bytes(weights.numpy().tobytes())
+    return {"weights": weights.numel(), "bytes_each": weights.element_size()}
+
+
+def loss(job: str, policy: str, steps: int, seed: int) -> dict[str, Any]:
+    """Return the held-out loss after ``steps`` steps: of a plain float32 loop and of a recorded run.
+
+    Both have the same initial weights, data and dropout masks, all from ``seed``.
+
+    Raises:
+        InvalidInput: the job has no held-out loss.
+    """
+    from tallystick.execution.randomness import RandomStream
+
+    source = find_source(job)
+    settings = {"steps": str(steps), "init_seed": str(seed), "data_seed": str(seed)}
+    plain = PlainLoop(source.build(settings), torch.float32, stream=RandomStream(seed))
+    run = MemoryRun(source.build(settings), find_policy(policy), seed)
+    run.begin()
+    for number in range(steps):
+        plain.step(number)
+        run.calibrate_if_due()
+        run.step()
+    return {"plain": _score(job, plain.job), "recorded": _score(job, run.job)}
+
+
+def _score(name: str, job: Job) -> float:
+    scores = {} if job.evaluate is None else job.evaluate(job.model)
+    if SCORE not in scores:
+        raise InvalidInput(f"job {name}: evaluate gives no {SCORE}, it gives {sorted(scores)}")
+    return scores[SCORE]

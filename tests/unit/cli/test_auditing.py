@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+from pathlib import Path
+
+import pytest
+
+FIELDS = {
+    "verdict", "first_step", "steps", "differing_elements", "freedom",
+    "profile", "segments", "first", "environment", "seconds",
+}  # fmt: skip
+
+
+def test_an_honest_run_matches(tally, recorded: Path) -> None:
+    answer = tally("audit", recorded, "--json")
+
+    fields = json.loads(answer.out)
+    assert answer.code == 0
+    assert FIELDS <= set(fields)
+    assert (fields["verdict"], fields["first_step"], fields["steps"]) == ("match", None, 6)
+    assert (fields["differing_elements"], fields["first"], fields["profile"]) == (0, None, "native")
+    assert [(s["start"], s["end"], s["verdict"]) for s in fields["segments"]] == [
+        (0, 2, "match"),
+        (2, 4, "match"),
+        (4, 6, "match"),
+    ]
+    assert set(fields["freedom"]) == {"fraction", "largest_steer", "near", "elements"}
+    assert "total" in fields["seconds"]
+
+
+def test_the_page_says_match_and_how_much_was_compared(tally, recorded: Path) -> None:
+    answer = tally("audit", recorded)
+
+    assert answer.out.startswith("match: 6 steps repeated, every committed byte is the same\n")
+    assert "3 of 3 match" in answer.out
+    assert "0 differ" in answer.out
+
+
+def test_a_segment_is_repeated_alone(tally, recorded: Path) -> None:
+    fields = json.loads(tally("audit", recorded, "--steps", "2:4", "--json").out)
+
+    assert (fields["verdict"], fields["steps"]) == ("match", 2)
+    assert [(s["start"], s["end"]) for s in fields["segments"]] == [(2, 4)]
+
+
+def test_jitter_is_followed_too(tally, recorded: Path) -> None:
+    fields = json.loads(tally("audit", recorded, "--profile", "jitter", "--json").out)
+
+    assert (fields["verdict"], fields["profile"]) == ("match", "native,jitter")
+
+
+def test_a_profile_runs_in_a_child_whose_answer_and_code_pass_through(tally, recorded: Path) -> None:
+    x86 = platform.machine().lower() in ("x86_64", "amd64")
+    profile = "sse4,threads=1" if x86 else "threads=1"
+
+    answer = tally("audit", recorded, "--profile", profile, "--json")
+
+    fields = json.loads(answer.out)
+    assert (answer.code, fields["verdict"], fields["profile"]) == (0, "match", "sse4,threads=1" if x86 else "native,threads=1")
+    if x86:
+        assert fields["environment"]["cpu_capability"]["own"] == "DEFAULT"
+    assert tally("audit", recorded, "--profile", profile, "--steps", "1:2").code == 2
+
+
+def test_edited_weights_are_a_mismatch_at_the_last_step_with_both_values(tally, edited: Path) -> None:
+    answer = tally("audit", edited, "--json")
+    fields = json.loads(answer.out)
+
+    assert answer.code == 1
+    assert (fields["verdict"], fields["first_step"], fields["differing_elements"]) == ("mismatch", 5, 5)
+    assert fields["first"]["subject"].startswith("model/")
+    assert fields["first"]["own"] != fields["first"]["stated"]
+
+    page = tally("audit", edited).out
+    assert page.startswith("mismatch at step 5: model/")
+    assert "2 of 3 match" in page
+    assert "4:6 mismatch from step 5 on, 5 elements differ at its end" in page
+
+
+def test_a_forged_log_entry_is_a_violation(tally, job: Path, tmp_path: Path) -> None:
+    from tallystick.testing import cheats
+
+    arguments = ["forged_entry", "--run", tmp_path / "run", "--job", job, "--steps", "6", "--at", "3"]
+    cheats.main([str(argument) for argument in arguments])
+
+    answer = tally("audit", tmp_path / "run", "--json")
+
+    fields = json.loads(answer.out)
+    assert (answer.code, fields["verdict"], fields["first_step"]) == (1, "log_violation", 3)
+
+
+def test_another_source_cannot_reproduce_the_run(tally, recorded: Path, job: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.py"
+    other.write_text(job.read_text() + "\n")
+
+    answer = tally("audit", recorded, "--job", other, "--json")
+    page = tally("audit", recorded, "--job", other)
+
+    assert answer.code == page.code == 3
+    assert json.loads(answer.out)["verdict"] == "cannot_reproduce"
+    assert "cannot reproduce at step 0: job source (nothing is said about the trainer)" in page.out
+    assert tally("audit", recorded, "--job", job).code == 0
+
+
+def test_a_source_inside_the_run_directory_is_never_executed(tally, recorded: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(recorded, tmp_path / "run"))
+    (run / "job.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    specification = json.loads((run / "specification.json").read_bytes())
+    specification["job"]["path"] = str(run / "job.py")
+    (run / "specification.json").write_bytes(
+        json.dumps(specification, sort_keys=True, separators=(",", ":")).encode()
+    )
+
+    answer = tally("audit", run)
+
+    assert answer.code == 2
+    assert "nothing there is executed; give --job" in answer.err
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_package_inside_the_run_directory_is_never_imported(
+    tally, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Path(shutil.copytree(recorded, tmp_path / "innocent"))
+    (run / "__init__.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    specification = json.loads((run / "specification.json").read_bytes())
+    specification["job"]["path"] = "innocent.job"
+    (run / "specification.json").write_bytes(
+        json.dumps(specification, sort_keys=True, separators=(",", ":")).encode()
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    answer = tally("audit", run)
+
+    assert answer.code == 2
+    assert "nothing there is executed" in answer.err
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_source_that_is_not_here_must_be_given(tally, copied: Path) -> None:
+    specification = json.loads((copied / "specification.json").read_bytes())
+    for path in ("/no/such/job.py", "relative.py", "no_such_module", "..", ""):
+        specification["job"]["path"] = path
+        (copied / "specification.json").write_bytes(
+            json.dumps(specification, sort_keys=True, separators=(",", ":")).encode()
+        )
+
+        answer = tally("audit", copied)
+
+        assert answer.code == 2
+        assert "not on this machine; give --job" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--steps", "1:4"], "1 is no committed checkpoint"),
+        (["--steps", "4:2"], "the end must come after the start"),
+        (["--steps", "2:2"], "the end must come after the start"),
+        (["--steps", "4"], "must be two numbers of steps"),
+        (["--steps", "-2:4"], "must be two numbers of steps"),
+        (["--steps", "2:\u0664"], "must be two numbers of steps"),
+        (["--steps", "0:2", "--claim", "out"], "a claim is about the whole run"),
+        (["--profile", "fast"], "unknown word 'fast'"),
+        (["--device", "abacus"], "device abacus: unknown"),
+        (["--job", "nowhere.py"], "no such file"),
+        (["--seed", "1"], "--seed"),
+    ],
+)
+def test_a_wrong_argument_is_refused_with_its_reason(
+    tally, recorded: Path, arguments: list[str], reason: str
+) -> None:
+    answer = tally("audit", recorded, *arguments)
+
+    assert (answer.code, answer.out) == (2, "")
+    assert reason in answer.err
+
+
+def test_what_is_no_run_directory_is_refused(tally, tmp_path: Path) -> None:
+    missing = tally("audit", tmp_path / "missing", "--json")
+    empty = tally("audit", tmp_path)
+
+    assert missing.code == empty.code == 2
+    assert json.loads(missing.out)["kind"] == "StoreError"
+    assert "there is no such run directory" in missing.err
+    assert "specification.json: not found" in empty.err
+
+
+def test_malformed_documents_are_refused(tally, copied: Path) -> None:
+    (copied / "run.json").write_bytes(b'{"root": 1}')
+
+    answer = tally("audit", copied, "--json")
+
+    assert answer.code == 2
+    assert json.loads(answer.out)["kind"] == "InvalidInput"
+
+
+def test_documents_that_contradict_each_other_are_a_mismatch(tally, copied: Path) -> None:
+    statement = json.loads((copied / "run.json").read_bytes())
+    statement["root"] = "00" * 32
+    (copied / "run.json").write_bytes(
+        json.dumps(statement, sort_keys=True, separators=(",", ":")).encode()
+    )
+
+    answer = tally("audit", copied, "--json")
+
+    assert answer.code == 1
+    assert json.loads(answer.out)["kind"] == "Mismatch"
+
+
+def test_a_claim_about_an_honest_run_has_its_root_and_disputes_nothing(
+    tally, recorded: Path, tmp_path: Path
+) -> None:
+    answer = tally("audit", recorded, "--claim", tmp_path / "claim", "--json")
+    fields = json.loads(answer.out)
+
+    assert answer.code == 0
+    assert (fields["verdict"], fields["first_step"], fields["differing_elements"]) == ("match", None, 0)
+    assert fields["root"] == fields["trainer_root"]
+
+    verdict = tally("dispute", recorded, tmp_path / "claim", "--json")
+    assert verdict.code == 0
+    assert json.loads(verdict.out)["loser"] == "none"
+
+
+def test_a_claim_about_edited_weights_wins_the_dispute(tally, edited: Path, tmp_path: Path) -> None:
+    claim, verdict = tmp_path / "claim", tmp_path / "verdict.json"
+    claimed = tally("audit", edited, "--claim", claim)
+
+    assert claimed.code == 1
+    assert claimed.out.startswith("mismatch: the roots differ; first deviation at step")
+    assert "tally dispute" in claimed.out
+
+    answer = tally("dispute", edited, claim, "--out", verdict, "--json")
+    fields = json.loads(answer.out)
+    assert answer.code == 1
+    assert (fields["loser"], fields["step"], fields["verdict_file"]) == ("trainer", 5, str(verdict))
+    assert fields["rounds"] == sum(fields["rounds_per_level"].values())
+
+    filed = json.loads(verdict.read_bytes())
+    assert {name: filed[name] for name in ("loser", "step", "rounds", "reason")} == {
+        name: fields[name] for name in ("loser", "step", "rounds", "reason")
+    }
+    assert not (claim / "verdict.json").exists()
+
+
+def test_a_verdict_lies_beside_the_claim_unless_told_otherwise(tally, edited: Path, tmp_path: Path) -> None:
+    claim = tmp_path / "claim"
+    tally("audit", edited, "--claim", claim)
+
+    answer = tally("dispute", edited, claim)
+
+    assert answer.out.startswith("the trainer loses at step 5\n")
+    assert json.loads((claim / "verdict.json").read_bytes())["loser"] == "trainer"
+
+
+def test_a_claim_needs_a_directory_of_its_own(tally, recorded: Path, copied: Path) -> None:
+    answer = tally("audit", recorded, "--claim", copied)
+
+    assert answer.code == 2
+    assert "exists and is not empty" in answer.err
+
+
+def test_a_claim_with_another_source_cannot_be_made(tally, recorded: Path, job: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.py"
+    other.write_text(job.read_text() + "\n")
+
+    answer = tally("audit", recorded, "--claim", tmp_path / "claim", "--job", other)
+
+    assert answer.code == 3
+    assert "this machine cannot repeat the job: job source" in answer.err
+
+
+def test_runs_of_two_orders_have_no_dispute(tally, recorded: Path, edited: Path, copied: Path) -> None:
+    specification = json.loads((copied / "specification.json").read_bytes())
+    specification["seed"] = 1
+    (copied / "specification.json").write_bytes(
+        json.dumps(specification, sort_keys=True, separators=(",", ":")).encode()
+    )
+
+    answer = tally("dispute", recorded, copied)
+
+    assert answer.code in (1, 2)
+    assert not (copied / "verdict.json").exists()
+
+
+@pytest.mark.parametrize("arguments", [[], ["one"], ["one", "two"], ["one", "two", "three"]])
+def test_a_dispute_needs_two_run_directories(tally, arguments: list[str]) -> None:
+    answer = tally("dispute", *arguments)
+
+    assert (answer.code, answer.out) == (2, "")

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tallystick
+from tallystick.cli import profiles
+from tallystick.errors import Nondeterminism
+from tallystick.execution.determinism import parse_profile
+
+COMMANDS = ("record", "audit", "show", "verify", "prove", "dispute", "demo")
+
+
+def test_help_names_every_command(tally) -> None:
+    answer = tally("--help")
+
+    assert answer.code == 0
+    assert all(command in answer.out for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(tally, command: str) -> None:
+    answer = tally(command, "--help")
+
+    assert answer.code == 0
+    assert "Usage: tally " + command in answer.out
+
+
+def test_no_command_is_answered_with_help_and_counts_as_wrong_usage(tally) -> None:
+    answer = tally()
+
+    assert answer.code == 2
+    assert "Usage" in answer.out
+
+
+def test_the_version_is_the_packages(tally) -> None:
+    assert tally("--version").out == f"tallystick {tallystick.__version__}\n"
+
+
+def test_an_unknown_command_is_one_line_and_one_json_object(tally) -> None:
+    answer = tally("nosuch", "--json")
+
+    assert answer.code == 2
+    assert answer.err.count("\n") == 1
+    assert json.loads(answer.out)["kind"] == "Usage"
+
+
+def test_what_a_stranger_wrote_cannot_move_the_cursor(tally, tmp_path: Path) -> None:
+    answer = tally("show", tmp_path / "\x1b[2Jgone")
+
+    assert "\x1b" not in answer.err
+    assert "\\x1b[2Jgone" in answer.err
+
+
+def test_the_module_is_the_command() -> None:
+    child = subprocess.run(
+        [sys.executable, "-m", "tallystick", "show", "/no/such/run", "--json"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert child.returncode == 2
+    assert json.loads(child.stdout)["kind"] == "StoreError"
+    assert child.stderr == "tally: /no/such/run: there is no such run directory\n"
+
+
+def test_starting_loads_no_torch() -> None:
+    code = "import sys, tallystick.cli.main; sys.exit('torch' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_child_without_its_profile_does_not_start_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(profiles.CHILD, "native,threads=3")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+
+    with pytest.raises(Nondeterminism, match="did not reach the process"):
+        profiles.rerun_under(parse_profile("threads=3"), ["show"])
+
+
+def test_native_needs_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(profiles.CHILD, "native")
+
+    assert profiles.rerun_under(parse_profile("native"), ["show"]) is None
+    assert profiles.rerun_under(parse_profile("jitter"), ["show"]) is None
+
+
+def test_a_reader_that_goes_away_is_no_defect(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as pipe:
+        child = subprocess.run(
+            [sys.executable, "-m", "tallystick", "--help"],
+            stdin=subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+
+    assert child.returncode != 70
+    assert "Traceback" not in child.stderr
