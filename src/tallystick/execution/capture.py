@@ -32,6 +32,7 @@ from tallystick.execution.operators import (
     LATTICES,
     RANDOM,
     REDUCTIONS,
+    RESTRICTED,
     SMOOTH,
     STATEFUL,
     SWITCHES,
@@ -203,13 +204,14 @@ class Capture(TorchDispatchMode):
         point = nearest(flat)
         near = _near(flat, point, band)
         if exact_is_structural:
-            near = near[flat[near] != _take(point, near)]
+            near = _without_structural(flat, point, near)
 
         def symbols(at: Tensor) -> Tensor:
             return (torch.sign(flat[at] - _take(point, at)) + 1).to(torch.int64)
 
         def distance(pairs: Tensor) -> Tensor:
-            return (flat[pairs[:, 0]] - _take(point, pairs[:, 0])).abs()
+            away = (flat[pairs[:, 0]] - _take(point, pairs[:, 0])).abs()
+            return torch.where(pairs[:, 1] <= ABOVE, away, math.inf)
 
         obey = self.tape.decide(flat.numel(), 2, near, symbols, distance)
         if obey is None:
@@ -234,7 +236,8 @@ class Capture(TorchDispatchMode):
             runner_up_gap: distance to the best candidate that was not chosen, same shape.
             choices: number of values ``index`` may take.
             rms: size of the operator's input.
-            gap_to: for pairs (flat output position, other index), how far that other candidate is behind.
+            gap_to: for pairs (flat output position, other index), how far that other candidate is behind;
+                infinite for an index that does not exist.
 
         Returns:
             The indexes to use.
@@ -248,7 +251,7 @@ class Capture(TorchDispatchMode):
             return index
         at, symbol = obey
         out = flat.clone()
-        out[at] = symbol.clamp(max=choices - 1)
+        out[at] = symbol
         return out.reshape(index.shape)
 
 
@@ -273,6 +276,20 @@ def _rms(flat: Tensor) -> float:
 
 def _near(flat: Tensor, point: Tensor, band: float) -> Tensor:
     return ((flat - point).abs() < band).nonzero().squeeze(1)
+
+
+def _without_structural(flat: Tensor, point: Tensor, near: Tensor) -> Tensor:
+    """Return ``near`` without the elements that lie on a lattice point because of what they are, not by chance.
+
+    Zeros (of a ReLU, of padding) are such; other points where more than one element in eight hits one exactly,
+    as counts and codes do. A chance hit is logged: elsewhere it may fall beside the point.
+    """
+    value = flat[near]
+    exact = value == _take(point, near)
+    structural = exact & (value == 0.0)
+    if int((exact & ~structural).sum()) > flat.numel() // 8:
+        structural = exact
+    return near[~structural]
 
 
 def _take(point: Tensor, at: Tensor) -> Tensor:
@@ -316,6 +333,21 @@ def _unknown(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, A
     return func(*args, **kwargs)
 
 
+def _restricted(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    _refuse_jumping_form(func, args, kwargs)
+    return func(*args, **kwargs)
+
+
+def _refuse_jumping_form(func: Operator, args: Arguments, kwargs: dict[str, Any]) -> None:
+    restriction = RESTRICTED[_name(func)]
+    value = _named(func, args, kwargs, restriction.argument)
+    if value is not None and restriction.jumps(value) and any(map(_is_float, tree_leaves((args, kwargs)))):
+        raise Nondeterminism(
+            f"operator {func}: jumps with {restriction.argument}={value}, and has no decision site; "
+            f"{restriction.reason}"
+        )
+
+
 def _switch(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
     name = _name(func)
     switch = SWITCHES[name]
@@ -357,14 +389,22 @@ def _compare_tensors(mode: Capture, func: Operator, args: Arguments, kwargs: dic
     x, y = torch.broadcast_tensors(x.to(dtype), y.to(dtype))
     flat = y.reshape(-1)
     moved = mode.forced(x, lambda _: flat)
-    return func(x if moved is None else moved, y, *args[2:], **kwargs)
+    if moved is None:
+        return func(*args, **kwargs)
+    if func._schema.is_mutable:
+        args[0].copy_(moved)
+        return func(*args, **kwargs)
+    return func(moved, y, *args[2:], **kwargs)
 
 
 def _lattice(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
     x = args[0]
     if not _is_float(x) or x.numel() == 0:
         return func(*args, **kwargs)
-    offset = LATTICES[_name(func)]
+    name = _name(func)
+    if name in RESTRICTED:
+        _refuse_jumping_form(func, args, kwargs)
+    offset = LATTICES[name]
     moved = mode.forced(x, lambda flat: torch.round(flat - offset) + offset, exact_is_structural=True)
     if moved is None:
         return func(*args, **kwargs)
@@ -402,28 +442,39 @@ def _max_pool(dims: int) -> Handler:
         stride = stride or kernel
         ceil_mode = bool(_positional(func, args, kwargs, 5))
         _decide_windows(mode, x, values, index, kernel, stride, padding, dilation, ceil_mode)
-        return _windows_taken(mode, x, values, index)
+        return _windows_taken(x, values, index, dims)
 
     return handle
 
 
-def _adaptive_max_pool(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
-    x, size = args[0], args[1]
-    sides = x.shape[-2:]
-    if any(side % out for side, out in zip(sides, size, strict=True)):
-        raise Nondeterminism(
-            f"operator {func}: input {tuple(sides)} is not a multiple of output {tuple(size)}; "
-            "windows of unequal size have no decision site"
-        )
-    values, index = func(*args, **kwargs)
-    kernel = [side // out for side, out in zip(sides, size, strict=True)]
-    _decide_windows(mode, x, values, index, kernel, kernel, [0, 0], [1, 1], False)
-    return _windows_taken(mode, x, values, index)
+def _adaptive_max_pool(dims: int) -> Handler:
+    def handle(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+        x, size = args[0], args[1]
+        sides = x.shape[-dims:]
+        if any(side % out for side, out in zip(sides, size, strict=True)):
+            raise Nondeterminism(
+                f"operator {func}: input {tuple(sides)} is not a multiple of output {tuple(size)}; "
+                "windows of unequal size have no decision site"
+            )
+        values, index = func(*args, **kwargs)
+        kernel = [side // out for side, out in zip(sides, size, strict=True)]
+        _decide_windows(mode, x, values, index, kernel, kernel, [0] * dims, [1] * dims, False)
+        return _windows_taken(x, values, index, dims)
+
+    return handle
 
 
 def _positional(func: Operator, args: Arguments, kwargs: dict[str, Any], position: int) -> Any:
     argument = func._schema.arguments[position]
     return args[position] if len(args) > position else kwargs.get(argument.name, argument.default_value)
+
+
+def _named(func: Operator, args: Arguments, kwargs: dict[str, Any], name: str) -> Any:
+    """Return the argument called ``name``, its default if not given, None if ``func`` has none of that name."""
+    for position, declared in enumerate(func._schema.arguments):
+        if declared.name == name:
+            return args[position] if position < len(args) else kwargs.get(name, declared.default_value)
+    return None
 
 
 def _spread(value: Any, dims: int) -> list[int]:
@@ -471,7 +522,7 @@ def _decide_windows(mode: Capture, x: Tensor, values: Tensor, index: Tensor, ker
         inside = _inside_window(
             at % per_plane, other, outs, x.shape[-dims:], kernel, stride, padding, dilation
         )
-        return torch.where(inside, gap, math.inf)
+        return torch.where(inside & (pairs[:, 1] < plane), gap, math.inf)
 
     width = max(1, (plane - 1).bit_length())
     obey = mode.tape.decide(flat_index.numel(), width, near, lambda at: flat_index[at], gap_to)
@@ -499,8 +550,7 @@ def _inside_window(out: Tensor, other: Tensor, outs: Any, sides: Any, kernel: li
     return inside
 
 
-def _windows_taken(mode: Capture, x: Tensor, values: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-    dims = 3 if x.dim() == 5 else 2
+def _windows_taken(x: Tensor, values: Tensor, index: Tensor, dims: int) -> tuple[Tensor, Tensor]:
     plane = x.reshape(*x.shape[:-dims], -1)
     taken = plane.gather(-1, index.reshape(*index.shape[:-dims], -1)).reshape(values.shape)
     return taken, index
@@ -539,12 +589,12 @@ def _arg_best(largest: bool) -> Handler:
 
 
 def _topk(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
-    x = args[0]
-    values, index = func(*args, **kwargs)
+    x, k, dim = args[0], args[1], _positional(func, args, kwargs, 2)
+    largest = bool(_positional(func, args, kwargs, 3))
+    # In rank order whatever was asked: an unsorted result may come in any order, so every device may choose this one.
+    values, index = func(x, k, dim, largest, True)
     if not _is_float(x) or x.dim() == 0 or index.numel() == 0:
         return values, index
-    dim = _positional(func, args, kwargs, 2)
-    largest = bool(_positional(func, args, kwargs, 3))
     index = _decide_ranks(mode, x, dim, index, largest)
     return x.gather(dim, index), index
 
@@ -578,8 +628,14 @@ def _decide_ranks(mode: Capture, x: Tensor, dim: int, index: Tensor, largest: bo
     flat = moved.reshape(-1)
 
     def gap_to(pairs: Tensor) -> Tensor:
-        row, other = pairs[:, 0] // k, pairs[:, 1].clamp(max=n - 1)
-        return (rows[row, flat[pairs[:, 0]]] - rows[row, other]).abs()
+        at, other = pairs[:, 0], pairs[:, 1].clamp(max=n - 1)
+        row = at // k
+        stated = flat.clone()
+        stated[at] = other
+        ranks = stated.reshape(-1, k)[row].sort(dim=1).values
+        twice = (ranks[:, 1:] == ranks[:, :-1]).any(dim=1)  # no honest order holds one element at two ranks
+        gap = (rows[row, flat[at]] - rows[row, other]).abs()
+        return torch.where(twice | (pairs[:, 1] >= n), math.inf, gap)
 
     return mode.chosen(moved, gap, n, _rms(x.reshape(-1)), gap_to).movedim(-1, dim)
 
@@ -589,12 +645,7 @@ def _random(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, An
 
 
 def _refuse_random(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
-    probability = kwargs.get("dropout_p")
-    if probability is None:
-        for value, declared in zip(args, func._schema.arguments, strict=False):
-            if declared.name == "dropout_p":
-                probability = value
-    if probability == 0.0:
+    if _named(func, args, kwargs, "dropout_p") == 0.0:
         return func(*args, **kwargs)
     raise Nondeterminism(
         f"operator {func}: draws random numbers that other devices cannot repeat; replaced are dropout, bernoulli, "
@@ -605,7 +656,8 @@ def _refuse_random(mode: Capture, func: Operator, args: Arguments, kwargs: dict[
 _CHOICE_HANDLERS: dict[str, Handler] = {
     "aten::max_pool2d_with_indices": _max_pool(2),
     "aten::max_pool3d_with_indices": _max_pool(3),
-    "aten::adaptive_max_pool2d": _adaptive_max_pool,
+    "aten::adaptive_max_pool2d": _adaptive_max_pool(2),
+    "aten::adaptive_max_pool3d": _adaptive_max_pool(3),
     "aten::max.dim": _best_of_dim(True),
     "aten::min.dim": _best_of_dim(False),
     "aten::argmax": _arg_best(True),
@@ -629,6 +681,8 @@ def _handler_for(func: Operator) -> Handler:
         return _switch
     if name in LATTICES:
         return _lattice
+    if name in RESTRICTED:
+        return _restricted
     if name == "aten::_to_copy":
         return _cast
     if name == "aten::_local_scalar_dense":

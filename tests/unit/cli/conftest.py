@@ -11,7 +11,7 @@ import pytest
 
 from tallystick.cli.main import main
 
-JOB = '''
+JOB = """
 import pathlib
 import torch
 from torch.nn.functional import cross_entropy
@@ -42,7 +42,7 @@ def build(settings):
         loss=lambda model, batch: cross_entropy(model(batch[0]), batch[1]),
         steps=6,
     )
-'''
+"""
 STEPS, EVERY = 6, 2
 PARAMETERS = 8 * 16 + 16 + 16 * 4 + 4
 

@@ -58,10 +58,14 @@ def test_a_profile_runs_in_a_child_whose_answer_and_code_pass_through(tally, rec
     answer = tally("audit", recorded, "--profile", profile, "--json")
 
     fields = json.loads(answer.out)
-    assert (answer.code, fields["verdict"], fields["profile"]) == (0, "match", "sse4,threads=1" if x86 else "native,threads=1")
+    assert (answer.code, fields["verdict"], fields["profile"]) == (
+        0,
+        "match",
+        "sse4,threads=1" if x86 else "native,threads=1",
+    )
     if x86:
         assert fields["environment"]["cpu_capability"]["own"] == "DEFAULT"
-    assert tally("audit", recorded, "--profile", profile, "--steps", "1:2").code == 2
+    assert tally("audit", recorded / "missing", "--profile", profile).code == 2
 
 
 def test_edited_weights_are_a_mismatch_at_the_last_step_with_both_values(tally, edited: Path) -> None:
@@ -200,9 +204,7 @@ def test_malformed_documents_are_refused(tally, copied: Path) -> None:
 def test_documents_that_contradict_each_other_are_a_mismatch(tally, copied: Path) -> None:
     statement = json.loads((copied / "run.json").read_bytes())
     statement["root"] = "00" * 32
-    (copied / "run.json").write_bytes(
-        json.dumps(statement, sort_keys=True, separators=(",", ":")).encode()
-    )
+    (copied / "run.json").write_bytes(json.dumps(statement, sort_keys=True, separators=(",", ":")).encode())
 
     answer = tally("audit", copied, "--json")
 
@@ -273,17 +275,15 @@ def test_a_claim_with_another_source_cannot_be_made(tally, recorded: Path, job: 
     assert "this machine cannot repeat the job: job source" in answer.err
 
 
-def test_runs_of_two_orders_have_no_dispute(tally, recorded: Path, edited: Path, copied: Path) -> None:
-    specification = json.loads((copied / "specification.json").read_bytes())
-    specification["seed"] = 1
-    (copied / "specification.json").write_bytes(
-        json.dumps(specification, sort_keys=True, separators=(",", ":")).encode()
-    )
+def test_runs_of_two_orders_have_no_dispute(tally, recorded: Path, job: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    tally("record", job, "--run", other, "--policy", "fp32", "--checkpoint-every", "2", "--seed", "1")
 
-    answer = tally("dispute", recorded, copied)
+    answer = tally("dispute", recorded, other)
 
-    assert answer.code in (1, 2)
-    assert not (copied / "verdict.json").exists()
+    assert answer.code == 2
+    assert "the two runs have different specifications" in answer.err
+    assert not (other / "verdict.json").exists()
 
 
 @pytest.mark.parametrize("arguments", [[], ["one"], ["one", "two"], ["one", "two", "three"]])

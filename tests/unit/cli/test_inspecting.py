@@ -37,7 +37,9 @@ def test_a_run_is_shown_with_the_fields_that_scripts_rely_on(tally, recorded: Pa
     assert sum(kind["bytes"] for kind in fields["log_kinds"].values()) == logged
 
 
-def test_the_page_fits_a_terminal_of_80_columns(tally, recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_fits_a_terminal_of_80_columns(
+    tally, recorded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     for command in ("show", "verify"):
         answer = tally(command, recorded)
@@ -244,10 +246,11 @@ def test_show_verify_and_prove_need_no_extra_and_record_names_the_one_it_needs(
         ["verify", str(recorded)],
         ["prove", str(recorded), "--step", "1", "--out", str(tmp_path / "step.json")],
         ["verify", str(tmp_path / "step.json"), "--root", root],
-        ["prove", str(recorded), "--checkpoint", "2", "--entry", "model/0.bias", "--chunk", "0"],
+        ["prove", str(recorded), "--checkpoint", "2", "--entry", "model/0.bias", "--chunk", "0",
+         "--out", str(tmp_path / "chunk.json")],
         ["record", "digits", "--run", str(tmp_path / "run"), "--policy", "fp32"],
         ["audit", str(recorded)],
-    ]
+    ]  # fmt: skip
 
     child = subprocess.run(
         [sys.executable, "-W", "error", "-c", WITHOUT_EXTRAS, json.dumps(commands)],

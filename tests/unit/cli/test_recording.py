@@ -17,7 +17,14 @@ def test_a_recorded_run_is_summarised(tally, job: Path, tmp_path: Path) -> None:
 
     assert answer.code == 0
     assert answer.out.startswith("recorded 6 steps under policy fp32\n")
-    for part in (str(tmp_path / "run"), "root", "final state", "bytes/step", "bits/parameter/step", "calibrate"):
+    for part in (
+        str(tmp_path / "run"),
+        "root",
+        "final state",
+        "bytes/step",
+        "bits/parameter/step",
+        "calibrate",
+    ):
         assert part in answer.out.replace("\n", "")
 
 
@@ -141,6 +148,29 @@ def test_an_interrupted_run_says_what_is_on_disk_and_resumes_to_the_same_root(
     assert resumed.code == 0
     assert resumed.out.startswith("recorded 2 steps under policy fp32; the run has 6\n")
     assert (tmp_path / "run" / "run.json").read_bytes() == (recorded / "run.json").read_bytes()
+
+
+def test_an_interrupt_passes_through_to_the_child_of_a_profile(tally, tmp_path: Path) -> None:
+    job = tmp_path / "interrupting.py"
+    job.write_text(
+        "import os, signal, torch\n"
+        "from tallystick.execution.job import Job\n"
+        "def build(settings):\n"
+        "    model = torch.nn.Linear(2, 1)\n"
+        "    def batch(step):\n"
+        "        if step == 4:\n"
+        "            os.kill(os.getppid(), signal.SIGINT)\n"
+        "            signal.pause()\n"
+        "        return torch.full((4, 2), step / 8)\n"
+        "    return Job(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.125), steps=6,\n"
+        "               batch=batch, loss=lambda model, batch: model(batch).square().mean())\n"
+    )
+
+    answer = record(tally, job, tmp_path / "run", "--profile", "threads=1")
+
+    assert answer.code == 130
+    assert "holds 4 of 6 steps" in answer.err
+    assert "Traceback" not in answer.err
 
 
 def test_another_order_does_not_resume_a_run(tally, job: Path, copied: Path) -> None:
