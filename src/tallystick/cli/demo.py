@@ -204,16 +204,15 @@ def _audit(show: Show) -> None:
 
 
 def _control(show: Show) -> None:
-    _heading("training it twice without a log, once in each arithmetic")
+    """Train the job plainly in both arithmetics, from the same weights and with the same random numbers."""
+    _heading("training it without a log, in each arithmetic")
+    run = str(show.place / "honest")
+    show.plain_seconds = float(_run(["-m", "tallystick.cli.plain", run], {}))
     results: list[np.ndarray] = []
-    for name, profile in (("native", "native"), ("other", show.profile)):
+    for name, profile in (("native", parse_profile("native")), ("other", parse_profile(show.profile))):
         out = show.place / f"plain-{name}.f32"
-        environment = parse_profile(profile).environment()
-        seconds = float(
-            _run(["-m", "tallystick.cli.plain", str(show.place / "honest"), str(out)], environment)
-        )
-        if name == "native":
-            show.plain_seconds = seconds
+        what = json.dumps({"directory": run, "out": str(out), "jitter": profile.jitter})
+        _run(["-m", "tallystick", "bench", "measure", "control", what], profile.environment())
         results.append(np.frombuffer(out.read_bytes(), dtype="<u4"))
     show.weights = int(results[0].size)
     show.differing = int(np.count_nonzero(results[0] != results[1]))

@@ -28,9 +28,8 @@ from tallystick.cli.recording import record
 from tallystick.cli.terminal import print_json, say
 from tallystick.errors import Mismatch, Nondeterminism, TallyError
 
-UNUSABLE: type[Exception] = typer.BadParameter.__mro__[
-    2
-]  # click's own root, which typer carries under various names
+# The root of click's usage errors, which typer carries under a name that changes between its versions.
+UNUSABLE: type[Exception] = typer.BadParameter.__mro__[2]
 EXTRAS = {"torch": "torch", "numba": "torch", "sklearn": "jobs", "transformers": "transformers"}
 
 app = typer.Typer(
@@ -64,13 +63,13 @@ if importlib.util.find_spec("tallystick.cli.bench") is not None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    os.environ.setdefault(
-        "OMP_WAIT_POLICY", "PASSIVE"
-    )  # before torch loads: idle threads that spin starve the others
+    # Before torch loads: idle threads that spin would starve all other processes.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     given = list(sys.argv[1:] if arguments is None else arguments)
     interrupt_once()
     try:
         code = typer.main.get_command(app).main(given, prog_name="tally", standalone_mode=False, obj=given)
+        sys.stdout.flush()
     except UNUSABLE as problem:
         return _refuse(given, *_usage(problem), code=2)
     except TallyError as problem:
@@ -86,9 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say("interrupted")
         return 130
     except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # or the interpreter complains once more
+        # Otherwise the interpreter complains once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as problem:  # noqa: BLE001 (reported with its traceback; see the exit codes)
         traceback.print_exc()

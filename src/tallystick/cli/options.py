@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -75,6 +76,20 @@ def parse_root(text: str) -> bytes:
     return bytes.fromhex(text)
 
 
+def find_job(name: str) -> JobSource:
+    """Return the source of a job that the caller named; dotted paths are looked for in the working directory too.
+
+    Raises:
+        InvalidInput: there is none of that name.
+    """
+    from tallystick.execution.job import find_source
+
+    here = str(Path.cwd())
+    if not name.endswith(".py") and here not in sys.path:
+        sys.path.append(here)
+    return find_source(name)
+
+
 def choose_source(job: str | None, stated: str, run_directories: Sequence[Path]) -> JobSource:
     """Return the source of ``job``, or of the path ``stated`` by a specification if that is at hand.
 
@@ -87,7 +102,7 @@ def choose_source(job: str | None, stated: str, run_directories: Sequence[Path])
     from tallystick.execution.job import find_source
 
     if job is not None:
-        return find_source(job)
+        return find_job(job)
     file = _file_of(stated)
     if file is None:
         raise InvalidInput(

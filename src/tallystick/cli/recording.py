@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tallystick.cli.options import AsJson, Device, ProfileName, parse_settings
+from tallystick.cli.options import AsJson, Device, ProfileName, find_job, parse_settings
 from tallystick.cli.profiles import check_device, rerun_under
 from tallystick.cli.terminal import StepDisplay, answer, say
 from tallystick.errors import TallyError
@@ -73,11 +73,10 @@ def record(
     settings = parse_settings(setting or [])
     check_device(device)
 
-    from tallystick.execution.job import find_source
     from tallystick.roles import trainer
 
     order = trainer.Order(
-        source=find_source(job),
+        source=find_job(job),
         settings=settings,
         policy=rounding,
         seed=seed,

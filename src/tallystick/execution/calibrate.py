@@ -26,6 +26,7 @@ from tallystick.execution.tape import (
     expected_form,
     floor_exponent,
     is_noise_only,
+    largest_scale,
     scale_exponents,
     settled_scales,
 )
@@ -107,16 +108,18 @@ def _gradients(
     try:
         with session.stepping(tape):
             backward(tape)
+            session.verify_tensors()
             loss = session.loss
     finally:
         session.probing = False
     found: list[Tensor | None] = []
-    for _, p in session.parameters:
+    for name, p in session.parameters:
         gradient = p.grad
-        p.grad = None
         if gradient is not None and gradient.is_sparse:
+            session.densified.add(name)
             gradient = gradient.to_dense()
         found.append(None if gradient is None else gradient.detach().contiguous())
+    session.model.zero_grad(set_to_none=True)
     with torch.no_grad():
         buffers = {
             name: tensor.detach().clone()
@@ -232,6 +235,7 @@ def _choose(session: Session, seen: _Seen, decisions: dict[int, float]) -> Calib
                 )
             band = min(highest, max(lowest, exponent_above(largest) + STATE_SAFETY))
             grids[place] = SiteGrid(24, band, -149)
+    _refuse_loud_noise(session, GridTable(grids))
     lowest, highest = policy.decision_band
     for ordinal, relative in decisions.items():
         band = max(lowest, exponent_above(relative) + policy.safety)
@@ -264,6 +268,23 @@ def _grid_for(session: Session, place: Site, measured: SiteNoise) -> SiteGrid:
         f"{session.site_name(place)}: its noise is 2**{exponent_above(measured.relative)} of its scale, "
         f"policy {policy.name} allows 2**{highest - policy.safety}; use a more precise policy"
     )
+
+
+def _refuse_loud_noise(session: Session, table: GridTable) -> None:
+    """Raise if a gradient that is noise only is not far below the step's largest: a follower would not believe it."""
+    largest, limit = largest_scale(table), session.policy.noise_limit
+    for place, grid in table.sites.items():
+        if place[0] != Kind.GRADIENT or not is_noise_only(grid):
+            continue
+        floor = int(grid.scales.max()) + grid.band
+        if largest is None or floor > largest + limit:
+            beside = (
+                "there is no other gradient" if largest is None else f"the step's largest has 2**{largest}"
+            )
+            raise Nondeterminism(
+                f"{session.site_name(place)}: is nothing but noise below 2**{floor}, and {beside}; policy "
+                f"{session.policy.name} needs 2**{-limit} between them"
+            )
 
 
 def _defaults(session: Session, grids: dict[tuple[int, int], SiteGrid]) -> dict[tuple[int, int], SiteGrid]:

@@ -135,7 +135,7 @@ EXACT = frozenset(
     gather ge gt hardshrink hardtanh im2col index index_copy index_fill index_select is_coalesced
     is_same_size isfinite isinf isnan isneginf isposinf le leaky_relu lift lift_fresh lift_fresh_copy
     linspace lt masked_fill masked_scatter masked_select max max_pool2d_with_indices_backward
-    max_pool3d_with_indices_backward max_unpool2d max_unpool3d maximum min minimum movedim nan_to_num
+    max_pool3d_with_indices_backward  maximum min minimum movedim nan_to_num
     narrow narrow_copy native_channel_shuffle ne neg new_empty new_empty_strided new_full new_ones
     new_zeros ones ones_like permute pixel_shuffle pixel_unshuffle reflection_pad1d reflection_pad2d
     reflection_pad3d relu repeat repeat_interleave replication_pad1d replication_pad2d replication_pad3d

@@ -114,10 +114,16 @@ class Session:
         self._held: dict[int, _Held] = {}
         self._handles: list[Any] = []
         self._dtypes: dict[str, torch.dtype] = {}
-        self._watched: dict[str, tuple[int, int, Tensor | None]] = {}
+        self._watched: dict[str, tuple[int, int, Tensor | int]] = {}
+        self._versions: list[int] = []
+        self._names: list[object] = []
+        self.optimizer_form: dict[int, dict[str, Any]] = {}
+        self._outer_dtype: torch.dtype | None = None
         self.on_schedule: Callable[[list[tuple[int, str, float]]], None] | None = None
         self.probing = False
-        self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)  # host clock, over all steps but those of a calibration
+        self.seconds: dict[str, float] = dict.fromkeys(
+            PHASES, 0.0
+        )  # host clock, over all steps but those of a calibration
         self._clock = 0.0
 
     # -- set-up ------------------------------------------------------------------------------
@@ -134,6 +140,7 @@ class Session:
         self.parameters = self._trainable()
         self.optimizer_keys = self._optimizer_keys()
         self.sites = self._list_sites()
+        self._names = self._tensor_names()
         self._handles = [
             self.optimizer.register_step_pre_hook(self._hook_before),
             self.optimizer.register_step_post_hook(lambda *_: self._after_optimizer()),
@@ -160,12 +167,13 @@ class Session:
                     tensor.data = tensor.data.to(self._dtypes[name])
 
     def _refuse_what_cannot_repeat(self) -> None:
-        kind = type(self.optimizer).__name__
-        if kind in REFUSED_OPTIMIZERS:
-            raise Nondeterminism(f"optimizer {kind}: {REFUSED_OPTIMIZERS[kind]}")
-        if self.scheduler is not None and type(self.scheduler).__name__ in REFUSED_SCHEDULERS:
-            kind = type(self.scheduler).__name__
-            raise Nondeterminism(f"scheduler {kind}: {REFUSED_SCHEDULERS[kind]}")
+        for what, thing, refused in (
+            ("optimizer", self.optimizer, REFUSED_OPTIMIZERS),
+            ("scheduler", self.scheduler, REFUSED_SCHEDULERS),
+        ):
+            for kind in (base.__name__ for base in type(thing).__mro__):
+                if kind in refused:
+                    raise Nondeterminism(f"{what} {kind}: {refused[kind]}")
         for index, group in enumerate(self.optimizer.param_groups):
             for name, value in group.items():
                 if isinstance(value, Tensor):
@@ -175,7 +183,7 @@ class Session:
                     f"optimizer group {index}: capturable optimizers keep their counters on the device; switch it off"
                 )
         for name, module in self.model.named_modules():
-            if hasattr(module, "_orig_mod"):
+            if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
                 raise Nondeterminism(
                     f"module {name or 'model'} is compiled; give the module before torch.compile"
                 )
@@ -191,6 +199,13 @@ class Session:
 
     def _convert(self) -> None:
         storages: dict[int, str] = {}
+        for prefix, module in (("model", self.model), *((f"extra/{n}", m) for n, m in self.extra.items())):
+            for name, parameter in module.named_parameters():
+                if not parameter.is_floating_point():
+                    raise InvalidInput(
+                        f"{prefix}/{name} is {parameter.dtype}; a parameter must be floating, "
+                        "register anything else as a buffer"
+                    )
         with torch.no_grad():
             for name, tensor in self._all_floating():
                 if self.policy.compute == "float32" and tensor.dtype != torch.float32:
@@ -220,10 +235,13 @@ class Session:
         return [(name, p) for name, p in named if p.requires_grad]
 
     def _optimizer_keys(self) -> list[str]:
-        """Return the names of the optimizer's floating state tensors, by trying it on a small copy."""
-        state = self.replica_step(2)
+        """Return the names of the optimizer's floating state tensors, having tried it on a small copy.
+
+        What the copy keeps stays in ``optimizer_form``, by parameter position: the form of a state that can be loaded.
+        """
+        self.optimizer_form = self.replica_step(2)
         keys: set[str] = set()
-        for values in state.values():
+        for values in self.optimizer_form.values():
             for key, value in values.items():
                 if (
                     isinstance(value, Tensor)
@@ -270,6 +288,7 @@ class Session:
             with ExitStack() as stack:
                 if jitter is not None and number == steps - 1:
                     stack.enter_context(JitterMode(jitter))
+                stack.enter_context(default_dtype(torch.float64))
                 clone.step()
         return {
             position: {"parameter": r.detach(), **clone.state.get(r, {})} for position, r in chosen.items()
@@ -296,7 +315,7 @@ class Session:
             sites.append(SiteSpec(Kind.BUFFER, ordinal, name, tuple(buffer.shape), 1))
         return sites
 
-    def site_name(self, place: Site) -> str:
+    def site_name(self, place: tuple[int, int]) -> str:
         """Return what people call the site at ``place``."""
         for site in self.sites:
             if (site.kind, site.ordinal) == place:
@@ -322,17 +341,19 @@ class Session:
         self._clock = time.perf_counter()
         self.skipped, self.loss, self.schedule = True, 0.0, []
         self._watched = {
-            name: (t.data_ptr(), t._version, t.clone() if t.numel() <= SMALL else None)
+            name: (t.data_ptr(), t._version, t.clone() if t.numel() <= SMALL else _mark(t))
             for name, t in self._floating_buffers()
         }
+        self._versions = [p._version for _, p in self.parameters]
         self._charge("end_of_step")
         try:
             with repeatable(self.policy.compute):
                 yield
         finally:
-            self.close_capture()
             self._tape = None
-            self._end_jitter()
+            self._leave_optimizer()
+            self._let_go()
+            self.close_capture()
 
     @contextmanager
     def micro_batch(self, number: int) -> Generator[None]:
@@ -383,6 +404,7 @@ class Session:
         assert self._tape is not None
         if self.skipped:
             self._charge("forward_backward")
+        self.verify_tensors()
         self._snap_schedule()
         for ordinal, (name, buffer) in enumerate(self._floating_buffers()):
             if self._has_changed(name, buffer):
@@ -405,11 +427,56 @@ class Session:
         self._clock = now
 
     def _has_changed(self, name: str, buffer: Tensor) -> bool:
-        """Small buffers are compared by value, since batch norm does not count its writes; large ones by their counter."""
-        pointer, version, copied = self._watched[name]
-        if copied is not None:
-            return not torch.equal(buffer, copied)
-        return (pointer, version) != (buffer.data_ptr(), buffer._version)
+        """Compare values, or for large buffers a sum over their bits: batch norm and ``.data`` do not count their writes."""
+        pointer, version, before = self._watched[name]
+        if isinstance(before, Tensor):
+            return not torch.equal(buffer, before)
+        return (pointer, version) != (buffer.data_ptr(), buffer._version) or _mark(buffer) != before
+
+    def trained_marks(self) -> dict[str, int]:
+        """Return a number for every parameter and optimizer tensor that changes with each of its bits."""
+        return {name: _mark(p) for name, p in self.parameters} | {
+            f"{name}/{key}": _mark(value)
+            for name, p in self.parameters
+            for key, value in self.optimizer.state.get(p, {}).items()
+            if isinstance(value, Tensor) and value.is_floating_point()
+        }
+
+    def verify_trained(self, before: Mapping[str, int]) -> None:
+        """Return if what the optimizer trains is what it was when ``before`` was taken.
+
+        Raises:
+            Nondeterminism: it is not; the message names the tensor.
+        """
+        after = self.trained_marks()
+        for name in sorted(before.keys() | after.keys()):
+            if before.get(name) != after.get(name):
+                raise _changed_outside(self.step, name)
+
+    def _tensor_names(self) -> list[object]:
+        modules = (("model", self.model), *((f"extra/{n}", m) for n, m in self.extra.items()))
+        found: list[object] = []
+        for prefix, module in modules:
+            found += [(f"{prefix}/{name}", id(p)) for name, p in module.named_parameters()]
+            found += [f"{prefix}/buffer/{name}" for name, _ in module.named_buffers()]
+        return found
+
+    def verify_tensors(self) -> None:
+        """Return if the model holds the tensors it was prepared with, and only the optimizer has changed what it trains.
+
+        Raises:
+            Nondeterminism: it does not; the message names the tensor.
+        """
+        now = self._tensor_names()
+        if now != self._names:
+            changed = [str(name) for name in now if name not in self._names] or ["a tensor is gone"]
+            raise Nondeterminism(
+                f"step {self.step}: the model's tensors are not those it began with ({changed[0]}); "
+                "register every parameter and buffer when the model is built"
+            )
+        for (name, p), version in zip(self.parameters, self._versions, strict=True):
+            if p._version != version:
+                raise _changed_outside(self.step, name)
 
     def state_fingerprint(self) -> int:
         """Return the 64-bit fingerprint over all floating state tensors, in order of their names."""
@@ -434,6 +501,7 @@ class Session:
         if self.probing:
             raise ProtocolViolation("the optimizer was stepped while the noise was being measured")
         tape = self._tape
+        self._verify_gradients_are_named()
         if tape is None:
             raise ProtocolViolation(
                 "optimizer.step outside a recorded step; put the loop's body inside `with recorder.step()`"
@@ -464,14 +532,41 @@ class Session:
             for ordinal in later:
                 self._round_gradient(ordinal)
         self._charge("gradient_rounding")
+        self._outer_dtype = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)  # optimizers make their scalars in it
         if self.jitter is not None:
             self._jitter_mode = JitterMode(self.jitter)
             self._jitter_mode.__enter__()
 
-    def _end_jitter(self) -> None:
+    def _leave_optimizer(self) -> None:
         if self._jitter_mode is not None:
             self._jitter_mode.__exit__(None, None, None)
             self._jitter_mode = None
+        if self._outer_dtype is not None:
+            torch.set_default_dtype(self._outer_dtype)
+            self._outer_dtype = None
+
+    def _let_go(self) -> None:
+        """After a step that failed in or around the optimizer: give parameters and optimizer state their dtypes back."""
+        for position, held in self._held.items():
+            _, p = self.parameters[position]
+            p.grad = None
+            p.data = held.parameter if self.compute == torch.float32 else p.data
+            state = self.optimizer.state.get(p, {})
+            for key in self.optimizer_keys:
+                if key in state:
+                    state[key] = held.state.get(key, state[key].float())
+        self._held.clear()
+
+    def _verify_gradients_are_named(self) -> None:
+        known = {id(p) for _, p in self.parameters}
+        for index, group in enumerate(self.optimizer.param_groups):
+            for p in group["params"]:
+                if p.grad is not None and id(p) not in known:
+                    raise Nondeterminism(
+                        f"optimizer group {index}: a parameter of shape {list(p.shape)} trains that did not when the run was "
+                        "prepared; freeze and unfreeze by way of learning rates"
+                    )
 
     def _is_noise_only(self, ordinal: int) -> bool:
         assert self._tape is not None
@@ -513,7 +608,7 @@ class Session:
         self._held[ordinal] = held
 
     def _after_optimizer(self) -> None:
-        self._end_jitter()
+        self._leave_optimizer()
         self._charge("optimizer")
         assert self._tape is not None
         names = ["parameter", *self.optimizer_keys]
@@ -537,6 +632,7 @@ class Session:
                     self._round_state(first + offset, state[key], narrow, narrow, f"{name}/{key}")
                     state[key] = narrow
         self._held.clear()
+        self._versions = [p._version for _, p in self.parameters]
         self._charge("state_rounding")
 
     def _round_state(self, ordinal: int, new: Tensor, old: Tensor, out: Tensor, name: str) -> None:
@@ -575,9 +671,12 @@ class Session:
             snapped = snap(value)
             if snapped != value:
                 self.set_hyperparameter(index, name, snapped)
-        rates = getattr(self.scheduler, "_last_lr", None)
-        if isinstance(rates, list):
-            self.scheduler._last_lr = [snap(float(rate)) for rate in rates]
+        schedulers = [] if self.scheduler is None else [self.scheduler]
+        for scheduler in schedulers:
+            schedulers += getattr(scheduler, "_schedulers", [])  # of a sequence, each holds its own
+            rates = getattr(scheduler, "_last_lr", None)
+            if isinstance(rates, list):
+                scheduler._last_lr = [snap(float(rate)) for rate in rates]
 
 
 def _outside_generators() -> dict[str, object]:
@@ -585,6 +684,29 @@ def _outside_generators() -> dict[str, object]:
     numpy_state: Any = np.random.get_state(legacy=False)
     words = numpy_state["state"]
     return {"Python's random": random.getstate(), "numpy.random": (words["pos"], words["key"].tobytes())}
+
+
+def _changed_outside(step: int, name: str) -> Nondeterminism:
+    return Nondeterminism(
+        f"step {step}: {name} was changed by something other than the optimizer, and that is not rounded; "
+        "let the optimizer do it, or train another parameter from which this one follows"
+    )
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Generator[None]:
+    """Inside, torch makes new floating tensors in ``dtype``."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _mark(tensor: Tensor) -> int:
+    """Return a number that changes with every bit of a tensor, up to 2**-64."""
+    return fingerprint(tensor.detach().contiguous().reshape(-1).view(torch.float32), 0)
 
 
 def _slice(tensor: Tensor) -> Tensor:

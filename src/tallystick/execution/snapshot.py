@@ -36,6 +36,10 @@ def state_tensors(session: Session) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for name, tensor in session.floating_state():
         found[name] = tensor
+    for name, p in session.parameters:
+        for key, value in session.optimizer.state.get(p, {}).items():
+            if isinstance(value, Tensor):
+                found[f"optimizer/{name}/{key}"] = value
     for prefix, module in (("model", session.model), *((f"extra/{n}", m) for n, m in session.extra.items())):
         for name, buffer in module.named_buffers():
             if not buffer.is_floating_point():
@@ -126,12 +130,14 @@ def load_state(session: Session, entries: Mapping[str, Entry]) -> None:
             for name, buffer in module.named_buffers():
                 _fill(buffer, take(f"{prefix}/buffer/{name}"))
         session.optimizer.state.clear()
-        for name, p in session.parameters:
+        for position, (name, p) in enumerate(session.parameters):
             prefix = f"optimizer/{name}/"
             state: dict[str, Any] = {}
-            for key in sorted(k for k in left if k.startswith(prefix) and "/" not in k[len(prefix) :]):
-                tensor = _tensor_of(left.pop(key))
-                state[key[len(prefix) :]] = tensor if tensor.dim() == 0 else tensor.to(p.device)
+            for key in sorted(k for k in left if k.startswith(prefix)):
+                expected = session.optimizer_form[position].get(key.removeprefix(prefix))
+                if isinstance(expected, Tensor):
+                    tensor = _optimizer_tensor(left.pop(key), expected, session.optimizer_form[position], p)
+                    state[key.removeprefix(prefix)] = tensor if tensor.dim() == 0 else tensor.to(p.device)
             if state:
                 session.optimizer.state[p] = state
     configuration = bytes(take("document/configuration").data)
@@ -150,7 +156,10 @@ def load_state(session: Session, entries: Mapping[str, Entry]) -> None:
             f"state: scheduler is a {scheduler.get('kind')}, the job has a {type(session.scheduler).__name__}"
         )
     if session.scheduler is not None:
-        session.scheduler.load_state_dict(_untagged(scheduler.get("state"), "scheduler"))
+        stated = _untagged(scheduler.get("state"), "scheduler")
+        if not _fits(session.scheduler.state_dict(), stated):
+            raise InvalidInput("state: the scheduler's values are not those of the job's scheduler")
+        session.scheduler.load_state_dict(stated)
     if left:
         raise InvalidInput(f"state: entry {sorted(left)[0]} belongs to nothing in the job")
 
@@ -166,17 +175,57 @@ def _load_optimizer(session: Session, document: dict[str, Any]) -> None:
         ]:
             raise InvalidInput(f"state: optimizer group {index} holds other parameters than the job's")
         values = _untagged(stated.get("values"), f"optimizer group {index}")
-        if not isinstance(values, dict) or values.keys() != group.keys() - {"params"}:
+        if not _fits({key: value for key, value in group.items() if key != "params"}, values):
             raise InvalidInput(f"state: optimizer group {index} has other settings than the job's")
         group.update(values)
     plain = document.get("plain")
     if not isinstance(plain, dict):
         raise InvalidInput("state: the optimizer's plain values are missing")
-    parameters = dict(session.parameters)
-    for name, values in plain.items():
-        if name not in parameters:
-            raise InvalidInput(f"state: optimizer values for {name}, which the job does not train")
-        session.optimizer.state[parameters[name]].update(_untagged(values, f"optimizer state of {name}"))
+    unknown = plain.keys() - {name for name, _ in session.parameters}
+    if unknown:
+        raise InvalidInput(f"state: optimizer values for {min(unknown)}, which the job does not train")
+    for position, (name, p) in enumerate(session.parameters):
+        values = _untagged(plain.get(name, {"map": []}), f"optimizer state of {name}")
+        state, form = session.optimizer.state.get(p, {}), session.optimizer_form[position]
+        expected = {key: value for key, value in form.items() if not isinstance(value, Tensor)}
+        tensors = form.keys() - expected.keys() - {"parameter"}
+        if (state or values) and not (_fits(expected, values) and state.keys() == tensors):
+            wanted = ", ".join(sorted(tensors | expected.keys())) or "none"
+            raise InvalidInput(
+                f"state: optimizer values for {name} must be {wanted} (or none before the first step)"
+            )
+        if values:
+            session.optimizer.state[p].update(values)
+
+
+def _optimizer_tensor(entry: Entry, example: Tensor, form: Mapping[str, Any], p: Tensor) -> Tensor:
+    """Return the tensor of an optimizer entry, its form being that of ``example``, made for a slice of ``p``."""
+    tensor = _tensor_of(entry)
+    dtype = torch.float32 if example.is_floating_point() else example.dtype
+    if example.shape == form["parameter"].shape:
+        good = tensor.shape == p.shape
+    else:
+        good = tensor.dim() == example.dim()
+    if tensor.dtype != dtype or not good:
+        raise InvalidInput(
+            f"state: entry {entry.name} is {tensor.dtype}{list(tensor.shape)}, which the job's optimizer does not keep "
+            f"for a parameter of shape {list(p.shape)}"
+        )
+    return tensor
+
+
+def _fits(own: Any, stated: Any) -> bool:
+    """Whether ``stated`` has the form of the job's ``own`` plain value: keys, lengths and types; numbers may differ."""
+    if isinstance(own, Mapping):
+        same = isinstance(stated, Mapping) and own.keys() == stated.keys()
+        return same and all(_fits(value, stated[key]) for key, value in own.items())
+    if isinstance(own, (list, tuple)):
+        same = type(own) is type(stated) and len(own) == len(stated)
+        return same and all(map(_fits, own, stated))
+    if own is None or (isinstance(own, (int, float)) and not isinstance(own, bool)):
+        number = isinstance(stated, (int, float)) and not isinstance(stated, bool)
+        return number or (own is None and stated is None)
+    return type(own) is type(stated)
 
 
 def _document(entry: Entry, what: str) -> dict[str, Any]:

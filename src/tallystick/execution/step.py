@@ -47,11 +47,13 @@ def run_step(session: Session, job: Job, tape: Tape) -> StepOutcome:
     with session.stepping(tape):
         forward_backward(session, job, batch, tape)
         job.optimizer.step()
-        job.optimizer.zero_grad(set_to_none=True)
+        job.model.zero_grad(set_to_none=True)  # of parameters, too, that the optimizer does not hold
         if job.scheduler is not None:
             job.scheduler.step()
         if job.after_step is not None:
+            before = session.trained_marks()
             job.after_step(step)
+            session.verify_trained(before)
         fingerprint = session.finish_step()
     session.step = step + 1
     return StepOutcome(

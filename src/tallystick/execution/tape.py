@@ -142,7 +142,9 @@ class RecordTape:
               key: Key = NO_KEY, name: str) -> None:  # fmt: skip
         """Round, logging the ambiguous elements; the site's scales follow its size."""
         grid = self._grids[(kind, ordinal)]
-        if grid.scales.size and not is_noise_only(grid):
+        if is_noise_only(grid):
+            grid = self._grids[(kind, ordinal)] = self._with_signal(grid, x)
+        elif grid.scales.size:
             rms = block_rms(x, grid.scales.size)
             scales = settled_scales(grid.scales.astype(np.int64), rms) if rms.any() else grid.scales
             if not np.array_equal(scales, grid.scales):
@@ -151,6 +153,25 @@ class RecordTape:
         entries = round_recorded(x, grid, out=out, old=old, key=key, name=name)
         if len(entries):
             self.payloads[SiteAddress(self.rank, 0, kind, ordinal)] = encode(entries)
+
+    def _with_signal(self, grid: SiteGrid, x: Tensor) -> SiteGrid:
+        """Return the grid of a gradient that was noise only: another one where its values have outgrown that noise.
+
+        What was measured stays its absolute noise; from it and the new scale follows the band, as far as the policy goes.
+        """
+        size, noise = int(scale_exponents(block_rms(x, 1))[0]), int(grid.scales.min()) + grid.band
+        if size < noise:
+            return grid
+        form = expected_form(self.policy, Kind.GRADIENT)
+        assert form is not None
+        precision, dithered, (lowest, highest), floor = form
+        scales = settled_scales(None, block_rms(x, grid.scales.size))
+        band = max(lowest, noise - int(scales.max()))
+        if band > highest:
+            if self._largest is not None and size + 1 <= self._largest + self.policy.noise_limit:
+                return SiteGrid(*grid.fields, scales=np.full(grid.scales.size, size + 1 - NOISE_BAND))
+            band = highest
+        return SiteGrid(precision, band, floor_exponent(band, floor), dithered, scales)
 
     def settle_noise(self) -> None:
         """Move the scales of noise-only gradients with the largest gradient scale; call after the others are rounded."""
@@ -289,6 +310,10 @@ class FollowTape:
         grid = self.table.sites.get((kind, ordinal))
         if grid is None:
             raise InvalidInput(f"log: no grid is given for {name}")
+        if not grid.scales.size and old is None:
+            raise InvalidInput(
+                f"log: {name} has no scales, and no old value that its band could be relative to"
+            )
         if grid.scales.size and x.numel() % grid.scales.size:
             raise InvalidInput(
                 f"log: {name} has {x.numel()} elements, not a multiple of its {grid.scales.size} blocks"
@@ -384,7 +409,8 @@ def find_policy_breaches(policy: Policy, before: GridTable, after: GridTable) ->
     for key, grid in after.sites.items():
         if before.sites.get(key) == grid:
             continue
-        rule = _breach(policy, Kind(key[0]), grid)
+        new = key not in before.sites and key[0] != Kind.DECISION
+        rule = "the run has no such site" if new else _breach(policy, Kind(key[0]), grid)
         if rule:
             breaches.append(Violation(f"{Kind(key[0]).name.lower()} site {key[1]}", -1, rule))
     return breaches
@@ -481,7 +507,7 @@ class ProbeTape:
 def sampled(x: Tensor) -> Tensor:
     """Return at most ``ProbeTape.SAMPLES`` evenly spaced elements of a flat tensor, float64."""
     stride = -(-x.numel() // ProbeTape.SAMPLES) or 1
-    return x[::stride].detach().to(torch.float64)
+    return x[::stride].detach().to(torch.float64, copy=True)  # an operator in place would change a view
 
 
 @dataclass
@@ -504,8 +530,10 @@ class EchoTape:
         place = (self._micro_batch, self._ordinal)
         before = self.probe.samples.get(place)
         rms = self.probe.rms.get(place, 0.0)
+        now = sampled(x)
         if before is not None and rms > 0.0 and before.numel():
-            moved = float((sampled(x) - before).abs().nan_to_num_(0.0).max()) / rms
+            same = now.shape == before.shape  # else a branch was taken that is no decision
+            moved = float((now - before).abs().nan_to_num_(0.0).max()) / rms if same else math.inf
             self.noise[self._ordinal] = max(self.noise.get(self._ordinal, 0.0), moved)
         return place in self.probe.branches
 

@@ -16,13 +16,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from tallystick.errors import InvalidInput, TallyError
 from tallystick.execution.determinism import INSTRUCTION_SETS, Profile, parse_profile
 from tallystick.store.files import RunDirectory, storing
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 PARTS = ("exactness", "log", "overhead", "memory", "loss")
 POLICIES = ("fp64", "fp32")
@@ -166,7 +169,7 @@ class Bench:
     steps: int | None = None
     quick: bool = False
     child: Child = run_child
-    _runs: dict[tuple[str, str, str, int], tuple[Path, dict[str, Any]]] = field(
+    _runs: dict[tuple[str, str, str, int], tuple[Path, dict[str, Any]] | TallyError] = field(
         default_factory=dict[Any, Any]
     )
     _is_warm: bool = False
@@ -211,33 +214,49 @@ class Bench:
 
         Each pair of arithmetics has a control: the same training without log, whose weights must differ.
         """
-        rows: list[Row] = []
-        for trainer, auditor in _profile_pairs():
-            rows.append(self._guarded(self._audited, job, policy, trainer, auditor))
-        for other in dict.fromkeys(auditor for trainer, auditor in _profile_pairs() if trainer == "native"):
-            rows.append(self._guarded(self._without_log, job, policy, "native", other))
+        pairs = _profile_pairs()
+        rows = [
+            self._guarded(self._audited, job, policy, a, b, f"differing bytes, record {a}, audit {b}")
+            for a, b in pairs
+        ]
+        for other in [b for a, b in pairs if a == "native"]:
+            name = f"control without log, native and {other}"
+            rows.append(self._guarded(self._without_log, job, policy, "native", other, name))
         return rows
 
     def _guarded(
-        self, one: Callable[[str, str, str, str], Row], job: str, policy: str, a: str, b: str
+        self,
+        one: Callable[[str, str, str, str, str], Row],
+        job: str,
+        policy: str,
+        first: str,
+        second: str,
+        measure: str,
     ) -> Row:
+        """Return one row of the part, or a row that says why there is none: the others are still measured."""
         try:
-            return one(job, policy, a, b)
+            return one(job, policy, first, second, measure)
         except (TallyError, OSError) as problem:
-            name = f"{a} and {b}" if one == self._without_log else f"{a}, audit {b}"
-            return Row("exactness", job, policy, name, None, "bytes", error=str(problem))
+            return Row("exactness", job, policy, measure, None, "bytes", error=str(problem))
 
     def _recorded(self, job: str, policy: str, profile: str, steps: int) -> tuple[Path, dict[str, Any]]:
+        """Return a run and what recording it printed; recorded once, for all parts that need it."""
         key = (job, policy, profile, steps)
         if key not in self._runs:
             run = self._directory("run")
             self.say(f"  record under {profile}")
             arguments = ["record", job, "--run", str(run), "--policy", policy, "--steps", str(steps)]
             arguments += ["--checkpoint-every", str(steps), "--profile", profile]
-            self._runs[key] = (run, self.child(arguments, parse_profile(profile)))
-        return self._runs[key]
+            try:
+                self._runs[key] = (run, self.child(arguments, parse_profile(profile)))
+            except TallyError as problem:
+                self._runs[key] = problem
+        found = self._runs[key]
+        if isinstance(found, TallyError):
+            raise found
+        return found
 
-    def _audited(self, job: str, policy: str, trainer: str, auditor: str) -> Row:
+    def _audited(self, job: str, policy: str, trainer: str, auditor: str, measure: str) -> Row:
         steps = self._steps("exactness", job)
         run, _ = self._recorded(job, policy, trainer, steps)
         self.say(f"  audit under {auditor}")
@@ -251,30 +270,27 @@ class Bench:
             self.child([*audit, "--claim", str(claim)], profile)
             differing = differing_bytes(RunDirectory(run), RunDirectory(claim), steps)
         return Row(
-            "exactness", job, policy, f"differing bytes, record {trainer}, audit {auditor}", differing, "bytes", 0,
-            sound=matches,
-            detail={"steps": steps, "audit": found["verdict"], "first": found.get("first"), "freedom": found.get("freedom")},
+            "exactness", job, policy, measure, differing, "bytes", 0, sound=matches,
+            detail={"steps": steps, "audit": found["verdict"], "first": found["first"], "freedom": found["freedom"]},
         )  # fmt: skip
 
-    def _without_log(self, job: str, policy: str, first: str, second: str) -> Row:
+    def _without_log(self, job: str, policy: str, first: str, second: str, measure: str) -> Row:
         steps = self._steps("exactness", job)
-        run, _ = self._recorded(job, policy, "native", steps)
-        weights: list[bytes] = []
-        size = 1
-        for profile in (first, second):
-            self.say(f"  control: plain loop under {profile}")
-            out = self._directory("weights")
-            found = self._measure(
-                "control", profile, directory=str(run), out=str(out), jitter=parse_profile(profile).jitter
-            )
-            weights.append(out.read_bytes())
-            size = found["bytes_each"]
-        a, b = (np.frombuffer(data, dtype=f"<u{size}") for data in weights)
-        detail = {"steps": steps, "weights": int(a.size)}
+        a, b = (self._plain_weights(job, policy, profile, steps) for profile in (first, second))
         return Row(
-            "exactness", job, policy, f"control without log, {first} and {second}", int(np.count_nonzero(a != b)),
-            "weights", 1, at_least=True, detail=detail,
+            "exactness", job, policy, measure, int(np.count_nonzero(a != b)), "weights", 1, at_least=True,
+            detail={"steps": steps, "weights": int(a.size)},
         )  # fmt: skip
+
+    def _plain_weights(self, job: str, policy: str, profile: str, steps: int) -> npt.NDArray[Any]:
+        """Return the bits of the weights that a plain loop has under ``profile`` after the steps of the native run."""
+        run, _ = self._recorded(job, policy, "native", steps)
+        out = run / f"plain-{profile}"
+        if not out.exists():
+            self.say(f"  control: plain loop under {profile}")
+            jitter = parse_profile(profile).jitter
+            self._measure("control", profile, directory=str(run), out=str(out), jitter=jitter)
+        return np.frombuffer(out.read_bytes(), dtype="<u8" if policy == "fp64" else "<u4")
 
     # -- log -----------------------------------------------------------------------------------
 
@@ -421,8 +437,9 @@ def overhead_rows(job: str, policy: str, found: Mapping[str, Any]) -> list[Row]:
     rows: list[Row] = []
     for who in ("record", "audit"):
         each = sorted(one[who]["total"] / one["plain"]["total"] for one in rounds)
-        spread = {"lowest": each[0], "highest": each[-1], "rounds": len(rounds), "threads": found["threads"]}
-        rows.append(row(f"{who} / plain", seconds[who]["total"] / plain, "times", seconds=seconds[who], plain_seconds=seconds["plain"], **spread))  # fmt: skip
+        detail = {"lowest": each[0], "highest": each[-1], "rounds": len(rounds), "threads": found["threads"]}
+        detail |= {"seconds": seconds[who], "plain_seconds": seconds["plain"]}
+        rows.append(row(f"{who} / plain", seconds[who]["total"] / plain, "times", **detail))
     for who in ("record", "audit"):
         total = seconds[who]["total"]
         phases = {phase: value for phase, value in seconds[who].items() if phase != "total"}

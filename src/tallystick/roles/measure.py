@@ -188,6 +188,31 @@ def _since(before: Mapping[str, float], now: Mapping[str, float], started: float
     return {**times, "total": time.perf_counter() - started}
 
 
+def _tiny_job() -> Job:
+    """Return a job of no size whose step uses what every step uses."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Dropout(), nn.Linear(4, 1))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.linspace(-1.0, 1.0, parameter.numel()).reshape(parameter.shape))
+    data = torch.linspace(-1.0, 1.0, 64).reshape(16, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    return Job(model, optimizer, lambda step: data, lambda net, x: net(x).square().mean(), steps=2)
+
+
+def load_kernels(policy: Policy) -> None:
+    """Record and audit two steps of a tiny job, so that no later time or peak holds a library's start."""
+    from tallystick.roles.auditor import Replay
+    from tallystick.roles.trainer import open_session
+
+    run, followed = MemoryRun(_tiny_job(), policy, seed=0), _tiny_job()
+    run.begin()
+    replay = Replay(followed, open_session(followed, policy, 0))
+    replay.session.table = run.session.table
+    for _ in range(2):
+        record, frame, _ = run.step()
+        _follow(replay, record, frame)
+
+
 def overhead(job: str, policy: str, rounds: int, warm_up: int, say: Say) -> dict[str, Any]:
     """Return the seconds of plain, recorded and audited steps that took turns in this process.
 
@@ -203,6 +228,7 @@ def overhead(job: str, policy: str, rounds: int, warm_up: int, say: Say) -> dict
     from tallystick.roles.trainer import calibration_is_due, open_session
 
     source, chosen = find_source(job), find_policy(policy)
+    load_kernels(chosen)
     plain = PlainLoop(source.build({}), COMPUTE[policy])
     run = MemoryRun(source.build({}), chosen, seed=0)
     first, again = run.begin(), list[float]()
@@ -263,6 +289,7 @@ def memory(job: str, policy: str, role: str, steps: int, directory: str) -> dict
     """
     source = find_source(job)
     if role == "plain":
+        PlainLoop(_tiny_job(), COMPUTE[policy]).step(0)
         before = peak_memory()
         loop = PlainLoop(source.build({}), COMPUTE[policy], masters=policy == "fp32")
         for number in range(steps):
@@ -272,6 +299,7 @@ def memory(job: str, policy: str, role: str, steps: int, directory: str) -> dict
     from tallystick.roles.trainer import Order, record
     from tallystick.store.files import RunDirectory
 
+    load_kernels(find_policy(policy))
     before = peak_memory()
     if role == "record":
         rounding = find_policy(policy, recalibrate_every=2)

@@ -86,23 +86,9 @@ def test_the_demo_does_not_write_into_a_directory_that_holds_something(tally, tm
     assert tally("demo", "digits").code == 2
 
 
-def test_the_plain_loop_begins_with_the_committed_weights_and_ends_elsewhere(
-    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    import numpy as np
-
-    from tallystick.store.files import RunDirectory
-
-    assert plain_main([str(recorded), str(tmp_path / "out")]) == 0
-    assert float(capsys.readouterr().out) > 0.0
-    weights = np.fromfile(tmp_path / "out", dtype="<f4")
-    state = RunDirectory(recorded).load_checkpoint(6)
-    names = ("0.weight", "0.bias", "2.weight", "2.bias")
-    recorded_weights = np.concatenate([np.frombuffer(state[f"model/{n}"].data, dtype="<f4") for n in names])
-    assert weights.shape == recorded_weights.shape
-    # Rounding the gradients moves the run a little, and no more than that.
-    np.testing.assert_allclose(weights, recorded_weights, atol=0.02)
-    assert not np.array_equal(weights, recorded_weights)
+def test_the_plain_loop_of_a_run_is_timed(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plain_main([str(recorded)]) == 0
+    assert 0.0 < float(capsys.readouterr().out) < 60.0
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,23 @@ def test_a_job_that_is_none_is_refused_with_its_reason(
 
     assert answer.code == 2
     assert reason in answer.err
+
+
+def test_a_dotted_path_is_looked_for_in_the_working_directory(
+    tally, job: Path, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "ordered_jobs"
+    package.mkdir()
+    (package / "tiny.py").write_bytes(job.read_bytes())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    answer = record(tally, Path("ordered_jobs.tiny"), tmp_path / "run", "--json")
+
+    assert answer.code == 0
+    fields = json.loads(answer.out)
+    assert fields["job"]["path"] == "ordered_jobs.tiny"
+    assert fields["state_root"] == json.loads((recorded / "run.json").read_bytes())["final_state"]
 
 
 def test_policy_and_run_must_be_given(tally, job: Path, tmp_path: Path) -> None:

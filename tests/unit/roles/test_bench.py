@@ -1,0 +1,351 @@
+"""tally bench: what is measured is judged rightly, and a part that fails stays in the table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tallystick.commit.state import Entry
+from tallystick.errors import InvalidInput, TallyError
+from tallystick.execution.determinism import Profile
+from tallystick.numerics.policy import find_policy
+from tallystick.roles import measure
+from tallystick.roles.bench import (
+    PARTS,
+    Bench,
+    Row,
+    differing_bytes,
+    machine,
+    overhead_rows,
+    run_child,
+)
+from tallystick.roles.trainer import Order, record
+from tallystick.store.files import RunDirectory
+
+TINY = """
+import torch
+from torch import nn
+from tallystick.execution.job import Job
+
+def build(settings):
+    generator = torch.Generator().manual_seed(int(settings.get("init_seed", 0)))
+    model = nn.Sequential(nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 1))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randint(-64, 64, p.shape, generator=generator) / 64)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    data = (torch.arange(96) * 37 % 64 / 32 - 1).reshape(16, 6)
+    return Job(
+        model=model, optimizer=optimizer, batch=lambda step: data * (step % 3 + 1), accumulation=2, clip_norm=1.0,
+        loss=lambda net, x: (net(x) - x.sum(1, keepdim=True)).square().mean(), steps=4,
+        evaluate=lambda net: {"held_out_loss": sum(float(p.detach().double().sum()) for p in net.parameters())},
+    )
+"""
+BOTH = pytest.mark.parametrize("policy", ["fp64", "fp32"])
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> str:
+    path = tmp_path / "tiny.py"
+    path.write_text(TINY)
+    return str(path)
+
+
+def recorded(job: str, policy: str, place: Path, steps: int = 2) -> RunDirectory:
+    from tallystick.execution.job import find_source
+
+    directory = RunDirectory(place)
+    record(Order(find_source(job), {}, find_policy(policy), steps=steps), directory)
+    return directory
+
+
+def row(value: float | None, must: float | None, **more: Any) -> Row:
+    return Row("log", "text", "fp32", "log bits", value, "bits", must, **more)
+
+
+# -- what a row says ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("made", "verdict", "passes"),
+    [
+        (row(0.03, 0.03), "met", True),
+        (row(0.031, 0.03), "not met", False),
+        (row(0.0, 0.0, sound=False), "not met", False),
+        (row(7.0, None), "printed only", True),
+        (row(1, 1, at_least=True), "met", True),
+        (row(0, 1, at_least=True), "inconclusive", False),
+        (row(None, None, error="no memory"), "failed", False),
+    ],
+)
+def test_a_row_passes_only_if_it_is_met_or_merely_printed(made: Row, verdict: str, passes: bool) -> None:
+    assert (made.verdict, made.passes) == (verdict, passes)
+
+
+def test_json_rows_have_the_fields_that_scripts_rely_on() -> None:
+    fields = row(0.02, 0.03, detail={"steps": 9}).fields()
+    assert {"job", "policy", "measure", "value", "must"} <= fields.keys()
+    assert (fields["value"], fields["must"], fields["rule"], fields["steps"]) == (0.02, 0.03, "at most", 9)
+    json.dumps(fields)
+
+
+# -- the measurements themselves, in this process ----------------------------------------------
+
+
+@BOTH
+def test_overhead_times_plain_recorded_and_audited_steps_in_turn(job: str, policy: str) -> None:
+    said: list[str] = []
+    found = measure.overhead(job, policy, rounds=2, warm_up=1, say=said.append)
+    assert len(found["rounds"]) == 2
+    assert len(said) == 4
+    assert found["calibrations_due"] == 0  # of a job of four steps
+    for one in found["rounds"]:
+        assert one.keys() == {"plain", "record", "audit"}
+        assert (
+            sum(value for name, value in one["record"].items() if name != "total") <= one["record"]["total"]
+        )
+    rows = overhead_rows("tiny", policy, found)
+    shares = [r.value or 0.0 for r in rows if r.measure.startswith("record: ")]
+    assert len(shares) == 6
+    assert all(r.passes for r in rows)
+
+
+def test_overhead_without_a_round_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="no round was measured"):
+        overhead_rows("tiny", "fp32", {"rounds": []})
+
+
+def test_ratios_are_those_of_the_medians_and_shares_add_up() -> None:
+    def times(factor: float) -> dict[str, float]:
+        return {"forward_backward": factor, "optimizer": factor, "total": 4 * factor}
+
+    rounds = [{"plain": times(1), "record": times(k), "audit": times(3)} for k in (2, 5, 100)]
+    facts = {
+        "first_calibration": 8.0,
+        "calibration": 4.0,
+        "calibrations_due": 2,
+        "job_steps": 8,
+        "state_root": 2.0,
+    }
+    rows = {
+        r.measure: r.value for r in overhead_rows("tiny", "fp32", {"rounds": rounds, "threads": 1, **facts})
+    }
+    assert rows["record / plain"] == 5.0
+    assert rows["audit / plain"] == 3.0
+    assert rows["record: forward and backward"] == 0.25
+    assert rows["record: data and log"] == 0.5
+    assert rows["one calibration / plain step"] == 1.0
+    assert rows["all calibrations / plain run"] == 0.5
+    assert rows["one state root / plain step"] == 0.5
+
+
+@BOTH
+def test_a_plain_loop_on_master_copies_trains_the_model(job: str, policy: str) -> None:
+    from tallystick.execution.job import find_source
+
+    built = find_source(job).build({})
+    before = [p.detach().clone() for p in built.model.parameters()]
+    loop = measure.PlainLoop(built, measure.COMPUTE[policy], masters=True)
+    loop.step(0)
+    for was, parameter, (_, master) in zip(before, built.model.parameters(), loop.masters, strict=True):
+        assert master.dtype == torch.float64
+        assert torch.equal(parameter, master.to(parameter.dtype))
+        assert not torch.equal(parameter, was.to(parameter.dtype))
+
+
+@BOTH
+def test_every_role_of_the_memory_measurement_reports_its_peak(job: str, policy: str, tmp_path: Path) -> None:
+    for role in ("plain", "record", "audit"):
+        found = measure.memory(job, policy, role, 3, str(tmp_path / "run"))
+        assert found["peak"] >= found["before"] > 1 << 20
+
+
+@BOTH
+def test_the_control_repeats_itself_and_differs_under_jitter(job: str, policy: str, tmp_path: Path) -> None:
+    run = recorded(job, policy, tmp_path / "run")
+    results: list[bytes] = []
+    for number, jitter in enumerate((False, False, True)):
+        out = tmp_path / f"weights-{number}"
+        found = measure.control(str(run.path), str(out), jitter)
+        results.append(out.read_bytes())
+        assert len(results[-1]) == found["weights"] * found["bytes_each"]
+    assert results[0] == results[1]
+    assert results[0] != results[2]
+
+
+def test_the_control_draws_the_dropout_of_the_recorded_run(job: str, tmp_path: Path) -> None:
+    run = recorded(job, "fp64", tmp_path / "run", steps=1)
+    measure.control(str(run.path), str(tmp_path / "weights"), False)
+    plain = torch.frombuffer(bytearray((tmp_path / "weights").read_bytes()), dtype=torch.float64)
+    entries = run.load_checkpoint(1)
+    names = ["0.weight", "1.weight", "1.bias", "4.weight", "4.bias"]
+    own = [torch.frombuffer(bytearray(entries[f"model/{name}"].data), dtype=torch.float32) for name in names]
+    assert torch.allclose(plain, torch.cat(own).double(), atol=1e-6, rtol=0.0)
+
+
+def test_recording_hardly_moves_the_held_out_loss(job: str) -> None:
+    found = measure.loss(job, "fp32", steps=2, seed=1)
+    assert abs(found["plain"] - found["recorded"]) < 0.05
+
+
+def test_a_job_without_a_held_out_loss_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.py"
+    path.write_text(TINY.replace("held_out_loss", "other"))
+    with pytest.raises(InvalidInput, match=r"gives no held_out_loss, it gives \['other'\]"):
+        measure.loss(str(path), "fp32", steps=1, seed=0)
+
+
+def test_differing_bytes_counts_changed_and_missing_ones(tmp_path: Path) -> None:
+    first, second = RunDirectory(tmp_path / "a"), RunDirectory(tmp_path / "b")
+    first.write_checkpoint(1, [Entry("w", "U8", (4,), b"abcd"), Entry("x", "U8", (2,), b"pq")])
+    second.write_checkpoint(1, [Entry("w", "U8", (4,), b"aXcY"), Entry("y", "U8", (3,), b"rst")])
+    assert differing_bytes(first, first, 1) == 0
+    assert differing_bytes(first, second, 1) == 2 + 2 + 3
+
+
+# -- the parts, with a child that answers at once ------------------------------------------------
+
+
+class Played:
+    """Answers as the commands would; ``verdict`` is the audit's, ``broken`` the word of a command that fails."""
+
+    def __init__(self, verdict: str = "match", broken: str = "nothing") -> None:
+        self.verdict, self.broken = verdict, broken
+        self.asked: list[tuple[list[str], str]] = []
+
+    def __call__(self, arguments: Sequence[str], profile: Profile) -> dict[str, Any]:
+        self.asked.append((list(arguments), str(profile)))
+        if self.broken in arguments:
+            raise TallyError(f"tally {self.broken}: no memory")
+        if arguments[0] == "record":
+            return self._record(RunDirectory(Path(arguments[arguments.index("--run") + 1])), arguments)
+        if arguments[0] == "audit":
+            if "--claim" in arguments:
+                RunDirectory(Path(arguments[-1])).write_checkpoint(3, [Entry("w", "U8", (2,), b"aY")])
+            return {"verdict": self.verdict, "first": None, "freedom": {}}
+        return self._measured(arguments[2], json.loads(arguments[3]), profile)
+
+    def _record(self, run: RunDirectory, arguments: Sequence[str]) -> dict[str, Any]:
+        assert "--checkpoint-every" in arguments or "--set" in arguments
+        run.write_checkpoint(0, [Entry("document/grids", "U8", (2,), b"gg")])
+        run.write_checkpoint(3, [Entry("w", "U8", (2,), b"ab")])
+        return {"parameters": 10, "log_bits_per_parameter_step": 0.5, "log_bytes_per_step": 5.0}
+
+    def _measured(self, kind: str, given: Mapping[str, Any], profile: Profile) -> dict[str, Any]:
+        if kind == "control":
+            Path(given["out"]).write_bytes(
+                bytes(8) if profile.instructions == "native" and not profile.jitter else b"12345678"
+            )
+            return {}
+        if kind == "loss":
+            return {"plain": 2.0 + 0.1 * given["seed"], "recorded": 2.05 + 0.1 * given["seed"]}
+        peak = {"plain": 100, "record": 120, "audit": 130}[given["role"]]
+        return {"peak": peak, "before": 20}
+
+
+def bench(place: Path, child: Played, **more: Any) -> Bench:
+    (place / "bench").mkdir()
+    return Bench(place / "bench", lambda _: None, child=child, quick=True, **more)
+
+
+def test_exactness_meets_zero_where_the_audit_matches_and_the_control_differs(tmp_path: Path) -> None:
+    child = Played()
+    rows = bench(tmp_path, child, policies=["fp32"], jobs=["digits"]).run(["exactness"])
+    assert {r.verdict for r in rows} == {"met"}
+    assert all(r.must == 0 for r in rows if r.measure.startswith("differing"))
+    audits = [a for a, _ in child.asked if a[0] == "audit"]
+    assert len(audits) >= 2
+    assert sum(a[0] == "record" for a, _ in child.asked) == 2  # one each way round, whoever asks
+
+
+def test_a_mismatch_is_counted_in_bytes_and_not_met(tmp_path: Path) -> None:
+    rows = bench(tmp_path, Played("mismatch"), policies=["fp32"], jobs=["digits"]).run(["exactness"])
+    bad = [r for r in rows if r.measure.startswith("differing")]
+    assert {(r.value, r.verdict) for r in bad} == {(1, "not met")}
+
+
+@pytest.mark.parametrize("broken", ["record", "audit", "control"])
+def test_a_command_that_fails_leaves_a_failed_row(tmp_path: Path, broken: str) -> None:
+    rows = bench(tmp_path, Played(broken=broken), policies=["fp32"], jobs=["digits"]).run(["exactness"])
+    whole = bench_size(tmp_path)
+    assert len(rows) == whole
+    failed = [r for r in rows if r.verdict == "failed"]
+    assert failed
+    assert all(r.error == f"tally {broken}: no memory" for r in failed)
+
+
+def bench_size(tmp_path: Path) -> int:
+    place = tmp_path / "whole"
+    place.mkdir()
+    return len(bench(place, Played(), policies=["fp32"], jobs=["digits"]).run(["exactness"]))
+
+
+def test_a_part_that_fails_does_not_vanish(tmp_path: Path) -> None:
+    rows = bench(tmp_path, Played(broken="bench")).run(["loss", "memory", "overhead"])
+    assert {(r.part, r.verdict) for r in rows} == {
+        (part, "failed") for part in ("overhead", "memory", "loss")
+    }
+    assert {r.job for r in rows} == {"text", "gpt2"}
+
+
+def test_log_rows_of_text_have_a_limit_and_others_none(tmp_path: Path) -> None:
+    rows = bench(tmp_path, Played()).run(["log"])
+    limits = {(r.job, r.policy): r.must for r in rows if r.unit == "bits"}
+    assert limits == {
+        ("digits", "fp64"): None,
+        ("digits", "fp32"): None,
+        ("text", "fp64"): 0.001,
+        ("text", "fp32"): 0.03,
+    }
+    assert all(r.detail["first_grids_bytes"] == 2 for r in rows)
+
+
+def test_memory_is_judged_against_the_plain_loop(tmp_path: Path) -> None:
+    rows = bench(tmp_path, Played(), jobs=["text"], policies=["fp64"]).run(["memory"])
+    assert [(r.value, r.verdict) for r in rows if r.must is not None] == [(1.2, "met"), (1.3, "not met")]
+
+
+def test_loss_is_judged_against_the_spread_over_seeds(tmp_path: Path) -> None:
+    (only,) = bench(tmp_path, Played()).run(["loss"])
+    assert only.value == pytest.approx(0.05)
+    assert only.must == pytest.approx(0.2)
+    assert only.verdict == "met"
+
+
+def test_parts_run_in_their_own_order_and_only_if_asked_for(tmp_path: Path) -> None:
+    rows = bench(tmp_path, Played(), jobs=["text"], policies=["fp32"]).run(["loss", "log"])
+    assert [r.part for r in rows] == ["log", "log", "loss"]
+    assert set(PARTS) > {"log", "loss"}
+
+
+# -- the real child ------------------------------------------------------------------------------
+
+
+def test_a_real_child_records_and_its_log_is_measured(job: str, tmp_path: Path) -> None:
+    (tmp_path / "bench").mkdir()
+    rows = Bench(tmp_path / "bench", lambda _: None, jobs=[job], policies=["fp32"], quick=True).run(["log"])
+    assert [r.verdict for r in rows] == ["printed only", "printed only"]
+    assert rows[0].detail["parameters"] == 6 * 8 + 8 + 8 + 8 + 1
+
+
+def test_a_child_that_refuses_says_why() -> None:
+    with pytest.raises(TallyError, match="job nothing: neither a shipped job"):
+        run_child(["record", "nothing", "--run", "nowhere", "--policy", "fp32"], Profile())
+
+
+def test_the_machine_is_named() -> None:
+    assert machine()["processor"]
+    assert machine()["torch"]
