@@ -641,7 +641,24 @@ def _decide_ranks(mode: Capture, x: Tensor, dim: int, index: Tensor, largest: bo
 
 
 def _random(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    if func._schema.name in ("aten::bernoulli", "aten::bernoulli_"):
+        overload = func._schema.overload_name
+        probability = args[0] if overload in ("", "out") else args[1]
+        if _is_float(probability):
+            return _bernoulli(mode, func, args, kwargs, probability)
     return mode.random.draw(func, args, kwargs)
+
+
+def _bernoulli(
+    mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any], probability: Tensor
+) -> Tensor:
+    """Compare computed probabilities with portable uniform numbers: a decision where the two are close."""
+    p = probability.detach().double()
+    point = mode.random.thresholds(func, kwargs.get("generator"), p)
+    flat = point.reshape(-1)
+    moved = mode.forced(p, lambda _: flat) if p.numel() else None
+    drawn = (p if moved is None else moved) > point
+    return args[0].copy_(drawn) if func._schema.is_mutable else drawn.to(args[0].dtype)
 
 
 def _refuse_random(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:

@@ -49,14 +49,23 @@ class RandomStream:
         """
         given = _bound(func, args, kwargs)
         if given.get("generator") is not None:
-            raise Nondeterminism(
-                f"operator {func}: uses a generator of its own, which other devices cannot repeat"
-            )
+            raise _own_generator(func)
         name = func._schema.name.removeprefix("aten::")
         method = getattr(self, f"_draw_{name.rstrip('_')}", None)
         if method is None:
             raise Nondeterminism(f"operator {func}: has no portable form")
         return method(func, given)
+
+    def thresholds(self, func: Any, generator: object, probability: Tensor) -> Tensor:
+        """Return the float64 numbers in [0, 1) that a Bernoulli draw of ``func`` compares ``probability`` with.
+
+        Raises:
+            Nondeterminism: it has a generator of its own.
+        """
+        if generator is not None:
+            raise _own_generator(func)
+        words = self._words(probability.numel(), probability.device)
+        return (words.double() * 2.0**-32).reshape(probability.shape)
 
     # One method an operator; ``given`` maps the schema's argument names to values.
 
@@ -69,15 +78,9 @@ class RandomStream:
         return x * (keep.to(x.dtype) * scale), keep
 
     def _draw_bernoulli(self, func: Any, given: dict[str, Any]) -> Tensor:
-        x, p = given["self"], given.get("p")
-        in_place = func._schema.is_mutable
-        probability = x if p is None else p
-        if isinstance(probability, Tensor):
-            words = self._words(x.numel(), x.device).reshape(x.shape)
-            drawn = words < torch.ceil(probability.double() * 2.0**32).to(torch.int64)
-        else:
-            drawn = self._kept(x.shape, x.device, float(probability))
-        return x.copy_(drawn) if in_place else drawn.to(x.dtype)
+        x, p = given["self"], given["p"]
+        drawn = self._kept(x.shape, x.device, float(p))
+        return x.copy_(drawn) if func._schema.is_mutable else drawn.to(x.dtype)
 
     def _draw_uniform(self, func: Any, given: dict[str, Any]) -> Tensor:
         x, low, high = given["self"], float(given["from"]), float(given["to"])
@@ -144,6 +147,10 @@ class RandomStream:
 
     def _normal(self, shape: Any, device: torch.device) -> Tensor:
         return torch.from_numpy(normal(self._next_key(), 0, math.prod(shape))).reshape(shape).to(device)
+
+
+def _own_generator(func: Any) -> Nondeterminism:
+    return Nondeterminism(f"operator {func}: uses a generator of its own, which other devices cannot repeat")
 
 
 def _bound(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

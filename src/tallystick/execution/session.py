@@ -29,8 +29,8 @@ from tallystick.execution.capture import Capture, Findings, Jitter, JitterMode
 from tallystick.execution.determinism import repeatable
 from tallystick.execution.randomness import RandomStream
 from tallystick.execution.tape import FollowTape, RecordTape, Tape, is_noise_only
-from tallystick.numerics.log import GridTable, Kind
-from tallystick.numerics.policy import Policy
+from tallystick.numerics.log import GridTable, Kind, decode_frame
+from tallystick.numerics.policy import Policy, is_calibration_step
 from tallystick.numerics.random import stream_key
 from tallystick.numerics.rounding import NO_KEY, Key, fingerprint
 
@@ -106,6 +106,7 @@ class Session:
         self.gradient_norm: float | None = None
         self.schedule: list[tuple[int, str, float]] = []
         self.table = GridTable()
+        self.base = GridTable()
         self.sites: list[SiteSpec] = []
         self._tape: Tape | None = None
         self._jitter_mode: JitterMode | None = None
@@ -320,7 +321,7 @@ class Session:
         for site in self.sites:
             if (site.kind, site.ordinal) == place:
                 return f"{site.kind.name.lower()} {site.name}"
-        return f"{place[0].name.lower()} {place[1]}"
+        return f"{Kind(place[0]).name.lower()} {place[1]}"
 
     def all_buffers(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor that a forward pass may change, integer buffers included."""
@@ -329,6 +330,30 @@ class Session:
             for name, buffer in module.named_buffers():
                 if not buffer.is_floating_point():
                     yield f"{prefix}/buffer/{name}", buffer
+
+    def record_tape(self, before: GridTable) -> RecordTape:
+        """Return the tape that records the next step; ``before`` holds the grids as they were before a calibration."""
+        base = self.table if self.is_calibration_step(self.step) else self.base
+        return RecordTape(self.policy, before, current=self.table, base=base, rank=self.rank)
+
+    def follow_tape(self, frame: bytes) -> FollowTape:
+        """Return the tape that follows ``frame`` in the next step.
+
+        Raises:
+            InvalidInput: the frame is malformed.
+        """
+        base = GridTable() if self.is_calibration_step(self.step) else self.base
+        return FollowTape(self.policy, self.table, decode_frame(frame), base, self.rank)
+
+    def is_calibration_step(self, step: int) -> bool:
+        """Whether the noise is measured anew before ``step``."""
+        return is_calibration_step(step, self.policy.recalibrate_every)
+
+    def settle(self, table: GridTable) -> None:
+        """Take over the grids after the step just done."""
+        self.table = table
+        if self.is_calibration_step(self.step - 1):
+            self.base = table
 
     # -- one step ----------------------------------------------------------------------------
 

@@ -74,6 +74,7 @@ def state_documents(session: Session) -> dict[str, bytes]:
     scheduler = None if session.scheduler is None else _tagged(session.scheduler.state_dict(), "scheduler")
     return {
         "document/configuration": _configuration(session),
+        "document/base-grids": session.base.encode(),
         "document/cursor": canonical_json({"step": session.step}),
         "document/grids": session.table.encode(),
         "document/optimizer": canonical_json({"groups": groups, "plain": plain}),
@@ -129,17 +130,7 @@ def load_state(session: Session, entries: Mapping[str, Entry]) -> None:
                 _fill(parameter, take(f"{prefix}/{name}"))
             for name, buffer in module.named_buffers():
                 _fill(buffer, take(f"{prefix}/buffer/{name}"))
-        session.optimizer.state.clear()
-        for position, (name, p) in enumerate(session.parameters):
-            prefix = f"optimizer/{name}/"
-            state: dict[str, Any] = {}
-            for key in sorted(k for k in left if k.startswith(prefix)):
-                expected = session.optimizer_form[position].get(key.removeprefix(prefix))
-                if isinstance(expected, Tensor):
-                    tensor = _optimizer_tensor(left.pop(key), expected, session.optimizer_form[position], p)
-                    state[key.removeprefix(prefix)] = tensor if tensor.dim() == 0 else tensor.to(p.device)
-            if state:
-                session.optimizer.state[p] = state
+        _load_optimizer_tensors(session, left)
     configuration = bytes(take("document/configuration").data)
     if configuration != _configuration(session):
         raise InvalidInput("state: its policy, its numbers, its seed or its rank are not this run's")
@@ -149,6 +140,7 @@ def load_state(session: Session, entries: Mapping[str, Entry]) -> None:
         raise InvalidInput(f"state: cursor's step must be a whole number, got {step!r}")
     session.step = step
     session.table = GridTable.decode(bytes(take("document/grids").data))
+    session.base = GridTable.decode(bytes(take("document/base-grids").data))
     _load_optimizer(session, _document(take("document/optimizer"), "optimizer"))
     scheduler = _document(take("document/scheduler"), "scheduler")
     if scheduler.get("kind") != type(session.scheduler).__name__:
@@ -162,6 +154,21 @@ def load_state(session: Session, entries: Mapping[str, Entry]) -> None:
         session.scheduler.load_state_dict(stated)
     if left:
         raise InvalidInput(f"state: entry {sorted(left)[0]} belongs to nothing in the job")
+
+
+def _load_optimizer_tensors(session: Session, left: dict[str, Entry]) -> None:
+    """Take the entries of the optimizer's tensors out of ``left``."""
+    session.optimizer.state.clear()
+    for position, (name, p) in enumerate(session.parameters):
+        form = session.optimizer_form[position]
+        state: dict[str, Any] = {}
+        for key, example in form.items():
+            entry_name = f"optimizer/{name}/{key}"
+            if entry_name in left and isinstance(example, Tensor) and key != "parameter":
+                tensor = _optimizer_tensor(left.pop(entry_name), example, form, p)
+                state[key] = tensor if tensor.dim() == 0 else tensor.to(p.device)
+        if state:
+            session.optimizer.state[p] = state
 
 
 def _load_optimizer(session: Session, document: dict[str, Any]) -> None:
@@ -202,10 +209,8 @@ def _optimizer_tensor(entry: Entry, example: Tensor, form: Mapping[str, Any], p:
     """Return the tensor of an optimizer entry, its form being that of ``example``, made for a slice of ``p``."""
     tensor = _tensor_of(entry)
     dtype = torch.float32 if example.is_floating_point() else example.dtype
-    if example.shape == form["parameter"].shape:
-        good = tensor.shape == p.shape
-    else:
-        good = tensor.dim() == example.dim()
+    like_parameter = example.shape == form["parameter"].shape
+    good = tensor.shape == p.shape if like_parameter else tensor.dim() == example.dim()
     if tensor.dtype != dtype or not good:
         raise InvalidInput(
             f"state: entry {entry.name} is {tensor.dtype}{list(tensor.shape)}, which the job's optimizer does not keep "

@@ -93,12 +93,14 @@ class RecordTape:
     """Writes one step's frame.
 
     ``table`` holds the grids before the step, ``current`` those calibrated since, if any; after
-    ``finish``, ``table`` holds the grids after the step.
+    ``finish``, ``table`` holds the grids after the step. No scale falls below that of ``base``, the grids of the last
+    calibration: where a batch happens to give a small gradient, the noise does not get smaller with it.
     """
 
     policy: Policy
     table: GridTable
     current: GridTable | None = None
+    base: GridTable = field(default_factory=GridTable)
     rank: int = 0
     payloads: dict[SiteAddress, bytes] = field(default_factory=dict[SiteAddress, bytes])
     _micro_batch: int = 0
@@ -147,6 +149,9 @@ class RecordTape:
         elif grid.scales.size:
             rms = block_rms(x, grid.scales.size)
             scales = settled_scales(grid.scales.astype(np.int64), rms) if rms.any() else grid.scales
+            base = self.base.sites.get((kind, ordinal))
+            if base is not None and base.scales.size == grid.scales.size and not is_noise_only(base):
+                scales = np.maximum(scales, base.scales)
             if not np.array_equal(scales, grid.scales):
                 grid = SiteGrid(*grid.fields, scales=scales)
                 self._grids[(kind, ordinal)] = grid
@@ -235,6 +240,7 @@ class FollowTape:
     policy: Policy
     table: GridTable
     frame: Frame
+    base: GridTable = field(default_factory=GridTable)
     rank: int = 0
     violations: list[Violation] = field(default_factory=list[Violation])
     freedom: Freedom = field(default_factory=Freedom)
@@ -318,7 +324,7 @@ class FollowTape:
             raise InvalidInput(
                 f"log: {name} has {x.numel()} elements, not a multiple of its {grid.scales.size} blocks"
             )
-        self._check_scales(kind, grid, x, name)
+        self._check_scales(kind, ordinal, grid, x, name)
         payload = self._payload(SiteAddress(self.rank, 0, kind, ordinal))
         entries = SparseEntries.none(x.numel(), 1) if payload is None else decode(payload, x.numel(), 1)
         self._check_budget(grid, entries, name)
@@ -332,7 +338,7 @@ class FollowTape:
             self._steer += found.steer
             self._energy += found.energy
 
-    def _check_scales(self, kind: Kind, grid: SiteGrid, x: Tensor, name: str) -> None:
+    def _check_scales(self, kind: Kind, ordinal: int, grid: SiteGrid, x: Tensor, name: str) -> None:
         if not grid.scales.size:
             return
         if is_noise_only(grid):
@@ -357,9 +363,13 @@ class FollowTape:
             return
         own = scale_exponents(block_rms(x, grid.scales.size))
         own = np.maximum(own, own.max() - ROW_RANGE)
-        over = grid.scales.astype(np.int64) - own
+        allowed = own + SCALE_SLACK
+        base = self.base.sites.get((int(kind), ordinal))
+        if base is not None and base.scales.size == grid.scales.size and not is_noise_only(base):
+            allowed = np.maximum(allowed, base.scales)
+        over = grid.scales.astype(np.int64) - allowed
         # An all-zero tensor keeps the scale it had.
-        if int(own.max()) > -1000 and int(over.max()) > SCALE_SLACK:
+        if int(own.max()) > -1000 and int(over.max()) > 0:
             block = int(over.argmax())
             self.violations.append(
                 Violation(

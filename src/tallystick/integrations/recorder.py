@@ -37,12 +37,11 @@ from tallystick.execution.calibrate import calibrate
 from tallystick.execution.session import Session
 from tallystick.execution.snapshot import load_state
 from tallystick.execution.step import StepOutcome, batch_digest, session_batch
-from tallystick.execution.tape import FollowTape, RecordTape, Tape
-from tallystick.numerics.log import decode_frame
+from tallystick.execution.tape import Tape
 from tallystick.numerics.policy import find_policy, policy_of
 from tallystick.protocol.transcript import JobRecord, RunStatement
 from tallystick.roles.auditor import AuditReport, SegmentResult, adopting, compare_end, compare_step
-from tallystick.roles.trainer import Phases, RunWriter, calibration_is_due, specification_of
+from tallystick.roles.trainer import Phases, RunWriter, specification_of
 from tallystick.store.files import RunDirectory
 
 FOLLOW_VARIABLE = "TALLYSTICK_FOLLOW"
@@ -245,7 +244,7 @@ class Recorder(_Loop):
             raise ProtocolViolation(f"recorder: {self._steps} steps were announced, this is one more")
         before = session.table
         number = session.step
-        if number == 0 or calibration_is_due(number, self._policy.recalibrate_every):
+        if session.is_calibration_step(number):
             clock = time.perf_counter()
             session.table = calibrate(
                 session, self._probe(batch), repeats=2 if number == 0 else 1, seed=self._seed
@@ -254,12 +253,12 @@ class Recorder(_Loop):
         if number == 0:
             before = session.table
             writer.begin(self._specification, self._source)
-        tape = RecordTape(session.policy, before, current=session.table)
+        tape = session.record_tape(before)
         clock = time.perf_counter()
         with self._bracket(tape, batch) as placed:
             yield placed
         frame = tape.finish()
-        session.table = tape.table
+        session.settle(tape.table)
         self.phases.add("step", clock)
         writer.write_step(number, self._outcome, frame)
 
@@ -339,11 +338,11 @@ class Follower(_Loop):
             raise ProtocolViolation(f"follower: the run has {transcript.num_steps} steps, this is one more")
         record = transcript.record(number)
         frame = self._directory.load_frames(transcript, number, number + 1)[number]
-        tape = FollowTape(session.policy, session.table, decode_frame(frame))
+        tape = session.follow_tape(frame)
         with adopting(session, record), self._bracket(tape, batch) as placed:
             yield placed
         tape.finish()
-        session.table = tape.table
+        session.settle(tape.table)
         self._segment.deviations += compare_step(record, self._outcome, tape.violations)
         self.report.freedom.add(tape.freedom)
         if record.state_root is not None:

@@ -94,6 +94,18 @@ FP32 = Policy(
     recalibrate_every=100,
 )
 
+EARLY = (
+    0,
+    8,
+    32,
+)  # steps before which the noise is measured besides the fixed interval: gradients change fastest early
+
+
+def is_calibration_step(step: int, every: int) -> bool:
+    """Whether the noise is measured before ``step``: at the start, twice soon after, and every ``every`` steps."""
+    return step % every == 0 or step in EARLY
+
+
 POLICIES: Mapping[str, Policy] = {policy.name: policy for policy in (FP64, FP32)}
 
 

@@ -25,8 +25,8 @@ from tallystick.execution.job import Job, JobSource
 from tallystick.execution.session import Session
 from tallystick.execution.snapshot import load_state, state_entries
 from tallystick.execution.step import StepOutcome, backward_of, run_step
-from tallystick.execution.tape import FollowTape, Freedom, RecordTape, Violation, is_noise_only
-from tallystick.numerics.log import Kind, SiteGrid, decode_frame
+from tallystick.execution.tape import FollowTape, Freedom, Violation, is_noise_only
+from tallystick.numerics.log import Kind, SiteGrid
 from tallystick.numerics.policy import policy_of
 from tallystick.protocol.transcript import Specification, StepRecord, Transcript
 from tallystick.roles.trainer import Phases, Progress, open_session, step_record
@@ -170,11 +170,11 @@ class Replay:
             Nondeterminism: a value is not finite.
         """
         session = self.session
-        tape = FollowTape(session.policy, session.table, decode_frame(frame))
+        tape = session.follow_tape(frame)
         with adopting(session, record):
             outcome = run_step(session, self.job, tape)
         tape.finish()
-        session.table = tape.table
+        session.settle(tape.table)
         return outcome, tape
 
 
@@ -435,7 +435,7 @@ def find_noisy_sites(
     try:
         for before in range(start, step):
             replay.follow(transcript.record(before), frames[before])
-        declared = FollowTape(session.policy, session.table, decode_frame(frames[step])).table
+        declared = session.follow_tape(frames[step]).table
         measured = calibrate(session, backward_of(session, replay.job), seed=session.seed + 1)
     except InvalidInput:
         return []
@@ -525,10 +525,10 @@ def write_claim(
                     if compare_step(record, outcome, tape.violations):
                         deviated = step
             if outcome is None:
-                own = RecordTape(session.policy, session.table)
+                own = session.record_tape(session.table)
                 outcome = run_step(session, replay.job, own)
                 frame = own.finish()
-                session.table = own.table
+                session.settle(own.table)
             _write_own(out, specification, session, step, outcome, frame)
             if progress is not None:
                 progress(Progress(step, specification.steps, outcome.loss, len(frame)))

@@ -306,17 +306,18 @@ class AcceptableStates:
         before = {entry.name: _copied(entry) for entry in state_entries(replay.session)}
         self.step = replay.session.step
         session = replay.session
-        tape = _TwoWayTape(session.policy, session.table, decode_frame(frame))
+        base = session.follow_tape(frame).base
+        tape = _TwoWayTape(session.policy, session.table, decode_frame(frame), base)
         self.outcome = run_step(session, replay.job, tape)
         tape.finish()
-        session.table = tape.table
+        session.settle(tape.table)
         self.violations = tape.violations
         self.entries: dict[str, Entry] = {e.name: _copied(e) for e in state_entries(session)}
         self.values = tape.candidates
         self.flipped: dict[tuple[int, int], Candidates] = {}
         if any(kind == Kind.GRADIENT and c.index.size for (kind, _), c in tape.candidates.items()):
             load_state(session, before)
-            other = _TwoWayTape(session.policy, session.table, decode_frame(frame), flip=True)
+            other = _TwoWayTape(session.policy, session.table, decode_frame(frame), base, flip=True)
             run_step(session, replay.job, other)
             self.flipped = other.candidates
             self.other_entries: dict[str, Entry] = {e.name: _copied(e) for e in state_entries(session)}

@@ -162,23 +162,21 @@ class MemoryRun:
 
     def calibrate_if_due(self) -> float | None:
         """Calibrate where a trainer would; return the seconds, or None."""
-        from tallystick.roles.trainer import calibration_is_due
-
-        due = calibration_is_due(self.session.step, self.policy.recalibrate_every)
+        due = self.session.step > 0 and self.session.is_calibration_step(self.session.step)
         return self.calibrate(repeats=1) if due else None
 
     def step(self) -> tuple[StepRecord, bytes, Times]:
         """Record one step; return its record, its log frame and the seconds of each phase and in all."""
         from tallystick.execution.step import run_step
-        from tallystick.execution.tape import RecordTape
         from tallystick.roles.trainer import step_record
 
         session, number, started = self.session, self.session.step, time.perf_counter()
         phases = dict(session.seconds)
-        tape = RecordTape(session.policy, self._before, current=session.table)
+        tape = session.record_tape(self._before)
         outcome = run_step(session, self.job, tape)
         frame = tape.finish()
-        session.table = self._before = tape.table
+        session.settle(tape.table)
+        self._before = tape.table
         record = step_record(number, outcome, frame, None)
         return record, frame, _since(phases, session.seconds, started)
 
@@ -207,7 +205,7 @@ def load_kernels(policy: Policy) -> None:
     run, followed = MemoryRun(_tiny_job(), policy, seed=0), _tiny_job()
     run.begin()
     replay = Replay(followed, open_session(followed, policy, 0))
-    replay.session.table = run.session.table
+    replay.session.table, replay.session.base = run.session.table, run.session.base
     for _ in range(2):
         record, frame, _ = run.step()
         _follow(replay, record, frame)
@@ -225,7 +223,7 @@ def overhead(job: str, policy: str, rounds: int, warm_up: int, say: Say) -> dict
     from tallystick.commit.state import summarise
     from tallystick.execution.snapshot import state_entries
     from tallystick.roles.auditor import Replay
-    from tallystick.roles.trainer import calibration_is_due, open_session
+    from tallystick.roles.trainer import open_session
 
     source, chosen = find_source(job), find_policy(policy)
     load_kernels(chosen)
@@ -235,7 +233,7 @@ def overhead(job: str, policy: str, rounds: int, warm_up: int, say: Say) -> dict
     say(f"first calibration {first:.2f} s")
     followed = source.build({})
     replay = Replay(followed, open_session(followed, chosen, 0))
-    replay.session.table = run.session.table
+    replay.session.table, replay.session.base = run.session.table, run.session.base
     measured: list[dict[str, Times]] = []
     for number in range(warm_up + rounds):
         found = {"plain": plain.step(number)}
@@ -257,9 +255,7 @@ def overhead(job: str, policy: str, rounds: int, warm_up: int, say: Say) -> dict
         "rounds": measured,
         "first_calibration": first,
         "calibration": statistics.median(again),
-        "calibrations_due": sum(
-            calibration_is_due(step, chosen.recalibrate_every) for step in range(run.job.steps)
-        ),
+        "calibrations_due": sum(run.session.is_calibration_step(step) for step in range(1, run.job.steps)),
         "job_steps": run.job.steps,
         "state_root": ended - started,
         "threads": torch.get_num_threads(),

@@ -16,7 +16,6 @@ from tallystick.execution.job import Job, JobSource
 from tallystick.execution.session import Session
 from tallystick.execution.snapshot import load_state, state_entries
 from tallystick.execution.step import StepOutcome, backward_of, run_step, verify_batches_are_pure
-from tallystick.execution.tape import RecordTape
 from tallystick.numerics.policy import Policy
 from tallystick.protocol.transcript import (
     JobRecord,
@@ -28,8 +27,6 @@ from tallystick.protocol.transcript import (
     StepRecord,
 )
 from tallystick.store.files import RunDirectory, frame_digest
-
-EARLY = (8, 32)  # steps before which the noise is measured besides the fixed interval
 
 
 @dataclass
@@ -239,13 +236,13 @@ class _Recording:
         """Record one step."""
         session, step = self.session, self.session.step
         before = session.table
-        if calibration_is_due(step, self.order.policy.recalibrate_every):
+        if step > 0 and session.is_calibration_step(step):
             self._calibrate(repeats=1)
         clock = time.perf_counter()
-        tape = RecordTape(session.policy, before, current=session.table)
+        tape = session.record_tape(before)
         outcome = run_step(session, self.job, tape)
         frame = tape.finish()
-        session.table = tape.table
+        session.settle(tape.table)
         self.writer.phases.add("step", clock)
         self.writer.write_step(step, outcome, frame)
         if progress is not None:
@@ -258,11 +255,6 @@ class _Recording:
         )
         self.session.table = calibration.table
         self.writer.phases.add("calibrate", started)
-
-
-def calibration_is_due(step: int, every: int) -> bool:
-    """Whether the noise is measured before ``step``: early on, when gradients change fastest, and at fixed intervals."""
-    return step > 0 and (step % every == 0 or step in EARLY)
 
 
 def specification_of(

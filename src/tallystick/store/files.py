@@ -96,13 +96,16 @@ class RunDirectory:
     # -- writing -----------------------------------------------------------------------------
 
     def create(self) -> None:
-        """Make the directory; it must be absent or empty.
+        """Make the directory; it must be absent or hold no file.
 
         Raises:
             StoreError: it holds something, or cannot be made.
         """
         with storing(f"{self.path}: cannot be created"):
-            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            # Empty folders are what a recording leaves that was refused before its first document.
+            if self.path.exists() and not (
+                self.path.is_dir() and all(p.is_dir() for p in self.path.rglob("*"))
+            ):
                 raise StoreError(
                     f"{self.path}: exists and is not empty; choose another directory, or --resume to go on with it"
                 )
@@ -144,6 +147,8 @@ class RunDirectory:
                     file.flush()
                     if durable:
                         os.fsync(file.fileno())
+                if durable:
+                    _sync_directory(path.parent)
 
     def cut_back(self) -> int | None:
         """Return the directory to its last usable checkpoint and say how many steps that has.
@@ -165,20 +170,21 @@ class RunDirectory:
                 return None
             specification = self.load_specification()
             records = self._whole_records(specification)
-            done = 0
-            for record in records:
-                if record.state_root is not None and self._holds(record.step + 1, record.state_root):
-                    done = record.step + 1
-            if done == 0 and not self._holds(0, specification.initial_state):
+            done = self._last_usable(specification, records)
+            if done is None and not records:
                 return None
+            if done is None:
+                raise InvalidInput(
+                    f"{self.path}: holds the records of {len(records)} steps and no checkpoint that they could go on from"
+                )
             with self.records_path.open("ab") as file:
                 file.truncate(sum(len(record.encode()) + 1 for record in records[:done]))
                 os.fsync(file.fileno())
             for path in sorted((self.path / "logs").glob("*.tlog")):
-                if int(path.stem) >= done:
+                if _number(path) >= done:
                     path.unlink()
             for path in sorted((self.path / "checkpoints").glob("*.safetensors")):
-                if int(path.stem) > done:
+                if _number(path) > done:
                     path.unlink()
             self.statement_path.unlink(missing_ok=True)
             return done
@@ -201,6 +207,20 @@ class RunDirectory:
                 break
             records.append(record)
         return records
+
+    def _last_usable(self, specification: Specification, records: list[StepRecord]) -> int | None:
+        """Return how many steps the last checkpoint has that is whole, and with it every log before it."""
+        whole, sizes = 0, 0
+        roots = {0: specification.initial_state}
+        for record in records:
+            sizes += record.log_bytes
+            if record.state_root is not None:
+                path = self.log_path(whole)
+                if not path.exists() or path.stat().st_size != sizes:
+                    break
+                whole, sizes = record.step + 1, 0
+                roots[whole] = record.state_root
+        return next((done for done in sorted(roots, reverse=True) if self._holds(done, roots[done])), None)
 
     def _holds(self, steps_done: int, root: str) -> bool:
         try:
@@ -321,6 +341,17 @@ class RunDirectory:
             raise InvalidInput(f"{path}: not found; {needed}") from None
         except OSError as problem:
             raise StoreError(f"{path}: cannot be read ({problem.strerror})") from problem
+
+
+def _number(path: Path) -> int:
+    """Return the number a log or checkpoint is named after.
+
+    Raises:
+        InvalidInput: it has another name.
+    """
+    if not path.stem.isascii() or not path.stem.isdigit():
+        raise InvalidInput(f"{path}: a run has no such file")
+    return int(path.stem)
 
 
 def _sync_directory(path: Path) -> None:

@@ -23,13 +23,13 @@ from torch import Tensor
 from tallystick.commit.encoding import hex_float
 from tallystick.commit.state import Entry, summarise
 from tallystick.execution.job import Batch, Job, JobSource, find_source
+from tallystick.execution.session import Session
 from tallystick.execution.step import batch_digest
 from tallystick.execution.tape import RecordTape
-from tallystick.numerics.log import Kind, SiteAddress, SparseEntries, decode, encode
+from tallystick.numerics.log import GridTable, Kind, SiteAddress, SparseEntries, decode, encode
 from tallystick.numerics.policy import find_policy
 from tallystick.numerics.rounding import NO_KEY, Key
 from tallystick.protocol.transcript import StepRecord, Transcript
-from tallystick.roles import trainer
 from tallystick.roles.auditor import write_claim
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
@@ -308,19 +308,24 @@ class ForgedEntry:
 
 @contextmanager
 def _replaced_tape(at: int) -> Generator[None]:
-    count = 0
+    honest = Session.record_tape
 
-    def make(*args: Any, **kwargs: Any) -> RecordTape:
-        nonlocal count
-        count += 1
-        return _ForgingTape(*args, **kwargs, forging=count - 1 == at)
+    def make(session: Session, before: GridTable) -> RecordTape:
+        base = honest(session, before).base
+        return _ForgingTape(
+            session.policy,
+            before,
+            current=session.table,
+            base=base,
+            rank=session.rank,
+            forging=session.step == at,
+        )
 
-    original = trainer.RecordTape
-    trainer.RecordTape = make  # pyright: ignore[reportAttributeAccessIssue]
+    Session.record_tape = make  # pyright: ignore[reportAttributeAccessIssue]
     try:
         yield
     finally:
-        trainer.RecordTape = original
+        Session.record_tape = honest
 
 
 def claim_path(out: RunDirectory) -> RunDirectory:
