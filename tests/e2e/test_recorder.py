@@ -32,8 +32,7 @@ def make_model() -> nn.Module:
     model = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Dropout(0.2), nn.BatchNorm1d(32), nn.Linear(32, 3))
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
     return model
 
 

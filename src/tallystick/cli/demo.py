@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import platform
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import typer
 from rich.console import Group, RenderableType
 from rich.rule import Rule
@@ -23,9 +26,11 @@ from rich.text import Text
 from tallystick.cli.profiles import python
 from tallystick.cli.terminal import console, say
 from tallystick.errors import StoreError, TallyError
-from tallystick.execution.determinism import parse_profile
+from tallystick.execution.determinism import Profile, parse_profile
 from tallystick.reports.layout import BAD, GOOD, UNSURE, Row, page, share
 from tallystick.store.files import storing
+
+T = TypeVar("T")
 
 JOB, POLICY = "digits", "fp32"
 CHEAT_STEPS = 60
@@ -166,8 +171,8 @@ def demo(keep: Keep = None) -> int:
     _record(show)
     _audit(show)
     _control(show)
-    for cheat in CHEATS:
-        show.caught.append(_catch(show, cheat))
+    _heading(f"{len(CHEATS)} cheats, each with its auditor and judge")
+    show.caught = _side_by_side([functools.partial(_catch, show, cheat) for cheat in CHEATS])
     show.seconds = time.perf_counter() - started
     console().print(show)
     return 0 if show.is_right else 1
@@ -208,28 +213,44 @@ def _control(show: Show) -> None:
     _heading("training it without a log, in each arithmetic")
     run = str(show.place / "honest")
     show.plain_seconds = float(_run(["-m", "tallystick.cli.plain", run], {}))
-    results: list[np.ndarray] = []
-    for name, profile in (("native", parse_profile("native")), ("other", parse_profile(show.profile))):
-        out = show.place / f"plain-{name}.f32"
-        what = json.dumps({"directory": run, "out": str(out), "jitter": profile.jitter})
-        _run(["-m", "tallystick", "bench", "measure", "control", what], profile.environment())
-        results.append(np.frombuffer(out.read_bytes(), dtype="<u4"))
-    show.weights = int(results[0].size)
-    show.differing = int(np.count_nonzero(results[0] != results[1]))
+    profiles = (parse_profile("native"), parse_profile(show.profile))
+    native, other = _side_by_side([functools.partial(_weights, show, profile) for profile in profiles])
+    show.weights = int(native.size)
+    show.differing = int(np.count_nonzero(native != other))
+
+
+def _weights(show: Show, profile: Profile) -> npt.NDArray[np.uint32]:
+    """The bits of the final weights of the plain loop under ``profile``."""
+    out = show.place / f"plain-{profile}.f32"
+    what = json.dumps({"directory": str(show.place / "honest"), "out": str(out), "jitter": profile.jitter})
+    _run(["-m", "tallystick", "bench", "measure", "control", what], profile.environment(), quiet=True)
+    return np.frombuffer(out.read_bytes(), dtype="<u4")
 
 
 def _catch(show: Show, cheat: Staged) -> Caught:
     """Stage one cheat, let the auditor claim, and the judge rule."""
-    _heading(f"cheat {cheat.name}: {cheat.words}")
     run, claim = show.place / cheat.name, show.place / f"{cheat.name}-claim"
     said = _run(
         ["-m", "tallystick.testing.cheats", cheat.name, "--run", str(run), "--job", JOB, "--policy", POLICY,
          "--steps", str(CHEAT_STEPS), "--at", str(cheat.at)],
-        {},
+        {}, quiet=True,
     )  # fmt: skip
     if cheat.liar == "trainer":
-        _tally("audit", str(run), "--claim", str(claim), "--profile", show.profile, allowed=(0, 1))
-    return Caught(cheat, int(said), _tally("dispute", str(run), str(claim), allowed=(0, 1)))
+        _tally(
+            "audit", str(run), "--claim", str(claim), "--profile", show.profile, allowed=(0, 1), quiet=True
+        )
+    ruling = _tally("dispute", str(run), str(claim), allowed=(0, 1), quiet=True)
+    return Caught(cheat, int(said), ruling)
+
+
+def _side_by_side(tasks: Sequence[Callable[[], T]]) -> list[T]:
+    """Return what the tasks return, in their order; two at a time, since each waits for processes of its own."""
+    pool = ThreadPoolExecutor(max_workers=2)
+    futures = [pool.submit(task) for task in tasks]
+    try:
+        return [future.result() for future in futures]
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _heading(text: str) -> None:
@@ -241,24 +262,36 @@ def _working(seconds: Mapping[str, float]) -> float:
     return sum(value for phase, value in seconds.items() if phase != "total")
 
 
-def _tally(*arguments: str, allowed: tuple[int, ...] = (0,)) -> dict[str, Any]:
-    """Return the JSON answer of a tally command in a child process, whose progress is shown."""
-    text = _run(["-m", "tallystick", *arguments, "--json"], {}, allowed)
+def _tally(*arguments: str, allowed: tuple[int, ...] = (0,), quiet: bool = False) -> dict[str, Any]:
+    """Return the JSON answer of a tally command in a child process."""
+    text = _run(["-m", "tallystick", *arguments, "--json"], {}, allowed, quiet=quiet)
     return json.loads(text)
 
 
-def _run(arguments: list[str], environment: Mapping[str, str], allowed: tuple[int, ...] = (0,)) -> str:
+def _run(
+    arguments: list[str],
+    environment: Mapping[str, str],
+    allowed: tuple[int, ...] = (0,),
+    *,
+    quiet: bool = False,
+) -> str:
+    """Return what a child process prints; its progress is shown, or with ``quiet`` kept for the error message."""
     child = subprocess.run(
         python(*arguments),
         env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE if quiet else None,
         text=True,
         check=False,
     )
     if child.returncode == 130 or child.returncode < 0:
         raise KeyboardInterrupt
     if child.returncode not in allowed:
-        meaning = WORDS.get(child.returncode, "unexpected")
-        raise TallyError(f"demo: {' '.join(arguments)} ended with exit code {child.returncode} ({meaning})")
+        meaning = WORDS.get(child.returncode, "a defect")
+        said = (child.stderr or "").strip().rpartition("\n")[2]
+        command = " ".join(arguments[1:])
+        raise TallyError(
+            f"demo: {command} ended with exit code {child.returncode} ({meaning}) {said}".rstrip()
+        )
     return child.stdout

@@ -333,7 +333,7 @@ class Session:
 
     def record_tape(self, before: GridTable) -> RecordTape:
         """Return the tape that records the next step; ``before`` holds the grids as they were before a calibration."""
-        base = self.table if self.is_calibration_step(self.step) else self.base
+        base = GridTable() if self.is_calibration_step(self.step) else self.base
         return RecordTape(self.policy, before, current=self.table, base=base, rank=self.rank)
 
     def follow_tape(self, frame: bytes) -> FollowTape:

@@ -406,7 +406,7 @@ def _evidence_per_flop(question: Question, lost: int) -> float | None:
 
 
 def _net_evidence(question: Question, lost: int, evidence: float) -> float:
-    """lambda H - L (-ln(1 - sigma)), sigma the share of the fastest stratum: what L lost chip-periods leave, in nats.
+    """Return lambda H - L (-ln(1 - sigma)), sigma the share of the fastest stratum: what L lost chip-periods leave, in nats.
 
     1 - sigma = (E - q) / p_w with E = e**(-lambda a T_m) and q = e**(-f T_m).
     """

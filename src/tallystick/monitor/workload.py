@@ -335,7 +335,8 @@ def parse_fleet(data: bytes) -> Fleet:
     except (UnicodeDecodeError, RecursionError, ValueError) as problem:
         raise InvalidInput(f"fleet file: not JSON ({problem})") from problem
     top = _Table(value, "fleet file")
-    if top.text("format") != FLEET_FORMAT:
+    stated = top.text("format")
+    if stated != FLEET_FORMAT:
         raise InvalidInput(f"fleet file: format must be {FLEET_FORMAT!r}, is {top.text('format')!r}")
     inspection, risks = top.table("inspection"), top.table("risks")
     fleet = Fleet(
