@@ -182,22 +182,23 @@ SMOOTH = frozenset(
     embedding_dense_backward erf erfc erfinv exp exp2 expm1 gelu gelu_backward glu glu_backward
     hardsigmoid hardswish huber_loss huber_loss_backward hypot imag index_add index_put index_reduce
     inverse kl_div l1_loss layer_norm lerp lgamma linalg_cholesky_ex linalg_cross linalg_inv_ex
-    linalg_matrix_exp linalg_solve_ex linalg_solve_triangular linalg_vector_norm linear linear_backward
-    log log10 log1p log2 log_sigmoid_backward log_sigmoid_forward logaddexp logaddexp2 logit
-    logit_backward logsumexp lstm_mps_backward matmul mean miopen_batch_norm mish mish_backward
-    mkldnn_convolution mkldnn_rnn_layer mkldnn_rnn_layer_backward mm mse_loss mse_loss_backward mul mv
-    native_batch_norm native_batch_norm_backward native_dropout_backward native_group_norm
-    native_group_norm_backward native_layer_norm native_layer_norm_backward nll_loss2d_backward
-    nll_loss2d_forward nll_loss_backward nll_loss_forward norm norm_except_dim polar pow prod put real
-    reciprocal reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward
-    replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward rms_norm rsqrt rsub
-    scaled_dot_product_attention scatter_add scatter_reduce segment_reduce selu sigmoid sigmoid_backward
-    silu silu_backward sin sinc sinh slow_conv3d_forward smooth_l1_loss smooth_l1_loss_backward
-    soft_margin_loss soft_margin_loss_backward special_erfcx special_expit special_xlog1py sqrt square std
-    std_mean sub sum sum_to_size tan tanh tanh_backward thnn_conv2d trace triangular_solve
-    upsample_bicubic2d upsample_bicubic2d_backward upsample_bilinear2d upsample_bilinear2d_backward
-    upsample_linear1d upsample_linear1d_backward upsample_nearest1d_backward upsample_nearest2d_backward
-    upsample_nearest3d_backward upsample_trilinear3d upsample_trilinear3d_backward var var_mean vdot xlogy
+    linalg_lu_solve linalg_matrix_exp linalg_solve_ex linalg_solve_triangular linalg_vector_norm linear
+    linear_backward log log10 log1p log2 log_sigmoid_backward log_sigmoid_forward logaddexp logaddexp2
+    logcumsumexp logit logit_backward logsumexp lstm_mps_backward matmul mean miopen_batch_norm mish
+    mish_backward mkldnn_convolution mkldnn_rnn_layer mkldnn_rnn_layer_backward mm mse_loss
+    mse_loss_backward mul mv native_batch_norm native_batch_norm_backward native_dropout_backward
+    native_group_norm native_group_norm_backward native_layer_norm native_layer_norm_backward
+    nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward norm norm_except_dim polar
+    pow prod put real reciprocal reflection_pad1d_backward reflection_pad2d_backward
+    reflection_pad3d_backward replication_pad1d_backward replication_pad2d_backward
+    replication_pad3d_backward rms_norm rsqrt rsub scaled_dot_product_attention scatter_add scatter_reduce
+    segment_reduce selu sigmoid sigmoid_backward silu silu_backward sin sinc sinh slow_conv3d_forward
+    smooth_l1_loss smooth_l1_loss_backward soft_margin_loss soft_margin_loss_backward special_erfcx
+    special_expit special_xlog1py sqrt square std std_mean sub sum sum_to_size tan tanh tanh_backward
+    thnn_conv2d trace triangular_solve upsample_bicubic2d upsample_bicubic2d_backward upsample_bilinear2d
+    upsample_bilinear2d_backward upsample_linear1d upsample_linear1d_backward upsample_nearest1d_backward
+    upsample_nearest2d_backward upsample_nearest3d_backward upsample_trilinear3d
+    upsample_trilinear3d_backward var var_mean vdot xlogy
     """.split()
 )
 

@@ -166,5 +166,7 @@ def _bound(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str
 
 
 def _where(given: dict[str, Any], default: torch.dtype | None = None) -> tuple[torch.device, torch.dtype]:
-    device = given.get("device") or torch.device("cpu")
-    return torch.device(device), given.get("dtype") or default or torch.get_default_dtype()
+    device, dtype = given.get("device") or torch.device("cpu"), given.get("dtype")
+    if not isinstance(dtype, torch.dtype):  # not given: the schema's own default is a number
+        dtype = default or torch.get_default_dtype()
+    return torch.device(device), dtype

@@ -178,7 +178,7 @@ def make_plan(question: Question, inspection: Inspection | None = None, rounds: 
         if hit is not None and 0.0 < hit < 1.0
         else None,
         _separately(question),
-        plan_next(question, rounds) if rounds else (),
+        plan_next(question, rounds) if rounds and shares is not None else (),
         _assumptions(question),
         _exclusions(question),
         _warnings(question, share, guaranteed is not None),
@@ -189,8 +189,8 @@ def plan_next(question: Question, rounds: Sequence[Round]) -> tuple[NextDraw, ..
     """Return what to draw next from each monitored stratum, given the rounds of the last run length, oldest first.
 
     The strata of ``question`` are the chips there are now. A smaller sample than today's plan needs is caught up,
-    since logs persist: the next draw is 1 - (1 - sigma) * product of (1 - sigma) / (1 - sigma_q) over such rounds q.
-    Losses beyond the allowed ones count with every period they stood in the frame (spec/plan.md section 6).
+    since logs persist. Losses beyond the allowed ones count with every period they stood in the frame (spec/plan.md
+    section 6).
 
     Raises:
         InvalidInput: a round of an unknown stratum, or losses that could hide the whole run.
@@ -215,12 +215,16 @@ def plan_next(question: Question, rounds: Sequence[Round]) -> tuple[NextDraw, ..
     draws: list[NextDraw] = []
     for stratum, share in zip(question.monitored, shares, strict=True):
         history = by_name[stratum.name]
-        kept = 1.0 - share
+        owed = (
+            1.0  # of the probability that a chip goes undrawn; a round above the share pays for earlier ones
+        )
         for past in history:
             reached = (past.drawn - past.unreached) / past.chips
-            if reached < share:
-                kept *= (1.0 - share) / (1.0 - reached)
-        samples, regular = draw_size(1.0 - kept, stratum.chips), draw_size(share, stratum.chips)
+            owed = min(1.0, owed * (1.0 - share) / (1.0 - reached)) if reached < 1.0 else 1.0
+        samples, regular = (
+            draw_size(1.0 - (1.0 - share) * owed, stratum.chips),
+            draw_size(share, stratum.chips),
+        )
         samples = max(samples, regular)
         failures, gone = sum(r.refused for r in history), sum(r.lost for r in history)
         draws.append(NextDraw(stratum.name, samples, samples - regular, failures, gone))
@@ -337,7 +341,7 @@ def parse_fleet(data: bytes) -> Fleet:
     top = _Table(value, "fleet file")
     stated = top.text("format")
     if stated != FLEET_FORMAT:
-        raise InvalidInput(f"fleet file: format must be {FLEET_FORMAT!r}, is {top.text('format')!r}")
+        raise InvalidInput(f"fleet file: format must be {FLEET_FORMAT!r}, is {stated!r}")
     inspection, risks = top.table("inspection"), top.table("risks")
     fleet = Fleet(
         strata=tuple(_stratum(table) for table in top.tables("strata")),

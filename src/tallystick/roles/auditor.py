@@ -317,7 +317,7 @@ def compare_step(
     honest_loss = not found
     found += [
         Deviation(
-            step, "log_violation" if honest_loss else "mismatch", violation.site,
+            step, "log_violation" if honest_loss else "mismatch", violation.site.removeprefix(f"step {step}: "),
             violation.element if violation.element >= 0 else None, violation.rule, "that the log is honest",
         )
         for violation in violations

@@ -130,11 +130,11 @@ def record(
         Nondeterminism: the job cannot be repeated elsewhere; the message names the part.
         InvalidInput: the job is malformed, or ``resume`` meets a run of another order.
     """
-    done = _start(directory, resume=resume)
     job = order.build()
     verify_batches_are_pure(job)
     session = order.session(job)
     try:
+        done = _start(directory, resume=resume)
         writer = RunWriter(session, directory, phases or Phases())
         recording = _Recording(order, job, session, writer)
         if done is None:

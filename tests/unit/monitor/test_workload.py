@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -116,6 +118,16 @@ def test_a_round_and_its_catch_up_find_as_much_as_one_full_round() -> None:
     assert (1 - 500 / 10**5) * (1 - (draw.samples - 1) / 10**5) > (1 - share) ** 2
 
 
+def test_a_shortfall_is_caught_up_once() -> None:
+    history = [done(500)]
+    (first,) = plan_next(CHINCHILLA, history)
+    (second,) = plan_next(CHINCHILLA, [*history, done(first.samples)])
+    (before,) = plan_next(CHINCHILLA, [done(first.samples), *history])
+    assert first.catch_up > 500
+    assert second.catch_up == 0
+    assert before.catch_up == first.catch_up  # what was drawn earlier knows nothing of a later period
+
+
 def test_a_refusal_is_a_failure_and_not_a_smaller_sample() -> None:
     (draw,) = plan_next(CHINCHILLA, [done(1085, refused=300)])
     assert (draw.samples, draw.catch_up, draw.failures) == (1085, 0, 300)
@@ -158,8 +170,11 @@ def test_rounds_of_strangers_and_sums_that_do_not_add_up_are_refused() -> None:
 def test_a_catch_up_never_leaves_less_than_the_guarantee(drawn: list[int]) -> None:
     (share,) = guaranteed_shares(CHINCHILLA) or ()
     (draw,) = plan_next(CHINCHILLA, [done(n) for n in drawn])
-    kept = math.prod(min(1.0, (1 - share) / (1 - n / 10**5)) for n in drawn) * (1 - share)
-    assert 1 - draw.samples / 10**5 <= kept + 1e-12
+    for start in range(len(drawn)):  # a chip that left a snapshot in every period since, in none before
+        missed = math.prod(1 - n / 10**5 for n in drawn[start:]) * (1 - draw.samples / 10**5)
+        assert missed <= (1 - share) ** (len(drawn) - start + 1) + 1e-12
+        # one that left a snapshot in period `start` alone, and meets every draw since
+        assert missed <= 1 - share
     assert guaranteed_detection(CHINCHILLA, [draw.samples]) >= 0.9
 
 
@@ -219,3 +234,28 @@ def test_other_documents_are_refused(data: bytes, reason: str) -> None:
 def test_nothing_but_invalid_input_leaves_the_parser(data: bytes) -> None:
     with pytest.raises(InvalidInput):
         parse_fleet(data)
+
+
+# ------------------------------------------------------------------------------------------------ the page
+
+
+def test_the_plan_page_shows_what_the_planner_gives() -> None:
+    page = (Path(__file__).parents[3] / "spec" / "plan.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^\| (\d+) \| ([\d.]+) \| (\d+) \| (\d+) \| ([\d.]+) \| (\d+) \| ([\d.]+) \|$", page, re.MULTILINE
+    )
+    assert [int(row[0]) for row in rows] == [10**3, 10**5, 10**7]
+    for row in rows:
+        plan = make_plan(replace(CHINCHILLA, strata=(Stratum("all", int(row[0]), H100),)))
+        assert plan.published is not None
+        assert plan.exact is not None
+        assert plan.guaranteed is not None
+        assert row == (
+            f"{plan.question.chips}",
+            f"{plan.published.samples_per_period[0]:.3f}",
+            f"{plan.published.samples_per_year}",
+            f"{plan.exact.samples_per_period[0]}",
+            f"{plan.exact.detection:.4f}",
+            f"{plan.guaranteed.samples_per_period[0]}",
+            f"{plan.guaranteed.detection:.4f}",
+        )
