@@ -24,6 +24,9 @@ BARE = (
     "tallystick.numerics.random",
     "tallystick.numerics.reference",
     "tallystick.roles.verifier",
+    "tallystick.monitor.draw",
+    "tallystick.monitor.planner",
+    "tallystick.monitor.workload",
 )
 
 CHILD = """

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import vectors_commit
+import vectors_monitor
 import vectors_numerics
 
 ROOT = Path(__file__).resolve().parent.parent / "vectors"
@@ -17,6 +18,7 @@ def main() -> None:
             shutil.rmtree(folder)
     vectors_commit.write(ROOT)
     vectors_numerics.write(ROOT)
+    vectors_monitor.write(ROOT)
     print(f"{sum(1 for _ in ROOT.rglob('input.json'))} cases in {ROOT.name}/")
 
 

@@ -8,7 +8,7 @@ floor that sends it to zero on both sides (numerics: trap 2).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +20,7 @@ from tallystick.execution.capture import Jitter
 from tallystick.execution.session import Session, Site
 from tallystick.execution.tape import (
     NOISE_BAND,
+    UNSEEN,
     EchoTape,
     ProbeTape,
     Tape,
@@ -36,6 +37,9 @@ from tallystick.numerics.rounding import block_max_difference, block_rms
 REPEATS = 2
 ROW_SPREAD = 8.0  # a matrix whose largest row is this many times its median row gets a scale per row
 FEWEST_ROWS = 64
+UNSEEN_SAFETY = (
+    6  # octaves between the policy's smallest band and that of a gradient whose noise is not known yet
+)
 STATE_SAFETY = (
     2  # factor, as a power of two, over the optimizer's measured noise: few operations, no long sums
 )
@@ -152,9 +156,7 @@ class _Seen:
                     f"gradient of {name} is not finite at step {session.step}; there is no noise to measure"
                 )
             if not rms.any():
-                scales = (
-                    np.zeros(blocks, dtype=np.int64) if previous is None else previous.scales.astype(np.int64)
-                )
+                scales = np.full(blocks, UNSEEN) if previous is None else previous.scales.astype(np.int64)
             elif previous is None or is_noise_only(previous):
                 scales = settled_scales(None, rms)
             else:
@@ -196,9 +198,9 @@ class _Seen:
             raise Nondeterminism(
                 f"{self.session.site_name(place)}: is not finite when the step is repeated; there is no noise to measure"
             )
-        noise.relative = max(
-            noise.relative, float(np.max(largest * np.exp2(-noise.scales.astype(np.float64))))
-        )
+        with np.errstate(over="ignore"):
+            relative = largest * np.exp2(-noise.scales.astype(np.float64))
+        noise.relative = max(noise.relative, float(np.max(relative)))
         noise.largest = max(noise.largest, float(largest.max()))
 
 
@@ -235,7 +237,7 @@ def _choose(session: Session, seen: _Seen, decisions: dict[int, float]) -> Calib
                 )
             band = min(highest, max(lowest, exponent_above(largest) + STATE_SAFETY))
             grids[place] = SiteGrid(24, band, -149)
-    _refuse_loud_noise(session, GridTable(grids))
+    _refuse_loud_noise(session, GridTable(grids), seen.noise.keys())
     lowest, highest = policy.decision_band
     for ordinal, relative in decisions.items():
         band = max(lowest, exponent_above(relative) + policy.safety)
@@ -257,11 +259,14 @@ def _grid_for(session: Session, place: Site, measured: SiteNoise) -> SiteGrid:
     form = expected_form(policy, place[0])
     assert form is not None
     precision, dithered, (lowest, highest), floor = form
-    band = max(lowest, exponent_above(measured.relative) + policy.safety)
-    if band <= highest:
-        return SiteGrid(precision, band, floor_exponent(band, floor), dithered, measured.scales)
     allowance = exponent_above(measured.largest) + policy.safety
-    if place[0] == Kind.GRADIENT and exponent_above(measured.rms) <= allowance:
+    is_noise = place[0] == Kind.GRADIENT and exponent_above(measured.rms) <= allowance
+    if place[0] == Kind.GRADIENT and measured.rms == 0.0 and measured.largest == 0.0:
+        return session.table.sites.get(place) or _unseen(session, place[0], measured.scales)
+    band = max(lowest, exponent_above(measured.relative) + policy.safety)
+    if band <= highest and not (is_noise and measured.rms == 0.0):
+        return SiteGrid(precision, band, floor_exponent(band, floor), dithered, measured.scales)
+    if is_noise:
         scales = np.full(measured.scales.size, allowance - NOISE_BAND, dtype=np.int64)
         return SiteGrid(precision, NOISE_BAND, floor_exponent(NOISE_BAND, floor), dithered, scales)
     raise Nondeterminism(
@@ -270,11 +275,12 @@ def _grid_for(session: Session, place: Site, measured: SiteNoise) -> SiteGrid:
     )
 
 
-def _refuse_loud_noise(session: Session, table: GridTable) -> None:
+def _refuse_loud_noise(session: Session, table: GridTable, present: Collection[Site]) -> None:
     """Raise if a gradient that is noise only is not far below the step's largest: a follower would not believe it."""
-    largest, limit = largest_scale(table), session.policy.noise_limit
+    seen = {place: grid for place, grid in table.sites.items() if place in present}
+    largest, limit = largest_scale(GridTable(seen)), session.policy.noise_limit
     for place, grid in table.sites.items():
-        if place[0] != Kind.GRADIENT or not is_noise_only(grid):
+        if place not in present or place[0] != Kind.GRADIENT or not is_noise_only(grid):
             continue
         floor = int(grid.scales.max()) + grid.band
         if largest is None or floor > largest + limit:
@@ -294,12 +300,17 @@ def _defaults(session: Session, grids: dict[tuple[int, int], SiteGrid]) -> dict[
         place = (site.kind, site.ordinal)
         if place in grids:
             continue
-        form = expected_form(session.policy, site.kind)
-        assert form is not None
-        precision, dithered, (lowest, _), floor = form
-        scales = () if site.kind == Kind.STATE else np.zeros(1, dtype=np.int64)
-        found[place] = SiteGrid(precision, lowest, floor_exponent(lowest, floor), dithered, scales)
+        found[place] = _unseen(session, site.kind, np.full(0 if site.kind == Kind.STATE else 1, UNSEEN))
     return found
+
+
+def _unseen(session: Session, kind: Kind, scales: np.ndarray) -> SiteGrid:
+    """Return the grid of a site whose noise is not known yet; a gradient's band is on the safe side."""
+    form = expected_form(session.policy, kind)
+    assert form is not None
+    precision, dithered, (lowest, highest), floor = form
+    band = min(highest, lowest + UNSEEN_SAFETY) if kind == Kind.GRADIENT else lowest
+    return SiteGrid(precision, band, floor_exponent(band, floor), dithered, scales)
 
 
 def _state_noise(session: Session, gradients: list[Tensor | None]) -> list[tuple[float, float]]:

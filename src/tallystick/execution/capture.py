@@ -642,8 +642,8 @@ def _decide_ranks(mode: Capture, x: Tensor, dim: int, index: Tensor, largest: bo
 
 def _random(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
     if func._schema.name in ("aten::bernoulli", "aten::bernoulli_"):
-        overload = func._schema.overload_name
-        probability = args[0] if overload in ("", "out") else args[1]
+        p = _named(func, args, kwargs, "p")
+        probability = args[0] if p is None else p
         if _is_float(probability):
             return _bernoulli(mode, func, args, kwargs, probability)
     return mode.random.draw(func, args, kwargs)

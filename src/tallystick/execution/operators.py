@@ -166,15 +166,15 @@ SMOOTH = frozenset(
     _scaled_dot_product_efficient_attention _scaled_dot_product_efficient_attention_backward
     _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
     _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward
-    _scaled_dot_product_fused_attention_overrideable _softmax _softmax_backward_data _thnn_fused_gru_cell
-    _thnn_fused_gru_cell_backward _thnn_fused_lstm_cell _thnn_fused_lstm_cell_backward_impl _trilinear
-    _upsample_bicubic2d_aa _upsample_bicubic2d_aa_backward _upsample_bilinear2d_aa
-    _upsample_bilinear2d_aa_backward _upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward
-    _upsample_nearest_exact3d_backward _weight_norm_interface _weight_norm_interface_backward acos acosh
-    adaptive_avg_pool1d adaptive_max_pool2d_backward adaptive_max_pool3d_backward add addbmm addcdiv
-    addcmul addmm addmv addr affine_grid_generator asin asinh atan atan2 atanh avg_pool1d avg_pool2d
-    avg_pool2d_backward avg_pool3d avg_pool3d_backward baddbmm batch_norm_backward
-    batch_norm_backward_elemt batch_norm_backward_reduce batch_norm_elemt
+    _scaled_dot_product_fused_attention_overrideable _segment_reduce_backward _softmax
+    _softmax_backward_data _thnn_fused_gru_cell _thnn_fused_gru_cell_backward _thnn_fused_lstm_cell
+    _thnn_fused_lstm_cell_backward_impl _trilinear _upsample_bicubic2d_aa _upsample_bicubic2d_aa_backward
+    _upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward _upsample_nearest_exact1d_backward
+    _upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward _weight_norm_interface
+    _weight_norm_interface_backward acos acosh adaptive_avg_pool1d adaptive_max_pool2d_backward
+    adaptive_max_pool3d_backward add addbmm addcdiv addcmul addmm addmv addr affine_grid_generator asin
+    asinh atan atan2 atanh avg_pool1d avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward
+    baddbmm batch_norm_backward batch_norm_backward_elemt batch_norm_backward_reduce batch_norm_elemt
     batch_norm_gather_stats_with_counts batch_norm_stats binary_cross_entropy
     binary_cross_entropy_backward binary_cross_entropy_with_logits bmm celu cholesky coalesce col2im
     complex convolution convolution_backward convolution_overrideable cos cosh cross cudnn_batch_norm

@@ -343,7 +343,8 @@ class Session:
             InvalidInput: the frame is malformed.
         """
         base = GridTable() if self.is_calibration_step(self.step) else self.base
-        return FollowTape(self.policy, self.table, decode_frame(frame), base, self.rank)
+        sites = frozenset((int(site.kind), site.ordinal) for site in self.sites)
+        return FollowTape(self.policy, self.table, decode_frame(frame), base, self.rank, sites=sites)
 
     def is_calibration_step(self, step: int) -> bool:
         """Whether the noise is measured anew before ``step``."""

@@ -37,7 +37,9 @@ from tallystick.numerics.rounding import NO_KEY, Key, block_rms, round_followed,
 ROW_RANGE = 16  # a row's scale exponent lies at most this far below the tensor's largest
 SCALE_SLACK = 3  # a header's scale may exceed what the auditor measures by this many powers of two
 NOISE_BAND = -1  # band exponent that marks a noise-only gradient; no policy allows it otherwise
+UNSEEN = -900  # scale exponent of a site that has had no value but zero: it takes the first one's
 NOTHING = torch.empty(0, dtype=torch.int64)
+Site = tuple[int, int]  # kind and ordinal
 
 
 class Tape(DecisionTape, Protocol):
@@ -112,7 +114,8 @@ class RecordTape:
         if self.current is not None:
             self.table = self.current
         self._grids = dict(self.table.sites)
-        self._largest = largest_scale(self.table)
+        self._largest: int | None = None
+        self._rounded: list[Site] = []
 
     def start_micro_batch(self, micro_batch: int) -> None:
         """Number the decisions of the next micro-batch from 0."""
@@ -155,6 +158,8 @@ class RecordTape:
             if not np.array_equal(scales, grid.scales):
                 grid = SiteGrid(*grid.fields, scales=scales)
                 self._grids[(kind, ordinal)] = grid
+            if kind == Kind.GRADIENT:
+                self._rounded.append((kind, ordinal))
         entries = round_recorded(x, grid, out=out, old=old, key=key, name=name)
         if len(entries):
             self.payloads[SiteAddress(self.rank, 0, kind, ordinal)] = encode(entries)
@@ -179,15 +184,20 @@ class RecordTape:
         return SiteGrid(precision, band, floor_exponent(band, floor), dithered, scales)
 
     def settle_noise(self) -> None:
-        """Move the scales of noise-only gradients with the largest gradient scale; call after the others are rounded."""
-        largest = largest_scale(GridTable(self._grids))
-        if largest is None or self._largest is None or largest == self._largest:
+        """Move the scales of noise-only gradients with the largest gradient scale; call after the others are rounded.
+
+        Only gradients that this step has count, here and for a follower: of the others nobody can check the scale.
+        """
+        if not self._rounded:
+            return
+        before = max(int(self.table.sites[place].scales.max()) for place in self._rounded)
+        self._largest = max(int(self._grids[place].scales.max()) for place in self._rounded)
+        if before in (self._largest, UNSEEN):
             return
         for key, grid in self._grids.items():
             if key[0] == Kind.GRADIENT and is_noise_only(grid):
-                moved = grid.scales.astype(np.int64) + (largest - self._largest)
+                moved = grid.scales.astype(np.int64) + (self._largest - before)
                 self._grids[key] = SiteGrid(*grid.fields, scales=moved)
-        self._largest = largest
 
     def finish(self) -> bytes:
         """Return the step's encoded frame; ``table`` is then the table after the step."""
@@ -235,7 +245,10 @@ class Freedom:
 
 @dataclass
 class FollowTape:
-    """Reads one step's frame. A frame whose bytes are malformed raises; one that lies is followed and noted."""
+    """Reads one step's frame. A frame whose bytes are malformed raises; one that lies is followed and noted.
+
+    ``sites`` are those that may have a grid (decisions aside); None leaves that unchecked.
+    """
 
     policy: Policy
     table: GridTable
@@ -244,6 +257,7 @@ class FollowTape:
     rank: int = 0
     violations: list[Violation] = field(default_factory=list[Violation])
     freedom: Freedom = field(default_factory=Freedom)
+    sites: frozenset[Site] | None = None
     _micro_batch: int = 0
     _ordinal: int = -1
 
@@ -251,9 +265,9 @@ class FollowTape:
         self._unread = {address for address, _ in self.frame.sites}
         update = self._payload(SiteAddress(self.rank, 0, Kind.GRID, 0))
         if update is not None:
-            before, self.table = self.table, self.table.apply(update)
-            self.violations += find_policy_breaches(self.policy, before, self.table)
-        self._largest = largest_scale(self.table)
+            self.table = self.table.apply(update)
+        self.violations += find_policy_breaches(self.policy, self.table, self.sites)
+        self._largest: int | None = None
         self._steer = 0.0
         self._energy = 0.0
 
@@ -334,6 +348,8 @@ class FollowTape:
             self.violations.append(Violation(name, found.violation, rule))
         self.freedom.near += found.near
         self.freedom.elements += x.numel()
+        if kind == Kind.GRADIENT and grid.scales.size and not is_noise_only(grid):
+            self._largest = max(int(grid.scales.max()), -1000 if self._largest is None else self._largest)
         if kind == Kind.GRADIENT:
             self._steer += found.steer
             self._energy += found.energy
@@ -413,14 +429,14 @@ def entry_budget(grid: SiteGrid, numel: int) -> int:
     return min(numel, int(mean + 8.0 * math.sqrt(mean)) + 16)
 
 
-def find_policy_breaches(policy: Policy, before: GridTable, after: GridTable) -> list[Violation]:
-    """Return the grids of ``after``, changed since ``before``, that the policy does not allow."""
+def find_policy_breaches(
+    policy: Policy, table: GridTable, sites: frozenset[Site] | None = None
+) -> list[Violation]:
+    """Return the grids of ``table`` that the policy does not allow, or that belong to none of ``sites``."""
     breaches: list[Violation] = []
-    for key, grid in after.sites.items():
-        if before.sites.get(key) == grid:
-            continue
-        new = key not in before.sites and key[0] != Kind.DECISION
-        rule = "the run has no such site" if new else _breach(policy, Kind(key[0]), grid)
+    for key, grid in table.sites.items():
+        stray = sites is not None and key[0] != Kind.DECISION and key not in sites
+        rule = "the run has no such site" if stray else _breach(policy, Kind(key[0]), grid)
         if rule:
             breaches.append(Violation(f"{Kind(key[0]).name.lower()} site {key[1]}", -1, rule))
     return breaches

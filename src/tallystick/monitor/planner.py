@@ -24,7 +24,10 @@ from tallystick.errors import InvalidInput
 DAYS_PER_YEAR = 365  # Table 1 counts a year so
 CHIPS_PER_INSPECTOR_YEAR = 1000  # Shavit 2023, footnote 5: "1000 or more"
 MOST_CHIPS = 10**12
+LEAST, MOST = 1e-9, 1e45  # of days, rates and FLOP; products of all of them stay within binary64
 MOST_ROUNDS = 10**5  # inspections within one run; a century of hourly ones stays below
+MOST_EXACT_ROUNDS = 1000
+MOST_FACTORS = 10**6  # of the probability that a draw takes no used chip
 MOST_LONG_SUMS = 128  # states whose chances are taken from whole numbers of any length
 EXACT_WORK = 500_000  # rounds x states**2 of one exact evaluation; keeps a plan within a second
 
@@ -249,6 +252,8 @@ def exact_miss(
     if samples == 0:
         return 1.0
     full, days = math.floor(used), exposures(run_days, period_days)
+    if len(days) > MOST_EXACT_ROUNDS or min(full, samples) > MOST_FACTORS:
+        return None
     part = (used - full) * run_days
     mean = full * -math.expm1(len(days) * math.log1p(-samples / chips)) if samples < chips else float(full)
     states = min(
@@ -483,8 +488,10 @@ def _step(vector: Floats, matrix: Floats, *, over: bool = True) -> Floats:
 
 
 def _positive(what: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0.0):
+    if not (value > 0.0 and math.isfinite(value)):
         raise InvalidInput(f"{what} {value}: must be a positive number")
+    if not LEAST <= value <= MOST:
+        raise InvalidInput(f"{what} {value}: must lie in [{LEAST:g}, {MOST:g}]")
 
 
 def _whole(what: str, value: int, *, least: int, most: int) -> None:

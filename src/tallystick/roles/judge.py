@@ -256,7 +256,12 @@ class StepJudge:
         if repeated.violations:
             violation = repeated.violations[0]
             faults["trainer"] = Deviation(
-                step, "log_violation", violation.site.removeprefix(f"step {step}: "), violation.element, violation.rule, "an honest log"
+                step,
+                "log_violation",
+                violation.site.removeprefix(f"step {step}: "),
+                violation.element,
+                violation.rule,
+                "an honest log",
             )
         # 7. A fault that this machine's own noise can explain is nobody's.
         noisy = (

@@ -143,7 +143,7 @@ def test_an_entry_far_from_its_switching_point_is_a_violation_and_not_obeyed(nam
     dtype = getattr(torch, branches.policy.compute)
     trainer_x, auditor_x = inputs(name, case, dtype)
     trainer = branches.record(case.function, trainer_x)
-    auditor_x[AT] -= 0.011 if "min" not in name else -0.011
+    auditor_x[AT] -= 0.011
     alone = branches.record(case.function, auditor_x)
     follower = branches.follow(case.function, auditor_x, trainer.frame)
     assert len(follower.violations) >= 1
@@ -196,8 +196,10 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("operator", ["relu", "round", "gt", "pool"])
+@pytest.mark.parametrize(
+    ("operator", "layout"),
+    [*((o, layout) for o in ("relu", "round", "gt") for layout in LAYOUTS), ("pool", "channels last")],
+)
 def test_the_memory_layout_does_not_matter(layout: str, operator: str, branches: Any) -> None:
     function: dict[str, tuple[Callable[[Tensor], Tensor], float | None]] = {
         "relu": (F.relu, 0.0),
@@ -207,15 +209,11 @@ def test_the_memory_layout_does_not_matter(layout: str, operator: str, branches:
     }
     inside, point = function[operator]
     change = LAYOUTS[layout]
-    if operator == "pool" and layout != "channels last":
-        pytest.skip("pools take images")
     dtype = getattr(torch, branches.policy.compute)
     name = "aten::relu" if point is not None else "aten::argmax"
     trainer_x, auditor_x = inputs(name, Case(inside, point), dtype)
-    if operator == "pool":  # elements 3 and 7 of the image are neighbours
-        trainer_x[7], auditor_x[7] = trainer_x[5], auditor_x[5]
-        trainer_x[5] = auditor_x[5] = 0.2
-        trainer_x[7] = auditor_x[7] = 3.1
+    if operator == "pool":  # element 2 stands beside element 3 in the image
+        trainer_x[2] = auditor_x[2] = 3.1
     trainer = branches.record(lambda x: inside(change(x)), trainer_x)
     follower = branches.follow(lambda x: inside(change(x)), auditor_x, trainer.frame)
     assert follower.violations == []
@@ -625,6 +623,7 @@ def test_common_modules_and_losses_are_followed_under_noise(
     assert done.roots == run.roots
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own compiler, as it is imported
 def test_a_compiled_module_is_refused(open_job: Any, zoo: Any, branches: Any) -> None:
     job = zoo.build({})
     job.model.first.compile()

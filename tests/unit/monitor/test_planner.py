@@ -382,6 +382,8 @@ def test_exact_samples_are_the_fewest(flop: float, chips: int) -> None:
 def test_the_exact_sum_declines_where_it_would_take_too_long() -> None:
     assert planner.exact_miss(10**7, 10**6, 10**5, 365.0, 30.0, 0.1) is None
     assert planner.exact_miss(10**7, 10**6, 10, 365.0, 30.0, 0.1) is not None
+    assert planner.exact_miss(10**7, 10, 10, 1001.0, 1.0, 0.1) is None
+    assert planner.exact_miss(10**7, 10, 10, 1000.0, 1.0, 0.1) is not None
     with pytest.raises(InvalidInput, match="run on 11 of 10 chips"):
         planner.exact_miss(10, 11, 1, 365.0, 30.0, 0.1)
 
@@ -583,6 +585,8 @@ def test_segments_to_check(share: float, p: float, segments: int) -> None:
     ("changes", "reason"),
     [
         ({"threshold_flop": 0.0}, "threshold FLOP 0.0: must be a positive number"),
+        ({"threshold_flop": 1e46}, "threshold FLOP 1e+46: must lie in [1e-09, 1e+45]"),
+        ({"run_days": 1e-10}, "run days 1e-10: must lie in [1e-09, 1e+45]"),
         ({"threshold_flop": math.inf}, "threshold FLOP inf: must be a positive number"),
         ({"snapshots_per_day": -0.1}, "snapshots per day -0.1: must be a positive number"),
         ({"run_days": math.nan}, "run days nan: must be a positive number"),
