@@ -117,11 +117,9 @@ def _gradients(
     finally:
         session.probing = False
     found: list[Tensor | None] = []
-    for name, p in session.parameters:
+    session.densify_gradients()
+    for _, p in session.parameters:
         gradient = p.grad
-        if gradient is not None and gradient.is_sparse:
-            session.densified.add(name)
-            gradient = gradient.to_dense()
         found.append(None if gradient is None else gradient.detach().contiguous())
     session.model.zero_grad(set_to_none=True)
     with torch.no_grad():
@@ -268,7 +266,7 @@ def _grid_for(session: Session, place: Site, measured: SiteNoise) -> SiteGrid:
         return SiteGrid(precision, band, floor_exponent(band, floor), dithered, measured.scales)
     if is_noise:
         scales = np.full(measured.scales.size, allowance - NOISE_BAND, dtype=np.int64)
-        return SiteGrid(precision, NOISE_BAND, floor_exponent(NOISE_BAND, floor), dithered, scales)
+        return SiteGrid(precision, NOISE_BAND, floor_exponent(NOISE_BAND, floor), False, scales)
     raise Nondeterminism(
         f"{session.site_name(place)}: its noise is 2**{exponent_above(measured.relative)} of its scale, "
         f"policy {policy.name} allows 2**{highest - policy.safety}; use a more precise policy"

@@ -541,14 +541,12 @@ class Session:
         self.schedule = self.hyperparameters()
         if self.on_schedule is not None:
             self.on_schedule(self.schedule)
+        self.densify_gradients()
         with torch.no_grad():
             later: list[int] = []
             for ordinal, (_, p) in enumerate(self.parameters):
                 if p.grad is None:
                     continue
-                if p.grad.is_sparse:
-                    self.densified.add(self.parameters[ordinal][0])
-                    p.grad = p.grad.to_dense()
                 if self._is_noise_only(ordinal):
                     later.append(ordinal)
                 else:
@@ -563,6 +561,13 @@ class Session:
         if self.jitter is not None:
             self._jitter_mode = JitterMode(self.jitter)
             self._jitter_mode.__enter__()
+
+    def densify_gradients(self) -> None:
+        """Make sparse gradients dense, and keep the names of their parameters."""
+        for name, p in self.parameters:
+            if p.grad is not None and p.grad.is_sparse:
+                self.densified.add(name)
+                p.grad = p.grad.to_dense()
 
     def _leave_optimizer(self) -> None:
         if self._jitter_mode is not None:

@@ -71,6 +71,7 @@ def forward_backward(session: Session, job: Job, batch: Batch, tape: Tape) -> No
                 raise InvalidInput(f"job: loss must be one number, got shape {list(loss.shape)}")
             torch.autograd.backward(loss)
         session.note_loss(loss)
+    session.densify_gradients()
     if job.clip_norm is not None:
         torch.nn.utils.clip_grad_norm_(job.model.parameters(), job.clip_norm)
 

@@ -63,7 +63,7 @@ def scale_exponents(rms: np.ndarray) -> np.ndarray:
 
 
 def is_noise_only(grid: SiteGrid) -> bool:
-    """Whether calibration found this site to be cancellation noise: its grid sends all of it to zero."""
+    """Whether calibration found this site to be cancellation noise: its grid, never dithered, sends all of it to zero."""
     return grid.scales.size > 0 and grid.band == NOISE_BAND
 
 
@@ -453,6 +453,7 @@ def _breach(policy: Policy, kind: Kind, grid: SiteGrid) -> str | None:
             if lowest <= grid.band <= highest
             else f"band 2**{grid.band} outside 2**{lowest}..2**{highest}"
         )
+    dithered = dithered and not is_noise_only(grid)
     if (grid.precision, grid.dithered) != (precision, dithered):
         return f"precision {grid.precision}, dither {grid.dithered}; the policy has {precision}, {dithered}"
     if (grid.scales.size == 0) != (kind == Kind.STATE):

@@ -186,7 +186,9 @@ class Captured:
     findings: Findings
 
 
-def capture_with(function: Callable[[Tensor], Tensor], x: Tensor, tape: Any, smooth: frozenset[str] = frozenset()) -> Captured:
+def capture_with(
+    function: Callable[[Tensor], Tensor], x: Tensor, tape: Any, smooth: frozenset[str] = frozenset()
+) -> Captured:
     """Run a function forward and backward under a capture with ``tape``."""
     leaf = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
     tape.start_micro_batch(0)

@@ -94,7 +94,9 @@ def test_the_numbers_of_a_step_are_pinned(branches: Any) -> None:
 
     def inside(x: Tensor) -> Tensor:
         kept = F.dropout(torch.ones(999, dtype=dtype), 0.5, training=True) > 0.0
-        return torch.cat((torch.rand(999, dtype=dtype), torch.randn(999, dtype=dtype), kept.to(dtype))) * x.sum()
+        return (
+            torch.cat((torch.rand(999, dtype=dtype), torch.randn(999, dtype=dtype), kept.to(dtype))) * x.sum()
+        )
 
     x = torch.ones(1, dtype=dtype)
     found = hashlib.sha256(branches.record(inside, x).output.float().numpy().tobytes()).hexdigest()
@@ -148,8 +150,14 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
         lambda x: x * torch.empty_like(x).exponential_(),
         r"operator aten\.exponential_\S*: draws random numbers",
     ),
-    "poisson": (lambda x: x * torch.poisson(x.detach().abs()), r"operator aten\.poisson\S*: draws random numbers"),
-    "rrelu": (lambda x: F.rrelu(x, training=True), r"operator aten\.rrelu_with_noise\S*: draws random numbers"),
+    "poisson": (
+        lambda x: x * torch.poisson(x.detach().abs()),
+        r"operator aten\.poisson\S*: draws random numbers",
+    ),
+    "rrelu": (
+        lambda x: F.rrelu(x, training=True),
+        r"operator aten\.rrelu_with_noise\S*: draws random numbers",
+    ),
     "normal of tensors": (
         lambda x: x * torch.normal(x.detach(), 1.0),
         r"operator aten\.normal\S*: draws random numbers",
@@ -212,7 +220,13 @@ def test_a_recomputed_forward_pass_repeats_its_dropout(reentrant: bool, branches
 
 def test_streams_differ_by_step_micro_batch_rank_and_seed() -> None:
     seen = set()
-    for seed, step, rank, micro_batch in ((1, 0, 0, 0), (2, 0, 0, 0), (1, 1, 0, 0), (1, 0, 1, 0), (1, 0, 0, 1)):
+    for seed, step, rank, micro_batch in (
+        (1, 0, 0, 0),
+        (2, 0, 0, 0),
+        (1, 1, 0, 0),
+        (1, 0, 1, 0),
+        (1, 0, 0, 1),
+    ):
         stream = RandomStream(seed)
         state = torch.get_rng_state()
         stream.start(step, rank, micro_batch)
@@ -229,7 +243,7 @@ def test_streams_differ_by_step_micro_batch_rank_and_seed() -> None:
 
 @pytest.mark.parametrize("policy", ["fp64", "fp32"])
 def test_generators_outside_torch_are_refused(policy: str, around: Any, record_run: Any) -> None:
-    with pytest.raises(Nondeterminism, match="draws from numpy.random, which no other machine can repeat"):
+    with pytest.raises(Nondeterminism, match=r"draws from numpy\.random, which no other machine can repeat"):
         record_run(around(lambda: lambda x: x * np.random.rand()), policy, 1)
     with pytest.raises(Nondeterminism, match="draws from Python's random"):
         record_run(around(lambda: lambda x: x * random.random()), policy, 1)

@@ -153,7 +153,10 @@ class Branches(nn.Module):
         kept = torch.topk(gate, 4, dim=1)
         mask = torch.zeros_like(gate).scatter(1, kept.indices, 1.0)
         x = x * gate * mask + F.elu(x).sort(dim=1).values + F.softshrink(x) + F.hardswish(x)
-        x = torch.where(x > 0.3, x, x.clamp(-0.7, 0.7)) + (x * 3 - (x * 3).detach() + torch.floor(x * 3).detach()) * 0.1
+        x = (
+            torch.where(x > 0.3, x, x.clamp(-0.7, 0.7))
+            + (x * 3 - (x * 3).detach() + torch.floor(x * 3).detach()) * 0.1
+        )
         x = x + x.abs().amax(dim=1, keepdim=True) * 0.1 + torch.maximum(x, gate)
         x = x + F.max_pool1d(x.unsqueeze(1), 4).repeat_interleave(4, dim=2).squeeze(1)
         x = x + F.one_hot(x.argmax(dim=1), 16).to(x.dtype)
@@ -226,7 +229,9 @@ SCHEDULERS: Mapping[str, Callable[[torch.optim.Optimizer, int], Any]] = {
     "multistep": lambda o, n: lr_scheduler.MultiStepLR(o, milestones=[2, 5], gamma=0.3),
     "exponential": lambda o, n: lr_scheduler.ExponentialLR(o, gamma=0.93),
     "sequential": lambda o, n: lr_scheduler.SequentialLR(
-        o, [lr_scheduler.LinearLR(o, 0.1, total_iters=4), lr_scheduler.CosineAnnealingLR(o, T_max=n)], milestones=[4]
+        o,
+        [lr_scheduler.LinearLR(o, 0.1, total_iters=4), lr_scheduler.CosineAnnealingLR(o, T_max=n)],
+        milestones=[4],
     ),
     "plateau": lambda o, n: lr_scheduler.ReduceLROnPlateau(o),
 }
