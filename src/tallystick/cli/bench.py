@@ -97,7 +97,7 @@ def measure(kind: str, arguments: str, as_json: AsJson = False) -> int:
     if kind not in known:
         raise InvalidInput(f"measurement {kind}: unknown; known are {', '.join(known)}")
     given: dict[str, Any] = json.loads(arguments)
-    if kind == "overhead":
+    if kind in ("overhead", "loss"):
         given["say"] = lambda line: say(f"  {line}")
     print_json(known[kind](**given))
     return 0

@@ -101,12 +101,12 @@ class Jitter:
 
     def disturb_(self, x: Tensor) -> None:
         """Move every element of ``x`` by up to one unit in the last place, whole numbers excepted."""
-        if x.is_floating_point() and x.numel():
+        if _can_move(x):
             x.addcmul_(_finite(x), self._noise(x), value=torch.finfo(x.dtype).eps)
 
     def disturbed(self, x: Any) -> Any:
         """Return a disturbed copy of a floating tensor, anything else unchanged."""
-        if not isinstance(x, Tensor) or not x.is_floating_point() or not x.numel():
+        if not isinstance(x, Tensor) or not _can_move(x):
             return x
         return torch.addcmul(x, _finite(x), self._noise(x), value=torch.finfo(x.dtype).eps)
 
@@ -126,6 +126,11 @@ class Jitter:
                 for tensor in value if isinstance(value, (tuple, list)) else (value,):
                     if isinstance(tensor, Tensor):
                         self.disturb_(tensor)
+
+
+def _can_move(x: Tensor) -> bool:
+    """Whether noise can be added: to dense floating numbers (what a sparse tensor adds up was disturbed before)."""
+    return x.is_floating_point() and x.layout == torch.strided and x.numel() > 0
 
 
 def _finite(x: Tensor) -> Tensor:

@@ -120,6 +120,7 @@ class Session:
         self._names: list[object] = []
         self.optimizer_form: dict[int, dict[str, Any]] = {}
         self._outer_dtype: torch.dtype | None = None
+        self._depth = 0  # of optimizer.step calls within each other
         self.on_schedule: Callable[[list[tuple[int, str, float]]], None] | None = None
         self.probing = False
         self.seconds: dict[str, float] = dict.fromkeys(
@@ -144,18 +145,31 @@ class Session:
         self._names = self._tensor_names()
         self._handles = [
             self.optimizer.register_step_pre_hook(self._hook_before),
-            self.optimizer.register_step_post_hook(lambda *_: self._after_optimizer()),
+            self.optimizer.register_step_post_hook(lambda *_: self._hook_after()),
         ]
 
     def _hook_before(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
+        self._depth += 1
+        if self._depth > 1:
+            return  # an optimizer whose step calls that of the class it comes from
         if any(value is not None for value in (*args[1:], kwargs.get("closure"))):
+            self._depth = 0
             raise Nondeterminism(
                 f"optimizer {type(optimizer).__name__}: a step with a closure computes gradients after they were rounded; "
                 "call backward first and step() without arguments"
             )
-        self._before_optimizer()
+        try:
+            self._before_optimizer()
+        except BaseException:
+            self._depth = 0
+            raise
+
+    def _hook_after(self) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._after_optimizer()
 
     def close(self) -> None:
         """Remove the hooks and give the model back its dtype; the user's objects are as they came, but trained."""
@@ -374,10 +388,13 @@ class Session:
         self._charge("end_of_step")
         try:
             with repeatable(self.policy.compute):
-                yield
+                try:
+                    yield
+                finally:
+                    self._leave_optimizer()
         finally:
             self._tape = None
-            self._leave_optimizer()
+            self._depth = 0
             self._let_go()
             self.close_capture()
 

@@ -443,7 +443,8 @@ def overhead_rows(job: str, policy: str, found: Mapping[str, Any]) -> list[Row]:
     for who in ("record", "audit"):
         total = seconds[who]["total"]
         phases = {phase: value for phase, value in seconds[who].items() if phase != "total"}
-        phases["data and log"] = max(0.0, total - sum(phases.values()))
+        rest = [2 * one[who]["total"] - sum(one[who].values()) for one in rounds]
+        phases["data and log"] = statistics.median(rest)
         for phase, value in phases.items():
             name = phase.replace("forward_backward", "forward and backward").replace("_", " ")
             rows.append(row(f"{who}: {name}", value / total, "share", plain_steps=value / plain))

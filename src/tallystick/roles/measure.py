@@ -344,7 +344,7 @@ def control(directory: str, out: str, jitter: bool) -> dict[str, Any]:
     return {"weights": weights.numel(), "bytes_each": weights.element_size()}
 
 
-def loss(job: str, policy: str, steps: int, seed: int) -> dict[str, Any]:
+def loss(job: str, policy: str, steps: int, seed: int, say: Say) -> dict[str, Any]:
     """Return the held-out loss after ``steps`` steps: of a plain float32 loop and of a recorded run.
 
     Both have the same initial weights, data and dropout masks, all from ``seed``.
@@ -362,7 +362,9 @@ def loss(job: str, policy: str, steps: int, seed: int) -> dict[str, Any]:
     for number in range(steps):
         plain.step(number)
         run.calibrate_if_due()
-        run.step()
+        record, _, _ = run.step()
+        if (number + 1) % 50 == 0:
+            say(f"step {number + 1}/{steps}: loss {float.fromhex(record.loss or 'nan'):.4g}")
     return {"plain": _score(job, plain.job), "recorded": _score(job, run.job)}
 
 
