@@ -197,7 +197,7 @@ def test_the_control_draws_the_dropout_of_the_recorded_run(job: str, tmp_path: P
 
 
 def test_recording_hardly_moves_the_held_out_loss(job: str) -> None:
-    found = measure.loss(job, "fp32", steps=2, seed=1)
+    found = measure.loss(job, "fp32", steps=2, seed=1, say=print)
     assert abs(found["plain"] - found["recorded"]) < 0.05
 
 
@@ -205,7 +205,7 @@ def test_a_job_without_a_held_out_loss_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "tiny.py"
     path.write_text(TINY.replace("held_out_loss", "other"))
     with pytest.raises(InvalidInput, match=r"gives no held_out_loss, it gives \['other'\]"):
-        measure.loss(str(path), "fp32", steps=1, seed=0)
+        measure.loss(str(path), "fp32", steps=1, seed=0, say=print)
 
 
 def test_differing_bytes_counts_changed_and_missing_ones(tmp_path: Path) -> None:
