@@ -84,7 +84,7 @@ def calibrate(
     Raises:
         Nondeterminism: a site is too noisy for the policy, or an operator is not in the table; by name.
     """
-    before = [(tensor, tensor.clone()) for _, tensor in session.all_buffers()]
+    before = {name: tensor.clone() for name, tensor in session.all_buffers()}
     own_jitter, session.jitter = session.jitter, None
     try:
         probe = ProbeTape()
@@ -100,13 +100,16 @@ def calibrate(
             seen.compare_loss(plain_loss, loss)
             for ordinal, noise in echo.noise.items():
                 decisions[ordinal] = max(decisions.get(ordinal, 0.0), noise)
+    except BaseException:
+        _put_back(session, before)
+        raise
     finally:
         session.jitter = own_jitter
     return _choose(session, seen, decisions)
 
 
 def _gradients(
-    session: Session, backward: Callable[[Tape], None], tape: Tape, before: list[tuple[Tensor, Tensor]]
+    session: Session, backward: Callable[[Tape], None], tape: Tape, before: dict[str, Tensor]
 ) -> tuple[list[Tensor | None], dict[str, Tensor], float]:
     session.probing = True
     try:
@@ -121,17 +124,23 @@ def _gradients(
     for _, p in session.parameters:
         gradient = p.grad
         found.append(None if gradient is None else gradient.detach().contiguous())
-    session.model.zero_grad(set_to_none=True)
     with torch.no_grad():
         buffers = {
             name: tensor.detach().clone()
-            for (name, tensor), (_, saved) in zip(session.all_buffers(), before, strict=True)
-            if tensor.is_floating_point() and not torch.equal(tensor, saved)
+            for name, tensor in session.all_buffers()
+            if tensor.is_floating_point() and not torch.equal(tensor, before[name])
         }
-        for tensor, saved in before:
-            if not torch.equal(tensor, saved):
-                tensor.copy_(saved)
+    _put_back(session, before)
     return found, buffers, loss
+
+
+def _put_back(session: Session, before: dict[str, Tensor]) -> None:
+    """Undo what a forward and backward pass did to buffers and gradients."""
+    session.model.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        for name, tensor in session.all_buffers():
+            if name in before and not torch.equal(tensor, before[name]):
+                tensor.copy_(before[name])
 
 
 class _Seen:

@@ -390,6 +390,9 @@ class Session:
             with repeatable(self.policy.compute):
                 try:
                     yield
+                except BaseException:
+                    self.model.zero_grad(set_to_none=True)  # half a step's gradients must not enter the next
+                    raise
                 finally:
                     self._leave_optimizer()
         finally:
@@ -452,7 +455,10 @@ class Session:
         for ordinal, (name, buffer) in enumerate(self._floating_buffers()):
             if self._has_changed(name, buffer):
                 with torch.no_grad():
-                    self._tape.round(Kind.BUFFER, ordinal, buffer, out=buffer, name=name)
+                    dense = buffer.contiguous()  # a buffer assigned anew may have any layout
+                    self._tape.round(Kind.BUFFER, ordinal, dense, out=dense, name=name)
+                    if dense is not buffer:
+                        buffer.copy_(dense)
         if not math.isfinite(self.loss):
             raise Nondeterminism(f"step {self.step}: the loss is {self.loss}, it cannot be rounded")
         loss = torch.tensor([self.loss], dtype=torch.float64)

@@ -129,9 +129,9 @@ def batch_digest(batch: Batch) -> str:
 
 def _parts(value: Any, where: str) -> Iterator[bytes]:
     if isinstance(value, Tensor):
-        plain = value.detach().cpu().contiguous()
-        if plain.is_sparse or plain.is_complex():
+        if value.layout != torch.strided or value.is_complex():
             raise InvalidInput(f"{where}: sparse and complex tensors have no digest")
+        plain = value.detach().cpu().contiguous()
         data = plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
         head = canonical_json([str(plain.dtype).removeprefix("torch."), list(plain.shape)])
         yield frame(BATCH_TAG, where.encode(), head, data)

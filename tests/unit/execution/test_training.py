@@ -35,7 +35,7 @@ RUNS: dict[str, dict[str, str]] = {
     **{
         f"model {name}": {"model": name}
         for name in (
-            "classifier convolutions transformer recurrent tied sparse frozen late branches checkpointed "
+            "classifier convolutions transformer recurrent tied sparse frozen reassigned late branches checkpointed "
             "checkpointed-reentrant"
         ).split()
     },

@@ -123,6 +123,27 @@ class Frozen(nn.Module):
         return self.head(x - self.average)
 
 
+class Reassigned(nn.Module):
+    """Buffers that are assigned anew in every forward pass, one of them transposed."""
+
+    average: Tensor
+    outer: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, 16)
+        self.head = nn.Linear(16, CLASSES)
+        self.register_buffer("average", torch.zeros(16))
+        self.register_buffer("outer", torch.zeros(WIDTH, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))
+        self.average = 0.9 * self.average + 0.1 * h.detach().mean(dim=0)
+        self.outer = 0.9 * self.outer + (0.1 * (h.detach().t() @ x / x.shape[0])).t()
+        self.outer = self.outer.t().contiguous().t()
+        return self.head(h - self.average + x @ self.outer)
+
+
 class Late(nn.Module):
     """A zero head: the gradients of the other layers are exactly zero at step 0."""
 
@@ -187,6 +208,7 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
     "tied": lambda: Embedded(sparse=False),
     "sparse": lambda: Embedded(sparse=True),
     "frozen": Frozen,
+    "reassigned": Reassigned,
     "late": Late,
     "branches": Branches,
     "checkpointed": lambda: Recomputed(reentrant=False),

@@ -1,0 +1,419 @@
+"""The session around the optimizer: hooks, dtypes, what may happen in a step and what it leaves behind."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tallystick.errors import InvalidInput, Nondeterminism, ProtocolViolation
+from tallystick.execution.calibrate import calibrate
+from tallystick.execution.session import Session, snap
+from tallystick.execution.step import backward_of, run_step
+from tallystick.numerics.log import Kind
+from tallystick.numerics.policy import FP32, POLICIES
+
+BOTH = pytest.mark.parametrize("policy", ["fp64", "fp32"])
+
+
+def small(policy: str, **more: Any) -> tuple[nn.Module, torch.optim.Optimizer, Session]:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    session = Session(model, optimizer, policy=POLICIES[policy], seed=1, **more)
+    session.prepare()
+    return model, optimizer, session
+
+
+def backward(session: Session, model: nn.Module) -> None:
+    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(session.step)).to(session.compute)
+    with session.micro_batch(0):
+        loss = model(x).square().mean()
+        loss.backward()
+    session.note_loss(loss)
+
+
+def calibrated(session: Session, model: nn.Module) -> None:
+    session.table = calibrate(session, lambda tape: backward(session, model)).table
+
+
+@BOTH
+def test_a_step_outside_a_recorded_step_is_refused(policy: str) -> None:
+    model, optimizer, session = small(policy)
+    model(torch.ones(3, 4, dtype=session.compute)).sum().backward()
+    with pytest.raises(ProtocolViolation, match=r"optimizer\.step outside a recorded step"):
+        optimizer.step()
+    optimizer.zero_grad()
+    calibrated(session, model)
+    with session.stepping(session.record_tape(session.table)):
+        backward(session, model)
+        optimizer.step()
+        session.finish_step()
+
+
+@BOTH
+def test_two_optimizer_steps_in_one_step_are_refused(policy: str) -> None:
+    model, optimizer, session = small(policy)
+    calibrated(session, model)
+    with (
+        pytest.raises(ProtocolViolation, match="step 0: the optimizer was stepped twice"),
+        session.stepping(session.record_tape(session.table)),
+    ):
+        backward(session, model)
+        optimizer.step()
+        optimizer.step()
+
+
+@BOTH
+def test_a_step_inside_a_step_and_an_optimizer_step_while_measuring_are_refused(policy: str) -> None:
+    model, optimizer, session = small(policy)
+
+    def stepping_backward(tape: Any) -> None:
+        backward(session, model)
+        optimizer.step()
+
+    with pytest.raises(ProtocolViolation, match="stepped while the noise was being measured"):
+        calibrate(session, stepping_backward)
+    calibrated(session, model)
+    with session.stepping(session.record_tape(session.table)):
+        with (
+            pytest.raises(ProtocolViolation, match="a step is already open"),
+            session.stepping(session.record_tape(session.table)),
+        ):
+            raise AssertionError("not reached")
+        backward(session, model)
+        optimizer.step()
+        session.finish_step()
+
+
+@BOTH
+def test_a_closure_is_refused(policy: str) -> None:
+    model, optimizer, session = small(policy)
+    calibrated(session, model)
+    with (
+        pytest.raises(Nondeterminism, match="optimizer Adam: a step with a closure"),
+        session.stepping(session.record_tape(session.table)),
+    ):
+        backward(session, model)
+        optimizer.step(lambda: 1.0)
+    with session.stepping(session.record_tape(session.table)):
+        backward(session, model)
+        optimizer.step(None)
+        session.finish_step()
+
+
+@BOTH
+def test_after_close_the_users_objects_are_as_they_came_but_trained(policy: str) -> None:
+    model, optimizer, session = small(policy)
+    names = list(model.state_dict())
+    identities = [id(p) for p in model.parameters()]
+    before = model[0].weight.detach().clone()
+    assert all(p.dtype == session.compute for p in model.parameters())
+    assert list(model.state_dict()) == names
+    calibrated(session, model)
+    with session.stepping(session.record_tape(session.table)):
+        backward(session, model)
+        optimizer.step()
+        session.finish_step()
+    session.close()
+    assert list(model.state_dict()) == names
+    assert [id(p) for p in model.parameters()] == identities
+    assert {t.dtype for t in model.state_dict().values() if t.is_floating_point()} == {torch.float32}
+    assert {t.dtype for s in optimizer.state.values() for t in s.values()} <= {torch.float32, torch.float64}
+    assert not torch.equal(model[0].weight, before.to(model[0].weight.dtype))
+    model(torch.ones(3, 4)).sum().backward()
+    optimizer.step()  # no hook is left to refuse it
+    session.close()  # a second time does nothing
+
+
+@BOTH
+def test_a_step_restores_every_switch_it_sets(policy: str) -> None:
+    model, optimizer, session = small(policy)
+    calibrated(session, model)
+
+    def switches() -> list[object]:
+        return [
+            torch.are_deterministic_algorithms_enabled(),
+            torch.get_default_dtype(),
+            torch.backends.cudnn.benchmark,
+            torch.backends.cuda.matmul.allow_tf32,
+            torch.get_rng_state().tolist(),
+        ]
+
+    before = switches()
+    with session.stepping(session.record_tape(session.table)):
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.get_default_dtype() == session.compute
+        backward(session, model)
+        optimizer.step()
+        assert torch.get_default_dtype() == session.compute
+        session.finish_step()
+    assert switches() == before
+    for place in ("forward", "optimizer"):
+        with pytest.raises(ZeroDivisionError), session.stepping(session.record_tape(session.table)):
+            if place == "forward":
+                raise ZeroDivisionError
+            backward(session, model)
+            handle = optimizer.register_step_pre_hook(lambda *_: 1 // 0)
+            try:
+                optimizer.step()
+            finally:
+                handle.remove()
+        assert switches() == before
+        assert {p.dtype for p in model.parameters()} == {session.compute}
+
+
+@BOTH
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_stops_the_step_and_leaves_a_usable_session(
+    policy: str, value: float
+) -> None:
+    model, optimizer, session = small(policy)
+    calibrated(session, model)
+    with (
+        pytest.raises(Nondeterminism, match=r"step 0: gradient of 3\.weight: element 5 is not finite"),
+        session.stepping(session.record_tape(session.table)),
+    ):
+        backward(session, model)
+        model[3].weight.grad.view(-1)[5] = value
+        optimizer.step()
+    assert {p.dtype for p in model.parameters()} == {session.compute}
+    assert all(p.grad is None for p in model.parameters()), "no gradient is left to pile up"
+    with session.stepping(session.record_tape(session.table)):
+        backward(session, model)
+        optimizer.step()
+        session.finish_step()
+
+
+@BOTH
+def test_a_loss_that_is_not_finite_stops_the_step(policy: str) -> None:
+    model, optimizer, session = small(policy)
+    calibrated(session, model)
+    with (
+        pytest.raises(Nondeterminism, match="step 0: the loss is nan"),
+        session.stepping(session.record_tape(session.table)),
+    ):
+        backward(session, model)
+        optimizer.step()
+        session.note_loss(torch.tensor(math.nan))
+        session.finish_step()
+
+
+@BOTH
+def test_a_skipped_optimizer_is_recorded_and_followed(policy: str) -> None:
+    """As a gradient scaler does after an overflow: no optimizer step, and yet batch norm has moved."""
+    frames, prints = [], []
+    model, optimizer, session = small(policy)
+    calibrated(session, model)
+    start = session.table
+
+    def one(tape: Any, skip: bool) -> int:
+        with session.stepping(tape):
+            backward(session, model)
+            if not skip:
+                optimizer.step()
+            model.zero_grad()
+            found = session.finish_step()
+        session.step += 1
+        assert session.skipped is skip
+        assert (session.schedule == []) is skip
+        return found
+
+    for skip in (False, True, False):
+        tape = session.record_tape(session.table)
+        prints.append(one(tape, skip))
+        frames.append(tape.finish())
+        session.settle(tape.table)
+    assert len(set(prints)) == 3
+    from tallystick.execution.capture import Jitter
+
+    model, optimizer, session = small(policy, jitter=Jitter(9))
+    session.table = start
+    for number, skip in enumerate((False, True, False)):
+        tape = session.follow_tape(frames[number])
+        assert one(tape, skip) == prints[number]
+        tape.finish()
+        assert tape.violations == []
+        session.settle(tape.table)
+
+
+@BOTH
+def test_an_optimizer_that_calls_its_parents_step_is_one_step(policy: str, zoo: Any, record_run: Any) -> None:
+    class Mine(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            return super().step(closure)
+
+    def make(kind: Any) -> Any:
+        job = zoo.build({"model": "plain"})
+        job.optimizer = kind(job.model.parameters(), lr=0.1, momentum=0.5)
+        return job
+
+    assert (
+        record_run(lambda: make(Mine), policy, 3).roots
+        == record_run(lambda: make(torch.optim.SGD), policy, 3).roots
+    )
+
+
+def prepared(
+    model: nn.Module, optimizer: torch.optim.Optimizer, policy: str = "fp32", **more: Any
+) -> Session:
+    session = Session(model, optimizer, policy=POLICIES[policy], seed=0, **more)
+    session.prepare()
+    return session
+
+
+def test_models_that_cannot_be_recorded_are_refused_by_name() -> None:
+    def sgd(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    double = nn.Linear(2, 2).double()
+    with pytest.raises(InvalidInput, match=r"model/weight is torch\.float64; policy fp32 needs float32"):
+        prepared(double, sgd(double))
+    prepared(double, sgd(double), "fp64").close()
+
+    whole = nn.Linear(2, 2)
+    whole.codes = nn.Parameter(torch.zeros(3, dtype=torch.int64), requires_grad=False)
+    with pytest.raises(InvalidInput, match=r"model/codes is torch\.int64; a parameter must be floating"):
+        prepared(whole, torch.optim.SGD([whole.weight], lr=0.1))
+
+    rotating = nn.Linear(2, 2)
+    rotating.phase = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+    with pytest.raises(InvalidInput, match=r"model/phase is torch\.complex64; a parameter must be floating"):
+        prepared(rotating, torch.optim.SGD([rotating.weight], lr=0.1))
+
+    shared = nn.Linear(4, 4)
+    shared.part = nn.Parameter(torch.empty(2, 4))
+    shared.part.data = shared.weight.data[:2]
+    with pytest.raises(
+        InvalidInput, match=r"model/part shares memory with model/weight|model/weight shares memory"
+    ):
+        prepared(shared, sgd(shared))
+    tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    tied[1].weight = tied[0].weight
+    assert [name for name, _ in prepared(tied, sgd(tied)).parameters] == ["0.weight", "0.bias", "1.bias"]
+
+    stranger = nn.Parameter(torch.zeros(3))
+    model = nn.Linear(2, 2)
+    with pytest.raises(
+        InvalidInput, match="the optimizer holds 1 tensors that are no parameters of the model"
+    ):
+        prepared(model, torch.optim.SGD([*model.parameters(), stranger], lr=0.1))
+
+
+@BOTH
+def test_tensors_that_appear_or_change_identity_during_a_run_are_refused(
+    policy: str, zoo: Any, record_run: Any
+) -> None:
+    class Lazy(nn.Module):
+        def __init__(self, late: bool) -> None:
+            super().__init__()
+            self.inner = nn.Linear(12, 5)
+            if not late:
+                self.register_buffer("cache", torch.ones(5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not hasattr(self, "cache"):
+                self.register_buffer("cache", torch.ones(5, dtype=x.dtype))
+            return self.inner(x) * self.cache
+
+    def make(late: bool) -> Any:
+        job = zoo.build({})
+        job.model = Lazy(late)
+        job.optimizer = torch.optim.SGD(job.model.parameters(), lr=0.1)
+        return job
+
+    with pytest.raises(Nondeterminism, match=r"not those it began with \(model/buffer/cache\)"):
+        record_run(lambda: make(True), policy, 1)
+    record_run(lambda: make(False), policy, 1)
+
+
+@BOTH
+def test_a_parameter_that_begins_to_train_during_the_run_is_refused(policy: str) -> None:
+    model, optimizer, session = small(policy)
+    session.close()
+    model[0].weight.requires_grad_(False)
+    session = Session(model, optimizer, policy=POLICIES[policy], seed=1)
+    session.prepare()
+    calibrated(session, model)
+    model[0].weight.requires_grad_(True)
+    with (
+        pytest.raises(
+            Nondeterminism, match=r"optimizer group 0: a parameter of shape \[8, 4\] trains that did not"
+        ),
+        session.stepping(session.record_tape(session.table)),
+    ):
+        backward(session, model)
+        optimizer.step()
+
+
+@BOTH
+def test_schedules_are_kept_to_forty_bits_everywhere(policy: str, zoo: Any, record_run: Any) -> None:
+    """In the groups, and in what a scheduler remembers, those inside a sequence included."""
+    run = record_run(
+        lambda: zoo.build({"model": "plain", "scheduler": "sequential", "steps": "9"}), policy, 7
+    )
+    rates = [group["lr"] for group in run.job.optimizer.param_groups]
+    for scheduler in (run.job.scheduler, *run.job.scheduler._schedulers):
+        rates += scheduler._last_lr
+    assert rates
+    assert all(snap(rate) == rate for rate in rates)
+    assert snap(0.1) != 0.1
+    assert abs(snap(0.1) - 0.1) < 2.0**-43
+    assert [snap(v) for v in (0.0, 0.5, 1e300 * 1e10)] == [0.0, 0.5, math.inf]
+
+
+def test_hyperparameters_have_names_and_can_be_set() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.25, betas=(0.5, 0.75), eps=0.125)
+    session = prepared(model, optimizer)
+    assert session.hyperparameters() == [
+        (0, "betas.0", 0.5),
+        (0, "betas.1", 0.75),
+        (0, "eps", 0.125),
+        (0, "lr", 0.25),
+    ]
+    session.set_hyperparameter(0, "betas.1", 0.5)
+    session.set_hyperparameter(0, "lr", 0.5)
+    assert optimizer.param_groups[0]["betas"] == (0.5, 0.5)
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+@BOTH
+def test_sites_are_listed_in_order_with_names_and_shapes(policy: str) -> None:
+    _, _, session = small(policy)
+    listed = [(s.kind, s.name) for s in session.sites]
+    assert listed[0] == (Kind.LOSS, "loss")
+    assert listed[1:7] == [
+        (Kind.GRADIENT, n) for n in ("0.weight", "0.bias", "1.weight", "1.bias", "3.weight", "3.bias")
+    ]
+    assert listed[7:10] == [(Kind.STATE, f"0.weight/{k}") for k in ("parameter", "exp_avg", "exp_avg_sq")]
+    assert listed[-2:] == [
+        (Kind.BUFFER, "model/buffer/1.running_mean"),
+        (Kind.BUFFER, "model/buffer/1.running_var"),
+    ]
+    assert session.site_name((Kind.GRADIENT, 1)) == "gradient 0.bias"
+    assert len({(s.kind, s.ordinal) for s in session.sites}) == len(session.sites)
+
+
+@BOTH
+def test_preparing_does_not_train(policy: str, zoo: Any, open_job: Any) -> None:
+    """The optimizer is tried on a copy, whatever a scheduler has wrapped around its step."""
+    job = zoo.build({"optimizer": "adam", "scheduler": "onecycle"})
+    before = [p.detach().clone() for p in job.model.parameters()]
+    session = open_job(job, POLICIES[policy])
+    assert all(torch.equal(p.float(), q) for p, q in zip(job.model.parameters(), before, strict=True))
+    assert not any(job.optimizer.state.values())
+    assert session.optimizer_keys == ["exp_avg", "exp_avg_sq"]
+
+
+def test_loss_must_be_one_number(zoo: Any, open_job: Any) -> None:
+    job = zoo.build({"model": "plain"})
+    session = open_job(job, FP32)
+    session.table = calibrate(session, backward_of(session, job)).table
+    job.loss = lambda model, batch: model(batch[0])
+    with pytest.raises(InvalidInput, match=r"loss must be one number, got shape \[8, 5\]"):
+        run_step(session, job, session.record_tape(session.table))
