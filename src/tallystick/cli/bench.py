@@ -76,7 +76,8 @@ def training(
         find_policy(name)
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="tallystick-bench-") as place:
-        rows = Bench(Path(place), say, job, policy, steps, quick).run(parts)
+        bench = Bench(Path(place), say, job, policy, steps, quick, show=lambda row: say(line_of(row)))
+        rows = bench.run(parts)
     facts = {**machine(), "seconds": round(time.perf_counter() - started, 1), "quick": quick}
     if as_json:
         print_json({"rows": [row.fields() for row in rows], "machine": facts})
@@ -121,6 +122,12 @@ def table_of(rows: Sequence[Row], facts: dict[str, Any]) -> Table:
             verdict.append(f": {printable(str(note))}" if note else "")
         table.add_row(row.job, row.policy, row.measure, value, must, verdict)
     return table
+
+
+def line_of(row: Row) -> str:
+    """Return a row as a line for those who wait."""
+    value = "no number" if row.value is None else _number(row.value, row)
+    return f"    {row.measure}: {value} ({row.verdict})"
 
 
 def _number(value: float, row: Row) -> str:

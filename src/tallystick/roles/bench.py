@@ -160,6 +160,7 @@ class Bench:
         steps: instead of each part's own number.
         quick: so few steps that every part is seen to work and no number means much.
         child: runs a command in a process of its own.
+        show: takes each row as soon as it is measured; a part may take many minutes.
     """
 
     place: Path
@@ -169,6 +170,7 @@ class Bench:
     steps: int | None = None
     quick: bool = False
     child: Child = run_child
+    show: Callable[[Row], None] = lambda row: None
     _runs: dict[tuple[str, str, str, int], tuple[Path, dict[str, Any]] | TallyError] = field(
         default_factory=dict[Any, Any]
     )
@@ -189,9 +191,12 @@ class Bench:
                 for policy in self.policies or (("fp32",) if part == "loss" else POLICIES):
                     self.say(f"{part}: {job}, {policy}")
                     try:
-                        rows += measure[part](job, policy)
+                        found = measure[part](job, policy)
                     except (TallyError, OSError) as problem:
-                        rows.append(Row(part, job, policy, part, None, "times", error=str(problem)))
+                        found = [Row(part, job, policy, part, None, "times", error=str(problem))]
+                    for row in found if part != "exactness" else ():
+                        self.show(row)
+                    rows += found
         return rows
 
     def _steps(self, part: str, job: str) -> int:
@@ -235,9 +240,11 @@ class Bench:
     ) -> Row:
         """Return one row of the part, or a row that says why there is none: the others are still measured."""
         try:
-            return one(job, policy, first, second, measure)
+            row = one(job, policy, first, second, measure)
         except (TallyError, OSError) as problem:
-            return Row("exactness", job, policy, measure, None, "bytes", error=str(problem))
+            row = Row("exactness", job, policy, measure, None, "bytes", error=str(problem))
+        self.show(row)
+        return row
 
     def _recorded(self, job: str, policy: str, profile: str, steps: int) -> tuple[Path, dict[str, Any]]:
         """Return a run and what recording it printed; recorded once, for all parts that need it."""
