@@ -25,11 +25,11 @@ from tallystick.execution.tape import (
     ProbeTape,
     Tape,
     expected_form,
-    floor_exponent,
     is_noise_only,
     largest_scale,
     scale_exponents,
     settled_scales,
+    site_grid,
 )
 from tallystick.numerics.log import GridTable, Kind, SiteGrid
 from tallystick.numerics.rounding import block_max_difference, block_rms
@@ -37,9 +37,11 @@ from tallystick.numerics.rounding import block_max_difference, block_rms
 REPEATS = 2
 ROW_SPREAD = 8.0  # a matrix whose largest row is this many times its median row gets a scale per row
 FEWEST_ROWS = 64
+SHORTEST_ROW = 16  # where every row has a scale: a scale costs a few bits, the row at least so many
 UNSEEN_SAFETY = (
     6  # octaves between the policy's smallest band and that of a gradient whose noise is not known yet
 )
+SMALL_SITE_SAFETY = 4
 STATE_SAFETY = (
     2  # factor, as a power of two, over the optimizer's measured noise: few operations, no long sums
 )
@@ -54,12 +56,14 @@ class SiteNoise:
         scales: exponent ``s`` of each block.
         rms: of the whole tensor.
         largest: largest ``|x - y|``.
+        elements: of the site.
     """
 
     relative: float
     scales: np.ndarray
     rms: float
     largest: float
+    elements: int = 0
 
 
 @dataclass
@@ -150,13 +154,14 @@ class _Seen:
         self.session = session
         self.first = first
         self.noise: dict[Site, SiteNoise] = {}
+        policy = session.policy
         for ordinal, gradient in enumerate(first):
             if gradient is None or gradient.numel() == 0:
                 continue
             name = session.parameters[ordinal][0]
             place = (Kind.GRADIENT, ordinal)
             previous = session.table.sites.get(place)
-            blocks = previous.scales.size if previous is not None else _blocks_for(gradient)
+            blocks = previous.scales.size if previous is not None else _blocks_for(gradient, policy.row_scales)
             rms = block_rms(gradient, blocks)
             if not np.isfinite(rms).all():
                 raise Nondeterminism(
@@ -165,11 +170,11 @@ class _Seen:
             if not rms.any():
                 scales = np.full(blocks, UNSEEN) if previous is None else previous.scales.astype(np.int64)
             elif previous is None or is_noise_only(previous):
-                scales = settled_scales(None, rms)
+                scales = settled_scales(None, rms, policy.row_scales)
             else:
-                scales = settled_scales(previous.scales.astype(np.int64), rms)
+                scales = settled_scales(previous.scales.astype(np.int64), rms, policy.row_scales)
             whole = float(np.sqrt(np.mean(np.square(rms))))
-            self.noise[place] = SiteNoise(0.0, scales, whole, 0.0)
+            self.noise[place] = SiteNoise(0.0, scales, whole, 0.0, gradient.numel())
 
     def compare(self, again: list[Tensor | None]) -> None:
         for ordinal, (x, y) in enumerate(zip(self.first, again, strict=True)):
@@ -196,7 +201,7 @@ class _Seen:
         if place not in self.noise:
             rms = block_rms(x.contiguous(), 1)
             scales = scale_exponents(rms) if rms.any() else np.zeros(1, dtype=np.int64)
-            self.noise[place] = SiteNoise(0.0, scales, float(rms[0]), 0.0)
+            self.noise[place] = SiteNoise(0.0, scales, float(rms[0]), 0.0, x.numel())
         self._raise(place, block_max_difference(x.contiguous(), y.contiguous(), 1))
 
     def _raise(self, place: Site, largest: np.ndarray) -> None:
@@ -211,9 +216,11 @@ class _Seen:
         noise.largest = max(noise.largest, float(largest.max()))
 
 
-def _blocks_for(gradient: Tensor) -> int:
+def _blocks_for(gradient: Tensor, every_row: bool) -> int:
     if gradient.dim() < 2 or gradient.shape[0] < FEWEST_ROWS:
         return 1
+    if every_row and gradient[0].numel() >= SHORTEST_ROW:
+        return gradient.shape[0]
     rows = block_rms(gradient, gradient.shape[0])
     present = rows[rows > 0.0]
     if present.size == 0:
@@ -265,21 +272,34 @@ def _grid_for(session: Session, place: Site, measured: SiteNoise) -> SiteGrid:
     policy = session.policy
     form = expected_form(policy, place[0])
     assert form is not None
-    precision, dithered, (lowest, highest), floor = form
-    allowance = exponent_above(measured.largest) + policy.safety
+    _, _, (lowest, highest), _ = form
+    safety = safety_of(policy.safety, measured.elements)
+    allowance = exponent_above(measured.largest) + safety
     is_noise = place[0] == Kind.GRADIENT and exponent_above(measured.rms) <= allowance
     if place[0] == Kind.GRADIENT and measured.rms == 0.0 and measured.largest == 0.0:
         return session.table.sites.get(place) or _unseen(session, place[0], measured.scales)
-    band = max(lowest, exponent_above(measured.relative) + policy.safety)
+    noise = exponent_above(measured.relative)
+    # A parity costs the same whatever its band: what room there is for safety is taken, one octave at least.
+    band = max(lowest, min(noise + safety, max(highest, noise + 1) if policy.parity else noise + safety))
     if band <= highest and not (is_noise and measured.rms == 0.0):
-        return SiteGrid(precision, band, floor_exponent(band, floor), dithered, measured.scales)
+        return site_grid(policy, place[0], band, measured.scales)
     if is_noise:
         scales = np.full(measured.scales.size, allowance - NOISE_BAND, dtype=np.int64)
-        return SiteGrid(precision, NOISE_BAND, floor_exponent(NOISE_BAND, floor), False, scales)
+        return site_grid(policy, place[0], NOISE_BAND, scales)
     raise Nondeterminism(
         f"{session.site_name(place)}: its noise is 2**{exponent_above(measured.relative)} of its scale, "
-        f"policy {policy.name} allows 2**{highest - policy.safety}; use a more precise policy"
+        f"policy {policy.name} allows 2**{highest - safety}; use a more precise policy"
     )
+
+
+def safety_of(octaves: int, elements: int) -> int:
+    """Return the factor over the measured noise, as a power of two, for a site of so many elements.
+
+    The largest of few deviations says less about the next one than the largest of many. Where the policy's own factor
+    is below 2**4, a site of fewer than 4096 elements has up to three octaves more, but 2**4 at most.
+    """
+    more = -(-max(0, 12 - max(elements, 1).bit_length() + 1) // 4)
+    return max(octaves, min(SMALL_SITE_SAFETY, octaves + more))
 
 
 def _refuse_loud_noise(session: Session, table: GridTable, present: Collection[Site]) -> None:
@@ -315,9 +335,9 @@ def _unseen(session: Session, kind: Kind, scales: np.ndarray) -> SiteGrid:
     """Return the grid of a site whose noise is not known yet; a gradient's band is on the safe side."""
     form = expected_form(session.policy, kind)
     assert form is not None
-    precision, dithered, (lowest, highest), floor = form
+    _, _, (lowest, highest), _ = form
     band = min(highest, lowest + UNSEEN_SAFETY) if kind == Kind.GRADIENT else lowest
-    return SiteGrid(precision, band, floor_exponent(band, floor), dithered, scales)
+    return site_grid(session.policy, kind, band, scales)
 
 
 def _state_noise(session: Session, gradients: list[Tensor | None]) -> list[tuple[float, float]]:

@@ -42,6 +42,8 @@ from tallystick.numerics import kernels
 
 BELOW, EQUAL, ABOVE = 0, 1, 2  # symbols of a two-bit decision
 NARROW = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+RARELY = 4  # one in so many sixteen-bit results is disturbed (docs/adr/0006)
+ACCUMULATOR = 4  # bytes of the narrowest format in which contractions add up
 Operator = Any  # torch._ops.OpOverload; its stubs are private
 Arguments = tuple[Any, ...]
 
@@ -96,19 +98,25 @@ class Jitter:
             generator = torch.Generator(device=x.device).manual_seed(self._seed)
             self._generators[x.device] = generator
         noise = torch.randint(-1, 2, x.shape, generator=generator, device=x.device, dtype=torch.int8)
+        if x.dtype.itemsize < ACCUMULATOR:
+            rare = torch.randint(0, RARELY, x.shape, generator=generator, device=x.device, dtype=torch.int8)
+            noise = torch.where(rare == 0, noise, 0)
         # Whole numbers are mostly exact results (counts, masks, zeros) that every machine gets right.
         return torch.where((x == x.round()) | ~torch.isfinite(x), 0, noise).to(x.dtype)
 
     def disturb_(self, x: Tensor) -> None:
         """Move every element of ``x`` by up to one unit in the last place, whole numbers excepted."""
         if _can_move(x):
-            x.addcmul_(_finite(x), self._noise(x), value=torch.finfo(x.dtype).eps)
+            x.addcmul_(_finite(x), self._noise(x), value=_last_bit(x))
 
     def disturbed(self, x: Any) -> Any:
-        """Return a disturbed copy of a floating tensor, anything else unchanged."""
-        if not isinstance(x, Tensor) or not _can_move(x):
+        """Return a disturbed copy of a floating tensor, anything else unchanged.
+
+        Sixteen-bit inputs of a contraction stay: it accumulates in float32, whose noise is below their last bit.
+        """
+        if not isinstance(x, Tensor) or not _can_move(x) or x.dtype.itemsize < ACCUMULATOR:
             return x
-        return torch.addcmul(x, _finite(x), self._noise(x), value=torch.finfo(x.dtype).eps)
+        return torch.addcmul(x, _finite(x), self._noise(x), value=_last_bit(x))
 
     def after(self, func: Operator, args: Arguments, result: Any) -> None:
         """Disturb what ``func`` newly computed: its fresh outputs and the tensors it wrote in place."""
@@ -131,6 +139,16 @@ class Jitter:
 def _can_move(x: Tensor) -> bool:
     """Whether noise can be added: to dense floating numbers (what a sparse tensor adds up was disturbed before)."""
     return x.is_floating_point() and x.layout == torch.strided and x.numel() > 0
+
+
+def _last_bit(x: Tensor) -> float:
+    """The factor by which noise moves a value: a unit in the last place of float32 and float64, or nearly two.
+
+    Sixteen-bit results were added up in float32 and rounded once: two machines are never more than one unit apart
+    (docs/adr/0006), so half the factor, which rounds to one unit or to none.
+    """
+    eps = torch.finfo(x.dtype).eps
+    return eps if x.dtype.itemsize >= ACCUMULATOR else 0.5 * eps
 
 
 def _finite(x: Tensor) -> Tensor:

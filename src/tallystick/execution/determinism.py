@@ -102,7 +102,7 @@ def parse_profile(text: str) -> Profile:
 def repeatable(compute: str) -> Generator[None]:
     """Set, for the length of a step, every switch that makes torch repeat itself on one machine.
 
-    ``compute`` is the policy's dtype name. Restores what it found. The caller's generators are put
+    ``compute`` is the dtype of parameters during the step, by name. Restores what it found. The caller's generators are put
     back too: inside, the default generator only counts the calls to random operators.
     """
     import torch
@@ -115,6 +115,7 @@ def repeatable(compute: str) -> Generator[None]:
         torch.backends.cudnn.allow_tf32,
         torch.backends.cuda.matmul.allow_tf32,
         torch.get_rng_state(),
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
     )
     os.environ.setdefault(
         "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
@@ -124,6 +125,7 @@ def repeatable(compute: str) -> Generator[None]:
     torch.backends.cudnn.benchmark = False  # the algorithm must not depend on a timing
     torch.backends.cudnn.allow_tf32 = False  # ten mantissa bits are not float32
     torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False  # partial sums stay float32
     try:
         yield
     finally:
@@ -133,6 +135,7 @@ def repeatable(compute: str) -> Generator[None]:
         torch.backends.cudnn.allow_tf32 = before[4]
         torch.backends.cuda.matmul.allow_tf32 = before[5]
         torch.set_rng_state(before[6])
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = before[7]
 
 
 def environment_versions() -> dict[str, str]:

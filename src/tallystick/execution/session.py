@@ -16,7 +16,7 @@ import random
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,7 +68,7 @@ class Session:
     """The state of a run and the arithmetic of a step; ``tape`` decides whether it records or follows.
 
     Args:
-        model: converted in place to the policy's dtype by ``prepare``.
+        model: converted in place to the policy's storage dtype by ``prepare``.
         optimizer: a ``torch.optim`` optimizer over ``model``'s parameters.
         policy: dtype, grids and bands.
         seed: of the portable random streams.
@@ -97,7 +97,8 @@ class Session:
         self.extra = dict(extra or {})
         self.smooth = smooth
         self.jitter = jitter
-        self.compute: torch.dtype = getattr(torch, policy.compute)
+        self.compute: torch.dtype = getattr(torch, policy.storage)
+        self.precision: torch.dtype = getattr(torch, policy.compute)
         self.findings = Findings()
         self.densified: set[str] = set()
         self.step = 0
@@ -223,7 +224,7 @@ class Session:
                     )
         with torch.no_grad():
             for name, tensor in self._all_floating():
-                if self.policy.compute == "float32" and tensor.dtype != torch.float32:
+                if self.compute == torch.float32 and tensor.dtype != torch.float32:
                     raise InvalidInput(f"{name} is {tensor.dtype}; policy {self.policy.name} needs float32")
                 pointer = tensor.untyped_storage().data_ptr()
                 if tensor.numel() and pointer in storages:
@@ -362,7 +363,7 @@ class Session:
 
     def is_calibration_step(self, step: int) -> bool:
         """Whether the noise is measured anew before ``step``."""
-        return is_calibration_step(step, self.policy.recalibrate_every)
+        return is_calibration_step(step, self.policy.recalibrate_every, self.policy.parity)
 
     def settle(self, table: GridTable) -> None:
         """Take over the grids after the step just done."""
@@ -387,7 +388,7 @@ class Session:
         self._versions = [p._version for _, p in self.parameters]
         self._charge("end_of_step")
         try:
-            with repeatable(self.policy.compute):
+            with repeatable(self.policy.storage):
                 try:
                     yield
                 except BaseException:
@@ -403,18 +404,21 @@ class Session:
 
     @contextmanager
     def micro_batch(self, number: int) -> Generator[None]:
-        """Capture the operators of one micro-batch's forward and backward pass."""
+        """Capture the operators of one micro-batch's forward and backward pass, under autocast if the policy says so."""
         assert self._tape is not None
         self._tape.start_micro_batch(number)
         self._random.start(self.step, self.rank, number)
         outside = _outside_generators()
-        with Capture(
-            self._tape,
-            self._random,
-            compute=self.compute,
-            findings=self.findings,
-            smooth=self.smooth,
-            jitter=self.jitter,
+        with (
+            Capture(
+                self._tape,
+                self._random,
+                compute=self.precision,
+                findings=self.findings,
+                smooth=self.smooth,
+                jitter=self.jitter,
+            ),
+            self._autocast(True),
         ):
             yield
         for name, state in _outside_generators().items():
@@ -423,6 +427,17 @@ class Session:
                     f"step {self.step}: the model or the loss draws from {name}, which no other machine can repeat at this step; "
                     "draw with torch, whose random operators are replaced, or make it part of the batch"
                 )
+
+    def _autocast(self, enabled: bool) -> AbstractContextManager[object]:
+        if not self.policy.autocast:
+            return nullcontext()
+        device = next((p.device.type for p in self.model.parameters()), "cpu")
+        return torch.autocast(device, self.precision, enabled=enabled)
+
+    def backward(self, loss: Tensor) -> None:
+        """Run the backward pass of one micro-batch: autocast, where there is one, chose its precisions going forward."""
+        with self._autocast(False):
+            torch.autograd.backward(loss)
 
     def open_capture(self, number: int) -> None:
         """Capture operators from here until the optimizer steps, for loops that are not ours to bracket."""
@@ -456,7 +471,8 @@ class Session:
             if self._has_changed(name, buffer):
                 with torch.no_grad():
                     dense = buffer.contiguous()  # a buffer assigned anew may have any layout
-                    self._tape.round(Kind.BUFFER, ordinal, dense, out=dense, name=name)
+                    key = self._buffer_key(ordinal)
+                    self._tape.round(Kind.BUFFER, ordinal, dense, out=dense, key=key, name=name)
                     if dense is not buffer:
                         buffer.copy_(dense)
         if not math.isfinite(self.loss):
@@ -634,6 +650,11 @@ class Session:
             if self.policy.dithered
             else NO_KEY
         )
+
+    def _buffer_key(self, ordinal: int) -> Key:
+        if not self.policy.dithered_buffers:
+            return NO_KEY
+        return stream_key(self.seed, "dither-buffer", self.step, self.rank, 0, ordinal)
 
     def _round_gradient(self, ordinal: int) -> None:
         """Round one gradient, then widen the parameter, its gradient and its optimizer state to float64."""

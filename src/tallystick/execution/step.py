@@ -69,7 +69,7 @@ def forward_backward(session: Session, job: Job, batch: Batch, tape: Tape) -> No
             loss = job.loss(job.model, session_batch(session, part)) / job.accumulation
             if loss.numel() != 1:
                 raise InvalidInput(f"job: loss must be one number, got shape {list(loss.shape)}")
-            torch.autograd.backward(loss)
+            session.backward(loss)
         session.note_loss(loss)
     session.densify_gradients()
     if job.clip_norm is not None:

@@ -27,12 +27,23 @@ from tallystick.numerics.log import (
     SparseEntries,
     decode,
     decode_decision,
+    decode_parities,
     encode,
     encode_decision,
     encode_frame,
+    encode_parities,
 )
-from tallystick.numerics.policy import Policy
-from tallystick.numerics.rounding import NO_KEY, Key, block_rms, round_followed, round_recorded
+from tallystick.numerics.policy import SPARSEST, Policy, move_budget
+from tallystick.numerics.rounding import (
+    NO_KEY,
+    Followed,
+    Key,
+    block_rms,
+    round_followed,
+    round_followed_parity,
+    round_recorded,
+    round_recorded_parity,
+)
 
 ROW_RANGE = 16  # a row's scale exponent lies at most this far below the tensor's largest
 SCALE_SLACK = 3  # a header's scale may exceed what the auditor measures by this many powers of two
@@ -77,13 +88,20 @@ def largest_scale(table: GridTable) -> int | None:
     return max(scales, default=None)
 
 
-def settled_scales(previous: np.ndarray | None, rms: np.ndarray) -> np.ndarray:
+def lowest_scale(rms: np.ndarray, row_scales: bool) -> int:
+    """Return what no row's scale exponent lies below: the whole tensor's, or 2**16 below the largest row's."""
+    if row_scales:
+        return int(scale_exponents(np.sqrt(np.mean(np.square(rms), keepdims=True)))[0])
+    return int(scale_exponents(rms).max()) - ROW_RANGE
+
+
+def settled_scales(previous: np.ndarray | None, rms: np.ndarray, row_scales: bool = False) -> np.ndarray:
     """Return each block's scale exponent: the previous one while it is at most two octaves too wide, else one too wide.
 
     The slack keeps the header short: a scale is written only when the block's size has really moved.
     """
     wanted = scale_exponents(rms)
-    wanted = np.maximum(wanted, wanted.max() - ROW_RANGE)
+    wanted = np.maximum(wanted, lowest_scale(rms, row_scales))
     if previous is None:
         return wanted + 1
     keep = (wanted <= previous) & (previous <= wanted + 2)
@@ -151,18 +169,24 @@ class RecordTape:
             grid = self._grids[(kind, ordinal)] = self._with_signal(grid, x)
         elif grid.scales.size:
             rms = block_rms(x, grid.scales.size)
-            scales = settled_scales(grid.scales.astype(np.int64), rms) if rms.any() else grid.scales
+            scales = settled_scales(grid.scales.astype(np.int64), rms, self.policy.row_scales) if rms.any() else grid.scales
             base = self.base.sites.get((kind, ordinal))
             if base is not None and base.scales.size == grid.scales.size and not is_noise_only(base):
                 scales = np.maximum(scales, base.scales)
             if not np.array_equal(scales, grid.scales):
-                grid = SiteGrid(*grid.fields, scales=scales)
+                grid = grid.with_scales(scales)
                 self._grids[(kind, ordinal)] = grid
             if kind == Kind.GRADIENT:
                 self._rounded.append((kind, ordinal))
+        address = SiteAddress(self.rank, 0, kind, ordinal)
+        if grid.parity:
+            if x.numel():
+                parities = round_recorded_parity(x, grid, out=out, key=key, name=name)
+                self.payloads[address] = encode_parities(parities)
+            return
         entries = round_recorded(x, grid, out=out, old=old, key=key, name=name)
         if len(entries):
-            self.payloads[SiteAddress(self.rank, 0, kind, ordinal)] = encode(entries)
+            self.payloads[address] = encode(entries)
 
     def _with_signal(self, grid: SiteGrid, x: Tensor) -> SiteGrid:
         """Return the grid of a gradient that was noise only: another one where its values have outgrown that noise.
@@ -174,14 +198,14 @@ class RecordTape:
             return grid
         form = expected_form(self.policy, Kind.GRADIENT)
         assert form is not None
-        precision, dithered, (lowest, highest), floor = form
-        scales = settled_scales(None, block_rms(x, grid.scales.size))
+        _, _, (lowest, highest), _ = form
+        scales = settled_scales(None, block_rms(x, grid.scales.size), self.policy.row_scales)
         band = max(lowest, noise - int(scales.max()))
         if band > highest:
             if self._largest is not None and size + 1 <= self._largest + self.policy.noise_limit:
-                return SiteGrid(*grid.fields, scales=np.full(grid.scales.size, size + 1 - NOISE_BAND))
+                return grid.with_scales(np.full(grid.scales.size, size + 1 - NOISE_BAND))
             band = highest
-        return SiteGrid(precision, band, floor_exponent(band, floor), dithered, scales)
+        return site_grid(self.policy, Kind.GRADIENT, band, scales)
 
     def settle_noise(self) -> None:
         """Move the scales of noise-only gradients with the largest gradient scale; call after the others are rounded.
@@ -197,7 +221,7 @@ class RecordTape:
         for key, grid in self._grids.items():
             if key[0] == Kind.GRADIENT and is_noise_only(grid):
                 moved = grid.scales.astype(np.int64) + (self._largest - before)
-                self._grids[key] = SiteGrid(*grid.fields, scales=moved)
+                self._grids[key] = grid.with_scales(moved)
 
     def finish(self) -> bytes:
         """Return the step's encoded frame; ``table`` is then the table after the step."""
@@ -225,15 +249,25 @@ class Violation:
 
 @dataclass
 class Freedom:
-    """What a dishonest log could still have chosen: elements, and the relative size of the largest steer."""
+    """What a dishonest log could still have chosen, and what this one did.
+
+    Attributes:
+        near: elements that the log could have chosen.
+        elements: rounded ones in all.
+        largest_steer: relative L2 size of the largest steer of one step's gradient that they allow.
+        moved: elements that the log took from the follower's own rounding.
+        largest_move: relative L2 size of the largest such move of one step's gradient.
+    """
 
     near: int = 0
     elements: int = 0
     largest_steer: float = 0.0
+    moved: int = 0
+    largest_move: float = 0.0
 
     @property
     def fraction(self) -> float:
-        """Share of all rounded elements that lay within twice the band of a boundary."""
+        """Share of all rounded elements that the log could have chosen."""
         return self.near / self.elements if self.elements else 0.0
 
     def add(self, other: Freedom) -> None:
@@ -241,6 +275,8 @@ class Freedom:
         self.near += other.near
         self.elements += other.elements
         self.largest_steer = max(self.largest_steer, other.largest_steer)
+        self.moved += other.moved
+        self.largest_move = max(self.largest_move, other.largest_move)
 
 
 @dataclass
@@ -270,6 +306,7 @@ class FollowTape:
         self._largest: int | None = None
         self._steer = 0.0
         self._energy = 0.0
+        self._shifted = 0.0
 
     def _payload(self, address: SiteAddress) -> bytes | None:
         self._unread.discard(address)
@@ -340,19 +377,47 @@ class FollowTape:
             )
         self._check_scales(kind, ordinal, grid, x, name)
         payload = self._payload(SiteAddress(self.rank, 0, kind, ordinal))
-        entries = SparseEntries.none(x.numel(), 1) if payload is None else decode(payload, x.numel(), 1)
-        self._check_budget(grid, entries, name)
-        found = round_followed(x, grid, entries, out=out, old=old, key=key, name=name)
-        if found.violations:
-            rule = f"{found.violations} of {len(entries)} entries lie farther than twice the band from a boundary"
-            self.violations.append(Violation(name, found.violation, rule))
-        self.freedom.near += found.near
+        if grid.parity:
+            found, near, steer = self._round_parity(grid, payload, x, out, key, name)
+        else:
+            entries = SparseEntries.none(x.numel(), 1) if payload is None else decode(payload, x.numel(), 1)
+            self._check_budget(grid, entries, name)
+            found = round_followed(x, grid, entries, out=out, old=old, key=key, name=name)
+            near, steer = found.near, found.steer
+            if found.violations:
+                rule = f"{found.violations} of {len(entries)} entries lie farther than twice the band from a boundary"
+                self.violations.append(Violation(name, found.violation, rule))
+        self.freedom.near += near
         self.freedom.elements += x.numel()
+        self.freedom.moved += found.moved
         if kind == Kind.GRADIENT and grid.scales.size and not is_noise_only(grid):
             self._largest = max(int(grid.scales.max()), -1000 if self._largest is None else self._largest)
         if kind == Kind.GRADIENT:
-            self._steer += found.steer
+            self._steer += steer
             self._energy += found.energy
+            self._shifted += found.shifted
+
+    def _round_parity(
+        self, grid: SiteGrid, payload: bytes | None, x: Tensor, out: Tensor, key: Key, name: str
+    ) -> tuple[Followed, int, float]:
+        """Round by parities; return what that showed, and how many elements a log could choose with what steer."""
+        if x.numel() == 0:
+            if payload is not None:
+                raise InvalidInput(f"log: {name} has no elements, and {len(payload)} bytes of parities")
+            return Followed(-1, 0, 0, 0.0, 0.0), 0, 0.0
+        if payload is None:
+            raise InvalidInput(f"log: {name} is to be rounded by parities, and the log has none")
+        found = round_followed_parity(
+            x, grid, decode_parities(payload, x.numel()), out=out, key=key, name=name
+        )
+        if found.violations:
+            rule = f"{found.violations} of {x.numel()} parities need a boundary that is a band away or farther"
+            self.violations.append(Violation(name, found.violation, rule))
+        budget = move_budget(grid, x.numel())
+        if found.moved > budget:
+            rule = f"its parities move {found.moved} elements, the budget is {budget}"
+            self.violations.append(Violation(name, -1, rule))
+        return found, min(found.near, budget), min(found.steer, budget * found.largest)
 
     def _check_scales(self, kind: Kind, ordinal: int, grid: SiteGrid, x: Tensor, name: str) -> None:
         if not grid.scales.size:
@@ -377,8 +442,8 @@ class FollowTape:
                     )
                 )
             return
-        own = scale_exponents(block_rms(x, grid.scales.size))
-        own = np.maximum(own, own.max() - ROW_RANGE)
+        rms = block_rms(x, grid.scales.size)
+        own = np.maximum(scale_exponents(rms), lowest_scale(rms, self.policy.row_scales))
         allowed = own + SCALE_SLACK
         base = self.base.sites.get((int(kind), ordinal))
         if base is not None and base.scales.size == grid.scales.size and not is_noise_only(base):
@@ -413,6 +478,7 @@ class FollowTape:
             )
         if self._energy > 0.0:
             self.freedom.largest_steer = math.sqrt(self._steer / self._energy)
+            self.freedom.largest_move = math.sqrt(self._shifted / self._energy)
 
 
 def entry_budget(grid: SiteGrid, numel: int) -> int:
@@ -456,11 +522,14 @@ def _breach(policy: Policy, kind: Kind, grid: SiteGrid) -> str | None:
     dithered = dithered and not is_noise_only(grid)
     if (grid.precision, grid.dithered) != (precision, dithered):
         return f"precision {grid.precision}, dither {grid.dithered}; the policy has {precision}, {dithered}"
+    parity = is_parity_coded(policy, kind, grid.band)
+    if grid.parity != parity:
+        return f"parity code {grid.parity}, the policy has {parity} for band 2**{grid.band}"
     if (grid.scales.size == 0) != (kind == Kind.STATE):
         return "a state site has a relative band, every other site has scales"
     if not is_noise_only(grid) and not lowest <= grid.band <= highest:
         return f"band 2**{grid.band} outside 2**{lowest}..2**{highest}"
-    wanted = floor_exponent(grid.band, floor)
+    wanted = floor_exponent(grid.band, floor, parity)
     if grid.floor != wanted:
         return f"floor 2**{grid.floor}, the policy has 2**{wanted} for band 2**{grid.band}"
     return None
@@ -473,7 +542,7 @@ def expected_form(policy: Policy, kind: Kind) -> tuple[int, bool, tuple[int, int
     if kind == Kind.STATE:
         return 24, False, policy.state_band, -149
     if kind == Kind.BUFFER:
-        return policy.buffer_precision, False, policy.buffer_band, None
+        return policy.buffer_precision, policy.dithered_buffers, policy.buffer_band, None
     if kind == Kind.LOSS:
         return policy.loss_precision, False, policy.buffer_band, None
     if kind == Kind.DECISION:
@@ -481,11 +550,32 @@ def expected_form(policy: Policy, kind: Kind) -> tuple[int, bool, tuple[int, int
     return None
 
 
-def floor_exponent(band: int, lowest: int | None) -> int:
-    """Return the floor that goes with a band: sixteen bands, or the policy's own if that is larger."""
+def floor_exponent(band: int, lowest: int | None, parity: bool = False) -> int:
+    """Return the floor that goes with a band: sixteen bands (parities: two), or the policy's own if that is larger."""
     if lowest == -149:
         return -149
-    return band + 4 if lowest is None else max(lowest, band + 4)
+    least = band + (1 if parity else SPARSEST)
+    return least if lowest is None else max(lowest, least)
+
+
+def is_parity_coded(policy: Policy, kind: Kind, band: int) -> bool:
+    """Whether a site with that band is logged by parities: where the policy has them and they are the smaller code."""
+    is_gradient = kind == Kind.GRADIENT and band != NOISE_BAND
+    return is_gradient and policy.parity and policy.gradient_floor < band + SPARSEST
+
+
+def site_grid(policy: Policy, kind: Kind, band: int, scales: np.ndarray) -> SiteGrid:
+    """Return the grid that the policy prescribes for a site whose noise needs that band.
+
+    Parities are exact up to half a quantum and cost the same whatever the band, so that is then the band.
+    """
+    form = expected_form(policy, kind)
+    assert form is not None
+    precision, dithered, _, lowest = form
+    parity = is_parity_coded(policy, kind, band)
+    floor = floor_exponent(band, lowest, parity)
+    band = floor - 1 if parity else band
+    return SiteGrid(precision, band, floor, dithered and band != NOISE_BAND, scales, parity=parity)
 
 
 @dataclass

@@ -118,7 +118,7 @@ class _Loop:
             raise ProtocolViolation(
                 "recorder: backward belongs inside `with recorder.step(batch)`, before optimizer.step()"
             )
-        torch.autograd.backward(loss)
+        session.backward(loss)
         session.note_loss(loss)
         self._micro_batch += 1
         session.open_capture(self._micro_batch)
@@ -154,7 +154,7 @@ class _Loop:
         def backward(tape: Tape) -> None:
             with session.micro_batch(0):
                 value = loss(session_batch(session, batch))
-                torch.autograd.backward(value)
+                session.backward(value)
             session.note_loss(value)
 
         return backward

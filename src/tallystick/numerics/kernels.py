@@ -210,8 +210,9 @@ def follow(  # noqa: PLR0915 - one pass over memory; a call for each element wou
 ):
     """Round ``y`` into ``out``, taking the logged side for the elements in ``index``.
 
-    ``stats`` (float64[4]) receives: elements within twice the band of a boundary, the sum of
-    their squared quanta, the sum of squares of ``out``, the number of entries out of reach.
+    ``stats`` (float64[6]) receives: elements within twice the band of a boundary, the sum of
+    their squared quanta, the sum of squares of ``out``, the number of entries out of reach, how many
+    elements an entry moved from their own rounding, and the sum of their squared quanta.
     Returns ``(violation, bad)``: the position of the first entry farther than twice the band from its
     boundary, and of the first element that ``record`` would refuse; -1 for none.
     """
@@ -222,6 +223,8 @@ def follow(  # noqa: PLR0915 - one pass over memory; a call for each element wou
     steer = 0.0
     energy = 0.0
     violations = 0
+    moved = 0
+    shifted = 0.0
     words = np.zeros(DITHER_RUN + 8, dtype=np.uint32)
     base = 0
     n = y.size
@@ -268,7 +271,11 @@ def follow(  # noqa: PLR0915 - one pass over memory; a call for each element wou
             if cursor < entries and index[cursor] == i:
                 if within:
                     boundary = 0.0 if near <= far else 2.0 * up - 1.0
-                    up = boundary + side[cursor]
+                    chosen = boundary + side[cursor]
+                    if chosen != up:
+                        moved += 1
+                        shifted += quantum * quantum
+                    up = chosen
                 else:
                     violations += 1
                     if violation < 0:
@@ -283,6 +290,117 @@ def follow(  # noqa: PLR0915 - one pass over memory; a call for each element wou
     stats[1] = steer
     stats[2] = energy
     stats[3] = violations
+    stats[4] = moved
+    stats[5] = shifted
+    return violation, -1
+
+
+@njit(cache=True, nogil=True)
+def record_parity(x, out, scales, rows, floor, dithered, key0, key1, limit, packed):
+    """Round ``x`` into ``out``; set the bits of ``packed`` (zeroed, uint8) where the multiple is odd.
+
+    Returns the position of the first element that is not finite or becomes larger than ``limit``; or -1.
+    """
+    words = np.zeros(DITHER_RUN + 8, dtype=np.uint32)
+    for block in range(scales.size):
+        exponent = max(scales[block] + floor, MIN_EXPONENT)
+        quantum = _power_of_two(exponent)
+        inverse = _power_of_two(-exponent)
+        start, end = block * rows, (block + 1) * rows
+        base = start - DITHER_RUN  # no words yet
+        t = T_FIXED
+        for i in range(start, end):
+            value = np.float64(x[i])
+            if not (abs(value) <= MAX_FP64):
+                return i
+            if dithered:
+                if i - base >= DITHER_RUN:
+                    base = (i >> 2) << 2
+                    _fill_words(words, base >> 2, (min(end - base, DITHER_RUN) + 3) >> 2, key0, key1)
+                t = (words[i - base] + 0.5) * WORD
+            z = value * inverse
+            k = np.floor(z)
+            multiple = k + (1.0 if z - k >= t else 0.0)
+            result = multiple * quantum
+            if not (abs(result) <= limit):
+                return i
+            out[i] = result + 0.0
+            half = multiple * 0.5
+            if half != np.floor(half):
+                packed[i >> 3] |= np.uint8(1 << (i & 7))
+    return -1
+
+
+@njit(cache=True, nogil=True)
+def follow_parity(
+    y, out, scales, rows, band, floor, dithered, key0, key1, limit, packed, stats
+):
+    """Round ``y`` into ``out``, across the nearest boundary where ``packed`` states the other parity.
+
+    ``stats`` (float64[7]) receives: elements within the band of a boundary, the sum of their squared quanta, the sum of
+    squares of ``out``, the number of elements whose boundary is out of reach, how many were moved, the sum of their
+    squared quanta, and the largest squared quantum. Returns ``(violation, bad)`` as ``follow`` does.
+    """
+    violation = -1
+    near_count = 0
+    steer = 0.0
+    energy = 0.0
+    violations = 0
+    moved = 0
+    shifted = 0.0
+    largest = 0.0
+    words = np.zeros(DITHER_RUN + 8, dtype=np.uint32)
+    for block in range(scales.size):
+        delta = math.ldexp(1.0, max(scales[block] + band, MIN_BAND))
+        exponent = max(scales[block] + floor, MIN_EXPONENT)
+        quantum = _power_of_two(exponent)
+        inverse = _power_of_two(-exponent)
+        largest = max(largest, quantum * quantum)
+        start, end = block * rows, (block + 1) * rows
+        base = start - DITHER_RUN  # no words yet
+        t = T_FIXED
+        for i in range(start, end):
+            value = np.float64(y[i])
+            if not (abs(value) <= MAX_FP64):
+                return violation, i
+            if dithered:
+                if i - base >= DITHER_RUN:
+                    base = (i >> 2) << 2
+                    _fill_words(words, base >> 2, (min(end - base, DITHER_RUN) + 3) >> 2, key0, key1)
+                t = (words[i - base] + 0.5) * WORD
+            z = value * inverse
+            k = np.floor(z)
+            r = z - k
+            up = 1.0 if r >= t else 0.0
+            near, far = _distances(r, t)
+            within = min(near, far) * quantum < delta
+            if within:
+                near_count += 1
+                steer += quantum * quantum
+            half = (k + up) * 0.5
+            odd = 1 if half != np.floor(half) else 0
+            if odd != ((packed[i >> 3] >> (i & 7)) & 1):
+                if within:
+                    # Across the own boundary up becomes 1 - up; across the other one it goes the other way.
+                    up = 1.0 - up if near <= far else 3.0 * up - 1.0
+                    moved += 1
+                    shifted += quantum * quantum
+                else:
+                    violations += 1
+                    if violation < 0:
+                        violation = i
+            result = (k + up) * quantum
+            if not (abs(result) <= limit):
+                return violation, i
+            out[i] = result + 0.0
+            energy += result * result
+    stats[0] = near_count
+    stats[1] = steer
+    stats[2] = energy
+    stats[3] = violations
+    stats[4] = moved
+    stats[5] = shifted
+    stats[6] = largest
     return violation, -1
 
 

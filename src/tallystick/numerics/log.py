@@ -5,6 +5,7 @@ cut short, and anything left over, with InvalidInput, and never allocate more th
 they were given.
 
     SparseEntries   ascending (index, symbol) pairs of one site       encode, decode
+    Parities        one bit for every element of one site             encode_parities, decode_parities
     Frame           the sites of one step that have something to say  encode_frame, decode_frame, find_site
     GridTable       quantum and band of every site, and its changes   encode, decode, diff, apply
 """
@@ -233,6 +234,60 @@ def _int64(what: str, values: npt.NDArray[np.integer]) -> Ints:
     return array.astype(np.int64, copy=False)
 
 
+# ---------------------------------------------------------------------------------------- parities of one site
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Parities:
+    """The parity of every element's multiple of its quantum, for a tensor with `n` > 0 elements.
+
+    packed: uint8[ceil(n / 8)], element i in bit i % 8 of byte i // 8; the bits after the last element are zero.
+    Raises InvalidInput where that does not hold.
+    """
+
+    n: int
+    packed: npt.NDArray[np.uint8]
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.n <= LARGEST_N:
+            raise InvalidInput(f"parities: n {self.n} is outside [1, 2**48]")
+        if self.packed.dtype != np.uint8 or self.packed.shape != ((self.n + 7) // 8,):
+            raise InvalidInput(
+                f"parities: {self.n} elements need {(self.n + 7) // 8} bytes, got {self.packed.dtype}{self.packed.shape}"
+            )
+        if self.n % 8 and int(self.packed[-1]) >> self.n % 8:
+            raise InvalidInput(f"parities: padding bits of byte {self.packed.size - 1} are not zero")
+
+    @classmethod
+    def of(cls, bits: npt.NDArray[np.integer] | Sequence[int]) -> Parities:
+        """The parities that stand in ``bits``, each 0 or 1, in flat order."""
+        array = np.asarray(bits)
+        return cls(array.size, np.packbits(array.astype(np.uint8), bitorder="little"))
+
+    @property
+    def bits(self) -> npt.NDArray[np.uint8]:
+        """One 0 or 1 for each element, uint8[n]."""
+        return np.unpackbits(self.packed, count=self.n, bitorder="little")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Parities):
+            return NotImplemented
+        return self.n == other.n and np.array_equal(self.packed, other.packed)
+
+    def __hash__(self) -> int:
+        return hash((self.n, self.packed.tobytes()))
+
+
+def encode_parities(parities: Parities) -> bytes:
+    """The one encoding of a site's parities: the packed bits."""
+    return parities.packed.tobytes()
+
+
+def decode_parities(data: bytes, n: int) -> Parities:
+    """The parities that `encode_parities` wrote for a site of n elements. Raises InvalidInput for other bytes."""
+    return Parities(n, np.frombuffer(data, dtype=np.uint8))
+
+
 # ------------------------------------------------------------------------------------------ frame of one step
 
 
@@ -383,7 +438,8 @@ class SiteGrid:
     """Quantum and band of one site (spec/rounding.md): what the recorder used and the follower must use.
 
     precision: significant bits of a relative grid, or 0. band, floor: exponents d and f relative to the
-    block's scale. scales: int16, one exponent per block, read-only; empty for a relative band, where delta is
+    block's scale. parity: whether the site's payload is one parity for each element, not sparse entries; it needs
+    precision 0, scales, and a floor above the band. scales: int16, one exponent per block, read-only; empty for a relative band, where delta is
     2**band times the larger of old and new, and the quantum's floor follows from each element's old value as
     2**(e(old) + band + 5), at least 2**-149: `floor` then has no effect and is -149 by convention. Raises
     InvalidInput for values outside their ranges.
@@ -394,6 +450,7 @@ class SiteGrid:
     floor: int
     dithered: bool
     scales: npt.NDArray[np.int16]
+    parity: bool
 
     def __init__(
         self,
@@ -402,18 +459,30 @@ class SiteGrid:
         floor: int,
         dithered: bool = False,
         scales: Sequence[int] | npt.NDArray[np.integer] = (),
+        *,
+        parity: bool = False,
     ) -> None:
         _check_grid(precision, band, floor, dithered)
+        if parity and (precision or floor <= band or not len(scales)):
+            raise InvalidInput(
+                f"grid: parities need precision 0, scales and a floor above the band; got precision {precision}, "
+                f"{len(scales)} scales, floor {floor} and band {band}"
+            )
         object.__setattr__(self, "precision", int(precision))
         object.__setattr__(self, "band", int(band))
         object.__setattr__(self, "floor", int(floor))
         object.__setattr__(self, "dithered", bool(dithered))
         object.__setattr__(self, "scales", _checked_scales(scales, band, floor))
+        object.__setattr__(self, "parity", bool(parity))
 
     @property
-    def fields(self) -> tuple[int, int, int, bool]:
+    def fields(self) -> tuple[int, int, int, bool, bool]:
         """Everything but the scales."""
-        return (self.precision, self.band, self.floor, self.dithered)
+        return (self.precision, self.band, self.floor, self.dithered, self.parity)
+
+    def with_scales(self, scales: Sequence[int] | npt.NDArray[np.integer]) -> SiteGrid:
+        """The same grid with other scales."""
+        return SiteGrid(self.precision, self.band, self.floor, self.dithered, scales, parity=self.parity)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SiteGrid):
@@ -498,26 +567,33 @@ def _read_change(reader: _Reader, key: SiteKey, old: SiteGrid | None) -> SiteGri
     if op > _Change.WHOLE:
         raise InvalidInput(f"{reader.what}: change {op} of site {key} is not one of 0..4")
     if op == _Change.WHOLE:
-        return SiteGrid(*_read_fields(reader), scales=_read_all_scales(reader))
+        return _grid_of(_read_fields(reader), _read_all_scales(reader))
     if old is None:
         raise InvalidInput(f"{reader.what}: change {op} of site {key}, which the table does not hold")
     if op == _Change.REMOVED:
         return None
     fields = _read_fields(reader) if op & _Change.FIELDS else old.fields
     scales = _read_changed_scales(reader, old.scales) if op & _Change.SCALES else old.scales
-    return SiteGrid(*fields, scales=scales)
+    return _grid_of(fields, scales)
+
+
+def _grid_of(
+    fields: tuple[int, int, int, bool, bool], scales: npt.NDArray[np.integer]
+) -> SiteGrid:
+    precision, band, floor, dithered, parity = fields
+    return SiteGrid(precision, band, floor, dithered, scales, parity=parity)
 
 
 def _encode_fields(grid: SiteGrid) -> bytes:
-    head = bytes([grid.precision << 1 | grid.dithered])
+    head = bytes([grid.parity << 7 | grid.precision << 1 | grid.dithered])
     return head + _varint(_zigzag(grid.band)) + _varint(_zigzag(grid.floor))
 
 
-def _read_fields(reader: _Reader) -> tuple[int, int, int, bool]:
+def _read_fields(reader: _Reader) -> tuple[int, int, int, bool, bool]:
     head = reader.byte("precision")
     band = _unzigzag(reader.varint("band exponent"))
     floor = _unzigzag(reader.varint("floor exponent"))
-    return head >> 1, band, floor, bool(head & 1)
+    return head >> 1 & 0x3F, band, floor, bool(head & 1), bool(head >> 7)
 
 
 def _encode_all_scales(scales: npt.NDArray[np.int16]) -> bytes:

@@ -6,10 +6,12 @@ numbers outside the limits given here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 
 from tallystick.errors import InvalidInput
+from tallystick.numerics.log import SiteGrid
 
 
 @dataclass(frozen=True)
@@ -17,8 +19,9 @@ class Policy:
     """How one run rounds. Exponents are powers of two; bands and floors are relative to a block's scale.
 
     Attributes:
-        name: ``fp64`` or ``fp32``.
-        compute: torch dtype of the forward and backward pass.
+        name: ``fp64``, ``fp32`` or ``bf16``.
+        compute: torch dtype of the forward and backward pass; ``bfloat16`` means torch's autocast to it, around
+            float32 parameters.
         gradient_precision: significant bits of the gradient grid; 0 for an absolute grid.
         gradient_floor: quantum exponent relative to the block's scale (its rms rounded up to a power of two).
         dithered: whether each element has its own boundary offset (absolute grids only).
@@ -30,6 +33,10 @@ class Policy:
         noise_limit: a band set by the noise floor may not exceed this power of two times the largest
             gradient scale of the step.
         recalibrate_every: steps between two measurements of the noise.
+        parity: whether a gradient whose quantum is below ``SPARSEST`` bands is logged by parity, one bit an element.
+        row_scales: whether every row of a matrix has a scale, at least the whole matrix's, not only where the rows' sizes
+            differ much.
+        dithered_buffers: whether buffers have an absolute dithered grid, as gradients have.
     """
 
     name: str
@@ -46,12 +53,26 @@ class Policy:
     safety: int
     noise_limit: int
     recalibrate_every: int
+    parity: bool = False
+    dithered_buffers: bool = False
+    row_scales: bool = False
+
+    @property
+    def storage(self) -> str:
+        """The torch dtype of parameters, buffers, gradients and batches during a step."""
+        return "float32" if self.autocast else self.compute
+
+    @property
+    def autocast(self) -> bool:
+        """Whether forward passes run under torch's autocast to ``compute``."""
+        return self.compute == "bfloat16"
 
     def parameters(self) -> dict[str, int | str]:
-        """Return the numbers as they stand in a specification."""
+        """Return the numbers as they stand in a specification; what only other policies have is left out."""
         flat: dict[str, int | str] = {}
+        later = {each.name: each.default for each in fields(self)}
         for name, value in asdict(self).items():
-            if name == "name":
+            if name == "name" or value == later[name]:
                 continue
             if isinstance(value, tuple):
                 flat[f"{name}_min"], flat[f"{name}_max"] = value
@@ -94,6 +115,33 @@ FP32 = Policy(
     recalibrate_every=100,
 )
 
+BF16 = Policy(
+    name="bf16",
+    compute="bfloat16",
+    gradient_precision=0,
+    gradient_floor=-3,
+    dithered=True,
+    gradient_band=(-9, -2),
+    decision_band=(-8, -2),
+    buffer_band=(-20, -5),
+    state_band=(-47, -40),
+    buffer_precision=0,
+    loss_precision=12,
+    safety=3,
+    noise_limit=-6,
+    recalibrate_every=100,
+    parity=True,
+    dithered_buffers=True,
+    row_scales=True,
+)
+
+SPARSEST = 4
+"""Octaves between band and quantum from which on a sparse log is the smaller one.
+
+With q = 16 delta one element in eight is ambiguous, and gaps and sides take 0.68 bit an element; with q = 8 delta it is
+one in four and 1.07 bit, more than the one bit of a parity (spec/policies.md 6).
+"""
+
 EARLY = (
     0,
     8,
@@ -101,12 +149,26 @@ EARLY = (
 )  # steps before which the noise is measured besides the fixed interval: gradients change fastest early
 
 
-def is_calibration_step(step: int, every: int) -> bool:
-    """Whether the noise is measured before ``step``: at the start, twice soon after, and every ``every`` steps."""
-    return step % every == 0 or step in EARLY
+def is_calibration_step(step: int, every: int, doubling: bool = False) -> bool:
+    """Whether the noise is measured before ``step``: at the start, twice soon after, and every ``every`` steps.
+
+    With ``doubling`` at every power of two from 4 on as well, until that is ``every``.
+    """
+    early = doubling and 4 <= step < every and step & (step - 1) == 0
+    return step % every == 0 or step in EARLY or early
 
 
-POLICIES: Mapping[str, Policy] = {policy.name: policy for policy in (FP64, FP32)}
+def move_budget(grid: SiteGrid, numel: int) -> int:
+    """Return how many of ``numel`` elements honest parities may move: mean plus eight deviations and 16.
+
+    A boundary lies between two values d apart with probability d over the quantum. The band is at least twice the
+    largest deviation that was measured, so the mean one is taken to be an eighth of the band at most.
+    """
+    mean = numel * math.ldexp(0.125, grid.band - grid.floor)
+    return min(numel, int(mean + 8.0 * math.sqrt(mean)) + 16)
+
+
+POLICIES: Mapping[str, Policy] = {policy.name: policy for policy in (FP64, FP32, BF16)}
 
 
 def find_policy(name: str, *, recalibrate_every: int | None = None) -> Policy:

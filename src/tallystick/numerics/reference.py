@@ -9,6 +9,7 @@ operation, rounded to nearest even, in the order written; no fused multiply-add.
     record: x -> value on the grid, and (index, side) of each element closer than delta to a boundary
     follow: y -> value on the grid, taking the recorded side wherever one was recorded
     candidates: y -> both values of each element closer than delta to a boundary
+    record_parity, follow_parity: the same values from one bit an element, for grids down to 2 deltas
 """
 
 from __future__ import annotations
@@ -197,6 +198,53 @@ def follow(
     return values, violations
 
 
+def record_parity(
+    xs: Sequence[float], band: ScaledBand, words: Sequence[int] | None = None
+) -> tuple[list[float], list[int]]:
+    """The rounded values of a tensor on an absolute grid, and of each the parity of its multiple of the quantum.
+
+    Raises InvalidInput as `record` does, and where the quantum is not at least 2 * delta.
+    """
+    _check_parity(len(xs), band, words)
+    values: list[float] = []
+    parities: list[int] = []
+    for i, x in enumerate(xs):
+        place = _place(x, _grid(i, len(xs), 0, band), _position(i, words), i)
+        values.append(_beside(place, place.side, i))
+        parities.append(_parity(place, place.side))
+    return values, parities
+
+
+def follow_parity(
+    ys: Sequence[float],
+    parities: Sequence[int],
+    band: ScaledBand,
+    words: Sequence[int] | None = None,
+) -> tuple[list[float], list[int], list[int]]:
+    """The recorder's values, the indexes that its parities moved, and those they would have moved out of reach.
+
+    Where the own multiple has another parity, the value across the nearest boundary is taken (on a tie, across the own
+    one), provided that boundary is closer than delta. Otherwise the element keeps its own rounding.
+    """
+    _check_parity(len(ys), band, words)
+    if len(parities) != len(ys) or any(bit not in (0, 1) for bit in parities):
+        raise InvalidInput(f"log: {len(parities)} parities, each 0 or 1, for {len(ys)} elements")
+    values: list[float] = []
+    moved: list[int] = []
+    violations: list[int] = []
+    for i, y in enumerate(ys):
+        place = _place(y, _grid(i, len(ys), 0, band), _position(i, words), i)
+        side = place.side
+        if _parity(place, side) != parities[i]:
+            if place.reach < _delta(i, len(ys), y, band):
+                side = 1 - side
+                moved.append(i)
+            else:
+                violations.append(i)
+        values.append(_beside(place, side, i))
+    return values, moved, violations
+
+
 def candidates(
     ys: Sequence[float], precision: int, band: ScaledBand | RelativeBand, words: Sequence[int] | None = None
 ) -> list[tuple[int, float, float]]:
@@ -279,6 +327,11 @@ def _beside(place: _Place, side: int, index: int) -> float:
         ) from None
 
 
+def _parity(place: _Place, side: int) -> int:
+    """0 where the value on that side is an even multiple of the quantum, 1 where it is an odd one."""
+    return int((place.cell + (place.boundary + side)) % 2.0)
+
+
 def _grid(index: int, numel: int, precision: int, band: ScaledBand | RelativeBand) -> Grid:
     if isinstance(band, RelativeBand):
         return Grid(precision, _cancelled(band.olds[index], band.exponent, index))
@@ -318,6 +371,12 @@ def _check_arguments(
             raise InvalidInput(f"band: {len(band.olds)} old values for {numel} elements")
     elif numel and (not band.scales or numel % len(band.scales)):
         raise InvalidInput(f"band: {len(band.scales)} blocks do not divide {numel} elements")
+
+
+def _check_parity(numel: int, band: ScaledBand, words: Sequence[int] | None) -> None:
+    _check_arguments(numel, 0, band, words)
+    if band.floor <= band.exponent:
+        raise InvalidInput(f"parity: floor exponent {band.floor} is not above the band's {band.exponent}")
 
 
 def _check_entries(entries: Sequence[Entry], numel: int) -> None:

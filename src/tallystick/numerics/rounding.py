@@ -8,6 +8,7 @@ operations in bounded chunks. Both equal :mod:`tallystick.numerics.reference` bi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isqrt
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from tallystick.errors import Nondeterminism
 from tallystick.numerics import kernels
-from tallystick.numerics.log import SiteGrid, SparseEntries
+from tallystick.numerics.log import Parities, SiteGrid, SparseEntries
 
 CHUNK = 1 << 20  # elements held in temporaries at a time on devices without a fused kernel
 DENSEST = 8  # a site with more than one ambiguous element in eight has a useless grid, and is refused
@@ -32,9 +33,12 @@ class Followed:
     Attributes:
         violation: flat index of the first logged element out of reach of its boundary, or -1.
         violations: how many logged elements were out of reach.
-        near: elements within twice the band of a boundary: where a dishonest log could choose.
+        near: elements within twice the band of a boundary (parities: the band): where a dishonest log could choose.
         steer: sum of the squared quanta of those elements.
         energy: sum of the squared values that came out.
+        moved: elements that the log took from their own rounding.
+        shifted: sum of the squared quanta of those.
+        largest: the largest squared quantum of the site; of a site with parities only.
     """
 
     violation: int
@@ -42,6 +46,9 @@ class Followed:
     near: int
     steer: float
     energy: float
+    moved: int = 0
+    shifted: float = 0.0
+    largest: float = 0.0
 
 
 def round_recorded(
@@ -91,6 +98,53 @@ def round_followed(
     if y.device.type == "cpu":
         return _follow_cpu(y, grid, entries, out=out, old=old, key=key, name=name)
     return _follow_tensor(y, grid, entries, out=out, old=old, key=key, name=name)
+
+
+def round_recorded_parity(
+    x: Tensor, grid: SiteGrid, *, out: Tensor, key: Key = NO_KEY, name: str = "tensor"
+) -> Parities:
+    """Round ``x`` (not empty) into ``out`` and return the parity of every element's multiple of its quantum.
+
+    Raises:
+        Nondeterminism: an element is not finite, or does not fit the target format.
+    """
+    if x.device.type != "cpu":
+        return _record_parity_tensor(x, grid, out=out, key=key, name=name)
+    values = _flat(x)
+    scales, rows, _ = _blocks(grid, values.size)
+    packed = np.zeros((values.size + 7) // 8, dtype=np.uint8)
+    bad = kernels.record_parity(
+        values, _flat(out), scales, rows, grid.floor, grid.dithered, np.uint64(key[0]), np.uint64(key[1]),
+        _limit(grid, out), packed,
+    )  # fmt: skip
+    if bad >= 0:
+        raise _not_finite(name, int(bad))
+    return Parities(values.size, packed)
+
+
+def round_followed_parity(
+    y: Tensor, grid: SiteGrid, parities: Parities, *, out: Tensor, key: Key = NO_KEY, name: str = "tensor"
+) -> Followed:
+    """Round ``y`` into ``out``, across the nearest boundary where the own multiple has another parity.
+
+    Where that boundary is a band away or farther the parity is not obeyed but counted as a violation.
+
+    Raises:
+        Nondeterminism: an element is not finite, or does not fit the target format.
+    """
+    if y.device.type != "cpu":
+        return _follow_parity_tensor(y, grid, parities, out=out, key=key, name=name)
+    values = _flat(y)
+    scales, rows, _ = _blocks(grid, values.size)
+    stats = np.zeros(7, dtype=np.float64)
+    violation, bad = kernels.follow_parity(
+        values, _flat(out), scales, rows, grid.band, grid.floor, grid.dithered, np.uint64(key[0]),
+        np.uint64(key[1]), _limit(grid, out), parities.packed, stats,
+    )  # fmt: skip
+    if bad >= 0:
+        raise _not_finite(name, int(bad))
+    near, steer, energy, violations, moved, shifted, largest = stats.tolist()
+    return Followed(int(violation), int(violations), int(near), steer, energy, int(moved), shifted, largest)
 
 
 def fingerprint(tensor: Tensor, ordinal: int) -> int:
@@ -207,6 +261,11 @@ def _not_finite(name: str, element: int) -> Nondeterminism:
     )
 
 
+def _room(numel: int) -> int:
+    """Return how many entries are accepted: one in eight, and eight standard deviations of so many and 256 more."""
+    return 256 + numel // DENSEST + 8 * isqrt(numel // DENSEST)
+
+
 def _too_dense(name: str, count: int, numel: int) -> Nondeterminism:
     return Nondeterminism(
         f"{name}: {count} of {numel} elements are ambiguous, more than one in {DENSEST}: "
@@ -220,7 +279,7 @@ def _record_cpu(
     values, target = _flat(x), _flat(out)
     before = _flat(old) if old is not None else values[:0]
     scales, rows, relative = _blocks(grid, values.size)
-    room = 256 + values.size // DENSEST
+    room = _room(values.size)
     index = np.empty(room, dtype=np.int64)
     side = np.empty(room, dtype=np.uint8)
     count, bad = kernels.record(
@@ -240,7 +299,7 @@ def _follow_cpu(
     values, target = _flat(y), _flat(out)
     before = _flat(old) if old is not None else values[:0]
     scales, rows, relative = _blocks(grid, values.size)
-    stats = np.zeros(4, dtype=np.float64)
+    stats = np.zeros(6, dtype=np.float64)
     violation, bad = kernels.follow(
         values, before, target, scales, rows, grid.precision, grid.band, grid.floor, relative, grid.dithered,
         np.uint64(key[0]), np.uint64(key[1]), _limit(grid, out), entries.indexes,
@@ -248,7 +307,8 @@ def _follow_cpu(
     )  # fmt: skip
     if bad >= 0:
         raise _not_finite(name, int(bad))
-    return Followed(int(violation), int(stats[3]), int(stats[0]), float(stats[1]), float(stats[2]))
+    near, steer, energy, violations, moved, shifted = stats.tolist()
+    return Followed(int(violation), int(violations), int(near), steer, energy, int(moved), shifted)
 
 
 @dataclass(frozen=True)
@@ -374,7 +434,7 @@ def _record_tensor(
     if not indexes:
         return SparseEntries(source.numel(), 1, np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
     index = np.concatenate(indexes)
-    if index.size > 256 + source.numel() // DENSEST:
+    if index.size > _room(source.numel()):
         raise _too_dense(name, index.size, source.numel())
     return SparseEntries(source.numel(), 1, index, np.concatenate(sides))
 
@@ -386,7 +446,8 @@ def _follow_tensor(
     before = old.detach().reshape(-1) if old is not None else None
     scale, rows = _scale_of(grid, source.numel(), source.device)
     limit = _limit(grid, out)
-    violation, violations, near_count, steer, energy = -1, 0, 0, 0.0, 0.0
+    violation, violations, near_count, moved = -1, 0, 0, 0
+    steer, energy, shifted = 0.0, 0.0, 0.0
     for start in range(0, source.numel(), CHUNK):
         part = source[start : start + CHUNK]
         was = before[start : start + CHUNK] if before is not None else None
@@ -401,6 +462,9 @@ def _follow_tensor(
             boundary = torch.where(cells.near[at] <= cells.far[at], torch.zeros_like(own), 2.0 * own - 1.0)
             reachable = within[at]
             up[at] = torch.where(reachable, boundary + side, own)
+            taken = up[at] != own
+            moved += int(taken.sum().item())
+            shifted += float((cells.quantum[at].square() * taken).sum().item())
             outside = at[~reachable]
             if outside.numel():
                 violations += outside.numel()
@@ -410,4 +474,55 @@ def _follow_tensor(
         steer += float((cells.quantum.square() * within).sum().item())
         energy += float(result.square().sum().item())
         target[start : start + CHUNK] = result.to(target.dtype)
-    return Followed(violation, violations, near_count, steer, energy)
+    return Followed(violation, violations, near_count, steer, energy, moved, shifted)
+
+
+def _record_parity_tensor(x: Tensor, grid: SiteGrid, *, out: Tensor, key: Key, name: str) -> Parities:
+    source, target = x.detach().reshape(-1), out.detach().reshape(-1)
+    scale, rows = _scale_of(grid, source.numel(), source.device)
+    bits: list[npt.NDArray[np.uint8]] = []
+    for start in range(0, source.numel(), CHUNK):
+        part = source[start : start + CHUNK]
+        cells = _place(part, None, grid, _chunk_scale(scale, rows, start, part.numel()), start, key)
+        up = cells.up.double()
+        result = _finish(cells, up, _limit(grid, out), start, name)
+        bits.append(_is_odd(cells.cell + up).to(torch.uint8).cpu().numpy())
+        target[start : start + CHUNK] = result.to(target.dtype)
+    return Parities.of(np.concatenate(bits))
+
+
+def _follow_parity_tensor(
+    y: Tensor, grid: SiteGrid, parities: Parities, *, out: Tensor, key: Key, name: str
+) -> Followed:
+    source, target = y.detach().reshape(-1), out.detach().reshape(-1)
+    scale, rows = _scale_of(grid, source.numel(), source.device)
+    stated = torch.from_numpy(parities.bits).to(source.device).bool()
+    violation, violations, near_count, moved = -1, 0, 0, 0
+    steer, energy, shifted, largest = 0.0, 0.0, 0.0, 0.0
+    for start in range(0, source.numel(), CHUNK):
+        part = source[start : start + CHUNK]
+        cells = _place(part, None, grid, _chunk_scale(scale, rows, start, part.numel()), start, key)
+        within = cells.distance < cells.delta
+        own = cells.up.double()
+        differs = _is_odd(cells.cell + own) != stated[start : start + part.numel()]
+        other = torch.where(cells.near <= cells.far, 1.0 - own, 3.0 * own - 1.0)
+        taken = differs & within
+        outside = (differs & ~within).nonzero().squeeze(1)
+        if outside.numel():
+            violations += outside.numel()
+            violation = start + int(outside[0].item()) if violation < 0 else violation
+        result = _finish(cells, torch.where(taken, other, own), _limit(grid, out), start, name)
+        square = cells.quantum.square()
+        near_count += int(within.sum().item())
+        moved += int(taken.sum().item())
+        steer += float((square * within).sum().item())
+        shifted += float((square * taken).sum().item())
+        largest = max(largest, float(square.max().item()))
+        energy += float(result.square().sum().item())
+        target[start : start + CHUNK] = result.to(target.dtype)
+    return Followed(violation, violations, near_count, steer, energy, moved, shifted, largest)
+
+
+def _is_odd(multiple: Tensor) -> Tensor:
+    half = multiple * 0.5
+    return half != torch.floor(half)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 PARTS = ("exactness", "log", "overhead", "memory", "loss")
-POLICIES = ("fp64", "fp32")
+POLICIES = ("fp64", "fp32", "bf16")
 JOBS: Mapping[str, tuple[str, ...]] = {
     "exactness": ("digits", "text"),
     "log": ("digits", "text"),
@@ -39,7 +39,11 @@ JOBS: Mapping[str, tuple[str, ...]] = {
 STEPS: Mapping[str, int] = {"exactness": 200, "log": 200, "overhead": 40, "memory": 4, "loss": 400}
 QUICK: Mapping[str, int] = {"exactness": 3, "log": 3, "overhead": 2, "memory": 3, "loss": 3}
 GPT2_ROUNDS, WARM_UP = 3, 3
-MOST_BITS: Mapping[tuple[str, str], float] = {("text", "fp64"): 0.001, ("text", "fp32"): 0.03}
+MOST_BITS: Mapping[tuple[str, str], float] = {
+    ("text", "fp64"): 0.001,
+    ("text", "fp32"): 0.03,
+    ("text", "bf16"): 1.1,
+}
 MOST_MEMORY = 1.25
 SEEDS = (0, 1, 2)
 CHECKPOINT_EVERY = 20  # the default of tally record
@@ -156,7 +160,7 @@ class Bench:
         place: an empty directory for run directories.
         say: takes one line of progress.
         jobs: instead of each part's own.
-        policies: instead of both; the loss is by default measured under fp32 alone.
+        policies: instead of all; the loss is by default measured under fp32 and bf16 alone.
         steps: instead of each part's own number.
         quick: so few steps that every part is seen to work and no number means much.
         child: runs a command in a process of its own.
@@ -188,7 +192,7 @@ class Bench:
         rows: list[Row] = []
         for part in [part for part in PARTS if part in parts]:
             for job in self.jobs or JOBS[part]:
-                for policy in self.policies or (("fp32",) if part == "loss" else POLICIES):
+                for policy in self.policies or (("fp32", "bf16") if part == "loss" else POLICIES):
                     self.say(f"{part}: {job}, {policy}")
                     try:
                         found = measure[part](job, policy)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 Times = dict[str, float]
 SCORE = "held_out_loss"
-COMPUTE: Mapping[str, torch.dtype] = {"fp64": torch.float64, "fp32": torch.float32}
+COMPUTE: Mapping[str, torch.dtype] = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class PortableRandomness(TorchDispatchMode):
@@ -56,7 +56,8 @@ class PlainLoop:
 
     Args:
         job: its model becomes ``compute``.
-        compute: dtype of model, gradients and, without ``masters``, of the optimizer's state.
+        compute: dtype of model, gradients and, without ``masters``, of the optimizer's state. With bfloat16 these are
+            float32, and the forward pass runs under torch's autocast.
         masters: the optimizer works on float64 copies of the parameters, kept from step to step.
         stream: draws the random numbers of a recorded run; None for torch's own generator.
         jitter: last-bit noise on every operator of forward and backward pass; needs ``stream``.
@@ -71,10 +72,12 @@ class PlainLoop:
         stream: RandomStream | None = None,
         jitter: Jitter | None = None,
     ) -> None:
-        self.job, self.compute, self.stream, self.jitter = job, compute, stream, jitter
-        job.model.to(compute)
+        self.job, self.stream, self.jitter = job, stream, jitter
+        self.autocast = compute is torch.bfloat16
+        self.compute = torch.float32 if self.autocast else compute
+        job.model.to(self.compute)
         for module in job.extra.values():
-            module.to(compute)
+            module.to(self.compute)
         self.masters = _hold_masters(job) if masters else []
 
     def step(self, number: int) -> Times:
@@ -82,7 +85,9 @@ class PlainLoop:
         job, started = self.job, time.perf_counter()
         for micro_batch, part in enumerate(_parts(job.batch(number), job.accumulation, self.compute)):
             with self._randomness(number, micro_batch):
-                torch.autograd.backward(job.loss(job.model, part) / job.accumulation)
+                with torch.autocast("cpu", torch.bfloat16) if self.autocast else nullcontext():
+                    share = job.loss(job.model, part) / job.accumulation
+                torch.autograd.backward(share)
         if job.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(job.model.parameters(), job.clip_norm)
         middle = time.perf_counter()
@@ -277,7 +282,8 @@ def _follow(replay: Any, record: StepRecord, frame: bytes) -> Times:
 def memory(job: str, policy: str, role: str, steps: int, directory: str) -> dict[str, Any]:
     """Return the peak resident memory of this process, bytes, after ``role`` did its work, and before it began.
 
-    ``plain`` trains: under fp64 wholly in float64, under fp32 in float32 with an optimizer on float64 copies.
+    ``plain`` trains: under fp64 wholly in float64, under fp32 in float32 (under bf16 with autocast) with an optimizer on
+    float64 copies.
     ``record`` writes a run with a calibration and a checkpoint every second step to ``directory``, ``audit`` repeats it.
 
     Raises:
@@ -287,7 +293,7 @@ def memory(job: str, policy: str, role: str, steps: int, directory: str) -> dict
     if role == "plain":
         PlainLoop(_tiny_job(), COMPUTE[policy]).step(0)
         before = peak_memory()
-        loop = PlainLoop(source.build({}), COMPUTE[policy], masters=policy == "fp32")
+        loop = PlainLoop(source.build({}), COMPUTE[policy], masters=policy != "fp64")
         for number in range(steps):
             loop.step(number)
         return {"peak": peak_memory(), "before": before}

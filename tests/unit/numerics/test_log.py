@@ -386,7 +386,7 @@ def table_pairs(draw: st.DrawFn) -> tuple[GridTable, GridTable]:
         if fate == "keep":
             sites[key] = grid
         elif fate == "move":
-            sites[key] = SiteGrid(*grid.fields, scales=moved)
+            sites[key] = grid.with_scales(moved)
         elif fate == "band":
             sites[key] = SiteGrid(grid.precision, -5, grid.floor, grid.dithered, moved)
     return old, GridTable(sites)
@@ -453,7 +453,7 @@ def test_a_block_that_moves_by_one_costs_a_few_bytes() -> None:
     grid = old.sites[Kind.GRADIENT, 0]
     moved = grid.scales.copy()
     moved[[17, 40_000]] += 1
-    new = GridTable({(Kind.GRADIENT, 0): SiteGrid(*grid.fields, scales=moved)})
+    new = GridTable({(Kind.GRADIENT, 0): grid.with_scales(moved)})
     assert len(old.encode()) < 50_000 * 5 / 8 + 20
     assert len(old.diff(new)) <= 12
     assert old.apply(old.diff(new)) == new
