@@ -44,7 +44,7 @@ Jobs = Annotated[
 ]
 Policies = Annotated[
     list[str] | None,
-    typer.Option("--policy", metavar="fp64|fp32", help="Only this policy; may be repeated."),
+    typer.Option("--policy", metavar="fp64|fp32|bf16", help="Only this policy; may be repeated."),
 ]
 Steps = Annotated[
     int | None,

@@ -23,7 +23,9 @@ Job = Annotated[
 Run = Annotated[
     Path, typer.Option("--run", metavar="DIR", help="Where to write the run: a new or empty directory.")
 ]
-PolicyName = Annotated[str, typer.Option("--policy", metavar="fp64|fp32", help="Precision and rounding.")]
+PolicyName = Annotated[
+    str, typer.Option("--policy", metavar="fp64|fp32|bf16", help="Precision and rounding.")
+]
 Steps = Annotated[
     int | None, typer.Option("--steps", metavar="N", min=1, help="Steps; by default the job's own.")
 ]

@@ -41,7 +41,8 @@ SHORTEST_ROW = 16  # where every row has a scale: a scale costs a few bits, the 
 UNSEEN_SAFETY = (
     6  # octaves between the policy's smallest band and that of a gradient whose noise is not known yet
 )
-SMALL_SITE_SAFETY = 4
+SMALL_SITE_SAFETY = 6
+SMALL_SITE = 256  # elements
 STATE_SAFETY = (
     2  # factor, as a power of two, over the optimizer's measured noise: few operations, no long sums
 )
@@ -91,7 +92,8 @@ def calibrate(
     before = {name: tensor.clone() for name, tensor in session.all_buffers()}
     own_jitter, session.jitter = session.jitter, None
     try:
-        probe = ProbeTape()
+        near = session.policy.decision_safety is not None
+        probe = ProbeTape(session.policy.decision_band[1] if near else ProbeTape.wide, near)
         first, plain_buffers, plain_loss = _gradients(session, backward, probe, before)
         seen = _Seen(session, first)
         decisions: dict[int, float] = {}
@@ -161,7 +163,9 @@ class _Seen:
             name = session.parameters[ordinal][0]
             place = (Kind.GRADIENT, ordinal)
             previous = session.table.sites.get(place)
-            blocks = previous.scales.size if previous is not None else _blocks_for(gradient, policy.row_scales)
+            blocks = (
+                previous.scales.size if previous is not None else _blocks_for(gradient, policy.row_scales)
+            )
             rms = block_rms(gradient, blocks)
             if not np.isfinite(rms).all():
                 raise Nondeterminism(
@@ -253,13 +257,14 @@ def _choose(session: Session, seen: _Seen, decisions: dict[int, float]) -> Calib
             grids[place] = SiteGrid(24, band, -149)
     _refuse_loud_noise(session, GridTable(grids), seen.noise.keys())
     lowest, highest = policy.decision_band
+    safety = policy.safety if policy.decision_safety is None else policy.decision_safety
     for ordinal, relative in decisions.items():
-        band = max(lowest, exponent_above(relative) + policy.safety)
+        band = max(lowest, exponent_above(relative) + safety)
         place = (Kind.DECISION, ordinal)
         if band > highest:
             raise Nondeterminism(
                 f"decision {ordinal}: its input moves by {relative:.2g} of its rms under last-bit noise, "
-                f"policy {policy.name} allows 2**{highest - policy.safety}"
+                f"policy {policy.name} allows 2**{highest - safety}"
             )
         grids.pop(place, None)
         if band > lowest:
@@ -273,14 +278,15 @@ def _grid_for(session: Session, place: Site, measured: SiteNoise) -> SiteGrid:
     form = expected_form(policy, place[0])
     assert form is not None
     _, _, (lowest, highest), _ = form
-    safety = safety_of(policy.safety, measured.elements)
+    safety = safety_of(policy.safety, measured.elements) if policy.parity else policy.safety
     allowance = exponent_above(measured.largest) + safety
     is_noise = place[0] == Kind.GRADIENT and exponent_above(measured.rms) <= allowance
     if place[0] == Kind.GRADIENT and measured.rms == 0.0 and measured.largest == 0.0:
         return session.table.sites.get(place) or _unseen(session, place[0], measured.scales)
     noise = exponent_above(measured.relative)
-    # A parity costs the same whatever its band: what room there is for safety is taken, one octave at least.
-    band = max(lowest, min(noise + safety, max(highest, noise + 1) if policy.parity else noise + safety))
+    band = max(lowest, noise + safety)
+    if policy.parity:
+        band = _within_room(band, noise, highest, session.table.sites.get(place), measured.elements)
     if band <= highest and not (is_noise and measured.rms == 0.0):
         return site_grid(policy, place[0], band, measured.scales)
     if is_noise:
@@ -292,13 +298,23 @@ def _grid_for(session: Session, place: Site, measured: SiteNoise) -> SiteGrid:
     )
 
 
+def _within_room(band: int, noise: int, highest: int, previous: SiteGrid | None, elements: int) -> int:
+    """Return the band where it must stay far below the quantum: as much safety as there is room for, an octave at least.
+
+    A site of few elements keeps a wider band that it once needed: its next deviation may be that large again.
+    """
+    if previous is not None and elements < SMALL_SITE and not is_noise_only(previous):
+        band = max(band, previous.band)
+    return min(band, max(highest, noise + 1))
+
+
 def safety_of(octaves: int, elements: int) -> int:
     """Return the factor over the measured noise, as a power of two, for a site of so many elements.
 
-    The largest of few deviations says less about the next one than the largest of many. Where the policy's own factor
-    is below 2**4, a site of fewer than 4096 elements has up to three octaves more, but 2**4 at most.
+    The largest of few deviations says less about the next one than the largest of many: below 256 elements there is an
+    octave more for each two octaves less, up to 2**6 in all.
     """
-    more = -(-max(0, 12 - max(elements, 1).bit_length() + 1) // 4)
+    more = -(-max(0, 9 - max(elements, 1).bit_length()) // 2)
     return max(octaves, min(SMALL_SITE_SAFETY, octaves + more))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -169,7 +169,11 @@ class RecordTape:
             grid = self._grids[(kind, ordinal)] = self._with_signal(grid, x)
         elif grid.scales.size:
             rms = block_rms(x, grid.scales.size)
-            scales = settled_scales(grid.scales.astype(np.int64), rms, self.policy.row_scales) if rms.any() else grid.scales
+            scales = (
+                settled_scales(grid.scales.astype(np.int64), rms, self.policy.row_scales)
+                if rms.any()
+                else grid.scales
+            )
             base = self.base.sites.get((kind, ordinal))
             if base is not None and base.scales.size == grid.scales.size and not is_noise_only(base):
                 scales = np.maximum(scales, base.scales)
@@ -411,7 +415,9 @@ class FollowTape:
             x, grid, decode_parities(payload, x.numel()), out=out, key=key, name=name
         )
         if found.violations:
-            rule = f"{found.violations} of {x.numel()} parities need a boundary that is a band away or farther"
+            rule = (
+                f"{found.violations} of {x.numel()} parities need a boundary that is a band away or farther"
+            )
             self.violations.append(Violation(name, found.violation, rule))
         budget = move_budget(grid, x.numel())
         if found.moved > budget:
@@ -544,7 +550,7 @@ def expected_form(policy: Policy, kind: Kind) -> tuple[int, bool, tuple[int, int
     if kind == Kind.BUFFER:
         return policy.buffer_precision, policy.dithered_buffers, policy.buffer_band, None
     if kind == Kind.LOSS:
-        return policy.loss_precision, False, policy.buffer_band, None
+        return policy.loss_precision, False, policy.loss_band or policy.buffer_band, None
     if kind == Kind.DECISION:
         return 0, False, policy.decision_band, 0
     return None
@@ -560,8 +566,11 @@ def floor_exponent(band: int, lowest: int | None, parity: bool = False) -> int:
 
 def is_parity_coded(policy: Policy, kind: Kind, band: int) -> bool:
     """Whether a site with that band is logged by parities: where the policy has them and they are the smaller code."""
-    is_gradient = kind == Kind.GRADIENT and band != NOISE_BAND
-    return is_gradient and policy.parity and policy.gradient_floor < band + SPARSEST
+    if not policy.parity or band == NOISE_BAND:
+        return False
+    if kind == Kind.GRADIENT:
+        return policy.gradient_floor < band + SPARSEST
+    return kind in (Kind.BUFFER, Kind.LOSS)
 
 
 def site_grid(policy: Policy, kind: Kind, band: int, scales: np.ndarray) -> SiteGrid:
@@ -582,16 +591,19 @@ def site_grid(policy: Policy, kind: Kind, band: int, scales: np.ndarray) -> Site
 class ProbeTape:
     """Sees one plain step and remembers inputs of decisions, with their branches in a wide band."""
 
-    WIDE = -6  # the branch is fixed for everything within rms * 2**WIDE of a switching point
-    SAMPLES = 1 << 16
+    wide: int = -6  # the branch is fixed for everything within rms * 2**wide of a switching point
+    only_near: bool = False  # whether the noise of inputs beside a switching point is measured, not of all
+    SAMPLES: ClassVar[int] = 1 << 16
 
     samples: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
     rms: dict[tuple[int, int], float] = field(default_factory=dict[tuple[int, int], float])
     branches: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(
         default_factory=dict[tuple[int, int], tuple[Tensor, Tensor]]
     )
+    near: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
     _micro_batch: int = 0
     _ordinal: int = -1
+    _input: Tensor = NOTHING
 
     def start_micro_batch(self, micro_batch: int) -> None:
         """Number the decisions of the next micro-batch from 0."""
@@ -602,17 +614,22 @@ class ProbeTape:
         """Keep an even sample of the next site's input."""
         self._ordinal += 1
         self.samples[(self._micro_batch, self._ordinal)] = sampled(x)
+        self._input = x
         return True
 
     def band(self, rms: float) -> float:
         """Return the wide band."""
         self.rms[(self._micro_batch, self._ordinal)] = rms
-        return math.ldexp(rms, self.WIDE)
+        return math.ldexp(rms, self.wide)
 
     def decide(self, numel: int, width: int, near: Tensor, symbols: Callable[[Tensor], Tensor],
                distance: Callable[[Tensor], Tensor]) -> None:  # fmt: skip
-        """Remember the branches."""
-        self.branches[(self._micro_batch, self._ordinal)] = (near, symbols(near))
+        """Remember the branches, and the inputs beside a switching point of their own."""
+        place = (self._micro_batch, self._ordinal)
+        self.branches[place] = (near, symbols(near))
+        if self.only_near and width == 2 and numel == self._input.numel():
+            self.near[place] = self._input[near].detach().to(torch.float64)
+        self._input = NOTHING
 
     def round(self, kind: Kind, ordinal: int, x: Tensor, *, out: Tensor, old: Tensor | None = None,
               key: Key = NO_KEY, name: str) -> None:  # fmt: skip
@@ -648,6 +665,9 @@ class EchoTape:
         before = self.probe.samples.get(place)
         rms = self.probe.rms.get(place, 0.0)
         now = sampled(x)
+        if place in self.probe.near and x.numel():
+            before = self.probe.near[place]
+            now = x[self.probe.branches[place][0]].detach().to(torch.float64)
         if before is not None and rms > 0.0 and before.numel():
             same = now.shape == before.shape  # else a branch was taken that is no decision
             moved = float((now - before).abs().nan_to_num_(0.0).max()) / rms if same else math.inf

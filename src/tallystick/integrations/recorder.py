@@ -165,7 +165,8 @@ class Recorder(_Loop):
 
     Args:
         path: the run directory; absent or empty.
-        policy: ``fp64`` or ``fp32``.
+        policy: ``fp64``, ``fp32`` or ``bf16``. Under ``bf16`` forward passes inside ``step`` run under torch's autocast
+            without a word in the loop; leave a ``torch.autocast`` and a gradient scaler of your own out.
         steps: number of optimizer steps that will follow.
         seed: of the portable random streams.
         checkpoint_every: steps between two committed states.

@@ -332,7 +332,7 @@ def record_parity(x, out, scales, rows, floor, dithered, key0, key1, limit, pack
 
 
 @njit(cache=True, nogil=True)
-def follow_parity(
+def follow_parity(  # noqa: PLR0915 - as above
     y, out, scales, rows, band, floor, dithered, key0, key1, limit, packed, stats
 ):
     """Round ``y`` into ``out``, across the nearest boundary where ``packed`` states the other parity.

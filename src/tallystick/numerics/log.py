@@ -439,10 +439,10 @@ class SiteGrid:
 
     precision: significant bits of a relative grid, or 0. band, floor: exponents d and f relative to the
     block's scale. parity: whether the site's payload is one parity for each element, not sparse entries; it needs
-    precision 0, scales, and a floor above the band. scales: int16, one exponent per block, read-only; empty for a relative band, where delta is
-    2**band times the larger of old and new, and the quantum's floor follows from each element's old value as
-    2**(e(old) + band + 5), at least 2**-149: `floor` then has no effect and is -149 by convention. Raises
-    InvalidInput for values outside their ranges.
+    precision 0, scales, and a floor above the band. scales: int16, one exponent per block, read-only; empty
+    for a relative band, where delta is 2**band times the larger of old and new, and the quantum's floor
+    follows from each element's old value as 2**(e(old) + band + 5), at least 2**-149: `floor` then has no
+    effect and is -149 by convention. Raises InvalidInput for values outside their ranges.
     """
 
     precision: int
@@ -577,9 +577,7 @@ def _read_change(reader: _Reader, key: SiteKey, old: SiteGrid | None) -> SiteGri
     return _grid_of(fields, scales)
 
 
-def _grid_of(
-    fields: tuple[int, int, int, bool, bool], scales: npt.NDArray[np.integer]
-) -> SiteGrid:
+def _grid_of(fields: tuple[int, int, int, bool, bool], scales: npt.NDArray[np.integer]) -> SiteGrid:
     precision, band, floor, dithered, parity = fields
     return SiteGrid(precision, band, floor, dithered, scales, parity=parity)
 

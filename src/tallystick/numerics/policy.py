@@ -33,9 +33,13 @@ class Policy:
         noise_limit: a band set by the noise floor may not exceed this power of two times the largest
             gradient scale of the step.
         recalibrate_every: steps between two measurements of the noise.
-        parity: whether a gradient whose quantum is below ``SPARSEST`` bands is logged by parity, one bit an element.
+        parity: whether a gradient whose quantum would be below ``2**SPARSEST`` bands is logged by parity, one bit an
+            element, and every buffer and the loss.
+        loss_band: smallest and largest band exponent of the loss; None for those of buffers.
         row_scales: whether every row of a matrix has a scale, at least the whole matrix's, not only where the rows' sizes
             differ much.
+        decision_safety: ``safety`` for the inputs of decisions, of which then only those near a switching point count;
+            None for the same, over all inputs.
         dithered_buffers: whether buffers have an absolute dithered grid, as gradients have.
     """
 
@@ -56,6 +60,8 @@ class Policy:
     parity: bool = False
     dithered_buffers: bool = False
     row_scales: bool = False
+    decision_safety: int | None = None
+    loss_band: tuple[int, int] | None = None
 
     @property
     def storage(self) -> str:
@@ -123,16 +129,18 @@ BF16 = Policy(
     dithered=True,
     gradient_band=(-9, -2),
     decision_band=(-8, -2),
-    buffer_band=(-20, -5),
+    buffer_band=(-20, -2),
     state_band=(-47, -40),
     buffer_precision=0,
-    loss_precision=12,
+    loss_precision=0,
     safety=3,
-    noise_limit=-6,
+    noise_limit=-3,
     recalibrate_every=100,
     parity=True,
     dithered_buffers=True,
     row_scales=True,
+    decision_safety=1,
+    loss_band=(-9, -2),
 )
 
 SPARSEST = 4

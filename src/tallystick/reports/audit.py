@@ -52,6 +52,8 @@ class AuditPage:
                 "largest_steer": report.freedom.largest_steer,
                 "near": report.freedom.near,
                 "elements": report.freedom.elements,
+                "moved": report.freedom.moved,
+                "largest_move": report.freedom.largest_move,
             },
             "profile": report.profile,
             "segments": [_segment_fields(segment) for segment in report.segments],
@@ -117,6 +119,10 @@ class AuditPage:
                 f"{share(freedom.fraction)} of {freedom.elements:,} roundings were a log's to choose",
             ),
             ("", f"at most {share(freedom.largest_steer)} of a step's gradient could be steered by them"),
+            (
+                "moved",
+                f"{freedom.moved:,} roundings by this log, at most {share(freedom.largest_move)} of a step's gradient",
+            ),
         ]
 
 

@@ -11,10 +11,11 @@ from rich.text import Text
 
 from tallystick.commit.encoding import parse_hex_float
 from tallystick.errors import InvalidInput, Mismatch, StoreError
-from tallystick.numerics.log import Kind, decode_frame
+from tallystick.numerics.log import GridTable, Kind, SiteAddress, decode_frame
+from tallystick.numerics.policy import move_budget
 from tallystick.protocol.transcript import Specification, Transcript
 from tallystick.reports.layout import GOOD, QUIET, UNSURE, Row, counted, duration, page, share
-from tallystick.roles.verifier import site_sizes
+from tallystick.roles.verifier import GRIDS, site_sizes
 from tallystick.store.files import RunDirectory
 
 DIRECTORY = "directory"  # the part of a frame that says where each site's payload lies
@@ -23,11 +24,20 @@ ROUNDED = (Kind.LOSS, Kind.GRADIENT, Kind.STATE, Kind.BUFFER)
 
 @dataclass
 class KindOfSite:
-    """What one kind of site wrote into the log: bytes, payloads and entries, over all steps read."""
+    """What one kind of site wrote into the log, over all steps read.
+
+    Attributes:
+        n_bytes, payloads: of the log.
+        entries: roundings or branches that sparse logs state.
+        parities: elements of sites that are logged by parity.
+        open: roundings that a dishonest log could have chosen, about: two for each entry, and what parities may move.
+    """
 
     n_bytes: int = 0
     payloads: int = 0
     entries: int = 0
+    parities: int = 0
+    open: int = 0
 
 
 @dataclass(frozen=True)
@@ -37,9 +47,9 @@ class LogSize:
     kinds: Mapping[str, KindOfSite]
 
     @property
-    def rounded_entries(self) -> int:
-        """Roundings that the log states, decisions left out."""
-        return sum(self.kinds[kind.name.lower()].entries for kind in ROUNDED)
+    def open_roundings(self) -> int:
+        """Roundings that a dishonest log could have chosen, about; decisions left out."""
+        return sum(self.kinds[kind.name.lower()].open for kind in ROUNDED)
 
 
 @dataclass(frozen=True)
@@ -98,14 +108,14 @@ class RunReport:
     def freedom_estimate(self) -> float | None:
         """About which share of roundings a dishonest log could have chosen.
 
-        An honest log states what lies within the band, a dishonest one has twice the band. The audit
-        measures it.
+        An honest log states what lies within the band, a dishonest one has twice the band; parities may move what the
+        auditor's budget allows. The audit measures it.
         """
         if self.log is None or not self.steps:
             return None
         sizes = site_sizes(self.specification)
         rounded = sum(size for (kind, _), size in sizes.items() if kind in ROUNDED)
-        return min(1.0, 2.0 * self.log.rounded_entries / (rounded * self.steps)) if rounded else None
+        return min(1.0, self.log.open_roundings / (rounded * self.steps)) if rounded else None
 
     def fields(self) -> dict[str, object]:
         """Return what ``--json`` prints."""
@@ -232,7 +242,12 @@ class RunReport:
         if self.log is None:
             return None
         return {
-            name: {"bytes": kind.n_bytes, "payloads": kind.payloads, "entries": kind.entries}
+            name: {
+                "bytes": kind.n_bytes,
+                "payloads": kind.payloads,
+                "entries": kind.entries,
+                "parities": kind.parities,
+            }
             for name, kind in self.log.kinds.items()
         }
 
@@ -241,7 +256,8 @@ class RunReport:
             return []
         table = Table(box=None, padding=(0, 2), header_style=QUIET)
         table.add_column("  log by kind of site")
-        for heading in ("bytes/step", "share", "entries/step"):
+        with_parities = any(kind.parities for kind in self.log.kinds.values())
+        for heading in ("bytes/step", "share", "entries/step", *(["parities/step"] if with_parities else [])):
             table.add_column(heading, justify="right")
         for name, kind in self.log.kinds.items():
             if kind.n_bytes:
@@ -250,6 +266,11 @@ class RunReport:
                     f"{kind.n_bytes / self.steps:,.1f}",
                     share(kind.n_bytes / max(self.log_bytes, 1)),
                     f"{kind.entries / self.steps:,.1f}" if kind.entries else "",
+                    *(
+                        [f"{kind.parities / self.steps:,.1f}" if kind.parities else ""]
+                        if with_parities
+                        else []
+                    ),
                 )
         return [table]
 
@@ -281,19 +302,42 @@ def read_run(
 
 def _measure(directory: RunDirectory, transcript: Transcript) -> LogSize:
     kinds = {name: KindOfSite() for name in (*(kind.name.lower() for kind in Kind), DIRECTORY)}
-    every = transcript.specification.checkpoint_every
+    every, sizes = transcript.specification.checkpoint_every, site_sizes(transcript.specification)
+    table = _first_grids(directory, transcript)
     for start in range(0, transcript.num_steps, every):
         end = min(start + every, transcript.num_steps)
         for data in directory.load_frames(transcript, start, end).values():
             rest = len(data)
-            for address, payload in decode_frame(data):
+            frame = decode_frame(data)
+            change = frame.find(SiteAddress(0, 0, Kind.GRID, 0))
+            table = table if table is None or change is None else table.apply(change)
+            for address, payload in frame:
                 found = kinds[Kind(address.kind).name.lower()]
                 found.n_bytes += len(payload)
                 found.payloads += 1
-                found.entries += _entries_of(Kind(address.kind), payload)
                 rest -= len(payload)
+                place = (address.kind, address.ordinal)
+                grid = None if table is None else table.sites.get(place)
+                if address.kind != Kind.DECISION and grid is not None and grid.parity:
+                    size = sizes.get(place, 0)
+                    found.parities += size
+                    found.open += move_budget(grid, size)
+                else:
+                    count = _entries_of(Kind(address.kind), payload)
+                    found.entries += count
+                    found.open += 2 * count
             kinds[DIRECTORY].n_bytes += rest
     return LogSize(kinds)
+
+
+def _first_grids(directory: RunDirectory, transcript: Transcript) -> GridTable | None:
+    """The grids before the first step, which belong to the initial state; None where the policy has no parities."""
+    if not transcript.specification.policy.parameters.get("parity"):
+        return None
+    entries = directory.load_checkpoint(0)
+    if GRIDS not in entries:
+        raise InvalidInput(f"the initial state has no entry {GRIDS}")
+    return GridTable.decode(bytes(entries[GRIDS].data))
 
 
 def _entries_of(kind: Kind, payload: bytes) -> int:

@@ -28,6 +28,7 @@ from tallystick.numerics.log import (
     Kind,
     SiteAddress,
     decode_frame,
+    decode_parities,
     read_decision_head,
 )
 from tallystick.numerics.policy import policy_of
@@ -145,6 +146,7 @@ class _RunChecks:
         self._contradiction: Mismatch | None = None
         self._transcript: Transcript | None = None
         self._updates: dict[int, bytes] = {}
+        self._codings: dict[int, dict[tuple[int, int], frozenset[bool]]] = {}
 
     @property
     def transcript(self) -> Transcript:
@@ -179,7 +181,9 @@ class _RunChecks:
         for step, data in _frames_of(self.directory, self.transcript):
             frame = decode_frame(data)
             for address, payload in frame:
-                _check_payload(specification, sizes, step, frame, address, payload)
+                codings = _check_payload(specification, sizes, step, frame, address, payload)
+                if codings is not None and specification.policy.parameters.get("parity"):
+                    self._codings.setdefault(step, {})[(address.kind, address.ordinal)] = codings
                 if address.kind == Kind.GRID:
                     self._updates[step] = payload
             total += len(data)
@@ -203,12 +207,28 @@ class _RunChecks:
             if table is not None:
                 for step in range(done, checkpoint.steps_done):
                     table = _updated(table, self._updates.get(step), step)
+                    self._check_codings(step, table)
                 if table != stated:
                     raise Mismatch(
                         f"{what}: its grid table is not what the log's changes since step {done} lead to"
                     )
             table, done = stated, checkpoint.steps_done
         return f"{len(checkpoints)} checkpoints, {len(self._updates)} changes of grids"
+
+    def _check_codings(self, step: int, table: GridTable) -> None:
+        """Return if every payload of ``step`` is in the code that its grid names.
+
+        Raises:
+            InvalidInput: one is not.
+        """
+        for place, codings in self._codings.pop(step, {}).items():
+            grid = table.sites.get(place)
+            parity = grid is not None and grid.parity
+            if parity not in codings:
+                code = "parities" if parity else "entries"
+                raise InvalidInput(
+                    f"step {step}: {Kind(place[0]).name.lower()} site {place[1]}: its grid is for {code}, its payload holds none"
+                )
 
     def check_policy(self) -> str:
         """5. The specification's policy exists under this name with these numbers."""
@@ -243,10 +263,13 @@ def _check_payload(
     frame: Frame,
     address: SiteAddress,
     payload: bytes,
-) -> None:
-    """Return if ``payload`` may stand at ``address``.
+) -> frozenset[bool] | None:
+    """Return whether ``payload`` may be parities, or entries, or either; None for grids and decisions.
 
     Only whoever repeats the step knows the size of a decision site, so its entries are not decoded here.
+
+    Raises:
+        InvalidInput: it may not stand at ``address``.
     """
     kind = Kind(address.kind)
     what = f"step {step}: {kind.name.lower()} site {address.ordinal}"
@@ -268,10 +291,31 @@ def _check_payload(
         size = sizes.get((address.kind, address.ordinal))
         if size is None:
             raise InvalidInput(f"{what}: is not in the specification")
-        try:
-            frame.entries(address, size, 1)
-        except InvalidInput as problem:
-            raise InvalidInput(f"{what}: {problem}") from None
+        return _codings_of(specification, frame, address, payload, size, what)
+    return None
+
+
+def _codings_of(
+    specification: Specification, frame: Frame, address: SiteAddress, payload: bytes, size: int, what: str
+) -> frozenset[bool]:
+    """Return the codes that ``payload`` is well formed in: True for parities, False for entries; at least one."""
+    parities = bool(specification.policy.parameters.get("parity"))
+    found: set[bool] = set()
+    refused: list[InvalidInput] = []
+    try:
+        frame.entries(address, size, 1)
+        found.add(False)
+    except InvalidInput as problem:
+        refused.append(problem)
+    try:
+        if parities:
+            decode_parities(payload, size)
+            found.add(True)
+    except InvalidInput as problem:
+        refused.append(problem)
+    if not found:
+        raise InvalidInput(f"{what}: {'; '.join(map(str, refused))}")
+    return frozenset(found)
 
 
 def _updated(table: GridTable, change: bytes | None, step: int) -> GridTable:
