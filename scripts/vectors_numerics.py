@@ -22,7 +22,7 @@ from typing import Any
 Case = dict[str, Any]
 Cases = dict[str, tuple[str, Case]]
 Pairs = dict[int, int]  # index to symbol
-Site = tuple[int, int, int, bool, tuple[int, ...]]  # precision, band, floor, dithered, scales
+Site = tuple[Any, ...]  # precision, band, floor, dithered, scales; and True if it is logged by parity
 Table = dict[tuple[int, int], Site]
 
 ROOMS = ("rounding", "rounding-log", "philox", "fingerprint")
@@ -114,6 +114,43 @@ class Rounding:
                 violations.append(i)
             values.append(float(own * q))
         return values, violations
+
+    def parity(self, xs: list[float]) -> tuple[list[float], list[int]]:
+        """Return what record makes of xs on a grid with parities: values, and whether their multiples are odd."""
+        multiples = [place(x, *self.element(i, len(xs), x)[:2])[0] for i, x in enumerate(xs)]
+        quanta = [self.element(i, len(xs), x)[0] for i, x in enumerate(xs)]
+        return [float(m * q) for m, q in zip(multiples, quanta, strict=True)], [m % 2 for m in multiples]
+
+    def parity_case(
+        self, xs: list[float], ys: list[float] | None = None, stated: list[int] | None = None
+    ) -> Case:
+        """Return what record makes of xs, and follow of ys with those parities, or with ``stated``."""
+        values, parities = self.parity(xs)
+        seen, used = ys or xs, stated or parities
+        followed: list[float] = []
+        moved: list[int] = []
+        violations: list[int] = []
+        for i, y in enumerate(seen):
+            q, t, delta = self.element(i, len(seen), y)
+            own, lower, distance, side = place(y, q, t)
+            if own % 2 != used[i] and distance < delta:
+                own = lower + 1 - side
+                moved.append(i)
+            elif own % 2 != used[i]:
+                violations.append(i)
+            followed.append(float(own * q))
+        return {
+            "operation": "parity",
+            **self.arguments,
+            "xs": hexes(xs),
+            "values": hexes(values),
+            "parities": parities,
+            "ys": hexes(seen),
+            "used": used,
+            "followed": hexes(followed),
+            "moved": moved,
+            "violations": violations,
+        }
 
     def case(
         self, xs: list[float], ys: list[float] | None = None, entries: list[list[int]] | None = None
@@ -207,6 +244,7 @@ def rounding_cases() -> Cases:
             Rounding(24, relative(1.0, 16.0)).case([1.0 + (t + 2.0**-22) * 2.0**-23] * 2),
         ),
         **cancellations(),
+        **parity_cases(),
         "dithered": (
             "One boundary position per element, from the first 12 words of stream (1, 2).",
             Rounding(0, scaled(-4, -1, 0), words).case([0.37 * i - 2.0 for i in range(12)]),
@@ -247,6 +285,77 @@ def rounding_cases() -> Cases:
             ),
         ),
         **refused_roundings(),
+    }
+
+
+def parity_cases() -> Cases:
+    """Sites logged by one bit an element (spec/rounding.md 9)."""
+    t, half, quarter = float(T), scaled(-1, 0, 0), scaled(-2, 0, 0)
+    words = philox_words((1, 2), 0, 12)
+    ramp = [0.37 * i - 2.0 for i in range(12)]
+
+    def refuse(why: str, reason: str, band: Case, xs: list[float], used: list[int]) -> tuple[str, Case]:
+        case = {"operation": "parity", **Rounding(0, band).arguments, "xs": hexes(xs), "used": used}
+        return why, {**case, "error": "InvalidInput", "reason": reason}
+
+    return {
+        "parity-example": (
+            "The worked example of spec/rounding.md 9.",
+            Rounding(0, half).parity_case([0.45, 3.46, -0.55, 0.8], [0.75, 3.1, -0.5, 1.25]),
+        ),
+        "parity-ties": (
+            "y half a quantum from both boundaries of its cell, and a little to either side. The band is half a"
+            " quantum: a violation, then across the upper boundary, then across the own one.",
+            Rounding(0, half).parity_case([0.0, 2.0, 0.0], [t + 0.5, t + 0.5 + 2.0**-20, t + 0.5 - 2.0**-20]),
+        ),
+        "parity-out-of-reach": (
+            "The band is a quarter of the quantum: a boundary closer than that, at that distance, and far.",
+            Rounding(0, quarter).parity_case([1.0] * 3, [t - 0.2499, t - 0.25, 0.1]),
+        ),
+        "parity-two-quanta-off": (
+            "1.02 quanta apart the follower ends two quanta away, and nothing shows it; 0.49 apart it does not.",
+            Rounding(0, half).parity_case([0.44, 0.44], [1.46, 0.93]),
+        ),
+        "parity-zeros": (
+            "Zeros are even, of either sign; -0.3 rounds to zero; -1 is odd.",
+            Rounding(0, half).parity_case([0.0, -0.0, -0.3, -1.0, -2.0]),
+        ),
+        "parity-powers-of-two": (
+            "Both sides of powers of two: an absolute grid has no edge there.",
+            Rounding(0, scaled(-4, -3, 0)).parity_case(
+                [sign * 2.0**e * (1 + off) for e in (-3, 0, 2) for off in (-(2.0**-30), 0, 2.0**-30) for sign in (1, -1)]
+            ),
+        ),
+        "parity-dithered": (
+            "One boundary position per element, y up to 0.9 of the band away.",
+            Rounding(0, scaled(-2, -1, 0), words).parity_case(
+                ramp, [x + 0.225 * (-1) ** i for i, x in enumerate(ramp)]
+            ),
+        ),
+        "parity-rows": (
+            "Six elements in three blocks with scales 0, -10 and 3.",
+            Rounding(0, scaled(-2, -1, 0, -10, 3)).parity_case(
+                [0.3, 1.45, 0.0003, 0.00244, 3.0, 11.62], [0.5, 1.25, 0.0005, 0.0023, 1.5, 12.5]
+            ),
+        ),
+        "parity-huge-multiples": (
+            "Up to 2**53 every whole number of quanta has its parity, beyond it all are even.",
+            Rounding(0, half).parity_case([2.0**53 - 1, 1 - 2.0**53, 2.0**53, 2.0**53 + 2, 2.0**60]),
+        ),
+        "parity-wide-band_fail": refuse(
+            "The quantum is not at least two bands.",
+            "floor exponent -2 is not above the band's -2",
+            scaled(-2, -2, 0),
+            [0.25, 0.75],
+            [0, 1],
+        ),
+        "parity-too-few_fail": refuse(
+            "One bit for each element.", "1 parities, each 0 or 1, for 2 elements", half, [0.25, 0.75], [0]
+        ),
+        "parity-not-a-bit_fail": refuse("A parity is 0 or 1.", "each 0 or 1", half, [0.25, 0.75], [0, 2]),
+        "parity-not-a-number_fail": refuse(
+            "NaN is neither even nor odd.", "element 1: nan is not finite", half, [0.25, math.nan], [0, 1]
+        ),
     }
 
 
@@ -449,8 +558,8 @@ def frame_bytes(sites: dict[tuple[int, int, int, int], bytes]) -> bytes:
 
 
 def fields_bytes(site: Site) -> bytes:
-    precision, band, floor, dithered, _ = site
-    return bytes([2 * precision + dithered]) + varint(zigzag(band)) + varint(zigzag(floor))
+    precision, band, floor, dithered = site[:4]
+    return bytes([128 * (site[5:] == (True,)) + 2 * precision + dithered]) + varint(zigzag(band)) + varint(zigzag(floor))
 
 
 def site_change(old: Site | None, new: Site | None) -> bytes:
@@ -464,7 +573,7 @@ def site_change(old: Site | None, new: Site | None) -> bytes:
         width = max(1, max(map(zigzag, scales)).bit_length())
         return data + bytes([width]) + packed("".join(field(zigzag(scale), width) for scale in scales))
     moved = {i: zigzag(b - a) - 1 for i, (a, b) in enumerate(zip(old[4], scales, strict=True)) if a != b}
-    other = old[:4] != new[:4]
+    other = old[:4] + old[5:] != new[:4] + new[5:]
     data = bytes([2 * other + bool(moved)]) + (fields_bytes(new) if other else b"")
     if moved:
         width = max(1, max(moved.values()).bit_length())
@@ -500,14 +609,19 @@ def decision_case(band: int, n: int, width: int, pairs: Pairs) -> Case:
     return {**case, "operation": "decision", "band": band, "data": data.hex()}
 
 
+def parities_case(bits: list[int]) -> Case:
+    data = packed("".join(map(str, bits))).hex()
+    return {"operation": "parities", "n": len(bits), "parities": bits, "data": data}
+
+
 def frame_case(sites: dict[tuple[int, int, int, int], bytes]) -> Case:
     listed = [[list(address), payload.hex()] for address, payload in sites.items()]
     return {"operation": "frame", "sites": listed, "data": frame_bytes(sites).hex()}
 
 
 def table_json(table: Table) -> list[Case]:
-    names = ("precision", "band", "floor", "dithered", "scales")
-    return [{"key": list(key), **dict(zip(names, site, strict=True))} for key, site in sorted(table.items())]
+    names = ("precision", "band", "floor", "dithered", "scales", "parity")
+    return [{"key": list(key), **dict(zip(names, site, strict=False))} for key, site in sorted(table.items())]
 
 
 def table_case(table: Table) -> Case:
@@ -528,6 +642,7 @@ TABLE: Table = {
     (3, 1): (0, -16, -5, True, (-7,)),
     (4, 0): (24, -47, 0, False, ()),
 }
+PARITY: Site = (0, -4, -3, True, (2, 0))
 EXAMPLE = {17: 1, 300: 0, 301: 1}
 
 
@@ -562,6 +677,20 @@ def log_cases() -> Cases:
         "decision-indexes": (
             "A choice among 2**20, as an index.",
             decision_case(-3, 64, 20, {63: 2**20 - 1}),
+        ),
+        "parities-example": (
+            "The worked example of spec/rounding-log.md.",
+            parities_case([1, 0, 1, 1, 0, 0, 0, 0, 1, 1]),
+        ),
+        "parities-one": ("A site of one element.", parities_case([1])),
+        "parities-whole-bytes": ("No padding.", parities_case([0, 1] * 8)),
+        "table-parity": (
+            "A gradient with parities: the top bit of the first field; and one without.",
+            table_case({(3, 0): (*PARITY, True), (3, 1): (0, -9, -3, True, (2,))}),
+        ),
+        "change-to-parity": (
+            "The same band, quantum and scales, another code; and back.",
+            change_case({(3, 0): (*PARITY, True), (3, 1): PARITY}, {(3, 0): PARITY, (3, 1): (*PARITY, True)}),
         ),
         "frame-empty": ("A step with nothing to say: two bytes.", frame_case({})),
         "frame-example": ("The worked example of spec/rounding-log.md.", frame_case(example)),
@@ -618,6 +747,14 @@ def refused_logs() -> Cases:
     huge = "ffffffffff3f"
     entries("huge-count", "A count of 2**41 - 1 in nine bytes.", "entries need", huge + "555555", n=2**48)
 
+    def parities(name: str, why: str, reason: str, data: str, n: int = 10) -> None:
+        refuse(f"parities-{name}", why, reason, data, n=n)
+
+    parities("cut", "The last byte is missing.", "10 elements need 2 bytes", "0d")
+    parities("extended", "A byte follows the end.", "10 elements need 2 bytes", "0d0300")
+    parities("padding", "A bit after the last element is set.", "padding bits of byte 1", "0d07")
+    parities("none", "A site without elements has no payload.", "n 0 is outside", "", n=0)
+
     def decision(name: str, why: str, reason: str, data: str, width: int = 2) -> None:
         refuse(f"decision-{name}", why, reason, data, n=100, width=width)
 
@@ -642,6 +779,9 @@ def refused_logs() -> Cases:
     refuse("frame-huge-count", "2**41 - 1 sites in eight bytes.", "sites need at least", f"01{huge}00")
     refuse("frame-large-field", "An ordinal of 2**32.", "outside [0, 2**32)", "0101838080804001ff")
     refuse("table-dithered-relative", "Dither at 24 bits.", "needs an absolute grid", "0101040004315d0000")
+    refuse("table-parity-relative", "Parities at 24 bits.", "parities need precision 0", "0101040004b05d00010100")
+    refuse("table-parity-no-scales", "Parities without scales.", "0 scales", "0101040004810705" + "00")
+    refuse("table-parity-fine", "A quantum of one band.", "a floor above the band", "010104000481070701040d")
     refuse("table-wide-symbols", "Scales wider than need be.", "canonical", "0101040004305d00010201")
     refuse("table-huge-blocks", "2**41 - 1 blocks.", "more bytes", f"0101040004305d00{huge}01ff")
     refuse("table-far-scale", "A scale of -2048.", "scales -2048..-2048", "0101040004305d00010cff0f")

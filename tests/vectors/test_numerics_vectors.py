@@ -14,7 +14,16 @@ import pytest
 from tallystick.errors import InvalidInput
 from tallystick.numerics import log, random
 from tallystick.numerics.log import Frame, GridTable, SiteAddress, SiteGrid, SparseEntries
-from tallystick.numerics.reference import Entry, RelativeBand, ScaledBand, fingerprint, follow, record
+from tallystick.numerics.reference import (
+    Entry,
+    RelativeBand,
+    ScaledBand,
+    fingerprint,
+    follow,
+    follow_parity,
+    record,
+    record_parity,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,6 +66,31 @@ def record_and_follow(case: Json) -> None:
     assert (hexes(seen), violations) == (case["followed"], case["violations"])
 
 
+def parity_of(case: Json) -> tuple[list[float], list[int]]:
+    band = band_of(case)
+    assert isinstance(band, ScaledBand)
+    return record_parity(floats(case["xs"]), band, case["words"])
+
+
+def followed_parity(case: Json, ys: str) -> tuple[list[float], list[int], list[int]]:
+    band = band_of(case)
+    assert isinstance(band, ScaledBand)
+    return follow_parity(floats(case[ys]), case["used"], band, case["words"])
+
+
+def record_and_follow_parity(case: Json) -> None:
+    values, parities = parity_of(case)
+    assert (hexes(values), parities) == (case["values"], case["parities"])
+    seen, moved, violations = followed_parity(case, "ys")
+    assert (hexes(seen), moved, violations) == (case["followed"], case["moved"], case["violations"])
+
+
+def parities_bytes(case: Json) -> None:
+    parities = log.decode_parities(bytes.fromhex(case["data"]), case["n"])
+    assert parities.bits.tolist() == case["parities"]
+    assert log.encode_parities(log.Parities.of(case["parities"])).hex() == case["data"]
+
+
 def entries_bytes(case: Json) -> None:
     entries = log.decode(bytes.fromhex(case["data"]), case["n"], case["width"])
     assert (entries.indexes.tolist(), entries.symbols.tolist()) == (case["indexes"], case["symbols"])
@@ -86,7 +120,12 @@ def table_of(sites: list[Json]) -> GridTable:
     return GridTable(
         {
             (site["key"][0], site["key"][1]): SiteGrid(
-                site["precision"], site["band"], site["floor"], site["dithered"], site["scales"]
+                site["precision"],
+                site["band"],
+                site["floor"],
+                site["dithered"],
+                site["scales"],
+                parity=site.get("parity", False),
             )
             for site in sites
         }
@@ -150,6 +189,8 @@ def fingerprint_digits(case: Json) -> None:
 
 ACCEPTED: dict[str, Callable[[Json], None]] = {
     "record-and-follow": record_and_follow,
+    "parity": record_and_follow_parity,
+    "parities": parities_bytes,
     "entries": entries_bytes,
     "decision": decision_bytes,
     "frame": frame_bytes,
@@ -168,6 +209,8 @@ ACCEPTED: dict[str, Callable[[Json], None]] = {
 REFUSED: dict[str, Callable[[Json], object]] = {
     "record": recorded,
     "follow": lambda case: followed(case, "xs"),
+    "parity": lambda case: followed_parity(case, "xs"),
+    "parities": lambda case: log.decode_parities(bytes.fromhex(case["data"]), case["n"]),
     "entries": lambda case: log.decode(bytes.fromhex(case["data"]), case["n"], case["width"]),
     "decision": lambda case: log.decode_decision(bytes.fromhex(case["data"]), case["n"], case["width"]),
     "frame": lambda case: log.decode_frame(bytes.fromhex(case["data"])),
@@ -228,6 +271,7 @@ def example(room: str, name: str) -> bytes:
 
 def test_the_rounding_log_page_draws_the_bytes_of_the_codec() -> None:
     names = ("entries-example", "frame-example", "table-example", "change-example", "decision-example")
+    names += ("parities-example",)
     assert blocks_of("rounding-log.md") == [example("rounding-log", name) for name in names]
 
 
@@ -248,13 +292,24 @@ def test_the_rounding_page_draws_what_the_reference_gives() -> None:
 
 
 def test_the_rounding_page_draws_a_cancellation_as_the_reference_gives_it() -> None:
-    xs, values_and_log, ys = blocks_of("rounding.md")[5:]
+    xs, values_and_log, ys = blocks_of("rounding.md")[5:8]
     band = RelativeBand((1.0, 1.0, 1.0))
     values, entries = record(np.frombuffer(xs).tolist(), 24, band)
     assert np.array(values).tobytes() + log_of(entries, 3) == values_and_log
     assert values == [0.0, 2.0**-39, 0.0]
     assert follow(np.frombuffer(ys).tolist(), entries, 24, band) == (values, [])
     assert record(np.frombuffer(ys).tolist(), 24, band)[0] == [2.0**-42, 7 * 2.0**-42, 0.0]
+
+
+def test_the_rounding_page_draws_parities_as_the_reference_gives_them() -> None:
+    xs, values_and_bits, ys_and_values = blocks_of("rounding.md")[8:]
+    band = ScaledBand(-1, 0, (0,))
+    values, parities = record_parity(np.frombuffer(xs).tolist(), band)
+    assert np.array(values).tobytes() + log.encode_parities(log.Parities.of(parities)) == values_and_bits
+    ys = np.frombuffer(ys_and_values[:32]).tolist()
+    assert follow_parity(ys, parities, band) == (values, [0, 1, 2], [])
+    assert np.array(values).tobytes() == ys_and_values[32:]
+    assert record_parity(ys, band)[0] == [1.0, 3.0, 0.0, 1.0]
 
 
 def test_the_transcript_page_shows_the_fingerprint_of_its_example() -> None:
