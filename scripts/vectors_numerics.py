@@ -323,7 +323,12 @@ def parity_cases() -> Cases:
         "parity-powers-of-two": (
             "Both sides of powers of two: an absolute grid has no edge there.",
             Rounding(0, scaled(-4, -3, 0)).parity_case(
-                [sign * 2.0**e * (1 + off) for e in (-3, 0, 2) for off in (-(2.0**-30), 0, 2.0**-30) for sign in (1, -1)]
+                [
+                    sign * 2.0**e * (1 + off)
+                    for e in (-3, 0, 2)
+                    for off in (-(2.0**-30), 0, 2.0**-30)
+                    for sign in (1, -1)
+                ]
             ),
         ),
         "parity-dithered": (
@@ -559,7 +564,11 @@ def frame_bytes(sites: dict[tuple[int, int, int, int], bytes]) -> bytes:
 
 def fields_bytes(site: Site) -> bytes:
     precision, band, floor, dithered = site[:4]
-    return bytes([128 * (site[5:] == (True,)) + 2 * precision + dithered]) + varint(zigzag(band)) + varint(zigzag(floor))
+    return (
+        bytes([128 * (site[5:] == (True,)) + 2 * precision + dithered])
+        + varint(zigzag(band))
+        + varint(zigzag(floor))
+    )
 
 
 def site_change(old: Site | None, new: Site | None) -> bytes:
@@ -779,7 +788,9 @@ def refused_logs() -> Cases:
     refuse("frame-huge-count", "2**41 - 1 sites in eight bytes.", "sites need at least", f"01{huge}00")
     refuse("frame-large-field", "An ordinal of 2**32.", "outside [0, 2**32)", "0101838080804001ff")
     refuse("table-dithered-relative", "Dither at 24 bits.", "needs an absolute grid", "0101040004315d0000")
-    refuse("table-parity-relative", "Parities at 24 bits.", "parities need precision 0", "0101040004b05d00010100")
+    refuse(
+        "table-parity-relative", "Parities at 24 bits.", "parities need precision 0", "0101040004b05d00010100"
+    )
     refuse("table-parity-no-scales", "Parities without scales.", "0 scales", "0101040004810705" + "00")
     refuse("table-parity-fine", "A quantum of one band.", "a floor above the band", "010104000481070701040d")
     refuse("table-wide-symbols", "Scales wider than need be.", "canonical", "0101040004305d00010201")

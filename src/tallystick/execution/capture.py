@@ -144,7 +144,7 @@ def _can_move(x: Tensor) -> bool:
 def _last_bit(x: Tensor) -> float:
     """The factor by which noise moves a value: a unit in the last place of float32 and float64, or nearly two.
 
-    Sixteen-bit results were added up in float32 and rounded once: two machines are never more than one unit apart
+    Sixteen-bit results were added up in float32 and rounded once: two machines are one unit apart, if at all
     (docs/adr/0006), so half the factor, which rounds to one unit or to none.
     """
     eps = torch.finfo(x.dtype).eps

@@ -436,7 +436,7 @@ def test_kernels_and_tensor_operations_give_the_vectors(folder: Path) -> None:
     """Those whose dither, if any, is a stream; the expected values were not made by the package."""
     case: dict[str, Any] = json.loads((folder / "input.json").read_text(encoding="utf-8"))
     if case["operation"] != "record-and-follow":
-        assert folder.name.endswith("_fail")
+        assert folder.name.endswith("_fail") or case["operation"] == "parity"  # those: test_parity.py
         return
     n, band = len(case["xs"]), case["band"]
     words = case["words"]
@@ -538,7 +538,7 @@ def test_a_multiple_that_the_format_of_the_result_cannot_hold_is_refused(path: s
 def test_a_site_of_ambiguous_elements_only_is_refused(path: str) -> None:
     record, _ = PATHS[path]
     grid = SiteGrid(0, -6, 0, False, [0])
-    limit = 256 + 400 // rounding.DENSEST
+    limit = 256 + 400 // rounding.DENSEST + 8 * math.isqrt(400 // rounding.DENSEST)
     x = torch.full((400,), T_FIXED, dtype=torch.float64)
     x[limit:] = 0.0
     assert len(record(x, grid, out=torch.empty_like(x), old=None, key=KEY, name="w")) == limit

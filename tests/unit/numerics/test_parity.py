@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from tallystick.numerics import random, reference, rounding
 from tallystick.numerics.log import Parities, SiteGrid
 from tallystick.numerics.reference import T_FIXED, ScaledBand
 
+VECTORS = Path(__file__).parents[3] / "vectors" / "rounding"
 KEY = (1, 2)
 PATHS = {
     "kernel": (rounding.round_recorded_parity, rounding.round_followed_parity),
@@ -281,6 +284,24 @@ def test_a_sparse_follower_counts_what_its_entries_moved() -> None:
     for follow in (rounding.round_followed, rounding._follow_tensor):
         found = follow(y, grid, entries, out=torch.empty_like(y), old=None, key=KEY, name="w")
         assert (found.moved, found.shifted, found.violations) == (8, 8.0, 4)
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [f for f in sorted(VECTORS.glob("parity-*")) if not f.name.endswith("_fail")],
+    ids=lambda folder: folder.name,
+)
+def test_kernels_and_tensor_operations_give_the_vectors(folder: Path) -> None:
+    case = json.loads((folder / "input.json").read_text(encoding="utf-8"))
+    band, n = case["band"], len(case["xs"])
+    assert case["words"] in (None, random.words(KEY, 0, n).tolist())
+    dithered = case["words"] is not None
+    grid = SiteGrid(0, band["exponent"], band["floor"], dithered, band["scales"], parity=True)
+    xs, ys = ([float.fromhex(value) for value in case[name]] for name in ("xs", "ys"))
+    values, _ = check(grid, xs, xs)
+    assert [value.hex() for value in values] == case["values"]
+    _, followed = check(grid, xs, ys, stated=case["used"])
+    assert [value.hex() for value in followed] == case["followed"]
 
 
 @pytest.mark.parametrize("n", [1, 7, 8, 9, 64, 1000])
