@@ -52,7 +52,7 @@ def train(loop: Any, *, other_step: int = -1, parts: int = 1, model: nn.Module |
     return loop.finish()
 
 
-@pytest.mark.parametrize("policy", ["fp32", "fp64"])
+@pytest.mark.parametrize("policy", ["fp32", "fp64", "bf16"])
 @pytest.mark.parametrize("parts", [1, 2])
 def test_a_followed_loop_matches_and_one_on_other_data_does_not(
     policy: str, parts: int, tmp_path: Path

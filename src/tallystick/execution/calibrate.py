@@ -279,7 +279,7 @@ def _grid_for(session: Session, place: Site, measured: SiteNoise) -> SiteGrid:
     assert form is not None
     _, _, (lowest, highest), _ = form
     safety = safety_of(policy.safety, measured.elements) if policy.parity else policy.safety
-    allowance = exponent_above(measured.largest) + safety
+    allowance = exponent_above(measured.largest) + policy.safety
     is_noise = place[0] == Kind.GRADIENT and exponent_above(measured.rms) <= allowance
     if place[0] == Kind.GRADIENT and measured.rms == 0.0 and measured.largest == 0.0:
         return session.table.sites.get(place) or _unseen(session, place[0], measured.scales)

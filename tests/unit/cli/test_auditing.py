@@ -26,7 +26,14 @@ def test_an_honest_run_matches(tally, recorded: Path) -> None:
         (2, 4, "match"),
         (4, 6, "match"),
     ]
-    assert set(fields["freedom"]) == {"fraction", "largest_steer", "near", "elements"}
+    assert set(fields["freedom"]) == {
+        "fraction",
+        "largest_steer",
+        "near",
+        "elements",
+        "moved",
+        "largest_move",
+    }
     assert "total" in fields["seconds"]
 
 

@@ -109,7 +109,12 @@ def test_a_finished_run_has_its_roots_and_the_size_of_its_log_by_kind(tmp_path: 
     kinds = fields["log_kinds"]
     assert isinstance(kinds, dict)
     assert kinds["gradient"]["entries"] == 9
-    assert kinds["decision"] == {"bytes": kinds["decision"]["bytes"], "payloads": 3, "entries": 6}
+    assert kinds["decision"] == {
+        "bytes": kinds["decision"]["bytes"],
+        "payloads": 3,
+        "entries": 6,
+        "parities": 0,
+    }
     assert sum(kind["bytes"] for kind in kinds.values()) == fields["log_bytes"]
     assert fields["freedom_estimate"] == pytest.approx(2 * 9 / (3 * 211))
     assert json.dumps(fields)
@@ -204,6 +209,8 @@ class Freedom:
     elements: int = 2000
     largest_steer: float = 0.001
     fraction: float = 0.0025
+    moved: int = 3
+    largest_move: float = 0.0005
 
 
 @dataclass
@@ -243,7 +250,14 @@ def test_a_match_has_no_first_step_and_says_what_was_free() -> None:
 
     fields = page.fields()
     assert (fields["verdict"], fields["first_step"], fields["first"]) == ("match", None, None)
-    assert fields["freedom"] == {"fraction": 0.0025, "largest_steer": 0.001, "near": 5, "elements": 2000}
+    assert fields["freedom"] == {
+        "fraction": 0.0025,
+        "largest_steer": 0.001,
+        "near": 5,
+        "elements": 2000,
+        "moved": 3,
+        "largest_move": 0.0005,
+    }
     assert fields["environment"] == {"threads": {"own": "1", "trainer": "2"}}
     assert fields["seconds"] == {"step": 1.25, "load": 0.5, "total": 2.0}
     text = joined(page)

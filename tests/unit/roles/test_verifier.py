@@ -23,7 +23,7 @@ from tallystick.numerics.log import (
     encode_decision,
     encode_frame,
 )
-from tallystick.numerics.policy import FP32
+from tallystick.numerics.policy import BF16, FP32
 from tallystick.protocol.transcript import (
     JobRecord,
     PolicyRecord,
@@ -110,6 +110,48 @@ def failed(found: Verification) -> tuple[int, str]:
     at = outcomes.index("failed")
     assert outcomes == ["passed"] * at + ["failed"] + ["not reached"] * (len(outcomes) - at - 1)
     return found.checks[at].number, found.checks[at].detail
+
+
+def parity_grids(parity: bool = True) -> GridTable:
+    return GridTable({GRADIENT: SiteGrid(0, -4, -3, True, np.array([0]), parity=parity)})
+
+
+def parity_run(payload: bytes, table: GridTable, policy: PolicyRecord | None = None) -> PaperRun:
+    """A run whose gradient is logged by ``payload`` in every step, on the grids of ``table`` throughout."""
+    run = PaperRun(policy or PolicyRecord("bf16", BF16.parameters()))
+    run.payloads = {step: {SiteAddress(0, 0, *GRADIENT): payload} for step in range(STEPS)}
+    run.tables = dict.fromkeys((0, 2, 4), table)
+    return run
+
+
+PARITIES = bytes(range(128, 128 + SIZE // 8))
+
+
+def test_a_run_logged_by_parities_passes_every_check(tmp_path: Path) -> None:
+    found = verify_run(parity_run(PARITIES, parity_grids()).write(tmp_path / "run"))
+    assert [check.outcome for check in found.checks] == ["passed"] * 5
+
+
+REFUSED_CODES: dict[str, tuple[bytes, GridTable, int, str]] = {
+    "a byte short": (PARITIES[:-1], parity_grids(), 3, "64 elements need 8 bytes"),
+    "entries on a grid for parities": (ENTRIES, parity_grids(), 4, "its grid is for parities"),
+    "parities on a grid for entries": (PARITIES, parity_grids(False), 4, "its grid is for entries"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_CODES)
+def test_a_payload_in_another_code_than_its_grid_names_is_refused(name: str, tmp_path: Path) -> None:
+    payload, table, number, reason = REFUSED_CODES[name]
+    found = verify_run(parity_run(payload, table).write(tmp_path / "run"))
+    assert found.verdict == "malformed"
+    assert failed(found)[0] == number
+    assert reason in failed(found)[1]
+
+
+def test_parities_under_a_policy_without_them_are_refused(tmp_path: Path) -> None:
+    policy = PolicyRecord("fp32", FP32.parameters())
+    found = verify_run(parity_run(PARITIES, parity_grids(), policy).write(tmp_path / "run"))
+    assert failed(found)[0] == 3
 
 
 def test_a_run_that_fits_together_passes_every_check(tmp_path: Path) -> None:
