@@ -307,8 +307,10 @@ def test_log_rows_of_text_have_a_limit_and_others_none(tmp_path: Path) -> None:
     assert limits == {
         ("digits", "fp64"): None,
         ("digits", "fp32"): None,
+        ("digits", "bf16"): None,
         ("text", "fp64"): 0.001,
         ("text", "fp32"): 0.03,
+        ("text", "bf16"): 1.1,
     }
     assert all(r.detail["first_grids_bytes"] == 2 for r in rows)
 
