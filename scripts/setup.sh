@@ -14,12 +14,14 @@ stamp=.venv/tallystick-setup
 say() { printf 'setup: %s\n' "$*"; }
 fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 
-# The state that the environment was made from: the three files, where it stands, and which torch was asked for.
+# The state that the environment was made from: these files, where it stands, and which torch was asked for.
 fingerprint() {
   "$venv_python" - "$1" <<'PY'
 import hashlib, pathlib, sys
 state = hashlib.sha256()
-for part in (*(pathlib.Path(name).read_bytes() for name in ("pyproject.toml", "constraints.txt", "scripts/setup.sh")),
+for part in (*(pathlib.Path(name).read_bytes() for name in ("pyproject.toml", "constraints.txt", "scripts/setup.sh",
+                                                             "hatch_build.py", "scripts/compile_kernels.py",
+                                                             "src/tallystick/numerics/kernels.c")),
              str(pathlib.Path.cwd()).encode(), sys.argv[1].encode()):
     state.update(len(part).to_bytes(8, "little") + part)
 print(state.hexdigest(), sys.argv[1])

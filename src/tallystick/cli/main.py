@@ -31,7 +31,7 @@ from tallystick.errors import Mismatch, Nondeterminism, TallyError
 
 # The root of click's usage errors, which typer carries under a name that changes between its versions.
 UNUSABLE: type[Exception] = typer.BadParameter.__mro__[2]
-EXTRAS = {"torch": "torch", "numba": "torch", "sklearn": "jobs", "transformers": "transformers"}
+EXTRAS = {"torch": "torch", "sklearn": "jobs", "transformers": "transformers"}
 
 app = typer.Typer(
     name="tally",

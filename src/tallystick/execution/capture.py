@@ -274,7 +274,7 @@ def _rms(flat: Tensor) -> float:
         return 0.0
     if flat.device.type == "cpu" and flat.dtype in (torch.float32, torch.float64):
         total = np.empty(1, dtype=np.float64)
-        kernels.block_square_sums(flat.numpy(), flat.numel(), total)
+        kernels.block_square_sums(flat.numpy(), flat.numel(), total, threads=torch.get_num_threads())
         return math.sqrt(float(total[0]) / flat.numel())
     return float(torch.linalg.vector_norm(flat, dtype=torch.float64).item()) / math.sqrt(flat.numel())
 

@@ -135,7 +135,7 @@ class RandomStream:
         key = self._next_key()
         if device.type == "cpu":
             out = np.empty(count, dtype=np.uint32)
-            kernels.philox_words(np.uint64(key[0]), np.uint64(key[1]), 0, out)
+            kernels.philox_words(*key, 0, out, threads=torch.get_num_threads())
             return torch.from_numpy(out.astype(np.int64))
         return philox_words(key, 0, -(-count // 4), device)[:count]
 

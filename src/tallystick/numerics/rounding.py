@@ -100,12 +100,10 @@ def fingerprint(tensor: Tensor, ordinal: int) -> int:
     about 2**-64 by accident, and on purpose whenever somebody takes the trouble.
     """
     values = tensor.detach().reshape(-1)
-    if values.dtype != torch.float32:
-        values = values.to(torch.float32)
     base = ordinal << 40
-    if values.device.type == "cpu":
-        return int(kernels.fingerprint32(values.contiguous().view(torch.int32).numpy().view(np.uint32), base))
-    return _fingerprint_tensor(values, base)
+    if values.device.type == "cpu" and values.dtype in (torch.float32, torch.float64):
+        return kernels.fingerprint(values.contiguous().numpy(), base, threads=torch.get_num_threads())
+    return _fingerprint_tensor(values.to(torch.float32), base)
 
 
 def _fingerprint_tensor(values: Tensor, base: int) -> int:
@@ -124,7 +122,7 @@ def block_rms(x: Tensor, blocks: int) -> npt.NDArray[np.float64]:
         return _block_rms_tensor(x, blocks)
     rows = x.numel() // blocks
     sums = np.empty(blocks, dtype=np.float64)
-    kernels.block_square_sums(_flat(x), rows, sums)
+    kernels.block_square_sums(_flat(x), rows, sums, threads=torch.get_num_threads())
     return np.sqrt(sums / max(rows, 1))
 
 
@@ -142,7 +140,8 @@ def block_max_difference(x: Tensor, y: Tensor, blocks: int) -> npt.NDArray[np.fl
     if x.device.type != "cpu":
         return _block_max_difference_tensor(x, y, blocks)
     largest = np.zeros(blocks, dtype=np.float64)
-    kernels.block_max_difference(_flat(x), _flat(y), x.numel() // blocks, largest)
+    threads = torch.get_num_threads()
+    kernels.block_max_difference(_flat(x), _flat(y), x.numel() // blocks, largest, threads=threads)
     return largest
 
 
@@ -179,7 +178,7 @@ def find_candidates(y: Tensor, grid: SiteGrid, *, old: Tensor | None = None, key
         pairs = np.empty((room, 2), dtype=np.float64)
         found = kernels.candidates(
             values, before, scales, rows, grid.precision, grid.band, grid.floor, relative, grid.dithered,
-            np.uint64(key[0]), np.uint64(key[1]), index, pairs,
+            key[0], key[1], index, pairs,
         )  # fmt: skip
         if found <= room:
             return Candidates(index[:found].copy(), pairs[:found, 0].copy(), pairs[:found, 1].copy())
@@ -225,7 +224,7 @@ def _record_cpu(
     side = np.empty(room, dtype=np.uint8)
     count, bad = kernels.record(
         values, before, target, scales, rows, grid.precision, grid.band, grid.floor, relative, grid.dithered,
-        np.uint64(key[0]), np.uint64(key[1]), _limit(grid, out), index, side,
+        key[0], key[1], _limit(grid, out), index, side, threads=torch.get_num_threads(),
     )  # fmt: skip
     if bad >= 0:
         raise _not_finite(name, int(bad))
@@ -243,8 +242,8 @@ def _follow_cpu(
     stats = np.zeros(4, dtype=np.float64)
     violation, bad = kernels.follow(
         values, before, target, scales, rows, grid.precision, grid.band, grid.floor, relative, grid.dithered,
-        np.uint64(key[0]), np.uint64(key[1]), _limit(grid, out), entries.indexes,
-        entries.symbols.astype(np.uint8), stats,
+        key[0], key[1], _limit(grid, out), entries.indexes, entries.symbols.astype(np.uint8), stats,
+        threads=torch.get_num_threads(),
     )  # fmt: skip
     if bad >= 0:
         raise _not_finite(name, int(bad))

@@ -174,7 +174,6 @@ class Bench:
     _runs: dict[tuple[str, str, str, int], tuple[Path, dict[str, Any]] | TallyError] = field(
         default_factory=dict[Any, Any]
     )
-    _is_warm: bool = False
 
     def run(self, parts: Iterable[str]) -> list[Row]:
         """Return the rows of ``parts``, in their own order."""
@@ -332,7 +331,6 @@ class Bench:
 
     def memory(self, job: str, policy: str) -> list[Row]:
         """Return the peak resident memory of recording and of auditing over that of the plain loop, processes and all."""
-        self._warm_up()
         run = self._directory("memory")
         peaks: dict[str, dict[str, int]] = {}
         for role in ("plain", "record", "audit"):
@@ -363,18 +361,6 @@ class Bench:
                 Row("memory", job, policy, f"peak memory, {role} / plain, without libraries", net, "times")
             )
         return rows
-
-    def _warm_up(self) -> None:
-        """Run every kernel once, so that no peak holds a compiler's memory: that is needed once per installation."""
-        if self._is_warm:
-            return
-        self.say("  compiling the kernels, once per installation")
-        for policy in self.policies or POLICIES:
-            run = self._directory("warm-up")
-            small = ["--set", "layers=1", "--set", "width=32", "--steps", "2"]
-            self.child(["record", "text", "--run", str(run), "--policy", policy, *small], Profile())
-            self.child(["audit", str(run)], Profile())
-        self._is_warm = True
 
     # -- loss ----------------------------------------------------------------------------------
 
@@ -474,7 +460,7 @@ def machine() -> dict[str, Any]:
         "processor": _processor(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
-        **{name: _version(name) for name in ("tallystick", "torch", "numpy", "numba", "transformers")},
+        **{name: _version(name) for name in ("tallystick", "torch", "numpy", "transformers")},
     }
 
 

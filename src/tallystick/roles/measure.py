@@ -22,7 +22,7 @@ from tallystick.execution.job import Batch, Job, find_source
 from tallystick.execution.operators import RANDOM
 from tallystick.numerics.policy import Policy, find_policy
 
-# Session, trainer and auditor load numba. A plain loop does without, and its memory is measured without.
+# A plain loop does without session, trainer and auditor, and its memory is measured without.
 if TYPE_CHECKING:
     from tallystick.execution.capture import Jitter
     from tallystick.execution.randomness import RandomStream
