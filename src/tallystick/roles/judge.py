@@ -54,6 +54,8 @@ class DisputeResult:
 
     Attributes:
         loser: ``trainer``, ``auditor`` or ``none``.
+        outcome: ``fault`` (somebody loses), ``agreement`` (nothing is in dispute), ``both_acceptable`` (honest arithmetic
+            can give either state), or ``cannot_reproduce`` (the judge could not find out; nobody is cleared).
         step: the disputed step, or None if nothing was in dispute.
         rounds: of bisection, all levels together.
         rounds_per_level: the same, by level.
@@ -67,6 +69,7 @@ class DisputeResult:
     rounds_per_level: dict[str, int]
     reason: str
     moves: list[tuple[str, int, str]] = field(default_factory=list[tuple[str, int, str]])
+    outcome: str = "fault"
 
     def encode(self) -> bytes:
         """Return the canonical JSON of the verdict."""
@@ -75,6 +78,7 @@ class DisputeResult:
                 "format": VERDICT_FORMAT,
                 "loser": self.loser,
                 "moves": [list(move) for move in self.moves],
+                "outcome": self.outcome,
                 "reason": self.reason,
                 "rounds": self.rounds,
                 "rounds_per_level": self.rounds_per_level,
@@ -120,7 +124,8 @@ def _play(
         {party: trace.commitment_at(last) for party, trace in traces.items()},
     )
     if final["trainer"] == final["auditor"]:
-        return DisputeResult("none", None, 0, {}, "both sides reached the same state")
+        same = "both sides reached the same state"
+        return DisputeResult("none", None, 0, {}, same, outcome="agreement")
     checkpoints = [checkpoint.steps_done for checkpoint in ours.checkpoints()]
     levels = [Level("checkpoints", checkpoints), Level("steps", range(last + 1))]
     game = open_game(levels, agreed=first, trainer=final["trainer"], auditor=final["auditor"])
@@ -131,10 +136,13 @@ def _play(
             for move in next_moves(game, party, trace):
                 game = apply(game, move)
         rounds[level] = rounds.get(level, 0) + 1
-    ruling = StepJudge(trainer, ours, auditor, replay, traces).rule(game.position, {})
+    step_judge = StepJudge(trainer, ours, auditor, replay, traces)
+    ruling = step_judge.rule(game.position, {})
     game = apply(game, ruling)
     moves = [(move.party, move.index, move.commitment.hex()) for move in game.log if isinstance(move, Claim)]
-    return DisputeResult(ruling.loser, game.agreed, sum(rounds.values()), rounds, ruling.reason, moves)
+    return DisputeResult(
+        ruling.loser, game.agreed, sum(rounds.values()), rounds, ruling.reason, moves, step_judge.outcome
+    )
 
 
 class RecordedTrace:
@@ -214,6 +222,7 @@ class StepJudge:
     auditor: RunDirectory
     replay: Replay
     traces: Mapping[Party, RecordedTrace]
+    outcome: str = "fault"
 
     def rule(self, position: DisputedPosition, witnesses: Mapping[Party, object]) -> Ruling:
         """Return who is at fault at ``position``; the parties' states are asked for here, one at a time."""
@@ -223,6 +232,7 @@ class StepJudge:
         # 1. Somebody opens the agreed commitment.
         state = self._opened(position.agreed, position.agreed_commitment)
         if state is None:
+            self.outcome = "cannot_reproduce"
             return Ruling("none", f"step {step}: neither side can open the state both agree on")
         # 2. The trainer's record speaks of the job's own data.
         own_batch = batch_digest(self.replay.job.batch(step))
@@ -271,6 +281,7 @@ class StepJudge:
         )
         for party, fault in faults.items():
             if fault is not None and is_excused(fault, noisy):
+                self.outcome = "cannot_reproduce"
                 return Ruling(
                     "none", f"step {step}: the judge cannot reproduce what the {party} did: {noisy[0]}"
                 )
@@ -278,6 +289,7 @@ class StepJudge:
             return Ruling("trainer", str(faults["trainer"]))
         if faults["auditor"] is not None:
             return Ruling("auditor", str(faults["auditor"]))
+        self.outcome = "both_acceptable"
         return Ruling("none", f"step {step}: honest arithmetic can give both states")
 
     def _opened(self, index: int, commitment: bytes) -> State | None:
