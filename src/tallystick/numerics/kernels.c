@@ -30,7 +30,7 @@
 enum { RUN = 256, LANES = 8 };
 
 /* Raise with every change that a caller must know of; kernels.py has the same number. */
-enum { VERSION = 1 };
+enum { VERSION = 2 };
 
 #define T_FIXED (486260413.0 * 0x1p-30) /* spec/rounding.md 3: off every simple fraction, in the middle range */
 #define MIN_EXPONENT (-149)             /* the smallest positive FP32 value is 2**-149 */
@@ -320,6 +320,17 @@ FAST EXPORT void tally_philox(uint64_t key0, uint64_t key1, int64_t start, int64
         int skip = (int)(element & 3), length = (int)smaller(n - at, RUN);
         philox(words, (uint64_t)(element >> 2), (skip + length + 3) >> 2, key0, key1);
         memcpy(out + at, words + skip, (size_t)length * sizeof *out);
+    }
+}
+
+/* Write 1 where the word of elements start and following is below threshold (at most 2**32), else 0; n bytes. */
+FAST EXPORT void tally_keep(uint64_t key0, uint64_t key1, int64_t start, int64_t n, uint64_t threshold, uint8_t *out) {
+    uint32_t words[RUN + 8];
+    for (int64_t at = 0; at < n; at += RUN) {
+        int64_t element = start + at;
+        int skip = (int)(element & 3), length = (int)smaller(n - at, RUN);
+        philox(words, (uint64_t)(element >> 2), (skip + length + 3) >> 2, key0, key1);
+        for (int i = 0; i < length; i++) out[at + i] = (uint8_t)(words[skip + i] < threshold);
     }
 }
 

@@ -31,7 +31,7 @@ CANCELLED = 5  # relative bands: no quantum below 2**(e(old) + band + 5), as wha
 MAX_FP64 = (2.0 - 2.0**-52) * 2.0**1023
 MAX_FP32 = (2.0 - 2.0**-23) * 2.0**127
 WORD = 2.0**-32
-VERSION = 1  # of kernels.c
+VERSION = 2  # of kernels.c
 CHUNK = 1 << 17  # elements that one thread takes at a time
 
 LIBRARY = {"win32": "libkernels.dll", "darwin": "libkernels.dylib"}.get(sys.platform, "libkernels.so")
@@ -82,6 +82,7 @@ def _library() -> Any:
         ("tally_follow", n, (p, n, n, p, p, n, p)),
         ("tally_candidates", n, (p, n, n, p, p, n)),
         ("tally_philox", None, (u, u, n, n, p)),
+        ("tally_keep", None, (u, u, n, n, u, p)),
         ("tally_fingerprint", u, (p, i, n, n, u)),
         ("tally_square_sum", d, (p, i, n, n)),
         ("tally_square_sums", None, (p, i, n, n, n, p)),
@@ -117,8 +118,9 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return _pools[threads]
 
 
-def in_chunks(work: Callable[[int, int], T], n: int, threads: int, chunk: int = CHUNK) -> list[T]:
+def in_chunks(work: Callable[[int, int], T], n: int, threads: int, chunk: int | None = None) -> list[T]:
     """Return ``work(begin, end)`` of every chunk of ``n`` elements, in their order, ``threads`` at a time."""
+    chunk = chunk or CHUNK
     if n <= chunk:
         return [work(0, n)]
     begins = range(0, n, chunk)
@@ -130,7 +132,7 @@ def in_chunks(work: Callable[[int, int], T], n: int, threads: int, chunk: int = 
 def _room() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
     """Return this thread's own space for the entries of one chunk."""
     found = getattr(_own, "room", None)
-    if found is None:
+    if found is None or found[0].size != CHUNK:
         found = _own.room = (np.empty(CHUNK, dtype=np.int64), np.empty(CHUNK, dtype=np.uint8))
     return found
 
@@ -250,6 +252,18 @@ def philox_words(key0: int, key1: int, start: int, out: npt.NDArray[np.uint32], 
 
     def one(begin: int, end: int) -> None:
         library.tally_philox(int(key0), int(key1), start + begin, end - begin, there + 4 * begin)
+
+    in_chunks(one, out.size, threads)
+
+
+def keep(
+    key0: int, key1: int, start: int, threshold: int, out: npt.NDArray[np.bool_], threads: int = 1
+) -> None:
+    """Write whether the word of elements ``start`` and following is below ``threshold`` (at most 2**32)."""
+    library, there = _library(), _address(out)
+
+    def one(begin: int, end: int) -> None:
+        library.tally_keep(int(key0), int(key1), start + begin, end - begin, threshold, there + begin)
 
     in_chunks(one, out.size, threads)
 

@@ -712,3 +712,47 @@ def test_a_difference_that_is_no_number_is_infinite_in_its_own_block_only() -> N
     expected = [0.5, inf, inf, inf, inf]
     assert rounding.block_max_difference(x, y, 5).tolist() == expected
     assert rounding._block_max_difference_tensor(x, y, 5).tolist() == expected
+
+
+@pytest.mark.parametrize("threshold", [0, 1, 2**31, 2**32 - 1, 2**32])
+@pytest.mark.parametrize("start", [0, 3, 2**34 - 1])
+def test_an_element_is_kept_if_its_word_is_below_the_threshold(start: int, threshold: int) -> None:
+    words = random.words(KEY, start, 1000)
+    kept = np.zeros(1000, dtype=np.bool_)
+    kernels.keep(*KEY, start, threshold, kept)
+    assert kept.tolist() == [int(word) < threshold for word in words]
+
+
+# --------------------------------------------------------------------------------------------------- threads
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("rows", [100, 1000, 5000])
+def test_results_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch, threads: int, rows: int) -> None:
+    monkeypatch.setattr(kernels, "CHUNK", 384)  # of which the whole is no multiple
+    generator = np.random.default_rng(rows)
+    x, y = generator.standard_normal((2, 5000))
+    y = x + (y - 0.5) * 2.0**-20
+    scales, none = np.zeros(5000 // rows, dtype=np.int32), np.zeros(0, dtype=np.float64)
+    results: list[list[Any]] = []
+    for count in (1, threads):
+        index, side = np.zeros(5000, dtype=np.int64), np.zeros(5000, dtype=np.uint8)
+        out, followed, stats = np.empty_like(x), np.empty_like(x), np.zeros(4)
+        grid = (scales, rows, 0, -16, -12, False, True, *KEY, kernels.MAX_FP32)
+        found, bad = kernels.record(x, none, out, *grid, index, side, threads=count)
+        assert (bad, found > 10) == (-1, True)
+        kernels.follow(y, none, followed, *grid, index[:found], side[:found], stats, threads=count)
+        assert np.array_equal(out, followed)
+        plain, sums, gaps = np.empty_like(x), np.zeros(scales.size), np.zeros(scales.size)
+        kernels.record(y, none, plain, *grid, index.copy(), side.copy(), threads=count)
+        assert not np.array_equal(out, plain)  # the log was needed
+        kernels.block_square_sums(x, rows, sums, threads=count)
+        kernels.block_max_difference(x, y, rows, gaps, threads=count)
+        words, kept = np.zeros(5000, dtype=np.uint32), np.zeros(5000, dtype=np.bool_)
+        kernels.philox_words(*KEY, 5, words, threads=count)
+        kernels.keep(*KEY, 5, 2**31, kept, threads=count)
+        results.append(
+            [index, side, out, stats, sums, gaps, words, kept, kernels.fingerprint(x, 7, threads=count)]
+        )
+    for one, other in zip(*results, strict=True):
+        assert np.array_equal(one, other)
