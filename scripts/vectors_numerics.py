@@ -1,4 +1,4 @@
-"""Write the test vectors of rounding, rounding-log, philox and fingerprint.
+"""Write the test vectors of rounding, rounding-log, philox, fingerprint and optimizers.
 
 Every expected value comes from exact fractions, strings of bits, struct and hashlib, straight from the spec
 pages, or was published with Random123; nothing here imports the package. The vectors so test the package
@@ -25,14 +25,14 @@ Pairs = dict[int, int]  # index to symbol
 Site = tuple[int, int, int, bool, tuple[int, ...]]  # precision, band, floor, dithered, scales
 Table = dict[tuple[int, int], Site]
 
-ROOMS = ("rounding", "rounding-log", "philox", "fingerprint")
+ROOMS = ("rounding", "rounding-log", "philox", "fingerprint", "optimizers")
 T = Fraction(486260413, 2**30)
 LARGEST_FP32 = (2.0 - 2.0**-23) * 2.0**127
 
 
 def write(root: Path) -> None:
     """Write every case of the rooms below ``root``, the vectors folder; what stood there goes."""
-    written = (rounding_cases(), log_cases(), philox_cases(), fingerprint_cases())
+    written = (rounding_cases(), log_cases(), philox_cases(), fingerprint_cases(), optimizer_cases())
     for room, cases in zip(ROOMS, written, strict=True):
         shutil.rmtree(root / room, ignore_errors=True)
         for name, (why, case) in cases.items():
@@ -810,6 +810,140 @@ def fingerprint_case(tensors: dict[str, list[float]]) -> Case:
         "operation": "fingerprint",
         "tensors": listed,
         "fingerprint": f"{fingerprint(tensors):016x}",
+    }
+
+
+# Optimizers (spec/optimizers.md): every operation in exact fractions, then to the nearest binary64.
+
+
+def b64(exact: Fraction) -> Fraction:
+    """The binary64 value nearest to an exact one, ties to even."""
+    return Fraction(exact.numerator / exact.denominator)  # Python's true division of integers rounds once
+
+
+def root(exact: Fraction) -> Fraction:
+    """The binary64 value nearest to a square root: no root of a binary64 value lies on a tie."""
+    if not exact:
+        return Fraction(0)
+    shift = 2 * (600 + exact.denominator.bit_length())
+    return b64(Fraction(math.isqrt((exact.numerator << shift) // exact.denominator), 1 << (shift // 2)))
+
+
+def b32(exact: Fraction) -> float:
+    """The binary32 value nearest to an exact one, ties to even."""
+    exponent = -149
+    while abs(exact) >= Fraction(2) ** (exponent + 24):
+        exponent += 1
+    return float(round(exact / Fraction(2) ** exponent) * Fraction(2) ** exponent)
+
+
+def power(base: Fraction, exponent: int) -> Fraction:
+    result = Fraction(1)
+    while exponent:
+        if exponent % 2:
+            result = b64(result * base)
+        base, exponent = b64(base * base), exponent // 2
+    return result
+
+
+ADAM_NAMES = ("lr", "beta1", "beta2", "eps", "weight_decay")
+SGD_NAMES = ("lr", "momentum", "dampening", "weight_decay")
+
+
+def adam_case(
+    numbers: tuple[float, ...], decoupled: bool, step: int, rows: list[tuple[float, float, float, float]]
+) -> Case:
+    lr, beta1, beta2, eps, wd = map(Fraction, numbers)
+    one, out = Fraction(1), list[tuple[float, float, float]]()
+    keep = b64(one - b64(lr * wd)) if decoupled else one
+    decay = Fraction(0) if decoupled else wd
+    rate = b64(lr / b64(one - power(beta1, step)))
+    unbias = b64(one / root(b64(one - power(beta2, step))))
+    for p, g, m, v in (map(Fraction, row) for row in rows):
+        y = b64(g + b64(decay * p))
+        x = b64(p * keep)
+        mean = b64(b64(beta1 * m) + b64(b64(one - beta1) * y))
+        square = b64(b64(beta2 * v) + b64(b64(one - beta2) * b64(y * y)))
+        down = b64(b64(root(square) * unbias) + eps)
+        out.append((b32(b64(x - b64(b64(rate * mean) / down))), b32(mean), b32(square)))
+    return {
+        "operation": "adam",
+        **dict(zip(ADAM_NAMES, hexes(list(numbers)), strict=True)),
+        "decoupled": decoupled,
+        "step": step,
+        "before": [hexes(list(row)) for row in rows],
+        "after": [hexes(list(row)) for row in out],
+    }
+
+
+def sgd_case(
+    numbers: tuple[float, ...], nesterov: bool, rows: list[tuple[float, float, float | None]]
+) -> Case:
+    lr, momentum, dampening, wd = map(Fraction, numbers)
+    out: list[tuple[float, float | None]] = []
+    for p, g, buffer in rows:
+        y = b64(Fraction(g) + b64(wd * Fraction(p)))
+        held: Fraction | None = None
+        if momentum:
+            fresh = b64(1 - dampening)
+            held = y if buffer is None else b64(b64(momentum * Fraction(buffer)) + b64(fresh * y))
+            y = b64(y + b64(momentum * held)) if nesterov else held
+        out.append((b32(b64(Fraction(p) - b64(lr * y))), None if held is None else b32(held)))
+    optional = [[None if x is None else x.hex() for x in row] for row in [*rows, *out]]
+    return {
+        "operation": "sgd",
+        **dict(zip(SGD_NAMES, hexes(list(numbers)), strict=True)),
+        "nesterov": nesterov,
+        "before": optional[: len(rows)],
+        "after": optional[len(rows) :],
+    }
+
+
+def singles(*values: float) -> tuple[float, ...]:
+    return tuple(b32(Fraction(value)) for value in values)
+
+
+def optimizer_cases() -> Cases:
+    small = 2.0**-149
+    rows: list[Any] = [
+        singles(0.1, 0.01, 0.0, 0.0),
+        singles(-1.7, -3e-4, 2e-4, 1e-7),
+        singles(1.0, 0.0, 0.0, 0.0),
+        singles(0.0, -0.25, 0.3, 0.5),
+        singles(small, -small, 3 * small, small),
+        singles(1e17, 1e18, -1e18, 1e36),
+        singles(-3.5e-3, 7e-12, 1e-11, 1e-22),
+    ]
+    held: list[Any] = [row[:3] for row in rows]
+    fresh: list[Any] = [(*row[:2], None) for row in rows]
+    standard = (1e-3, 0.9, 0.999, 1e-8, 0.0)
+    decayed = (3e-4, 0.9, 0.95, 1e-8, 0.1)
+    refuse = {"error": "InvalidInput", "reason": "beyond the largest FP32 value"}
+    refused = dict(sgd_case((1.0, 0.0, 0.0, 0.0), False, [(1.0, 1.0, None)]).items())
+    refused |= {"before": [[LARGEST_FP32.hex(), (-(2.0**103)).hex(), None]], **refuse}
+    del refused["after"]
+    return {
+        "adam-first-step": (
+            "Adam's first step on plain values, a zero gradient, subnormals and large values.",
+            adam_case(standard, False, 1, rows),
+        ),
+        "adam-decay": ("Weight decay goes into the gradient.", adam_case(decayed, False, 2, rows)),
+        "adamw": ("Weight decay shrinks the parameter first.", adam_case(decayed, True, 2, rows)),
+        "adamw-late": (
+            "Step 1001: the powers of the betas take sixteen multiplications.",
+            adam_case((1e-3, 0.9, 0.999, 1e-8, 0.01), True, 1001, rows),
+        ),
+        "sgd": ("No momentum: no state.", sgd_case((0.1, 0.0, 0.0, 5e-4), False, fresh)),
+        "sgd-first-momentum": (
+            "The first momentum is the gradient, dampening or not.",
+            sgd_case((0.1, 0.9, 0.5, 1e-4), False, fresh),
+        ),
+        "sgd-momentum": ("A later step with dampening.", sgd_case((0.1, 0.9, 0.1, 1e-4), False, held)),
+        "sgd-nesterov": ("Nesterov's variant.", sgd_case((0.1, 0.9, 0.0, 1e-4), True, held)),
+        "sgd-overflow_fail": (
+            "Half an ulp beyond the largest value is a tie, and goes to infinity.",
+            refused,
+        ),
     }
 
 

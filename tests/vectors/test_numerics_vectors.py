@@ -1,4 +1,4 @@
-"""Every case of vectors/{rounding,rounding-log,philox,fingerprint}, and the pages that draw their bytes."""
+"""Every case of vectors/{rounding,rounding-log,philox,fingerprint,optimizers}, and the pages that draw their bytes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,24 @@ import pytest
 from tallystick.errors import InvalidInput
 from tallystick.numerics import log, random
 from tallystick.numerics.log import Frame, GridTable, SiteAddress, SiteGrid, SparseEntries
-from tallystick.numerics.reference import Entry, RelativeBand, ScaledBand, fingerprint, follow, record
+from tallystick.numerics.reference import (
+    AdamRule,
+    Entry,
+    RelativeBand,
+    ScaledBand,
+    SgdRule,
+    adam,
+    fingerprint,
+    follow,
+    record,
+    sgd,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 REPOSITORY = Path(__file__).parents[2]
-ROOMS = ("rounding", "rounding-log", "philox", "fingerprint")
+ROOMS = ("rounding", "rounding-log", "philox", "fingerprint", "optimizers")
 CASES = sorted(folder for room in ROOMS for folder in (REPOSITORY / "vectors" / room).iterdir())
 Json = dict[str, Any]
 
@@ -148,6 +159,29 @@ def fingerprint_digits(case: Json) -> None:
     assert f"{fingerprint_of(case):016x}" == case["fingerprint"]
 
 
+def adam_rows(case: Json) -> None:
+    numbers = [float.fromhex(case[name]) for name in ("lr", "beta1", "beta2", "eps", "weight_decay")]
+    rule = AdamRule(*numbers, case["decoupled"])
+    for before, after in zip(case["before"], case["after"], strict=True):
+        p, g, m, v = floats(before)
+        assert hexes(list(adam(rule, case["step"], p, g, m, v))) == after
+
+
+def sgd_rows(case: Json) -> list[list[str | None]]:
+    numbers = [float.fromhex(case[name]) for name in ("lr", "momentum", "dampening", "weight_decay")]
+    rule = SgdRule(*numbers, case["nesterov"])
+    found: list[list[str | None]] = []
+    for p, g, buffer in case["before"]:
+        held = None if buffer is None else float.fromhex(buffer)
+        after = sgd(rule, float.fromhex(p), float.fromhex(g), held)
+        found.append([None if value is None else value.hex() for value in after])
+    return found
+
+
+def sgd_after(case: Json) -> None:
+    assert sgd_rows(case) == case["after"]
+
+
 ACCEPTED: dict[str, Callable[[Json], None]] = {
     "record-and-follow": record_and_follow,
     "entries": entries_bytes,
@@ -164,6 +198,8 @@ ACCEPTED: dict[str, Callable[[Json], None]] = {
     "permutation": drawn,
     "quantiles": quantiles,
     "fingerprint": fingerprint_digits,
+    "adam": adam_rows,
+    "sgd": sgd_after,
 }
 REFUSED: dict[str, Callable[[Json], object]] = {
     "record": recorded,
@@ -178,6 +214,7 @@ REFUSED: dict[str, Callable[[Json], object]] = {
     "bernoulli": draw,
     "randint": draw,
     "fingerprint": fingerprint_of,
+    "sgd": sgd_rows,
 }
 
 

@@ -44,6 +44,14 @@ RecalibrateEvery = Annotated[
         help="Steps between two measurements of the noise; by default the policy's own.",
     ),
 ]
+Arithmetic = Annotated[
+    str,
+    typer.Option(
+        "--optimizer-arithmetic",
+        metavar="auto|portable|general",
+        help="Portable needs no log of the state: torch's Adam, AdamW and SGD have it. General logs any optimizer.",
+    ),
+]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Go on with an interrupted run; repeat its other options.")
 ]
@@ -59,6 +67,7 @@ def record(
     setting: Settings = None,
     seed: Seed = 0,
     recalibrate_every: RecalibrateEvery = None,
+    optimizer_arithmetic: Arithmetic = "auto",
     profile: ProfileName = "native",
     device: Device = "cpu",
     resume: Resume = False,
@@ -69,7 +78,9 @@ def record(
     code = rerun_under(chosen, context.obj)
     if code is not None:
         return code
-    rounding = find_policy(policy, recalibrate_every=recalibrate_every)
+    rounding = find_policy(
+        policy, recalibrate_every=recalibrate_every, optimizer_arithmetic=optimizer_arithmetic
+    )
     settings = parse_settings(setting or [])
     check_device(device)
 

@@ -233,7 +233,7 @@ def _choose(session: Session, seen: _Seen, decisions: dict[int, float]) -> Calib
     for place, measured in seen.noise.items():
         grids[place] = _grid_for(session, place, measured)
     grids |= _defaults(session, grids)
-    if not any(kind == Kind.STATE for kind, _ in session.table.sites):
+    if not session.is_portable and not any(kind == Kind.STATE for kind, _ in session.table.sites):
         for position, (typical, largest) in enumerate(_state_noise(session, seen.first)):
             place = (Kind.STATE, position)
             lowest, highest = policy.state_band

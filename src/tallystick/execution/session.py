@@ -4,8 +4,9 @@ Trainer, auditor and judge hold the same session and differ only in the tape the
 model is converted to the policy's dtype and otherwise untouched; between steps the state holds
 float32 values only, so its bytes are the same on every machine.
 
-Inside ``optimizer.step`` (through torch's own step hooks): gradients are rounded, parameters and
-optimizer state become float64, the optimizer runs, and the results are rounded back to float32.
+Inside ``optimizer.step`` (through torch's own step hooks) gradients are rounded. Then either the optimizer is one
+whose arithmetic is portable, and its step is done here, or parameters and optimizer state become float64, torch's
+optimizer runs, and the results are rounded back to float32.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 from tallystick.errors import InvalidInput, Nondeterminism, ProtocolViolation
 from tallystick.execution.capture import Capture, Findings, Jitter, JitterMode
 from tallystick.execution.determinism import repeatable
+from tallystick.execution.portable import portable_step, why_not_portable
 from tallystick.execution.randomness import RandomStream
 from tallystick.execution.tape import FollowTape, RecordTape, Tape, is_noise_only
 from tallystick.numerics.log import GridTable, Kind, decode_frame
@@ -138,6 +140,7 @@ class Session:
             InvalidInput: a model of the wrong dtype, or parameters that the optimizer and the model do not share.
         """
         self._refuse_what_cannot_repeat()
+        self._choose_arithmetic()
         self._convert()
         self.parameters = self._trainable()
         self.optimizer_keys = self._optimizer_keys()
@@ -147,6 +150,19 @@ class Session:
             self.optimizer.register_step_pre_hook(self._hook_before),
             self.optimizer.register_step_post_hook(lambda *_: self._hook_after()),
         ]
+
+    @property
+    def is_portable(self) -> bool:
+        """Whether the optimizer's arithmetic is portable, so that the state has no sites."""
+        return self.policy.optimizer_arithmetic == "portable"
+
+    def _choose_arithmetic(self) -> None:
+        reason = why_not_portable(self.optimizer)
+        if self.policy.optimizer_arithmetic == "auto":
+            chosen = "portable" if reason is None else "general"
+            self.policy = replace(self.policy, optimizer_arithmetic=chosen)
+        elif self.is_portable and reason is not None:
+            raise Nondeterminism(f"optimizer: its arithmetic is to be portable, but {reason}")
 
     def _hook_before(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -321,7 +337,7 @@ class Session:
         for ordinal, (name, p) in enumerate(self.parameters):
             sites.append(SiteSpec(Kind.GRADIENT, ordinal, name, tuple(p.shape), 1))
         names = ["parameter", *self.optimizer_keys]
-        for position, (name, p) in enumerate(self.parameters):
+        for position, (name, p) in enumerate([] if self.is_portable else self.parameters):
             for offset, key in enumerate(names):
                 sites.append(
                     SiteSpec(Kind.STATE, position * len(names) + offset, f"{name}/{key}", tuple(p.shape))
@@ -579,6 +595,12 @@ class Session:
             for ordinal in later:
                 self._round_gradient(ordinal)
         self._charge("gradient_rounding")
+        if self.is_portable:
+            names = {id(p): name for name, p in self.parameters}
+            with torch.no_grad():
+                for _ in portable_step(self.optimizer, names, self.step):
+                    pass
+            return
         self._outer_dtype = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)  # optimizers make their scalars in it
         if self.jitter is not None:
@@ -636,19 +658,21 @@ class Session:
         )
 
     def _round_gradient(self, ordinal: int) -> None:
-        """Round one gradient, then widen the parameter, its gradient and its optimizer state to float64."""
+        """Round one gradient; for general arithmetic widen it, the parameter and its optimizer state to float64."""
         assert self._tape is not None
         name, p = self.parameters[ordinal]
         assert p.grad is not None
         gradient = p.grad.contiguous()
-        wide = (
-            gradient if gradient.dtype == torch.float64 else torch.empty_like(gradient, dtype=torch.float64)
-        )
+        in_place = self.is_portable or gradient.dtype == torch.float64
+        wide = gradient if in_place else torch.empty_like(gradient, dtype=torch.float64)
         p.grad = None
         self._tape.round(
             Kind.GRADIENT, ordinal, gradient, out=wide, key=self.gradient_key(ordinal),
             name=f"step {self.step}: gradient of {name}",
         )  # fmt: skip
+        if self.is_portable:
+            p.grad = wide
+            return
         held = _Held(p.data if p.dtype == torch.float32 else p.data.to(torch.float32))
         if p.dtype != torch.float64:
             p.data = p.data.double()

@@ -1,8 +1,8 @@
 """Rounding on the CPU, fused: one pass rounds, tests for ambiguity and collects the log entries.
 
-The passes are ``kernels.c``, compiled when the package is built and called through ctypes, which lets other threads
-run meanwhile. Bit-equal to :mod:`tallystick.numerics.reference`, which is the definition; the tests run both on one
-body. Tensors are cut into chunks of fixed size, so no result depends on the number of threads.
+The passes are ``kernels.c`` and ``optimizers.c``, compiled when the package is built and called through ctypes, which
+lets other threads run meanwhile. Bit-equal to :mod:`tallystick.numerics.reference`, which is the definition; the tests
+run both on one body. Tensors are cut into chunks of fixed size, so no result depends on the number of threads.
 
 All functions take flat contiguous arrays of float32 or float64.
 """
@@ -31,7 +31,7 @@ CANCELLED = 5  # relative bands: no quantum below 2**(e(old) + band + 5), as wha
 MAX_FP64 = (2.0 - 2.0**-52) * 2.0**1023
 MAX_FP32 = (2.0 - 2.0**-23) * 2.0**127
 WORD = 2.0**-32
-VERSION = 2  # of kernels.c
+VERSION = 3  # of kernels.c and optimizers.c
 CHUNK = 1 << 17  # elements that one thread takes at a time
 
 LIBRARY = {"win32": "libkernels.dll", "darwin": "libkernels.dylib"}.get(sys.platform, "libkernels.so")
@@ -88,6 +88,8 @@ def _library() -> Any:
         ("tally_square_sums", None, (p, i, n, n, n, p)),
         ("tally_max_difference", d, (p, i, p, i, n, n)),
         ("tally_max_differences", None, (p, i, p, i, n, n, n, p)),
+        ("tally_adam", i, (p, i, p, i, p, p, p, n, n)),
+        ("tally_sgd", i, (p, i, p, i, p, p, n, n)),
     ):
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
@@ -308,3 +310,51 @@ def block_max_difference(
         lambda first, last: library.tally_max_differences(a, kinds[0], b, kinds[1], rows, first, last, into),
         out.size, threads, chunk=max(1, CHUNK // max(rows, 1)),
     )  # fmt: skip
+
+
+# -- optimizers ----------------------------------------------------------------------------------
+
+
+class Sgd(ctypes.Structure):
+    """``Sgd`` of optimizers.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_double) for name in ("lr", "decay", "momentum", "fresh", "ahead")),
+        ("nesterov", ctypes.c_int32),
+    )
+
+
+def adam(p: Floats, g: Floats, m: Floats, v: Floats, numbers: tuple[float, ...], threads: int = 1) -> bool:
+    """Update ``p``, ``m`` and ``v`` by ``g``, all of one length; return whether all results are finite as float32.
+
+    ``numbers``: keep, decay, beta1, fresh1, beta2, fresh2, rate, unbias, eps (spec/optimizers.md 2). ``m`` and ``v``
+    are float32.
+    """
+    library, given = _library(), (ctypes.c_double * 9)(*numbers)
+    here = ctypes.addressof(given)
+    _check_optimizer(p, g, m, v)
+    at, kinds = [_address(array) for array in (p, g, m, v)], (_type_of(p), _type_of(g))
+
+    def one(begin: int, end: int) -> bool:
+        return bool(library.tally_adam(at[0], kinds[0], at[1], kinds[1], at[2], at[3], here, begin, end))
+
+    return all(in_chunks(one, p.size, threads))
+
+
+def sgd(p: Floats, g: Floats, b: Floats | None, numbers: Sgd, threads: int = 1) -> bool:
+    """Update ``p``, and the float32 momentum ``b`` if there is one, by ``g``; see ``adam``."""
+    library, here = _library(), ctypes.addressof(numbers)
+    _check_optimizer(p, g, *(() if b is None else (b,)))
+    at, kinds = [_address(p), _address(g), None if b is None else _address(b)], (_type_of(p), _type_of(g))
+
+    def one(begin: int, end: int) -> bool:
+        return bool(library.tally_sgd(at[0], kinds[0], at[1], kinds[1], at[2], here, begin, end))
+
+    return all(in_chunks(one, p.size, threads))
+
+
+def _check_optimizer(p: Floats, g: Floats, *held: Floats) -> None:
+    if any(not array.flags.c_contiguous or array.size != p.size for array in (p, g, *held)):
+        raise ValueError("arrays of different lengths, or not contiguous")
+    if any(array.dtype != np.float32 for array in held):
+        raise TypeError(f"optimizer state of {held[0].dtype}; kernels take float32")

@@ -30,6 +30,8 @@ class Policy:
         noise_limit: a band set by the noise floor may not exceed this power of two times the largest
             gradient scale of the step.
         recalibrate_every: steps between two measurements of the noise.
+        optimizer_arithmetic: ``portable`` (spec/optimizers.md: no state sites) or ``general`` (torch's own optimizer
+            in float64, its results rounded and logged). ``auto`` becomes one of them when a session is prepared.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Policy:
     safety: int
     noise_limit: int
     recalibrate_every: int
+    optimizer_arithmetic: str = "auto"
 
     def parameters(self) -> dict[str, int | str]:
         """Return the numbers as they stand in a specification."""
@@ -94,6 +97,7 @@ FP32 = Policy(
     recalibrate_every=100,
 )
 
+ARITHMETICS = ("auto", "portable", "general")
 EARLY = (
     0,
     8,
@@ -109,25 +113,32 @@ def is_calibration_step(step: int, every: int) -> bool:
 POLICIES: Mapping[str, Policy] = {policy.name: policy for policy in (FP64, FP32)}
 
 
-def find_policy(name: str, *, recalibrate_every: int | None = None) -> Policy:
+def find_policy(
+    name: str, *, recalibrate_every: int | None = None, optimizer_arithmetic: str = "auto"
+) -> Policy:
     """Return the policy called ``name``.
 
     Raises:
-        InvalidInput: there is none of that name, or the interval is below 1.
+        InvalidInput: there is none of that name, the interval is below 1, or the arithmetic is unknown.
     """
     if name not in POLICIES:
         raise InvalidInput(f"policy {name}: unknown; known are {', '.join(POLICIES)}")
+    if optimizer_arithmetic not in ARITHMETICS:
+        raise InvalidInput(
+            f"optimizer arithmetic {optimizer_arithmetic}: unknown; known are {', '.join(ARITHMETICS)}"
+        )
+    policy = replace(POLICIES[name], optimizer_arithmetic=optimizer_arithmetic)
     if recalibrate_every is None:
-        return POLICIES[name]
+        return policy
     if recalibrate_every < 1:
         raise InvalidInput(f"recalibrate_every must be at least 1, got {recalibrate_every}")
-    return replace(POLICIES[name], recalibrate_every=recalibrate_every)
+    return replace(policy, recalibrate_every=recalibrate_every)
 
 
 def policy_of(name: str, parameters: Mapping[str, int | str]) -> Policy:
     """Return the policy a specification states, every number checked against the known policy of that name.
 
-    Only ``recalibrate_every`` is the trainer's to choose.
+    Only ``recalibrate_every`` and ``optimizer_arithmetic`` are the trainer's to choose.
 
     Raises:
         InvalidInput: an unknown name, or a number that differs from what the policy prescribes.
@@ -135,7 +146,12 @@ def policy_of(name: str, parameters: Mapping[str, int | str]) -> Policy:
     every = parameters.get("recalibrate_every")
     if not isinstance(every, int):
         raise InvalidInput(f"policy {name}: recalibrate_every must be a whole number, got {every!r}")
-    policy = find_policy(name, recalibrate_every=every)
+    arithmetic = parameters.get("optimizer_arithmetic")
+    if arithmetic not in ("portable", "general"):
+        raise InvalidInput(
+            f"policy {name}: optimizer_arithmetic must be portable or general, got {arithmetic!r}"
+        )
+    policy = find_policy(name, recalibrate_every=every, optimizer_arithmetic=str(arithmetic))
     known = policy.parameters()
     for key in sorted(known.keys() | parameters.keys()):
         if known.get(key) != parameters.get(key):

@@ -6,7 +6,8 @@ disputed step, the job and the trainer's log of that step, and nothing else.
 
 A state is acceptable if every element is a value that honest arithmetic within the declared bands can give: where the
 judge's own gradient or state lies within the band of a rounding boundary, both neighbours will do. (This holds element
-by element, so the optimizer must be elementwise; every optimizer that ``policy`` accepts today is.)
+by element, so the optimizer must be elementwise; every optimizer that ``policy`` accepts today is.) Where the
+optimizer's arithmetic is portable the state has no bands: for each choice of the gradient one state is acceptable.
 """
 
 from __future__ import annotations
@@ -323,8 +324,9 @@ class AcceptableStates:
         before = {entry.name: _copied(entry) for entry in state_entries(replay.session)}
         self.step = replay.session.step
         session = replay.session
-        base = session.follow_tape(frame).base
-        tape = _TwoWayTape(session.policy, session.table, decode_frame(frame), base)
+        plain = session.follow_tape(frame)
+        base, sites = plain.base, plain.sites
+        tape = _TwoWayTape(session.policy, session.table, decode_frame(frame), base, sites=sites)
         self.outcome = run_step(session, replay.job, tape)
         tape.finish()
         session.settle(tape.table)
@@ -334,7 +336,9 @@ class AcceptableStates:
         self.flipped: dict[tuple[int, int], Candidates] = {}
         if any(kind == Kind.GRADIENT and c.index.size for (kind, _), c in tape.candidates.items()):
             load_state(session, before)
-            other = _TwoWayTape(session.policy, session.table, decode_frame(frame), base, flip=True)
+            other = _TwoWayTape(
+                session.policy, session.table, decode_frame(frame), base, sites=sites, flip=True
+            )
             run_step(session, replay.job, other)
             self.flipped = other.candidates
             self.other_entries: dict[str, Entry] = {e.name: _copied(e) for e in state_entries(session)}

@@ -229,7 +229,7 @@ class _Recording:
     def take_up(self, done: int) -> None:
         """Load the checkpoint after ``done`` steps of the same order."""
         specification = self.writer.directory.load_specification()
-        _must_be_same_order(specification, self.order, self.job)
+        _must_be_same_order(specification, self.order, self.job, self.session.policy)
         self.writer.take_up(specification, done)
 
     def step(self, progress: Callable[[Progress], None] | None) -> None:
@@ -301,7 +301,7 @@ def step_record(step: int, outcome: StepOutcome, frame: bytes, root: str | None)
     )
 
 
-def _must_be_same_order(specification: Specification, order: Order, job: Job) -> None:
+def _must_be_same_order(specification: Specification, order: Order, job: Job, policy: Policy) -> None:
     stated = specification
     pairs = (
         ("job source", stated.job.source_digest, order.source.digest),
@@ -310,7 +310,7 @@ def _must_be_same_order(specification: Specification, order: Order, job: Job) ->
         (
             "policy",
             (stated.policy.name, dict(stated.policy.parameters)),
-            (order.policy.name, order.policy.parameters()),
+            (policy.name, policy.parameters()),
         ),
         ("seed", stated.seed, order.seed),
         ("steps", stated.steps, job.steps),
