@@ -88,8 +88,8 @@ def _library() -> Any:
         ("tally_square_sums", None, (p, i, n, n, n, p)),
         ("tally_max_difference", d, (p, i, p, i, n, n)),
         ("tally_max_differences", None, (p, i, p, i, n, n, n, p)),
-        ("tally_adam", i, (p, i, p, i, p, p, p, n, n)),
-        ("tally_sgd", i, (p, i, p, i, p, p, n, n)),
+        ("tally_adam", i, (p, p, i, p, p, p, n, n)),
+        ("tally_sgd", i, (p, p, i, p, p, n, n)),
     ):
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
@@ -332,11 +332,10 @@ def adam(p: Floats, g: Floats, m: Floats, v: Floats, numbers: tuple[float, ...],
     """
     library, given = _library(), (ctypes.c_double * 9)(*numbers)
     here = ctypes.addressof(given)
-    _check_optimizer(p, g, m, v)
-    at, kinds = [_address(array) for array in (p, g, m, v)], (_type_of(p), _type_of(g))
+    kind, at = _check_optimizer(p, g, m, v), [_address(array) for array in (p, g, m, v)]
 
     def one(begin: int, end: int) -> bool:
-        return bool(library.tally_adam(at[0], kinds[0], at[1], kinds[1], at[2], at[3], here, begin, end))
+        return bool(library.tally_adam(at[0], at[1], kind, at[2], at[3], here, begin, end))
 
     return all(in_chunks(one, p.size, threads))
 
@@ -344,17 +343,19 @@ def adam(p: Floats, g: Floats, m: Floats, v: Floats, numbers: tuple[float, ...],
 def sgd(p: Floats, g: Floats, b: Floats | None, numbers: Sgd, threads: int = 1) -> bool:
     """Update ``p``, and the float32 momentum ``b`` if there is one, by ``g``; see ``adam``."""
     library, here = _library(), ctypes.addressof(numbers)
-    _check_optimizer(p, g, *(() if b is None else (b,)))
-    at, kinds = [_address(p), _address(g), None if b is None else _address(b)], (_type_of(p), _type_of(g))
+    kind = _check_optimizer(p, g, *(() if b is None else (b,)))
+    at = _address(p), _address(g), None if b is None else _address(b)
 
     def one(begin: int, end: int) -> bool:
-        return bool(library.tally_sgd(at[0], kinds[0], at[1], kinds[1], at[2], here, begin, end))
+        return bool(library.tally_sgd(at[0], at[1], kind, at[2], here, begin, end))
 
     return all(in_chunks(one, p.size, threads))
 
 
-def _check_optimizer(p: Floats, g: Floats, *held: Floats) -> None:
+def _check_optimizer(p: Floats, g: Floats, *held: Floats) -> int:
+    """Return the type of parameter and gradient."""
     if any(not array.flags.c_contiguous or array.size != p.size for array in (p, g, *held)):
         raise ValueError("arrays of different lengths, or not contiguous")
-    if any(array.dtype != np.float32 for array in held):
-        raise TypeError(f"optimizer state of {held[0].dtype}; kernels take float32")
+    if g.dtype != p.dtype or any(array.dtype != np.float32 for array in held):
+        raise TypeError(f"{p.dtype} parameter, {g.dtype} gradient; they must be alike, and the state float32")
+    return _type_of(p)

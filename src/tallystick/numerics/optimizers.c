@@ -1,14 +1,14 @@
 /* Adam, AdamW and SGD, fused: one pass reads gradient and state and writes the state (spec/optimizers.md).
  *
  * Bit-equal to reference.py. IEEE binary64 + - * / and square root in the order written, compiled without contraction
- * and without fast-math. State and gradient hold binary32 values; types are 0 for binary32, 1 for binary64, and the
- * optimizer's own tensors are binary32. Every function works on elements [begin, end) and may run beside others.
+ * and without fast-math. All tensors hold binary32 values: parameter and gradient as binary32 (type 0) or binary64
+ * (type 1), the optimizer's own as binary32; none overlap. Every function works on elements [begin, end) and may run
+ * beside others.
  * They return 1 if every result is finite as binary32, else 0.
  */
 
 #include <math.h>
 #include <stdint.h>
-#include <string.h>
 
 #if defined(_WIN32)
 #define EXPORT __declspec(dllexport)
@@ -23,7 +23,6 @@
 #endif
 #define INLINE static inline __attribute__((always_inline))
 
-enum { RUN = 256 };
 #define MAX_FP32 0x1.fffffep+127f
 
 /* numbers: keep, decay, beta1, fresh1, beta2, fresh2, rate, unbias, eps. */
@@ -37,77 +36,80 @@ typedef struct {
     int32_t nesterov;
 } Sgd;
 
-INLINE void load(double *to, const void *from, int type, int64_t at, int n) {
-    if (type == 0) {
-        const float *p = (const float *)from + at;
-        for (int i = 0; i < n; i++) to[i] = (double)p[i];
-    } else {
-        memcpy(to, (const double *)from + at, (size_t)n * sizeof *to);
+/* One body for parameters and gradients of either type; a result is the nearest binary32 value, -0.0 made +0.0. */
+#define ADAM(name, T)                                                                                                    \
+    INLINE int name(T *restrict p, const T *restrict g, float *restrict m, float *restrict v, const Adam a, int64_t n) { \
+        int bad = 0;                                                                                                     \
+        for (int64_t i = 0; i < n; i++) {                                                                                \
+            double x = (double)p[i], y = (double)g[i] + a.decay * x;                                                     \
+            double mean = a.beta1 * (double)m[i] + a.fresh1 * y;                                                         \
+            double square = a.beta2 * (double)v[i] + a.fresh2 * (y * y);                                                 \
+            x = x * a.keep - (a.rate * mean) / (sqrt(square) * a.unbias + a.eps);                                        \
+            float p32 = (float)x + 0.0f, m32 = (float)mean + 0.0f, v32 = (float)square + 0.0f;                           \
+            bad |= !(fabsf(p32) <= MAX_FP32) | !(fabsf(m32) <= MAX_FP32) | !(fabsf(v32) <= MAX_FP32);                    \
+            p[i] = (T)p32;                                                                                               \
+            m[i] = m32;                                                                                                  \
+            v[i] = v32;                                                                                                  \
+        }                                                                                                                \
+        return bad;                                                                                                      \
     }
-}
 
-/* Write the nearest binary32 values, -0.0 as +0.0; return how many are not finite. */
-INLINE int store(void *to, const double *from, int type, int64_t at, int n) {
-    float narrow[RUN];
-    int bad = 0;
-    for (int i = 0; i < n; i++) {
-        narrow[i] = (float)from[i] + 0.0f;
-        bad += !(fabsf(narrow[i]) <= MAX_FP32);
+#define SGD(name, T)                                                                                                     \
+    INLINE int name(T *restrict p, const T *restrict g, const Sgd s, int64_t n) {                                        \
+        int bad = 0;                                                                                                     \
+        for (int64_t i = 0; i < n; i++) {                                                                                \
+            double x = (double)p[i], y = (double)g[i] + s.decay * x;                                                     \
+            float p32 = (float)(x - s.lr * y) + 0.0f;                                                                    \
+            bad |= !(fabsf(p32) <= MAX_FP32);                                                                            \
+            p[i] = (T)p32;                                                                                               \
+        }                                                                                                                \
+        return bad;                                                                                                      \
     }
-    if (type == 0) {
-        memcpy((float *)to + at, narrow, (size_t)n * sizeof *narrow);
-    } else {
-        double *p = (double *)to + at;
-        for (int i = 0; i < n; i++) p[i] = (double)narrow[i];
-    }
-    return bad;
-}
 
-FAST EXPORT int32_t tally_adam(void *p, int32_t p_type, const void *g, int32_t g_type, float *m, float *v,
-                               const Adam *numbers, int64_t begin, int64_t end) {
-    const Adam a = *numbers;
-    double x[RUN], y[RUN], mean[RUN], square[RUN];
-    int64_t bad = 0;
-    for (int64_t at = begin; at < end; at += RUN) {
-        int n = end - at < RUN ? (int)(end - at) : RUN;
-        load(x, p, p_type, at, n);
-        load(y, g, g_type, at, n);
-        load(mean, m, 0, at, n);
-        load(square, v, 0, at, n);
-        for (int i = 0; i < n; i++) {
-            double fresh = y[i] + a.decay * x[i];
-            mean[i] = a.beta1 * mean[i] + a.fresh1 * fresh;
-            square[i] = a.beta2 * square[i] + a.fresh2 * (fresh * fresh);
-            x[i] = x[i] * a.keep - (a.rate * mean[i]) / (sqrt(square[i]) * a.unbias + a.eps);
-        }
-        bad += store(p, x, p_type, at, n) + store(m, mean, 0, at, n) + store(v, square, 0, at, n);
+#define SGD_MOMENTUM(name, T, nesterov)                                                                                  \
+    INLINE int name(T *restrict p, const T *restrict g, float *restrict b, const Sgd s, int64_t n) {                     \
+        int bad = 0;                                                                                                     \
+        for (int64_t i = 0; i < n; i++) {                                                                                \
+            double x = (double)p[i], y = (double)g[i] + s.decay * x;                                                     \
+            double held = s.momentum * (double)b[i] + s.fresh * y;                                                       \
+            y = (nesterov) ? y + s.ahead * held : held;                                                                  \
+            float p32 = (float)(x - s.lr * y) + 0.0f, b32 = (float)held + 0.0f;                                          \
+            bad |= !(fabsf(p32) <= MAX_FP32) | !(fabsf(b32) <= MAX_FP32);                                                \
+            p[i] = (T)p32;                                                                                               \
+            b[i] = b32;                                                                                                  \
+        }                                                                                                                \
+        return bad;                                                                                                      \
     }
-    return bad == 0;
+
+ADAM(adam32, float)
+ADAM(adam64, double)
+SGD(sgd32, float)
+SGD(sgd64, double)
+SGD_MOMENTUM(heavy32, float, 0)
+SGD_MOMENTUM(heavy64, double, 0)
+SGD_MOMENTUM(nesterov32, float, 1)
+SGD_MOMENTUM(nesterov64, double, 1)
+
+FAST EXPORT int32_t tally_adam(void *p, const void *g, int32_t type, float *m, float *v, const Adam *numbers,
+                               int64_t begin, int64_t end) {
+    int64_t n = end - begin;
+    if (type == 0)
+        return !adam32((float *)p + begin, (const float *)g + begin, m + begin, v + begin, *numbers, n);
+    return !adam64((double *)p + begin, (const double *)g + begin, m + begin, v + begin, *numbers, n);
 }
 
 /* b: the momentum, or NULL without momentum. */
-FAST EXPORT int32_t tally_sgd(void *p, int32_t p_type, const void *g, int32_t g_type, float *b, const Sgd *numbers,
-                              int64_t begin, int64_t end) {
-    const Sgd s = *numbers;
-    double x[RUN], y[RUN], held[RUN];
-    int64_t bad = 0;
-    for (int64_t at = begin; at < end; at += RUN) {
-        int n = end - at < RUN ? (int)(end - at) : RUN;
-        load(x, p, p_type, at, n);
-        load(y, g, g_type, at, n);
-        for (int i = 0; i < n; i++) y[i] = y[i] + s.decay * x[i];
-        if (b) {
-            load(held, b, 0, at, n);
-            for (int i = 0; i < n; i++) held[i] = s.momentum * held[i] + s.fresh * y[i];
-            if (s.nesterov) {
-                for (int i = 0; i < n; i++) y[i] = y[i] + s.ahead * held[i];
-            } else {
-                memcpy(y, held, (size_t)n * sizeof *y);
-            }
-            bad += store(b, held, 0, at, n);
-        }
-        for (int i = 0; i < n; i++) x[i] = x[i] - s.lr * y[i];
-        bad += store(p, x, p_type, at, n);
+FAST EXPORT int32_t tally_sgd(void *p, const void *g, int32_t type, float *b, const Sgd *numbers, int64_t begin,
+                              int64_t end) {
+    int64_t n = end - begin;
+    if (type == 0) {
+        float *x = (float *)p + begin;
+        const float *y = (const float *)g + begin;
+        if (!b) return !sgd32(x, y, *numbers, n);
+        return numbers->nesterov ? !nesterov32(x, y, b + begin, *numbers, n) : !heavy32(x, y, b + begin, *numbers, n);
     }
-    return bad == 0;
+    double *x = (double *)p + begin;
+    const double *y = (const double *)g + begin;
+    if (!b) return !sgd64(x, y, *numbers, n);
+    return numbers->nesterov ? !nesterov64(x, y, b + begin, *numbers, n) : !heavy64(x, y, b + begin, *numbers, n);
 }
