@@ -83,12 +83,17 @@ class Findings:
     read: set[str] = field(default_factory=set[str])
 
 
+DTYPES = {torch.float32: np.float32, torch.float64: np.float64}
+MASK32 = 0xFFFFFFFF
+
+
 class Jitter:
     """Last-bit noise: Monte Carlo arithmetic in its simplest form (Parker 1997), for measuring and for auditing."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._generators: dict[torch.device, torch.Generator] = {}
+        self._drawn = 0  # bytes of the CPU's stream
 
     def _noise(self, x: Tensor) -> Tensor:
         generator = self._generators.get(x.device)
@@ -101,14 +106,31 @@ class Jitter:
 
     def disturb_(self, x: Tensor) -> None:
         """Move every element of ``x`` by up to one unit in the last place, whole numbers excepted."""
-        if _can_move(x):
+        if not _can_move(x):
+            return
+        if _is_dense_on_cpu(x):
+            self._move(x, x)
+        else:
             x.addcmul_(_finite(x), self._noise(x), value=torch.finfo(x.dtype).eps)
 
     def disturbed(self, x: Any) -> Any:
         """Return a disturbed copy of a floating tensor, anything else unchanged."""
         if not isinstance(x, Tensor) or not _can_move(x):
             return x
-        return torch.addcmul(x, _finite(x), self._noise(x), value=torch.finfo(x.dtype).eps)
+        if not _is_dense_on_cpu(x):
+            return torch.addcmul(x, _finite(x), self._noise(x), value=torch.finfo(x.dtype).eps)
+        moved = torch.empty_like(x)
+        if moved.stride() != x.stride():
+            return self.disturbed(x.contiguous())
+        self._move(x, moved)
+        return moved
+
+    def _move(self, x: Tensor, out: Tensor) -> None:
+        kernels.jitter(
+            x.data_ptr(), out.data_ptr(), DTYPES[x.dtype], x.numel(), self._seed & MASK32, self._seed >> 32 & MASK32,
+            self._drawn, threads=torch.get_num_threads(),
+        )  # fmt: skip
+        self._drawn += -(-x.numel() // 16) * 16
 
     def after(self, func: Operator, args: Arguments, result: Any) -> None:
         """Disturb what ``func`` newly computed: its fresh outputs and the tensors it wrote in place."""
@@ -131,6 +153,22 @@ class Jitter:
 def _can_move(x: Tensor) -> bool:
     """Whether noise can be added: to dense floating numbers (what a sparse tensor adds up was disturbed before)."""
     return x.is_floating_point() and x.layout == torch.strided and x.numel() > 0
+
+
+def _is_dense_on_cpu(x: Tensor) -> bool:
+    """Whether the elements fill a stretch of memory, in whatever order, so that a kernel may go over them."""
+    if x.device.type != "cpu" or x.dtype not in DTYPES or type(x) not in (Tensor, torch.nn.Parameter):
+        return False
+    if x.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def _finite(x: Tensor) -> Tensor:

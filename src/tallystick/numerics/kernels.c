@@ -30,7 +30,7 @@
 enum { RUN = 256, LANES = 8 };
 
 /* Raise with every change that a caller must know of; kernels.py has the same number. */
-enum { VERSION = 3 };
+enum { VERSION = 5 };
 
 #define T_FIXED (486260413.0 * 0x1p-30) /* spec/rounding.md 3: off every simple fraction, in the middle range */
 #define MIN_EXPONENT (-149)             /* the smallest positive FP32 value is 2**-149 */
@@ -331,6 +331,32 @@ FAST EXPORT void tally_keep(uint64_t key0, uint64_t key1, int64_t start, int64_t
         int skip = (int)(element & 3), length = (int)smaller(n - at, RUN);
         philox(words, (uint64_t)(element >> 2), (skip + length + 3) >> 2, key0, key1);
         for (int i = 0; i < length; i++) out[at + i] = (uint8_t)(words[skip + i] < threshold);
+    }
+}
+
+/* Write x + d x eps over [begin, end), d one of -1, 0, 1 from byte (start + i) of the stream; whole numbers, infinities and NaN
+ * stay. out may be x. start, and begin where the work is cut, are multiples of 16: the bytes of one counter. */
+#define JITTER(name, T, round_to_whole, eps)                                                              \
+    INLINE void name(const T *x, T *out, const uint8_t *byte, int n) {                                    \
+        for (int i = 0; i < n; i++) {                                                                     \
+            T way = (T)(((int)byte[i] * 3 >> 8) - 1), whole = round_to_whole(x[i]);                       \
+            T moved = x[i] + x[i] * (way * (T)(eps));                                                     \
+            out[i] = x[i] == whole ? x[i] : moved;                                                        \
+        }                                                                                                 \
+    }
+JITTER(jitter32, float, rintf, 0x1p-23)
+JITTER(jitter64, double, rint, 0x1p-52)
+
+FAST EXPORT void tally_jitter(const void *x, void *out, int32_t type, int64_t begin, int64_t end, uint64_t start,
+                              uint64_t key0, uint64_t key1) {
+    uint32_t words[RUN / 4];
+    for (int64_t at = begin; at < end; at += RUN) {
+        int n = (int)smaller(end - at, RUN);
+        philox(words, (start + (uint64_t)at) >> 4, (n + 15) >> 4, key0, key1);
+        if (type == 0)
+            jitter32((const float *)x + at, (float *)out + at, (const uint8_t *)words, n);
+        else
+            jitter64((const double *)x + at, (double *)out + at, (const uint8_t *)words, n);
     }
 }
 

@@ -31,7 +31,7 @@ CANCELLED = 5  # relative bands: no quantum below 2**(e(old) + band + 5), as wha
 MAX_FP64 = (2.0 - 2.0**-52) * 2.0**1023
 MAX_FP32 = (2.0 - 2.0**-23) * 2.0**127
 WORD = 2.0**-32
-VERSION = 3  # of kernels.c and optimizers.c
+VERSION = 5  # of kernels.c and optimizers.c
 CHUNK = 1 << 17  # elements that one thread takes at a time
 
 LIBRARY = {"win32": "libkernels.dll", "darwin": "libkernels.dylib"}.get(sys.platform, "libkernels.so")
@@ -83,6 +83,7 @@ def _library() -> Any:
         ("tally_candidates", n, (p, n, n, p, p, n)),
         ("tally_philox", None, (u, u, n, n, p)),
         ("tally_keep", None, (u, u, n, n, u, p)),
+        ("tally_jitter", None, (p, p, i, n, n, u, u, u)),
         ("tally_fingerprint", u, (p, i, n, n, u)),
         ("tally_square_sum", d, (p, i, n, n)),
         ("tally_square_sums", None, (p, i, n, n, n, p)),
@@ -268,6 +269,36 @@ def keep(
         library.tally_keep(int(key0), int(key1), start + begin, end - begin, threshold, there + begin)
 
     in_chunks(one, out.size, threads)
+
+
+def jitter(
+    source: int,
+    target: int,
+    dtype: type[np.float32] | type[np.float64],
+    n: int,
+    key0: int,
+    key1: int,
+    start: int,
+    threads: int = 1,
+) -> None:
+    """Move ``n`` elements of float32 or float64 by -1, 0 or 1 last places, whole numbers and what is not finite excepted.
+
+    Args:
+        source: address of the elements.
+        target: address for the results; it may be the same.
+        dtype: of both.
+        n: number of elements.
+        key0: of the stream that says which way each goes.
+        key1: likewise.
+        start: first byte of the stream, a multiple of 16.
+        threads: how many work at a time.
+    """
+    library, kind = _library(), 0 if dtype is np.float32 else 1
+
+    def one(begin: int, end: int) -> None:
+        library.tally_jitter(source, target, kind, begin, end, start, int(key0), int(key1))
+
+    in_chunks(one, n, threads)
 
 
 def fingerprint(x: Floats, base: int, threads: int = 1) -> int:
