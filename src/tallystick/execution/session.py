@@ -34,7 +34,7 @@ from tallystick.execution.tape import FollowTape, RecordTape, Tape, is_noise_onl
 from tallystick.numerics.log import GridTable, Kind, decode_frame
 from tallystick.numerics.policy import Policy, is_calibration_step
 from tallystick.numerics.random import stream_key
-from tallystick.numerics.rounding import NO_KEY, Key, fingerprint
+from tallystick.numerics.rounding import NO_KEY, Key, fingerprint, fingerprint_all
 
 Site = tuple[Kind, int]
 REFUSED_OPTIMIZERS = {
@@ -545,10 +545,9 @@ class Session:
 
     def state_fingerprint(self) -> int:
         """Return the 64-bit fingerprint over all floating state tensors, in order of their names."""
-        total = 0
-        for ordinal, (_, tensor) in enumerate(sorted(self.floating_state(), key=lambda pair: pair[0])):
-            total += fingerprint(tensor, ordinal)
-        return total % (1 << 64)
+        return fingerprint_all(
+            tensor for _, tensor in sorted(self.floating_state(), key=lambda pair: pair[0])
+        )
 
     def floating_state(self) -> Iterator[tuple[str, Tensor]]:
         """Every floating tensor of the state, by entry name; values are float32 values whatever the dtype."""

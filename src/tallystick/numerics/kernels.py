@@ -31,7 +31,7 @@ CANCELLED = 5  # relative bands: no quantum below 2**(e(old) + band + 5), as wha
 MAX_FP64 = (2.0 - 2.0**-52) * 2.0**1023
 MAX_FP32 = (2.0 - 2.0**-23) * 2.0**127
 WORD = 2.0**-32
-VERSION = 5  # of kernels.c and optimizers.c
+VERSION = 6  # of kernels.c and optimizers.c
 CHUNK = 1 << 17  # elements that one thread takes at a time
 
 LIBRARY = {"win32": "libkernels.dll", "darwin": "libkernels.dylib"}.get(sys.platform, "libkernels.so")
@@ -85,6 +85,7 @@ def _library() -> Any:
         ("tally_keep", None, (u, u, n, n, u, p)),
         ("tally_jitter", None, (p, p, i, n, n, u, u, u)),
         ("tally_fingerprint", u, (p, i, n, n, u)),
+        ("tally_fingerprints", u, (p, n)),
         ("tally_square_sum", d, (p, i, n, n)),
         ("tally_square_sums", None, (p, i, n, n, n, p)),
         ("tally_max_difference", d, (p, i, p, i, n, n)),
@@ -306,6 +307,22 @@ def fingerprint(x: Floats, base: int, threads: int = 1) -> int:
     library, there, kind = _library(), _address(x), _type_of(x)
     parts = in_chunks(lambda a, b: library.tally_fingerprint(there, kind, a, b, base), x.size, threads)
     return sum(parts) % (1 << 64)
+
+
+def fingerprints(tensors: list[tuple[int, int, int, int]], threads: int = 1) -> int:
+    """Return the sum of the fingerprints of tensors, each given as (address, elements, base, 0 for float32 or 1 for float64)."""
+    library = _library()
+    small = [tensor for tensor in tensors if tensor[1] <= CHUNK]
+    table = np.array(small, dtype=np.uint64).reshape(-1, 4)
+    total = library.tally_fingerprints(_address(table), len(small))
+    for there, n, base, kind in tensors:
+        if n > CHUNK:
+
+            def one(begin: int, end: int, there: int = there, kind: int = kind, base: int = base) -> int:
+                return library.tally_fingerprint(there, kind, begin, end, base)
+
+            total += sum(in_chunks(one, n, threads))
+    return total % (1 << 64)
 
 
 def block_square_sums(x: Floats, rows: int, out: npt.NDArray[np.float64], threads: int = 1) -> None:

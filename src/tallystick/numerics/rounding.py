@@ -7,6 +7,7 @@ operations in bounded chunks. Both equal :mod:`tallystick.numerics.reference` bi
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,7 @@ from tallystick.errors import Nondeterminism
 from tallystick.numerics import kernels
 from tallystick.numerics.log import SiteGrid, SparseEntries
 
+KINDS = {torch.float32: 0, torch.float64: 1}
 CHUNK = 1 << 20  # elements held in temporaries at a time on devices without a fused kernel
 DENSEST = 8  # a site with more than one ambiguous element in eight has a useless grid, and is refused
 MASK32 = 0xFFFFFFFF
@@ -104,6 +106,19 @@ def fingerprint(tensor: Tensor, ordinal: int) -> int:
     if values.device.type == "cpu" and values.dtype in (torch.float32, torch.float64):
         return kernels.fingerprint(values.contiguous().numpy(), base, threads=torch.get_num_threads())
     return _fingerprint_tensor(values.to(torch.float32), base)
+
+
+def fingerprint_all(tensors: Iterable[Tensor]) -> int:
+    """Return the fingerprint of a state: the sum of those of its tensors, numbered in the order given, modulo 2**64."""
+    total, table, kept = 0, list[tuple[int, int, int, int]](), list[Tensor]()
+    for ordinal, tensor in enumerate(tensors):
+        kind = KINDS.get(tensor.dtype)
+        if kind is None or tensor.device.type != "cpu":
+            total += fingerprint(tensor, ordinal)
+            continue
+        kept.append(tensor if tensor.is_contiguous() else tensor.contiguous())
+        table.append((kept[-1].data_ptr(), tensor.numel(), ordinal << 40, kind))
+    return (total + kernels.fingerprints(table, threads=torch.get_num_threads())) % (1 << 64)
 
 
 def _fingerprint_tensor(values: Tensor, base: int) -> int:

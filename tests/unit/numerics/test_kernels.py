@@ -667,6 +667,21 @@ def test_fingerprints_of_any_tensor_agree(values: list[float], ordinal: int, chu
     assert rounding.fingerprint(x.double().reshape(1, -1), ordinal) == expected
 
 
+@pytest.mark.parametrize("chunk", [4, 1 << 17])
+def test_the_fingerprint_of_a_state_is_the_sum_of_its_tensors(
+    monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    monkeypatch.setattr(kernels, "CHUNK", chunk)
+    state = [
+        torch.tensor([1.5, -2.0]), torch.tensor([]), torch.tensor(3.0), torch.arange(6.0).reshape(2, 3).t(),
+        torch.tensor([0.25, 7.0], dtype=torch.float64), torch.tensor([1.0], dtype=torch.bfloat16), torch.arange(11.0),
+    ]  # fmt: skip
+    expected = sum(plain_fingerprint(x.reshape(-1).tolist(), i) for i, x in enumerate(state)) % 2**64
+    assert rounding.fingerprint_all(state) == expected
+    assert rounding.fingerprint_all(state[::-1]) != expected
+    assert rounding.fingerprint_all([]) == 0
+
+
 def test_the_fingerprint_of_a_transposed_tensor_is_that_of_its_rows() -> None:
     x = torch.arange(6.0).reshape(2, 3).t()
     assert rounding.fingerprint(x, 1) == plain_fingerprint([0.0, 3.0, 1.0, 4.0, 2.0, 5.0], 1)
