@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,17 +27,30 @@ from tallystick.store.files import RunDirectory, storing
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-PARTS = ("exactness", "log", "overhead", "memory", "loss")
+PARTS = ("exactness", "log", "overhead", "scaling", "memory", "loss")
 POLICIES = ("fp64", "fp32")
 JOBS: Mapping[str, tuple[str, ...]] = {
     "exactness": ("digits", "text"),
     "log": ("digits", "text"),
     "overhead": ("text", "gpt2"),
+    "scaling": ("text", "gpt2"),
     "memory": ("text", "gpt2"),
     "loss": ("text",),
 }
-STEPS: Mapping[str, int] = {"exactness": 200, "log": 200, "overhead": 40, "memory": 4, "loss": 400}
-QUICK: Mapping[str, int] = {"exactness": 3, "log": 3, "overhead": 2, "memory": 3, "loss": 3}
+STEPS: Mapping[str, int] = {
+    "exactness": 200,
+    "log": 200,
+    "overhead": 40,
+    "scaling": 5,
+    "memory": 4,
+    "loss": 400,
+}
+QUICK: Mapping[str, int] = {"exactness": 3, "log": 3, "overhead": 2, "scaling": 1, "memory": 3, "loss": 3}
+SIZES: Mapping[str, tuple[Mapping[str, str], ...]] = {  # models of about 1, 10 and 124 million parameters
+    "text": ({}, {"width": "384", "layers": "6"}),
+    "gpt2": ({},),
+}
+BATCHES = (1, 4, 16)
 GPT2_ROUNDS, WARM_UP = 3, 3
 MOST_BITS: Mapping[tuple[str, str], float] = {("text", "fp64"): 0.001, ("text", "fp32"): 0.03}
 MOST_MEMORY = 1.25
@@ -156,7 +169,7 @@ class Bench:
         place: an empty directory for run directories.
         say: takes one line of progress.
         jobs: instead of each part's own.
-        policies: instead of both; the loss is by default measured under fp32 alone.
+        policies: instead of both; loss and scaling are by default measured under fp32 alone.
         steps: instead of each part's own number.
         quick: so few steps that every part is seen to work and no number means much.
         child: runs a command in a process of its own.
@@ -181,13 +194,14 @@ class Bench:
             "exactness": self.exactness,
             "log": self.log,
             "overhead": self.overhead,
+            "scaling": self.scaling,
             "memory": self.memory,
             "loss": self.loss,
         }
         rows: list[Row] = []
         for part in [part for part in PARTS if part in parts]:
             for job in self.jobs or JOBS[part]:
-                for policy in self.policies or (("fp32",) if part == "loss" else POLICIES):
+                for policy in self.policies or (("fp32",) if part in ("loss", "scaling") else POLICIES):
                     self.say(f"{part}: {job}, {policy}")
                     try:
                         found = measure[part](job, policy)
@@ -326,6 +340,26 @@ class Bench:
             "overhead", job=job, policy=policy, rounds=self._steps("overhead", job), warm_up=warm_up
         )
         return overhead_rows(job, policy, found)
+
+    # -- scaling -------------------------------------------------------------------------------
+
+    def scaling(self, job: str, policy: str) -> list[Row]:
+        """Return what recording and auditing cost by size of model and of batch; both have no more to do for a larger batch."""
+        rows: list[Row] = []
+        rounds = self._steps("scaling", job)
+        for size in SIZES.get(job, ({},)):
+            for batch in BATCHES[:1] if self.quick else BATCHES:
+                settings = {**size, "batch": str(batch), "accumulation": "1"}
+                self.say(
+                    f"  batch {batch}, {', '.join(f'{k} {v}' for k, v in size.items()) or 'size as it comes'}"
+                )
+                found = self._measure(
+                    "overhead", job=job, policy=policy, rounds=rounds, warm_up=1, settings=settings
+                )
+                for row in overhead_rows(job, policy, found)[:2]:
+                    name = f"{row.measure}, {found['parameters'] / 1e6:.3g} M parameters, batch {batch}"
+                    rows.append(replace(row, part="scaling", measure=name))
+        return rows
 
     # -- memory --------------------------------------------------------------------------------
 

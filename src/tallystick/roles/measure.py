@@ -211,11 +211,13 @@ def load_kernels(policy: Policy) -> None:
         _follow(replay, record, frame)
 
 
-def overhead(job: str, policy: str, rounds: int, warm_up: int, say: Say) -> dict[str, Any]:
+def overhead(
+    job: str, policy: str, rounds: int, warm_up: int, say: Say, settings: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Return the seconds of plain, recorded and audited steps that took turns in this process.
 
     The auditor follows in memory what the trainer has just logged. ``rounds`` are measured after ``warm_up``
-    more. Each step's seconds stand by phase, with ``total``; calibrations are timed apart.
+    more. Each step's seconds stand by phase, with ``total``; calibrations are timed apart. ``settings`` are the job's.
 
     Raises:
         Mismatch: the audited step is not the recorded one.
@@ -227,11 +229,12 @@ def overhead(job: str, policy: str, rounds: int, warm_up: int, say: Say) -> dict
 
     source, chosen = find_source(job), find_policy(policy)
     load_kernels(chosen)
-    plain = PlainLoop(source.build({}), COMPUTE[policy])
-    run = MemoryRun(source.build({}), chosen, seed=0)
+    given = dict(settings or {})
+    plain = PlainLoop(source.build(given), COMPUTE[policy])
+    run = MemoryRun(source.build(given), chosen, seed=0)
     first, again = run.begin(), list[float]()
     say(f"first calibration {first:.2f} s")
-    followed = source.build({})
+    followed = source.build(given)
     replay = Replay(followed, open_session(followed, chosen, 0))
     replay.session.table, replay.session.base = run.session.table, run.session.base
     measured: list[dict[str, Times]] = []
@@ -258,6 +261,7 @@ def overhead(job: str, policy: str, rounds: int, warm_up: int, say: Say) -> dict
         "calibrations_due": sum(run.session.is_calibration_step(step) for step in range(1, run.job.steps)),
         "job_steps": run.job.steps,
         "state_root": ended - started,
+        "parameters": sum(p.numel() for p in run.job.model.parameters()),
         "threads": torch.get_num_threads(),
     }
 

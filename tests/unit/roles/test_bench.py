@@ -250,6 +250,12 @@ class Played:
                 bytes(8) if profile.instructions == "native" and not profile.jitter else b"12345678"
             )
             return {}
+        if kind == "overhead":
+            batch = int(given["settings"]["batch"])
+            times = {"forward_backward": float(batch), "optimizer": 1.0, "total": 1.0 + batch}
+            round_ = {"plain": times, "record": {**times, "total": 2.0 + batch}, "audit": times}
+            facts = dict.fromkeys(("first_calibration", "calibration", "calibrations_due", "state_root"), 1.0)
+            return {"rounds": [round_], "threads": 1, "job_steps": 8, "parameters": 10_000_000, **facts}
         if kind == "loss":
             return {"plain": 2.0 + 0.1 * given["seed"], "recorded": 2.05 + 0.1 * given["seed"]}
         peak = {"plain": 100, "record": 120, "audit": 130}[given["role"]]
@@ -311,6 +317,19 @@ def test_log_rows_of_text_have_a_limit_and_others_none(tmp_path: Path) -> None:
         ("text", "fp32"): 0.03,
     }
     assert all(r.detail["first_grids_bytes"] == 2 for r in rows)
+
+
+def test_scaling_goes_over_sizes_and_batches(tmp_path: Path) -> None:
+    (tmp_path / "bench").mkdir()
+    child = Played()
+    rows = Bench(tmp_path / "bench", lambda _: None, child=child).run(["scaling"])
+    ratios = {r.measure: r.value for r in rows if r.job == "gpt2"}
+    assert ratios["record / plain, 10 M parameters, batch 1"] == 1.5
+    assert ratios["record / plain, 10 M parameters, batch 4"] == pytest.approx(1.2)
+    assert ratios["audit / plain, 10 M parameters, batch 16"] == 1.0
+    given = [json.loads(asked[3])["settings"] for asked, _ in child.asked]
+    assert [one["batch"] for one in given] == ["1", "4", "16"] * 3
+    assert {r.policy for r in rows} == {"fp32"}
 
 
 def test_memory_is_judged_against_the_plain_loop(tmp_path: Path) -> None:
