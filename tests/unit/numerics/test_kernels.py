@@ -1,6 +1,7 @@
-"""One rule in three forms, bit for bit: scalar reference, fused CPU kernels, tensor operations in chunks.
+"""One rule in four forms, bit for bit: scalar reference, fused CPU kernels, tensor operations, Triton kernels.
 
-The tensor operations are what other devices run; here they run on CPU tensors, in chunks of a few elements.
+The last two are what other devices run. Here the tensor operations run on CPU tensors, in chunks of a few elements,
+and so do the Triton kernels, interpreted, in small tiles; without triton their share is skipped by name.
 """
 
 # pyright: reportPrivateUsage=false
@@ -8,9 +9,12 @@ The tensor operations are what other devices run; here they run on CPU tensors, 
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import itertools
 import json
 import math
+import os
 import re
 import struct
 from dataclasses import dataclass
@@ -36,6 +40,13 @@ PATHS = {
     "kernel": (rounding.round_recorded, rounding.round_followed),
     "tensor": (rounding._record_tensor, rounding._follow_tensor),
 }
+TRITON = (
+    importlib.import_module("tallystick.numerics.triton_kernels")
+    if importlib.util.find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"
+    else None
+)
+if TRITON is not None:
+    PATHS["triton"] = (rounding._record_triton, rounding._follow_triton)
 FORMS = {  # dtypes of the values, of the old ones, of the result
     "float32": (torch.float32, torch.float32, torch.float32),
     "float64": (torch.float64, torch.float64, torch.float64),
@@ -103,12 +114,21 @@ def check(site: Site, chunk: int = CHUNK) -> None:
     """Asserts that all forms record, follow, refuse and list candidates alike."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rounding, "CHUNK", chunk)
+        set_tile(patch, len(site.xs))
         entries = check_recorded(site)
         if entries is not None:
             own = {entry.index: entry for entry in entries}
             merged = own | {entry.index: entry for entry in site.extra}
             check_followed(site, [merged[i] for i in sorted(merged)])
         check_candidates(site)
+
+
+def set_tile(patch: pytest.MonkeyPatch, n: int) -> None:
+    """Tiles of Triton such that `n` elements fill at least one and part of another, two to a piece."""
+    if TRITON is not None:
+        tile = max(16, 1 << max(n - 1, 1).bit_length() - 1)
+        patch.setattr(TRITON, "TILE", tile)
+        patch.setattr(TRITON, "PIECE", 2 * tile)
 
 
 def check_recorded(site: Site) -> list[Entry] | None:
