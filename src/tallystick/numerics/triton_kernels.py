@@ -33,9 +33,11 @@ from torch import Tensor
 
 TILE = 1024  # elements a program rounds; a power of two, at least 16
 PIECE = 1 << 28  # elements of a site worked on at a time, a multiple of TILE: bounds what is held beside the site
-SCAN = 4096  # tiles that the scanning program takes at a time
+MARKS = 128  # entries that a program marks
+SCAN = 2048  # tiles that the scanning program takes at a time
 
 LANES = tl.constexpr(16)  # elements whose two bits share a word of the mask
+LANE_BITS = tl.constexpr(4)
 MAGNITUDE = tl.constexpr((1 << 63) - 1)
 SIGN = tl.constexpr(-(1 << 63))
 NOWHERE = tl.constexpr((1 << 63) - 1)  # a position beyond all
@@ -263,7 +265,7 @@ def _record_tiles(
     distance = tl.where(across, far, near) * _power_of_two(exponent)
     logged = (inside & (distance < delta)).to(tl.uint32)
     side = (up ^ across).to(tl.uint32) & logged
-    shift = (lane % LANES).to(tl.uint32)
+    shift = (lane & (LANES - 1)).to(tl.uint32)
     bits = (logged << shift) | (side << (shift + LANES))
     words = tl.sum(tl.reshape(bits, [TILE // LANES, LANES]), axis=1)
     tl.store(masks + tile * (TILE // LANES) + tl.arange(0, TILE // LANES), words.to(tl.int32, bitcast=True))
@@ -316,21 +318,23 @@ def _mark_entries(entries, masks, origin, count, TILE: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     inside = at < count
     local = (tl.load(entries + at, mask=inside, other=0) >> 1) - origin
-    word = local // LANES
+    word = local >> LANE_BITS
     previous = tl.load(entries + at - 1, mask=inside & (at > 0), other=0) >> 1
-    first = inside & ((at == 0) | ((previous - origin) // LANES != word))
+    first = inside & ((at == 0) | (((previous - origin) >> LANE_BITS) != word))
     bits = tl.zeros([TILE], tl.int32)
     for further in tl.static_range(LANES):
         entry = tl.load(entries + at + further, mask=first & (at + further < count), other=0)
         place = (entry >> 1) - origin
-        lane = (place % LANES).to(tl.int32)
+        lane = (place & (LANES - 1)).to(tl.int32)
         bit = (tl.full([TILE], 1, tl.int32) | ((entry & 1).to(tl.int32) << LANES)) << lane
-        same = (at + further < count) & (place // LANES == word)
+        same = (at + further < count) & ((place >> LANE_BITS) == word)
         bits |= tl.where(same, bit, 0)
     tl.store(masks + word, bits, mask=first)
 
 
-@triton.jit(do_not_specialize=["origin", "n", "rows", "precision", "band", "floor", "key0", "key1", "limit"])
+@triton.jit(
+    do_not_specialize=["tiles", "origin", "n", "rows", "precision", "band", "floor", "key0", "key1", "limit"]
+)
 def _follow_tiles(
     y, old, out, scales, masks, numbers, sums, tiles, origin, n, rows,
     precision, band, floor, key0, key1, limit,
@@ -357,8 +361,8 @@ def _follow_tiles(
     across = far < near
     distance = tl.where(across, far, near) * _power_of_two(exponent)
     within = inside & (distance < delta + delta)
-    word = tl.load(masks + local // LANES, mask=inside, other=0)
-    shift = lane % LANES
+    word = tl.load(masks + (local >> LANE_BITS), mask=inside, other=0)
+    shift = lane & (LANES - 1)
     logged = ((word >> shift) & 1) == 1
     side = (word >> (shift + LANES)) & 1
     own = up.to(tl.int32)
@@ -618,6 +622,10 @@ class _Piece:
             "LONG": self.rows(grid) >= TILE,
         }
 
+    def scales(self, grid: Grid) -> Tensor:
+        """The scales, or some int32 that is not looked at."""
+        return grid.scales if grid.scales.numel() else self.empty(1, dtype=torch.int32)
+
     def rows(self, grid: Grid) -> int:
         return self.numel // max(grid.scales.numel(), 1)
 
@@ -643,7 +651,7 @@ def _record_piece(piece: _Piece, grid: Grid, room: int) -> tuple[npt.NDArray[np.
     counts = piece.empty(tiles, dtype=torch.int32)
     bad, offsets, head = piece.empty(tiles), piece.empty(tiles), piece.empty(2)
     _launch(
-        _record_tiles, tiles, piece.x, piece.old, piece.out, grid.scales, masks, counts, bad,
+        _record_tiles, tiles, piece.x, piece.old, piece.out, piece.scales(grid), masks, counts, bad,
         *piece.numbers(grid), **piece.options(grid),
     )  # fmt: skip
     _launch(_scan_counts, 1, counts, bad, offsets, head, tiles, SCAN=SCAN)
@@ -659,14 +667,15 @@ def _follow_piece(piece: _Piece, grid: Grid, packed: npt.NDArray[np.int64]) -> n
     masks = piece.x.new_zeros(tiles * TILE // LANES.value, dtype=torch.int32)
     if packed.size:
         entries = torch.from_numpy(packed).to(piece.x.device)
-        _launch(_mark_entries, _tiles(packed.size), entries, masks, piece.origin, packed.size, TILE=TILE)
+        programs = -(-packed.size // MARKS)
+        _launch(_mark_entries, programs, entries, masks, piece.origin, packed.size, TILE=MARKS)
     numbers, sums = piece.empty(4, tiles), piece.empty(2, tiles, dtype=torch.float64)
     _launch(
-        _follow_tiles, tiles, piece.x, piece.old, piece.out, grid.scales, masks, numbers, sums, tiles,
+        _follow_tiles, tiles, piece.x, piece.old, piece.out, piece.scales(grid), masks, numbers, sums, tiles,
         *piece.numbers(grid), **piece.options(grid),
     )  # fmt: skip
     head = piece.empty(6)
-    _launch(_fold, 1, numbers, sums, head, tiles, SCAN=SCAN // 4)
+    _launch(_fold, 1, numbers, sums, head, tiles, SCAN=SCAN // 2)
     return head.cpu().numpy()
 
 
