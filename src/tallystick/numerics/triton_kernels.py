@@ -32,7 +32,9 @@ import triton.language as tl
 from torch import Tensor
 
 TILE = 1024  # elements a program rounds; a power of two, at least 16
-PIECE = 1 << 28  # elements of a site worked on at a time, a multiple of TILE: bounds what is held beside the site
+PIECE = (
+    1 << 28
+)  # elements of a site worked on at a time, a multiple of TILE: bounds what is held beside the site
 MARKS = 128  # entries that a program marks
 SCAN = 2048  # tiles that the scanning program takes at a time
 
@@ -401,9 +403,7 @@ def _fold(numbers, sums, head, tiles, SCAN: tl.constexpr):
         inside = tile < tiles
         near += tl.load(numbers + tile, mask=inside, other=0)
         violations += tl.load(numbers + tiles + tile, mask=inside, other=0)
-        violation = tl.minimum(
-            violation, tl.load(numbers + 2 * tiles + tile, mask=inside, other=NOWHERE)
-        )
+        violation = tl.minimum(violation, tl.load(numbers + 2 * tiles + tile, mask=inside, other=NOWHERE))
         bad = tl.minimum(bad, tl.load(numbers + 3 * tiles + tile, mask=inside, other=NOWHERE))
         steer += tl.load(sums + tile, mask=inside, other=0.0)
         energy += tl.load(sums + tiles + tile, mask=inside, other=0.0)
@@ -542,7 +542,9 @@ def follow(
             if violation < 0 and head[1]:
                 violation = int(head[2])
             near, violations = near + int(head[0]), violations + int(head[1])
-            steer, energy = (a + float(b) for a, b in zip((steer, energy), head[4:].view(np.float64), strict=True))
+            steer, energy = (
+                a + float(b) for a, b in zip((steer, energy), head[4:].view(np.float64), strict=True)
+            )
     return Sums(-1, violation, violations, near, steer, energy)
 
 
@@ -551,7 +553,9 @@ def philox_words(key: tuple[int, int], first_block: int, blocks: int, device: to
     out = torch.empty(4 * blocks, dtype=torch.int64, device=device)
     if blocks:
         with _on(out):
-            _launch(_draw_words, _tiles(out.numel()), out, 4 * first_block, out.numel(), *_signed(key), TILE=TILE)
+            _launch(
+                _draw_words, _tiles(out.numel()), out, 4 * first_block, out.numel(), *_signed(key), TILE=TILE
+            )
     return out
 
 

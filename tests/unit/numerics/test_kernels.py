@@ -46,7 +46,8 @@ TRITON = (
     else None
 )
 needs_triton = pytest.mark.skipif(
-    TRITON is None, reason="triton is not installed, or TRITON_INTERPRET is not 1: its kernels are not interpreted"
+    TRITON is None,
+    reason="triton is not installed, or TRITON_INTERPRET is not 1: its kernels are not interpreted",
 )
 if TRITON is not None:
     PATHS["triton"] = (rounding._record_triton, rounding._follow_triton)

@@ -26,11 +26,11 @@ from tallystick.numerics import kernels, random, reference, rounding
 from tallystick.numerics.log import SiteGrid, SparseEntries
 from tallystick.numerics.reference import Entry, ScaledBand
 
-pytest.importorskip("triton", reason="triton is not installed: its kernels are neither interpreted nor compiled")
+pytest.importorskip(
+    "triton", reason="triton is not installed: its kernels are neither interpreted nor compiled"
+)
 if os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip(
-        "TRITON_INTERPRET is not 1: here triton compiles, see tests/gpu", allow_module_level=True
-    )
+    pytest.skip("TRITON_INTERPRET is not 1: here triton compiles, see tests/gpu", allow_module_level=True)
 
 from tallystick.numerics import triton_kernels
 
@@ -86,7 +86,9 @@ def test_without_the_log_the_follower_of_the_test_before_differs() -> None:
     assert int((here != there).sum()) > 3
 
 
-@pytest.mark.parametrize("logged", [[0], [15, 16], [31, 32, 33], list(range(100)), list(range(0, 100, 16)), []])
+@pytest.mark.parametrize(
+    "logged", [[0], [15, 16], [31, 32, 33], list(range(100)), list(range(0, 100, 16)), []]
+)
 def test_every_entry_reaches_its_own_element(logged: list[int], tiles: Callable[[int, int], None]) -> None:
     """Entries at both ends of a mask's word, a tile and a piece; several programs mark them."""
     tiles(16, 2)
@@ -121,7 +123,9 @@ def test_the_result_may_lie_over_what_it_is_made_of(form: str, tiles: Callable[[
 
 def test_a_multiple_is_narrowed_to_fp32_with_ties_to_even() -> None:
     """An absolute grid of unit quanta holds integers beyond 2**24, of which FP32 holds not all."""
-    wide = [2.0**24 + k for k in range(8)] + [2.0**25 + k for k in range(8)] + [2.0**53 - 1, 2.0**52 + 2.0**28]
+    wide = (
+        [2.0**24 + k for k in range(8)] + [2.0**25 + k for k in range(8)] + [2.0**53 - 1, 2.0**52 + 2.0**28]
+    )
     x = torch.tensor(wide + [-value for value in wide], dtype=torch.float64)
     out = torch.empty(x.numel())
     rounding._record_triton(x, SiteGrid(0, -8, 0, False, [0]), out=out, old=None, key=KEY, name="w")
@@ -135,7 +139,9 @@ def test_every_kind_of_fp32_is_widened_and_narrowed_to_itself() -> None:
     bits += [1 << k for k in range(23)] + [(1 << k) - 1 for k in range(1, 23)]
     x = torch.tensor(bits + [b - (1 << 31) for b in bits], dtype=torch.int32).view(torch.float32)
     out = torch.empty_like(x)
-    entries = rounding._record_triton(x, SiteGrid(24, -300, -149, False, [0]), out=out, old=None, key=KEY, name="w")
+    entries = rounding._record_triton(
+        x, SiteGrid(24, -300, -149, False, [0]), out=out, old=None, key=KEY, name="w"
+    )
     assert len(entries) == 0
     assert torch.equal(out.view(torch.int32), (x + 0.0).view(torch.int32))
 
@@ -227,7 +233,11 @@ def test_fingerprints_are_those_of_the_tensor_operations(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("blocks", "rows"), [(1, 1), (1, 1000), (7, 13), (30, 1), (3, 64), (2, 0)])
 def test_the_rms_of_a_block_is_that_of_the_cpu(
-    dtype: torch.dtype, blocks: int, rows: int, tiles: Callable[[int, int], None], monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype,
+    blocks: int,
+    rows: int,
+    tiles: Callable[[int, int], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tiles(32, 1)
     x = draws(blocks * rows, rows, dtype) * 2.0**40
@@ -275,26 +285,22 @@ def test_only_entries_and_a_few_sums_leave_the_device(monkeypatch: pytest.Monkey
 
 def test_too_many_entries_do_not_leave_the_device_at_all() -> None:
     x = torch.full((4000,), reference.T_FIXED, dtype=torch.float64)
-    grid = triton_kernels.Grid(
-        0, -6, 0, False, torch.zeros(1, dtype=torch.int32), kernels.MAX_FP64, KEY
-    )
+    grid = triton_kernels.Grid(0, -6, 0, False, torch.zeros(1, dtype=torch.int32), kernels.MAX_FP64, KEY)
     found = triton_kernels.record(x, grid, torch.empty_like(x), None, 756)
     assert (found.count, found.positions.size) == (4000, 0)
-    with pytest.raises(Nondeterminism, match="^w: 4000 of 4000 elements are ambiguous"):
-        rounding._record_triton(
-            x, SiteGrid(0, -6, 0, False, [0]), out=x, old=None, key=KEY, name="w"
-        )
+    with pytest.raises(Nondeterminism, match=r"^w: 4000 of 4000 elements are ambiguous"):
+        rounding._record_triton(x, SiteGrid(0, -6, 0, False, [0]), out=x, old=None, key=KEY, name="w")
 
 
 def test_entries_of_another_site_are_refused_before_anything_is_written() -> None:
     grid = SiteGrid(0, -6, 0, False, [0])
     x = draws(20, 1)
     before = x.clone()
-    with pytest.raises(InvalidInput, match="^w: entries of 1 bits for 21 elements, site has 20 of 1 bit"):
+    with pytest.raises(InvalidInput, match=r"^w: entries of 1 bits for 21 elements, site has 20 of 1 bit"):
         rounding._follow_triton(x, grid, SparseEntries.none(21, 1), out=x, old=None, key=KEY, name="w")
-    with pytest.raises(InvalidInput, match="^band: 3 blocks do not divide 20 elements"):
+    with pytest.raises(InvalidInput, match=r"^band: 3 blocks do not divide 20 elements"):
         rounding._record_triton(x, SiteGrid(0, -6, 0, False, [0, 0, 0]), out=x, old=None, key=KEY, name="w")
-    with pytest.raises(InvalidInput, match="^rounding: 20 elements into 19"):
+    with pytest.raises(InvalidInput, match=r"^rounding: 20 elements into 19"):
         rounding._record_triton(x, grid, out=x[:19], old=None, key=KEY, name="w")
     with pytest.raises(InvalidInput, match="without as many old ones"):
         rounding._record_triton(x, SiteGrid(24, -47, -149), out=x, old=x[:19], key=KEY, name="w")
