@@ -448,6 +448,25 @@ def test_runs_of_words_longer_than_a_kernel_draws_at_a_time_change_nothing(
     check(Site(grid, xs.tolist(), ys.tolist(), olds), chunk=1000)
 
 
+def test_the_distance_to_the_boundary_beyond_rounds_in_the_order_written() -> None:
+    """(low + 1) - high, not 1 - (high - low): values whose distance is a band of a quarter, give or take an ulp."""
+    words = random.words(KEY, 0, 300)
+    xs: list[float] = []
+    for i, word in enumerate(words.tolist()):
+        t = reference.dithered_position(word)
+        below = t - 0.75 - (i % 9) * 2.0**-55  # r < t: the boundary at t - 1 is nearer where t > 3/4
+        above = t + 0.75 + (i % 9 - 4) * 2.0**-53  # r >= t: the one at t + 1, where t < 1/4
+        xs.append(below if t > 0.76 else above if t < 0.24 else 0.0)
+    site = Site(SiteGrid(0, -2, 0, True, [0]), xs, xs)
+    check(site)
+    logged = {entry.index for entry in reference.record(xs, 0, site.band, site.words)[1]}
+    other = {
+        i for i, x in enumerate(xs) if x and 1.0 - abs(x - reference.dithered_position(int(words[i]))) < 0.25
+    }
+    assert len(logged & other) > 10
+    assert logged ^ other, "the two orders never differ here"
+
+
 def test_blocks_of_one_scale_are_one_block() -> None:
     x = torch.from_numpy(np.random.Generator(np.random.PCG64(3)).normal(size=4 * 1031))
     one, four, each = (torch.empty_like(x) for _ in range(3))
