@@ -62,11 +62,13 @@ say "pip with dependency groups (25.1 or newer)"
 pip install --upgrade 'pip>=25.1'
 
 say "torch first and alone: $torch_spec"
-grep -vE '^torch==' constraints.txt >"$constraints"
+grep -vE '^(torch|triton)==' constraints.txt >"$constraints" # a torch built for CUDA names its own triton
 pip install -c "$constraints" "$torch_spec"
 
-# From here on the installed torch, pinned or brought, is what nothing may change.
+# From here on the installed torch, pinned or brought, is what nothing may change; likewise the triton that came with it.
 "$venv_python" -c 'import importlib.metadata as m; print("torch==" + m.version("torch").split("+")[0])' >>"$constraints"
+"$venv_python" -c 'import importlib.metadata as m; print("triton==" + m.version("triton"))' >>"$constraints" 2>/dev/null ||
+  grep -E '^triton==' constraints.txt >>"$constraints"
 
 say "tallystick, its extras and the developer tools"
 pip install -c "$constraints" --editable '.[all]' --group dev

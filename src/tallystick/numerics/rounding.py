@@ -1,21 +1,28 @@
 """Rounding of whole tensors: record decisions, or follow them (spec/rounding.md).
 
 One function a direction, for any device: tensors on the CPU go through the fused kernels of
-:mod:`tallystick.numerics.kernels`, others through the same arithmetic written as tensor
-operations in bounded chunks. Both equal :mod:`tallystick.numerics.reference` bit for bit.
+:mod:`tallystick.numerics.kernels`, those on a CUDA device through
+:mod:`tallystick.numerics.triton_kernels` where triton is installed, others through the same
+arithmetic written as tensor operations in bounded chunks. All equal
+:mod:`tallystick.numerics.reference` bit for bit.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tallystick.errors import Nondeterminism
+from tallystick.errors import InvalidInput, Nondeterminism
 from tallystick.numerics import kernels
 from tallystick.numerics.log import SiteGrid, SparseEntries
 
@@ -70,6 +77,8 @@ def round_recorded(
     """
     if x.device.type == "cpu":
         return _record_cpu(x, grid, out=out, old=old, key=key, name=name)
+    if _has_triton(x.device, x, out, old):
+        return _record_triton(x, grid, out=out, old=old, key=key, name=name)
     return _record_tensor(x, grid, out=out, old=old, key=key, name=name)
 
 
@@ -92,7 +101,30 @@ def round_followed(
     """
     if y.device.type == "cpu":
         return _follow_cpu(y, grid, entries, out=out, old=old, key=key, name=name)
+    if _has_triton(y.device, y, out, old):
+        return _follow_triton(y, grid, entries, out=out, old=old, key=key, name=name)
     return _follow_tensor(y, grid, entries, out=out, old=old, key=key, name=name)
+
+
+@cache
+def _find_triton() -> ModuleType | None:
+    """The Triton kernels, or None where triton is not installed."""
+    if importlib.util.find_spec("triton") is None:
+        return None
+    return importlib.import_module("tallystick.numerics.triton_kernels")
+
+
+def _triton() -> Any:
+    found = _find_triton()
+    assert found is not None
+    return found
+
+
+def _has_triton(device: torch.device, *tensors: Tensor | None) -> bool:
+    """Whether the Triton kernels run there and take these tensors. Not tried on ROCm, which torch calls cuda too."""
+    if device.type != "cuda" or torch.version.hip is not None or _find_triton() is None:
+        return False
+    return _triton().takes(*tensors)
 
 
 def fingerprint(tensor: Tensor, ordinal: int) -> int:
@@ -105,7 +137,10 @@ def fingerprint(tensor: Tensor, ordinal: int) -> int:
     base = ordinal << 40
     if values.device.type == "cpu" and values.dtype in (torch.float32, torch.float64):
         return kernels.fingerprint(values.contiguous().numpy(), base, threads=torch.get_num_threads())
-    return _fingerprint_tensor(values.to(torch.float32), base)
+    values = values.to(torch.float32)
+    if _has_triton(values.device):
+        return _triton().fingerprint(values.contiguous(), base)
+    return _fingerprint_tensor(values, base)
 
 
 def fingerprint_all(tensors: Iterable[Tensor]) -> int:
@@ -133,12 +168,18 @@ def _fingerprint_tensor(values: Tensor, base: int) -> int:
 
 def block_rms(x: Tensor, blocks: int) -> npt.NDArray[np.float64]:
     """Return the root mean square of each of ``blocks`` equal leading blocks of ``x``, in binary64."""
+    if _has_triton(x.device, x):
+        return _block_rms_triton(x, blocks)
     if x.device.type != "cpu":
         return _block_rms_tensor(x, blocks)
     rows = x.numel() // blocks
     sums = np.empty(blocks, dtype=np.float64)
     kernels.block_square_sums(_flat(x), rows, sums, threads=torch.get_num_threads())
     return np.sqrt(sums / max(rows, 1))
+
+
+def _block_rms_triton(x: Tensor, blocks: int) -> npt.NDArray[np.float64]:
+    return np.sqrt(_triton().block_square_sums(x, blocks) / max(x.numel() // blocks, 1))
 
 
 def _block_rms_tensor(x: Tensor, blocks: int) -> npt.NDArray[np.float64]:
@@ -329,6 +370,12 @@ def dither_boundaries(key: Key, start: int, count: int, device: torch.device) ->
 
 def philox_words(key: Key, first_block: int, blocks: int, device: torch.device) -> Tensor:
     """Return ``4 * blocks`` Philox 4x32-10 words as int64 in [0, 2**32), from counter ``first_block`` on."""
+    if _has_triton(device):
+        return _triton().philox_words(key, first_block, blocks, device)
+    return _philox_words_tensor(key, first_block, blocks, device)
+
+
+def _philox_words_tensor(key: Key, first_block: int, blocks: int, device: torch.device) -> Tensor:
     counter = torch.arange(first_block, first_block + blocks, dtype=torch.int64, device=device)
     c0, c1 = counter & MASK32, counter >> 32
     c2, c3 = torch.zeros_like(c0), torch.zeros_like(c0)
@@ -425,3 +472,41 @@ def _follow_tensor(
         energy += float(result.square().sum().item())
         target[start : start + CHUNK] = result.to(target.dtype)
     return Followed(violation, violations, near_count, steer, energy)
+
+
+def _triton_grid(x: Tensor, grid: SiteGrid, out: Tensor, old: Tensor | None, key: Key) -> Any:
+    scales, rows, relative = _blocks(grid, x.numel())
+    if not relative and rows * scales.size != x.numel():
+        raise InvalidInput(f"band: {scales.size} blocks do not divide {x.numel()} elements")
+    if out.numel() != x.numel() or (relative and (old is None or old.numel() != x.numel())):
+        raise InvalidInput(f"rounding: {x.numel()} elements into {out.numel()}, or without as many old ones")
+    return _triton().Grid(
+        grid.precision, grid.band, grid.floor, grid.dithered,
+        torch.from_numpy(scales).to(x.device), _limit(grid, out), key,
+    )  # fmt: skip
+
+
+def _record_triton(
+    x: Tensor, grid: SiteGrid, *, out: Tensor, old: Tensor | None, key: Key, name: str
+) -> SparseEntries:
+    room = 256 + x.numel() // DENSEST
+    found = _triton().record(x, _triton_grid(x, grid, out, old, key), out, old, room)
+    if found.bad >= 0:
+        raise _not_finite(name, found.bad)
+    if found.count > room:
+        raise _too_dense(name, found.count, x.numel())
+    return SparseEntries(x.numel(), 1, found.positions, found.sides)
+
+
+def _follow_triton(
+    y: Tensor, grid: SiteGrid, entries: SparseEntries, *, out: Tensor, old: Tensor | None, key: Key, name: str
+) -> Followed:
+    if entries.n != y.numel() or entries.width != 1:
+        raise InvalidInput(
+            f"{name}: entries of {entries.width} bits for {entries.n} elements, site has {y.numel()} of 1 bit"
+        )
+    plan = _triton_grid(y, grid, out, old, key)
+    found = _triton().follow(y, plan, entries.indexes, entries.symbols, out, old)
+    if found.bad >= 0:
+        raise _not_finite(name, found.bad)
+    return Followed(found.violation, found.violations, found.near, found.steer, found.energy)

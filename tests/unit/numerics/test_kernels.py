@@ -1,6 +1,7 @@
-"""One rule in three forms, bit for bit: scalar reference, fused CPU kernels, tensor operations in chunks.
+"""One rule in four forms, bit for bit: scalar reference, fused CPU kernels, tensor operations, Triton kernels.
 
-The tensor operations are what other devices run; here they run on CPU tensors, in chunks of a few elements.
+The last two are what other devices run. Here the tensor operations run on CPU tensors, in chunks of a few elements,
+and so do the Triton kernels, interpreted, in small tiles; without triton their share is skipped by name.
 """
 
 # pyright: reportPrivateUsage=false
@@ -8,9 +9,12 @@ The tensor operations are what other devices run; here they run on CPU tensors, 
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import itertools
 import json
 import math
+import os
 import re
 import struct
 from dataclasses import dataclass
@@ -36,6 +40,17 @@ PATHS = {
     "kernel": (rounding.round_recorded, rounding.round_followed),
     "tensor": (rounding._record_tensor, rounding._follow_tensor),
 }
+TRITON = (
+    importlib.import_module("tallystick.numerics.triton_kernels")
+    if importlib.util.find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"
+    else None
+)
+needs_triton = pytest.mark.skipif(
+    TRITON is None,
+    reason="triton is not installed, or TRITON_INTERPRET is not 1: its kernels are not interpreted",
+)
+if TRITON is not None:
+    PATHS["triton"] = (rounding._record_triton, rounding._follow_triton)
 FORMS = {  # dtypes of the values, of the old ones, of the result
     "float32": (torch.float32, torch.float32, torch.float32),
     "float64": (torch.float64, torch.float64, torch.float64),
@@ -99,16 +114,34 @@ def refused_element(error: Exception) -> int:
 # ----------------------------------------------------------------------------------------- the one test body
 
 
-def check(site: Site, chunk: int = CHUNK) -> None:
-    """Asserts that all forms record, follow, refuse and list candidates alike."""
+def check(site: Site, chunk: int = CHUNK, without: str = "") -> None:
+    """Asserts that all forms, but one if named, record, follow, refuse and list candidates alike."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rounding, "CHUNK", chunk)
+        patch.delitem(PATHS, without, raising=False)
+        set_tile(patch, len(site.xs))
         entries = check_recorded(site)
         if entries is not None:
             own = {entry.index: entry for entry in entries}
             merged = own | {entry.index: entry for entry in site.extra}
             check_followed(site, [merged[i] for i in sorted(merged)])
         check_candidates(site)
+
+
+def places_of(
+    path: str, site: Site, values: list[float]
+) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
+    """All of a site's places; for interpreted kernels, which are slow, one of them, another for each length of a log."""
+    places = site.places(values)
+    return places if path != "triton" else [places[len(site.extra) % len(places)]]
+
+
+def set_tile(patch: pytest.MonkeyPatch, n: int) -> None:
+    """Tiles of Triton such that `n` elements fill at least one and part of another, two to a piece."""
+    if TRITON is not None:
+        tile = max(16, 1 << max(n - 1, 1).bit_length() - 1)
+        patch.setattr(TRITON, "TILE", tile)
+        patch.setattr(TRITON, "PIECE", 2 * tile)
 
 
 def check_recorded(site: Site) -> list[Entry] | None:
@@ -120,8 +153,8 @@ def check_recorded(site: Site) -> list[Entry] | None:
         values, entries = reference.record(site.xs, site.grid.precision, site.band, site.words)
     except InvalidInput as error:
         refused = refused_element(error)
-    for record, _ in PATHS.values():
-        for x, out, old in site.places(site.xs):
+    for path, (record, _) in PATHS.items():
+        for x, out, old in places_of(path, site, site.xs):
             if entries is None:
                 with pytest.raises(Nondeterminism, match=f"^weight: element {refused} is not finite or does"):
                     record(x, site.grid, out=out, old=old, key=KEY, name="weight")
@@ -141,8 +174,8 @@ def check_followed(site: Site, entries: list[Entry]) -> None:
         values, violations = reference.follow(site.ys, entries, site.grid.precision, site.band, site.words)
     except InvalidInput as error:
         refused = refused_element(error)
-    for _, follow in PATHS.values():
-        for y, out, old in site.places(site.ys):
+    for path, (_, follow) in PATHS.items():
+        for y, out, old in places_of(path, site, site.ys):
             if refused >= 0:
                 with pytest.raises(Nondeterminism, match=f"^weight: element {refused} is not finite or does"):
                     follow(y, site.grid, sparse(entries, n), out=out, old=old, key=KEY, name="weight")
@@ -391,7 +424,14 @@ def sites(draw: st.DrawFn) -> Site:
 @given(sites(), st.sampled_from([1, 2, 3, 5, 100]))
 @settings(max_examples=200, deadline=None)
 def test_random_sites_come_out_alike(site: Site, chunk: int) -> None:
-    check(site, chunk)
+    check(site, chunk, without="triton")
+
+
+@needs_triton
+@given(sites())
+@settings(max_examples=20, deadline=None)
+def test_random_sites_come_out_alike_on_the_device(site: Site) -> None:
+    check(site, without="tensor")
 
 
 @pytest.mark.parametrize("dithered", [False, True])
@@ -406,6 +446,25 @@ def test_runs_of_words_longer_than_a_kernel_draws_at_a_time_change_nothing(
     grid = SiteGrid(0, -12, -5, dithered, [0] * blocks)
     olds = None if blocks else [1.0] * n
     check(Site(grid, xs.tolist(), ys.tolist(), olds), chunk=1000)
+
+
+def test_the_distance_to_the_boundary_beyond_rounds_in_the_order_written() -> None:
+    """(low + 1) - high, not 1 - (high - low): values whose distance is a band of a quarter, give or take an ulp."""
+    words = random.words(KEY, 0, 300)
+    xs: list[float] = []
+    for i, word in enumerate(words.tolist()):
+        t = reference.dithered_position(word)
+        below = t - 0.75 - (i % 9) * 2.0**-55  # r < t: the boundary at t - 1 is nearer where t > 3/4
+        above = t + 0.75 + (i % 9 - 4) * 2.0**-53  # r >= t: the one at t + 1, where t < 1/4
+        xs.append(below if t > 0.76 else above if t < 0.24 else 0.0)
+    site = Site(SiteGrid(0, -2, 0, True, [0]), xs, xs)
+    check(site)
+    logged = {entry.index for entry in reference.record(xs, 0, site.band, site.words)[1]}
+    other = {
+        i for i, x in enumerate(xs) if x and 1.0 - abs(x - reference.dithered_position(int(words[i]))) < 0.25
+    }
+    assert len(logged & other) > 10
+    assert logged ^ other, "the two orders never differ here"
 
 
 def test_blocks_of_one_scale_are_one_block() -> None:
