@@ -95,7 +95,7 @@ class Plot:
             parts.append(
                 f'<text x="{x:.1f}" y="{bottom + 19}" text-anchor="middle" fill="#444444">{_power(2, power)}</text>'
             )
-        for power in range(self.lowest, 1, 2 if self.lowest < -6 else 1):
+        for power in range(0, self.lowest - 1, -2 if self.lowest < -6 else -1):
             _, y = self._at(first, 10.0**power)
             parts.append(f'<path d="M{LEFT} {y:.1f}H{right}" stroke="#e4e4e4"/>')
             parts.append(
@@ -178,7 +178,8 @@ class Plot:
             row, column = cell(mark.x, mark.y)
             cells[row][column] = MARKS[index % len(MARKS)]
         labels = {
-            cell(first, 10.0**power)[0]: f"1e{power}" if power else "1" for power in range(self.lowest, 1, 2)
+            cell(first, 10.0**power)[0]: f"1e{power}" if power else "1"
+            for power in range(0, self.lowest - 1, -2)
         }
         found = [
             f"{labels.get(row, ''):>{margin - 1}} |{''.join(line).rstrip()}" for row, line in enumerate(cells)
