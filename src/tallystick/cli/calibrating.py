@@ -66,6 +66,14 @@ RecalibrateEvery = Annotated[
     int | None,
     typer.Option("--recalibrate-every", metavar="N", min=1, help="Steps between two measurements in a run."),
 ]
+Arithmetic = Annotated[
+    str,
+    typer.Option(
+        "--optimizer-arithmetic",
+        metavar="auto|portable|general",
+        help="As in tally record; it decides the state sites.",
+    ),
+]
 Out = Annotated[
     Path | None,
     typer.Option("--out", metavar="FILE", help="Where to write the choice, for tally record --bands."),
@@ -92,13 +100,16 @@ def calibrate(
     setting: Settings = None,
     seed: Seed = 0,
     recalibrate_every: RecalibrateEvery = None,
+    optimizer_arithmetic: Arithmetic = "auto",
     device: Device = "cpu",
     out: Out = None,
     plot: PlotFile = None,
     as_json: AsJson = False,
 ) -> int:
     """Measure a job's noise and choose grid and safety for a wanted size of log or a wanted freedom."""
-    rounding = find_policy(policy, recalibrate_every=recalibrate_every)
+    rounding = find_policy(
+        policy, recalibrate_every=recalibrate_every, optimizer_arithmetic=optimizer_arithmetic
+    )
     profiles = tuple(parse_profile(text) for text in profile or [])
     steps, settings = parse_steps_at(at), parse_settings(setting or [])
     _must_be_share("--log-bits", log_bits, 64.0)

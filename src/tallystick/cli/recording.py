@@ -134,11 +134,13 @@ def _policy_of(
     choice = load_choice(bands, name)
     chosen = dict(choice.parameters)
     every = chosen.pop("recalibrate_every", None)
-    return find_policy(
+    policy = find_policy(
         choice.policy,
         recalibrate_every=every if recalibrate_every is None else recalibrate_every,
+        optimizer_arithmetic=optimizer_arithmetic,
         chosen=chosen,
-    ), choice
+    )
+    return policy, choice
 
 
 def _kept(directory: RunDirectory) -> str:

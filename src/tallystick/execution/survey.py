@@ -199,6 +199,8 @@ def _listed(session: Session, made: Pass) -> list[Tensor | None]:
 def _replicas(
     session: Session, slices: list[Tensor | None], jitter: Jitter | None
 ) -> dict[int, tuple[Tensor, Tensor]]:
+    if session.is_portable:
+        return {}  # no state sites: its optimizer is the same bits everywhere
     old = session.replica_step(1, None, slices, exact=True)
     new = session.replica_step(2, jitter, slices, exact=True)
     found: dict[int, tuple[Tensor, Tensor]] = {}

@@ -113,8 +113,8 @@ def is_calibration_step(step: int, every: int) -> bool:
 POLICIES: Mapping[str, Policy] = {policy.name: policy for policy in (FP64, FP32)}
 
 CHOICES: Mapping[str, Mapping[str, tuple[int, int]]] = {
-    "fp64": {"gradient_floor": (-23, -12), "safety": (2, 10)},
-    "fp32": {"gradient_floor": (-10, -2), "safety": (2, 8)},
+    "fp64": {"gradient_floor": (-23, -12), "safety": (3, 10)},
+    "fp32": {"gradient_floor": (-10, -2), "safety": (3, 8)},
 }
 """Numbers that the trainer may choose after a calibration, with the least and the greatest that an auditor accepts."""
 
