@@ -81,7 +81,8 @@ class Measured:
         noise: under jitter, as calibration sees it.
         relative: largest deviation over the site's scale, by source.
         in_rms, in_ulp: distributions of all deviations by source, over the rms of the block (state: over
-            the larger of old and new value) and over the binary32 ulp of the value; decisions have no ulp.
+            the larger of old and new value) and over the binary32 ulp of the larger of
+            the two values; decisions have no ulp.
         in_scale: the same over the block's scale, in which bands are given; gradients, buffers and loss only.
         exponents: how large the values are relative to their block's scale, for gradients and buffers.
         near: decisions: elements within ``2**ProbeTape.WIDE`` of the rms from a switching point.
@@ -324,7 +325,8 @@ def _compare_state(found: dict[Site, Measured], source: str, plain: Mapping[int,
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.where(size > 0.0, away / size, 0.0)
         measured.in_rms.setdefault(source, Distribution()).add(ratio)
-        measured.in_ulp.setdefault(source, Distribution()).add(away / _ulps(new.numpy()))
+        larger = torch.maximum(new.abs(), pair[1].abs()).numpy()
+        measured.in_ulp.setdefault(source, Distribution()).add(away / _ulps(larger))
         measured.relative[source] = measured.in_rms[source].largest
 
 
@@ -344,14 +346,15 @@ def _count(measured: Measured, source: str, x: Tensor, y: Tensor) -> None:
         rows = slice(block, block + max(1, CHUNK // max(1, a.shape[1])))
         columns = slice(start, start + CHUNK)
         one = a[rows, columns].double().cpu().numpy()
-        away = np.abs(b[rows, columns].double().cpu().numpy() - one)
+        two = b[rows, columns].double().cpu().numpy()
+        away = np.abs(two - one)
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.where(
                 away == 0.0, 0.0, away / rms[rows, None]
             )  # noise of a block of zeros is infinitely many of its rms
         in_rms.add(ratio)
         in_scale.add(away * scales[rows, None])
-        in_ulp.add(away / _ulps(one))
+        in_ulp.add(away / _ulps(np.maximum(np.abs(one), np.abs(two))))
 
 
 def _pieces(blocks: int, columns: int) -> Iterator[tuple[int, int]]:
