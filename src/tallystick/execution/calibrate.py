@@ -32,6 +32,7 @@ from tallystick.execution.tape import (
     settled_scales,
 )
 from tallystick.numerics.log import GridTable, Kind, SiteGrid
+from tallystick.numerics.policy import Policy
 from tallystick.numerics.rounding import block_max_difference, block_rms
 
 REPEATS = 2
@@ -88,29 +89,33 @@ def calibrate(
     own_jitter, session.jitter = session.jitter, None
     try:
         probe = ProbeTape()
-        first, plain_buffers, plain_loss = _gradients(session, backward, probe, before)
-        seen = _Seen(session, first)
+        first, plain_buffers, plain_loss = gradients_under(session, backward, probe, before)
+        seen = Deviations(session, first)
         decisions: dict[int, float] = {}
         for repeat in range(repeats):
             session.jitter = Jitter(seed * 1000003 + session.step * 101 + repeat)
             echo = EchoTape(probe)
-            again, buffers, loss = _gradients(session, backward, echo, before)
+            again, buffers, loss = gradients_under(session, backward, echo, before)
             seen.compare(again)
             seen.compare_buffers(plain_buffers, buffers)
             seen.compare_loss(plain_loss, loss)
             for ordinal, noise in echo.noise.items():
                 decisions[ordinal] = max(decisions.get(ordinal, 0.0), noise)
     except BaseException:
-        _put_back(session, before)
+        put_back(session, before)
         raise
     finally:
         session.jitter = own_jitter
-    return _choose(session, seen, decisions)
+    return choose_grids(session, seen, decisions)
 
 
-def _gradients(
+def gradients_under(
     session: Session, backward: Callable[[Tape], None], tape: Tape, before: dict[str, Tensor]
 ) -> tuple[list[Tensor | None], dict[str, Tensor], float]:
+    """Return the gradients (None where there is none), the floating buffers that changed, and the loss of one pass.
+
+    ``before`` are clones of all buffers, which are put back; gradients are taken off the parameters.
+    """
     session.probing = True
     try:
         with session.stepping(tape):
@@ -130,11 +135,11 @@ def _gradients(
             for name, tensor in session.all_buffers()
             if tensor.is_floating_point() and not torch.equal(tensor, before[name])
         }
-    _put_back(session, before)
+    put_back(session, before)
     return found, buffers, loss
 
 
-def _put_back(session: Session, before: dict[str, Tensor]) -> None:
+def put_back(session: Session, before: dict[str, Tensor]) -> None:
     """Undo what a forward and backward pass did to buffers and gradients."""
     session.model.zero_grad(set_to_none=True)
     with torch.no_grad():
@@ -143,8 +148,8 @@ def _put_back(session: Session, before: dict[str, Tensor]) -> None:
                 tensor.copy_(before[name])
 
 
-class _Seen:
-    """Deviations so far, against the plain repetition."""
+class Deviations:
+    """Deviations so far, against the plain repetition whose gradients are ``first``."""
 
     def __init__(self, session: Session, first: list[Tensor | None]) -> None:
         self.session = session
@@ -172,6 +177,7 @@ class _Seen:
             self.noise[place] = SiteNoise(0.0, scales, whole, 0.0)
 
     def compare(self, again: list[Tensor | None]) -> None:
+        """Take note of another repetition's gradients."""
         for ordinal, (x, y) in enumerate(zip(self.first, again, strict=True)):
             noise = self.noise.get((Kind.GRADIENT, ordinal))
             if noise is None or x is None or y is None:
@@ -180,6 +186,7 @@ class _Seen:
             self._raise((Kind.GRADIENT, ordinal), largest)
 
     def compare_buffers(self, plain: dict[str, Tensor], again: dict[str, Tensor]) -> None:
+        """Take note of another repetition's buffers."""
         ordinals = {site.name: site.ordinal for site in self.session.sites if site.kind == Kind.BUFFER}
         for name, x in plain.items():
             y = again.get(name)
@@ -188,6 +195,7 @@ class _Seen:
             self._scalar_site((Kind.BUFFER, ordinals[name]), x, y)
 
     def compare_loss(self, x: float, y: float) -> None:
+        """Take note of another repetition's loss."""
         self._scalar_site(
             (Kind.LOSS, 0), torch.tensor([x], dtype=torch.float64), torch.tensor([y], dtype=torch.float64)
         )
@@ -226,7 +234,12 @@ def exponent_above(value: float) -> int:
     return -1000 if value <= 0.0 else int(scale_exponents(np.array([value]))[0])
 
 
-def _choose(session: Session, seen: _Seen, decisions: dict[int, float]) -> Calibration:
+def choose_grids(session: Session, seen: Deviations, decisions: dict[int, float]) -> Calibration:
+    """Return the grids that follow from the deviations ``seen`` and, by ordinal, those of decisions' inputs.
+
+    Raises:
+        Nondeterminism: a site is too noisy for the policy; by name.
+    """
     policy = session.policy
     grids = dict(session.table.sites)
     noise = dict(seen.noise)
@@ -263,23 +276,32 @@ def _choose(session: Session, seen: _Seen, decisions: dict[int, float]) -> Calib
 
 def _grid_for(session: Session, place: Site, measured: SiteNoise) -> SiteGrid:
     policy = session.policy
-    form = expected_form(policy, place[0])
+    if place[0] == Kind.GRADIENT and measured.rms == 0.0 and measured.largest == 0.0:
+        return session.table.sites.get(place) or _unseen(session, place[0], measured.scales)
+    grid = grid_for(policy, place[0], measured)
+    if grid is None:
+        highest = policy.gradient_band[1] if place[0] == Kind.GRADIENT else policy.buffer_band[1]
+        raise Nondeterminism(
+            f"{session.site_name(place)}: its noise is 2**{exponent_above(measured.relative)} of its scale, "
+            f"policy {policy.name} allows 2**{highest - policy.safety}; use a more precise policy"
+        )
+    return grid
+
+
+def grid_for(policy: Policy, kind: Kind, measured: SiteNoise) -> SiteGrid | None:
+    """Return the grid that ``policy`` gives a gradient, buffer or loss site of this noise; None if it is too loud."""
+    form = expected_form(policy, kind)
     assert form is not None
     precision, dithered, (lowest, highest), floor = form
     allowance = exponent_above(measured.largest) + policy.safety
-    is_noise = place[0] == Kind.GRADIENT and exponent_above(measured.rms) <= allowance
-    if place[0] == Kind.GRADIENT and measured.rms == 0.0 and measured.largest == 0.0:
-        return session.table.sites.get(place) or _unseen(session, place[0], measured.scales)
+    is_noise = kind == Kind.GRADIENT and exponent_above(measured.rms) <= allowance
     band = max(lowest, exponent_above(measured.relative) + policy.safety)
     if band <= highest and not (is_noise and measured.rms == 0.0):
         return SiteGrid(precision, band, floor_exponent(band, floor), dithered, measured.scales)
     if is_noise:
         scales = np.full(measured.scales.size, allowance - NOISE_BAND, dtype=np.int64)
         return SiteGrid(precision, NOISE_BAND, floor_exponent(NOISE_BAND, floor), False, scales)
-    raise Nondeterminism(
-        f"{session.site_name(place)}: its noise is 2**{exponent_above(measured.relative)} of its scale, "
-        f"policy {policy.name} allows 2**{highest - policy.safety}; use a more precise policy"
-    )
+    return None
 
 
 def _refuse_loud_noise(session: Session, table: GridTable, present: Collection[Site]) -> None:

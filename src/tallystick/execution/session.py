@@ -283,12 +283,19 @@ class Session:
         return sorted(keys)
 
     def replica_step(
-        self, steps: int, jitter: Jitter | None = None, gradients: Sequence[Tensor | None] | None = None
+        self,
+        steps: int,
+        jitter: Jitter | None = None,
+        gradients: Sequence[Tensor | None] | None = None,
+        *,
+        exact: bool = False,
     ) -> dict[int, dict[str, Any]]:
         """Run the optimizer on slices of the parameters in float64 and return its state by parameter position.
 
         The parameters' slices stand under the key ``parameter``. ``gradients`` (made-up ones by default) are used for
         the first step and, with random factors, for the others; with ``jitter`` the last step's arithmetic is disturbed.
+        Random factors differ between instruction sets; if ``exact``, -3/4 of the same gradients, in reverse order along
+        dimension 0, takes their place: the same numbers everywhere.
         """
         generator = torch.Generator().manual_seed(1)
         order = {id(p): position for position, (_, p) in enumerate(self.parameters)}
@@ -302,7 +309,7 @@ class Session:
         for group in self.optimizer.param_groups:
             params: list[nn.Parameter] = []
             for p in group["params"]:
-                params.append(nn.Parameter(_slice(p), requires_grad=p.requires_grad))
+                params.append(nn.Parameter(slice_of(p), requires_grad=p.requires_grad))
                 if id(p) in order:
                     chosen[order[id(p)]] = params[-1]
             clone.param_groups.append({**group, "params": params})
@@ -312,10 +319,17 @@ class Session:
                 given = gradients[position] if gradients is not None else None
                 if gradients is not None and given is None:
                     continue
-                real = None if given is None else _slice(given).float().double()
-                replica.grad = (
-                    factor if real is None else real if number == 0 else (real * factor).float().double()
-                )
+                real = None if given is None else slice_of(given).float().double()
+                if exact and real is not None and number % 2:
+                    replica.grad = -0.75 * (real.flip(0) if real.dim() else real)
+                else:
+                    replica.grad = (
+                        factor
+                        if real is None
+                        else real
+                        if number == 0 or exact
+                        else (real * factor).float().double()
+                    )
             with ExitStack() as stack:
                 if jitter is not None and number == steps - 1:
                     stack.enter_context(JitterMode(jitter))
@@ -786,7 +800,7 @@ def _mark(tensor: Tensor) -> int:
     return fingerprint(tensor.detach().contiguous().reshape(-1).view(torch.float32), 0)
 
 
-def _slice(tensor: Tensor) -> Tensor:
+def slice_of(tensor: Tensor) -> Tensor:
     """Return a corner of at most 4096 elements, float64 on the CPU, the number of dimensions kept."""
     small = tensor.detach()
     while small.numel() > 4096:

@@ -500,6 +500,9 @@ class ProbeTape:
     branches: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(
         default_factory=dict[tuple[int, int], tuple[Tensor, Tensor]]
     )
+    forms: dict[tuple[int, int], tuple[int, int]] = field(
+        default_factory=dict[tuple[int, int], tuple[int, int]]
+    )
     _micro_batch: int = 0
     _ordinal: int = -1
 
@@ -521,7 +524,8 @@ class ProbeTape:
 
     def decide(self, numel: int, width: int, near: Tensor, symbols: Callable[[Tensor], Tensor],
                distance: Callable[[Tensor], Tensor]) -> None:  # fmt: skip
-        """Remember the branches."""
+        """Remember the branches, and the site's number of elements and symbol bits."""
+        self.forms[(self._micro_batch, self._ordinal)] = (numel, width)
         self.branches[(self._micro_batch, self._ordinal)] = (near, symbols(near))
 
     def round(self, kind: Kind, ordinal: int, x: Tensor, *, out: Tensor, old: Tensor | None = None,
@@ -539,10 +543,14 @@ def sampled(x: Tensor) -> Tensor:
 
 @dataclass
 class EchoTape:
-    """Repeats the branches of a ``ProbeTape`` and measures how far the inputs of decisions moved."""
+    """Repeats the branches of a ``ProbeTape`` and measures how far the inputs of decisions moved.
+
+    ``samples``, if given, receives an even sample of each input.
+    """
 
     probe: ProbeTape
     noise: dict[int, float] = field(default_factory=dict[int, float])
+    samples: dict[tuple[int, int], Tensor] | None = None
     _micro_batch: int = 0
     _ordinal: int = -1
 
@@ -558,6 +566,8 @@ class EchoTape:
         before = self.probe.samples.get(place)
         rms = self.probe.rms.get(place, 0.0)
         now = sampled(x)
+        if self.samples is not None:
+            self.samples[place] = now
         if before is not None and rms > 0.0 and before.numel():
             same = now.shape == before.shape  # else a branch was taken that is no decision
             moved = float((now - before).abs().nan_to_num_(0.0).max()) / rms if same else math.inf

@@ -112,14 +112,25 @@ def is_calibration_step(step: int, every: int) -> bool:
 
 POLICIES: Mapping[str, Policy] = {policy.name: policy for policy in (FP64, FP32)}
 
+CHOICES: Mapping[str, Mapping[str, tuple[int, int]]] = {
+    "fp64": {"gradient_floor": (-23, -12), "safety": (3, 10)},
+    "fp32": {"gradient_floor": (-10, -2), "safety": (3, 8)},
+}
+"""Numbers that the trainer may choose after a calibration, with the least and the greatest that an auditor accepts."""
+
 
 def find_policy(
-    name: str, *, recalibrate_every: int | None = None, optimizer_arithmetic: str = "auto"
+    name: str,
+    *,
+    recalibrate_every: int | None = None,
+    optimizer_arithmetic: str = "auto",
+    chosen: Mapping[str, int] | None = None,
 ) -> Policy:
-    """Return the policy called ``name``.
+    """Return the policy called ``name``, with the numbers in ``chosen`` in place of its own.
 
     Raises:
-        InvalidInput: there is none of that name, the interval is below 1, or the arithmetic is unknown.
+        InvalidInput: there is none of that name, the interval is below 1, the arithmetic is unknown, or a chosen number
+            is not the trainer's to choose or lies outside its limits.
     """
     if name not in POLICIES:
         raise InvalidInput(f"policy {name}: unknown; known are {', '.join(POLICIES)}")
@@ -127,7 +138,18 @@ def find_policy(
         raise InvalidInput(
             f"optimizer arithmetic {optimizer_arithmetic}: unknown; known are {', '.join(ARITHMETICS)}"
         )
-    policy = replace(POLICIES[name], optimizer_arithmetic=optimizer_arithmetic)
+    limits = CHOICES.get(name, {})
+    for key, value in (chosen or {}).items():
+        if key not in limits:
+            raise InvalidInput(
+                f"policy {name}: {key[:40]} is not for the trainer to choose; {', '.join(limits) or 'nothing'} is"
+            )
+        least, greatest = limits[key]
+        if not least <= value <= greatest:
+            raise InvalidInput(
+                f"policy {name}: {key} is {value}, the policy allows {least} to {greatest} (powers of two)"
+            )
+    policy = replace(POLICIES[name], optimizer_arithmetic=optimizer_arithmetic, **dict(chosen or {}))
     if recalibrate_every is None:
         return policy
     if recalibrate_every < 1:
@@ -138,20 +160,26 @@ def find_policy(
 def policy_of(name: str, parameters: Mapping[str, int | str]) -> Policy:
     """Return the policy a specification states, every number checked against the known policy of that name.
 
-    Only ``recalibrate_every`` and ``optimizer_arithmetic`` are the trainer's to choose.
+    The trainer's to choose are ``recalibrate_every``, ``optimizer_arithmetic`` and, within their limits, the numbers
+    in ``CHOICES``.
 
     Raises:
-        InvalidInput: an unknown name, or a number that differs from what the policy prescribes.
+        InvalidInput: an unknown name, a chosen number outside its limits, or another number that differs from
+            what the policy prescribes.
     """
-    every = parameters.get("recalibrate_every")
-    if not isinstance(every, int):
-        raise InvalidInput(f"policy {name}: recalibrate_every must be a whole number, got {every!r}")
+    chosen: dict[str, int] = {}
+    for key in ("recalibrate_every", *CHOICES.get(name, {})):
+        value = parameters.get(key)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise InvalidInput(f"policy {name}: {key} must be a whole number, got {value!r}")
+        chosen[key] = value
+    every = chosen.pop("recalibrate_every")
     arithmetic = parameters.get("optimizer_arithmetic")
     if arithmetic not in ("portable", "general"):
         raise InvalidInput(
             f"policy {name}: optimizer_arithmetic must be portable or general, got {arithmetic!r}"
         )
-    policy = find_policy(name, recalibrate_every=every, optimizer_arithmetic=str(arithmetic))
+    policy = find_policy(name, recalibrate_every=every, optimizer_arithmetic=str(arithmetic), chosen=chosen)
     known = policy.parameters()
     for key in sorted(known.keys() | parameters.keys()):
         if known.get(key) != parameters.get(key):
