@@ -14,7 +14,7 @@ Needs triton. With TRITON_INTERPRET=1 set before triton is first imported the sa
 """
 
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportUntypedFunctionDecorator=false
-# pyright: reportMissingImports=false, reportIndexIssue=false, reportPrivateUsage=false
+# pyright: reportMissingImports=false, reportIndexIssue=false, reportPrivateUsage=false, reportGeneralTypeIssues=false
 # Triton compiles these for the types that arrive, and is not installed everywhere.
 
 from __future__ import annotations
@@ -576,7 +576,7 @@ def block_square_sums(x: Tensor, blocks: int) -> npt.NDArray[np.float64]:
     rows = x.numel() // blocks
     if not rows:
         return np.zeros(blocks, dtype=np.float64)
-    width = min(triton.next_power_of_2(rows), 2 * TILE)
+    width = min(1 << (rows - 1).bit_length(), 2 * TILE)
     height = 2 * TILE // width
     parts = -(-rows // width)
     with _on(x):
