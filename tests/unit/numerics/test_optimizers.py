@@ -291,3 +291,13 @@ def test_no_operation_is_contracted(tmp_path: Path) -> None:
     assert re.search(r"\bv?divpd\b", code)
     assert FUSED.search(code) is None
     assert FUSED.search(compiled(tmp_path / "loose.so", "-ffp-contract=fast")) is not None
+
+
+def test_tensors_that_are_not_contiguous_are_never_updated_as_copies() -> None:
+    """A copy would be updated and lost."""
+    p, g = torch.ones(4, 3).t(), torch.ones(3, 4)
+    with pytest.raises(ValueError, match="not contiguous"):
+        sgd_step(p, g, None, sgd_numbers(SGD["plain"]), first=True, name="weight")
+    with pytest.raises(ValueError, match="not contiguous"):
+        adam_step(p, g, torch.zeros(3, 4), torch.zeros(3, 4), numbers_of(ADAM["adam"], 1), name="weight")
+    assert (p == 1.0).all()
