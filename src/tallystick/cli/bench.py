@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -67,7 +67,7 @@ def training(
     quick: Quick = False,
     as_json: AsJson = False,
 ) -> int:
-    """Measure exactness, log size, overhead, memory and loss of recorded training; 1 if anything is missed."""
+    """Measure exactness, log size, overhead, memory, loss and kernels of recorded training; 1 if anything is missed."""
     parts = part or list(PARTS)
     for name in parts:
         if name not in PARTS:
@@ -93,8 +93,11 @@ def training(
 def measure(kind: str, arguments: str, as_json: AsJson = False) -> int:
     """Take one measurement in this process; what the other commands start."""
     from tallystick.roles import measure as taken
+    from tallystick.roles.measure_kernel import kernel
 
-    known = {f.__name__: f for f in (taken.control, taken.loss, taken.memory, taken.overhead)}
+    known: dict[str, Callable[..., dict[str, Any]]] = {
+        f.__name__: f for f in (taken.control, kernel, taken.loss, taken.memory, taken.overhead)
+    }
     if kind not in known:
         raise InvalidInput(f"measurement {kind}: unknown; known are {', '.join(known)}")
     given: dict[str, Any] = json.loads(arguments)

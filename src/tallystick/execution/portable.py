@@ -124,5 +124,6 @@ def _zeros(p: Tensor) -> Tensor:
 
 def _single(held: dict[str, Any], key: str) -> Tensor:
     """Return a state tensor, made float32 and contiguous in its place first."""
-    held[key] = held[key].to(torch.float32).contiguous()
+    if held[key].dtype != torch.float32 or not held[key].is_contiguous():
+        held[key] = held[key].to(torch.float32).contiguous()
     return held[key]

@@ -124,6 +124,7 @@ class Session:
         self._outer_dtype: torch.dtype | None = None
         self._depth = 0  # of optimizer.step calls within each other
         self.on_schedule: Callable[[list[tuple[int, str, float]]], None] | None = None
+        self.before_change: Callable[[], None] | None = None  # called before the optimizer changes the state
         self.probing = False
         self.seconds: dict[str, float] = dict.fromkeys(
             PHASES, 0.0
@@ -590,6 +591,9 @@ class Session:
             )
         self.skipped = False
         self._charge("forward_backward")
+        if self.before_change is not None:
+            self.before_change()
+            self._clock = time.perf_counter()  # waiting for a commitment is no phase of a step
         self.schedule = self.hyperparameters()
         if self.on_schedule is not None:
             self.on_schedule(self.schedule)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -70,6 +71,7 @@ def power(base: float, exponent: int) -> float:
     return result
 
 
+@lru_cache(maxsize=64)  # the same for every tensor of a group
 def adam_numbers(
     step: int, *, lr: float, betas: tuple[float, float], eps: float, weight_decay: float, decoupled: bool
 ) -> AdamNumbers:
@@ -114,7 +116,7 @@ def adam_step(
     if parameter.device.type == "cpu":
         n = numbers
         plain = (n.keep, n.decay, n.beta1, n.fresh1, n.beta2, n.fresh2, n.rate, n.unbias, n.eps)
-        p, g, m, v = map(_flat, (parameter, gradient, exp_avg, exp_avg_sq))
+        p, g, m, v = map(_array, (parameter, gradient, exp_avg, exp_avg_sq))
         good = kernels.adam(p, g, m, v, plain, threads=torch.get_num_threads())
     else:
         rows = [_row(tensor) for tensor in (parameter, gradient, exp_avg, exp_avg_sq)]
@@ -136,8 +138,8 @@ def sgd_step(
     if parameter.device.type == "cpu":
         momentum, fresh = (0.0, 1.0) if first else (numbers.momentum, numbers.fresh)
         plain = kernels.Sgd(numbers.lr, numbers.decay, momentum, fresh, numbers.momentum, numbers.nesterov)
-        held = None if buffer is None else _flat(buffer)
-        good = kernels.sgd(_flat(parameter), _flat(gradient), held, plain, threads=torch.get_num_threads())
+        held = None if buffer is None else _array(buffer)
+        good = kernels.sgd(_array(parameter), _array(gradient), held, plain, threads=torch.get_num_threads())
     else:
         row = None if buffer is None else _row(buffer)
         good = _sgd_tensor(_row(parameter), _row(gradient), row, numbers, first=first)
@@ -146,8 +148,8 @@ def sgd_step(
         raise _not_finite(name, tensors, SGD_TENSORS)
 
 
-def _flat(tensor: Tensor) -> npt.NDArray[np.floating]:
-    return _row(tensor).numpy()
+def _array(tensor: Tensor) -> npt.NDArray[np.floating]:
+    return tensor.detach().numpy()  # of any shape; the kernels refuse what is not contiguous
 
 
 def _row(tensor: Tensor) -> Tensor:

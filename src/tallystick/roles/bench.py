@@ -27,7 +27,7 @@ from tallystick.store.files import RunDirectory, storing
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-PARTS = ("exactness", "log", "overhead", "scaling", "memory", "loss")
+PARTS = ("exactness", "log", "overhead", "scaling", "memory", "loss", "kernel")
 POLICIES = ("fp64", "fp32")
 JOBS: Mapping[str, tuple[str, ...]] = {
     "exactness": ("digits", "text"),
@@ -36,6 +36,7 @@ JOBS: Mapping[str, tuple[str, ...]] = {
     "scaling": ("text", "gpt2"),
     "memory": ("text", "gpt2"),
     "loss": ("text",),
+    "kernel": ("cpu",),
 }
 STEPS: Mapping[str, int] = {
     "exactness": 200,
@@ -44,8 +45,17 @@ STEPS: Mapping[str, int] = {
     "scaling": 5,
     "memory": 4,
     "loss": 400,
+    "kernel": 15,
 }
-QUICK: Mapping[str, int] = {"exactness": 3, "log": 3, "overhead": 2, "scaling": 1, "memory": 3, "loss": 3}
+QUICK: Mapping[str, int] = {
+    "exactness": 3,
+    "log": 3,
+    "overhead": 2,
+    "scaling": 1,
+    "memory": 3,
+    "loss": 3,
+    "kernel": 2,
+}
 SIZES: Mapping[str, tuple[Mapping[str, str], ...]] = {  # models of about 1, 10 and 124 million parameters
     "text": ({}, {"width": "384", "layers": "6"}),
     "gpt2": ({},),
@@ -54,6 +64,8 @@ BATCHES = (1, 4, 16)
 GPT2_ROUNDS, WARM_UP = 3, 3
 MOST_BITS: Mapping[tuple[str, str], float] = {("text", "fp64"): 0.001, ("text", "fp32"): 0.03}
 MOST_MEMORY = 1.25
+LEAST_BANDWIDTH = 0.6  # of rounding, as a share of the bandwidth of copying the same bytes
+ELEMENTS, FEW_ELEMENTS = 1 << 24, 1 << 18
 SEEDS = (0, 1, 2)
 CHECKPOINT_EVERY = 20  # the default of tally record
 
@@ -71,6 +83,7 @@ class Row:
         value: None if that failed.
         unit: of ``value``.
         must: what it must reach: at most this, or with ``at_least`` at least this; None for a number to look at.
+        is_goal: with ``at_least``, that less is a miss; it is otherwise a control that showed nothing.
         sound: False if something besides the number is wrong, such as the audit's verdict.
         error: why there is no number.
         detail: what else was learned, for ``--json``.
@@ -84,6 +97,7 @@ class Row:
     unit: Unit
     must: float | None = None
     at_least: bool = False
+    is_goal: bool = False
     sound: bool = True
     error: str | None = None
     detail: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -96,7 +110,7 @@ class Row:
         if self.must is None:
             return "printed only"
         if self.at_least:
-            return "met" if self.value >= self.must else "inconclusive"
+            return "met" if self.value >= self.must else "not met" if self.is_goal else "inconclusive"
         return "met" if self.sound and self.value <= self.must else "not met"
 
     @property
@@ -197,10 +211,11 @@ class Bench:
             "scaling": self.scaling,
             "memory": self.memory,
             "loss": self.loss,
+            "kernel": self.kernel,
         }
         rows: list[Row] = []
         for part in [part for part in PARTS if part in parts]:
-            for job in self.jobs or JOBS[part]:
+            for job in JOBS[part] if part == "kernel" else self.jobs or JOBS[part]:
                 for policy in self.policies or (("fp32",) if part in ("loss", "scaling") else POLICIES):
                     self.say(f"{part}: {job}, {policy}")
                     try:
@@ -423,6 +438,41 @@ class Bench:
                 detail=detail,
             )
         ]
+
+    # -- kernel --------------------------------------------------------------------------------
+
+    def kernel(self, place: str, policy: str) -> list[Row]:
+        """Return the kernels' throughput beside copying, and the optimizers' time beside torch's own."""
+        elements = FEW_ELEMENTS if self.quick else ELEMENTS
+        found = self._measure("kernel", policy=policy, elements=elements, rounds=self._steps("kernel", place))
+        return kernel_rows(place, policy, found)
+
+
+def kernel_rows(place: str, policy: str, found: Mapping[str, Any]) -> list[Row]:
+    """Return the rows of one measurement of the kernels: bandwidths as shares of that of copying in the same run."""
+    seconds: Mapping[str, float] = found["seconds"]
+    speed = {name: found["bytes"][name] / seconds[name] for name in seconds}
+    shared = {"threads": found["threads"], "elements": found["elements"], "rounds": found["rounds"]}
+    rows: list[Row] = []
+    names = {"round": "rounding, with log", "scale": "block scale", "fingerprint": "fingerprint"}
+    names |= {"adamw": "portable AdamW", "sgd": "portable SGD"}
+    for name, words in names.items():
+        detail = {
+            **shared,
+            "ns_per_element": 1e9 * seconds[name] / found["elements"],
+            "bytes_per_second": speed[name],
+            "copy_bytes_per_second": speed["copy"],
+        }
+        must = LEAST_BANDWIDTH if name == "round" else None
+        value, measure = speed[name] / speed["copy"], f"{words}: bandwidth / copy"
+        rows.append(
+            Row("kernel", place, policy, measure, value, "share", must, True, is_goal=True, detail=detail)
+        )
+    for name, words in (("adamw", "AdamW"), ("sgd", "SGD")):
+        value = seconds[name] / seconds[f"torch {name}"]
+        measure = f"portable {words} / torch's foreach"
+        rows.append(Row("kernel", place, policy, measure, value, "times", detail=shared))
+    return rows
 
 
 def _profile_pairs() -> list[tuple[str, str]]:

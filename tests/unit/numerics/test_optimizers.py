@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import platform
 import re
@@ -291,3 +292,34 @@ def test_no_operation_is_contracted(tmp_path: Path) -> None:
     assert re.search(r"\bv?divpd\b", code)
     assert FUSED.search(code) is None
     assert FUSED.search(compiled(tmp_path / "loose.so", "-ffp-contract=fast")) is not None
+
+
+def test_tensors_that_are_not_contiguous_are_never_updated_as_copies() -> None:
+    """A copy would be updated and lost."""
+    p, g = torch.ones(4, 3).t(), torch.ones(3, 4)
+    with pytest.raises(ValueError, match="not contiguous"):
+        sgd_step(p, g, None, sgd_numbers(SGD["plain"]), first=True, name="weight")
+    with pytest.raises(ValueError, match="not contiguous"):
+        adam_step(p, g, torch.zeros(3, 4), torch.zeros(3, 4), numbers_of(ADAM["adam"], 1), name="weight")
+    assert (p == 1.0).all()
+
+
+@pytest.mark.parametrize("begin", [0, 2**31 - 100, 2**31 + 5, 2**33 + 1])
+@DTYPES
+def test_positions_beyond_two_to_the_31_are_not_cut_short(begin: int, dtype: torch.dtype) -> None:
+    """The passes are given addresses so far below the tensors that the tensors begin at element ``begin``."""
+    ps, gs, ms, vs = elements(200)
+    wanted = row(ps, dtype), row(gs, dtype), row(ms), row(vs)
+    adam_step(*wanted, numbers_of(ADAM["adamw"], 3), name="weight")
+    found = row(ps, dtype), row(gs, dtype), row(ms), row(vs)
+    at = [tensor.data_ptr() - begin * tensor.element_size() for tensor in found]
+    n = numbers_of(ADAM["adamw"], 3)
+    plain = (n.keep, n.decay, n.beta1, n.fresh1, n.beta2, n.fresh2, n.rate, n.unbias, n.eps)
+    numbers = (ctypes.c_double * 9)(*plain)
+    kind = 0 if dtype == torch.float32 else 1
+    done = kernels._library().tally_adam(
+        at[0], at[1], kind, at[2], at[3], ctypes.addressof(numbers), begin, begin + 200
+    )
+    assert done == 1
+    for a, b in zip(found, wanted, strict=True):
+        assert a.numpy().tobytes() == b.numpy().tobytes()

@@ -20,10 +20,12 @@ from tallystick.roles.bench import (
     Bench,
     Row,
     differing_bytes,
+    kernel_rows,
     machine,
     overhead_rows,
     run_child,
 )
+from tallystick.roles.measure_kernel import kernel
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
 
@@ -88,6 +90,8 @@ def row(value: float | None, must: float | None, **more: Any) -> Row:
         (row(7.0, None), "printed only", True),
         (row(1, 1, at_least=True), "met", True),
         (row(0, 1, at_least=True), "inconclusive", False),
+        (row(0.59, 0.6, at_least=True, is_goal=True), "not met", False),
+        (row(0.6, 0.6, at_least=True, is_goal=True), "met", True),
         (row(None, None, error="no memory"), "failed", False),
     ],
 )
@@ -368,3 +372,32 @@ def test_a_child_that_refuses_says_why() -> None:
 def test_the_machine_is_named() -> None:
     assert machine()["processor"]
     assert machine()["torch"]
+
+
+# -- kernels -----------------------------------------------------------------------------------
+
+
+@BOTH
+def test_kernels_are_timed_beside_copying_and_torchs_optimizers(policy: str) -> None:
+    found = kernel(policy, elements=4096, rounds=2)
+    assert found["bytes"]["copy"] == found["bytes"]["round"] == 4096 * (16 if policy == "fp64" else 8)
+    assert all(seconds > 0.0 for seconds in found["seconds"].values())
+    rows = {each.measure: each for each in kernel_rows("cpu", policy, found)}
+    rounding = rows["rounding, with log: bandwidth / copy"]
+    assert (rounding.must, rounding.at_least, rounding.is_goal) == (0.6, True, True)
+    assert [each.must for each in rows.values()].count(None) == len(rows) - 1
+    assert rows["portable AdamW / torch's foreach"].value is not None
+
+
+def test_a_kernels_share_is_its_bandwidth_over_that_of_copying() -> None:
+    names = ("copy", "round", "scale", "fingerprint", "adamw", "sgd", "torch adamw", "torch sgd")
+    found = {
+        "seconds": {**dict.fromkeys(names, 1.0), "copy": 0.5, "torch adamw": 4.0},
+        "bytes": dict.fromkeys(names, 100) | {"adamw": 350},
+        "elements": 10, "threads": 1, "rounds": 1,
+    }  # fmt: skip
+    rows = {each.measure: each for each in kernel_rows("cpu", "fp32", found)}
+    assert rows["rounding, with log: bandwidth / copy"].value == 0.5
+    assert rows["rounding, with log: bandwidth / copy"].verdict == "not met"
+    assert rows["portable AdamW: bandwidth / copy"].value == 1.75
+    assert rows["portable AdamW / torch's foreach"].value == 0.25
