@@ -1,11 +1,8 @@
 """Rounding of whole tensors to the nearest value of ``b_r`` bits: record, or follow (spec/rounding.md 9).
 
-Tensors on the CPU go through a fused kernel, one pass over the bits; others through the same integer arithmetic written
+Tensors on the CPU go through the kernels of ``nearest.c``, one pass over the bits; others through the same integer arithmetic written
 as tensor operations in bounded chunks. Both equal :mod:`tallystick.numerics.nearest` bit for bit.
 """
-
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false
-# Numba compiles the kernels for the dtypes that arrive; annotations would be ignored by it.
 
 from __future__ import annotations
 
@@ -16,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-from numba import njit
 from torch import Tensor
 
 from tallystick.errors import Nondeterminism
+from tallystick.numerics import kernels
 from tallystick.numerics.kernels import MAX_FP32
 from tallystick.numerics.log import SparseEntries
 from tallystick.numerics.nearest import FP32_FLOOR, MOST_BITS, TIED, NearestGrid
@@ -53,7 +50,8 @@ def round_bits(x: Tensor, bits: int) -> Tensor:
     lowest = FP32_FLOOR + MOST_BITS - bits
     if x.device.type == "cpu":
         out = torch.empty(x.shape, dtype=torch.float64)
-        _round(_flat(x), _flat(out), bits, lowest)
+        numbers = (bits, lowest, lowest - 2, NO_MARGIN)
+        kernels.nearest_round(_flat(x.contiguous()), _flat(out), numbers, threads=torch.get_num_threads())
         return out
     flat = x.reshape(-1)
     place = _place(torch.where(torch.isfinite(flat), flat, 0.0), bits, lowest)
@@ -76,18 +74,12 @@ def record_nearest(x: Tensor, grid: NearestGrid, *, out: Tensor, name: str = "te
     """
     if x.device.type != "cpu":
         return _record_tensor(x, grid, out=out, name=name)
-    values, target = _flat(x), _flat(out)
-    room = 256 + values.size // 64
-    while True:
-        index, side = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.uint8)
-        count, bad = _record(
-            values, target, grid.bits, grid.lowest, grid.band, _margin(grid), index, side
-        )  # fmt: skip
-        if bad >= 0:
-            raise _not_finite(name, int(bad))
-        if count <= room:
-            return SparseEntries(values.size, 1, index[:count].copy(), side[:count].astype(np.int64))
-        room = int(count)
+    index, side, bad = kernels.nearest_record(
+        _flat(x), _flat(out), _numbers(grid), threads=torch.get_num_threads()
+    )
+    if bad >= 0:
+        raise _not_finite(name, bad)
+    return SparseEntries(x.numel(), 1, index, side.astype(np.int64))
 
 
 def follow_nearest(
@@ -100,16 +92,13 @@ def follow_nearest(
     """
     if y.device.type != "cpu":
         return _follow_tensor(y, grid, entries, out=out, name=name)
-    stats = np.zeros(5, dtype=np.float64)
-    violation, bad = _follow(
-        _flat(y), _flat(out), grid.bits, grid.lowest, grid.band, _margin(grid), entries.indexes,
-        entries.symbols.astype(np.uint8), stats,
+    found, bad = kernels.nearest_follow(
+        _flat(y), _flat(out), _numbers(grid), entries.indexes, entries.symbols.astype(np.uint8),
+        threads=torch.get_num_threads(),
     )  # fmt: skip
     if bad >= 0:
-        raise _not_finite(name, int(bad))
-    return FollowedNearest(
-        int(violation), int(stats[0]), int(stats[1]), int(stats[2]), int(stats[3]), float(stats[4])
-    )
+        raise _not_finite(name, bad)
+    return FollowedNearest(*found)
 
 
 @dataclass(frozen=True)
@@ -120,22 +109,29 @@ class Reaches:
         distance: float64, distance to the nearest boundary in quanta.
         quantum: int64, exponent of the quantum.
         side: int64, the side that rounding takes: 1 is above.
+        boundary: float64, the value of the nearest boundary, without its sign.
     """
 
     distance: Tensor
     quantum: Tensor
     side: Tensor
+    boundary: Tensor
 
 
 def find_reaches(x: Tensor, grid: NearestGrid) -> Reaches:
     """Return where the elements of a flat float64 tensor lie; meant for a few of them."""
     place = _place(x, grid.bits, grid.lowest)
     gap = (place.rest - place.half).abs().double() * _power_of_two(-place.shift)
-    return Reaches(gap, place.quantum, torch.where(x > 0.0, place.up, 1 - place.up))
+    boundary = (place.cell.double() + 0.5) * _power_of_two(place.quantum)
+    return Reaches(gap, place.quantum, torch.where(x > 0.0, place.up, 1 - place.up), boundary)
 
 
 def _flat(tensor: Tensor) -> npt.NDArray[np.float64]:
     return tensor.detach().reshape(-1).numpy()
+
+
+def _numbers(grid: NearestGrid) -> tuple[int, int, int, int]:
+    return grid.bits, grid.lowest, grid.band, _margin(grid)
 
 
 def _margin(grid: NearestGrid) -> int:
@@ -148,150 +144,7 @@ def _not_finite(name: str, element: int) -> Nondeterminism:
     )
 
 
-# -- the fused kernels: float64[n] in and out; every number but the last product is an integer ---------------
-
-
-POWERS = np.ldexp(1.0, np.arange(-2000, 1024))  # the smaller ones are zero
-
-
-@njit(inline="always")
-def _power(exponent):
-    return POWERS[exponent + 2000]
-
-
-@njit(cache=True, nogil=True)
-def _round(x, out, bits, lowest):
-    """Write the nearest values of ``x`` into ``out``; what is not finite stays."""
-    stored = x.view(np.int64)
-    for i in range(x.size):
-        field = (stored[i] >> 52) & 0x7FF
-        if field == 0x7FF:
-            out[i] = x[i]
-            continue
-        significand = stored[i] & MANTISSA
-        if field:
-            significand |= IMPLICIT
-        unit = max(field, 1) - 1075
-        quantum = max(unit + 61 - bits, lowest)
-        shift = quantum - unit
-        cell = 0
-        if shift <= WIDEST:
-            cell = significand >> shift
-            rest = significand & ((1 << shift) - 1)
-            half = 1 << (shift - 1)
-            cell += rest > half or (rest == half and (cell & 1) == 1)
-        value = float(cell) * _power(quantum)
-        if value > MAX_FP32:
-            value = np.inf
-        out[i] = (-value if stored[i] < 0 else value) + 0.0
-
-
-@njit(cache=True, nogil=True)
-def _record(x, out, bits, lowest, band, margin, index, side):
-    """Round ``x`` into ``out``; write positions and sides of the elements within the band.
-
-    Returns ``(count, bad)``: entries found (those past ``index.size`` are counted, not written) and the position of
-    the first element that is not finite or beyond FP32; or -1.
-    """
-    stored = x.view(np.int64)
-    count = 0
-    for i in range(x.size):
-        field = (stored[i] >> 52) & 0x7FF
-        if field > 1151:  # 2**129 or more, infinite, not a number
-            return count, i
-        unit = max(field, 1) - 1075
-        quantum = max(unit + 61 - bits, lowest)
-        shift = quantum - unit
-        if shift > WIDEST:
-            out[i] = 0.0
-            continue
-        significand = stored[i] & MANTISSA
-        if field:
-            significand |= IMPLICIT
-        cell = significand >> shift
-        rest = significand & ((1 << shift) - 1)
-        half = 1 << (shift - 1)
-        up = 1 if rest > half or (rest == half and (cell & 1) == 1) else 0
-        value = float(cell + up) * _power(quantum)
-        if value > MAX_FP32:
-            return count, i
-        negative = stored[i] < 0
-        out[i] = (-value if negative else value) + 0.0
-        if abs(rest - half) < 1 << max(max(band, quantum + margin) - unit, 0):
-            if count < index.size:
-                index[count] = i
-                side[count] = 1 - up if negative else up
-            count += 1
-    return count, -1
-
-
-@njit(cache=True, nogil=True)
-def _follow(y, out, bits, lowest, band, margin, index, side, stats):
-    """Round ``y`` into ``out``, obeying the entries within the band.
-
-    ``stats`` (float64[5]) receives: entries in violation, corrections, elements within the band, elements tied, the
-    chance sum. Returns ``(violation, bad)``: first entry in violation, first element that ``_record`` would refuse.
-    """
-    stored = y.view(np.int64)
-    violation = -1
-    violations = corrections = near = tied = 0
-    chance = 0.0
-    cursor = 0
-    for i in range(y.size):
-        logged = cursor < index.size and index[cursor] == i
-        own_side = 0
-        if logged:
-            own_side = side[cursor]
-            cursor += 1
-        field = (stored[i] >> 52) & 0x7FF
-        if field > 1151:
-            return violation, i
-        unit = max(field, 1) - 1075
-        quantum = max(unit + 61 - bits, lowest)
-        reach = max(band, quantum + margin)
-        chance += _power(reach + 1 - quantum)
-        shift = quantum - unit
-        if shift > WIDEST:
-            out[i] = 0.0
-            if logged and (y[i] == 0.0 or reach < quantum - 2):
-                violations += 1
-                if violation < 0:
-                    violation = i
-            continue
-        significand = stored[i] & MANTISSA
-        if field:
-            significand |= IMPLICIT
-        cell = significand >> shift
-        rest = significand & ((1 << shift) - 1)
-        half = 1 << (shift - 1)
-        up = 1 if rest > half or (rest == half and (cell & 1) == 1) else 0
-        gap = abs(rest - half)
-        within = gap < 1 << max(reach - unit, 0)
-        near += within
-        tied += gap < 1 << TIED
-        negative = stored[i] < 0
-        if logged:
-            if within:
-                wanted = 1 - own_side if negative else own_side
-                corrections += wanted != up
-                up = wanted
-            elif gap >= 1 << max(reach + 1 - unit, 0):
-                violations += 1
-                if violation < 0:
-                    violation = i
-        value = float(cell + up) * _power(quantum)
-        if value > MAX_FP32:
-            return violation, i
-        out[i] = (-value if negative else value) + 0.0
-    stats[0] = violations
-    stats[1] = corrections
-    stats[2] = near
-    stats[3] = tied
-    stats[4] = chance
-    return violation, -1
-
-
-# -- the same, as tensor operations ------------------------------------------------------------------------
+# -- as tensor operations ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

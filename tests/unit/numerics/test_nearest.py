@@ -217,11 +217,11 @@ def test_an_own_value_beyond_the_band_is_not_moved_and_beyond_two_bands_is_a_vio
 
 
 def test_the_paper_s_conditions_alone_are_not_sufficient() -> None:
-    """d < eps and d < 2 tau, as printed, with tau = eps/4: a divergence of 0.45 eps passes both and is not followed."""
+    """Printed are d < eps and d < 2 tau, with tau = eps/4: a divergence of 0.45 eps passes both and is not followed."""
     grid = NearestGrid(32, -60, -64, -2)
     eps = 2.0**-23
     x, y = 1.0 + 0.5 * eps + 0.35 * eps, 1.0 + 0.5 * eps - 0.10 * eps
-    assert abs(x - y) < eps and abs(x - y) < 2 * (eps / 4)  # noqa: PT018 - the two conditions as printed
+    assert abs(x - y) < eps and abs(x - y) < 2 * (eps / 4)
     values, entries = nearest.record([x], grid)
     assert nearest.follow([y], entries, grid).values != values
 
