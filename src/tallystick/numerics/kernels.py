@@ -1,8 +1,8 @@
 """Rounding on the CPU, fused: one pass rounds, tests for ambiguity and collects the log entries.
 
-The passes are ``kernels.c``, ``nearest.c`` and ``optimizers.c``, compiled when the package is built and called through ctypes, which
-lets other threads run meanwhile. Bit-equal to :mod:`tallystick.numerics.reference`, which is the definition; the tests
-run both on one body. Tensors are cut into chunks of fixed size, so no result depends on the number of threads.
+The passes are ``kernels.c``, ``nearest.c`` and ``optimizers.c``, compiled when the package is built and called through
+ctypes, which lets other threads run meanwhile. Bit-equal to :mod:`tallystick.numerics.reference`, which is the definition;
+the tests run both on one body. Tensors are cut into chunks of fixed size, so no result depends on the number of threads.
 
 All functions take flat contiguous arrays of float32 or float64.
 """

@@ -1,7 +1,7 @@
 """Rounding of whole tensors to the nearest value of ``b_r`` bits: record, or follow (spec/rounding.md 9).
 
-Tensors on the CPU go through the kernels of ``nearest.c``, one pass over the bits; others through the same integer arithmetic written
-as tensor operations in bounded chunks. Both equal :mod:`tallystick.numerics.nearest` bit for bit.
+Tensors on the CPU go through the kernels of ``nearest.c``, one pass over the bits; others through the same integer
+arithmetic written as tensor operations in bounded chunks. Both equal :mod:`tallystick.numerics.nearest` bit for bit.
 """
 
 from __future__ import annotations
