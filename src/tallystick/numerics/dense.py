@@ -1,4 +1,4 @@
-"""The dense form of a rounding log: one trit an element, five trits a byte (spec/rounding-log.md 6).
+"""The dense form of a rounding log: one trit an element, five trits a byte (spec/rounding-log.md 8).
 
 It says what the sparse entries of ``log`` say, in a size that depends on the number of elements alone: 1.6 bits each.
 The 2024 paper's form; frames carry the sparse one, and this one stands beside it for comparison.

@@ -467,7 +467,7 @@ def test_a_site_without_a_grid_and_a_policy_without_activations_are_refused() ->
 
 def test_a_specification_s_choice_of_bits_and_threshold_is_read_back() -> None:
     for b_r, tau in ((32, "layer"), (26, "kind"), (29, "0.375")):
-        policy = find_policy("leaf", b_r=b_r, tau=tau, recalibrate_every=7)
+        policy = find_policy("leaf", b_r=b_r, tau=tau, recalibrate_every=7, optimizer_arithmetic="general")
         assert policy_of("leaf", policy.parameters()) == policy
     assert "b_r" not in find_policy("fp64").parameters()
 
@@ -489,7 +489,7 @@ def test_other_choices_are_refused(name: str, more: dict[str, Any], reason: str)
     with pytest.raises(InvalidInput, match=reason):
         find_policy(name, **more)
     if name == "leaf":
-        stated = find_policy("leaf").parameters() | more
+        stated = find_policy("leaf", optimizer_arithmetic="general").parameters() | more
         with pytest.raises(InvalidInput, match=reason):
             policy_of("leaf", stated)
 

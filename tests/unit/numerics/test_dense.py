@@ -79,6 +79,6 @@ def test_wide_symbols_have_no_trits() -> None:
 
 
 def test_the_bytes_are_those_of_the_specification() -> None:
-    """spec/rounding-log.md 6: 1 2 1 1 0, 1 1 (0 0 0)."""
+    """spec/rounding-log.md 8: 1 2 1 1 0, 1 1 (0 0 0)."""
     log = SparseEntries(7, 1, np.array([1, 4]), np.array([1, 0]))
     assert encode_dense(log).hex() == "2b04"
