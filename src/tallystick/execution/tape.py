@@ -564,7 +564,8 @@ def find_policy_breaches(
     """Return the grids of ``table`` that the policy does not allow, or that belong to none of ``sites``."""
     breaches: list[Violation] = []
     for key, grid in table.sites.items():
-        counted = key[0] == Kind.DECISION or key[0] in ACTIVATIONS  # their number shows in the step alone
+        # The number of decisions and activations shows in the step alone.
+        counted = key[0] == Kind.DECISION or (key[0] in ACTIVATIONS and policy.activation is not None)
         stray = sites is not None and not counted and key not in sites
         rule = "the run has no such site" if stray else _breach(policy, Kind(key[0]), grid)
         if rule:
