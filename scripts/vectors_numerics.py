@@ -1,4 +1,4 @@
-"""Write the test vectors of rounding, rounding-log, philox, fingerprint and optimizers.
+"""Write the test vectors of rounding, nearest, rounding-log, philox, fingerprint and optimizers.
 
 Every expected value comes from exact fractions, strings of bits, struct and hashlib, straight from the spec
 pages, or was published with Random123; nothing here imports the package. The vectors so test the package
@@ -25,7 +25,7 @@ Pairs = dict[int, int]  # index to symbol
 Site = tuple[int, int, int, bool, tuple[int, ...]]  # precision, band, floor, dithered, scales
 Table = dict[tuple[int, int], Site]
 
-ROOMS = ("rounding", "rounding-log", "philox", "fingerprint", "optimizers")
+ROOMS = ("rounding", "nearest", "rounding-log", "philox", "fingerprint", "optimizers")
 T = Fraction(486260413, 2**30)
 LARGEST_FP32 = (2.0 - 2.0**-23) * 2.0**127
 
@@ -33,7 +33,8 @@ LARGEST_FP32 = (2.0 - 2.0**-23) * 2.0**127
 def write(root: Path) -> None:
     """Write every case of the rooms below ``root``, the vectors folder; what stood there goes."""
     written = (
-        rounding_cases() | nearest_cases(),
+        rounding_cases(),
+        nearest_cases(),
         log_cases() | dense_cases(),
         philox_cases(),
         fingerprint_cases(),
@@ -594,20 +595,20 @@ def nearest_cases() -> Cases:
         return why, {**case, "error": "InvalidInput", "reason": reason}
 
     return {
-        "nearest-example": (
+        "example": (
             "The worked example of spec/rounding.md 9, followed from just below.",
             nearest_case(grid, ties, away),
         ),
-        "nearest-negative": (
+        "negative": (
             "The same below zero: sides are those of the value, not of its magnitude.",
             nearest_case(grid, [-x for x in ties], [-x for x in away]),
         ),
-        "nearest-edges": ("Both sides of powers of two.", nearest_case(grid, edge, edge)),
-        "nearest-zeros": (
+        "edges": ("Both sides of powers of two.", nearest_case(grid, edge, edge)),
+        "zeros": (
             "Zeros are positive and never near.",
             nearest_case(grid, [0.0, -0.0, 2.0**-60, -(2.0**-60)], [-0.0, 0.0, 0.0, 2.0**-61]),
         ),
-        "nearest-subnormal": (
+        "subnormal": (
             "Below the smallest normal FP32 value the spacing stays 2^-149.",
             nearest_case(
                 low,
@@ -615,11 +616,11 @@ def nearest_cases() -> Cases:
                 [0.0, 2.0**-149, 2.0**-148, 2.0**-149, 0.0],
             ),
         ),
-        "nearest-26-bits": (
+        "26-bits": (
             "Quanta of 2^-17, threshold a quarter of one: every second element is logged.",
             nearest_case(fixed, quarter, [x + 0.05 * eps26 for x in quarter]),
         ),
-        "nearest-one-band-off": (
+        "one-band-off": (
             "Between one band and two an entry is not obeyed and no violation; at two it is one.",
             nearest_case(
                 grid,
@@ -628,17 +629,15 @@ def nearest_cases() -> Cases:
                 [[0, 1], [1, 1], [2, 1]],
             ),
         ),
-        "nearest-infinity_fail": refuse("Not finite.", "element 1: inf is not finite", math.inf),
-        "nearest-beyond-fp32_fail": refuse(
+        "infinity_fail": refuse("Not finite.", "element 1: inf is not finite", math.inf),
+        "beyond-fp32_fail": refuse(
             "Rounds beyond FP32.", "is beyond the largest FP32 value", LARGEST_FP32 * (1 + 2.0**-24)
         ),
-        "nearest-25-bits_fail": refuse("b_r goes from 26 to 32.", "b_r 25 is outside", 1.0, b_r=25),
-        "nearest-band-too-wide_fail": refuse(
+        "25-bits_fail": refuse("b_r goes from 26 to 32.", "b_r 25 is outside", 1.0, b_r=25),
+        "band-too-wide_fail": refuse(
             "Four bands to a quantum.", "above a quarter of the floor", 1.0, band=-37
         ),
-        "nearest-tau-below-a-quarter_fail": refuse(
-            "A threshold is at least 1/4.", "above a quarter", 1.0, tau="0"
-        ),
+        "tau-below-a-quarter_fail": refuse("A threshold is at least 1/4.", "above a quarter", 1.0, tau="0"),
     }
 
 

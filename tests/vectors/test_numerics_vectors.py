@@ -1,4 +1,4 @@
-"""Every case of vectors/{rounding,rounding-log,philox,fingerprint,optimizers}, and the pages that draw their bytes."""
+"""Every case of vectors/{rounding,nearest,rounding-log,philox,fingerprint,optimizers}, and the pages that draw their bytes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 REPOSITORY = Path(__file__).parents[2]
-ROOMS = ("rounding", "rounding-log", "philox", "fingerprint", "optimizers")
+ROOMS = ("rounding", "nearest", "rounding-log", "philox", "fingerprint", "optimizers")
 CASES = sorted(folder for room in ROOMS for folder in (REPOSITORY / "vectors" / room).iterdir())
 Json = dict[str, Any]
 

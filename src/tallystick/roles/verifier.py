@@ -268,7 +268,9 @@ def _check_payload(
             raise InvalidInput(f"{what}: {problem}") from None
     elif in_step:
         if "b_r" not in specification.policy.parameters:
-            raise InvalidInput(f"{what}: policy {specification.policy.name} has no such sites")
+            raise InvalidInput(
+                f"{what}: is not in the specification, policy {specification.policy.name} has none"
+            )
     else:
         size = sizes.get((address.kind, address.ordinal))
         if size is None:
