@@ -211,6 +211,7 @@ class Bench:
     _runs: dict[tuple[str, str, str, int], tuple[Path, dict[str, Any]] | TallyError] = field(
         default_factory=dict[Any, Any]
     )
+    _counted: bool = False
 
     def run(self, parts: Iterable[str]) -> list[Row]:
         """Return the rows of ``parts``, in their own order."""

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from tallystick.roles.bench import leaf_correction_rows, leaf_entry_rows, leaf_form_rows
+from tallystick.execution.determinism import Profile
+from tallystick.roles.bench import Bench, leaf_correction_rows, leaf_entry_rows, leaf_form_rows
 from tallystick.roles.measure_leaf import entries, halving_score, log_forms
 
 
@@ -47,3 +52,24 @@ def test_counts_that_do_not_halve_are_not_met() -> None:
     for counts, verdict in ((good, "met"), (bad, "not met")):
         found = [{"b_r": 32 - i, "corrections": count} for i, count in enumerate(counts)]
         assert leaf_correction_rows(found, halving_score(counts))[-1].verdict == verdict
+
+
+def test_the_part_counts_entries_and_corrections_once_and_forms_for_each_job(tmp_path: Path) -> None:
+    forms = {way: {"elements": 10, "entries": 1, "sparse": 2, "sparse_zlib": 3, "dense": 2, "dense_zlib": 4}
+             for way in ("forward", "backward")}  # fmt: skip
+    answers = {
+        "entries": {"resnet50": {"forward": 523_240_064, "backward": 523_371_136}},
+        "corrections": {"found": [{"b_r": 32, "corrections": 9}], "score": 0.0},
+        "forms": {"sizes": forms, "thresholds": {}},
+    }
+    asked: list[str] = []
+
+    def child(arguments: Sequence[str], profile: Profile) -> dict[str, Any]:
+        asked.append(arguments[2])
+        return answers[arguments[2]]
+
+    rows = Bench(tmp_path, lambda _: None, jobs=["digits", "text"], child=child).run(["leaf"])
+    assert asked == ["entries", "corrections", *["forms"] * 8]
+    assert {row.policy for row in rows} == {"leaf"}
+    assert len(rows) == 3 + 2 + 2 * 4 * 8
+    assert all(row.passes for row in rows)
