@@ -67,7 +67,7 @@ def training(
     quick: Quick = False,
     as_json: AsJson = False,
 ) -> int:
-    """Measure exactness, log size, overhead, memory, loss, kernels and policy leaf of recorded training; 1 if anything is missed."""
+    """Measure exactness, log, overhead, memory, loss, kernels and policy leaf of recorded training; 1 if anything is missed."""
     parts = part or list(PARTS)
     for name in parts:
         if name not in PARTS:

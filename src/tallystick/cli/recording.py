@@ -29,7 +29,9 @@ Run = Annotated[
 ]
 PolicyName = Annotated[
     str | None,
-    typer.Option("--policy", metavar="fp64|fp32|leaf", help="Precision and rounding; by default that of --bands."),
+    typer.Option(
+        "--policy", metavar="fp64|fp32|leaf", help="Precision and rounding; by default that of --bands."
+    ),
 ]
 Bands = Annotated[
     Path | None,

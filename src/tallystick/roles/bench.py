@@ -39,7 +39,11 @@ JOBS: Mapping[str, tuple[str, ...]] = {
     "leaf": ("digits", "text"),
     "kernel": ("cpu",),
 }
-ONLY: Mapping[str, tuple[str, ...]] = {"loss": ("fp32",), "scaling": ("fp32",), "leaf": ("leaf",)}  # instead of both
+ONLY: Mapping[str, tuple[str, ...]] = {
+    "loss": ("fp32",),
+    "scaling": ("fp32",),
+    "leaf": ("leaf",),
+}  # instead of both
 STEPS: Mapping[str, int] = {
     "exactness": 200,
     "log": 200,
