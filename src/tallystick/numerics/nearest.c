@@ -24,6 +24,7 @@
 enum { NEAREST_RUN = 256, WIDEST = 62, TIED = 6 };
 
 #define MAX_FP32 0x1.fffffep+127
+#define LARGEST_FP32 0x47EFFFFFE0000000 /* its bits as binary64 */
 #define INFINITE 0x7FF0000000000000
 #define IMPLICIT ((int64_t)1 << 52)
 
@@ -44,6 +45,7 @@ typedef struct {
 typedef struct {
     int64_t cell[NEAREST_RUN], up[NEAREST_RUN], gap[NEAREST_RUN], reach[NEAREST_RUN], quantum[NEAREST_RUN];
     int64_t negative[NEAREST_RUN], near[NEAREST_RUN], bad[NEAREST_RUN], shift[NEAREST_RUN], stored[NEAREST_RUN];
+    int64_t one[NEAREST_RUN]; /* compilers make vectors of shifts of variables, not of a constant */
     double value[NEAREST_RUN];
 } Places;
 
@@ -79,32 +81,40 @@ INLINE int64_t place(Places *run, const Nearest *site, int64_t at, int n) {
     int64_t bad = 0;
     memcpy(run->stored, site->x + at, (size_t)n * sizeof(double));
     for (int i = 0; i < n; i++) {
-        int64_t stored = run->stored[i];
-        int64_t field = (int64_t)((uint64_t)stored >> 52) & 0x7FF;
-        int64_t significand = (stored & (IMPLICIT - 1)) | (field ? IMPLICIT : 0);
+        int64_t field = (int64_t)((uint64_t)run->stored[i] >> 52) & 0x7FF;
+        int64_t normal = field < 1 ? 0 : IMPLICIT;
         int64_t unit = larger(field, 1) - 1075;
         int64_t quantum = larger(unit + drop, lowest);
-        int64_t far = quantum - unit > WIDEST;
-        int64_t shift = smaller(quantum - unit, WIDEST);
-        significand = far ? significand != 0 : significand; /* nearly zero, and not zero */
-        int64_t cell = (int64_t)((uint64_t)significand >> shift);
-        int64_t half = (int64_t)((uint64_t)1 << (shift - 1));
-        int64_t rest = significand & (2 * half - 1);
-        int64_t up = (rest > half) | ((rest == half) & (cell & 1));
-        int64_t gap = rest > half ? rest - half : half - rest;
-        int64_t reach = larger(band, quantum + margin) - quantum + shift;
-        int64_t negative = stored < 0;
-        run->cell[i] = cell;
-        run->up[i] = up;
-        run->gap[i] = gap;
-        run->reach[i] = reach;
+        run->cell[i] = (run->stored[i] & (IMPLICIT - 1)) | normal;
         run->quantum[i] = quantum;
-        run->negative[i] = negative;
-        run->shift[i] = shift;
-        run->near[i] = gap < (int64_t)((uint64_t)1 << larger(reach, 0));
-        double value = value_of(cell + up, quantum, negative);
-        run->value[i] = value;
-        run->bad[i] = (field == 0x7FF) | (value > MAX_FP32) | (value < -MAX_FP32);
+        run->shift[i] = quantum - unit;
+        run->negative[i] = (int64_t)((uint64_t)run->stored[i] >> 63);
+        run->one[i] = 1;
+    }
+    for (int i = 0; i < n; i++) { /* nearly zero, and not zero, where the shift is too wide */
+        int64_t significand = run->cell[i];
+        run->cell[i] = run->shift[i] > WIDEST ? smaller(significand, 1) : significand;
+        run->shift[i] = smaller(run->shift[i], WIDEST);
+        run->reach[i] = larger(band, run->quantum[i] + margin) - run->quantum[i] + run->shift[i];
+    }
+    for (int i = 0; i < n; i++) {
+        uint64_t significand = (uint64_t)run->cell[i], shift = (uint64_t)run->shift[i];
+        uint64_t half = (uint64_t)run->one[i] << (shift - 1);
+        int64_t cell = (int64_t)(significand >> shift);
+        int64_t over = (int64_t)(significand & (2 * half - 1)) - (int64_t)half; /* beyond the half, in units */
+        run->cell[i] = cell;
+        run->up[i] = over + (cell & 1) > 0 ? 1 : 0; /* on the half only an odd cell goes up */
+        run->gap[i] = larger(over, -over);
+    }
+    for (int i = 0; i < n; i++) {
+        int64_t within = (int64_t)((uint64_t)run->one[i] << (uint64_t)larger(run->reach[i], 0));
+        run->near[i] = run->gap[i] < within ? 1 : 0;
+    }
+    for (int i = 0; i < n; i++) run->value[i] = value_of(run->cell[i] + run->up[i], run->quantum[i], run->negative[i]);
+    for (int i = 0; i < n; i++) {
+        int64_t magnitude = bits_of(run->value[i]) & INT64_MAX;
+        int64_t field = (run->stored[i] & INT64_MAX) >> 52;
+        run->bad[i] = magnitude > LARGEST_FP32 || field == 0x7FF ? 1 : 0;
         bad += run->bad[i];
     }
     memcpy(site->out + at, run->value, (size_t)n * sizeof(double));
