@@ -1,4 +1,4 @@
-"""Write the test vectors of rounding, rounding-log, philox, fingerprint and optimizers.
+"""Write the test vectors of rounding, nearest, rounding-log, philox, fingerprint and optimizers.
 
 Every expected value comes from exact fractions, strings of bits, struct and hashlib, straight from the spec
 pages, or was published with Random123; nothing here imports the package. The vectors so test the package
@@ -25,14 +25,21 @@ Pairs = dict[int, int]  # index to symbol
 Site = tuple[int, int, int, bool, tuple[int, ...]]  # precision, band, floor, dithered, scales
 Table = dict[tuple[int, int], Site]
 
-ROOMS = ("rounding", "rounding-log", "philox", "fingerprint", "optimizers")
+ROOMS = ("rounding", "nearest", "rounding-log", "philox", "fingerprint", "optimizers")
 T = Fraction(486260413, 2**30)
 LARGEST_FP32 = (2.0 - 2.0**-23) * 2.0**127
 
 
 def write(root: Path) -> None:
     """Write every case of the rooms below ``root``, the vectors folder; what stood there goes."""
-    written = (rounding_cases(), log_cases(), philox_cases(), fingerprint_cases(), optimizer_cases())
+    written = (
+        rounding_cases(),
+        nearest_cases(),
+        log_cases() | dense_cases(),
+        philox_cases(),
+        fingerprint_cases(),
+        optimizer_cases(),
+    )
     for room, cases in zip(ROOMS, written, strict=True):
         shutil.rmtree(root / room, ignore_errors=True)
         for name, (why, case) in cases.items():
@@ -529,6 +536,138 @@ TABLE: Table = {
     (4, 0): (24, -47, 0, False, ()),
 }
 EXAMPLE = {17: 1, 300: 0, 301: 1}
+
+
+# Rounding to the nearest (spec/rounding.md 9), and the dense form (spec/rounding-log.md 8).
+
+
+def nearest_place(x: float, grid: Case) -> tuple[Fraction, int, Fraction, int, Fraction]:
+    """Return quantum, cell of the magnitude, distance to the boundary, whether it rounds up, and the band."""
+    q = quantum(x, grid["b_r"] - 8, max(grid["scale"] + grid["floor"], -149 + 32 - grid["b_r"]))
+    k = math.floor(abs(Fraction(x)) / q)
+    rest = abs(Fraction(x)) / q - k
+    up = int(rest > Fraction(1, 2) or (rest == Fraction(1, 2) and k % 2 == 1))
+    delta = Fraction(2) ** (grid["scale"] + grid["band"])
+    if grid["tau"] is not None:
+        delta = max(delta, (Fraction(1, 2) - Fraction(grid["tau"])) * q)
+    return q, k, abs(rest - Fraction(1, 2)) * q, up, delta
+
+
+def nearest_case(grid: Case, xs: list[float], ys: list[float], extra: list[list[int]] | None = None) -> Case:
+    values: list[float] = []
+    entries: list[list[int]] = []
+    for i, x in enumerate(xs):
+        q, k, distance, up, delta = nearest_place(x, grid)
+        sign = -1 if x < 0 else 1
+        values.append(float(sign * (k + up) * q))
+        if distance < delta:
+            entries.append([i, up if sign > 0 else 1 - up])
+    used = sorted(entries + (extra or []))
+    sides = {entry[0]: entry[1] for entry in used}
+    followed: list[float] = []
+    violations: list[int] = []
+    for i, y in enumerate(ys):
+        q, k, distance, up, delta = nearest_place(y, grid)
+        sign = -1 if y < 0 else 1
+        if i in sides and distance < delta:
+            up = sides[i] if sign > 0 else 1 - sides[i]
+        elif i in sides and distance >= 2 * delta:
+            violations.append(i)
+        followed.append(float(sign * (k + up) * q))
+    return {
+        "operation": "nearest", "grid": grid, "xs": hexes(xs), "values": hexes(values), "entries": entries, "used": used,
+        "ys": hexes(ys), "followed": hexes(followed), "violations": violations,
+    }  # fmt: skip
+
+
+def nearest_cases() -> Cases:
+    grid: Case = {"b_r": 32, "scale": 0, "band": -40, "floor": -36, "tau": None}
+    ties = [1 + 2.0**-24, 1 + 3 * 2.0**-24, 1 + 2.0**-24 + 2.0**-30, 2.0**-37]
+    away = [x - 2.0**-41 for x in ties]
+    eps26 = 2.0**-17
+    edge = [2.0, 2.0 - 2.0**-52, 2.0 - 2.0**-25, 2.0 + 2.0**-23, 2.0 - 2.0**-24, 4.0 + 2.0**-51]
+    low: Case = {**grid, "scale": -140, "floor": -20, "band": -24}
+    fixed: Case = {**grid, "b_r": 26, "tau": "1/4"}
+    quarter = [1 + (k + f) * eps26 for k in range(3) for f in (0.2, 0.3, 0.7, 0.8)]
+
+    def refuse(why: str, reason: str, x: float, **more: Any) -> tuple[str, Case]:
+        case = {"operation": "nearest", "grid": {**grid, **more}, "xs": hexes([1.0, x])}
+        return why, {**case, "error": "InvalidInput", "reason": reason}
+
+    return {
+        "example": (
+            "The worked example of spec/rounding.md 9, followed from just below.",
+            nearest_case(grid, ties, away),
+        ),
+        "negative": (
+            "The same below zero: sides are those of the value, not of its magnitude.",
+            nearest_case(grid, [-x for x in ties], [-x for x in away]),
+        ),
+        "edges": ("Both sides of powers of two.", nearest_case(grid, edge, edge)),
+        "zeros": (
+            "Zeros are positive and never near.",
+            nearest_case(grid, [0.0, -0.0, 2.0**-60, -(2.0**-60)], [-0.0, 0.0, 0.0, 2.0**-61]),
+        ),
+        "subnormal": (
+            "Below the smallest normal FP32 value the spacing stays 2^-149.",
+            nearest_case(
+                low,
+                [2.0**-149, 1.5 * 2.0**-149, 2.5 * 2.0**-149, 2.0**-150, 2.0**-151],
+                [0.0, 2.0**-149, 2.0**-148, 2.0**-149, 0.0],
+            ),
+        ),
+        "26-bits": (
+            "Quanta of 2^-17, threshold a quarter of one: every second element is logged.",
+            nearest_case(fixed, quarter, [x + 0.05 * eps26 for x in quarter]),
+        ),
+        "one-band-off": (
+            "Between one band and two an entry is not obeyed and no violation; at two it is one.",
+            nearest_case(
+                grid,
+                [1.0] * 3,
+                [1 + 2.0**-24 - d * 2.0**-40 for d in (0.5, 1.5, 2.0)],
+                [[0, 1], [1, 1], [2, 1]],
+            ),
+        ),
+        "infinity_fail": refuse("Not finite.", "element 1: inf is not finite", math.inf),
+        "beyond-fp32_fail": refuse(
+            "Rounds beyond FP32.", "is beyond the largest FP32 value", LARGEST_FP32 * (1 + 2.0**-24)
+        ),
+        "25-bits_fail": refuse("b_r goes from 26 to 32.", "b_r 25 is outside", 1.0, b_r=25),
+        "band-too-wide_fail": refuse(
+            "Four bands to a quantum.", "above a quarter of the floor", 1.0, band=-37
+        ),
+        "tau-below-a-quarter_fail": refuse("A threshold is at least 1/4.", "above a quarter", 1.0, tau="0"),
+    }
+
+
+def dense_cases() -> Cases:
+    def case(trits: list[int]) -> Case:
+        padded = trits + [0] * (-len(trits) % 5)
+        data = bytes(sum(3**j * padded[i + j] for j in range(5)) for i in range(0, len(padded), 5))
+        at = [i for i, trit in enumerate(trits) if trit != 1]
+        return {
+            "operation": "dense",
+            "n": len(trits),
+            "indexes": at,
+            "symbols": [trits[i] // 2 for i in at],
+            "data": data.hex(),
+        }
+
+    def refuse(why: str, reason: str, n: int, data: str) -> tuple[str, Case]:
+        return why, {"operation": "dense", "n": n, "data": data, "error": "InvalidInput", "reason": reason}
+
+    return {
+        "dense-example": ("The example of spec/rounding-log.md 8.", case([1, 2, 1, 1, 0, 1, 1])),
+        "dense-empty": ("A site without elements.", case([])),
+        "dense-all": ("Every element logged.", case([2, 0, 2, 2, 0, 0, 0, 2, 2, 2])),
+        "dense-short_fail": refuse("A byte is missing.", "1 bytes, a site of 7 elements has 2", 7, "2b"),
+        "dense-long_fail": refuse("A byte is left over.", "3 bytes, a site of 7 elements has 2", 7, "2b0400"),
+        "dense-byte-above-242_fail": refuse("243 codes, no more.", "byte 1 is 243", 10, "2bf3"),
+        "dense-padding_fail": refuse(
+            "What follows the last element is zero.", "after the last element are not zero", 7, "2b0d"
+        ),
+    }
 
 
 def log_cases() -> Cases:

@@ -1,10 +1,12 @@
-"""Every case of vectors/{rounding,rounding-log,philox,fingerprint,optimizers}, and the pages that draw their bytes."""
+"""Every case of vectors/{rounding,nearest,rounding-log,philox,fingerprint,optimizers}, and the pages that draw their bytes."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import re
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +14,10 @@ import numpy as np
 import pytest
 
 from tallystick.errors import InvalidInput
-from tallystick.numerics import log, random
+from tallystick.numerics import log, nearest, random
+from tallystick.numerics.dense import decode_dense, encode_dense
 from tallystick.numerics.log import Frame, GridTable, SiteAddress, SiteGrid, SparseEntries
+from tallystick.numerics.nearest import NearestGrid
 from tallystick.numerics.reference import (
     AdamRule,
     Entry,
@@ -31,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 REPOSITORY = Path(__file__).parents[2]
-ROOMS = ("rounding", "rounding-log", "philox", "fingerprint", "optimizers")
+ROOMS = ("rounding", "nearest", "rounding-log", "philox", "fingerprint", "optimizers")
 CASES = sorted(folder for room in ROOMS for folder in (REPOSITORY / "vectors" / room).iterdir())
 Json = dict[str, Any]
 
@@ -66,6 +70,34 @@ def record_and_follow(case: Json) -> None:
     assert [[entry.index, entry.side] for entry in entries] == case["entries"]
     seen, violations = followed(case, "ys")
     assert (hexes(seen), violations) == (case["followed"], case["violations"])
+
+
+def nearest_grid(case: Json) -> NearestGrid:
+    grid = case["grid"]
+    margin = None if grid["tau"] is None else round(math.log2(0.5 - Fraction(grid["tau"])))
+    return NearestGrid(grid["b_r"], grid["scale"] + grid["floor"], grid["scale"] + grid["band"], margin)
+
+
+def nearest_recorded(case: Json) -> tuple[list[float], list[Entry]]:
+    return nearest.record(floats(case["xs"]), nearest_grid(case))
+
+
+def nearest_followed(case: Json) -> None:
+    values, entries = nearest_recorded(case)
+    assert hexes(values) == case["values"]
+    assert [[entry.index, entry.side] for entry in entries] == case["entries"]
+    found = nearest.follow(floats(case["ys"]), [Entry(*entry) for entry in case["used"]], nearest_grid(case))
+    assert (hexes(found.values), found.violations) == (case["followed"], case["violations"])
+
+
+def dense_entries(case: Json) -> SparseEntries:
+    return decode_dense(bytes.fromhex(case["data"]), case["n"])
+
+
+def dense_bytes(case: Json) -> None:
+    found = dense_entries(case)
+    assert (found.indexes.tolist(), found.symbols.tolist()) == (case["indexes"], case["symbols"])
+    assert encode_dense(found).hex() == case["data"]
 
 
 def entries_bytes(case: Json) -> None:
@@ -184,6 +216,8 @@ def sgd_after(case: Json) -> None:
 
 ACCEPTED: dict[str, Callable[[Json], None]] = {
     "record-and-follow": record_and_follow,
+    "nearest": nearest_followed,
+    "dense": dense_bytes,
     "entries": entries_bytes,
     "decision": decision_bytes,
     "frame": frame_bytes,
@@ -203,6 +237,8 @@ ACCEPTED: dict[str, Callable[[Json], None]] = {
 }
 REFUSED: dict[str, Callable[[Json], object]] = {
     "record": recorded,
+    "nearest": nearest_recorded,
+    "dense": dense_entries,
     "follow": lambda case: followed(case, "xs"),
     "entries": lambda case: log.decode(bytes.fromhex(case["data"]), case["n"], case["width"]),
     "decision": lambda case: log.decode_decision(bytes.fromhex(case["data"]), case["n"], case["width"]),
@@ -264,7 +300,14 @@ def example(room: str, name: str) -> bytes:
 
 
 def test_the_rounding_log_page_draws_the_bytes_of_the_codec() -> None:
-    names = ("entries-example", "frame-example", "table-example", "change-example", "decision-example")
+    names = (
+        "entries-example",
+        "frame-example",
+        "table-example",
+        "change-example",
+        "decision-example",
+        "dense-example",
+    )
     assert blocks_of("rounding-log.md") == [example("rounding-log", name) for name in names]
 
 

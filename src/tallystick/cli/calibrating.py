@@ -16,7 +16,7 @@ from tallystick.cli.profiles import check_device
 from tallystick.cli.terminal import TaskDisplay, answer, print_json, say
 from tallystick.errors import InvalidInput, StoreError
 from tallystick.execution.determinism import parse_profile
-from tallystick.numerics.policy import find_policy
+from tallystick.numerics.policy import CHOICES, find_policy
 from tallystick.protocol.calibration import LIMIT, CalibrationChoice, parse_calibration
 
 if TYPE_CHECKING:
@@ -110,6 +110,10 @@ def calibrate(
     rounding = find_policy(
         policy, recalibrate_every=recalibrate_every, optimizer_arithmetic=optimizer_arithmetic
     )
+    if policy not in CHOICES:
+        raise InvalidInput(
+            f"policy {policy}: has no number that a calibration could choose; its bands are measured in every run"
+        )
     profiles = tuple(parse_profile(text) for text in profile or [])
     steps, settings = parse_steps_at(at), parse_settings(setting or [])
     _must_be_share("--log-bits", log_bits, 64.0)

@@ -20,14 +20,18 @@ from tallystick.store.files import RunDirectory
 
 Job = Annotated[
     str,
-    typer.Argument(metavar="JOB", help="A shipped job (digits, text, gpt2), a dotted path or a .py file."),
+    typer.Argument(
+        metavar="JOB", help="A shipped job (digits, text, gpt2, resnet50), a dotted path or a .py file."
+    ),
 ]
 Run = Annotated[
     Path, typer.Option("--run", metavar="DIR", help="Where to write the run: a new or empty directory.")
 ]
 PolicyName = Annotated[
     str | None,
-    typer.Option("--policy", metavar="fp64|fp32", help="Precision and rounding; by default that of --bands."),
+    typer.Option(
+        "--policy", metavar="fp64|fp32|leaf", help="Precision and rounding; by default that of --bands."
+    ),
 ]
 Bands = Annotated[
     Path | None,
@@ -63,6 +67,20 @@ Arithmetic = Annotated[
         help="Portable needs no log of the state: torch's Adam, AdamW and SGD have it. General logs any optimizer.",
     ),
 ]
+RoundingBits = Annotated[
+    int | None,
+    typer.Option(
+        "--b-r", metavar="26..32", help="Policy leaf: bits that activations are rounded to; by default 32."
+    ),
+]
+Tau = Annotated[
+    str | None,
+    typer.Option(
+        "--tau",
+        metavar="layer|kind|NUMBER",
+        help="Policy leaf: thresholds measured per layer (default) or per kind of layer, or one in quanta, as 0.25.",
+    ),
+]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Go on with an interrupted run; repeat its other options.")
 ]
@@ -80,6 +98,8 @@ def record(
     seed: Seed = 0,
     recalibrate_every: RecalibrateEvery = None,
     optimizer_arithmetic: Arithmetic = "auto",
+    b_r: RoundingBits = None,
+    tau: Tau = None,
     profile: ProfileName = "native",
     device: Device = "cpu",
     resume: Resume = False,
@@ -90,7 +110,7 @@ def record(
     code = rerun_under(chosen, context.obj)
     if code is not None:
         return code
-    rounding, choice = _policy_of(policy, bands, recalibrate_every, optimizer_arithmetic)
+    rounding, choice = _policy_of(policy, bands, recalibrate_every, optimizer_arithmetic, b_r, tau)
     settings = parse_settings(setting or [])
     check_device(device)
 
@@ -122,15 +142,25 @@ def record(
 
 
 def _policy_of(
-    name: str | None, bands: Path | None, recalibrate_every: int | None, optimizer_arithmetic: str
+    name: str | None,
+    bands: Path | None,
+    recalibrate_every: int | None,
+    optimizer_arithmetic: str,
+    b_r: int | None,
+    tau: str | None,
 ) -> tuple[Policy, CalibrationChoice | None]:
     """Return the policy asked for, with the numbers that ``bands`` chose; ``--recalibrate-every`` has the last word."""
     if bands is None:
         if name is None:
             raise InvalidInput("--policy: is missing, and no --bands says which")
-        return find_policy(
-            name, recalibrate_every=recalibrate_every, optimizer_arithmetic=optimizer_arithmetic
-        ), None
+        policy = find_policy(
+            name,
+            recalibrate_every=recalibrate_every,
+            optimizer_arithmetic=optimizer_arithmetic,
+            b_r=b_r,
+            tau=tau,
+        )
+        return policy, None
     choice = load_choice(bands, name)
     chosen = dict(choice.parameters)
     every = chosen.pop("recalibrate_every", None)
@@ -139,6 +169,8 @@ def _policy_of(
         recalibrate_every=every if recalibrate_every is None else recalibrate_every,
         optimizer_arithmetic=optimizer_arithmetic,
         chosen=chosen,
+        b_r=b_r,
+        tau=tau,
     )
     return policy, choice
 

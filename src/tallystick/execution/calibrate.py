@@ -21,9 +21,12 @@ from tallystick.execution.session import Session, Site
 from tallystick.execution.tape import (
     NOISE_BAND,
     UNSEEN,
+    ActivationNoise,
     EchoTape,
     ProbeTape,
     Tape,
+    activation_grid,
+    activation_rule,
     expected_form,
     floor_exponent,
     is_noise_only,
@@ -32,7 +35,8 @@ from tallystick.execution.tape import (
     settled_scales,
 )
 from tallystick.numerics.log import GridTable, Kind, SiteGrid
-from tallystick.numerics.policy import Policy
+from tallystick.numerics.nearest import adapt_threshold, closed_threshold
+from tallystick.numerics.policy import PER_KIND, Policy
 from tallystick.numerics.rounding import block_max_difference, block_rms
 
 REPEATS = 2
@@ -63,16 +67,44 @@ class SiteNoise:
     largest: float
 
 
+@dataclass(frozen=True)
+class Threshold:
+    """The paper's tau of one activation site, in quanta: an element farther than that from its rounded value is logged.
+
+    Attributes:
+        name, layer: of the site, and the class of its module.
+        gradient: whether it is the gradient of an input.
+        observed: the largest tau that logs every straddle seen, 0.5 if none was, None if 0.25 does not.
+        closed: the largest that the measured divergence allows; never more than ``observed`` if the sample held it.
+        mean: divergence of an element on average, in quanta: the share of elements that straddle.
+        straddles: how many were seen.
+    """
+
+    name: str
+    layer: str
+    gradient: bool
+    observed: float | None
+    closed: float
+    mean: float
+    straddles: int
+
+
 @dataclass
 class Calibration:
-    """The noise of every site, and the grids that follow from it."""
+    """The noise of every site, and the grids that follow from it; with policy leaf the thresholds they amount to."""
 
     noise: dict[Site, SiteNoise] = field(default_factory=dict[Site, SiteNoise])
     table: GridTable = field(default_factory=GridTable)
+    thresholds: list[Threshold] = field(default_factory=list[Threshold])
 
 
 def calibrate(
-    session: Session, backward: Callable[[Tape], None], *, repeats: int = REPEATS, seed: int = 0
+    session: Session,
+    backward: Callable[[Tape], None],
+    *,
+    repeats: int = REPEATS,
+    seed: int = 0,
+    units: float = 1.0,
 ) -> Calibration:
     """Measure the noise of the session's next step and return the grids to use from it on.
 
@@ -81,6 +113,7 @@ def calibrate(
         backward: runs the step's forward and backward passes and clipping under a tape, leaving the gradients.
         repeats: jittered repetitions.
         seed: of the jitter.
+        units: size of the jitter, see ``Jitter``.
 
     Raises:
         Nondeterminism: a site is too noisy for the policy, or an operator is not in the table; by name.
@@ -88,13 +121,14 @@ def calibrate(
     before = {name: tensor.clone() for name, tensor in session.all_buffers()}
     own_jitter, session.jitter = session.jitter, None
     try:
-        probe = ProbeTape()
+        probe = ProbeTape(rule=session.policy.activation, table=session.table)
         first, plain_buffers, plain_loss = gradients_under(session, backward, probe, before)
         seen = Deviations(session, first)
         decisions: dict[int, float] = {}
+        activations: dict[tuple[int, int], ActivationNoise] = {}
         for repeat in range(repeats):
-            session.jitter = Jitter(seed * 1000003 + session.step * 101 + repeat)
-            echo = EchoTape(probe)
+            session.jitter = Jitter(seed * 1000003 + session.step * 101 + repeat, units)
+            echo = EchoTape(probe, activations=activations)
             again, buffers, loss = gradients_under(session, backward, echo, before)
             seen.compare(again)
             seen.compare_buffers(plain_buffers, buffers)
@@ -106,7 +140,8 @@ def calibrate(
         raise
     finally:
         session.jitter = own_jitter
-    return choose_grids(session, seen, decisions)
+    chosen = choose_grids(session, seen, decisions)
+    return with_activations(session, chosen, probe, activations) if activations else chosen
 
 
 def gradients_under(
@@ -302,6 +337,44 @@ def grid_for(policy: Policy, kind: Kind, measured: SiteNoise) -> SiteGrid | None
         scales = np.full(measured.scales.size, allowance - NOISE_BAND, dtype=np.int64)
         return SiteGrid(precision, NOISE_BAND, floor_exponent(NOISE_BAND, floor), False, scales)
     return None
+
+
+def with_activations(
+    session: Session, chosen: Calibration, probe: ProbeTape, seen: dict[tuple[int, int], ActivationNoise]
+) -> Calibration:
+    """Add the bands of activations and of their gradients, for each layer or the widest of each kind of layer.
+
+    The band is the larger of what the measured divergence asks for and what the straddles do (they are counted over
+    all elements, the divergence over a sample), times the safety factor.
+    """
+    rule = activation_rule(session.policy)
+    assert session.leaves is not None
+    layers, names = session.leaves.layers, session.leaves.names
+    bands: dict[tuple[int, int], int] = {}
+    widest: dict[tuple[int, str], int] = {}
+    for place, noise in seen.items():
+        relative = max(noise.relative, noise.reach)
+        bands[place] = max(rule.band[0], exponent_above(relative) + session.policy.safety)
+        chosen.noise[(Kind(place[0]), place[1])] = SiteNoise(relative, probe.scales[place], 0.0, 0.0)
+        if bands[place] <= rule.band[1]:
+            kind = (place[0], layers[place])
+            widest[kind] = max(bands[place], widest.get(kind, bands[place]))
+        mean = noise.total / max(noise.seen, 1)
+        chosen.thresholds.append(
+            Threshold(
+                names[place], layers[place], place[0] == Kind.ACTIVATION_GRADIENT,
+                adapt_threshold(noise.straddles), closed_threshold(noise.quanta), mean, len(noise.straddles),
+            )
+        )  # fmt: skip
+    grids = dict(chosen.table.sites)
+    for place, own in bands.items():
+        band = own
+        if band > rule.band[1]:
+            band = NOISE_BAND
+        elif rule.tau == PER_KIND:
+            band = widest[(place[0], layers[place])]
+        grids[place] = activation_grid(rule, band, probe.scales[place])
+    return Calibration(chosen.noise, GridTable(grids), chosen.thresholds)
 
 
 def _refuse_loud_noise(session: Session, table: GridTable, present: Collection[Site]) -> None:

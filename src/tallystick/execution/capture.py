@@ -88,10 +88,13 @@ MASK32 = 0xFFFFFFFF
 
 
 class Jitter:
-    """Last-bit noise: Monte Carlo arithmetic in its simplest form (Parker 1997), for measuring and for auditing."""
+    """Last-bit noise: Monte Carlo arithmetic in its simplest form (Parker 1997), for measuring and for auditing.
 
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
+    ``units`` is the noise's size in units of the last place: 1, but for experiments that need to see rare events.
+    """
+
+    def __init__(self, seed: int, units: float = 1.0) -> None:
+        self._seed, self._units = seed, units
         self._generators: dict[torch.device, torch.Generator] = {}
         self._drawn = 0  # bytes of the CPU's stream
 
@@ -108,17 +111,17 @@ class Jitter:
         """Move every element of ``x`` by up to one unit in the last place, whole numbers excepted."""
         if not _can_move(x):
             return
-        if _is_dense_on_cpu(x):
+        if self._units == 1.0 and _is_dense_on_cpu(x):
             self._move(x, x)
         else:
-            x.addcmul_(_finite(x), self._noise(x), value=torch.finfo(x.dtype).eps)
+            x.addcmul_(_finite(x), self._noise(x), value=self._units * torch.finfo(x.dtype).eps)
 
     def disturbed(self, x: Any) -> Any:
         """Return a disturbed copy of a floating tensor, anything else unchanged."""
         if not isinstance(x, Tensor) or not _can_move(x):
             return x
-        if not _is_dense_on_cpu(x):
-            return torch.addcmul(x, _finite(x), self._noise(x), value=torch.finfo(x.dtype).eps)
+        if self._units != 1.0 or not _is_dense_on_cpu(x):
+            return torch.addcmul(x, _finite(x), self._noise(x), value=self._units * torch.finfo(x.dtype).eps)
         moved = torch.empty_like(x)
         if moved.stride() != x.stride():
             return self.disturbed(x.contiguous())

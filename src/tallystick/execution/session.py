@@ -17,7 +17,7 @@ import random
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from tallystick.errors import InvalidInput, Nondeterminism, ProtocolViolation
 from tallystick.execution.capture import Capture, Findings, Jitter, JitterMode
 from tallystick.execution.determinism import repeatable
+from tallystick.execution.leaves import LeafSites
 from tallystick.execution.portable import portable_step, why_not_portable
 from tallystick.execution.randomness import RandomStream
 from tallystick.execution.tape import FollowTape, RecordTape, Tape, is_noise_only
@@ -110,6 +111,7 @@ class Session:
         self.table = GridTable()
         self.base = GridTable()
         self.sites: list[SiteSpec] = []
+        self.leaves: LeafSites | None = None
         self._tape: Tape | None = None
         self._jitter_mode: JitterMode | None = None
         self._bracket: ExitStack | None = None
@@ -147,6 +149,8 @@ class Session:
         self.optimizer_keys = self._optimizer_keys()
         self.sites = self._list_sites()
         self._names = self._tensor_names()
+        if self.policy.activation is not None:
+            self.leaves = LeafSites(self.model)
         self._handles = [
             self.optimizer.register_step_pre_hook(self._hook_before),
             self.optimizer.register_step_post_hook(lambda *_: self._hook_after()),
@@ -363,6 +367,8 @@ class Session:
 
     def site_name(self, place: tuple[int, int]) -> str:
         """Return what people call the site at ``place``."""
+        if self.leaves is not None and place in self.leaves.names:
+            return f"{Kind(place[0]).name.lower()} {self.leaves.names[place]}"
         for site in self.sites:
             if (site.kind, site.ordinal) == place:
                 return f"{site.kind.name.lower()} {site.name}"
@@ -439,14 +445,16 @@ class Session:
         self._tape.start_micro_batch(number)
         self._random.start(self.step, self.rank, number)
         outside = _outside_generators()
-        with Capture(
+        capture = Capture(
             self._tape,
             self._random,
             compute=self.compute,
             findings=self.findings,
             smooth=self.smooth,
             jitter=self.jitter,
-        ):
+        )
+        leaves = nullcontext() if self.leaves is None else self.leaves.rounding(self._tape, self.step)
+        with leaves, capture:
             yield
         for name, state in _outside_generators().items():
             if state != outside[name]:

@@ -1,8 +1,8 @@
 """Rounding on the CPU, fused: one pass rounds, tests for ambiguity and collects the log entries.
 
-The passes are ``kernels.c`` and ``optimizers.c``, compiled when the package is built and called through ctypes, which
-lets other threads run meanwhile. Bit-equal to :mod:`tallystick.numerics.reference`, which is the definition; the tests
-run both on one body. Tensors are cut into chunks of fixed size, so no result depends on the number of threads.
+The passes are ``kernels.c``, ``nearest.c`` and ``optimizers.c``, compiled when the package is built and called through
+ctypes, which lets other threads run meanwhile. Bit-equal to :mod:`tallystick.numerics.reference`, which is the definition;
+the tests run both on one body. Tensors are cut into chunks of fixed size, so no result depends on the number of threads.
 
 All functions take flat contiguous arrays of float32 or float64.
 """
@@ -31,7 +31,7 @@ CANCELLED = 5  # relative bands: no quantum below 2**(e(old) + band + 5), as wha
 MAX_FP64 = (2.0 - 2.0**-52) * 2.0**1023
 MAX_FP32 = (2.0 - 2.0**-23) * 2.0**127
 WORD = 2.0**-32
-VERSION = 6  # of kernels.c and optimizers.c
+VERSION = 7  # of kernels.c, nearest.c and optimizers.c
 CHUNK = 1 << 17  # elements that one thread takes at a time
 
 LIBRARY = {"win32": "libkernels.dll", "darwin": "libkernels.dylib"}.get(sys.platform, "libkernels.so")
@@ -81,6 +81,9 @@ def _library() -> Any:
         ("tally_record", n, (p, n, n, p, p)),
         ("tally_follow", n, (p, n, n, p, p, n, p)),
         ("tally_candidates", n, (p, n, n, p, p, n)),
+        ("tally_nearest_record", n, (p, n, n, p, p)),
+        ("tally_nearest_follow", n, (p, n, n, p, p, n, p)),
+        ("tally_nearest_round", None, (p, n, n)),
         ("tally_philox", None, (u, u, n, n, p)),
         ("tally_keep", None, (u, u, n, n, u, p)),
         ("tally_jitter", None, (p, p, i, n, n, u, u, u)),
@@ -245,6 +248,91 @@ def candidates(
     return _library().tally_candidates(
         ctypes.addressof(site), 0, y.size, _address(index), _address(out), index.size
     )
+
+
+# -- rounding to the nearest ---------------------------------------------------------------------
+
+
+class _Nearest(ctypes.Structure):
+    """``Nearest`` of nearest.c."""
+
+    _fields_ = (
+        ("x", ctypes.c_void_p), ("out", ctypes.c_void_p),
+        ("bits", ctypes.c_int32), ("lowest", ctypes.c_int32), ("band", ctypes.c_int32), ("margin", ctypes.c_int32),
+    )  # fmt: skip
+
+
+class _FollowedNearest(ctypes.Structure):
+    """``FollowedNearest`` of nearest.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("violations", "violation", "corrections", "near", "tied")),
+        ("chance", ctypes.c_double),
+    )
+
+
+def _nearest_site(x: Floats, out: Floats, numbers: tuple[int, int, int, int]) -> _Nearest:
+    if x.dtype != np.float64 or out.dtype != np.float64:
+        raise TypeError(f"arrays of {x.dtype} and {out.dtype}; rounding to the nearest takes float64")
+    if not (x.flags.c_contiguous and out.flags.c_contiguous) or x.size != out.size:
+        raise ValueError("arrays of different lengths, or not contiguous")
+    return _Nearest(_address(x), _address(out), *numbers)
+
+
+def nearest_round(x: Floats, out: Floats, numbers: tuple[int, int, int, int], threads: int = 1) -> None:
+    """Round ``x`` into ``out``; ``numbers``: bits, exponent of the lowest quantum, of the band, of the margin."""
+    library, site = _library(), _nearest_site(x, out, numbers)
+    here = ctypes.addressof(site)
+    in_chunks(lambda begin, end: library.tally_nearest_round(here, begin, end), x.size, threads)
+
+
+def nearest_record(
+    x: Floats, out: Floats, numbers: tuple[int, int, int, int], threads: int = 1
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8], int]:
+    """Round ``x`` into ``out``; return positions and sides of the elements within the band, and the first bad element or -1."""
+    library, site = _library(), _nearest_site(x, out, numbers)
+    here = ctypes.addressof(site)
+
+    def one(begin: int, end: int) -> tuple[int, Any, Any]:
+        at, bit = _room()
+        found = library.tally_nearest_record(here, begin, end, _address(at), _address(bit))
+        return (found, at[: max(found, 0)].copy(), bit[: max(found, 0)].copy())
+
+    parts = in_chunks(one, x.size, threads)
+    bad = next((-1 - found for found, _, _ in parts if found < 0), -1)
+    return np.concatenate([at for _, at, _ in parts]), np.concatenate([bit for _, _, bit in parts]), bad
+
+
+def nearest_follow(
+    y: Floats, out: Floats, numbers: tuple[int, int, int, int], index: npt.NDArray[np.int64],
+    side: npt.NDArray[np.uint8], threads: int = 1,
+) -> tuple[tuple[int, int, int, int, int, float], int]:  # fmt: skip
+    """Round ``y`` into ``out``, obeying the entries within the band.
+
+    Returns first violation or -1, violations, corrections, elements near, tied, the chance sum; and the first bad
+    element or -1.
+    """
+    library, site = _library(), _nearest_site(y, out, numbers)
+    here = ctypes.addressof(site)
+    index, side = np.ascontiguousarray(index, dtype=np.int64), np.ascontiguousarray(side, dtype=np.uint8)
+
+    def one(begin: int, end: int) -> tuple[int, _FollowedNearest]:
+        first, last = np.searchsorted(index, (begin, end))
+        found = _FollowedNearest()
+        bad = library.tally_nearest_follow(
+            here, begin, end, _address(index) + 8 * int(first), _address(side) + int(first), int(last - first),
+            ctypes.addressof(found),
+        )  # fmt: skip
+        return bad, found
+
+    parts = in_chunks(one, y.size, threads)
+    bad = next((-1 - found for found, _ in parts if found < 0), -1)
+    all_found = [found for _, found in parts]
+    violation = next((found.violation for found in all_found if found.violations), -1)
+    sums = [
+        sum(getattr(f, name) for f in all_found) for name in ("violations", "corrections", "near", "tied")
+    ]
+    return (violation, sums[0], sums[1], sums[2], sums[3], sum(found.chance for found in all_found)), bad
 
 
 # -- measures ------------------------------------------------------------------------------------

@@ -6,10 +6,76 @@ numbers outside the limits given here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
 from tallystick.errors import InvalidInput
+from tallystick.numerics.nearest import FEWEST_BITS, MOST_BITS
+
+PER_LAYER, PER_KIND = "layer", "kind"
+
+
+@dataclass(frozen=True)
+class ActivationRule:
+    """How activations and their gradients are rounded: to the nearest value of ``b_r`` bits (numerics.nearest).
+
+    Attributes:
+        b_r: 26 to 32.
+        tau: ``layer`` or ``kind``, where bands are measured for each layer or each kind of layer; or a fixed threshold
+            in quanta, from 0.25 on, with 1/2 - tau a power of two.
+        band: smallest and largest band exponents, relative to a site's scale. A site that needs more is passed through.
+        lowest_floor: exponent, relative to a site's scale, below which no quantum falls with 32 bits.
+    """
+
+    b_r: int = 32
+    tau: str = PER_LAYER
+    band: tuple[int, int] = (-46, -14)
+    lowest_floor: int = -36
+
+    def __post_init__(self) -> None:
+        if not FEWEST_BITS <= self.b_r <= MOST_BITS:
+            raise InvalidInput(f"policy leaf: b_r {self.b_r} is outside [{FEWEST_BITS}, {MOST_BITS}]")
+        if self.tau not in (PER_LAYER, PER_KIND) and _margin_of(self.tau) is None:
+            raise InvalidInput(
+                f"policy leaf: tau must be {PER_LAYER}, {PER_KIND}, or a number from 0.25 to below 0.5 for which "
+                f"0.5 - tau is a power of two (0.25, 0.375, 0.4375, ..), got {self.tau!r}"
+            )
+
+    @property
+    def precision(self) -> int:
+        """Significant bits of a value: 24 for 32."""
+        return self.b_r - 8
+
+    @property
+    def floor(self) -> int:
+        """The lowest floor for ``b_r`` bits: the same elements stand on it, whatever ``b_r``."""
+        return self.lowest_floor + MOST_BITS - self.b_r
+
+    @property
+    def margin(self) -> int | None:
+        """log2 of 1/2 - tau for a fixed threshold, else None."""
+        return _margin_of(self.tau)
+
+    def parameters(self) -> dict[str, int | str]:
+        """Return the numbers as they stand in a specification."""
+        low, high = self.band
+        return {
+            "b_r": self.b_r, "tau": self.tau, "activation_band_min": low, "activation_band_max": high,
+            "activation_floor": self.lowest_floor,
+        }  # fmt: skip
+
+
+def _margin_of(tau: str) -> int | None:
+    """Return log2(1/2 - tau) of a threshold written in its shortest decimal form, None for anything else."""
+    try:
+        value = float(tau)
+    except ValueError:
+        return None
+    if repr(value) != tau or not 0.25 <= value < 0.5:
+        return None
+    mantissa, exponent = math.frexp(0.5 - value)
+    return exponent - 1 if mantissa == 0.5 and exponent > -20 else None
 
 
 @dataclass(frozen=True)
@@ -17,7 +83,7 @@ class Policy:
     """How one run rounds. Exponents are powers of two; bands and floors are relative to a block's scale.
 
     Attributes:
-        name: ``fp64`` or ``fp32``.
+        name: ``fp64``, ``fp32`` or ``leaf``.
         compute: torch dtype of the forward and backward pass.
         gradient_precision: significant bits of the gradient grid; 0 for an absolute grid.
         gradient_floor: quantum exponent relative to the block's scale (its rms rounded up to a power of two).
@@ -32,6 +98,7 @@ class Policy:
         recalibrate_every: steps between two measurements of the noise.
         optimizer_arithmetic: ``portable`` (spec/optimizers.md: no state sites) or ``general`` (torch's own optimizer
             in float64, its results rounded and logged). ``auto`` becomes one of them when a session is prepared.
+        activation: how the outputs of leaf modules and the gradients of their inputs are rounded; None if they are not.
     """
 
     name: str
@@ -49,18 +116,19 @@ class Policy:
     noise_limit: int
     recalibrate_every: int
     optimizer_arithmetic: str = "auto"
+    activation: ActivationRule | None = None
 
     def parameters(self) -> dict[str, int | str]:
         """Return the numbers as they stand in a specification."""
         flat: dict[str, int | str] = {}
         for name, value in asdict(self).items():
-            if name == "name":
+            if name in ("name", "activation"):
                 continue
             if isinstance(value, tuple):
                 flat[f"{name}_min"], flat[f"{name}_max"] = value
             else:
                 flat[name] = int(value) if isinstance(value, bool) else value
-        return flat
+        return flat if self.activation is None else flat | self.activation.parameters()
 
 
 FP64 = Policy(
@@ -97,6 +165,14 @@ FP32 = Policy(
     recalibrate_every=100,
 )
 
+LEAF = replace(
+    FP64,
+    name="leaf",
+    # a sum that cancels (of a convolution before batch norm, say) leaves what rounding left, 2**-24 of its terms
+    gradient_band=(-44, -10),
+    activation=ActivationRule(),
+)
+
 ARITHMETICS = ("auto", "portable", "general")
 EARLY = (
     0,
@@ -110,7 +186,7 @@ def is_calibration_step(step: int, every: int) -> bool:
     return step % every == 0 or step in EARLY
 
 
-POLICIES: Mapping[str, Policy] = {policy.name: policy for policy in (FP64, FP32)}
+POLICIES: Mapping[str, Policy] = {policy.name: policy for policy in (FP64, FP32, LEAF)}
 
 CHOICES: Mapping[str, Mapping[str, tuple[int, int]]] = {
     "fp64": {"gradient_floor": (-23, -12), "safety": (3, 10)},
@@ -124,9 +200,19 @@ def find_policy(
     *,
     recalibrate_every: int | None = None,
     optimizer_arithmetic: str = "auto",
+    b_r: int | None = None,
+    tau: str | None = None,
     chosen: Mapping[str, int] | None = None,
 ) -> Policy:
-    """Return the policy called ``name``, with the numbers in ``chosen`` in place of its own.
+    """Return the policy called ``name``, with what the trainer may choose.
+
+    Args:
+        name: ``fp64``, ``fp32`` or ``leaf``.
+        recalibrate_every: steps between two measurements of the noise.
+        optimizer_arithmetic: ``auto``, ``portable`` or ``general``.
+        b_r: of ``leaf`` alone, the bits of an activation, see ``ActivationRule``.
+        tau: of ``leaf`` alone, the threshold.
+        chosen: numbers in place of the policy's own.
 
     Raises:
         InvalidInput: there is none of that name, the interval is below 1, the arithmetic is unknown, or a chosen number
@@ -150,6 +236,12 @@ def find_policy(
                 f"policy {name}: {key} is {value}, the policy allows {least} to {greatest} (powers of two)"
             )
     policy = replace(POLICIES[name], optimizer_arithmetic=optimizer_arithmetic, **dict(chosen or {}))
+    if b_r is not None or tau is not None:
+        rule = policy.activation
+        if rule is None:
+            raise InvalidInput(f"policy {name}: has no b_r and no tau, they are those of policy leaf")
+        rule = replace(rule, b_r=rule.b_r if b_r is None else b_r, tau=rule.tau if tau is None else tau)
+        policy = replace(policy, activation=rule)
     if recalibrate_every is None:
         return policy
     if recalibrate_every < 1:
@@ -161,7 +253,7 @@ def policy_of(name: str, parameters: Mapping[str, int | str]) -> Policy:
     """Return the policy a specification states, every number checked against the known policy of that name.
 
     The trainer's to choose are ``recalibrate_every``, ``optimizer_arithmetic`` and, within their limits, the numbers
-    in ``CHOICES``.
+    in ``CHOICES``, and ``b_r`` and ``tau`` of ``leaf``.
 
     Raises:
         InvalidInput: an unknown name, a chosen number outside its limits, or another number that differs from
@@ -179,7 +271,17 @@ def policy_of(name: str, parameters: Mapping[str, int | str]) -> Policy:
         raise InvalidInput(
             f"policy {name}: optimizer_arithmetic must be portable or general, got {arithmetic!r}"
         )
-    policy = find_policy(name, recalibrate_every=every, optimizer_arithmetic=str(arithmetic), chosen=chosen)
+    if name != LEAF.name:
+        b_r, tau = None, None
+    else:
+        b_r, tau = parameters.get("b_r"), parameters.get("tau")
+        if not isinstance(b_r, int) or not isinstance(tau, str):
+            raise InvalidInput(
+                f"policy {name}: b_r and tau must be a whole number and a text, got {b_r!r}, {tau!r}"
+            )
+    policy = find_policy(
+        name, recalibrate_every=every, optimizer_arithmetic=str(arithmetic), chosen=chosen, b_r=b_r, tau=tau
+    )
     known = policy.parameters()
     for key in sorted(known.keys() | parameters.keys()):
         if known.get(key) != parameters.get(key):

@@ -462,14 +462,15 @@ def find_noisy_sites(
 def is_excused(deviation: Deviation, noisy: Iterable[Deviation]) -> bool:
     """Whether noise above the declared bands at the sites ``noisy`` can be the cause of ``deviation``.
 
-    A flipped branch reaches everything; a gradient reaches its own parameter; nothing reaches the data or the schedule.
+    A flipped branch and an activation reach everything; a gradient reaches its own parameter; nothing reaches the data
+    or the schedule.
     """
     names = [site.subject for site in noisy]
     if not names or deviation.subject.startswith(("batch", "skipped", "micro", "hyper", "evidence")):
         return False
     if (
         EVERYTHING in names
-        or any(name.startswith("decision") for name in names)
+        or any(name.startswith(("decision", "activation")) for name in names)
         or deviation.subject == FINGERPRINT
     ):
         return True

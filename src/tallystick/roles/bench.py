@@ -27,7 +27,7 @@ from tallystick.store.files import RunDirectory, storing
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-PARTS = ("exactness", "log", "overhead", "scaling", "memory", "loss", "kernel")
+PARTS = ("exactness", "log", "overhead", "scaling", "memory", "loss", "leaf", "kernel")
 POLICIES = ("fp64", "fp32")
 JOBS: Mapping[str, tuple[str, ...]] = {
     "exactness": ("digits", "text"),
@@ -36,8 +36,14 @@ JOBS: Mapping[str, tuple[str, ...]] = {
     "scaling": ("text", "gpt2"),
     "memory": ("text", "gpt2"),
     "loss": ("text",),
+    "leaf": ("digits", "text"),
     "kernel": ("cpu",),
 }
+ONLY: Mapping[str, tuple[str, ...]] = {
+    "loss": ("fp32",),
+    "scaling": ("fp32",),
+    "leaf": ("leaf",),
+}  # instead of both
 STEPS: Mapping[str, int] = {
     "exactness": 200,
     "log": 200,
@@ -45,6 +51,7 @@ STEPS: Mapping[str, int] = {
     "scaling": 5,
     "memory": 4,
     "loss": 400,
+    "leaf": 100,
     "kernel": 15,
 }
 QUICK: Mapping[str, int] = {
@@ -54,6 +61,7 @@ QUICK: Mapping[str, int] = {
     "scaling": 1,
     "memory": 3,
     "loss": 3,
+    "leaf": 2,
     "kernel": 2,
 }
 SIZES: Mapping[str, tuple[Mapping[str, str], ...]] = {  # models of about 1, 10 and 124 million parameters
@@ -67,10 +75,16 @@ MOST_MEMORY = 1.25
 LEAST_BANDWIDTH = 0.6  # of rounding, as a share of the bandwidth of copying the same bytes
 ELEMENTS, FEW_ELEMENTS = 1 << 24, 1 << 18
 SEEDS = (0, 1, 2)
+ENTRIES: Mapping[str, float] = {
+    "resnet50": 1.0466e9,
+    "gpt2": 2.110e8,
+}  # derived from the 2024 paper's code, each step
+LEAF_CHOICES = ((32, "layer"), (26, "layer"), (32, "0.25"), (26, "0.49609375"))  # b_r and tau
+MOST_DEVIATIONS = 4.0  # that a count of corrections may lie from half the one before
 CHECKPOINT_EVERY = 20  # the default of tally record
 
 Verdict = Literal["met", "not met", "printed only", "inconclusive", "failed"]
-Unit = Literal["bytes", "weights", "bits", "times", "share", "nats"]
+Unit = Literal["bytes", "weights", "entries", "bits", "times", "share", "nats"]
 
 
 @dataclass(frozen=True)
@@ -183,7 +197,7 @@ class Bench:
         place: an empty directory for run directories.
         say: takes one line of progress.
         jobs: instead of each part's own.
-        policies: instead of both; loss and scaling are by default measured under fp32 alone.
+        policies: instead of both (part leaf: of its own); loss and scaling are by default measured under fp32 alone.
         steps: instead of each part's own number.
         quick: so few steps that every part is seen to work and no number means much.
         child: runs a command in a process of its own.
@@ -201,6 +215,7 @@ class Bench:
     _runs: dict[tuple[str, str, str, int], tuple[Path, dict[str, Any]] | TallyError] = field(
         default_factory=dict[Any, Any]
     )
+    _counted: bool = False
 
     def run(self, parts: Iterable[str]) -> list[Row]:
         """Return the rows of ``parts``, in their own order."""
@@ -211,12 +226,13 @@ class Bench:
             "scaling": self.scaling,
             "memory": self.memory,
             "loss": self.loss,
+            "leaf": self.leaf,
             "kernel": self.kernel,
         }
         rows: list[Row] = []
         for part in [part for part in PARTS if part in parts]:
             for job in JOBS[part] if part == "kernel" else self.jobs or JOBS[part]:
-                for policy in self.policies or (("fp32",) if part in ("loss", "scaling") else POLICIES):
+                for policy in self.policies or ONLY.get(part, POLICIES):
                     self.say(f"{part}: {job}, {policy}")
                     try:
                         found = measure[part](job, policy)
@@ -325,7 +341,7 @@ class Bench:
             self.say(f"  control: plain loop under {profile}")
             jitter = parse_profile(profile).jitter
             self._measure("control", profile, directory=str(run), out=str(out), jitter=jitter)
-        return np.frombuffer(out.read_bytes(), dtype="<u8" if policy == "fp64" else "<u4")
+        return np.frombuffer(out.read_bytes(), dtype="<u4" if policy == "fp32" else "<u8")
 
     # -- log -----------------------------------------------------------------------------------
 
@@ -374,6 +390,22 @@ class Bench:
                 for row in overhead_rows(job, policy, found)[:2]:
                     name = f"{row.measure}, {found['parameters'] / 1e6:.3g} M parameters, batch {batch}"
                     rows.append(replace(row, part="scaling", measure=name))
+        return rows
+
+    # -- leaf ----------------------------------------------------------------------------------
+
+    def leaf(self, job: str, policy: str) -> list[Row]:
+        """Return the size of a step's activation log in both forms; once, how much the paper's jobs log and how it counts."""
+        rows: list[Row] = []
+        if not self._counted:
+            self._counted = True
+            rows += leaf_entry_rows(self._measure("entries"))
+            self.say("  corrections")
+            found = self._measure("corrections", steps=self._steps("leaf", job))
+            rows += leaf_correction_rows(found["found"], found["score"])
+        for b_r, tau in LEAF_CHOICES:
+            self.say(f"  b_r {b_r}, tau {tau}")
+            rows += leaf_form_rows(job, b_r, tau, self._measure("forms", job=job, b_r=b_r, tau=tau, steps=2))
         return rows
 
     # -- memory --------------------------------------------------------------------------------
@@ -473,6 +505,45 @@ def kernel_rows(place: str, policy: str, found: Mapping[str, Any]) -> list[Row]:
         measure = f"portable {words} / torch's foreach"
         rows.append(Row("kernel", place, policy, measure, value, "times", detail=shared))
     return rows
+
+
+def leaf_entry_rows(found: Mapping[str, Mapping[str, int]]) -> list[Row]:
+    """Return how many entries each of the paper's jobs logs in a step, beside the number derived from the paper's code."""
+    rows: list[Row] = []
+    for job, counts in found.items():
+        total, wanted = float(sum(counts.values())), ENTRIES[job]
+        for name, count in counts.items():
+            rows.append(
+                Row("leaf", job, "leaf", f"entries a step, {name.replace('_', ' ')}", count, "entries")
+            )
+        near = abs(total - wanted) <= 1e-3 * wanted
+        rows.append(
+            Row("leaf", job, "leaf", "entries a step", total, "entries", 1.001 * wanted, sound=near,
+                detail={"derived": wanted})
+        )  # fmt: skip
+    return rows
+
+
+def leaf_form_rows(job: str, b_r: int, tau: str, found: Mapping[str, Any]) -> list[Row]:
+    """Return bits of log for each entry in every form, forward and backward apart."""
+    rows: list[Row] = []
+    for way, sizes in found["sizes"].items():
+        detail = {"thresholds": found["thresholds"], **sizes}
+        for form in ("dense", "dense_zlib", "sparse", "sparse_zlib"):
+            name = f"b_r {b_r}, tau {tau}, {way}: {form.replace('_', ', ')}"
+            bits = 8.0 * sizes[form] / max(sizes["elements"], 1)
+            rows.append(Row("leaf", job, "leaf", name, bits, "bits", detail=detail))
+    return rows
+
+
+def leaf_correction_rows(found: Sequence[Mapping[str, int]], score: float) -> list[Row]:
+    """Return how often a follower took the log's side, by b_r, and how far that is from halving."""
+    rows = [
+        Row("leaf", "small network", "leaf", f"corrections, b_r {one['b_r']}", one["corrections"], "entries")
+        for one in found
+    ]
+    name = "corrections halve with each bit: furthest from it, in standard deviations"
+    return [*rows, Row("leaf", "small network", "leaf", name, score, "times", MOST_DEVIATIONS)]
 
 
 def _profile_pairs() -> list[tuple[str, str]]:

@@ -427,7 +427,7 @@ def _matches(own: np.ndarray, theirs: np.ndarray, candidates: Candidates | None)
 
 @dataclass
 class _TwoWayTape(FollowTape):
-    """Follows a frame and notes, for every site, which elements could have gone the other way.
+    """Follows a frame and notes, for every site but activations, which elements could have gone the other way.
 
     With ``flip`` each such gradient element does go the other way.
     """

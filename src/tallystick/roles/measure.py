@@ -31,7 +31,11 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 Times = dict[str, float]
 SCORE = "held_out_loss"
-COMPUTE: Mapping[str, torch.dtype] = {"fp64": torch.float64, "fp32": torch.float32}
+COMPUTE: Mapping[str, torch.dtype] = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "leaf": torch.float64,
+}
 
 
 class PortableRandomness(TorchDispatchMode):

@@ -233,3 +233,9 @@ def test_a_choice_for_another_policy_and_a_missing_one_are_refused(tally, job: P
     assert (missing.code, "there is no such file" in missing.err) == (2, True)
     neither = tally("record", job, "--run", tmp_path / "run")
     assert (neither.code, "--policy: is missing, and no --bands says which" in neither.err) == (2, True)
+
+
+def test_a_policy_without_numbers_to_choose_is_refused(tally, job: Path) -> None:
+    answer = tally("calibrate", job, "--policy", "leaf")
+    assert answer.code == 2
+    assert "policy leaf: has no number that a calibration could choose" in answer.err
