@@ -5,6 +5,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
+WORKERS ?= 2
 say = @printf '\n== %s\n' "$(1)"
 
 .PHONY: help setup demo test test-slow format vectors \
@@ -63,4 +64,4 @@ check-vectors: setup
 
 check-tests: setup
 	$(call say,tests: pytest)
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile

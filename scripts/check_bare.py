@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 # The import names of everything that pyproject.toml lists as an extra.
-EXTRAS = ("torch", "numba", "sklearn", "transformers")
+EXTRAS = ("torch", "sklearn", "transformers")
 
 # A package stands for all of its modules.
 BARE = (

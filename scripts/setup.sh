@@ -14,12 +14,14 @@ stamp=.venv/tallystick-setup
 say() { printf 'setup: %s\n' "$*"; }
 fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 
-# The state that the environment was made from: the three files, where it stands, and which torch was asked for.
+# The state that the environment was made from: these files, where it stands, and which torch was asked for.
 fingerprint() {
   "$venv_python" - "$1" <<'PY'
 import hashlib, pathlib, sys
 state = hashlib.sha256()
-for part in (*(pathlib.Path(name).read_bytes() for name in ("pyproject.toml", "constraints.txt", "scripts/setup.sh")),
+for part in (*(pathlib.Path(name).read_bytes() for name in ("pyproject.toml", "constraints.txt", "scripts/setup.sh",
+                                                             "hatch_build.py", "scripts/compile_kernels.py",
+                                                             "src/tallystick/numerics/kernels.c", "src/tallystick/numerics/optimizers.c")),
              str(pathlib.Path.cwd()).encode(), sys.argv[1].encode()):
     state.update(len(part).to_bytes(8, "little") + part)
 print(state.hexdigest(), sys.argv[1])
@@ -60,11 +62,13 @@ say "pip with dependency groups (25.1 or newer)"
 pip install --upgrade 'pip>=25.1'
 
 say "torch first and alone: $torch_spec"
-grep -vE '^torch==' constraints.txt >"$constraints"
+grep -vE '^(torch|triton)==' constraints.txt >"$constraints" # a torch built for CUDA names its own triton
 pip install -c "$constraints" "$torch_spec"
 
-# From here on the installed torch, pinned or brought, is what nothing may change.
+# From here on the installed torch, pinned or brought, is what nothing may change; likewise the triton that came with it.
 "$venv_python" -c 'import importlib.metadata as m; print("torch==" + m.version("torch").split("+")[0])' >>"$constraints"
+"$venv_python" -c 'import importlib.metadata as m; print("triton==" + m.version("triton"))' >>"$constraints" 2>/dev/null ||
+  grep -E '^triton==' constraints.txt >>"$constraints"
 
 say "tallystick, its extras and the developer tools"
 pip install -c "$constraints" --editable '.[all]' --group dev

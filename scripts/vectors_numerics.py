@@ -1,4 +1,4 @@
-"""Write the test vectors of rounding, rounding-log, philox and fingerprint.
+"""Write the test vectors of rounding, nearest, rounding-log, philox, fingerprint and optimizers.
 
 Every expected value comes from exact fractions, strings of bits, struct and hashlib, straight from the spec
 pages, or was published with Random123; nothing here imports the package. The vectors so test the package
@@ -25,14 +25,21 @@ Pairs = dict[int, int]  # index to symbol
 Site = tuple[Any, ...]  # precision, band, floor, dithered, scales; and True if it is logged by parity
 Table = dict[tuple[int, int], Site]
 
-ROOMS = ("rounding", "rounding-log", "philox", "fingerprint")
+ROOMS = ("rounding", "nearest", "rounding-log", "philox", "fingerprint", "optimizers")
 T = Fraction(486260413, 2**30)
 LARGEST_FP32 = (2.0 - 2.0**-23) * 2.0**127
 
 
 def write(root: Path) -> None:
     """Write every case of the rooms below ``root``, the vectors folder; what stood there goes."""
-    written = (rounding_cases(), log_cases(), philox_cases(), fingerprint_cases())
+    written = (
+        rounding_cases(),
+        nearest_cases(),
+        log_cases() | dense_cases(),
+        philox_cases(),
+        fingerprint_cases(),
+        optimizer_cases(),
+    )
     for room, cases in zip(ROOMS, written, strict=True):
         shutil.rmtree(root / room, ignore_errors=True)
         for name, (why, case) in cases.items():
@@ -289,7 +296,7 @@ def rounding_cases() -> Cases:
 
 
 def parity_cases() -> Cases:
-    """Sites logged by one bit an element (spec/rounding.md 9)."""
+    """Sites logged by one bit an element (spec/rounding.md 10)."""
     t, half, quarter = float(T), scaled(-1, 0, 0), scaled(-2, 0, 0)
     words = philox_words((1, 2), 0, 12)
     ramp = [0.37 * i - 2.0 for i in range(12)]
@@ -300,7 +307,7 @@ def parity_cases() -> Cases:
 
     return {
         "parity-example": (
-            "The worked example of spec/rounding.md 9.",
+            "The worked example of spec/rounding.md 10.",
             Rounding(0, half).parity_case([0.45, 3.46, -0.55, 0.8], [0.75, 3.1, -0.5, 1.25]),
         ),
         "parity-ties": (
@@ -655,6 +662,138 @@ PARITY: Site = (0, -4, -3, True, (2, 0))
 EXAMPLE = {17: 1, 300: 0, 301: 1}
 
 
+# Rounding to the nearest (spec/rounding.md 9), and the dense form (spec/rounding-log.md 9).
+
+
+def nearest_place(x: float, grid: Case) -> tuple[Fraction, int, Fraction, int, Fraction]:
+    """Return quantum, cell of the magnitude, distance to the boundary, whether it rounds up, and the band."""
+    q = quantum(x, grid["b_r"] - 8, max(grid["scale"] + grid["floor"], -149 + 32 - grid["b_r"]))
+    k = math.floor(abs(Fraction(x)) / q)
+    rest = abs(Fraction(x)) / q - k
+    up = int(rest > Fraction(1, 2) or (rest == Fraction(1, 2) and k % 2 == 1))
+    delta = Fraction(2) ** (grid["scale"] + grid["band"])
+    if grid["tau"] is not None:
+        delta = max(delta, (Fraction(1, 2) - Fraction(grid["tau"])) * q)
+    return q, k, abs(rest - Fraction(1, 2)) * q, up, delta
+
+
+def nearest_case(grid: Case, xs: list[float], ys: list[float], extra: list[list[int]] | None = None) -> Case:
+    values: list[float] = []
+    entries: list[list[int]] = []
+    for i, x in enumerate(xs):
+        q, k, distance, up, delta = nearest_place(x, grid)
+        sign = -1 if x < 0 else 1
+        values.append(float(sign * (k + up) * q))
+        if distance < delta:
+            entries.append([i, up if sign > 0 else 1 - up])
+    used = sorted(entries + (extra or []))
+    sides = {entry[0]: entry[1] for entry in used}
+    followed: list[float] = []
+    violations: list[int] = []
+    for i, y in enumerate(ys):
+        q, k, distance, up, delta = nearest_place(y, grid)
+        sign = -1 if y < 0 else 1
+        if i in sides and distance < delta:
+            up = sides[i] if sign > 0 else 1 - sides[i]
+        elif i in sides and distance >= 2 * delta:
+            violations.append(i)
+        followed.append(float(sign * (k + up) * q))
+    return {
+        "operation": "nearest", "grid": grid, "xs": hexes(xs), "values": hexes(values), "entries": entries, "used": used,
+        "ys": hexes(ys), "followed": hexes(followed), "violations": violations,
+    }  # fmt: skip
+
+
+def nearest_cases() -> Cases:
+    grid: Case = {"b_r": 32, "scale": 0, "band": -40, "floor": -36, "tau": None}
+    ties = [1 + 2.0**-24, 1 + 3 * 2.0**-24, 1 + 2.0**-24 + 2.0**-30, 2.0**-37]
+    away = [x - 2.0**-41 for x in ties]
+    eps26 = 2.0**-17
+    edge = [2.0, 2.0 - 2.0**-52, 2.0 - 2.0**-25, 2.0 + 2.0**-23, 2.0 - 2.0**-24, 4.0 + 2.0**-51]
+    low: Case = {**grid, "scale": -140, "floor": -20, "band": -24}
+    fixed: Case = {**grid, "b_r": 26, "tau": "1/4"}
+    quarter = [1 + (k + f) * eps26 for k in range(3) for f in (0.2, 0.3, 0.7, 0.8)]
+
+    def refuse(why: str, reason: str, x: float, **more: Any) -> tuple[str, Case]:
+        case = {"operation": "nearest", "grid": {**grid, **more}, "xs": hexes([1.0, x])}
+        return why, {**case, "error": "InvalidInput", "reason": reason}
+
+    return {
+        "example": (
+            "The worked example of spec/rounding.md 9, followed from just below.",
+            nearest_case(grid, ties, away),
+        ),
+        "negative": (
+            "The same below zero: sides are those of the value, not of its magnitude.",
+            nearest_case(grid, [-x for x in ties], [-x for x in away]),
+        ),
+        "edges": ("Both sides of powers of two.", nearest_case(grid, edge, edge)),
+        "zeros": (
+            "Zeros are positive and never near.",
+            nearest_case(grid, [0.0, -0.0, 2.0**-60, -(2.0**-60)], [-0.0, 0.0, 0.0, 2.0**-61]),
+        ),
+        "subnormal": (
+            "Below the smallest normal FP32 value the spacing stays 2^-149.",
+            nearest_case(
+                low,
+                [2.0**-149, 1.5 * 2.0**-149, 2.5 * 2.0**-149, 2.0**-150, 2.0**-151],
+                [0.0, 2.0**-149, 2.0**-148, 2.0**-149, 0.0],
+            ),
+        ),
+        "26-bits": (
+            "Quanta of 2^-17, threshold a quarter of one: every second element is logged.",
+            nearest_case(fixed, quarter, [x + 0.05 * eps26 for x in quarter]),
+        ),
+        "one-band-off": (
+            "Between one band and two an entry is not obeyed and no violation; at two it is one.",
+            nearest_case(
+                grid,
+                [1.0] * 3,
+                [1 + 2.0**-24 - d * 2.0**-40 for d in (0.5, 1.5, 2.0)],
+                [[0, 1], [1, 1], [2, 1]],
+            ),
+        ),
+        "infinity_fail": refuse("Not finite.", "element 1: inf is not finite", math.inf),
+        "beyond-fp32_fail": refuse(
+            "Rounds beyond FP32.", "is beyond the largest FP32 value", LARGEST_FP32 * (1 + 2.0**-24)
+        ),
+        "25-bits_fail": refuse("b_r goes from 26 to 32.", "b_r 25 is outside", 1.0, b_r=25),
+        "band-too-wide_fail": refuse(
+            "Four bands to a quantum.", "above a quarter of the floor", 1.0, band=-37
+        ),
+        "tau-below-a-quarter_fail": refuse("A threshold is at least 1/4.", "above a quarter", 1.0, tau="0"),
+    }
+
+
+def dense_cases() -> Cases:
+    def case(trits: list[int]) -> Case:
+        padded = trits + [0] * (-len(trits) % 5)
+        data = bytes(sum(3**j * padded[i + j] for j in range(5)) for i in range(0, len(padded), 5))
+        at = [i for i, trit in enumerate(trits) if trit != 1]
+        return {
+            "operation": "dense",
+            "n": len(trits),
+            "indexes": at,
+            "symbols": [trits[i] // 2 for i in at],
+            "data": data.hex(),
+        }
+
+    def refuse(why: str, reason: str, n: int, data: str) -> tuple[str, Case]:
+        return why, {"operation": "dense", "n": n, "data": data, "error": "InvalidInput", "reason": reason}
+
+    return {
+        "dense-example": ("The example of spec/rounding-log.md 9.", case([1, 2, 1, 1, 0, 1, 1])),
+        "dense-empty": ("A site without elements.", case([])),
+        "dense-all": ("Every element logged.", case([2, 0, 2, 2, 0, 0, 0, 2, 2, 2])),
+        "dense-short_fail": refuse("A byte is missing.", "1 bytes, a site of 7 elements has 2", 7, "2b"),
+        "dense-long_fail": refuse("A byte is left over.", "3 bytes, a site of 7 elements has 2", 7, "2b0400"),
+        "dense-byte-above-242_fail": refuse("243 codes, no more.", "byte 1 is 243", 10, "2bf3"),
+        "dense-padding_fail": refuse(
+            "What follows the last element is zero.", "after the last element are not zero", 7, "2b0d"
+        ),
+    }
+
+
 def log_cases() -> Cases:
     every_kind = {(0, 0, kind, 0): bytes([kind + 1]) for kind in range(8)}
     largest = 2**32 - 1
@@ -961,6 +1100,140 @@ def fingerprint_case(tensors: dict[str, list[float]]) -> Case:
         "operation": "fingerprint",
         "tensors": listed,
         "fingerprint": f"{fingerprint(tensors):016x}",
+    }
+
+
+# Optimizers (spec/optimizers.md): every operation in exact fractions, then to the nearest binary64.
+
+
+def b64(exact: Fraction) -> Fraction:
+    """The binary64 value nearest to an exact one, ties to even."""
+    return Fraction(exact.numerator / exact.denominator)  # Python's true division of integers rounds once
+
+
+def root(exact: Fraction) -> Fraction:
+    """The binary64 value nearest to a square root: no root of a binary64 value lies on a tie."""
+    if not exact:
+        return Fraction(0)
+    shift = 2 * (600 + exact.denominator.bit_length())
+    return b64(Fraction(math.isqrt((exact.numerator << shift) // exact.denominator), 1 << (shift // 2)))
+
+
+def b32(exact: Fraction) -> float:
+    """The binary32 value nearest to an exact one, ties to even."""
+    exponent = -149
+    while abs(exact) >= Fraction(2) ** (exponent + 24):
+        exponent += 1
+    return float(round(exact / Fraction(2) ** exponent) * Fraction(2) ** exponent)
+
+
+def power(base: Fraction, exponent: int) -> Fraction:
+    result = Fraction(1)
+    while exponent:
+        if exponent % 2:
+            result = b64(result * base)
+        base, exponent = b64(base * base), exponent // 2
+    return result
+
+
+ADAM_NAMES = ("lr", "beta1", "beta2", "eps", "weight_decay")
+SGD_NAMES = ("lr", "momentum", "dampening", "weight_decay")
+
+
+def adam_case(
+    numbers: tuple[float, ...], decoupled: bool, step: int, rows: list[tuple[float, float, float, float]]
+) -> Case:
+    lr, beta1, beta2, eps, wd = map(Fraction, numbers)
+    one, out = Fraction(1), list[tuple[float, float, float]]()
+    keep = b64(one - b64(lr * wd)) if decoupled else one
+    decay = Fraction(0) if decoupled else wd
+    rate = b64(lr / b64(one - power(beta1, step)))
+    unbias = b64(one / root(b64(one - power(beta2, step))))
+    for p, g, m, v in (map(Fraction, row) for row in rows):
+        y = b64(g + b64(decay * p))
+        x = b64(p * keep)
+        mean = b64(b64(beta1 * m) + b64(b64(one - beta1) * y))
+        square = b64(b64(beta2 * v) + b64(b64(one - beta2) * b64(y * y)))
+        down = b64(b64(root(square) * unbias) + eps)
+        out.append((b32(b64(x - b64(b64(rate * mean) / down))), b32(mean), b32(square)))
+    return {
+        "operation": "adam",
+        **dict(zip(ADAM_NAMES, hexes(list(numbers)), strict=True)),
+        "decoupled": decoupled,
+        "step": step,
+        "before": [hexes(list(row)) for row in rows],
+        "after": [hexes(list(row)) for row in out],
+    }
+
+
+def sgd_case(
+    numbers: tuple[float, ...], nesterov: bool, rows: list[tuple[float, float, float | None]]
+) -> Case:
+    lr, momentum, dampening, wd = map(Fraction, numbers)
+    out: list[tuple[float, float | None]] = []
+    for p, g, buffer in rows:
+        y = b64(Fraction(g) + b64(wd * Fraction(p)))
+        held: Fraction | None = None
+        if momentum:
+            fresh = b64(1 - dampening)
+            held = y if buffer is None else b64(b64(momentum * Fraction(buffer)) + b64(fresh * y))
+            y = b64(y + b64(momentum * held)) if nesterov else held
+        out.append((b32(b64(Fraction(p) - b64(lr * y))), None if held is None else b32(held)))
+    optional = [[None if x is None else x.hex() for x in row] for row in [*rows, *out]]
+    return {
+        "operation": "sgd",
+        **dict(zip(SGD_NAMES, hexes(list(numbers)), strict=True)),
+        "nesterov": nesterov,
+        "before": optional[: len(rows)],
+        "after": optional[len(rows) :],
+    }
+
+
+def singles(*values: float) -> tuple[float, ...]:
+    return tuple(b32(Fraction(value)) for value in values)
+
+
+def optimizer_cases() -> Cases:
+    small = 2.0**-149
+    rows: list[Any] = [
+        singles(0.1, 0.01, 0.0, 0.0),
+        singles(-1.7, -3e-4, 2e-4, 1e-7),
+        singles(1.0, 0.0, 0.0, 0.0),
+        singles(0.0, -0.25, 0.3, 0.5),
+        singles(small, -small, 3 * small, small),
+        singles(1e17, 1e18, -1e18, 1e36),
+        singles(-3.5e-3, 7e-12, 1e-11, 1e-22),
+    ]
+    held: list[Any] = [row[:3] for row in rows]
+    fresh: list[Any] = [(*row[:2], None) for row in rows]
+    standard = (1e-3, 0.9, 0.999, 1e-8, 0.0)
+    decayed = (3e-4, 0.9, 0.95, 1e-8, 0.1)
+    refuse = {"error": "InvalidInput", "reason": "beyond the largest FP32 value"}
+    refused = dict(sgd_case((1.0, 0.0, 0.0, 0.0), False, [(1.0, 1.0, None)]).items())
+    refused |= {"before": [[LARGEST_FP32.hex(), (-(2.0**103)).hex(), None]], **refuse}
+    del refused["after"]
+    return {
+        "adam-first-step": (
+            "Adam's first step on plain values, a zero gradient, subnormals and large values.",
+            adam_case(standard, False, 1, rows),
+        ),
+        "adam-decay": ("Weight decay goes into the gradient.", adam_case(decayed, False, 2, rows)),
+        "adamw": ("Weight decay shrinks the parameter first.", adam_case(decayed, True, 2, rows)),
+        "adamw-late": (
+            "Step 1001: the powers of the betas take sixteen multiplications.",
+            adam_case((1e-3, 0.9, 0.999, 1e-8, 0.01), True, 1001, rows),
+        ),
+        "sgd": ("No momentum: no state.", sgd_case((0.1, 0.0, 0.0, 5e-4), False, fresh)),
+        "sgd-first-momentum": (
+            "The first momentum is the gradient, dampening or not.",
+            sgd_case((0.1, 0.9, 0.5, 1e-4), False, fresh),
+        ),
+        "sgd-momentum": ("A later step with dampening.", sgd_case((0.1, 0.9, 0.1, 1e-4), False, held)),
+        "sgd-nesterov": ("Nesterov's variant.", sgd_case((0.1, 0.9, 0.0, 1e-4), True, held)),
+        "sgd-overflow_fail": (
+            "Half an ulp beyond the largest value is a tie, and goes to infinity.",
+            refused,
+        ),
     }
 
 

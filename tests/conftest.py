@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from pathlib import Path
 
 import pytest
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: two cores, several processes, no spinning
+# Before triton: where there is no NVIDIA device its kernels are interpreted, on CPU tensors.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # A borrowed GPU machine may have no more than torch and pytest: enough for tests/gpu.
 if importlib.util.find_spec("hypothesis") is not None:

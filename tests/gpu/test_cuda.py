@@ -9,6 +9,7 @@ import torch
 
 from tallystick.execution.job import find_source
 from tallystick.numerics.log import SiteGrid
+from tallystick.numerics.optimizers import SgdNumbers, adam_numbers, adam_step, sgd_step
 from tallystick.numerics.policy import find_policy
 from tallystick.numerics.random import words
 from tallystick.numerics.rounding import fingerprint, philox_words, round_followed, round_recorded
@@ -64,3 +65,22 @@ def test_philox_on_the_device_draws_the_same_words() -> None:
     drawn = philox_words((5, 6), 2**33, 1000, torch.device("cuda")).cpu().numpy()
 
     assert (drawn == words((5, 6), 4 * 2**33, 4000)).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_portable_optimizers_on_the_device_equal_the_cpu_kernel(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(6)
+    drawn = [torch.randn(100_003, generator=generator) * 2.0 ** (4 * k - 8) for k in range(4)]
+    here = [drawn[0].to(dtype), drawn[1].to(dtype), drawn[2], drawn[3].abs()]
+    there = [tensor.cuda() for tensor in here]
+    for step in (1, 2, 1000):
+        numbers = adam_numbers(step, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, decoupled=True)
+        for p, g, m, v in (here, there):
+            adam_step(p, g, m, v, numbers, name="weight")
+    nesterov = SgdNumbers(0.1, 1e-3, 0.9, 1.0, True)
+    for p, g, b, _ in (here, there):
+        sgd_step(p, g, b, nesterov, first=False, name="weight")
+        sgd_step(p, g, None, nesterov, first=False, name="weight")
+
+    for a, b in zip(here, there, strict=True):
+        assert a.numpy().tobytes() == b.cpu().numpy().tobytes()

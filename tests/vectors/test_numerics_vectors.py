@@ -1,10 +1,12 @@
-"""Every case of vectors/{rounding,rounding-log,philox,fingerprint}, and the pages that draw their bytes."""
+"""Every case of vectors/{rounding,nearest,rounding-log,philox,fingerprint,optimizers}, and the pages that draw their bytes."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import re
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,24 +14,30 @@ import numpy as np
 import pytest
 
 from tallystick.errors import InvalidInput
-from tallystick.numerics import log, random
+from tallystick.numerics import log, nearest, random
+from tallystick.numerics.dense import decode_dense, encode_dense
 from tallystick.numerics.log import Frame, GridTable, SiteAddress, SiteGrid, SparseEntries
+from tallystick.numerics.nearest import NearestGrid
 from tallystick.numerics.reference import (
+    AdamRule,
     Entry,
     RelativeBand,
     ScaledBand,
+    SgdRule,
+    adam,
     fingerprint,
     follow,
     follow_parity,
     record,
     record_parity,
+    sgd,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 REPOSITORY = Path(__file__).parents[2]
-ROOMS = ("rounding", "rounding-log", "philox", "fingerprint")
+ROOMS = ("rounding", "nearest", "rounding-log", "philox", "fingerprint", "optimizers")
 CASES = sorted(folder for room in ROOMS for folder in (REPOSITORY / "vectors" / room).iterdir())
 Json = dict[str, Any]
 
@@ -89,6 +97,34 @@ def parities_bytes(case: Json) -> None:
     parities = log.decode_parities(bytes.fromhex(case["data"]), case["n"])
     assert parities.bits.tolist() == case["parities"]
     assert log.encode_parities(log.Parities.of(case["parities"])).hex() == case["data"]
+
+
+def nearest_grid(case: Json) -> NearestGrid:
+    grid = case["grid"]
+    margin = None if grid["tau"] is None else round(math.log2(0.5 - Fraction(grid["tau"])))
+    return NearestGrid(grid["b_r"], grid["scale"] + grid["floor"], grid["scale"] + grid["band"], margin)
+
+
+def nearest_recorded(case: Json) -> tuple[list[float], list[Entry]]:
+    return nearest.record(floats(case["xs"]), nearest_grid(case))
+
+
+def nearest_followed(case: Json) -> None:
+    values, entries = nearest_recorded(case)
+    assert hexes(values) == case["values"]
+    assert [[entry.index, entry.side] for entry in entries] == case["entries"]
+    found = nearest.follow(floats(case["ys"]), [Entry(*entry) for entry in case["used"]], nearest_grid(case))
+    assert (hexes(found.values), found.violations) == (case["followed"], case["violations"])
+
+
+def dense_entries(case: Json) -> SparseEntries:
+    return decode_dense(bytes.fromhex(case["data"]), case["n"])
+
+
+def dense_bytes(case: Json) -> None:
+    found = dense_entries(case)
+    assert (found.indexes.tolist(), found.symbols.tolist()) == (case["indexes"], case["symbols"])
+    assert encode_dense(found).hex() == case["data"]
 
 
 def entries_bytes(case: Json) -> None:
@@ -187,10 +223,35 @@ def fingerprint_digits(case: Json) -> None:
     assert f"{fingerprint_of(case):016x}" == case["fingerprint"]
 
 
+def adam_rows(case: Json) -> None:
+    numbers = [float.fromhex(case[name]) for name in ("lr", "beta1", "beta2", "eps", "weight_decay")]
+    rule = AdamRule(*numbers, case["decoupled"])
+    for before, after in zip(case["before"], case["after"], strict=True):
+        p, g, m, v = floats(before)
+        assert hexes(list(adam(rule, case["step"], p, g, m, v))) == after
+
+
+def sgd_rows(case: Json) -> list[list[str | None]]:
+    numbers = [float.fromhex(case[name]) for name in ("lr", "momentum", "dampening", "weight_decay")]
+    rule = SgdRule(*numbers, case["nesterov"])
+    found: list[list[str | None]] = []
+    for p, g, buffer in case["before"]:
+        held = None if buffer is None else float.fromhex(buffer)
+        after = sgd(rule, float.fromhex(p), float.fromhex(g), held)
+        found.append([None if value is None else value.hex() for value in after])
+    return found
+
+
+def sgd_after(case: Json) -> None:
+    assert sgd_rows(case) == case["after"]
+
+
 ACCEPTED: dict[str, Callable[[Json], None]] = {
     "record-and-follow": record_and_follow,
     "parity": record_and_follow_parity,
     "parities": parities_bytes,
+    "nearest": nearest_followed,
+    "dense": dense_bytes,
     "entries": entries_bytes,
     "decision": decision_bytes,
     "frame": frame_bytes,
@@ -205,9 +266,13 @@ ACCEPTED: dict[str, Callable[[Json], None]] = {
     "permutation": drawn,
     "quantiles": quantiles,
     "fingerprint": fingerprint_digits,
+    "adam": adam_rows,
+    "sgd": sgd_after,
 }
 REFUSED: dict[str, Callable[[Json], object]] = {
     "record": recorded,
+    "nearest": nearest_recorded,
+    "dense": dense_entries,
     "follow": lambda case: followed(case, "xs"),
     "parity": lambda case: followed_parity(case, "xs"),
     "parities": lambda case: log.decode_parities(bytes.fromhex(case["data"]), case["n"]),
@@ -221,6 +286,7 @@ REFUSED: dict[str, Callable[[Json], object]] = {
     "bernoulli": draw,
     "randint": draw,
     "fingerprint": fingerprint_of,
+    "sgd": sgd_rows,
 }
 
 
@@ -270,8 +336,15 @@ def example(room: str, name: str) -> bytes:
 
 
 def test_the_rounding_log_page_draws_the_bytes_of_the_codec() -> None:
-    names = ("entries-example", "frame-example", "table-example", "change-example", "decision-example")
-    names += ("parities-example",)
+    names = (
+        "entries-example",
+        "frame-example",
+        "table-example",
+        "change-example",
+        "decision-example",
+        "parities-example",
+        "dense-example",
+    )
     assert blocks_of("rounding-log.md") == [example("rounding-log", name) for name in names]
 
 

@@ -19,6 +19,7 @@ from tallystick.reports.dispute import DisputePage
 from tallystick.store.files import RunDirectory
 
 EXIT_CODES: Mapping[str, int] = {"match": 0, "mismatch": 1, "log_violation": 1, "cannot_reproduce": 3}
+DISPUTE_CODES: Mapping[str, int] = {"agreement": 0, "both_acceptable": 0, "fault": 1, "cannot_reproduce": 3}
 
 
 Run = Annotated[Path, typer.Argument(metavar="DIR", help="The trainer's run directory.")]
@@ -162,7 +163,7 @@ def dispute(
     verdict = out if out is not None else auditor / "verdict.json"
     theirs.write_document(verdict, result.encode())
     answer(DisputePage(result, str(verdict)), as_json=as_json)
-    return 0 if result.loser == "none" else 1
+    return DISPUTE_CODES[result.outcome]
 
 
 def _existing(path: Path) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,7 +44,7 @@ Jobs = Annotated[
 ]
 Policies = Annotated[
     list[str] | None,
-    typer.Option("--policy", metavar="fp64|fp32|bf16", help="Only this policy; may be repeated."),
+    typer.Option("--policy", metavar="fp64|fp32|bf16|leaf", help="Only this policy; may be repeated."),
 ]
 Steps = Annotated[
     int | None,
@@ -67,7 +67,7 @@ def training(
     quick: Quick = False,
     as_json: AsJson = False,
 ) -> int:
-    """Measure exactness, log size, overhead, memory and loss of recorded training; 1 if anything is missed."""
+    """Measure exactness, log, overhead, memory, loss, kernels and policy leaf of recorded training; 1 if anything is missed."""
     parts = part or list(PARTS)
     for name in parts:
         if name not in PARTS:
@@ -93,8 +93,17 @@ def training(
 def measure(kind: str, arguments: str, as_json: AsJson = False) -> int:
     """Take one measurement in this process; what the other commands start."""
     from tallystick.roles import measure as taken
+    from tallystick.roles import measure_leaf
+    from tallystick.roles.measure_kernel import kernel
 
-    known = {f.__name__: f for f in (taken.control, taken.loss, taken.memory, taken.overhead)}
+    known: dict[str, Callable[..., dict[str, Any]]] = {
+        f.__name__: f for f in (taken.control, kernel, taken.loss, taken.memory, taken.overhead)
+    }
+    known |= {
+        "entries": measure_leaf.entries,
+        "forms": measure_leaf.log_forms,
+        "corrections": measure_leaf.halving,
+    }
     if kind not in known:
         raise InvalidInput(f"measurement {kind}: unknown; known are {', '.join(known)}")
     given: dict[str, Any] = json.loads(arguments)
@@ -133,6 +142,6 @@ def line_of(row: Row) -> str:
 def _number(value: float, row: Row) -> str:
     if row.unit == "share":
         return share(value)
-    if row.unit in ("bytes", "weights"):
+    if row.unit in ("bytes", "weights", "entries"):
         return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:,.1f}"
     return f"{value:.3g}" if row.unit == "bits" or value < 0.01 else f"{value:.3f}"

@@ -167,7 +167,6 @@ def demo(keep: Keep = None) -> int:
     started = time.perf_counter()
     show = Show(_prepared(keep), _other_arithmetic())
     say(f"the same machine, two ways of doing arithmetic: native and {show.profile}", style="bold")
-    _warm_up(show)
     _record(show)
     _audit(show)
     _control(show)
@@ -190,12 +189,6 @@ def _prepared(keep: Path | None) -> Path:
 
 def _other_arithmetic() -> str:
     return "sse4,threads=1" if platform.machine().lower() in ("x86_64", "amd64") else "jitter"
-
-
-def _warm_up(show: Show) -> None:
-    """Record one step, so that compiling the kernels is not counted as the cost of recording."""
-    _heading("compiling the kernels, once per installation")
-    _tally("record", JOB, "--run", str(show.place / "warm-up"), "--policy", POLICY, "--steps", "1")
 
 
 def _record(show: Show) -> None:

@@ -20,7 +20,7 @@ import typer
 import typer.main
 
 from tallystick import __version__
-from tallystick.cli import planning
+from tallystick.cli import calibrating, planning
 from tallystick.cli.auditing import audit, dispute
 from tallystick.cli.demo import demo
 from tallystick.cli.inspecting import prove, show, verify
@@ -31,7 +31,7 @@ from tallystick.errors import Mismatch, Nondeterminism, TallyError
 
 # The root of click's usage errors, which typer carries under a name that changes between its versions.
 UNUSABLE: type[Exception] = typer.BadParameter.__mro__[2]
-EXTRAS = {"torch": "torch", "numba": "torch", "sklearn": "jobs", "transformers": "transformers"}
+EXTRAS = {"torch": "torch", "sklearn": "jobs", "transformers": "transformers"}
 
 app = typer.Typer(
     name="tally",
@@ -61,6 +61,7 @@ for command in (record, audit, show, verify, prove, dispute, demo):
 if importlib.util.find_spec("tallystick.cli.bench") is not None:
     app.add_typer(importlib.import_module("tallystick.cli.bench").app, name="bench")
 planning.register(app)
+calibrating.register(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -7,24 +7,37 @@ from typing import Annotated
 
 import typer
 
+from tallystick.cli.calibrating import differences, load_choice
 from tallystick.cli.options import AsJson, Device, ProfileName, find_job, parse_settings
 from tallystick.cli.profiles import check_device, rerun_under
 from tallystick.cli.terminal import StepDisplay, answer, say
-from tallystick.errors import TallyError
+from tallystick.errors import InvalidInput, TallyError
 from tallystick.execution.determinism import parse_profile
-from tallystick.numerics.policy import find_policy
+from tallystick.numerics.policy import Policy, find_policy
+from tallystick.protocol.calibration import CalibrationChoice
 from tallystick.reports.run import read_run
 from tallystick.store.files import RunDirectory
 
 Job = Annotated[
     str,
-    typer.Argument(metavar="JOB", help="A shipped job (digits, text, gpt2), a dotted path or a .py file."),
+    typer.Argument(
+        metavar="JOB", help="A shipped job (digits, text, gpt2, resnet50), a dotted path or a .py file."
+    ),
 ]
 Run = Annotated[
     Path, typer.Option("--run", metavar="DIR", help="Where to write the run: a new or empty directory.")
 ]
 PolicyName = Annotated[
-    str, typer.Option("--policy", metavar="fp64|fp32|bf16", help="Precision and rounding.")
+    str | None,
+    typer.Option(
+        "--policy", metavar="fp64|fp32|bf16|leaf", help="Precision and rounding; by default that of --bands."
+    ),
+]
+Bands = Annotated[
+    Path | None,
+    typer.Option(
+        "--bands", metavar="FILE", help="The numbers that tally calibrate --out chose for the policy."
+    ),
 ]
 Steps = Annotated[
     int | None, typer.Option("--steps", metavar="N", min=1, help="Steps; by default the job's own.")
@@ -46,6 +59,28 @@ RecalibrateEvery = Annotated[
         help="Steps between two measurements of the noise; by default the policy's own.",
     ),
 ]
+Arithmetic = Annotated[
+    str,
+    typer.Option(
+        "--optimizer-arithmetic",
+        metavar="auto|portable|general",
+        help="Portable needs no log of the state: torch's Adam, AdamW and SGD have it. General logs any optimizer.",
+    ),
+]
+RoundingBits = Annotated[
+    int | None,
+    typer.Option(
+        "--b-r", metavar="26..32", help="Policy leaf: bits that activations are rounded to; by default 32."
+    ),
+]
+Tau = Annotated[
+    str | None,
+    typer.Option(
+        "--tau",
+        metavar="layer|kind|NUMBER",
+        help="Policy leaf: thresholds measured per layer (default) or per kind of layer, or one in quanta, as 0.25.",
+    ),
+]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Go on with an interrupted run; repeat its other options.")
 ]
@@ -55,12 +90,16 @@ def record(
     context: typer.Context,
     job: Job,
     run: Run,
-    policy: PolicyName,
+    policy: PolicyName = None,
+    bands: Bands = None,
     steps: Steps = None,
     checkpoint_every: CheckpointEvery = 20,
     setting: Settings = None,
     seed: Seed = 0,
     recalibrate_every: RecalibrateEvery = None,
+    optimizer_arithmetic: Arithmetic = "auto",
+    b_r: RoundingBits = None,
+    tau: Tau = None,
     profile: ProfileName = "native",
     device: Device = "cpu",
     resume: Resume = False,
@@ -71,7 +110,7 @@ def record(
     code = rerun_under(chosen, context.obj)
     if code is not None:
         return code
-    rounding = find_policy(policy, recalibrate_every=recalibrate_every)
+    rounding, choice = _policy_of(policy, bands, recalibrate_every, optimizer_arithmetic, b_r, tau)
     settings = parse_settings(setting or [])
     check_device(device)
 
@@ -87,6 +126,8 @@ def record(
         device=device,
         jitter=chosen.jitter,
     )
+    for difference in [] if choice is None else differences(choice, order.source, settings):
+        say(f"--bands {bands}: was measured on something else: {difference}", style="yellow")
     directory = RunDirectory(run)
     phases = trainer.Phases()
     try:
@@ -98,6 +139,40 @@ def record(
     report = read_run(directory, read_log=False, recorded_now=display.steps, seconds=phases.seconds)
     answer(report, as_json=as_json, page=report.summary())
     return 0
+
+
+def _policy_of(
+    name: str | None,
+    bands: Path | None,
+    recalibrate_every: int | None,
+    optimizer_arithmetic: str,
+    b_r: int | None,
+    tau: str | None,
+) -> tuple[Policy, CalibrationChoice | None]:
+    """Return the policy asked for, with the numbers that ``bands`` chose; ``--recalibrate-every`` has the last word."""
+    if bands is None:
+        if name is None:
+            raise InvalidInput("--policy: is missing, and no --bands says which")
+        policy = find_policy(
+            name,
+            recalibrate_every=recalibrate_every,
+            optimizer_arithmetic=optimizer_arithmetic,
+            b_r=b_r,
+            tau=tau,
+        )
+        return policy, None
+    choice = load_choice(bands, name)
+    chosen = dict(choice.parameters)
+    every = chosen.pop("recalibrate_every", None)
+    policy = find_policy(
+        choice.policy,
+        recalibrate_every=every if recalibrate_every is None else recalibrate_every,
+        optimizer_arithmetic=optimizer_arithmetic,
+        chosen=chosen,
+        b_r=b_r,
+        tau=tau,
+    )
+    return policy, choice
 
 
 def _kept(directory: RunDirectory) -> str:

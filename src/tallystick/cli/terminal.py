@@ -132,6 +132,48 @@ class StepDisplay:
         return ", ".join(parts)
 
 
+class TaskDisplay:
+    """Shows how many of a known number of parts are done: a bar on a terminal, otherwise a line about every ten seconds.
+
+    Call it with the parts done, their number, and what comes next.
+    """
+
+    def __init__(
+        self, verb: str, *, file: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._verb, self._clock = verb, clock
+        self._console = console(file or sys.stderr)
+        self._bar: Bar | None = None
+        self._last_line = clock()
+
+    def __enter__(self) -> TaskDisplay:
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=12),
+                TextColumn("{task.fields[facts]}"),
+            )
+            self._bar = Bar(*columns, console=self._console, transient=True)
+            self._task = self._bar.add_task(self._verb, total=None, facts="getting ready")
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, done: int, total: int, what: str) -> None:
+        """Take note of how far things are."""
+        facts = printable(f"{done}/{total}, {what}")
+        if self._bar is not None:
+            self._bar.update(self._task, total=total, completed=done, facts=facts)
+        elif self._clock() - self._last_line >= LINE_EVERY:
+            self._last_line = self._clock()
+            self._console.print(f"{self._verb} {facts}", soft_wrap=True)
+
+
 def _clock_time(seconds: float) -> str:
     minutes, rest = divmod(math.ceil(seconds), 60)
     hours, minutes = divmod(minutes, 60)

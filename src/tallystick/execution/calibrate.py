@@ -21,9 +21,12 @@ from tallystick.execution.session import Session, Site
 from tallystick.execution.tape import (
     NOISE_BAND,
     UNSEEN,
+    ActivationNoise,
     EchoTape,
     ProbeTape,
     Tape,
+    activation_grid,
+    activation_rule,
     expected_form,
     is_noise_only,
     largest_scale,
@@ -32,6 +35,8 @@ from tallystick.execution.tape import (
     site_grid,
 )
 from tallystick.numerics.log import GridTable, Kind, SiteGrid
+from tallystick.numerics.nearest import adapt_threshold, closed_threshold
+from tallystick.numerics.policy import PER_KIND, Policy
 from tallystick.numerics.rounding import block_max_difference, block_rms
 
 REPEATS = 2
@@ -67,16 +72,44 @@ class SiteNoise:
     elements: int = 0
 
 
+@dataclass(frozen=True)
+class Threshold:
+    """The paper's tau of one activation site, in quanta: an element farther than that from its rounded value is logged.
+
+    Attributes:
+        name, layer: of the site, and the class of its module.
+        gradient: whether it is the gradient of an input.
+        observed: the largest tau that logs every straddle seen, 0.5 if none was, None if 0.25 does not.
+        closed: the largest that the measured divergence allows; never more than ``observed`` if the sample held it.
+        mean: divergence of an element on average, in quanta: the share of elements that straddle.
+        straddles: how many were seen.
+    """
+
+    name: str
+    layer: str
+    gradient: bool
+    observed: float | None
+    closed: float
+    mean: float
+    straddles: int
+
+
 @dataclass
 class Calibration:
-    """The noise of every site, and the grids that follow from it."""
+    """The noise of every site, and the grids that follow from it; with policy leaf the thresholds they amount to."""
 
     noise: dict[Site, SiteNoise] = field(default_factory=dict[Site, SiteNoise])
     table: GridTable = field(default_factory=GridTable)
+    thresholds: list[Threshold] = field(default_factory=list[Threshold])
 
 
 def calibrate(
-    session: Session, backward: Callable[[Tape], None], *, repeats: int = REPEATS, seed: int = 0
+    session: Session,
+    backward: Callable[[Tape], None],
+    *,
+    repeats: int = REPEATS,
+    seed: int = 0,
+    units: float = 1.0,
 ) -> Calibration:
     """Measure the noise of the session's next step and return the grids to use from it on.
 
@@ -85,6 +118,7 @@ def calibrate(
         backward: runs the step's forward and backward passes and clipping under a tape, leaving the gradients.
         repeats: jittered repetitions.
         seed: of the jitter.
+        units: size of the jitter, see ``Jitter``.
 
     Raises:
         Nondeterminism: a site is too noisy for the policy, or an operator is not in the table; by name.
@@ -93,30 +127,41 @@ def calibrate(
     own_jitter, session.jitter = session.jitter, None
     try:
         near = session.policy.decision_safety is not None
-        probe = ProbeTape(session.policy.decision_band[1] if near else ProbeTape.wide, near)
-        first, plain_buffers, plain_loss = _gradients(session, backward, probe, before)
-        seen = _Seen(session, first)
+        probe = ProbeTape(
+            session.policy.decision_band[1] if near else ProbeTape.wide,
+            near,
+            rule=session.policy.activation,
+            table=session.table,
+        )
+        first, plain_buffers, plain_loss = gradients_under(session, backward, probe, before)
+        seen = Deviations(session, first)
         decisions: dict[int, float] = {}
+        activations: dict[tuple[int, int], ActivationNoise] = {}
         for repeat in range(repeats):
-            session.jitter = Jitter(seed * 1000003 + session.step * 101 + repeat)
-            echo = EchoTape(probe)
-            again, buffers, loss = _gradients(session, backward, echo, before)
+            session.jitter = Jitter(seed * 1000003 + session.step * 101 + repeat, units)
+            echo = EchoTape(probe, activations=activations)
+            again, buffers, loss = gradients_under(session, backward, echo, before)
             seen.compare(again)
             seen.compare_buffers(plain_buffers, buffers)
             seen.compare_loss(plain_loss, loss)
             for ordinal, noise in echo.noise.items():
                 decisions[ordinal] = max(decisions.get(ordinal, 0.0), noise)
     except BaseException:
-        _put_back(session, before)
+        put_back(session, before)
         raise
     finally:
         session.jitter = own_jitter
-    return _choose(session, seen, decisions)
+    chosen = choose_grids(session, seen, decisions)
+    return with_activations(session, chosen, probe, activations) if activations else chosen
 
 
-def _gradients(
+def gradients_under(
     session: Session, backward: Callable[[Tape], None], tape: Tape, before: dict[str, Tensor]
 ) -> tuple[list[Tensor | None], dict[str, Tensor], float]:
+    """Return the gradients (None where there is none), the floating buffers that changed, and the loss of one pass.
+
+    ``before`` are clones of all buffers, which are put back; gradients are taken off the parameters.
+    """
     session.probing = True
     try:
         with session.stepping(tape):
@@ -136,11 +181,11 @@ def _gradients(
             for name, tensor in session.all_buffers()
             if tensor.is_floating_point() and not torch.equal(tensor, before[name])
         }
-    _put_back(session, before)
+    put_back(session, before)
     return found, buffers, loss
 
 
-def _put_back(session: Session, before: dict[str, Tensor]) -> None:
+def put_back(session: Session, before: dict[str, Tensor]) -> None:
     """Undo what a forward and backward pass did to buffers and gradients."""
     session.model.zero_grad(set_to_none=True)
     with torch.no_grad():
@@ -149,8 +194,8 @@ def _put_back(session: Session, before: dict[str, Tensor]) -> None:
                 tensor.copy_(before[name])
 
 
-class _Seen:
-    """Deviations so far, against the plain repetition."""
+class Deviations:
+    """Deviations so far, against the plain repetition whose gradients are ``first``."""
 
     def __init__(self, session: Session, first: list[Tensor | None]) -> None:
         self.session = session
@@ -181,6 +226,7 @@ class _Seen:
             self.noise[place] = SiteNoise(0.0, scales, whole, 0.0, gradient.numel())
 
     def compare(self, again: list[Tensor | None]) -> None:
+        """Take note of another repetition's gradients."""
         for ordinal, (x, y) in enumerate(zip(self.first, again, strict=True)):
             noise = self.noise.get((Kind.GRADIENT, ordinal))
             if noise is None or x is None or y is None:
@@ -189,6 +235,7 @@ class _Seen:
             self._raise((Kind.GRADIENT, ordinal), largest)
 
     def compare_buffers(self, plain: dict[str, Tensor], again: dict[str, Tensor]) -> None:
+        """Take note of another repetition's buffers."""
         ordinals = {site.name: site.ordinal for site in self.session.sites if site.kind == Kind.BUFFER}
         for name, x in plain.items():
             y = again.get(name)
@@ -197,6 +244,7 @@ class _Seen:
             self._scalar_site((Kind.BUFFER, ordinals[name]), x, y)
 
     def compare_loss(self, x: float, y: float) -> None:
+        """Take note of another repetition's loss."""
         self._scalar_site(
             (Kind.LOSS, 0), torch.tensor([x], dtype=torch.float64), torch.tensor([y], dtype=torch.float64)
         )
@@ -237,14 +285,19 @@ def exponent_above(value: float) -> int:
     return -1000 if value <= 0.0 else int(scale_exponents(np.array([value]))[0])
 
 
-def _choose(session: Session, seen: _Seen, decisions: dict[int, float]) -> Calibration:
+def choose_grids(session: Session, seen: Deviations, decisions: dict[int, float]) -> Calibration:
+    """Return the grids that follow from the deviations ``seen`` and, by ordinal, those of decisions' inputs.
+
+    Raises:
+        Nondeterminism: a site is too noisy for the policy; by name.
+    """
     policy = session.policy
     grids = dict(session.table.sites)
     noise = dict(seen.noise)
     for place, measured in seen.noise.items():
         grids[place] = _grid_for(session, place, measured)
     grids |= _defaults(session, grids)
-    if not any(kind == Kind.STATE for kind, _ in session.table.sites):
+    if not session.is_portable and not any(kind == Kind.STATE for kind, _ in session.table.sites):
         for position, (typical, largest) in enumerate(_state_noise(session, seen.first)):
             place = (Kind.STATE, position)
             lowest, highest = policy.state_band
@@ -275,27 +328,81 @@ def _choose(session: Session, seen: _Seen, decisions: dict[int, float]) -> Calib
 
 def _grid_for(session: Session, place: Site, measured: SiteNoise) -> SiteGrid:
     policy = session.policy
-    form = expected_form(policy, place[0])
-    assert form is not None
-    _, _, (lowest, highest), _ = form
-    safety = safety_of(policy.safety, measured.elements) if policy.parity else policy.safety
-    allowance = exponent_above(measured.largest) + policy.safety
-    is_noise = place[0] == Kind.GRADIENT and exponent_above(measured.rms) <= allowance
     if place[0] == Kind.GRADIENT and measured.rms == 0.0 and measured.largest == 0.0:
         return session.table.sites.get(place) or _unseen(session, place[0], measured.scales)
+    grid = grid_for(policy, place[0], measured, session.table.sites.get(place))
+    if grid is None:
+        form = expected_form(policy, place[0])
+        assert form is not None
+        highest = form[2][1] - _safety_for(policy, measured)
+        raise Nondeterminism(
+            f"{session.site_name(place)}: its noise is 2**{exponent_above(measured.relative)} of its scale, "
+            f"policy {policy.name} allows 2**{highest}; use a more precise policy"
+        )
+    return grid
+
+
+def grid_for(
+    policy: Policy, kind: Kind, measured: SiteNoise, previous: SiteGrid | None = None
+) -> SiteGrid | None:
+    """Return the grid that ``policy`` gives a gradient, buffer or loss site of this noise; None if it is too loud.
+
+    ``previous`` is the site's grid so far, of which a policy with parities takes account.
+    """
+    form = expected_form(policy, kind)
+    assert form is not None
+    _, _, (lowest, highest), _ = form
+    safety = _safety_for(policy, measured)
+    allowance = exponent_above(measured.largest) + policy.safety
+    is_noise = kind == Kind.GRADIENT and exponent_above(measured.rms) <= allowance
     noise = exponent_above(measured.relative)
     band = max(lowest, noise + safety)
     if policy.parity:
-        band = _within_room(band, noise, highest, session.table.sites.get(place), measured.elements)
+        band = _within_room(band, noise, highest, previous, measured.elements)
     if band <= highest and not (is_noise and measured.rms == 0.0):
-        return site_grid(policy, place[0], band, measured.scales)
+        return site_grid(policy, kind, band, measured.scales)
     if is_noise:
         scales = np.full(measured.scales.size, allowance - NOISE_BAND, dtype=np.int64)
-        return site_grid(policy, place[0], NOISE_BAND, scales)
-    raise Nondeterminism(
-        f"{session.site_name(place)}: its noise is 2**{exponent_above(measured.relative)} of its scale, "
-        f"policy {policy.name} allows 2**{highest - safety}; use a more precise policy"
-    )
+        return site_grid(policy, kind, NOISE_BAND, scales)
+    return None
+
+
+def with_activations(
+    session: Session, chosen: Calibration, probe: ProbeTape, seen: dict[tuple[int, int], ActivationNoise]
+) -> Calibration:
+    """Add the bands of activations and of their gradients, for each layer or the widest of each kind of layer.
+
+    The band is the larger of what the measured divergence asks for and what the straddles do (they are counted over
+    all elements, the divergence over a sample), times the safety factor.
+    """
+    rule = activation_rule(session.policy)
+    assert session.leaves is not None
+    layers, names = session.leaves.layers, session.leaves.names
+    bands: dict[tuple[int, int], int] = {}
+    widest: dict[tuple[int, str], int] = {}
+    for place, noise in seen.items():
+        relative = max(noise.relative, noise.reach)
+        bands[place] = max(rule.band[0], exponent_above(relative) + session.policy.safety)
+        chosen.noise[(Kind(place[0]), place[1])] = SiteNoise(relative, probe.scales[place], 0.0, 0.0)
+        if bands[place] <= rule.band[1]:
+            kind = (place[0], layers[place])
+            widest[kind] = max(bands[place], widest.get(kind, bands[place]))
+        mean = noise.total / max(noise.seen, 1)
+        chosen.thresholds.append(
+            Threshold(
+                names[place], layers[place], place[0] == Kind.ACTIVATION_GRADIENT,
+                adapt_threshold(noise.straddles), closed_threshold(noise.quanta), mean, len(noise.straddles),
+            )
+        )  # fmt: skip
+    grids = dict(chosen.table.sites)
+    for place, own in bands.items():
+        band = own
+        if band > rule.band[1]:
+            band = NOISE_BAND
+        elif rule.tau == PER_KIND:
+            band = widest[(place[0], layers[place])]
+        grids[place] = activation_grid(rule, band, probe.scales[place])
+    return Calibration(chosen.noise, GridTable(grids), chosen.thresholds)
 
 
 def _within_room(band: int, noise: int, highest: int, previous: SiteGrid | None, elements: int) -> int:
@@ -306,6 +413,10 @@ def _within_room(band: int, noise: int, highest: int, previous: SiteGrid | None,
     if previous is not None and elements < SMALL_SITE and not is_noise_only(previous):
         band = max(band, previous.band)
     return min(band, max(highest, noise + 1))
+
+
+def _safety_for(policy: Policy, measured: SiteNoise) -> int:
+    return safety_of(policy.safety, measured.elements) if policy.parity else policy.safety
 
 
 def safety_of(octaves: int, elements: int) -> int:

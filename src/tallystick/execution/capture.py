@@ -85,12 +85,20 @@ class Findings:
     read: set[str] = field(default_factory=set[str])
 
 
-class Jitter:
-    """Last-bit noise: Monte Carlo arithmetic in its simplest form (Parker 1997), for measuring and for auditing."""
+DTYPES = {torch.float32: np.float32, torch.float64: np.float64}
+MASK32 = 0xFFFFFFFF
 
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
+
+class Jitter:
+    """Last-bit noise: Monte Carlo arithmetic in its simplest form (Parker 1997), for measuring and for auditing.
+
+    ``units`` is the noise's size in units of the last place: 1, but for experiments that need to see rare events.
+    """
+
+    def __init__(self, seed: int, units: float = 1.0) -> None:
+        self._seed, self._units = seed, units
         self._generators: dict[torch.device, torch.Generator] = {}
+        self._drawn = 0  # bytes of the CPU's stream
 
     def _noise(self, x: Tensor) -> Tensor:
         generator = self._generators.get(x.device)
@@ -106,8 +114,12 @@ class Jitter:
 
     def disturb_(self, x: Tensor) -> None:
         """Move every element of ``x`` by up to one unit in the last place, whole numbers excepted."""
-        if _can_move(x):
-            x.addcmul_(_finite(x), self._noise(x), value=_last_bit(x))
+        if not _can_move(x):
+            return
+        if self._units == 1.0 and _is_dense_on_cpu(x):
+            self._move(x, x)
+        else:
+            x.addcmul_(_finite(x), self._noise(x), value=self._units * _last_bit(x))
 
     def disturbed(self, x: Any) -> Any:
         """Return a disturbed copy of a floating tensor, anything else unchanged.
@@ -116,7 +128,20 @@ class Jitter:
         """
         if not isinstance(x, Tensor) or not _can_move(x) or x.dtype.itemsize < ACCUMULATOR:
             return x
-        return torch.addcmul(x, _finite(x), self._noise(x), value=_last_bit(x))
+        if self._units != 1.0 or not _is_dense_on_cpu(x):
+            return torch.addcmul(x, _finite(x), self._noise(x), value=self._units * _last_bit(x))
+        moved = torch.empty_like(x)
+        if moved.stride() != x.stride():
+            return self.disturbed(x.contiguous())
+        self._move(x, moved)
+        return moved
+
+    def _move(self, x: Tensor, out: Tensor) -> None:
+        kernels.jitter(
+            x.data_ptr(), out.data_ptr(), DTYPES[x.dtype], x.numel(), self._seed & MASK32, self._seed >> 32 & MASK32,
+            self._drawn, threads=torch.get_num_threads(),
+        )  # fmt: skip
+        self._drawn += -(-x.numel() // 16) * 16
 
     def after(self, func: Operator, args: Arguments, result: Any) -> None:
         """Disturb what ``func`` newly computed: its fresh outputs and the tensors it wrote in place."""
@@ -149,6 +174,22 @@ def _last_bit(x: Tensor) -> float:
     """
     eps = torch.finfo(x.dtype).eps
     return eps if x.dtype.itemsize >= ACCUMULATOR else 0.5 * eps
+
+
+def _is_dense_on_cpu(x: Tensor) -> bool:
+    """Whether the elements fill a stretch of memory, in whatever order, so that a kernel may go over them."""
+    if x.device.type != "cpu" or x.dtype not in DTYPES or type(x) not in (Tensor, torch.nn.Parameter):
+        return False
+    if x.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def _finite(x: Tensor) -> Tensor:
@@ -292,7 +333,7 @@ def _rms(flat: Tensor) -> float:
         return 0.0
     if flat.device.type == "cpu" and flat.dtype in (torch.float32, torch.float64):
         total = np.empty(1, dtype=np.float64)
-        kernels.block_square_sums(flat.numpy(), flat.numel(), total)
+        kernels.block_square_sums(flat.numpy(), flat.numel(), total, threads=torch.get_num_threads())
         return math.sqrt(float(total[0]) / flat.numel())
     return float(torch.linalg.vector_norm(flat, dtype=torch.float64).item()) / math.sqrt(flat.numel())
 

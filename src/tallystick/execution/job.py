@@ -96,7 +96,7 @@ class JobSource:
         return job
 
 
-SHIPPED = ("digits", "text", "gpt2")  # short names for tallystick.jobs.<name>
+SHIPPED = ("digits", "text", "gpt2", "resnet50")  # short names for tallystick.jobs.<name>
 
 
 def find_source(path: str) -> JobSource:

@@ -75,7 +75,7 @@ class RandomStream:
             return x.clone(), torch.ones_like(x, dtype=torch.bool)
         keep = self._kept(x.shape, x.device, 1.0 - p)
         scale = 0.0 if p == 1.0 else 1.0 / (1.0 - p)
-        return x * (keep.to(x.dtype) * scale), keep
+        return keep.to(x.dtype).mul_(scale).mul_(x), keep
 
     def _draw_bernoulli(self, func: Any, given: dict[str, Any]) -> Tensor:
         x, p = given["self"], given["p"]
@@ -135,12 +135,16 @@ class RandomStream:
         key = self._next_key()
         if device.type == "cpu":
             out = np.empty(count, dtype=np.uint32)
-            kernels.philox_words(np.uint64(key[0]), np.uint64(key[1]), 0, out)
+            kernels.philox_words(*key, 0, out, threads=torch.get_num_threads())
             return torch.from_numpy(out.astype(np.int64))
         return philox_words(key, 0, -(-count // 4), device)[:count]
 
     def _kept(self, shape: Any, device: torch.device, p: float) -> Tensor:
-        return (self._words(math.prod(shape), device) < keep_threshold(p)).reshape(shape)
+        if device.type != "cpu":
+            return (self._words(math.prod(shape), device) < keep_threshold(p)).reshape(shape)
+        kept = np.empty(shape, dtype=np.bool_)
+        kernels.keep(*self._next_key(), 0, keep_threshold(p), kept, threads=torch.get_num_threads())
+        return torch.from_numpy(kept)
 
     def _uniform(self, shape: Any, device: torch.device) -> Tensor:
         return ((self._words(math.prod(shape), device) >> 8).double() * UNIT24).reshape(shape)

@@ -4,8 +4,9 @@ Trainer, auditor and judge hold the same session and differ only in the tape the
 model is converted to the policy's dtype and otherwise untouched; between steps the state holds
 float32 values only, so its bytes are the same on every machine.
 
-Inside ``optimizer.step`` (through torch's own step hooks): gradients are rounded, parameters and
-optimizer state become float64, the optimizer runs, and the results are rounded back to float32.
+Inside ``optimizer.step`` (through torch's own step hooks) gradients are rounded. Then either the optimizer is one
+whose arithmetic is portable, and its step is done here, or parameters and optimizer state become float64, torch's
+optimizer runs, and the results are rounded back to float32.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -27,12 +28,14 @@ from torch import Tensor, nn
 from tallystick.errors import InvalidInput, Nondeterminism, ProtocolViolation
 from tallystick.execution.capture import Capture, Findings, Jitter, JitterMode
 from tallystick.execution.determinism import repeatable
+from tallystick.execution.leaves import LeafSites
+from tallystick.execution.portable import portable_step, why_not_portable
 from tallystick.execution.randomness import RandomStream
 from tallystick.execution.tape import FollowTape, RecordTape, Tape, is_noise_only
 from tallystick.numerics.log import GridTable, Kind, decode_frame
 from tallystick.numerics.policy import Policy, is_calibration_step
 from tallystick.numerics.random import stream_key
-from tallystick.numerics.rounding import NO_KEY, Key, fingerprint
+from tallystick.numerics.rounding import NO_KEY, Key, fingerprint, fingerprint_all
 
 Site = tuple[Kind, int]
 REFUSED_OPTIMIZERS = {
@@ -109,6 +112,7 @@ class Session:
         self.table = GridTable()
         self.base = GridTable()
         self.sites: list[SiteSpec] = []
+        self.leaves: LeafSites | None = None
         self._tape: Tape | None = None
         self._jitter_mode: JitterMode | None = None
         self._bracket: ExitStack | None = None
@@ -123,6 +127,7 @@ class Session:
         self._outer_dtype: torch.dtype | None = None
         self._depth = 0  # of optimizer.step calls within each other
         self.on_schedule: Callable[[list[tuple[int, str, float]]], None] | None = None
+        self.before_change: Callable[[], None] | None = None  # called before the optimizer changes the state
         self.probing = False
         self.seconds: dict[str, float] = dict.fromkeys(
             PHASES, 0.0
@@ -139,15 +144,31 @@ class Session:
             InvalidInput: a model of the wrong dtype, or parameters that the optimizer and the model do not share.
         """
         self._refuse_what_cannot_repeat()
+        self._choose_arithmetic()
         self._convert()
         self.parameters = self._trainable()
         self.optimizer_keys = self._optimizer_keys()
         self.sites = self._list_sites()
         self._names = self._tensor_names()
+        if self.policy.activation is not None:
+            self.leaves = LeafSites(self.model)
         self._handles = [
             self.optimizer.register_step_pre_hook(self._hook_before),
             self.optimizer.register_step_post_hook(lambda *_: self._hook_after()),
         ]
+
+    @property
+    def is_portable(self) -> bool:
+        """Whether the optimizer's arithmetic is portable, so that the state has no sites."""
+        return self.policy.optimizer_arithmetic == "portable"
+
+    def _choose_arithmetic(self) -> None:
+        reason = why_not_portable(self.optimizer)
+        if self.policy.optimizer_arithmetic == "auto":
+            chosen = "portable" if reason is None else "general"
+            self.policy = replace(self.policy, optimizer_arithmetic=chosen)
+        elif self.is_portable and reason is not None:
+            raise Nondeterminism(f"optimizer: its arithmetic is to be portable, but {reason}")
 
     def _hook_before(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -268,12 +289,19 @@ class Session:
         return sorted(keys)
 
     def replica_step(
-        self, steps: int, jitter: Jitter | None = None, gradients: Sequence[Tensor | None] | None = None
+        self,
+        steps: int,
+        jitter: Jitter | None = None,
+        gradients: Sequence[Tensor | None] | None = None,
+        *,
+        exact: bool = False,
     ) -> dict[int, dict[str, Any]]:
         """Run the optimizer on slices of the parameters in float64 and return its state by parameter position.
 
         The parameters' slices stand under the key ``parameter``. ``gradients`` (made-up ones by default) are used for
         the first step and, with random factors, for the others; with ``jitter`` the last step's arithmetic is disturbed.
+        Random factors differ between instruction sets; if ``exact``, -3/4 of the same gradients, in reverse order along
+        dimension 0, takes their place: the same numbers everywhere.
         """
         generator = torch.Generator().manual_seed(1)
         order = {id(p): position for position, (_, p) in enumerate(self.parameters)}
@@ -287,7 +315,7 @@ class Session:
         for group in self.optimizer.param_groups:
             params: list[nn.Parameter] = []
             for p in group["params"]:
-                params.append(nn.Parameter(_slice(p), requires_grad=p.requires_grad))
+                params.append(nn.Parameter(slice_of(p), requires_grad=p.requires_grad))
                 if id(p) in order:
                     chosen[order[id(p)]] = params[-1]
             clone.param_groups.append({**group, "params": params})
@@ -297,10 +325,17 @@ class Session:
                 given = gradients[position] if gradients is not None else None
                 if gradients is not None and given is None:
                     continue
-                real = None if given is None else _slice(given).float().double()
-                replica.grad = (
-                    factor if real is None else real if number == 0 else (real * factor).float().double()
-                )
+                real = None if given is None else slice_of(given).float().double()
+                if exact and real is not None and number % 2:
+                    replica.grad = -0.75 * (real.flip(0) if real.dim() else real)
+                else:
+                    replica.grad = (
+                        factor
+                        if real is None
+                        else real
+                        if number == 0 or exact
+                        else (real * factor).float().double()
+                    )
             with ExitStack() as stack:
                 if jitter is not None and number == steps - 1:
                     stack.enter_context(JitterMode(jitter))
@@ -322,7 +357,7 @@ class Session:
         for ordinal, (name, p) in enumerate(self.parameters):
             sites.append(SiteSpec(Kind.GRADIENT, ordinal, name, tuple(p.shape), 1))
         names = ["parameter", *self.optimizer_keys]
-        for position, (name, p) in enumerate(self.parameters):
+        for position, (name, p) in enumerate([] if self.is_portable else self.parameters):
             for offset, key in enumerate(names):
                 sites.append(
                     SiteSpec(Kind.STATE, position * len(names) + offset, f"{name}/{key}", tuple(p.shape))
@@ -333,6 +368,8 @@ class Session:
 
     def site_name(self, place: tuple[int, int]) -> str:
         """Return what people call the site at ``place``."""
+        if self.leaves is not None and place in self.leaves.names:
+            return f"{Kind(place[0]).name.lower()} {self.leaves.names[place]}"
         for site in self.sites:
             if (site.kind, site.ordinal) == place:
                 return f"{site.kind.name.lower()} {site.name}"
@@ -409,17 +446,16 @@ class Session:
         self._tape.start_micro_batch(number)
         self._random.start(self.step, self.rank, number)
         outside = _outside_generators()
-        with (
-            Capture(
-                self._tape,
-                self._random,
-                compute=self.precision,
-                findings=self.findings,
-                smooth=self.smooth,
-                jitter=self.jitter,
-            ),
-            self._autocast(True),
-        ):
+        capture = Capture(
+            self._tape,
+            self._random,
+            compute=self.precision,
+            findings=self.findings,
+            smooth=self.smooth,
+            jitter=self.jitter,
+        )
+        leaves = nullcontext() if self.leaves is None else self.leaves.rounding(self._tape, self.step)
+        with leaves, capture, self._autocast(True):
             yield
         for name, state in _outside_generators().items():
             if state != outside[name]:
@@ -545,10 +581,9 @@ class Session:
 
     def state_fingerprint(self) -> int:
         """Return the 64-bit fingerprint over all floating state tensors, in order of their names."""
-        total = 0
-        for ordinal, (_, tensor) in enumerate(sorted(self.floating_state(), key=lambda pair: pair[0])):
-            total += fingerprint(tensor, ordinal)
-        return total % (1 << 64)
+        return fingerprint_all(
+            tensor for _, tensor in sorted(self.floating_state(), key=lambda pair: pair[0])
+        )
 
     def floating_state(self) -> Iterator[tuple[str, Tensor]]:
         """Every floating tensor of the state, by entry name; values are float32 values whatever the dtype."""
@@ -577,6 +612,9 @@ class Session:
             )
         self.skipped = False
         self._charge("forward_backward")
+        if self.before_change is not None:
+            self.before_change()
+            self._clock = time.perf_counter()  # waiting for a commitment is no phase of a step
         self.schedule = self.hyperparameters()
         if self.on_schedule is not None:
             self.on_schedule(self.schedule)
@@ -595,6 +633,12 @@ class Session:
             for ordinal in later:
                 self._round_gradient(ordinal)
         self._charge("gradient_rounding")
+        if self.is_portable:
+            names = {id(p): name for name, p in self.parameters}
+            with torch.no_grad():
+                for _ in portable_step(self.optimizer, names, self.step):
+                    pass
+            return
         self._outer_dtype = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)  # optimizers make their scalars in it
         if self.jitter is not None:
@@ -657,19 +701,21 @@ class Session:
         return stream_key(self.seed, "dither-buffer", self.step, self.rank, 0, ordinal)
 
     def _round_gradient(self, ordinal: int) -> None:
-        """Round one gradient, then widen the parameter, its gradient and its optimizer state to float64."""
+        """Round one gradient; for general arithmetic widen it, the parameter and its optimizer state to float64."""
         assert self._tape is not None
         name, p = self.parameters[ordinal]
         assert p.grad is not None
         gradient = p.grad.contiguous()
-        wide = (
-            gradient if gradient.dtype == torch.float64 else torch.empty_like(gradient, dtype=torch.float64)
-        )
+        in_place = self.is_portable or gradient.dtype == torch.float64
+        wide = gradient if in_place else torch.empty_like(gradient, dtype=torch.float64)
         p.grad = None
         self._tape.round(
             Kind.GRADIENT, ordinal, gradient, out=wide, key=self.gradient_key(ordinal),
             name=f"step {self.step}: gradient of {name}",
         )  # fmt: skip
+        if self.is_portable:
+            p.grad = wide
+            return
         held = _Held(p.data if p.dtype == torch.float32 else p.data.to(torch.float32))
         if p.dtype != torch.float64:
             p.data = p.data.double()
@@ -784,7 +830,7 @@ def _mark(tensor: Tensor) -> int:
     return fingerprint(tensor.detach().contiguous().reshape(-1).view(torch.float32), 0)
 
 
-def _slice(tensor: Tensor) -> Tensor:
+def slice_of(tensor: Tensor) -> Tensor:
     """Return a corner of at most 4096 elements, float64 on the CPU, the number of dimensions kept."""
     small = tensor.detach()
     while small.numel() > 4096:

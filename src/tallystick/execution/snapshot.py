@@ -7,7 +7,7 @@ grids and the data cursor. Floating tensors are float32, the values being float3
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -93,11 +93,29 @@ def _configuration(session: Session) -> bytes:
     )
 
 
-def state_entries(session: Session) -> list[Entry]:
-    """Return the state as entries in order of their names; tensor data is shared, not copied, where it can be."""
+@overload
+def state_entries(session: Session) -> list[Entry]: ...
+
+
+@overload
+def state_entries(session: Session, *, apart: int) -> list[Entry] | None: ...
+
+
+def state_entries(session: Session, *, apart: int | None = None) -> list[Entry] | None:
+    """Return the state as entries in order of their names; tensor data is shared, not copied, where it can be.
+
+    With ``apart`` the entries hold still until the optimizer steps again: what a forward pass or the job may change
+    (buffers, frozen parameters, extra modules) is copied. None if that were more than ``apart`` bytes.
+    """
+    tensors = state_tensors(session)
+    if apart is not None:
+        loose = {name for name, _ in session.all_buffers()} & tensors.keys()
+        if sum(tensors[name].nbytes for name in loose) > apart:
+            return None
+        tensors |= {name: tensors[name].clone() for name in loose}
     entries = [
         Entry(name, CODES[tensor.dtype], tuple(tensor.shape), _bytes_of(tensor))
-        for name, tensor in state_tensors(session).items()
+        for name, tensor in tensors.items()
     ]
     entries += [Entry(name, "U8", (len(data),), data) for name, data in state_documents(session).items()]
     return sorted(entries, key=lambda entry: entry.name.encode())

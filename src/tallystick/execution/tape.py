@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tallystick.errors import InvalidInput
+from tallystick.errors import InvalidInput, Nondeterminism
 from tallystick.execution.capture import DecisionTape
 from tallystick.numerics.log import (
     Frame,
@@ -33,7 +33,9 @@ from tallystick.numerics.log import (
     encode_frame,
     encode_parities,
 )
-from tallystick.numerics.policy import SPARSEST, Policy, move_budget
+from tallystick.numerics.nearest import NearestGrid
+from tallystick.numerics.nearest_tensors import find_reaches, follow_nearest, record_nearest
+from tallystick.numerics.policy import SPARSEST, ActivationRule, Policy, move_budget
 from tallystick.numerics.rounding import (
     NO_KEY,
     Followed,
@@ -50,6 +52,8 @@ SCALE_SLACK = 3  # a header's scale may exceed what the auditor measures by this
 NOISE_BAND = -1  # band exponent that marks a noise-only gradient; no policy allows it otherwise
 UNSEEN = -900  # scale exponent of a site that has had no value but zero: it takes the first one's
 NOTHING = torch.empty(0, dtype=torch.int64)
+ACTIVATIONS = frozenset({Kind.ACTIVATION, Kind.ACTIVATION_GRADIENT})
+UNKNOWN_NOISE = 6  # octaves between the smallest band and that of an activation whose noise is not known yet
 Site = tuple[int, int]  # kind and ordinal
 
 
@@ -63,6 +67,13 @@ class Tape(DecisionTape, Protocol):
     def round(self, kind: Kind, ordinal: int, x: Tensor, *, out: Tensor, old: Tensor | None = None,
               key: Key = NO_KEY, name: str) -> None:  # fmt: skip
         """Round site ``(kind, ordinal)`` from ``x`` into ``out``."""
+        ...
+
+    def activation(self, kind: Kind, ordinal: int, x: Tensor, *, name: str) -> Tensor:
+        """Return ``x`` (contiguous, float64) rounded as site ``(kind, ordinal)`` of this micro-batch.
+
+        A new tensor, or ``x`` itself where the site is passed through.
+        """
         ...
 
 
@@ -108,6 +119,43 @@ def settled_scales(previous: np.ndarray | None, rms: np.ndarray, row_scales: boo
     return np.where(keep, previous, wanted + 1)
 
 
+def sampled_scale(previous: SiteGrid | None, x: Tensor) -> np.ndarray | None:
+    """Return the scale of an activation site from an even sample of its elements, as ``settled_scales``; None for zeros.
+
+    A header states what was used, so a sample will do; both sides take the same one.
+    """
+    flat = x.reshape(-1)
+    rms = block_rms(sampled(flat), 1)
+    if not rms.any():
+        rms = block_rms(flat, 1)
+    if not np.isfinite(rms).all() or not rms.any():
+        return None
+    before = None if previous is None or is_noise_only(previous) else previous.scales.astype(np.int64)
+    return settled_scales(before, rms)
+
+
+def activation_grid(rule: ActivationRule, band: int, scales: np.ndarray) -> SiteGrid:
+    """Return the header of an activation site; with the band ``NOISE_BAND`` it is passed through."""
+    return SiteGrid(rule.precision, band, floor_exponent(band, rule.floor), False, scales)
+
+
+def nearest_grid(rule: ActivationRule, grid: SiteGrid) -> NearestGrid:
+    """Return the quanta and the band that a site's header stands for."""
+    scale = int(grid.scales[0])
+    return NearestGrid(grid.precision + 8, scale + grid.floor, scale + grid.band, rule.margin)
+
+
+def activation_rule(policy: Policy) -> ActivationRule:
+    """Return how the policy rounds activations.
+
+    Raises:
+        InvalidInput: it does not.
+    """
+    if policy.activation is None:
+        raise InvalidInput(f"policy {policy.name} rounds no activations")
+    return policy.activation
+
+
 @dataclass
 class RecordTape:
     """Writes one step's frame.
@@ -134,6 +182,7 @@ class RecordTape:
         self._grids = dict(self.table.sites)
         self._largest: int | None = None
         self._rounded: list[Site] = []
+        self._settled: set[Site] = set()
 
     def start_micro_batch(self, micro_batch: int) -> None:
         """Number the decisions of the next micro-batch from 0."""
@@ -191,6 +240,35 @@ class RecordTape:
         entries = round_recorded(x, grid, out=out, old=old, key=key, name=name)
         if len(entries):
             self.payloads[address] = encode(entries)
+
+    def activation(self, kind: Kind, ordinal: int, x: Tensor, *, name: str) -> Tensor:
+        """Round, logging the ambiguous elements; the scale is that of the step's first micro-batch."""
+        rule, place = activation_rule(self.policy), (kind, ordinal)
+        if place not in self._settled:
+            self._settled.add(place)
+            self._grids[place] = self._activation_grid(rule, place, x)
+        grid = self._grids[place]
+        if is_noise_only(grid):
+            return x
+        out = torch.empty_like(x)
+        entries = record_nearest(x, nearest_grid(rule, grid), out=out, name=name)
+        if len(entries):
+            self.payloads[SiteAddress(self.rank, self._micro_batch, kind, ordinal)] = encode(entries)
+        return out
+
+    def _activation_grid(self, rule: ActivationRule, place: tuple[Kind, int], x: Tensor) -> SiteGrid:
+        grid = self._grids.get(place)
+        scales = sampled_scale(grid, x)
+        if grid is None:
+            return activation_grid(
+                rule, rule.band[0] + UNKNOWN_NOISE, np.full(1, UNSEEN) if scales is None else scales
+            )
+        if scales is None or is_noise_only(grid):
+            return grid
+        base = self.base.sites.get(place)
+        if base is not None and not is_noise_only(base):
+            scales = np.maximum(scales, base.scales)
+        return grid if np.array_equal(scales, grid.scales) else grid.with_scales(scales)
 
     def _with_signal(self, grid: SiteGrid, x: Tensor) -> SiteGrid:
         """Return the grid of a gradient that was noise only: another one where its values have outgrown that noise.
@@ -287,7 +365,8 @@ class Freedom:
 class FollowTape:
     """Reads one step's frame. A frame whose bytes are malformed raises; one that lies is followed and noted.
 
-    ``sites`` are those that may have a grid (decisions aside); None leaves that unchecked.
+    ``sites`` are those that may have a grid (decisions and activations aside); None leaves that unchecked.
+    ``corrections`` counts the elements of activations that took the log's side instead of their own.
     """
 
     policy: Policy
@@ -298,10 +377,12 @@ class FollowTape:
     violations: list[Violation] = field(default_factory=list[Violation])
     freedom: Freedom = field(default_factory=Freedom)
     sites: frozenset[Site] | None = None
+    corrections: int = 0
     _micro_batch: int = 0
     _ordinal: int = -1
 
     def __post_init__(self) -> None:
+        self._seen: set[Site] = set()
         self._unread = {address for address, _ in self.frame.sites}
         update = self._payload(SiteAddress(self.rank, 0, Kind.GRID, 0))
         if update is not None:
@@ -425,6 +506,48 @@ class FollowTape:
             self.violations.append(Violation(name, -1, rule))
         return found, min(found.near, budget), min(found.steer, budget * found.largest)
 
+    def activation(self, kind: Kind, ordinal: int, x: Tensor, *, name: str) -> Tensor:
+        """Round, following the log."""
+        rule, place = activation_rule(self.policy), (kind, ordinal)
+        grid = self.table.sites.get(place)
+        if grid is None:
+            raise InvalidInput(f"log: no grid is given for {name}")
+        if is_noise_only(grid):
+            return x
+        if place not in self._seen:
+            self._seen.add(place)
+            self._check_activation_scale(place, grid, x, name)
+        payload = self._payload(SiteAddress(self.rank, self._micro_batch, kind, ordinal))
+        entries = SparseEntries.none(x.numel(), 1) if payload is None else decode(payload, x.numel(), 1)
+        out = torch.empty_like(x)
+        found = follow_nearest(x, nearest_grid(rule, grid), entries, out=out, name=name)
+        if found.violations:
+            text = (
+                f"{found.violations} of {len(entries)} entries lie twice the band or farther from a boundary"
+            )
+            self.violations.append(Violation(name, found.violation, text))
+        budget = int(found.chance + 8.0 * math.sqrt(found.chance)) + 16 + found.tied
+        if len(entries) > budget and _distinct(x, entries, rule, grid) > budget:
+            text = f"{len(entries)} entries exceed the budget of {budget}"
+            self.violations.append(Violation(name, -1, text))
+        self.freedom.near += found.near
+        self.freedom.elements += x.numel()
+        self.corrections += found.corrections
+        return out
+
+    def _check_activation_scale(self, place: tuple[Kind, int], grid: SiteGrid, x: Tensor, name: str) -> None:
+        scales = sampled_scale(None, x)
+        if scales is None:
+            return  # an all-zero tensor keeps the scale it had
+        own = int(scales[0]) - 1
+        base = self.base.sites.get(place)
+        allowed = own + SCALE_SLACK
+        if base is not None and not is_noise_only(base):
+            allowed = max(allowed, int(base.scales[0]))
+        if int(grid.scales[0]) > allowed:
+            text = f"scale 2**{grid.scales[0]} is too wide, its values have 2**{own}"
+            self.violations.append(Violation(name, -1, text))
+
     def _check_scales(self, kind: Kind, ordinal: int, grid: SiteGrid, x: Tensor, name: str) -> None:
         if not grid.scales.size:
             return
@@ -487,6 +610,12 @@ class FollowTape:
             self.freedom.largest_move = math.sqrt(self._shifted / self._energy)
 
 
+def _distinct(x: Tensor, entries: SparseEntries, rule: ActivationRule, grid: SiteGrid) -> int:
+    """Return how many boundaries the entries speak of: equal patches of an image give equal values, all near or none."""
+    values = x.reshape(-1)[torch.from_numpy(entries.indexes).to(x.device)]
+    return int(find_reaches(values, nearest_grid(rule, grid)).boundary.unique().numel())
+
+
 def entry_budget(grid: SiteGrid, numel: int) -> int:
     """Return how many entries an honest log of ``numel`` elements may have: binomial mean plus eight deviations and 16.
 
@@ -507,7 +636,9 @@ def find_policy_breaches(
     """Return the grids of ``table`` that the policy does not allow, or that belong to none of ``sites``."""
     breaches: list[Violation] = []
     for key, grid in table.sites.items():
-        stray = sites is not None and key[0] != Kind.DECISION and key not in sites
+        # The number of decisions and activations shows in the step alone.
+        counted = key[0] == Kind.DECISION or (key[0] in ACTIVATIONS and policy.activation is not None)
+        stray = sites is not None and not counted and key not in sites
         rule = "the run has no such site" if stray else _breach(policy, Kind(key[0]), grid)
         if rule:
             breaches.append(Violation(f"{Kind(key[0]).name.lower()} site {key[1]}", -1, rule))
@@ -531,6 +662,8 @@ def _breach(policy: Policy, kind: Kind, grid: SiteGrid) -> str | None:
     parity = is_parity_coded(policy, kind, grid.band)
     if grid.parity != parity:
         return f"parity code {grid.parity}, the policy has {parity} for band 2**{grid.band}"
+    if kind in ACTIVATIONS and grid.scales.size != 1:
+        return f"{grid.scales.size} scales, an activation has one"
     if (grid.scales.size == 0) != (kind == Kind.STATE):
         return "a state site has a relative band, every other site has scales"
     if not is_noise_only(grid) and not lowest <= grid.band <= highest:
@@ -553,6 +686,9 @@ def expected_form(policy: Policy, kind: Kind) -> tuple[int, bool, tuple[int, int
         return policy.loss_precision, False, policy.loss_band or policy.buffer_band, None
     if kind == Kind.DECISION:
         return 0, False, policy.decision_band, 0
+    rule = policy.activation
+    if kind in ACTIVATIONS and rule is not None:
+        return rule.precision, False, rule.band, rule.floor
     return None
 
 
@@ -601,6 +737,15 @@ class ProbeTape:
         default_factory=dict[tuple[int, int], tuple[Tensor, Tensor]]
     )
     near: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
+    forms: dict[tuple[int, int], tuple[int, int]] = field(
+        default_factory=dict[tuple[int, int], tuple[int, int]]
+    )
+    rule: ActivationRule | None = None
+    table: GridTable = field(default_factory=GridTable)
+    scales: dict[Site, np.ndarray] = field(default_factory=dict[Site, np.ndarray])
+    activations: dict[tuple[int, Kind, int], ProbedActivation] = field(
+        default_factory=dict[tuple[int, Kind, int], "ProbedActivation"]
+    )
     _micro_batch: int = 0
     _ordinal: int = -1
     _input: Tensor = NOTHING
@@ -624,8 +769,9 @@ class ProbeTape:
 
     def decide(self, numel: int, width: int, near: Tensor, symbols: Callable[[Tensor], Tensor],
                distance: Callable[[Tensor], Tensor]) -> None:  # fmt: skip
-        """Remember the branches, and the inputs beside a switching point of their own."""
+        """Remember the branches, the site's elements and symbol bits, and the inputs beside a switching point of their own."""
         place = (self._micro_batch, self._ordinal)
+        self.forms[place] = (numel, width)
         self.branches[place] = (near, symbols(near))
         if self.only_near and width == 2 and numel == self._input.numel():
             self.near[place] = self._input[near].detach().to(torch.float64)
@@ -637,6 +783,57 @@ class ProbeTape:
         if out is not x:
             out.copy_(x)
 
+    def activation(self, kind: Kind, ordinal: int, x: Tensor, *, name: str) -> Tensor:
+        """Round on a provisional grid, and remember a sample and the ambiguous elements with where they lay."""
+        assert self.rule is not None
+        place = (kind, ordinal)
+        if place not in self.scales:
+            scales = sampled_scale(self.table.sites.get(place), x)
+            self.scales[place] = np.full(1, UNSEEN) if scales is None else scales
+        grid = nearest_grid(self.rule, activation_grid(self.rule, PROVISIONAL, self.scales[place]))
+        grid = NearestGrid(grid.bits, grid.floor, grid.band)
+        out = torch.empty_like(x)
+        entries = record_nearest(x, grid, out=out, name=name)
+        flat = x.reshape(-1)
+        at = torch.from_numpy(entries.indexes).to(x.device)
+        self.activations[(self._micro_batch, kind, ordinal)] = ProbedActivation(
+            grid, sampled(flat), entries, flat[at]
+        )
+        return out
+
+
+PROVISIONAL = -34  # band exponent of activations while their noise is measured
+
+
+@dataclass(frozen=True)
+class ProbedActivation:
+    """One activation site as the probe saw it: grid, an even sample, the logged elements and their values."""
+
+    grid: NearestGrid
+    sample: Tensor
+    entries: SparseEntries
+    values: Tensor
+
+
+@dataclass
+class ActivationNoise:
+    """What the repetitions showed at one activation site.
+
+    Attributes:
+        relative: largest ``|x - y|`` of the sample over the scale.
+        quanta: the same in quanta of the element's own exponent.
+        total: sum of the sample's divergences in quanta, ``seen`` of them.
+        straddles: the larger distances to the rounded value, in quanta, of elements that went to two sides.
+        reach: largest distance of a straddling value to its boundary, over the scale.
+    """
+
+    relative: float = 0.0
+    quanta: float = 0.0
+    total: float = 0.0
+    seen: int = 0
+    straddles: list[float] = field(default_factory=list[float])
+    reach: float = 0.0
+
 
 def sampled(x: Tensor) -> Tensor:
     """Return at most ``ProbeTape.SAMPLES`` evenly spaced elements of a flat tensor, float64."""
@@ -646,10 +843,15 @@ def sampled(x: Tensor) -> Tensor:
 
 @dataclass
 class EchoTape:
-    """Repeats the branches of a ``ProbeTape`` and measures how far the inputs of decisions moved."""
+    """Repeats the branches of a ``ProbeTape`` and measures how far the inputs of decisions moved.
+
+    ``samples``, if given, receives an even sample of each input.
+    """
 
     probe: ProbeTape
     noise: dict[int, float] = field(default_factory=dict[int, float])
+    activations: dict[Site, ActivationNoise] = field(default_factory=dict[Site, ActivationNoise])
+    samples: dict[tuple[int, int], Tensor] | None = None
     _micro_batch: int = 0
     _ordinal: int = -1
 
@@ -665,6 +867,8 @@ class EchoTape:
         before = self.probe.samples.get(place)
         rms = self.probe.rms.get(place, 0.0)
         now = sampled(x)
+        if self.samples is not None:
+            self.samples[place] = now
         if place in self.probe.near and x.numel():
             before = self.probe.near[place]
             now = x[self.probe.branches[place][0]].detach().to(torch.float64)
@@ -688,3 +892,40 @@ class EchoTape:
         """Leave the site as it is."""
         if out is not x:
             out.copy_(x)
+
+    def activation(self, kind: Kind, ordinal: int, x: Tensor, *, name: str) -> Tensor:
+        """Follow the probe's rounding, so that one site's noise is measured and not that of all before it."""
+        probe = self.probe.activations.get((self._micro_batch, kind, ordinal))
+        if probe is None or probe.entries.n != x.numel():
+            raise Nondeterminism(
+                f"{name}: is there in one repetition of the step and not, or of another size, in the next"
+            )
+        noise = self.activations.setdefault((kind, ordinal), ActivationNoise())
+        flat, scale = x.reshape(-1), math.ldexp(1.0, -int(self.probe.scales[(kind, ordinal)][0]))
+        moved = (sampled(flat) - probe.sample).abs()
+        if moved.numel():
+            reaches = find_reaches(probe.sample, probe.grid)
+            quanta = moved * torch.exp2(-reaches.quantum.double())
+            noise.relative = max(noise.relative, float(moved.max()) * scale)
+            noise.quanta = max(noise.quanta, float(quanta.max()))
+            noise.total += float(quanta.clamp(max=1.0).sum())
+            noise.seen += moved.numel()
+        self._note_straddles(noise, probe, flat, scale)
+        out = torch.empty_like(x)
+        follow_nearest(x, probe.grid, probe.entries, out=out, name=name)
+        return out
+
+    def _note_straddles(
+        self, noise: ActivationNoise, probe: ProbedActivation, flat: Tensor, scale: float
+    ) -> None:
+        at = torch.from_numpy(probe.entries.indexes).to(flat.device)
+        if not at.numel():
+            return
+        before, now = find_reaches(probe.values, probe.grid), find_reaches(flat[at], probe.grid)
+        apart = (before.side != now.side) & (before.quantum == now.quantum)
+        if not bool(apart.any()):
+            return
+        distance = torch.maximum(before.distance, now.distance)[apart]
+        noise.straddles += (0.5 - distance).tolist()
+        reach = distance * torch.exp2(before.quantum[apart].double())
+        noise.reach = max(noise.reach, float(reach.max()) * scale)

@@ -171,6 +171,9 @@ class Recorder(_Loop):
         seed: of the portable random streams.
         checkpoint_every: steps between two committed states.
         recalibrate_every: steps between two measurements of the noise; None for the policy's own.
+        optimizer_arithmetic: ``portable`` or ``general``; ``auto`` takes the first where the optimizer has it.
+        chosen: numbers that a calibration chose for the policy (``CalibrationChoice.parameters`` without
+            ``recalibrate_every``).
         program: the source file that a stranger would run again; the main program by default.
         settings: arguments of that program, as text.
         dataset_digest: SHA-256 of the data, hexadecimal.
@@ -185,12 +188,19 @@ class Recorder(_Loop):
         seed: int = 0,
         checkpoint_every: int = 20,
         recalibrate_every: int | None = None,
+        optimizer_arithmetic: str = "auto",
+        chosen: Mapping[str, int] | None = None,
         program: str | os.PathLike[str] | None = None,
         settings: Mapping[str, str] | None = None,
         dataset_digest: str | None = None,
     ) -> None:
         super().__init__()
-        self._policy = find_policy(policy, recalibrate_every=recalibrate_every)
+        self._policy = find_policy(
+            policy,
+            recalibrate_every=recalibrate_every,
+            optimizer_arithmetic=optimizer_arithmetic,
+            chosen=chosen,
+        )
         if steps < 1 or checkpoint_every < 1:
             raise InvalidInput(
                 f"recorder: steps and checkpoint_every must be at least 1, are {steps} and {checkpoint_every}"

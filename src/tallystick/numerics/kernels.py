@@ -1,25 +1,27 @@
 """Rounding on the CPU, fused: one pass rounds, tests for ambiguity and collects the log entries.
 
-Bit-equal to :mod:`tallystick.numerics.reference`, which is the definition; the tests run both
-on one body. Only IEEE binary64 ``+ - *``, comparison, floor and integer operations occur, fast-math
-is off, so no compiler may contract or reorder anything and every processor gives the same bits.
+The passes are ``kernels.c``, ``nearest.c`` and ``optimizers.c``, compiled when the package is built and called through
+ctypes, which lets other threads run meanwhile. Bit-equal to :mod:`tallystick.numerics.reference`, which is the definition;
+the tests run both on one body. Tensors are cut into chunks of fixed size, so no result depends on the number of threads.
 
-All functions take flat contiguous arrays. Compiled on first use and cached on disk.
+All functions take flat contiguous arrays of float32 or float64.
 """
-
-# pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportCallIssue=false
-# Numba compiles these for the dtypes that arrive; annotations would be ignored by it. Its float() leaves a
-# float32 as it is: np.float64() widens. It gives intrinsics their first argument.
 
 from __future__ import annotations
 
-import math
-from typing import Any
+import ctypes
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
+import numpy.typing as npt
+
+from tallystick.errors import TallyError
 
 T_FIXED = 486260413 * 2.0**-30  # spec/rounding.md 3: off every simple fraction, in the middle range
 MIN_EXPONENT = -149  # the smallest positive FP32 value is 2**-149
@@ -29,465 +31,529 @@ CANCELLED = 5  # relative bands: no quantum below 2**(e(old) + band + 5), as wha
 MAX_FP64 = (2.0 - 2.0**-52) * 2.0**1023
 MAX_FP32 = (2.0 - 2.0**-23) * 2.0**127
 WORD = 2.0**-32
-DITHER_RUN = 1024  # words drawn at a time; a multiple of 4
+VERSION = 8  # of kernels.c, nearest.c and optimizers.c
+CHUNK = 1 << 17  # elements that one thread takes at a time
 
-PHILOX_M0 = np.uint64(0xD2511F53)  # Salmon et al. 2011, table 2
-PHILOX_M1 = np.uint64(0xCD9E8D57)
-PHILOX_W0 = np.uint64(0x9E3779B9)
-PHILOX_W1 = np.uint64(0xBB67AE85)
-LOW32 = np.uint64(0xFFFFFFFF)
-SHIFT32 = np.uint64(32)
+LIBRARY = {"win32": "libkernels.dll", "darwin": "libkernels.dylib"}.get(sys.platform, "libkernels.so")
+Floats = npt.NDArray[np.floating]
+T = TypeVar("T")
 
 
-@intrinsic
-def _bits_of(typingctx: Any, x: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], ir.IntType(64))
+class _Site(ctypes.Structure):
+    """``Site`` of kernels.c."""
 
-    return types.int64(types.float64), codegen
-
-
-@intrinsic
-def _float_of(typingctx: Any, n: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], ir.DoubleType())
-
-    return types.float64(types.int64), codegen
+    _fields_ = (
+        ("x", ctypes.c_void_p), ("old", ctypes.c_void_p), ("out", ctypes.c_void_p),
+        ("x_type", ctypes.c_int32), ("old_type", ctypes.c_int32), ("out_type", ctypes.c_int32),
+        ("scales", ctypes.c_void_p), ("rows", ctypes.c_int64),
+        ("precision", ctypes.c_int32), ("band", ctypes.c_int32), ("floor", ctypes.c_int32), ("dithered", ctypes.c_int32),
+        ("key0", ctypes.c_uint64), ("key1", ctypes.c_uint64), ("limit", ctypes.c_double),
+    )  # fmt: skip
 
 
-@njit(inline="always")
-def _power_of_two(exponent):
-    return _float_of((exponent + 1023) << 52)
+class _Followed(ctypes.Structure):
+    """``Followed`` of kernels.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("near", "violations", "violation", "moved")),
+        *((name, ctypes.c_double) for name in ("steer", "energy", "shifted", "largest")),
+    )
 
 
-@njit(inline="always")
-def _exponent(x):
-    return ((_bits_of(x) >> 52) & 0x7FF) - 1023
+@cache
+def _library() -> Any:
+    path = Path(__file__).with_name(LIBRARY)
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as problem:
+        raise TallyError(
+            f"the compiled kernels cannot be loaded ({problem}); install a wheel of tallystick, or build it where a C "
+            "compiler is found (cc, or another named by CC)"
+        ) from None
+    version = int(library.tally_version())
+    if version != VERSION:
+        raise TallyError(
+            f"the compiled kernels are version {version}, this tallystick needs {VERSION}; build it anew"
+        )
+    p, n, d = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+    i, u = ctypes.c_int32, ctypes.c_uint64
+    for name, result, arguments in (
+        ("tally_record", n, (p, n, n, p, p)),
+        ("tally_follow", n, (p, n, n, p, p, n, p)),
+        ("tally_record_parity", n, (p, n, n, p)),
+        ("tally_follow_parity", n, (p, n, n, p, p)),
+        ("tally_candidates", n, (p, n, n, p, p, n)),
+        ("tally_nearest_record", n, (p, n, n, p, p)),
+        ("tally_nearest_follow", n, (p, n, n, p, p, n, p)),
+        ("tally_nearest_round", None, (p, n, n)),
+        ("tally_philox", None, (u, u, n, n, p)),
+        ("tally_keep", None, (u, u, n, n, u, p)),
+        ("tally_jitter", None, (p, p, i, n, n, u, u, u)),
+        ("tally_fingerprint", u, (p, i, n, n, u)),
+        ("tally_fingerprints", u, (p, n)),
+        ("tally_square_sum", d, (p, i, n, n)),
+        ("tally_square_sums", None, (p, i, n, n, n, p)),
+        ("tally_max_difference", d, (p, i, p, i, n, n)),
+        ("tally_max_differences", None, (p, i, p, i, n, n, n, p)),
+        ("tally_adam", i, (p, p, i, p, p, p, n, n)),
+        ("tally_sgd", i, (p, p, i, p, p, n, n)),
+    ):
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
 
 
-@njit(inline="always")
-def _quantum_exponent(x, precision, floor):
-    if precision == 0:
-        return floor
-    return min(max(_exponent(x) - (precision - 1), floor), MAX_EXPONENT)
+def _address(array: npt.NDArray[Any]) -> int:
+    return array.__array_interface__["data"][0]
 
 
-@njit(inline="always")
-def _distances(r, t):
-    """Distances from ``r`` to the boundary ``t`` of its own cell and to the one beyond it, in quanta."""
-    low = min(r, t)
-    high = max(r, t)
-    return high - low, (low + 1.0) - high
+def _type_of(array: Floats) -> int:
+    if array.dtype == np.float32:
+        return 0
+    if array.dtype == np.float64:
+        return 1
+    raise TypeError(f"an array of {array.dtype}; kernels take float32 and float64")
 
 
-@njit(cache=True, nogil=True)
-def philox_block(block, key0, key1):
-    """Return the four 32-bit words of Philox 4x32-10 at counter ``block`` (low 64 bits)."""
-    c0 = block & LOW32
-    c1 = block >> SHIFT32
-    c2 = np.uint64(0)
-    c3 = np.uint64(0)
-    k0 = key0
-    k1 = key1
-    for _ in range(10):
-        p0 = PHILOX_M0 * c0
-        p1 = PHILOX_M1 * c2
-        c0 = (p1 >> SHIFT32) ^ c1 ^ k0
-        c1 = p1 & LOW32
-        c2 = (p0 >> SHIFT32) ^ c3 ^ k1
-        c3 = p0 & LOW32
-        k0 = (k0 + PHILOX_W0) & LOW32
-        k1 = (k1 + PHILOX_W1) & LOW32
-    return c0, c1, c2, c3
+# -- threads -------------------------------------------------------------------------------------
+
+_pools: dict[int, ThreadPoolExecutor] = {}
+_own = threading.local()
 
 
-@njit(cache=True, nogil=True)
-def philox_words(key0, key1, start, out):
-    """Fill ``out`` (uint32) with the words of elements ``start`` and following."""
-    n = out.size
-    i = 0
-    while i < n:
-        element = start + i
-        w0, w1, w2, w3 = philox_block(np.uint64(element >> 2), key0, key1)
-        lane = element & 3
-        while lane < 4 and i < n:
-            word = w0 if lane == 0 else w1 if lane == 1 else w2 if lane == 2 else w3
-            out[i] = np.uint32(word)
-            lane += 1
-            i += 1
+def _pool(threads: int) -> ThreadPoolExecutor:
+    if threads not in _pools:
+        _pools[threads] = ThreadPoolExecutor(threads, "tally-kernel")
+    return _pools[threads]
 
 
-@njit(cache=True, nogil=True)
-def _fill_words(words, first_block, blocks, key0, key1):
-    for b in range(blocks):
-        w0, w1, w2, w3 = philox_block(np.uint64(first_block + b), key0, key1)
-        words[4 * b] = w0
-        words[4 * b + 1] = w1
-        words[4 * b + 2] = w2
-        words[4 * b + 3] = w3
+def in_chunks(work: Callable[[int, int], T], n: int, threads: int, chunk: int | None = None) -> list[T]:
+    """Return ``work(begin, end)`` of every chunk of ``n`` elements, in their order, ``threads`` at a time."""
+    chunk = chunk or CHUNK
+    if n <= chunk:
+        return [work(0, n)]
+    begins = range(0, n, chunk)
+    if threads == 1:
+        return [work(begin, min(begin + chunk, n)) for begin in begins]
+    return list(_pool(threads).map(lambda begin: work(begin, min(begin + chunk, n)), begins))
 
 
-@njit(cache=True, nogil=True)
+def _room() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+    """Return this thread's own space for the entries of one chunk."""
+    found = getattr(_own, "room", None)
+    if found is None or found[0].size != CHUNK:
+        found = _own.room = (np.empty(CHUNK, dtype=np.int64), np.empty(CHUNK, dtype=np.uint8))
+    return found
+
+
+# -- rounding ------------------------------------------------------------------------------------
+
+
+def _site(
+    x: Floats, old: Floats, out: Floats | None, scales: npt.NDArray[np.int32], rows: int, precision: int, band: int,
+    floor: int, relative: bool, dithered: bool, key0: int, key1: int, limit: float,
+) -> _Site:  # fmt: skip
+    for array in (x, old, *(() if out is None else (out,)), scales):
+        if not array.flags.c_contiguous:
+            raise ValueError("an array that is not contiguous; kernels take flat contiguous ones")
+    if scales.dtype != np.int32:
+        raise TypeError(f"scales of {scales.dtype}; kernels take int32")
+    enough = old.size == x.size if relative else scales.size * rows == x.size
+    if not enough or (out is not None and out.size != x.size):
+        raise ValueError(
+            f"sizes that do not belong together: {x.size} elements, {old.size} old, {scales.size} scales"
+        )
+    return _Site(
+        _address(x), _address(old) if relative else None, None if out is None else _address(out),
+        _type_of(x), _type_of(old), 0 if out is None else _type_of(out),
+        None if relative else _address(scales), max(rows, 1), precision, band, floor, dithered,
+        int(key0), int(key1), limit,
+    )  # fmt: skip
+
+
 def record(
-    x, old, out, scales, rows, precision, band, floor, relative, dithered, key0, key1, limit, index, side
-):
-    """Round ``x`` into ``out``; write the ambiguous elements' positions and sides.
+    x: Floats, old: Floats, out: Floats, scales: npt.NDArray[np.int32], rows: int, precision: int, band: int,
+    floor: int, relative: bool, dithered: bool, key0: int, key1: int, limit: float,
+    index: npt.NDArray[np.int64], side: npt.NDArray[np.uint8], threads: int = 1,
+) -> tuple[int, int]:  # fmt: skip
+    """Round ``x`` into ``out``; write the ambiguous elements' positions and sides to ``index`` and ``side``.
 
-    Returns ``(count, bad)``: entries found (those past ``index.size`` are counted, not written)
-    and the position of the first element that is not finite, becomes larger than ``limit``, or was
-    beyond FP32 before; or -1.
+    Returns ``(count, bad)``: entries found (those past ``index.size`` are counted, not written) and the position of
+    the first element that is not finite, becomes larger than ``limit``, or was beyond FP32 before; or -1.
     """
+    library = _library()
+    site = _site(x, old, out, scales, rows, precision, band, floor, relative, dithered, key0, key1, limit)
+    here = ctypes.addressof(site)
+
+    def one(begin: int, end: int) -> tuple[int, Any, Any]:
+        at, bit = _room()
+        found = library.tally_record(here, begin, end, _address(at), _address(bit))
+        return (found, at[:found].copy(), bit[:found].copy()) if found > 0 else (found, None, None)
+
     count = 0
-    words = np.zeros(DITHER_RUN + 8, dtype=np.uint32)
-    base = 0
-    n = x.size
-    blocks = 1 if relative else scales.size
-    for block in range(blocks):
-        if relative:
-            delta = 0.0
-            scale = math.ldexp(1.0, max(band, MIN_BAND))
-            floor_exponent = MIN_EXPONENT
-            start, end = 0, n
-        else:
-            scale = 0.0
-            delta = math.ldexp(1.0, max(scales[block] + band, MIN_BAND))
-            floor_exponent = max(scales[block] + floor, MIN_EXPONENT)
-            start, end = block * rows, (block + 1) * rows
-        base = start - DITHER_RUN  # no words yet
-        t = T_FIXED
-        for i in range(start, end):
-            value = np.float64(x[i])
-            if not (abs(value) <= MAX_FP64):
-                return count, i
-            if relative:
-                before = np.float64(old[i])
-                if not (abs(before) <= MAX_FP32):
-                    return count, i
-                delta = scale * max(abs(value), abs(before))
-                floor_exponent = max(_exponent(before) + band + CANCELLED, MIN_EXPONENT)
-            if dithered:
-                if i - base >= DITHER_RUN:
-                    base = (i >> 2) << 2
-                    _fill_words(words, base >> 2, (min(end - base, DITHER_RUN) + 3) >> 2, key0, key1)
-                t = (words[i - base] + 0.5) * WORD
-            exponent = _quantum_exponent(value, precision, floor_exponent)
-            quantum = _power_of_two(exponent)
-            z = value * _power_of_two(-exponent)
-            k = np.floor(z)
-            r = z - k
-            up = 1.0 if r >= t else 0.0
-            near, far = _distances(r, t)
-            result = (k + up) * quantum
-            if not (abs(result) <= limit):
-                return count, i
-            out[i] = result + 0.0
-            if min(near, far) * quantum < delta:
-                if count < index.size:
-                    index[count] = i
-                    side[count] = 1 - int(up) if far < near else int(up)
-                count += 1
+    for found, at, bit in in_chunks(one, x.size, threads):
+        if found < 0:
+            return count, -1 - found
+        if found:
+            room = max(0, min(found, index.size - count))
+            index[count : count + room], side[count : count + room] = at[:room], bit[:room]
+            count += found
     return count, -1
 
 
-@njit(cache=True, nogil=True)
-def follow(  # noqa: PLR0915 - one pass over memory; a call for each element would cost more than the work
-    y,
-    old,
-    out,
-    scales,
-    rows,
-    precision,
-    band,
-    floor,
-    relative,
-    dithered,
-    key0,
-    key1,
-    limit,
-    index,
-    side,
-    stats,
-):
-    """Round ``y`` into ``out``, taking the logged side for the elements in ``index``.
+def follow(
+    y: Floats, old: Floats, out: Floats, scales: npt.NDArray[np.int32], rows: int, precision: int, band: int,
+    floor: int, relative: bool, dithered: bool, key0: int, key1: int, limit: float,
+    index: npt.NDArray[np.int64], side: npt.NDArray[np.uint8], stats: npt.NDArray[np.float64], threads: int = 1,
+) -> tuple[int, int]:  # fmt: skip
+    """Round ``y`` into ``out``, taking the logged side for the elements in ``index``, which ascends.
 
-    ``stats`` (float64[6]) receives: elements within twice the band of a boundary, the sum of
-    their squared quanta, the sum of squares of ``out``, the number of entries out of reach, how many
-    elements an entry moved from their own rounding, and the sum of their squared quanta.
-    Returns ``(violation, bad)``: the position of the first entry farther than twice the band from its
-    boundary, and of the first element that ``record`` would refuse; -1 for none.
+    ``stats`` (float64[6]) receives: elements within twice the band of a boundary, the sum of their squared quanta,
+    the sum of squares of ``out``, the number of entries out of reach, how many elements an entry moved from their own
+    rounding, and the sum of their squared quanta. Returns ``(violation, bad)``: the position of the first entry farther
+    than twice the band from its boundary, and of the first element that ``record`` would refuse; -1 for none.
     """
+    library = _library()
+    site = _site(y, old, out, scales, rows, precision, band, floor, relative, dithered, key0, key1, limit)
+    here = ctypes.addressof(site)
+    index, side = np.ascontiguousarray(index, dtype=np.int64), np.ascontiguousarray(side, dtype=np.uint8)
+
+    def one(begin: int, end: int) -> tuple[int, _Followed]:
+        first, last = np.searchsorted(index, (begin, end)) if index.size else (0, 0)
+        found = _Followed()
+        bad = library.tally_follow(
+            here, begin, end, _address(index) + 8 * int(first), _address(side) + int(first), int(last - first),
+            ctypes.addressof(found),
+        )  # fmt: skip
+        return bad, found
+
     violation = -1
-    cursor = 0
-    entries = index.size
-    near_count = 0
-    steer = 0.0
-    energy = 0.0
-    violations = 0
-    moved = 0
-    shifted = 0.0
-    words = np.zeros(DITHER_RUN + 8, dtype=np.uint32)
-    base = 0
-    n = y.size
-    blocks = 1 if relative else scales.size
-    for block in range(blocks):
-        if relative:
-            delta = 0.0
-            scale = math.ldexp(1.0, max(band, MIN_BAND))
-            floor_exponent = MIN_EXPONENT
-            start, end = 0, n
-        else:
-            scale = 0.0
-            delta = math.ldexp(1.0, max(scales[block] + band, MIN_BAND))
-            floor_exponent = max(scales[block] + floor, MIN_EXPONENT)
-            start, end = block * rows, (block + 1) * rows
-        base = start - DITHER_RUN  # no words yet
-        t = T_FIXED
-        for i in range(start, end):
-            value = np.float64(y[i])
-            if not (abs(value) <= MAX_FP64):
-                return violation, i
-            if relative:
-                before = np.float64(old[i])
-                if not (abs(before) <= MAX_FP32):
-                    return violation, i
-                delta = scale * max(abs(value), abs(before))
-                floor_exponent = max(_exponent(before) + band + CANCELLED, MIN_EXPONENT)
-            if dithered:
-                if i - base >= DITHER_RUN:
-                    base = (i >> 2) << 2
-                    _fill_words(words, base >> 2, (min(end - base, DITHER_RUN) + 3) >> 2, key0, key1)
-                t = (words[i - base] + 0.5) * WORD
-            exponent = _quantum_exponent(value, precision, floor_exponent)
-            quantum = _power_of_two(exponent)
-            z = value * _power_of_two(-exponent)
-            k = np.floor(z)
-            r = z - k
-            up = 1.0 if r >= t else 0.0
-            near, far = _distances(r, t)
-            within = min(near, far) * quantum < 2.0 * delta
-            if within:
-                near_count += 1
-                steer += quantum * quantum
-            if cursor < entries and index[cursor] == i:
-                if within:
-                    boundary = 0.0 if near <= far else 2.0 * up - 1.0
-                    chosen = boundary + side[cursor]
-                    if chosen != up:
-                        moved += 1
-                        shifted += quantum * quantum
-                    up = chosen
-                else:
-                    violations += 1
-                    if violation < 0:
-                        violation = i
-                cursor += 1
-            result = (k + up) * quantum
-            if not (abs(result) <= limit):
-                return violation, i
-            out[i] = result + 0.0
-            energy += result * result
-    stats[0] = near_count
-    stats[1] = steer
-    stats[2] = energy
-    stats[3] = violations
-    stats[4] = moved
-    stats[5] = shifted
+    stats[:] = 0.0
+    for bad, found in in_chunks(one, y.size, threads):
+        violation = found.violation if violation < 0 else violation
+        if bad < 0:
+            return violation, -1 - bad
+        stats += (
+            found.near, found.steer, found.energy, found.violations, found.moved, found.shifted,
+        )  # fmt: skip
     return violation, -1
 
 
-@njit(cache=True, nogil=True)
-def record_parity(x, out, scales, rows, floor, dithered, key0, key1, limit, packed):
+def _parity_site(
+    x: Floats, out: Floats, scales: npt.NDArray[np.int32], rows: int, band: int, floor: int, dithered: bool, key0: int,
+    key1: int, limit: float, packed: npt.NDArray[np.uint8],
+) -> _Site:  # fmt: skip
+    if packed.dtype != np.uint8 or packed.size != (x.size + 7) // 8 or not packed.flags.c_contiguous:
+        raise ValueError(f"{packed.size} bytes of {packed.dtype} for the parities of {x.size} elements")
+    return _site(x, x, out, scales, rows, 0, band, floor, False, dithered, key0, key1, limit)
+
+
+def record_parity(
+    x: Floats, out: Floats, scales: npt.NDArray[np.int32], rows: int, floor: int, dithered: bool, key0: int, key1: int,
+    limit: float, packed: npt.NDArray[np.uint8], threads: int = 1,
+) -> int:  # fmt: skip
     """Round ``x`` into ``out``; set the bits of ``packed`` (zeroed, uint8) where the multiple is odd.
 
     Returns the position of the first element that is not finite or becomes larger than ``limit``; or -1.
     """
-    words = np.zeros(DITHER_RUN + 8, dtype=np.uint32)
-    for block in range(scales.size):
-        exponent = max(scales[block] + floor, MIN_EXPONENT)
-        quantum = _power_of_two(exponent)
-        inverse = _power_of_two(-exponent)
-        start, end = block * rows, (block + 1) * rows
-        base = start - DITHER_RUN  # no words yet
-        t = T_FIXED
-        for i in range(start, end):
-            value = np.float64(x[i])
-            if not (abs(value) <= MAX_FP64):
-                return i
-            if dithered:
-                if i - base >= DITHER_RUN:
-                    base = (i >> 2) << 2
-                    _fill_words(words, base >> 2, (min(end - base, DITHER_RUN) + 3) >> 2, key0, key1)
-                t = (words[i - base] + 0.5) * WORD
-            z = value * inverse
-            k = np.floor(z)
-            multiple = k + (1.0 if z - k >= t else 0.0)
-            result = multiple * quantum
-            if not (abs(result) <= limit):
-                return i
-            out[i] = result + 0.0
-            half = multiple * 0.5
-            if half != np.floor(half):
-                packed[i >> 3] |= np.uint8(1 << (i & 7))
-    return -1
+    library = _library()
+    site = _parity_site(x, out, scales, rows, floor, floor, dithered, key0, key1, limit, packed)
+    here, bits = ctypes.addressof(site), _address(packed)
+    whole_bytes = max(8, CHUNK // 8 * 8)  # no two threads write into one byte
+    found = in_chunks(
+        lambda a, b: library.tally_record_parity(here, a, b, bits), x.size, threads, whole_bytes
+    )
+    return next((-1 - bad for bad in found if bad < 0), -1)
 
 
-@njit(cache=True, nogil=True)
-def follow_parity(  # noqa: PLR0915 - as above
-    y, out, scales, rows, band, floor, dithered, key0, key1, limit, packed, stats
-):
+def follow_parity(
+    y: Floats, out: Floats, scales: npt.NDArray[np.int32], rows: int, band: int, floor: int, dithered: bool, key0: int,
+    key1: int, limit: float, packed: npt.NDArray[np.uint8], stats: npt.NDArray[np.float64], threads: int = 1,
+) -> tuple[int, int]:  # fmt: skip
     """Round ``y`` into ``out``, across the nearest boundary where ``packed`` states the other parity.
 
     ``stats`` (float64[7]) receives: elements within the band of a boundary, the sum of their squared quanta, the sum of
     squares of ``out``, the number of elements whose boundary is out of reach, how many were moved, the sum of their
     squared quanta, and the largest squared quantum. Returns ``(violation, bad)`` as ``follow`` does.
     """
+    library = _library()
+    site = _parity_site(y, out, scales, rows, band, floor, dithered, key0, key1, limit, packed)
+    here, bits = ctypes.addressof(site), _address(packed)
+
+    def one(begin: int, end: int) -> tuple[int, _Followed]:
+        found = _Followed()
+        return library.tally_follow_parity(here, begin, end, bits, ctypes.addressof(found)), found
+
     violation = -1
-    near_count = 0
-    steer = 0.0
-    energy = 0.0
-    violations = 0
-    moved = 0
-    shifted = 0.0
-    largest = 0.0
-    words = np.zeros(DITHER_RUN + 8, dtype=np.uint32)
-    for block in range(scales.size):
-        delta = math.ldexp(1.0, max(scales[block] + band, MIN_BAND))
-        exponent = max(scales[block] + floor, MIN_EXPONENT)
-        quantum = _power_of_two(exponent)
-        inverse = _power_of_two(-exponent)
-        largest = max(largest, quantum * quantum)
-        start, end = block * rows, (block + 1) * rows
-        base = start - DITHER_RUN  # no words yet
-        t = T_FIXED
-        for i in range(start, end):
-            value = np.float64(y[i])
-            if not (abs(value) <= MAX_FP64):
-                return violation, i
-            if dithered:
-                if i - base >= DITHER_RUN:
-                    base = (i >> 2) << 2
-                    _fill_words(words, base >> 2, (min(end - base, DITHER_RUN) + 3) >> 2, key0, key1)
-                t = (words[i - base] + 0.5) * WORD
-            z = value * inverse
-            k = np.floor(z)
-            r = z - k
-            up = 1.0 if r >= t else 0.0
-            near, far = _distances(r, t)
-            within = min(near, far) * quantum < delta
-            if within:
-                near_count += 1
-                steer += quantum * quantum
-            half = (k + up) * 0.5
-            odd = 1 if half != np.floor(half) else 0
-            if odd != ((packed[i >> 3] >> (i & 7)) & 1):
-                if within:
-                    # Across the own boundary up becomes 1 - up; across the other one it goes the other way.
-                    up = 1.0 - up if near <= far else 3.0 * up - 1.0
-                    moved += 1
-                    shifted += quantum * quantum
-                else:
-                    violations += 1
-                    if violation < 0:
-                        violation = i
-            result = (k + up) * quantum
-            if not (abs(result) <= limit):
-                return violation, i
-            out[i] = result + 0.0
-            energy += result * result
-    stats[0] = near_count
-    stats[1] = steer
-    stats[2] = energy
-    stats[3] = violations
-    stats[4] = moved
-    stats[5] = shifted
-    stats[6] = largest
+    stats[:] = 0.0
+    for bad, found in in_chunks(one, y.size, threads):
+        violation = found.violation if violation < 0 else violation
+        if bad < 0:
+            return violation, -1 - bad
+        stats[:6] += (
+            found.near, found.steer, found.energy, found.violations, found.moved, found.shifted,
+        )  # fmt: skip
+        stats[6] = max(stats[6], found.largest)
     return violation, -1
 
 
-@njit(cache=True, nogil=True)
-def candidates(y, old, scales, rows, precision, band, floor, relative, dithered, key0, key1, index, out):
+def candidates(
+    y: Floats, old: Floats, scales: npt.NDArray[np.int32], rows: int, precision: int, band: int, floor: int,
+    relative: bool, dithered: bool, key0: int, key1: int, index: npt.NDArray[np.int64], out: npt.NDArray[np.float64],
+) -> int:  # fmt: skip
     """Write both values an honest rounding of ``y`` may take, for elements within the band of a boundary.
 
-    ``out`` (float64[n, 2]) receives the lower and the upper cell's value. Returns the number found;
-    those past ``index.size`` are counted, not written.
+    ``out`` (float64[n, 2]) receives the lower and the upper cell's value. Returns the number found; those past
+    ``index.size`` are counted, not written.
     """
-    count = 0
-    words = np.zeros(DITHER_RUN + 8, dtype=np.uint32)
-    base = 0
-    blocks = 1 if relative else scales.size
-    for block in range(blocks):
-        if relative:
-            delta = 0.0
-            scale = math.ldexp(1.0, max(band, MIN_BAND))
-            floor_exponent = MIN_EXPONENT
-            start, end = 0, y.size
-        else:
-            scale = 0.0
-            delta = math.ldexp(1.0, max(scales[block] + band, MIN_BAND))
-            floor_exponent = max(scales[block] + floor, MIN_EXPONENT)
-            start, end = block * rows, (block + 1) * rows
-        base = start - DITHER_RUN  # no words yet
-        t = T_FIXED
-        for i in range(start, end):
-            value = np.float64(y[i])
-            if relative:
-                before = np.float64(old[i])
-                delta = scale * max(abs(value), abs(before))
-                floor_exponent = max(_exponent(before) + band + CANCELLED, MIN_EXPONENT)
-            if dithered:
-                if i - base >= DITHER_RUN:
-                    base = (i >> 2) << 2
-                    _fill_words(words, base >> 2, (min(end - base, DITHER_RUN) + 3) >> 2, key0, key1)
-                t = (words[i - base] + 0.5) * WORD
-            exponent = _quantum_exponent(value, precision, floor_exponent)
-            quantum = _power_of_two(exponent)
-            z = value * _power_of_two(-exponent)
-            k = np.floor(z)
-            r = z - k
-            near, far = _distances(r, t)
-            boundary = 0.0
-            if far < near:
-                near = far
-                boundary = 1.0 if r >= t else -1.0
-            if near * quantum < delta:
-                if count < index.size:
-                    index[count] = i
-                    out[count, 0] = (k + boundary) * quantum + 0.0
-                    out[count, 1] = (k + (boundary + 1.0)) * quantum + 0.0
-                count += 1
-    return count
+    site = _site(y, old, None, scales, rows, precision, band, floor, relative, dithered, key0, key1, MAX_FP64)
+    return _library().tally_candidates(
+        ctypes.addressof(site), 0, y.size, _address(index), _address(out), index.size
+    )
 
 
-@njit(cache=True, nogil=True)
-def fingerprint32(bits, base):
-    """Return the sum over i of ``(bits[i] + 1) * odd(base + i)`` modulo 2**64 (spec/transcript.md)."""
-    total = np.uint64(0)
-    step = np.uint64(0x9E3779B97F4A7C15)
-    weight = np.uint64(base) * step
-    for i in range(bits.size):
-        total += (np.uint64(bits[i]) + np.uint64(1)) * (weight | np.uint64(1))
-        weight += step
-    return total
+# -- rounding to the nearest ---------------------------------------------------------------------
 
 
-@njit(cache=True, nogil=True)
-def block_square_sums(x, rows, out):
+class _Nearest(ctypes.Structure):
+    """``Nearest`` of nearest.c."""
+
+    _fields_ = (
+        ("x", ctypes.c_void_p), ("out", ctypes.c_void_p),
+        ("bits", ctypes.c_int32), ("lowest", ctypes.c_int32), ("band", ctypes.c_int32), ("margin", ctypes.c_int32),
+    )  # fmt: skip
+
+
+class _FollowedNearest(ctypes.Structure):
+    """``FollowedNearest`` of nearest.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("violations", "violation", "corrections", "near", "tied")),
+        ("chance", ctypes.c_double),
+    )
+
+
+def _nearest_site(x: Floats, out: Floats, numbers: tuple[int, int, int, int]) -> _Nearest:
+    if x.dtype != np.float64 or out.dtype != np.float64:
+        raise TypeError(f"arrays of {x.dtype} and {out.dtype}; rounding to the nearest takes float64")
+    if not (x.flags.c_contiguous and out.flags.c_contiguous) or x.size != out.size:
+        raise ValueError("arrays of different lengths, or not contiguous")
+    return _Nearest(_address(x), _address(out), *numbers)
+
+
+def nearest_round(x: Floats, out: Floats, numbers: tuple[int, int, int, int], threads: int = 1) -> None:
+    """Round ``x`` into ``out``; ``numbers``: bits, exponent of the lowest quantum, of the band, of the margin."""
+    library, site = _library(), _nearest_site(x, out, numbers)
+    here = ctypes.addressof(site)
+    in_chunks(lambda begin, end: library.tally_nearest_round(here, begin, end), x.size, threads)
+
+
+def nearest_record(
+    x: Floats, out: Floats, numbers: tuple[int, int, int, int], threads: int = 1
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8], int]:
+    """Round ``x`` into ``out``; return positions and sides of the elements within the band, and the first bad element or -1."""
+    library, site = _library(), _nearest_site(x, out, numbers)
+    here = ctypes.addressof(site)
+
+    def one(begin: int, end: int) -> tuple[int, Any, Any]:
+        at, bit = _room()
+        found = library.tally_nearest_record(here, begin, end, _address(at), _address(bit))
+        return (found, at[: max(found, 0)].copy(), bit[: max(found, 0)].copy())
+
+    parts = in_chunks(one, x.size, threads)
+    bad = next((-1 - found for found, _, _ in parts if found < 0), -1)
+    return np.concatenate([at for _, at, _ in parts]), np.concatenate([bit for _, _, bit in parts]), bad
+
+
+def nearest_follow(
+    y: Floats, out: Floats, numbers: tuple[int, int, int, int], index: npt.NDArray[np.int64],
+    side: npt.NDArray[np.uint8], threads: int = 1,
+) -> tuple[tuple[int, int, int, int, int, float], int]:  # fmt: skip
+    """Round ``y`` into ``out``, obeying the entries within the band.
+
+    Returns first violation or -1, violations, corrections, elements near, tied, the chance sum; and the first bad
+    element or -1.
+    """
+    library, site = _library(), _nearest_site(y, out, numbers)
+    here = ctypes.addressof(site)
+    index, side = np.ascontiguousarray(index, dtype=np.int64), np.ascontiguousarray(side, dtype=np.uint8)
+
+    def one(begin: int, end: int) -> tuple[int, _FollowedNearest]:
+        first, last = np.searchsorted(index, (begin, end))
+        found = _FollowedNearest()
+        bad = library.tally_nearest_follow(
+            here, begin, end, _address(index) + 8 * int(first), _address(side) + int(first), int(last - first),
+            ctypes.addressof(found),
+        )  # fmt: skip
+        return bad, found
+
+    parts = in_chunks(one, y.size, threads)
+    bad = next((-1 - found for found, _ in parts if found < 0), -1)
+    all_found = [found for _, found in parts]
+    violation = next((found.violation for found in all_found if found.violations), -1)
+    sums = [
+        sum(getattr(f, name) for f in all_found) for name in ("violations", "corrections", "near", "tied")
+    ]
+    return (violation, sums[0], sums[1], sums[2], sums[3], sum(found.chance for found in all_found)), bad
+
+
+# -- measures ------------------------------------------------------------------------------------
+
+
+def philox_words(key0: int, key1: int, start: int, out: npt.NDArray[np.uint32], threads: int = 1) -> None:
+    """Fill ``out`` (uint32) with the words of elements ``start`` and following (Philox 4x32-10)."""
+    library, there = _library(), _address(out)
+
+    def one(begin: int, end: int) -> None:
+        library.tally_philox(int(key0), int(key1), start + begin, end - begin, there + 4 * begin)
+
+    in_chunks(one, out.size, threads)
+
+
+def keep(
+    key0: int, key1: int, start: int, threshold: int, out: npt.NDArray[np.bool_], threads: int = 1
+) -> None:
+    """Write whether the word of elements ``start`` and following is below ``threshold`` (at most 2**32)."""
+    library, there = _library(), _address(out)
+
+    def one(begin: int, end: int) -> None:
+        library.tally_keep(int(key0), int(key1), start + begin, end - begin, threshold, there + begin)
+
+    in_chunks(one, out.size, threads)
+
+
+def jitter(
+    source: int,
+    target: int,
+    dtype: type[np.float32] | type[np.float64],
+    n: int,
+    key0: int,
+    key1: int,
+    start: int,
+    threads: int = 1,
+) -> None:
+    """Move ``n`` elements of float32 or float64 by -1, 0 or 1 last places, whole numbers and what is not finite excepted.
+
+    Args:
+        source: address of the elements.
+        target: address for the results; it may be the same.
+        dtype: of both.
+        n: number of elements.
+        key0: of the stream that says which way each goes.
+        key1: likewise.
+        start: first byte of the stream, a multiple of 16.
+        threads: how many work at a time.
+    """
+    library, kind = _library(), 0 if dtype is np.float32 else 1
+
+    def one(begin: int, end: int) -> None:
+        library.tally_jitter(source, target, kind, begin, end, start, int(key0), int(key1))
+
+    in_chunks(one, n, threads)
+
+
+def fingerprint(x: Floats, base: int, threads: int = 1) -> int:
+    """Return the sum over i of ``(bits[i] + 1) * odd(base + i)`` modulo 2**64, bits of float32 (spec/transcript.md)."""
+    library, there, kind = _library(), _address(x), _type_of(x)
+    parts = in_chunks(lambda a, b: library.tally_fingerprint(there, kind, a, b, base), x.size, threads)
+    return sum(parts) % (1 << 64)
+
+
+def fingerprints(tensors: list[tuple[int, int, int, int]], threads: int = 1) -> int:
+    """Return the sum of the fingerprints of tensors, each given as (address, elements, base, 0 for float32 or 1 for float64)."""
+    library = _library()
+    small = [tensor for tensor in tensors if tensor[1] <= CHUNK]
+    table = np.array(small, dtype=np.uint64).reshape(-1, 4)
+    total = library.tally_fingerprints(_address(table), len(small))
+    for there, n, base, kind in tensors:
+        if n > CHUNK:
+
+            def one(begin: int, end: int, there: int = there, kind: int = kind, base: int = base) -> int:
+                return library.tally_fingerprint(there, kind, begin, end, base)
+
+            total += sum(in_chunks(one, n, threads))
+    return total % (1 << 64)
+
+
+def block_square_sums(x: Floats, rows: int, out: npt.NDArray[np.float64], threads: int = 1) -> None:
     """Write the binary64 sum of squares of every block of ``rows`` elements of ``x``."""
-    for block in range(out.size):
-        total = 0.0
-        for i in range(block * rows, (block + 1) * rows):
-            value = np.float64(x[i])
-            total += value * value
-        out[block] = total
+    library, there, kind = _library(), _address(x), _type_of(x)
+    if out.size == 1:
+        parts = in_chunks(lambda a, b: library.tally_square_sum(there, kind, a, b), rows, threads)
+        out[0] = sum(parts)
+        return
+    into = _address(out)
+    in_chunks(
+        lambda a, b: library.tally_square_sums(there, kind, rows, a, b, into), out.size, threads,
+        chunk=max(1, CHUNK // max(rows, 1)),
+    )  # fmt: skip
 
 
-@njit(cache=True, nogil=True)
-def block_max_difference(x, y, rows, out):
+def block_max_difference(
+    x: Floats, y: Floats, rows: int, out: npt.NDArray[np.float64], threads: int = 1
+) -> None:
     """Raise ``out[block]`` to the block's largest ``|x - y|``; infinity if a difference is not a number."""
-    for block in range(out.size):
-        largest = out[block]
-        for i in range(block * rows, (block + 1) * rows):
-            difference = abs(np.float64(x[i]) - np.float64(y[i]))
-            if not (difference <= largest):
-                largest = np.inf if math.isnan(difference) else difference
-        out[block] = largest
+    library, a, b = _library(), _address(x), _address(y)
+    kinds = _type_of(x), _type_of(y)
+    if out.size == 1:
+        parts = in_chunks(
+            lambda begin, end: library.tally_max_difference(a, kinds[0], b, kinds[1], begin, end),
+            rows,
+            threads,
+        )
+        out[0] = max(out[0], *parts)
+        return
+    into = _address(out)
+    in_chunks(
+        lambda first, last: library.tally_max_differences(a, kinds[0], b, kinds[1], rows, first, last, into),
+        out.size, threads, chunk=max(1, CHUNK // max(rows, 1)),
+    )  # fmt: skip
+
+
+# -- optimizers ----------------------------------------------------------------------------------
+
+
+class Sgd(ctypes.Structure):
+    """``Sgd`` of optimizers.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_double) for name in ("lr", "decay", "momentum", "fresh", "ahead")),
+        ("nesterov", ctypes.c_int32),
+    )
+
+
+def adam(p: Floats, g: Floats, m: Floats, v: Floats, numbers: tuple[float, ...], threads: int = 1) -> bool:
+    """Update ``p``, ``m`` and ``v`` by ``g``, all of one length; return whether all results are finite as float32.
+
+    ``numbers``: keep, decay, beta1, fresh1, beta2, fresh2, rate, unbias, eps (spec/optimizers.md 2). ``m`` and ``v``
+    are float32.
+    """
+    library, given = _library(), (ctypes.c_double * 9)(*numbers)
+    here = ctypes.addressof(given)
+    kind, at = _check_optimizer(p, g, m, v), [_address(array) for array in (p, g, m, v)]
+
+    def one(begin: int, end: int) -> bool:
+        return bool(library.tally_adam(at[0], at[1], kind, at[2], at[3], here, begin, end))
+
+    return all(in_chunks(one, p.size, threads))
+
+
+def sgd(p: Floats, g: Floats, b: Floats | None, numbers: Sgd, threads: int = 1) -> bool:
+    """Update ``p``, and the float32 momentum ``b`` if there is one, by ``g``; see ``adam``."""
+    library, here = _library(), ctypes.addressof(numbers)
+    kind = _check_optimizer(p, g, *(() if b is None else (b,)))
+    at = _address(p), _address(g), None if b is None else _address(b)
+
+    def one(begin: int, end: int) -> bool:
+        return bool(library.tally_sgd(at[0], at[1], kind, at[2], here, begin, end))
+
+    return all(in_chunks(one, p.size, threads))
+
+
+def _check_optimizer(p: Floats, g: Floats, *held: Floats) -> int:
+    """Return the type of parameter and gradient."""
+    if any(not array.flags.c_contiguous or array.size != p.size for array in (p, g, *held)):
+        raise ValueError("arrays of different lengths, or not contiguous")
+    if g.dtype != p.dtype or any(array.dtype != np.float32 for array in held):
+        raise TypeError(f"{p.dtype} parameter, {g.dtype} gradient; they must be alike, and the state float32")
+    return _type_of(p)

@@ -8,10 +8,80 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 
 from tallystick.errors import InvalidInput
 from tallystick.numerics.log import SiteGrid
+from tallystick.numerics.nearest import FEWEST_BITS, MOST_BITS
+
+PER_LAYER, PER_KIND = "layer", "kind"
+
+OPTIONAL: Mapping[str, object] = {
+    "parity": False, "dithered_buffers": False, "row_scales": False, "decision_safety": None, "loss_band": None,
+}  # fmt: skip
+"""Numbers that not every policy has, with what their absence from a specification means."""
+
+
+@dataclass(frozen=True)
+class ActivationRule:
+    """How activations and their gradients are rounded: to the nearest value of ``b_r`` bits (numerics.nearest).
+
+    Attributes:
+        b_r: 26 to 32.
+        tau: ``layer`` or ``kind``, where bands are measured for each layer or each kind of layer; or a fixed threshold
+            in quanta, from 0.25 on, with 1/2 - tau a power of two.
+        band: smallest and largest band exponents, relative to a site's scale. A site that needs more is passed through.
+        lowest_floor: exponent, relative to a site's scale, below which no quantum falls with 32 bits.
+    """
+
+    b_r: int = 32
+    tau: str = PER_LAYER
+    band: tuple[int, int] = (-46, -14)
+    lowest_floor: int = -36
+
+    def __post_init__(self) -> None:
+        if not FEWEST_BITS <= self.b_r <= MOST_BITS:
+            raise InvalidInput(f"policy leaf: b_r {self.b_r} is outside [{FEWEST_BITS}, {MOST_BITS}]")
+        if self.tau not in (PER_LAYER, PER_KIND) and _margin_of(self.tau) is None:
+            raise InvalidInput(
+                f"policy leaf: tau must be {PER_LAYER}, {PER_KIND}, or a number from 0.25 to below 0.5 for which "
+                f"0.5 - tau is a power of two (0.25, 0.375, 0.4375, ..), got {self.tau!r}"
+            )
+
+    @property
+    def precision(self) -> int:
+        """Significant bits of a value: 24 for 32."""
+        return self.b_r - 8
+
+    @property
+    def floor(self) -> int:
+        """The lowest floor for ``b_r`` bits: the same elements stand on it, whatever ``b_r``."""
+        return self.lowest_floor + MOST_BITS - self.b_r
+
+    @property
+    def margin(self) -> int | None:
+        """log2 of 1/2 - tau for a fixed threshold, else None."""
+        return _margin_of(self.tau)
+
+    def parameters(self) -> dict[str, int | str]:
+        """Return the numbers as they stand in a specification."""
+        low, high = self.band
+        return {
+            "b_r": self.b_r, "tau": self.tau, "activation_band_min": low, "activation_band_max": high,
+            "activation_floor": self.lowest_floor,
+        }  # fmt: skip
+
+
+def _margin_of(tau: str) -> int | None:
+    """Return log2(1/2 - tau) of a threshold written in its shortest decimal form, None for anything else."""
+    try:
+        value = float(tau)
+    except ValueError:
+        return None
+    if repr(value) != tau or not 0.25 <= value < 0.5:
+        return None
+    mantissa, exponent = math.frexp(0.5 - value)
+    return exponent - 1 if mantissa == 0.5 and exponent > -20 else None
 
 
 @dataclass(frozen=True)
@@ -19,7 +89,7 @@ class Policy:
     """How one run rounds. Exponents are powers of two; bands and floors are relative to a block's scale.
 
     Attributes:
-        name: ``fp64``, ``fp32`` or ``bf16``.
+        name: ``fp64``, ``fp32``, ``bf16`` or ``leaf``.
         compute: torch dtype of the forward and backward pass; ``bfloat16`` means torch's autocast to it, around
             float32 parameters.
         gradient_precision: significant bits of the gradient grid; 0 for an absolute grid.
@@ -33,6 +103,9 @@ class Policy:
         noise_limit: a band set by the noise floor may not exceed this power of two times the largest
             gradient scale of the step.
         recalibrate_every: steps between two measurements of the noise.
+        optimizer_arithmetic: ``portable`` (spec/optimizers.md: no state sites) or ``general`` (torch's own optimizer
+            in float64, its results rounded and logged). ``auto`` becomes one of them when a session is prepared.
+        activation: how the outputs of leaf modules and the gradients of their inputs are rounded; None if they are not.
         parity: whether a gradient whose quantum would be below ``2**SPARSEST`` bands is logged by parity, one bit an
             element, and every buffer and the loss.
         loss_band: smallest and largest band exponent of the loss; None for those of buffers.
@@ -57,6 +130,8 @@ class Policy:
     safety: int
     noise_limit: int
     recalibrate_every: int
+    optimizer_arithmetic: str = "auto"
+    activation: ActivationRule | None = None
     parity: bool = False
     dithered_buffers: bool = False
     row_scales: bool = False
@@ -73,18 +148,26 @@ class Policy:
         """Whether forward passes run under torch's autocast to ``compute``."""
         return self.compute == "bfloat16"
 
+    @property
+    def excuse(self) -> float:
+        """How many times its own measured noise an auditor takes for possible.
+
+        Machines differ up to 2.2 times as much as two jittered passes show (docs/adr/0008). Under autocast jitter is
+        above what machines differ by (docs/adr/0006), and a band may be two times the noise: four would excuse all.
+        """
+        return 1.0 if self.autocast else 4.0
+
     def parameters(self) -> dict[str, int | str]:
         """Return the numbers as they stand in a specification; what only other policies have is left out."""
         flat: dict[str, int | str] = {}
-        later = {each.name: each.default for each in fields(self)}
         for name, value in asdict(self).items():
-            if name == "name" or value == later[name]:
+            if name in ("name", "activation") or (name in OPTIONAL and value == OPTIONAL[name]):
                 continue
             if isinstance(value, tuple):
                 flat[f"{name}_min"], flat[f"{name}_max"] = value
             else:
                 flat[name] = int(value) if isinstance(value, bool) else value
-        return flat
+        return flat if self.activation is None else flat | self.activation.parameters()
 
 
 FP64 = Policy(
@@ -147,9 +230,18 @@ SPARSEST = 4
 """Octaves between band and quantum from which on a sparse log is the smaller one.
 
 With q = 16 delta one element in eight is ambiguous, and gaps and sides take 0.68 bit an element; with q = 8 delta it is
-one in four and 1.07 bit, more than the one bit of a parity (spec/policies.md 6).
+one in four and 1.07 bit, more than the one bit of a parity (spec/policies.md 7).
 """
 
+LEAF = replace(
+    FP64,
+    name="leaf",
+    # a sum that cancels (of a convolution before batch norm, say) leaves what rounding left, 2**-24 of its terms
+    gradient_band=(-44, -10),
+    activation=ActivationRule(),
+)
+
+ARITHMETICS = ("auto", "portable", "general")
 EARLY = (
     0,
     8,
@@ -176,36 +268,102 @@ def move_budget(grid: SiteGrid, numel: int) -> int:
     return min(numel, int(mean + 8.0 * math.sqrt(mean)) + 16)
 
 
-POLICIES: Mapping[str, Policy] = {policy.name: policy for policy in (FP64, FP32, BF16)}
+POLICIES: Mapping[str, Policy] = {policy.name: policy for policy in (FP64, FP32, BF16, LEAF)}
+
+CHOICES: Mapping[str, Mapping[str, tuple[int, int]]] = {
+    "fp64": {"gradient_floor": (-23, -12), "safety": (3, 10)},
+    "fp32": {"gradient_floor": (-10, -2), "safety": (3, 8)},
+}
+"""Numbers that the trainer may choose after a calibration, with the least and the greatest that an auditor accepts."""
 
 
-def find_policy(name: str, *, recalibrate_every: int | None = None) -> Policy:
-    """Return the policy called ``name``.
+def find_policy(
+    name: str,
+    *,
+    recalibrate_every: int | None = None,
+    optimizer_arithmetic: str = "auto",
+    b_r: int | None = None,
+    tau: str | None = None,
+    chosen: Mapping[str, int] | None = None,
+) -> Policy:
+    """Return the policy called ``name``, with what the trainer may choose.
+
+    Args:
+        name: ``fp64``, ``fp32``, ``bf16`` or ``leaf``.
+        recalibrate_every: steps between two measurements of the noise.
+        optimizer_arithmetic: ``auto``, ``portable`` or ``general``.
+        b_r: of ``leaf`` alone, the bits of an activation, see ``ActivationRule``.
+        tau: of ``leaf`` alone, the threshold.
+        chosen: numbers in place of the policy's own.
 
     Raises:
-        InvalidInput: there is none of that name, or the interval is below 1.
+        InvalidInput: there is none of that name, the interval is below 1, the arithmetic is unknown, or a chosen number
+            is not the trainer's to choose or lies outside its limits.
     """
     if name not in POLICIES:
         raise InvalidInput(f"policy {name}: unknown; known are {', '.join(POLICIES)}")
+    if optimizer_arithmetic not in ARITHMETICS:
+        raise InvalidInput(
+            f"optimizer arithmetic {optimizer_arithmetic}: unknown; known are {', '.join(ARITHMETICS)}"
+        )
+    limits = CHOICES.get(name, {})
+    for key, value in (chosen or {}).items():
+        if key not in limits:
+            raise InvalidInput(
+                f"policy {name}: {key[:40]} is not for the trainer to choose; {', '.join(limits) or 'nothing'} is"
+            )
+        least, greatest = limits[key]
+        if not least <= value <= greatest:
+            raise InvalidInput(
+                f"policy {name}: {key} is {value}, the policy allows {least} to {greatest} (powers of two)"
+            )
+    policy = replace(POLICIES[name], optimizer_arithmetic=optimizer_arithmetic, **dict(chosen or {}))
+    if b_r is not None or tau is not None:
+        rule = policy.activation
+        if rule is None:
+            raise InvalidInput(f"policy {name}: has no b_r and no tau, they are those of policy leaf")
+        rule = replace(rule, b_r=rule.b_r if b_r is None else b_r, tau=rule.tau if tau is None else tau)
+        policy = replace(policy, activation=rule)
     if recalibrate_every is None:
-        return POLICIES[name]
+        return policy
     if recalibrate_every < 1:
         raise InvalidInput(f"recalibrate_every must be at least 1, got {recalibrate_every}")
-    return replace(POLICIES[name], recalibrate_every=recalibrate_every)
+    return replace(policy, recalibrate_every=recalibrate_every)
 
 
 def policy_of(name: str, parameters: Mapping[str, int | str]) -> Policy:
     """Return the policy a specification states, every number checked against the known policy of that name.
 
-    Only ``recalibrate_every`` is the trainer's to choose.
+    The trainer's to choose are ``recalibrate_every``, ``optimizer_arithmetic`` and, within their limits, the numbers
+    in ``CHOICES``, and ``b_r`` and ``tau`` of ``leaf``.
 
     Raises:
-        InvalidInput: an unknown name, or a number that differs from what the policy prescribes.
+        InvalidInput: an unknown name, a chosen number outside its limits, or another number that differs from
+            what the policy prescribes.
     """
-    every = parameters.get("recalibrate_every")
-    if not isinstance(every, int):
-        raise InvalidInput(f"policy {name}: recalibrate_every must be a whole number, got {every!r}")
-    policy = find_policy(name, recalibrate_every=every)
+    chosen: dict[str, int] = {}
+    for key in ("recalibrate_every", *CHOICES.get(name, {})):
+        value = parameters.get(key)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise InvalidInput(f"policy {name}: {key} must be a whole number, got {value!r}")
+        chosen[key] = value
+    every = chosen.pop("recalibrate_every")
+    arithmetic = parameters.get("optimizer_arithmetic")
+    if arithmetic not in ("portable", "general"):
+        raise InvalidInput(
+            f"policy {name}: optimizer_arithmetic must be portable or general, got {arithmetic!r}"
+        )
+    if name != LEAF.name:
+        b_r, tau = None, None
+    else:
+        b_r, tau = parameters.get("b_r"), parameters.get("tau")
+        if not isinstance(b_r, int) or not isinstance(tau, str):
+            raise InvalidInput(
+                f"policy {name}: b_r and tau must be a whole number and a text, got {b_r!r}, {tau!r}"
+            )
+    policy = find_policy(
+        name, recalibrate_every=every, optimizer_arithmetic=str(arithmetic), chosen=chosen, b_r=b_r, tau=tau
+    )
     known = policy.parameters()
     for key in sorted(known.keys() | parameters.keys()):
         if known.get(key) != parameters.get(key):

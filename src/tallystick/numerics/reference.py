@@ -278,6 +278,81 @@ def fingerprint(tensors: Mapping[str, Sequence[float]]) -> int:
     return total % (1 << 64)
 
 
+@dataclass(frozen=True, slots=True)
+class AdamRule:
+    """Adam's numbers as a user gives them (spec/optimizers.md 2); `decoupled` is AdamW."""
+
+    lr: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    decoupled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SgdRule:
+    """SGD's numbers as a user gives them (spec/optimizers.md 3)."""
+
+    lr: float
+    momentum: float = 0.0
+    dampening: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
+
+
+def whole_power(base: float, exponent: int) -> float:
+    """Powers with whole exponents >= 0, in the one order of multiplications that spec/optimizers.md 2 writes."""
+    result = 1.0
+    for bit in bin(exponent)[:1:-1]:
+        if bit == "1":
+            result *= base
+        base *= base
+    return result
+
+
+def adam(rule: AdamRule, step: int, p: float, g: float, m: float, v: float) -> tuple[float, float, float]:
+    """(parameter, exp_avg, exp_avg_sq) of one element after step `step`, counted from 1.
+
+    Raises InvalidInput where one of them is not a finite FP32 value.
+    """
+    rate = rule.lr / (1.0 - whole_power(rule.beta1, step))
+    unbias = 1.0 / math.sqrt(1.0 - whole_power(rule.beta2, step))
+    keep, decay = 1.0, rule.weight_decay
+    if rule.decoupled:
+        keep, decay = 1.0 - rule.lr * rule.weight_decay, 0.0
+    y = g + decay * p
+    mean = rule.beta1 * m + (1.0 - rule.beta1) * y
+    square = rule.beta2 * v + (1.0 - rule.beta2) * (y * y)
+    if square < 0.0:
+        raise InvalidInput(f"exp_avg_sq: {square!r} is negative")
+    down = math.sqrt(square) * unbias + rule.eps
+    if down == 0.0:
+        raise InvalidInput(f"parameter: {rate * mean!r} / 0 is not finite")
+    return _single(p * keep - (rate * mean) / down), _single(mean), _single(square)
+
+
+def sgd(rule: SgdRule, p: float, g: float, buffer: float | None) -> tuple[float, float | None]:
+    """(parameter, momentum buffer) of one element; None is a buffer that holds nothing yet, or is not kept.
+
+    Raises InvalidInput where one of them is not a finite FP32 value.
+    """
+    y = g + rule.weight_decay * p
+    held: float | None = None
+    if rule.momentum != 0.0:
+        held = y if buffer is None else rule.momentum * buffer + (1.0 - rule.dampening) * y
+        y = y + rule.momentum * held if rule.nesterov else held
+    return _single(p - rule.lr * y), None if held is None else _single(held)
+
+
+def _single(x: float) -> float:
+    """The FP32 value nearest to x, ties to even, -0.0 as +0.0."""
+    if not math.isfinite(x) or abs(x) >= FP32_LARGEST + math.ldexp(1.0, 103):
+        raise InvalidInput(f"{x!r} is beyond the largest FP32 value {FP32_LARGEST!r}")
+    exponent = -149 if x == 0.0 else max(math.frexp(x)[1] - 24, -149)
+    return math.ldexp(float(round(math.ldexp(x, -exponent))), exponent) + 0.0
+
+
 def block_of(index: int, numel: int, n_blocks: int) -> int:
     """The block of a flat index: rows along dimension 0, or the whole tensor when there is one block."""
     return index // (numel // n_blocks)

@@ -1,24 +1,33 @@
 """Rounding of whole tensors: record decisions, or follow them (spec/rounding.md).
 
 One function a direction, for any device: tensors on the CPU go through the fused kernels of
-:mod:`tallystick.numerics.kernels`, others through the same arithmetic written as tensor
-operations in bounded chunks. Both equal :mod:`tallystick.numerics.reference` bit for bit.
+:mod:`tallystick.numerics.kernels`, those on a CUDA device through
+:mod:`tallystick.numerics.triton_kernels` where triton is installed, others through the same
+arithmetic written as tensor operations in bounded chunks. All equal
+:mod:`tallystick.numerics.reference` bit for bit.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from math import isqrt
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tallystick.errors import Nondeterminism
+from tallystick.errors import InvalidInput, Nondeterminism
 from tallystick.numerics import kernels
 from tallystick.numerics.log import Parities, SiteGrid, SparseEntries
 
+KINDS = {torch.float32: 0, torch.float64: 1}
 CHUNK = 1 << 20  # elements held in temporaries at a time on devices without a fused kernel
 DENSEST = 8  # a site with more than one ambiguous element in eight has a useless grid, and is refused
 MASK32 = 0xFFFFFFFF
@@ -75,6 +84,8 @@ def round_recorded(
     """
     if x.device.type == "cpu":
         return _record_cpu(x, grid, out=out, old=old, key=key, name=name)
+    if _has_triton(x.device, x, out, old):
+        return _record_triton(x, grid, out=out, old=old, key=key, name=name)
     return _record_tensor(x, grid, out=out, old=old, key=key, name=name)
 
 
@@ -97,6 +108,8 @@ def round_followed(
     """
     if y.device.type == "cpu":
         return _follow_cpu(y, grid, entries, out=out, old=old, key=key, name=name)
+    if _has_triton(y.device, y, out, old):
+        return _follow_triton(y, grid, entries, out=out, old=old, key=key, name=name)
     return _follow_tensor(y, grid, entries, out=out, old=old, key=key, name=name)
 
 
@@ -114,11 +127,11 @@ def round_recorded_parity(
     scales, rows, _ = _blocks(grid, values.size)
     packed = np.zeros((values.size + 7) // 8, dtype=np.uint8)
     bad = kernels.record_parity(
-        values, _flat(out), scales, rows, grid.floor, grid.dithered, np.uint64(key[0]), np.uint64(key[1]),
-        _limit(grid, out), packed,
+        values, _flat(out), scales, rows, grid.floor, grid.dithered, key[0], key[1], _limit(grid, out), packed,
+        threads=torch.get_num_threads(),
     )  # fmt: skip
     if bad >= 0:
-        raise _not_finite(name, int(bad))
+        raise _not_finite(name, bad)
     return Parities(values.size, packed)
 
 
@@ -138,13 +151,34 @@ def round_followed_parity(
     scales, rows, _ = _blocks(grid, values.size)
     stats = np.zeros(7, dtype=np.float64)
     violation, bad = kernels.follow_parity(
-        values, _flat(out), scales, rows, grid.band, grid.floor, grid.dithered, np.uint64(key[0]),
-        np.uint64(key[1]), _limit(grid, out), parities.packed, stats,
+        values, _flat(out), scales, rows, grid.band, grid.floor, grid.dithered, key[0], key[1], _limit(grid, out),
+        parities.packed, stats, threads=torch.get_num_threads(),
     )  # fmt: skip
     if bad >= 0:
-        raise _not_finite(name, int(bad))
+        raise _not_finite(name, bad)
     near, steer, energy, violations, moved, shifted, largest = stats.tolist()
     return Followed(int(violation), int(violations), int(near), steer, energy, int(moved), shifted, largest)
+
+
+@cache
+def _find_triton() -> ModuleType | None:
+    """The Triton kernels, or None where triton is not installed."""
+    if importlib.util.find_spec("triton") is None:
+        return None
+    return importlib.import_module("tallystick.numerics.triton_kernels")
+
+
+def _triton() -> Any:
+    found = _find_triton()
+    assert found is not None
+    return found
+
+
+def _has_triton(device: torch.device, *tensors: Tensor | None) -> bool:
+    """Whether the Triton kernels run there and take these tensors. Not tried on ROCm, which torch calls cuda too."""
+    if device.type != "cuda" or torch.version.hip is not None or _find_triton() is None:
+        return False
+    return _triton().takes(*tensors)
 
 
 def fingerprint(tensor: Tensor, ordinal: int) -> int:
@@ -154,12 +188,26 @@ def fingerprint(tensor: Tensor, ordinal: int) -> int:
     about 2**-64 by accident, and on purpose whenever somebody takes the trouble.
     """
     values = tensor.detach().reshape(-1)
-    if values.dtype != torch.float32:
-        values = values.to(torch.float32)
     base = ordinal << 40
-    if values.device.type == "cpu":
-        return int(kernels.fingerprint32(values.contiguous().view(torch.int32).numpy().view(np.uint32), base))
+    if values.device.type == "cpu" and values.dtype in (torch.float32, torch.float64):
+        return kernels.fingerprint(values.contiguous().numpy(), base, threads=torch.get_num_threads())
+    values = values.to(torch.float32)
+    if _has_triton(values.device):
+        return _triton().fingerprint(values.contiguous(), base)
     return _fingerprint_tensor(values, base)
+
+
+def fingerprint_all(tensors: Iterable[Tensor]) -> int:
+    """Return the fingerprint of a state: the sum of those of its tensors, numbered in the order given, modulo 2**64."""
+    total, table, kept = 0, list[tuple[int, int, int, int]](), list[Tensor]()
+    for ordinal, tensor in enumerate(tensors):
+        kind = KINDS.get(tensor.dtype)
+        if kind is None or tensor.device.type != "cpu":
+            total += fingerprint(tensor, ordinal)
+            continue
+        kept.append(tensor if tensor.is_contiguous() else tensor.contiguous())
+        table.append((kept[-1].data_ptr(), tensor.numel(), ordinal << 40, kind))
+    return (total + kernels.fingerprints(table, threads=torch.get_num_threads())) % (1 << 64)
 
 
 def _fingerprint_tensor(values: Tensor, base: int) -> int:
@@ -174,12 +222,18 @@ def _fingerprint_tensor(values: Tensor, base: int) -> int:
 
 def block_rms(x: Tensor, blocks: int) -> npt.NDArray[np.float64]:
     """Return the root mean square of each of ``blocks`` equal leading blocks of ``x``, in binary64."""
+    if _has_triton(x.device, x):
+        return _block_rms_triton(x, blocks)
     if x.device.type != "cpu":
         return _block_rms_tensor(x, blocks)
     rows = x.numel() // blocks
     sums = np.empty(blocks, dtype=np.float64)
-    kernels.block_square_sums(_flat(x), rows, sums)
+    kernels.block_square_sums(_flat(x), rows, sums, threads=torch.get_num_threads())
     return np.sqrt(sums / max(rows, 1))
+
+
+def _block_rms_triton(x: Tensor, blocks: int) -> npt.NDArray[np.float64]:
+    return np.sqrt(_triton().block_square_sums(x, blocks) / max(x.numel() // blocks, 1))
 
 
 def _block_rms_tensor(x: Tensor, blocks: int) -> npt.NDArray[np.float64]:
@@ -196,7 +250,8 @@ def block_max_difference(x: Tensor, y: Tensor, blocks: int) -> npt.NDArray[np.fl
     if x.device.type != "cpu":
         return _block_max_difference_tensor(x, y, blocks)
     largest = np.zeros(blocks, dtype=np.float64)
-    kernels.block_max_difference(_flat(x), _flat(y), x.numel() // blocks, largest)
+    threads = torch.get_num_threads()
+    kernels.block_max_difference(_flat(x), _flat(y), x.numel() // blocks, largest, threads=threads)
     return largest
 
 
@@ -233,7 +288,7 @@ def find_candidates(y: Tensor, grid: SiteGrid, *, old: Tensor | None = None, key
         pairs = np.empty((room, 2), dtype=np.float64)
         found = kernels.candidates(
             values, before, scales, rows, grid.precision, grid.band, grid.floor, relative, grid.dithered,
-            np.uint64(key[0]), np.uint64(key[1]), index, pairs,
+            key[0], key[1], index, pairs,
         )  # fmt: skip
         if found <= room:
             return Candidates(index[:found].copy(), pairs[:found, 0].copy(), pairs[:found, 1].copy())
@@ -284,7 +339,7 @@ def _record_cpu(
     side = np.empty(room, dtype=np.uint8)
     count, bad = kernels.record(
         values, before, target, scales, rows, grid.precision, grid.band, grid.floor, relative, grid.dithered,
-        np.uint64(key[0]), np.uint64(key[1]), _limit(grid, out), index, side,
+        key[0], key[1], _limit(grid, out), index, side, threads=torch.get_num_threads(),
     )  # fmt: skip
     if bad >= 0:
         raise _not_finite(name, int(bad))
@@ -302,8 +357,8 @@ def _follow_cpu(
     stats = np.zeros(6, dtype=np.float64)
     violation, bad = kernels.follow(
         values, before, target, scales, rows, grid.precision, grid.band, grid.floor, relative, grid.dithered,
-        np.uint64(key[0]), np.uint64(key[1]), _limit(grid, out), entries.indexes,
-        entries.symbols.astype(np.uint8), stats,
+        key[0], key[1], _limit(grid, out), entries.indexes, entries.symbols.astype(np.uint8), stats,
+        threads=torch.get_num_threads(),
     )  # fmt: skip
     if bad >= 0:
         raise _not_finite(name, int(bad))
@@ -375,6 +430,12 @@ def dither_boundaries(key: Key, start: int, count: int, device: torch.device) ->
 
 def philox_words(key: Key, first_block: int, blocks: int, device: torch.device) -> Tensor:
     """Return ``4 * blocks`` Philox 4x32-10 words as int64 in [0, 2**32), from counter ``first_block`` on."""
+    if _has_triton(device):
+        return _triton().philox_words(key, first_block, blocks, device)
+    return _philox_words_tensor(key, first_block, blocks, device)
+
+
+def _philox_words_tensor(key: Key, first_block: int, blocks: int, device: torch.device) -> Tensor:
     counter = torch.arange(first_block, first_block + blocks, dtype=torch.int64, device=device)
     c0, c1 = counter & MASK32, counter >> 32
     c2, c3 = torch.zeros_like(c0), torch.zeros_like(c0)
@@ -526,3 +587,43 @@ def _follow_parity_tensor(
 def _is_odd(multiple: Tensor) -> Tensor:
     half = multiple * 0.5
     return half != torch.floor(half)
+
+
+def _triton_grid(x: Tensor, grid: SiteGrid, out: Tensor, old: Tensor | None, key: Key) -> Any:
+    scales, rows, relative = _blocks(grid, x.numel())
+    if not relative and rows * scales.size != x.numel():
+        raise InvalidInput(f"band: {scales.size} blocks do not divide {x.numel()} elements")
+    if out.numel() != x.numel() or (relative and (old is None or old.numel() != x.numel())):
+        raise InvalidInput(f"rounding: {x.numel()} elements into {out.numel()}, or without as many old ones")
+    return _triton().Grid(
+        grid.precision, grid.band, grid.floor, grid.dithered,
+        torch.from_numpy(scales).to(x.device), _limit(grid, out), key,
+    )  # fmt: skip
+
+
+def _record_triton(
+    x: Tensor, grid: SiteGrid, *, out: Tensor, old: Tensor | None, key: Key, name: str
+) -> SparseEntries:
+    room = _room(x.numel())
+    found = _triton().record(x, _triton_grid(x, grid, out, old, key), out, old, room)
+    if found.bad >= 0:
+        raise _not_finite(name, found.bad)
+    if found.count > room:
+        raise _too_dense(name, found.count, x.numel())
+    return SparseEntries(x.numel(), 1, found.positions, found.sides)
+
+
+def _follow_triton(
+    y: Tensor, grid: SiteGrid, entries: SparseEntries, *, out: Tensor, old: Tensor | None, key: Key, name: str
+) -> Followed:
+    if entries.n != y.numel() or entries.width != 1:
+        raise InvalidInput(
+            f"{name}: entries of {entries.width} bits for {entries.n} elements, site has {y.numel()} of 1 bit"
+        )
+    plan = _triton_grid(y, grid, out, old, key)
+    found = _triton().follow(y, plan, entries.indexes, entries.symbols, out, old)
+    if found.bad >= 0:
+        raise _not_finite(name, found.bad)
+    return Followed(
+        found.violation, found.violations, found.near, found.steer, found.energy, found.moved, found.shifted
+    )

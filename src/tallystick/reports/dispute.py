@@ -25,6 +25,7 @@ class DisputePage:
         result = self.result
         return {
             "loser": result.loser,
+            "outcome": result.outcome,
             "step": result.step,
             "rounds": result.rounds,
             "rounds_per_level": dict(result.rounds_per_level),
@@ -40,6 +41,7 @@ class DisputePage:
         headline = f"nobody loses{where}" if result.loser == "none" else f"the {result.loser} loses{where}"
         levels = ", ".join(f"{count} over {level}" for level, count in result.rounds_per_level.items())
         rows: list[Row] = [
+            ("outcome", result.outcome.replace("_", " ")),
             ("reason", result.reason),
             ("bisection", counted(result.rounds, "round") + (f": {levels}" if levels else "")),
             ("verdict", self.verdict_file),

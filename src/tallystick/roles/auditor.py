@@ -426,7 +426,7 @@ def find_noisy_sites(
     frames: Mapping[int, bytes],
     state: Mapping[str, Entry],
 ) -> list[Deviation]:
-    """Return the sites where this machine's own noise at ``step`` exceeds the band the trainer declared.
+    """Return the sites where this machine's own noise at ``step``, times the policy's ``excuse``, exceeds the band declared.
 
     ``state`` is the one after ``start`` steps; the steps in between are repeated under ``frames``.
     """
@@ -452,7 +452,7 @@ def find_noisy_sites(
             grid = SiteGrid(0, session.policy.decision_band[0], 0) if place[0] == Kind.DECISION else None
         if place[0] == Kind.STATE or grid is None or is_noise_only(grid):
             continue
-        if noise.relative > 2.0**grid.band:
+        if session.policy.excuse * noise.relative > 2.0**grid.band:
             own, stated = f"noise {noise.relative:.3g} of its scale", f"band {2.0**grid.band:.3g}"
             found.append(Deviation(step, "cannot_reproduce", session.site_name(place), None, own, stated))
     return found
@@ -461,14 +461,15 @@ def find_noisy_sites(
 def is_excused(deviation: Deviation, noisy: Iterable[Deviation]) -> bool:
     """Whether noise above the declared bands at the sites ``noisy`` can be the cause of ``deviation``.
 
-    A flipped branch reaches everything; a gradient reaches its own parameter; nothing reaches the data or the schedule.
+    A flipped branch and an activation reach everything; a gradient reaches its own parameter; nothing reaches the data
+    or the schedule.
     """
     names = [site.subject for site in noisy]
     if not names or deviation.subject.startswith(("batch", "skipped", "micro", "hyper", "evidence")):
         return False
     if (
         EVERYTHING in names
-        or any(name.startswith("decision") for name in names)
+        or any(name.startswith(("decision", "activation")) for name in names)
         or deviation.subject == FINGERPRINT
     ):
         return True

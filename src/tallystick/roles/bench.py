@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,17 +27,48 @@ from tallystick.store.files import RunDirectory, storing
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-PARTS = ("exactness", "log", "overhead", "memory", "loss")
+PARTS = ("exactness", "log", "overhead", "scaling", "memory", "loss", "leaf", "kernel")
 POLICIES = ("fp64", "fp32", "bf16")
 JOBS: Mapping[str, tuple[str, ...]] = {
     "exactness": ("digits", "text"),
     "log": ("digits", "text"),
     "overhead": ("text", "gpt2"),
+    "scaling": ("text", "gpt2"),
     "memory": ("text", "gpt2"),
     "loss": ("text",),
+    "leaf": ("digits", "text"),
+    "kernel": ("cpu",),
 }
-STEPS: Mapping[str, int] = {"exactness": 200, "log": 200, "overhead": 40, "memory": 4, "loss": 400}
-QUICK: Mapping[str, int] = {"exactness": 3, "log": 3, "overhead": 2, "memory": 3, "loss": 3}
+ONLY: Mapping[str, tuple[str, ...]] = {
+    "loss": ("fp32", "bf16"),
+    "scaling": ("fp32",),
+    "leaf": ("leaf",),
+}  # instead of all
+STEPS: Mapping[str, int] = {
+    "exactness": 200,
+    "log": 200,
+    "overhead": 40,
+    "scaling": 5,
+    "memory": 4,
+    "loss": 400,
+    "leaf": 100,
+    "kernel": 15,
+}
+QUICK: Mapping[str, int] = {
+    "exactness": 3,
+    "log": 3,
+    "overhead": 2,
+    "scaling": 1,
+    "memory": 3,
+    "loss": 3,
+    "leaf": 2,
+    "kernel": 2,
+}
+SIZES: Mapping[str, tuple[Mapping[str, str], ...]] = {  # models of about 1, 10 and 124 million parameters
+    "text": ({}, {"width": "384", "layers": "6"}),
+    "gpt2": ({},),
+}
+BATCHES = (1, 4, 16)
 GPT2_ROUNDS, WARM_UP = 3, 3
 MOST_BITS: Mapping[tuple[str, str], float] = {
     ("text", "fp64"): 0.001,
@@ -45,11 +76,19 @@ MOST_BITS: Mapping[tuple[str, str], float] = {
     ("text", "bf16"): 1.1,
 }
 MOST_MEMORY = 1.25
+LEAST_BANDWIDTH = 0.6  # of rounding, as a share of the bandwidth of copying the same bytes
+ELEMENTS, FEW_ELEMENTS = 1 << 24, 1 << 18
 SEEDS = (0, 1, 2)
+ENTRIES: Mapping[str, float] = {
+    "resnet50": 1.0466e9,
+    "gpt2": 2.110e8,
+}  # derived from the 2024 paper's code, each step
+LEAF_CHOICES = ((32, "layer"), (26, "layer"), (32, "0.25"), (26, "0.49609375"))  # b_r and tau
+MOST_DEVIATIONS = 4.0  # that a count of corrections may lie from half the one before
 CHECKPOINT_EVERY = 20  # the default of tally record
 
 Verdict = Literal["met", "not met", "printed only", "inconclusive", "failed"]
-Unit = Literal["bytes", "weights", "bits", "times", "share", "nats"]
+Unit = Literal["bytes", "weights", "entries", "bits", "times", "share", "nats"]
 
 
 @dataclass(frozen=True)
@@ -62,6 +101,7 @@ class Row:
         value: None if that failed.
         unit: of ``value``.
         must: what it must reach: at most this, or with ``at_least`` at least this; None for a number to look at.
+        is_goal: with ``at_least``, that less is a miss; it is otherwise a control that showed nothing.
         sound: False if something besides the number is wrong, such as the audit's verdict.
         error: why there is no number.
         detail: what else was learned, for ``--json``.
@@ -75,6 +115,7 @@ class Row:
     unit: Unit
     must: float | None = None
     at_least: bool = False
+    is_goal: bool = False
     sound: bool = True
     error: str | None = None
     detail: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -87,7 +128,7 @@ class Row:
         if self.must is None:
             return "printed only"
         if self.at_least:
-            return "met" if self.value >= self.must else "inconclusive"
+            return "met" if self.value >= self.must else "not met" if self.is_goal else "inconclusive"
         return "met" if self.sound and self.value <= self.must else "not met"
 
     @property
@@ -160,7 +201,8 @@ class Bench:
         place: an empty directory for run directories.
         say: takes one line of progress.
         jobs: instead of each part's own.
-        policies: instead of all; the loss is by default measured under fp32 and bf16 alone.
+        policies: instead of all (part leaf: of its own); by default scaling is measured under fp32 alone, the loss
+            under fp32 and bf16.
         steps: instead of each part's own number.
         quick: so few steps that every part is seen to work and no number means much.
         child: runs a command in a process of its own.
@@ -178,7 +220,7 @@ class Bench:
     _runs: dict[tuple[str, str, str, int], tuple[Path, dict[str, Any]] | TallyError] = field(
         default_factory=dict[Any, Any]
     )
-    _is_warm: bool = False
+    _counted: bool = False
 
     def run(self, parts: Iterable[str]) -> list[Row]:
         """Return the rows of ``parts``, in their own order."""
@@ -186,13 +228,16 @@ class Bench:
             "exactness": self.exactness,
             "log": self.log,
             "overhead": self.overhead,
+            "scaling": self.scaling,
             "memory": self.memory,
             "loss": self.loss,
+            "leaf": self.leaf,
+            "kernel": self.kernel,
         }
         rows: list[Row] = []
         for part in [part for part in PARTS if part in parts]:
-            for job in self.jobs or JOBS[part]:
-                for policy in self.policies or (("fp32", "bf16") if part == "loss" else POLICIES):
+            for job in JOBS[part] if part == "kernel" else self.jobs or JOBS[part]:
+                for policy in self.policies or ONLY.get(part, POLICIES):
                     self.say(f"{part}: {job}, {policy}")
                     try:
                         found = measure[part](job, policy)
@@ -301,7 +346,7 @@ class Bench:
             self.say(f"  control: plain loop under {profile}")
             jitter = parse_profile(profile).jitter
             self._measure("control", profile, directory=str(run), out=str(out), jitter=jitter)
-        return np.frombuffer(out.read_bytes(), dtype="<u8" if policy == "fp64" else "<u4")
+        return np.frombuffer(out.read_bytes(), dtype="<u4" if policy in ("fp32", "bf16") else "<u8")
 
     # -- log -----------------------------------------------------------------------------------
 
@@ -332,11 +377,46 @@ class Bench:
         )
         return overhead_rows(job, policy, found)
 
+    # -- scaling -------------------------------------------------------------------------------
+
+    def scaling(self, job: str, policy: str) -> list[Row]:
+        """Return what recording and auditing cost by size of model and of batch; both have no more to do for a larger batch."""
+        rows: list[Row] = []
+        rounds = self._steps("scaling", job)
+        for size in SIZES.get(job, ({},)):
+            for batch in BATCHES[:1] if self.quick else BATCHES:
+                settings = {**size, "batch": str(batch), "accumulation": "1"}
+                self.say(
+                    f"  batch {batch}, {', '.join(f'{k} {v}' for k, v in size.items()) or 'size as it comes'}"
+                )
+                found = self._measure(
+                    "overhead", job=job, policy=policy, rounds=rounds, warm_up=1, settings=settings
+                )
+                for row in overhead_rows(job, policy, found)[:2]:
+                    name = f"{row.measure}, {found['parameters'] / 1e6:.3g} M parameters, batch {batch}"
+                    rows.append(replace(row, part="scaling", measure=name))
+        return rows
+
+    # -- leaf ----------------------------------------------------------------------------------
+
+    def leaf(self, job: str, policy: str) -> list[Row]:
+        """Return the size of a step's activation log in both forms; once, how much the paper's jobs log and how it counts."""
+        rows: list[Row] = []
+        if not self._counted:
+            self._counted = True
+            rows += leaf_entry_rows(self._measure("entries"))
+            self.say("  corrections")
+            found = self._measure("corrections", steps=self._steps("leaf", job))
+            rows += leaf_correction_rows(found["found"], found["score"])
+        for b_r, tau in LEAF_CHOICES:
+            self.say(f"  b_r {b_r}, tau {tau}")
+            rows += leaf_form_rows(job, b_r, tau, self._measure("forms", job=job, b_r=b_r, tau=tau, steps=2))
+        return rows
+
     # -- memory --------------------------------------------------------------------------------
 
     def memory(self, job: str, policy: str) -> list[Row]:
         """Return the peak resident memory of recording and of auditing over that of the plain loop, processes and all."""
-        self._warm_up()
         run = self._directory("memory")
         peaks: dict[str, dict[str, int]] = {}
         for role in ("plain", "record", "audit"):
@@ -368,18 +448,6 @@ class Bench:
             )
         return rows
 
-    def _warm_up(self) -> None:
-        """Run every kernel once, so that no peak holds a compiler's memory: that is needed once per installation."""
-        if self._is_warm:
-            return
-        self.say("  compiling the kernels, once per installation")
-        for policy in self.policies or POLICIES:
-            run = self._directory("warm-up")
-            small = ["--set", "layers=1", "--set", "width=32", "--steps", "2"]
-            self.child(["record", "text", "--run", str(run), "--policy", policy, *small], Profile())
-            self.child(["audit", str(run)], Profile())
-        self._is_warm = True
-
     # -- loss ----------------------------------------------------------------------------------
 
     def loss(self, job: str, policy: str) -> list[Row]:
@@ -407,6 +475,80 @@ class Bench:
                 detail=detail,
             )
         ]
+
+    # -- kernel --------------------------------------------------------------------------------
+
+    def kernel(self, place: str, policy: str) -> list[Row]:
+        """Return the kernels' throughput beside copying, and the optimizers' time beside torch's own."""
+        elements = FEW_ELEMENTS if self.quick else ELEMENTS
+        found = self._measure("kernel", policy=policy, elements=elements, rounds=self._steps("kernel", place))
+        return kernel_rows(place, policy, found)
+
+
+def kernel_rows(place: str, policy: str, found: Mapping[str, Any]) -> list[Row]:
+    """Return the rows of one measurement of the kernels: bandwidths as shares of that of copying in the same run."""
+    seconds: Mapping[str, float] = found["seconds"]
+    speed = {name: found["bytes"][name] / seconds[name] for name in seconds}
+    shared = {"threads": found["threads"], "elements": found["elements"], "rounds": found["rounds"]}
+    rows: list[Row] = []
+    names = {"round": "rounding, with log", "scale": "block scale", "fingerprint": "fingerprint"}
+    names |= {"adamw": "portable AdamW", "sgd": "portable SGD"}
+    for name, words in names.items():
+        detail = {
+            **shared,
+            "ns_per_element": 1e9 * seconds[name] / found["elements"],
+            "bytes_per_second": speed[name],
+            "copy_bytes_per_second": speed["copy"],
+        }
+        must = LEAST_BANDWIDTH if name == "round" else None
+        value, measure = speed[name] / speed["copy"], f"{words}: bandwidth / copy"
+        rows.append(
+            Row("kernel", place, policy, measure, value, "share", must, True, is_goal=True, detail=detail)
+        )
+    for name, words in (("adamw", "AdamW"), ("sgd", "SGD")):
+        value = seconds[name] / seconds[f"torch {name}"]
+        measure = f"portable {words} / torch's foreach"
+        rows.append(Row("kernel", place, policy, measure, value, "times", detail=shared))
+    return rows
+
+
+def leaf_entry_rows(found: Mapping[str, Mapping[str, int]]) -> list[Row]:
+    """Return how many entries each of the paper's jobs logs in a step, beside the number derived from the paper's code."""
+    rows: list[Row] = []
+    for job, counts in found.items():
+        total, wanted = float(sum(counts.values())), ENTRIES[job]
+        for name, count in counts.items():
+            rows.append(
+                Row("leaf", job, "leaf", f"entries a step, {name.replace('_', ' ')}", count, "entries")
+            )
+        near = abs(total - wanted) <= 1e-3 * wanted
+        rows.append(
+            Row("leaf", job, "leaf", "entries a step", total, "entries", 1.001 * wanted, sound=near,
+                detail={"derived": wanted})
+        )  # fmt: skip
+    return rows
+
+
+def leaf_form_rows(job: str, b_r: int, tau: str, found: Mapping[str, Any]) -> list[Row]:
+    """Return bits of log for each entry in every form, forward and backward apart."""
+    rows: list[Row] = []
+    for way, sizes in found["sizes"].items():
+        detail = {"thresholds": found["thresholds"], **sizes}
+        for form in ("dense", "dense_zlib", "sparse", "sparse_zlib"):
+            name = f"b_r {b_r}, tau {tau}, {way}: {form.replace('_', ', ')}"
+            bits = 8.0 * sizes[form] / max(sizes["elements"], 1)
+            rows.append(Row("leaf", job, "leaf", name, bits, "bits", detail=detail))
+    return rows
+
+
+def leaf_correction_rows(found: Sequence[Mapping[str, int]], score: float) -> list[Row]:
+    """Return how often a follower took the log's side, by b_r, and how far that is from halving."""
+    rows = [
+        Row("leaf", "small network", "leaf", f"corrections, b_r {one['b_r']}", one["corrections"], "entries")
+        for one in found
+    ]
+    name = "corrections halve with each bit: furthest from it, in standard deviations"
+    return [*rows, Row("leaf", "small network", "leaf", name, score, "times", MOST_DEVIATIONS)]
 
 
 def _profile_pairs() -> list[tuple[str, str]]:
@@ -478,7 +620,7 @@ def machine() -> dict[str, Any]:
         "processor": _processor(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
-        **{name: _version(name) for name in ("tallystick", "torch", "numpy", "numba", "transformers")},
+        **{name: _version(name) for name in ("tallystick", "torch", "numpy", "transformers")},
     }
 
 

@@ -6,7 +6,8 @@ disputed step, the job and the trainer's log of that step, and nothing else.
 
 A state is acceptable if every element is a value that honest arithmetic within the declared bands can give: where the
 judge's own gradient or state lies within the band of a rounding boundary, both neighbours will do. (This holds element
-by element, so the optimizer must be elementwise; every optimizer that ``policy`` accepts today is.)
+by element, so the optimizer must be elementwise; every optimizer that ``policy`` accepts today is.) Where the
+optimizer's arithmetic is portable the state has no bands: for each choice of the gradient one state is acceptable.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ class DisputeResult:
 
     Attributes:
         loser: ``trainer``, ``auditor`` or ``none``.
+        outcome: ``fault`` (somebody loses), ``agreement`` (nothing is in dispute), ``both_acceptable`` (honest arithmetic
+            can give either state), or ``cannot_reproduce`` (the judge could not find out; nobody is cleared).
         step: the disputed step, or None if nothing was in dispute.
         rounds: of bisection, all levels together.
         rounds_per_level: the same, by level.
@@ -67,6 +70,7 @@ class DisputeResult:
     rounds_per_level: dict[str, int]
     reason: str
     moves: list[tuple[str, int, str]] = field(default_factory=list[tuple[str, int, str]])
+    outcome: str = "fault"
 
     def encode(self) -> bytes:
         """Return the canonical JSON of the verdict."""
@@ -75,6 +79,7 @@ class DisputeResult:
                 "format": VERDICT_FORMAT,
                 "loser": self.loser,
                 "moves": [list(move) for move in self.moves],
+                "outcome": self.outcome,
                 "reason": self.reason,
                 "rounds": self.rounds,
                 "rounds_per_level": self.rounds_per_level,
@@ -120,7 +125,8 @@ def _play(
         {party: trace.commitment_at(last) for party, trace in traces.items()},
     )
     if final["trainer"] == final["auditor"]:
-        return DisputeResult("none", None, 0, {}, "both sides reached the same state")
+        same = "both sides reached the same state"
+        return DisputeResult("none", None, 0, {}, same, outcome="agreement")
     checkpoints = [checkpoint.steps_done for checkpoint in ours.checkpoints()]
     levels = [Level("checkpoints", checkpoints), Level("steps", range(last + 1))]
     game = open_game(levels, agreed=first, trainer=final["trainer"], auditor=final["auditor"])
@@ -131,10 +137,13 @@ def _play(
             for move in next_moves(game, party, trace):
                 game = apply(game, move)
         rounds[level] = rounds.get(level, 0) + 1
-    ruling = StepJudge(trainer, ours, auditor, replay, traces).rule(game.position, {})
+    step_judge = StepJudge(trainer, ours, auditor, replay, traces)
+    ruling = step_judge.rule(game.position, {})
     game = apply(game, ruling)
     moves = [(move.party, move.index, move.commitment.hex()) for move in game.log if isinstance(move, Claim)]
-    return DisputeResult(ruling.loser, game.agreed, sum(rounds.values()), rounds, ruling.reason, moves)
+    return DisputeResult(
+        ruling.loser, game.agreed, sum(rounds.values()), rounds, ruling.reason, moves, step_judge.outcome
+    )
 
 
 class RecordedTrace:
@@ -214,6 +223,7 @@ class StepJudge:
     auditor: RunDirectory
     replay: Replay
     traces: Mapping[Party, RecordedTrace]
+    outcome: str = "fault"
 
     def rule(self, position: DisputedPosition, witnesses: Mapping[Party, object]) -> Ruling:
         """Return who is at fault at ``position``; the parties' states are asked for here, one at a time."""
@@ -223,6 +233,7 @@ class StepJudge:
         # 1. Somebody opens the agreed commitment.
         state = self._opened(position.agreed, position.agreed_commitment)
         if state is None:
+            self.outcome = "cannot_reproduce"
             return Ruling("none", f"step {step}: neither side can open the state both agree on")
         # 2. The trainer's record speaks of the job's own data.
         own_batch = batch_digest(self.replay.job.batch(step))
@@ -271,6 +282,7 @@ class StepJudge:
         )
         for party, fault in faults.items():
             if fault is not None and is_excused(fault, noisy):
+                self.outcome = "cannot_reproduce"
                 return Ruling(
                     "none", f"step {step}: the judge cannot reproduce what the {party} did: {noisy[0]}"
                 )
@@ -278,6 +290,7 @@ class StepJudge:
             return Ruling("trainer", str(faults["trainer"]))
         if faults["auditor"] is not None:
             return Ruling("auditor", str(faults["auditor"]))
+        self.outcome = "both_acceptable"
         return Ruling("none", f"step {step}: honest arithmetic can give both states")
 
     def _opened(self, index: int, commitment: bytes) -> State | None:
@@ -311,8 +324,9 @@ class AcceptableStates:
         before = {entry.name: _copied(entry) for entry in state_entries(replay.session)}
         self.step = replay.session.step
         session = replay.session
-        base = session.follow_tape(frame).base
-        tape = _TwoWayTape(session.policy, session.table, decode_frame(frame), base)
+        plain = session.follow_tape(frame)
+        base, sites = plain.base, plain.sites
+        tape = _TwoWayTape(session.policy, session.table, decode_frame(frame), base, sites=sites)
         self.outcome = run_step(session, replay.job, tape)
         tape.finish()
         session.settle(tape.table)
@@ -322,7 +336,9 @@ class AcceptableStates:
         self.flipped: dict[tuple[int, int], Candidates] = {}
         if any(kind == Kind.GRADIENT and c.index.size for (kind, _), c in tape.candidates.items()):
             load_state(session, before)
-            other = _TwoWayTape(session.policy, session.table, decode_frame(frame), base, flip=True)
+            other = _TwoWayTape(
+                session.policy, session.table, decode_frame(frame), base, sites=sites, flip=True
+            )
             run_step(session, replay.job, other)
             self.flipped = other.candidates
             self.other_entries: dict[str, Entry] = {e.name: _copied(e) for e in state_entries(session)}
@@ -411,7 +427,7 @@ def _matches(own: np.ndarray, theirs: np.ndarray, candidates: Candidates | None)
 
 @dataclass
 class _TwoWayTape(FollowTape):
-    """Follows a frame and notes, for every site, which elements could have gone the other way.
+    """Follows a frame and notes, for every site but activations, which elements could have gone the other way.
 
     With ``flip`` each such gradient element does go the other way.
     """

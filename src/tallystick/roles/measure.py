@@ -22,7 +22,7 @@ from tallystick.execution.job import Batch, Job, find_source
 from tallystick.execution.operators import RANDOM
 from tallystick.numerics.policy import Policy, find_policy
 
-# Session, trainer and auditor load numba. A plain loop does without, and its memory is measured without.
+# A plain loop does without session, trainer and auditor, and its memory is measured without.
 if TYPE_CHECKING:
     from tallystick.execution.capture import Jitter
     from tallystick.execution.randomness import RandomStream
@@ -31,7 +31,12 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 Times = dict[str, float]
 SCORE = "held_out_loss"
-COMPUTE: Mapping[str, torch.dtype] = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
+COMPUTE: Mapping[str, torch.dtype] = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "leaf": torch.float64,
+}
 
 
 class PortableRandomness(TorchDispatchMode):
@@ -216,11 +221,13 @@ def load_kernels(policy: Policy) -> None:
         _follow(replay, record, frame)
 
 
-def overhead(job: str, policy: str, rounds: int, warm_up: int, say: Say) -> dict[str, Any]:
+def overhead(
+    job: str, policy: str, rounds: int, warm_up: int, say: Say, settings: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Return the seconds of plain, recorded and audited steps that took turns in this process.
 
     The auditor follows in memory what the trainer has just logged. ``rounds`` are measured after ``warm_up``
-    more. Each step's seconds stand by phase, with ``total``; calibrations are timed apart.
+    more. Each step's seconds stand by phase, with ``total``; calibrations are timed apart. ``settings`` are the job's.
 
     Raises:
         Mismatch: the audited step is not the recorded one.
@@ -232,11 +239,12 @@ def overhead(job: str, policy: str, rounds: int, warm_up: int, say: Say) -> dict
 
     source, chosen = find_source(job), find_policy(policy)
     load_kernels(chosen)
-    plain = PlainLoop(source.build({}), COMPUTE[policy])
-    run = MemoryRun(source.build({}), chosen, seed=0)
+    given = dict(settings or {})
+    plain = PlainLoop(source.build(given), COMPUTE[policy])
+    run = MemoryRun(source.build(given), chosen, seed=0)
     first, again = run.begin(), list[float]()
     say(f"first calibration {first:.2f} s")
-    followed = source.build({})
+    followed = source.build(given)
     replay = Replay(followed, open_session(followed, chosen, 0))
     replay.session.table, replay.session.base = run.session.table, run.session.base
     measured: list[dict[str, Times]] = []
@@ -263,6 +271,7 @@ def overhead(job: str, policy: str, rounds: int, warm_up: int, say: Say) -> dict
         "calibrations_due": sum(run.session.is_calibration_step(step) for step in range(1, run.job.steps)),
         "job_steps": run.job.steps,
         "state_root": ended - started,
+        "parameters": sum(p.numel() for p in run.job.model.parameters()),
         "threads": torch.get_num_threads(),
     }
 
@@ -293,7 +302,7 @@ def memory(job: str, policy: str, role: str, steps: int, directory: str) -> dict
     if role == "plain":
         PlainLoop(_tiny_job(), COMPUTE[policy]).step(0)
         before = peak_memory()
-        loop = PlainLoop(source.build({}), COMPUTE[policy], masters=policy != "fp64")
+        loop = PlainLoop(source.build({}), COMPUTE[policy], masters=policy in ("fp32", "bf16"))
         for number in range(steps):
             loop.step(number)
         return {"peak": peak_memory(), "before": before}

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from tallystick.commit.encoding import hex_float
-from tallystick.commit.state import summarise
-from tallystick.errors import InvalidInput, StoreError
+from tallystick.commit.state import Entry, EntrySummary, StateSummary, summarise
+from tallystick.errors import InvalidInput, Nondeterminism, StoreError
 from tallystick.execution.calibrate import calibrate
 from tallystick.execution.capture import Jitter
 from tallystick.execution.determinism import environment_versions
@@ -16,6 +20,7 @@ from tallystick.execution.job import Job, JobSource
 from tallystick.execution.session import Session
 from tallystick.execution.snapshot import load_state, state_entries
 from tallystick.execution.step import StepOutcome, backward_of, run_step, verify_batches_are_pure
+from tallystick.numerics import kernels
 from tallystick.numerics.policy import Policy
 from tallystick.protocol.transcript import (
     JobRecord,
@@ -27,6 +32,10 @@ from tallystick.protocol.transcript import (
     StepRecord,
 )
 from tallystick.store.files import RunDirectory, frame_digest
+
+APART = (
+    1 << 26
+)  # bytes copied so that a state can be hashed while the next step computes; else it is hashed at once
 
 
 @dataclass
@@ -135,15 +144,18 @@ def record(
     session = order.session(job)
     try:
         done = _start(directory, resume=resume)
-        writer = RunWriter(session, directory, phases or Phases())
-        recording = _Recording(order, job, session, writer)
-        if done is None:
-            recording.begin()
-        else:
-            recording.take_up(done)
-        while session.step < job.steps:
-            recording.step(progress)
-        return writer.finish()
+        writer = RunWriter(session, directory, phases or Phases(), overlap=True)
+        try:
+            recording = _Recording(order, job, session, writer)
+            if done is None:
+                recording.begin()
+            else:
+                recording.take_up(done)
+            while session.step < job.steps:
+                recording.step(progress)
+            return writer.finish()
+        finally:
+            writer.close()
     finally:
         session.close()
 
@@ -157,17 +169,80 @@ def _start(directory: RunDirectory, *, resume: bool) -> int | None:
     return directory.cut_back()
 
 
-class RunWriter:
-    """Writes one run: the specification and first state, then step after step."""
+@dataclass(frozen=True)
+class _Commitment:
+    """A checkpoint about to be written: one pass copies each tensor, hashes the copy and writes it."""
 
-    def __init__(self, session: Session, directory: RunDirectory, phases: Phases) -> None:
+    directory: RunDirectory
+    hashers: ThreadPoolExecutor
+    step: int
+    first: int
+    outcome: StepOutcome
+    frame: bytes
+
+    def write(self, entries: list[Entry]) -> None:
+        """Write the state and then the step's record, both lastingly.
+
+        Raises:
+            StoreError: the disk refuses.
+            Nondeterminism: ``entries`` are not the state whose fingerprint the step ended with.
+        """
+        if not self.try_to_write(entries):
+            raise Nondeterminism(
+                f"step {self.step}: the state was changed after the step by something other than the next one"
+            )
+
+    def try_to_write(self, entries: list[Entry]) -> bool:
+        """Do so and return True; or return False, with no record written, where the fingerprint is another one.
+
+        The bytes hashed are the bytes written, and their fingerprint is compared: a tensor that somebody writes to
+        meanwhile cannot get into a commitment unnoticed.
+        """
+        names = sorted(entry.name for entry in entries if entry.dtype == "F32")
+        ordinals = {name: ordinal for ordinal, name in enumerate(names)}
+        found: list[EntrySummary] = []
+        prints: list[int] = []
+
+        def take(entry: Entry) -> Entry:
+            still = Entry(entry.name, entry.dtype, entry.shape, bytes(entry.data))
+            found.extend(summarise([still], pool=self.hashers).entries)
+            if entry.name in ordinals:
+                values = np.frombuffer(still.data, dtype="<f4")
+                prints.append(kernels.fingerprint(values, ordinals[entry.name] << 40))
+            return still
+
+        self.directory.write_checkpoint(self.step + 1, entries, each=take)
+        if sum(prints) % (1 << 64) != self.outcome.fingerprint:
+            return False
+        root = StateSummary(tuple(sorted(found, key=lambda entry: entry.name.encode()))).root().hex()
+        record = step_record(self.step, self.outcome, self.frame, root)
+        self.directory.append_step(self.first, self.frame, record, durable=True)
+        return True
+
+
+class RunWriter:
+    """Writes one run: the specification and first state, then step after step.
+
+    With ``overlap`` a committed state is hashed and written while the next step computes; nothing but the session's
+    steps may then change the tensors. A loop of the user's own may do anything between two steps.
+    """
+
+    def __init__(
+        self, session: Session, directory: RunDirectory, phases: Phases, *, overlap: bool = False
+    ) -> None:
         self.session, self.directory, self.phases = session, directory, phases
+        self._overlap = overlap
         self.specification: Specification | None = None
+        self._committer = ThreadPoolExecutor(1, "tally-commit")
+        self._hashers = ThreadPoolExecutor(os.cpu_count() or 1, "tally-hash")
+        self._committing: Future[bool] | None = None
+        self._commitment: _Commitment | None = None
+        self._entries: list[Entry] = []
 
     def begin(self, specification: Callable[[str], Specification], source: bytes) -> None:
         """Commit the initial state, then write the specification that names its root."""
         entries = state_entries(self.session)
-        self.specification = specification(summarise(entries).root().hex())
+        self.specification = specification(summarise(entries, pool=self._hashers).root().hex())
         self.directory.write_checkpoint(0, entries)
         self.directory.write_document(self.directory.path / "job.py", source)
         self.directory.write_document(self.directory.specification_path, self.specification.encode())
@@ -178,23 +253,58 @@ class RunWriter:
         load_state(self.session, self.directory.load_checkpoint(done))
 
     def write_step(self, step: int, outcome: StepOutcome, frame: bytes) -> None:
-        """Append one finished step; at a checkpoint commit the state first."""
+        """Append one finished step; at a checkpoint commit the state first.
+
+        With overlap another thread does that. It is done before the optimizer changes a tensor (the session then calls
+        ``wait``) and before the next record is written, so that a process that is killed leaves what it would leave
+        without that thread.
+        """
         assert self.specification is not None
+        self.wait()
         clock = time.perf_counter()
-        root = None
-        if self.specification.is_checkpoint(step):
-            entries = state_entries(self.session)
-            root = summarise(entries).root().hex()
-            clock = self.phases.add("commit", clock)
-            self.directory.write_checkpoint(step + 1, entries)
         first = step - step % self.specification.checkpoint_every
-        self.directory.append_step(
-            first, frame, step_record(step, outcome, frame, root), durable=root is not None
-        )
-        self.phases.add("store", clock)
+        if not self.specification.is_checkpoint(step):
+            record = step_record(step, outcome, frame, None)
+            self.directory.append_step(first, frame, record, durable=False)
+            self.phases.add("store", clock)
+            return
+        entries = state_entries(self.session, apart=APART) if self._overlap else None
+        commitment = _Commitment(self.directory, self._hashers, step, first, outcome, frame)
+        if entries is None:
+            commitment.write(state_entries(self.session))
+        else:
+            self._committing = self._committer.submit(commitment.try_to_write, entries)
+            self._commitment, self._entries = commitment, entries
+            self.session.before_change = self.wait
+        self.phases.add("commit", clock)
+
+    def wait(self) -> None:
+        """Return when the last committed state is on the disk.
+
+        Raises:
+            StoreError: it cannot be written.
+            Nondeterminism: it is no longer the state that the step ended with.
+        """
+        committing, self._committing = self._committing, None
+        self.session.before_change = None
+        if committing is None:
+            return
+        clock = time.perf_counter()
+        if not committing.result():
+            assert self._commitment is not None
+            self._commitment.write(self._entries)  # a forward pass had put other values there for a while
+        self._commitment, self._entries = None, []
+        self.phases.add("commit", clock)
+
+    def close(self) -> None:
+        """Let the threads end, what they have begun included; of an error ``wait`` would tell."""
+        self._committer.shutdown()
+        self._hashers.shutdown()
 
     def finish(self) -> RunStatement:
         """Write the statement."""
+        self.wait()
+        self.close()
         statement = self.directory.load_partial().statement()
         self.directory.write_document(self.directory.statement_path, statement.encode())
         return statement
@@ -229,7 +339,7 @@ class _Recording:
     def take_up(self, done: int) -> None:
         """Load the checkpoint after ``done`` steps of the same order."""
         specification = self.writer.directory.load_specification()
-        _must_be_same_order(specification, self.order, self.job)
+        _must_be_same_order(specification, self.order, self.job, self.session.policy)
         self.writer.take_up(specification, done)
 
     def step(self, progress: Callable[[Progress], None] | None) -> None:
@@ -301,7 +411,7 @@ def step_record(step: int, outcome: StepOutcome, frame: bytes, root: str | None)
     )
 
 
-def _must_be_same_order(specification: Specification, order: Order, job: Job) -> None:
+def _must_be_same_order(specification: Specification, order: Order, job: Job, policy: Policy) -> None:
     stated = specification
     pairs = (
         ("job source", stated.job.source_digest, order.source.digest),
@@ -310,7 +420,7 @@ def _must_be_same_order(specification: Specification, order: Order, job: Job) ->
         (
             "policy",
             (stated.policy.name, dict(stated.policy.parameters)),
-            (order.policy.name, order.policy.parameters()),
+            (policy.name, policy.parameters()),
         ),
         ("seed", stated.seed, order.seed),
         ("steps", stated.steps, job.steps),

@@ -266,14 +266,16 @@ def _check_payload(
 ) -> frozenset[bool] | None:
     """Return whether ``payload`` may be parities, or entries, or either; None for grids and decisions.
 
-    Only whoever repeats the step knows the size of a decision site, so its entries are not decoded here.
+    Only whoever repeats the step knows the size of a decision site or of an activation, so their entries are not
+    decoded here.
 
     Raises:
         InvalidInput: it may not stand at ``address``.
     """
     kind = Kind(address.kind)
     what = f"step {step}: {kind.name.lower()} site {address.ordinal}"
-    micro_batches = specification.accumulation if kind == Kind.DECISION else 1
+    in_step = kind in (Kind.DECISION, Kind.ACTIVATION, Kind.ACTIVATION_GRADIENT)
+    micro_batches = specification.accumulation if in_step else 1
     if address.rank >= specification.world_size or address.micro_batch >= micro_batches:
         raise InvalidInput(
             f"{what}: rank {address.rank}, micro-batch {address.micro_batch} are outside the specification's "
@@ -287,6 +289,11 @@ def _check_payload(
             read_decision_head(payload)
         except InvalidInput as problem:
             raise InvalidInput(f"{what}: {problem}") from None
+    elif in_step:
+        if "b_r" not in specification.policy.parameters:
+            raise InvalidInput(
+                f"{what}: is not in the specification, policy {specification.policy.name} has none"
+            )
     else:
         size = sizes.get((address.kind, address.ordinal))
         if size is None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,14 +124,16 @@ class RunDirectory:
             temporary.replace(path)
             _sync_directory(path.parent)
 
-    def write_checkpoint(self, steps_done: int, entries: list[Entry]) -> None:
-        """Write a state as a safetensors file with one metadata key."""
+    def write_checkpoint(
+        self, steps_done: int, entries: list[Entry], *, each: Callable[[Entry], Entry] | None = None
+    ) -> None:
+        """Write a state as a safetensors file with one metadata key; what ``each`` makes of an entry is written."""
         path = self.checkpoint_path(steps_done)
         with storing(f"{path}: cannot be written"):
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = path.with_name(f".{path.name}.part")
             with temporary.open("wb") as file:
-                _write_safetensors(file, entries)
+                _write_safetensors(file, entries, each)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
@@ -362,7 +364,7 @@ def _sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def _write_safetensors(file: object, entries: list[Entry]) -> None:
+def _write_safetensors(file: object, entries: list[Entry], each: Callable[[Entry], Entry] | None) -> None:
     """Write the safetensors format tensor by tensor, so that no second copy of the state is made."""
     header: dict[str, Mapping[str, object]] = {"__metadata__": {"format": STATE_METADATA}}
     offset = 0
@@ -382,4 +384,4 @@ def _write_safetensors(file: object, entries: list[Entry]) -> None:
     write = getattr(file, "write")  # noqa: B009
     write(len(encoded).to_bytes(8, "little") + encoded)
     for entry in ordered:
-        write(entry.data)
+        write(entry.data if each is None else each(entry).data)

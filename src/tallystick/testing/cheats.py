@@ -261,11 +261,12 @@ class _ForgingTape(RecordTape):
     """Moves one element far from any boundary by a quantum, and logs it as if it had been ambiguous."""
 
     forging: bool = False
+    forged: Kind = Kind.GRADIENT
 
     def round(self, kind: Kind, ordinal: int, x: Tensor, *, out: Tensor, old: Tensor | None = None,
               key: Key = NO_KEY, name: str) -> None:  # fmt: skip
         super().round(kind, ordinal, x, out=out, old=old, key=key, name=name)
-        if not self.forging or kind != Kind.GRADIENT:
+        if not self.forging or kind != self.forged:
             return
         grid = self._grids[(kind, ordinal)]
         flat = out.reshape(-1)
@@ -291,23 +292,48 @@ class _ForgingTape(RecordTape):
         symbols = np.append(honest.symbols, 1)[order]
         self.payloads[address] = encode(SparseEntries(x.numel(), 1, indexes[order], symbols))
 
+    def activation(self, kind: Kind, ordinal: int, x: Tensor, *, name: str) -> Tensor:
+        out = super().activation(kind, ordinal, x, name=name)
+        if not self.forging or kind != self.forged or out is x:
+            return out
+        flat = out.reshape(-1)
+        far = int(flat.abs().argmax())
+        address = SiteAddress(self.rank, self._micro_batch, kind, ordinal)
+        payload = self.payloads.get(address)
+        honest = SparseEntries.none(x.numel(), 1) if payload is None else decode(payload, x.numel(), 1)
+        if flat[far] == 0 or far in honest.indexes:
+            return out
+        self.forging = False
+        grid = self._grids[(kind, ordinal)]
+        lowest = int(grid.scales[0]) + grid.floor
+        flat[far] += 2.0 ** max(int(np.frexp(abs(float(flat[far])))[1]) - grid.precision, lowest)
+        indexes = np.append(honest.indexes, far)
+        order = np.argsort(indexes)
+        symbols = np.append(honest.symbols, 1)[order]
+        self.payloads[address] = encode(SparseEntries(x.numel(), 1, indexes[order], symbols))
+        return out
+
 
 @dataclass(frozen=True)
 class ForgedEntry:
-    """Writes a log entry for an element far from any boundary, to steer a weight."""
+    """Writes a log entry for an element far from any boundary, to steer a weight.
+
+    ``kind`` is that of its site: a gradient, or with policy ``leaf`` an activation or the gradient of one.
+    """
 
     at: int
+    kind: Kind = Kind.GRADIENT
     liar: ClassVar[str] = "trainer"
 
     def run(self, order: Order, out: RunDirectory) -> int:
         """Record honestly but for one forged entry at ``at``."""
-        with _replaced_tape(self.at):
+        with _replaced_tape(self.at, self.kind):
             record(order, out)
         return self.at
 
 
 @contextmanager
-def _replaced_tape(at: int) -> Generator[None]:
+def _replaced_tape(at: int, kind: Kind) -> Generator[None]:
     honest = Session.record_tape
 
     def make(session: Session, before: GridTable) -> RecordTape:
@@ -319,6 +345,7 @@ def _replaced_tape(at: int) -> Generator[None]:
             base=base,
             rank=session.rank,
             forging=session.step == at,
+            forged=kind,
         )
 
     Session.record_tape = make  # pyright: ignore[reportAttributeAccessIssue]

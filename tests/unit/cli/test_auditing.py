@@ -231,7 +231,8 @@ def test_a_claim_about_an_honest_run_has_its_root_and_disputes_nothing(
 
     verdict = tally("dispute", recorded, tmp_path / "claim", "--json")
     assert verdict.code == 0
-    assert json.loads(verdict.out)["loser"] == "none"
+    fields = json.loads(verdict.out)
+    assert (fields["loser"], fields["outcome"], fields["step"]) == ("none", "agreement", None)
 
 
 def test_a_claim_about_edited_weights_wins_the_dispute(tally, edited: Path, tmp_path: Path) -> None:
@@ -253,6 +254,22 @@ def test_a_claim_about_edited_weights_wins_the_dispute(tally, edited: Path, tmp_
         name: fields[name] for name in ("loser", "step", "rounds", "reason")
     }
     assert not (claim / "verdict.json").exists()
+
+
+def test_a_dispute_that_the_judge_cannot_settle_is_no_acquittal(tally, edited: Path, tmp_path: Path) -> None:
+    mine, claim = tmp_path / "edited", tmp_path / "claim"
+    shutil.copytree(edited, mine)
+    tally("audit", mine, "--claim", claim)
+    for run in (mine, claim):  # nobody can open a state before the disputed step any more
+        for state in sorted((run / "checkpoints").iterdir())[:-1]:
+            state.unlink()
+
+    answer = tally("dispute", mine, claim, "--json")
+
+    fields = json.loads(answer.out)
+    assert answer.code == 3
+    assert (fields["loser"], fields["outcome"]) == ("none", "cannot_reproduce")
+    assert "neither side can open the state both agree on" in fields["reason"]
 
 
 def test_a_verdict_lies_beside_the_claim_unless_told_otherwise(tally, edited: Path, tmp_path: Path) -> None:

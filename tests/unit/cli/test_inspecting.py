@@ -14,7 +14,7 @@ import json, sys
 
 class Absent:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("torch", "numba", "sklearn", "transformers"):
+        if name.partition(".")[0] in ("torch", "sklearn", "transformers"):
             raise ModuleNotFoundError(f"{name} is not part of the bare package", name=name)
 
 sys.meta_path.insert(0, Absent())

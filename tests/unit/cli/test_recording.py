@@ -171,14 +171,15 @@ def test_an_interrupted_run_says_what_is_on_disk_and_resumes_to_the_same_root(
 def test_an_interrupt_passes_through_to_the_child_of_a_profile(tally, tmp_path: Path) -> None:
     job = tmp_path / "interrupting.py"
     job.write_text(
-        "import os, signal, torch\n"
+        "import os, signal, time, torch\n"
         "from tallystick.execution.job import Job\n"
         "def build(settings):\n"
         "    model = torch.nn.Linear(2, 1)\n"
         "    def batch(step):\n"
         "        if step == 4:\n"
         "            os.kill(os.getppid(), signal.SIGINT)\n"
-        "            signal.pause()\n"
+        "            while True:\n"
+        "                time.sleep(0.01)  # not signal.pause: a signal just before it would be waited for in vain\n"
         "        return torch.full((4, 2), step / 8)\n"
         "    return Job(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.125), steps=6,\n"
         "               batch=batch, loss=lambda model, batch: model(batch).square().mean())\n"

@@ -20,7 +20,7 @@ from tallystick.execution.snapshot import state_summary
 from tallystick.execution.step import StepOutcome, backward_of, run_step
 from tallystick.execution.tape import FollowTape, RecordTape, Violation
 from tallystick.numerics.log import Frame, GridTable, decode_frame
-from tallystick.numerics.policy import POLICIES, Policy
+from tallystick.numerics.policy import POLICIES, Policy, find_policy
 
 ZOO = Path(__file__).with_name("zoo.py")
 Make = Callable[[], Job]
@@ -75,10 +75,10 @@ def root_of(session: Session) -> str:
     return state_summary(session).root().hex()
 
 
-def record_steps(make: Make, policy: str, steps: int) -> Recorded:
+def record_steps(make: Make, policy: str, steps: int, arithmetic: str = "auto") -> Recorded:
     """Record ``steps`` steps of a fresh job in memory, calibrating where a trainer would."""
     job = make()
-    session = opened(job, POLICIES[policy])
+    session = opened(job, find_policy(policy, optimizer_arithmetic=arithmetic))
     run = Recorded(job, session)
     for step in range(steps):
         before = session.table
@@ -97,7 +97,8 @@ def record_steps(make: Make, policy: str, steps: int) -> Recorded:
 def follow_steps(make: Make, policy: str, run: Recorded, *, jitter: int | None = 5) -> Followed:
     """Follow a recorded run with a fresh job, under last-bit noise unless told otherwise."""
     job = make()
-    session = opened(job, POLICIES[policy], jitter=jitter)
+    stated = run.session.policy.optimizer_arithmetic
+    session = opened(job, find_policy(policy, optimizer_arithmetic=stated), jitter=jitter)
     session.table = run.initial
     done = Followed(session)
     for frame in run.frames:
@@ -112,7 +113,7 @@ def follow_steps(make: Make, policy: str, run: Recorded, *, jitter: int | None =
 
 
 @pytest.fixture
-def record_run() -> Callable[[Make, str, int], Recorded]:
+def record_run() -> Callable[..., Recorded]:
     return record_steps
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,7 @@ from tallystick.numerics.policy import (
     BF16,
     FP32,
     FP64,
+    LEAF,
     SPARSEST,
     is_calibration_step,
     move_budget,
@@ -209,15 +211,16 @@ def test_a_gradient_is_coded_by_whichever_code_is_smaller(band: int) -> None:
 
 
 def test_no_other_policy_has_parities_and_none_of_their_grids_changed() -> None:
-    for policy in (FP32, FP64):
+    for policy in (FP32, FP64, LEAF):
         for kind in Kind:
             assert not any(is_parity_coded(policy, kind, band) for band in range(-60, 0))
         assert {"parity", "row_scales", "decision_safety", "dithered_buffers"}.isdisjoint(policy.parameters())
     assert floor_exponent(-16, -5) == -5
     assert (BF16.parameters()["parity"], BF16.parameters()["loss_band_max"]) == (1, -2)
-    assert policy_of("bf16", BF16.parameters()) == BF16
+    stated = {**BF16.parameters(), "optimizer_arithmetic": "general"}
+    assert policy_of("bf16", stated) == replace(BF16, optimizer_arithmetic="general")
     with pytest.raises(InvalidInput, match="policy bf16: parity is None in the specification"):
-        policy_of("bf16", {k: v for k, v in BF16.parameters().items() if k != "parity"})
+        policy_of("bf16", {k: v for k, v in stated.items() if k != "parity"})
 
 
 def test_a_noise_only_gradient_is_never_coded_by_parity() -> None:

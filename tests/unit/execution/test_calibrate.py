@@ -243,3 +243,30 @@ def test_jitter_moves_last_bits_only_and_leaves_whole_numbers(policy: str) -> No
     assert Jitter(1).disturbed(counts) is counts
     assert torch.equal(Jitter(1).disturbed(x)[4:], moved[4:])
     assert not torch.equal(Jitter(2).disturbed(x)[4:], moved[4:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_jitter_moves_a_third_down_and_a_third_up_whatever_the_layout(dtype: torch.dtype) -> None:
+    x = torch.linspace(1.001, 1.999, 30_000, dtype=dtype).reshape(300, 100)
+
+    moved = Jitter(3).disturbed(x)
+
+    places = ((moved - x) / torch.finfo(dtype).eps).round()
+    assert places.unique().tolist() == [-2.0, -1.0, 0.0, 1.0, 2.0]  # x * eps is one to two last places
+    for way in (places < 0, places == 0, places > 0):
+        assert 0.32 < float(way.double().mean()) < 0.35
+    assert torch.equal(Jitter(3).disturbed(x.t()).t(), moved)  # the same memory, seen otherwise
+    again = x.clone()
+    Jitter(3).disturb_(again)
+    assert torch.equal(again, moved)
+    gaps = x.repeat_interleave(2, dim=1)[:, ::2]  # does not fill its memory: the way of other devices
+    assert not torch.equal(Jitter(3).disturbed(gaps), gaps)
+
+
+def test_jitter_goes_on_with_new_numbers() -> None:
+    x = torch.linspace(1.001, 1.999, 30_000)
+    jitter = Jitter(3)
+
+    first, second = jitter.disturbed(x), jitter.disturbed(x)
+
+    assert 0.5 < float((first != second).double().mean()) < 0.75

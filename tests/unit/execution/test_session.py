@@ -14,17 +14,20 @@ from tallystick.execution.calibrate import calibrate
 from tallystick.execution.session import Session, snap
 from tallystick.execution.step import backward_of, run_step
 from tallystick.numerics.log import Kind
-from tallystick.numerics.policy import FP32, POLICIES
+from tallystick.numerics.policy import FP32, POLICIES, find_policy
 
 BOTH = pytest.mark.parametrize("policy", ["fp64", "fp32"])
 
 
-def small(policy: str, **more: Any) -> tuple[nn.Module, torch.optim.Optimizer, Session]:
+def small(
+    policy: str, arithmetic: str = "auto", **more: Any
+) -> tuple[nn.Module, torch.optim.Optimizer, Session]:
     with torch.random.fork_rng():
         torch.manual_seed(1)
         model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    session = Session(model, optimizer, policy=POLICIES[policy], seed=1, **more)
+    chosen = find_policy(policy, optimizer_arithmetic=arithmetic)
+    session = Session(model, optimizer, policy=chosen, seed=1, **more)
     session.prepare()
     return model, optimizer, session
 
@@ -254,7 +257,7 @@ def test_an_optimizer_that_calls_its_parents_step_is_one_step(policy: str, zoo: 
 
     assert (
         record_run(lambda: make(Mine), policy, 3).roots
-        == record_run(lambda: make(torch.optim.SGD), policy, 3).roots
+        == record_run(lambda: make(torch.optim.SGD), policy, 3, "general").roots
     )
 
 
@@ -384,7 +387,10 @@ def test_hyperparameters_have_names_and_can_be_set() -> None:
 
 @BOTH
 def test_sites_are_listed_in_order_with_names_and_shapes(policy: str) -> None:
-    _, _, session = small(policy)
+    _, _, portable = small(policy)
+    assert not any(s.kind == Kind.STATE for s in portable.sites)
+    _, _, session = small(policy, "general")
+    assert [s for s in session.sites if s.kind != Kind.STATE] == portable.sites
     listed = [(s.kind, s.name) for s in session.sites]
     assert listed[0] == (Kind.LOSS, "loss")
     assert listed[1:7] == [

@@ -29,6 +29,10 @@ RUNS: dict[str, dict[str, str]] = {
         ).split()
     },
     **{
+        f"general arithmetic for {name}": {"model": "plain", "optimizer": name}
+        for name in "momentum adam adamw".split()
+    },
+    **{
         f"schedule {name}": {"model": "plain", "scheduler": name}
         for name in "lambda cosine onecycle step multistep exponential sequential".split()
     },
@@ -63,7 +67,7 @@ def test_a_run_is_followed_to_the_same_roots_under_noise(
 ) -> None:
     make = lambda: zoo.build(RUNS[name])  # noqa: E731
     steps = STEPS if name.startswith("optimizer") else 11  # past the second calibration, at step 8
-    run = record_run(make, policy, steps)
+    run = record_run(make, policy, steps, "general" if name.startswith("general") else "auto")
     done = follow_run(make, policy, run)
     assert [v for step in done.violations for v in step] == []
     assert done.roots == run.roots

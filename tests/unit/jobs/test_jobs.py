@@ -16,11 +16,12 @@ from torch import Tensor
 
 from tallystick.errors import InvalidInput
 from tallystick.execution.job import SHIPPED, Job, find_source
-from tallystick.jobs import digits, gpt2, text
+from tallystick.jobs import digits, gpt2, resnet50, text
 
 TINY: Mapping[str, Mapping[str, str]] = {
     "digits": {"steps": "40", "width": "4"},
     "text": {"steps": "40", "width": "32", "layers": "1", "heads": "2", "block": "32"},
+    "resnet50": {"steps": "40", "width": "2", "blocks": "1,1,1,1", "batch": "4"},
     "gpt2": {"layers": "1", "width": "32", "heads": "2", "batch": "2", "block": "8", "positions": "16"},
 }
 
@@ -28,7 +29,7 @@ needs_transformers = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="the extra tallystick[transformers] is missing"
 )
 every_job = pytest.mark.parametrize(
-    "name", ["digits", "text", pytest.param("gpt2", marks=needs_transformers)]
+    "name", ["digits", "text", "resnet50", pytest.param("gpt2", marks=needs_transformers)]
 )
 
 
@@ -236,7 +237,7 @@ def test_a_number_of_steps_that_is_none_is_refused(name: str, value: str) -> Non
         built(name, steps=value)
 
 
-@every_job
+@pytest.mark.parametrize("name", ["digits", "text", pytest.param("gpt2", marks=needs_transformers)])
 @pytest.mark.parametrize("value", ["0.95", "-0.1", "nan", "inf", "1e999", ".5", "0,1", ""])
 def test_a_dropout_outside_its_range_is_refused(name: str, value: str) -> None:
     with pytest.raises(
@@ -277,15 +278,20 @@ def test_settings_that_do_not_fit_are_refused_and_their_neighbours_accepted(
     assert built(name, **right)
 
 
-@pytest.mark.parametrize("module", [digits, text, gpt2])
+@pytest.mark.parametrize("module", [digits, text, gpt2, resnet50])
 def test_the_docstring_lists_every_setting_with_its_default(module: ModuleType) -> None:
-    kind = {digits: digits.DigitsSettings, text: text.TextSettings, gpt2: gpt2.Gpt2Settings}[module]
+    kind = {
+        digits: digits.DigitsSettings,
+        text: text.TextSettings,
+        gpt2: gpt2.Gpt2Settings,
+        resnet50: resnet50.ResNet50Settings,
+    }[module]
     documented = dict(word.split("=") for word in (module.__doc__ or "").split() if word.count("=") == 1)
     assert {
         name: float(value)
         for name, value in documented.items()
-        if name in vars(kind()) and name != "attention"
-    } == {name: value for name, value in vars(kind()).items() if name != "attention"}
+        if name in vars(kind()) and name not in ("attention", "blocks")
+    } == {name: value for name, value in vars(kind()).items() if name not in ("attention", "blocks")}
 
 
 def test_gpt2_without_transformers_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,12 +310,20 @@ def test_digits_without_scikit_learn_says_so(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_parameter_counts_are_those_documented() -> None:
-    counts = {name: size(find_source(name).build({})) for name in ("digits", "text")}
-    assert counts == {"digits": 48_202, "text": 1_012_096}
+    counts = {name: size(find_source(name).build({})) for name in ("digits", "text", "resnet50")}
+    assert counts == {"digits": 48_202, "text": 1_012_096, "resnet50": 23_520_842}
     assert all(
         f"{counts[module.__name__.split('.')[-1]]:,} parameters" in (module.__doc__ or "")
-        for module in (digits, text)
+        for module in (digits, text, resnet50)
     )
+
+
+def test_pixels_of_a_large_digit_are_those_of_the_small_one_sixteen_times() -> None:
+    images, labels = resnet50.enlarged(digits.read_digits().take(np.arange(3)))
+    small, _ = digits.read_digits().take(np.arange(3)).tensors()
+    assert (images.shape, labels.shape) == ((3, 3, 32, 32), (3,))
+    assert torch.equal(images[:, :, ::4, ::4], small.expand(3, 3, 8, 8))
+    assert torch.equal(images[:, 1, 3::4, 2::4], small[:, 0])
 
 
 def test_every_shipped_name_has_a_source() -> None:
@@ -330,7 +344,7 @@ def test_keys_have_a_bias_of_their_own_and_the_head_is_the_embedding() -> None:
 @every_job
 def test_matrices_decay_and_vectors_do_not(name: str) -> None:
     groups = built(name).optimizer.param_groups
-    if name == "digits":
+    if name in ("digits", "resnet50"):
         assert [group["weight_decay"] for group in groups] == [5e-4]
         return
     decayed, plain = groups
@@ -361,9 +375,10 @@ def test_the_rate_warms_up_and_falls_to_a_tenth() -> None:
     assert rates[10:] == sorted(rates[10:], reverse=True)
 
 
-@pytest.mark.parametrize("name", ["digits", "text"])
+@pytest.mark.parametrize("name", ["digits", "text", "resnet50"])
 def test_a_few_steps_lower_the_loss_on_held_out_data(name: str) -> None:
-    job = built(name)
+    larger = {"batch": "32", "width": "8", "learning_rate": "0.05"} if name == "resnet50" else {}
+    job = built(name, **larger)
     assert job.evaluate is not None
     before = job.evaluate(job.model)
     losses = trained(job, 40)

@@ -1,6 +1,7 @@
-"""One rule in three forms, bit for bit: scalar reference, fused CPU kernels, tensor operations in chunks.
+"""One rule in four forms, bit for bit: scalar reference, fused CPU kernels, tensor operations, Triton kernels.
 
-The tensor operations are what other devices run; here they run on CPU tensors, in chunks of a few elements.
+The last two are what other devices run. Here the tensor operations run on CPU tensors, in chunks of a few elements,
+and so do the Triton kernels, interpreted, in small tiles; without triton their share is skipped by name.
 """
 
 # pyright: reportPrivateUsage=false
@@ -8,9 +9,12 @@ The tensor operations are what other devices run; here they run on CPU tensors, 
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import itertools
 import json
 import math
+import os
 import re
 import struct
 from dataclasses import dataclass
@@ -36,6 +40,17 @@ PATHS = {
     "kernel": (rounding.round_recorded, rounding.round_followed),
     "tensor": (rounding._record_tensor, rounding._follow_tensor),
 }
+TRITON = (
+    importlib.import_module("tallystick.numerics.triton_kernels")
+    if importlib.util.find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"
+    else None
+)
+needs_triton = pytest.mark.skipif(
+    TRITON is None,
+    reason="triton is not installed, or TRITON_INTERPRET is not 1: its kernels are not interpreted",
+)
+if TRITON is not None:
+    PATHS["triton"] = (rounding._record_triton, rounding._follow_triton)
 FORMS = {  # dtypes of the values, of the old ones, of the result
     "float32": (torch.float32, torch.float32, torch.float32),
     "float64": (torch.float64, torch.float64, torch.float64),
@@ -99,16 +114,34 @@ def refused_element(error: Exception) -> int:
 # ----------------------------------------------------------------------------------------- the one test body
 
 
-def check(site: Site, chunk: int = CHUNK) -> None:
-    """Asserts that all forms record, follow, refuse and list candidates alike."""
+def check(site: Site, chunk: int = CHUNK, without: str = "") -> None:
+    """Asserts that all forms, but one if named, record, follow, refuse and list candidates alike."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rounding, "CHUNK", chunk)
+        patch.delitem(PATHS, without, raising=False)
+        set_tile(patch, len(site.xs))
         entries = check_recorded(site)
         if entries is not None:
             own = {entry.index: entry for entry in entries}
             merged = own | {entry.index: entry for entry in site.extra}
             check_followed(site, [merged[i] for i in sorted(merged)])
         check_candidates(site)
+
+
+def places_of(
+    path: str, site: Site, values: list[float]
+) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
+    """All of a site's places; for interpreted kernels, which are slow, one of them, another for each length of a log."""
+    places = site.places(values)
+    return places if path != "triton" else [places[len(site.extra) % len(places)]]
+
+
+def set_tile(patch: pytest.MonkeyPatch, n: int) -> None:
+    """Tiles of Triton such that `n` elements fill at least one and part of another, two to a piece."""
+    if TRITON is not None:
+        tile = max(16, 1 << max(n - 1, 1).bit_length() - 1)
+        patch.setattr(TRITON, "TILE", tile)
+        patch.setattr(TRITON, "PIECE", 2 * tile)
 
 
 def check_recorded(site: Site) -> list[Entry] | None:
@@ -120,8 +153,8 @@ def check_recorded(site: Site) -> list[Entry] | None:
         values, entries = reference.record(site.xs, site.grid.precision, site.band, site.words)
     except InvalidInput as error:
         refused = refused_element(error)
-    for record, _ in PATHS.values():
-        for x, out, old in site.places(site.xs):
+    for path, (record, _) in PATHS.items():
+        for x, out, old in places_of(path, site, site.xs):
             if entries is None:
                 with pytest.raises(Nondeterminism, match=f"^weight: element {refused} is not finite or does"):
                     record(x, site.grid, out=out, old=old, key=KEY, name="weight")
@@ -141,8 +174,8 @@ def check_followed(site: Site, entries: list[Entry]) -> None:
         values, violations = reference.follow(site.ys, entries, site.grid.precision, site.band, site.words)
     except InvalidInput as error:
         refused = refused_element(error)
-    for _, follow in PATHS.values():
-        for y, out, old in site.places(site.ys):
+    for path, (_, follow) in PATHS.items():
+        for y, out, old in places_of(path, site, site.ys):
             if refused >= 0:
                 with pytest.raises(Nondeterminism, match=f"^weight: element {refused} is not finite or does"):
                     follow(y, site.grid, sparse(entries, n), out=out, old=old, key=KEY, name="weight")
@@ -391,7 +424,14 @@ def sites(draw: st.DrawFn) -> Site:
 @given(sites(), st.sampled_from([1, 2, 3, 5, 100]))
 @settings(max_examples=200, deadline=None)
 def test_random_sites_come_out_alike(site: Site, chunk: int) -> None:
-    check(site, chunk)
+    check(site, chunk, without="triton")
+
+
+@needs_triton
+@given(sites())
+@settings(max_examples=20, deadline=None)
+def test_random_sites_come_out_alike_on_the_device(site: Site) -> None:
+    check(site, without="tensor")
 
 
 @pytest.mark.parametrize("dithered", [False, True])
@@ -406,6 +446,25 @@ def test_runs_of_words_longer_than_a_kernel_draws_at_a_time_change_nothing(
     grid = SiteGrid(0, -12, -5, dithered, [0] * blocks)
     olds = None if blocks else [1.0] * n
     check(Site(grid, xs.tolist(), ys.tolist(), olds), chunk=1000)
+
+
+def test_the_distance_to_the_boundary_beyond_rounds_in_the_order_written() -> None:
+    """(low + 1) - high, not 1 - (high - low): values whose distance is a band of a quarter, give or take an ulp."""
+    words = random.words(KEY, 0, 300)
+    xs: list[float] = []
+    for i, word in enumerate(words.tolist()):
+        t = reference.dithered_position(word)
+        below = t - 0.75 - (i % 9) * 2.0**-55  # r < t: the boundary at t - 1 is nearer where t > 3/4
+        above = t + 0.75 + (i % 9 - 4) * 2.0**-53  # r >= t: the one at t + 1, where t < 1/4
+        xs.append(below if t > 0.76 else above if t < 0.24 else 0.0)
+    site = Site(SiteGrid(0, -2, 0, True, [0]), xs, xs)
+    check(site)
+    logged = {entry.index for entry in reference.record(xs, 0, site.band, site.words)[1]}
+    other = {
+        i for i, x in enumerate(xs) if x and 1.0 - abs(x - reference.dithered_position(int(words[i]))) < 0.25
+    }
+    assert len(logged & other) > 10
+    assert logged ^ other, "the two orders never differ here"
 
 
 def test_blocks_of_one_scale_are_one_block() -> None:
@@ -589,7 +648,7 @@ STARTS = (0, 1, 2, 3, 4, 1021, 2**34 - 5, 2**34 - 1, 2**34, 2**34 + 3, 2**40 + 1
 def test_the_words_of_a_stream_are_the_same_from_all_three(key: random.Key, start: int, count: int) -> None:
     expected = random.words(key, start, count)
     fused = np.zeros(count, dtype=np.uint32)
-    kernels.philox_words(np.uint64(key[0]), np.uint64(key[1]), start, fused)
+    kernels.philox_words(*key, start, fused)
     assert np.array_equal(fused, expected)
     first = start // 4
     blocks = -(-(start + count) // 4) - first
@@ -605,15 +664,16 @@ def test_the_words_of_a_stream_are_the_same_from_all_three(key: random.Key, star
 def test_any_part_of_any_stream_gives_the_same_boundaries(key: random.Key, start: int, count: int) -> None:
     words = random.words(key, start, count)
     fused = np.zeros(count, dtype=np.uint32)
-    kernels.philox_words(np.uint64(key[0]), np.uint64(key[1]), start, fused)
+    kernels.philox_words(*key, start, fused)
     assert np.array_equal(fused, words)
     positions = rounding.dither_boundaries(key, start, count, torch.device("cpu"))
     assert positions.tolist() == [reference.dithered_position(int(word)) for word in words]
 
 
 def test_a_block_of_the_kernel_is_the_published_cipher() -> None:
-    block = 0x85A308D3_243F6A88
-    found = kernels.philox_block(np.uint64(block), np.uint64(0xA4093822), np.uint64(0x299F31D0))
+    block = 0x05A308D3_243F6A88
+    found = np.zeros(4, dtype=np.uint32)
+    kernels.philox_words(0xA4093822, 0x299F31D0, 4 * block, found)
     low, high = block & 0xFFFFFFFF, block >> 32
     assert tuple(map(int, found)) == random.philox4x32((low, high, 0, 0), (0xA4093822, 0x299F31D0))
 
@@ -666,6 +726,21 @@ def test_fingerprints_of_any_tensor_agree(values: list[float], ordinal: int, chu
     assert rounding.fingerprint(x.double().reshape(1, -1), ordinal) == expected
 
 
+@pytest.mark.parametrize("chunk", [4, 1 << 17])
+def test_the_fingerprint_of_a_state_is_the_sum_of_its_tensors(
+    monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    monkeypatch.setattr(kernels, "CHUNK", chunk)
+    state = [
+        torch.tensor([1.5, -2.0]), torch.tensor([]), torch.tensor(3.0), torch.arange(6.0).reshape(2, 3).t(),
+        torch.tensor([0.25, 7.0], dtype=torch.float64), torch.tensor([1.0], dtype=torch.bfloat16), torch.arange(11.0),
+    ]  # fmt: skip
+    expected = sum(plain_fingerprint(x.reshape(-1).tolist(), i) for i, x in enumerate(state)) % 2**64
+    assert rounding.fingerprint_all(state) == expected
+    assert rounding.fingerprint_all(state[::-1]) != expected
+    assert rounding.fingerprint_all([]) == 0
+
+
 def test_the_fingerprint_of_a_transposed_tensor_is_that_of_its_rows() -> None:
     x = torch.arange(6.0).reshape(2, 3).t()
     assert rounding.fingerprint(x, 1) == plain_fingerprint([0.0, 3.0, 1.0, 4.0, 2.0, 5.0], 1)
@@ -711,3 +786,57 @@ def test_a_difference_that_is_no_number_is_infinite_in_its_own_block_only() -> N
     expected = [0.5, inf, inf, inf, inf]
     assert rounding.block_max_difference(x, y, 5).tolist() == expected
     assert rounding._block_max_difference_tensor(x, y, 5).tolist() == expected
+
+
+@pytest.mark.parametrize("threshold", [0, 1, 2**31, 2**32 - 1, 2**32])
+@pytest.mark.parametrize("start", [0, 3, 2**34 - 1])
+def test_an_element_is_kept_if_its_word_is_below_the_threshold(start: int, threshold: int) -> None:
+    words = random.words(KEY, start, 1000)
+    kept = np.zeros(1000, dtype=np.bool_)
+    kernels.keep(*KEY, start, threshold, kept)
+    assert kept.tolist() == [int(word) < threshold for word in words]
+
+
+# --------------------------------------------------------------------------------------------------- threads
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("rows", [100, 1000, 5000])
+def test_results_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch, threads: int, rows: int) -> None:
+    monkeypatch.setattr(kernels, "CHUNK", 384)  # of which the whole is no multiple
+    generator = np.random.default_rng(rows)
+    x, y = generator.standard_normal((2, 5000))
+    y = x + (y - 0.5) * 2.0**-20
+    scales, none = np.zeros(5000 // rows, dtype=np.int32), np.zeros(0, dtype=np.float64)
+    results: list[list[Any]] = []
+    for count in (1, threads):
+        index, side = np.zeros(5000, dtype=np.int64), np.zeros(5000, dtype=np.uint8)
+        out, followed, stats = np.empty_like(x), np.empty_like(x), np.zeros(6)
+        grid = (scales, rows, 0, -16, -12, False, True, *KEY, kernels.MAX_FP32)
+        found, bad = kernels.record(x, none, out, *grid, index, side, threads=count)
+        assert (bad, found > 10) == (-1, True)
+        kernels.follow(y, none, followed, *grid, index[:found], side[:found], stats, threads=count)
+        assert np.array_equal(out, followed)
+        plain, sums, gaps = np.empty_like(x), np.zeros(scales.size), np.zeros(scales.size)
+        kernels.record(y, none, plain, *grid, index.copy(), side.copy(), threads=count)
+        assert not np.array_equal(out, plain)  # the log was needed
+        packed, moves = np.zeros(625, dtype=np.uint8), np.zeros(7)
+        coarse, crossed = np.empty_like(x), np.empty_like(x)
+        keys = (True, *KEY, kernels.MAX_FP32)
+        assert kernels.record_parity(x, coarse, scales, rows, -12, *keys, packed, threads=count) == -1
+        kernels.follow_parity(y, crossed, scales, rows, -13, -12, *keys, packed, moves, threads=count)
+        assert np.array_equal(coarse, crossed)
+        assert moves[4] > 5
+        kernels.block_square_sums(x, rows, sums, threads=count)
+        kernels.block_max_difference(x, y, rows, gaps, threads=count)
+        words, kept = np.zeros(5000, dtype=np.uint32), np.zeros(5000, dtype=np.bool_)
+        kernels.philox_words(*KEY, 5, words, threads=count)
+        kernels.keep(*KEY, 5, 2**31, kept, threads=count)
+        results.append(
+            [
+                index, side, out, stats, packed, coarse, moves, sums, gaps, words, kept,
+                kernels.fingerprint(x, 7, threads=count),
+            ]
+        )  # fmt: skip
+    for one, other in zip(*results, strict=True):
+        assert np.array_equal(one, other)

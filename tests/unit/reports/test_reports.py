@@ -323,6 +323,7 @@ class Result:
     rounds_per_level: dict[str, int] = field(default_factory=lambda: {"checkpoints": 2, "steps": 5})
     reason: str = "step 27: the committed batch is not the job's"
     moves: list[tuple[str, int, str]] = field(default_factory=lambda: [("trainer", 30, "ab" * 32)])
+    outcome: str = "fault"
 
 
 def test_a_ruling_names_loser_step_and_rounds() -> None:

@@ -20,10 +20,12 @@ from tallystick.roles.bench import (
     Bench,
     Row,
     differing_bytes,
+    kernel_rows,
     machine,
     overhead_rows,
     run_child,
 )
+from tallystick.roles.measure_kernel import kernel
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
 
@@ -88,6 +90,8 @@ def row(value: float | None, must: float | None, **more: Any) -> Row:
         (row(7.0, None), "printed only", True),
         (row(1, 1, at_least=True), "met", True),
         (row(0, 1, at_least=True), "inconclusive", False),
+        (row(0.59, 0.6, at_least=True, is_goal=True), "not met", False),
+        (row(0.6, 0.6, at_least=True, is_goal=True), "met", True),
         (row(None, None, error="no memory"), "failed", False),
     ],
 )
@@ -250,6 +254,12 @@ class Played:
                 bytes(8) if profile.instructions == "native" and not profile.jitter else b"12345678"
             )
             return {}
+        if kind == "overhead":
+            batch = int(given["settings"]["batch"])
+            times = {"forward_backward": float(batch), "optimizer": 1.0, "total": 1.0 + batch}
+            round_ = {"plain": times, "record": {**times, "total": 2.0 + batch}, "audit": times}
+            facts = dict.fromkeys(("first_calibration", "calibration", "calibrations_due", "state_root"), 1.0)
+            return {"rounds": [round_], "threads": 1, "job_steps": 8, "parameters": 10_000_000, **facts}
         if kind == "loss":
             return {"plain": 2.0 + 0.1 * given["seed"], "recorded": 2.05 + 0.1 * given["seed"]}
         peak = {"plain": 100, "record": 120, "audit": 130}[given["role"]]
@@ -315,6 +325,19 @@ def test_log_rows_of_text_have_a_limit_and_others_none(tmp_path: Path) -> None:
     assert all(r.detail["first_grids_bytes"] == 2 for r in rows)
 
 
+def test_scaling_goes_over_sizes_and_batches(tmp_path: Path) -> None:
+    (tmp_path / "bench").mkdir()
+    child = Played()
+    rows = Bench(tmp_path / "bench", lambda _: None, child=child).run(["scaling"])
+    ratios = {r.measure: r.value for r in rows if r.job == "gpt2"}
+    assert ratios["record / plain, 10 M parameters, batch 1"] == 1.5
+    assert ratios["record / plain, 10 M parameters, batch 4"] == pytest.approx(1.2)
+    assert ratios["audit / plain, 10 M parameters, batch 16"] == 1.0
+    given = [json.loads(asked[3])["settings"] for asked, _ in child.asked]
+    assert [one["batch"] for one in given] == ["1", "4", "16"] * 3
+    assert {r.policy for r in rows} == {"fp32"}
+
+
 def test_memory_is_judged_against_the_plain_loop(tmp_path: Path) -> None:
     rows = bench(tmp_path, Played(), jobs=["text"], policies=["fp64"]).run(["memory"])
     assert [(r.value, r.verdict) for r in rows if r.must is not None] == [(1.2, "met"), (1.3, "not met")]
@@ -353,3 +376,32 @@ def test_a_child_that_refuses_says_why() -> None:
 def test_the_machine_is_named() -> None:
     assert machine()["processor"]
     assert machine()["torch"]
+
+
+# -- kernels -----------------------------------------------------------------------------------
+
+
+@BOTH
+def test_kernels_are_timed_beside_copying_and_torchs_optimizers(policy: str) -> None:
+    found = kernel(policy, elements=4096, rounds=2)
+    assert found["bytes"]["copy"] == found["bytes"]["round"] == 4096 * (16 if policy == "fp64" else 8)
+    assert all(seconds > 0.0 for seconds in found["seconds"].values())
+    rows = {each.measure: each for each in kernel_rows("cpu", policy, found)}
+    rounding = rows["rounding, with log: bandwidth / copy"]
+    assert (rounding.must, rounding.at_least, rounding.is_goal) == (0.6, True, True)
+    assert [each.must for each in rows.values()].count(None) == len(rows) - 1
+    assert rows["portable AdamW / torch's foreach"].value is not None
+
+
+def test_a_kernels_share_is_its_bandwidth_over_that_of_copying() -> None:
+    names = ("copy", "round", "scale", "fingerprint", "adamw", "sgd", "torch adamw", "torch sgd")
+    found = {
+        "seconds": {**dict.fromkeys(names, 1.0), "copy": 0.5, "torch adamw": 4.0},
+        "bytes": dict.fromkeys(names, 100) | {"adamw": 350},
+        "elements": 10, "threads": 1, "rounds": 1,
+    }  # fmt: skip
+    rows = {each.measure: each for each in kernel_rows("cpu", "fp32", found)}
+    assert rows["rounding, with log: bandwidth / copy"].value == 0.5
+    assert rows["rounding, with log: bandwidth / copy"].verdict == "not met"
+    assert rows["portable AdamW: bandwidth / copy"].value == 1.75
+    assert rows["portable AdamW / torch's foreach"].value == 0.25

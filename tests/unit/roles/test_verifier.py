@@ -44,11 +44,15 @@ def grids(scale: int) -> GridTable:
     return GridTable({GRADIENT: SiteGrid(0, -10, -5, True, np.array([scale]))})
 
 
+STATED = {**FP32.parameters(), "optimizer_arithmetic": "portable"}
+STATED_BF16 = {**BF16.parameters(), "optimizer_arithmetic": "portable"}
+
+
 @dataclass
 class PaperRun:
     """A run written by hand, no step of it computed; each attribute may be made wrong before ``write``."""
 
-    policy: PolicyRecord = field(default_factory=lambda: PolicyRecord("fp32", FP32.parameters()))
+    policy: PolicyRecord = field(default_factory=lambda: PolicyRecord("fp32", STATED))
     payloads: dict[int, dict[SiteAddress, bytes]] = field(default_factory=dict)
     tables: dict[int, GridTable] = field(default_factory=lambda: {0: grids(0), 2: grids(1), 4: grids(1)})
     cursors: dict[int, int] = field(default_factory=lambda: {0: 0, 2: 2, 4: 4})
@@ -118,7 +122,7 @@ def parity_grids(parity: bool = True) -> GridTable:
 
 def parity_run(payload: bytes, table: GridTable, policy: PolicyRecord | None = None) -> PaperRun:
     """A run whose gradient is logged by ``payload`` in every step, on the grids of ``table`` throughout."""
-    run = PaperRun(policy or PolicyRecord("bf16", BF16.parameters()))
+    run = PaperRun(policy or PolicyRecord("bf16", STATED_BF16))
     run.payloads = {step: {SiteAddress(0, 0, *GRADIENT): payload} for step in range(STEPS)}
     run.tables = dict.fromkeys((0, 2, 4), table)
     return run
@@ -149,7 +153,7 @@ def test_a_payload_in_another_code_than_its_grid_names_is_refused(name: str, tmp
 
 
 def test_parities_under_a_policy_without_them_are_refused(tmp_path: Path) -> None:
-    policy = PolicyRecord("fp32", FP32.parameters())
+    policy = PolicyRecord("fp32", STATED)
     found = verify_run(parity_run(PARITIES, parity_grids(), policy).write(tmp_path / "run"))
     assert failed(found)[0] == 3
 
@@ -356,9 +360,13 @@ def test_a_state_without_its_documents_fails_the_fourth_check(tmp_path: Path, na
 @pytest.mark.parametrize(
     ("policy", "reason"),
     [
-        (PolicyRecord("fp8", FP32.parameters()), "policy fp8: unknown"),
-        (PolicyRecord("fp32", {**FP32.parameters(), "gradient_band_max": -1}), "gradient_band_max is -1"),
+        (PolicyRecord("fp8", STATED), "policy fp8: unknown"),
+        (PolicyRecord("fp32", {**STATED, "gradient_band_max": -1}), "gradient_band_max is -1"),
         (PolicyRecord("fp32", {}), "recalibrate_every must be a whole number"),
+        (
+            PolicyRecord("fp32", {**STATED, "optimizer_arithmetic": "auto"}),
+            "must be portable or general, got 'auto'",
+        ),
     ],
 )
 def test_numbers_that_are_not_the_policys_fail_the_fifth_check(
@@ -371,8 +379,8 @@ def test_numbers_that_are_not_the_policys_fail_the_fifth_check(
     assert reason in failed(found)[1]
 
 
-def test_another_interval_of_measuring_is_the_trainers_choice(tmp_path: Path) -> None:
-    policy = PolicyRecord("fp32", {**FP32.parameters(), "recalibrate_every": 7})
+def test_interval_of_measuring_and_optimizer_arithmetic_are_the_trainers_choice(tmp_path: Path) -> None:
+    policy = PolicyRecord("fp32", {**STATED, "recalibrate_every": 7, "optimizer_arithmetic": "general"})
 
     assert verify_run(PaperRun(policy=policy).write(tmp_path / "run")).verdict == "match"
 

@@ -1,0 +1,156 @@
+"""Bands that a later step exceeds, numbers outside a policy's limits: what an audit says of them, and of whom."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tallystick.errors import InvalidInput
+from tallystick.execution.calibrate import calibrate, exponent_above
+from tallystick.execution.job import JobSource, find_source
+from tallystick.execution.snapshot import state_entries
+from tallystick.execution.step import backward_of
+from tallystick.numerics.log import Frame, GridTable, Kind, SiteAddress, SiteGrid, encode_frame
+from tallystick.numerics.policy import find_policy
+from tallystick.roles.auditor import AuditReport, Replay, audit, find_noisy_sites
+from tallystick.roles.trainer import Order, record
+from tallystick.store.files import RunDirectory
+
+# From step LOUD on, large terms cancel in the gradient of the first matrix: a thousand times the noise, the same size.
+JOB = """
+import torch
+from tallystick.execution.job import Job
+
+LOUD = 5
+
+
+def build(settings):
+    drawn = torch.Generator().manual_seed(0)
+    small = lambda *shape: torch.randint(-64, 65, shape, generator=drawn) / 64
+    model = torch.nn.ModuleDict({"loud": torch.nn.Linear(64, 64, bias=False), "quiet": torch.nn.Linear(64, 8)})
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(small(*parameter.shape))
+    weight = small(64)
+
+    def batch(step):
+        x = torch.randint(-64, 65, (8, 64), generator=torch.Generator().manual_seed(step)) / 64
+        far = 1024.0 * x.roll(1, 0) if step >= LOUD else torch.zeros_like(x)
+        return torch.cat((far, -far, x)), x
+
+    def loss(model, batch):
+        far, x = batch
+        return 4096.0 + (model["loud"](far) @ weight).sum() / 8 + model["quiet"](x).square().mean()
+
+    return Job(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.5), batch=batch,
+               loss=loss, steps=8)
+"""
+LOUD = 5
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> JobSource:
+    path = tmp_path_factory.mktemp("job") / "loud.py"
+    path.write_text(JOB)
+    return find_source(str(path))
+
+
+def audited(source: JobSource, run: Path, *, every: int) -> AuditReport:
+    policy = find_policy("fp32", recalibrate_every=every)
+    record(Order(source, {}, policy, checkpoint_every=8), RunDirectory(run))
+    return audit(RunDirectory(run), source, jitter=True)
+
+
+def test_a_band_that_a_later_step_exceeds_ends_in_cannot_reproduce_with_the_tensor_named(
+    source: JobSource, tmp_path: Path
+) -> None:
+    report = audited(source, tmp_path / "run", every=100)
+
+    assert report.verdict == "cannot_reproduce", [str(d) for d in report.segments[0].deviations]
+    assert report.first is not None
+    assert (report.first.kind, report.first.step) == ("cannot_reproduce", LOUD)
+    named = [d for d in report.segments[0].deviations if d.kind == "cannot_reproduce"]
+    assert "gradient loud.weight" in [d.subject for d in named]
+    assert not [d for d in named if "quiet" in d.subject]
+    # The control: the deviation is real, and without the measurement it would be an accusation.
+    assert report.differing_elements > 0
+    assert [d for d in report.segments[0].deviations if d.kind == "mismatch"]
+
+
+def test_the_same_steps_match_when_the_noise_is_measured_before_each(
+    source: JobSource, tmp_path: Path
+) -> None:
+    report = audited(source, tmp_path / "run", every=1)
+
+    assert (report.verdict, report.differing_elements) == ("match", 0)
+
+
+def test_the_command_says_who_is_not_accused_with_exit_3(
+    source: JobSource, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from tallystick.cli.main import main
+
+    record(Order(source, {}, find_policy("fp32"), checkpoint_every=8), RunDirectory(tmp_path / "run"))
+    capfd.readouterr()
+    code = main(["audit", str(tmp_path / "run"), "--job", source.path, "--profile", "jitter", "--json"])
+    fields = json.loads(capfd.readouterr().out)
+    assert (code, fields["verdict"], fields["first_step"]) == (3, "cannot_reproduce", LOUD)
+    assert fields["first"]["subject"] == "gradient loud.weight"
+
+
+def test_noise_of_more_than_a_quarter_of_a_band_excuses_and_of_less_does_not(
+    source: JobSource, tmp_path: Path
+) -> None:
+    policy = find_policy("fp32")
+    record(Order(source, {}, policy, steps=1), RunDirectory(tmp_path / "run"))
+    order = Order(source, {}, policy, steps=1)
+    job = order.build()
+    session = order.session(job)
+    transcript = RunDirectory(tmp_path / "run").load_transcript()
+    measured = calibrate(session, backward_of(session, job), seed=session.seed + 1)
+    entries = {entry.name: entry for entry in state_entries(session)}
+    place = next((kind, n) for kind, n in measured.noise if kind == Kind.GRADIENT)
+    noise = exponent_above(measured.noise[place].relative)  # 2**(noise - 1) < relative <= 2**noise
+
+    def excused(band: int) -> list[str]:
+        session.table = GridTable()
+        grids = {
+            at: SiteGrid(g.precision, band if at == place else g.band + 6, g.floor, g.dithered, g.scales)
+            for at, g in measured.table.sites.items()
+            if at[0] != Kind.GRADIENT or at == place
+        }
+        changes = GridTable().diff(GridTable(grids))
+        frame = encode_frame(Frame.of({SiteAddress(0, 0, Kind.GRID, 0): changes}))
+        found = find_noisy_sites(Replay(job, session), transcript, 0, 0, {0: frame}, entries)
+        return [deviation.subject for deviation in found]
+
+    try:
+        assert excused(noise + 1) == [session.site_name(place)]
+        assert excused(noise + 2) == []
+    finally:
+        session.close()
+
+
+def test_a_specification_with_numbers_outside_the_limits_is_refused(
+    source: JobSource, tmp_path: Path
+) -> None:
+    wide = replace(find_policy("fp32"), safety=9, gradient_floor=0)
+    record(Order(source, {}, wide, steps=2), RunDirectory(tmp_path / "wide"))
+    with pytest.raises(InvalidInput, match="gradient_floor is 0, the policy allows -10 to -2"):
+        audit(RunDirectory(tmp_path / "wide"), source)
+    allowed = find_policy("fp32", chosen={"safety": 8, "gradient_floor": -2})
+    record(Order(source, {}, allowed, steps=2), RunDirectory(tmp_path / "allowed"))
+    assert audit(RunDirectory(tmp_path / "allowed"), source).verdict == "match"
+
+
+@pytest.mark.parametrize("numbers", [{"gradient_floor": -9}, {"gradient_floor": -2, "safety": 3}])
+def test_chosen_numbers_are_followed_bit_for_bit_on_jittered_arithmetic(
+    numbers: dict[str, int], tmp_path: Path
+) -> None:
+    source, policy = find_source("digits"), find_policy("fp32", chosen=numbers)
+    record(Order(source, {}, policy, steps=12, checkpoint_every=6), RunDirectory(tmp_path / "run"))
+    report = audit(RunDirectory(tmp_path / "run"), source, jitter=True)
+    assert (report.verdict, report.differing_elements, report.steps) == ("match", 0, 12)

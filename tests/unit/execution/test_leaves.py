@@ -1,0 +1,524 @@
+"""Policy leaf: activations and their gradients are rounded where they arise, followed bit for bit, and a lie shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tallystick.errors import InvalidInput, Nondeterminism
+from tallystick.execution.calibrate import calibrate
+from tallystick.execution.capture import Jitter
+from tallystick.execution.job import Job
+from tallystick.execution.leaves import LeafSites
+from tallystick.execution.session import Session
+from tallystick.execution.step import backward_of, run_step
+from tallystick.execution.tape import FollowTape, RecordTape, activation_grid, is_noise_only
+from tallystick.jobs.resnet50 import ResNet
+from tallystick.numerics.log import Frame, GridTable, Kind, SiteAddress, SparseEntries, decode, encode
+from tallystick.numerics.nearest import round_bits
+from tallystick.numerics.policy import LEAF, find_policy, policy_of
+from tallystick.roles.measure_leaf import corrections
+
+ACTIVATION, GRADIENT = Kind.ACTIVATION, Kind.ACTIVATION_GRADIENT
+MODELS = (
+    "plain classifier convolutions transformer recurrent tied sparse frozen late branches checkpointed checkpointed-reentrant"
+).split()
+
+
+class Noting:
+    """A tape that rounds to 26 bits and keeps what it was given."""
+
+    def __init__(self) -> None:
+        self.given: dict[tuple[int, int], Tensor] = {}
+        self.order: list[str] = []
+
+    def activation(self, kind: Kind, ordinal: int, x: Tensor, *, name: str) -> Tensor:
+        assert x.is_contiguous()
+        self.given[(kind, ordinal)] = x.clone()
+        self.order.append(f"{kind.name.lower()} {ordinal}")
+        out = torch.empty_like(x)
+        out.view(-1)[:] = torch.tensor(
+            [round_bits(v, 26) for v in x.reshape(-1).tolist()], dtype=torch.float64
+        )
+        return out
+
+
+@contextmanager
+def noted(model: nn.Module) -> Iterator[tuple[Noting, LeafSites]]:
+    tape, sites = Noting(), LeafSites(model)
+    with sites.rounding(tape, 0):
+        yield tape, sites
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def seeded(make: Callable[[], nn.Module]) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return make().double()
+
+
+class Reused(nn.Module):
+    """One activation called twice, the second time in place, and a residual that is written to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.act = nn.ReLU(inplace=True)
+        self.keep = nn.Sequential()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.act(self.first(x))
+        z = self.second(y)
+        z += self.keep(y)
+        return self.act(z)
+
+
+def test_sites_come_in_the_order_of_the_forward_pass_whatever_the_backward_pass_does() -> None:
+    model = seeded(Reused)
+    with noted(model) as (tape, sites):
+        model(numbers(4, 6)).square().sum().backward()
+    assert [sites.names[(ACTIVATION, i)] for i in range(5)] == [
+        "output of first", "output of act", "output of second", "output of keep", "output of act (call 2)",
+    ]  # fmt: skip
+    assert [sites.names[(GRADIENT, i)] for i in range(5)] == [
+        "gradient at act", "gradient at second", "gradient at keep", "gradient at act (call 2)",
+        "gradient at the model's output",
+    ]  # fmt: skip
+    assert len(sites.names) == 10
+    backward = [name for name in tape.order if name.startswith("activation_gradient")]
+    assert sorted(backward) == sorted(f"activation_gradient {i}" for i in range(5))
+    assert backward[0] == "activation_gradient 4"
+
+
+def test_the_values_are_the_rounded_ones_and_the_gradient_passes_the_rounding() -> None:
+    """Compared with the same network written out by hand."""
+    model = seeded(Reused)
+    x = numbers(4, 6)
+    with noted(model):
+        out = model(x)
+        out.square().sum().backward()
+
+    def r(value: Tensor) -> Tensor:
+        flat = [round_bits(v, 26) for v in value.detach().reshape(-1).tolist()]
+        return torch.tensor(flat, dtype=torch.float64).reshape(value.shape)
+
+    a = r(F.linear(x, model.first.weight, model.first.bias))
+    y = r(torch.relu(a))
+    z = r(F.linear(y, model.second.weight, model.second.bias)) + r(y)
+    assert torch.equal(out, r(torch.relu(z)))
+    at_output = r(2 * out.detach())
+    at_act2 = r(at_output * (z > 0))
+    at_second = r(at_act2 @ model.second.weight)
+    at_keep = r(at_act2)
+    at_act = r((at_second + at_keep) * (a > 0))
+    assert torch.equal(model.second.weight.grad, at_act2.T @ y)
+    assert torch.equal(model.first.weight.grad, at_act.T @ x)
+
+
+def test_hooks_are_gone_afterwards_and_the_module_is_as_before() -> None:
+    model = seeded(Reused)
+    x = numbers(4, 6)
+    before = model(x)
+    with noted(model):
+        assert not torch.equal(model(x), before), "the control: inside, values are rounded"
+    assert torch.equal(model(x), before)
+    for module in model.modules():
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+
+
+class Several(nn.Module):
+    """A leaf that takes and returns several tensors, some of them integers, by keyword too."""
+
+    def forward(self, x: Tensor, *, extra: dict[str, Tensor]) -> dict[str, Any]:
+        return {"both": (x * 2.0, extra["y"] + 1.0), "index": extra["i"] + 1, "none": None, "number": 3}
+
+
+class Outer(nn.Module):
+    def __init__(self, inside: nn.Module) -> None:
+        super().__init__()
+        self.inside = inside
+        self.lstm = nn.LSTM(3, 4, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.inside(x, extra={"y": x * 0.5, "i": torch.arange(3)})
+        assert found["index"].tolist() == [1, 2, 3]
+        out, (hidden, cell) = self.lstm(found["both"][0] + found["both"][1])
+        return out.sum() + hidden.sum() + cell.sum()
+
+
+def test_tuples_dicts_and_keywords_are_looked_into_and_integers_left_alone() -> None:
+    model = seeded(lambda: Outer(Several()))
+    with noted(model) as (tape, sites):
+        model(numbers(2, 5, 3).requires_grad_()).backward()
+    names = [sites.names[place] for place in sorted(sites.names)]
+    assert names.count("output of inside") == 2
+    assert names.count("output of lstm") == 3
+    assert names.count("gradient at inside") == 2
+    assert len(tape.given) == len(names)
+
+
+def test_without_gradients_there_are_outputs_only() -> None:
+    model = seeded(Reused)
+    with noted(model) as (tape, _), torch.no_grad():
+        model(numbers(4, 6))
+    assert {kind for kind, _ in tape.given} == {ACTIVATION}
+
+
+def test_other_memory_layouts_are_logged_in_row_order() -> None:
+    model = seeded(lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.Conv2d(3, 2, 1)))
+    x = numbers(2, 2, 5, 5)
+    with noted(model) as (tape, _):
+        model(x).square().sum().backward()
+    last = seeded(lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.Conv2d(3, 2, 1))).to(
+        memory_format=torch.channels_last
+    )
+    with noted(last) as (other, _):
+        last(x.contiguous(memory_format=torch.channels_last)).square().sum().backward()
+    for place, value in tape.given.items():
+        torch.testing.assert_close(other.given[place], value, atol=1e-12, rtol=1e-7)
+
+
+class Box:
+    def __init__(self, inside: Tensor) -> None:
+        self.inside = inside
+
+
+class Odd(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return Box(x)
+
+
+def test_what_cannot_be_rounded_is_refused_by_name() -> None:
+    model = nn.Sequential(Odd())
+    with noted(model), pytest.raises(Nondeterminism, match="module 0 returns a Box"):
+        model(numbers(2, 2, 3))
+    single = nn.Sequential(nn.Linear(3, 3))
+    with noted(single), pytest.raises(Nondeterminism, match=r"output of 0|0: a tensor of torch.float32"):
+        single(numbers(2, 3).float())
+    twice = seeded(lambda: nn.Sequential(nn.Linear(3, 3), nn.Tanh()))
+    x = numbers(2, 3).requires_grad_()
+    with noted(twice):
+        (first,) = torch.autograd.grad(twice(x).sum(), x)
+    with (
+        noted(twice),
+        pytest.raises(Nondeterminism, match="is differentiated again"),
+    ):
+        torch.autograd.grad(twice(x).square().sum(), x, create_graph=True)
+    assert first.shape == x.shape
+
+
+def test_a_scripted_module_is_refused_by_name() -> None:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scripted = torch.jit.script(nn.Linear(3, 3))
+    with pytest.raises(Nondeterminism, match="module 1 is scripted"):
+        LeafSites(nn.Sequential(nn.Linear(3, 3), scripted))
+
+
+# -- whole steps -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("more", [{}, {"accumulation": "2"}], ids=["whole", "accumulated"])
+def test_a_run_is_followed_to_the_same_roots_under_noise(
+    model: str, more: dict[str, str], zoo: Any, record_run: Any, follow_run: Any
+) -> None:
+    if more and model == "branches":
+        pytest.skip("its branches depend on the whole batch")
+    make = lambda: zoo.build({"model": model, **more})  # noqa: E731
+    run = record_run(make, "leaf", 10)
+    done = follow_run(make, "leaf", run)
+    assert [v for step in done.violations for v in step] == []
+    assert done.roots == run.roots
+    assert [o.loss for o in done.outcomes] == [o.loss for o in run.outcomes]
+    assert len(run.session.leaves.names) >= 3
+    assert any(kind == ACTIVATION for kind, _ in run.session.table.sites)
+
+
+class Loud:
+    """A small network without ties, run under noise so large that straddles are seen."""
+
+    UNITS = 2.0**17
+
+    def __init__(self, tau: str = "layer", b_r: int = 32, units: float = UNITS) -> None:
+        self.policy, self.units = find_policy("leaf", b_r=b_r, tau=tau), units
+
+    def job(self) -> Job:
+        model = seeded(
+            lambda: nn.Sequential(nn.Linear(12, 48), nn.Tanh(), nn.LayerNorm(48), nn.Linear(48, 12))
+        ).float()
+        return Job(
+            model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01), steps=100, loss=_distance,
+            batch=lambda step: numbers(128, 12, seed=100 + step).float(),
+        )  # fmt: skip
+
+    def session(self, job: Job, jitter: bool) -> Session:
+        """A session whose forward and backward passes alone are disturbed: the optimizer has its usual noise."""
+        noise, usual = (Jitter(5, self.units), Jitter(6)) if jitter else (None, None)
+        session = Session(job.model, job.optimizer, policy=self.policy, seed=1, jitter=noise)
+        job.optimizer.register_step_pre_hook(lambda *_: setattr(session, "jitter", usual))
+        session.prepare()
+        job.optimizer.register_step_post_hook(lambda *_: setattr(session, "jitter", noise))
+        return session
+
+    def record(self, steps: int) -> tuple[list[bytes], list[int], GridTable]:
+        job = self.job()
+        session = self.session(job, jitter=False)
+        frames: list[bytes] = []
+        prints: list[int] = []
+        first = GridTable()
+        for step in range(steps):
+            before = session.table
+            if session.is_calibration_step(step):
+                found = calibrate(session, backward_of(session, job), seed=3, units=self.units)
+                session.table = found.table
+                if not step:
+                    before = first = session.table
+                    self.thresholds = found.thresholds
+            tape = session.record_tape(before)
+            prints.append(run_step(session, job, tape).fingerprint)
+            frames.append(tape.finish())
+            session.settle(tape.table)
+        self.weights = torch.cat([p.detach().reshape(-1) for p in job.model.parameters()])
+        session.close()
+        return frames, prints, first
+
+    def follow(
+        self, frames: list[bytes], first: GridTable, strip: bool = False
+    ) -> tuple[list[int], list[FollowTape]]:
+        job = self.job()
+        session = self.session(job, jitter=True)
+        session.table = first
+        tapes: list[FollowTape] = []
+        prints: list[int] = []
+        for frame in frames:
+            tape = session.follow_tape(frame)
+            if strip:
+                kept = tuple(s for s in tape.frame if s[0].kind not in (ACTIVATION, GRADIENT))
+                tape = FollowTape(tape.policy, session.table, Frame(kept), tape.base, sites=tape.sites)
+            prints.append(run_step(session, job, tape).fingerprint)
+            tape.finish()
+            session.settle(tape.table)
+            tapes.append(tape)
+        session.close()
+        return prints, tapes
+
+
+def _distance(model: nn.Module, x: Tensor) -> Tensor:
+    return (model(x) - torch.cos(3.0 * x)).square().mean()
+
+
+@pytest.mark.parametrize("tau", ["layer", "kind", "0.25", "0.4375"])
+def test_straddles_are_corrected_and_without_the_log_of_activations_they_are_not(tau: str) -> None:
+    """Control included: the same two sides, the log's activation entries taken out, end in other states."""
+    loud = Loud(tau)
+    frames, prints, first = loud.record(9)
+    followed, tapes = loud.follow(frames, first)
+    assert [v for tape in tapes for v in tape.violations] == []
+    assert followed == prints
+    assert sum(tape.corrections for tape in tapes) > 5
+    alone, _ = loud.follow(frames, first, strip=True)
+    assert alone != prints
+
+
+def test_a_fixed_threshold_logs_the_share_it_stands_for() -> None:
+    """1/2 - tau = 1/16 of a quantum on either side of a boundary: one element in eight."""
+    loud = Loud("0.4375", units=1.0)
+    frames, _, first = loud.record(2)
+    _, tapes = loud.follow(frames, first)
+    assert tapes[0].freedom.fraction == pytest.approx(0.125, abs=0.03)
+
+
+def test_thresholds_are_one_for_each_layer_or_each_kind() -> None:
+    layer, kind = Loud("layer"), Loud("kind")
+    _, _, by_layer = layer.record(1)
+    _, _, by_kind = kind.record(1)
+    linear = [(ACTIVATION, 0), (ACTIVATION, 3)]
+    assert len({by_kind.sites[place].band for place in linear}) == 1
+    assert by_kind.sites[linear[0]].band == max(by_layer.sites[place].band for place in linear)
+    assert {t.layer for t in layer.thresholds} == {"Linear", "Tanh", "LayerNorm", "Sequential"}
+    for threshold in layer.thresholds:
+        assert threshold.closed < 0.5, "cancelled elements may leave no room at all: the floor is for them"
+        assert threshold.observed is not None
+        assert threshold.observed > 0.25
+    assert sum(t.straddles for t in layer.thresholds) > 0
+
+
+@pytest.mark.slow
+def test_corrections_halve_with_every_bit_removed() -> None:
+    """Paper, Table 3, and its prediction of 22, 11, 5.6 .. a step. Over 100 steps, under much noise."""
+    counts = [found["corrections"] for found in corrections(100)]
+    assert counts[0] > 100
+    for removed, count in enumerate(counts):
+        expected = counts[0] / 2**removed
+        assert abs(count - expected) < 5.0 * expected**0.5 + 0.1 * expected, counts
+
+
+# -- lies ------------------------------------------------------------------------------------------------------------
+
+
+def tapes(x: Tensor, band: int = -40, tau: str = "layer") -> tuple[Frame, GridTable, Tensor]:
+    """The frame of one activation site, the table it leads to, and what the recorder got."""
+    policy = find_policy("leaf", tau=tau)
+    tape = RecordTape(policy, GridTable())
+    rule = policy.activation
+    assert rule is not None
+    tape.table = GridTable()
+    tape._grids = {(ACTIVATION, 0): activation_grid(rule, band, torch.tensor([1]).numpy())}
+    tape.start_micro_batch(0)
+    out = tape.activation(ACTIVATION, 0, x, name="x")
+    tape.finish()
+    return Frame.of(tape.payloads), GridTable(tape._grids), out
+
+
+def followed(x: Tensor, frame: Frame, table: GridTable, tau: str = "layer") -> tuple[FollowTape, Tensor]:
+    kept = tuple(site for site in frame if site[0].kind != Kind.GRID)
+    tape = FollowTape(find_policy("leaf", tau=tau), table, Frame(kept))
+    tape.start_micro_batch(0)
+    out = tape.activation(ACTIVATION, 0, x, name="x")
+    tape.finish()
+    return tape, out
+
+
+def with_entry(frame: Frame, at: int, side: int, n: int) -> Frame:
+    address = SiteAddress(0, 0, ACTIVATION, 0)
+    payloads = dict(frame.sites)
+    old = decode(payloads[address], n, 1) if address in payloads else SparseEntries.none(n, 1)
+    pairs = dict(zip(old.indexes.tolist(), old.symbols.tolist(), strict=True)) | {at: side}
+    indexes = torch.tensor(sorted(pairs)).numpy()
+    payloads[address] = encode(
+        SparseEntries(n, 1, indexes, torch.tensor([pairs[i] for i in sorted(pairs)]).numpy())
+    )
+    return Frame.of(payloads)
+
+
+def test_an_entry_far_from_a_boundary_is_a_violation_and_not_obeyed() -> None:
+    x = numbers(1000)
+    frame, table, out = tapes(x)
+    honest, same = followed(x, frame, table)
+    assert honest.violations == []
+    assert torch.equal(same, out)
+    lie = with_entry(frame, 7, 1, 1000)
+    caught, kept = followed(x, lie, table)
+    assert [(v.site, v.element) for v in caught.violations] == [("x", 7)]
+    assert torch.equal(kept, out)
+
+
+def test_more_entries_than_honest_values_give_are_a_violation() -> None:
+    """All within reach of a boundary by the band's width, but too many: the follower counts from its own quanta."""
+    n = 4096
+    k = torch.arange(n, dtype=torch.float64)
+    x = 1.0 + (k + 0.5) * 2.0**-23 + 2.0**-40  # every element is near a boundary, none on a tie
+    frame, table, _ = tapes(x, band=-38)
+    tape, _ = followed(x, frame, table)
+    assert any("exceed the budget" in v.rule for v in tape.violations)
+    ties = x - 2.0**-40  # lie there because of what they are: allowed
+    frame, table, _ = tapes(ties, band=-38)
+    tape, _ = followed(ties, frame, table)
+    assert tape.violations == []
+
+
+def test_a_scale_too_wide_and_a_band_outside_the_policy_are_violations() -> None:
+    x = numbers(1000)
+    rule = LEAF.activation
+    assert rule is not None
+    wide = GridTable({(ACTIVATION, 0): activation_grid(rule, -40, torch.tensor([9]).numpy())})
+    tape, _ = followed(x, Frame(), wide)
+    assert any("too wide" in v.rule for v in tape.violations)
+    loose = GridTable({(ACTIVATION, 0): activation_grid(rule, -9, torch.tensor([1]).numpy())})
+    tape, _ = followed(x, Frame(), loose)
+    assert any("band 2**-9 outside 2**-46..2**-14" in v.rule for v in tape.violations)
+
+
+def test_a_site_that_is_only_noise_is_passed_through_and_gives_no_freedom() -> None:
+    x = numbers(50)
+    rule = LEAF.activation
+    assert rule is not None
+    table = GridTable({(ACTIVATION, 0): activation_grid(rule, -1, torch.tensor([1]).numpy())})
+    assert is_noise_only(table.sites[(ACTIVATION, 0)])
+    tape, out = followed(x, Frame(), table)
+    assert out is x
+    assert (tape.violations, tape.freedom.elements) == ([], 0)
+
+
+def test_a_site_without_a_grid_and_a_policy_without_activations_are_refused() -> None:
+    x = numbers(5)
+    with pytest.raises(InvalidInput, match="no grid is given for x"):
+        followed(x, Frame(), GridTable())
+    plain = FollowTape(find_policy("fp64"), GridTable(), Frame())
+    with pytest.raises(InvalidInput, match="policy fp64 rounds no activations"):
+        plain.activation(ACTIVATION, 0, x, name="x")
+
+
+# -- policy ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_specification_s_choice_of_bits_and_threshold_is_read_back() -> None:
+    for b_r, tau in ((32, "layer"), (26, "kind"), (29, "0.375")):
+        policy = find_policy("leaf", b_r=b_r, tau=tau, recalibrate_every=7, optimizer_arithmetic="general")
+        assert policy_of("leaf", policy.parameters()) == policy
+    assert "b_r" not in find_policy("fp64").parameters()
+
+
+@pytest.mark.parametrize(
+    "name,more,reason",
+    [
+        ("leaf", {"b_r": 25}, "b_r 25 is outside"),
+        ("leaf", {"b_r": 33}, "b_r 33 is outside"),
+        ("leaf", {"tau": "0.3"}, "tau must be"),
+        ("leaf", {"tau": "0.250"}, "tau must be"),
+        ("leaf", {"tau": "0.5"}, "tau must be"),
+        ("leaf", {"tau": "nan"}, "tau must be"),
+        ("leaf", {"tau": "often"}, "tau must be"),
+        ("fp32", {"b_r": 32}, "policy fp32: has no b_r"),
+    ],
+)
+def test_other_choices_are_refused(name: str, more: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidInput, match=reason):
+        find_policy(name, **more)
+    if name == "leaf":
+        stated = find_policy("leaf", optimizer_arithmetic="general").parameters() | more
+        with pytest.raises(InvalidInput, match=reason):
+            policy_of("leaf", stated)
+
+
+# -- how much is logged ----------------------------------------------------------------------------------------------
+
+
+class Counting:
+    """A tape that lets everything pass."""
+
+    def activation(self, kind: Kind, ordinal: int, x: Tensor, *, name: str) -> Tensor:
+        return x
+
+
+def counted(model: nn.Module, batch: Tensor, out: Callable[[Any], Tensor]) -> tuple[int, int]:
+    """Elements logged forward and backward, from shapes alone: everything lies on the meta device."""
+    sites = LeafSites(model)
+    with sites.rounding(Counting(), 0):
+        out(model(batch)).sum().backward()
+    forward = sum(n for (kind, _), n in sites.sizes.items() if kind == ACTIVATION)
+    return forward, sum(sites.sizes.values()) - forward
+
+
+def test_resnet50_logs_as_many_entries_as_derived_from_the_paper_s_code() -> None:
+    """1.0466e9 a step at batch 64: 523.2M forward in 119 tensors, 523.4M backward in 118 and the model's output."""
+    with torch.device("meta"):
+        model = ResNet(64, (3, 4, 6, 3)).double()
+    assert sum(p.numel() for p in model.parameters()) == 23_520_842
+    images = torch.empty(64, 3, 32, 32, dtype=torch.float64, device="meta")
+    forward, backward = counted(model, images, lambda y: y)
+    assert (forward, backward) == (523_240_064, 523_371_136)
+    assert f"{forward + backward:.4e}" == "1.0466e+09"

@@ -1,0 +1,154 @@
+"""Committing a state while the next step computes: the same bytes, and nothing unnoticed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tallystick.errors import Nondeterminism, StoreError
+from tallystick.execution.job import Job, JobSource
+from tallystick.numerics.policy import find_policy
+from tallystick.roles import trainer
+from tallystick.roles.auditor import audit
+from tallystick.roles.trainer import Order, record
+from tallystick.store.files import RunDirectory
+
+BOTH = pytest.mark.parametrize("policy", ["fp64", "fp32"])
+
+
+class Source(JobSource):
+    """A small job with batch norm; ``during`` is called in every forward pass."""
+
+    during: Callable[[nn.Module], None] = staticmethod(lambda model: None)
+
+    def build(self, settings: Any) -> Job:
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+        data = torch.randn(16, 6, generator=torch.Generator().manual_seed(2))
+
+        def loss(net: nn.Module, x: Tensor) -> Tensor:
+            self.during(net)
+            return net(x).square().mean()
+
+        return Job(
+            model,
+            torch.optim.AdamW(model.parameters(), lr=0.01),
+            lambda step: data * (step + 1),
+            loss,
+            steps=6,
+        )
+
+
+def recorded(into: Path, policy: str, during: Callable[[nn.Module], None] | None = None) -> dict[str, bytes]:
+    """The files of a run with a checkpoint every second step."""
+    source = Source("job.py", b"")
+    if during is not None:
+        object.__setattr__(source, "during", during)
+    directory = RunDirectory(into)
+    record(Order(source, {}, find_policy(policy), checkpoint_every=2), directory)
+    assert audit(directory, source).verdict == "match"
+    return {str(p.relative_to(into)): p.read_bytes() for p in sorted(into.rglob("*")) if p.is_file()}
+
+
+@BOTH
+def test_overlapping_writes_the_same_bytes_as_writing_at_once(
+    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: set[str] = set()
+    own = RunDirectory.write_checkpoint
+
+    def noting(self: RunDirectory, steps_done: int, *args: Any, **more: Any) -> None:
+        if steps_done:
+            threads.add(threading.current_thread().name.rstrip("_0123456789"))
+        own(self, steps_done, *args, **more)
+
+    monkeypatch.setattr(RunDirectory, "write_checkpoint", noting)
+    beside = recorded(tmp_path / "beside", policy)
+    assert threads == {"tally-commit"}
+    threads.clear()
+    monkeypatch.setattr(trainer, "APART", 0)
+    assert recorded(tmp_path / "at-once", policy) == beside
+    assert threads == {"MainThread"}
+
+
+@BOTH
+def test_weights_that_a_forward_pass_changes_for_a_while_stay_out_of_the_commitment(
+    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writing is held up until the weights are changed: it notices, and writes the state once they are back."""
+    plain = recorded(tmp_path / "plain", policy)
+    changed, back = threading.Event(), threading.Event()
+    own, own_try, tries = RunDirectory.write_checkpoint, trainer._Commitment.try_to_write, list[bool]()  # pyright: ignore[reportPrivateUsage]
+
+    def held_up(self: RunDirectory, *args: Any, **more: Any) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            changed.wait(1.0)
+        own(self, *args, **more)
+        back.set()
+
+    def noting(self: Any, entries: Any) -> bool:
+        tries.append(own_try(self, entries))
+        return tries[-1]
+
+    def disturb(model: nn.Module) -> None:
+        weight = model[0].weight.data.numpy()  # type: ignore[index]  # unseen by capture and jitter
+        kept = weight.copy()
+        weight += 1.0
+        changed.set()
+        back.wait(0.5)
+        weight[:] = kept
+        changed.clear()
+        back.clear()
+
+    if policy == "fp32":  # under fp64 what is committed is a copy anyway
+        monkeypatch.setattr(RunDirectory, "write_checkpoint", held_up)
+        monkeypatch.setattr(trainer._Commitment, "try_to_write", noting)  # pyright: ignore[reportPrivateUsage]
+    disturbed = recorded(tmp_path / "disturbed", policy, disturb)
+    assert disturbed == plain
+    assert policy == "fp64" or False in tries
+
+
+def test_a_state_that_is_not_the_steps_own_is_never_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = RunDirectory.write_checkpoint
+
+    def other(self: RunDirectory, steps_done: int, entries: Any, **more: Any) -> None:
+        for entry in entries if steps_done == 4 else ():
+            if entry.name == "model/0.bias":
+                entries[entries.index(entry)] = type(entry)(entry.name, entry.dtype, entry.shape, bytes(32))
+        own(self, steps_done, entries, **more)
+
+    monkeypatch.setattr(RunDirectory, "write_checkpoint", other)
+    with pytest.raises(Nondeterminism, match="step 3: the state was changed after the step"):
+        recorded(tmp_path / "run", "fp32")
+    assert RunDirectory(tmp_path / "run").load_partial().num_steps == 3
+
+
+def test_a_disk_that_refuses_ends_the_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = RunDirectory.write_checkpoint
+
+    def full(self: RunDirectory, steps_done: int, *args: Any, **more: Any) -> None:
+        if steps_done == 4:
+            time.sleep(0.05)
+            raise StoreError("checkpoint: the disk is full; what was written before is intact")
+        own(self, steps_done, *args, **more)
+
+    monkeypatch.setattr(RunDirectory, "write_checkpoint", full)
+    with pytest.raises(StoreError, match="the disk is full"):
+        recorded(tmp_path / "run", "fp32")
+    monkeypatch.undo()
+    assert RunDirectory(tmp_path / "run").load_partial().num_steps == 3
+
+    order = Order(Source("job.py", b""), {}, find_policy("fp32"), checkpoint_every=2)
+    record(order, RunDirectory(tmp_path / "run"), resume=True)
+    whole = recorded(tmp_path / "whole", "fp32")
+    assert (tmp_path / "run" / "run.json").read_bytes() == whole["run.json"]
