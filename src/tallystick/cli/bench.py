@@ -20,7 +20,6 @@ from tallystick.reports.layout import BAD, GOOD, QUIET, UNSURE, printable, share
 from tallystick.roles.bench import PARTS, Bench, Row, machine
 
 STYLES = {"met": GOOD, "not met": BAD, "printed only": QUIET, "inconclusive": UNSURE, "failed": BAD}
-WIDE = 130
 
 app = typer.Typer(help="Measure what recording costs and whether it holds; the README's table.")
 
@@ -82,10 +81,7 @@ def training(
     if as_json:
         print_json({"rows": [row.fields() for row in rows], "machine": facts})
     else:
-        page = console()
-        if not page.is_terminal:
-            page.width = WIDE  # a file has no width, and a table in 80 columns is hard to read
-        page.print(table_of(rows, facts))
+        console().print(table_of(rows, facts))
     return 0 if all(row.passes for row in rows) else 1
 
 

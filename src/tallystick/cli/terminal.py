@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -22,10 +23,15 @@ if TYPE_CHECKING:
 LINE_EVERY = 10.0  # seconds between two lines where there is no terminal
 SMOOTHING = 0.05  # weight of the newest step in the rate
 
+WIDE = 160  # columns of a file or pipe, which has no width: paths and tables stay whole
+
 
 def console(file: TextIO | None = None) -> Console:
     """Return a console on ``file``, stdout by default, that takes texts as they are."""
-    return Console(file=file or sys.stdout, markup=False, highlight=False, emoji=False)
+    page = Console(file=file or sys.stdout, markup=False, highlight=False, emoji=False)
+    if not page.is_terminal and "COLUMNS" not in os.environ:
+        page.width = WIDE
+    return page
 
 
 def answer(report: Report, *, as_json: bool, page: RenderableType | None = None) -> None:

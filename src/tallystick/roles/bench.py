@@ -32,7 +32,7 @@ POLICIES = ("fp64", "fp32", "bf16")
 JOBS: Mapping[str, tuple[str, ...]] = {
     "exactness": ("digits", "text"),
     "log": ("digits", "text"),
-    "overhead": ("text", "gpt2"),
+    "overhead": ("text", "gpt2", "resnet50"),
     "scaling": ("text", "gpt2"),
     "memory": ("text", "gpt2"),
     "loss": ("text",),
@@ -69,12 +69,20 @@ SIZES: Mapping[str, tuple[Mapping[str, str], ...]] = {  # models of about 1, 10 
     "gpt2": ({},),
 }
 BATCHES = (1, 4, 16)
-GPT2_ROUNDS, WARM_UP = 3, 3
-MOST_BITS: Mapping[tuple[str, str], float] = {
-    ("text", "fp64"): 0.001,
-    ("text", "fp32"): 0.03,
-    ("text", "bf16"): 1.1,
+ROUNDS: Mapping[str, int] = {"gpt2": 5, "resnet50": 9}  # of the overhead, where a step takes seconds
+WARM_UP = 3
+OVERHEAD_SETTINGS: Mapping[str, Mapping[str, str]] = {"resnet50": {"batch": "8"}}
+LARGE = ("gpt2", "resnet50")
+MOST_OVERHEAD: Mapping[tuple[str, str], float] = {
+    **{(who, policy): 1.10 for who in ("record", "audit") for policy in ("fp64", "fp32")},
+    ("record", "leaf"): 1.6,
 }
+MOST_LOG: Mapping[tuple[str, str], float] = {  # bytes per step
+    ("gpt2", "fp64"): 16e3, ("resnet50", "fp64"): 4e3, ("gpt2", "fp32"): 300e3,
+}  # fmt: skip
+MOST_BITS: Mapping[tuple[str, str], float] = {
+    ("text", "fp64"): 0.001, ("text", "fp32"): 0.03, ("text", "bf16"): 1.1,
+}  # fmt: skip
 MOST_MEMORY = 1.25
 LEAST_BANDWIDTH = 0.6  # of rounding, as a share of the bandwidth of copying the same bytes
 ELEMENTS, FEW_ELEMENTS = 1 << 24, 1 << 18
@@ -253,7 +261,7 @@ class Bench:
             return self.steps
         if self.quick:
             return QUICK[part]
-        return GPT2_ROUNDS if (part, job) == ("overhead", "gpt2") else STEPS[part]
+        return ROUNDS.get(job, STEPS[part]) if part == "overhead" else STEPS[part]
 
     def _directory(self, name: str) -> Path:
         return self.place / f"{len(list(self.place.iterdir())):03d}-{name}"
@@ -371,10 +379,11 @@ class Bench:
 
     def overhead(self, job: str, policy: str) -> list[Row]:
         """Return medians over plain, recorded and audited steps that took turns in one process."""
-        warm_up = 1 if self.quick or job == "gpt2" else WARM_UP
+        warm_up = 1 if self.quick or job in ROUNDS else WARM_UP
         found = self._measure(
-            "overhead", job=job, policy=policy, rounds=self._steps("overhead", job), warm_up=warm_up
-        )
+            "overhead", job=job, policy=policy, rounds=self._steps("overhead", job), warm_up=warm_up,
+            settings=OVERHEAD_SETTINGS.get(job, {}),
+        )  # fmt: skip
         return overhead_rows(job, policy, found)
 
     # -- scaling -------------------------------------------------------------------------------
@@ -394,7 +403,7 @@ class Bench:
                 )
                 for row in overhead_rows(job, policy, found)[:2]:
                     name = f"{row.measure}, {found['parameters'] / 1e6:.3g} M parameters, batch {batch}"
-                    rows.append(replace(row, part="scaling", measure=name))
+                    rows.append(replace(row, part="scaling", measure=name, must=None))
         return rows
 
     # -- leaf ----------------------------------------------------------------------------------
@@ -592,7 +601,9 @@ def overhead_rows(job: str, policy: str, found: Mapping[str, Any]) -> list[Row]:
         each = sorted(one[who]["total"] / one["plain"]["total"] for one in rounds)
         detail = {"lowest": each[0], "highest": each[-1], "rounds": len(rounds), "threads": found["threads"]}
         detail |= {"seconds": seconds[who], "plain_seconds": seconds["plain"]}
-        rows.append(row(f"{who} / plain", seconds[who]["total"] / plain, "times", **detail))
+        ratio = row(f"{who} / plain", seconds[who]["total"] / plain, "times", **detail)
+        most = MOST_OVERHEAD.get((who, policy)) if job in LARGE else None
+        rows.append(replace(ratio, must=most))
     for who in ("record", "audit"):
         total = seconds[who]["total"]
         phases = {phase: value for phase, value in seconds[who].items() if phase != "total"}
@@ -601,6 +612,8 @@ def overhead_rows(job: str, policy: str, found: Mapping[str, Any]) -> list[Row]:
         for phase, value in phases.items():
             name = phase.replace("forward_backward", "forward and backward").replace("_", " ")
             rows.append(row(f"{who}: {name}", value / total, "share", plain_steps=value / plain))
+    size = row("log bytes per step, median", found["log_bytes"], "bytes")
+    rows.append(replace(size, must=MOST_LOG.get((job, policy))))
     one, first, due = found["calibration"], found["first_calibration"], found["calibrations_due"]
     amortised = (first + due * one) / (found["job_steps"] * plain)
     rows.append(row("one calibration / plain step", one / plain, "times", first_plain_steps=first / plain))

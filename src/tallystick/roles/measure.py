@@ -248,6 +248,7 @@ def overhead(
     replay = Replay(followed, open_session(followed, chosen, 0))
     replay.session.table, replay.session.base = run.session.table, run.session.base
     measured: list[dict[str, Times]] = []
+    sizes: list[int] = []
     for number in range(warm_up + rounds):
         found = {"plain": plain.step(number)}
         due = run.calibrate_if_due()
@@ -259,6 +260,7 @@ def overhead(
             + ", ".join(f"{k} {v['total']:.3f} s" for k, v in found.items())
         )
         measured += [found] if number >= warm_up else []
+        sizes += [len(frame)] if number >= warm_up else []
     if not again:
         again.append(run.calibrate(repeats=1))
     started = time.perf_counter()
@@ -271,6 +273,7 @@ def overhead(
         "calibrations_due": sum(run.session.is_calibration_step(step) for step in range(1, run.job.steps)),
         "job_steps": run.job.steps,
         "state_root": ended - started,
+        "log_bytes": statistics.median(sizes),
         "parameters": sum(p.numel() for p in run.job.model.parameters()),
         "threads": torch.get_num_threads(),
     }

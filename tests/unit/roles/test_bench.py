@@ -143,6 +143,7 @@ def test_ratios_are_those_of_the_medians_and_shares_add_up() -> None:
         "calibrations_due": 2,
         "job_steps": 8,
         "state_root": 2.0,
+        "log_bytes": 70,
     }
     rows = {
         r.measure: r.value for r in overhead_rows("tiny", "fp32", {"rounds": rounds, "threads": 1, **facts})
@@ -258,7 +259,9 @@ class Played:
             batch = int(given["settings"]["batch"])
             times = {"forward_backward": float(batch), "optimizer": 1.0, "total": 1.0 + batch}
             round_ = {"plain": times, "record": {**times, "total": 2.0 + batch}, "audit": times}
-            facts = dict.fromkeys(("first_calibration", "calibration", "calibrations_due", "state_root"), 1.0)
+            facts = dict.fromkeys(
+                ("first_calibration", "calibration", "calibrations_due", "state_root", "log_bytes"), 1.0
+            )
             return {"rounds": [round_], "threads": 1, "job_steps": 8, "parameters": 10_000_000, **facts}
         if kind == "loss":
             return {"plain": 2.0 + 0.1 * given["seed"], "recorded": 2.05 + 0.1 * given["seed"]}
@@ -308,7 +311,7 @@ def test_a_part_that_fails_does_not_vanish(tmp_path: Path) -> None:
     assert {(r.part, r.verdict) for r in rows} == {
         (part, "failed") for part in ("overhead", "memory", "loss")
     }
-    assert {r.job for r in rows} == {"text", "gpt2"}
+    assert {r.job for r in rows} == {"text", "gpt2", "resnet50"}
 
 
 def test_log_rows_of_text_have_a_limit_and_others_none(tmp_path: Path) -> None:
