@@ -31,20 +31,22 @@ EXPECTED_VERDICT = {
     "forged_entry": {"log_violation"},
     "lying_auditor": {"match"},
 }
+# The loss, coarse, goes with the log; the gradient needs other parities than the log's, which are against the rules.
+ALSO_UNDER_BF16 = {"poisoned_label": {"log_violation"}, "skipped_steps": {"log_violation"}}
 
 
 def order(policy: str) -> Order:
     return Order(find_source("digits"), SETTINGS, find_policy(policy), steps=STEPS, checkpoint_every=EVERY)
 
 
-@pytest.fixture(scope="module", params=["fp32", "fp64"])
+@pytest.fixture(scope="module", params=["fp32", "fp64", "bf16"])
 def honest(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     run = RunDirectory(tmp_path_factory.mktemp("honest") / request.param)
     record(order(request.param), run)
     return run
 
 
-@pytest.mark.parametrize("policy", ["fp32", "fp64"])
+@pytest.mark.parametrize("policy", ["fp32", "fp64", "bf16"])
 @pytest.mark.parametrize("name", sorted(CHEATS))
 def test_a_cheat_is_caught_at_its_step_and_its_party_is_blamed(
     name: str, policy: str, tmp_path: Path
@@ -60,7 +62,8 @@ def test_a_cheat_is_caught_at_its_step_and_its_party_is_blamed(
         write_claim(run, source, claim)
     result = dispute(run, claim, source)
 
-    assert report.verdict in EXPECTED_VERDICT[name]
+    also = ALSO_UNDER_BF16.get(name, set[str]()) if policy == "bf16" else set[str]()
+    assert report.verdict in EXPECTED_VERDICT[name] | also
     if report.verdict != "match":
         assert report.first is not None
         assert report.first.step == crime

@@ -26,7 +26,17 @@ from tallystick.execution.job import Batch, Job, JobSource, find_source
 from tallystick.execution.session import Session
 from tallystick.execution.step import batch_digest
 from tallystick.execution.tape import RecordTape
-from tallystick.numerics.log import GridTable, Kind, SiteAddress, SparseEntries, decode, encode
+from tallystick.numerics.log import (
+    GridTable,
+    Kind,
+    Parities,
+    SiteAddress,
+    SparseEntries,
+    decode,
+    decode_parities,
+    encode,
+    encode_parities,
+)
 from tallystick.numerics.policy import find_policy
 from tallystick.numerics.rounding import NO_KEY, Key
 from tallystick.protocol.transcript import StepRecord, Transcript
@@ -256,9 +266,15 @@ class EditedWeights:
         return last - 1
 
 
+FEW = 64  # elements that a budget of moves does not tell from honest ones
+
+
 @dataclass
 class _ForgingTape(RecordTape):
-    """Moves one element far from any boundary by a quantum, and logs it as if it had been ambiguous."""
+    """Moves one element far from any boundary by a quantum, and logs it as if it had been ambiguous.
+
+    Where a site is logged by parities, which are within reach of every element, moves all of them.
+    """
 
     forging: bool = False
     forged: Kind = Kind.GRADIENT
@@ -270,11 +286,23 @@ class _ForgingTape(RecordTape):
             return
         grid = self._grids[(kind, ordinal)]
         flat = out.reshape(-1)
+        address = SiteAddress(self.rank, 0, kind, ordinal)
+        payload = self.payloads.get(address)
+        if grid.parity:
+            if payload is not None and x.numel() > FEW:
+                self.forging = False
+                scales = torch.from_numpy(grid.scales.astype(np.int64)).to(flat.device)
+                flat += (
+                    torch.exp2((scales + grid.floor).double())
+                    .repeat_interleave(x.numel() // scales.numel())
+                    .to(flat)
+                )
+                inverted = 1 - decode_parities(payload, x.numel()).bits
+                self.payloads[address] = encode_parities(Parities.of(inverted))
+            return
         far = int(flat.abs().argmax())
         if flat[far] == 0:
             return
-        address = SiteAddress(self.rank, 0, kind, ordinal)
-        payload = self.payloads.get(address)
         honest = SparseEntries.none(x.numel(), 1) if payload is None else decode(payload, x.numel(), 1)
         if far in honest.indexes:
             return
