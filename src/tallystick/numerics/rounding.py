@@ -3,7 +3,7 @@
 One function a direction, for any device: tensors on the CPU go through the fused kernels of
 :mod:`tallystick.numerics.kernels`, those on a CUDA device through
 :mod:`tallystick.numerics.triton_kernels` where triton is installed, others through the same
-arithmetic written as tensor operations in bounded chunks. All equal
+arithmetic written as tensor operations in bounded chunks, and so do parities on every device but the CPU. All equal
 :mod:`tallystick.numerics.reference` bit for bit.
 """
 
