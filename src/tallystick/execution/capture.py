@@ -234,6 +234,10 @@ class Capture(TorchDispatchMode):
         self.smooth = smooth
         self.jitter = jitter
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # compiled modules are refused: no need of torch's guard around every operator
+
     def __torch_dispatch__(self, func: Operator, types: Any, args: Arguments = (), kwargs: Any = None) -> Any:
         """Run ``func``, through its handler where it has one."""
         kwargs = kwargs or {}
@@ -333,12 +337,17 @@ def _rms(flat: Tensor) -> float:
         return 0.0
     if flat.device.type == "cpu" and flat.dtype in (torch.float32, torch.float64):
         total = np.empty(1, dtype=np.float64)
-        kernels.block_square_sums(flat.numpy(), flat.numel(), total, threads=torch.get_num_threads())
+        kernels.block_square_sums(
+            flat.contiguous().numpy(), flat.numel(), total, threads=torch.get_num_threads()
+        )
         return math.sqrt(float(total[0]) / flat.numel())
     return float(torch.linalg.vector_norm(flat, dtype=torch.float64).item()) / math.sqrt(flat.numel())
 
 
 def _near(flat: Tensor, point: Tensor, band: float) -> Tensor:
+    if flat.device.type == "cpu" and flat.dtype in DTYPES and not point.dim():
+        found = kernels.near(flat.contiguous().numpy(), point.item(), band, threads=torch.get_num_threads())
+        return torch.from_numpy(found)
     return ((flat - point).abs() < band).nonzero().squeeze(1)
 
 

@@ -30,7 +30,7 @@
 enum { RUN = 256, LANES = 8 };
 
 /* Raise with every change that a caller must know of; kernels.py has the same number. */
-enum { VERSION = 8 };
+enum { VERSION = 10 };
 
 #define T_FIXED (486260413.0 * 0x1p-30) /* spec/rounding.md 3: off every simple fraction, in the middle range */
 #define MIN_EXPONENT (-149)             /* the smallest positive FP32 value is 2**-149 */
@@ -464,6 +464,28 @@ FAST EXPORT uint64_t tally_fingerprint(const void *x, int32_t type, int64_t begi
         for (int i = 0; i < n; i++) total += ((uint64_t)bits[i] + 1) * ((first + (uint64_t)i * step) | 1);
     }
     return total;
+}
+
+/* Write the positions of the elements of [begin, end) less than band away from point, in the elements' own precision;
+ * index holds end - begin. Returns their number. */
+#define NEAR(name, T, absolute)                                                                        \
+    INLINE int64_t name(const T *x, T point, double band, int64_t begin, int64_t end, int64_t *index) { \
+        int64_t count = 0;                                                                             \
+        for (int64_t at = begin; at < end; at += RUN) {                                                \
+            int n = (int)smaller(end - at, RUN), any = 0;                                              \
+            for (int i = 0; i < n; i++) any |= (double)absolute(x[at + i] - point) < band;             \
+            for (int i = 0; any && i < n; i++)                                                         \
+                if ((double)absolute(x[at + i] - point) < band) index[count++] = at + i;               \
+        }                                                                                              \
+        return count;                                                                                  \
+    }
+NEAR(near32, float, fabsf)
+NEAR(near64, double, fabs)
+
+FAST EXPORT int64_t tally_near(const void *x, int32_t type, double point, double band, int64_t begin, int64_t end,
+                               int64_t *index) {
+    if (type == 0) return near32((const float *)x, (float)point, band, begin, end, index);
+    return near64((const double *)x, point, band, begin, end, index);
 }
 
 /* One tensor: n elements at x, its weights starting at base. */

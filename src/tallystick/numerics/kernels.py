@@ -13,7 +13,7 @@ import ctypes
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,7 +31,7 @@ CANCELLED = 5  # relative bands: no quantum below 2**(e(old) + band + 5), as wha
 MAX_FP64 = (2.0 - 2.0**-52) * 2.0**1023
 MAX_FP32 = (2.0 - 2.0**-23) * 2.0**127
 WORD = 2.0**-32
-VERSION = 8  # of kernels.c, nearest.c and optimizers.c
+VERSION = 10  # of kernels.c, nearest.c and optimizers.c
 CHUNK = 1 << 17  # elements that one thread takes at a time
 
 LIBRARY = {"win32": "libkernels.dll", "darwin": "libkernels.dylib"}.get(sys.platform, "libkernels.so")
@@ -90,6 +90,7 @@ def _library() -> Any:
         ("tally_keep", None, (u, u, n, n, u, p)),
         ("tally_jitter", None, (p, p, i, n, n, u, u, u)),
         ("tally_fingerprint", u, (p, i, n, n, u)),
+        ("tally_near", n, (p, i, d, d, n, n, p)),
         ("tally_fingerprints", u, (p, n)),
         ("tally_square_sum", d, (p, i, n, n)),
         ("tally_square_sums", None, (p, i, n, n, n, p)),
@@ -104,7 +105,10 @@ def _library() -> Any:
 
 
 def _address(array: npt.NDArray[Any]) -> int:
-    return array.__array_interface__["data"][0]
+    described = array.__array_interface__
+    if described["strides"] is not None:
+        raise ValueError("an array that is not contiguous; kernels take flat contiguous ones")
+    return described["data"][0]
 
 
 def _type_of(array: Floats) -> int:
@@ -133,9 +137,20 @@ def in_chunks(work: Callable[[int, int], T], n: int, threads: int, chunk: int | 
     if n <= chunk:
         return [work(0, n)]
     begins = range(0, n, chunk)
-    if threads == 1:
-        return [work(begin, min(begin + chunk, n)) for begin in begins]
-    return list(_pool(threads).map(lambda begin: work(begin, min(begin + chunk, n)), begins))
+
+    def run(part: range) -> list[T]:
+        return [work(begin, min(begin + chunk, n)) for begin in part]
+
+    share = -(-len(begins) // threads)
+    first, *others = [begins[i : i + share] for i in range(0, len(begins), share)]
+    later = [_pool(threads).submit(run, part) for part in others]
+    try:
+        found = run(first)
+    finally:
+        wait(later)  # the threads must not outlive the arrays they write to
+    for part in later:
+        found += part.result()
+    return found
 
 
 def _room() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
@@ -473,6 +488,18 @@ def fingerprints(tensors: list[tuple[int, int, int, int]], threads: int = 1) -> 
 
             total += sum(in_chunks(one, n, threads))
     return total % (1 << 64)
+
+
+def near(x: Floats, point: float, band: float, threads: int = 1) -> npt.NDArray[np.int64]:
+    """Return the positions of the elements of ``x`` less than ``band`` away from ``point``, ascending."""
+    library, there, kind = _library(), _address(x), _type_of(x)
+
+    def one(begin: int, end: int) -> npt.NDArray[np.int64]:
+        index = _room()[0]
+        return index[: library.tally_near(there, kind, point, band, begin, end, _address(index))].copy()
+
+    found = in_chunks(one, x.size, threads)
+    return found[0] if len(found) == 1 else np.concatenate(found)
 
 
 def block_square_sums(x: Floats, rows: int, out: npt.NDArray[np.float64], threads: int = 1) -> None:

@@ -797,6 +797,31 @@ def test_an_element_is_kept_if_its_word_is_below_the_threshold(start: int, thres
     assert kept.tolist() == [int(word) < threshold for word in words]
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("point", [0.0, 0.75])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_what_is_near_a_point_is_found(
+    monkeypatch: pytest.MonkeyPatch, dtype: Any, point: float, threads: int
+) -> None:
+    monkeypatch.setattr(kernels, "CHUNK", 384)
+    x = np.random.default_rng(1).standard_normal(3000).astype(dtype)
+    x[[0, 700, 2999]] = point, math.nan, math.inf
+    for band in (0.0, 2.0**-6, 0.5):
+        found = kernels.near(x, point, band, threads=threads)
+        assert found.tolist() == [i for i in range(x.size) if abs(x[i] - dtype(point)) < band]
+    assert kernels.near(x[:0], point, 1.0).size == 0
+
+
+def test_arrays_with_gaps_are_refused() -> None:
+    x, out = np.arange(8.0)[::2], np.zeros(1)
+    with pytest.raises(ValueError, match="not contiguous"):
+        kernels.near(x, 0.0, 1.0)
+    with pytest.raises(ValueError, match="not contiguous"):
+        kernels.block_square_sums(x, 4, out)
+    with pytest.raises(ValueError, match="not contiguous"):
+        kernels.fingerprint(x, 0)
+
+
 # --------------------------------------------------------------------------------------------------- threads
 
 
