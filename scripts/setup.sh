@@ -53,6 +53,9 @@ else
   "$python" -m venv --clear .venv
 fi
 
+if [ -z "${CC:-}" ] && ! command -v cc >/dev/null && ! command -v gcc >/dev/null && ! command -v clang >/dev/null; then
+  fail "no C compiler for the kernels: install one (Debian: scripts/debian.sh), or name one in CC"
+fi
 rm -f "$stamp"
 constraints=$(mktemp)
 trap 'rm -f "$constraints"' EXIT
@@ -70,9 +73,6 @@ pip install -c "$constraints" "$torch_spec"
 "$venv_python" -c 'import importlib.metadata as m; print("triton==" + m.version("triton"))' >>"$constraints" 2>/dev/null ||
   grep -E '^triton==' constraints.txt >>"$constraints"
 
-if [ -z "${CC:-}" ] && ! command -v cc >/dev/null && ! command -v gcc >/dev/null && ! command -v clang >/dev/null; then
-  fail "no C compiler for the kernels: install one (Debian: scripts/debian.sh), or name one in CC"
-fi
 say "tallystick, its extras and the developer tools"
 pip install -c "$constraints" --editable '.[all]' --group dev
 
