@@ -53,6 +53,9 @@ else
   "$python" -m venv --clear .venv
 fi
 
+if [ -z "${CC:-}" ] && ! command -v cc >/dev/null && ! command -v gcc >/dev/null && ! command -v clang >/dev/null; then
+  fail "no C compiler for the kernels: install one (Debian: scripts/debian.sh), or name one in CC"
+fi
 rm -f "$stamp"
 constraints=$(mktemp)
 trap 'rm -f "$constraints"' EXIT
