@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tallystick.commit.state import Entry, summarise
 from tallystick.errors import InvalidInput
+from tallystick.execution import tape
 from tallystick.execution.job import find_source
+from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import find_policy
 from tallystick.roles.auditor import audit, write_claim
 from tallystick.roles.judge import dispute
@@ -70,6 +73,37 @@ def test_a_cheat_is_caught_at_its_step_and_its_party_is_blamed(
     assert (result.loser, result.step) == (cheat.liar, crime)
     assert result.rounds_per_level["checkpoints"] <= 2  # ceil(log2 3)
     assert result.rounds_per_level["steps"] <= 3  # ceil(log2 5)
+
+
+@pytest.mark.parametrize("policy", ["fp32", "fp64", "bf16"])
+def test_a_header_that_lies_about_a_scale_can_be_disputed(
+    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Coarser grids steer by rounding; the entries themselves are honest, and obeying the header gives the same state."""
+    run, claim = RunDirectory(tmp_path / "run"), RunDirectory(tmp_path / "claim")
+    honest, real = tape.settled_scales, tape.RecordTape.round
+
+    def lying(self: tape.RecordTape, kind: Kind, *arguments: Any, **more: Any) -> None:
+        wide = kind == Kind.GRADIENT and more["name"].startswith(f"step {AT}: gradient of hidden.weight")
+        with monkeypatch.context() as inside:
+            if wide:
+                inside.setattr(tape, "settled_scales", lambda *given: honest(*given) + 7)
+            real(self, kind, *arguments, **more)
+
+    with monkeypatch.context() as while_recording:
+        while_recording.setattr(tape.RecordTape, "round", lying)
+        record(order(policy), run)
+    source = order(policy).source
+    report = audit(run, source)
+    write_claim(run, source, claim)
+
+    result = dispute(run, claim, source)
+
+    assert report.first is not None
+    assert (report.verdict, report.first.step) == ("log_violation", AT)
+    assert "hidden.weight" in report.first.subject
+    assert (result.loser, result.step, result.outcome) == ("trainer", AT, "fault")
+    assert "is too wide" in result.reason
 
 
 def test_an_honest_run_and_an_honest_claim_leave_nobody_to_blame(

@@ -460,13 +460,18 @@ class FollowTape:
             raise InvalidInput(
                 f"log: {name} has {x.numel()} elements, not a multiple of its {grid.scales.size} blocks"
             )
+        noted = len(self.violations)
         self._check_scales(kind, ordinal, grid, x, name)
         payload = self._payload(SiteAddress(self.rank, 0, kind, ordinal))
+        if len(self.violations) > noted:
+            # Obeyed, such a header would lead to the trainer's own state, and there would be nothing to dispute.
+            grid, payload = self._own_grid(kind, grid, x), None
         if grid.parity:
             found, near, steer = self._round_parity(grid, payload, x, out, key, name)
         else:
             entries = SparseEntries.none(x.numel(), 1) if payload is None else decode(payload, x.numel(), 1)
-            self._check_budget(grid, entries, name)
+            if not self._check_budget(grid, entries, name):
+                entries = SparseEntries.none(x.numel(), 1)
             found = round_followed(x, grid, entries, out=out, old=old, key=key, name=name)
             near, steer = found.near, found.steer
             if found.violations:
@@ -589,12 +594,24 @@ class FollowTape:
                 )
             )
 
-    def _check_budget(self, grid: SiteGrid, entries: SparseEntries, name: str) -> None:
+    def _own_grid(self, kind: Kind, grid: SiteGrid, x: Tensor) -> SiteGrid:
+        """Return the grid that an honest header would have had, as far as one follower can tell."""
+        form = expected_form(self.policy, kind)
+        assert form is not None
+        precision, dithered, (lowest, highest), floor = form
+        band = min(max(grid.band, lowest), highest)
+        scales = settled_scales(None, block_rms(x, grid.scales.size), self.policy.row_scales)
+        scales = np.maximum(scales, UNSEEN)
+        return SiteGrid(precision, band, floor_exponent(band, floor), dithered, scales)
+
+    def _check_budget(self, grid: SiteGrid, entries: SparseEntries, name: str) -> bool:
         budget = entry_budget(grid, entries.n)
         if len(entries) > budget:
             self.violations.append(
                 Violation(name, -1, f"{len(entries)} entries exceed the budget of {budget}")
             )
+            return False
+        return True
 
     def settle_noise(self) -> None:
         """Nothing to do: the log states every scale."""
