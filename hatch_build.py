@@ -17,7 +17,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 NO_COMPILER = 3
 
 
-class Kernels(BuildHookInterface):  # type: ignore[type-arg]
+class Kernels(BuildHookInterface):
     """Compiles, and marks the wheel as one for this platform."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ import hashlib, pathlib, sys
 state = hashlib.sha256()
 for part in (*(pathlib.Path(name).read_bytes() for name in ("pyproject.toml", "constraints.txt", "scripts/setup.sh",
                                                              "hatch_build.py", "scripts/compile_kernels.py",
-                                                             *sorted(map(str, pathlib.Path("src/tallystick/numerics").glob("*.c"))))),
+                                                             *sorted(map(str, pathlib.Path("src/tallystick/numerics").glob("*.[ch]"))))),
              str(pathlib.Path.cwd()).encode(), sys.argv[1].encode()):
     state.update(len(part).to_bytes(8, "little") + part)
 print(state.hexdigest(), sys.argv[1])

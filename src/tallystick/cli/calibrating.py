@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tallystick.cli.options import AsJson, Device, find_job, parse_settings
+from tallystick.cli.options import AsJson, Device, Seed, Settings, find_job, parse_settings
 from tallystick.cli.profiles import check_device
 from tallystick.cli.terminal import TaskDisplay, answer, print_json, say
 from tallystick.errors import InvalidInput, StoreError
@@ -57,11 +57,6 @@ Freedom = Annotated[
         "--freedom", metavar="F", help="Wanted: at most this share of roundings that a log could choose."
     ),
 ]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="A setting of the job; may be repeated."),
-]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of the portable random streams.")]
 RecalibrateEvery = Annotated[
     int | None,
     typer.Option("--recalibrate-every", metavar="N", min=1, help="Steps between two measurements in a run."),

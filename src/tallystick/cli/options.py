@@ -31,6 +31,12 @@ JobName = Annotated[
     typer.Option("--job", metavar="JOB", help="The job's source; by default what the specification names."),
 ]
 
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="A setting of the job; may be repeated."),
+]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of the portable random streams.")]
+
 
 def parse_steps(text: str | None) -> tuple[int, int] | None:
     """Return the two numbers of ``A:B``.

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tallystick.cli.calibrating import differences, load_choice
-from tallystick.cli.options import AsJson, Device, ProfileName, find_job, parse_settings
+from tallystick.cli.options import AsJson, Device, ProfileName, Seed, Settings, find_job, parse_settings
 from tallystick.cli.profiles import check_device, rerun_under
 from tallystick.cli.terminal import StepDisplay, answer, say
 from tallystick.errors import InvalidInput, TallyError
@@ -45,11 +45,6 @@ Steps = Annotated[
 CheckpointEvery = Annotated[
     int, typer.Option("--checkpoint-every", metavar="K", min=1, help="Steps between two committed states.")
 ]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="A setting of the job; may be repeated."),
-]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of the portable random streams.")]
 RecalibrateEvery = Annotated[
     int | None,
     typer.Option(

@@ -13,19 +13,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(_WIN32)
-#define EXPORT __declspec(dllexport)
-#else
-#define EXPORT __attribute__((visibility("default")))
-#endif
-
-/* One body, compiled for several instruction sets and chosen when the library is loaded. */
-#if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__clang__) && __GNUC__ >= 11
-#define FAST __attribute__((target_clones("default", "avx2", "arch=x86-64-v4")))
-#else
-#define FAST
-#endif
-#define INLINE static inline __attribute__((always_inline))
+#include "native.h"
 
 enum { RUN = 256, LANES = 8 };
 
@@ -230,6 +218,13 @@ typedef struct {
     double steer, energy, shifted, largest;
 } Followed;
 
+INLINE void add_squares(double *lanes, const double *values, int n) {
+    int whole = n - n % LANES;
+    for (int i = 0; i < whole; i += LANES)
+        for (int lane = 0; lane < LANES; lane++) lanes[lane] += values[i + lane] * values[i + lane];
+    for (int i = whole; i < n; i++) lanes[i - whole] += values[i] * values[i];
+}
+
 INLINE double sum_of_lanes(const double *lanes) {
     return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
 }
@@ -277,10 +272,7 @@ FAST EXPORT int64_t tally_follow(const Site *site, int64_t begin, int64_t end, c
             }
         }
         if (!finish(&run, site, n) || !good) return -1 - find_bad(&run, site, at, n);
-        int whole = n - n % LANES;
-        for (int i = 0; i < whole; i += LANES)
-            for (int lane = 0; lane < LANES; lane++) energy[lane] += run.value[i + lane] * run.value[i + lane];
-        for (int i = whole; i < n; i++) energy[i - whole] += run.value[i] * run.value[i];
+        add_squares(energy, run.value, n);
         store(site->out, run.value, site->out_type, at, n);
         at += n;
     }
@@ -356,10 +348,7 @@ FAST EXPORT int64_t tally_follow_parity(const Site *site, int64_t begin, int64_t
             }
         }
         if (!finish(&run, site, n) || !good) return -1 - find_bad(&run, site, at, n);
-        int whole = n - n % LANES;
-        for (int i = 0; i < whole; i += LANES)
-            for (int lane = 0; lane < LANES; lane++) energy[lane] += run.value[i + lane] * run.value[i + lane];
-        for (int i = whole; i < n; i++) energy[i - whole] += run.value[i] * run.value[i];
+        add_squares(energy, run.value, n);
         store(site->out, run.value, site->out_type, at, n);
         at += n;
     }
@@ -508,11 +497,9 @@ EXPORT uint64_t tally_fingerprints(const Marked *tensors, int64_t count) {
 FAST EXPORT double tally_square_sum(const void *x, int32_t type, int64_t begin, int64_t end) {
     double values[RUN], lanes[LANES] = {0};
     for (int64_t at = begin; at < end; at += RUN) {
-        int n = (int)smaller(end - at, RUN), whole = n - n % LANES;
+        int n = (int)smaller(end - at, RUN);
         load(values, x, type, at, n);
-        for (int i = 0; i < whole; i += LANES)
-            for (int lane = 0; lane < LANES; lane++) lanes[lane] += values[i + lane] * values[i + lane];
-        for (int i = whole; i < n; i++) lanes[i - whole] += values[i] * values[i];
+        add_squares(lanes, values, n);
     }
     return sum_of_lanes(lanes);
 }
