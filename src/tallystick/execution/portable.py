@@ -6,7 +6,7 @@ checkpoints and ``state_dict`` do not change, and leaves its own ``step`` nothin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -45,10 +45,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def portable_step(
-    optimizer: torch.optim.Optimizer, names: Mapping[int, str], step: int
-) -> Iterator[nn.Parameter]:
-    """Update every parameter that has a gradient, already rounded, and yield it; its gradient is gone then.
+def portable_step(optimizer: torch.optim.Optimizer, names: Mapping[int, str], step: int) -> None:
+    """Update every parameter that has a gradient, already rounded; the gradient is gone then.
 
     ``names`` gives the parameters' names by ``id``, ``step`` the session's step, both for messages.
 
@@ -77,7 +75,6 @@ def portable_step(
                 p.data = p.data.contiguous()
             name = f"step {step}: {names[id(p)]}"
             (_sgd if is_sgd else _adam)(optimizer.state, group, p, gradient, name)
-            yield p
 
 
 def _adam(state: dict[Any, Any], group: dict[str, Any], p: nn.Parameter, gradient: Tensor, name: str) -> None:

@@ -636,8 +636,7 @@ class Session:
         if self.is_portable:
             names = {id(p): name for name, p in self.parameters}
             with torch.no_grad():
-                for _ in portable_step(self.optimizer, names, self.step):
-                    pass
+                portable_step(self.optimizer, names, self.step)
             return
         self._outer_dtype = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)  # optimizers make their scalars in it
