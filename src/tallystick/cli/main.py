@@ -20,7 +20,7 @@ import typer
 import typer.main
 
 from tallystick import __version__
-from tallystick.cli import calibrating, keys, planning
+from tallystick.cli import calibrating, conforming, keys, planning
 from tallystick.cli.auditing import audit, dispute
 from tallystick.cli.demo import demo
 from tallystick.cli.inspecting import prove, show, verify
@@ -63,6 +63,7 @@ if importlib.util.find_spec("tallystick.cli.bench") is not None:
 planning.register(app)
 calibrating.register(app)
 keys.register(app)
+conforming.register(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
