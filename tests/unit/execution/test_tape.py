@@ -53,7 +53,7 @@ AT_GRADIENT = SiteAddress(0, 0, Kind.GRADIENT, 0)
 def gradient_grid(policy: Policy, scale: int = 1, band: int | None = None) -> SiteGrid:
     band = LOUD[policy.name] if band is None else band
     return SiteGrid(
-        policy.gradient_precision, band, floor_exponent(band, policy.gradient_floor), policy.dithered, [scale]
+        policy.gradient_precision, band, floor_exponent(band, policy.finest_floor(band)), policy.dithered, [scale]
     )
 
 
@@ -203,11 +203,11 @@ def wide(policy: Policy) -> int:
 
 TABLES: dict[str, tuple[Callable[[Policy], GridTable], str | None]] = {
     "the widest band": (
-        lambda p: other(p, band=wide(p), floor=floor_exponent(wide(p), p.gradient_floor)),
+        lambda p: other(p, band=wide(p), floor=floor_exponent(wide(p), p.finest_floor(wide(p)))),
         None,
     ),
     "a band too wide": (
-        lambda p: other(p, band=wide(p) + 1, floor=floor_exponent(wide(p) + 1, p.gradient_floor)),
+        lambda p: other(p, band=wide(p) + 1, floor=floor_exponent(wide(p) + 1, p.finest_floor(wide(p) + 1))),
         r"band 2\*\*-\d+ outside 2\*\*-\d+\.\.2\*\*-\d+",
     ),
     "a band too narrow": (
@@ -237,7 +237,7 @@ TABLES: dict[str, tuple[Callable[[Policy], GridTable], str | None]] = {
     ),
     "noise on a dithered grid": (
         lambda p: other(
-            p, band=NOISE_BAND, floor=floor_exponent(NOISE_BAND, p.gradient_floor), dithered=True, precision=0
+            p, band=NOISE_BAND, floor=floor_exponent(NOISE_BAND, p.finest_floor(NOISE_BAND)), dithered=True, precision=0
         ),
         "dither True; the policy has",
     ),
@@ -245,7 +245,7 @@ TABLES: dict[str, tuple[Callable[[Policy], GridTable], str | None]] = {
         lambda p: other(
             p,
             band=NOISE_BAND,
-            floor=floor_exponent(NOISE_BAND, p.gradient_floor),
+            floor=floor_exponent(NOISE_BAND, p.finest_floor(NOISE_BAND)),
             dithered=False,
             scales=[-40],
         ),
@@ -334,7 +334,7 @@ def test_a_scale_above_the_slack_is_believed_only_if_the_last_calibration_had_it
 
 def test_an_unchecked_scale_does_not_raise_the_noise_floor() -> None:
     """A parameter without a gradient in this step may have any scale; it says nothing about this step's size."""
-    noise = SiteGrid(24, NOISE_BAND, floor_exponent(NOISE_BAND, FP64.gradient_floor), False, [21])
+    noise = SiteGrid(24, NOISE_BAND, floor_exponent(NOISE_BAND, FP64.finest_floor(NOISE_BAND)), False, [21])
     unused = (int(Kind.GRADIENT), 1)
     start = GridTable({GRADIENT: noise, unused: gradient_grid(FP64, scale=60)})
     tape, out = followed(FP64, gradient(), Frame(), start, sites=frozenset({GRADIENT, unused}))
@@ -379,7 +379,7 @@ def noise_table(policy: Policy, floor_at: int) -> GridTable:
     noise = SiteGrid(
         policy.gradient_precision,
         NOISE_BAND,
-        floor_exponent(NOISE_BAND, policy.gradient_floor),
+        floor_exponent(NOISE_BAND, policy.finest_floor(NOISE_BAND)),
         False,
         [floor_at - NOISE_BAND],
     )
