@@ -146,7 +146,9 @@ def test_a_specification_with_numbers_outside_the_limits_is_refused(
     assert audit(RunDirectory(tmp_path / "allowed"), source).verdict == "match"
 
 
-@pytest.mark.parametrize("numbers", [{"gradient_floor": -9}, {"gradient_floor": -2, "safety": 3}])
+@pytest.mark.parametrize(
+    "numbers", [{"gradient_floor": -9, "gradient_spacing": 4}, {"gradient_floor": -2, "safety": 3}]
+)
 def test_chosen_numbers_are_followed_bit_for_bit_on_jittered_arithmetic(
     numbers: dict[str, int], tmp_path: Path
 ) -> None:

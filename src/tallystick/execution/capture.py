@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import deterministic
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -43,6 +44,18 @@ from tallystick.numerics import kernels
 BELOW, EQUAL, ABOVE = 0, 1, 2  # symbols of a two-bit decision
 NARROW = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 RARELY = 4  # one in so many sixteen-bit results is disturbed (docs/adr/0006)
+UNSET = frozenset(
+    f"aten::{name}"
+    for name in (
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "new_empty",
+        "new_empty_strided",
+        "resize_",
+        "resize_as_",
+    )
+)  # operators that leave memory unset
 SAMPLE = 1 << 12  # elements whose rms stands for that of a decision's input
 ACCUMULATOR = 4  # bytes of the narrowest format in which contractions add up
 Operator = Any  # torch._ops.OpOverload; its stubs are private
@@ -281,7 +294,7 @@ class Capture(TorchDispatchMode):
         flat = x.detach().reshape(-1)
         if not self.tape.pending(flat):
             return None
-        band = self.tape.band(_size(flat))
+        band = self.tape.band(sampled_rms(flat))
         point = nearest(flat)
         near = _near(flat, point, band) if band > 0.0 else torch.empty(0, dtype=torch.int64, device=x.device)
         if exact_is_structural:
@@ -344,7 +357,7 @@ def _name(func: Operator) -> str:
     )
 
 
-def _size(flat: Tensor) -> float:
+def sampled_rms(flat: Tensor) -> float:
     """Return the rms of a decision's input, from an even sample of large ones: both parties take the same elements.
 
     An odd stride, so that a sample of images is not one of their borders.
@@ -408,6 +421,16 @@ def _is_float(value: Any) -> bool:
 
 def _plain(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
     return func(*args, **kwargs)
+
+
+def _unset(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    """Run an operator that leaves memory unset with torch filling it: whoever reads it has no number, here as elsewhere."""
+    before = deterministic.fill_uninitialized_memory
+    deterministic.fill_uninitialized_memory = True
+    try:
+        return func(*args, **kwargs)
+    finally:
+        deterministic.fill_uninitialized_memory = before
 
 
 def _read(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
@@ -593,7 +616,7 @@ def _decide_windows(mode: Capture, x: Tensor, values: Tensor, index: Tensor, ker
     dims = len(kernel)
     if not mode.tape.pending(x.detach().reshape(-1)):
         return
-    rms = _size(x.detach().reshape(-1))
+    rms = sampled_rms(x.detach().reshape(-1))
     band = mode.tape.band(rms)
     outs = values.shape[-dims:]
     pads: list[int] = []
@@ -742,7 +765,7 @@ def _decide_ranks(mode: Capture, x: Tensor, dim: int, index: Tensor, largest: bo
         gap = (rows[row, flat[at]] - rows[row, other]).abs()
         return torch.where(twice | (pairs[:, 1] >= n), math.inf, gap)
 
-    return mode.chosen(moved, gap, n, _size(x.reshape(-1)), gap_to).movedim(-1, dim)
+    return mode.chosen(moved, gap, n, sampled_rms(x.reshape(-1)), gap_to).movedim(-1, dim)
 
 
 def _random(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
@@ -809,6 +832,8 @@ def _handler_for(func: Operator) -> Handler:
         return _cast
     if name == "aten::_local_scalar_dense":
         return _read
+    if name in UNSET:
+        return _unset
     return _plain if name in SMOOTH or name in EXACT or name.startswith("prim::") else _unknown
 
 

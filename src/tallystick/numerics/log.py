@@ -333,7 +333,9 @@ class Frame:
         fields = [address.fields for address, _ in self.sites]
         for at, (left, right) in enumerate(pairwise(fields)):
             if not left < right:
-                raise InvalidInput(f"frame: {self.sites[at + 1][0]} after {self.sites[at][0]} is not ascending")
+                raise InvalidInput(
+                    f"frame: {self.sites[at + 1][0]} after {self.sites[at][0]} is not ascending"
+                )
         for address, payload in self.sites:
             if not payload:
                 raise InvalidInput(f"frame: {address} has an empty payload")

@@ -217,7 +217,7 @@ FP32 = Policy(
     noise_limit=-8,
     recalibrate_every=100,
     gradient_spacing=11,
-    gradient_coarsest=-2,
+    gradient_coarsest=-3,
 )
 
 BF16 = Policy(
