@@ -21,11 +21,11 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils import deterministic
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tallystick.errors import Nondeterminism
+from tallystick.execution.determinism import filling_results
 from tallystick.execution.operators import (
     CHOICES,
     COMPARISONS,
@@ -425,12 +425,8 @@ def _plain(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any
 
 def _unset(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
     """Run an operator that leaves memory unset with torch filling it: whoever reads it has no number, here as elsewhere."""
-    before = deterministic.fill_uninitialized_memory
-    deterministic.fill_uninitialized_memory = True
-    try:
+    with filling_results(True):
         return func(*args, **kwargs)
-    finally:
-        deterministic.fill_uninitialized_memory = before
 
 
 def _read(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:

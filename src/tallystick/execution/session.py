@@ -123,7 +123,7 @@ class Session:
         self._watched: dict[str, tuple[int, int, Tensor | int]] = {}
         self._versions: list[int] = []
         self._names: list[object] = []
-        self._places: list[tuple[str, dict[str, Any], str]] = []
+        self._places: list[tuple[str, nn.Module, str]] = []
         self.optimizer_form: dict[int, dict[str, Any]] = {}
         self._outer_dtype: torch.dtype | None = None
         self._depth = 0  # of optimizer.step calls within each other
@@ -233,21 +233,21 @@ class Session:
         ``verify_tensors`` goes through the modules themselves, and refuses a step after which there are others.
         """
         for name, owner, key in self._places:
-            tensor = owner.get(key)
-            if tensor is not None and tensor.is_floating_point():
+            tensor = getattr(owner, key, None)
+            if isinstance(tensor, Tensor) and tensor.is_floating_point():
                 yield name, tensor
 
-    def _floating_places(self) -> Iterator[tuple[str, dict[str, Any], str]]:
-        """Yield each floating tensor's name, and the dictionary and key of the module that holds it."""
+    def _floating_places(self) -> Iterator[tuple[str, nn.Module, str]]:
+        """Yield each floating tensor's name, the module that holds it, and what it is called there."""
         for prefix, module in (("model", self.model), *((f"extra/{n}", m) for n, m in self.extra.items())):
             for name, parameter in module.named_parameters():
                 if parameter.is_floating_point():
                     path, _, key = name.rpartition(".")
-                    yield f"{prefix}/{name}", module.get_submodule(path)._parameters, key
+                    yield f"{prefix}/{name}", module.get_submodule(path), key
             for name, buffer in module.named_buffers():
                 if buffer.is_floating_point():
                     path, _, key = name.rpartition(".")
-                    yield f"{prefix}/buffer/{name}", module.get_submodule(path)._buffers, key
+                    yield f"{prefix}/buffer/{name}", module.get_submodule(path), key
 
     def _convert(self) -> None:
         storages: dict[int, str] = {}
