@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tallystick.cli.files import write_whole
 from tallystick.cli.options import AsJson, Device, Seed, Settings, find_job, parse_settings
 from tallystick.cli.profiles import check_device
 from tallystick.cli.terminal import TaskDisplay, answer, print_json, say
@@ -203,21 +204,6 @@ def differences(choice: CalibrationChoice, source: JobSource, settings: Mapping[
         ("settings", dict(choice.settings), dict(settings)),
     )
     return [f"{what} measured {was}, recorded {now}" for what, was, now in pairs if was != now]
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that it is there completely or not at all.
-
-    Raises:
-        StoreError: it cannot be written.
-    """
-    temporary = path.with_name(f".{path.name}.part")
-    try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    except OSError as problem:
-        temporary.unlink(missing_ok=True)
-        raise StoreError(f"{path}: cannot be written ({problem.strerror})") from problem
 
 
 def _must_be_share(name: str, value: float | None, greatest: float) -> None:

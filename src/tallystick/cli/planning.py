@@ -11,11 +11,13 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
+from tallystick.cli.files import read_bounded, write_whole
 from tallystick.cli.options import AsJson
 from tallystick.cli.terminal import answer
-from tallystick.errors import InvalidInput, StoreError
+from tallystick.errors import InvalidInput
 from tallystick.monitor.planner import Question, Stratum
 from tallystick.monitor.workload import LARGEST_FLEET_FILE, Fleet, Plan, Workload, make_plan, parse_fleet
+from tallystick.reports.evasion import EvasionFigures, evasion_figures
 from tallystick.reports.layout import GOOD, QUIET, UNSURE, Row, counted, page, share
 
 Threshold = Annotated[
@@ -56,6 +58,15 @@ FleetFile = Annotated[
     ),
 ]
 
+PlotFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--plot",
+        metavar="FILE.svg",
+        help="Where to draw what longer and shorter runs would gain against Eq. 1.",
+    ),
+]
+
 
 def register(app: typer.Typer) -> None:
     """Add ``tally plan`` to ``app``."""
@@ -71,10 +82,13 @@ def plan(
     chips: Chips = None,
     flop_per_chip_day: Rate = None,
     fleet: FleetFile = None,
+    plot: PlotFile = None,
     as_json: AsJson = False,
 ) -> int:
     """Plan how many chips to inspect so that a large training run is found with a given probability."""
-    given = Fleet() if fleet is None else parse_fleet(_read(fleet))
+    if plot is not None and plot.suffix.lower() != ".svg":
+        raise InvalidInput(f"--plot {plot}: only .svg files are drawn")
+    given = Fleet() if fleet is None else parse_fleet(read_bounded(fleet, LARGEST_FLEET_FILE))
     question = Question(
         threshold_flop,
         _strata(given, chips, flop_per_chip_day),
@@ -86,7 +100,11 @@ def plan(
         given.tamper,
         given.losses_allowed,
     )
-    answer(PlanPage(make_plan(question, given.inspection, given.rounds)), as_json=as_json)
+    figures = None
+    if plot is not None:
+        figures = evasion_figures(question)
+        write_whole(plot, figures.svg().encode())
+    answer(PlanPage(make_plan(question, given.inspection, given.rounds), figures, plot), as_json=as_json)
     return 0
 
 
@@ -95,6 +113,8 @@ class PlanPage:
     """One plan as a page and as JSON."""
 
     plan: Plan
+    figures: EvasionFigures | None = None
+    plot_file: Path | None = None
 
     def fields(self) -> dict[str, object]:
         """Return what ``--json`` prints; ``samples_per_year`` is Eq. 1's, null where no such run fits."""
@@ -128,6 +148,7 @@ class PlanPage:
             "warnings": list(made.warnings),
             "assumptions": list(made.assumptions),
             "exclusions": list(made.exclusions),
+            "evasion": None if self.figures is None else self.figures.fields(),
         }
 
     def __rich__(self) -> RenderableType:
@@ -156,6 +177,9 @@ class PlanPage:
             rows.append(("longer runs", f"leave Eq. 1 with {made.endless_run_detection:.4g} at worst"))
         if made.audited_separately is not None:
             rows.append(("not pooled", f"{made.audited_separately:,} a year, each owner audited alone"))
+        if self.figures is not None:
+            least = f"{self.figures.least_published:.4f} of p is left where k <= 100 and b <= 0.2"
+            rows.append(("evasion", f"{self.plot_file}; {least}"))
         for draw in made.next_draws:
             rows.append(
                 (
@@ -220,13 +244,3 @@ def _strata(fleet: Fleet, chips: float | None, rate: float | None) -> tuple[Stra
     if not chips.is_integer():
         raise InvalidInput(f"--chips {chips:g}: must be a whole number")
     return (Stratum("fleet", int(chips), rate),)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(LARGEST_FLEET_FILE + 1)
-    except FileNotFoundError:
-        raise StoreError(f"{path}: there is no such file") from None
-    except OSError as problem:
-        raise StoreError(f"{path}: cannot be read ({problem.strerror})") from problem

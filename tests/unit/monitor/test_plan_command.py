@@ -129,3 +129,14 @@ def test_a_malformed_fleet_file_is_one_line(tally: Tally, tmp_path: Path) -> Non
     assert err.startswith("tally: fleet file: not JSON")
     assert err.count("\n") == 1
     assert tally("plan", *CHINCHILLA, "--fleet", tmp_path)[0] == 2
+
+
+def test_the_evasion_figures_are_drawn_where_asked(tally: Tally, tmp_path: Path) -> None:
+    file = tmp_path / "evasion.svg"
+    code, out, _ = tally("plan", *CHINCHILLA, "--plot", file, "--json")
+    assert code == 0
+    assert round(json.loads(out)["evasion"]["least_published"], 4) == 0.9703
+    assert file.read_text().startswith("<svg")
+    code, _, err = tally("plan", *CHINCHILLA, "--plot", tmp_path / "evasion.png")
+    assert code == 2
+    assert "only .svg files are drawn" in err
