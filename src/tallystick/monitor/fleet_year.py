@@ -7,6 +7,7 @@ ones train declared runs, so that false alarms can be counted too. Rules: spec/s
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -34,6 +35,7 @@ RUN_SHARE = 0.002  # of what the fleet can do in the run's days: so large a run 
 RATE, YEAR, PERIOD, WANTED = 0.1, 360.0, 30.0, 0.9
 ROUNDS = 12
 FALSE_ALARMS_A_YEAR = 0.01
+UNEXPLAINED, REFUSED, TOO_EMPTY = "unexplained snapshot", "chip not shown", "log too empty"
 LEAST_CHIPS, MOST_CHIPS, MOST_YEARS = 2_000, 10**7, 10_000
 
 Counts = npt.NDArray[np.int64]
@@ -86,7 +88,19 @@ class FleetYears:
     samples: tuple[int, ...]
     snapshots: int
     statements: tuple[Statement, ...]
+    findings: tuple[tuple[str, int], ...]
     days_to_find: tuple[tuple[str, float | None], ...]
+
+
+@dataclass(frozen=True)
+class _Year:
+    """``when`` is the round (from 1, or 0 for never) in which each evader was found first."""
+
+    when: dict[str, int]
+    false_alarms: int
+    honest_logs: int
+    snapshots: int
+    findings: Counter[str]
 
 
 @dataclass(frozen=True)
@@ -110,10 +124,7 @@ def play_years(
 
     ``drawn`` scales the plan's samples, as in simulate.play.
     """
-    if not LEAST_CHIPS <= chips <= MOST_CHIPS:
-        raise InvalidInput(f"chips {chips}: must lie in [{LEAST_CHIPS}, {MOST_CHIPS}]")
-    if not 0 < years <= MOST_YEARS:
-        raise InvalidInput(f"years {years}: must lie in [1, {MOST_YEARS}]")
+    must_be_playable(chips, years)
     fleet = _fleet(chips)
     shares = guaranteed_shares(fleet.question)
     assert shares is not None  # RUN_SHARE is chosen so
@@ -123,13 +134,17 @@ def play_years(
     alarm = FALSE_ALARMS_A_YEAR / (ROUNDS * sum(planned))
     found: dict[str, list[int]] = {evader.name: [] for evader in fleet.evaders}
     false_alarms = honest_logs = snapshots = 0
+    findings = Counter[str]()
     for year in range(years):
         if progress is not None:
             progress(year, years, f"year {year + 1} of {chips:,} chips")
-        when, wrong, tested, taken = _one_year(fleet, samples, alarm, seed, year)
-        for name, at in when.items():
+        played = _one_year(fleet, samples, alarm, seed, year)
+        for name, at in played.when.items():
             found[name].append(at)
-        false_alarms, honest_logs, snapshots = false_alarms + wrong, honest_logs + tested, snapshots + taken
+        false_alarms += played.false_alarms
+        honest_logs += played.honest_logs
+        snapshots += played.snapshots
+        findings += played.findings
     each = 1.0 - (1.0 - confidence) / (len(fleet.evaders) + 1)
     statements = [
         _statement(evader, found[evader.name], fleet, planned, alarm, each) for evader in fleet.evaders
@@ -137,7 +152,14 @@ def play_years(
     low, high = binomial_interval(false_alarms, max(1, honest_logs), each)
     statements.append(
         Statement(
-            "false-alarms", "honest logs held for too empty", false_alarms, honest_logs, low, high, alarm, "at most"
+            "false-alarms",
+            "honest logs held for too empty",
+            false_alarms,
+            honest_logs,
+            low,
+            high,
+            alarm,
+            "at most",
         )
     )
     return FleetYears(
@@ -148,20 +170,31 @@ def play_years(
         tuple(samples),
         snapshots,
         tuple(statements),
+        tuple(sorted(findings.items())),
         tuple((name, _mean([at * PERIOD for at in rounds if at])) for name, rounds in found.items()),
     )
 
 
-def _one_year(
-    fleet: _Fleet, samples: Sequence[int], alarm: float, seed: int, year: int
-) -> tuple[dict[str, int], int, int, int]:
-    """Return the round (from 1, or 0) in which each evader was found; false alarms, honest logs read, snapshots taken."""
+def must_be_playable(chips: int, years: int) -> None:
+    """Return if a fleet of so many chips can be played for so many years.
+
+    Raises:
+        InvalidInput: too few or too many of either.
+    """
+    if not LEAST_CHIPS <= chips <= MOST_CHIPS:
+        raise InvalidInput(f"chips {chips}: must lie in [{LEAST_CHIPS}, {MOST_CHIPS}]")
+    if not 0 < years <= MOST_YEARS:
+        raise InvalidInput(f"years {years}: must lie in [1, {MOST_YEARS}]")
+
+
+def _one_year(fleet: _Fleet, samples: Sequence[int], alarm: float, seed: int, year: int) -> _Year:
+    """Return one year: its snapshots, its twelve draws and what they find."""
     question = fleet.question
     hidden = np.zeros(fleet.owner_of.size, dtype=np.int16)
     for number, evader in enumerate(fleet.evaders, start=1):
         hidden[evader.chips] = number
     counts = np.zeros(fleet.owner_of.size, dtype=np.int64)
-    when = {evader.name: 0 for evader in fleet.evaders}
+    when, kinds = {evader.name: 0 for evader in fleet.evaders}, Counter[str]()
     false_alarms = honest = 0
     busy = np.where(hidden > 0, 1.0, fleet.in_use[fleet.owner_of])
     for at in range(ROUNDS):
@@ -181,10 +214,14 @@ def _one_year(
                 continue
             evader = fleet.evaders[number - 1]
             logged = 0 if evader.suppresses else int(counts[position])
-            # An unexplained snapshot, a refusal to show a chip that holds one, or a log that is too empty.
-            if (logged > 0 or logged <= worst[1.0]) and when[evader.name] == 0:
-                when[evader.name] = at + 1
-    return when, false_alarms, honest, int(counts.sum())
+            if logged > 0:
+                kinds[REFUSED if evader.refuses else UNEXPLAINED] += 1
+            elif logged <= worst[1.0]:
+                kinds[TOO_EMPTY] += 1
+            else:
+                continue
+            when[evader.name] = when[evader.name] or at + 1
+    return _Year(when, false_alarms, honest, int(counts.sum()), kinds)
 
 
 def _inspected(question: Question, samples: Sequence[int], seed: int, year: int, at: int) -> list[int]:
@@ -217,17 +254,13 @@ def _fleet(chips: int) -> _Fleet:
     question = Question(RUN_SHARE * capacity, strata, RATE, YEAR, PERIOD, WANTED)
     names = ("alone", "left", "right", "silent", "refusing", *(f"honest-{n}" for n in range(HONEST_OWNERS)))
     # Owners hold equal, contiguous parts of each stratum.
-    owner_of = np.concatenate(
-        [(np.arange(s.chips) * len(names) // s.chips).astype(np.int16) for s in strata]
-    )
+    owner_of = np.concatenate([(np.arange(s.chips) * len(names) // s.chips).astype(np.int16) for s in strata])
     in_use = np.array([0.9] * 5 + [0.2 + 0.78 * n / (HONEST_OWNERS - 1) for n in range(HONEST_OWNERS)])
     work = question.threshold_flop / YEAR  # a day
 
     def owned(name: str, stratum: int, flop: float) -> Counts:
         first = 0 if stratum == 0 else strata[0].chips
-        mine = first + np.flatnonzero(
-            owner_of[first : first + strata[stratum].chips] == names.index(name)
-        )
+        mine = first + np.flatnonzero(owner_of[first : first + strata[stratum].chips] == names.index(name))
         need = math.ceil(flop / strata[stratum].flop_per_chip_day)
         assert need <= mine.size  # RUN_SHARE leaves room in every owner's part
         return mine[:need]

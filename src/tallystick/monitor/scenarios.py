@@ -96,7 +96,9 @@ def short_run_across_two_periods() -> Scenario:
     """A run of one period's length that begins in the middle of one."""
     question = _ask(PALM, 20_000)
     uses = _uses(question, 30.0, start=15.0)
-    return _guaranteed("short-run", "a run of 30 days on twelve times the chips, from mid-period", question, uses)
+    return _guaranteed(
+        "short-run", "a run of 30 days on twelve times the chips, from mid-period", question, uses
+    )
 
 
 def run_of_ten_days() -> Scenario:
@@ -109,7 +111,9 @@ def run_of_ten_days() -> Scenario:
 def run_of_three_years() -> Scenario:
     """A run three times as long on a third of the chips."""
     question = _ask(PALM, 20_000)
-    return _guaranteed("long-run", "a run of three years on a third of the chips", question, _uses(question, 3 * YEAR))
+    return _guaranteed(
+        "long-run", "a run of three years on a third of the chips", question, _uses(question, 3 * YEAR)
+    )
 
 
 def chips_used_by_turns() -> Scenario:
@@ -195,7 +199,9 @@ def exempt_chips_declared() -> Scenario:
     question = _ask(PALM, 20_000, exempt=20)
     used = question.visible_flop / (YEAR * H100)
     uses = (Use(None, 20, 25.0, 390.0), *_whole_and_part(0, used, 25.0, 390.0))
-    return _guaranteed("exempt-declared", "20 exempt chips do their part, the plan counts them", question, uses)
+    return _guaranteed(
+        "exempt-declared", "20 exempt chips do their part, the plan counts them", question, uses
+    )
 
 
 def exempt_chips_forgotten() -> Scenario:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -163,12 +164,10 @@ def play_all(
 # ------------------------------------------------------------------------------------------------ one stratum
 
 
-def _stratum_finds(
-    scenario: Scenario, stratum: int, samples: list[int], trials: int, seed: int
-) -> Flags:
+def _stratum_finds(scenario: Scenario, stratum: int, samples: list[int], trials: int, seed: int) -> Flags:
     """Whether the draws from one stratum find the run, for each trial."""
     period, chips = scenario.question.period_days, scenario.question.monitored[stratum].chips
-    times = period * np.arange(1, len(samples) + 1)
+    times: Floats = np.arange(1, len(samples) + 1, dtype=np.float64) * np.float64(period)
     spans = [
         (use.start, use.end) for use in scenario.uses if use.stratum == stratum for _ in range(use.chips)
     ]
@@ -201,7 +200,14 @@ def _stratum_finds(
 
 
 def _telling(
-    scenario: Scenario, stratum: int, chip: int, start: float, end: float, times: Floats, trials: int, seed: int
+    scenario: Scenario,
+    stratum: int,
+    chip: int,
+    start: float,
+    end: float,
+    times: Floats,
+    trials: int,
+    seed: int,
 ) -> Flags:
     """Whether the chip's log gives the run away in each round of ``times``, for each trial."""
     rate = scenario.question.snapshots_per_day * (1.0 - scenario.evasion.suppressed)
@@ -212,8 +218,12 @@ def _telling(
         return (times[:, None] >= first) & (first < end)
     in_use = np.minimum(times, end) - start
     steps = np.diff(in_use, prepend=0.0)
-    chance = _uniform(scenario, seed, "snapshot", stratum, chip, times.size * trials).reshape(times.size, trials)
-    counts = np.cumsum([poisson_numbers(rate * days, u) for days, u in zip(steps, chance, strict=True)], axis=0)
+    chance = _uniform(scenario, seed, "snapshot", stratum, chip, times.size * trials).reshape(
+        times.size, trials
+    )
+    counts = np.cumsum(
+        [poisson_numbers(rate * days, u) for days, u in zip(steps, chance, strict=True)], axis=0
+    )
     expected = scenario.question.snapshots_per_day * in_use
     worst = np.array([largest_deficit(float(mean), scenario.false_alarm) for mean in expected])
     return (counts > 0) | (counts <= worst[:, None])
@@ -285,10 +295,7 @@ class RocCurve:
     def area(self) -> float:
         """The area under the counted curve: 1 for a perfect test, 1/2 for none."""
         sides = [(0.0, 0.0), *((alarm, hit) for _, alarm, hit, _, _ in self.points), (1.0, 1.0)]
-        return math.fsum(
-            (right[0] - left[0]) * (right[1] + left[1]) / 2.0
-            for left, right in zip(sides, sides[1:], strict=False)
-        )
+        return math.fsum((right[0] - left[0]) * (right[1] + left[1]) / 2.0 for left, right in pairwise(sides))
 
     def agrees(self, confidence: float) -> bool:
         """Whether false alarms and detections at the middle threshold lie within their intervals."""
@@ -297,15 +304,15 @@ class RocCurve:
             binomial_interval(round(rate * self.trials), self.trials, 1.0 - (1.0 - confidence) / 2.0)
             for rate in (alarm, hit)
         ]
-        return all(
-            low <= told <= high for (low, high), told in zip(ranges, (honest, cheating), strict=True)
-        )
+        return all(low <= told <= high for (low, high), told in zip(ranges, (honest, cheating), strict=True))
 
 
 def play_roc(name: str, expected: float, suppressed: float, *, trials: int, seed: int) -> RocCurve:
     """Return the ROC of the coverage test on logs with ``expected`` snapshots, honest and with some suppressed."""
     counts = [
-        poisson_numbers(mean, uniform01(stream_key(seed, f"simulate/roc/{name}/{kind}", 0, 0, 0, 0), 0, trials))
+        poisson_numbers(
+            mean, uniform01(stream_key(seed, f"simulate/roc/{name}/{kind}", 0, 0, 0, 0), 0, trials)
+        )
         for kind, mean in (("honest", expected), ("cheating", expected * (1.0 - suppressed)))
     ]
     last = int(max(count.max() for count in counts))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
@@ -28,7 +29,7 @@ def test_over_b_the_endless_run_lies_below_every_finite_one() -> None:
     lines = {line.name: [y for _, y in line.points] for line in evasion_figures(ask()).charts[1].lines}
     assert round(dict(evasion_figures(ask()).charts[1].lines[0].points)[0.5], 4) == 0.9468
     ordered = [lines[name] for name in ("k = 2", "k = 5", "k = 10", "k = 100", "no end of k")]
-    for above, below in zip(ordered, ordered[1:], strict=False):
+    for above, below in pairwise(ordered):
         assert all(a >= b for a, b in zip(above, below, strict=True))
 
 
