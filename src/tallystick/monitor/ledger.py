@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from pathlib import Path
+from types import TracebackType
 
 from tallystick.commit.directory import PREFIX_BITS, MapProof, bucket_leaf, depth_for, map_root, prefix_of
 from tallystick.commit.encoding import (
@@ -162,7 +163,7 @@ def verify_head(signed: SignedHead, key: PublicKey) -> Head:
 
 
 class Ledger:
-    """One registry's directory. Close it; ``with`` does."""
+    """One registry's directory. Close it; ``with`` does, and says ``StoreError`` where the index cannot be used."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -175,11 +176,19 @@ class Ledger:
     def __enter__(self) -> Ledger:
         return self
 
-    def __exit__(self, *problem: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
+        if isinstance(problem, sqlite3.Error):
+            raise StoreError(
+                f"{self.index_path}: {problem}; another process may be writing, or the index is damaged: "
+                "`tally registry rebuild` makes it again"
+            ) from problem
 
     def close(self) -> None:
-        """Close the index."""
+        """Close the index and forget what was read from it."""
+        self._forget()
         if self._index is not None:
             self._index.close()
             self._index = None
@@ -341,6 +350,11 @@ class Ledger:
         rows = self._open().execute("SELECT name, roles, key FROM party ORDER BY name")
         return [Party(name, tuple(roles.split(",")), parse_public_key(key)) for name, roles, key in rows]
 
+    def each_model(self) -> list[Model]:
+        """Return all models by name."""
+        rows = self._open().execute("SELECT name, vendor, rate FROM model ORDER BY name")
+        return [Model(name, vendor, int(rate)) for name, vendor, rate in rows]
+
     def prove_key(self, key: bytes) -> MapProof:
         """Return the proof of what ``key`` has in the state of the newest head."""
         index = self._open()
@@ -365,11 +379,7 @@ class Ledger:
     def registry_id(self) -> str:
         """The digest of the opening deed; empty before it."""
         if self._id is None:
-            row = (
-                self._open(create=True, check=False)
-                .execute("SELECT value FROM meta WHERE name = 'id'")
-                .fetchone()
-            )
+            row = self._open().execute("SELECT value FROM meta WHERE name = 'id'").fetchone()
             self._id = "" if row is None else str(row[0])
         return self._id
 
@@ -377,9 +387,7 @@ class Ledger:
         """Return the party of this name."""
         if name not in self._parties:
             row = (
-                self._open(create=True, check=False)
-                .execute("SELECT name, roles, key FROM party WHERE name = ?", (name,))
-                .fetchone()
+                self._open().execute("SELECT name, roles, key FROM party WHERE name = ?", (name,)).fetchone()
             )
             self._parties[name] = (
                 None if row is None else Party(row[0], tuple(row[1].split(",")), parse_public_key(row[2]))
@@ -390,7 +398,7 @@ class Ledger:
         """Return the model of this name."""
         if name not in self._models:
             row = (
-                self._open(create=True, check=False)
+                self._open()
                 .execute("SELECT name, vendor, rate FROM model WHERE name = ?", (name,))
                 .fetchone()
             )
@@ -400,7 +408,7 @@ class Ledger:
     def chips(self, names: Sequence[str]) -> dict[str, Chip]:
         """Return those of the named chips that are registered, in the order named."""
         found: dict[str, Chip] = {}
-        index = self._open(create=True, check=False)
+        index = self._open()
         for name in names:
             if (chip := self._pending.get(name)) is None:
                 row = index.execute(
@@ -415,7 +423,7 @@ class Ledger:
 
     def holders(self, kind: str, marks: Sequence[str]) -> dict[str, str]:
         """Return which chip has each serial number or device key, where one has."""
-        index = self._open(create=True, check=False)
+        index = self._open()
         found: dict[str, str] = {}
         keys = {_mark(kind, mark): mark for mark in marks}
         for key, mark in keys.items():
@@ -459,7 +467,7 @@ class Ledger:
         self._index = index
         if check and self.head_path.exists():
             self._must_be_current(index)
-        return index
+        return self._index
 
     def _must_be_current(self, index: sqlite3.Connection) -> None:
         """Return if the index is that of the newest head, and the log is at least as long; else make the index again."""
