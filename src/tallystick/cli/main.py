@@ -20,7 +20,7 @@ import typer
 import typer.main
 
 from tallystick import __version__
-from tallystick.cli import calibrating, conforming, keys, planning, registry, simulating
+from tallystick.cli import calibrating, conforming, inspection, keys, planning, registry, simulating
 from tallystick.cli.auditing import audit, dispute
 from tallystick.cli.demo import demo
 from tallystick.cli.inspecting import prove, show, verify
@@ -63,6 +63,7 @@ if importlib.util.find_spec("tallystick.cli.bench") is not None:
 planning.register(app)
 simulating.register(app)
 registry.register(app)
+inspection.register(app)
 calibrating.register(app)
 keys.register(app)
 conforming.register(app)

@@ -16,10 +16,10 @@ from tallystick.commit.merkle import root as merkle_root
 from tallystick.errors import InvalidInput, Mismatch, ProtocolViolation, StoreError
 from tallystick.monitor import claims
 from tallystick.monitor.corim import export_corim
+from tallystick.monitor.industry import START, Industry, chip_name, key_of
 from tallystick.monitor.ledger import Ledger, parse_signed_head, verify_extension, verify_head
 from tallystick.monitor.reconcile import Stream, parse_stream, reconcile
 from tallystick.monitor.registry import REGISTRY, Chip, Entry, parse_entry, sign_deed
-from tallystick.testing.chips import START, Industry, chip_name, key_of
 
 CHIPS = [chip_name(at) for at in range(6)]
 

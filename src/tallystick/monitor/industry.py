@@ -1,4 +1,4 @@
-"""A small made-up industry for tests, vectors and benchmarks: a maker, two owners, an inspector, and their deeds."""
+"""A small made-up industry for benchmarks, demonstrations and tests: a maker, two owners, an inspector, and their deeds."""
 
 from __future__ import annotations
 
