@@ -8,6 +8,7 @@ from pathlib import Path
 import vectors_commit
 import vectors_monitor
 import vectors_numerics
+import vectors_registry
 
 ROOT = Path(__file__).resolve().parent.parent / "vectors"
 
@@ -19,6 +20,7 @@ def main() -> None:
     vectors_commit.write(ROOT)
     vectors_numerics.write(ROOT)
     vectors_monitor.write(ROOT)
+    vectors_registry.write(ROOT)
     print(f"{sum(1 for _ in ROOT.rglob('input.json'))} cases in {ROOT.name}/")
 
 

@@ -166,7 +166,7 @@ def _registry(events: int, lot: int) -> list[Row]:
             proved = _timed(lambda: [ledger.prove_key(chip_key(name)) for name in some])
             sale = industry.sell(some[:1], "north", "south")
             added = _timed(lambda: ledger.append([sale], industry.keys[REGISTRY], now=START + len(entries)))
-            again = _timed(lambda: ledger.rebuild())
+            again = _timed(ledger.rebuild)
     what = f"{4 * chips:,} events in {len(entries):,} deeds, signatures and rules checked"
     return [
         Row("registry", what, taken[0], 60.0, "s", taken[1]),
