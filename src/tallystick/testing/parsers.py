@@ -15,10 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tallystick.commit.directory import MapProof
 from tallystick.commit.encoding import canonical_json, parse_canonical_json
 from tallystick.commit.state import Entry, parse_chunk_proof, parse_state_summary
 from tallystick.errors import InvalidInput, Mismatch
+from tallystick.monitor.claims import RegistryProof, make_frame, parse_frame, parse_registry_proof
+from tallystick.monitor.custody import add_link, encode_chain, parse_chain
 from tallystick.monitor.draw import parse_announcement
+from tallystick.monitor.industry import Industry
+from tallystick.monitor.inspection import Finding, Result, make_order, parse_order, parse_result
+from tallystick.monitor.ledger import Head, sign_head
+from tallystick.monitor.reconcile import Stream, parse_stream
+from tallystick.monitor.registry import Chip, parse_entry
 from tallystick.monitor.workload import parse_fleet
 from tallystick.numerics import log
 from tallystick.numerics.dense import decode_dense, encode_dense
@@ -109,8 +117,34 @@ def _made() -> Iterator[bytes]:
  "strata": [{"name": "a", "chips": 100, "flop_per_chip_day": 1e19, "owner": "x", "exempt": false}],
  "rounds": [{"stratum": "a", "chips": 101, "drawn": 3, "inspected": 2, "refused": 1, "unreached": 0, "lost": 0}],
  "inspection": {"chips_per_inspector_year": 100, "cost_per_chip": 1.5, "cost_per_inspector_year": 2, "currency": "EUR"}}"""
+    yield from _registry_documents()
     key = ed25519_key(bytes(range(32)))
     yield from (key.pem(), key.public_key.pem(), key.public_key.spki)
+
+
+def _registry_documents() -> Iterator[bytes]:
+    """A proof, a stream, a frame, a work order, an inspection's result and its chain of custody."""
+    industry, chip = (
+        Industry(),
+        Chip("01" * 8, "gx1", "fab", "SN", "", "", "north", "north", "active", 0, 0, 3),
+    )
+    signer = industry.keys["registry"]
+    head = sign_head(Head("ab" * 32, 9, bytes(32), bytes(32), 7), signer)
+    proof = MapProof(1, 9, bytes(32), 1, ((b"chip/a", chip.encode()),), (bytes(32),))
+    yield RegistryProof(head, "chip/a", proof, head, (bytes(32),)).encode()
+    yield Stream("maker", "line 3", "fab", "", 5, True, (chip.chip,), {"gx1": 1}).encode()
+    yield make_frame([chip], now=0).encode()
+    order = make_order(
+        [chip], registry="ab" * 32, entries=9, draw=bytes(32), period=0, inspector="watch", custodian="north",
+        issued=1, due=2, nonce=bytes(32),
+    )  # fmt: skip
+    yield order.encode()
+    link = add_link((), "begin", {"watch": industry.keys["watch"]}, items=[order.digest()], time=1)
+    yield encode_chain([link])
+    finding = Finding(
+        chip.chip, "seen", 1, "SN", bytes(32), bytes(32), b"key", (("case", "intact"),), (bytes(32),)
+    )
+    yield Result(order.digest(), "watch", 2, (finding,), (link,)).encode()
 
 
 def _texts(value: object) -> Iterator[str]:
@@ -224,6 +258,13 @@ TARGETS: tuple[Target, ...] = (
     Target("grid-change", log.GridTable().apply, lambda table: log.GridTable().diff(table)),
     Target("draw", parse_announcement, _encoded),
     Target("fleet-file", parse_fleet),
+    Target("registry-entry", parse_entry, _encoded),
+    Target("registry-proof", parse_registry_proof, _encoded),
+    Target("registry-stream", parse_stream, _encoded),
+    Target("draw-frame", parse_frame, _encoded),
+    Target("work-order", parse_order, _encoded),
+    Target("inspection-result", parse_result, _encoded),
+    Target("custody-chain", parse_chain, encode_chain),
     Target("public-key", parse_public_key),
     Target("private-key", parse_signing_key),
 )
