@@ -28,6 +28,11 @@ BARE = (
     "tallystick.monitor.draw",
     "tallystick.monitor.planner",
     "tallystick.monitor.workload",
+    "tallystick.monitor.claims",
+    "tallystick.monitor.corim",
+    "tallystick.monitor.fleet_year",
+    "tallystick.monitor.scenarios",
+    "tallystick.monitor.visit",
 )
 
 CHILD = """
