@@ -112,7 +112,7 @@ def _usage(problem: Exception) -> tuple[str, str]:
     context = getattr(problem, "ctx", None)
     path = getattr(context, "command_path", "tally")
     text = str(getattr(problem, "format_message", problem.__str__)()).strip()
-    return f"{text.rstrip('.')} (see {path} --help)", "Usage"
+    return f"{text.rstrip('.') or 'which command is missing'} (see {path} --help)", "Usage"
 
 
 def _refuse(arguments: Sequence[str], text: str, kind: str, *, code: int) -> int:

@@ -29,7 +29,7 @@ from tallystick.monitor.claims import (
 )
 from tallystick.monitor.corim import export_corim
 from tallystick.monitor.ledger import LARGEST_HEAD, Ledger, SignedHead, parse_signed_head
-from tallystick.monitor.reconcile import LARGEST_STREAM, parse_stream, reconcile
+from tallystick.monitor.reconcile import LARGEST_STREAM, Stream, parse_stream, reconcile
 from tallystick.monitor.registry import (
     LARGEST_ENTRY,
     REGISTRY,
@@ -247,6 +247,43 @@ def verify(
         FactsPage("the proof holds" if value is not None else f"{found.key}: is not registered", facts),
         as_json=as_json,
     )
+    return 0
+
+
+@app.command()
+def stream(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="maker, customs, inventory or inspection.")],
+    party: Annotated[
+        str, typer.Option("--party", metavar="NAME", help="The maker, importer, or owner of the place.")
+    ],
+    source: Annotated[str, typer.Option("--source", metavar="TEXT", help="Whose list it is.")],
+    out: Out,
+    chips: Annotated[
+        Path | None, typer.Option("--chips", metavar="FILE", help="Chips seen, one UEID a line.")
+    ] = None,
+    units: Annotated[
+        list[str] | None,
+        typer.Option("--units", metavar="MODEL=N", help="Chips counted, not named; may be repeated."),
+    ] = None,
+    exporter: Annotated[str, typer.Option("--from", metavar="NAME", help="Who sent them, for customs.")] = "",
+    complete: Annotated[bool, typer.Option("--complete", help="Everything the party has is listed.")] = False,
+    now: Now = None,
+    as_json: AsJson = False,
+) -> int:
+    """Write somebody's list of chips as a stream for `tally registry reconcile`."""
+    names = (
+        () if chips is None else tuple(read_bounded(chips, LARGEST_STREAM).decode("ascii", "replace").split())
+    )
+    counts: dict[str, int] = {}
+    for text in units or []:
+        model, _, number = text.rpartition("=")
+        if not model or not number.isascii() or not number.isdigit() or len(number) > 18 or model in counts:
+            raise InvalidInput(f"--units {text}: must have the form MODEL=N, each model once")
+        counts[model] = int(number)
+    made = parse_stream(Stream(kind, source, party, exporter, _now(now), complete, names, counts).encode())
+    write_whole(out, made.encode())
+    facts = (("file", str(out)), ("chips", len(names)), ("units", counts), ("complete", complete))
+    answer(FactsPage(f"{kind} list of {party}", facts), as_json=as_json)
     return 0
 
 

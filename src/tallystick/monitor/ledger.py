@@ -275,7 +275,10 @@ class Ledger:
         number = start = 0
         try:
             for line in self.read_lines(signed.head.entries):
-                self._apply(index, parse_entry(line), line, number, start, touched)
+                try:
+                    self._apply(index, parse_entry(line), line, number, start, touched)
+                except (InvalidInput, Mismatch, ProtocolViolation) as problem:
+                    raise Mismatch(f"registry log: entry {number}: {problem}") from None
                 start += len(line) + 1
                 number += 1
                 if progress is not None and number % 64 == 0:
