@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from tallystick import errors
-from tallystick.commit.directory import parse_map_proof, verify_lookup
+from tallystick.commit.directory import (
+    BUCKET_TAG,
+    KEY_TAG,
+    MAP_TAG,
+    bucket_leaf,
+    parse_map_proof,
+    prefix_of,
+    verify_lookup,
+)
+from tallystick.commit.encoding import frame
 from tallystick.monitor.ledger import Ledger
 from tallystick.monitor.registry import parse_entry
 from tallystick.protocol.signing import ed25519_key
@@ -44,6 +53,23 @@ def test_a_map_proof_shows_a_value_or_is_refused(folder: Path) -> None:
         return
     with pytest.raises(getattr(errors, case["error"]), match=case["reason"]):
         verify_lookup(parse_map_proof(case["proof"], what="proof"), key, root)
+
+
+def test_the_page_draws_the_bytes_of_its_worked_example() -> None:
+    page = (ROOT / "spec" / "registry.md").read_text().partition("## 12. Worked example")[2]
+    blocks = [
+        bytes.fromhex("".join(line.partition("#")[0] for line in block.partition("```")[0].splitlines()))
+        for block in page.split("```hex\n")[1:]
+    ]
+    case = json.loads((ROOT / "vectors" / "registry-map" / "one-bucket" / "input.json").read_text())
+    items = [(bytes.fromhex(key), bytes.fromhex(value)) for key, value in case["proof"]["items"]]
+    assert blocks[0] == frame(KEY_TAG, b"key-1")
+    assert blocks[1] == hashlib.sha256(blocks[0]).digest()
+    assert int.from_bytes(blocks[1][:4], "big") == prefix_of(b"key-1")
+    assert blocks[2] == frame(BUCKET_TAG, *(part for item in items for part in item))
+    assert blocks[3] == bucket_leaf(items) == bytes.fromhex(case["proof"]["root"])
+    assert blocks[4] == frame(MAP_TAG, b"\0", (3).to_bytes(8, "little"), blocks[3])
+    assert blocks[5] == bytes.fromhex(case["root"])
 
 
 def test_the_vectors_are_what_the_script_writes(tmp_path: Path) -> None:
