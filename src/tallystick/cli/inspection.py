@@ -212,7 +212,9 @@ def pack(
 ) -> int:
     """Make the offline package of an order; its inspector begins the chain of custody."""
     data = read_bounded(order_file, 2 * LARGEST_DOCUMENT)
-    encoded, _ = open_document(ORDER_TAG, data, _trusted(trust))
+    encoded, issuer = open_document(ORDER_TAG, data, _trusted(trust))
+    if issuer != REGISTRY:
+        raise Mismatch(f"work order: is signed by {issuer}, must be signed by {REGISTRY}")
     made = parse_order(encoded)
     InspectionPackage(directory).begin(data, made, load_key(key), now=_now(now))
     facts = (
@@ -325,8 +327,8 @@ def check(
     package, keys = InspectionPackage(directory), _trusted(trust)
     encoded, issuer = open_document(ORDER_TAG, package.load("order.json"), keys)
     made = parse_order(encoded)
-    if issuer == made.inspector:
-        raise Mismatch(f"inspection: {issuer} cannot order its own inspection")
+    if issuer != REGISTRY:
+        raise Mismatch(f"work order: is signed by {issuer}, must be signed by {REGISTRY}")
     found, party = open_document(RESULT_TAG, package.load("result.json"), keys)
     result = parse_result(found)
     if party != made.inspector:

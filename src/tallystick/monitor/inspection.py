@@ -8,6 +8,7 @@ the sealed result all that was found. Whatever is missing, late or unclear count
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -419,17 +420,30 @@ def judge(
                 f"chip {finding.chip}: file {missing[0].hex()[:16]}.. is not in the chain of custody"
             )
     found = {finding.chip: finding for finding in result.findings}
+    shared = {
+        photo
+        for photo, count in Counter(p for f in result.findings for p in set(f.photos)).items()
+        if count > 1
+    }
     if stray := sorted(set(found) - {target.chip for target in order.targets}):
         raise Mismatch(f"chip {stray[0]}: was not in the order")
     return Verdict(
         order,
         result,
-        tuple(_judge_chip(order, target, found.get(target.chip), files, reader) for target in order.targets),
+        tuple(
+            _judge_chip(order, target, found.get(target.chip), files, shared, reader)
+            for target in order.targets
+        ),
     )
 
 
 def _judge_chip(
-    order: WorkOrder, target: Target, finding: Finding | None, files: Mapping[bytes, bytes], reader: LogReader
+    order: WorkOrder,
+    target: Target,
+    finding: Finding | None,
+    files: Mapping[bytes, bytes],
+    shared: set[bytes],
+    reader: LogReader,
 ) -> ChipVerdict:
     if finding is None:
         return ChipVerdict(target, ABSENT, ("nothing was reported: counted as a failure",), False)
@@ -457,6 +471,9 @@ def _judge_chip(
     if len(set(finding.photos)) < order.photos:
         reasons.append(f"{len(set(finding.photos))} photos, {order.photos} are asked for")
     reasons += [f"photo {p.hex()[:16]}.. is not in the package" for p in finding.photos if p not in files]
+    reasons += [
+        f"photo {p.hex()[:16]}.. is shown for another chip too" for p in finding.photos if p in shared
+    ]
     reasons += _log_reasons(order, target, finding, files, reader)
     return ChipVerdict(target, SEEN, tuple(reasons), not reasons)
 

@@ -134,6 +134,13 @@ def test_evidence_of_an_earlier_visit_or_another_chip_is_not_fresh(visit: Visit)
     assert all("did not sign this log with this nonce" in reasons(verdict, chip) for chip in CHIPS[:2])
 
 
+def test_one_picture_shown_for_two_chips_fails_both(visit: Visit) -> None:
+    for chip in CHIPS[:2]:
+        visit.record(chip, photos=[b"the same picture"])
+    verdict = visit.verdict()
+    assert all("is shown for another chip too" in reasons(verdict, chip) for chip in CHIPS[:2])
+
+
 def test_refusal_absence_and_silence_are_failures_and_only_the_unreached_are_not(visit: Visit) -> None:
     none = {"log": b"", "evidence": b"", "photos": []}
     for chip, outcome in zip(CHIPS[:3], ("refused", "absent", "unreached"), strict=True):
@@ -358,6 +365,7 @@ def test_from_an_empty_registry_to_an_inspection_in_the_log(
     picture.write_bytes(b"picture")
     log.write_bytes(LOG)
     for chip in chosen[:2]:
+        picture.write_bytes(b"picture of " + chip.encode())
         evidence.write_bytes(
             inspection.extract_log(LOG, chip=chip, nonce=made.chip_nonce(chip), signer=key_of(chip))
         )
