@@ -220,11 +220,11 @@ class Ledger:
             StoreError: the disk refused, or another process is writing.
         """
         index = self._open(create=True)
-        first = before = self._entries(index)
         lines: list[bytes] = []
-        with storing(str(self.path)):
-            index.execute("BEGIN IMMEDIATE")
+        index.execute("BEGIN IMMEDIATE")  # from here on nobody else writes; what was read before may be old
+        self._forget()
         try:
+            first = before = self._entries(index)
             start = self._size(index)
             touched: set[int] = set()
             for entry in entries:

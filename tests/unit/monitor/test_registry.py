@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
@@ -401,6 +402,36 @@ def test_what_a_killed_writer_left_behind_its_head_is_set_aside_and_said(world: 
     world.add(world.industry.sell(CHIPS[1:2], "north", "south"))
     assert (world.path / "unacknowledged-0.jsonl").read_bytes() == left
     assert world.ledger.rebuild() == world.ledger.load_head().head
+
+
+def test_two_writers_take_turns_and_see_each_others_deeds(world: World) -> None:
+    other = Ledger(world.path)
+    assert other.party("north") is not None
+    assert other.find_chip(CHIPS[0]) is not None
+    fresh = key_of("north's second")
+    world.do("revoke", [REGISTRY], name="north", key=fresh.public_key.spki.hex(), reason="stolen")
+    sale = world.industry.sell(CHIPS[:1], "north", "south")
+    with pytest.raises(Mismatch, match="entry 10: transfer: north"):
+        other.append([sale], world.industry.keys[REGISTRY], now=START + 9)
+    world.industry.keys["north"] = fresh
+    signed = other.append(
+        [world.industry.sell(CHIPS[:1], "north", "south")], world.industry.keys[REGISTRY], now=START + 9
+    )
+    assert (signed.head.entries, world.chip(0).owner) == (11, "south")
+    other.close()
+    assert world.ledger.rebuild() == signed.head
+
+
+def test_a_registry_that_somebody_else_is_writing_to_is_said(world: World) -> None:
+    writer = sqlite3.connect(world.ledger.index_path, isolation_level=None)
+    writer.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreError, match="another process may be writing"), world.ledger as ledger:
+        assert ledger.find_chip(CHIPS[0]) is not None
+        ledger._open().execute("PRAGMA busy_timeout = 10")
+        ledger.append(
+            [world.industry.sell(CHIPS[:1], "north", "south")], world.industry.keys[REGISTRY], now=1
+        )
+    writer.close()
 
 
 def test_an_index_behind_its_head_is_made_again(world: World, tmp_path: Path) -> None:
