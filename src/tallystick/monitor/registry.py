@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple, Protocol, cast
 
 from tallystick.commit.encoding import (
@@ -104,6 +105,11 @@ class Deed:
 
     def encode(self) -> bytes:
         """Return the canonical JSON that is signed and stored."""
+        return self._encoded
+
+    @cached_property
+    def _encoded(self) -> bytes:
+        # A lot's deed is asked for its bytes by signer, reader and log, and forming them costs most of all.
         return canonical_json(
             {
                 "format": FORMAT,
