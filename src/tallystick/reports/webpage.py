@@ -11,7 +11,8 @@ STYLE = """
 body{font:15px/1.5 Helvetica,Arial,sans-serif;color:#222;max-width:1180px;margin:2em auto;padding:0 1em}
 h1{font-size:1.6em;margin-bottom:.2em}h2{font-size:1.2em;margin-top:2em}
 table{border-collapse:collapse;margin:1em 0;font-size:14px}th,td{padding:.25em .7em;text-align:left;vertical-align:top}
-th{border-bottom:2px solid #444}td{border-bottom:1px solid #ddd}td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
+th{border-bottom:2px solid #444}td{border-bottom:1px solid #ddd}
+td.n,th.n{text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}
 tr.bad td{background:#fdeee6}.good{color:#00704f;font-weight:bold}.wrong{color:#b34700;font-weight:bold}
 .wide{overflow-x:auto}p.quiet{color:#555}
 @media print{body{margin:0;max-width:none}h2{page-break-after:avoid}table,svg{page-break-inside:avoid}}

@@ -116,3 +116,16 @@ def test_wrong_arguments_are_one_line(
     code, _, err = tally("registry", *named)
     assert code == 2
     assert reason in err
+
+
+def test_the_bench_measures_every_must_line_of_the_registry(tally: Tally) -> None:
+    _, out, _ = tally("bench", "monitor", "registry", "--events", "400", "--lot", "50", "--json")
+    rows = {row["measure"]: row for row in json.loads(out)["rows"]}
+    assert {"a look-up", "a proof", "first look-up after opening"} <= rows.keys()
+    assert rows["a look-up"]["must"] == 10.0
+    taken = next(row for name, row in rows.items() if name.startswith("400 events in 14 deeds"))
+    assert taken["must"] == 60.0
+    assert taken["met"]
+    code, _, err = tally("bench", "monitor", "nothing")
+    assert code == 2
+    assert "part nothing: unknown; known are plan, draw, simulate, registry" in err
