@@ -13,7 +13,7 @@ from tallystick.monitor.planner import (
     published_samples,
     shorter_run_detection,
 )
-from tallystick.reports.chart import Axis, Chart, Line, svg
+from tallystick.reports.panels import Axis, Chart, Line, svg
 
 TIMES = tuple(10.0 ** (step / 25.0) for step in range(51))  # k from 1 to 100, the paper's range
 PUBLISHED_SHARES = tuple(step / 200.0 for step in range(1, 41))  # b up to 0.2, the paper's range

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from tallystick.monitor.fleet_year import FleetYears, Statement
 from tallystick.monitor.simulate import AT_LEAST, CONFIDENCE, LIMIT, Outcome, RocCurve
-from tallystick.reports.chart import Axis, Chart, Interval, Line, svg
 from tallystick.reports.layout import BAD, GOOD, QUIET, Row, counted, page
+from tallystick.reports.panels import Axis, Chart, Interval, Line, svg
 from tallystick.reports.webpage import drawing, heading, paragraph, table, webpage
 
 COLUMNS = ("scenario", "chips", "drawn", "wanted", "claim", "found", "interval", "")
