@@ -38,24 +38,6 @@ typedef struct {
     double value[NEAREST_RUN];
 } Places;
 
-INLINE int64_t bits_of(double x) {
-    int64_t n;
-    memcpy(&n, &x, sizeof n);
-    return n;
-}
-
-INLINE double float_of(int64_t n) {
-    double x;
-    memcpy(&x, &n, sizeof x);
-    return x;
-}
-
-INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
-
-INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-
-INLINE double power_of_two(int64_t exponent) { return float_of((int64_t)((uint64_t)(exponent + 1023) << 52)); }
-
 /* A whole number below 2^52 as binary64, by its bits: compilers make vectors of that. */
 INLINE double from_whole(int64_t n) { return float_of(n | (int64_t)0x4330000000000000) - 0x1p52; }
 
