@@ -9,8 +9,9 @@
 #define EXPORT __attribute__((visibility("default")))
 #endif
 
-/* One body, compiled for several instruction sets and chosen when the library is loaded. */
-#if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__clang__) && __GNUC__ >= 11
+/* One body, compiled for several instruction sets and chosen when the library is loaded. -DFAST= compiles one alone. */
+#if defined(FAST)
+#elif defined(__x86_64__) && defined(__gnu_linux__) && !defined(__clang__) && __GNUC__ >= 11
 #define FAST __attribute__((target_clones("default", "avx2", "arch=x86-64-v4")))
 #else
 #define FAST

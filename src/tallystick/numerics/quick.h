@@ -146,7 +146,7 @@ typedef struct {
 INLINE int grid64(Grid64 *grid, const Site *site, int64_t scale, int64_t reach) {
     int relative = site->scales == NULL, leading = site->precision ? site->precision - 1 : 0;
     int64_t exponent = relative ? MIN_EXPONENT : larger(scale + site->floor, MIN_EXPONENT);
-    if (site->precision > WIDEST_PRECISION || exponent > 100 || site->limit < MAX_FP32) return 0;
+    if (site->precision > (site->out_type ? WIDEST_PRECISION : 24) || exponent > 100 || site->limit < MAX_FP32) return 0;
     if (relative && (site->band < -200 || site->band > -2 || !site->precision || site->dithered)) return 0;
     if (site->dithered && site->precision) return 0;
     double unit = power_of_two(-leading), quantum = power_of_two(exponent);
