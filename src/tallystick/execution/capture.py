@@ -36,6 +36,7 @@ from tallystick.execution.operators import (
     SMOOTH,
     STATEFUL,
     SWITCHES,
+    UNINITIALISED,
 )
 from tallystick.execution.randomness import RandomStream
 from tallystick.numerics import kernels
@@ -734,6 +735,19 @@ def _bernoulli(
     return args[0].copy_(drawn) if func._schema.is_mutable else drawn.to(args[0].dtype)
 
 
+def _uninitialised(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    """Run an operator whose result has whatever the memory held, and overwrite that with a value nobody mistakes for one."""
+    before = args[0].numel() if _name(func) == "aten::resize_" else 0
+    result = func(*args, **kwargs)
+    if result.layout == torch.strided and result.numel() > before:
+        fresh = result if not before else result.view(-1)[before:] if result.is_contiguous() else result[:0]
+        if result.is_floating_point() or result.is_complex():
+            fresh.fill_(math.nan)
+        else:
+            fresh.fill_(True if result.dtype == torch.bool else torch.iinfo(result.dtype).max)
+    return result
+
+
 def _refuse_random(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
     if _named(func, args, kwargs, "dropout_p") == 0.0:
         return func(*args, **kwargs)
@@ -775,6 +789,8 @@ def _handler_for(func: Operator) -> Handler:
         return _restricted
     if name == "aten::_to_copy":
         return _cast
+    if name in UNINITIALISED:
+        return _uninitialised
     if name == "aten::_local_scalar_dense":
         return _read
     return _plain if name in SMOOTH or name in EXACT or name.startswith("prim::") else _unknown

@@ -116,11 +116,14 @@ def repeatable(compute: str) -> Generator[None]:
         torch.backends.cuda.matmul.allow_tf32,
         torch.get_rng_state(),
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+        torch.utils.deterministic.fill_uninitialized_memory,
     )
     os.environ.setdefault(
         "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
     )  # cuBLAS: one workspace per stream, repeatable
     torch.use_deterministic_algorithms(True)
+    # With it every tensor that an operator makes for its own result is written twice; the capture fills those of the job.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
     torch.set_default_dtype(getattr(torch, compute))
     torch.backends.cudnn.benchmark = False  # the algorithm must not depend on a timing
     torch.backends.cudnn.allow_tf32 = False  # ten mantissa bits are not float32
@@ -136,6 +139,7 @@ def repeatable(compute: str) -> Generator[None]:
         torch.backends.cuda.matmul.allow_tf32 = before[5]
         torch.set_rng_state(before[6])
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = before[7]
+        torch.utils.deterministic.fill_uninitialized_memory = before[8]  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def environment_versions() -> dict[str, str]:

@@ -120,6 +120,18 @@ RANDOM = frozenset(
     }
 )
 
+# Leave what the memory held.
+UNINITIALISED = frozenset(
+    {
+        "aten::empty",
+        "aten::empty_like",
+        "aten::empty_strided",
+        "aten::new_empty",
+        "aten::new_empty_strided",
+        "aten::resize_",
+    }
+)
+
 # Move, choose by integers, or compute without rounding: equal inputs give equal outputs everywhere.
 EXACT = frozenset(
     f"aten::{name}"

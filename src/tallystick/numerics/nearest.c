@@ -168,7 +168,9 @@ EXPORT FAST int64_t tally_nearest_follow(const Nearest *site, int64_t begin, int
         weigh(x, out, near, n, p, found);
         for (; cursor < entries && index[cursor] < at + n; cursor++) {
             int i = (int)(index[cursor] - at);
-            double base = base_of(x[i], p), reach = 2.0 * band_at(base, p), quantum = 2.0 * base * p.half;
+            double base = base_of(x[i], p), half = base * p.half, quantum = 2.0 * half, reach = 2.0 * band_at(base, p);
+            /* Half a quantum is farther than the distance of any element but those on the grid, however it is rounded. */
+            int outside = reach >= half ? out[i] == x[i] : !(gap_of(x[i], out[i], base, p) < reach);
             if (near[i]) {
                 int up = out[i] > x[i];
                 if (side[cursor] != up) {
@@ -176,7 +178,7 @@ EXPORT FAST int64_t tally_nearest_follow(const Nearest *site, int64_t begin, int
                     found->corrections++;
                     good &= fabs(out[i]) <= MAX_FP32;
                 }
-            } else if (!(gap_of(x[i], out[i], base, p) < reach)) {
+            } else if (outside) {
                 found->violation = found->violations ? found->violation : at + i;
                 found->violations++;
             }
