@@ -1,9 +1,10 @@
 /* Rounding on the CPU, fused: one pass rounds, tests for ambiguity and collects the log entries.
  *
- * Bit-equal to reference.py, which is the definition; the tests run both on one body. Only IEEE binary64
- * + - *, comparison, floor and integer operations occur, and this file is compiled without contraction
- * (-ffp-contract=off) and without fast-math, so every compiler and processor gives the same bits. Work goes
- * over runs of RUN elements, which stay in the first-level cache and which compilers turn into vectors.
+ * Bit-equal to reference.py, which is the definition; the tests run both on one body. Only IEEE + - *, comparison, floor
+ * and integer operations occur, and this file is compiled without contraction (-ffp-contract=off) and without fast-math,
+ * so every compiler and processor gives the same bits. Work goes over runs of SPAN elements, which stay in the
+ * first-level cache and which compilers turn into vectors. A run without an element near a boundary is rounded by the
+ * short loops of quick.h; here stands the rule for the others.
  *
  * Every function works on elements [begin, end) of a tensor and may run beside others on other ranges.
  * Element types: 0 is binary32, 1 is binary64. Flat arrays, native byte order.
@@ -339,6 +340,20 @@ FAST EXPORT int64_t tally_follow_parity(const Site *site, int64_t begin, int64_t
     found->steer = sum_of_lanes(steer);
     found->energy = sum_of_lanes(energy);
     return 0;
+}
+
+/* How many elements of [begin, end) lie in runs that the short loops decide, with that many bands for a reach; for tests. */
+EXPORT int64_t tally_quick(const Site *site, int64_t begin, int64_t end, int64_t reach) {
+    Quick quick;
+    Result result;
+    int64_t found = 0;
+    quick_start(&quick, reach);
+    for (int64_t at = begin; at < end;) {
+        int n = run_length(site, at, end);
+        found += quick_run(&quick, site, at, n, &result) ? n : 0;
+        at += n;
+    }
+    return found;
 }
 
 /* Write both values an honest rounding may take, for elements within the band of a boundary: the lower and the upper

@@ -79,6 +79,22 @@ FAST EXPORT double tally_square_sum(const void *x, int32_t type, int64_t begin, 
     return sum_of_lanes(lanes);
 }
 
+/* Return the sum of squares of elements 0, stride, 2 stride and so on, n of them, added as tally_square_sum adds n in a row. */
+EXPORT double tally_sampled_square_sum(const double *x, int64_t stride, int64_t n) {
+    enum { SOON = 24 }; /* elements ahead: each of them waits for memory on its own */
+    double values[RUN], lanes[LANES] = {0};
+    for (int64_t at = 0; at < n; at += RUN) {
+        int length = (int)smaller(n - at, RUN);
+        const double *from = x + at * stride;
+        for (int i = 0; i < length; i++) {
+            __builtin_prefetch((const void *)((uintptr_t)from + (uintptr_t)((i + SOON) * stride) * sizeof *x), 0);
+            values[i] = from[i * stride];
+        }
+        add_squares(lanes, values, length);
+    }
+    return sum_of_lanes(lanes);
+}
+
 /* Write the sums of squares of blocks [first, last) of rows elements each. */
 EXPORT void tally_square_sums(const void *x, int32_t type, int64_t rows, int64_t first, int64_t last, double *out) {
     for (int64_t block = first; block < last; block++)
