@@ -863,7 +863,9 @@ def sample_stride(x: Tensor) -> int:
 
 def sampled(x: Tensor) -> Tensor:
     """Return at most ``ProbeTape.SAMPLES`` evenly spaced elements of a flat tensor, float64."""
-    return x[:: sample_stride(x)].detach().to(torch.float64, copy=True)  # an operator in place would change a view
+    return (
+        x[:: sample_stride(x)].detach().to(torch.float64, copy=True)
+    )  # an operator in place would change a view
 
 
 @dataclass

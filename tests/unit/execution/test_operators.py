@@ -698,7 +698,12 @@ def test_memory_that_a_model_makes_and_never_writes_is_not_whatever_lay_there(po
         assert not torch.utils.deterministic.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue]
         with session.micro_batch(0):
             x = torch.ones(3, 2)
-            held += [torch.empty(5), torch.empty_like(x), x.new_empty(2, 2), torch.empty_strided((2, 3), (3, 1))]
+            held += [
+                torch.empty(5),
+                torch.empty_like(x),
+                x.new_empty(2, 2),
+                torch.empty_strided((2, 3), (3, 1)),
+            ]
             held.append(torch.arange(4.0).resize_(6))
             whole, flags = torch.empty(3, dtype=torch.int64), torch.empty(3, dtype=torch.bool)
     assert torch.utils.deterministic.fill_uninitialized_memory == before  # pyright: ignore[reportAttributeAccessIssue]

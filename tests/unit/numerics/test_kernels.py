@@ -469,7 +469,9 @@ LONG_FORMS = {
 }
 
 
-def long_values(grid: SiteGrid, form: str, odd: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+def long_values(
+    grid: SiteGrid, form: str, odd: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Values and old values of 4,000 elements a block: most of a size, some tiny, huge, zero or beside a boundary."""
     source, before, _ = LONG_FORMS[form]
     random_numbers = np.random.Generator(np.random.PCG64(len(form) + grid.band % 97))
@@ -485,7 +487,9 @@ def long_values(grid: SiteGrid, form: str, odd: float) -> tuple[torch.Tensor, to
     x[kind > 1.0 - odd] = 0.0
     old = torch.from_numpy(x * (1.0 + 1e-4 * random_numbers.normal(size=n))).to(torch.float32).to(before)
     values = torch.from_numpy(x).to(source)
-    noise = 2.0**grid.band * (np.abs(x) if not grid.scales.size else size) * random_numbers.uniform(-0.9, 0.9, n)
+    noise = (
+        2.0**grid.band * (np.abs(x) if not grid.scales.size else size) * random_numbers.uniform(-0.9, 0.9, n)
+    )
     others = (values.double() + torch.from_numpy(noise)).to(source)
     return values, others, None if grid.scales.size else old
 
@@ -532,7 +536,9 @@ def test_runs_decided_quickly_are_what_the_rule_gives(
 
 
 @pytest.mark.slow  # compiles the kernels once for each instruction set
-@pytest.mark.skipif(shutil.which("gcc") is None or platform.machine() != "x86_64", reason="needs gcc on x86-64")
+@pytest.mark.skipif(
+    shutil.which("gcc") is None or platform.machine() != "x86_64", reason="needs gcc on x86-64"
+)
 @pytest.mark.parametrize("march", ["x86-64", "x86-64-v3", "x86-64-v4"])
 def test_every_instruction_set_gives_the_same_bits(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, march: str
@@ -543,7 +549,16 @@ def test_every_instruction_set_gives_the_same_bits(
     script = runpy.run_path(str(Path(__file__).parents[3] / "scripts" / "compile_kernels.py"))
     sources = [str(script["ROOM"] / source) for source in script["SOURCES"]]
     library = tmp_path / "libkernels.so"
-    command = ["gcc", *script["FLAGS"].split(), "-DFAST=", f"-march={march}", "-o", str(library), *sources, "-lm"]
+    command = [
+        "gcc",
+        *script["FLAGS"].split(),
+        "-DFAST=",
+        f"-march={march}",
+        "-o",
+        str(library),
+        *sources,
+        "-lm",
+    ]
     subprocess.run(command, check=True)
     monkeypatch.setattr(kernels, "__file__", str(tmp_path / "kernels.py"))
     monkeypatch.setattr(kernels, "LIBRARY", library.name)
@@ -906,8 +921,7 @@ def test_the_rms_of_a_sample_is_that_of_its_copy(n: int) -> None:
     x = torch.from_numpy(np.random.Generator(np.random.PCG64(n)).normal(size=n))
     stride = -(-n // 65536)
     assert (
-        rounding.sampled_rms(x, stride).tobytes()
-        == rounding.block_rms(x[::stride].contiguous(), 1).tobytes()
+        rounding.sampled_rms(x, stride).tobytes() == rounding.block_rms(x[::stride].contiguous(), 1).tobytes()
     )
 
 
