@@ -116,7 +116,7 @@ def repeatable(compute: str) -> Generator[None]:
         torch.backends.cuda.matmul.allow_tf32,
         torch.get_rng_state(),
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
-        torch.utils.deterministic.fill_uninitialized_memory,
+        torch.utils.deterministic.fill_uninitialized_memory,  # pyright: ignore[reportAttributeAccessIssue]
     )
     os.environ.setdefault(
         "CUBLAS_WORKSPACE_CONFIG", ":4096:8"

@@ -519,7 +519,7 @@ def block_square_sums(x: Floats, rows: int, out: npt.NDArray[np.float64], thread
     )  # fmt: skip
 
 
-def sampled_square_sum(x: npt.NDArray[np.float64], stride: int) -> float:
+def sampled_square_sum(x: Floats, stride: int) -> float:
     """Return what ``block_square_sums`` gives for ``x[::stride]`` as one block, without copying it."""
     if x.dtype != np.float64 or x.ndim != 1:
         raise TypeError(f"an array of {x.dtype}{list(x.shape)}; samples are taken of flat float64")
