@@ -1,0 +1,720 @@
+"""Why two parties part: the first step on which they do, its tensors and operator, and the cause, tried by repetition.
+
+The step is repeated from the last state that both sides agree on, with one thing changed at a time: another batch, another
+learning rate, the optimizer left out. What gives the stated fingerprint is confirmed; what merely looks right is said to fit.
+Nothing here decides a verdict: the audit and the judge do.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+
+import torch
+
+from tallystick.commit.encoding import parse_hex_float
+from tallystick.commit.state import Entry
+from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
+from tallystick.execution.job import JobSource
+from tallystick.execution.operations import SCATTERS, Operation, Watch, first_difference
+from tallystick.execution.snapshot import load_state
+from tallystick.execution.step import batch_digest
+from tallystick.protocol.transcript import Specification, StepRecord, Transcript
+from tallystick.roles.auditor import AuditReport, Deviation, Replay, SegmentResult, open_replay
+from tallystick.roles.causes import Evidence, Finding, fitting
+from tallystick.roles.divergence import StateDivergence, TensorDivergence, compare, compare_tensors, relate_updates
+from tallystick.roles.repetition import (
+    Bench,
+    Change,
+    Repeated,
+    State,
+    batch_of,
+    copied_state,
+    denormals_flushed,
+    dropout_off,
+    hyperparameters,
+    integer_tensors,
+    one_number_changed,
+    optimizer_skipped,
+    random_stream,
+    without_clipping,
+)
+from tallystick.store.files import RunDirectory
+
+EFFORT = 60.0  # seconds for trying causes out
+FACTORS = (0.1, 0.2, 0.25, 0.5, 0.75, 0.8, 0.9, 1.1, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 10.0, 0.01, 100.0, -1.0, 0.0)
+BATCHES = 256  # steps whose batch is tried
+DIGESTS = 10_000  # steps whose batch digest is compared with a stated one
+LABELS = 1024  # whole numbers of a batch that are tried, element by value
+SEEDS = 8
+Tell = Callable[[int, str], None]  # repetitions so far, and what is tried next
+
+
+@dataclass(frozen=True)
+class Parting:
+    """The first operator whose results differ once the confirmed cause is put in.
+
+    Attributes:
+        operation: in our own order.
+        difference: of its result that differs; None if it ran on one side only or its form differs.
+    """
+
+    operation: Operation
+    difference: TensorDivergence | None
+
+
+@dataclass
+class Divergence:
+    """Where two sides part, and why.
+
+    Attributes:
+        own, stated: what the two sides are called.
+        step: the first step on which they part; None where states were compared without a run.
+        after: steps done of the states compared; None if none could be.
+        how: ``committed``, or ``reconstructed`` by the confirmed repetition.
+        state: where those differ; None if the stated state is not known.
+        loss: of the first step, our own and the stated one.
+        findings: the likely cause first.
+        operator: where the computation parts; only with a confirmed cause.
+        makers: parameter to the operator that made its gradient, here.
+        environment: what differs between the machines.
+        tries, seconds: what trying causes out took; ``unfinished`` if the time ran out.
+        notes: what could not be found out, and why.
+    """
+
+    own: str
+    stated: str
+    step: int | None = None
+    after: int | None = None
+    how: str = "committed"
+    state: StateDivergence | None = None
+    loss: tuple[float, float] | None = None
+    findings: list[Finding] = field(default_factory=list[Finding])
+    operator: Parting | None = None
+    makers: dict[str, str] = field(default_factory=dict[str, str])
+    environment: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
+    tries: int = 0
+    seconds: float = 0.0
+    unfinished: bool = False
+    notes: list[str] = field(default_factory=list[str])
+
+    @property
+    def cause(self) -> Finding | None:
+        """The likeliest cause; None if even that was not looked for."""
+        return self.findings[0] if self.findings else None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One thing to change, in words that read after ``repeated with``."""
+
+    cause: str
+    words: str
+    change: Change
+
+
+class Diagnosis:
+    """Tries causes of one divergent step out, until one gives the stated fingerprint or the time is over."""
+
+    def __init__(
+        self, bench: Bench, transcript: Transcript, found: Divergence, *, seconds: float, tell: Tell | None
+    ) -> None:
+        self.bench, self.transcript, self.found, self._tell = bench, transcript, found, tell
+        self._until = time.monotonic() + seconds
+        self.watch = Watch()
+        self.own: Repeated | None = None
+        self.stated: State | None = None
+        self.confirmed: tuple[Trial, Repeated] | None = None
+        self._tried: dict[str, int] = {}
+
+    def run(self, stated: State | None, own_record: StepRecord | None = None, own_frame: bytes | None = None) -> None:
+        """Fill in what there is to be found; ``stated`` is the other side's state after the step, if it is known.
+
+        ``own_record`` and ``own_frame`` are those of a second run; without them we follow the other side's.
+        """
+        bench, found = self.bench, self.found
+        record = bench.record
+        self.stated = stated
+        self.own = bench.repeat(record=own_record, frame=own_frame, watch=self.watch)
+        if self.own is None:
+            found.notes.append(f"step {record.step} cannot be followed here, so nothing was tried: {bench.problem}")
+            return
+        found.makers = dict(self.own.makers)
+        loss = None if record.loss is None else parse_hex_float(record.loss, what=f"step {record.step}: loss")
+        found.loss = None if loss is None else (self.own.outcome.loss, loss)
+        self._read_documents()
+        if not any(f.status == "confirmed" for f in found.findings):
+            self._try_out()
+        if self.stated is None and self.confirmed is not None:
+            self.stated, found.how = self.confirmed[1].entries, "reconstructed"
+        if self.stated is not None:
+            found.after = record.step + 1
+            found.state = compare(self.own.entries, self.stated)
+        if self.confirmed is not None:
+            found.operator = self._parting(self.confirmed[0].change)
+        found.tries = bench.tries
+
+    # -- what the documents say ----------------------------------------------------------------
+
+    def _read_documents(self) -> None:
+        assert self.own is not None
+        record, outcome, say = self.bench.record, self.own.outcome, self._say
+        if record.batch != outcome.batch:
+            step = self._step_of_batch(record.batch)
+            where = "" if step is None else f"; it is that of step {step}'s batch"
+            say("other_data", f"the record's own digest of the data is not that of the job's batch{where}")
+            if step is not None:
+                self._try(Trial("other_data", f"the batch of step {step}", batch_of(step)))
+        own = {(group, name): value for group, name, value in outcome.schedule}
+        for group, name, text in record.schedule:
+            value = parse_hex_float(text, what=name) if isinstance(text, str) else None
+            mine = own.get((group, name))
+            if value is None or mine is None or math.isclose(value, mine, rel_tol=2.0**-36):
+                continue
+            cause = "other_rate" if name == "lr" else "other_hyperparameter"
+            say(cause, f"the record states {name} {value!r} for group {group}, the job has {mine!r}")
+        if any(f.cause in ("other_rate", "other_hyperparameter") for f in self.found.findings):
+            values = {
+                (group, name): parse_hex_float(text, what=name) for group, name, text in record.schedule if isinstance(text, str)
+            }
+            self._try(Trial(self.found.findings[-1].cause, "the stated hyper-parameters", hyperparameters(values)))
+        if record.skipped != outcome.skipped:
+            does = "leaves the optimizer's step out" if record.skipped else "takes a step of the optimizer"
+            say("skipped_step", f"the record says that it {does}; the job does the opposite")
+            if record.skipped:
+                self._try(Trial("skipped_step", "the optimizer's step left out", optimizer_skipped()))
+        if self.bench.agrees(self.own) and self.stated is not None:
+            difference = compare(self.own.entries, self.stated)
+            if difference.tensors or difference.odd:
+                names = ", ".join([t.name for t in difference.tensors] + list(difference.odd))
+                text = (
+                    "the fingerprint that the record states for the end of the step is that of the state repeated here; "
+                    f"the committed state is another one: {names}"
+                )
+                say("edited_weights", text)
+        twin = next(
+            (r.step for r in self.transcript.records if r.log == record.log and r.step != record.step and r.log_bytes > 64), None
+        )
+        if twin is not None:
+            say("altered_log", f"its log is, byte for byte, that of step {twin}")
+
+    def _say(self, cause: str, text: str) -> None:
+        self.found.findings.append(Finding(cause, "confirmed", text))
+
+    def _step_of_batch(self, digest: str) -> int | None:
+        job = self.bench.replay.job
+        for step in self._near(min(self.transcript.specification.steps, DIGESTS)):
+            if time.monotonic() > self._until:
+                return None
+            if batch_digest(job.batch(step)) == digest:
+                return step
+        return None
+
+    def _near(self, steps: int) -> Iterator[int]:
+        """Steps other than this one, the nearest first."""
+        own = self.bench.record.step
+        for away in range(1, steps):
+            for step in (own + away, own - away):
+                if 0 <= step < steps:
+                    yield step
+
+    # -- what repetition says ------------------------------------------------------------------
+
+    def _try_out(self) -> None:
+        """Try every trial in turn, the likely ones first; then look for signatures."""
+        assert self.own is not None
+        record = self.bench.record
+        if self.bench.agrees(self.own) and not self.own.violations:
+            return  # the step is fine; what differs is no matter of computing it
+        if not self.bench.agrees(self.own):
+            if record.fingerprint == self.bench.fingerprint:
+                self._say("skipped_step", "the state stated for the end of the step is, bit for bit, the one before it")
+            else:
+                for trial in self._trials():
+                    if time.monotonic() > self._until:
+                        self.found.unfinished = True
+                        break
+                    if self._try(trial):
+                        break
+        if self.confirmed is None and not any(f.status == "confirmed" for f in self.found.findings):
+            self._fall_back()
+
+    def _try(self, trial: Trial) -> bool:
+        """Repeat the step with ``trial``'s change; whether it gives the stated state."""
+        if self._tell is not None:
+            self._tell(self.bench.tries, trial.words)
+        self._tried[trial.cause] = self._tried.get(trial.cause, 0) + 1
+        found = self.bench.gives(trial.change)
+        if found is None:
+            return False
+        self.confirmed = (trial, found)
+        text = f"repeated with {trial.words}, the step gives the stated state to the last bit"
+        self.found.findings.insert(0, Finding(trial.cause, "confirmed", text))
+        return True
+
+    def _trials(self) -> Iterator[Trial]:
+        assert self.own is not None
+        same = self.found.loss is None or self.found.loss[0] == self.found.loss[1]
+        groups = (self._update_trials(), self._forward_trials())
+        for group in groups if same else reversed(groups):
+            yield from group
+
+    def _update_trials(self) -> Iterator[Trial]:
+        """Trials that leave the forward pass as it is."""
+        job = self.bench.replay.job
+        yield Trial("skipped_step", "the optimizer's step left out", optimizer_skipped())
+        if self._has_subnormals():
+            yield Trial("denormals", "subnormal numbers flushed to zero", denormals_flushed())
+        schedule = {(group, name): value for group, name, value in (self.own.outcome.schedule if self.own else [])}
+        rates = {key: value for key, value in schedule.items() if key[1] == "lr"}
+        seen: set[float] = set()
+        for factor in (*self._estimated_factors(rates), *FACTORS):
+            if factor in seen or factor == 1.0:
+                continue
+            seen.add(factor)
+            values = {key: value * factor for key, value in rates.items()}
+            shown = ", ".join(sorted({f"{value:.9g}" for value in values.values()}))
+            words = f"{factor:.9g} times the learning rate, {shown}"
+            yield Trial("other_rate", words, hyperparameters(values))
+        for name in sorted({name for _, name in schedule if name != "lr"}):
+            for value in _other_values(next(v for (_, n), v in schedule.items() if n == name)):
+                values = {key: value for key in schedule if key[1] == name}
+                yield Trial("other_hyperparameter", f"{name} {value:.9g}", hyperparameters(values))
+        if job.clip_norm is not None:
+            yield Trial("other_hyperparameter", "gradients not clipped", without_clipping())
+
+    def _estimated_factors(self, rates: dict[tuple[int, str], float]) -> list[float]:
+        """Factors of the learning rate that the stated update suggests: the estimate, rounded in ways people round."""
+        if self.stated is None or self.own is None or not rates:
+            return []
+        update = relate_updates(self.bench.before, self.own.entries, self.stated)
+        if update is None or update.residual > 2.0**-6:
+            return []
+        rate = max(rates.values(), key=abs)
+        guesses = [float(Fraction(update.factor).limit_denominator(limit)) for limit in (1, 2, 4, 10, 16, 100, 1000)]
+        if rate:
+            guesses += [float(f"{rate * update.factor:.{digits}g}") / rate for digits in range(1, 8)]
+        return list(dict.fromkeys(guesses))
+
+    def _has_subnormals(self) -> bool:
+        assert self.own is not None
+        tiny = torch.finfo(torch.float32).tiny
+        for entry in self.own.entries.values():
+            if entry.dtype == "F32" and entry.data:
+                values = torch.frombuffer(bytearray(entry.data), dtype=torch.float32).abs()
+                if bool(((values > 0) & (values < tiny)).any()):
+                    return True
+        return False
+
+    def _forward_trials(self) -> Iterator[Trial]:
+        """Trials that change what the forward pass sees."""
+        replay, specification = self.bench.replay, self.transcript.specification
+        if self.watch.random_modules:
+            yield Trial("random_stream", "nothing dropped out", dropout_off())
+            for shift in (1, -1):
+                if replay.session.step + shift >= 0:
+                    words = f"the random numbers of step {self.bench.record.step + shift}"
+                    yield Trial("random_stream", words, random_stream(specification.seed, shift))
+            for seed in dict.fromkeys([specification.seed + 1, max(specification.seed - 1, 0), *range(SEEDS)]):
+                if seed != specification.seed:
+                    yield Trial("random_stream", f"the random numbers of seed {seed}", random_stream(seed))
+        for number, step in enumerate(self._near(specification.steps)):
+            if number >= BATCHES:
+                break
+            yield Trial("other_data", f"the batch of step {step}", batch_of(step))
+        yield from self._label_trials()
+
+    def _label_trials(self) -> Iterator[Trial]:
+        """Every whole number of the batch changed into every other one that occurs beside it, if these are few."""
+        tensors = integer_tensors(self.bench.replay.job.batch(self.bench.record.step))
+        for which, tensor in enumerate(tensors):
+            values = sorted({int(v) for v in tensor.reshape(-1).tolist()}) if tensor.numel() <= LABELS else []
+            values = list(range(min(values), max(values) + 1)) if values and max(values) - min(values) < LABELS else values
+            if not values or tensor.numel() * (len(values) - 1) > LABELS:
+                continue
+            for element, own in enumerate(tensor.reshape(-1).tolist()):
+                for value in values:
+                    if value != own:
+                        words = f"element {element} of the batch's whole numbers changed from {own} to {value}"
+                        yield Trial("other_data", words, one_number_changed(which, element, value))
+
+    # -- what signatures say -------------------------------------------------------------------
+
+    def _fall_back(self) -> None:
+        assert self.own is not None
+        seen = self._evidence()
+        guesses = fitting(seen)
+        if self.own.violations:
+            first = self.own.violations[0]
+            where = f" element {first.element}" if first.element >= 0 else ""
+            text = f"{_site(first.site, self.bench.record.step)}{where}: {first.rule}"
+            same = seen.same_loss or seen.loss is None
+            self_made = same and all(guess.cause in ("unknown", "edited_weights") for guess in guesses)
+            if self_made:
+                guesses = [Finding("altered_log", "confirmed", text)]
+            else:
+                self.found.notes.append(f"its log breaks the rules too, as that of another computation would: {text}")
+        named = {guess.cause for guess in guesses}
+        for cause, count in self._tried.items():
+            if cause not in named:
+                text = f"{count} variant{'s' if count > 1 else ''} tried, none gives the stated state"
+                guesses.append(Finding(cause, "not_confirmed", text))
+        self.found.findings += guesses
+
+    def _evidence(self) -> Evidence:
+        assert self.own is not None
+        stated, state, update = self.stated, None, None
+        if stated is not None:
+            state = compare(self.own.entries, stated)
+            update = relate_updates(self.bench.before, self.own.entries, stated)
+        session = self.bench.replay.session
+        return Evidence(
+            state=state,
+            update=update,
+            loss=self.found.loss,
+            environment=self.found.environment,
+            scattered=scattered(self.own),
+            random=self.watch.random_modules,
+            upstream=self.watch.modules_before_random(),
+            violations=len(self.own.violations),
+            keeps_state=bool(session.optimizer_keys) and any(name.startswith("optimizer/") for name in self.own.entries),
+        )
+
+    # -- the operator --------------------------------------------------------------------------
+
+    def _parting(self, change: Change) -> Parting | None:
+        """Return the first operator whose results differ with ``change``; None if none does, so that the update parts."""
+        other = Watch()
+        if self.bench.repeat(change, watch=other) is None:
+            return None
+        first = first_difference(self.watch, other)
+        if first is None:
+            return None
+        pair: list[list[torch.Tensor]] = []
+        for each in (None, change):
+            again = Watch(wanted=first.index)
+            if self.bench.repeat(each, watch=again) is None:
+                return None
+            pair.append(again.results)
+        for mine, theirs in zip(*pair, strict=False):
+            if mine.shape == theirs.shape and mine.dtype == theirs.dtype and mine.dtype in _CODES:
+                difference = compare_tensors(_entry(first.name, mine), _entry(first.name, theirs))
+                if difference is not None:
+                    return Parting(first, difference)
+        return Parting(first, None)
+
+
+_CODES = {torch.float32: "F32", torch.float64: "F64", torch.float16: "F16"}
+
+
+def _entry(name: str, tensor: torch.Tensor) -> Entry:
+    plain = tensor.detach().cpu().contiguous().reshape(-1)
+    data = plain.view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+    return Entry(name, _CODES[tensor.dtype], tuple(tensor.shape), data)
+
+
+def _site(site: str, step: int) -> str:
+    return site.removeprefix(f"step {step}: ")
+
+
+def _other_values(value: float) -> list[float]:
+    """Values that people give a hyper-parameter such as a momentum or a decay, ``value`` itself left out."""
+    usual = [0.0, 0.5, 0.8, 0.9, 0.95, 0.99, 0.999] if 0.0 < value < 1.0 else [0.0]
+    scaled = [value * factor for factor in (0.1, 0.5, 2.0, 10.0)] + [1.0 - 10.0 * (1.0 - value)]
+    return [each for each in dict.fromkeys(usual + scaled) if each != value and each >= 0.0]
+
+
+def scattered(repeated: Repeated) -> frozenset[str]:
+    """Return the entries of parameters whose gradient a scatter made."""
+    return frozenset(
+        f"model/{name}"
+        for name, maker in repeated.makers.items()
+        if any(f" {operator}," in maker for operator in SCATTERS)
+    )
+
+
+# -- an audit -------------------------------------------------------------------------------------
+
+
+def explain_audit(
+    directory: RunDirectory,
+    source: JobSource,
+    report: AuditReport,
+    *,
+    jitter: bool = False,
+    device: str = "cpu",
+    seconds: float = EFFORT,
+    tell: Tell | None = None,
+) -> Divergence | None:
+    """Return where and why the run in ``directory`` leaves what was repeated; None if the audit accuses nobody."""
+    if report.verdict not in ("mismatch", "log_violation"):
+        return None
+    started = time.monotonic()
+    segment = next(s for s in report.segments if s.verdict == report.verdict)
+    step = segment.first_step
+    assert step is not None
+    found = Divergence("here", "trainer", step, environment=dict(report.environment))
+    first = segment.deviations[0]
+    if first.subject == "evidence":
+        cause = "broken_log" if "log" in first.own else "broken_state"
+        found.findings.append(Finding(cause, "confirmed", first.own))
+        return found
+    transcript = directory.load_transcript()
+    replay = open_replay(transcript.specification, source, jitter=jitter, device=device)
+    if isinstance(replay, Deviation):
+        found.notes.append(f"the step cannot be repeated here: {replay}")
+        return found
+    try:
+        _explain_segment(directory, transcript, replay, segment, found, seconds, tell)
+    except (InvalidInput, Mismatch, Nondeterminism) as problem:
+        found.notes.append(f"looking for the cause ended early: {problem}")
+    finally:
+        replay.session.close()
+    if not found.findings:
+        log = [d for d in segment.deviations if d.step == step and d.subject == "log"]
+        if log:
+            found.findings.append(Finding("broken_log", "confirmed", log[0].own))
+    found.seconds = time.monotonic() - started
+    return found
+
+
+def _explain_segment(
+    directory: RunDirectory,
+    transcript: Transcript,
+    replay: Replay,
+    segment: SegmentResult,
+    found: Divergence,
+    seconds: float,
+    tell: Tell | None,
+) -> None:
+    step = found.step
+    assert step is not None
+    roots = {checkpoint.steps_done: checkpoint.state_root for checkpoint in transcript.checkpoints()}
+    frames = directory.load_frames(transcript, segment.start, segment.end)
+    load_state(replay.session, directory.load_committed(segment.start, roots[segment.start]))
+    for before in range(segment.start, step):
+        replay.follow(transcript.record(before), frames[before])
+    bench = Bench(replay, copied_state(replay), transcript.record(step), frames[step])
+    diagnosis = Diagnosis(bench, transcript, found, seconds=seconds, tell=tell)
+    diagnosis.run(_committed(directory, roots, step + 1, found))
+    if found.state is None and diagnosis.own is not None and segment.end > step + 1:
+        _compare_at_end(directory, transcript, replay, diagnosis.own, frames, segment.end, found)
+
+
+def _committed(directory: RunDirectory, roots: dict[int, str], done: int, found: Divergence) -> State | None:
+    if done not in roots:
+        return None
+    try:
+        return directory.load_committed(done, roots[done])
+    except (InvalidInput, Mismatch) as problem:
+        found.notes.append(f"the stated state after {done} steps cannot be read: {problem}")
+        return None
+
+
+def _compare_at_end(
+    directory: RunDirectory,
+    transcript: Transcript,
+    replay: Replay,
+    own: Repeated,
+    frames: dict[int, bytes],
+    end: int,
+    found: Divergence,
+) -> None:
+    """Compare the next states that both sides have: the committed ones, some steps after the parting."""
+    assert found.step is not None
+    stated = _committed(directory, {c.steps_done: c.state_root for c in transcript.checkpoints()}, end, found)
+    if stated is None:
+        return
+    load_state(replay.session, own.entries)
+    try:
+        for step in range(found.step + 1, end):
+            replay.follow(transcript.record(step), frames[step])
+    except (InvalidInput, Nondeterminism) as problem:
+        found.notes.append(f"the log cannot be followed up to the committed state after {end} steps: {problem}")
+        return
+    found.after, found.state = end, compare(copied_state(replay), stated)
+
+
+# -- two runs, two states ------------------------------------------------------------------------
+
+
+def explain_states(own: State, stated: State, names: tuple[str, str]) -> Divergence:
+    """Return how two states differ and which causes fit; nothing is repeated."""
+    found = Divergence(*names)
+    found.state = compare(own, stated)
+    if not found.state.is_empty:
+        found.findings = fitting(Evidence(found.state, one_step=False))
+        found.notes.append("two states alone confirm nothing: give two run directories to have causes tried out")
+    return found
+
+
+def first_parting(own: Transcript, stated: Transcript) -> int | None:
+    """Return the first step whose data, loss, schedule or state differ, by the two runs' records; None if none does."""
+    for mine, theirs in zip(own.records, stated.records, strict=False):
+        if replace(mine, log=theirs.log, log_bytes=theirs.log_bytes) != theirs:
+            return mine.step
+    return None
+
+
+def specification_differences(own: Specification, stated: Specification) -> dict[str, tuple[str, str]]:
+    """Return in what two specifications order different work: name to (own, stated); versions and notes left out."""
+    pairs: dict[str, tuple[str, str]] = {}
+    for name in ("seed", "steps", "checkpoint_every", "accumulation", "world_size", "initial_state"):
+        pairs[name] = (str(getattr(own, name)), str(getattr(stated, name)))
+    pairs["job source"] = (own.job.source_digest, stated.job.source_digest)
+    pairs["dataset"] = (str(own.job.dataset_digest), str(stated.job.dataset_digest))
+    pairs["policy"] = (own.policy.name, stated.policy.name)
+    for what, mine, theirs in (
+        ("setting", own.job.settings, stated.job.settings),
+        ("policy", own.policy.parameters, stated.policy.parameters),
+    ):
+        for name in sorted(mine.keys() | theirs.keys()):
+            pairs[f"{what} {name}"] = (str(mine.get(name, "default")), str(theirs.get(name, "default")))
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def explain_runs(
+    own: RunDirectory,
+    stated: RunDirectory,
+    source: JobSource | None,
+    *,
+    device: str = "cpu",
+    seconds: float = EFFORT,
+    tell: Tell | None = None,
+) -> Divergence:
+    """Return where and why two runs part; with ``source``, their job's, causes are tried out by repetition.
+
+    Raises:
+        InvalidInput: a document is malformed or missing.
+        Mismatch: one side's documents contradict each other.
+    """
+    started = time.monotonic()
+    mine, theirs = own.load_partial(), stated.load_partial()
+    found = Divergence(str(own.path), str(stated.path))
+    versions = (mine.specification.versions, theirs.specification.versions)
+    names = sorted(versions[0].keys() | versions[1].keys())
+    pairs = {name: (versions[0].get(name, "none"), versions[1].get(name, "none")) for name in names}
+    found.environment = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    orders = specification_differences(mine.specification, theirs.specification)
+    step = first_parting(mine, theirs)
+    shared = {c.steps_done: c.state_root for c in mine.checkpoints()}
+    agreed = [c.steps_done for c in theirs.checkpoints() if shared.get(c.steps_done) == c.state_root]
+    if 0 not in agreed:
+        found.step, found.after = 0, 0
+        found.state = compare(
+            own.load_committed(0, mine.specification.initial_state), stated.load_committed(0, theirs.specification.initial_state)
+        )
+        if found.state.tensors or found.state.odd:
+            found.findings.append(Finding("initial_state", "confirmed", "the runs begin with different states"))
+    elif step is not None:
+        found.step = step
+        start = max(done for done in agreed if done <= step)
+        if source is None:
+            found.notes.append("the job is not at hand, so nothing was repeated")
+        else:
+            try:
+                _explain_pair(own, mine, stated, theirs, source, start, step, found, device, seconds, tell)
+            except (InvalidInput, Mismatch, Nondeterminism) as problem:
+                found.notes.append(f"looking for the cause ended early: {problem}")
+        if found.state is None:
+            _compare_next(own, mine, stated, theirs, step, found)
+    if orders and (step is not None or 0 not in agreed or orders.keys() != {"steps"}):
+        text = "; ".join(f"{name}: {_short(a)} against {_short(b)}" for name, (a, b) in list(orders.items())[:6])
+        found.findings.append(Finding("other_specification", "confirmed", f"the runs were ordered differently: {text}"))
+    if not found.findings and found.state is not None and not found.state.is_empty:
+        loss = found.loss
+        found.findings = fitting(Evidence(found.state, None, loss, found.environment, one_step=False))
+    found.seconds = time.monotonic() - started
+    return found
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 24 else f"{text[:16]}.."
+
+
+def _compare_next(
+    own: RunDirectory, mine: Transcript, stated: RunDirectory, theirs: Transcript, step: int, found: Divergence
+) -> None:
+    roots = {c.steps_done: c.state_root for c in mine.checkpoints()}
+    for checkpoint in theirs.checkpoints():
+        done = checkpoint.steps_done
+        if done > step and done in roots:
+            found.after = done
+            found.state = compare(own.load_committed(done, roots[done]), stated.load_committed(done, checkpoint.state_root))
+            return
+    found.notes.append("the runs have no committed states after the same number of steps, so no tensors were compared")
+
+
+def _explain_pair(
+    own: RunDirectory,
+    mine: Transcript,
+    stated: RunDirectory,
+    theirs: Transcript,
+    source: JobSource,
+    start: int,
+    step: int,
+    found: Divergence,
+    device: str,
+    seconds: float,
+    tell: Tell | None,
+) -> None:
+    """Repeat the step on which two runs part under each one's log, and try causes out where one cannot be repeated."""
+    replay = open_replay(mine.specification, source, device=device)
+    if isinstance(replay, Deviation):
+        found.notes.append(f"the job cannot be repeated here: {replay}")
+        return
+    try:
+        roots = {c.steps_done: c.state_root for c in mine.checkpoints()}
+        load_state(replay.session, own.load_committed(start, roots[start]))
+        for before in range(start, step):
+            replay.follow(mine.record(before), own.load_frames(mine, before, before + 1)[before])
+        frames = own.load_frames(mine, step, step + 1)[step], stated.load_frames(theirs, step, step + 1)[step]
+        bench = Bench(replay, copied_state(replay), theirs.record(step), frames[1])
+        first, second = bench.repeat(record=mine.record(step), frame=frames[0]), bench.repeat()
+        honest = [
+            run is not None and not run.violations and f"{run.outcome.fingerprint:016x}" == record.fingerprint
+            for run, record in ((first, mine.record(step)), (second, theirs.record(step)))
+        ]
+        if all(honest) and first is not None and second is not None:
+            _same_computation(bench, mine.record(step), frames[0], first, second, found)
+            return
+        if not honest[0]:
+            found.notes.append(f"{found.own} itself does not come out as it states when step {step} is repeated here")
+        roots = {c.steps_done: c.state_root for c in theirs.checkpoints()}
+        diagnosis = Diagnosis(bench, theirs, found, seconds=seconds, tell=tell)
+        diagnosis.run(_committed(stated, roots, step + 1, found), mine.record(step), frames[0])
+    finally:
+        replay.session.close()
+
+
+def _same_computation(
+    bench: Bench, record: StepRecord, frame: bytes, first: Repeated, second: Repeated, found: Divergence
+) -> None:
+    """Both sides' logs can be followed: the computation is one, and only rounding decisions differ."""
+    watch = Watch()
+    watched = bench.repeat(record=record, frame=frame, watch=watch) or first
+    found.state, found.after, found.how = compare(first.entries, second.entries), bench.record.step + 1, "reconstructed"
+    found.loss = (first.outcome.loss, second.outcome.loss)
+    found.makers = dict(watched.makers)
+    text = (
+        "from one state, each side's step follows from its own log without a breach of the rules: the computation is the same, "
+        f"and {found.state.differing:,} elements differ by rounding decisions that noise has turned"
+    )
+    causes = [Finding("last_bit_noise", "confirmed", text)]
+    touched = {t.name for t in found.state.tensors if t.name in {f"model/{name}" for name in watched.makers}}
+    sums = scattered(watched)
+    if touched and touched <= sums and len(watched.makers) > len(sums):
+        names = ", ".join(sorted(touched))
+        causes.append(
+            Finding("scatter_order", "fits", f"only {names} differ, whose gradient is a sum over look-ups; other tensors do not")
+        )
+    software = Evidence(None, environment=found.environment).environment_of(("torch", "numpy"))
+    if software:
+        causes.append(Finding("library_version", "fits", f"software differs in {software}"))
+    found.findings = causes
+    found.tries = bench.tries
+
+
