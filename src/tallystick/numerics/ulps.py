@@ -16,6 +16,7 @@ import numpy.typing as npt
 Words = npt.NDArray[np.uint64]
 BINS = 66  # 0, then [2**k, 2**(k+1)) for k = 0 to 63, and what is no number
 UNORDERED = BINS - 1
+NOT_A_NUMBER = np.uint64(0xFFFF_FFFF_FFFF_FFFF)  # the distance where there is none
 
 
 @dataclass(frozen=True)
@@ -54,17 +55,17 @@ class Histogram:
         return 0 if not self.differing else (1 << 64) - 1
 
 
-def ulp_distances(a: npt.NDArray[np.floating], b: npt.NDArray[np.floating]) -> Words:
+def ulp_distances(a: npt.NDArray[np.generic], b: npt.NDArray[np.generic]) -> Words:
     """Return the distances of two arrays of one floating format (2, 4 or 8 bytes); the largest uint64 where one is NaN."""
     if a.dtype != b.dtype or a.dtype.kind != "f":
         raise TypeError(f"two arrays of one floating format are needed, got {a.dtype} and {b.dtype}")
     x, y = _ranks(a), _ranks(b)
     distance = np.where(x > y, x - y, y - x)
-    distance[np.isnan(a) | np.isnan(b)] = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
+    distance[np.isnan(a) | np.isnan(b)] = NOT_A_NUMBER
     return distance
 
 
-def _ranks(x: npt.NDArray[np.floating]) -> Words:
+def _ranks(x: npt.NDArray[np.generic]) -> Words:
     """Place in the order of all numbers of the format, zero at 2**63."""
     width = x.dtype.itemsize
     bits = np.ascontiguousarray(x).view(f"<u{width}").astype(np.uint64)
@@ -78,7 +79,7 @@ def histogram(distances: Sequence[Words]) -> Histogram:
     """Return how often which power of two occurs."""
     counts = np.zeros(BINS, dtype=np.int64)
     for part in distances:
-        nan = part == np.uint64(0xFFFF_FFFF_FFFF_FFFF)
+        nan = part == NOT_A_NUMBER
         counts[UNORDERED] += int(nan.sum())
         real = part[~nan]
         # frexp of a float64 rounds 2**53 - 1 and above up: the high and low halves are exact.

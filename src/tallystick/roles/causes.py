@@ -227,22 +227,21 @@ def _library(seen: Evidence) -> Finding | None:
 
 
 def _data(seen: Evidence) -> Finding | None:
-    gap = seen.loss_gap
-    if gap is None or gap == 0.0 or seen.loss is None:
+    gap, touched = seen.loss_gap, _touched_upstream(seen)
+    if _is_noise(seen) or not (gap or touched):
         return None
-    own, stated = seen.loss
-    text = (
-        f"the loss, computed before the update from a state that both agree on, is {own:.6g} here and {stated:.6g} there: "
-        "the forward pass saw something else"
-    )
-    if gap <= NEAR and _is_noise(seen):
-        return None
-    touched = _touched_upstream(seen)
+    parts: list[str] = []
+    if gap and seen.loss is not None:
+        own, stated = seen.loss
+        parts.append(
+            f"the loss, computed before the update from a state that both agree on, is {own:.6g} here and {stated:.6g} there: "
+            "the forward pass saw something else"
+        )
     if touched:
-        return Finding("other_data", "fits", f"{text}; buffers differ that see the input before anything random ({touched})")
-    if seen.random == ():
-        return Finding("other_data", "fits", f"{text}; nothing random is drawn, so inputs or labels differ")
-    return Finding("other_data", "fits", text)
+        parts.append(f"buffers differ that see the input before anything random ({touched})")
+    elif seen.random == ():
+        parts.append("nothing random is drawn, so inputs or labels differ")
+    return Finding("other_data", "fits", "; ".join(parts))
 
 
 def _random(seen: Evidence) -> Finding | None:

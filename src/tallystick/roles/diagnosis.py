@@ -79,6 +79,7 @@ class Divergence:
         loss: of the first step, our own and the stated one.
         findings: the likely cause first.
         operator: where the computation parts; only with a confirmed cause.
+        update_only: the confirmed cause leaves every operator's bits as they are: the parting is in the optimizer's update.
         makers: parameter to the operator that made its gradient, here.
         environment: what differs between the machines.
         tries, seconds: what trying causes out took; ``unfinished`` if the time ran out.
@@ -94,6 +95,7 @@ class Divergence:
     loss: tuple[float, float] | None = None
     findings: list[Finding] = field(default_factory=list[Finding])
     operator: Parting | None = None
+    update_only: bool = False
     makers: dict[str, str] = field(default_factory=dict[str, str])
     environment: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
     tries: int = 0
@@ -126,6 +128,7 @@ class Diagnosis:
         self._until = time.monotonic() + seconds
         self.watch = Watch()
         self.own: Repeated | None = None
+        self.refusal = ""  # why the log cannot be followed in the job's own step
         self.stated: State | None = None
         self.confirmed: tuple[Trial, Repeated] | None = None
         self._tried: dict[str, int] = {}
@@ -140,7 +143,11 @@ class Diagnosis:
         self.stated = stated
         self.own = bench.repeat(record=own_record, frame=own_frame, watch=self.watch)
         if self.own is None:
-            found.notes.append(f"step {record.step} cannot be followed here, so nothing was tried: {bench.problem}")
+            self.refusal = bench.problem
+            self.watch = Watch()
+            self.own = bench.repeat(record=own_record, watch=self.watch, manner="record")
+        if self.own is None:
+            found.notes.append(f"step {record.step} cannot be repeated here, so nothing was tried: {bench.problem}")
             return
         found.makers = dict(self.own.makers)
         loss = None if record.loss is None else parse_hex_float(record.loss, what=f"step {record.step}: loss")
@@ -232,7 +239,7 @@ class Diagnosis:
         if not self.bench.agrees(self.own):
             if record.fingerprint == self.bench.fingerprint:
                 self._say("skipped_step", "the state stated for the end of the step is, bit for bit, the one before it")
-            else:
+            elif not self._obedience_explains():
                 for trial in self._trials():
                     if time.monotonic() > self._until:
                         self.found.unfinished = True
@@ -347,22 +354,46 @@ class Diagnosis:
         assert self.own is not None
         seen = self._evidence()
         guesses = fitting(seen)
-        if self.own.violations:
-            first = self.own.violations[0]
-            where = f" element {first.element}" if first.element >= 0 else ""
-            text = f"{_site(first.site, self.bench.record.step)}{where}: {first.rule}"
-            same = seen.same_loss or seen.loss is None
-            self_made = same and all(guess.cause in ("unknown", "edited_weights") for guess in guesses)
-            if self_made:
-                guesses = [Finding("altered_log", "confirmed", text)]
-            else:
-                self.found.notes.append(f"its log breaks the rules too, as that of another computation would: {text}")
+        breach = self._breach()
+        if breach is not None and breach.status == "confirmed":
+            guesses = [breach]
+        elif breach is not None and all(guess.cause in ("unknown", "edited_weights") for guess in guesses):
+            guesses = [breach, *(guess for guess in guesses if guess.cause != "unknown")]
+        elif breach is not None:
+            self.found.notes.append(f"its log breaks the rules too, as that of another computation would: {breach.text}")
         named = {guess.cause for guess in guesses}
         for cause, count in self._tried.items():
             if cause not in named:
                 text = f"{count} variant{'s' if count > 1 else ''} tried, none gives the stated state"
                 guesses.append(Finding(cause, "not_confirmed", text))
         self.found.findings += guesses
+
+    def _obedience_explains(self) -> bool:
+        """Whether the log alone explains the step. Not asked first where parities leave it enough room to explain much else."""
+        if self.bench.replay.session.policy.parity:
+            return False
+        breach = self._breach()
+        if breach is None or breach.status != "confirmed":
+            return False
+        self.found.findings.append(breach)
+        return True
+
+    def _breach(self) -> Finding | None:
+        """Return what is wrong with the log; confirmed if the log, obeyed against its rules, gives the stated state."""
+        assert self.own is not None
+        if self.refusal:
+            return Finding("broken_log", "fits", f"the job's step cannot follow it: {self.refusal}")
+        if not self.own.violations:
+            return None
+        first = self.own.violations[0]
+        where = f" element {first.element:,}" if first.element >= 0 else ""
+        text = f"{first.site.removeprefix(f'step {self.bench.record.step}: ')}{where}: {first.rule}"
+        obeyed = self.bench.repeat(manner="obey")
+        if obeyed is None or not self.bench.agrees(obeyed):
+            return Finding("altered_log", "fits", text)
+        if self.stated is None:
+            self.stated, self.found.how = obeyed.entries, "reconstructed"
+        return Finding("altered_log", "confirmed", f"{text}; obeyed all the same, the log gives the stated state to the last bit")
 
     def _evidence(self) -> Evidence:
         assert self.own is not None
@@ -392,6 +423,7 @@ class Diagnosis:
             return None
         first = first_difference(self.watch, other)
         if first is None:
+            self.found.update_only = True
             return None
         pair: list[list[torch.Tensor]] = []
         for each in (None, change):
@@ -414,10 +446,6 @@ def _entry(name: str, tensor: torch.Tensor) -> Entry:
     plain = tensor.detach().cpu().contiguous().reshape(-1)
     data = plain.view(torch.uint8).numpy().tobytes() if plain.numel() else b""
     return Entry(name, _CODES[tensor.dtype], tuple(tensor.shape), data)
-
-
-def _site(site: str, step: int) -> str:
-    return site.removeprefix(f"step {step}: ")
 
 
 def _other_values(value: float) -> list[float]:
@@ -473,10 +501,6 @@ def explain_audit(
         found.notes.append(f"looking for the cause ended early: {problem}")
     finally:
         replay.session.close()
-    if not found.findings:
-        log = [d for d in segment.deviations if d.step == step and d.subject == "log"]
-        if log:
-            found.findings.append(Finding("broken_log", "confirmed", log[0].own))
     found.seconds = time.monotonic() - started
     return found
 
@@ -603,15 +627,17 @@ def explain_runs(
     shared = {c.steps_done: c.state_root for c in mine.checkpoints()}
     agreed = [c.steps_done for c in theirs.checkpoints() if shared.get(c.steps_done) == c.state_root]
     if 0 not in agreed:
-        found.step, found.after = 0, 0
         found.state = compare(
             own.load_committed(0, mine.specification.initial_state), stated.load_committed(0, theirs.specification.initial_state)
         )
-        if found.state.tensors or found.state.odd:
-            found.findings.append(Finding("initial_state", "confirmed", "the runs begin with different states"))
+    if found.state is not None and (found.state.tensors or found.state.odd):
+        found.step, found.after = 0, 0
+        found.findings.append(Finding("initial_state", "confirmed", "the runs begin with different numbers"))
+        guesses = fitting(Evidence(found.state, environment=found.environment, one_step=False))
+        found.findings += [guess for guess in guesses if guess.cause in ("last_bit_noise", "denormals")]
     elif step is not None:
-        found.step = step
-        start = max(done for done in agreed if done <= step)
+        found.step, found.state = step, None
+        start = max((done for done in agreed if done <= step), default=0)  # or documents alone differ
         if source is None:
             found.notes.append("the job is not at hand, so nothing was repeated")
         else:
@@ -621,7 +647,7 @@ def explain_runs(
                 found.notes.append(f"looking for the cause ended early: {problem}")
         if found.state is None:
             _compare_next(own, mine, stated, theirs, step, found)
-    if orders and (step is not None or 0 not in agreed or orders.keys() != {"steps"}):
+    if orders:
         text = "; ".join(f"{name}: {_short(a)} against {_short(b)}" for name, (a, b) in list(orders.items())[:6])
         found.findings.append(Finding("other_specification", "confirmed", f"the runs were ordered differently: {text}"))
     if not found.findings and found.state is not None and not found.state.is_empty:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tallystick.commit.state import Entry
-from tallystick.numerics.ulps import Histogram, histogram, ulp_distances
+from tallystick.numerics.ulps import NOT_A_NUMBER, Histogram, Words, histogram, ulp_distances
 
 FLOATS: Mapping[str, str] = {"F16": "<f2", "F32": "<f4", "F64": "<f8"}
 INTEGERS: Mapping[str, str] = {
@@ -145,9 +145,9 @@ def _form(entry: Entry | None) -> str:
 
 def compare_tensors(own: Entry, stated: Entry) -> TensorDivergence | None:
     """Return how two tensors of one dtype and shape differ, or None if every bit is the same."""
-    kind = FLOATS.get(own.dtype) or INTEGERS.get(own.dtype, "u1")
-    a, b = np.frombuffer(own.data, dtype=kind), np.frombuffer(stated.data, dtype=kind)
-    floating = own.dtype in FLOATS
+    a, b = _values(own), _values(stated)
+    floating = a.dtype.kind == "f"
+    unit = np.uint64(1 << 16 if own.dtype == "BF16" else 1)
     bits = f"<u{a.dtype.itemsize}"
     tiny = float(np.finfo(a.dtype).tiny) if floating else 0.0
     differing, flushed, first, worst, largest = 0, 0, -1, -1, -1
@@ -160,7 +160,7 @@ def compare_tensors(own: Entry, stated: Entry) -> TensorDivergence | None:
         differing += int(at.size)
         if not floating:
             continue
-        far = ulp_distances(x, y)
+        far = _distances(x, y, unit)
         distances.append(histogram([far]))
         if at.size:
             top = at[int(far[at].argmax())]
@@ -181,9 +181,21 @@ def compare_tensors(own: Entry, stated: Entry) -> TensorDivergence | None:
     ratio = math.sqrt(off) / math.sqrt(size) if size > 0 else math.inf
     return TensorDivergence(
         own.name, own.dtype, tuple(own.shape), int(a.size), differing,
-        _pair(a, b, first, own.shape), _pair(a, b, worst, own.shape), total,
+        _pair(a, b, first, own.shape, unit), _pair(a, b, worst, own.shape, unit), total,
         ratio if floating else math.nan, flushed,
     )  # fmt: skip
+
+
+def _values(entry: Entry) -> npt.NDArray[np.generic]:
+    """The elements as numbers; bfloat16 as the float32 numbers they are; formats numpy lacks as bytes."""
+    if entry.dtype == "BF16":
+        return (np.frombuffer(entry.data, dtype="<u2").astype(np.uint32) << np.uint32(16)).view("<f4")
+    return np.frombuffer(entry.data, dtype=FLOATS.get(entry.dtype) or INTEGERS.get(entry.dtype, "u1"))
+
+
+def _distances(x: npt.NDArray[np.generic], y: npt.NDArray[np.generic], unit: np.uint64) -> Words:
+    far = ulp_distances(x, y)
+    return np.where(far == NOT_A_NUMBER, far, far // unit)
 
 
 def _pieces(
@@ -194,14 +206,14 @@ def _pieces(
 
 
 def _pair(
-    a: npt.NDArray[np.generic], b: npt.NDArray[np.generic], element: int, shape: tuple[int, ...]
+    a: npt.NDArray[np.generic], b: npt.NDArray[np.generic], element: int, shape: tuple[int, ...], unit: np.uint64
 ) -> Pair:
     x, y = a[element : element + 1], b[element : element + 1]
     index = tuple(int(i) for i in np.unravel_index(element, shape)) if shape else ()
     if a.dtype.kind != "f":
         return Pair(element, index, str(x[0]), str(y[0]), None)
-    far = int(ulp_distances(x, y)[0])
-    ulps = None if far == (1 << 64) - 1 else far
+    far = _distances(x, y, unit)[0]
+    ulps = None if far == NOT_A_NUMBER else int(far)
     return Pair(element, index, float(x[0]).hex(), float(y[0]).hex(), ulps)
 
 

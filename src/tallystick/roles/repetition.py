@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,13 +22,18 @@ from tallystick.execution.operations import Watch, watching
 from tallystick.execution.randomness import RandomStream
 from tallystick.execution.snapshot import load_state, state_entries
 from tallystick.execution.step import StepOutcome, run_step
-from tallystick.execution.tape import Violation
+from tallystick.execution.session import Session
+from tallystick.execution.tape import FollowTape, RecordTape, Violation, is_noise_only
+from tallystick.numerics.log import Kind, SiteGrid, SparseEntries, decode_decision, decode_frame
+from tallystick.numerics.rounding import NO_KEY, Key
 from tallystick.protocol.transcript import StepRecord
 from tallystick.roles.auditor import Replay, adopting
 
 State = Mapping[str, Entry]
 Change = Callable[[Replay], AbstractContextManager[None]]
 Values = Mapping[tuple[int, str], float]  # hyper-parameters by group and name
+Manner = Literal["follow", "obey", "record"]
+"""How a step is rounded: by the log as its rules allow, by the log whatever its rules say, or by no log."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,7 @@ class Bench:
         record: StepRecord | None = None,
         frame: bytes | None = None,
         watch: Watch | None = None,
+        manner: Manner = "follow",
     ) -> Repeated | None:
         """Return the step's result with ``change`` made; None if the step then fails or the log cannot be followed.
 
@@ -91,7 +97,7 @@ class Bench:
                             makers[name] = str(maker)
 
         try:
-            tape = session.follow_tape(self.frame if frame is None else frame)
+            tape = _tape(session, self.frame if frame is None else frame, manner)
             if watch is not None:
                 session.observe = lambda: watching(session.model, watch)
                 session.before_change = note_makers
@@ -105,7 +111,8 @@ class Bench:
         finally:
             session.observe = nullcontext
             session.before_change = None
-        return Repeated(outcome, tuple(tape.violations), copied_state(self.replay), makers)
+        violations = tape.violations if isinstance(tape, FollowTape) else []
+        return Repeated(outcome, tuple(violations), copied_state(self.replay), makers)
 
     def gives(self, change: Change) -> Repeated | None:
         """Return the repetition under ``change`` if it ends with the stated fingerprint, else None."""
@@ -115,6 +122,45 @@ class Bench:
     def agrees(self, found: Repeated) -> bool:
         """Whether ``found`` ends with the stated fingerprint."""
         return f"{found.outcome.fingerprint:016x}" == self.record.fingerprint
+
+
+def _tape(session: Session, frame: bytes, manner: Manner) -> FollowTape | RecordTape:
+    if manner == "record":
+        return session.record_tape(session.table)
+    plain = session.follow_tape(frame)
+    if manner == "follow":
+        return plain
+    return _ObedientTape(session.policy, session.table, decode_frame(frame), plain.base, session.rank, sites=plain.sites)
+
+
+class _ObedientTape(FollowTape):
+    """Follows entries and headers that no honest log has, too: to see what a lying log leads to."""
+
+    def decide(self, numel: int, width: int, near: Tensor, symbols: Callable[[Tensor], Tensor],
+               distance: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor] | None:  # fmt: skip
+        assert self._decision is not None
+        _, entries = decode_decision(self._decision, numel, width)
+        return torch.from_numpy(entries.indexes).to(near.device), torch.from_numpy(entries.symbols).to(near.device)
+
+    def round(self, kind: Kind, ordinal: int, x: Tensor, *, out: Tensor, old: Tensor | None = None,
+              key: Key = NO_KEY, name: str) -> None:  # fmt: skip
+        grid = self.table.sites.get((kind, ordinal))
+        if grid is None or not grid.scales.size or is_noise_only(grid) or grid.parity:
+            super().round(kind, ordinal, x, out=out, old=old, key=key, name=name)
+            return
+        # A band of half the smallest quantum puts every element within reach of its boundary.
+        self.table.sites[(kind, ordinal)] = replace(grid, band=grid.floor - 1)
+        try:
+            super().round(kind, ordinal, x, out=out, old=old, key=key, name=name)
+        finally:
+            self.table.sites[(kind, ordinal)] = grid
+
+    def _check_scales(self, kind: Kind, ordinal: int, grid: SiteGrid, x: Tensor, name: str) -> None:
+        del kind, ordinal, grid, x, name
+
+    def _check_budget(self, grid: SiteGrid, entries: SparseEntries, name: str) -> bool:
+        del grid, entries, name
+        return True
 
 
 def copied_state(replay: Replay) -> State:

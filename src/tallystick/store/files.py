@@ -239,7 +239,7 @@ class RunDirectory:
             InvalidInput: it is missing or malformed.
         """
         return parse_specification(
-            self._read(self.specification_path, "a run directory has a specification.json")
+            _read(self.specification_path, "a run directory has a specification.json")
         )
 
     def load_transcript(self) -> Transcript:
@@ -250,9 +250,9 @@ class RunDirectory:
             Mismatch: they disagree.
         """
         return verify_transcript(
-            self._read(self.specification_path, "a run directory has a specification.json"),
-            self._read(self.records_path, "a run directory has a steps.jsonl"),
-            self._read(
+            _read(self.specification_path, "a run directory has a specification.json"),
+            _read(self.records_path, "a run directory has a steps.jsonl"),
+            _read(
                 self.statement_path, "the run is not finished; `tally record --resume` goes on with it"
             ),
         )
@@ -267,7 +267,7 @@ class RunDirectory:
 
     def load_statement(self) -> bytes:
         """Return the bytes of the statement, checked to be one."""
-        data = self._read(self.statement_path, "the run is not finished")
+        data = _read(self.statement_path, "the run is not finished")
         parse_run_statement(data)
         return data
 
@@ -277,19 +277,7 @@ class RunDirectory:
         Raises:
             InvalidInput: the file is missing, or no safetensors file of a state.
         """
-        path = self.checkpoint_path(steps_done)
-        data = self._read(path, f"the checkpoint after {steps_done} steps is needed")
-        try:
-            tensors = safetensors.deserialize(data)
-        except (safetensors.SafetensorError, ValueError) as problem:
-            raise InvalidInput(f"{path.name}: not a safetensors file ({problem})") from None
-        entries: dict[str, Entry] = {}
-        for name, tensor in tensors:
-            code = str(tensor["dtype"])
-            if code not in DTYPE_BYTES:
-                raise InvalidInput(f"{path.name}: {name} has dtype {code}, which no state holds")
-            entries[name] = Entry(name, code, tuple(tensor["shape"]), memoryview(tensor["data"]))
-        return entries
+        return load_state_file(self.checkpoint_path(steps_done), f"the checkpoint after {steps_done} steps is needed")
 
     def load_committed(self, steps_done: int, root: str) -> dict[str, Entry]:
         """Return the entries of a checkpoint whose root is ``root``.
@@ -318,7 +306,7 @@ class RunDirectory:
         while first < end:
             last = min(first + transcript.specification.checkpoint_every, transcript.num_steps)
             path = self.log_path(first)
-            data = self._read(path, f"the log of steps {first} to {last - 1} is needed")
+            data = _read(path, f"the log of steps {first} to {last - 1} is needed")
             offset = 0
             for step in range(first, last):
                 record = transcript.record(step)
@@ -336,13 +324,35 @@ class RunDirectory:
             first = last
         return frames
 
-    def _read(self, path: Path, needed: str) -> bytes:
-        try:
-            return path.read_bytes()
-        except FileNotFoundError:
-            raise InvalidInput(f"{path}: not found; {needed}") from None
-        except OSError as problem:
-            raise StoreError(f"{path}: cannot be read ({problem.strerror})") from problem
+
+def load_state_file(path: Path, needed: str = "a safetensors file is needed") -> dict[str, Entry]:
+    """Return the entries of a safetensors file, by name.
+
+    Raises:
+        InvalidInput: the file is missing, no safetensors file, or has a tensor of a dtype that no state holds.
+        StoreError: it cannot be read.
+    """
+    data = _read(path, needed)
+    try:
+        tensors = safetensors.deserialize(data)
+    except (safetensors.SafetensorError, ValueError) as problem:
+        raise InvalidInput(f"{path.name}: not a safetensors file ({problem})") from None
+    entries: dict[str, Entry] = {}
+    for name, tensor in tensors:
+        code = str(tensor["dtype"])
+        if code not in DTYPE_BYTES:
+            raise InvalidInput(f"{path.name}: {name} has dtype {code}, which no state holds")
+        entries[name] = Entry(name, code, tuple(tensor["shape"]), memoryview(tensor["data"]))
+    return entries
+
+
+def _read(path: Path, needed: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise InvalidInput(f"{path}: not found; {needed}") from None
+    except OSError as problem:
+        raise StoreError(f"{path}: cannot be read ({problem.strerror})") from problem
 
 
 def _number(path: Path) -> int:
