@@ -209,7 +209,7 @@ def _noise(seen: Evidence) -> Finding | None:
     if state is None or not _is_noise(seen):
         return None
     touched, every = _parameters(state), _all_parameters(state)
-    if 2 * len(touched) < len(every):
+    if len(touched) < 2 or 4 * len(touched) < len(every):
         return None
     text = f"{len(touched)} of {len(every)} parameters differ, all by little"
     hardware = seen.environment_of(HARDWARE)

@@ -177,6 +177,8 @@ class Diagnosis:
                 self._try(Trial("other_data", f"the batch of step {step}", batch_of(step)))
         own = {(group, name): value for group, name, value in outcome.schedule}
         for group, name, text in record.schedule:
+            if name == "initial_lr":
+                continue  # a note of the scheduler's, which the optimizer does not read
             value = parse_hex_float(text, what=name) if isinstance(text, str) else None
             mine = own.get((group, name))
             if value is None or mine is None or math.isclose(value, mine, rel_tol=2.0**-36):

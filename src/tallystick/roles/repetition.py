@@ -24,7 +24,7 @@ from tallystick.execution.snapshot import load_state, state_entries
 from tallystick.execution.step import StepOutcome, run_step
 from tallystick.execution.session import Session
 from tallystick.execution.tape import FollowTape, RecordTape, Violation, is_noise_only
-from tallystick.numerics.log import Kind, SiteGrid, SparseEntries, decode_decision, decode_frame
+from tallystick.numerics.log import GridTable, Kind, SiteGrid, SparseEntries, decode_decision, decode_frame
 from tallystick.numerics.rounding import NO_KEY, Key
 from tallystick.protocol.transcript import StepRecord
 from tallystick.roles.auditor import Replay, adopting
@@ -149,11 +149,12 @@ class _ObedientTape(FollowTape):
             super().round(kind, ordinal, x, out=out, old=old, key=key, name=name)
             return
         # A band of half the smallest quantum puts every element within reach of its boundary.
-        self.table.sites[(kind, ordinal)] = replace(grid, band=grid.floor - 1)
+        stated = self.table
+        self.table = GridTable({**stated.sites, (kind, ordinal): replace(grid, band=grid.floor - 1)})
         try:
             super().round(kind, ordinal, x, out=out, old=old, key=key, name=name)
         finally:
-            self.table.sites[(kind, ordinal)] = grid
+            self.table = stated
 
     def _check_scales(self, kind: Kind, ordinal: int, grid: SiteGrid, x: Tensor, name: str) -> None:
         del kind, ordinal, grid, x, name

@@ -279,6 +279,19 @@ class RunDirectory:
         """
         return load_state_file(self.checkpoint_path(steps_done), f"the checkpoint after {steps_done} steps is needed")
 
+    def load_entry(self, steps_done: int, name: str) -> bytes:
+        """Return the bytes of one entry of a state, whatever the state's size; they are checked against no root.
+
+        Raises:
+            InvalidInput: the file is missing, no safetensors file, or has no such entry of bytes.
+        """
+        path = self.checkpoint_path(steps_done)
+        try:
+            with safetensors.safe_open(path, framework="np") as file:
+                return file.get_tensor(name).tobytes()
+        except (OSError, safetensors.SafetensorError, ValueError, TypeError) as problem:
+            raise InvalidInput(f"{path.name}: entry {name} cannot be read ({problem})") from None
+
     def load_committed(self, steps_done: int, root: str) -> dict[str, Entry]:
         """Return the entries of a checkpoint whose root is ``root``.
 
