@@ -21,7 +21,7 @@ from tallystick.store.files import RunDirectory
 if TYPE_CHECKING:
     from tallystick.execution.job import JobSource
     from tallystick.roles.auditor import AuditReport
-    from tallystick.roles.diagnosis import Divergence
+    from tallystick.roles.causes import Divergence
 
 EXIT_CODES: Mapping[str, int] = {"match": 0, "mismatch": 1, "log_violation": 1, "cannot_reproduce": 3}
 DISPUTE_CODES: Mapping[str, int] = {"agreement": 0, "both_acceptable": 0, "fault": 1, "cannot_reproduce": 3}
@@ -42,11 +42,20 @@ ClaimOut = Annotated[
 ]
 ReportOut = Annotated[
     Path | None,
-    typer.Option("--out", metavar="FILE", help="Also write the findings there, as --json prints them, for tally report."),
+    typer.Option(
+        "--out",
+        metavar="FILE",
+        help="Also write the findings there, as --json prints them, for tally report.",
+    ),
 ]
 Effort = Annotated[
     float,
-    typer.Option("--effort", metavar="SECONDS", min=0, help="How long to try causes of a mismatch out; 0 for not at all."),
+    typer.Option(
+        "--effort",
+        metavar="SECONDS",
+        min=0,
+        help="How long to try causes of a mismatch out; 0 for not at all.",
+    ),
 ]
 DEFAULT_EFFORT = 60.0  # seconds
 TrainerRun = Annotated[Path, typer.Argument(metavar="TRAINER_DIR", help="The trainer's run directory.")]
@@ -119,7 +128,12 @@ def audit(
 
 
 def _explain(
-    directory: RunDirectory, source: JobSource, report: AuditReport, profile: Profile, device: str, effort: float
+    directory: RunDirectory,
+    source: JobSource,
+    report: AuditReport,
+    profile: Profile,
+    device: str,
+    effort: float,
 ) -> Divergence | None:
     """Look for the cause of a mismatch; the verdict stands whatever comes of it."""
     from tallystick.roles.diagnosis import explain_audit

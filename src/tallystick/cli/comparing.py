@@ -12,23 +12,33 @@ from tallystick.cli.profiles import check_device
 from tallystick.cli.terminal import TrialDisplay, answer, json_bytes, say
 from tallystick.errors import InvalidInput, StoreError
 from tallystick.reports.divergence import DivergencePage
+from tallystick.roles.causes import explain_states
 from tallystick.store.files import RunDirectory, load_state_file
 
 if TYPE_CHECKING:
     from tallystick.execution.job import JobSource
-    from tallystick.roles.diagnosis import Divergence
+    from tallystick.roles.causes import Divergence
 
 DEFAULT_EFFORT = 60.0  # seconds
-First = Annotated[Path, typer.Argument(metavar="A", help="A run directory, or a state as a safetensors file.")]
+First = Annotated[
+    Path, typer.Argument(metavar="A", help="A run directory, or a state as a safetensors file.")
+]
 Second = Annotated[Path, typer.Argument(metavar="B", help="Another of the same sort.")]
 After = Annotated[
     int | None,
-    typer.Option("--after", metavar="N", min=0, help="Compare the two runs' states after N steps; repeat nothing."),
+    typer.Option(
+        "--after", metavar="N", min=0, help="Compare the two runs' states after N steps; repeat nothing."
+    ),
 ]
-Out = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write the findings there, as --json prints them.")]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="FILE", help="Also write the findings there, as --json prints them."),
+]
 Effort = Annotated[
     float,
-    typer.Option("--effort", metavar="SECONDS", min=0, help="How long to try causes out; 0 to repeat nothing."),
+    typer.Option(
+        "--effort", metavar="SECONDS", min=0, help="How long to try causes out; 0 to repeat nothing."
+    ),
 ]
 
 
@@ -65,16 +75,16 @@ def diff(
 def _compare(
     first: Path, second: Path, after: int | None, job: str | None, device: str, effort: float
 ) -> Divergence:
-    from tallystick.roles import diagnosis
-
     names = str(first), str(second)
     if not first.is_dir():
         if after is not None or job is not None:
             raise InvalidInput("--after and --job are for run directories; these are files")
-        return diagnosis.explain_states(load_state_file(first), load_state_file(second), names)
+        return explain_states(load_state_file(first), load_state_file(second), names)
     own, stated = RunDirectory(first), RunDirectory(second)
     if after is not None:
-        return diagnosis.explain_states(own.load_checkpoint(after), stated.load_checkpoint(after), names)
+        return explain_states(own.load_checkpoint(after), stated.load_checkpoint(after), names)
+    from tallystick.roles import diagnosis
+
     source = _source(job, own, (first, second)) if effort > 0 else None
     with TrialDisplay("looking for the cause") as display:
         return diagnosis.explain_runs(own, stated, source, device=device, seconds=effort, tell=display)

@@ -18,7 +18,8 @@ FILE = "report.html"
 VERDICT = "verdict.json"
 Run = Annotated[Path, typer.Argument(metavar="DIR", help="A run directory, finished or not.")]
 Out = Annotated[
-    Path | None, typer.Option("--out", "-o", metavar="FILE", help=f"Where to write the page; by default DIR/{FILE}.")
+    Path | None,
+    typer.Option("--out", "-o", metavar="FILE", help=f"Where to write the page; by default DIR/{FILE}."),
 ]
 Audits = Annotated[
     list[Path] | None,
@@ -26,10 +27,13 @@ Audits = Annotated[
 ]
 Disputes = Annotated[
     list[Path] | None,
-    typer.Option("--dispute", metavar="PATH", help=f"A verdict, or a directory with a {VERDICT}; may be repeated."),
+    typer.Option(
+        "--dispute", metavar="PATH", help=f"A verdict, or a directory with a {VERDICT}; may be repeated."
+    ),
 ]
 Bands = Annotated[
-    Path | None, typer.Option("--bands", metavar="FILE", help="What tally calibrate --out wrote: measured noise.")
+    Path | None,
+    typer.Option("--bands", metavar="FILE", help="What tally calibrate --out wrote: measured noise."),
 ]
 
 
@@ -81,9 +85,17 @@ class ReportPage:
 
     def fields(self) -> dict[str, object]:
         """Return what ``--json`` prints."""
-        return {"file": self.file, "bytes": self.size, "verdict": self.verdict, "problems": list(self.problems)}
+        return {
+            "file": self.file,
+            "bytes": self.size,
+            "verdict": self.verdict,
+            "problems": list(self.problems),
+        }
 
     def __rich__(self) -> RenderableType:
         """Return the page for a terminal."""
-        rows: list[Row] = [("verdict", self.verdict.replace("_", " ")), *(("not read", text) for text in self.problems)]
+        rows: list[Row] = [
+            ("verdict", self.verdict.replace("_", " ")),
+            *(("not read", text) for text in self.problems),
+        ]
         return page(f"written: {self.file}, {self.size:,} bytes", UNSURE if self.problems else GOOD, rows)

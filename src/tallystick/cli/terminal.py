@@ -192,7 +192,9 @@ class TaskDisplay:
 class TrialDisplay:
     """Shows what is being tried, where nobody knows how much there is to try. Call it with trials done and the next one."""
 
-    def __init__(self, verb: str, *, file: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, verb: str, *, file: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._verb, self._clock = verb, clock
         self._console = console(file or sys.stderr)
         self._bar: Bar | None = None

@@ -15,10 +15,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,  # pyright: ignore[reportPrivateUsage]
+)
 from torch.utils._pytree import tree_leaves
 
+from tallystick.execution.job import Batch, Job
 from tallystick.execution.operators import RANDOM
+from tallystick.execution.session import Session
 
 # Gradients of look-ups: sums whose order devices do not agree on.
 SCATTERS = frozenset(
@@ -30,7 +35,9 @@ SCATTERS = frozenset(
 )
 VIEWS = frozenset(
     f"aten::{name}"
-    for name in "alias as_strided detach expand permute reshape select slice squeeze t transpose unsqueeze view _unsafe_view".split()
+    for name in """
+    alias as_strided detach expand permute reshape select slice squeeze t transpose unsqueeze view _unsafe_view
+    """.split()
 )
 
 
@@ -53,7 +60,9 @@ class Operation:
     digest: bytes
 
     def __str__(self) -> str:
-        return f"operator {self.index}, {self.name}, {self.phase} pass of {self.module or 'the loss function'}"
+        return (
+            f"operator {self.index}, {self.name}, {self.phase} pass of {self.module or 'the loss function'}"
+        )
 
 
 @dataclass
@@ -88,11 +97,15 @@ class Watch:
 
 
 @contextmanager
-def watching(model: nn.Module, watch: Watch) -> Generator[None]:
-    """Inside, note every operator into ``watch``; hooks on ``model`` tell whose it is and go away at the end."""
+def watching(session: Session, job: Job, watch: Watch) -> Generator[None]:
+    """Inside, note every operator of the job's loss and of the backward pass into ``watch``.
+
+    The mode is entered within the step's own, so that it sees operators as the step goes on with them. Hooks on the
+    model tell whose an operator is; all is as it was at the end.
+    """
     stack: list[str] = []
     handles: list[Any] = []
-    for name, module in model.named_modules():
+    for name, module in job.model.named_modules():
 
         def enter(_: nn.Module, __: Any, name: str = name) -> None:
             stack.append(name)
@@ -102,10 +115,23 @@ def watching(model: nn.Module, watch: Watch) -> Generator[None]:
 
         handles.append(module.register_forward_pre_hook(enter))
         handles.append(module.register_forward_hook(leave, always_call=True))
+    mode, own_loss, own_backward = _WatchMode(watch, stack), job.loss, session.backward
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        with mode:
+            return own_loss(model, batch)
+
+    def backward(total: Tensor) -> None:
+        with mode:
+            own_backward(total)
+
+    job.loss = loss
+    session.backward = backward  # pyright: ignore[reportAttributeAccessIssue] # this one session's, for this one step
     try:
-        with _WatchMode(watch, stack):
-            yield
+        yield
     finally:
+        job.loss = own_loss
+        del session.backward  # pyright: ignore[reportAttributeAccessIssue]
         for handle in handles:
             handle.remove()
 
@@ -116,7 +142,9 @@ class _WatchMode(TorchDispatchMode):
         self._watch, self._stack = watch, stack
         self._modules: dict[int, str] = {}  # by number of the autograd node
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
         # Autograd numbers its nodes; the node of an operator is made just before the operator runs.
         node: Any = torch._C._current_autograd_node()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
         if node is None:

@@ -129,8 +129,6 @@ class Session:
         self._depth = 0  # of optimizer.step calls within each other
         self.on_schedule: Callable[[list[tuple[int, str, float]]], None] | None = None
         self.before_change: Callable[[], None] | None = None  # called before the optimizer changes the state
-        # Entered within each capture, so that it sees operators as the step goes on with them.
-        self.observe: Callable[[], AbstractContextManager[object]] = nullcontext
         self.probing = False
         self.seconds: dict[str, float] = dict.fromkeys(
             PHASES, 0.0
@@ -425,6 +423,15 @@ class Session:
         if self.is_calibration_step(self.step - 1):
             self.base = table
 
+    @contextmanager
+    def drawing(self, stream: RandomStream) -> Generator[None]:
+        """Inside, random operators draw from ``stream`` instead of the run's own."""
+        own, self._random = self._random, stream
+        try:
+            yield
+        finally:
+            self._random = own
+
     # -- one step ----------------------------------------------------------------------------
 
     @contextmanager
@@ -472,7 +479,7 @@ class Session:
             jitter=self.jitter,
         )
         leaves = nullcontext() if self.leaves is None else self.leaves.rounding(self._tape, self.step)
-        with leaves, capture, self._autocast(True), self.observe():
+        with leaves, capture, self._autocast(True):
             yield
         for name, state in _outside_generators().items():
             if state != outside[name]:
@@ -480,15 +487,6 @@ class Session:
                     f"step {self.step}: the model or the loss draws from {name}, which no other machine can repeat at this step; "
                     "draw with torch, whose random operators are replaced, or make it part of the batch"
                 )
-
-    @contextmanager
-    def drawing(self, stream: RandomStream) -> Generator[None]:
-        """Inside, random operators draw from ``stream`` instead of the run's own."""
-        own, self._random = self._random, stream
-        try:
-            yield
-        finally:
-            self._random = own
 
     def _autocast(self, enabled: bool) -> AbstractContextManager[object]:
         if not self.policy.autocast:

@@ -83,7 +83,10 @@ def histogram(distances: Sequence[Words]) -> Histogram:
         counts[UNORDERED] += int(nan.sum())
         real = part[~nan]
         # frexp of a float64 rounds 2**53 - 1 and above up: the high and low halves are exact.
-        high, low = (real >> np.uint64(32)).astype(np.float64), (real & np.uint64(0xFFFFFFFF)).astype(np.float64)
+        high, low = (
+            (real >> np.uint64(32)).astype(np.float64),
+            (real & np.uint64(0xFFFFFFFF)).astype(np.float64),
+        )
         exponent = np.where(high > 0, np.frexp(high)[1] + 32, np.frexp(low)[1])
         counts[:UNORDERED] += np.bincount(np.minimum(exponent, UNORDERED - 1), minlength=UNORDERED)
     return Histogram(tuple(int(count) for count in counts))

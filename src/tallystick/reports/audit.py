@@ -16,7 +16,7 @@ from tallystick.reports.layout import BAD, GOOD, QUIET, UNSURE, Row, counted, du
 
 if TYPE_CHECKING:
     from tallystick.roles.auditor import AuditReport, Deviation, SegmentResult
-    from tallystick.roles.diagnosis import Divergence
+    from tallystick.roles.causes import Divergence
 
 STYLES: Mapping[str, str] = {
     "match": GOOD,

@@ -52,7 +52,10 @@ class Chart:
         ys = [y for line in lines for _, y in line.points]
         if not ys:
             return _svg(self.title, 60, [_words(LEFT, 40, "nothing to draw")])
-        x_range, y_range = _padded(min(xs), max(xs), 0.0), _padded(0.0 if self.from_zero else min(ys), max(ys), 0.06)
+        x_range, y_range = (
+            _padded(min(xs), max(xs), 0.0),
+            _padded(0.0 if self.from_zero else min(ys), max(ys), 0.06),
+        )
         if self.from_zero:
             y_range = (0.0, y_range[1])
 
@@ -70,7 +73,9 @@ class Chart:
             x, _ = at(value, y_range[0])
             parts.append(f'<path class="axis" d="M{x:.1f} {HEIGHT - BOTTOM}v5" stroke="#666666"/>')
             parts.append(_words(x, HEIGHT - BOTTOM + 19, tick_text(value), anchor="middle"))
-        parts.append(f'<path class="axis" d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}" fill="none" stroke="#666666"/>')
+        parts.append(
+            f'<path class="axis" d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}" fill="none" stroke="#666666"/>'
+        )
         parts.append(_words((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, self.x_label, anchor="middle"))
         middle = (TOP + HEIGHT - BOTTOM) / 2
         parts.append(
@@ -88,7 +93,9 @@ class Chart:
         for number, (x, text) in enumerate(self.marks):
             across, _ = at(x, y_range[0])
             anchor, gap = ("end", -5) if across > WIDTH / 2 else ("start", 5)
-            parts.append(f'<path d="M{across:.1f} {TOP}V{HEIGHT - BOTTOM}" stroke="{BAD}" stroke-dasharray="5 3"/>')
+            parts.append(
+                f'<path d="M{across:.1f} {TOP}V{HEIGHT - BOTTOM}" stroke="{BAD}" stroke-dasharray="5 3"/>'
+            )
             parts.append(_words(across + gap, TOP + 12 + 15 * number, text, anchor=anchor))
         return _svg(self.title, HEIGHT, parts)
 
@@ -127,7 +134,9 @@ def spread_svg(title: str, x_label: str, rows: Sequence[Spread], names: tuple[st
     for power in range(low + (-low) % step, high + 1, step):
         parts.append(f'<path class="grid" d="M{at(power):.1f} {TOP}V{bottom}" stroke="#e4e4e4"/>')
         text = f'2<tspan dy="-5" font-size="10">{power}</tspan>'
-        parts.append(f'<text class="ink" x="{at(power):.1f}" y="{bottom + 18}" text-anchor="middle" fill="#222222">{text}</text>')
+        parts.append(
+            f'<text class="ink" x="{at(power):.1f}" y="{bottom + 18}" text-anchor="middle" fill="#222222">{text}</text>'
+        )
     for number, row in enumerate(rows):
         y = TOP + ROW * number + ROW / 2
         parts.append(_words(left - 12, y + 4, row.name, anchor="end"))
@@ -154,11 +163,13 @@ def _dot(x: float, y: float, r: float) -> str:
 
 
 def _arrow(x: float, y: float, r: float) -> str:
-    return f'<path d="M{x:.1f} {y - r:.1f}v{2 * r:.1f}M{x:.1f} {y:.1f}h-12l4 -3m-4 3l4 3" fill="none" stroke="{UNSURE}" stroke-width="1.8"/>'
+    path = f"M{x:.1f} {y - r:.1f}v{2 * r:.1f}M{x:.1f} {y:.1f}h-12l4 -3m-4 3l4 3"
+    return f'<path d="{path}" fill="none" stroke="{UNSURE}" stroke-width="1.8"/>'
 
 
 def _diamond(x: float, y: float, r: float) -> str:
-    return f'<path d="M{x:.1f} {y - r:.1f}l{r:.1f} {r:.1f}l{-r:.1f} {r:.1f}l{-r:.1f} {-r:.1f}z" fill="{BAD}" fill-opacity="0.85"/>'
+    path = f"M{x:.1f} {y - r:.1f}l{r:.1f} {r:.1f}l{-r:.1f} {r:.1f}l{-r:.1f} {-r:.1f}z"
+    return f'<path d="{path}" fill="{BAD}" fill-opacity="0.85"/>'
 
 
 def bars_svg(title: str, bars: Sequence[tuple[str, int]]) -> str:
@@ -254,7 +265,9 @@ def tree_svg(title: str, levels: Sequence[TreeLevel], ruling: str) -> str:
             x = at(asked.index)
             colour = GOOD if asked.agree else BAD
             sign = "=" if asked.agree else "≠"
-            parts.append(f'<path class="axis" d="M{x:.1f} {y - 4:.1f}v22" stroke="#222222" stroke-width="2"/>')
+            parts.append(
+                f'<path class="axis" d="M{x:.1f} {y - 4:.1f}v22" stroke="#222222" stroke-width="2"/>'
+            )
             parts.append(f'<circle cx="{x:.1f}" cy="{y - 6:.1f}" r="4" fill="{colour}"/>')
             text = f"at {asked.index:,}: {asked.trainer} {sign} {asked.auditor}"
             parts.append(_words(WIDTH - right + 12, y + 12, text, mono=True))
@@ -307,7 +320,14 @@ def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
 
 
 def _words(
-    x: float, y: float, text: str, *, anchor: str = "start", size: int = 0, bold: bool = False, mono: bool = False
+    x: float,
+    y: float,
+    text: str,
+    *,
+    anchor: str = "start",
+    size: int = 0,
+    bold: bool = False,
+    mono: bool = False,
 ) -> str:
     style = f' font-size="{size}"' if size else ""
     style += ' font-weight="bold"' if bold else ""

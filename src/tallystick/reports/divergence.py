@@ -18,7 +18,7 @@ from tallystick.roles.causes import CAUSES, Finding
 from tallystick.roles.divergence import Pair, StateDivergence, TensorDivergence
 
 if TYPE_CHECKING:
-    from tallystick.roles.diagnosis import Divergence
+    from tallystick.roles.causes import Divergence
 
 MARKS: Mapping[str, tuple[str, str]] = {
     "confirmed": ("confirmed", GOOD),
@@ -40,7 +40,9 @@ def divergence_fields(found: Divergence) -> dict[str, object]:
         "step": found.step,
         "cause": None if cause is None else cause.cause,
         "cause_status": None if cause is None else cause.status,
-        "findings": [{"cause": f.cause, "title": f.title, "status": f.status, "text": f.text} for f in found.findings],
+        "findings": [
+            {"cause": f.cause, "title": f.title, "status": f.status, "text": f.text} for f in found.findings
+        ],
         "loss": None if found.loss is None else {"own": found.loss[0].hex(), "stated": found.loss[1].hex()},
         "after": found.after,
         "state": found.how if state is not None else None,
@@ -54,7 +56,9 @@ def divergence_fields(found: Divergence) -> dict[str, object]:
         "documents": [] if state is None else list(state.documents),
         "operator": _operator_fields(found),
         "update_only": found.update_only,
-        "environment": {name: {"own": own, "trainer": stated} for name, (own, stated) in found.environment.items()},
+        "environment": {
+            name: {"own": own, "trainer": stated} for name, (own, stated) in found.environment.items()
+        },
         "tries": found.tries,
         "unfinished": found.unfinished,
         "seconds": found.seconds,
@@ -87,7 +91,9 @@ def _tensor_fields(tensor: TensorDivergence, makers: Mapping[str, str]) -> dict[
         "worst": _pair_fields(tensor.worst),
         "relative": tensor.relative,
         "flushed": tensor.flushed,
-        "ulps": [] if tensor.distances is None else [list(part) for part in tensor.distances.bins() if part[2]],
+        "ulps": []
+        if tensor.distances is None
+        else [list(part) for part in tensor.distances.bins() if part[2]],
         "unordered": 0 if tensor.distances is None else tensor.distances.unordered,
         "gradient_from": makers.get(_parameter(tensor.name)),
     }
@@ -130,7 +136,11 @@ class DivergencePage:
         if found.step is None and not found.findings and (found.state is None or found.state.is_empty):
             return Text("the same: no step and no tensor differs", style=GOOD)
         cause = found.cause
-        where = "states differ" if found.step is None else f"{found.own} and {found.stated} part at step {found.step}"
+        where = (
+            "states differ"
+            if found.step is None
+            else f"{found.own} and {found.stated} part at step {found.step}"
+        )
         if cause is None or cause.cause == "unknown":
             return Text(printable(f"error: {where}"), style=BAD)
         hedge = "" if cause.status == "confirmed" else ", it seems"
@@ -144,7 +154,11 @@ class DivergencePage:
             if found.operator.difference is not None:
                 parts += self._values(found.operator.difference, found.operator.difference.first)
         elif found.update_only:
-            parts.append(_arrow("every operator of the forward and backward pass gives the same bits; the update does not"))
+            parts.append(
+                _arrow(
+                    "every operator of the forward and backward pass gives the same bits; the update does not"
+                )
+            )
         if state is None or state.leading is None:
             return parts
         leading = state.leading
@@ -167,25 +181,33 @@ class DivergencePage:
         return [
             Text(printable(f"   | element {pair.element:,} {index}")),
             Text(printable(f"   |   {found.own:<{width}}  {_readable(pair.own)}")),
-            Text.assemble(printable(f"   |   {found.stated:<{width}}  {_readable(pair.stated)}   "), (gap, UNSURE)),
+            Text.assemble(
+                printable(f"   |   {found.stated:<{width}}  {_readable(pair.stated)}   "), (gap, UNSURE)
+            ),
         ]
 
     def _others(self, state: StateDivergence, leading: TensorDivergence) -> list[RenderableType]:
         rest = [t for t in state.tensors if t is not leading]
-        head = (
-            f"in all {state.differing:,} of {state.elements:,} elements in {len(state.tensors)} of {state.compared} tensors differ"
-        )
+        tensors = f"{len(state.tensors)} of {state.compared} tensors"
+        head = f"in all {state.differing:,} of {state.elements:,} elements in {tensors} differ"
         parts: list[RenderableType] = [_line("", head, "")]
         if rest:
             table = Table(box=None, padding=(0, 2, 0, 0), header_style=QUIET)
             for heading in ("   |   also", "differ", "of", "median ulp", "largest ulp"):
                 table.add_column(heading, justify="left" if "also" in heading else "right", overflow="fold")
             for t in rest[:MOST_TENSORS]:
-                table.add_row(Text(printable(f"   |   {t.name}")), f"{t.differing:,}", f"{t.elements:,}", *_ulps(t))
+                table.add_row(
+                    Text(printable(f"   |   {t.name}")), f"{t.differing:,}", f"{t.elements:,}", *_ulps(t)
+                )
             parts.append(table)
         if len(rest) > MOST_TENSORS:
-            parts.append(_line("", f"and {counted(len(rest) - MOST_TENSORS, 'more tensor')}; --json lists them", QUIET))
-        parts += [_line("", f"{name} is {a} on one side, {b} on the other", UNSURE) for name, (a, b) in state.odd.items()]
+            parts.append(
+                _line("", f"and {counted(len(rest) - MOST_TENSORS, 'more tensor')}; --json lists them", QUIET)
+            )
+        parts += [
+            _line("", f"{name} is {a} on one side, {b} on the other", UNSURE)
+            for name, (a, b) in state.odd.items()
+        ]
         return parts
 
     def _findings(self) -> list[RenderableType]:
@@ -198,7 +220,13 @@ class DivergencePage:
             words = ", ".join(f"{CAUSES[f.cause]} ({f.text.partition(' ')[0]})" for f in tried)
             parts.append(_line("tried", f"by repetition, without success: {words}", QUIET))
         if self.found.unfinished:
-            parts.append(_line("note", "the time for trying causes out was over before all were tried; --effort gives more", UNSURE))
+            parts.append(
+                _line(
+                    "note",
+                    "the time for trying causes out was over before all were tried; --effort gives more",
+                    UNSURE,
+                )
+            )
         return parts
 
 

@@ -121,7 +121,9 @@ class Document:
             loader=PackageLoader("tallystick.reports", "."), autoescape=True, undefined=StrictUndefined,
             trim_blocks=True, lstrip_blocks=True,
         )  # fmt: skip
-        environment.filters["svg"] = lambda text: Markup(str(text))  # our own drawings, escaped where they were made
+        environment.filters["svg"] = lambda text: Markup(
+            str(text)
+        )  # our own drawings, escaped where they were made
         return environment.get_template(TEMPLATE).render(
             run=self._run(), pictures=self._pictures(), audits=self.audits, disputes=self.disputes, bands=self.bands,
             problems=[printable(problem) for problem in self.problems], verdict=self.verdict,
@@ -134,32 +136,53 @@ class Document:
         per_step, bits = report.log_bytes_per_step, report.log_bits_per_parameter_step
         rows: list[tuple[str, str]] = [
             ("directory", report.directory),
-            ("state", "finished" if report.finished else f"not finished: {report.steps:,} of {stated.steps:,} steps"),
+            (
+                "state",
+                "finished"
+                if report.finished
+                else f"not finished: {report.steps:,} of {stated.steps:,} steps",
+            ),
             ("job", stated.job.path),
-            ("settings", " ".join(f"{n}={v}" for n, v in sorted(stated.job.settings.items())) or "the job's own"),
+            (
+                "settings",
+                " ".join(f"{n}={v}" for n, v in sorted(stated.job.settings.items())) or "the job's own",
+            ),
             ("job source", stated.job.source_digest),
             ("dataset", stated.job.dataset_digest or "none stated"),
             ("policy", stated.policy.name),
             ("steps", f"{report.steps:,}, a committed state every {stated.checkpoint_every:,}"),
             ("seed", str(stated.seed)),
             ("parameters", f"{report.parameters:,}"),
-            ("root", report.transcript.root().hex() if report.finished else "none before the run is finished"),
+            (
+                "root",
+                report.transcript.root().hex() if report.finished else "none before the run is finished",
+            ),
             ("final state", report.transcript.checkpoints()[-1].state_root),
         ]
         if per_step is not None and bits is not None:
             rows.append(("log", f"{per_step:,.1f} bytes a step, {bits:.3g} bits a parameter and step"))
         if report.freedom_estimate is not None:
-            rows.append(("freedom", f"about {share(report.freedom_estimate)} of roundings were a log's to choose; an audit measures it"))
+            rows.append(
+                (
+                    "freedom",
+                    f"about {share(report.freedom_estimate)} of roundings were a log's to choose; an audit measures it",
+                )
+            )
         rows.append(("versions", ", ".join(f"{k} {v}" for k, v in stated.versions.items())))
         parameters = ", ".join(f"{name} {value}" for name, value in sorted(stated.policy.parameters.items()))
         rows.append(("policy's numbers", parameters))
-        return {"rows": [(name, printable(text)) for name, text in rows], "name": printable(Path(report.directory).name)}
+        return {
+            "rows": [(name, printable(text)) for name, text in rows],
+            "name": printable(Path(report.directory).name),
+        }
 
     def _pictures(self) -> dict[str, str]:
         records = self.report.transcript.records
         loss = [(float(r.step), parse_hex_float(r.loss, what="loss")) for r in records if r.loss is not None]
         marks = [
-            (float(step), f"step {step}: {_word(audit['verdict'])}") for audit in self.audits if (step := audit["first_step"]) is not None
+            (float(step), f"step {step}: {_word(audit['verdict'])}")
+            for audit in self.audits
+            if (step := audit["first_step"]) is not None
         ][:4]
         log = [(float(r.step), float(r.log_bytes)) for r in records]
         return {
@@ -326,7 +349,9 @@ def _deviation(value: object) -> dict[str, str]:
 def divergence_view(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the template shows of a divergence's JSON, fields of another form left out."""
     tensors = [_tensor(item) for item in _items(given.get("tensors"))]
-    leading = next((t for t in tensors if t["name"] == _text(given.get("leading"))), tensors[0] if tensors else None)
+    leading = next(
+        (t for t in tensors if t["name"] == _text(given.get("leading"))), tensors[0] if tensors else None
+    )
     operator = _table(given.get("operator"))
     result = operator.get("result")
     findings = [
@@ -348,7 +373,9 @@ def divergence_view(given: Mapping[str, Any]) -> dict[str, Any]:
         "tensors": tensors,
         "after": _text(given.get("after")),
         "state": _text(given.get("state"), 40),
-        "total": "" if differing is None or elements is None else f"{differing:,} of {elements:,} elements differ",
+        "total": ""
+        if differing is None or elements is None
+        else f"{differing:,} of {elements:,} elements differ",
         "operator": {
             "where": f"operator {_text(operator.get('index'))}, {_text(operator.get('name'), 100)}, "
             f"{_text(operator.get('phase'), 20)} pass of {_text(operator.get('module'), 200) or 'the loss function'}",
@@ -409,9 +436,20 @@ def _dispute(given: dict[str, Any], name: str, steps: int) -> dict[str, Any]:
         ruling += f", at step {step:,}"
     levels = _levels(given, steps)
     rounds = [
-        (_text(level, 60), _text(count)) for level, count in list(_table(given.get("rounds_per_level")).items())[:LISTED]
+        (_text(level, 60), _text(count))
+        for level, count in list(_table(given.get("rounds_per_level")).items())[:LISTED]
     ]
-    known = {"format", "loser", "outcome", "step", "rounds", "rounds_per_level", "reason", "moves", "verdict_file"}
+    known = {
+        "format",
+        "loser",
+        "outcome",
+        "step",
+        "rounds",
+        "rounds_per_level",
+        "reason",
+        "moves",
+        "verdict_file",
+    }
     others = [(_text(key, 60), _other(value)) for key, value in given.items() if key not in known]
     return {
         "file": printable(name),
@@ -435,7 +473,9 @@ def _other(value: object) -> str:
 
 def _levels(given: Mapping[str, Any], steps: int) -> list[TreeLevel]:
     """Put the moves into rounds, and rounds into levels: claims at one position next to each other are one round."""
-    names = [(_text(name, 60), _whole(count) or 0) for name, count in _table(given.get("rounds_per_level")).items()]
+    names = [
+        (_text(name, 60), _whole(count) or 0) for name, count in _table(given.get("rounds_per_level")).items()
+    ]
     asked: list[tuple[str | None, Round]] = []
     waiting: dict[str, tuple[int, str, str | None]] = {}
     for move in _items(given.get("moves"), MOST_MOVES):
@@ -456,7 +496,12 @@ def _levels(given: Mapping[str, Any], steps: int) -> list[TreeLevel]:
 def _claim(move: object) -> tuple[str, int, str, str | None] | None:
     if isinstance(move, dict):
         item = _table(move)
-        parts: list[object] = [item.get("party"), item.get("index", item.get("position")), item.get("commitment"), item.get("level")]
+        parts: list[object] = [
+            item.get("party"),
+            item.get("index", item.get("position")),
+            item.get("commitment"),
+            item.get("level"),
+        ]
     else:
         parts = [*_items(move, 4), None]
     if len(parts) < 4:
@@ -466,7 +511,9 @@ def _claim(move: object) -> tuple[str, int, str, str | None] | None:
     return None if party not in ("trainer", "auditor") or index is None else (party, index, commitment, level)
 
 
-def _named(asked: Iterable[tuple[str | None, Round]], names: Sequence[tuple[str, int]]) -> list[tuple[str, list[Round]]]:
+def _named(
+    asked: Iterable[tuple[str | None, Round]], names: Sequence[tuple[str, int]]
+) -> list[tuple[str, list[Round]]]:
     """Give each round its level: its own name for it, else by the counts of rounds per level."""
     found: list[tuple[str, list[Round]]] = []
     left = [name for name, count in names for _ in range(min(count, MOST_MOVES))]
@@ -517,25 +564,36 @@ def _bands(directory: RunDirectory, report: RunReport, choice: CalibrationChoice
         Spread(
             kind.replace("_", " "),
             [(float(b), n) for b, n in sorted(bands.get(kind, Counter[int]()).items())],
-            [] if kind in measured else [(float(b - safety), n) for b, n in sorted(bands.get(kind, Counter[int]()).items())],
+            []
+            if kind in measured
+            else [(float(b - safety), n) for b, n in sorted(bands.get(kind, Counter[int]()).items())],
             [(float(b), n) for b, n in sorted(measured.get(kind, Counter[int]()).items())],
         )
         for kind in sorted(bands.keys() | measured.keys())
     ]
-    names = ("band of a site", f"its noise is at most this (band / 2^{safety})", "largest noise measured by a calibration")
+    names = (
+        "band of a site",
+        f"its noise is at most this (band / 2^{safety})",
+        "largest noise measured by a calibration",
+    )
     rows = [
         {
             "kind": kind.replace("_", " "),
-            "sites": sum(bands.get(kind, Counter[int]()).values()) + sum(special.get(kind, Counter[str]()).values()),
+            "sites": sum(bands.get(kind, Counter[int]()).values())
+            + sum(special.get(kind, Counter[str]()).values()),
             "lowest": min(bands[kind]) if kind in bands else None,
             "highest": max(bands[kind]) if kind in bands else None,
             "measured": max(measured[kind]) if kind in measured else None,
-            "special": ", ".join(f"{count:,} {name}" for name, count in special.get(kind, Counter[str]()).items()),
+            "special": ", ".join(
+                f"{count:,} {name}" for name, count in special.get(kind, Counter[str]()).items()
+            ),
         }
         for kind in sorted(bands.keys() | special.keys() | measured.keys())
     ]
     return {
-        "svg": spread_svg("Noise against band, by kind of site", "relative to the site's scale", spreads, names),
+        "svg": spread_svg(
+            "Noise against band, by kind of site", "relative to the site's scale", spreads, names
+        ),
         "rows": rows,
         "after": done,
         "measured": choice is not None,

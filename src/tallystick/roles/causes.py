@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
-from tallystick.roles.divergence import BUFFER, StateDivergence, TensorDivergence, Update
+from tallystick.commit.state import Entry
+from tallystick.roles.divergence import BUFFER, StateDivergence, TensorDivergence, Update, compare
+
+if TYPE_CHECKING:
+    from tallystick.execution.operations import Operation
 
 Status = Literal["confirmed", "fits", "not_confirmed"]
 
@@ -107,7 +111,9 @@ class Evidence:
     def environment_of(self, names: Collection[str]) -> str:
         """Return in words what differs among ``names``; empty if nothing does."""
         pairs = self.environment or {}
-        return ", ".join(f"{name} {own} against {stated}" for name, (own, stated) in pairs.items() if name in names)
+        return ", ".join(
+            f"{name} {own} against {stated}" for name, (own, stated) in pairs.items() if name in names
+        )
 
 
 def fitting(seen: Evidence) -> list[Finding]:
@@ -156,7 +162,11 @@ def _edited(seen: Evidence) -> Finding | None:
     if state is None or state.odd or len(state.tensors) != 1 or len(_all_parameters(state)) < 2:
         return None
     only = state.tensors[0]
-    if only not in _parameters(state) or only.flushed == only.differing or (seen.scattered and only.name in seen.scattered):
+    if (
+        only not in _parameters(state)
+        or only.flushed == only.differing
+        or (seen.scattered and only.name in seen.scattered)
+    ):
         return None
     if seen.loss_gap not in (None, 0.0):
         return None
@@ -175,7 +185,9 @@ def _rate(seen: Evidence) -> Finding | None:
         return None
     if abs(update.factor) <= NEAR or seen.loss_gap not in (None, 0.0):
         return None
-    text = f"the stated update is {update.factor:.7g} times our own, with {update.residual:.2g} of it left over"
+    text = (
+        f"the stated update is {update.factor:.7g} times our own, with {update.residual:.2g} of it left over"
+    )
     return Finding("other_rate", "fits", text)
 
 
@@ -200,7 +212,9 @@ def _scatter(seen: Evidence) -> Finding | None:
     else:
         if not all(any(word in name.lower() for word in EMBEDDING) for name in touched):
             return None
-        text = f"only {', '.join(sorted(touched))} differ, by their names look-up tables; other tensors do not"
+        text = (
+            f"only {', '.join(sorted(touched))} differ, by their names look-up tables; other tensors do not"
+        )
     return Finding("scatter_order", "fits", text)
 
 
@@ -223,7 +237,9 @@ def _library(seen: Evidence) -> Finding | None:
         return None
     if seen.state is not None and (2 * len(_parameters(seen.state)) < len(_all_parameters(seen.state))):
         return None
-    return Finding("library_version", "fits", f"software differs in {software}, and the step's results by little")
+    return Finding(
+        "library_version", "fits", f"software differs in {software}, and the step's results by little"
+    )
 
 
 def _data(seen: Evidence) -> Finding | None:
@@ -276,3 +292,73 @@ def _touched_upstream(seen: Evidence) -> str:
 
 
 _TESTS = (_denormals, _edited, _skipped, _rate, _scatter, _noise, _library, _data, _random)
+
+
+@dataclass(frozen=True)
+class Parting:
+    """The first operator whose results differ once the confirmed cause is put in.
+
+    Attributes:
+        operation: in our own order.
+        difference: of its result that differs; None if it ran on one side only or its form differs.
+    """
+
+    operation: Operation
+    difference: TensorDivergence | None
+
+
+@dataclass
+class Divergence:
+    """Where two sides part, and why.
+
+    Attributes:
+        own, stated: what the two sides are called.
+        step: the first step on which they part; None where states were compared without a run.
+        after: steps done of the states compared; None if none could be.
+        how: ``committed``, or ``reconstructed`` by the confirmed repetition.
+        state: where those differ; None if the stated state is not known.
+        loss: of the first step, our own and the stated one.
+        findings: the likely cause first.
+        operator: where the computation parts; only with a confirmed cause.
+        update_only: the confirmed cause leaves every operator's bits as they are: the parting is in the optimizer's update.
+        makers: parameter to the operator that made its gradient, here.
+        environment: what differs between the machines.
+        tries, seconds: what trying causes out took; ``unfinished`` if the time ran out.
+        notes: what could not be found out, and why.
+    """
+
+    own: str
+    stated: str
+    step: int | None = None
+    after: int | None = None
+    how: str = "committed"
+    state: StateDivergence | None = None
+    loss: tuple[float, float] | None = None
+    findings: list[Finding] = field(default_factory=list[Finding])
+    operator: Parting | None = None
+    update_only: bool = False
+    makers: dict[str, str] = field(default_factory=dict[str, str])
+    environment: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
+    tries: int = 0
+    seconds: float = 0.0
+    unfinished: bool = False
+    notes: list[str] = field(default_factory=list[str])
+
+    @property
+    def cause(self) -> Finding | None:
+        """The likeliest cause; None if even that was not looked for."""
+        return self.findings[0] if self.findings else None
+
+
+def explain_states(
+    own: Mapping[str, Entry], stated: Mapping[str, Entry], names: tuple[str, str]
+) -> Divergence:
+    """Return how two states differ and which causes fit; nothing is repeated."""
+    found = Divergence(*names)
+    found.state = compare(own, stated)
+    if not found.state.is_empty:
+        found.findings = fitting(Evidence(found.state, one_step=False))
+        found.notes.append(
+            "two states alone confirm nothing: give two run directories to have causes tried out"
+        )
+    return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import torch
@@ -19,13 +19,17 @@ from tallystick.commit.encoding import parse_hex_float
 from tallystick.commit.state import Entry
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
 from tallystick.execution.job import JobSource
-from tallystick.execution.operations import SCATTERS, Operation, Watch, first_difference
+from tallystick.execution.operations import SCATTERS, Watch, first_difference
 from tallystick.execution.snapshot import load_state
 from tallystick.execution.step import batch_digest
 from tallystick.protocol.transcript import Specification, StepRecord, Transcript
 from tallystick.roles.auditor import AuditReport, Deviation, Replay, SegmentResult, open_replay
-from tallystick.roles.causes import Evidence, Finding, fitting
-from tallystick.roles.divergence import StateDivergence, TensorDivergence, compare, compare_tensors, relate_updates
+from tallystick.roles.causes import Divergence, Evidence, Finding, Parting, fitting
+from tallystick.roles.divergence import (
+    compare,
+    compare_tensors,
+    relate_updates,
+)
 from tallystick.roles.repetition import (
     Bench,
     Change,
@@ -45,68 +49,33 @@ from tallystick.roles.repetition import (
 from tallystick.store.files import RunDirectory
 
 EFFORT = 60.0  # seconds for trying causes out
-FACTORS = (0.1, 0.2, 0.25, 0.5, 0.75, 0.8, 0.9, 1.1, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 10.0, 0.01, 100.0, -1.0, 0.0)
+FACTORS = (
+    0.1,
+    0.2,
+    0.25,
+    0.5,
+    0.75,
+    0.8,
+    0.9,
+    1.1,
+    1.25,
+    1.5,
+    2.0,
+    2.5,
+    3.0,
+    4.0,
+    5.0,
+    10.0,
+    0.01,
+    100.0,
+    -1.0,
+    0.0,
+)
 BATCHES = 256  # steps whose batch is tried
 DIGESTS = 10_000  # steps whose batch digest is compared with a stated one
 LABELS = 1024  # whole numbers of a batch that are tried, element by value
 SEEDS = 8
 Tell = Callable[[int, str], None]  # repetitions so far, and what is tried next
-
-
-@dataclass(frozen=True)
-class Parting:
-    """The first operator whose results differ once the confirmed cause is put in.
-
-    Attributes:
-        operation: in our own order.
-        difference: of its result that differs; None if it ran on one side only or its form differs.
-    """
-
-    operation: Operation
-    difference: TensorDivergence | None
-
-
-@dataclass
-class Divergence:
-    """Where two sides part, and why.
-
-    Attributes:
-        own, stated: what the two sides are called.
-        step: the first step on which they part; None where states were compared without a run.
-        after: steps done of the states compared; None if none could be.
-        how: ``committed``, or ``reconstructed`` by the confirmed repetition.
-        state: where those differ; None if the stated state is not known.
-        loss: of the first step, our own and the stated one.
-        findings: the likely cause first.
-        operator: where the computation parts; only with a confirmed cause.
-        update_only: the confirmed cause leaves every operator's bits as they are: the parting is in the optimizer's update.
-        makers: parameter to the operator that made its gradient, here.
-        environment: what differs between the machines.
-        tries, seconds: what trying causes out took; ``unfinished`` if the time ran out.
-        notes: what could not be found out, and why.
-    """
-
-    own: str
-    stated: str
-    step: int | None = None
-    after: int | None = None
-    how: str = "committed"
-    state: StateDivergence | None = None
-    loss: tuple[float, float] | None = None
-    findings: list[Finding] = field(default_factory=list[Finding])
-    operator: Parting | None = None
-    update_only: bool = False
-    makers: dict[str, str] = field(default_factory=dict[str, str])
-    environment: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
-    tries: int = 0
-    seconds: float = 0.0
-    unfinished: bool = False
-    notes: list[str] = field(default_factory=list[str])
-
-    @property
-    def cause(self) -> Finding | None:
-        """The likeliest cause; None if even that was not looked for."""
-        return self.findings[0] if self.findings else None
 
 
 @dataclass(frozen=True)
@@ -133,7 +102,9 @@ class Diagnosis:
         self.confirmed: tuple[Trial, Repeated] | None = None
         self._tried: dict[str, int] = {}
 
-    def run(self, stated: State | None, own_record: StepRecord | None = None, own_frame: bytes | None = None) -> None:
+    def run(
+        self, stated: State | None, own_record: StepRecord | None = None, own_frame: bytes | None = None
+    ) -> None:
         """Fill in what there is to be found; ``stated`` is the other side's state after the step, if it is known.
 
         ``own_record`` and ``own_frame`` are those of a second run; without them we follow the other side's.
@@ -147,7 +118,9 @@ class Diagnosis:
             self.watch = Watch()
             self.own = bench.repeat(record=own_record, watch=self.watch, manner="record")
         if self.own is None:
-            found.notes.append(f"step {record.step} cannot be repeated here, so nothing was tried: {bench.problem}")
+            found.notes.append(
+                f"step {record.step} cannot be repeated here, so nothing was tried: {bench.problem}"
+            )
             return
         found.makers = dict(self.own.makers)
         loss = None if record.loss is None else parse_hex_float(record.loss, what=f"step {record.step}: loss")
@@ -187,9 +160,13 @@ class Diagnosis:
             say(cause, f"the record states {name} {value!r} for group {group}, the job has {mine!r}")
         if any(f.cause in ("other_rate", "other_hyperparameter") for f in self.found.findings):
             values = {
-                (group, name): parse_hex_float(text, what=name) for group, name, text in record.schedule if isinstance(text, str)
+                (group, name): parse_hex_float(text, what=name)
+                for group, name, text in record.schedule
+                if isinstance(text, str)
             }
-            self._try(Trial(self.found.findings[-1].cause, "the stated hyper-parameters", hyperparameters(values)))
+            self._try(
+                Trial(self.found.findings[-1].cause, "the stated hyper-parameters", hyperparameters(values))
+            )
         if record.skipped != outcome.skipped:
             does = "leaves the optimizer's step out" if record.skipped else "takes a step of the optimizer"
             say("skipped_step", f"the record says that it {does}; the job does the opposite")
@@ -205,7 +182,12 @@ class Diagnosis:
                 )
                 say("edited_weights", text)
         twin = next(
-            (r.step for r in self.transcript.records if r.log == record.log and r.step != record.step and r.log_bytes > 64), None
+            (
+                r.step
+                for r in self.transcript.records
+                if r.log == record.log and r.step != record.step and r.log_bytes > 64
+            ),
+            None,
         )
         if twin is not None:
             say("altered_log", f"its log is, byte for byte, that of step {twin}")
@@ -240,7 +222,10 @@ class Diagnosis:
             return  # the step is fine; what differs is no matter of computing it
         if not self.bench.agrees(self.own):
             if record.fingerprint == self.bench.fingerprint:
-                self._say("skipped_step", "the state stated for the end of the step is, bit for bit, the one before it")
+                self._say(
+                    "skipped_step",
+                    "the state stated for the end of the step is, bit for bit, the one before it",
+                )
             elif not self._obedience_explains():
                 for trial in self._trials():
                     if time.monotonic() > self._until:
@@ -277,7 +262,9 @@ class Diagnosis:
         yield Trial("skipped_step", "the optimizer's step left out", optimizer_skipped())
         if self._has_subnormals():
             yield Trial("denormals", "subnormal numbers flushed to zero", denormals_flushed())
-        schedule = {(group, name): value for group, name, value in (self.own.outcome.schedule if self.own else [])}
+        schedule = {
+            (group, name): value for group, name, value in (self.own.outcome.schedule if self.own else [])
+        }
         rates = {key: value for key, value in schedule.items() if key[1] == "lr"}
         seen: set[float] = set()
         for factor in (*self._estimated_factors(rates), *FACTORS):
@@ -303,7 +290,9 @@ class Diagnosis:
         if update is None or update.residual > 2.0**-6:
             return []
         rate = max(rates.values(), key=abs)
-        guesses = [float(Fraction(update.factor).limit_denominator(limit)) for limit in (1, 2, 4, 10, 16, 100, 1000)]
+        guesses = [
+            float(Fraction(update.factor).limit_denominator(limit)) for limit in (1, 2, 4, 10, 16, 100, 1000)
+        ]
         if rate:
             guesses += [float(f"{rate * update.factor:.{digits}g}") / rate for digits in range(1, 8)]
         return list(dict.fromkeys(guesses))
@@ -327,7 +316,9 @@ class Diagnosis:
                 if replay.session.step + shift >= 0:
                     words = f"the random numbers of step {self.bench.record.step + shift}"
                     yield Trial("random_stream", words, random_stream(specification.seed, shift))
-            for seed in dict.fromkeys([specification.seed + 1, max(specification.seed - 1, 0), *range(SEEDS)]):
+            for seed in dict.fromkeys(
+                [specification.seed + 1, max(specification.seed - 1, 0), *range(SEEDS)]
+            ):
                 if seed != specification.seed:
                     yield Trial("random_stream", f"the random numbers of seed {seed}", random_stream(seed))
         for number, step in enumerate(self._near(specification.steps)):
@@ -341,13 +332,19 @@ class Diagnosis:
         tensors = integer_tensors(self.bench.replay.job.batch(self.bench.record.step))
         for which, tensor in enumerate(tensors):
             values = sorted({int(v) for v in tensor.reshape(-1).tolist()}) if tensor.numel() <= LABELS else []
-            values = list(range(min(values), max(values) + 1)) if values and max(values) - min(values) < LABELS else values
+            values = (
+                list(range(min(values), max(values) + 1))
+                if values and max(values) - min(values) < LABELS
+                else values
+            )
             if not values or tensor.numel() * (len(values) - 1) > LABELS:
                 continue
             for element, own in enumerate(tensor.reshape(-1).tolist()):
                 for value in values:
                     if value != own:
-                        words = f"element {element} of the batch's whole numbers changed from {own} to {value}"
+                        words = (
+                            f"element {element} of the batch's whole numbers changed from {own} to {value}"
+                        )
                         yield Trial("other_data", words, one_number_changed(which, element, value))
 
     # -- what signatures say -------------------------------------------------------------------
@@ -362,7 +359,9 @@ class Diagnosis:
         elif breach is not None and all(guess.cause in ("unknown", "edited_weights") for guess in guesses):
             guesses = [breach, *(guess for guess in guesses if guess.cause != "unknown")]
         elif breach is not None:
-            self.found.notes.append(f"its log breaks the rules too, as that of another computation would: {breach.text}")
+            self.found.notes.append(
+                f"its log breaks the rules too, as that of another computation would: {breach.text}"
+            )
         named = {guess.cause for guess in guesses}
         for cause, count in self._tried.items():
             if cause not in named:
@@ -395,7 +394,11 @@ class Diagnosis:
             return Finding("altered_log", "fits", text)
         if self.stated is None:
             self.stated, self.found.how = obeyed.entries, "reconstructed"
-        return Finding("altered_log", "confirmed", f"{text}; obeyed all the same, the log gives the stated state to the last bit")
+        return Finding(
+            "altered_log",
+            "confirmed",
+            f"{text}; obeyed all the same, the log gives the stated state to the last bit",
+        )
 
     def _evidence(self) -> Evidence:
         assert self.own is not None
@@ -413,7 +416,8 @@ class Diagnosis:
             random=self.watch.random_modules,
             upstream=self.watch.modules_before_random(),
             violations=len(self.own.violations),
-            keeps_state=bool(session.optimizer_keys) and any(name.startswith("optimizer/") for name in self.own.entries),
+            keeps_state=bool(session.optimizer_keys)
+            and any(name.startswith("optimizer/") for name in self.own.entries),
         )
 
     # -- the operator --------------------------------------------------------------------------
@@ -559,22 +563,14 @@ def _compare_at_end(
         for step in range(found.step + 1, end):
             replay.follow(transcript.record(step), frames[step])
     except (InvalidInput, Nondeterminism) as problem:
-        found.notes.append(f"the log cannot be followed up to the committed state after {end} steps: {problem}")
+        found.notes.append(
+            f"the log cannot be followed up to the committed state after {end} steps: {problem}"
+        )
         return
     found.after, found.state = end, compare(copied_state(replay), stated)
 
 
 # -- two runs, two states ------------------------------------------------------------------------
-
-
-def explain_states(own: State, stated: State, names: tuple[str, str]) -> Divergence:
-    """Return how two states differ and which causes fit; nothing is repeated."""
-    found = Divergence(*names)
-    found.state = compare(own, stated)
-    if not found.state.is_empty:
-        found.findings = fitting(Evidence(found.state, one_step=False))
-        found.notes.append("two states alone confirm nothing: give two run directories to have causes tried out")
-    return found
 
 
 def first_parting(own: Transcript, stated: Transcript) -> int | None:
@@ -630,7 +626,8 @@ def explain_runs(
     agreed = [c.steps_done for c in theirs.checkpoints() if shared.get(c.steps_done) == c.state_root]
     if 0 not in agreed:
         found.state = compare(
-            own.load_committed(0, mine.specification.initial_state), stated.load_committed(0, theirs.specification.initial_state)
+            own.load_committed(0, mine.specification.initial_state),
+            stated.load_committed(0, theirs.specification.initial_state),
         )
     if found.state is not None and (found.state.tensors or found.state.odd):
         found.step, found.after = 0, 0
@@ -650,8 +647,12 @@ def explain_runs(
         if found.state is None:
             _compare_next(own, mine, stated, theirs, step, found)
     if orders:
-        text = "; ".join(f"{name}: {_short(a)} against {_short(b)}" for name, (a, b) in list(orders.items())[:6])
-        found.findings.append(Finding("other_specification", "confirmed", f"the runs were ordered differently: {text}"))
+        text = "; ".join(
+            f"{name}: {_short(a)} against {_short(b)}" for name, (a, b) in list(orders.items())[:6]
+        )
+        found.findings.append(
+            Finding("other_specification", "confirmed", f"the runs were ordered differently: {text}")
+        )
     if not found.findings and found.state is not None and not found.state.is_empty:
         loss = found.loss
         found.findings = fitting(Evidence(found.state, None, loss, found.environment, one_step=False))
@@ -664,16 +665,25 @@ def _short(text: str) -> str:
 
 
 def _compare_next(
-    own: RunDirectory, mine: Transcript, stated: RunDirectory, theirs: Transcript, step: int, found: Divergence
+    own: RunDirectory,
+    mine: Transcript,
+    stated: RunDirectory,
+    theirs: Transcript,
+    step: int,
+    found: Divergence,
 ) -> None:
     roots = {c.steps_done: c.state_root for c in mine.checkpoints()}
     for checkpoint in theirs.checkpoints():
         done = checkpoint.steps_done
         if done > step and done in roots:
             found.after = done
-            found.state = compare(own.load_committed(done, roots[done]), stated.load_committed(done, checkpoint.state_root))
+            found.state = compare(
+                own.load_committed(done, roots[done]), stated.load_committed(done, checkpoint.state_root)
+            )
             return
-    found.notes.append("the runs have no committed states after the same number of steps, so no tensors were compared")
+    found.notes.append(
+        "the runs have no committed states after the same number of steps, so no tensors were compared"
+    )
 
 
 def _explain_pair(
@@ -710,7 +720,9 @@ def _explain_pair(
             _same_computation(bench, mine.record(step), frames[0], first, second, found)
             return
         if not honest[0]:
-            found.notes.append(f"{found.own} itself does not come out as it states when step {step} is repeated here")
+            found.notes.append(
+                f"{found.own} itself does not come out as it states when step {step} is repeated here"
+            )
         roots = {c.steps_done: c.state_root for c in theirs.checkpoints()}
         diagnosis = Diagnosis(bench, theirs, found, seconds=seconds, tell=tell)
         diagnosis.run(_committed(stated, roots, step + 1, found), mine.record(step), frames[0])
@@ -724,7 +736,11 @@ def _same_computation(
     """Both sides' logs can be followed: the computation is one, and only rounding decisions differ."""
     watch = Watch()
     watched = bench.repeat(record=record, frame=frame, watch=watch) or first
-    found.state, found.after, found.how = compare(first.entries, second.entries), bench.record.step + 1, "reconstructed"
+    found.state, found.after, found.how = (
+        compare(first.entries, second.entries),
+        bench.record.step + 1,
+        "reconstructed",
+    )
     found.loss = (first.outcome.loss, second.outcome.loss)
     found.makers = dict(watched.makers)
     text = (
@@ -737,12 +753,14 @@ def _same_computation(
     if touched and touched <= sums and len(watched.makers) > len(sums):
         names = ", ".join(sorted(touched))
         causes.append(
-            Finding("scatter_order", "fits", f"only {names} differ, whose gradient is a sum over look-ups; other tensors do not")
+            Finding(
+                "scatter_order",
+                "fits",
+                f"only {names} differ, whose gradient is a sum over look-ups; other tensors do not",
+            )
         )
     software = Evidence(None, environment=found.environment).environment_of(("torch", "numpy"))
     if software:
         causes.append(Finding("library_version", "fits", f"software differs in {software}"))
     found.findings = causes
     found.tries = bench.tries
-
-

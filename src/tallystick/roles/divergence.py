@@ -149,7 +149,7 @@ def compare_tensors(own: Entry, stated: Entry) -> TensorDivergence | None:
     floating = a.dtype.kind == "f"
     unit = np.uint64(1 << 16 if own.dtype == "BF16" else 1)
     bits = f"<u{a.dtype.itemsize}"
-    tiny = float(np.finfo(a.dtype).tiny) if floating else 0.0
+    tiny = float(np.finfo(a.dtype.str).tiny) if floating else 0.0
     differing, flushed, first, worst, largest = 0, 0, -1, -1, -1
     distances: list[Histogram] = []
     off = size = 0.0
@@ -170,13 +170,15 @@ def compare_tensors(own: Entry, stated: Entry) -> TensorDivergence | None:
             flushed += int(near.sum())
         with np.errstate(all="ignore"):
             wide = x.astype(np.float64)
-            off += float(np.square(wide - y).sum())
+            off += float(np.square(wide - y.astype(np.float64)).sum())
             size += float(np.square(wide).sum())
     if not differing:
         return None
     worst = first if worst < 0 else worst
     total = (
-        Histogram(tuple(map(sum, zip(*(part.counts for part in distances), strict=True)))) if floating else None
+        Histogram(tuple(map(sum, zip(*(part.counts for part in distances), strict=True))))
+        if floating
+        else None
     )
     ratio = math.sqrt(off) / math.sqrt(size) if size > 0 else math.inf
     return TensorDivergence(
@@ -206,7 +208,11 @@ def _pieces(
 
 
 def _pair(
-    a: npt.NDArray[np.generic], b: npt.NDArray[np.generic], element: int, shape: tuple[int, ...], unit: np.uint64
+    a: npt.NDArray[np.generic],
+    b: npt.NDArray[np.generic],
+    element: int,
+    shape: tuple[int, ...],
+    unit: np.uint64,
 ) -> Pair:
     x, y = a[element : element + 1], b[element : element + 1]
     index = tuple(int(i) for i in np.unravel_index(element, shape)) if shape else ()
@@ -235,7 +241,9 @@ class Update:
     still: int
 
 
-def relate_updates(before: Mapping[str, Entry], own: Mapping[str, Entry], stated: Mapping[str, Entry]) -> Update | None:
+def relate_updates(
+    before: Mapping[str, Entry], own: Mapping[str, Entry], stated: Mapping[str, Entry]
+) -> Update | None:
     """Return how the parameters' changes relate, or None if we changed none or a form does not fit."""
     dot = mine = theirs = 0.0
     still = 0

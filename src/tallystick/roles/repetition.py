@@ -8,7 +8,7 @@ Chance does so once in 2**64 trials; somebody who forges a fingerprint to fit a 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -20,9 +20,9 @@ from tallystick.errors import InvalidInput, Nondeterminism
 from tallystick.execution.job import Batch
 from tallystick.execution.operations import Watch, watching
 from tallystick.execution.randomness import RandomStream
+from tallystick.execution.session import Session
 from tallystick.execution.snapshot import load_state, state_entries
 from tallystick.execution.step import StepOutcome, run_step
-from tallystick.execution.session import Session
 from tallystick.execution.tape import FollowTape, RecordTape, Violation, is_noise_only
 from tallystick.numerics.log import GridTable, Kind, SiteGrid, SparseEntries, decode_decision, decode_frame
 from tallystick.numerics.rounding import NO_KEY, Key
@@ -99,9 +99,13 @@ class Bench:
         try:
             tape = _tape(session, self.frame if frame is None else frame, manner)
             if watch is not None:
-                session.observe = lambda: watching(session.model, watch)
                 session.before_change = note_makers
-            with adopting(session, stated), nullcontext() if change is None else change(self.replay):
+            with ExitStack() as stack:
+                stack.enter_context(adopting(session, stated))
+                if change is not None:
+                    stack.enter_context(change(self.replay))
+                if watch is not None:
+                    stack.enter_context(watching(session, job, watch))
                 outcome = run_step(session, job, tape)
             tape.finish()
             session.settle(tape.table)
@@ -109,7 +113,6 @@ class Bench:
             self.problem = str(problem)
             return None
         finally:
-            session.observe = nullcontext
             session.before_change = None
         violations = tape.violations if isinstance(tape, FollowTape) else []
         return Repeated(outcome, tuple(violations), copied_state(self.replay), makers)
@@ -130,7 +133,9 @@ def _tape(session: Session, frame: bytes, manner: Manner) -> FollowTape | Record
     plain = session.follow_tape(frame)
     if manner == "follow":
         return plain
-    return _ObedientTape(session.policy, session.table, decode_frame(frame), plain.base, session.rank, sites=plain.sites)
+    return _ObedientTape(
+        session.policy, session.table, decode_frame(frame), plain.base, session.rank, sites=plain.sites
+    )
 
 
 class _ObedientTape(FollowTape):
@@ -140,7 +145,9 @@ class _ObedientTape(FollowTape):
                distance: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor] | None:  # fmt: skip
         assert self._decision is not None
         _, entries = decode_decision(self._decision, numel, width)
-        return torch.from_numpy(entries.indexes).to(near.device), torch.from_numpy(entries.symbols).to(near.device)
+        return torch.from_numpy(entries.indexes).to(near.device), torch.from_numpy(entries.symbols).to(
+            near.device
+        )
 
     def round(self, kind: Kind, ordinal: int, x: Tensor, *, out: Tensor, old: Tensor | None = None,
               key: Key = NO_KEY, name: str) -> None:  # fmt: skip
@@ -187,7 +194,7 @@ def optimizer_skipped() -> Change:
             return None
 
         lazy._wrapped_by_lr_sched = True  # pyright: ignore[reportFunctionMemberAccess] # schedulers look for it
-        optimizer.step = lazy
+        optimizer.step = lazy  # pyright: ignore[reportAttributeAccessIssue]
         try:
             yield
         finally:

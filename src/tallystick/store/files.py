@@ -238,9 +238,7 @@ class RunDirectory:
         Raises:
             InvalidInput: it is missing or malformed.
         """
-        return parse_specification(
-            _read(self.specification_path, "a run directory has a specification.json")
-        )
+        return parse_specification(_read(self.specification_path, "a run directory has a specification.json"))
 
     def load_transcript(self) -> Transcript:
         """Return the transcript of a finished run, its three documents checked against each other.
@@ -252,9 +250,7 @@ class RunDirectory:
         return verify_transcript(
             _read(self.specification_path, "a run directory has a specification.json"),
             _read(self.records_path, "a run directory has a steps.jsonl"),
-            _read(
-                self.statement_path, "the run is not finished; `tally record --resume` goes on with it"
-            ),
+            _read(self.statement_path, "the run is not finished; `tally record --resume` goes on with it"),
         )
 
     def load_partial(self) -> Transcript:
@@ -277,7 +273,9 @@ class RunDirectory:
         Raises:
             InvalidInput: the file is missing, or no safetensors file of a state.
         """
-        return load_state_file(self.checkpoint_path(steps_done), f"the checkpoint after {steps_done} steps is needed")
+        return load_state_file(
+            self.checkpoint_path(steps_done), f"the checkpoint after {steps_done} steps is needed"
+        )
 
     def load_entry(self, steps_done: int, name: str) -> bytes:
         """Return the bytes of one entry of a state, whatever the state's size; they are checked against no root.
