@@ -136,7 +136,7 @@ def _explain(
     effort: float,
 ) -> Divergence | None:
     """Look for the cause of a mismatch; the verdict stands whatever comes of it."""
-    from tallystick.roles.diagnosis import explain_audit
+    from tallystick.roles.explain import explain_audit
 
     try:
         with TrialDisplay("looking for the cause") as display:

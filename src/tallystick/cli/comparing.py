@@ -83,11 +83,11 @@ def _compare(
     own, stated = RunDirectory(first), RunDirectory(second)
     if after is not None:
         return explain_states(own.load_checkpoint(after), stated.load_checkpoint(after), names)
-    from tallystick.roles import diagnosis
+    from tallystick.roles.explain import explain_runs
 
     source = _source(job, own, (first, second)) if effort > 0 else None
     with TrialDisplay("looking for the cause") as display:
-        return diagnosis.explain_runs(own, stated, source, device=device, seconds=effort, tell=display)
+        return explain_runs(own, stated, source, device=device, seconds=effort, tell=display)
 
 
 def _source(job: str | None, own: RunDirectory, runs: tuple[Path, Path]) -> JobSource | None:

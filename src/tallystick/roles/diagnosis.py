@@ -10,20 +10,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 
 import torch
 
 from tallystick.commit.encoding import parse_hex_float
 from tallystick.commit.state import Entry
-from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
-from tallystick.execution.job import JobSource
 from tallystick.execution.operations import SCATTERS, Watch, first_difference
-from tallystick.execution.snapshot import load_state
 from tallystick.execution.step import batch_digest
-from tallystick.protocol.transcript import Specification, StepRecord, Transcript
-from tallystick.roles.auditor import AuditReport, Deviation, Replay, SegmentResult, open_replay
+from tallystick.protocol.transcript import StepRecord, Transcript
 from tallystick.roles.causes import Divergence, Evidence, Finding, Parting, fitting
 from tallystick.roles.divergence import (
     compare,
@@ -36,7 +32,6 @@ from tallystick.roles.repetition import (
     Repeated,
     State,
     batch_of,
-    copied_state,
     denormals_flushed,
     dropout_off,
     hyperparameters,
@@ -46,7 +41,6 @@ from tallystick.roles.repetition import (
     random_stream,
     without_clipping,
 )
-from tallystick.store.files import RunDirectory
 
 EFFORT = 60.0  # seconds for trying causes out
 FACTORS = (
@@ -87,6 +81,15 @@ class Trial:
     change: Change
 
 
+@dataclass(frozen=True)
+class OwnStep:
+    """Our side of a step where that is a run of its own: the state before, the record and the log."""
+
+    before: State
+    record: StepRecord
+    frame: bytes
+
+
 class Diagnosis:
     """Tries causes of one divergent step out, until one gives the stated fingerprint or the time is over."""
 
@@ -102,21 +105,20 @@ class Diagnosis:
         self.confirmed: tuple[Trial, Repeated] | None = None
         self._tried: dict[str, int] = {}
 
-    def run(
-        self, stated: State | None, own_record: StepRecord | None = None, own_frame: bytes | None = None
-    ) -> None:
+    def run(self, stated: State | None, own: OwnStep | None = None) -> None:
         """Fill in what there is to be found; ``stated`` is the other side's state after the step, if it is known.
 
-        ``own_record`` and ``own_frame`` are those of a second run; without them we follow the other side's.
+        ``own`` is the same step of a second run; without it we follow the other side's log.
         """
         bench, found = self.bench, self.found
         record = bench.record
         self.stated = stated
-        self.own = bench.repeat(record=own_record, frame=own_frame, watch=self.watch)
+        ours = OwnStep(bench.before, bench.record, bench.frame) if own is None else own
+        self.own = bench.repeat(before=ours.before, record=ours.record, frame=ours.frame, watch=self.watch)
         if self.own is None:
             self.refusal = bench.problem
             self.watch = Watch()
-            self.own = bench.repeat(record=own_record, watch=self.watch, manner="record")
+            self.own = bench.repeat(before=ours.before, record=ours.record, watch=self.watch, manner="record")
         if self.own is None:
             found.notes.append(
                 f"step {record.step} cannot be repeated here, so nothing was tried: {bench.problem}"
@@ -468,299 +470,3 @@ def scattered(repeated: Repeated) -> frozenset[str]:
         for name, maker in repeated.makers.items()
         if any(f" {operator}," in maker for operator in SCATTERS)
     )
-
-
-# -- an audit -------------------------------------------------------------------------------------
-
-
-def explain_audit(
-    directory: RunDirectory,
-    source: JobSource,
-    report: AuditReport,
-    *,
-    jitter: bool = False,
-    device: str = "cpu",
-    seconds: float = EFFORT,
-    tell: Tell | None = None,
-) -> Divergence | None:
-    """Return where and why the run in ``directory`` leaves what was repeated; None if the audit accuses nobody."""
-    if report.verdict not in ("mismatch", "log_violation"):
-        return None
-    started = time.monotonic()
-    segment = next(s for s in report.segments if s.verdict == report.verdict)
-    step = segment.first_step
-    assert step is not None
-    found = Divergence("here", "trainer", step, environment=dict(report.environment))
-    first = segment.deviations[0]
-    if first.subject == "evidence":
-        cause = "broken_log" if "log" in first.own else "broken_state"
-        found.findings.append(Finding(cause, "confirmed", first.own))
-        return found
-    transcript = directory.load_transcript()
-    replay = open_replay(transcript.specification, source, jitter=jitter, device=device)
-    if isinstance(replay, Deviation):
-        found.notes.append(f"the step cannot be repeated here: {replay}")
-        return found
-    try:
-        _explain_segment(directory, transcript, replay, segment, found, seconds, tell)
-    except (InvalidInput, Mismatch, Nondeterminism) as problem:
-        found.notes.append(f"looking for the cause ended early: {problem}")
-    finally:
-        replay.session.close()
-    found.seconds = time.monotonic() - started
-    return found
-
-
-def _explain_segment(
-    directory: RunDirectory,
-    transcript: Transcript,
-    replay: Replay,
-    segment: SegmentResult,
-    found: Divergence,
-    seconds: float,
-    tell: Tell | None,
-) -> None:
-    step = found.step
-    assert step is not None
-    roots = {checkpoint.steps_done: checkpoint.state_root for checkpoint in transcript.checkpoints()}
-    frames = directory.load_frames(transcript, segment.start, segment.end)
-    load_state(replay.session, directory.load_committed(segment.start, roots[segment.start]))
-    for before in range(segment.start, step):
-        replay.follow(transcript.record(before), frames[before])
-    bench = Bench(replay, copied_state(replay), transcript.record(step), frames[step])
-    diagnosis = Diagnosis(bench, transcript, found, seconds=seconds, tell=tell)
-    diagnosis.run(_committed(directory, roots, step + 1, found))
-    if found.state is None and diagnosis.own is not None and segment.end > step + 1:
-        _compare_at_end(directory, transcript, replay, diagnosis.own, frames, segment.end, found)
-
-
-def _committed(directory: RunDirectory, roots: dict[int, str], done: int, found: Divergence) -> State | None:
-    if done not in roots:
-        return None
-    try:
-        return directory.load_committed(done, roots[done])
-    except (InvalidInput, Mismatch) as problem:
-        found.notes.append(f"the stated state after {done} steps cannot be read: {problem}")
-        return None
-
-
-def _compare_at_end(
-    directory: RunDirectory,
-    transcript: Transcript,
-    replay: Replay,
-    own: Repeated,
-    frames: dict[int, bytes],
-    end: int,
-    found: Divergence,
-) -> None:
-    """Compare the next states that both sides have: the committed ones, some steps after the parting."""
-    assert found.step is not None
-    stated = _committed(directory, {c.steps_done: c.state_root for c in transcript.checkpoints()}, end, found)
-    if stated is None:
-        return
-    load_state(replay.session, own.entries)
-    try:
-        for step in range(found.step + 1, end):
-            replay.follow(transcript.record(step), frames[step])
-    except (InvalidInput, Nondeterminism) as problem:
-        found.notes.append(
-            f"the log cannot be followed up to the committed state after {end} steps: {problem}"
-        )
-        return
-    found.after, found.state = end, compare(copied_state(replay), stated)
-
-
-# -- two runs, two states ------------------------------------------------------------------------
-
-
-def first_parting(own: Transcript, stated: Transcript) -> int | None:
-    """Return the first step whose data, loss, schedule or state differ, by the two runs' records; None if none does."""
-    for mine, theirs in zip(own.records, stated.records, strict=False):
-        if replace(mine, log=theirs.log, log_bytes=theirs.log_bytes) != theirs:
-            return mine.step
-    return None
-
-
-def specification_differences(own: Specification, stated: Specification) -> dict[str, tuple[str, str]]:
-    """Return in what two specifications order different work: name to (own, stated); versions and notes left out."""
-    pairs: dict[str, tuple[str, str]] = {}
-    for name in ("seed", "steps", "checkpoint_every", "accumulation", "world_size", "initial_state"):
-        pairs[name] = (str(getattr(own, name)), str(getattr(stated, name)))
-    pairs["job source"] = (own.job.source_digest, stated.job.source_digest)
-    pairs["dataset"] = (str(own.job.dataset_digest), str(stated.job.dataset_digest))
-    pairs["policy"] = (own.policy.name, stated.policy.name)
-    for what, mine, theirs in (
-        ("setting", own.job.settings, stated.job.settings),
-        ("policy", own.policy.parameters, stated.policy.parameters),
-    ):
-        for name in sorted(mine.keys() | theirs.keys()):
-            pairs[f"{what} {name}"] = (str(mine.get(name, "default")), str(theirs.get(name, "default")))
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-
-
-def explain_runs(
-    own: RunDirectory,
-    stated: RunDirectory,
-    source: JobSource | None,
-    *,
-    device: str = "cpu",
-    seconds: float = EFFORT,
-    tell: Tell | None = None,
-) -> Divergence:
-    """Return where and why two runs part; with ``source``, their job's, causes are tried out by repetition.
-
-    Raises:
-        InvalidInput: a document is malformed or missing.
-        Mismatch: one side's documents contradict each other.
-    """
-    started = time.monotonic()
-    mine, theirs = own.load_partial(), stated.load_partial()
-    found = Divergence(str(own.path), str(stated.path))
-    versions = (mine.specification.versions, theirs.specification.versions)
-    names = sorted(versions[0].keys() | versions[1].keys())
-    pairs = {name: (versions[0].get(name, "none"), versions[1].get(name, "none")) for name in names}
-    found.environment = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-    orders = specification_differences(mine.specification, theirs.specification)
-    step = first_parting(mine, theirs)
-    shared = {c.steps_done: c.state_root for c in mine.checkpoints()}
-    agreed = [c.steps_done for c in theirs.checkpoints() if shared.get(c.steps_done) == c.state_root]
-    if 0 not in agreed:
-        found.state = compare(
-            own.load_committed(0, mine.specification.initial_state),
-            stated.load_committed(0, theirs.specification.initial_state),
-        )
-    if found.state is not None and (found.state.tensors or found.state.odd):
-        found.step, found.after = 0, 0
-        found.findings.append(Finding("initial_state", "confirmed", "the runs begin with different numbers"))
-        guesses = fitting(Evidence(found.state, environment=found.environment, one_step=False))
-        found.findings += [guess for guess in guesses if guess.cause in ("last_bit_noise", "denormals")]
-    elif step is not None:
-        found.step, found.state = step, None
-        start = max((done for done in agreed if done <= step), default=0)  # or documents alone differ
-        if source is None:
-            found.notes.append("the job is not at hand, so nothing was repeated")
-        else:
-            try:
-                _explain_pair(own, mine, stated, theirs, source, start, step, found, device, seconds, tell)
-            except (InvalidInput, Mismatch, Nondeterminism) as problem:
-                found.notes.append(f"looking for the cause ended early: {problem}")
-        if found.state is None:
-            _compare_next(own, mine, stated, theirs, step, found)
-    if orders:
-        text = "; ".join(
-            f"{name}: {_short(a)} against {_short(b)}" for name, (a, b) in list(orders.items())[:6]
-        )
-        found.findings.append(
-            Finding("other_specification", "confirmed", f"the runs were ordered differently: {text}")
-        )
-    if not found.findings and found.state is not None and not found.state.is_empty:
-        loss = found.loss
-        found.findings = fitting(Evidence(found.state, None, loss, found.environment, one_step=False))
-    found.seconds = time.monotonic() - started
-    return found
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 24 else f"{text[:16]}.."
-
-
-def _compare_next(
-    own: RunDirectory,
-    mine: Transcript,
-    stated: RunDirectory,
-    theirs: Transcript,
-    step: int,
-    found: Divergence,
-) -> None:
-    roots = {c.steps_done: c.state_root for c in mine.checkpoints()}
-    for checkpoint in theirs.checkpoints():
-        done = checkpoint.steps_done
-        if done > step and done in roots:
-            found.after = done
-            found.state = compare(
-                own.load_committed(done, roots[done]), stated.load_committed(done, checkpoint.state_root)
-            )
-            return
-    found.notes.append(
-        "the runs have no committed states after the same number of steps, so no tensors were compared"
-    )
-
-
-def _explain_pair(
-    own: RunDirectory,
-    mine: Transcript,
-    stated: RunDirectory,
-    theirs: Transcript,
-    source: JobSource,
-    start: int,
-    step: int,
-    found: Divergence,
-    device: str,
-    seconds: float,
-    tell: Tell | None,
-) -> None:
-    """Repeat the step on which two runs part under each one's log, and try causes out where one cannot be repeated."""
-    replay = open_replay(mine.specification, source, device=device)
-    if isinstance(replay, Deviation):
-        found.notes.append(f"the job cannot be repeated here: {replay}")
-        return
-    try:
-        roots = {c.steps_done: c.state_root for c in mine.checkpoints()}
-        load_state(replay.session, own.load_committed(start, roots[start]))
-        for before in range(start, step):
-            replay.follow(mine.record(before), own.load_frames(mine, before, before + 1)[before])
-        frames = own.load_frames(mine, step, step + 1)[step], stated.load_frames(theirs, step, step + 1)[step]
-        bench = Bench(replay, copied_state(replay), theirs.record(step), frames[1])
-        first, second = bench.repeat(record=mine.record(step), frame=frames[0]), bench.repeat()
-        honest = [
-            run is not None and not run.violations and f"{run.outcome.fingerprint:016x}" == record.fingerprint
-            for run, record in ((first, mine.record(step)), (second, theirs.record(step)))
-        ]
-        if all(honest) and first is not None and second is not None:
-            _same_computation(bench, mine.record(step), frames[0], first, second, found)
-            return
-        if not honest[0]:
-            found.notes.append(
-                f"{found.own} itself does not come out as it states when step {step} is repeated here"
-            )
-        roots = {c.steps_done: c.state_root for c in theirs.checkpoints()}
-        diagnosis = Diagnosis(bench, theirs, found, seconds=seconds, tell=tell)
-        diagnosis.run(_committed(stated, roots, step + 1, found), mine.record(step), frames[0])
-    finally:
-        replay.session.close()
-
-
-def _same_computation(
-    bench: Bench, record: StepRecord, frame: bytes, first: Repeated, second: Repeated, found: Divergence
-) -> None:
-    """Both sides' logs can be followed: the computation is one, and only rounding decisions differ."""
-    watch = Watch()
-    watched = bench.repeat(record=record, frame=frame, watch=watch) or first
-    found.state, found.after, found.how = (
-        compare(first.entries, second.entries),
-        bench.record.step + 1,
-        "reconstructed",
-    )
-    found.loss = (first.outcome.loss, second.outcome.loss)
-    found.makers = dict(watched.makers)
-    text = (
-        "from one state, each side's step follows from its own log without a breach of the rules: the computation is the same, "
-        f"and {found.state.differing:,} elements differ by rounding decisions that noise has turned"
-    )
-    causes = [Finding("last_bit_noise", "confirmed", text)]
-    touched = {t.name for t in found.state.tensors if t.name in {f"model/{name}" for name in watched.makers}}
-    sums = scattered(watched)
-    if touched and touched <= sums and len(watched.makers) > len(sums):
-        names = ", ".join(sorted(touched))
-        causes.append(
-            Finding(
-                "scatter_order",
-                "fits",
-                f"only {names} differ, whose gradient is a sum over look-ups; other tensors do not",
-            )
-        )
-    software = Evidence(None, environment=found.environment).environment_of(("torch", "numpy"))
-    if software:
-        causes.append(Finding("library_version", "fits", f"software differs in {software}"))
-    found.findings = causes
-    found.tries = bench.tries

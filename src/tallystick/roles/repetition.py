@@ -75,17 +75,18 @@ class Bench:
         *,
         record: StepRecord | None = None,
         frame: bytes | None = None,
+        before: State | None = None,
         watch: Watch | None = None,
         manner: Manner = "follow",
     ) -> Repeated | None:
         """Return the step's result with ``change`` made; None if the step then fails or the log cannot be followed.
 
-        ``record`` and ``frame`` are another party's, by default the bench's own.
+        ``before``, ``record`` and ``frame`` are another party's, by default the bench's own.
         """
         session, job = self.replay.session, self.replay.job
         stated = self.record if record is None else record
         self.tries += 1
-        load_state(session, self.before)
+        load_state(session, self.before if before is None else before)
         makers: dict[str, str] = {}
 
         def note_makers() -> None:
