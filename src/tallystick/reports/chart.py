@@ -89,7 +89,9 @@ class Chart:
                 parts.append(f'<circle cx="{shown[0][0]:.1f}" cy="{shown[0][1]:.1f}" r="3" fill="{colour}"/>')
             elif shown:
                 text = " ".join(f"{x:.1f},{y:.1f}" for x, y in shown)
-                parts.append(f'<polyline points="{text}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
+                parts.append(
+                    f'<polyline class="s{number}" points="{text}" fill="none" stroke="{colour}" stroke-width="1.8"/>'
+                )
         for number, (x, text) in enumerate(self.marks):
             across, _ = at(x, y_range[0])
             anchor, gap = ("end", -5) if across > WIDTH / 2 else ("start", 5)
@@ -159,7 +161,9 @@ def _size(count: int) -> float:
 
 
 def _dot(x: float, y: float, r: float) -> str:
-    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{r:.1f}" fill="{COLOURS[0]}" fill-opacity="0.85"/>'
+    return (
+        f'<circle class="f0" cx="{x:.1f}" cy="{y:.1f}" r="{r:.1f}" fill="{COLOURS[0]}" fill-opacity="0.85"/>'
+    )
 
 
 def _arrow(x: float, y: float, r: float) -> str:
@@ -183,7 +187,9 @@ def bars_svg(title: str, bars: Sequence[tuple[str, int]]) -> str:
         y = TOP + 20 * number
         length = math.sqrt(count / most) * (WIDTH - left - 110)
         parts.append(_words(left - 10, y + 13, name, anchor="end"))
-        parts.append(f'<rect x="{left}" y="{y + 2}" width="{length:.1f}" height="14" fill="{COLOURS[0]}"/>')
+        parts.append(
+            f'<rect class="f0" x="{left}" y="{y + 2}" width="{length:.1f}" height="14" fill="{COLOURS[0]}"/>'
+        )
         parts.append(_words(left + length + 6, y + 13, f"{count:,}"))
     return _svg(title, height, parts)
 

@@ -558,7 +558,7 @@ def _bands(directory: RunDirectory, report: RunReport, choice: CalibrationChoice
     measured: dict[str, Counter[int]] = {}
     for site in () if choice is None else choice.sites:
         largest = max(site.largest.values(), default=0.0)
-        if 0.0 < largest < math.inf:
+        if 0.0 < largest < math.inf and site.band != NOISE_ONLY:
             measured.setdefault(site.kind, Counter())[math.ceil(math.log2(largest))] += 1
     spreads = [
         Spread(

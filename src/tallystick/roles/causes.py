@@ -39,6 +39,7 @@ CAUSES: Mapping[str, str] = {
     "unknown": "none of the known causes",
 }
 NEAR = 2.0**-10  # an update that differs by less, relative to its own size, is the same but for noise
+LIKE = 2.0**-5  # an update that differs by less was computed from the same data in nearly the same way
 CLOSE = 2.0**-8  # a loss that differs by less is that of the same data computed otherwise
 SOFTWARE = ("torch", "numpy", "python", "tallystick")
 HARDWARE = ("cpu_capability", "threads", "machine", "cuda_device")
@@ -232,10 +233,10 @@ def _noise(seen: Evidence) -> Finding | None:
 
 def _library(seen: Evidence) -> Finding | None:
     software = seen.environment_of(SOFTWARE)
-    near = seen.update is None or (abs(seen.update.factor - 1.0) < 0.5 and seen.update.residual < 0.5)
+    near = seen.update is not None and max(abs(seen.update.factor - 1.0), seen.update.residual) < LIKE
     if not software or seen.loss_gap is None or seen.loss_gap > CLOSE or not near or not seen.one_step:
         return None
-    if seen.state is not None and (2 * len(_parameters(seen.state)) < len(_all_parameters(seen.state))):
+    if seen.state is None or len(_parameters(seen.state)) < 2:
         return None
     return Finding(
         "library_version", "fits", f"software differs in {software}, and the step's results by little"

@@ -358,7 +358,11 @@ class Diagnosis:
         breach = self._breach()
         if breach is not None and breach.status == "confirmed":
             guesses = [breach]
-        elif breach is not None and all(guess.cause in ("unknown", "edited_weights") for guess in guesses):
+        elif (
+            breach is not None
+            and self._is_confined()
+            and all(g.cause in ("unknown", "edited_weights") for g in guesses)
+        ):
             guesses = [breach, *(guess for guess in guesses if guess.cause != "unknown")]
         elif breach is not None:
             self.found.notes.append(
@@ -370,6 +374,18 @@ class Diagnosis:
                 text = f"{count} variant{'s' if count > 1 else ''} tried, none gives the stated state"
                 guesses.append(Finding(cause, "not_confirmed", text))
         self.found.findings += guesses
+
+    def _is_confined(self) -> bool:
+        """Whether only those parameters differ at whose gradients the log breaks the rules, as far as that is known."""
+        assert self.own is not None
+        if self.stated is None or self.refusal:
+            return True
+        sites = {v.site.rpartition("gradient of ")[2] for v in self.own.violations}
+        names = {name for name, _ in self.bench.replay.session.parameters}
+        differing = {
+            t.name.removeprefix("model/") for t in compare(self.own.entries, self.stated).tensors
+        } & names
+        return differing <= sites
 
     def _obedience_explains(self) -> bool:
         """Whether the log alone explains the step. Not asked first where parities leave it enough room to explain much else."""
