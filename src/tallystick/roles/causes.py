@@ -120,10 +120,11 @@ class Evidence:
 def fitting(seen: Evidence) -> list[Finding]:
     """Return every cause whose signature the evidence has; ``unknown`` if there is none."""
     found = [finding for test in _TESTS if (finding := test(seen)) is not None]
-    if seen.state is not None and any(f.cause in ("denormals", "edited_weights") for f in found):
+    causes = {finding.cause for finding in found}
+    if "scatter_order" in causes:
+        found = [f for f in found if f.cause not in ("last_bit_noise", "edited_weights")]
+    elif causes & {"denormals", "edited_weights"}:
         found = [f for f in found if f.cause in ("denormals", "edited_weights", "library_version")]
-    if any(f.cause == "scatter_order" for f in found):
-        found = [f for f in found if f.cause != "last_bit_noise"]
     return found or [Finding("unknown", "fits", "the differences have no signature that is known here")]
 
 
