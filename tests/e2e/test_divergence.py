@@ -33,6 +33,7 @@ SETTINGS = {"width": "8", "batch": "16"}
 STEPS, EVERY = 8, 4
 AT = 3  # the state after this step is committed
 EARLY = 1  # and after this one it is not
+SLOW_FP64 = pytest.param("fp64", marks=pytest.mark.slow)
 BRIEF = 0.5  # seconds for causes that repetition does not confirm
 
 
@@ -120,7 +121,7 @@ def test_the_batch_of_another_step_is_found_by_repetition(run: RunDirectory, at:
     assert (found.after, found.how) == (at + 1, "committed" if at == AT else "reconstructed")
 
 
-@pytest.mark.parametrize("policy", ["fp32", "fp64"])
+@pytest.mark.parametrize("policy", ["fp32", SLOW_FP64])
 def test_data_that_nobody_can_guess_fits_and_is_not_confirmed(run: RunDirectory, policy: str) -> None:
     CHEATS["other_data"](AT).run(order(policy), run)
 
@@ -134,7 +135,7 @@ def test_data_that_nobody_can_guess_fits_and_is_not_confirmed(run: RunDirectory,
     assert "altered_log" not in named(found)
 
 
-@pytest.mark.parametrize("policy", ["fp32", "fp64"])
+@pytest.mark.parametrize("policy", ["fp32", SLOW_FP64])
 def test_one_changed_label_is_named(run: RunDirectory, policy: str) -> None:
     CHEATS["poisoned_label"](AT).run(order(policy), run)
 
@@ -165,7 +166,7 @@ def _early_batches(job: Job) -> None:
 # -- the update -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", ["fp32", "fp64", "bf16"])
+@pytest.mark.parametrize("policy", ["fp32", SLOW_FP64, pytest.param("bf16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("at", [AT, EARLY])
 def test_a_raised_rate_is_confirmed_with_its_factor(run: RunDirectory, at: int, policy: str) -> None:
     CHEATS["other_rate"](at).run(order(policy), run)
@@ -270,7 +271,7 @@ def _both(first: Any, second: Callable[[], Any]) -> Generator[None]:
 # -- log and weights --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", ["fp32", "fp64"])
+@pytest.mark.parametrize("policy", ["fp32", SLOW_FP64])
 def test_a_forged_entry_is_confirmed_by_obeying_it(run: RunDirectory, policy: str) -> None:
     CHEATS["forged_entry"](4).run(order(policy), run)
 

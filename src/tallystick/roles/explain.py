@@ -284,7 +284,11 @@ def _explain_pair(
             run is not None and not run.violations and f"{run.outcome.fingerprint:016x}" == record.fingerprint
             for run, record in ((first, mine.record(step)), (second, theirs.record(step)))
         ]
+        sides = ((own, mine, first), (stated, theirs, second))
         if all(honest) and first is not None and second is not None:
+            if not compare(first.entries, second.entries).tensors:
+                _find_edits(sides, step, found)
+                return
             _same_computation(bench, common, mine.record(step), frames[0], first, second, found)
             return
         if not honest[0]:
@@ -298,6 +302,25 @@ def _explain_pair(
         )
     finally:
         replay.session.close()
+
+
+def _find_edits(
+    sides: tuple[tuple[RunDirectory, Transcript, Repeated | None], ...], step: int, found: Divergence
+) -> None:
+    """Say which side committed to another state than its own step, its fingerprint included, leads to."""
+    for run, transcript, repeated in sides:
+        roots = {c.steps_done: c.state_root for c in transcript.checkpoints()}
+        committed = _committed(run, roots, step + 1, found)
+        if committed is None or repeated is None:
+            continue
+        difference = compare(repeated.entries, committed)
+        if difference.tensors or difference.odd:
+            names = ", ".join([t.name for t in difference.tensors] + list(difference.odd))
+            text = (
+                f"{run.path}: the step, repeated under its own log, ends with the fingerprint that its record states; "
+                f"the committed state is another one: {names}"
+            )
+            found.findings.append(Finding("edited_weights", "confirmed", text))
 
 
 def _grids_before(
