@@ -130,8 +130,13 @@ class Diagnosis:
         self._read_documents()
         if not any(f.status == "confirmed" for f in found.findings):
             self._try_out()
-        if self.stated is None and self.confirmed is not None:
-            self.stated, found.how = self.confirmed[1].entries, "reconstructed"
+        if self.confirmed is not None:
+            reached = self.confirmed[1].entries
+            if self.stated is None:
+                self.stated, found.how = reached, "reconstructed"
+            elif rest := compare(reached, self.stated).tensors:
+                names = ", ".join(tensor.name for tensor in rest)
+                found.notes.append(f"the committed state is not even the one that this gives: {names}")
         if self.stated is not None:
             found.after = record.step + 1
             found.state = compare(self.own.entries, self.stated)
