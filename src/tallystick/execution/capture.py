@@ -14,8 +14,10 @@ The user's model is not touched; leaving the mode leaves nothing behind.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -348,6 +350,7 @@ class Capture(TorchDispatchMode):
         return out.reshape(index.shape)
 
 
+@cache
 def _name(func: Operator) -> str:
     name = func._schema.name
     return (
@@ -595,10 +598,17 @@ def _positional(func: Operator, args: Arguments, kwargs: dict[str, Any], positio
 
 def _named(func: Operator, args: Arguments, kwargs: dict[str, Any], name: str) -> Any:
     """Return the argument called ``name``, its default if not given, None if ``func`` has none of that name."""
+    position, default = _declared(func, name)
+    return args[position] if position < len(args) else kwargs.get(name, default)
+
+
+@cache
+def _declared(func: Operator, name: str) -> tuple[int, Any]:
+    """Position and default of an argument; a position that no call has, and None, if there is none of that name."""
     for position, declared in enumerate(func._schema.arguments):
         if declared.name == name:
-            return args[position] if position < len(args) else kwargs.get(name, declared.default_value)
-    return None
+            return position, declared.default_value
+    return sys.maxsize, None
 
 
 def _spread(value: Any, dims: int) -> list[int]:

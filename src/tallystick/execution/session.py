@@ -423,6 +423,15 @@ class Session:
         if self.is_calibration_step(self.step - 1):
             self.base = table
 
+    @contextmanager
+    def drawing(self, stream: RandomStream) -> Generator[None]:
+        """Inside, random operators draw from ``stream`` instead of the run's own."""
+        own, self._random = self._random, stream
+        try:
+            yield
+        finally:
+            self._random = own
+
     # -- one step ----------------------------------------------------------------------------
 
     @contextmanager

@@ -45,6 +45,7 @@ from tallystick.numerics.rounding import (
     round_followed_parity,
     round_recorded,
     round_recorded_parity,
+    sampled_rms,
 )
 
 ROW_RANGE = 16  # a row's scale exponent lies at most this far below the tensor's largest
@@ -79,6 +80,9 @@ class Tape(DecisionTape, Protocol):
 
 def scale_exponents(rms: np.ndarray) -> np.ndarray:
     """Return the smallest ``s`` with ``rms <= 2**s`` for each block, int64; for a zero block the lowest exponent."""
+    if rms.size == 1:
+        only, power = math.frexp(rms.item())
+        return np.full(rms.shape, (power - (only == 0.5)) if only > 0.0 else -1000, dtype=np.int64)
     mantissa, exponent = np.frexp(rms)
     ceiling = np.where(mantissa == 0.5, exponent - 1, exponent)
     return np.where(rms > 0.0, ceiling, -1000).astype(np.int64)
@@ -139,7 +143,7 @@ def sampled_scale(previous: SiteGrid | None, x: Tensor) -> np.ndarray | None:
     A header states what was used, so a sample will do; both sides take the same one.
     """
     flat = x.reshape(-1)
-    rms = block_rms(sampled(flat), 1)
+    rms = sampled_rms(flat, sample_stride(flat))
     if not rms.any():
         rms = block_rms(flat, 1)
     if not np.isfinite(rms).all() or not rms.any():
@@ -879,10 +883,16 @@ class ActivationNoise:
     reach: float = 0.0
 
 
+def sample_stride(x: Tensor) -> int:
+    """Return the distance between the elements that ``sampled`` takes."""
+    return -(-x.numel() // ProbeTape.SAMPLES) or 1
+
+
 def sampled(x: Tensor) -> Tensor:
     """Return at most ``ProbeTape.SAMPLES`` evenly spaced elements of a flat tensor, float64."""
-    stride = -(-x.numel() // ProbeTape.SAMPLES) or 1
-    return x[::stride].detach().to(torch.float64, copy=True)  # an operator in place would change a view
+    return (
+        x[:: sample_stride(x)].detach().to(torch.float64, copy=True)
+    )  # an operator in place would change a view
 
 
 @dataclass

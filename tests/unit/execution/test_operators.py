@@ -729,3 +729,36 @@ def test_the_band_of_a_large_input_comes_from_a_sample_that_both_sides_share(bra
     assert follower.violations == []
     assert bool(follower.output[12345] > 0.0)
     assert not bool(F.relu(other)[12345] > 0.0), "control: by itself the follower takes the other branch"
+
+
+@pytest.mark.parametrize("policy", ["fp64", "fp32"])
+def test_memory_that_a_model_makes_and_never_writes_is_not_whatever_lay_there(policy: str) -> None:
+    """Operators leave their own fresh results unfilled; what the model itself asks for is filled, and so found."""
+    from tallystick.execution.session import Session
+    from tallystick.numerics.policy import find_policy
+
+    torch.manual_seed(0)
+    model = nn.Linear(2, 1)
+    session = Session(model, torch.optim.SGD(model.parameters(), lr=0.1), policy=find_policy(policy), seed=0)
+    session.prepare()
+    before = torch.utils.deterministic.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue]
+    held: list[Tensor] = []
+    with session.stepping(session.record_tape(session.table)):
+        assert not torch.utils.deterministic.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue]
+        with session.micro_batch(0):
+            x = torch.ones(3, 2)
+            held += [
+                torch.empty(5),
+                torch.empty_like(x),
+                x.new_empty(2, 2),
+                torch.empty_strided((2, 3), (3, 1)),
+            ]
+            held.append(torch.arange(4.0).resize_(6))
+            whole, flags = torch.empty(3, dtype=torch.int64), torch.empty(3, dtype=torch.bool)
+    assert torch.utils.deterministic.fill_uninitialized_memory == before  # pyright: ignore[reportAttributeAccessIssue]
+    assert all(bool(one.isnan().all()) for one in held[:4])
+    assert held[4][:4].tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert bool(held[4][4:].isnan().all())
+    assert whole.tolist() == [torch.iinfo(torch.int64).max] * 3
+    assert bool(flags.all())
+    session.close()
