@@ -20,6 +20,7 @@ from tallystick.execution.capture import Jitter
 from tallystick.execution.session import Session, Site
 from tallystick.execution.tape import (
     NOISE_BAND,
+    ROW_SPREAD,
     UNSEEN,
     ActivationNoise,
     EchoTape,
@@ -40,7 +41,6 @@ from tallystick.numerics.policy import PER_KIND, Policy
 from tallystick.numerics.rounding import block_max_difference, block_rms
 
 REPEATS = 2
-ROW_SPREAD = 8.0  # a matrix whose largest row is this many times its median row gets a scale per row
 FEWEST_ROWS = 64
 SHORTEST_ROW = 16  # where every row has a scale: a scale costs a few bits, the row at least so many
 UNSEEN_SAFETY = (

@@ -28,6 +28,7 @@ from tallystick.execution.tape import (
     lowest_scale,
     settled_scales,
     site_grid,
+    whole_scale,
 )
 from tallystick.numerics.log import (
     Frame,
@@ -230,12 +231,57 @@ def test_a_noise_only_gradient_is_never_coded_by_parity() -> None:
 
 
 def test_every_row_has_a_scale_of_at_least_the_whole() -> None:
-    rms = np.array([8.0, 0.5, 0.0, 1.0])
-    whole = math.ceil(math.log2(math.sqrt((64 + 0.25 + 1) / 4)))
-    assert lowest_scale(rms, True) == whole == 3
-    assert settled_scales(None, rms, True).tolist() == [4, 4, 4, 4]
-    assert settled_scales(None, np.array([64.0] + [1.0] * 99), True).tolist() == [7, *[4] * 99]
+    rms = np.array([8.0, 0.5, 1.5, 1.0])
+    whole = math.ceil(math.log2(math.sqrt((64 + 0.25 + 2.25 + 1) / 4)))
+    assert lowest_scale(rms, True) == whole_scale(rms) == whole == 3
+    assert settled_scales(None, rms, True).tolist() == [3, 3, 3, 3]
+    assert settled_scales(None, np.array([7.9] + [1.0] * 99), True).tolist() == [3, *[1] * 99]
     assert lowest_scale(rms, False) == 3 - 16
+
+
+def test_rows_of_an_uneven_matrix_have_scales_far_below_the_whole() -> None:
+    rms = np.array([64.0, *[1.0] * 40, *[0.01] * 10])
+    assert whole_scale(rms) == 4
+    assert lowest_scale(rms, True) == 0
+    assert settled_scales(None, rms, True).tolist() == [6, *[0] * 50]
+
+
+def test_scales_follow_the_rows_without_slack_but_not_into_a_dip() -> None:
+    large, small = torch.full((64, 16), 3.0), torch.full((64, 16), 0.01)
+    grid = site_grid(BF16, Kind.GRADIENT, -3, np.full(64, 2))
+    table = GridTable({GRADIENT: grid})
+    lowest: list[int] = []
+    for x in (large, small, small, small, large):
+        tape = RecordTape(BF16, table)
+        tape.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
+        tape.finish()
+        table = tape.table
+        assert len(set(table.sites[GRADIENT].scales.tolist())) == 1
+        lowest.append(int(table.sites[GRADIENT].scales[0]))
+    assert lowest == [2, 1, 0, -1, 2]
+
+
+@pytest.mark.parametrize(("above", "noted"), [(0, 0), (1, 0), (2, 1)])
+def test_a_scale_more_than_an_octave_too_wide_is_a_violation(above: int, noted: int) -> None:
+    x = gradient()
+    before, wide = table_of(scale=0), table_of(scale=1 + above)
+    bits = torch.zeros(N, dtype=torch.uint8).numpy()
+    payloads = {AT: encode_parities(Parities.of(bits)), SiteAddress(0, 0, Kind.GRID, 0): before.diff(wide)}
+    tape = FollowTape(BF16, before, Frame.of(payloads))
+    tape.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
+    rules = [v.rule for v in tape.violations if "is too wide" in v.rule]
+    assert len(rules) == noted
+
+
+def test_a_scale_that_the_step_before_had_may_be_kept_less_an_octave() -> None:
+    x = gradient()
+    for scale, noted in ((4, 0), (5, 1)):  # the values have 1
+        before = table_of(scale=5)
+        update = before.diff(table_of(scale=scale))
+        payloads = {AT: b"\0" * (N // 8)} | ({SiteAddress(0, 0, Kind.GRID, 0): update} if scale != 5 else {})
+        tape = FollowTape(BF16, before, Frame.of(payloads))
+        tape.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
+        assert sum("is too wide" in v.rule for v in tape.violations) == noted
 
 
 def test_few_elements_get_more_safety_and_other_policies_are_left_alone() -> None:
@@ -298,7 +344,7 @@ def test_parities_make_a_noisy_follower_round_as_the_recorder_did() -> None:
     different = int((alone != out).sum())
     assert tape.freedom.moved == different > 10, "the control: as many differ without the log"
     assert tape.freedom.largest_move == pytest.approx(
-        math.sqrt(different) * 2.0**-2 / float(out.norm()), rel=1e-9
+        math.sqrt(different) * 2.0**-1 / float(out.norm()), rel=1e-9
     )
 
 
@@ -309,7 +355,7 @@ def test_the_freedom_of_parities_is_what_the_budget_leaves() -> None:
     budget = move_budget(grid, N)
     assert budget == int(N / 16 + 8 * math.sqrt(N / 16)) + 16
     assert (tape.freedom.near, tape.freedom.elements, tape.freedom.moved) == (budget, N, 0)
-    assert tape.freedom.largest_steer == pytest.approx(math.sqrt(budget) * 2.0**-2 / float(out.norm()))
+    assert tape.freedom.largest_steer == pytest.approx(math.sqrt(budget) * 2.0**-1 / float(out.norm()))
 
 
 def test_a_steered_element_is_followed_and_shows_in_what_was_moved() -> None:
@@ -320,7 +366,7 @@ def test_a_steered_element_is_followed_and_shows_in_what_was_moved() -> None:
     _, out = followed(x, frame)
     assert tape.violations == []
     assert (own != out).nonzero().reshape(-1).tolist() == [100]
-    assert abs(float(own[100] - out[100])) == 2.0**-2
+    assert abs(float(own[100] - out[100])) == 2.0**-1
     assert tape.freedom.moved == 1
 
 
@@ -346,11 +392,11 @@ def test_noise_beyond_half_a_quantum_is_not_seen_by_the_tape() -> None:
     x = gradient()
     frame, out = recorded(x)
     y = x.clone()
-    y[7] += 0.9 * 2.0**-2
+    y[7] += 0.9 * 2.0**-1
     tape, own = followed(y, decode_frame(frame))
     assert tape.violations == []
     assert (own != out).nonzero().reshape(-1).tolist() == [7]
-    assert abs(float(own[7] - out[7])) == 2.0 * 2.0**-2
+    assert abs(float(own[7] - out[7])) == 2.0 * 2.0**-1
 
 
 MALFORMED: dict[str, tuple[bytes | None, str]] = {
