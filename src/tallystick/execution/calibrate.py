@@ -30,7 +30,9 @@ from tallystick.execution.tape import (
     activation_rule,
     expected_form,
     is_noise_only,
+    kept_scales,
     largest_scale,
+    row_scales_of,
     scale_exponents,
     settled_scales,
     site_grid,
@@ -63,6 +65,7 @@ class SiteNoise:
         rms: of the whole tensor.
         largest: largest ``|x - y|``.
         elements: of the site.
+        block_rms, block_largest: rms and largest deviation of each block of a gradient.
     """
 
     relative: float
@@ -70,6 +73,8 @@ class SiteNoise:
     rms: float
     largest: float
     elements: int = 0
+    block_rms: np.ndarray | None = None
+    block_largest: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -223,7 +228,7 @@ class Deviations:
             else:
                 scales = settled_scales(previous.scales.astype(np.int64), rms, policy.row_scales)
             whole = float(np.sqrt(np.mean(np.square(rms))))
-            self.noise[place] = SiteNoise(0.0, scales, whole, 0.0, gradient.numel())
+            self.noise[place] = SiteNoise(0.0, scales, whole, 0.0, gradient.numel(), rms, np.zeros(blocks))
 
     def compare(self, again: list[Tensor | None]) -> None:
         """Take note of another repetition's gradients."""
@@ -266,6 +271,8 @@ class Deviations:
             relative = largest * np.exp2(-noise.scales.astype(np.float64))
         noise.relative = max(noise.relative, float(np.max(relative)))
         noise.largest = max(noise.largest, float(largest.max()))
+        if noise.block_largest is not None:
+            noise.block_largest = np.maximum(noise.block_largest, largest)
 
 
 def _blocks_for(gradient: Tensor, every_row: bool) -> int:
@@ -295,6 +302,8 @@ def choose_grids(session: Session, seen: Deviations, decisions: dict[int, float]
     grids = dict(session.table.sites)
     noise = dict(seen.noise)
     for place, measured in seen.noise.items():
+        if policy.row_scales and place[0] == Kind.GRADIENT:
+            choose_rows(policy, measured, session.table.sites.get(place))
         grids[place] = _grid_for(session, place, measured)
     grids |= _defaults(session, grids)
     if not session.is_portable and not any(kind == Kind.STATE for kind, _ in session.table.sites):
@@ -324,6 +333,25 @@ def choose_grids(session: Session, seen: Deviations, decisions: dict[int, float]
             grids[place] = SiteGrid(0, band, 0)
         noise[place] = SiteNoise(relative, np.zeros(0, dtype=np.int64), 0.0, 0.0)
     return Calibration(noise, GridTable(grids))
+
+
+def choose_rows(policy: Policy, measured: SiteNoise, previous: SiteGrid | None) -> None:
+    """Let the scales of small rows lie below the whole matrix's where the noise does: where that costs no wider band.
+
+    Where rows differ much, as those of an embedding do, it may cost an octave: it buys up to ``ROW_DIP`` for most rows.
+    """
+    rms, largest = measured.block_rms, measured.block_largest
+    if rms is None or largest is None or not rms.any():
+        return
+    kept = kept_scales(None, previous, policy, rms.size)
+    found: dict[bool, tuple[np.ndarray, float]] = {}
+    for dips in (False, True):
+        scales = row_scales_of(rms, dips)
+        scales = scales if kept is None else np.maximum(scales, kept)
+        found[dips] = scales, float(np.max(largest * np.exp2(-scales.astype(np.float64))))
+    uneven = float(rms.max()) > ROW_SPREAD * float(np.median(rms))
+    follows = exponent_above(found[True][1]) <= exponent_above(found[False][1]) + uneven
+    measured.scales, measured.relative = found[follows]
 
 
 def _grid_for(session: Session, place: Site, measured: SiteNoise) -> SiteGrid:

@@ -49,7 +49,7 @@ from tallystick.numerics.rounding import (
 
 ROW_RANGE = 16  # a row's scale exponent lies at most this far below the tensor's largest
 ROW_SPREAD = 8.0  # rows are uneven if the largest is this many times the median row
-ROW_DIP = 4  # octaves that a row's scale may lie below the whole matrix's, where every row has one and rows are uneven
+ROW_DIP = 4  # octaves that a row's scale may lie below the whole matrix's, where its noise does too
 SCALE_SLACK = 3  # a header's scale may exceed what the auditor measures by this many powers of two
 EXACT_SCALE_SLACK = 1  # the same where every row has a scale: those are kept without slack
 NOISE_BAND = -1  # band exponent that marks a noise-only gradient; no policy allows it otherwise
@@ -102,21 +102,30 @@ def largest_scale(table: GridTable) -> int | None:
     return max(scales, default=None)
 
 
-def lowest_scale(rms: np.ndarray, row_scales: bool) -> int:
-    """Return what no row's scale exponent lies below, of rows of these sizes.
-
-    With ``row_scales`` it is the whole matrix's: noise follows the row only where rows differ much, as those of an
-    embedding do, and then down to ``ROW_DIP`` octaves below the whole. Without, 2**16 below the largest row's.
-    """
-    if not row_scales:
-        return int(scale_exponents(rms).max()) - ROW_RANGE
-    uneven = float(rms.max()) > ROW_SPREAD * float(np.median(rms))
-    return whole_scale(rms) - (ROW_DIP if uneven else 0)
+def lowest_scale(rms: np.ndarray) -> int:
+    """Return what no row's scale exponent lies below, of rows of these sizes: 2**16 below the largest row's."""
+    return int(scale_exponents(rms).max()) - ROW_RANGE
 
 
 def whole_scale(rms: np.ndarray) -> int:
     """Return the scale exponent of all blocks together, from that of each."""
     return int(scale_exponents(np.sqrt(np.mean(np.square(rms), keepdims=True)))[0])
+
+
+def has_dips(scales: np.ndarray) -> bool:
+    """Whether rows of these scale exponents may lie below the whole matrix's: calibration found noise to follow the row.
+
+    Rows that may not are at least the whole's, W; then the root of the mean square of their scales is 2**(W + 2) at most.
+    """
+    if scales.size < 2:
+        return False
+    largest = int(scales.max())
+    return whole_scale(np.exp2(scales.astype(np.float64) - largest)) + largest - int(scales.min()) >= 3
+
+
+def row_scales_of(rms: np.ndarray, dips: bool) -> np.ndarray:
+    """Return each row's scale exponent without slack: at least the whole matrix's, or with ``dips`` ``ROW_DIP`` below it."""
+    return np.maximum(scale_exponents(rms), whole_scale(rms) - (ROW_DIP if dips else 0))
 
 
 def settled_scales(previous: np.ndarray | None, rms: np.ndarray, row_scales: bool = False) -> np.ndarray:
@@ -126,10 +135,10 @@ def settled_scales(previous: np.ndarray | None, rms: np.ndarray, row_scales: boo
     there is none: a slack of two octaves there would be as much noise that the band does not know of, or a quantum four
     times too coarse, and one small number a row is little beside a bit for each element.
     """
-    wanted = scale_exponents(rms)
-    wanted = np.maximum(wanted, lowest_scale(rms, row_scales))
     if row_scales:
-        return wanted
+        return row_scales_of(rms, previous is not None and has_dips(previous))
+    wanted = scale_exponents(rms)
+    wanted = np.maximum(wanted, lowest_scale(rms))
     if previous is None:
         return wanted + 1
     keep = (wanted <= previous) & (previous <= wanted + 2)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tallystick.errors import InvalidInput, Nondeterminism
-from tallystick.execution.calibrate import safety_of
+from tallystick.execution.calibrate import SiteNoise, choose_rows, safety_of
 from tallystick.execution.capture import Capture, Findings, Jitter
 from tallystick.execution.randomness import RandomStream
 from tallystick.execution.tape import (
@@ -26,6 +26,8 @@ from tallystick.execution.tape import (
     is_noise_only,
     is_parity_coded,
     lowest_scale,
+    has_dips,
+    row_scales_of,
     settled_scales,
     site_grid,
     whole_scale,
@@ -233,17 +235,33 @@ def test_a_noise_only_gradient_is_never_coded_by_parity() -> None:
 def test_every_row_has_a_scale_of_at_least_the_whole() -> None:
     rms = np.array([8.0, 0.5, 1.5, 1.0])
     whole = math.ceil(math.log2(math.sqrt((64 + 0.25 + 2.25 + 1) / 4)))
-    assert lowest_scale(rms, True) == whole_scale(rms) == whole == 3
+    assert whole_scale(rms) == whole == 3
     assert settled_scales(None, rms, True).tolist() == [3, 3, 3, 3]
     assert settled_scales(None, np.array([7.9] + [1.0] * 99), True).tolist() == [3, *[1] * 99]
-    assert lowest_scale(rms, False) == 3 - 16
+    assert lowest_scale(rms) == 3 - 16
 
 
-def test_rows_of_an_uneven_matrix_have_scales_far_below_the_whole() -> None:
+def test_rows_keep_their_dips_while_they_have_them_and_only_then() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(200):
+        rms = np.exp2(rng.uniform(-9.0, 9.0) + rng.normal(0.0, rng.uniform(0.0, 4.0), 64))
+        assert not has_dips(row_scales_of(rms, False))
+        dipped = row_scales_of(rms, True)
+        if whole_scale(rms) - dipped.min() == 4:
+            assert has_dips(dipped)
+            assert settled_scales(dipped, rms, True).tolist() == dipped.tolist()
+    assert not has_dips(np.array([-900]))
+    assert has_dips(np.array([-900, -910]))
+
+
+@pytest.mark.parametrize(("follows", "lowest"), [(True, 0), (False, 4)])
+def test_small_rows_have_small_scales_where_their_noise_is_small(follows: bool, lowest: int) -> None:
     rms = np.array([64.0, *[1.0] * 40, *[0.01] * 10])
-    assert whole_scale(rms) == 4
-    assert lowest_scale(rms, True) == 0
-    assert settled_scales(None, rms, True).tolist() == [6, *[0] * 50]
+    noise = 0.02 * (np.maximum(rms, 1.0) if follows else np.full(51, 10.0))
+    measured = SiteNoise(0.0, row_scales_of(rms, False), 9.0, float(noise.max()), 51 * 64, rms, noise)
+    choose_rows(BF16, measured, None)
+    assert measured.scales.tolist() == [6, *[lowest] * 50]
+    assert measured.relative == pytest.approx(float((noise / np.exp2(measured.scales)).max()))
 
 
 def test_scales_follow_the_rows_without_slack_but_not_into_a_dip() -> None:
@@ -392,11 +410,11 @@ def test_noise_beyond_half_a_quantum_is_not_seen_by_the_tape() -> None:
     x = gradient()
     frame, out = recorded(x)
     y = x.clone()
-    y[7] += 0.9 * 2.0**-1
+    y[1] += 0.9 * 2.0**-1
     tape, own = followed(y, decode_frame(frame))
     assert tape.violations == []
-    assert (own != out).nonzero().reshape(-1).tolist() == [7]
-    assert abs(float(own[7] - out[7])) == 2.0 * 2.0**-1
+    assert (own != out).nonzero().reshape(-1).tolist() == [1]
+    assert abs(float(own[1] - out[1])) == 2.0 * 2.0**-1
 
 
 MALFORMED: dict[str, tuple[bytes | None, str]] = {
