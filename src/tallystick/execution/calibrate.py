@@ -19,6 +19,7 @@ from tallystick.errors import Nondeterminism
 from tallystick.execution.capture import Jitter
 from tallystick.execution.session import Session, Site
 from tallystick.execution.tape import (
+    MOST_LIFT,
     NOISE_BAND,
     ROW_SPREAD,
     UNSEEN,
@@ -339,6 +340,7 @@ def choose_rows(policy: Policy, measured: SiteNoise, previous: SiteGrid | None) 
     """Let the scales of small rows lie below the whole matrix's where the noise does: where that costs no wider band.
 
     Where rows differ much, as those of an embedding do, it may cost an octave: it buys up to ``ROW_DIP`` for most rows.
+    Scales that the noise leaves no room are lifted, ``MOST_LIFT`` octaves at most.
     """
     rms, largest = measured.block_rms, measured.block_largest
     if rms is None or largest is None or not rms.any():
@@ -351,7 +353,10 @@ def choose_rows(policy: Policy, measured: SiteNoise, previous: SiteGrid | None) 
         found[dips] = scales, float(np.max(largest * np.exp2(-scales.astype(np.float64))))
     uneven = float(rms.max()) > ROW_SPREAD * float(np.median(rms))
     follows = exponent_above(found[True][1]) <= exponent_above(found[False][1]) + uneven
-    measured.scales, measured.relative = found[follows]
+    scales, relative = found[follows]
+    # A batch may happen to give a gradient far smaller than others do, and its noise is not smaller.
+    lift = min(MOST_LIFT, max(0, exponent_above(relative) + 1 - policy.gradient_band[1]))
+    measured.scales, measured.relative = scales + lift, math.ldexp(relative, -lift)
 
 
 def _grid_for(session: Session, place: Site, measured: SiteNoise) -> SiteGrid:

@@ -51,7 +51,10 @@ ROW_RANGE = 16  # a row's scale exponent lies at most this far below the tensor'
 ROW_SPREAD = 8.0  # rows are uneven if the largest is this many times the median row
 ROW_DIP = 4  # octaves that a row's scale may lie below the whole matrix's, where its noise does too
 SCALE_SLACK = 3  # a header's scale may exceed what the auditor measures by this many powers of two
-EXACT_SCALE_SLACK = 1  # the same where every row has a scale: those are kept without slack
+EXACT_SCALE_SLACK = (
+    1  # the same where every row has a scale, but in a calibrated step: those are kept without slack
+)
+MOST_LIFT = 2  # octaves by which a calibration may lift the scales of a gradient that its noise nearly hides
 NOISE_BAND = -1  # band exponent that marks a noise-only gradient; no policy allows it otherwise
 UNSEEN = -900  # scale exponent of a site that has had no value but zero: it takes the first one's
 NOTHING = torch.empty(0, dtype=torch.int64)
@@ -271,6 +274,10 @@ class RecordTape:
             base, before = self.base.sites.get(place), self._before.sites.get(place)
             kept = kept_scales(base, before, self.policy, grid.scales.size)
             scales = scales if kept is None else np.maximum(scales, kept)
+            if (
+                self.policy.row_scales and not self.base.sites
+            ):  # a step that was calibrated, for these very values
+                scales = np.maximum(scales, grid.scales)
             if not np.array_equal(scales, grid.scales):
                 grid = grid.with_scales(scales)
                 self._grids[(kind, ordinal)] = grid
@@ -628,7 +635,7 @@ class FollowTape:
             self.policy.row_scales
         )  # whether rows are uneven may look otherwise here: the whole's scale is allowed
         own = np.maximum(scale_exponents(rms), whole_scale(rms) if exact else lowest_scale(rms, False))
-        allowed = own + (EXACT_SCALE_SLACK if exact else SCALE_SLACK)
+        allowed = own + (EXACT_SCALE_SLACK if exact and self.base.sites else SCALE_SLACK)
         place = (int(kind), ordinal)
         base, before = self.base.sites.get(place), self._before.sites.get(place)
         kept = kept_scales(base, before, self.policy, grid.scales.size)

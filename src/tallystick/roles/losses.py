@@ -77,6 +77,11 @@ class Losses:
         finals = [one.final for one in self.of(arithmetic)]
         return max(finals) - min(finals)
 
+    def shift(self, arithmetic: str, beside: str) -> float:
+        """Return how far the mean final loss lies from that under ``beside``."""
+        pairs = list(zip(self.of(arithmetic), self.of(beside), strict=True))
+        return abs(sum(a.final - b.final for a, b in pairs)) / len(pairs)
+
     def furthest(self, arithmetic: str, beside: str) -> float:
         """Return the largest distance of the final loss from that of the same seed under ``beside``."""
         pairs = zip(self.of(arithmetic), self.of(beside), strict=True)

@@ -23,10 +23,10 @@ from tallystick.execution.tape import (
     RecordTape,
     find_policy_breaches,
     floor_exponent,
+    has_dips,
     is_noise_only,
     is_parity_coded,
     lowest_scale,
-    has_dips,
     row_scales_of,
     settled_scales,
     site_grid,
@@ -264,13 +264,27 @@ def test_small_rows_have_small_scales_where_their_noise_is_small(follows: bool, 
     assert measured.relative == pytest.approx(float((noise / np.exp2(measured.scales)).max()))
 
 
+def test_scales_that_noise_leaves_no_room_are_lifted_for_the_step_that_was_calibrated() -> None:
+    rms, noise = np.full(64, 3.0), np.full(64, 1.3)
+    measured = SiteNoise(0.0, row_scales_of(rms, False), 3.0, 1.3, 64 * 16, rms, noise)
+    choose_rows(BF16, measured, None)
+    assert measured.scales.tolist() == [4] * 64  # 2 without; 1.3 is 2**-3 of 2**4 at most
+    table = GridTable({GRADIENT: site_grid(BF16, Kind.GRADIENT, -2, measured.scales)})
+    for base, expected in ((GridTable(), 4), (table, 3)):
+        tape = RecordTape(BF16, table, base=base)
+        x = torch.full((64, 16), 3.0)
+        tape.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
+        tape.finish()
+        assert tape.table.sites[GRADIENT].scales.tolist() == [expected] * 64
+
+
 def test_scales_follow_the_rows_without_slack_but_not_into_a_dip() -> None:
     large, small = torch.full((64, 16), 3.0), torch.full((64, 16), 0.01)
     grid = site_grid(BF16, Kind.GRADIENT, -3, np.full(64, 2))
     table = GridTable({GRADIENT: grid})
     lowest: list[int] = []
     for x in (large, small, small, small, large):
-        tape = RecordTape(BF16, table)
+        tape = RecordTape(BF16, table, base=table)
         tape.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
         tape.finish()
         table = tape.table
@@ -279,15 +293,19 @@ def test_scales_follow_the_rows_without_slack_but_not_into_a_dip() -> None:
     assert lowest == [2, 1, 0, -1, 2]
 
 
-@pytest.mark.parametrize(("above", "noted"), [(0, 0), (1, 0), (2, 1)])
-def test_a_scale_more_than_an_octave_too_wide_is_a_violation(above: int, noted: int) -> None:
+@pytest.mark.parametrize(("above", "noted"), [(0, 0), (1, 0), (2, 1), (3, 1), (4, 2)])
+def test_a_scale_more_than_an_octave_too_wide_is_a_violation_more_than_three_at_a_calibration(
+    above: int, noted: int
+) -> None:
     x = gradient()
     before, wide = table_of(scale=0), table_of(scale=1 + above)
     bits = torch.zeros(N, dtype=torch.uint8).numpy()
     payloads = {AT: encode_parities(Parities.of(bits)), SiteAddress(0, 0, Kind.GRID, 0): before.diff(wide)}
-    tape = FollowTape(BF16, before, Frame.of(payloads))
-    tape.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
-    rules = [v.rule for v in tape.violations if "is too wide" in v.rule]
+    rules: list[str] = []
+    for base in (before, GridTable()):
+        tape = FollowTape(BF16, before, Frame.of(payloads), base)
+        tape.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
+        rules += [v.rule for v in tape.violations if "is too wide" in v.rule]
     assert len(rules) == noted
 
 
@@ -297,7 +315,7 @@ def test_a_scale_that_the_step_before_had_may_be_kept_less_an_octave() -> None:
         before = table_of(scale=5)
         update = before.diff(table_of(scale=scale))
         payloads = {AT: b"\0" * (N // 8)} | ({SiteAddress(0, 0, Kind.GRID, 0): update} if scale != 5 else {})
-        tape = FollowTape(BF16, before, Frame.of(payloads))
+        tape = FollowTape(BF16, before, Frame.of(payloads), before)
         tape.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
         assert sum("is too wide" in v.rule for v in tape.violations) == noted
 

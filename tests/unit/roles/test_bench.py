@@ -365,7 +365,7 @@ def test_loss_is_judged_against_the_spread_over_seeds(tmp_path: Path) -> None:
     made = bench(tmp_path, Played(), jobs=["text"], workers=2)
     rows = {(row.policy, row.measure): row for row in made.run(["loss"])}
     judged = {key: row for key, row in rows.items() if row.must is not None}
-    far = "furthest from plain fp32"
+    far = "mean from plain fp32"
     assert {key: (row.value, row.verdict) for key, row in judged.items()} == {
         ("fp64", f"held-out loss, recorded: {far}"): (0.0, "met"),
         ("fp32", f"held-out loss, recorded: {far}"): (0.0, "met"),
@@ -374,7 +374,7 @@ def test_loss_is_judged_against_the_spread_over_seeds(tmp_path: Path) -> None:
         ("leaf", f"held-out loss, b_r 26: {far}"): (pytest.approx(0.21), "not met"),
     }
     assert all(row.must == pytest.approx(0.2) for row in judged.values())
-    assert rows["bf16", "held-out loss, recorded: furthest from plain bf16"].value == pytest.approx(0.05)
+    assert rows["bf16", "held-out loss, recorded: furthest seed from plain bf16"].value == pytest.approx(0.05)
     assert rows["fp64", "held-out loss, plain loop: mean of 3 seeds"].value == pytest.approx(2.1)
     (curves,) = made.curves
     assert curves.arithmetics == [
