@@ -634,7 +634,7 @@ class FollowTape:
         exact = (
             self.policy.row_scales
         )  # whether rows are uneven may look otherwise here: the whole's scale is allowed
-        own = np.maximum(scale_exponents(rms), whole_scale(rms) if exact else lowest_scale(rms, False))
+        own = np.maximum(scale_exponents(rms), whole_scale(rms) if exact else lowest_scale(rms))
         allowed = own + (EXACT_SCALE_SLACK if exact and self.base.sites else SCALE_SLACK)
         place = (int(kind), ordinal)
         base, before = self.base.sites.get(place), self._before.sites.get(place)
