@@ -631,9 +631,8 @@ class FollowTape:
                 )
             return
         rms = block_rms(x, grid.scales.size)
-        exact = (
-            self.policy.row_scales
-        )  # whether rows are uneven may look otherwise here: the whole's scale is allowed
+        exact = self.policy.row_scales
+        # Whether rows may lie below the whole is for the trainer's calibration to find: the whole's scale is always right.
         own = np.maximum(scale_exponents(rms), whole_scale(rms) if exact else lowest_scale(rms))
         allowed = own + (EXACT_SCALE_SLACK if exact and self.base.sites else SCALE_SLACK)
         place = (int(kind), ordinal)
