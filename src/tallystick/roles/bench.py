@@ -543,9 +543,10 @@ def scaling_rows(job: str, policy: str, batch: int, found: Mapping[str, Any]) ->
 def loss_rows(found: losses.Losses, policies: Sequence[str]) -> list[Row]:
     """Return each arithmetic's mean final loss, and for policies the distance from the plain loops of the same seed.
 
-    What a policy must keep is the mean's distance from plain float32: within what another seed does to that. Seed by seed
-    it would prove nothing where training is chaotic: of two triples of runs that differ by chance alone the furthest pair
-    is farther apart than the first triple's range in 58 cases of 100, their means in 15.
+    What a policy must keep is its mean's distance from the plain loop of its own precision: within what another seed does to
+    plain float32. Autocast has a price of its own, which the distance from plain float32 shows. Seed by seed the rule would
+    say nothing where training is chaotic: of two triples of runs that differ by chance alone the furthest pair is farther
+    apart than the first triple's range in 58 cases of 100, their means in 15.
     """
     rows: list[Row] = []
     spread = found.spread()
@@ -571,7 +572,7 @@ def loss_rows(found: losses.Losses, policies: Sequence[str]) -> list[Row]:
         if name == "plain":
             continue
         for plain in dict.fromkeys((losses.REFERENCE, losses.PLAIN[policy])):
-            must = spread if plain == losses.REFERENCE and len(finals) > 1 else None
+            must = spread if plain == losses.PLAIN[policy] and len(finals) > 1 else None
             shift, furthest = found.shift(arithmetic, plain), found.furthest(arithmetic, plain)
             rows.append(Row("loss", found.job, policy, f"{what}: mean from {plain}", shift, "nats", must))
             rows.append(

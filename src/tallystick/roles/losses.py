@@ -135,7 +135,7 @@ def train(
         points: of each curve.
 
     Raises:
-        TallyError: a training failed; those that ended before are kept.
+        TallyError: a training failed; the others are done, and kept.
     """
     wanted = [(arithmetic, seed) for arithmetic in wanted_arithmetics(policies) for seed in seeds]
     asked = {key: _Kept(keep, job, *key, steps, points, facts) for key in wanted}
@@ -144,9 +144,16 @@ def train(
     say(f"  {job}: {len(missing)} of {len(wanted)} trainings to do, {workers} at a time")
     with ThreadPoolExecutor(max_workers=max(1, workers)) as pool:
         running = {pool.submit(measure, asked[key].arguments): key for key in missing}
+        failed: TallyError | None = None
         try:
             for number, done in enumerate(as_completed(running), 1):
-                key = running[done]
+                key, problem = running[done], done.exception()
+                if isinstance(problem, TallyError):  # the others are worth keeping
+                    say(
+                        f"  {job}: {key[0]}, seed {key[1]}: failed: {problem} ({number} of {len(missing)} done)"
+                    )
+                    failed = failed or TallyError(f"{key[0]}, seed {key[1]}: {problem}")
+                    continue
                 found[key] = asked[key].keep(done.result())
                 say(
                     f"  {job}: {key[0]}, seed {key[1]}: {found[key].final:.4f} ({number} of {len(missing)} done)"
@@ -154,6 +161,8 @@ def train(
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
+    if failed is not None:
+        raise failed
     return Losses(job, {key: found[key] for key in wanted})
 
 

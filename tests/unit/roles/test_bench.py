@@ -365,13 +365,13 @@ def test_loss_is_judged_against_the_spread_over_seeds(tmp_path: Path) -> None:
     made = bench(tmp_path, Played(), jobs=["text"], workers=2)
     rows = {(row.policy, row.measure): row for row in made.run(["loss"])}
     judged = {key: row for key, row in rows.items() if row.must is not None}
-    far = "mean from plain fp32"
+    far = "mean from plain"
     assert {key: (row.value, row.verdict) for key, row in judged.items()} == {
-        ("fp64", f"held-out loss, recorded: {far}"): (0.0, "met"),
-        ("fp32", f"held-out loss, recorded: {far}"): (0.0, "met"),
-        ("bf16", f"held-out loss, recorded: {far}"): (pytest.approx(0.05), "met"),
-        ("leaf", f"held-out loss, b_r 32: {far}"): (0.0, "met"),
-        ("leaf", f"held-out loss, b_r 26: {far}"): (pytest.approx(0.21), "not met"),
+        ("fp64", f"held-out loss, recorded: {far} fp64"): (0.0, "met"),
+        ("fp32", f"held-out loss, recorded: {far} fp32"): (0.0, "met"),
+        ("bf16", f"held-out loss, recorded: {far} bf16"): (pytest.approx(0.05), "met"),
+        ("leaf", f"held-out loss, b_r 32: {far} fp64"): (0.0, "met"),
+        ("leaf", f"held-out loss, b_r 26: {far} fp64"): (pytest.approx(0.21), "not met"),
     }
     assert all(row.must == pytest.approx(0.2) for row in judged.values())
     assert rows["bf16", "held-out loss, recorded: furthest seed from plain bf16"].value == pytest.approx(0.05)
@@ -414,13 +414,13 @@ def test_what_was_trained_is_not_trained_again_unless_something_differs(tmp_path
 def test_a_training_that_fails_leaves_the_others_kept(tmp_path: Path) -> None:
     class Fails(Played):
         def _measured(self, kind: str, given: Mapping[str, Any], profile: Profile) -> dict[str, Any]:
-            if given["arithmetic"] == "fp32" and given["seed"] == 2:
+            if given["arithmetic"] == "plain fp32" and given["seed"] == 0:
                 raise TallyError("no memory")
             return super()._measured(kind, given, profile)
 
     out = tmp_path / "out"
     rows = bench(tmp_path, Fails(), jobs=["text"], policies=["fp32"], out=out, workers=1).run(["loss"])
-    assert [(row.verdict, row.error) for row in rows] == [("failed", "no memory")]
+    assert [(row.verdict, row.error) for row in rows] == [("failed", "plain fp32, seed 0: no memory")]
     assert len(list((out / "trainings").iterdir())) == 5
 
 
