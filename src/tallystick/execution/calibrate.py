@@ -322,18 +322,30 @@ def choose_grids(session: Session, seen: Deviations, decisions: dict[int, float]
     lowest, highest = policy.decision_band
     safety = policy.safety if policy.decision_safety is None else policy.decision_safety
     for ordinal, relative in decisions.items():
-        band = max(lowest, exponent_above(relative) + safety)
+        band = decision_band(policy, relative)
         place = (Kind.DECISION, ordinal)
         if band > highest:
             raise Nondeterminism(
                 f"decision {ordinal}: its input moves by {relative:.2g} of its rms under last-bit noise, "
-                f"policy {policy.name} allows 2**{highest - safety}"
+                f"policy {policy.name} allows 2**{highest if policy.parity else highest - safety}"
             )
         grids.pop(place, None)
         if band > lowest:
             grids[place] = SiteGrid(0, band, 0)
         noise[place] = SiteNoise(relative, np.zeros(0, dtype=np.int64), 0.0, 0.0)
     return Calibration(noise, GridTable(grids))
+
+
+def decision_band(policy: Policy, relative: float) -> int:
+    """Return the band exponent of a decision whose input moves by ``relative`` of its rms; it may lie above the policy's.
+
+    A policy with parities gives up the factor over the noise where its largest band leaves no room: jitter is above what
+    machines differ by there (docs/adr/0006).
+    """
+    lowest, highest = policy.decision_band
+    noise = exponent_above(relative)
+    band = noise + (policy.safety if policy.decision_safety is None else policy.decision_safety)
+    return max(lowest, min(band, max(highest, noise)) if policy.parity else band)
 
 
 def choose_rows(policy: Policy, measured: SiteNoise, previous: SiteGrid | None) -> None:

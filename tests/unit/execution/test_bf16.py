@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tallystick.errors import InvalidInput, Nondeterminism
-from tallystick.execution.calibrate import SiteNoise, choose_rows, safety_of
+from tallystick.execution.calibrate import SiteNoise, choose_rows, decision_band, safety_of
 from tallystick.execution.capture import Capture, Findings, Jitter
 from tallystick.execution.randomness import RandomStream
 from tallystick.execution.tape import (
@@ -325,6 +325,20 @@ def test_few_elements_get_more_safety_and_other_policies_are_left_alone() -> Non
     steps = [step for step in range(260) if is_calibration_step(step, 100, True)]
     assert steps == [0, 4, 8, 16, 32, 64, 100, 200]
     assert [step for step in range(260) if is_calibration_step(step, 100)] == [0, 8, 32, 100, 200]
+
+
+def test_a_decision_gives_up_its_safety_before_it_is_refused() -> None:
+    assert [decision_band(BF16, noise) for noise in (0.0, 0.05, 0.125, 0.15, 0.25, 0.26)] == [
+        -8,
+        -3,
+        -2,
+        -2,
+        -2,
+        -1,
+    ]
+    assert BF16.decision_band[1] == -2
+    assert decision_band(FP32, 2.0**-10) == -10 + FP32.safety
+    assert decision_band(FP64, 2.0**-10) == -10 + FP64.safety
 
 
 # ------------------------------------------------------------------------------------------ logs that lie
