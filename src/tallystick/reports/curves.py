@@ -64,8 +64,8 @@ class LossPlot:
         lines += _frame(
             TOP, steps, "nats (logarithmic)", [(above(v), f"{v:g}") for v in _decades(least, most)]
         )
-        late = [(low, high) for curve in apart.values() for x, low, _, high in curve if x >= steps / 4]
-        late += [(low, high) for x, low, high in spread if x >= steps / 4]
+        late = [(low, high) for curve in apart.values() for x, low, _, high in curve if x >= steps / 2]
+        late += [(low, high) for x, low, high in spread if x >= steps / 2]
         reach = max([abs(value) for pair in late for value in pair] or [1.0])
 
         def below(value: float) -> float:
