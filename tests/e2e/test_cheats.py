@@ -35,7 +35,7 @@ EXPECTED_VERDICT = {
     "lying_auditor": {"match"},
 }
 # The loss, coarse, goes with the log; the gradient needs other parities than the log's, which are against the rules.
-ALSO_UNDER_BF16 = {"poisoned_label": {"log_violation"}, "skipped_steps": {"log_violation"}}
+ALSO_UNDER_BF16 = {name: {"log_violation"} for name in ("other_data", "poisoned_label", "skipped_steps")}
 
 
 def order(policy: str) -> Order:
