@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tallystick.cli.bench_monitor import monitor
-from tallystick.cli.calibrating import write_whole
+from tallystick.cli.files import write_whole
 from tallystick.cli.terminal import console, print_json, say
 from tallystick.errors import InvalidInput
 from tallystick.numerics.policy import find_policy
