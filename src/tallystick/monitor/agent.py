@@ -64,6 +64,7 @@ PROFILE = "1.3.6.1.4.1.42623.1.3"  # OCP's EAT profile
 NONCE_BYTES = (8, 64)  # RFC 9711 section 4.1
 LEAST_CAPACITY = 8
 NAP = 0.25  # seconds between two looks at the clock: the same whether or not a snapshot is near
+RETRY_SECONDS = 0.1
 BATCH = 64  # records sent to a collector at a time
 
 
@@ -104,7 +105,7 @@ class CollectorPort(Protocol):
         ...
 
 
-ReceiptCheck = Callable[[bytes, LoggedRecord], None]
+ReceiptCheck = Callable[[bytes, LoggedRecord], object]
 """Returns if the bytes are the collector's receipt for the record, else raises Mismatch or InvalidInput."""
 
 
@@ -222,6 +223,8 @@ class ChipAgent:
             self._seq, self._previous = head.seq + 1, head.digest
         if self._seq == 0:
             self._append(self.settings.genesis)
+        elif (new := self.settings.firmware) != self._firmware:
+            self.update_firmware(new.digest, new.svn)
         self._boots += 1
         self._boot_seed = secrets.token_bytes(16)
         self._append(Boot(self._boot_seed, cut, lost))
@@ -289,7 +292,7 @@ class ChipAgent:
             if waits:
                 logged = self._log_memory(seen, salt, stall)
                 if self._collector is not None:
-                    self._deliver()
+                    self._deliver_within(self.settings.hold_seconds)
         stall.frozen = time.perf_counter() - started
         if logged is None:
             logged = self._log_memory(seen, salt, stall)
@@ -419,6 +422,13 @@ class ChipAgent:
                 self.directory.drop_shard(seq)
 
     # -- remote mode -------------------------------------------------------------------------
+
+    def _deliver_within(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        self._deliver()
+        while self.pending and time.monotonic() < deadline:
+            time.sleep(RETRY_SECONDS)
+            self._deliver()
 
     def _deliver(self) -> None:
         """Send what is pending and keep the receipts; an unreachable collector leaves it pending."""
