@@ -20,7 +20,7 @@ import typer
 import typer.main
 
 from tallystick import __version__
-from tallystick.cli import calibrating, chips, conforming, keys, planning
+from tallystick.cli import calibrating, chips, conforming, keys, monitoring, planning
 from tallystick.cli.auditing import audit, dispute
 from tallystick.cli.comparing import diff
 from tallystick.cli.demo import demo
@@ -67,6 +67,7 @@ calibrating.register(app)
 keys.register(app)
 conforming.register(app)
 chips.register(app)
+monitoring.register(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
