@@ -13,6 +13,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from tallystick.cli.bench_chips import chip
 from tallystick.cli.terminal import console, print_json, say
 from tallystick.errors import InvalidInput
 from tallystick.numerics.policy import find_policy
@@ -22,6 +23,9 @@ from tallystick.roles.bench import PARTS, Bench, Row, machine
 STYLES = {"met": GOOD, "not met": BAD, "printed only": QUIET, "inconclusive": UNSURE, "failed": BAD}
 
 app = typer.Typer(help="Measure what recording costs and whether it holds; the README's table.")
+
+
+app.command()(chip)
 
 
 @app.callback(invoke_without_command=True)
