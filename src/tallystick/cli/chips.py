@@ -8,6 +8,7 @@ import secrets
 import signal
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -353,21 +354,28 @@ def precommit(
     ],
 ) -> int:
     """Log a run's pre-commitment before its first step; asks the running agent, if there is one."""
-    parse_hex(digest, n_bytes=32, what="pre-commitment")
+    log_precommit(directory, parse_hex(digest, n_bytes=32, what="pre-commitment"))
+    say(f"pre-commitment {digest} is logged")
+    return 0
+
+
+def log_precommit(directory: Path, digest: bytes) -> None:
+    """Return when the chip has logged the digest: its running agent, or one started for this alone.
+
+    Raises:
+        StoreError: no chip, or an agent that does not answer.
+    """
     chip, settings, known = load_chip(directory)
-    request = chip.ask(f"precommit-{digest}")
+    request = chip.ask(f"precommit-{digest.hex()}")
     deadline = time.monotonic() + WAIT
     while request.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
         if time.monotonic() > deadline - WAIT + 1.0:
-            try:
-                _once(chip, settings, known)  # nobody is running
-            except StoreError:
-                continue
+            with suppress(StoreError):  # another agent has the log open, and will see the request
+                _once(chip, settings, known)
     if request.exists():
+        chip.done(request.name)
         raise StoreError(f"{directory}: the agent did not log the pre-commitment within {WAIT:g} s")
-    say(f"pre-commitment {digest} is logged")
-    return 0
 
 
 @app.command()

@@ -19,6 +19,7 @@ from tallystick.cli.profiles import python
 from tallystick.cli.terminal import answer, console, print_json, say
 from tallystick.commit.encoding import parse_hex
 from tallystick.errors import InvalidInput, StoreError, TallyError
+from tallystick.reports.layout import GOOD, page
 from tallystick.reports.monitoring import FleetReport, OwnerReport
 from tallystick.store.files import storing
 
@@ -108,6 +109,39 @@ def verify(
         _write(html, FleetReport([shown], time.perf_counter() - started, str(folder), facts).page())
     answer(shown, as_json=as_json)
     return EXIT_CODES[shown.verdict.verdict]
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run, recorded with --chip.")],
+    chips: Annotated[
+        list[Path], typer.Option("--chip", metavar="DIR", help="A chip of the run; may be repeated.")
+    ],
+    job: JobName = None,
+    as_json: AsJson = False,
+) -> int:
+    """Report a finished run with salted commitments: its data, states, totals and the snapshots taken of it."""
+    from tallystick.integrations.committing import beside, report_run
+    from tallystick.monitor.agent import boot_log
+    from tallystick.store.chips import ChipDirectory
+    from tallystick.store.files import RunDirectory
+    from tallystick.store.keys import load_public_key
+
+    source = choose_source(job, RunDirectory(run).load_specification().job.path, [run])
+    shown = [ChipDirectory(path) for path in chips]
+    logs = {chip: boot_log(chip, load_public_key(chip.key_path.with_name("chip.key.pub"))) for chip in shown}
+    made = report_run(run, source, logs)
+    facts = {
+        "run": made.run,
+        **made.totals.fields(),
+        "snapshots": len(made.snapshots),
+        "report": str(beside(run, "report")),
+    }
+    if as_json:
+        print_json(facts)
+    else:
+        console().print(page("reported", GOOD, [(name, str(value)) for name, value in facts.items()]))
+    return 0
 
 
 @app.command()

@@ -2,8 +2,9 @@
 
     tallystick.observe("/var/lib/tallystick/chip0", model, optimizer)
 
-From then on the agent may stop the process at any time, read parameters, buffers and optimizer state, and let it go
-on. A hook on the optimizer keeps the table of addresses and says when the optimizer writes. Linux, CPU memory.
+From then on the agent may stop the process at any time, read parameters and optimizer state, and let it go on. A hook on
+the optimizer keeps the table of addresses and says when the optimizer writes. Buffers are left out: the forward pass
+changes them at any time, so that no state of the run has them as they were. Linux, CPU memory.
 """
 
 from __future__ import annotations
@@ -53,10 +54,12 @@ def observe(
 class Observation:
     """A registration that holds until ``close`` or the end of the process."""
 
-    def __init__(self, chip: ChipDirectory, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self, chip: ChipDirectory, model: nn.Module, optimizer: torch.optim.Optimizer, *, steps_done: int = 0
+    ) -> None:
         self._chip, self._model, self._optimizer = chip, model, optimizer
         self._names: list[tuple[str, str, str]] = []
-        self._sequence = self._step = 0
+        self._sequence, self._step = 0, steps_done
         self._path = chip.observed_path / f"{os.getpid()}.control"
         self._file = chip.observed_path / f"{os.getpid()}.json"
         self._places: list[tuple[int, int]] = []
@@ -64,10 +67,10 @@ class Observation:
         with self._path.open("r+b") as file:
             self._block = mmap.mmap(file.fileno(), 0)
         self._publish()
-        self._handles = [
-            optimizer.register_step_pre_hook(lambda *_: self._begin()),
-            optimizer.register_step_post_hook(lambda *_: self._end()),
-        ]
+        before = optimizer.register_step_pre_hook(lambda *_: self._begin())
+        hooks: Any = before.hooks_dict_ref()
+        hooks.move_to_end(before.id, last=False)  # other hooks, such as a recorder's, may change the weights
+        self._handles = [before, optimizer.register_step_post_hook(lambda *_: self._end())]
         _let_others_read()
         atexit.register(self.close)
 
@@ -126,8 +129,6 @@ def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tup
     for name, parameter in model.named_parameters():
         names[id(parameter)] = name
         yield f"model/{name}", "weights", _plain(name, parameter)
-    for name, buffer in model.named_buffers():
-        yield f"model/buffer/{name}", "buffer", _plain(name, buffer)
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             values: dict[str, Any] = optimizer.state.get(parameter, {})

@@ -145,7 +145,7 @@ class ChipDirectory:
                     data = opening(file)
                     file.flush()
                     os.fsync(file.fileno())
-                self.write(part / "opening.json", data)
+                self.write(part / "opening.json", data, mode=0o600)
                 part.replace(folder)
                 sync_directory(folder.parent)
             except BaseException:
@@ -195,12 +195,14 @@ class ChipDirectory:
 
     # -- files -------------------------------------------------------------------------------
 
-    def write(self, path: Path, data: bytes) -> None:
-        """Write a small file so that it is there completely or not at all."""
+    def write(self, path: Path, data: bytes, *, mode: int = 0o644) -> None:
+        """Write a small file so that it is there completely or not at all, never readable by more than ``mode`` says."""
         with storing(f"{path}: cannot be written"):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             temporary = path.with_name(f".{path.name}.part")
-            with temporary.open("wb") as file:
+            temporary.unlink(missing_ok=True)
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+            with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

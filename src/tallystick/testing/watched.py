@@ -27,7 +27,8 @@ import numpy as np
 from tallystick.commit.state import Entry
 from tallystick.execution.job import find_source
 from tallystick.execution.session import Session
-from tallystick.execution.snapshot import CODES, state_entries
+from tallystick.execution.snapshot import state_entries
+from tallystick.integrations.committing import beside, elements_of
 from tallystick.integrations.watching import batch_digests, flop_per_step, tokens_per_step
 from tallystick.monitor.agent import ChipAgent, ChipSettings
 from tallystick.monitor.chiplog import snapshots_of
@@ -174,25 +175,6 @@ class Fleet:
             chip.agent.stop()
 
 
-def elements_of(session: Session) -> dict[str, int]:
-    """Return the number of elements of every tensor that the state will have from the first step on."""
-    found: dict[str, int] = {}
-    for entry in state_entries(session):
-        if entry.name.startswith(("model/", "extra/")):
-            found[entry.name] = int(np.prod(entry.shape))
-    for position, (name, parameter) in enumerate(session.parameters):
-        form = session.optimizer_form[position]
-        for key, example in form.items():
-            if (
-                key != "parameter"
-                and hasattr(example, "dtype")
-                and (example.dtype in CODES or example.is_floating_point())
-            ):
-                whole = example.shape == form["parameter"].shape
-                found[f"optimizer/{name}/{key}"] = parameter.numel() if whole else example.numel()
-    return found
-
-
 @dataclass
 class Trained:
     """A run that chips watched: its transcript's opening and pre-commitment."""
@@ -261,10 +243,8 @@ def report_run(
 def write_documents(directory: Path, report: Report, opening: Opening) -> None:
     """Write a report and what opens it beside a run directory, the latter for its owner alone."""
     folder = ChipDirectory(directory.parent)
-    folder.write(directory.with_name(f"{directory.name}.report.json"), report.encode())
-    secret = directory.with_name(f"{directory.name}.opening.json")
-    folder.write(secret, opening.encode())
-    secret.chmod(0o600)
+    folder.write(beside(directory, "report"), report.encode())
+    folder.write(beside(directory, "opening"), opening.encode(), mode=0o600)
 
 
 def honest(fleet: Fleet) -> None:
