@@ -18,13 +18,16 @@ from typing import Any
 from tallystick.commit.encoding import canonical_json, parse_canonical_json
 from tallystick.commit.state import Entry, parse_chunk_proof, parse_state_summary
 from tallystick.errors import InvalidInput, Mismatch
+from tallystick.monitor import chiprecord, memory, probes, transcripts
 from tallystick.monitor.draw import parse_announcement
+from tallystick.monitor.transcripts import even_shards
 from tallystick.monitor.workload import parse_fleet
 from tallystick.numerics import log
 from tallystick.numerics.dense import decode_dense, encode_dense
 from tallystick.protocol import transcript
 from tallystick.protocol.calibration import CalibrationChoice, SiteChoice, parse_calibration
 from tallystick.protocol.signing import ed25519_key, parse_public_key, parse_signing_key
+from tallystick.store import journal
 from tallystick.store.files import RunDirectory
 
 Encode = Callable[[Any], bytes]
@@ -109,8 +112,31 @@ def _made() -> Iterator[bytes]:
  "strata": [{"name": "a", "chips": 100, "flop_per_chip_day": 1e19, "owner": "x", "exempt": false}],
  "rounds": [{"stratum": "a", "chips": 101, "drawn": 3, "inspected": 2, "refused": 1, "unreached": 0, "lost": 0}],
  "inspection": {"chips_per_inspector_year": 100, "cost_per_chip": 1.5, "cost_per_inspector_year": 2, "currency": "EUR"}}"""
+    yield from _watched()
     key = ed25519_key(bytes(range(32)))
     yield from (key.pem(), key.public_key.pem(), key.public_key.spki)
+
+
+def _watched() -> Iterator[bytes]:
+    """Documents of chips and declared runs."""
+    hexed, slices = "ab" * 32, even_shards({"model/w": 10}, 1)
+    precommit = transcripts.Precommit(
+        hexed, None, ("01" * 17,), hexed, transcripts.Lineage("continued", hexed, 3)
+    )
+    checkpoints, taken = ((0, hexed), (2, hexed)), (("01" * 17, 3, 2),)
+    report = transcripts.Report(hexed, 2, precommit, hexed, checkpoints, transcripts.Totals(1, 2, 3), taken)
+    yield from (precommit.encode(), report.encode(), transcripts.Opening(bytes(32), slices).encode())
+    region = memory.Region("model/w", "F32", "weights", 100)
+    yield memory.Opening(bytes(17), 3, bytes(16), 64, (region,), (bytes(32), bytes(32)), 2).encode()
+    yield b'{"control":"/c","format":"tallystick/observed/1","pid":7,"regions":[["w","F32","weights"]],"started":1}'
+    yield probes.CONTROL_HEAD.pack(probes.CONTROL_MAGIC, 2, 1, 1) + probes.CONTROL_ENTRY.pack(64, 8)
+    genesis = chiprecord.Genesis("maker", "model", "simulated", bytes(32), "local")
+    place = chiprecord.Clocks(0, 0, 0, 1)
+    firmware = chiprecord.Firmware(bytes(32), 1)
+    record = chiprecord.Record(0, chiprecord.NO_RECORD, bytes(17), firmware, place, 100, genesis)
+    yield record.encode()
+    yield chiprecord.sign_record(record, ed25519_key(bytes(32))).signed
+    yield journal.MAGIC + bytes.fromhex("00000000df3f619804a92fdb")
 
 
 def _texts(value: object) -> Iterator[str]:
@@ -226,6 +252,19 @@ TARGETS: tuple[Target, ...] = (
     Target("fleet-file", parse_fleet),
     Target("public-key", parse_public_key),
     Target("private-key", parse_signing_key),
+    Target("chip-record", chiprecord.parse_payload, _encoded),
+    Target(
+        "chip-record-signed",
+        lambda d: chiprecord.parse_record(d, ed25519_key(bytes(32)).public_key).signed,
+        _as_is,
+    ),
+    Target("chip-journal", journal.parse_journal),
+    Target("snapshot-opening", memory.parse_opening, _encoded),
+    Target("observed-program", lambda d: probes.parse_observed(d, what="observed")),
+    Target("control-block", lambda d: probes.parse_control(d, 1, what="control")),
+    Target("precommit", transcripts.parse_precommit, _encoded),
+    Target("monitoring-report", transcripts.parse_report, _encoded),
+    Target("monitoring-opening", transcripts.parse_opening, _encoded),
 )
 
 
