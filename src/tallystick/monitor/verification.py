@@ -415,12 +415,20 @@ def _check_matches(chip: ChipView, limit: float) -> list[Finding]:
 
     note(110, "unexplained snapshot", foreign, "belong to no declared run", "violation")
     note(110, "unexplained snapshot", doubtful, "are claimed for steps that could not be repeated", "unknown")
-    idle = [seq for seq in empty if not sizes[seq][1]]
-    note(112, "empty snapshot", idle, "are of no memory at all, before any run", "note")
-    note(112, "empty snapshot", [q for q in empty if q not in idle], "are of no memory at all", "unknown")
+    within = [seq for seq in empty if _is_within(seq, sizes)]
+    note(112, "empty snapshot", within, "are of no memory at all, in the middle of a run", "unknown")
+    outside = [seq for seq in empty if seq not in within]
+    note(112, "empty snapshot", outside, "are of no memory at all, before or after a run", "note")
     for seq, matched in sorted(chip.matches.items()):
         if matched is not None and matched[1].unexplained_bytes > limit * matched[1].size:
             share = 100 * matched[1].unexplained_bytes / matched[1].size
             text = f"{name}: {share:.3g} % of the memory of snapshot {seq} belongs to nothing declared"
             found.append(Finding(111, "unexplained memory", seq, text))
     return found
+
+
+def _is_within(seq: int, sizes: Mapping[int, tuple[int, bytes]]) -> bool:
+    """Whether snapshots of memory under the same pre-commitment lie on both sides of this one."""
+    run = sizes[seq][1]
+    full = [other for other, (size, stated) in sizes.items() if size and stated == run]
+    return bool(run) and bool(full) and min(full) < seq < max(full)

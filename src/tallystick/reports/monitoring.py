@@ -15,12 +15,19 @@ from tallystick.monitor.verification import ChipView, OwnerVerdict, RunEvidence
 from tallystick.reports.layout import BAD, GOOD, UNSURE, Row, counted, page, printable
 
 STYLES = {"pass": GOOD, "fail": BAD, "unknown": UNSURE}
-COLOURS = {"exact": "#1a7f37", "torn": "#9a6700", "unexplained": "#cf222e", "doubtful": "#6e7781"}
+COLOURS = {
+    "exact": "#1a7f37",
+    "torn": "#9a6700",
+    "unexplained": "#cf222e",
+    "doubtful": "#6e7781",
+    "empty": "#d0d7de",
+}
 WORDS = {
     "exact": "matches a step of a declared run",
     "torn": "torn: matches two steps page by page",
     "unexplained": "belongs to no declared run",
     "doubtful": "claimed for a step that could not be repeated",
+    "empty": "of no memory: nothing was registered",
 }
 CLAIMS = (
     ("correct", "declared-run correctness"),
@@ -137,6 +144,8 @@ def status_of(chip: ChipView, seq: int) -> str:
     found = chip.matches[seq]
     if found is not None:
         return found[1].status
+    if any(logged.record.seq == seq and event.size == 0 for logged, event in snapshots_of(chip.log)):
+        return "empty"
     return "doubtful" if seq in chip.doubtful else "unexplained"
 
 

@@ -462,3 +462,18 @@ def test_a_swap_before_a_scheduled_snapshot_is_a_gamble() -> None:
         caught += any(draw.random() < hidden_share for _ in range(snapshots))
     expected = 1 - (1 - hidden_share) ** snapshots
     assert abs(caught / fleets - expected) < 5 * math.sqrt(expected * (1 - expected) / fleets)
+
+
+def test_an_empty_snapshot_counts_in_the_middle_of_a_run_only() -> None:
+    empty = Snapshot(256, 0, 0, bytes(32), bytes(32), b"\1" * 32)
+    full = replace(empty, pages=23, size=5800)
+    first: list[tuple[Event, float]] = [(Boot(bytes(16)), 0.0), (Logged(b"\1" * 32), 0.0)]
+
+    def severity(taken: list[Snapshot]) -> set[tuple[int, str]]:
+        log = logged([*first, *((event, 1.0) for event in taken)])
+        matches = {3 + at: (("0" * 64, GOOD) if event.size else None) for at, event in enumerate(taken)}
+        chip = ChipView(UEID.hex(), log, (), Assurance(0, ()), matches)
+        return {(f.rule, f.severity) for f in judge_owner("o", [chip], []).findings}
+
+    assert severity([empty, full, full, empty]) == {(112, "note")}
+    assert severity([full, empty, full]) == {(112, "unknown")}
