@@ -8,7 +8,7 @@ BIN := .venv/bin
 WORKERS ?= 2
 say = @printf '\n== %s\n' "$(1)"
 
-.PHONY: help setup demo test test-slow fuzz format vectors \
+.PHONY: help setup demo test test-slow fuzz format vectors demo-monitor \
         check-format check-lint check-layers check-bare check-types check-vectors check-tests
 
 help: ## list the targets
@@ -20,6 +20,10 @@ setup: ## make or renew .venv: torch, all extras, developer tools
 demo: setup ## record a run, audit it, catch a cheat
 	$(call say,demo: tally demo)
 	@$(BIN)/tally demo
+
+demo-monitor: setup ## eight simulated chips, two cheating owners, from snapshot to verdict
+	$(call say,demo: tally monitor demo)
+	@$(BIN)/tally monitor demo
 
 # One after the other, cheap ones first, whatever -j says.
 test: setup ## every check and all tests but the slow ones

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import vectors_chip
 import vectors_commit
 import vectors_monitor
 import vectors_numerics
@@ -17,6 +18,7 @@ def main() -> None:
     for folder in ROOT.iterdir() if ROOT.exists() else ():
         if folder.is_dir():
             shutil.rmtree(folder)
+    vectors_chip.write(ROOT)
     vectors_commit.write(ROOT)
     vectors_numerics.write(ROOT)
     vectors_monitor.write(ROOT)

@@ -1,6 +1,7 @@
 """Training runs of PyTorch models that somebody else can check, on other hardware, to the last bit.
 
 Recorder, Follower, open_run   a training loop of one's own, recorded or followed (needs torch)
+observe                        a training process registered with its machine's chip agent (needs torch)
 audit                          a recorded job repeated and compared (needs torch)
 verify                         documents, logs and states of a run checked without repeating it
 """
@@ -13,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 from tallystick.version import __version__
 
 if TYPE_CHECKING:
+    from tallystick.integrations.observed import observe
     from tallystick.integrations.recorder import Follower, Recorder, open_run
     from tallystick.roles.auditor import AuditReport, audit
     from tallystick.roles.verifier import verify_run as verify
 
-__all__ = ["AuditReport", "Follower", "Recorder", "__version__", "audit", "open_run", "verify"]
+__all__ = ["AuditReport", "Follower", "Recorder", "__version__", "audit", "observe", "open_run", "verify"]
 
 # Loaded when first asked for: the bare package has no torch.
 _HOMES = {
@@ -25,6 +27,7 @@ _HOMES = {
     "Follower": ("tallystick.integrations.recorder", "Follower"),
     "Recorder": ("tallystick.integrations.recorder", "Recorder"),
     "audit": ("tallystick.roles.auditor", "audit"),
+    "observe": ("tallystick.integrations.observed", "observe"),
     "open_run": ("tallystick.integrations.recorder", "open_run"),
     "verify": ("tallystick.roles.verifier", "verify_run"),
 }

@@ -13,6 +13,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from tallystick.cli.bench_chips import chip
 from tallystick.cli.bench_monitor import monitor
 from tallystick.cli.files import write_whole
 from tallystick.cli.terminal import console, print_json, say
@@ -30,6 +31,7 @@ app = typer.Typer(help="Measure what recording costs and whether it holds; the R
 
 
 app.command()(monitor)
+app.command()(chip)
 
 
 @app.callback(invoke_without_command=True)

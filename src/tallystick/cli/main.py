@@ -20,7 +20,17 @@ import typer
 import typer.main
 
 from tallystick import __version__
-from tallystick.cli import calibrating, conforming, inspection, keys, planning, registry, simulating
+from tallystick.cli import (
+    calibrating,
+    chips,
+    conforming,
+    inspection,
+    keys,
+    monitoring,
+    planning,
+    registry,
+    simulating,
+)
 from tallystick.cli.auditing import audit, dispute
 from tallystick.cli.comparing import diff
 from tallystick.cli.demo import demo
@@ -69,6 +79,8 @@ inspection.register(app)
 calibrating.register(app)
 keys.register(app)
 conforming.register(app)
+chips.register(app)
+monitoring.register(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tallystick.cli.calibrating import differences, load_choice
+from tallystick.cli.chips import load_chip, log_precommit
 from tallystick.cli.options import AsJson, Device, ProfileName, Seed, Settings, find_job, parse_settings
 from tallystick.cli.profiles import check_device, rerun_under
 from tallystick.cli.terminal import StepDisplay, answer, say
 from tallystick.errors import InvalidInput, TallyError
 from tallystick.execution.determinism import parse_profile
+from tallystick.monitor.transcripts import Lineage
 from tallystick.numerics.policy import Policy, find_policy
 from tallystick.protocol.calibration import CalibrationChoice
 from tallystick.reports.run import read_run
 from tallystick.store.files import RunDirectory
+
+if TYPE_CHECKING:
+    from tallystick.execution.session import Session
+    from tallystick.protocol.transcript import Specification
+    from tallystick.roles.trainer import Order
 
 Job = Annotated[
     str,
@@ -79,6 +88,12 @@ Tau = Annotated[
 Resume = Annotated[
     bool, typer.Option("--resume", help="Go on with an interrupted run; repeat its other options.")
 ]
+Chip = Annotated[
+    Path | None,
+    typer.Option(
+        "--chip", metavar="DIR", help="Commit to the run before step 0, and let this chip's agent observe it."
+    ),
+]
 
 
 def record(
@@ -98,6 +113,7 @@ def record(
     profile: ProfileName = "native",
     device: Device = "cpu",
     resume: Resume = False,
+    chip: Chip = None,
     as_json: AsJson = False,
 ) -> int:
     """Train a job and record every step, so that others can repeat it bit for bit."""
@@ -124,16 +140,28 @@ def record(
     for difference in [] if choice is None else differences(choice, order.source, settings):
         say(f"--bands {bands}: was measured on something else: {difference}", style="yellow")
     directory = RunDirectory(run)
+    began = None if chip is None else _watched(chip, run, order)
     phases = trainer.Phases()
     try:
         with StepDisplay("record") as display:
-            trainer.record(order, directory, resume=resume, progress=display, phases=phases)
+            trainer.record(order, directory, resume=resume, progress=display, phases=phases, began=began)
     except KeyboardInterrupt:
         say(f"interrupted: {_kept(directory)}")
         return 130
     report = read_run(directory, read_log=False, recorded_now=display.steps, seconds=phases.seconds)
     answer(report, as_json=as_json, page=report.summary())
     return 0
+
+
+def _watched(chip: Path, run: Path, order: Order) -> Callable[[Session, Specification], None]:
+    """Return what commits to the run and registers this process with a chip's agent."""
+    from tallystick.integrations.committing import commit_run
+
+    directory, settings, _ = load_chip(chip)
+    return commit_run(
+        run, directory, settings.ueid.hex(), order.source, order.settings, Lineage("initialised"),
+        functools.partial(log_precommit, chip),
+    )  # fmt: skip
 
 
 def _policy_of(

@@ -131,8 +131,11 @@ def record(
     resume: bool = False,
     progress: Callable[[Progress], None] | None = None,
     phases: Phases | None = None,
+    began: Callable[[Session, Specification], None] | None = None,
 ) -> RunStatement:
     """Record the whole run into ``directory`` and return its statement.
+
+    ``began`` is called when the specification is on the disk and no step has been taken yet (or, resuming, no further one).
 
     Raises:
         StoreError: the directory holds something, or the disk refuses; what was written is intact.
@@ -151,6 +154,9 @@ def record(
                 recording.begin()
             else:
                 recording.take_up(done)
+            if began is not None:
+                assert writer.specification is not None
+                began(session, writer.specification)
             while session.step < job.steps:
                 recording.step(progress)
             return writer.finish()

@@ -122,7 +122,7 @@ class RunDirectory:
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
-            _sync_directory(path.parent)
+            sync_directory(path.parent)
 
     def write_checkpoint(
         self, steps_done: int, entries: list[Entry], *, each: Callable[[Entry], Entry] | None = None
@@ -137,7 +137,7 @@ class RunDirectory:
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
-            _sync_directory(path.parent)
+            sync_directory(path.parent)
 
     def append_step(self, first_step: int, frame: bytes, record: StepRecord, *, durable: bool) -> None:
         """Append one step's frame to its segment's log, then its record. ``durable`` waits for the disk."""
@@ -150,7 +150,7 @@ class RunDirectory:
                     if durable:
                         os.fsync(file.fileno())
                 if durable:
-                    _sync_directory(path.parent)
+                    sync_directory(path.parent)
 
     def cut_back(self) -> int | None:
         """Return the directory to its last usable checkpoint and say how many steps that has.
@@ -377,7 +377,8 @@ def _number(path: Path) -> int:
     return int(path.stem)
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
+    """Wait until the names in a directory are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

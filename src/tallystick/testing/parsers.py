@@ -19,6 +19,7 @@ from tallystick.commit.directory import MapProof
 from tallystick.commit.encoding import canonical_json, parse_canonical_json
 from tallystick.commit.state import Entry, parse_chunk_proof, parse_state_summary
 from tallystick.errors import InvalidInput, Mismatch
+from tallystick.monitor import chiprecord, memory, probes, transcripts
 from tallystick.monitor.claims import RegistryProof, make_frame, parse_frame, parse_registry_proof
 from tallystick.monitor.custody import add_link, encode_chain, parse_chain
 from tallystick.monitor.draw import parse_announcement
@@ -27,12 +28,14 @@ from tallystick.monitor.inspection import Finding, Result, make_order, parse_ord
 from tallystick.monitor.ledger import Head, sign_head
 from tallystick.monitor.reconcile import Stream, parse_stream
 from tallystick.monitor.registry import Chip, parse_entry
+from tallystick.monitor.transcripts import even_shards
 from tallystick.monitor.workload import parse_fleet
 from tallystick.numerics import log
 from tallystick.numerics.dense import decode_dense, encode_dense
 from tallystick.protocol import transcript
 from tallystick.protocol.calibration import CalibrationChoice, SiteChoice, parse_calibration
 from tallystick.protocol.signing import ed25519_key, parse_public_key, parse_signing_key
+from tallystick.store import journal
 from tallystick.store.files import RunDirectory
 
 Encode = Callable[[Any], bytes]
@@ -118,6 +121,7 @@ def _made() -> Iterator[bytes]:
  "rounds": [{"stratum": "a", "chips": 101, "drawn": 3, "inspected": 2, "refused": 1, "unreached": 0, "lost": 0}],
  "inspection": {"chips_per_inspector_year": 100, "cost_per_chip": 1.5, "cost_per_inspector_year": 2, "currency": "EUR"}}"""
     yield from _registry_documents()
+    yield from _watched()
     key = ed25519_key(bytes(range(32)))
     yield from (key.pem(), key.public_key.pem(), key.public_key.spki)
 
@@ -145,6 +149,28 @@ def _registry_documents() -> Iterator[bytes]:
         chip.chip, "seen", 1, "SN", bytes(32), bytes(32), b"key", (("case", "intact"),), (bytes(32),)
     )
     yield Result(order.digest(), "watch", 2, (finding,), (link,)).encode()
+
+
+def _watched() -> Iterator[bytes]:
+    """Documents of chips and declared runs."""
+    hexed, slices = "ab" * 32, even_shards({"model/w": 10}, 1)
+    precommit = transcripts.Precommit(
+        hexed, None, ("01" * 17,), hexed, transcripts.Lineage("continued", hexed, 3)
+    )
+    checkpoints, taken = ((0, hexed), (2, hexed)), (("01" * 17, 3, 2),)
+    report = transcripts.Report(hexed, 2, precommit, hexed, checkpoints, transcripts.Totals(1, 2, 3), taken)
+    yield from (precommit.encode(), report.encode(), transcripts.Opening(bytes(32), slices).encode())
+    region = memory.Region("model/w", "F32", "weights", 100)
+    yield memory.Opening(bytes(17), 3, bytes(16), 64, (region,), (bytes(32), bytes(32)), 2).encode()
+    yield b'{"control":"/c","format":"tallystick/observed/1","pid":7,"regions":[["w","F32","weights"]],"started":1}'
+    yield probes.CONTROL_HEAD.pack(probes.CONTROL_MAGIC, 2, 1, 1) + probes.CONTROL_ENTRY.pack(64, 8)
+    genesis = chiprecord.Genesis("maker", "model", "simulated", bytes(32), "local")
+    place = chiprecord.Clocks(0, 0, 0, 1)
+    firmware = chiprecord.Firmware(bytes(32), 1)
+    record = chiprecord.Record(0, chiprecord.NO_RECORD, bytes(17), firmware, place, 100, genesis)
+    yield record.encode()
+    yield chiprecord.sign_record(record, ed25519_key(bytes(32))).signed
+    yield journal.MAGIC + bytes.fromhex("00000000df3f619804a92fdb")
 
 
 def _texts(value: object) -> Iterator[str]:
@@ -267,6 +293,19 @@ TARGETS: tuple[Target, ...] = (
     Target("custody-chain", parse_chain, encode_chain),
     Target("public-key", parse_public_key),
     Target("private-key", parse_signing_key),
+    Target("chip-record", chiprecord.parse_payload, _encoded),
+    Target(
+        "chip-record-signed",
+        lambda d: chiprecord.parse_record(d, ed25519_key(bytes(32)).public_key).signed,
+        _as_is,
+    ),
+    Target("chip-journal", journal.parse_journal),
+    Target("snapshot-opening", memory.parse_opening, _encoded),
+    Target("observed-program", lambda d: probes.parse_observed(d, what="observed")),
+    Target("control-block", lambda d: probes.parse_control(d, 1, what="control")),
+    Target("precommit", transcripts.parse_precommit, _encoded),
+    Target("monitoring-report", transcripts.parse_report, _encoded),
+    Target("monitoring-opening", transcripts.parse_opening, _encoded),
 )
 
 

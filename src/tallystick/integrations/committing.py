@@ -1,0 +1,116 @@
+"""A recorded run that a chip watches: committed to before step 0, registered with the agent, reported afterwards."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from torch import Tensor
+
+from tallystick.errors import InvalidInput, StoreError
+from tallystick.execution.job import JobSource
+from tallystick.execution.session import Session
+from tallystick.execution.snapshot import state_entries
+from tallystick.integrations.observed import Observation
+from tallystick.integrations.watching import batch_digests, flop_per_step, tokens_per_step
+from tallystick.monitor.chiplog import snapshots_of
+from tallystick.monitor.chiprecord import LoggedRecord, Precommit
+from tallystick.monitor.memory import parse_opening as parse_snapshot_opening
+from tallystick.monitor.transcripts import (
+    Lineage,
+    Opening,
+    Report,
+    Totals,
+    even_shards,
+    make_precommit,
+    make_report,
+    parse_opening,
+    parse_precommit,
+)
+from tallystick.protocol.transcript import Specification
+from tallystick.store.chips import ChipDirectory
+from tallystick.store.files import RunDirectory
+
+
+def beside(run: Path, kind: str) -> Path:
+    """Return where a document of a run lies: ``precommit``, ``opening`` or ``report``."""
+    return run.with_name(f"{run.name}.{kind}.json")
+
+
+def elements_of(session: Session) -> dict[str, int]:
+    """Return the number of elements of every tensor that the state will have from the first step on."""
+    found = {
+        entry.name: math.prod(entry.shape)
+        for entry in state_entries(session)
+        if entry.name.startswith(("model/", "extra/"))
+    }
+    for position, (name, parameter) in enumerate(session.parameters):
+        form = session.optimizer_form[position]
+        for key, example in form.items():
+            if key != "parameter" and isinstance(example, Tensor):
+                whole = example.shape == form["parameter"].shape
+                found[f"optimizer/{name}/{key}"] = parameter.numel() if whole else example.numel()
+    return found
+
+
+def commit_run(
+    run: Path,
+    chip: ChipDirectory,
+    ueid: str,
+    source: JobSource,
+    settings: Mapping[str, str],
+    lineage: Lineage,
+    log_precommit: Callable[[bytes], None],
+) -> Callable[[Session, Specification], None]:
+    """Return what ``trainer.record`` calls before step 0: it commits, has the chip log it, and registers the process.
+
+    A run that is resumed keeps its commitment and is registered again.
+    """
+
+    def began(session: Session, specification: Specification) -> None:
+        folder = ChipDirectory(run.parent)
+        if session.step == 0 and not beside(run, "precommit").exists():
+            opening = Opening(secrets.token_bytes(32), even_shards(elements_of(session), 1))
+            batches = batch_digests(source, settings, specification.steps)
+            precommit = make_precommit(specification, opening, ranks=[ueid], lineage=lineage, batches=batches)
+            folder.write(beside(run, "opening"), opening.encode(), mode=0o600)
+            folder.write(beside(run, "precommit"), precommit.encode())
+            log_precommit(precommit.digest())
+        Observation(chip, session.model, session.optimizer, steps_done=session.step)
+
+    return began
+
+
+def report_run(run: Path, source: JobSource, chips: Mapping[ChipDirectory, list[LoggedRecord]]) -> Report:
+    """Return the report of a finished run whose pre-commitment these chips logged.
+
+    Raises:
+        InvalidInput: no chip logged it, or a document is malformed.
+        StoreError: a document is missing.
+    """
+    folder = ChipDirectory(run.parent)
+    transcript = RunDirectory(run).load_transcript()
+    precommit = parse_precommit(folder.read(beside(run, "precommit")))
+    opening = parse_opening(folder.read(beside(run, "opening")))
+    wanted = precommit.digest()
+    active, snapshots = 0, list[tuple[str, int, int]]()
+    for chip, log in chips.items():
+        begun = [r.record.clocks.active for r in log if r.record.event == Precommit(wanted)]
+        if not begun:
+            raise InvalidInput(f"{chip.path}: the chip never logged pre-commitment {wanted.hex()[:16]}..")
+        active += log[-1].record.clocks.active - begun[0]
+        for logged, event in snapshots_of(log):
+            if event.run == wanted:
+                with suppress(StoreError):  # a shard that is gone: the snapshot stays unclaimed
+                    step = parse_snapshot_opening(chip.opening(logged.record.seq)).step
+                    snapshots += [] if step is None else [(logged.record.ueid.hex(), logged.record.seq, step)]
+    settings, steps = transcript.specification.job.settings, transcript.num_steps
+    totals = Totals(
+        flop_per_step(source, settings) * steps, tokens_per_step(source, settings) * steps, active
+    )
+    report = make_report(transcript, opening, precommit, totals, snapshots)
+    folder.write(beside(run, "report"), report.encode())
+    return report

@@ -1,0 +1,70 @@
+"""Chips and declared runs as a user meets them: a real process that is stopped, and the small fleet."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+TALLY = (sys.executable, "-m", "tallystick")
+
+
+def tally(*arguments: object, codes: tuple[int, ...] = (0,)) -> str:
+    child = subprocess.run([*TALLY, *map(str, arguments)], capture_output=True, text=True, check=False)
+    assert child.returncode in codes, child.stderr
+    return child.stdout
+
+
+@pytest.mark.slow
+def test_snapshots_of_a_recording_process_are_matched_with_its_steps(tmp_path: Path) -> None:
+    """A process records a run while another stops it at random and reads its memory: every snapshot has its step."""
+    tally("key", "generate", tmp_path / "owner.key")
+    chip, owner = tmp_path / "chip", tmp_path / "owner"
+    made = json.loads(
+        tally("chip", "init", chip, "--owner", tmp_path / "owner.key.pub", "--snapshots-per-day", 60000,
+              "--page-bytes", 4096, "--json")
+    )  # fmt: skip
+    agent = subprocess.Popen([*TALLY, "chip", "agent", str(chip)], stderr=subprocess.PIPE, text=True)
+    try:
+        while not (chip / "log.journal").exists():
+            time.sleep(0.05)
+        tally("record", "digits", "--run", owner / "runs" / "a", "--policy", "fp32", "--steps", 60,
+              "--checkpoint-every", 10, "--set", "width=8", "--chip", chip)  # fmt: skip
+    finally:
+        agent.terminate()
+        agent.communicate()
+    assert agent.returncode == 0
+    tally("monitor", "report", owner / "runs" / "a", "--chip", chip)
+    (owner / "chips").mkdir()
+    (chip).rename(owner / "chips" / made["ueid"])
+    key = owner / "chips" / made["ueid"] / "chip.key.pub"
+    found = json.loads(
+        tally(
+            "monitor",
+            "verify",
+            owner,
+            "--chip",
+            f"{made['ueid']}={key}",
+            "--beacon",
+            "5" * 64,
+            "--json",
+            codes=(0, 3),
+        )
+    )
+    statuses = {s["status"] for c in found["chips"] for s in c["snapshots"]}
+    assert statuses <= {"exact", "torn", "empty"}
+    assert statuses & {"exact", "torn"}
+    assert found["declared_run_correctness"] == "pass"
+    assert all(f["severity"] != "violation" for f in found["findings"])
+
+
+@pytest.mark.slow
+def test_the_small_fleet_convicts_the_cheats_and_nobody_else(tmp_path: Path) -> None:
+    found = json.loads(tally("monitor", "demo", "--keep", tmp_path / "fleet", "--json"))
+    verdicts = {owner["owner"]: owner["verdict"] for owner in found["owners"]}
+    assert verdicts == {"honest": "pass", "unreported": "fail", "glued": "fail"}
+    assert (tmp_path / "fleet" / "report.html").read_bytes().startswith(b"<!doctype html>")
