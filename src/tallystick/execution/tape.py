@@ -35,7 +35,7 @@ from tallystick.numerics.log import (
 )
 from tallystick.numerics.nearest import NearestGrid
 from tallystick.numerics.nearest_tensors import find_reaches, follow_nearest, record_nearest
-from tallystick.numerics.policy import SPARSEST, ActivationRule, Policy, move_budget
+from tallystick.numerics.policy import SPARSEST, ActivationRule, Policy, entry_budget, move_budget
 from tallystick.numerics.rounding import (
     NO_KEY,
     Followed,
@@ -631,20 +631,6 @@ def _distinct(x: Tensor, entries: SparseEntries, rule: ActivationRule, grid: Sit
     """Return how many boundaries the entries speak of: equal patches of an image give equal values, all near or none."""
     values = x.reshape(-1)[torch.from_numpy(entries.indexes).to(x.device)]
     return int(find_reaches(values, nearest_grid(rule, grid)).boundary.unique().numel())
-
-
-def entry_budget(grid: SiteGrid, numel: int) -> int:
-    """Return how many entries an honest log of ``numel`` elements may have: binomial mean plus eight deviations and 16.
-
-    For relative bands the share is that of the smallest significand, times four for values that cancelled.
-    """
-    share = (
-        math.ldexp(1.0, grid.band - grid.floor + 1)
-        if grid.scales.size
-        else math.ldexp(4.0, grid.band + grid.precision + 1)
-    )
-    mean = numel * min(share, 1.0)
-    return min(numel, int(mean + 8.0 * math.sqrt(mean)) + 16)
 
 
 def find_policy_breaches(

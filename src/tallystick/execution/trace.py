@@ -408,11 +408,11 @@ class StepTracer(TorchDispatchMode):
 
     # -- around the step -------------------------------------------------------------------------
 
-    def begin(self, session: Session, agreed: Mapping[str, Entry]) -> None:
+    def begin(self, session: Session, agreed: Mapping[str, Entry], summary: StateSummary) -> None:
         """Write down the loads: every tensor of the agreed state, which the session is in."""
         for module_name, module in session.model.named_modules():
             self._names[module] = module_name
-        summary = {entry.name: entry for entry in summarise(agreed.values()).entries} if self.keep else {}
+        roots = {entry.name: entry.tensor_root for entry in summary.entries}
         for name, tensor in sorted(live_state(session).items()):
             entry = agreed.get(name)
             if entry is None:
@@ -420,11 +420,9 @@ class StepTracer(TorchDispatchMode):
                 continue
             at = len(self.trace.operators)
             data = np.frombuffer(entry.data, dtype=KINDS[entry.dtype])
-            root = NO_ROOT
-            if self.keep:
-                root = summary[name].tensor_root
-                if self.trace.chunk != CHUNK_BYTES:
-                    root = digest_of(entry.dtype, data.size, memoryview(data), self.trace.chunk).root
+            root = roots[name]
+            if self.trace.chunk != CHUNK_BYTES:
+                root = digest_of(entry.dtype, data.size, memoryview(entry.data).cast("B"), self.trace.chunk).root
             value = _Value((at, 0), entry.dtype, data.size, data)
             self.trace.values[(at, 0)] = value
             storage = tensor.untyped_storage()
@@ -435,7 +433,7 @@ class StepTracer(TorchDispatchMode):
             )
             self.trace.operators.append(operator)
             if self.watch is not None:
-                self.watch(at, operator, [torch.from_numpy(data.copy()) if data.size else torch.empty(0)])
+                self.watch(at, operator, [])
 
     def finish(self, session: Session) -> None:
         """Write down what the step stores, and the root of the state after it."""
@@ -514,11 +512,14 @@ def trace_step(
     agreed: Mapping[str, Entry],
     tape: Tape,
     *,
+    summary: StateSummary,
     chunk: int,
     keep: bool,
     watch: Watch | None = None,
 ) -> StepTrace:
     """Run the session's next step from ``agreed``, which it is in, under ``tape``, and return its list.
+
+    ``summary`` is that of the agreed state.
 
     Raises:
         InvalidInput, Nondeterminism: as ``run_step``.
@@ -528,7 +529,7 @@ def trace_step(
         tracer._give_up("the job changes tensors outside the model and the optimizer")
     if session.policy.name not in ("fp32", "fp64"):
         tracer._give_up(f"policy {session.policy.name} has no operator table")
-    tracer.begin(session, agreed)
+    tracer.begin(session, agreed, summary)
     session.tracer = tracer
     try:
         with tracer.named_modules():

@@ -26,7 +26,15 @@ from tallystick.commit.encoding import (
     parse_hex,
     parse_hex_float,
 )
-from tallystick.commit.merkle import EMPTY_ROOT, inclusion_proof, leaf_hash, node_hash, verify_inclusion
+from tallystick.commit.merkle import (
+    EMPTY_ROOT,
+    consistency_proof,
+    inclusion_proof,
+    leaf_hash,
+    node_hash,
+    verify_consistency,
+    verify_inclusion,
+)
 from tallystick.commit.merkle import root as merkle_root
 from tallystick.commit.state import DTYPE_BYTES, RANK_LIMIT
 from tallystick.commit.tensors import TensorDigest
@@ -36,6 +44,7 @@ LEAF_TAG = b"tallystick/operator/1\x00"
 PREFIX_TAG = "tallystick/operator-prefix/1"
 ENDED_TAG = "tallystick/operator-list/1"
 BASE_TAG = "tallystick/operator-base/1"
+OBJECTION_FORMAT = "tallystick/objection/1"
 LEAF_LIMIT = 1 << 16  # bytes of JSON
 MOST_LEAVES = 1 << 24
 PHASES = ("load", "forward", "backward", "clip", "round", "update", "store")
@@ -173,6 +182,11 @@ class Operator:
         """Everything but the digests of the outputs: equal for honest parties on any machine."""
         fields = self.fields()
         fields["outputs"] = [{**result.fields(), "root": ""} for result in self.outputs]
+        # What is stored is a result, as digests of outputs are.
+        if self.name == STORE and isinstance(entry := self.attributes.get("entry"), dict):
+            fields["attributes"] = {"entry": {**cast("dict[str, object]", entry), "tensor_root": ""}}
+        if self.name == END:
+            fields["attributes"] = {"state_root": ""}
         return canonical_json(fields)
 
     def encode(self) -> bytes:
@@ -314,7 +328,8 @@ class OperatorList:
         if index >= len(self.leaves):
             return OpenedLeaf(index, None, tuple(_peaks(self.hashes)))
         path = inclusion_proof(self.hashes[: index + 1], index)
-        return OpenedLeaf(index, self.leaves[index], tuple(path))
+        rest = consistency_proof(self.hashes, index + 1)
+        return OpenedLeaf(index, self.leaves[index], tuple(path), tuple(rest))
 
     def open_earlier(self, index: int, before: int) -> EarlierLeaf:
         """Return leaf ``index`` with its path to the root over the first ``before`` leaves."""
@@ -327,17 +342,66 @@ def hash_of(leaf: bytes) -> bytes:
 
 
 @dataclass(frozen=True)
+class Objection:
+    """What an auditor puts into its list in place of the first leaf it holds to be false.
+
+    Attributes:
+        index: of that leaf.
+        output, element: where its value is wrong; or
+        structure: its name, arguments, wiring or form is not what the job asks for (then both numbers are 0).
+    """
+
+    index: int
+    output: int = 0
+    element: int = 0
+    structure: bool = False
+
+    def __post_init__(self) -> None:
+        if any(not 0 <= number < SIZE_LIMIT for number in (self.index, self.output, self.element)):
+            raise InvalidInput("objection: a number is out of range")
+        if self.structure and (self.output or self.element):
+            raise InvalidInput("objection: a structure has no element")
+
+    def encode(self) -> bytes:
+        """Return the canonical JSON of the objection, which stands as a leaf in the auditor's list."""
+        return canonical_json(
+            {
+                "element": self.element, "format": OBJECTION_FORMAT, "index": self.index, "output": self.output,
+                "structure": self.structure,
+            }
+        )  # fmt: skip
+
+
+def parse_objection(data: bytes) -> Objection:
+    """Return the objection that ``data`` encodes.
+
+    Raises:
+        InvalidInput: ``data`` is not what ``Objection.encode`` returns.
+    """
+    what = "objection"
+    names = ("element", "format", "index", "output", "structure")
+    fields = Fields(parse_canonical_json(data, what=what, limit=LEAF_LIMIT), what=what, names=names)
+    fields.constant("format", OBJECTION_FORMAT)
+    numbers = (fields.integer("index"), fields.integer("output"), fields.integer("element"))
+    return Objection(*numbers, fields.boolean("structure"))
+
+
+@dataclass(frozen=True)
 class OpenedLeaf:
-    """The leaf at the disputed position, or None where the list ends there, with the subtrees before it."""
+    """The leaf at the disputed position, or None where the list ends there, with the subtrees before it.
+
+    ``rest`` shows that the list up to this leaf begins the whole list that its party committed to.
+    """
 
     index: int
     leaf: bytes | None
     path: tuple[bytes, ...]
+    rest: tuple[bytes, ...] = ()
 
     @property
     def nbytes(self) -> int:
         """What a judge reads of it."""
-        return len(self.leaf or b"") + HASH_BYTES * len(self.path)
+        return len(self.leaf or b"") + HASH_BYTES * (len(self.path) + len(self.rest))
 
 
 @dataclass(frozen=True)
@@ -354,8 +418,12 @@ class EarlierLeaf:
         return len(self.leaf) + HASH_BYTES * len(self.path)
 
 
-def verify_opened_leaf(base: bytes, opened: OpenedLeaf, *, agreed: bytes, claimed: bytes) -> bytes:
+def verify_opened_leaf(
+    base: bytes, opened: OpenedLeaf, *, agreed: bytes, claimed: bytes, whole: tuple[int, bytes] | None = None
+) -> bytes:
     """Return the root over the leaves before ``opened``, if it follows them and leads to what its party claimed.
+
+    ``whole`` is the size and root of the list that the party committed to before the first round, if it must be part of it.
 
     The path of the last leaf of a tree consists of the subtrees before it, so it gives both roots.
 
@@ -366,11 +434,14 @@ def verify_opened_leaf(base: bytes, opened: OpenedLeaf, *, agreed: bytes, claime
     expected = opened.index.bit_count()
     if len(opened.path) != expected or any(len(node) != HASH_BYTES for node in opened.path):
         raise InvalidInput(f"operator {opened.index}: its path needs {expected} nodes of 32 bytes")
+    if not 0 <= opened.index < MOST_LEAVES:
+        raise InvalidInput(f"operator {opened.index}: is out of range")
     before = opened.path[0] if opened.path else EMPTY_ROOT
     for peak in opened.path[1:]:
         before = node_hash(peak, before)
     if prefix_commitment(base, opened.index, before) != agreed:
         raise Mismatch(f"operator {opened.index}: it does not follow the agreed operators")
+    after = before
     if opened.leaf is None:
         stated = ended_commitment(base, opened.index + 1, opened.index, before)
     else:
@@ -380,6 +451,10 @@ def verify_opened_leaf(base: bytes, opened: OpenedLeaf, *, agreed: bytes, claime
         stated = prefix_commitment(base, opened.index + 1, after)
     if stated != claimed:
         raise Mismatch(f"operator {opened.index}: what was opened is not what was claimed")
+    if whole is not None:
+        size, root = whole
+        old = opened.index + (opened.leaf is not None)
+        verify_consistency(old_size=old, size=size, old_root=after, root=root, proof=opened.rest)
     return before
 
 

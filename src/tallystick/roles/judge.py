@@ -12,7 +12,7 @@ optimizer's arithmetic is portable the state has no bands: for each choice of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,9 +29,11 @@ from tallystick.execution.tape import FollowTape
 from tallystick.numerics.log import Kind, decode_frame
 from tallystick.numerics.rounding import NO_KEY, Candidates, Key, find_candidates
 from tallystick.protocol.game import Claim, Level, apply, open_game
+from tallystick.protocol.operators import Objection
+from tallystick.protocol.rulings import StepFacts
 from tallystick.protocol.strategy import next_moves
 from tallystick.protocol.trace import DisputedPosition, Party, Ruling
-from tallystick.protocol.transcript import Transcript
+from tallystick.protocol.transcript import Specification, Transcript
 from tallystick.roles.auditor import (
     FINGERPRINT,
     Deviation,
@@ -42,6 +44,7 @@ from tallystick.roles.auditor import (
     is_excused,
     open_replay,
 )
+from tallystick.roles.operators import OperatorDispute, OperatorResult
 from tallystick.store.files import RunDirectory
 
 UNOPENED_TAG = "tallystick/unopened-state/1"
@@ -62,6 +65,7 @@ class DisputeResult:
         rounds_per_level: the same, by level.
         reason: in words.
         moves: every claim that was made: (party, steps done, commitment in hexadecimal).
+        operator: how level three ended; None if it was not played.
     """
 
     loser: str
@@ -71,6 +75,7 @@ class DisputeResult:
     reason: str
     moves: list[tuple[str, int, str]] = field(default_factory=list[tuple[str, int, str]])
     outcome: str = "fault"
+    operator: OperatorResult | None = None
 
     def encode(self) -> bytes:
         """Return the canonical JSON of the verdict."""
@@ -79,6 +84,7 @@ class DisputeResult:
                 "format": VERDICT_FORMAT,
                 "loser": self.loser,
                 "moves": [list(move) for move in self.moves],
+                "operator": None if self.operator is None else self.operator.fields(),
                 "outcome": self.outcome,
                 "reason": self.reason,
                 "rounds": self.rounds,
@@ -88,8 +94,26 @@ class DisputeResult:
         )
 
 
-def dispute(trainer: RunDirectory, auditor: RunDirectory, source: JobSource) -> DisputeResult:
+Defence = Callable[[Specification], Replay]
+
+
+def dispute(
+    trainer: RunDirectory,
+    auditor: RunDirectory,
+    source: JobSource,
+    *,
+    level: str = "operators",
+    defence: Defence | None = None,
+    objection: Objection | None = None,
+) -> DisputeResult:
     """Play the dispute between two run directories and rule.
+
+    Args:
+        trainer, auditor: the two runs.
+        source: the job's, which auditor and judge repeat.
+        level: ``operators``, or ``steps`` to have the judge repeat the whole disputed step.
+        defence: the program with which the trainer defends itself; by default the job's.
+        objection: what the auditor objects to; by default to what it finds. A dishonest one may say anything.
 
     Raises:
         InvalidInput: a document is malformed, or the two runs are not of one specification.
@@ -106,18 +130,28 @@ def dispute(trainer: RunDirectory, auditor: RunDirectory, source: JobSource) -> 
         raise Nondeterminism(
             f"this machine cannot repeat the job: {replay.subject} is {replay.own}.., the run has {replay.stated}.."
         )
+    own = replay if defence is None else defence(ours.specification)
     try:
-        return _play(trainer, ours, auditor, theirs, replay)
+        return _play(trainer, ours, auditor, theirs, replay, own, level, objection)
     finally:
         replay.session.close()
+        if own is not replay:
+            own.session.close()
 
 
 def _play(
-    trainer: RunDirectory, ours: Transcript, auditor: RunDirectory, theirs: Transcript, replay: Replay
+    trainer: RunDirectory,
+    ours: Transcript,
+    auditor: RunDirectory,
+    theirs: Transcript,
+    replay: Replay,
+    defence: Replay,
+    level: str,
+    objection: Objection | None,
 ) -> DisputeResult:
     last = ours.num_steps
     traces: dict[Party, RecordedTrace] = {
-        "trainer": RecordedTrace(trainer, ours, replay),
+        "trainer": RecordedTrace(trainer, ours, defence),
         "auditor": RecordedTrace(auditor, theirs, replay),
     }
     first, final = (
@@ -132,17 +166,51 @@ def _play(
     game = open_game(levels, agreed=first, trainer=final["trainer"], auditor=final["auditor"])
     rounds: dict[str, int] = {}
     while game.position is None:
-        level = game.level.name
+        name = game.level.name
         for party, trace in traces.items():
             for move in next_moves(game, party, trace):
                 game = apply(game, move)
-        rounds[level] = rounds.get(level, 0) + 1
-    step_judge = StepJudge(trainer, ours, auditor, replay, traces)
-    ruling = step_judge.rule(game.position, {})
-    game = apply(game, ruling)
+        rounds[name] = rounds.get(name, 0) + 1
     moves = [(move.party, move.index, move.commitment.hex()) for move in game.log if isinstance(move, Claim)]
+    step_judge = StepJudge(trainer, ours, auditor, replay, traces)
+    found: OperatorResult | None = None
+    if level == "operators":
+        case = _operator_case(step_judge, game.position, defence, objection)
+        found = case if isinstance(case, OperatorResult) or case is None else case.play()
+    if found is not None and found.rounds:
+        rounds["operators"] = found.rounds
+    if found is not None and found.loser is not None:
+        loser, reason, outcome = found.loser, found.reason, "fault"
+    else:
+        ruling = step_judge.rule(game.position, {})
+        loser, reason, outcome = ruling.loser, ruling.reason, step_judge.outcome
     return DisputeResult(
-        ruling.loser, game.agreed, sum(rounds.values()), rounds, ruling.reason, moves, step_judge.outcome
+        loser, game.agreed, sum(rounds.values()), rounds, f"step {game.agreed}: {reason.removeprefix(f'step {game.agreed}: ')}",
+        moves, outcome, found,
+    )  # fmt: skip
+
+
+def _operator_case(
+    judge: StepJudge, position: DisputedPosition, defence: Replay, objection: Objection | None
+) -> OperatorDispute | None:
+    """Return the case for level three, or None where the step fails before any operator: no state, other data, no log."""
+    step = position.agreed
+    record = judge.transcript.record(step)
+    state = judge.opened(step, position.agreed_commitment)
+    if state is None or batch_digest(judge.replay.job.batch(step)) != record.batch:
+        return None
+    try:
+        frame = judge.trainer.load_frames(judge.transcript, step, step + 1)[step]
+        decode_frame(frame)
+    except (InvalidInput, Mismatch):
+        return None
+    facts = StepFacts(judge.transcript.specification, record, frame, bytes(state["document/grids"].data))
+    claimed = judge.traces["trainer"].witness_at(position.disputed)
+    root = position.claims["trainer"]
+    if claimed is not None and summarise(claimed.values()).root() != root:
+        claimed = None
+    return OperatorDispute(
+        step, state, position.agreed_commitment, facts, defence, judge.replay, root, claimed, objection
     )
 
 
@@ -231,7 +299,7 @@ class StepJudge:
         step = position.agreed
         record = self.transcript.record(step)
         # 1. Somebody opens the agreed commitment.
-        state = self._opened(position.agreed, position.agreed_commitment)
+        state = self.opened(position.agreed, position.agreed_commitment)
         if state is None:
             self.outcome = "cannot_reproduce"
             return Ruling("none", f"step {step}: neither side can open the state both agree on")
@@ -293,7 +361,8 @@ class StepJudge:
         self.outcome = "both_acceptable"
         return Ruling("none", f"step {step}: honest arithmetic can give both states")
 
-    def _opened(self, index: int, commitment: bytes) -> State | None:
+    def opened(self, index: int, commitment: bytes) -> State | None:
+        """Return the state after ``index`` steps that opens ``commitment``, from whichever side has it, or None."""
         for trace in self.traces.values():
             state = trace.witness_at(index)
             if state is not None and summarise(state.values()).root() == commitment:

@@ -22,7 +22,6 @@ from tallystick.execution.tape import (
     UNSEEN,
     FollowTape,
     RecordTape,
-    entry_budget,
     find_policy_breaches,
     floor_exponent,
     is_noise_only,
