@@ -18,7 +18,7 @@ from tallystick.commit.state import CHUNK_BYTES, DTYPE_BYTES
 from tallystick.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
     from concurrent.futures import Executor
 
 SMALLEST_CHUNK = 1 << 12
@@ -110,9 +110,11 @@ def digest_of(
     return found
 
 
-def open_chunks(data: memoryview, chunk: int, indexes: Iterable[int]) -> tuple[OpenedChunk, ...]:
-    """Return chunks of ``data`` with their paths, in ascending order."""
-    hashes = chunk_hashes(data, chunk)
+def open_chunks(
+    data: memoryview, chunk: int, indexes: Iterable[int], hashes: Sequence[bytes] | None = None
+) -> tuple[OpenedChunk, ...]:
+    """Return chunks of ``data`` with their paths, in ascending order; ``hashes`` are its chunk hashes, if at hand."""
+    hashes = chunk_hashes(data, chunk) if hashes is None else hashes
     flat = data.cast("B") if data.nbytes else memoryview(b"")
     return tuple(
         OpenedChunk(at, bytes(flat[at * chunk : (at + 1) * chunk]), tuple(inclusion_proof(hashes, at)))
@@ -140,6 +142,3 @@ def verify_opened(tensor: TensorDigest, chunk: int, opened: Sequence[OpenedChunk
         verify_inclusion(
             leaf_hash(piece.data), index=piece.index, size=count, proof=piece.path, root=tensor.root
         )
-
-
-Reader = "Callable[[Sequence[int]], list[int | float]]"

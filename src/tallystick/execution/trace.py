@@ -27,15 +27,16 @@ from torch.utils._python_dispatch import (
 from torch.utils._pytree import tree_leaves
 
 from tallystick.commit.encoding import hex_float
+from tallystick.commit.merkle import root as merkle_root
 from tallystick.commit.state import CHUNK_BYTES, Entry, StateSummary, summarise
-from tallystick.commit.tensors import TensorDigest, digest_of
+from tallystick.commit.tensors import TensorDigest, chunk_hashes, digest_of
 from tallystick.errors import InvalidInput
 from tallystick.execution.job import Job
 from tallystick.execution.operators import STATEFUL
 from tallystick.execution.session import Session
 from tallystick.execution.snapshot import CODES, load_state, state_entries
 from tallystick.execution.step import StepOutcome, run_step
-from tallystick.execution.tape import Tape
+from tallystick.execution.tape import FollowTape, RecordTape
 from tallystick.numerics.log import Kind
 from tallystick.numerics.optimizers import SgdNumbers, adam_numbers
 from tallystick.protocol.operators import (
@@ -76,6 +77,7 @@ class _Value:
     dtype: str
     elements: int
     data: Tensor | Array | None
+    hashes: list[bytes] | None = None
 
 
 @dataclass
@@ -99,6 +101,14 @@ class StepTrace:
     outcome: StepOutcome | None = None
     summary: StateSummary | None = None
     held_bytes: int = 0
+
+    def hashes(self, source: tuple[int, int]) -> list[bytes]:
+        """Return a result's chunk hashes."""
+        value = self.values[source]
+        if value.hashes is None:
+            data = np.ascontiguousarray(self.array(source))
+            value.hashes = chunk_hashes(memoryview(data) if data.size else memoryview(b""), self.chunk)
+        return value.hashes
 
     def array(self, source: tuple[int, int]) -> Array:
         """Return a result's elements as they lie in memory.
@@ -312,7 +322,8 @@ class StepTracer(TorchDispatchMode):
             self.trace.held_bytes += flat.nbytes
             if not lazily and self.trace.incomplete is None:
                 view = memoryview(array_of(flat)) if flat.numel() else memoryview(b"")
-                root = digest_of(dtype, flat.numel(), view, self.trace.chunk, self._pool).root
+                value.hashes = chunk_hashes(view, self.trace.chunk, self._pool)
+                root = merkle_root(value.hashes)
         storage = tensor.untyped_storage()
         self._current[storage._cdata] = (StorageWeakRef(storage), value)
         view = Geometry(tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()))
@@ -510,7 +521,7 @@ def trace_step(
     session: Session,
     job: Job,
     agreed: Mapping[str, Entry],
-    tape: Tape,
+    tape: FollowTape | RecordTape,
     *,
     summary: StateSummary,
     chunk: int,
@@ -534,6 +545,8 @@ def trace_step(
     try:
         with tracer.named_modules():
             tracer.trace.outcome = run_step(session, job, tape)
+        tape.finish()
+        session.settle(tape.table)
     finally:
         session.tracer = None
     tracer.finish(session)

@@ -10,6 +10,7 @@ from there on, and the bisection of ``protocol.game`` finds that leaf.
 
 from __future__ import annotations
 
+import json
 import math
 import struct
 from collections.abc import Mapping, Sequence
@@ -189,9 +190,27 @@ class Operator:
             fields["attributes"] = {"state_root": ""}
         return canonical_json(fields)
 
+    def has_structure_of(self, other: Operator) -> bool:
+        """Whether the two have one structure; quicker than comparing ``structure``."""
+        if self.name in (STORE, END):
+            return self.structure == other.structure
+        mine = [(output.tensor.dtype, output.tensor.elements, output.view) for output in self.outputs]
+        theirs = [(output.tensor.dtype, output.tensor.elements, output.view) for output in other.outputs]
+        return mine == theirs and (
+            (self.name, self.overload, self.module, self.phase, self.micro_batch, self.inputs, self.attributes)
+            == (other.name, other.overload, other.module, other.phase, other.micro_batch, other.inputs, other.attributes)
+        )
+
     def encode(self) -> bytes:
-        """Return the canonical JSON of the leaf."""
-        return canonical_json(self.fields())
+        """Return the canonical JSON of the leaf.
+
+        Raises:
+            InvalidInput: an attribute has no canonical form.
+        """
+        try:  # a list has thousands of leaves: what is encodable is checked where one is parsed
+            return json.dumps(self.fields(), sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+        except (TypeError, ValueError) as problem:
+            raise InvalidInput(f"operator {self.name}: {problem}") from None
 
     def number(self, name: str, default: float | None = None) -> float:
         """Return a numeric attribute.

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tallystick.commit.encoding import canonical_json, digest
-from tallystick.commit.state import Entry, summarise
+from tallystick.commit.state import CHUNK_BYTES, Entry, open_chunk, summarise
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
 from tallystick.execution.job import JobSource
 from tallystick.execution.snapshot import load_state, state_entries
@@ -28,6 +28,7 @@ from tallystick.execution.step import batch_digest, run_step
 from tallystick.execution.tape import FollowTape
 from tallystick.numerics.log import Kind, decode_frame
 from tallystick.numerics.rounding import NO_KEY, Candidates, Key, find_candidates
+from tallystick.protocol.dispute import GRIDS_ENTRY, DisputeRecord, StepsGame
 from tallystick.protocol.game import Claim, Level, apply, open_game
 from tallystick.protocol.operators import Objection
 from tallystick.protocol.rulings import StepFacts
@@ -44,7 +45,7 @@ from tallystick.roles.auditor import (
     is_excused,
     open_replay,
 )
-from tallystick.roles.operators import OperatorDispute, OperatorResult
+from tallystick.roles.operators import OperatorDispute, OperatorResult, needs_log
 from tallystick.store.files import RunDirectory
 
 UNOPENED_TAG = "tallystick/unopened-state/1"
@@ -66,6 +67,7 @@ class DisputeResult:
         reason: in words.
         moves: every claim that was made: (party, steps done, commitment in hexadecimal).
         operator: how level three ended; None if it was not played.
+        record: the portable record (``protocol.dispute``) of a dispute that ended at an operator.
     """
 
     loser: str
@@ -76,6 +78,7 @@ class DisputeResult:
     moves: list[tuple[str, int, str]] = field(default_factory=list[tuple[str, int, str]])
     outcome: str = "fault"
     operator: OperatorResult | None = None
+    record: bytes | None = None
 
     def encode(self) -> bytes:
         """Return the canonical JSON of the verdict."""
@@ -162,6 +165,7 @@ def _play(
         same = "both sides reached the same state"
         return DisputeResult("none", None, 0, {}, same, outcome="agreement")
     checkpoints = [checkpoint.steps_done for checkpoint in ours.checkpoints()]
+    assert checkpoints[0] == 0
     levels = [Level("checkpoints", checkpoints), Level("steps", range(last + 1))]
     game = open_game(levels, agreed=first, trainer=final["trainer"], auditor=final["auditor"])
     rounds: dict[str, int] = {}
@@ -172,11 +176,16 @@ def _play(
                 game = apply(game, move)
         rounds[name] = rounds.get(name, 0) + 1
     moves = [(move.party, move.index, move.commitment.hex()) for move in game.log if isinstance(move, Claim)]
+    steps_game = StepsGame(
+        tuple(checkpoints), first, final, tuple(move for move in game.log if isinstance(move, Claim))
+    )
     step_judge = StepJudge(trainer, ours, auditor, replay, traces)
+    state: State | None = None
     found: OperatorResult | None = None
     if level == "operators":
         case = _operator_case(step_judge, game.position, defence, objection)
-        found = case if isinstance(case, OperatorResult) or case is None else case.play()
+        found = None if case is None else case.play()
+        state = None if case is None else case.agreed
     if found is not None and found.rounds:
         rounds["operators"] = found.rounds
     if found is not None and found.loser is not None:
@@ -186,8 +195,39 @@ def _play(
         loser, reason, outcome = ruling.loser, ruling.reason, step_judge.outcome
     return DisputeResult(
         loser, game.agreed, sum(rounds.values()), rounds, f"step {game.agreed}: {reason.removeprefix(f'step {game.agreed}: ')}",
-        moves, outcome, found,
+        moves, outcome, found, _record_of(ours, state, steps_game, game.position, found),
     )  # fmt: skip
+
+
+def _record_of(
+    ours: Transcript, state: State | None, steps: StepsGame, position: DisputedPosition, found: OperatorResult | None
+) -> bytes | None:
+    """Return the portable record of a dispute that ended at an operator, else None."""
+    if found is None or found.evidence is None or found.loser is None or state is None:
+        return None
+    evidence = found.evidence
+    needed = needs_log(found.operator)
+    grids = state[GRIDS_ENTRY]
+    chunks = range(-(-len(grids.data) // CHUNK_BYTES)) if needed else range(0)
+    entries = list(state.values())
+    record = DisputeRecord(
+        specification=ours.specification,
+        specification_proof=ours.prove_specification(),
+        step_proof=ours.prove_step(position.agreed),
+        run_root=ours.root(),
+        steps=steps,
+        chunk=evidence.chunk,
+        frame=evidence.facts.frame if needed else b"",
+        grids=tuple(
+            (open_chunk(entries, GRIDS_ENTRY, at), bytes(grids.data[at * CHUNK_BYTES : (at + 1) * CHUNK_BYTES]))
+            for at in chunks
+        ),
+        moves=tuple(move for move in evidence.game.log if not isinstance(move, Ruling)),
+        opening=evidence.opening,
+        loser=found.loser,
+        reason=found.reason,
+    )
+    return record.encode()
 
 
 def _operator_case(
@@ -204,7 +244,7 @@ def _operator_case(
         decode_frame(frame)
     except (InvalidInput, Mismatch):
         return None
-    facts = StepFacts(judge.transcript.specification, record, frame, bytes(state["document/grids"].data))
+    facts = StepFacts(judge.transcript.specification, record, frame, bytes(state[GRIDS_ENTRY].data))
     claimed = judge.traces["trainer"].witness_at(position.disputed)
     root = position.claims["trainer"]
     if claimed is not None and summarise(claimed.values()).root() != root:

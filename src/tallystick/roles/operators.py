@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tallystick.commit.encoding import digest
 from tallystick.commit.state import CHUNK_BYTES, Entry, StateSummary, open_chunk, summarise
 from tallystick.commit.tensors import OpenedChunk, chunk_size, digest_of, open_chunks
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
 from tallystick.execution.snapshot import load_state
 from tallystick.execution.step import map_tensors
 from tallystick.execution.trace import KINDS, StepTrace, array_of, trace_step, whole
+from tallystick.protocol.dispute import handed_digest
 from tallystick.protocol.formulas import Indexes, Point, Sum, is_right_partial, is_within
 from tallystick.protocol.game import Claim, Outcome
 from tallystick.protocol.operator_game import (
@@ -71,7 +71,6 @@ State = Mapping[str, Entry]
 NOISE = {"F32": 2.0**-13, "F64": 2.0**-40}  # of a result's rms; what differs by more is looked at first
 PORTABLE = frozenset({ROUND, ADAM, SGD, LOAD, BATCH, "aten::bernoulli_"})
 LOOKED_AT = 64
-HANDED_TAG = "tallystick/handed-chunks/1"
 
 
 @dataclass(frozen=True)
@@ -239,7 +238,7 @@ class TrainerSide:
             source = (at, -1 - slot) if slot < 0 else op.inputs[slot].source
             data = self.trace.array(source)
             view = memoryview(np.ascontiguousarray(data)) if data.size else memoryview(b"")
-            pieces[slot] = open_chunks(view, self.trace.chunk, numbers)
+            pieces[slot] = open_chunks(view, self.trace.chunk, numbers, self.trace.hashes(source))
         sources = {op.inputs[slot].source[0] for slot in wanted if slot >= 0}
         return Opening(leaf, self._earlier(sources, at), pieces, partials, state, stored)
 
@@ -324,6 +323,7 @@ def _override(trace: StepTrace, source: tuple[int, int], entry: Entry) -> None:
         return
     data = np.frombuffer(bytes(entry.data), dtype=KINDS[entry.dtype])
     trace.values[source].data = data
+    trace.values[source].hashes = None
     digested = digest_of(entry.dtype, data.size, memoryview(data) if data.size else memoryview(b""), trace.chunk)
     outputs = list(op.outputs)
     outputs[source[1]] = Output(digested, output.view)
@@ -360,7 +360,7 @@ class Examination:
         """Compare one operator of the auditor's own step with the trainer's."""
         theirs = self.trainer.trace.operators
         self.own_count = at + 1
-        if at >= len(theirs) or theirs[at].structure != op.structure:
+        if at >= len(theirs) or not op.has_structure_of(theirs[at]):
             self.structure = at
             raise _StoppedError
         if op.name == LOAD:
@@ -668,7 +668,7 @@ class _Table:
             game = play_move(game, "auditor", Pointed(accusation.block))
         opening = side.open(accusation, at, facts)
         self.sent["trainer"] += opening.nbytes
-        game = play_move(game, "trainer", Handed(digest(HANDED_TAG, repr(sorted(opening.pieces)).encode())))
+        game = play_move(game, "trainer", Handed(handed_digest(opening)))
         return self._ruled(game, at, accusation, opening)
 
     def _block(self, accusation: Accusation, at: int, partials: Sequence[tuple[float, float]]) -> int:
