@@ -63,6 +63,9 @@ PLACEMENT = frozenset(
     "device layout pin_memory memory_format non_blocking generator requires_grad dtype_layout".split()
 )
 CONSTANT = "tallystick::constant"
+OVERWRITES = frozenset(f"aten::{name}_" for name in "bernoulli copy fill zero uniform normal random".split())
+"""In-place operators that do not read what they write."""
+EMPTY = frozenset(f"aten::{name}" for name in "empty empty_like new_empty empty_strided new_empty_strided".split())
 SMALL_CONSTANT = 4096  # bytes that stand in the list itself
 NO_ROOT = bytes(32)
 Watch = Callable[[int, Operator, Sequence[Tensor]], None]
@@ -161,6 +164,7 @@ class StepTracer(TorchDispatchMode):
         self._updates: list[tuple[int, list[Tensor]]] = []
         self._hooks: list[Any] = []
         self._tape: Any = None
+        self._unfilled: set[int] = set()
 
     # -- the operators of torch ------------------------------------------------------------------
 
@@ -179,7 +183,7 @@ class StepTracer(TorchDispatchMode):
             written = []
         if name.startswith("aten::_foreach") and given:
             return self._each(func, args, kwargs, written)
-        operands = self._operands(given)
+        operands = self._operands(given, unread=args[0] if name in OVERWRITES else None)
         call = self._call_number() if name == "aten::bernoulli_" else None
         for tensor in written:
             self.preserve(tensor)
@@ -188,8 +192,8 @@ class StepTracer(TorchDispatchMode):
         fresh = self._fresh(results, written)
         if not fresh:
             return result
-        if name in ("aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided",
-                    "aten::new_empty_strided"):  # fmt: skip
+        if name in EMPTY:
+            self._unfilled |= {tensor.untyped_storage()._cdata for tensor in fresh}
             return result  # nothing has been computed; what fills it is an operator
         attributes = _attributes(func, args, kwargs, given)
         if call is not None:
@@ -234,9 +238,12 @@ class StepTracer(TorchDispatchMode):
         held = self._current.get(tensor.untyped_storage()._cdata)
         return None if held is None or held[0].expired() else held[1]
 
-    def _operands(self, tensors: Sequence[Tensor]) -> list[Input | None]:
+    def _operands(self, tensors: Sequence[Tensor], *, unread: object = None) -> list[Input | None]:
         found: list[Input | None] = []
         for tensor in tensors:
+            if tensor is unread:
+                found.append(None)
+                continue
             value = self._find(tensor)
             if value is None:
                 value = self._constant(tensor)
@@ -250,6 +257,8 @@ class StepTracer(TorchDispatchMode):
 
     def _constant(self, tensor: Tensor) -> _Value | None:
         """Write a small tensor that no operator made into the list; None for memory not yet filled."""
+        if tensor.untyped_storage()._cdata in self._unfilled:
+            return None
         with _disable_current_modes():
             flat = whole(tensor)
             if flat.nbytes > SMALL_CONSTANT or tensor.dtype not in STORED:
@@ -281,8 +290,7 @@ class StepTracer(TorchDispatchMode):
     ) -> None:
         known = [operand for operand in operands if operand is not None]
         if len(known) != len(operands):
-            # Memory that nothing has filled may be written to; anything else came from outside the step.
-            if name not in ("aten::bernoulli_", "aten::copy_", "aten::fill_", "aten::zero_"):
+            if name not in OVERWRITES:
                 self._give_up(f"operator {name}: reads a tensor that no operator of the step made")
             attributes = _renumbered(attributes, operands)
         at = len(self.trace.operators)
@@ -326,6 +334,7 @@ class StepTracer(TorchDispatchMode):
                 root = merkle_root(value.hashes)
         storage = tensor.untyped_storage()
         self._current[storage._cdata] = (StorageWeakRef(storage), value)
+        self._unfilled.discard(storage._cdata)
         view = Geometry(tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()))
         return Output(TensorDigest(dtype, flat.numel(), root), view)
 

@@ -219,7 +219,8 @@ def _max_pool(op: Operator, output: int, element: int, read: Read, facts: StepFa
     values = np.asarray(read(0, flat_of(view, (n + zero, c + zero, rows, columns))), dtype=np.float64)
     hit = np.flatnonzero((rows == row) & (columns == column))
     if output == 0:
-        return Point(float(values[hit[0]]) if hit.size else math.nan, exact=True)
+        value = float(values[hit[0]]) if hit.size else math.nan
+        return Point(value, 4.0 * abs(value))
     reach = 0.0
     plane = view.shape[2] * view.shape[3]
     decided = _decision(facts, op, op.outputs[1].view.numel, max(1, (plane - 1).bit_length()), element)

@@ -12,8 +12,9 @@ optimizer's arithmetic is portable the state has no bands: for each choice of th
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -185,6 +186,9 @@ def _play(
     if level == "operators":
         case = _operator_case(step_judge, game.position, defence, objection)
         found = None if case is None else case.play()
+        repeated = [each for trace in traces.values() for each in trace.seconds]
+        if found is not None and repeated:
+            found = replace(found, step_seconds=min(repeated))
         state = None if case is None else case.agreed
     if found is not None and found.rounds:
         rounds["operators"] = found.rounds
@@ -266,6 +270,7 @@ class RecordedTrace:
         self.directory, self.transcript, self.replay = directory, transcript, replay
         self._roots = {c.steps_done: bytes.fromhex(c.state_root) for c in transcript.checkpoints()}
         self._repeated: dict[int, bytes] = {}
+        self.seconds: list[float] = []  # of each repeated step
 
     def commitment_at(self, index: int) -> bytes:
         """Return the 32 bytes this party claims for the state after ``index`` steps."""
@@ -300,7 +305,9 @@ class RecordedTrace:
         record = self.transcript.record(step)
         try:
             frame = self.directory.load_frames(self.transcript, step, step + 1)[step]
+            clock = time.perf_counter()
             outcome, _ = self.replay.follow(record, frame)
+            self.seconds.append(time.perf_counter() - clock)
         except (InvalidInput, Mismatch, Nondeterminism):
             return False
         return f"{outcome.fingerprint:016x}" == record.fingerprint

@@ -102,6 +102,10 @@ class OperatorResult:
         reason: in words; of a fallback, why.
         rounds: of bisection.
         index, operator: the disputed leaf, as number and as module, phase and name; None if there is none.
+        accusation: the element or structure that the auditor named.
+        cost: what it took.
+        evidence: what a record needs.
+        step_seconds: time of one plain step on this machine.
     """
 
     loser: Party | None
@@ -112,6 +116,13 @@ class OperatorResult:
     accusation: Accusation | None
     cost: Cost
     evidence: Evidence | None = None
+    step_seconds: float | None = None
+
+    @property
+    def share_of_step(self) -> float | None:
+        """The judge's time over that of one step, both on this machine; None if either was not measured."""
+        judged = self.cost.seconds.get("judge")
+        return None if judged is None or not self.step_seconds else judged / self.step_seconds
 
     def fields(self) -> dict[str, object]:
         """Return what a verdict says of it."""
