@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import vectors_commit
+import vectors_dispute
 import vectors_monitor
 import vectors_numerics
 
@@ -17,6 +18,7 @@ def main() -> None:
         if folder.is_dir():
             shutil.rmtree(folder)
     vectors_commit.write(ROOT)
+    vectors_dispute.write(ROOT)
     vectors_numerics.write(ROOT)
     vectors_monitor.write(ROOT)
     print(f"{sum(1 for _ in ROOT.rglob('input.json'))} cases in {ROOT.name}/")

@@ -41,7 +41,10 @@ WHERE = {
     "other_data": (BATCH, "batch[0]"),
     "poisoned_label": (BATCH, "batch[1]"),
     "other_rate": (SGD, "conv1.weight"),
-    "skipped_steps": (ROUND, "model/buffer/norm1.running_mean"),  # where the first gradient's rounding should stand
+    "skipped_steps": (
+        ROUND,
+        "model/buffer/norm1.running_mean",
+    ),  # where the first gradient's rounding should stand
     "edited_weights": (SGD, "hidden.weight"),
     "forged_entry": (ROUND, "gradient of conv1.weight"),
 }

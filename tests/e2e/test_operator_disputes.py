@@ -30,6 +30,7 @@ SETTINGS = {
     "text": {"width": "16", "layers": "1", "heads": "2", "block": "12", "batch": "4"},
 }
 
+
 def order(job: str, policy: str, steps: int) -> Order:
     return Order(find_source(job), SETTINGS[job], find_policy(policy), steps=steps, checkpoint_every=5)
 
@@ -69,7 +70,9 @@ class HonestStep:
         self.trainer = self._replay(jitter=jitter)
         load_state(self.auditor.session, self.run.load_checkpoint(0))
         for step in range(2):
-            self.auditor.follow(transcript.record(step), self.run.load_frames(transcript, step, step + 1)[step])
+            self.auditor.follow(
+                transcript.record(step), self.run.load_frames(transcript, step, step + 1)[step]
+            )
         from tallystick.execution.snapshot import state_entries
         from tallystick.roles.judge import _copied  # pyright: ignore[reportPrivateUsage]
 

@@ -267,5 +267,3 @@ def test_a_leaf_opens_under_the_commitments_on_both_sides_and_nowhere_else(lengt
         if at < length - 1:
             with pytest.raises((InvalidInput, Mismatch)):
                 verify_opened_leaf(BASE, opened, agreed=before, claimed=after, whole=(length, ROOT))
-
-

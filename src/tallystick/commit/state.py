@@ -381,6 +381,11 @@ def verify_chunk(proof: ChunkProof, chunk: bytes | memoryview, root: bytes) -> N
 
 
 def parse_entry(value: object, what: str) -> EntrySummary:
+    """Return the summary that an entry object holds; ``what`` names the document.
+
+    Raises:
+        InvalidInput: it holds none.
+    """
     names = ("chunk_bytes", "dtype", "name", "nbytes", "shape", "tensor_root")
     fields = Fields(value, what=f"{what}: entry", names=names)
     fields.constant("chunk_bytes", CHUNK_BYTES)

@@ -7,6 +7,7 @@ who looks at one element of a small job reads little. With chunks of 2**20 bytes
 
 from __future__ import annotations
 
+import itertools
 import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -27,8 +28,8 @@ _SPAN = 1 << 23  # bytes hashed by one task of a pool
 
 
 def chunk_size(state_bytes: int) -> int:
-    """Return the chunk size of the traces of a run whose state has so many bytes: a power of two, about 1/2048 of it."""
-    wanted = max(SMALLEST_CHUNK, min(CHUNK_BYTES, state_bytes >> 11))
+    """Return the chunk size of the traces of a run whose state has so many bytes: a power of two, about 1/1024 of it."""
+    wanted = max(SMALLEST_CHUNK, min(CHUNK_BYTES, state_bytes >> 10))
     return 1 << (wanted.bit_length() - 1)
 
 
@@ -130,7 +131,7 @@ def verify_opened(tensor: TensorDigest, chunk: int, opened: Sequence[OpenedChunk
         Mismatch: a chunk does not lie under the tensor's root.
     """
     count = tensor.chunks(chunk)
-    for before, after in zip(opened, opened[1:], strict=False):
+    for before, after in itertools.pairwise(opened):
         if before.index >= after.index:
             raise InvalidInput(f"tensor: chunk {after.index} must not follow chunk {before.index}")
     for piece in opened:

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,11 +34,10 @@ from tallystick.errors import InvalidInput
 from tallystick.execution.job import Job
 from tallystick.execution.operators import STATEFUL
 from tallystick.execution.session import Session
-from tallystick.execution.snapshot import CODES, load_state, state_entries
+from tallystick.execution.snapshot import CODES, state_entries
 from tallystick.execution.step import StepOutcome, run_step
 from tallystick.execution.tape import FollowTape, RecordTape
 from tallystick.numerics.log import Kind
-from tallystick.numerics.optimizers import SgdNumbers, adam_numbers
 from tallystick.protocol.operators import (
     ADAM,
     BATCH,
@@ -51,7 +50,6 @@ from tallystick.protocol.operators import (
     Input,
     Operator,
     Output,
-    prefix_commitment,
 )
 
 STORED = {**CODES, torch.float64: "F64", torch.bfloat16: "BF16", torch.float16: "F16"}
@@ -65,7 +63,9 @@ PLACEMENT = frozenset(
 CONSTANT = "tallystick::constant"
 OVERWRITES = frozenset(f"aten::{name}_" for name in "bernoulli copy fill zero uniform normal random".split())
 """In-place operators that do not read what they write."""
-EMPTY = frozenset(f"aten::{name}" for name in "empty empty_like new_empty empty_strided new_empty_strided".split())
+EMPTY = frozenset(
+    f"aten::{name}" for name in "empty empty_like new_empty empty_strided new_empty_strided".split()
+)
 SMALL_CONSTANT = 4096  # bytes that stand in the list itself
 NO_ROOT = bytes(32)
 Watch = Callable[[int, Operator, Sequence[Tensor]], None]
@@ -177,10 +177,7 @@ class StepTracer(TorchDispatchMode):
         kwargs = kwargs or {}
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         name: str = func._schema.name
-        if func._schema.is_mutable or name in STATEFUL:
-            written = _written(func, args, kwargs)
-        else:
-            written = []
+        written = _written(func, args, kwargs) if func._schema.is_mutable or name in STATEFUL else []
         if name.startswith("aten::_foreach") and given:
             return self._each(func, args, kwargs, written)
         operands = self._operands(given, unread=args[0] if name in OVERWRITES else None)
@@ -271,10 +268,11 @@ class StepTracer(TorchDispatchMode):
     def preserve(self, tensor: Tensor) -> None:
         """Copy what is kept of ``tensor`` before its memory is written to."""
         value = self._find(tensor)
-        if value is not None and isinstance(value.data, Tensor):
-            if value.data.untyped_storage()._cdata == tensor.untyped_storage()._cdata:
-                with _disable_current_modes():
-                    value.data = value.data.clone()
+        if value is None or not isinstance(value.data, Tensor):
+            return
+        if value.data.untyped_storage()._cdata == tensor.untyped_storage()._cdata:
+            with _disable_current_modes():
+                value.data = value.data.clone()
 
     def _write(
         self,
@@ -298,7 +296,7 @@ class StepTracer(TorchDispatchMode):
         with _disable_current_modes():
             for number, tensor in enumerate(results):
                 outputs.append(self._register((at, number), tensor, lazily=lazily))
-        sequence = torch._C._current_autograd_node()  # pyright: ignore[reportAttributeAccessIssue]
+        sequence: Any = torch._C._current_autograd_node()  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage]
         backward = sequence is not None
         if phase is None:
             phase = "backward" if backward and self._phase == "forward" else self._phase
@@ -307,7 +305,7 @@ class StepTracer(TorchDispatchMode):
                 module = self._by_sequence.get(int(sequence._sequence_nr()), "")
             else:
                 module = self._modules[-1] if self._modules else ""
-                self._by_sequence[int(torch.autograd._get_sequence_nr()) - 1] = module  # pyright: ignore
+                self._by_sequence[_sequence() - 1] = module
         operator = Operator(
             name, overload, module, phase, self._micro_batch, dict(attributes), tuple(known), tuple(outputs)
         )
@@ -378,7 +376,9 @@ class StepTracer(TorchDispatchMode):
         self.preserve(out)
         return found
 
-    def after_round(self, kind: Kind, ordinal: int, out: Tensor, operands: list[Input | None], name: str) -> None:
+    def after_round(
+        self, kind: Kind, ordinal: int, out: Tensor, operands: list[Input | None], name: str
+    ) -> None:
         """Write a rounding site down."""
         if kind == Kind.STATE:
             self._give_up("the optimizer has general arithmetic, whose operators are not in the list")
@@ -415,7 +415,14 @@ class StepTracer(TorchDispatchMode):
             lazily = self.trace.chunk == CHUNK_BYTES
             at = len(self.trace.operators)
             self._write(
-                ADAM if adam else SGD, "", numbers, operands, results, module=name, phase="update", lazily=lazily
+                ADAM if adam else SGD,
+                "",
+                numbers,
+                operands,
+                results,
+                module=name,
+                phase="update",
+                lazily=lazily,
             )
             if narrow is not p.data:
                 value = self.trace.values.get((at, 0)) or _Value((at, 0), "F32", narrow.numel(), None)
@@ -442,7 +449,9 @@ class StepTracer(TorchDispatchMode):
             data = np.frombuffer(entry.data, dtype=KINDS[entry.dtype])
             root = roots[name]
             if self.trace.chunk != CHUNK_BYTES:
-                root = digest_of(entry.dtype, data.size, memoryview(entry.data).cast("B"), self.trace.chunk).root
+                root = digest_of(
+                    entry.dtype, data.size, memoryview(entry.data).cast("B"), self.trace.chunk
+                ).root
             value = _Value((at, 0), entry.dtype, data.size, data)
             self.trace.values[(at, 0)] = value
             storage = tensor.untyped_storage()
@@ -500,6 +509,11 @@ class StepTracer(TorchDispatchMode):
             for handle in handles:
                 handle.remove()
             self._modules = []
+
+
+def _sequence() -> int:
+    """Return the number that the next node of the backward graph gets; the operator being run has the one before."""
+    return int(torch.autograd._get_sequence_nr())  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
 
 
 def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -623,6 +637,7 @@ def _renumbered(attributes: Mapping[str, object], operands: Sequence[Input | Non
 
 def _numbers(group: Mapping[str, Any], held: Mapping[str, Any]) -> dict[str, object]:
     """Return an update's numbers as attributes."""
+
     def real(value: Any) -> dict[str, str]:
         return {"float": hex_float(float(value))}
 

@@ -144,7 +144,9 @@ class DisputeRecord:
                 "steps": {
                     "agreed": self.steps.agreed.hex(),
                     "checkpoints": list(self.steps.checkpoints),
-                    "claims": [[claim.party, claim.index, claim.commitment.hex()] for claim in self.steps.claims],
+                    "claims": [
+                        [claim.party, claim.index, claim.commitment.hex()] for claim in self.steps.claims
+                    ],
                     "ends": {party: commitment.hex() for party, commitment in self.steps.ends.items()},
                 },
             }
@@ -165,7 +167,8 @@ def opening_fields(opening: Opening) -> dict[str, object]:
     """Return an opening as a JSON object; the leaf and the partial sums stand in the trainer's move."""
     return {
         "pieces": [
-            [slot, [_piece_fields(piece) for piece in pieces]] for slot, pieces in sorted(opening.pieces.items())
+            [slot, [_piece_fields(piece) for piece in pieces]]
+            for slot, pieces in sorted(opening.pieces.items())
         ],
         "sources": [
             [source.index, source.leaf.decode("ascii"), [node.hex() for node in source.path]]
@@ -228,6 +231,9 @@ def _check_steps(record: DisputeRecord, facts: dict[str, object], run_root: byte
     position = record.steps.replay()
     if position.agreed != record.step_proof.record.step or position.disputed != position.agreed + 1:
         raise Mismatch(f"the game leads to step {position.agreed}, the record is about another")
+    committed = record.step_proof.record.state_root
+    if committed is not None and committed != position.claims["trainer"].hex():
+        raise Mismatch(f"the trainer claims {position.claims['trainer'].hex()}, its record says {committed}")
     facts["position"] = position
     return "passed", f"step {position.agreed}, {len(record.steps.claims)} claims"
 
@@ -275,15 +281,21 @@ def _check_ruling(record: DisputeRecord, facts: dict[str, object], run_root: byt
     if "outcome" in facts:
         outcome = facts["outcome"]
         if getattr(outcome, "loser", None) != record.loser:
-            raise Mismatch(f"the game was lost by the {getattr(outcome, 'loser', None)}, the ruling says {record.loser}")
+            raise Mismatch(
+                f"the game was lost by the {getattr(outcome, 'loser', None)}, the ruling says {record.loser}"
+            )
         return "passed", f"the {record.loser} broke a rule of the game"
     game = cast("OperatorGame", facts["game"])
-    finding = find_fault(record, cast("StepFacts", facts["facts"]), game, cast("bytes", facts["base"]), position)
+    finding = find_fault(
+        record, cast("StepFacts", facts["facts"]), game, cast("bytes", facts["base"]), position
+    )
     if finding.fault == "unknown":
         return "needs the job", finding.reason
     loser: Party = "trainer" if finding.fault == "faulty" else "auditor"
     if loser != record.loser:
-        raise Mismatch(f"the opened operator speaks against the {loser}, the ruling against the {record.loser}")
+        raise Mismatch(
+            f"the opened operator speaks against the {loser}, the ruling against the {record.loser}"
+        )
     return "passed", finding.reason
 
 
@@ -481,7 +493,9 @@ def _parse_move(value: object) -> Move:
         case ["revealed", leaf]:
             return Revealed(_parse_leaf(leaf))
         case ["opened", leaf, partials]:
-            return Opened(_parse_leaf(leaf), tuple(_parse_partial(each) for each in _items(partials, "partial sums")))
+            return Opened(
+                _parse_leaf(leaf), tuple(_parse_partial(each) for each in _items(partials, "partial sums"))
+            )
         case ["pointed", block]:
             return Pointed(_whole(block, "a block"))
         case ["handed", named]:

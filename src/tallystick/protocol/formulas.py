@@ -109,9 +109,9 @@ def is_within(stated: float | int | bool, point: Point, dtype: str) -> bool:
     if point.also is not None and stated == point.also:
         return True
     if point.exact or isinstance(point.value, int):
-        return stated == point.value or (stated != stated and point.value != point.value)
+        return stated == point.value or (math.isnan(stated) and math.isnan(point.value))
     if not math.isfinite(point.value) or not math.isfinite(stated):
-        return stated == point.value or (stated != stated and point.value != point.value)
+        return stated == point.value or (math.isnan(stated) and math.isnan(point.value))
     return abs(stated - point.value) <= tolerance(point, dtype)
 
 

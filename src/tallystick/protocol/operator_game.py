@@ -158,7 +158,9 @@ def play_move(game: OperatorGame, sender: Party | None, move: Move) -> OperatorG
         ProtocolViolation: the move breaks a rule; the game stays as it was.
     """
     if game.outcome is not None or game.stage in ("over", "step"):
-        raise ProtocolViolation(f"the game is over: {game.outcome.reason if game.outcome else 'it goes to the step'}")
+        raise ProtocolViolation(
+            f"the game is over: {game.outcome.reason if game.outcome else 'it goes to the step'}"
+        )
     if isinstance(move, (Tick, Ruling)):
         if sender is not None:
             raise ProtocolViolation(f"{sender} must not send a {type(move).__name__.lower()}")
@@ -166,11 +168,15 @@ def play_move(game: OperatorGame, sender: Party | None, move: Move) -> OperatorG
     if isinstance(move, Claim):
         return _claimed(game, sender, move)
     if sender != SENDER[type(move)]:
-        raise ProtocolViolation(f"a {type(move).__name__} must come from the {SENDER[type(move)]}, not {sender}")
+        raise ProtocolViolation(
+            f"a {type(move).__name__} must come from the {SENDER[type(move)]}, not {sender}"
+        )
     if (before := _same_move(game, move)) is not None:
         if before == move:
             raise ProtocolViolation(f"{sender} has made this move")
-        return _lost(game, move, sender, f"equivocation: {sender} made two different moves ({type(move).__name__})")
+        return _lost(
+            game, move, sender, f"equivocation: {sender} made two different moves ({type(move).__name__})"
+        )
     if game.stage != STAGE[type(move)]:
         raise ProtocolViolation(f"a {type(move).__name__} must wait: the game awaits {game.stage}")
     return _advanced(game, move)
@@ -192,7 +198,9 @@ def _advanced(game: OperatorGame, move: Move) -> OperatorGame:
         assert at.committed is not None
         _check_list(move.count, move.root, 1)
         if move.count > at.committed.count + 1:
-            raise ProtocolViolation(f"an objection must stand within the list or right after it, not at {move.count - 1}")
+            raise ProtocolViolation(
+                f"an objection must stand within the list or right after it, not at {move.count - 1}"
+            )
         return _bisecting(replace(at, answered=move))
     if isinstance(move, Revealed):
         return _revealed(at, move)
@@ -205,7 +213,9 @@ def _advanced(game: OperatorGame, move: Move) -> OperatorGame:
 
 def _check_list(count: int, root: bytes, least: int) -> None:
     if not least <= count < MOST_LEAVES or len(root) != 32:
-        raise ProtocolViolation(f"a list must have {least} to 2**24 leaves and a root of 32 bytes, has {count}")
+        raise ProtocolViolation(
+            f"a list must have {least} to 2**24 leaves and a root of 32 bytes, has {count}"
+        )
 
 
 def end_commitment(base: bytes, position: int, said: Committed | Answered) -> bytes:
@@ -257,7 +267,11 @@ def _revealed(game: OperatorGame, move: Revealed) -> OperatorGame:
         if move.opened.index != position.agreed:
             raise InvalidInput(f"it opened leaf {move.opened.index}")
         verify_opened_leaf(
-            game.base, move.opened, agreed=position.agreed_commitment, claimed=position.claims["auditor"], whole=whole
+            game.base,
+            move.opened,
+            agreed=position.agreed_commitment,
+            claimed=position.claims["auditor"],
+            whole=whole,
         )
         if move.opened.leaf is None:
             raise InvalidInput("its list ends there without an objection")
@@ -280,12 +294,18 @@ def _opened(game: OperatorGame, move: Opened) -> OperatorGame:
         if move.leaf.index != position.agreed:
             raise InvalidInput(f"it opened leaf {move.leaf.index}")
         verify_opened_leaf(
-            game.base, move.leaf, agreed=position.agreed_commitment, claimed=position.claims["trainer"], whole=whole
+            game.base,
+            move.leaf,
+            agreed=position.agreed_commitment,
+            claimed=position.claims["trainer"],
+            whole=whole,
         )
     except (InvalidInput, Mismatch) as problem:
         return _lost(game, None, "trainer", f"the trainer cannot open operator {position.agreed}: {problem}")
     if game.objection is None:
-        reason = f"the auditor's list parts from the trainer's at operator {position.agreed} without an objection"
+        reason = (
+            f"the auditor's list parts from the trainer's at operator {position.agreed} without an objection"
+        )
         return _lost(game, None, "auditor", reason)
     return replace(game, opened=move, stage="point" if move.partials else "chunks")
 
@@ -297,7 +317,9 @@ def _lost(game: OperatorGame, move: Move | None, loser: Party, reason: str) -> O
 
 def _ticked(game: OperatorGame, tick: Tick) -> OperatorGame:
     if tick.now < game.now:
-        raise ProtocolViolation(f"time must not run backwards (the tick is at {tick.now}, the game at {game.now})")
+        raise ProtocolViolation(
+            f"time must not run backwards (the tick is at {tick.now}, the game at {game.now})"
+        )
     log = game.log[:-1] if game.log and isinstance(game.log[-1], Tick) else game.log
     game = replace(game, now=tick.now, log=(*log, tick))
     if game.stage == "bisect" and game.bisection is not None:

@@ -20,6 +20,7 @@ import numpy as np
 
 from tallystick.errors import InvalidInput
 from tallystick.protocol.formulas import (
+    UNIT,
     Floats,
     Formula,
     Indexes,
@@ -32,7 +33,6 @@ from tallystick.protocol.formulas import (
     triple_products,
     two_product,
     two_sum,
-    UNIT,
 )
 from tallystick.protocol.operators import Geometry, Operator
 
@@ -372,7 +372,12 @@ def _bmm(op: Operator, output: int, element: int, read: Read) -> Formula:
     a, b = _need(op, "self"), _need(op, "mat2")
     count = op.inputs[a].view.shape[2]
     return _dot(
-        op, output, count, (a, lambda k: (n + 0 * k, i + 0 * k, k)), (b, lambda k: (n + 0 * k, k, j + 0 * k)), read
+        op,
+        output,
+        count,
+        (a, lambda k: (n + 0 * k, i + 0 * k, k)),
+        (b, lambda k: (n + 0 * k, k, j + 0 * k)),
+        read,
     )
 
 
@@ -386,9 +391,7 @@ def _addmm(op: Operator, output: int, element: int, read: Read) -> Formula:
         return beta * bias + alpha * total, (each + 3.0) * (abs(alpha) * magnitude + abs(beta * bias))
 
     count = op.inputs[a].view.shape[1]
-    return _dot(
-        op, output, count, (a, lambda k: (i + 0 * k, k)), (b, lambda k: (k, j + 0 * k)), read, finish
-    )
+    return _dot(op, output, count, (a, lambda k: (i + 0 * k, k)), (b, lambda k: (k, j + 0 * k)), read, finish)
 
 
 def _baddbmm(op: Operator, output: int, element: int, read: Read) -> Formula:
@@ -511,7 +514,12 @@ def _window(op: Operator) -> tuple[tuple[int, int], tuple[int, int], tuple[int, 
     stride, padding, dilation = (op.integers(name) for name in ("stride", "padding", "dilation"))
     if len(stride) != 2 or len(padding) != 2 or len(dilation) != 2:
         raise UnknownFormError(f"operator {op.name}: only two dimensions are in the table")
-    return (stride[0], stride[1]), (padding[0], padding[1]), (dilation[0], dilation[1]), int(op.number("groups"))
+    return (
+        (stride[0], stride[1]),
+        (padding[0], padding[1]),
+        (dilation[0], dilation[1]),
+        int(op.number("groups")),
+    )
 
 
 def _product_of(op: Operator, output: int, read: Read, a: tuple[int, list[Indexes]], b: tuple[int, list[Indexes]],
@@ -546,7 +554,9 @@ def _convolution(op: Operator, output: int, element: int, read: Read) -> Formula
         return total + bias, (each + 2.0) * (magnitude + abs(bias))
 
     zero = 0 * c
-    return _product_of(op, output, read, (x, [n + zero, first + c, iy, ix]), (w, [o + zero, c, ky, kx]), finish)
+    return _product_of(
+        op, output, read, (x, [n + zero, first + c, iy, ix]), (w, [o + zero, c, ky, kx]), finish
+    )
 
 
 def _convolution_backward(op: Operator, output: int, element: int, read: Read) -> Formula:
@@ -567,9 +577,7 @@ def _convolution_backward(op: Operator, output: int, element: int, read: Read) -
         ok = (iy >= 0) & (iy < shape[2]) & (ix >= 0) & (ix < shape[3])
         n, y, xx, iy, ix = n[ok], y[ok], xx[ok], iy[ok], ix[ok]
         channel = o // per_group * kernel[1] + c
-        return _product_of(
-            op, output, read, (g, [n, o + 0 * n, y, xx]), (x, [n, channel + 0 * n, iy, ix])
-        )
+        return _product_of(op, output, read, (g, [n, o + 0 * n, y, xx]), (x, [n, channel + 0 * n, iy, ix]))
     n, c, iy, ix = position
     group, inside = divmod(c, kernel[1])
     o, ky, kx = (a.reshape(-1) for a in np.indices((per_group, kernel[2], kernel[3]), dtype=np.int64))
@@ -698,7 +706,9 @@ def _softmax_backward(log: bool) -> Rule:
             return Point(float(g[at]) - weight * total, units)
         total, magnitude = products(g, y)
         own = float(y[at])
-        return Point(own * (float(g[at]) - total), abs(own) * (12.0 * abs(float(g[at])) + (n + 12.0) * magnitude))
+        return Point(
+            own * (float(g[at]) - total), abs(own) * (12.0 * abs(float(g[at])) + (n + 12.0) * magnitude)
+        )
 
     return rule
 
@@ -954,7 +964,9 @@ _RULES: Mapping[str, Rule] = {
     "aten::neg": _exact(("self",), lambda op, a: -a),
     "aten::where.self": _exact(("condition", "self", "other"), lambda op, c, a, b: a if c else b),
     "aten::masked_fill.Scalar": _exact(("mask", "self", "value"), lambda op, c, a, b: b if c else a),
-    "aten::clamp": _exact(("self",), lambda op, a: min(max(a, op.number("min", -math.inf)), op.number("max", math.inf))),
+    "aten::clamp": _exact(
+        ("self",), lambda op, a: min(max(a, op.number("min", -math.inf)), op.number("max", math.inf))
+    ),
     "aten::eq": _compared(lambda a, b: a == b),
     "aten::ne": _compared(lambda a, b: a != b),
     "aten::le": _compared(lambda a, b: a <= b),

@@ -197,8 +197,24 @@ class Operator:
         mine = [(output.tensor.dtype, output.tensor.elements, output.view) for output in self.outputs]
         theirs = [(output.tensor.dtype, output.tensor.elements, output.view) for output in other.outputs]
         return mine == theirs and (
-            (self.name, self.overload, self.module, self.phase, self.micro_batch, self.inputs, self.attributes)
-            == (other.name, other.overload, other.module, other.phase, other.micro_batch, other.inputs, other.attributes)
+            (
+                self.name,
+                self.overload,
+                self.module,
+                self.phase,
+                self.micro_batch,
+                self.inputs,
+                self.attributes,
+            )
+            == (
+                other.name,
+                other.overload,
+                other.module,
+                other.phase,
+                other.micro_batch,
+                other.inputs,
+                other.attributes,
+            )
         )
 
     def encode(self) -> bytes:
@@ -208,7 +224,9 @@ class Operator:
             InvalidInput: an attribute has no canonical form.
         """
         try:  # a list has thousands of leaves: what is encodable is checked where one is parsed
-            return json.dumps(self.fields(), sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+            return json.dumps(self.fields(), sort_keys=True, separators=(",", ":"), allow_nan=False).encode(
+                "ascii"
+            )
         except (TypeError, ValueError) as problem:
             raise InvalidInput(f"operator {self.name}: {problem}") from None
 
@@ -248,7 +266,7 @@ def number_of(value: object, what: str) -> float:
     Raises:
         InvalidInput: it holds none.
     """
-    if isinstance(value, bool) or isinstance(value, int):
+    if isinstance(value, int):
         return int(value)
     if isinstance(value, dict):
         held = cast("dict[str, object]", value)
@@ -484,9 +502,7 @@ def verify_earlier(earlier: EarlierLeaf, *, before: int, root: bytes) -> Operato
         InvalidInput: no such leaf, a malformed one, or a path of another length.
         Mismatch: it does not lie under the root.
     """
-    verify_inclusion(
-        hash_of(earlier.leaf), index=earlier.index, size=before, proof=earlier.path, root=root
-    )
+    verify_inclusion(hash_of(earlier.leaf), index=earlier.index, size=before, proof=earlier.path, root=root)
     return parse_operator(earlier.leaf)
 
 

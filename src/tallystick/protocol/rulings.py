@@ -19,7 +19,17 @@ from tallystick.commit.encoding import digest, parse_hex_float
 from tallystick.commit.state import CHUNK_BYTES, ChunkProof, StateSummary, parse_entry, verify_chunk
 from tallystick.commit.tensors import OpenedChunk, TensorDigest, digest_of, verify_opened
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.numerics.log import Frame, GridTable, Kind, SiteAddress, SiteGrid, SparseEntries, decode, decode_decision, decode_frame
+from tallystick.numerics.log import (
+    Frame,
+    GridTable,
+    Kind,
+    SiteAddress,
+    SiteGrid,
+    SparseEntries,
+    decode,
+    decode_decision,
+    decode_frame,
+)
 from tallystick.numerics.policy import entry_budget
 from tallystick.numerics.random import bernoulli, stream_key, words
 from tallystick.numerics.reference import AdamRule, Entry, ScaledBand, SgdRule, adam, follow, sgd
@@ -179,7 +189,9 @@ def _symbol(entries: SparseEntries, element: int) -> int | None:
     return None
 
 
-def _decision(facts: StepFacts, op: Operator, numel: int, width: int, element: int) -> tuple[float, int] | None:
+def _decision(
+    facts: StepFacts, op: Operator, numel: int, width: int, element: int
+) -> tuple[float, int] | None:
     """Return reach and symbol of the log's entry for an element of a decision, or None."""
     address = SiteAddress(facts.record.rank, op.micro_batch, Kind.DECISION, int(op.number("decision")))
     payload = facts.log.find(address)
@@ -203,10 +215,18 @@ def _decided_relu(op: Operator, element: int, read: Read, facts: StepFacts, plai
 
 
 def _max_pool(op: Operator, output: int, element: int, read: Read, facts: StepFacts) -> Formula:
-    kernel, stride, padding, dilation = (op.integers(n) for n in ("kernel_size", "stride", "padding", "dilation"))
+    kernel, stride, padding, dilation = (
+        op.integers(n) for n in ("kernel_size", "stride", "padding", "dilation")
+    )
     stride = stride or kernel
     view = op.inputs[0].view
-    if len(kernel) != 2 or len(stride) != 2 or any(padding) or any(d != 1 for d in dilation) or len(view.shape) != 4:
+    if (
+        len(kernel) != 2
+        or len(stride) != 2
+        or any(padding)
+        or any(d != 1 for d in dilation)
+        or len(view.shape) != 4
+    ):
         raise UnknownFormError("operator max_pool2d_with_indices: only plain windows are in the table")
     n, c, y, x = position_of(op.outputs[output].view.shape, element)
     chosen = int(read(-2, np.asarray([stored_at(op.outputs[1].view, element)]))[0])
@@ -279,7 +299,8 @@ def _adam(op: Operator, output: int, element: int, read: Read, facts: StepFacts)
 
 def _sgd(op: Operator, output: int, element: int, read: Read, facts: StepFacts) -> Formula:
     rule = SgdRule(
-        *(float(op.number(name)) for name in ("lr", "momentum", "dampening", "weight_decay")), bool(op.number("nesterov"))
+        *(float(op.number(name)) for name in ("lr", "momentum", "dampening", "weight_decay")),
+        bool(op.number("nesterov")),
     )
     held = len(op.inputs) >= 3
     numbers = _elements(op, element, read, (0, 1, 2) if held else (0, 1))
@@ -338,7 +359,13 @@ class Opening:
 class OpenedReader:
     """Reads elements from opened chunks, and nothing else."""
 
-    def __init__(self, op: Operator, chunk: int, pieces: Mapping[int, tuple[OpenedChunk, ...]], stored: Mapping[int, str]) -> None:
+    def __init__(
+        self,
+        op: Operator,
+        chunk: int,
+        pieces: Mapping[int, tuple[OpenedChunk, ...]],
+        stored: Mapping[int, str],
+    ) -> None:
         self._op, self._chunk, self._stored = op, chunk, stored
         self._pieces = {slot: {piece.index: piece.data for piece in held} for slot, held in pieces.items()}
 
@@ -392,9 +419,12 @@ def rule_on_operator(
 
     Args:
         facts: agreed facts of the step.
-        base, chunk: what the lists begin with.
-        agreed, claimed: commitments before the disputed leaf, and the trainer's after it.
-        agreed_state, claimed_state: roots of the agreed state, and of the trainer's after the step.
+        base: what the lists begin with.
+        chunk: bytes in a chunk of a result's tree.
+        agreed: commitment before the disputed leaf.
+        claimed: the trainer's commitment after it.
+        agreed_state: root of the agreed state.
+        claimed_state: root of the state that the trainer claims after the step.
         accusation: what the auditor named.
         opening: what the trainer opened.
         own_structure: the leaf's structure in the judge's own list, where structure is disputed; empty if the judge's list
@@ -406,11 +436,16 @@ def rule_on_operator(
         before = verify_opened_leaf(base, opening.leaf, agreed=agreed, claimed=claimed)
     except (InvalidInput, Mismatch) as problem:
         return Finding("faulty", f"the trainer cannot open operator {at}: {problem}")
-    op = None if opening.leaf.leaf is None else parse_operator(opening.leaf.leaf)
+    try:
+        op = None if opening.leaf.leaf is None else parse_operator(opening.leaf.leaf)
+    except InvalidInput as problem:
+        return Finding("faulty", f"operator {at}: is malformed: {problem}")
     if accusation.structure:
         return _structural(at, op, own_structure)
     if op is None:
-        return Finding("unknown", f"the trainer's list ends before operator {at}, and its structure was not disputed")
+        return Finding(
+            "unknown", f"the trainer's list ends before operator {at}, and its structure was not disputed"
+        )
     where = f"operator {at}, {op}"
     if op.name == END:
         try:
@@ -448,7 +483,9 @@ def _structural(at: int, op: Operator | None, own: bytes | None) -> Finding:
     if stated == own:
         return Finding("sound", f"operator {at}: {name} is what the job asks for there")
     wanted = str(parse_operator(_rooted(own))) if own else "the end of the list"
-    return Finding("faulty", f"operator {at}: the trainer has {name}, the job has {wanted}{_difference(op, own)}")
+    return Finding(
+        "faulty", f"operator {at}: the trainer has {name}, the job has {wanted}{_difference(op, own)}"
+    )
 
 
 def _rooted(structure: bytes) -> bytes:
@@ -536,7 +573,8 @@ def _value(
         if formula.num_blocks > 1:
             if len(opening.partials) != formula.num_blocks:
                 return Finding(
-                    "faulty", f"{where}: {len(opening.partials)} partial sums open a sum of {formula.num_blocks}"
+                    "faulty",
+                    f"{where}: {len(opening.partials)} partial sums open a sum of {formula.num_blocks}",
                 )
             if accusation.block >= 0:
                 if accusation.block >= formula.num_blocks:
@@ -557,7 +595,9 @@ def _value(
     shown = f"element {element} of output {output}" if len(op.outputs) > 1 else f"element {element}"
     if is_within(stated, point, dtype):
         return Finding("sound", f"{where}: {shown} is {_text(stated)}, within what honest arithmetic gives")
-    return Finding("faulty", f"{where}: {shown} must be {_text(point.value)}, the trainer has {_text(stated)}")
+    return Finding(
+        "faulty", f"{where}: {shown} must be {_text(point.value)}, the trainer has {_text(stated)}"
+    )
 
 
 def _text(value: float | int | bool) -> str:
@@ -585,7 +625,8 @@ def _load(
             if own == stated:
                 return Finding("sound", f"{where}: element {accusation.element} is that of the agreed state")
             return Finding(
-                "faulty", f"{where}: element {accusation.element} is {stated.hex()}, the agreed state has {own.hex()}"
+                "faulty",
+                f"{where}: element {accusation.element} is {stated.hex()}, the agreed state has {own.hex()}",
             )
     raise InvalidInput(f"chunk {at // CHUNK_BYTES} of the agreed state's {op.module} is not there")
 
@@ -606,7 +647,9 @@ def _store(
     at = accusation.element * width
     if not 0 <= at < tensor.nbytes:
         return Finding("sound", f"{where}: has no element {accusation.element}")
-    verify_opened(TensorDigest(summary.dtype, tensor.elements, summary.tensor_root), CHUNK_BYTES, opening.stored)
+    verify_opened(
+        TensorDigest(summary.dtype, tensor.elements, summary.tensor_root), CHUNK_BYTES, opening.stored
+    )
     mine = next((p for p in opening.pieces.get(0, ()) if p.index == at // chunk), None)
     theirs = next((p for p in opening.stored if p.index == at // CHUNK_BYTES), None)
     if mine is None or theirs is None:
@@ -615,7 +658,8 @@ def _store(
     if own == written:
         return Finding("sound", f"{where}: element {accusation.element} is what the step computed")
     return Finding(
-        "faulty", f"{where}: element {accusation.element} is stored as {written.hex()}, the step computed {own.hex()}"
+        "faulty",
+        f"{where}: element {accusation.element} is stored as {written.hex()}, the step computed {own.hex()}",
     )
 
 
@@ -624,7 +668,9 @@ def _end(where: str, op: Operator, opening: Opening, before: bytes, claimed: byt
     at = opening.leaf.index
     stated = op.attributes.get("state_root")
     if stated != claimed.hex():
-        return Finding("faulty", f"{where}: the list ends in state {_short(stated)}, the trainer claims {claimed.hex()}")
+        return Finding(
+            "faulty", f"{where}: the list ends in state {_short(stated)}, the trainer claims {claimed.hex()}"
+        )
     numbers = sorted(opening.sources)
     if not numbers or numbers != list(range(numbers[0], at)):
         raise InvalidInput("the stores before the end are not all there")
@@ -638,11 +684,18 @@ def _end(where: str, op: Operator, opening: Opening, before: bytes, claimed: byt
     root = StateSummary(tuple(parse_entry(each.attributes.get("entry"), "operator") for each in held)).root()
     if root == claimed:
         return Finding("sound", f"{where}: the stores make up the claimed state")
-    return Finding("faulty", f"{where}: the stores make up state {root.hex()}, the trainer claims {claimed.hex()}")
+    return Finding(
+        "faulty", f"{where}: the stores make up state {root.hex()}, the trainer claims {claimed.hex()}"
+    )
 
 
 def _batch(
-    where: str, op: Operator, chunk: int, accusation: Accusation, opening: Opening, own: Mapping[str, bytes] | None
+    where: str,
+    op: Operator,
+    chunk: int,
+    accusation: Accusation,
+    opening: Opening,
+    own: Mapping[str, bytes] | None,
 ) -> Finding:
     if own is None:
         return Finding("unknown", f"{where}: the judge does not have the step's data")
@@ -651,7 +704,9 @@ def _batch(
         return Finding("faulty", f"{where}: the job's data has no such tensor")
     tensor = op.outputs[0].tensor
     if len(data) != tensor.nbytes:
-        return Finding("faulty", f"{where}: the committed data has {len(data)} bytes, the trainer used {tensor.nbytes}")
+        return Finding(
+            "faulty", f"{where}: the committed data has {len(data)} bytes, the trainer used {tensor.nbytes}"
+        )
     if digest_of(tensor.dtype, tensor.elements, memoryview(data), chunk).root == tensor.root:
         return Finding("sound", f"{where}: is the committed data")
     return Finding("faulty", f"{where}: is not the committed data")

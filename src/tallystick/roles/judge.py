@@ -113,7 +113,8 @@ def dispute(
     """Play the dispute between two run directories and rule.
 
     Args:
-        trainer, auditor: the two runs.
+        trainer: the trainer's run.
+        auditor: the auditor's claim.
         source: the job's, which auditor and judge repeat.
         level: ``operators``, or ``steps`` to have the judge repeat the whole disputed step.
         defence: the program with which the trainer defends itself; by default the job's.
@@ -204,7 +205,11 @@ def _play(
 
 
 def _record_of(
-    ours: Transcript, state: State | None, steps: StepsGame, position: DisputedPosition, found: OperatorResult | None
+    ours: Transcript,
+    state: State | None,
+    steps: StepsGame,
+    position: DisputedPosition,
+    found: OperatorResult | None,
 ) -> bytes | None:
     """Return the portable record of a dispute that ended at an operator, else None."""
     if found is None or found.evidence is None or found.loser is None or state is None:
@@ -223,7 +228,10 @@ def _record_of(
         chunk=evidence.chunk,
         frame=evidence.facts.frame if needed else b"",
         grids=tuple(
-            (open_chunk(entries, GRIDS_ENTRY, at), bytes(grids.data[at * CHUNK_BYTES : (at + 1) * CHUNK_BYTES]))
+            (
+                open_chunk(entries, GRIDS_ENTRY, at),
+                bytes(grids.data[at * CHUNK_BYTES : (at + 1) * CHUNK_BYTES]),
+            )
             for at in chunks
         ),
         moves=tuple(move for move in evidence.game.log if not isinstance(move, Ruling)),

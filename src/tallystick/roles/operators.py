@@ -128,7 +128,9 @@ class OperatorResult:
         """Return what a verdict says of it."""
         op, accusation, cost = self.operator, self.accusation, self.cost
         named = None if op is None else {"module": op.module, "name": op.name, "phase": op.phase}
-        element = None if accusation is None or accusation.structure else [accusation.output, accusation.element]
+        element = (
+            None if accusation is None or accusation.structure else [accusation.output, accusation.element]
+        )
         return {
             "element": element,
             "fallback": None if self.loser is not None else self.reason,
@@ -227,7 +229,9 @@ class TrainerSide:
             noting(-1, np.asarray([accusation.element]))
             number = accusation.element * np.dtype(KINDS[op.outputs[0].tensor.dtype]).itemsize // CHUNK_BYTES
             proof = open_chunk(list(self.agreed.values()), op.module, number)
-            data = bytes(memoryview(self.agreed[op.module].data).cast("B")[number * CHUNK_BYTES :][:CHUNK_BYTES])
+            data = bytes(
+                memoryview(self.agreed[op.module].data).cast("B")[number * CHUNK_BYTES :][:CHUNK_BYTES]
+            )
             state = ((proof, data),)
         elif op.name == STORE and op.inputs:
             noting(0, np.asarray([accusation.element]))
@@ -335,7 +339,9 @@ def _override(trace: StepTrace, source: tuple[int, int], entry: Entry) -> None:
     data = np.frombuffer(bytes(entry.data), dtype=KINDS[entry.dtype])
     trace.values[source].data = data
     trace.values[source].hashes = None
-    digested = digest_of(entry.dtype, data.size, memoryview(data) if data.size else memoryview(b""), trace.chunk)
+    digested = digest_of(
+        entry.dtype, data.size, memoryview(data) if data.size else memoryview(b""), trace.chunk
+    )
     outputs = list(op.outputs)
     outputs[source[1]] = Output(digested, output.view)
     trace.operators[source[0]] = replace(op, outputs=tuple(outputs))
@@ -376,7 +382,9 @@ class Examination:
             raise _StoppedError
         if op.name == LOAD:
             if op.outputs[0].tensor.root != theirs[at].outputs[0].tensor.root:
-                mine = np.frombuffer(self.trainer.agreed[op.module].data, dtype=KINDS[op.outputs[0].tensor.dtype])
+                mine = np.frombuffer(
+                    self.trainer.agreed[op.module].data, dtype=KINDS[op.outputs[0].tensor.dtype]
+                )
                 self._compare(at, 0, op, mine, self.trainer.trace.array((at, 0)))
             return
         for number, tensor in enumerate(results):
@@ -402,7 +410,7 @@ class Examination:
         where = int(away.argmax())
         largest = float(away[where])
         if not math.isfinite(largest):
-            same = (a == b) | ((a != a) & (b != b))
+            same = (a == b) | (a.isnan() & b.isnan())
             if bool(same.all()):
                 return
             where, largest = int((~same).nonzero()[0]), math.inf
@@ -420,7 +428,9 @@ class Examination:
     def objection(self, facts: StepFacts) -> Objection | None:
         """Return the objection to the first operator that can be shown to be false; None if there is none."""
         loud = sorted(suspect for suspect in self.suspects if suspect[3] > 1.0)
-        quiet = sorted((suspect for suspect in self.suspects if suspect[3] <= 1.0), key=lambda s: -s[3])[:LOOKED_AT]
+        quiet = sorted((suspect for suspect in self.suspects if suspect[3] <= 1.0), key=lambda s: -s[3])[
+            :LOOKED_AT
+        ]
         checked = 0
         for at, number, element, _ in [*loud, *sorted(quiet)]:
             if self.structure is not None and at >= self.structure:
@@ -551,7 +561,10 @@ class OperatorDispute:
         record, frame = self.facts.record, self.facts.frame
         chunk = chunk_size(sum(memoryview(entry.data).nbytes for entry in self.agreed.values()))
         base = base_of(
-            agreed=self.agreed_root, specification=self.facts.specification.leaf(), record=record.leaf(), chunk=chunk
+            agreed=self.agreed_root,
+            specification=self.facts.specification.leaf(),
+            record=record.leaf(),
+            chunk=chunk,
         )
         summary = summarise(self.agreed.values())
         seconds: dict[str, float] = {}
@@ -573,7 +586,9 @@ class OperatorDispute:
             try:
                 seen = examine(self.auditor, self.agreed, summary, frame, record, side)
             except (InvalidInput, Nondeterminism) as problem:
-                return _fallback(f"the auditor cannot repeat the step: {problem}", Cost(count, 0, 0, 0, 0, seconds))
+                return _fallback(
+                    f"the auditor cannot repeat the step: {problem}", Cost(count, 0, 0, 0, 0, seconds)
+                )
             objection = seen.objection(self.facts)
         seconds["auditor"] = time.perf_counter() - clock
         table = _Table(self, side, base, chunk, seconds, 0 if seen is None else seen.opened_bytes)
@@ -627,7 +642,13 @@ class _Table:
     """The table at which one game of level three is played; counts what goes over it."""
 
     def __init__(
-        self, case: OperatorDispute, side: TrainerSide, base: bytes, chunk: int, seconds: dict[str, float], opened: int
+        self,
+        case: OperatorDispute,
+        side: TrainerSide,
+        base: bytes,
+        chunk: int,
+        seconds: dict[str, float],
+        opened: int,
     ) -> None:
         self.case, self.side, self.base, self.chunk, self.seconds = case, side, base, chunk, seconds
         self.opened = opened
@@ -728,4 +749,13 @@ def needs_log(op: Operator | None) -> bool:
     return op is not None and (op.name == ROUND or "decision" in op.attributes)
 
 
-__all__ = ["Cost", "Evidence", "Mismatch", "OperatorDispute", "OperatorResult", "Outcome", "defend", "examine"]
+__all__ = [
+    "Cost",
+    "Evidence",
+    "Mismatch",
+    "OperatorDispute",
+    "OperatorResult",
+    "Outcome",
+    "defend",
+    "examine",
+]

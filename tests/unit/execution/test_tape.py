@@ -41,7 +41,7 @@ from tallystick.numerics.log import (
     encode,
     encode_frame,
 )
-from tallystick.numerics.policy import FP32, FP64, Policy
+from tallystick.numerics.policy import FP32, FP64, Policy, entry_budget
 
 POLICIES = pytest.mark.parametrize("policy", [FP64, FP32], ids=["fp64", "fp32"])
 LOUD = {"fp64": -28, "fp32": -14}  # a band wide enough for some entries among 4096 elements
