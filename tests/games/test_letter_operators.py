@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tallystick.commit.merkle import root as merkle_root
 from tallystick.errors import InvalidInput, Mismatch, ProtocolViolation
-from tallystick.protocol.game import Claim
+from tallystick.protocol.game import Claim, Level, apply
 from tallystick.protocol.operator_game import (
     Answered,
     Committed,
@@ -26,6 +26,7 @@ from tallystick.protocol.operator_game import (
     play_move,
 )
 from tallystick.protocol.operators import verify_opened_leaf
+from tallystick.protocol.strategy import next_moves
 from tallystick.protocol.trace import PARTIES, Party
 from tallystick.testing.letter_operators import (
     BASE,
@@ -41,6 +42,7 @@ from tallystick.testing.letter_operators import (
     list_of,
     play_letters,
 )
+from tallystick.testing.letters import LettersTrace, open_letters, wrong_from
 
 ROOT = bytes(range(32))
 
@@ -103,6 +105,32 @@ def test_an_objection_to_a_right_operator_loses_at_every_position(length: int) -
 
         assert loser(match) == "auditor"
         assert match.judged == [position]
+
+
+@pytest.mark.parametrize(("step", "operator"), [(1, 0), (51_217, 900), (99_999, 1894), (102_400, 1023)])
+def test_a_long_run_is_settled_in_ten_and_seven_and_eleven_rounds(step: int, operator: int) -> None:
+    """1,024 checkpoints of 100 steps, and the 1,895 operators of one step of the job ``text``."""
+    checkpoints, last = range(0, 102_401, 100), 102_400
+    lying = wrong_from(last, step)
+    game = open_letters(
+        [Level("checkpoints", checkpoints), Level("steps", range(last + 1))],
+        {"trainer": lying, "auditor": LettersTrace(last)},
+    )
+    rounds: dict[str, int] = {}
+    while game.position is None:
+        name = game.level.name
+        for party, trace in (("trainer", lying), ("auditor", LettersTrace(last))):
+            for move in next_moves(game, party, trace):  # pyright: ignore[reportArgumentType]
+                game = apply(game, move)
+        rounds[name] = rounds.get(name, 0) + 1
+    letters = letters_of(1895, {operator: 1})
+
+    match = match_of(LetterTrainer(letters), LetterAuditor(letters), honest="auditor", handed=letters)
+
+    assert game.position.disputed == step
+    assert rounds["checkpoints"] <= 10
+    assert rounds["steps"] <= 7
+    assert (match.judged, match.game.rounds <= 11) == ([operator], True)
 
 
 def test_an_auditor_that_finds_nothing_declines_and_the_step_is_judged() -> None:

@@ -100,8 +100,7 @@ def tolerance(point: Point, dtype: str) -> float:
         return 0.0
     u = UNIT[dtype]
     # Twice: the party's own rounding, and that of this evaluation, which is in binary64 and no worse.
-    stated = gamma(1.0, u) * point.units if point.units < 0.01 / u else math.inf
-    return stated + 2.0 * OWN_UNIT * point.units + LEAST[dtype]
+    return gamma(1.0, u) * point.units + 2.0 * OWN_UNIT * point.units + LEAST[dtype]
 
 
 def is_within(stated: float | int | bool, point: Point, dtype: str) -> bool:
