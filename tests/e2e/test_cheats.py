@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,11 @@ def test_a_cheat_is_caught_at_its_step_and_its_party_is_blamed(
     assert [check.outcome for check in checks[:4]] == ["passed"] * 4
     needs_job = name in ("other_data", "poisoned_label", "other_rate", "skipped_steps")
     assert checks[4].outcome == ("needs the job" if needs_job else "passed")
+    if name == "forged_entry":
+        bare = replace(
+            parse_dispute(result.record), frame=b"", grids=()
+        )  # whoever passes a record on may not drop the log
+        assert [check.outcome for check in verify_dispute(bare)[3:]] == ["failed", "not reached"]
 
 
 @pytest.mark.parametrize("policy", ["fp32", "fp64", "bf16"])

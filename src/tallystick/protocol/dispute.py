@@ -38,7 +38,7 @@ from tallystick.protocol.operator_game import (
     play_move,
 )
 from tallystick.protocol.operators import EarlierLeaf, OpenedLeaf, base_of, parse_operator
-from tallystick.protocol.rulings import Accusation, Finding, Opening, StepFacts, rule_on_operator
+from tallystick.protocol.rulings import Accusation, Finding, Opening, StepFacts, needs_log, rule_on_operator
 from tallystick.protocol.trace import PARTIES, DisputedPosition, Party
 from tallystick.protocol.transcript import (
     Specification,
@@ -271,8 +271,13 @@ def _check_log(record: DisputeRecord, facts: dict[str, object], run_root: bytes 
         raise Mismatch("the grids are not whole")
     step = StepFacts(record.specification, record.step_proof.record, record.frame, grids)
     facts["facts"] = step
-    if not record.frame:
+    opened = next((move.leaf.leaf for move in record.moves if isinstance(move, Opened)), None)
+    if "outcome" in facts or opened is None or not needs_log(parse_operator(opened)):
+        if record.frame or record.grids:
+            raise Mismatch("the record holds a log that its operator does not need")
         return "passed", "the operator needs neither"
+    if not record.grids:
+        raise Mismatch("the operator needs the grids, and the record has none")
     return "passed", f"{len(step.log.sites)} payloads, {len(step.table.sites)} grids"
 
 

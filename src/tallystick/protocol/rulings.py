@@ -62,6 +62,7 @@ from tallystick.protocol.operators import (
 from tallystick.protocol.transcript import Specification, StepRecord
 
 CONSTANT = "tallystick::constant"
+NARROW = ("F16", "BF16")
 ARRAY = {
     "F32": "<f4", "F64": "<f8", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1", "BOOL": "u1",
 }  # fmt: skip
@@ -124,6 +125,11 @@ class StepFacts:
         return self.specification.policy.parameters.get(name, 0)
 
 
+def needs_log(op: Operator | None) -> bool:
+    """Whether judging an operator takes the step's log and grids."""
+    return op is not None and (op.name == ROUND or "decision" in op.attributes)
+
+
 def formula_for(op: Operator, output: int, element: int, read: Read, facts: StepFacts) -> Formula:
     """Return how one element follows from the operator's inputs.
 
@@ -131,6 +137,10 @@ def formula_for(op: Operator, output: int, element: int, read: Read, facts: Step
         UnknownFormError: the table does not have this operator, or not this form of it.
         InvalidInput: the operator contradicts itself or the log.
     """
+    if op.outputs[output].tensor.dtype in NARROW:
+        raise UnknownFormError(
+            f"operator {op.name}: results of {op.outputs[output].tensor.dtype} are not in the table"
+        )
     own = _OWN.get(op.name)
     if own is not None:
         return own(op, output, element, read, facts)
@@ -719,6 +729,7 @@ __all__ = [
     "Opening",
     "StepFacts",
     "formula_for",
+    "needs_log",
     "number_of",
     "parse_hex_float",
     "rule_on_operator",

@@ -32,7 +32,7 @@ from tallystick.numerics.rounding import NO_KEY, Candidates, Key, find_candidate
 from tallystick.protocol.dispute import GRIDS_ENTRY, DisputeRecord, StepsGame
 from tallystick.protocol.game import Claim, Level, apply, open_game
 from tallystick.protocol.operators import Objection
-from tallystick.protocol.rulings import StepFacts
+from tallystick.protocol.rulings import StepFacts, needs_log
 from tallystick.protocol.strategy import next_moves
 from tallystick.protocol.trace import DisputedPosition, Party, Ruling
 from tallystick.protocol.transcript import Specification, Transcript
@@ -46,7 +46,7 @@ from tallystick.roles.auditor import (
     is_excused,
     open_replay,
 )
-from tallystick.roles.operators import OperatorDispute, OperatorResult, needs_log
+from tallystick.roles.operators import OperatorDispute, OperatorResult
 from tallystick.store.files import RunDirectory
 
 UNOPENED_TAG = "tallystick/unopened-state/1"

@@ -61,6 +61,7 @@ from tallystick.protocol.rulings import (
     Opening,
     StepFacts,
     formula_for,
+    needs_log,
     rule_on_operator,
     widened,
 )
@@ -742,11 +743,6 @@ class _Table:
         return OperatorResult(
             loser, finding.reason, game.rounds, at, op, accusation, self.cost(), replace(evidence, game=game)
         )
-
-
-def needs_log(op: Operator | None) -> bool:
-    """Whether judging an operator takes the step's log."""
-    return op is not None and (op.name == ROUND or "decision" in op.attributes)
 
 
 __all__ = [
