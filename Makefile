@@ -8,7 +8,7 @@ BIN := .venv/bin
 WORKERS ?= 2
 say = @printf '\n== %s\n' "$(1)"
 
-.PHONY: help setup demo test test-slow format vectors \
+.PHONY: help setup demo test test-slow fuzz format vectors \
         check-format check-lint check-layers check-bare check-types check-vectors check-tests
 
 help: ## list the targets
@@ -28,6 +28,12 @@ test: setup ## every check and all tests but the slow ones
 test-slow: setup ## the tests marked slow
 	$(call say,slow tests: pytest -m slow)
 	@$(BIN)/python -m pytest -m slow
+
+FUZZ_SECONDS ?= 600
+fuzz: setup ## fuzz every parser of other parties' bytes, FUZZ_SECONDS each (ten minutes)
+	$(call say,fuzz: fuzz/fuzz.py)
+	@$(BIN)/python -m pip install -qq -c constraints.txt --group fuzz
+	@$(BIN)/python fuzz/fuzz.py --seconds $(FUZZ_SECONDS) --jobs $(WORKERS)
 
 format: setup ## format the code and mend what ruff can mend
 	$(call say,format: ruff)

@@ -24,6 +24,7 @@ BARE = (
     "tallystick.numerics.random",
     "tallystick.numerics.reference",
     "tallystick.roles.verifier",
+    "tallystick.store.keys",
     "tallystick.monitor.draw",
     "tallystick.monitor.planner",
     "tallystick.monitor.workload",

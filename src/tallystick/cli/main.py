@@ -20,7 +20,7 @@ import typer
 import typer.main
 
 from tallystick import __version__
-from tallystick.cli import calibrating, planning
+from tallystick.cli import calibrating, conforming, keys, planning
 from tallystick.cli.auditing import audit, dispute
 from tallystick.cli.demo import demo
 from tallystick.cli.inspecting import prove, show, verify
@@ -62,6 +62,8 @@ if importlib.util.find_spec("tallystick.cli.bench") is not None:
     app.add_typer(importlib.import_module("tallystick.cli.bench").app, name="bench")
 planning.register(app)
 calibrating.register(app)
+keys.register(app)
+conforming.register(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

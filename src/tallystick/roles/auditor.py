@@ -267,8 +267,9 @@ def _audit_segment(
     roots = {checkpoint.steps_done: checkpoint.state_root for checkpoint in transcript.checkpoints()}
     clock = time.perf_counter()
     try:
-        load_state(replay.session, directory.load_committed(start, roots[start]))
+        state = directory.load_committed(start, roots[start])
         frames = directory.load_frames(transcript, start, end)
+        _load_or_refuse(replay.session, state)
     except Mismatch as problem:
         result.deviations.append(
             Deviation(start, "mismatch", "evidence", None, str(problem), "its own digest")
@@ -296,6 +297,18 @@ def _audit_segment(
     if result.deviations:
         _judge_segment(replay, directory, transcript, result, frames, roots[start])
     return result
+
+
+def _load_or_refuse(session: Session, state: Mapping[str, Entry]) -> None:
+    """Load a state that opens its commitment; that it does not fit the job is then the committing party's fault.
+
+    Raises:
+        Mismatch: it does not.
+    """
+    try:
+        load_state(session, state)
+    except InvalidInput as problem:
+        raise Mismatch(str(problem)) from problem
 
 
 def compare_step(

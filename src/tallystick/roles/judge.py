@@ -35,7 +35,7 @@ from tallystick.protocol.operators import Objection
 from tallystick.protocol.rulings import StepFacts, needs_log
 from tallystick.protocol.strategy import next_moves
 from tallystick.protocol.trace import DisputedPosition, Party, Ruling
-from tallystick.protocol.transcript import Specification, Transcript
+from tallystick.protocol.transcript import Specification, StepRecord, Transcript
 from tallystick.roles.auditor import (
     FINGERPRINT,
     Deviation,
@@ -154,22 +154,27 @@ def _play(
     level: str,
     objection: Objection | None,
 ) -> DisputeResult:
-    last = ours.num_steps
+    checkpoints = [checkpoint.steps_done for checkpoint in ours.checkpoints()]
     traces: dict[Party, RecordedTrace] = {
         "trainer": RecordedTrace(trainer, ours, defence),
         "auditor": RecordedTrace(auditor, theirs, replay),
     }
-    first, final = (
-        traces["trainer"].commitment_at(0),
-        {party: trace.commitment_at(last) for party, trace in traces.items()},
+    claims = {party: [trace.commitment_at(done) for done in checkpoints] for party, trace in traces.items()}
+    step_judge = StepJudge(trainer, ours, auditor, theirs, replay, traces)
+    # A false state in the middle is disputed too, where both sides end in the same one.
+    last = next(
+        (i for i in reversed(range(len(checkpoints))) if claims["trainer"][i] != claims["auditor"][i]), None
     )
-    if final["trainer"] == final["auditor"]:
+    if last is None:
+        if (ruling := step_judge.rule_on_records(ours.num_steps)) is not None:
+            return DisputeResult(
+                ruling.loser, step_judge.step, 0, {}, ruling.reason, outcome=step_judge.outcome
+            )
         same = "both sides reached the same state"
         return DisputeResult("none", None, 0, {}, same, outcome="agreement")
-    checkpoints = [checkpoint.steps_done for checkpoint in ours.checkpoints()]
-    assert checkpoints[0] == 0
-    levels = [Level("checkpoints", checkpoints), Level("steps", range(last + 1))]
-    game = open_game(levels, agreed=first, trainer=final["trainer"], auditor=final["auditor"])
+    levels = [Level("checkpoints", checkpoints[: last + 1]), Level("steps", range(checkpoints[last] + 1))]
+    agreed, trainers, auditors = claims["trainer"][0], claims["trainer"][last], claims["auditor"][last]
+    game = open_game(levels, agreed=agreed, trainer=trainers, auditor=auditors)
     rounds: dict[str, int] = {}
     while game.position is None:
         name = game.level.name
@@ -178,41 +183,50 @@ def _play(
                 game = apply(game, move)
         rounds[name] = rounds.get(name, 0) + 1
     moves = [(move.party, move.index, move.commitment.hex()) for move in game.log if isinstance(move, Claim)]
-    steps_game = StepsGame(
-        tuple(checkpoints), first, final, tuple(move for move in game.log if isinstance(move, Claim))
-    )
-    step_judge = StepJudge(trainer, ours, auditor, replay, traces)
-    state: State | None = None
+    # What the records say of the steps before, on whose states both agree, can be false all the same.
+    earlier = step_judge.rule_on_records(game.position.agreed)
     found: OperatorResult | None = None
-    if level == "operators":
+    written: bytes | None = None
+    if earlier is None and level == "operators":
         case = _operator_case(step_judge, game.position, defence, objection)
         found = None if case is None else case.play()
         repeated = [each for trace in traces.values() for each in trace.seconds]
         if found is not None and repeated:
             found = replace(found, step_seconds=min(repeated))
-        state = None if case is None else case.agreed
+        if case is not None and found is not None:
+            stated = tuple(move for move in game.log if isinstance(move, Claim))
+            ends: dict[Party, bytes] = {"trainer": trainers, "auditor": auditors}
+            steps = StepsGame(tuple(checkpoints[: last + 1]), agreed, ends, stated)
+            written = _record_of(ours, case.agreed, steps, game.position, found)
     if found is not None and found.rounds:
         rounds["operators"] = found.rounds
     if found is not None and found.loser is not None:
-        loser, reason, outcome = found.loser, found.reason, "fault"
-    else:
-        ruling = step_judge.rule(game.position, {})
-        loser, reason, outcome = ruling.loser, ruling.reason, step_judge.outcome
+        reason = f"step {game.agreed}: {found.reason}"
+        return DisputeResult(
+            found.loser, game.agreed, sum(rounds.values()), rounds, reason, moves, "fault", found, written
+        )
+    ruling = earlier or step_judge.rule(game.position, {})
     return DisputeResult(
-        loser, game.agreed, sum(rounds.values()), rounds, f"step {game.agreed}: {reason.removeprefix(f'step {game.agreed}: ')}",
-        moves, outcome, found, _record_of(ours, state, steps_game, game.position, found),
-    )  # fmt: skip
+        ruling.loser,
+        step_judge.step,
+        sum(rounds.values()),
+        rounds,
+        ruling.reason,
+        moves,
+        step_judge.outcome,
+        found,
+    )
 
 
 def _record_of(
     ours: Transcript,
-    state: State | None,
+    state: State,
     steps: StepsGame,
     position: DisputedPosition,
-    found: OperatorResult | None,
+    found: OperatorResult,
 ) -> bytes | None:
     """Return the portable record of a dispute that ended at an operator, else None."""
-    if found is None or found.evidence is None or found.loser is None or state is None:
+    if found.evidence is None or found.loser is None:
         return None
     evidence = found.evidence
     needed = needs_log(found.operator)
@@ -249,7 +263,11 @@ def _operator_case(
     step = position.agreed
     record = judge.transcript.record(step)
     state = judge.opened(step, position.agreed_commitment)
-    if state is None or batch_digest(judge.replay.job.batch(step)) != record.batch:
+    if (
+        state is None
+        or GRIDS_ENTRY not in state
+        or batch_digest(judge.replay.job.batch(step)) != record.batch
+    ):
         return None
     try:
         frame = judge.trainer.load_frames(judge.transcript, step, step + 1)[step]
@@ -320,6 +338,15 @@ class RecordedTrace:
             return False
         return f"{outcome.fingerprint:016x}" == record.fingerprint
 
+    def find_unopened_checkpoint(self, index: int) -> str | None:
+        """Return why this party cannot open its own last checkpoint up to ``index``, or None if it can."""
+        start = max(done for done in self._roots if done <= index)
+        try:
+            self.directory.load_committed(start, self._roots[start].hex())
+        except (InvalidInput, Mismatch) as problem:
+            return str(problem)
+        return None
+
     def witness_at(self, index: int) -> State | None:
         """Return the state after ``index`` steps that opens this party's claim, or None if it cannot open it."""
         if index in self._roots:
@@ -333,6 +360,12 @@ class RecordedTrace:
         return {entry.name: _copied(entry) for entry in state_entries(self.replay.session)}
 
 
+def _has_form_of(entry: Entry | None, other: Entry | None) -> bool:
+    return (
+        entry is not None and other is not None and (entry.dtype, entry.shape) == (other.dtype, other.shape)
+    )
+
+
 def _copied(entry: Entry) -> Entry:
     return Entry(entry.name, entry.dtype, entry.shape, bytes(entry.data))
 
@@ -344,14 +377,61 @@ class StepJudge:
     trainer: RunDirectory
     transcript: Transcript
     auditor: RunDirectory
+    auditors_transcript: Transcript
     replay: Replay
     traces: Mapping[Party, RecordedTrace]
     outcome: str = "fault"
+    step: int | None = None
+
+    def rule_on_records(self, end: int) -> Ruling | None:
+        """Return who misstates the first of the steps before ``end`` that the parties describe differently, or None.
+
+        Both agree on the states up to ``end``; logs and what is derived from them may differ honestly.
+        """
+        step = next((s for s in range(end) if self._stated(s, "trainer") != self._stated(s, "auditor")), None)
+        if step is None:
+            return None
+        self.step = step
+        state = next((s for trace in self.traces.values() if (s := trace.witness_at(step)) is not None), None)
+        if state is None:
+            self.outcome = "cannot_reproduce"
+            return Ruling("none", f"step {step}: neither side can open the state both agree on")
+        load_state(self.replay.session, state)
+        record = self.transcript.record(step)
+        try:
+            frame = self.trainer.load_frames(self.transcript, step, step + 1)[step]
+            outcome, _ = self.replay.follow(record, frame)
+        except (InvalidInput, Mismatch, Nondeterminism) as problem:
+            return Ruling("trainer", f"step {step}: the log cannot be followed: {problem}")
+        statements: dict[Party, StepRecord] = {
+            "trainer": record,
+            "auditor": self.auditors_transcript.record(step),
+        }
+        for party, stated in statements.items():
+            found = compare_step(stated, outcome, [])
+            if not found:
+                continue
+            noisy = find_noisy_sites(self.replay, self.transcript, step, step, {step: frame}, state)
+            if all(is_excused(deviation, noisy) for deviation in found):
+                self.outcome = "cannot_reproduce"
+                return Ruling(
+                    "none", f"step {step}: the judge cannot reproduce what the {party} did: {noisy[0]}"
+                )
+            first = found[0]
+            return Ruling(
+                party, f"step {step}: {first.subject} is {first.own}, the {party} says {first.stated}"
+            )
+        return None
+
+    def _stated(self, step: int, party: Party) -> tuple[object, ...]:
+        transcript = self.transcript if party == "trainer" else self.auditors_transcript
+        r = transcript.record(step)
+        return (r.batch, r.micro_batches, r.loss, r.schedule, r.skipped, r.fingerprint)
 
     def rule(self, position: DisputedPosition, witnesses: Mapping[Party, object]) -> Ruling:
         """Return who is at fault at ``position``; the parties' states are asked for here, one at a time."""
         del witnesses
-        step = position.agreed
+        step = self.step = position.agreed
         record = self.transcript.record(step)
         # 1. Somebody opens the agreed commitment.
         state = self.opened(position.agreed, position.agreed_commitment)
@@ -428,6 +508,10 @@ class StepJudge:
         self, party: Party, position: DisputedPosition, repeated: AcceptableStates
     ) -> Deviation | None:
         state = self.traces[party].witness_at(position.disputed)
+        if state is None and (problem := self.traces[party].find_unopened_checkpoint(position.agreed)):
+            return Deviation(
+                position.agreed, "mismatch", "evidence", None, problem, f"the {party}'s own root"
+            )
         if state is None or summarise(state.values()).root() != position.claims[party]:
             own = f"{repeated.outcome.fingerprint:016x}"
             return Deviation(
@@ -485,6 +569,8 @@ class AcceptableStates:
         }
         for difference in differences:
             position = trained.get(difference.subject)
+            if not _has_form_of(state.get(difference.subject), self.entries.get(difference.subject)):
+                return difference
             if position is None:
                 if not self._buffer_is_acceptable(difference.subject, state):
                     return difference

@@ -468,10 +468,11 @@ class Examination:
         for at, op in enumerate(self.trainer.trace.operators):
             if op.name == STORE and op.attributes["entry"] != own.get(op.module) and op.inputs:
                 data = self.trainer.trace.array(op.inputs[0].source)
-                stored = np.frombuffer(self.trainer.stored_data(at), dtype=data.dtype)
-                bits = f"u{data.dtype.itemsize}"
-                if stored.size != data.size:
+                written = self.trainer.stored_data(at)
+                if written.nbytes != data.nbytes:
                     return Objection(at)
+                stored = np.frombuffer(written, dtype=data.dtype)
+                bits = f"u{data.dtype.itemsize}"
                 apart = np.flatnonzero(data.view(bits) != stored.view(bits))
                 if apart.size:
                     return Objection(at, 0, int(apart[0]))

@@ -1,0 +1,47 @@
+"""Plays with the clock: silence, an answer after the deadline, a clock that runs backwards, a verdict too early."""
+
+from stage import Stage, main, must, must_refuse
+
+from tallystick.protocol.game import Level, Tick, apply, receive
+from tallystick.protocol.strategy import next_moves
+from tallystick.protocol.trace import Ruling
+from tallystick.testing.letters import LettersTrace, Player, Silent, open_letters, play, wrong_from
+
+LENGTH = 100
+
+
+def attack(stage: Stage) -> str:
+    del stage
+    levels = [Level("checkpoints", range(0, LENGTH + 1, 10)), Level("steps", range(LENGTH + 1))]
+    traces = {"trainer": wrong_from(LENGTH, 41), "auditor": LettersTrace(LENGTH)}
+    game = open_letters(levels, traces, timeout_s=60)
+    # Silence loses, whenever it begins.
+    for rounds in range(3):
+        over = play(
+            game, {"trainer": Silent(traces["trainer"], rounds), "auditor": Player(traces["auditor"])}
+        ).game
+        must(
+            over.outcome is not None and over.outcome.loser == "trainer",
+            f"silence from round {rounds}: {over.outcome}",
+        )
+    # The honest side answers, the other comes a second late.
+    (mine,) = next_moves(game, "auditor", traces["auditor"])
+    (late,) = next_moves(game, "trainer", traces["trainer"])
+    waiting = receive(game, "auditor", mine)
+    must(apply(waiting, Tick(60)).outcome is None, "an answer within the deadline loses")
+    over = apply(waiting, Tick(61))
+    must(
+        over.outcome is not None and over.outcome.loser == "trainer",
+        f"the late side does not lose: {over.outcome}",
+    )
+    must_refuse(lambda: receive(over, "trainer", late), naming="the game is over")
+    must_refuse(lambda: apply(apply(game, Tick(50)), Tick(49)), naming="backwards")
+    must_refuse(lambda: receive(game, "trainer", Tick(10**6)), naming="claims only")
+    must_refuse(lambda: receive(game, "trainer", Ruling("auditor", "late")), naming="claims only")
+    must_refuse(lambda: apply(game, Ruling("auditor", "early")), naming="must wait")
+    assert over.outcome is not None
+    return f"the rules of the game ({over.outcome.reason})"
+
+
+if __name__ == "__main__":
+    main(attack, __doc__)

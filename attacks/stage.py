@@ -1,0 +1,151 @@
+"""What the attack scripts share: a small run to attack, and how the outcome is told.
+
+Every script makes one cheat for real and hands it to the honest parties. It ends in one line, "caught by: ..",
+and exit status 0; in "NOT CAUGHT: .." and status 1 if they let it pass. `--policy` chooses the policy,
+`--keep DIR` keeps what was written there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+from tallystick.commit.state import Entry, summarise
+from tallystick.errors import TallyError
+from tallystick.execution.job import JobSource, find_source
+from tallystick.numerics.policy import find_policy
+from tallystick.protocol.transcript import StepRecord
+from tallystick.roles.auditor import AuditReport, audit, write_claim
+from tallystick.roles.judge import DisputeResult, dispute
+from tallystick.roles.trainer import Order, record
+from tallystick.store.files import RunDirectory
+from tallystick.testing.cheats import CHEATS, claim_path, forge
+
+STEPS, EVERY, AT = 14, 5, 7
+SETTINGS = {"width": "8", "batch": "16"}
+
+
+class NotCaught(Exception):
+    """An honest party let the cheat pass."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Where one attack happens: a folder and a policy."""
+
+    folder: Path
+    policy: str
+
+    @property
+    def source(self) -> JobSource:
+        return find_source("digits")
+
+    def order(self, **changes: str) -> Order:
+        policy = find_policy(self.policy)
+        return Order(self.source, {**SETTINGS, **changes}, policy, steps=STEPS, checkpoint_every=EVERY)
+
+    def run(self, name: str = "run") -> RunDirectory:
+        return RunDirectory(self.folder / name)
+
+    def honest_run(self, name: str = "run") -> RunDirectory:
+        directory = self.run(name)
+        record(self.order(), directory)
+        return directory
+
+    def caught_by_audit_and_dispute(
+        self, run: RunDirectory, *, step: int, verdicts: set[str], at_most: int | None = None
+    ) -> str:
+        """Return who noticed: an audit at the right step, then a judge who blames the trainer for that step.
+
+        A cheat that goes on for several steps may leave the states alone at first: the judge then names
+        one up to ``at_most``.
+        """
+        report = audit(run, self.source)
+        must(report.verdict in verdicts, f"the audit says {report.verdict}, expected {' or '.join(verdicts)}")
+        assert report.first is not None
+        must(report.first.step == step, f"the audit names step {report.first.step}, the crime is at {step}")
+        ruling = self.dispute(run)
+        must(ruling.loser == "trainer", f"the judge blames {ruling.loser}: {ruling.reason}")
+        named = ruling.step if ruling.step is not None else -1
+        must(step <= named <= (at_most or step), f"the judge names step {named}, the crime is at {step}")
+        return f"audit ({told(report)}); judge: trainer loses, {ruling.reason}"
+
+    def dispute(self, run: RunDirectory) -> DisputeResult:
+        claim = claim_path(run)
+        write_claim(run, self.source, claim)
+        return dispute(run, claim, self.source)
+
+
+def told(report: AuditReport) -> str:
+    return f"{report.verdict}: {report.first}"
+
+
+def must(condition: bool, otherwise: str) -> None:
+    """Raise ``NotCaught`` unless the honest party did its work."""
+    if not condition:
+        raise NotCaught(otherwise)
+
+
+def must_refuse(action: Callable[[], object], *, naming: str) -> str:
+    """Return the message with which ``action`` refuses; it must be one of the product's, and say ``naming``."""
+    try:
+        action()
+    except TallyError as problem:
+        must(naming in str(problem), f"refused without naming {naming!r}: {problem}")
+        return f"{type(problem).__name__}: {problem}"
+    raise NotCaught(f"accepted, where {naming!r} had to be refused")
+
+
+def edit_checkpoint(run: RunDirectory, done: int, edit: Callable[[dict[str, Entry]], None]) -> None:
+    """Change the state committed after ``done`` steps, and make every digest of the run fit it."""
+    entries = run.load_checkpoint(done)
+    edit(entries)
+    root = summarise(entries.values()).root().hex()
+    run.write_checkpoint(done, list(entries.values()))
+
+    def with_root(r: StepRecord) -> StepRecord:
+        return r if r.step != done - 1 else type(r)(**{**vars(r), "state_root": root})
+
+    forge(run, with_root)
+
+
+def run_cheat(name: str, *, verdicts: set[str]) -> Callable[[Stage], str]:
+    """Return the attack that makes one of the shipped cheats and expects it to be caught at its step."""
+
+    def attack(stage: Stage) -> str:
+        run = stage.run()
+        step = CHEATS[name](AT).run(stage.order(), run)
+        return stage.caught_by_audit_and_dispute(run, step=step, verdicts=verdicts)
+
+    return attack
+
+
+def play(attack: Callable[[Stage], str], description: str | None) -> int:
+    """Run the attack and say how it ended; the exit status."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--policy", default="fp32", choices=("fp64", "fp32", "bf16"))
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="write here, and keep it; must not exist")
+    given = parser.parse_args()
+    if given.keep is not None and given.keep.exists():
+        parser.error(f"--keep {given.keep}: is there already")
+    with tempfile.TemporaryDirectory(prefix="tallystick-attack-") as scratch:
+        folder = given.keep or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            by = attack(Stage(folder, given.policy))
+        except NotCaught as problem:
+            print(f"NOT CAUGHT: {problem}")
+            return 1
+    print(f"caught by: {by}")
+    return 0
+
+
+def main(attack: Callable[[Stage], str], description: str | None) -> None:
+    sys.exit(play(attack, description))

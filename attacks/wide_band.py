@@ -1,0 +1,37 @@
+"""States a band wider than the policy allows, so that more elements may be chosen."""
+
+from unittest.mock import patch
+
+from stage import STEPS, Stage, main
+
+from tallystick.execution import session
+from tallystick.execution.tape import RecordTape, is_noise_only
+from tallystick.numerics.log import GridTable, Kind, SiteGrid
+from tallystick.roles.trainer import record
+
+
+def replace_band(grid: SiteGrid) -> SiteGrid:
+    return SiteGrid(
+        grid.precision, min(grid.band + 6, -1), grid.floor + 6, grid.dithered, grid.scales, parity=grid.parity
+    )
+
+
+def attack(stage: Stage) -> str:
+    honest = session.Session.record_tape
+
+    def make(self: session.Session, before: GridTable) -> RecordTape:
+        made = honest(self, before)
+        wide = {
+            place: replace_band(grid) if place[0] == Kind.GRADIENT and not is_noise_only(grid) else grid
+            for place, grid in made.table.sites.items()
+        }
+        made.table, made._grids = GridTable(wide), dict(wide)
+        return made
+
+    with patch.object(session.Session, "record_tape", make):
+        record(stage.order(), stage.run())
+    return stage.caught_by_audit_and_dispute(stage.run(), step=0, verdicts={"log_violation"}, at_most=STEPS)
+
+
+if __name__ == "__main__":
+    main(attack, __doc__)

@@ -1,0 +1,141 @@
+"""Fuzzes every parser of other parties' bytes, guided by coverage.
+
+`make fuzz` gives each ten minutes; one parser alone, for an hour::
+
+    python fuzz/fuzz.py --seconds 3600 specification log-frame
+
+Each parser runs in a process of its own under Atheris (libFuzzer), from the vectors' documents on. A
+crash, a hang over 10 s, memory over 1 GiB, or accepted bytes that are not canonical end that parser's run;
+the input lies in the folder given by --findings, and the exit status is 1. What a run learned is kept
+beside it and is where the next one starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+LONGEST = 16384  # bytes of an input; every declared length can be a lie within it
+MEMORY_MB = 1024
+HANG_S = 10
+
+
+def fuzz_here(name: str, options: list[str]) -> None:
+    """Fuzz one parser in this process until libFuzzer ends it."""
+    import atheris
+
+    with atheris.instrument_imports(include=["tallystick"]):
+        from tallystick.testing.parsers import accepts, find_target
+    target = find_target(name)
+
+    def one(data: bytes) -> None:
+        accepts(target, data)
+
+    atheris.Setup([sys.argv[0], *options], one)
+    atheris.Fuzz()
+
+
+def fuzz_in_child(name: str, seconds: int, findings: Path) -> dict[str, object]:
+    """Fuzz one parser for so many seconds and return what came of it."""
+    corpus = findings / "corpus" / name
+    corpus.mkdir(parents=True, exist_ok=True)
+    options = [
+        f"-max_total_time={seconds}",
+        f"-max_len={LONGEST}",
+        f"-rss_limit_mb={MEMORY_MB}",
+        f"-timeout={HANG_S}",
+        f"-artifact_prefix={findings}/{name}-",
+        "-print_final_stats=1",
+        "-verbosity=1",
+        str(corpus),
+        str(findings / "seeds"),
+    ]
+    began = time.monotonic()
+    child = subprocess.run(
+        [sys.executable, __file__, "--child", name, *options],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+        timeout=seconds + 300,
+    )
+    (findings / f"{name}.log").write_text(child.stdout + child.stderr)
+    number = {
+        word: int(found[-1]) if (found := re.findall(pattern, child.stderr)) else None
+        for word, pattern in (
+            ("inputs", r"stat::number_of_executed_units:\s+(\d+)"),
+            ("peak_mb", r"stat::peak_rss_mb:\s+(\d+)"),
+            ("covered", r"\bcov: (\d+)"),
+        )
+    }
+    artefacts = sorted(
+        str(path) for path in findings.glob(f"{name}-*") if not path.name.startswith(f"{name}-slow")
+    )
+    clean = child.returncode == 0 and not artefacts and bool(number["inputs"])
+    found = {"parser": name, "clean": clean, "seconds": round(time.monotonic() - began), **number}
+    return found | {"status": child.returncode, "findings": artefacts}
+
+
+def write_seeds(folder: Path) -> int:
+    """Write every document of the vectors as a file of its own."""
+    from tallystick.testing.parsers import seeds
+
+    folder.mkdir(parents=True, exist_ok=True)
+    every = [data for data in seeds(REPOSITORY / "vectors") if len(data) <= LONGEST]
+    for data in every:
+        (folder / sha256(data).hexdigest()[:16]).write_bytes(data)
+    return len(every)
+
+
+def main() -> int:
+    """Exit status 0 if every parser ran clean, 1 if one did not, 2 for arguments that make no sense."""
+    if sys.argv[1:2] == ["--child"]:
+        fuzz_here(sys.argv[2], sys.argv[3:])
+        return 0
+    from tallystick.testing.parsers import TARGETS
+
+    names = [target.name for target in TARGETS]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parsers", nargs="*", metavar="PARSER", help=f"by default all: {', '.join(names)}")
+    parser.add_argument("--seconds", type=int, default=600, help="for each parser (default 600)")
+    parser.add_argument("--jobs", type=int, default=2, help="parsers at a time (default 2)")
+    parser.add_argument("--findings", type=Path, default=REPOSITORY / "fuzz" / "findings")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a parser")
+    given = parser.parse_args()
+    if unknown := sorted(set(given.parsers) - set(names)):
+        parser.error(f"no parser is called {', '.join(unknown)}; there are {', '.join(names)}")
+    if given.seconds < 1 or given.jobs < 1:
+        parser.error(f"--seconds and --jobs must be at least 1, are {given.seconds} and {given.jobs}")
+    chosen, folder = given.parsers or names, given.findings.resolve()
+    count = write_seeds(folder / "seeds")
+    wall = -(-len(chosen) // given.jobs) * given.seconds
+    print(
+        f"fuzz: {len(chosen)} parsers, {count} seeds, {given.seconds} s each, about {wall} s", file=sys.stderr
+    )
+    clean = True
+    with ThreadPoolExecutor(given.jobs) as pool:
+        runs = [pool.submit(fuzz_in_child, name, given.seconds, folder) for name in chosen]
+        for run in runs:
+            found = run.result()
+            clean = clean and bool(found["clean"])
+            if given.json:
+                print(json.dumps(found), flush=True)
+            else:
+                verdict = "clean" if found["clean"] else f"NOT CLEAN: {found['findings'] or 'see the log'}"
+                numbers = f"{found['inputs'] or 0:>10,} inputs  cov {found['covered']}  {found['peak_mb']} MB"
+                print(f"{found['parser']:<22} {numbers}  {verdict}", flush=True)
+    return 0 if clean else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

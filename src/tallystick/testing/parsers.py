@@ -1,0 +1,241 @@
+"""Every parser of bytes that another party may send, as one table; what fuzzing and its tests go through.
+
+A target holds when, for every sequence of bytes, the parser either refuses with ``InvalidInput`` (or
+``Mismatch``, for documents that contradict each other) or returns a value whose encoding is those bytes
+again. Nothing else may escape: no other exception, no endless loop, no memory beyond the input's size.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tallystick.commit.encoding import canonical_json, parse_canonical_json
+from tallystick.commit.state import Entry, parse_chunk_proof, parse_state_summary
+from tallystick.errors import InvalidInput, Mismatch
+from tallystick.monitor.draw import parse_announcement
+from tallystick.monitor.workload import parse_fleet
+from tallystick.numerics import log
+from tallystick.numerics.dense import decode_dense, encode_dense
+from tallystick.protocol import transcript
+from tallystick.protocol.calibration import CalibrationChoice, SiteChoice, parse_calibration
+from tallystick.protocol.signing import ed25519_key, parse_public_key, parse_signing_key
+from tallystick.store.files import RunDirectory
+
+Encode = Callable[[Any], bytes]
+
+
+@dataclass(frozen=True)
+class Target:
+    """One parser, and the encoder that must give its input back (None: the format has many spellings)."""
+
+    name: str
+    parse: Callable[[bytes], object]
+    encode: Encode | None = None
+
+
+class ParserDefect(AssertionError):
+    """A parser let something through, or let something else than a refusal escape."""
+
+
+def accepts(target: Target, data: bytes) -> bool:
+    """Return whether the target's parser accepts ``data``.
+
+    Raises:
+        ParserDefect: it accepts bytes that are not the encoding of what it returns.
+    """
+    try:
+        value = target.parse(data)
+    except (InvalidInput, Mismatch):
+        return False
+    if target.encode is not None and (again := target.encode(value)) != data:
+        raise ParserDefect(
+            f"{target.name}: accepts {data[:64].hex()}.., whose encoding is {again[:64].hex()}.."
+        )
+    return True
+
+
+def seeds(vectors: Path) -> list[bytes]:
+    """Return every document and every hexadecimal string in the cases of the folder ``vectors``, each once.
+
+    Among them are the lines of documents, short strings after each size that ``_sized`` reads, a
+    transcript's three documents joined, a checkpoint, a calibration and a key.
+    """
+    found: dict[bytes, None] = dict.fromkeys(_made())
+    for case in sorted(vectors.glob("*/*/input.json")):
+        content = json.loads(case.read_text())
+        for text in _texts(content):
+            for data in _readings(text):
+                found.update(dict.fromkeys((data, *data.splitlines())))
+                if len(data) <= 32:
+                    found.update(dict.fromkeys(bytes([which]) + data for which in range(len(_SIZES))))
+        if isinstance(content, dict) and {"specification", "records", "statement"} <= content.keys():
+            parts = [
+                next(_texts(content[name])).encode() for name in ("specification", "records", "statement")
+            ]
+            found[b"\0".join(parts)] = None
+    return list(found)
+
+
+def _made() -> Iterator[bytes]:
+    """Documents that no vector holds."""
+    entries = [Entry("a", "F32", (2, 3), bytes(range(24))), Entry("b.step", "I64", (), bytes(8))]
+    with tempfile.TemporaryDirectory(prefix="tallystick-fuzz-") as folder:
+        directory = RunDirectory(Path(folder))
+        directory.write_checkpoint(0, entries)
+        yield directory.checkpoint_path(0).read_bytes()
+    sites = (SiteChoice("gradient", "head.weight", -14, -5, {"jitter": 1e-6}),)
+    choice = CalibrationChoice(
+        policy="fp32",
+        parameters={"gradient_floor": -4, "safety": 4},
+        job="tallystick.jobs.digits",
+        source_digest="ab" * 32,
+        settings={"width": "8"},
+        seed=3,
+        steps=(0, 32),
+        repeats=2,
+        profiles=(),
+        log_bits=0.25,
+        freedom=2.0**-10,
+        sites=sites,
+    )
+    yield choice.encode()
+    yield b"""{"format": "tallystick/fleet/1", "losses_allowed": 2, "risks": {"spoof": 0.01, "tamper": 0.1},
+ "strata": [{"name": "a", "chips": 100, "flop_per_chip_day": 1e19, "owner": "x", "exempt": false}],
+ "rounds": [{"stratum": "a", "chips": 101, "drawn": 3, "inspected": 2, "refused": 1, "unreached": 0, "lost": 0}],
+ "inspection": {"chips_per_inspector_year": 100, "cost_per_chip": 1.5, "cost_per_inspector_year": 2, "currency": "EUR"}}"""
+    key = ed25519_key(bytes(range(32)))
+    yield from (key.pem(), key.public_key.pem(), key.public_key.spki)
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)
+
+
+def _readings(text: str) -> Iterable[bytes]:
+    data = text.encode()
+    try:
+        return (data, bytes.fromhex(text)) if len(text) >= 2 else (data,)
+    except ValueError:
+        return (data,)
+
+
+def _sized(decode: Callable[[bytes, int], object]) -> Callable[[bytes], tuple[int, object]]:
+    """Take the number of elements, which a reader of logs knows beforehand, from the first byte."""
+
+    def parse(data: bytes) -> tuple[int, object]:
+        if not data:
+            raise InvalidInput("nothing follows")
+        return data[0], decode(data[1:], _SIZES[data[0] % len(_SIZES)])
+
+    return parse
+
+
+def _after_size(encode: Encode) -> Encode:
+    return lambda value: bytes([value[0]]) + encode(value[1])
+
+
+_SIZES = (0, 1, 2, 7, 63, 1000, 2**20, 2**31 + 5, 2**40, 2**62)
+
+
+def _documents(data: bytes) -> transcript.Transcript:
+    parts = (*data.split(b"\0", 2), b"", b"")
+    return transcript.verify_transcript(*parts[:3])
+
+
+def _transcript_bytes(found: transcript.Transcript) -> bytes:
+    return b"\0".join((found.specification.encode(), found.encode_records(), found.statement().encode()))
+
+
+@functools.cache
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    """One folder a process, gone when it ends."""
+    folder = tempfile.TemporaryDirectory(prefix="tallystick-parsers-")
+    (Path(folder.name) / "checkpoints").mkdir()
+    return folder
+
+
+def _checkpoint(data: bytes) -> object:
+    directory = RunDirectory(Path(_scratch().name))
+    directory.checkpoint_path(0).write_bytes(data)
+    return directory.load_checkpoint(0)
+
+
+def _frame_site(data: bytes) -> bytes:
+    """The directory's reader and the whole frame's must agree on what is well formed, site by site."""
+    address = log.SiteAddress(0, 0, log.Kind.GRADIENT, 0)
+    found = log.find_site(data, address)
+    frame = log.decode_frame(data)
+    if frame.find(address) != found:
+        raise ParserDefect(f"find_site and decode_frame disagree about {data[:64].hex()}")
+    return log.encode_frame(frame)
+
+
+def _encoded(value: Any) -> bytes:
+    return value.encode()
+
+
+def _as_is(value: Any) -> bytes:
+    return value
+
+
+def _json(data: bytes) -> object:
+    return parse_canonical_json(data, what="document", limit=1 << 20)
+
+
+TARGETS: tuple[Target, ...] = (
+    Target("canonical-json", _json, canonical_json),
+    Target("specification", transcript.parse_specification, _encoded),
+    Target("step-record", transcript.parse_step_record, _encoded),
+    Target("step-records", transcript.parse_step_records, lambda r: b"".join(x.encode() + b"\n" for x in r)),
+    Target("run-statement", transcript.parse_run_statement, _encoded),
+    Target("transcript", _documents, _transcript_bytes),
+    Target("step-proof", transcript.parse_step_proof, _encoded),
+    Target("specification-proof", transcript.parse_specification_proof, _encoded),
+    Target("extension-proof", transcript.parse_extension_proof, _encoded),
+    Target("state-summary", parse_state_summary, _encoded),
+    Target("chunk-proof", parse_chunk_proof, _encoded),
+    Target("checkpoint", _checkpoint),
+    Target("calibration", parse_calibration, _encoded),
+    Target("log-frame", log.decode_frame, log.encode_frame),
+    Target("log-frame-site", _frame_site, _as_is),
+    Target("log-entries-1", _sized(lambda d, n: log.decode(d, n, 1)), _after_size(log.encode)),
+    Target("log-entries-5", _sized(lambda d, n: log.decode(d, n, 5)), _after_size(log.encode)),
+    Target(
+        "log-decision",
+        _sized(lambda d, n: log.decode_decision(d, n, 1)),
+        _after_size(lambda found: log.encode_decision(*found)),
+    ),
+    Target("log-parities", _sized(log.decode_parities), _after_size(log.encode_parities)),
+    Target("log-dense", _sized(decode_dense), _after_size(encode_dense)),
+    Target("grid-table", log.GridTable.decode, _encoded),
+    Target("grid-change", log.GridTable().apply, lambda table: log.GridTable().diff(table)),
+    Target("draw", parse_announcement, _encoded),
+    Target("fleet-file", parse_fleet),
+    Target("public-key", parse_public_key),
+    Target("private-key", parse_signing_key),
+)
+
+
+def find_target(name: str) -> Target:
+    """Return the target called ``name``.
+
+    Raises:
+        InvalidInput: there is none.
+    """
+    for target in TARGETS:
+        if target.name == name:
+            return target
+    raise InvalidInput(f"parser {name!r}: must be one of {', '.join(target.name for target in TARGETS)}")

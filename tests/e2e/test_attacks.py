@@ -1,0 +1,59 @@
+"""Every script in attacks/ catches its cheat, under both policies where the policy matters."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[2] / "attacks"
+ATTACKS = sorted(path for path in FOLDER.glob("*.py") if path.stem != "stage")
+ALSO_FP64 = {"edited_weights", "forged_entry", "other_form", "steered_log", "wide_band", "wide_scale"}
+CASES = [(path, "fp32") for path in ATTACKS] + [(path, "fp64") for path in ATTACKS if path.stem in ALSO_FP64]
+
+
+@pytest.fixture(autouse=True)
+def beside_the_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+
+
+@pytest.mark.parametrize(("path", "policy"), CASES, ids=lambda value: getattr(value, "stem", value))
+def test_an_attack_is_caught(path: Path, policy: str, tmp_path: Path) -> None:
+    attack = importlib.import_module(path.stem).attack
+    stage = importlib.import_module("stage").Stage(tmp_path, policy)
+
+    assert attack(stage)
+
+
+def test_an_attack_that_nobody_notices_is_told_apart(tmp_path: Path) -> None:
+    """The control: the same honest parties, and nothing to notice."""
+    stage = importlib.import_module("stage")
+    here = stage.Stage(tmp_path, "fp32")
+
+    with pytest.raises(stage.NotCaught, match="the audit says match"):
+        here.caught_by_audit_and_dispute(here.honest_run(), step=7, verdicts={"mismatch"})
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "code", "said"),
+    [
+        ("clock_games.py", [], 0, "caught by: "),
+        ("clock_games.py", ["--policy", "fp16"], 2, ""),
+        ("clock_games.py", ["--keep", "/"], 2, ""),
+    ],
+)
+def test_a_script_says_how_it_ended(script: str, arguments: list[str], code: int, said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / script), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+    assert done.returncode == code, done.stderr
+    assert done.stdout.startswith(said)
