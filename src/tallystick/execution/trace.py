@@ -110,7 +110,7 @@ class StepTrace:
         value = self.values[source]
         if value.hashes is None:
             data = np.ascontiguousarray(self.array(source))
-            value.hashes = chunk_hashes(memoryview(data) if data.size else memoryview(b""), self.chunk)
+            value.hashes = chunk_hashes(data.data if data.size else memoryview(b""), self.chunk)
         return value.hashes
 
     def array(self, source: tuple[int, int]) -> Array:
@@ -132,6 +132,11 @@ def array_of(tensor: Tensor) -> Array:
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.uint16).numpy()
     return tensor.numpy()
+
+
+def storage_key(tensor: Tensor) -> int:
+    """Return what tells the memory of ``tensor`` from any other while somebody holds on to it."""
+    return int(tensor.untyped_storage()._cdata)  # pyright: ignore[reportPrivateUsage] # torch's own weak references use it
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -161,7 +166,7 @@ class StepTracer(TorchDispatchMode):
         self._modules: list[str] = []
         self._names: dict[nn.Module, str] = {}
         self._by_sequence: dict[int, str] = {}
-        self._updates: list[tuple[int, list[Tensor]]] = []
+        self._updates: list[tuple[int, list[str]]] = []
         self._hooks: list[Any] = []
         self._tape: Any = None
         self._unfilled: set[int] = set()
@@ -190,7 +195,7 @@ class StepTracer(TorchDispatchMode):
         if not fresh:
             return result
         if name in EMPTY:
-            self._unfilled |= {tensor.untyped_storage()._cdata for tensor in fresh}
+            self._unfilled |= {storage_key(tensor) for tensor in fresh}
             return result  # nothing has been computed; what fills it is an operator
         attributes = _attributes(func, args, kwargs, given)
         if call is not None:
@@ -210,7 +215,7 @@ class StepTracer(TorchDispatchMode):
         result = func(*args, **kwargs)
         results = list(result) if result is not None else lists
         if any(isinstance(value, (tuple, list)) for value in args[1:]):
-            self._give_up(f"operator {func}: two lists")
+            self.give_up(f"operator {func}: two lists")
             return result
         for tensor, operand, each in zip(lists, operands, results, strict=True):
             attributes = _attributes(func, (tensor, *args[1:]), kwargs, [tensor, *others])
@@ -222,17 +227,17 @@ class StepTracer(TorchDispatchMode):
 
     def _fresh(self, results: list[Tensor], written: list[Tensor]) -> list[Tensor]:
         """Return results that are no views of what was there before, then what was written in place."""
-        changed = {tensor.untyped_storage()._cdata for tensor in written}
+        changed = {storage_key(tensor) for tensor in written}
         found: list[Tensor] = []
         for tensor in results:
-            key = tensor.untyped_storage()._cdata
+            key = storage_key(tensor)
             if key in changed or self._find(tensor) is not None:
                 continue
             found.append(tensor)
         return found + written
 
     def _find(self, tensor: Tensor) -> _Value | None:
-        held = self._current.get(tensor.untyped_storage()._cdata)
+        held = self._current.get(storage_key(tensor))
         return None if held is None or held[0].expired() else held[1]
 
     def _operands(self, tensors: Sequence[Tensor], *, unread: object = None) -> list[Input | None]:
@@ -254,7 +259,7 @@ class StepTracer(TorchDispatchMode):
 
     def _constant(self, tensor: Tensor) -> _Value | None:
         """Write a small tensor that no operator made into the list; None for memory not yet filled."""
-        if tensor.untyped_storage()._cdata in self._unfilled:
+        if storage_key(tensor) in self._unfilled:
             return None
         with _disable_current_modes():
             flat = whole(tensor)
@@ -270,7 +275,7 @@ class StepTracer(TorchDispatchMode):
         value = self._find(tensor)
         if value is None or not isinstance(value.data, Tensor):
             return
-        if value.data.untyped_storage()._cdata == tensor.untyped_storage()._cdata:
+        if storage_key(value.data) == storage_key(tensor):
             with _disable_current_modes():
                 value.data = value.data.clone()
 
@@ -289,7 +294,7 @@ class StepTracer(TorchDispatchMode):
         known = [operand for operand in operands if operand is not None]
         if len(known) != len(operands):
             if name not in OVERWRITES:
-                self._give_up(f"operator {name}: reads a tensor that no operator of the step made")
+                self.give_up(f"operator {name}: reads a tensor that no operator of the step made")
             attributes = _renumbered(attributes, operands)
         at = len(self.trace.operators)
         outputs: list[Output] = []
@@ -318,7 +323,7 @@ class StepTracer(TorchDispatchMode):
         flat = whole(tensor)
         dtype = STORED.get(tensor.dtype)
         if dtype is None or tensor.device.type != "cpu":
-            self._give_up(f"a tensor of {tensor.dtype} on {tensor.device} has no digest here")
+            self.give_up(f"a tensor of {tensor.dtype} on {tensor.device} has no digest here")
             dtype = "U8"
         value = _Value(source, dtype, flat.numel(), None)
         root = NO_ROOT
@@ -327,16 +332,17 @@ class StepTracer(TorchDispatchMode):
             self.trace.values[source] = value
             self.trace.held_bytes += flat.nbytes
             if not lazily and self.trace.incomplete is None:
-                view = memoryview(array_of(flat)) if flat.numel() else memoryview(b"")
+                view = array_of(flat).data if flat.numel() else memoryview(b"")
                 value.hashes = chunk_hashes(view, self.trace.chunk, self._pool)
                 root = merkle_root(value.hashes)
         storage = tensor.untyped_storage()
-        self._current[storage._cdata] = (StorageWeakRef(storage), value)
-        self._unfilled.discard(storage._cdata)
+        self._current[storage_key(tensor)] = (StorageWeakRef(storage), value)
+        self._unfilled.discard(storage_key(tensor))
         view = Geometry(tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()))
         return Output(TensorDigest(dtype, flat.numel(), root), view)
 
-    def _give_up(self, why: str) -> None:
+    def give_up(self, why: str) -> None:
+        """Say why the list cannot stand for the step; the first reason counts."""
         if self.trace.incomplete is None:
             self.trace.incomplete = why
 
@@ -381,7 +387,7 @@ class StepTracer(TorchDispatchMode):
     ) -> None:
         """Write a rounding site down."""
         if kind == Kind.STATE:
-            self._give_up("the optimizer has general arithmetic, whose operators are not in the list")
+            self.give_up("the optimizer has general arithmetic, whose operators are not in the list")
             return
         attributes = {"kind": int(kind), "ordinal": ordinal}
         self._write(ROUND, "", attributes, operands, [out], module=name, phase="round")
@@ -427,7 +433,7 @@ class StepTracer(TorchDispatchMode):
             if narrow is not p.data:
                 value = self.trace.values.get((at, 0)) or _Value((at, 0), "F32", narrow.numel(), None)
                 storage = p.data.untyped_storage()
-                self._current[storage._cdata] = (StorageWeakRef(storage), value)
+                self._current[storage_key(p.data)] = (StorageWeakRef(storage), value)
             entries = [f"model/{name}", *(f"optimizer/{name}/{key}" for key in keys if key in held)]
             if lazily:
                 self._updates.append((at, entries))  # pyright: ignore[reportArgumentType]
@@ -443,7 +449,7 @@ class StepTracer(TorchDispatchMode):
         for name, tensor in sorted(live_state(session).items()):
             entry = agreed.get(name)
             if entry is None:
-                self._give_up(f"state entry {name} is not in the agreed state")
+                self.give_up(f"state entry {name} is not in the agreed state")
                 continue
             at = len(self.trace.operators)
             data = np.frombuffer(entry.data, dtype=KINDS[entry.dtype])
@@ -455,7 +461,7 @@ class StepTracer(TorchDispatchMode):
             value = _Value((at, 0), entry.dtype, data.size, data)
             self.trace.values[(at, 0)] = value
             storage = tensor.untyped_storage()
-            self._current[storage._cdata] = (StorageWeakRef(storage), value)
+            self._current[storage_key(tensor)] = (StorageWeakRef(storage), value)
             view = Geometry(tuple(entry.shape), contiguous(tuple(entry.shape)))
             operator = Operator(
                 LOAD, "", name, "load", 0, {}, (), (Output(TensorDigest(entry.dtype, data.size, root), view),)
@@ -513,7 +519,8 @@ class StepTracer(TorchDispatchMode):
 
 def _sequence() -> int:
     """Return the number that the next node of the backward graph gets; the operator being run has the one before."""
-    return int(torch.autograd._get_sequence_nr())  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+    numbers: Any = torch.autograd
+    return int(numbers._get_sequence_nr())
 
 
 def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -560,9 +567,9 @@ def trace_step(
     """
     tracer = StepTracer(chunk=chunk, keep=keep, watch=watch)
     if job.after_step is not None or session.extra:
-        tracer._give_up("the job changes tensors outside the model and the optimizer")
+        tracer.give_up("the job changes tensors outside the model and the optimizer")
     if session.policy.name not in ("fp32", "fp64"):
-        tracer._give_up(f"policy {session.policy.name} has no operator table")
+        tracer.give_up(f"policy {session.policy.name} has no operator table")
     tracer.begin(session, agreed, summary)
     session.tracer = tracer
     try:

@@ -391,7 +391,7 @@ def _hash(text: object, what: str) -> bytes:
 def _party(text: object) -> Party:
     if text not in PARTIES:
         raise InvalidInput(f"dispute: {str(text)[:40]!r} is no party")
-    return cast("Party", text)
+    return text
 
 
 def _whole(value: object, what: str) -> int:
@@ -521,10 +521,9 @@ def _parse_partial(value: object) -> tuple[float, float]:
 def _sender(move: Move) -> Party | None:
     if isinstance(move, Claim):
         return move.party
-    return {
-        Committed: "trainer", Opened: "trainer", Handed: "trainer",
-        Answered: "auditor", Revealed: "auditor", Pointed: "auditor",
-    }.get(type(move))  # fmt: skip
+    if isinstance(move, (Committed, Opened, Handed)):
+        return "trainer"
+    return "auditor" if isinstance(move, (Answered, Revealed, Pointed)) else None
 
 
 def _parse_opening(value: object, moves: Sequence[Move]) -> Opening:

@@ -167,7 +167,7 @@ def play_move(game: OperatorGame, sender: Party | None, move: Move) -> OperatorG
         return _ticked(game, move) if isinstance(move, Tick) else _ruled(game, move)
     if isinstance(move, Claim):
         return _claimed(game, sender, move)
-    if sender != SENDER[type(move)]:
+    if sender is None or sender != SENDER[type(move)]:
         raise ProtocolViolation(
             f"a {type(move).__name__} must come from the {SENDER[type(move)]}, not {sender}"
         )

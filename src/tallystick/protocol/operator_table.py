@@ -243,7 +243,7 @@ def _compared(function: Callable[[float, float], bool]) -> Rule:
 
 def _constant(argument: str | float) -> Rule:
     def rule(op: Operator, output: int, element: int, read: Read) -> Formula:
-        value = argument if isinstance(argument, float) else op.number(argument)
+        value = op.number(argument) if isinstance(argument, str) else argument
         if _dtype(op, output) == "F32":
             value = float(np.float32(value))
         return Point(value if _is_float(op, output) else int(value), exact=True)
@@ -344,7 +344,7 @@ def _dot(
     def terms(low: int, high: int) -> tuple[float, float]:
         at = np.arange(low, high, dtype=np.int64)
         left = _floats(read(a[0], flat_of(op.inputs[a[0]].view, a[1](at))))
-        if isinstance(b, float):
+        if not isinstance(b, tuple):
             return exact_sum(left * b), float(np.abs(left * b).sum())
         right = _floats(read(b[0], flat_of(op.inputs[b[0]].view, b[1](at))))
         return products(left, right)

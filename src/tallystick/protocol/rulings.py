@@ -297,10 +297,10 @@ def _adam(op: Operator, output: int, element: int, read: Read, facts: StepFacts)
     step = int(op.number("step"))
     if output == 3:
         return Point(float(step), exact=True)
-    rule = AdamRule(
-        *(float(op.number(name)) for name in ("lr", "beta1", "beta2", "eps", "weight_decay")),
-        bool(op.number("decoupled")),
+    lr, beta1, beta2, eps, decay = (
+        float(op.number(n)) for n in ("lr", "beta1", "beta2", "eps", "weight_decay")
     )
+    rule = AdamRule(lr, beta1, beta2, eps, decay, bool(op.number("decoupled")))
     held = len(op.inputs) >= 4
     numbers = _elements(op, element, read, (0, 1, 2, 3) if held else (0, 1))
     g, p, m, v = numbers if held else (*numbers, 0.0, 0.0)
@@ -308,10 +308,10 @@ def _adam(op: Operator, output: int, element: int, read: Read, facts: StepFacts)
 
 
 def _sgd(op: Operator, output: int, element: int, read: Read, facts: StepFacts) -> Formula:
-    rule = SgdRule(
-        *(float(op.number(name)) for name in ("lr", "momentum", "dampening", "weight_decay")),
-        bool(op.number("nesterov")),
+    lr, momentum, dampening, decay = (
+        float(op.number(n)) for n in ("lr", "momentum", "dampening", "weight_decay")
     )
+    rule = SgdRule(lr, momentum, dampening, decay, bool(op.number("nesterov")))
     held = len(op.inputs) >= 3
     numbers = _elements(op, element, read, (0, 1, 2) if held else (0, 1))
     first = bool(op.number("first"))

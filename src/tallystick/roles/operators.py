@@ -253,7 +253,7 @@ class TrainerSide:
         for slot, numbers in sorted(wanted.items()):
             source = (at, -1 - slot) if slot < 0 else op.inputs[slot].source
             data = self.trace.array(source)
-            view = memoryview(np.ascontiguousarray(data)) if data.size else memoryview(b"")
+            view = np.ascontiguousarray(data).data if data.size else memoryview(b"")
             pieces[slot] = open_chunks(view, self.trace.chunk, numbers, self.trace.hashes(source))
         sources = {op.inputs[slot].source[0] for slot in wanted if slot >= 0}
         return Opening(leaf, self._earlier(sources, at), pieces, partials, state, stored)
@@ -265,7 +265,7 @@ class TrainerSide:
         if held is not None:
             return memoryview(held.data).cast("B")
         data = self.trace.array(op.inputs[0].source)
-        return memoryview(np.ascontiguousarray(data)).cast("B")
+        return np.ascontiguousarray(data).data.cast("B")
 
     def _stored(self, op: Operator, slot: int) -> str:
         if slot < 0:
@@ -340,9 +340,7 @@ def _override(trace: StepTrace, source: tuple[int, int], entry: Entry) -> None:
     data = np.frombuffer(bytes(entry.data), dtype=KINDS[entry.dtype])
     trace.values[source].data = data
     trace.values[source].hashes = None
-    digested = digest_of(
-        entry.dtype, data.size, memoryview(data) if data.size else memoryview(b""), trace.chunk
-    )
+    digested = digest_of(entry.dtype, data.size, data.data if data.size else memoryview(b""), trace.chunk)
     outputs = list(op.outputs)
     outputs[source[1]] = Output(digested, output.view)
     trace.operators[source[0]] = replace(op, outputs=tuple(outputs))
@@ -681,9 +679,10 @@ class _Table:
         self.sent["auditor"] += 36
         lists: dict[Party, OperatorList] = {"trainer": side.leaves, "auditor": own}
         while game.stage == "bisect":
-            assert game.bisection is not None
             for party in game.awaited:
-                at = game.bisection.midpoint
+                bisection = game.bisection
+                assert bisection is not None
+                at = bisection.midpoint
                 assert at is not None
                 game = play_move(game, party, Claim(party, at, lists[party].commitment_at(at)))
                 self.sent[party] += 32
