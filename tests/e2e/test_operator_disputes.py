@@ -117,7 +117,14 @@ class HonestStep:
 
 
 @pytest.fixture(
-    scope="module", params=[(job, policy) for job in SETTINGS for policy in ("fp32", "fp64")], ids="-".join
+    scope="module",
+    params=[
+        ("digits", "fp64"),
+        ("text", "fp32"),
+        pytest.param(("digits", "fp32"), marks=pytest.mark.slow),
+        pytest.param(("text", "fp64"), marks=pytest.mark.slow),
+    ],
+    ids="-".join,
 )
 def honest(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HonestStep]:
     job, policy = request.param
