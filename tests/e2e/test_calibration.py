@@ -13,6 +13,7 @@ from tallystick.execution.calibrate import calibrate, exponent_above
 from tallystick.execution.job import JobSource, find_source
 from tallystick.execution.snapshot import state_entries
 from tallystick.execution.step import backward_of
+from tallystick.execution.tape import is_noise_only
 from tallystick.numerics.log import Frame, GridTable, Kind, SiteAddress, SiteGrid, encode_frame
 from tallystick.numerics.policy import find_policy
 from tallystick.roles.auditor import AuditReport, Replay, audit, find_noisy_sites
@@ -146,7 +147,9 @@ def test_a_specification_with_numbers_outside_the_limits_is_refused(
     assert audit(RunDirectory(tmp_path / "allowed"), source).verdict == "match"
 
 
-@pytest.mark.parametrize("numbers", [{"gradient_floor": -9}, {"gradient_floor": -2, "safety": 3}])
+@pytest.mark.parametrize(
+    "numbers", [{"gradient_floor": -9, "gradient_spacing": 4}, {"gradient_floor": -2, "safety": 3}]
+)
 def test_chosen_numbers_are_followed_bit_for_bit_on_jittered_arithmetic(
     numbers: dict[str, int], tmp_path: Path
 ) -> None:
@@ -154,3 +157,17 @@ def test_chosen_numbers_are_followed_bit_for_bit_on_jittered_arithmetic(
     record(Order(source, {}, policy, steps=12, checkpoint_every=6), RunDirectory(tmp_path / "run"))
     report = audit(RunDirectory(tmp_path / "run"), source, jitter=True)
     assert (report.verdict, report.differing_elements, report.steps) == ("match", 0, 12)
+
+
+def test_a_network_as_deep_as_resnet50_is_followed_from_its_noisy_first_step_on(tmp_path: Path) -> None:
+    """Fifty layers of batch norm over eight images: bands of 2**-7 of a gradient's scale, and wide decisions."""
+    source, run = find_source("resnet50"), RunDirectory(tmp_path / "run")
+    settings = {"batch": "8", "width": "4"}
+    record(Order(source, settings, find_policy("fp32"), checkpoint_every=3, steps=6), run)
+    grids = GridTable.decode(bytes(run.load_checkpoint(0)["document/grids"].data)).sites
+    gradients = [grid for (kind, _), grid in grids.items() if kind == Kind.GRADIENT]
+    assert max(grid.band for grid in gradients if not is_noise_only(grid)) >= -10, "else nothing is tried"
+    report = audit(run, source, jitter=True)
+    assert (report.verdict, report.differing_elements, report.steps) == ("match", 0, 6)
+    assert report.freedom.moved > 0, "control: without the log these elements would be others"
+    assert 0.0 < report.freedom.largest_steer < 0.5

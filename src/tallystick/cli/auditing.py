@@ -5,18 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tallystick.cli.options import AsJson, Device, JobName, ProfileName, choose_source, parse_steps
 from tallystick.cli.profiles import check_device, rerun_under
-from tallystick.cli.terminal import StepDisplay, answer, say
+from tallystick.cli.terminal import StepDisplay, TrialDisplay, answer, json_bytes, say
 from tallystick.errors import InvalidInput, Nondeterminism, StoreError
 from tallystick.execution.determinism import Profile, parse_profile
 from tallystick.reports.audit import AuditPage, ClaimPage
 from tallystick.reports.dispute import DisputePage
 from tallystick.store.files import RunDirectory
+
+if TYPE_CHECKING:
+    from tallystick.execution.job import JobSource
+    from tallystick.roles.auditor import AuditReport
+    from tallystick.roles.causes import Divergence
 
 EXIT_CODES: Mapping[str, int] = {"match": 0, "mismatch": 1, "log_violation": 1, "cannot_reproduce": 3}
 DISPUTE_CODES: Mapping[str, int] = {"agreement": 0, "both_acceptable": 0, "fault": 1, "cannot_reproduce": 3}
@@ -35,6 +40,24 @@ ClaimOut = Annotated[
         help="Write the auditor's own run there, for a dispute, instead of a report.",
     ),
 ]
+ReportOut = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        metavar="FILE",
+        help="Also write the findings there, as --json prints them, for tally report.",
+    ),
+]
+Effort = Annotated[
+    float,
+    typer.Option(
+        "--effort",
+        metavar="SECONDS",
+        min=0,
+        help="How long to try causes of a mismatch out; 0 for not at all.",
+    ),
+]
+DEFAULT_EFFORT = 60.0  # seconds
 TrainerRun = Annotated[Path, typer.Argument(metavar="TRAINER_DIR", help="The trainer's run directory.")]
 AuditorRun = Annotated[
     Path, typer.Argument(metavar="AUDITOR_DIR", help="The auditor's claim, written by tally audit --claim.")
@@ -72,6 +95,8 @@ def audit(
     profile: ProfileName = "native",
     device: Device = "cpu",
     claim: ClaimOut = None,
+    out: ReportOut = None,
+    effort: Effort = DEFAULT_EFFORT,
     as_json: AsJson = False,
 ) -> int:
     """Repeat a recorded run on this machine and compare everything it committed to."""
@@ -108,8 +133,36 @@ def audit(
     except KeyboardInterrupt:
         say(f"interrupted after {display.steps} steps: no verdict; {run} is as it was")
         return 130
-    answer(AuditPage(report, time.perf_counter() - started), as_json=as_json)
+    total = time.perf_counter() - started
+    divergence = None
+    if effort > 0 and report.verdict in ("mismatch", "log_violation"):
+        divergence = _explain(directory, source, report, chosen, device, effort)
+    page = AuditPage(report, total, divergence)
+    if out is not None:
+        directory.write_document(out, json_bytes(page.fields()))
+    answer(page, as_json=as_json)
     return EXIT_CODES[report.verdict]
+
+
+def _explain(
+    directory: RunDirectory,
+    source: JobSource,
+    report: AuditReport,
+    profile: Profile,
+    device: str,
+    effort: float,
+) -> Divergence | None:
+    """Look for the cause of a mismatch; the verdict stands whatever comes of it."""
+    from tallystick.roles.explain import explain_audit
+
+    try:
+        with TrialDisplay("looking for the cause") as display:
+            return explain_audit(
+                directory, source, report, jitter=profile.jitter, device=device, seconds=effort, tell=display
+            )
+    except KeyboardInterrupt:
+        say("interrupted while looking for the cause; the verdict stands")
+        return None
 
 
 def _write_claim(

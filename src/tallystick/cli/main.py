@@ -22,10 +22,12 @@ import typer.main
 from tallystick import __version__
 from tallystick.cli import calibrating, conforming, keys, planning
 from tallystick.cli.auditing import audit, dispute
+from tallystick.cli.comparing import diff
 from tallystick.cli.demo import demo
 from tallystick.cli.inspecting import prove, show, verify
 from tallystick.cli.profiles import interrupt_once
 from tallystick.cli.recording import record
+from tallystick.cli.reporting import report
 from tallystick.cli.terminal import print_json, say
 from tallystick.errors import Mismatch, Nondeterminism, TallyError
 
@@ -56,7 +58,7 @@ def start(
     return None
 
 
-for command in (record, audit, show, verify, prove, dispute, demo):
+for command in (record, audit, show, verify, prove, dispute, diff, report, demo):
     app.command()(command)
 if importlib.util.find_spec("tallystick.cli.bench") is not None:
     app.add_typer(importlib.import_module("tallystick.cli.bench").app, name="bench")

@@ -44,7 +44,16 @@ def answer(report: Report, *, as_json: bool, page: RenderableType | None = None)
 
 def print_json(fields: Mapping[str, object]) -> None:
     """Print one JSON object; numbers that are not finite become null."""
-    print(json.dumps(_finite(fields), indent=2, ensure_ascii=True, allow_nan=False))
+    print(_json(fields))
+
+
+def json_bytes(fields: Mapping[str, object]) -> bytes:
+    """Return what ``print_json`` prints, as a file's bytes."""
+    return _json(fields).encode("ascii") + b"\n"
+
+
+def _json(fields: Mapping[str, object]) -> str:
+    return json.dumps(_finite(fields), indent=2, ensure_ascii=True, allow_nan=False)
 
 
 def say(text: str, *, style: str = "") -> None:
@@ -178,6 +187,42 @@ class TaskDisplay:
         elif self._clock() - self._last_line >= LINE_EVERY:
             self._last_line = self._clock()
             self._console.print(f"{self._verb} {facts}", soft_wrap=True)
+
+
+class TrialDisplay:
+    """Shows what is being tried, where nobody knows how much there is to try. Call it with trials done and the next one."""
+
+    def __init__(
+        self, verb: str, *, file: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._verb, self._clock = verb, clock
+        self._console = console(file or sys.stderr)
+        self._bar: Bar | None = None
+        self._last_line = clock()
+
+    def __enter__(self) -> TrialDisplay:
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            column = TextColumn("{task.description}: {task.fields[facts]}", markup=False)
+            self._bar = Bar(column, console=self._console, transient=True)
+            self._task = self._bar.add_task(self._verb, total=None, facts="getting ready")
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, done: int, what: str) -> None:
+        """Take note of what is tried next."""
+        now = self._clock()
+        facts = printable(f"{done} repetitions, now with {what}")
+        if self._bar is not None:
+            self._bar.update(self._task, facts=facts)
+        elif now - self._last_line >= LINE_EVERY:
+            self._last_line = now
+            self._console.print(f"{self._verb}: {facts}", soft_wrap=True)
 
 
 def _clock_time(seconds: float) -> str:

@@ -351,7 +351,7 @@ def grid_for(
     """
     form = expected_form(policy, kind)
     assert form is not None
-    _, _, (lowest, highest), _ = form
+    _, _, (lowest, highest) = form
     safety = _safety_for(policy, measured)
     allowance = exponent_above(measured.largest) + policy.safety
     is_noise = kind == Kind.GRADIENT and exponent_above(measured.rms) <= allowance
@@ -462,7 +462,7 @@ def _unseen(session: Session, kind: Kind, scales: np.ndarray) -> SiteGrid:
     """Return the grid of a site whose noise is not known yet; a gradient's band is on the safe side."""
     form = expected_form(session.policy, kind)
     assert form is not None
-    _, _, (lowest, highest), _ = form
+    _, _, (lowest, highest) = form
     band = min(highest, lowest + UNSEEN_SAFETY) if kind == Kind.GRADIENT else lowest
     return site_grid(session.policy, kind, band, scales)
 

@@ -14,8 +14,10 @@ The user's model is not touched; leaving the mode leaves nothing behind.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tallystick.errors import Nondeterminism
+from tallystick.execution.determinism import filling_results
 from tallystick.execution.operators import (
     CHOICES,
     COMPARISONS,
@@ -43,6 +46,19 @@ from tallystick.numerics import kernels
 BELOW, EQUAL, ABOVE = 0, 1, 2  # symbols of a two-bit decision
 NARROW = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 RARELY = 4  # one in so many sixteen-bit results is disturbed (docs/adr/0006)
+UNSET = frozenset(
+    f"aten::{name}"
+    for name in (
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "new_empty",
+        "new_empty_strided",
+        "resize_",
+        "resize_as_",
+    )
+)  # operators that leave memory unset
+SAMPLE = 1 << 12  # elements whose rms stands for that of a decision's input
 ACCUMULATOR = 4  # bytes of the narrowest format in which contractions add up
 Operator = Any  # torch._ops.OpOverload; its stubs are private
 Arguments = tuple[Any, ...]
@@ -265,12 +281,24 @@ class Capture(TorchDispatchMode):
         Returns a contiguous copy of ``x`` with the obeyed elements moved to the stated side, or None
         when there is nothing to obey.
         """
+        moved = self.moved(x, nearest, exact_is_structural=exact_is_structural)
+        if moved is None:
+            return None
+        target = x.detach().reshape(-1).clone()
+        at, values = moved
+        target[at] = values
+        return target.reshape(x.shape)
+
+    def moved(
+        self, x: Tensor, nearest: Callable[[Tensor], Tensor], *, exact_is_structural: bool = False
+    ) -> tuple[Tensor, Tensor] | None:
+        """Take the decision; return the flat indexes of the elements to obey and the values that put them there."""
         flat = x.detach().reshape(-1)
         if not self.tape.pending(flat):
             return None
-        band = self.tape.band(_rms(flat))
+        band = self.tape.band(sampled_rms(flat))
         point = nearest(flat)
-        near = _near(flat, point, band)
+        near = _near(flat, point, band) if band > 0.0 else torch.empty(0, dtype=torch.int64, device=x.device)
         if exact_is_structural:
             near = _without_structural(flat, point, near)
 
@@ -285,15 +313,14 @@ class Capture(TorchDispatchMode):
         if obey is None:
             return None
         at, side = obey
-        target = flat.clone()
-        at_point = _take(point, at)
+        own, at_point = flat[at], _take(point, at)
         below, above = _neighbours(at_point)
-        target[at] = torch.where(
+        values = torch.where(
             side == ABOVE,
-            torch.maximum(target[at], above),
-            torch.where(side == BELOW, torch.minimum(target[at], below), at_point),
+            torch.maximum(own, above),
+            torch.where(side == BELOW, torch.minimum(own, below), at_point),
         )
-        return target.reshape(x.shape)
+        return at, values
 
     def chosen(self, index: Tensor, runner_up_gap: Tensor, choices: int, rms: float,
                gap_to: Callable[[Tensor], Tensor]) -> Tensor:  # fmt: skip
@@ -323,6 +350,7 @@ class Capture(TorchDispatchMode):
         return out.reshape(index.shape)
 
 
+@cache
 def _name(func: Operator) -> str:
     name = func._schema.name
     return (
@@ -330,6 +358,15 @@ def _name(func: Operator) -> str:
         if name.endswith("_") and not name.endswith("__") and name not in RANDOM and name not in EXACT
         else name
     )
+
+
+def sampled_rms(flat: Tensor) -> float:
+    """Return the rms of a decision's input, from an even sample of large ones: both parties take the same elements.
+
+    An odd stride, so that a sample of images is not one of their borders.
+    """
+    sample = flat[:: flat.numel() // SAMPLE | 1] if flat.numel() > 2 * SAMPLE else flat
+    return _rms(sample) or _rms(flat)
 
 
 def _rms(flat: Tensor) -> float:
@@ -389,6 +426,12 @@ def _plain(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any
     return func(*args, **kwargs)
 
 
+def _unset(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    """Run an operator that leaves memory unset with torch filling it: whoever reads it has no number, here as elsewhere."""
+    with filling_results(True):
+        return func(*args, **kwargs)
+
+
 def _read(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
     if _is_float(args[0]):
         mode.findings.read.add(_name(func))
@@ -445,6 +488,8 @@ def _switch(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, An
             return values[0]
         return values[(flat.unsqueeze(1) - values).abs().argmin(dim=1)]
 
+    if name == "aten::relu" and x.is_contiguous():
+        return _relu(func, x, mode.moved(x, nearest))
     moved = mode.forced(x, nearest)
     if moved is not None:
         if func._schema.is_mutable:
@@ -452,6 +497,15 @@ def _switch(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, An
         else:
             args = (*args[: switch.argument], moved, *args[switch.argument + 1 :])
     return func(*args, **kwargs)
+
+
+def _relu(func: Operator, x: Tensor, moved: tuple[Tensor, Tensor] | None) -> Tensor:
+    """Run a ReLU, and put right what came out of the elements to obey: that costs no copy of the input."""
+    result = func(x)
+    if moved is not None:
+        at, values = moved
+        result.view(-1)[at] = values.clamp_(min=0.0)
+    return result
 
 
 def _compare_tensors(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
@@ -544,10 +598,17 @@ def _positional(func: Operator, args: Arguments, kwargs: dict[str, Any], positio
 
 def _named(func: Operator, args: Arguments, kwargs: dict[str, Any], name: str) -> Any:
     """Return the argument called ``name``, its default if not given, None if ``func`` has none of that name."""
+    position, default = _declared(func, name)
+    return args[position] if position < len(args) else kwargs.get(name, default)
+
+
+@cache
+def _declared(func: Operator, name: str) -> tuple[int, Any]:
+    """Position and default of an argument; a position that no call has, and None, if there is none of that name."""
     for position, declared in enumerate(func._schema.arguments):
         if declared.name == name:
-            return args[position] if position < len(args) else kwargs.get(name, declared.default_value)
-    return None
+            return position, declared.default_value
+    return sys.maxsize, None
 
 
 def _spread(value: Any, dims: int) -> list[int]:
@@ -561,7 +622,7 @@ def _decide_windows(mode: Capture, x: Tensor, values: Tensor, index: Tensor, ker
     dims = len(kernel)
     if not mode.tape.pending(x.detach().reshape(-1)):
         return
-    rms = _rms(x.detach().reshape(-1))
+    rms = sampled_rms(x.detach().reshape(-1))
     band = mode.tape.band(rms)
     outs = values.shape[-dims:]
     pads: list[int] = []
@@ -710,7 +771,7 @@ def _decide_ranks(mode: Capture, x: Tensor, dim: int, index: Tensor, largest: bo
         gap = (rows[row, flat[at]] - rows[row, other]).abs()
         return torch.where(twice | (pairs[:, 1] >= n), math.inf, gap)
 
-    return mode.chosen(moved, gap, n, _rms(x.reshape(-1)), gap_to).movedim(-1, dim)
+    return mode.chosen(moved, gap, n, sampled_rms(x.reshape(-1)), gap_to).movedim(-1, dim)
 
 
 def _random(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
@@ -777,6 +838,8 @@ def _handler_for(func: Operator) -> Handler:
         return _cast
     if name == "aten::_local_scalar_dense":
         return _read
+    if name in UNSET:
+        return _unset
     return _plain if name in SMOOTH or name in EXACT or name.startswith("prim::") else _unknown
 
 

@@ -155,6 +155,7 @@ class Session:
         self._watched: dict[str, tuple[int, int, Tensor | int]] = {}
         self._versions: list[int] = []
         self._names: list[object] = []
+        self._places: list[tuple[str, nn.Module, str]] = []
         self.optimizer_form: dict[int, dict[str, Any]] = {}
         self._outer_dtype: torch.dtype | None = None
         self._depth = 0  # of optimizer.step calls within each other
@@ -178,6 +179,7 @@ class Session:
         """
         self._refuse_what_cannot_repeat()
         self._choose_arithmetic()
+        self._places = list(self._floating_places())
         self._convert()
         self.parameters = self._trainable()
         self.optimizer_keys = self._optimizer_keys()
@@ -259,13 +261,26 @@ class Session:
                 )
 
     def _all_floating(self) -> Iterator[tuple[str, Tensor]]:
+        """Every floating parameter and buffer the model has now, of those it was prepared with.
+
+        ``verify_tensors`` goes through the modules themselves, and refuses a step after which there are others.
+        """
+        for name, owner, key in self._places:
+            tensor = getattr(owner, key, None)
+            if isinstance(tensor, Tensor) and tensor.is_floating_point():
+                yield name, tensor
+
+    def _floating_places(self) -> Iterator[tuple[str, nn.Module, str]]:
+        """Yield each floating tensor's name, the module that holds it, and what it is called there."""
         for prefix, module in (("model", self.model), *((f"extra/{n}", m) for n, m in self.extra.items())):
             for name, parameter in module.named_parameters():
                 if parameter.is_floating_point():
-                    yield f"{prefix}/{name}", parameter
+                    path, _, key = name.rpartition(".")
+                    yield f"{prefix}/{name}", module.get_submodule(path), key
             for name, buffer in module.named_buffers():
                 if buffer.is_floating_point():
-                    yield f"{prefix}/buffer/{name}", buffer
+                    path, _, key = name.rpartition(".")
+                    yield f"{prefix}/buffer/{name}", module.get_submodule(path), key
 
     def _convert(self) -> None:
         storages: dict[int, str] = {}
@@ -440,6 +455,15 @@ class Session:
         self.table = table
         if self.is_calibration_step(self.step - 1):
             self.base = table
+
+    @contextmanager
+    def drawing(self, stream: RandomStream) -> Generator[None]:
+        """Inside, random operators draw from ``stream`` instead of the run's own."""
+        own, self._random = self._random, stream
+        try:
+            yield
+        finally:
+            self._random = own
 
     # -- one step ----------------------------------------------------------------------------
 

@@ -45,6 +45,7 @@ from tallystick.numerics.rounding import (
     round_followed_parity,
     round_recorded,
     round_recorded_parity,
+    sampled_rms,
 )
 
 ROW_RANGE = 16  # a row's scale exponent lies at most this far below the tensor's largest
@@ -79,9 +80,18 @@ class Tape(DecisionTape, Protocol):
 
 def scale_exponents(rms: np.ndarray) -> np.ndarray:
     """Return the smallest ``s`` with ``rms <= 2**s`` for each block, int64; for a zero block the lowest exponent."""
+    if rms.size == 1:
+        only, power = math.frexp(rms.item())
+        return np.full(rms.shape, (power - (only == 0.5)) if only > 0.0 else -1000, dtype=np.int64)
     mantissa, exponent = np.frexp(rms)
     ceiling = np.where(mantissa == 0.5, exponent - 1, exponent)
     return np.where(rms > 0.0, ceiling, -1000).astype(np.int64)
+
+
+def _scale_exponent(rms: float) -> int:
+    """Return what ``scale_exponents`` does for one finite number."""
+    mantissa, exponent = math.frexp(rms)
+    return (exponent - 1 if mantissa == 0.5 else exponent) if rms > 0.0 else -1000
 
 
 def is_noise_only(grid: SiteGrid) -> bool:
@@ -111,6 +121,8 @@ def settled_scales(previous: np.ndarray | None, rms: np.ndarray, row_scales: boo
 
     The slack keeps the header short: a scale is written only when the block's size has really moved.
     """
+    if rms.size == 1 and not row_scales:
+        return np.array([_settled(None if previous is None else int(previous[0]), float(rms[0]))])
     wanted = scale_exponents(rms)
     wanted = np.maximum(wanted, lowest_scale(rms, row_scales))
     if previous is None:
@@ -119,13 +131,19 @@ def settled_scales(previous: np.ndarray | None, rms: np.ndarray, row_scales: boo
     return np.where(keep, previous, wanted + 1)
 
 
+def _settled(previous: int | None, rms: float) -> int:
+    """Return what ``settled_scales`` does for a single block."""
+    wanted = _scale_exponent(rms)
+    return previous if previous is not None and wanted <= previous <= wanted + 2 else wanted + 1
+
+
 def sampled_scale(previous: SiteGrid | None, x: Tensor) -> np.ndarray | None:
     """Return the scale of an activation site from an even sample of its elements, as ``settled_scales``; None for zeros.
 
     A header states what was used, so a sample will do; both sides take the same one.
     """
     flat = x.reshape(-1)
-    rms = block_rms(sampled(flat), 1)
+    rms = sampled_rms(flat, sample_stride(flat))
     if not rms.any():
         rms = block_rms(flat, 1)
     if not np.isfinite(rms).all() or not rms.any():
@@ -226,7 +244,7 @@ class RecordTape:
             base = self.base.sites.get((kind, ordinal))
             if base is not None and base.scales.size == grid.scales.size and not is_noise_only(base):
                 scales = np.maximum(scales, base.scales)
-            if not np.array_equal(scales, grid.scales):
+            if (scales != grid.scales).any():
                 grid = grid.with_scales(scales)
                 self._grids[(kind, ordinal)] = grid
             if kind == Kind.GRADIENT:
@@ -280,7 +298,7 @@ class RecordTape:
             return grid
         form = expected_form(self.policy, Kind.GRADIENT)
         assert form is not None
-        _, _, (lowest, highest), _ = form
+        _, _, (lowest, highest) = form
         scales = settled_scales(None, block_rms(x, grid.scales.size), self.policy.row_scales)
         band = max(lowest, noise - int(scales.max()))
         if band > highest:
@@ -316,7 +334,7 @@ class RecordTape:
 def decision_exponent(policy: Policy, grid: SiteGrid | None, rms: float) -> int:
     """Return the exponent of a decision's band for an input of size ``rms``."""
     relative = policy.decision_band[0] if grid is None else grid.band
-    scale = int(scale_exponents(np.array([rms]))[0]) if math.isfinite(rms) else 0
+    scale = _scale_exponent(rms) if math.isfinite(rms) else 0
     return max(scale + relative, -1000)
 
 
@@ -577,6 +595,8 @@ class FollowTape:
                 )
             return
         rms = block_rms(x, grid.scales.size)
+        if rms.size == 1 and int(grid.scales[0]) <= _scale_exponent(float(rms[0])) + SCALE_SLACK:
+            return
         own = np.maximum(scale_exponents(rms), lowest_scale(rms, self.policy.row_scales))
         allowed = own + SCALE_SLACK
         base = self.base.sites.get((int(kind), ordinal))
@@ -598,8 +618,9 @@ class FollowTape:
         """Return the grid that an honest header would have had, as far as one follower can tell."""
         form = expected_form(self.policy, kind)
         assert form is not None
-        precision, dithered, (lowest, highest), floor = form
+        precision, dithered, (lowest, highest) = form
         band = min(max(grid.band, lowest), highest)
+        floor = lowest_floor(self.policy, kind, band)
         scales = settled_scales(None, block_rms(x, grid.scales.size), self.policy.row_scales)
         scales = np.maximum(scales, UNSEEN)
         return SiteGrid(precision, band, floor_exponent(band, floor), dithered, scales)
@@ -652,7 +673,7 @@ def _breach(policy: Policy, kind: Kind, grid: SiteGrid) -> str | None:
     expected = expected_form(policy, kind)
     if expected is None:
         return f"policy {policy.name} has no such sites"
-    precision, dithered, (lowest, highest), floor = expected
+    precision, dithered, (lowest, highest) = expected
     if kind == Kind.DECISION:
         return (
             None
@@ -671,28 +692,38 @@ def _breach(policy: Policy, kind: Kind, grid: SiteGrid) -> str | None:
         return "a state site has a relative band, every other site has scales"
     if not is_noise_only(grid) and not lowest <= grid.band <= highest:
         return f"band 2**{grid.band} outside 2**{lowest}..2**{highest}"
-    wanted = floor_exponent(grid.band, floor, parity)
+    wanted = floor_exponent(grid.band, lowest_floor(policy, kind, grid.band), parity)
     if grid.floor != wanted:
         return f"floor 2**{grid.floor}, the policy has 2**{wanted} for band 2**{grid.band}"
     return None
 
 
-def expected_form(policy: Policy, kind: Kind) -> tuple[int, bool, tuple[int, int], int | None] | None:
-    """Return precision, dither, allowed band exponents and lowest floor of a kind of site; None if it has none."""
+def expected_form(policy: Policy, kind: Kind) -> tuple[int, bool, tuple[int, int]] | None:
+    """Return precision, dither and allowed band exponents of a kind of site; None if the policy has none."""
     if kind == Kind.GRADIENT:
-        return policy.gradient_precision, policy.dithered, policy.gradient_band, policy.gradient_floor
+        return policy.gradient_precision, policy.dithered, policy.gradient_band
     if kind == Kind.STATE:
-        return 24, False, policy.state_band, -149
+        return 24, False, policy.state_band
     if kind == Kind.BUFFER:
-        return policy.buffer_precision, policy.dithered_buffers, policy.buffer_band, None
+        return policy.buffer_precision, policy.dithered_buffers, policy.buffer_band
     if kind == Kind.LOSS:
-        return policy.loss_precision, False, policy.loss_band or policy.buffer_band, None
+        return policy.loss_precision, False, policy.loss_band or policy.buffer_band
     if kind == Kind.DECISION:
-        return 0, False, policy.decision_band, 0
+        return 0, False, policy.decision_band
     rule = policy.activation
     if kind in ACTIVATIONS and rule is not None:
-        return rule.precision, False, rule.band, rule.floor
+        return rule.precision, False, rule.band
     return None
+
+
+def lowest_floor(policy: Policy, kind: Kind, band: int) -> int | None:
+    """Return the least floor of a kind of site with that band; None where the band alone sets it."""
+    if kind == Kind.GRADIENT:
+        return policy.finest_floor(band)
+    if kind == Kind.STATE:
+        return -149
+    rule = policy.activation
+    return rule.floor if kind in ACTIVATIONS and rule is not None else None
 
 
 def floor_exponent(band: int, lowest: int | None, parity: bool = False) -> int:
@@ -719,9 +750,9 @@ def site_grid(policy: Policy, kind: Kind, band: int, scales: np.ndarray) -> Site
     """
     form = expected_form(policy, kind)
     assert form is not None
-    precision, dithered, _, lowest = form
+    precision, dithered, _ = form
     parity = is_parity_coded(policy, kind, band)
-    floor = floor_exponent(band, lowest, parity)
+    floor = floor_exponent(band, lowest_floor(policy, kind, band), parity)
     band = floor - 1 if parity else band
     return SiteGrid(precision, band, floor, dithered and band != NOISE_BAND, scales, parity=parity)
 
@@ -838,10 +869,16 @@ class ActivationNoise:
     reach: float = 0.0
 
 
+def sample_stride(x: Tensor) -> int:
+    """Return the distance between the elements that ``sampled`` takes."""
+    return -(-x.numel() // ProbeTape.SAMPLES) or 1
+
+
 def sampled(x: Tensor) -> Tensor:
     """Return at most ``ProbeTape.SAMPLES`` evenly spaced elements of a flat tensor, float64."""
-    stride = -(-x.numel() // ProbeTape.SAMPLES) or 1
-    return x[::stride].detach().to(torch.float64, copy=True)  # an operator in place would change a view
+    return (
+        x[:: sample_stride(x)].detach().to(torch.float64, copy=True)
+    )  # an operator in place would change a view
 
 
 @dataclass

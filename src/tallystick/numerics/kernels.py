@@ -1,8 +1,8 @@
 """Rounding on the CPU, fused: one pass rounds, tests for ambiguity and collects the log entries.
 
-The passes are ``kernels.c``, ``nearest.c`` and ``optimizers.c``, compiled when the package is built and called through
-ctypes, which lets other threads run meanwhile. Bit-equal to :mod:`tallystick.numerics.reference`, which is the definition;
-the tests run both on one body. Tensors are cut into chunks of fixed size, so no result depends on the number of threads.
+The passes are the C files beside this one, compiled when the package is built and called through ctypes, which lets
+other threads run meanwhile. Bit-equal to :mod:`tallystick.numerics.reference`, which is the definition; the tests run
+both on one body. Tensors are cut into chunks of fixed size, so no result depends on the number of threads.
 
 All functions take flat contiguous arrays of float32 or float64.
 """
@@ -31,7 +31,7 @@ CANCELLED = 5  # relative bands: no quantum below 2**(e(old) + band + 5), as wha
 MAX_FP64 = (2.0 - 2.0**-52) * 2.0**1023
 MAX_FP32 = (2.0 - 2.0**-23) * 2.0**127
 WORD = 2.0**-32
-VERSION = 10  # of kernels.c, nearest.c and optimizers.c
+VERSION = 11  # of the C sources (native.h)
 CHUNK = 1 << 17  # elements that one thread takes at a time
 
 LIBRARY = {"win32": "libkernels.dll", "darwin": "libkernels.dylib"}.get(sys.platform, "libkernels.so")
@@ -82,6 +82,8 @@ def _library() -> Any:
         ("tally_follow", n, (p, n, n, p, p, n, p)),
         ("tally_record_parity", n, (p, n, n, p)),
         ("tally_follow_parity", n, (p, n, n, p, p)),
+        ("tally_quick", n, (p, n, n, n)),
+        ("tally_words_in_form", i, (i, p, u, i, u, u)),
         ("tally_candidates", n, (p, n, n, p, p, n)),
         ("tally_nearest_record", n, (p, n, n, p, p)),
         ("tally_nearest_follow", n, (p, n, n, p, p, n, p)),
@@ -93,6 +95,7 @@ def _library() -> Any:
         ("tally_near", n, (p, i, d, d, n, n, p)),
         ("tally_fingerprints", u, (p, n)),
         ("tally_square_sum", d, (p, i, n, n)),
+        ("tally_sampled_square_sum", d, (p, n, n)),
         ("tally_square_sums", None, (p, i, n, n, n, p)),
         ("tally_max_difference", d, (p, i, p, i, n, n)),
         ("tally_max_differences", None, (p, i, p, i, n, n, n, p)),
@@ -514,6 +517,16 @@ def block_square_sums(x: Floats, rows: int, out: npt.NDArray[np.float64], thread
         lambda a, b: library.tally_square_sums(there, kind, rows, a, b, into), out.size, threads,
         chunk=max(1, CHUNK // max(rows, 1)),
     )  # fmt: skip
+
+
+def sampled_square_sum(x: Floats, stride: int) -> float:
+    """Return what ``block_square_sums`` gives for ``x[::stride]`` as one block, without copying it."""
+    if x.dtype != np.float64 or x.ndim != 1:
+        raise TypeError(f"an array of {x.dtype}{list(x.shape)}; samples are taken of flat float64")
+    count = -(-x.size // stride)
+    if count > CHUNK:
+        raise ValueError(f"a sample of {count} elements; at most {CHUNK} are added in one piece")
+    return _library().tally_sampled_square_sum(_address(x), stride, count)
 
 
 def block_max_difference(

@@ -16,6 +16,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -329,9 +330,12 @@ class Frame:
     sites: tuple[tuple[SiteAddress, bytes], ...] = ()
 
     def __post_init__(self) -> None:
-        for (left, _), (right, _) in zip(self.sites, self.sites[1:], strict=False):
+        fields = [address.fields for address, _ in self.sites]
+        for at, (left, right) in enumerate(pairwise(fields)):
             if not left < right:
-                raise InvalidInput(f"frame: {right} after {left} is not ascending")
+                raise InvalidInput(
+                    f"frame: {self.sites[at + 1][0]} after {self.sites[at][0]} is not ascending"
+                )
         for address, payload in self.sites:
             if not payload:
                 raise InvalidInput(f"frame: {address} has an empty payload")
@@ -339,7 +343,7 @@ class Frame:
     @classmethod
     def of(cls, payloads: Mapping[SiteAddress, bytes]) -> Frame:
         """The frame of these payloads, put in order."""
-        return cls(tuple(sorted(payloads.items())))
+        return cls(tuple(sorted(payloads.items(), key=lambda site: site[0].fields)))
 
     def __iter__(self) -> Iterator[tuple[SiteAddress, bytes]]:
         return iter(self.sites)
@@ -349,7 +353,7 @@ class Frame:
 
     def find(self, address: SiteAddress) -> bytes | None:
         """The payload at an address, or None where the site had nothing to say."""
-        at = bisect_left(self.sites, address, key=lambda site: site[0])
+        at = bisect_left(self.sites, address.fields, key=lambda site: site[0].fields)
         if at < len(self.sites) and self.sites[at][0] == address:
             return self.sites[at][1]
         return None
@@ -520,7 +524,8 @@ class GridTable:
         changes: list[bytes] = []
         previous: SiteKey = (0, -1)
         for key in sorted({**self.sites, **new.sites}):
-            change = _encode_change(self.sites.get(key), new.sites.get(key))
+            before, after = self.sites.get(key), new.sites.get(key)
+            change = b"" if before is after else _encode_change(before, after)
             if change:
                 changes += [_encode_key(previous, key, 1), change]
                 previous = key

@@ -18,6 +18,7 @@ PER_LAYER, PER_KIND = "layer", "kind"
 
 OPTIONAL: Mapping[str, object] = {
     "parity": False, "dithered_buffers": False, "row_scales": False, "decision_safety": None, "loss_band": None,
+    "gradient_spacing": None, "gradient_coarsest": None,
 }  # fmt: skip
 """Numbers that not every policy has, with what their absence from a specification means."""
 
@@ -114,6 +115,9 @@ class Policy:
         decision_safety: ``safety`` for the inputs of decisions, of which then only those near a switching point count;
             None for the same, over all inputs.
         dithered_buffers: whether buffers have an absolute dithered grid, as gradients have.
+        gradient_spacing: octaves wanted between a gradient's band and its quantum: with n, one element in 2**(n - 1) is
+            ambiguous. None where ``SPARSEST`` is enough.
+        gradient_coarsest: floor that is not passed to have so many.
     """
 
     name: str
@@ -137,6 +141,14 @@ class Policy:
     row_scales: bool = False
     decision_safety: int | None = None
     loss_band: tuple[int, int] | None = None
+    gradient_spacing: int | None = None
+    gradient_coarsest: int | None = None
+
+    def finest_floor(self, band: int) -> int:
+        """Return the least floor of a gradient whose band that is: as fine as the policy goes, coarser where noise asks."""
+        if self.gradient_spacing is None or self.gradient_coarsest is None:
+            return self.gradient_floor
+        return max(self.gradient_floor, min(band + self.gradient_spacing, self.gradient_coarsest))
 
     @property
     def storage(self) -> str:
@@ -185,6 +197,8 @@ FP64 = Policy(
     safety=6,
     noise_limit=-30,
     recalibrate_every=100,
+    gradient_spacing=16,
+    gradient_coarsest=-16,
 )
 
 FP32 = Policy(
@@ -194,14 +208,16 @@ FP32 = Policy(
     gradient_floor=-5,
     dithered=True,
     gradient_band=(-18, -3),
-    decision_band=(-17, -8),
-    buffer_band=(-20, -12),
+    decision_band=(-17, -6),
+    buffer_band=(-20, -9),
     state_band=(-47, -40),
     buffer_precision=14,
     loss_precision=12,
     safety=4,
     noise_limit=-8,
     recalibrate_every=100,
+    gradient_spacing=11,
+    gradient_coarsest=-3,
 )
 
 BF16 = Policy(
@@ -244,7 +260,7 @@ LEAF = replace(
 ARITHMETICS = ("auto", "portable", "general")
 EARLY = (
     0,
-    8,
+    4,
     32,
 )  # steps before which the noise is measured besides the fixed interval: gradients change fastest early
 
@@ -285,8 +301,8 @@ def move_budget(grid: SiteGrid, numel: int) -> int:
 POLICIES: Mapping[str, Policy] = {policy.name: policy for policy in (FP64, FP32, BF16, LEAF)}
 
 CHOICES: Mapping[str, Mapping[str, tuple[int, int]]] = {
-    "fp64": {"gradient_floor": (-23, -12), "safety": (3, 10)},
-    "fp32": {"gradient_floor": (-10, -2), "safety": (3, 8)},
+    "fp64": {"gradient_floor": (-23, -12), "gradient_spacing": (SPARSEST, 16), "safety": (3, 10)},
+    "fp32": {"gradient_floor": (-10, -2), "gradient_spacing": (SPARSEST, 11), "safety": (3, 8)},
 }
 """Numbers that the trainer may choose after a calibration, with the least and the greatest that an auditor accepts."""
 

@@ -232,6 +232,14 @@ def block_rms(x: Tensor, blocks: int) -> npt.NDArray[np.float64]:
     return np.sqrt(sums / max(rows, 1))
 
 
+def sampled_rms(x: Tensor, stride: int) -> npt.NDArray[np.float64]:
+    """Return ``block_rms(x[::stride], 1)`` of a flat tensor; on the CPU without a copy of the sample."""
+    if x.device.type != "cpu" or x.dtype != torch.float64 or not x.is_contiguous() or not x.numel():
+        return block_rms(x[::stride].contiguous(), 1)
+    count = -(-x.numel() // stride)
+    return np.sqrt(np.array([kernels.sampled_square_sum(_flat(x), stride)]) / count)
+
+
 def _block_rms_triton(x: Tensor, blocks: int) -> npt.NDArray[np.float64]:
     return np.sqrt(_triton().block_square_sums(x, blocks) / max(x.numel() // blocks, 1))
 

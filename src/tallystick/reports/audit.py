@@ -6,15 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from tallystick.commit.encoding import parse_hex_float
 from tallystick.errors import InvalidInput
+from tallystick.reports.divergence import DivergencePage, divergence_fields
 from tallystick.reports.layout import BAD, GOOD, QUIET, UNSURE, Row, counted, duration, page, share
 
 if TYPE_CHECKING:
     from tallystick.roles.auditor import AuditReport, Deviation, SegmentResult
+    from tallystick.roles.causes import Divergence
 
 STYLES: Mapping[str, str] = {
     "match": GOOD,
@@ -32,10 +34,11 @@ WORDS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class AuditPage:
-    """An audit's findings; ``total`` is the whole audit's wall time in seconds."""
+    """An audit's findings; ``total`` is the whole audit's wall time in seconds, ``divergence`` why it does not match."""
 
     report: AuditReport
     total: float
+    divergence: Divergence | None = None
 
     def fields(self) -> dict[str, object]:
         """Return what ``--json`` prints; scripts rely on the names."""
@@ -61,6 +64,7 @@ class AuditPage:
             "environment": {
                 name: {"own": own, "trainer": trainer} for name, (own, trainer) in report.environment.items()
             },
+            "divergence": None if self.divergence is None else divergence_fields(self.divergence),
             "seconds": {**report.phases.seconds, "total": self.total},
         }
 
@@ -74,7 +78,8 @@ class AuditPage:
         if report.environment:
             rows.append(("environment", _environment(report.environment)))
         rows.append(("time", f"{duration(report.phases.seconds)}; {self.total:.1f} s in all"))
-        return page(self._headline(), STYLES[report.verdict], rows)
+        whole = page(self._headline(), STYLES[report.verdict], rows)
+        return whole if self.divergence is None else Group(whole, "", DivergencePage(self.divergence))
 
     def _headline(self) -> str:
         report = self.report

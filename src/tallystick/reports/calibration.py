@@ -172,7 +172,7 @@ class CalibrationReport:
         curves = [
             Curve(f"logged, the policy's grid {_grid_name(policy)}", self._ambiguity(policy, first, last))
         ]
-        if made.policy.gradient_floor != policy.gradient_floor:
+        if _grid_name(made.policy) != _grid_name(policy):
             curves.append(
                 Curve(
                     f"logged, proposed grid {_grid_name(made.policy)}",
@@ -209,7 +209,7 @@ class CalibrationReport:
         total = sum(m.numel for m in sites) or 1
         points: list[tuple[float, float]] = []
         for band in range(first, last + 1):
-            floor = floor_exponent(band, policy.gradient_floor)
+            floor = floor_exponent(band, policy.finest_floor(band))
             grid = SiteGrid(policy.gradient_precision, band, floor, policy.dithered, [0])
             shares = (m.numel * ambiguous_share(m.exponents, grid) for m in sites if m.exponents is not None)
             points.append((float(band), sum(shares) / total))
@@ -244,7 +244,9 @@ def _in_words(found: Expectation) -> str:
 
 
 def _grid_name(policy: Policy) -> str:
-    return f"2^{policy.gradient_floor}"
+    coarsest = policy.finest_floor(policy.gradient_band[1])
+    finest = f"2^{policy.gradient_floor}"
+    return finest if coarsest == policy.gradient_floor else f"{finest} to 2^{coarsest}"
 
 
 def _table(*headings: str) -> Table:

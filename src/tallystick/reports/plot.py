@@ -68,9 +68,9 @@ class Plot:
         height = HEIGHT + ROW * self._rows
         parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" '
-            f'font-family="Helvetica, Arial, sans-serif" font-size="13" role="img" aria-label="{_text(self.title)}">',
+            f'font-family="Helvetica, Arial, sans-serif" font-size="13" role="img" aria-label="{escaped(self.title)}">',
             f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
-            f'<text x="{LEFT}" y="24" font-size="15" font-weight="bold" fill="#222222">{_text(self.title)}</text>',
+            f'<text x="{LEFT}" y="24" font-size="15" font-weight="bold" fill="#222222">{escaped(self.title)}</text>',
             *self._axes(),
         ]
         for index, curve in enumerate(self.curves):
@@ -104,11 +104,11 @@ class Plot:
         parts.append(f'<path d="M{LEFT} {TOP}V{bottom}H{right}" fill="none" stroke="#444444"/>')
         middle, centre = (LEFT + right) / 2, (TOP + bottom) / 2
         parts.append(
-            f'<text x="{middle:.0f}" y="{HEIGHT - 14}" text-anchor="middle" fill="#222222">{_text(self.x_label)}</text>'
+            f'<text x="{middle:.0f}" y="{HEIGHT - 14}" text-anchor="middle" fill="#222222">{escaped(self.x_label)}</text>'
         )
         parts.append(
             f'<text x="18" y="{centre:.0f}" text-anchor="middle" fill="#222222" '
-            f'transform="rotate(-90 18 {centre:.0f})">{_text(self.y_label)}</text>'
+            f'transform="rotate(-90 18 {centre:.0f})">{escaped(self.y_label)}</text>'
         )
         return parts
 
@@ -141,7 +141,7 @@ class Plot:
                 parts.append(
                     f'<circle cx="{x + 15}" cy="{y}" r="{radius}" fill="{fill}" stroke="#222222" stroke-width="2"/>'
                 )
-            parts.append(f'<text x="{x + 40}" y="{y + 4}" fill="#222222">{_text(item.name)}</text>')
+            parts.append(f'<text x="{x + 40}" y="{y + 4}" fill="#222222">{escaped(item.name)}</text>')
         return parts
 
     @property
@@ -215,5 +215,6 @@ def _power(base: int, exponent: int) -> str:
     return f'{base}<tspan dy="-5" font-size="10">{exponent}</tspan>'
 
 
-def _text(text: str) -> str:
+def escaped(text: str) -> str:
+    """Return ``text`` for an element or attribute: markup and control characters escaped."""
     return escape(printable(text), quote=True)

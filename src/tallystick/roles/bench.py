@@ -71,7 +71,7 @@ SIZES: Mapping[str, tuple[Mapping[str, str], ...]] = {  # models of about 1, 10 
 BATCHES = (1, 4, 16)
 ROUNDS: Mapping[str, int] = {"gpt2": 5, "resnet50": 9}  # of the overhead, where a step takes seconds
 WARM_UP = 3
-OVERHEAD_SETTINGS: Mapping[str, Mapping[str, str]] = {"resnet50": {"batch": "8"}}
+SETTINGS: Mapping[str, Mapping[str, str]] = {"resnet50": {"batch": "8"}}
 LARGE = ("gpt2", "resnet50")
 MOST_OVERHEAD: Mapping[tuple[str, str], float] = {
     **{(who, policy): 1.10 for who in ("record", "audit") for policy in ("fp64", "fp32")},
@@ -311,6 +311,8 @@ class Bench:
             self.say(f"  record under {profile}")
             arguments = ["record", job, "--run", str(run), "--policy", policy, "--steps", str(steps)]
             arguments += ["--checkpoint-every", str(steps), "--profile", profile]
+            for name, value in SETTINGS.get(job, {}).items():
+                arguments += ["--set", f"{name}={value}"]
             try:
                 self._runs[key] = (run, self.child(arguments, parse_profile(profile)))
             except TallyError as problem:
@@ -382,7 +384,7 @@ class Bench:
         warm_up = 1 if self.quick or job in ROUNDS else WARM_UP
         found = self._measure(
             "overhead", job=job, policy=policy, rounds=self._steps("overhead", job), warm_up=warm_up,
-            settings=OVERHEAD_SETTINGS.get(job, {}),
+            settings=SETTINGS.get(job, {}),
         )  # fmt: skip
         return overhead_rows(job, policy, found)
 

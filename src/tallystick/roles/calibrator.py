@@ -37,7 +37,7 @@ from tallystick.execution.survey import (
 from tallystick.execution.tape import ProbeTape, is_noise_only
 from tallystick.numerics.log import Kind, SiteGrid
 from tallystick.numerics.noise import ambiguous_share, entry_bits, relative_share
-from tallystick.numerics.policy import CHOICES, Policy, policy_of
+from tallystick.numerics.policy import CHOICES, SPARSEST, Policy, policy_of
 from tallystick.protocol.calibration import CalibrationChoice, SiteChoice
 from tallystick.roles.trainer import open_session
 from tallystick.store.files import RunDirectory
@@ -404,7 +404,10 @@ def propose(policy: Policy, surveys: Sequence[Survey], wanted: Wanted) -> Propos
     tried: list[tuple[Policy, Expectation]] = []
     for safety in range(first, last - 1, -1):
         for floor in floors if aimed else (policy.gradient_floor,):
-            made = replace(policy, safety=safety, gradient_floor=floor)
+            made = replace(policy, safety=safety)
+            if aimed:  # this very grid, whatever the noise
+                spacing = None if policy.gradient_spacing is None else SPARSEST
+                made = replace(made, gradient_floor=floor, gradient_spacing=spacing)
             found = expect(made, surveys)
             if found is None:
                 continue

@@ -238,9 +238,7 @@ class RunDirectory:
         Raises:
             InvalidInput: it is missing or malformed.
         """
-        return parse_specification(
-            self._read(self.specification_path, "a run directory has a specification.json")
-        )
+        return parse_specification(_read(self.specification_path, "a run directory has a specification.json"))
 
     def load_transcript(self) -> Transcript:
         """Return the transcript of a finished run, its three documents checked against each other.
@@ -250,11 +248,9 @@ class RunDirectory:
             Mismatch: they disagree.
         """
         return verify_transcript(
-            self._read(self.specification_path, "a run directory has a specification.json"),
-            self._read(self.records_path, "a run directory has a steps.jsonl"),
-            self._read(
-                self.statement_path, "the run is not finished; `tally record --resume` goes on with it"
-            ),
+            _read(self.specification_path, "a run directory has a specification.json"),
+            _read(self.records_path, "a run directory has a steps.jsonl"),
+            _read(self.statement_path, "the run is not finished; `tally record --resume` goes on with it"),
         )
 
     def load_partial(self) -> Transcript:
@@ -267,7 +263,7 @@ class RunDirectory:
 
     def load_statement(self) -> bytes:
         """Return the bytes of the statement, checked to be one."""
-        data = self._read(self.statement_path, "the run is not finished")
+        data = _read(self.statement_path, "the run is not finished")
         parse_run_statement(data)
         return data
 
@@ -277,19 +273,22 @@ class RunDirectory:
         Raises:
             InvalidInput: the file is missing, or no safetensors file of a state.
         """
+        return load_state_file(
+            self.checkpoint_path(steps_done), f"the checkpoint after {steps_done} steps is needed"
+        )
+
+    def load_entry(self, steps_done: int, name: str) -> bytes:
+        """Return the bytes of one entry of a state, whatever the state's size; they are checked against no root.
+
+        Raises:
+            InvalidInput: the file is missing, no safetensors file, or has no such entry of bytes.
+        """
         path = self.checkpoint_path(steps_done)
-        data = self._read(path, f"the checkpoint after {steps_done} steps is needed")
         try:
-            tensors = safetensors.deserialize(data)
-        except (safetensors.SafetensorError, ValueError) as problem:
-            raise InvalidInput(f"{path.name}: not a safetensors file ({problem})") from None
-        entries: dict[str, Entry] = {}
-        for name, tensor in tensors:
-            code = str(tensor["dtype"])
-            if code not in DTYPE_BYTES:
-                raise InvalidInput(f"{path.name}: {name} has dtype {code}, which no state holds")
-            entries[name] = Entry(name, code, tuple(tensor["shape"]), memoryview(tensor["data"]))
-        return entries
+            with safetensors.safe_open(path, framework="np") as file:
+                return file.get_tensor(name).tobytes()
+        except (OSError, safetensors.SafetensorError, ValueError, TypeError) as problem:
+            raise InvalidInput(f"{path.name}: entry {name} cannot be read ({problem})") from None
 
     def load_committed(self, steps_done: int, root: str) -> dict[str, Entry]:
         """Return the entries of a checkpoint whose root is ``root``.
@@ -318,7 +317,7 @@ class RunDirectory:
         while first < end:
             last = min(first + transcript.specification.checkpoint_every, transcript.num_steps)
             path = self.log_path(first)
-            data = self._read(path, f"the log of steps {first} to {last - 1} is needed")
+            data = _read(path, f"the log of steps {first} to {last - 1} is needed")
             offset = 0
             for step in range(first, last):
                 record = transcript.record(step)
@@ -336,13 +335,35 @@ class RunDirectory:
             first = last
         return frames
 
-    def _read(self, path: Path, needed: str) -> bytes:
-        try:
-            return path.read_bytes()
-        except FileNotFoundError:
-            raise InvalidInput(f"{path}: not found; {needed}") from None
-        except OSError as problem:
-            raise StoreError(f"{path}: cannot be read ({problem.strerror})") from problem
+
+def load_state_file(path: Path, needed: str = "a safetensors file is needed") -> dict[str, Entry]:
+    """Return the entries of a safetensors file, by name.
+
+    Raises:
+        InvalidInput: the file is missing, no safetensors file, or has a tensor of a dtype that no state holds.
+        StoreError: it cannot be read.
+    """
+    data = _read(path, needed)
+    try:
+        tensors = safetensors.deserialize(data)
+    except (safetensors.SafetensorError, ValueError) as problem:
+        raise InvalidInput(f"{path.name}: not a safetensors file ({problem})") from None
+    entries: dict[str, Entry] = {}
+    for name, tensor in tensors:
+        code = str(tensor["dtype"])
+        if code not in DTYPE_BYTES:
+            raise InvalidInput(f"{path.name}: {name} has dtype {code}, which no state holds")
+        entries[name] = Entry(name, code, tuple(tensor["shape"]), memoryview(tensor["data"]))
+    return entries
+
+
+def _read(path: Path, needed: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise InvalidInput(f"{path}: not found; {needed}") from None
+    except OSError as problem:
+        raise StoreError(f"{path}: cannot be read ({problem.strerror})") from problem
 
 
 def _number(path: Path) -> int:

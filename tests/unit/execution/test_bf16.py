@@ -242,7 +242,7 @@ def test_few_elements_get_more_safety_and_other_policies_are_left_alone() -> Non
     assert [safety_of(3, n) for n in (1, 4, 16, 64, 255, 256, 1 << 20)] == [6, 6, 5, 4, 4, 3, 3]
     steps = [step for step in range(260) if is_calibration_step(step, 100, True)]
     assert steps == [0, 4, 8, 16, 32, 64, 100, 200]
-    assert [step for step in range(260) if is_calibration_step(step, 100)] == [0, 8, 32, 100, 200]
+    assert [step for step in range(260) if is_calibration_step(step, 100)] == [0, 4, 32, 100, 200]
 
 
 # ------------------------------------------------------------------------------------------ logs that lie

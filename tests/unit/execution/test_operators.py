@@ -10,8 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils import deterministic
 
 from tallystick.errors import Nondeterminism
+from tallystick.execution.capture import sampled_rms
+from tallystick.execution.determinism import repeatable
 from tallystick.execution.operators import (
     CHOICES,
     COMPARISONS,
@@ -680,3 +683,82 @@ def test_reading_a_number_of_the_step_is_noted(branches: Any) -> None:
         "aten::_local_scalar_dense"
     }
     assert branches.record(lambda t: t * int(torch.arange(3).sum()), x).findings.read == set()
+
+
+@pytest.mark.parametrize(
+    "unset",
+    [
+        lambda x: torch.empty(8, dtype=x.dtype),
+        torch.empty_like,
+        lambda x: torch.empty_strided((8,), (1,), dtype=x.dtype),
+        lambda x: x.new_empty(8),
+        lambda x: x.new_empty_strided((8,), (1,)),
+        lambda x: torch.zeros(0, dtype=x.dtype).resize_(8),
+    ],
+    ids=["empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_"],
+)
+def test_memory_that_a_model_leaves_unset_holds_no_number(
+    branches: Any, unset: Callable[[Tensor], Tensor]
+) -> None:
+    """What operators allocate for their own results is not filled, and their results are what they were."""
+    x = torch.tensor(SPREAD, dtype=getattr(torch, branches.policy.compute))
+    with repeatable(branches.policy.storage):
+        assert not deterministic.fill_uninitialized_memory
+        found = branches.record(lambda t: unset(t) + 0.0 * t, x)
+        assert found.output.isnan().all()
+        assert torch.equal(branches.record(torch.sin, x).output, torch.sin(x))
+    assert deterministic.fill_uninitialized_memory
+
+
+def test_the_band_of_a_large_input_comes_from_a_sample_that_both_sides_share(branches: Any) -> None:
+    """Every image's border is zero and so are all even elements: a sample with an even stride would see nothing else."""
+    dtype = getattr(torch, branches.policy.compute)
+    x = torch.randn(4, 64, 64, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    x[:, :, 0] = 0.0
+    x = x.reshape(-1)
+    x[::2] = 0.0
+    x[12345] = 2.0 ** (branches.policy.decision_band[0] - 2)
+    x = x.to(dtype)
+    assert sampled_rms(x) == pytest.approx(float(x.double().square().mean().sqrt()), rel=0.05)
+    assert sampled_rms(torch.zeros(1 << 15)) == 0.0
+    assert sampled_rms(torch.eye(181).reshape(-1)[1:]) > 0.0  # nothing in the sample: then all elements count
+    trainer = branches.record(F.relu, x)
+    other = x.clone()
+    other[12345] *= -1.0
+    follower = branches.follow(F.relu, other, trainer.frame)
+    assert follower.violations == []
+    assert bool(follower.output[12345] > 0.0)
+    assert not bool(F.relu(other)[12345] > 0.0), "control: by itself the follower takes the other branch"
+
+
+@pytest.mark.parametrize("policy", ["fp64", "fp32"])
+def test_memory_that_a_model_makes_and_never_writes_is_not_whatever_lay_there(policy: str) -> None:
+    """Operators leave their own fresh results unfilled; what the model itself asks for is filled, and so found."""
+    from tallystick.execution.session import Session
+    from tallystick.numerics.policy import find_policy
+
+    torch.manual_seed(0)
+    model = nn.Linear(2, 1)
+    session = Session(model, torch.optim.SGD(model.parameters(), lr=0.1), policy=find_policy(policy), seed=0)
+    session.prepare()
+    before = torch.utils.deterministic.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue]
+    held: list[Tensor] = []
+    with session.stepping(session.record_tape(session.table)):
+        assert not torch.utils.deterministic.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue]
+        with session.micro_batch(0):
+            x = torch.ones(3, 2)
+            held += [
+                torch.empty(5),
+                torch.empty_like(x),
+                x.new_empty(2, 2),
+                torch.empty_strided((2, 3), (3, 1)),
+            ]
+            held.append(torch.arange(4.0).resize_(6))
+            whole, flags = torch.empty(3, dtype=torch.int64), torch.empty(3, dtype=torch.bool)
+    assert torch.utils.deterministic.fill_uninitialized_memory == before  # pyright: ignore[reportAttributeAccessIssue]
+    assert all(bool(one.isnan().all()) for one in held[:4])
+    assert held[4][:4].tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert bool(held[4][4:].isnan().all())
+    assert whole.tolist() == [torch.iinfo(torch.int64).max] * 3
+    assert bool(flags.all())
+    session.close()

@@ -28,6 +28,7 @@ from tallystick.execution.tape import (
     largest_scale,
     scale_exponents,
     settled_scales,
+    site_grid,
 )
 from tallystick.numerics.log import (
     Frame,
@@ -41,10 +42,10 @@ from tallystick.numerics.log import (
     encode,
     encode_frame,
 )
-from tallystick.numerics.policy import FP32, FP64, Policy, entry_budget
+from tallystick.numerics.policy import FP32, FP64, SPARSEST, Policy, entry_budget, policy_of
 
 POLICIES = pytest.mark.parametrize("policy", [FP64, FP32], ids=["fp64", "fp32"])
-LOUD = {"fp64": -28, "fp32": -14}  # a band wide enough for some entries among 4096 elements
+LOUD = {"fp64": -26, "fp32": -10}  # a band wide enough for some entries among 4096 elements
 GRADIENT, STATE = (int(Kind.GRADIENT), 0), (int(Kind.STATE), 0)
 AT_GRADIENT = SiteAddress(0, 0, Kind.GRADIENT, 0)
 
@@ -52,7 +53,11 @@ AT_GRADIENT = SiteAddress(0, 0, Kind.GRADIENT, 0)
 def gradient_grid(policy: Policy, scale: int = 1, band: int | None = None) -> SiteGrid:
     band = LOUD[policy.name] if band is None else band
     return SiteGrid(
-        policy.gradient_precision, band, floor_exponent(band, policy.gradient_floor), policy.dithered, [scale]
+        policy.gradient_precision,
+        band,
+        floor_exponent(band, policy.finest_floor(band)),
+        policy.dithered,
+        [scale],
     )
 
 
@@ -202,11 +207,11 @@ def wide(policy: Policy) -> int:
 
 TABLES: dict[str, tuple[Callable[[Policy], GridTable], str | None]] = {
     "the widest band": (
-        lambda p: other(p, band=wide(p), floor=floor_exponent(wide(p), p.gradient_floor)),
+        lambda p: other(p, band=wide(p), floor=floor_exponent(wide(p), p.finest_floor(wide(p)))),
         None,
     ),
     "a band too wide": (
-        lambda p: other(p, band=wide(p) + 1, floor=floor_exponent(wide(p) + 1, p.gradient_floor)),
+        lambda p: other(p, band=wide(p) + 1, floor=floor_exponent(wide(p) + 1, p.finest_floor(wide(p) + 1))),
         r"band 2\*\*-\d+ outside 2\*\*-\d+\.\.2\*\*-\d+",
     ),
     "a band too narrow": (
@@ -225,6 +230,18 @@ TABLES: dict[str, tuple[Callable[[Policy], GridTable], str | None]] = {
         lambda p: other(p, floor=gradient_grid(p).floor - 1),
         r"floor 2\*\*-\d+, the policy has 2\*\*-\d+",
     ),
+    "a quiet gradient on the finest grid": (
+        lambda p: other(p, band=p.gradient_band[0], floor=p.finest_floor(p.gradient_band[0])),
+        None,
+    ),
+    "a quiet gradient on the grid of a noisy one": (
+        lambda p: other(p, band=p.gradient_band[0], floor=p.gradient_coarsest),
+        r"floor 2\*\*-\d+, the policy has 2\*\*-\d+ for band",
+    ),
+    "a noisy gradient on the grid of a quiet one": (
+        lambda p: other(p, floor=p.gradient_floor),
+        r"floor 2\*\*-\d+, the policy has 2\*\*-\d+ for band",
+    ),
     "a scale as wide as slack allows": (lambda p: other(p, scales=[4]), None),
     "a scale too wide": (
         lambda p: other(p, scales=[5]),
@@ -236,7 +253,11 @@ TABLES: dict[str, tuple[Callable[[Policy], GridTable], str | None]] = {
     ),
     "noise on a dithered grid": (
         lambda p: other(
-            p, band=NOISE_BAND, floor=floor_exponent(NOISE_BAND, p.gradient_floor), dithered=True, precision=0
+            p,
+            band=NOISE_BAND,
+            floor=floor_exponent(NOISE_BAND, p.finest_floor(NOISE_BAND)),
+            dithered=True,
+            precision=0,
         ),
         "dither True; the policy has",
     ),
@@ -244,7 +265,7 @@ TABLES: dict[str, tuple[Callable[[Policy], GridTable], str | None]] = {
         lambda p: other(
             p,
             band=NOISE_BAND,
-            floor=floor_exponent(NOISE_BAND, p.gradient_floor),
+            floor=floor_exponent(NOISE_BAND, p.finest_floor(NOISE_BAND)),
             dithered=False,
             scales=[-40],
         ),
@@ -333,7 +354,7 @@ def test_a_scale_above_the_slack_is_believed_only_if_the_last_calibration_had_it
 
 def test_an_unchecked_scale_does_not_raise_the_noise_floor() -> None:
     """A parameter without a gradient in this step may have any scale; it says nothing about this step's size."""
-    noise = SiteGrid(24, NOISE_BAND, floor_exponent(NOISE_BAND, FP64.gradient_floor), False, [21])
+    noise = SiteGrid(24, NOISE_BAND, floor_exponent(NOISE_BAND, FP64.finest_floor(NOISE_BAND)), False, [21])
     unused = (int(Kind.GRADIENT), 1)
     start = GridTable({GRADIENT: noise, unused: gradient_grid(FP64, scale=60)})
     tape, out = followed(FP64, gradient(), Frame(), start, sites=frozenset({GRADIENT, unused}))
@@ -378,7 +399,7 @@ def noise_table(policy: Policy, floor_at: int) -> GridTable:
     noise = SiteGrid(
         policy.gradient_precision,
         NOISE_BAND,
-        floor_exponent(NOISE_BAND, policy.gradient_floor),
+        floor_exponent(NOISE_BAND, policy.finest_floor(NOISE_BAND)),
         False,
         [floor_at - NOISE_BAND],
     )
@@ -507,3 +528,45 @@ def test_mutated_frames_end_in_a_refusal_or_a_result_and_leave_the_session_usabl
 
 def replace_frames(run: Any, count: int) -> Any:
     return replace(run, frames=run.frames[:count])
+
+
+@pytest.mark.parametrize(
+    ("policy", "floors"),
+    [
+        (FP32, {-18: -5, -16: -5, -15: -4, -14: -3, -10: -3, -7: -3, -6: -2, -3: 1}),
+        (FP64, {-44: -21, -37: -21, -36: -20, -33: -17, -32: -16, -26: -16}),
+    ],
+    ids=["fp32", "fp64"],
+)
+def test_the_quantum_follows_the_noise_up_to_the_coarsest_grid_and_then_sixteen_bands(
+    policy: Policy, floors: dict[int, int]
+) -> None:
+    made = {band: site_grid(policy, Kind.GRADIENT, band, np.zeros(1, dtype=np.int64)) for band in floors}
+    assert {band: grid.floor for band, grid in made.items()} == floors
+    for band, grid in made.items():
+        table = GridTable({GRADIENT: grid})
+        assert find_policy_breaches(policy, table) == []
+        # Chosen numbers bind in the same way: without spacing the quantum is one for all, as far as noise allows.
+        fixed = replace(policy, gradient_spacing=SPARSEST)
+        lowest = max(policy.gradient_floor, band + SPARSEST)
+        assert site_grid(fixed, Kind.GRADIENT, band, np.zeros(1, dtype=np.int64)).floor == lowest
+        assert bool(find_policy_breaches(fixed, table)) == (grid.floor != lowest)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"gradient_spacing": 12}, "gradient_spacing is 12, the policy allows 4 to 11"),
+        ({"gradient_spacing": 3}, "gradient_spacing is 3, the policy allows 4 to 11"),
+        ({"gradient_spacing": None}, "gradient_spacing must be a whole number, got None"),
+        ({"gradient_coarsest": -2}, "gradient_coarsest is -2 in the specification, the policy prescribes -3"),
+    ],
+)
+def test_a_specification_cannot_make_the_grid_coarser_than_the_policy_goes(
+    changed: dict[str, Any], message: str
+) -> None:
+    stated = {**replace(FP32, optimizer_arithmetic="general").parameters(), **changed}
+    with pytest.raises(InvalidInput, match=message):
+        policy_of("fp32", stated)
+    allowed = {**stated, "gradient_spacing": 4, "gradient_coarsest": -3}
+    assert policy_of("fp32", allowed).finest_floor(-10) == FP32.gradient_floor

@@ -9,14 +9,19 @@ and so do the Triton kernels, interpreted, in small tiles; without triton their 
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.util
 import itertools
 import json
 import math
 import os
+import platform
 import re
+import runpy
+import shutil
 import struct
+import subprocess
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -434,6 +439,149 @@ def test_random_sites_come_out_alike_on_the_device(site: Site) -> None:
     check(site, without="tensor")
 
 
+# ---------------------------------------------------------------------------------------- runs without a near element
+
+LONG: dict[str, tuple[SiteGrid, str, bool]] = {  # grid, form, whether short loops are to decide most of it
+    "fp32 gradient": (SiteGrid(0, -18, -5, True, [-9]), "float32", True),
+    "fp32 rows": (SiteGrid(0, -18, -5, True, [-9, -3, 4, -9, 0]), "float32", True),
+    "fp32 fixed": (SiteGrid(0, -18, -5, False, [-9]), "float32", True),
+    "fp32, many near": (SiteGrid(0, -10, -5, True, [-9]), "float32", False),
+    "fp32 deep": (SiteGrid(0, -18, -5, True, [-140]), "float32", False),
+    "fp32 into fp64": (SiteGrid(0, -18, -5, True, [2]), "wide", True),
+    "fp64 gradient": (SiteGrid(24, -44, -21, False, [-9]), "float64", True),
+    "fp64 rows": (SiteGrid(24, -44, -21, False, [-9, 60, -120, 3, 3]), "float64", True),
+    "fp64 whole": (SiteGrid(0, -24, -5, False, [3]), "float64", True),
+    "fp64 dithered": (SiteGrid(0, -24, -5, True, [3]), "float64", True),
+    "fp64 into fp32": (SiteGrid(24, -44, -21, False, [-9]), "narrow", True),
+    "fp32 bits": (SiteGrid(24, -44, -21, False, [-9]), "float32", True),
+    "30 bits": (SiteGrid(30, -50, -27, False, [-9]), "float64", True),
+    "40 bits": (SiteGrid(40, -60, -37, False, [-9]), "float64", False),
+    "state": (SiteGrid(24, -47, -149), "state", True),
+    "state in fp64": (SiteGrid(24, -47, -149), "float64", True),
+    "state into fp64": (SiteGrid(24, -47, -149), "state out", True),
+    "wide state": (SiteGrid(24, -28, -149), "float64", False),
+}
+LONG_FORMS = {
+    **FORMS,
+    "wide": (torch.float32, torch.float32, torch.float64),
+    "narrow": (torch.float64, torch.float64, torch.float32),
+    "state out": (torch.float64, torch.float32, torch.float64),
+}
+
+
+def long_values(
+    grid: SiteGrid, form: str, odd: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Values and old values of 4,000 elements a block: most of a size, some tiny, huge, zero or beside a boundary."""
+    source, before, _ = LONG_FORMS[form]
+    random_numbers = np.random.Generator(np.random.PCG64(len(form) + grid.band % 97))
+    scales = grid.scales if grid.scales.size else np.zeros(1, dtype=np.int32)
+    n = 4001 * scales.size  # an odd length: runs end anywhere
+    size = np.repeat(2.0 ** scales.astype(np.float64), 4001)
+    x = random_numbers.normal(size=n) * size
+    kind = random_numbers.random(n)
+    quantum = size * 2.0 ** max(grid.floor, -30)
+    beside = (np.floor(x / quantum) + T_FIXED) * quantum + random_numbers.normal(size=n) * quantum * 2.0**-18
+    x = np.where(kind < odd, beside, x)
+    x = np.where((odd <= kind) & (kind < 2 * odd), x * 2.0 ** random_numbers.integers(-60, 20, n), x)
+    x[kind > 1.0 - odd] = 0.0
+    old = torch.from_numpy(x * (1.0 + 1e-4 * random_numbers.normal(size=n))).to(torch.float32).to(before)
+    values = torch.from_numpy(x).to(source)
+    noise = (
+        2.0**grid.band * (np.abs(x) if not grid.scales.size else size) * random_numbers.uniform(-0.9, 0.9, n)
+    )
+    others = (values.double() + torch.from_numpy(noise)).to(source)
+    return values, others, None if grid.scales.size else old
+
+
+def quick_share(x: torch.Tensor, old: torch.Tensor | None, out: torch.Tensor, grid: SiteGrid) -> float:
+    scales, rows, relative = rounding._blocks(grid, x.numel())
+    before = x if old is None else old
+    site = kernels._site(
+        x.numpy(), before.numpy(), out.numpy(), scales, rows, grid.precision, grid.band, grid.floor, relative,
+        grid.dithered, *KEY, rounding._limit(grid, out),
+    )  # fmt: skip
+    return kernels._library().tally_quick(ctypes.addressof(site), 0, x.numel(), 1) / x.numel()
+
+
+@pytest.mark.parametrize("odd", [0.0, 0.0005, 0.02])
+@pytest.mark.parametrize("name", LONG)
+def test_runs_decided_quickly_are_what_the_rule_gives(
+    monkeypatch: pytest.MonkeyPatch, name: str, odd: float
+) -> None:
+    """Against the tensor operations, which have no such runs; most elements do lie in them, as the count shows."""
+    grid, form, quick = LONG[name]
+    monkeypatch.setattr(rounding, "DENSEST", 2)
+    x, y, old = long_values(grid, form, odd)
+    outs = [torch.full(x.shape, 7.0, dtype=LONG_FORMS[form][2]) for _ in range(4)]
+    log = rounding.round_recorded(x, grid, out=outs[0], old=old, key=KEY)
+    expected = rounding._record_tensor(x, grid, out=outs[1], old=old, key=KEY, name="x")
+    assert outs[0].numpy().tobytes() == outs[1].numpy().tobytes()
+    assert log == expected
+    found = rounding.round_followed(y, grid, log, out=outs[2], old=old, key=KEY)
+    wanted = rounding._follow_tensor(y, grid, log, out=outs[3], old=old, key=KEY, name="y")
+    assert outs[2].numpy().tobytes() == outs[3].numpy().tobytes()
+    assert (found.violation, found.violations, found.near, found.moved, found.shifted) == (
+        wanted.violation, wanted.violations, wanted.near, wanted.moved, wanted.shifted,
+    )  # fmt: skip
+    assert found.energy == pytest.approx(wanted.energy, rel=1e-12)
+    assert found.steer == pytest.approx(wanted.steer, rel=1e-12)
+    share = quick_share(x, old, outs[0], grid)
+    if odd < 0.001:
+        assert share > 0.5 if quick else share < 0.5
+    over = x.clone()
+    if over.dtype == outs[0].dtype:  # the result over the values
+        assert rounding.round_recorded(over, grid, out=over, old=old, key=KEY) == log
+        assert over.numpy().tobytes() == outs[0].numpy().tobytes()
+
+
+@pytest.mark.slow  # compiles the kernels once for each instruction set
+@pytest.mark.skipif(
+    shutil.which("gcc") is None or platform.machine() != "x86_64", reason="needs gcc on x86-64"
+)
+@pytest.mark.parametrize("march", ["x86-64", "x86-64-v3", "x86-64-v4"])
+def test_every_instruction_set_gives_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, march: str
+) -> None:
+    flags = Path("/proc/cpuinfo").read_text()
+    if {"x86-64-v3": "avx2", "x86-64-v4": "avx512dq"}.get(march, "sse2") not in flags:
+        pytest.skip(f"this processor does not run {march}")
+    script = runpy.run_path(str(Path(__file__).parents[3] / "scripts" / "compile_kernels.py"))
+    sources = [str(script["ROOM"] / source) for source in script["SOURCES"]]
+    library = tmp_path / "libkernels.so"
+    command = [
+        "gcc",
+        *script["FLAGS"].split(),
+        "-DFAST=",
+        f"-march={march}",
+        "-o",
+        str(library),
+        *sources,
+        "-lm",
+    ]
+    subprocess.run(command, check=True)
+    monkeypatch.setattr(kernels, "__file__", str(tmp_path / "kernels.py"))
+    monkeypatch.setattr(kernels, "LIBRARY", library.name)
+    kernels._library.cache_clear()
+    try:
+        for name in LONG:
+            test_runs_decided_quickly_are_what_the_rule_gives(monkeypatch, name, 0.0005)
+    finally:
+        kernels._library.cache_clear()
+
+
+@pytest.mark.parametrize("form", [0, 1, 2, 3])
+def test_every_form_of_the_cipher_writes_the_same_words(form: int) -> None:
+    """Plain, and on x86 with vectors of 2, 4 and 8 counters; any number of them, across 2**32."""
+    for first in (0, 5, 2**32 - 9, 2**34 - 3):
+        for blocks in (1, 2, 3, 7, 8, 9, 31, 32, 33, 40):
+            words = np.empty(4 * blocks + 36, dtype=np.uint32)
+            if not kernels._library().tally_words_in_form(form, words.ctypes.data, first, blocks, *KEY):
+                assert form, "the plain form is always there"
+                pytest.skip("this processor has no such form")
+            assert words[: 4 * blocks].tolist() == random.words(KEY, 4 * first, 4 * blocks).tolist()
+
+
 @pytest.mark.parametrize("dithered", [False, True])
 @pytest.mark.parametrize(("n", "blocks"), [(3333, 1), (3333, 3), (5125, 5), (4096, 2), (1025, 1), (3075, 0)])
 def test_runs_of_words_longer_than_a_kernel_draws_at_a_time_change_nothing(
@@ -766,6 +914,15 @@ def test_the_rms_is_summed_in_binary64_and_shows_what_is_not_finite() -> None:
         assert found.dtype == np.float64
         assert found[:3].tolist() == [pytest.approx(float(x[0])), 0.0, math.inf]
         assert math.isnan(found[3])
+
+
+@pytest.mark.parametrize("n", [1, 7, 255, 65536, 65537, 300001])
+def test_the_rms_of_a_sample_is_that_of_its_copy(n: int) -> None:
+    x = torch.from_numpy(np.random.Generator(np.random.PCG64(n)).normal(size=n))
+    stride = -(-n // 65536)
+    assert (
+        rounding.sampled_rms(x, stride).tobytes() == rounding.block_rms(x[::stride].contiguous(), 1).tobytes()
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

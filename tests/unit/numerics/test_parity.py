@@ -143,6 +143,40 @@ def test_powers_of_two_and_their_neighbours(floor: int, dithered: bool) -> None:
     assert n == 90
 
 
+@pytest.mark.parametrize(("grid", "near"), [
+    (SiteGrid(0, -4, -3, True, [-9], parity=True), 0.5),
+    (SiteGrid(0, -4, -3, False, [-9, 4, -30], parity=True), 0.5),
+    (SiteGrid(0, -6, -3, True, [-9, 4, -30], parity=True), 0.125),
+])  # fmt: skip
+@pytest.mark.parametrize("forged", [0, 3, 900])
+def test_long_runs_of_binary32_follow_alike(grid: SiteGrid, near: float, forged: int) -> None:
+    """Where no element is close to a tie or to the band's end whole runs are decided at once; the forged ones are not."""
+    generator = np.random.Generator(np.random.PCG64(7))
+    rows = 4001
+    size = np.repeat(2.0 ** grid.scales.astype(np.float64), rows)
+    xs = generator.normal(size=size.size) * size
+    x = torch.from_numpy(xs).float()
+    y = torch.from_numpy(xs + generator.uniform(-0.9, 0.9, size.size) * size * 2.0**grid.band).float()
+    results: list[tuple[bytes, Parities, bytes, rounding.Followed]] = []
+    for record, follow in PATHS.values():
+        out = torch.full_like(x, 7.0)
+        stated = record(x, grid, out=out, key=KEY, name="w")
+        recorded = bits_of(out)
+        bits = stated.bits.copy()
+        bits[: forged * 4 : 4] ^= 1
+        found = follow(y, grid, Parities.of(bits), out=out, key=KEY, name="w")
+        assert forged or bits_of(out) == recorded
+        results.append((recorded, stated, bits_of(out), found))
+    fused, plain = results
+    assert fused[:3] == plain[:3]
+    a, b = fused[3], plain[3]
+    assert (a.near, a.moved, a.violation, a.violations) == (b.near, b.moved, b.violation, b.violations)
+    assert (a.steer, a.shifted, a.largest) == (b.steer, b.shifted, b.largest)
+    assert a.energy == pytest.approx(b.energy, rel=1e-12)
+    assert a.moved > 100
+    assert (a.violations > 0) == (forged > 0 and near < 0.5)
+
+
 def test_rows_have_quanta_of_their_own() -> None:
     grid = SiteGrid(0, -3, -2, True, [0, -10, 5], parity=True)
     generator = np.random.Generator(np.random.PCG64(3))

@@ -284,6 +284,15 @@ def test_exactness_meets_zero_where_the_audit_matches_and_the_control_differs(tm
     assert sum(a[0] == "record" for a, _ in child.asked) == 2  # one each way round, whoever asks
 
 
+def test_exactness_of_the_large_network_is_shown_at_the_batch_that_the_table_names(tmp_path: Path) -> None:
+    child = Played()
+    bench(tmp_path, child, policies=["fp32"], jobs=["resnet50", "digits"]).run(["exactness"])
+    settings = {
+        a[1]: a[a.index("--set") + 1] if "--set" in a else None for a, _ in child.asked if a[0] == "record"
+    }
+    assert settings == {"resnet50": "batch=8", "digits": None}
+
+
 def test_a_mismatch_is_counted_in_bytes_and_not_met(tmp_path: Path) -> None:
     rows = bench(tmp_path, Played("mismatch"), policies=["fp32"], jobs=["digits"]).run(["exactness"])
     bad = [r for r in rows if r.measure.startswith("differing")]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,10 +12,13 @@ from tallystick.execution.calibrate import SiteNoise
 from tallystick.execution.survey import JITTER, Measured, Survey
 from tallystick.numerics.log import GridTable, Kind
 from tallystick.numerics.noise import relative_exponents
-from tallystick.numerics.policy import CHOICES, FP32
+from tallystick.numerics.policy import CHOICES, FP32, SPARSEST
 from tallystick.roles.calibrator import Wanted, expect, needed_safety, propose
 
 N = 1 << 16
+
+
+FIXED = replace(FP32, gradient_spacing=SPARSEST)  # one grid, however much of it is ambiguous
 
 
 def survey(jitter: float, other: float | None) -> Survey:
@@ -51,19 +56,19 @@ def test_more_than_the_policy_allows_is_refused_with_the_site_and_both_values() 
 
 def test_the_grid_gives_way_before_the_safety_and_the_safety_only_where_profiles_were_compared() -> None:
     quiet = [survey(2.0**-18, 2.0**-20)]
-    own = expect(FP32, quiet)
+    own = expect(FIXED, quiet)
     assert own is not None
     coarsest = CHOICES["fp32"]["gradient_floor"][1]
-    near = propose(FP32, quiet, Wanted(freedom=own.freedom / 4))
+    near = propose(FIXED, quiet, Wanted(freedom=own.freedom / 4))
     assert (near.policy.gradient_floor, near.policy.safety, near.warnings) == (
         FP32.gradient_floor + 2,
         FP32.safety,
         [],
     )
-    far = propose(FP32, quiet, Wanted(freedom=own.freedom / 16))
+    far = propose(FIXED, quiet, Wanted(freedom=own.freedom / 16))
     assert (far.policy.gradient_floor, far.policy.safety) == (coarsest, FP32.safety - 1)
     assert "safety 2**3 instead of the policy's 2**4" in far.warnings[0]
-    alone = propose(FP32, [survey(2.0**-18, None)], Wanted(freedom=own.freedom / 16))
+    alone = propose(FIXED, [survey(2.0**-18, None)], Wanted(freedom=own.freedom / 16))
     assert alone.policy.safety == FP32.safety
     assert alone.problems
     assert alone.needed is None
@@ -75,6 +80,18 @@ def test_a_finer_grid_is_taken_where_the_log_may_be_larger() -> None:
     assert made.expected.log_bits <= 0.3
     assert made.chosen() == {
         "gradient_floor": made.policy.gradient_floor,
+        "gradient_spacing": SPARSEST,
         "safety": FP32.safety,
         "recalibrate_every": FP32.recalibrate_every,
     }
+
+
+def test_a_grid_that_was_chosen_does_not_follow_the_noise() -> None:
+    """By itself the policy makes the quantum coarser for a noisy gradient; a grid that meets what is wanted stays."""
+    loud = [survey(2.0**-16, 2.0**-18)]
+    own, fixed = expect(FP32, loud), expect(FIXED, loud)
+    assert own is not None and fixed is not None
+    assert own.log_bits < 0.5 * fixed.log_bits
+    made = propose(FP32, loud, Wanted(log_bits=1.1 * fixed.log_bits))
+    assert (made.policy.gradient_floor, made.policy.gradient_spacing) == (FP32.gradient_floor, SPARSEST)
+    assert made.expected == fixed

@@ -1,0 +1,101 @@
+"""tally diff: where two runs, or two states, part, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tallystick.cli.options import AsJson, Device, JobName, choose_source
+from tallystick.cli.profiles import check_device
+from tallystick.cli.terminal import TrialDisplay, answer, json_bytes, say
+from tallystick.errors import InvalidInput, StoreError
+from tallystick.reports.divergence import DivergencePage
+from tallystick.roles.causes import explain_states
+from tallystick.store.files import RunDirectory, load_state_file
+
+if TYPE_CHECKING:
+    from tallystick.execution.job import JobSource
+    from tallystick.roles.causes import Divergence
+
+DEFAULT_EFFORT = 60.0  # seconds
+First = Annotated[
+    Path, typer.Argument(metavar="A", help="A run directory, or a state as a safetensors file.")
+]
+Second = Annotated[Path, typer.Argument(metavar="B", help="Another of the same sort.")]
+After = Annotated[
+    int | None,
+    typer.Option(
+        "--after", metavar="N", min=0, help="Compare the two runs' states after N steps; repeat nothing."
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="FILE", help="Also write the findings there, as --json prints them."),
+]
+Effort = Annotated[
+    float,
+    typer.Option(
+        "--effort", metavar="SECONDS", min=0, help="How long to try causes out; 0 to repeat nothing."
+    ),
+]
+
+
+def diff(
+    first: First,
+    second: Second,
+    after: After = None,
+    job: JobName = None,
+    device: Device = "cpu",
+    out: Out = None,
+    effort: Effort = DEFAULT_EFFORT,
+    as_json: AsJson = False,
+) -> int:
+    """Say where two runs or two states part: step, operator, tensor, element, distance in ulp, and the likely cause."""
+    check_device(device)
+    for path in (first, second):
+        if not path.exists():
+            raise StoreError(f"{path}: there is no such run directory or file")
+    if first.is_dir() != second.is_dir():
+        raise InvalidInput(f"{first} and {second}: give two run directories or two files, not one of each")
+    try:
+        found = _compare(first, second, after, job, device, effort)
+    except KeyboardInterrupt:
+        say("interrupted: nothing was written")
+        return 130
+    page = DivergencePage(found)
+    if out is not None:
+        RunDirectory(out.parent).write_document(out, json_bytes(page.fields()))
+    answer(page, as_json=as_json)
+    same = found.step is None and not found.findings and (found.state is None or found.state.is_empty)
+    return 0 if same else 1
+
+
+def _compare(
+    first: Path, second: Path, after: int | None, job: str | None, device: str, effort: float
+) -> Divergence:
+    names = str(first), str(second)
+    if not first.is_dir():
+        if after is not None or job is not None:
+            raise InvalidInput("--after and --job are for run directories; these are files")
+        return explain_states(load_state_file(first), load_state_file(second), names)
+    own, stated = RunDirectory(first), RunDirectory(second)
+    if after is not None:
+        return explain_states(own.load_checkpoint(after), stated.load_checkpoint(after), names)
+    from tallystick.roles.explain import explain_runs
+
+    source = _source(job, own, (first, second)) if effort > 0 else None
+    with TrialDisplay("looking for the cause") as display:
+        return explain_runs(own, stated, source, device=device, seconds=effort, tell=display)
+
+
+def _source(job: str | None, own: RunDirectory, runs: tuple[Path, Path]) -> JobSource | None:
+    """Return the job's source; None, having said so, where only the specification names it and it is not at hand."""
+    try:
+        return choose_source(job, own.load_specification().job.path, runs)
+    except InvalidInput as problem:
+        if job is not None:
+            raise
+        say(f"nothing is repeated: {problem}", style="yellow")
+        return None

@@ -1,0 +1,101 @@
+"""tally report: one run as one HTML file; without torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import RenderableType
+
+from tallystick.cli.options import AsJson
+from tallystick.cli.terminal import answer
+from tallystick.errors import InvalidInput, StoreError
+from tallystick.reports.layout import GOOD, UNSURE, Row, page
+from tallystick.store.files import RunDirectory
+
+FILE = "report.html"
+VERDICT = "verdict.json"
+Run = Annotated[Path, typer.Argument(metavar="DIR", help="A run directory, finished or not.")]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", metavar="FILE", help=f"Where to write the page; by default DIR/{FILE}."),
+]
+Audits = Annotated[
+    list[Path] | None,
+    typer.Option("--audit", metavar="FILE", help="What tally audit --out wrote; may be repeated."),
+]
+Disputes = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--dispute", metavar="PATH", help=f"A verdict, or a directory with a {VERDICT}; may be repeated."
+    ),
+]
+Bands = Annotated[
+    Path | None,
+    typer.Option("--bands", metavar="FILE", help="What tally calibrate --out wrote: measured noise."),
+]
+
+
+def report(
+    run: Run,
+    out: Out = None,
+    audit: Audits = None,
+    dispute: Disputes = None,
+    bands: Bands = None,
+    as_json: AsJson = False,
+) -> int:
+    """Write one self-contained HTML file: summary, loss, log, noise, audits, divergence, dispute, and what it shows."""
+    if not run.is_dir():
+        raise StoreError(f"{run}: there is no such run directory")
+    given = [*(audit or []), *(dispute or []), *([bands] if bands else [])]
+    for path in given:
+        if not path.exists():
+            raise StoreError(f"{path}: there is no such file")
+
+    from tallystick.reports.document import Sources, find_sources, read_document
+    from tallystick.reports.run import read_run
+
+    directory = RunDirectory(run)
+    beside = find_sources(directory)
+    sources = Sources(
+        [*beside.audits, *(audit or [])],
+        [*beside.disputes, *(_verdict(path) for path in dispute or [])],
+        bands if bands is not None else beside.bands,
+    )
+    document = read_document(directory, read_run(directory), sources)
+    target = out if out is not None else run / FILE
+    if target.is_dir():
+        raise InvalidInput(f"--out {target}: is a directory; give a file's name")
+    data = document.html().encode("utf-8")
+    directory.write_document(target, data)
+    answer(ReportPage(str(target), len(data), document.verdict, tuple(document.problems)), as_json=as_json)
+    return 0
+
+
+def _verdict(path: Path) -> Path:
+    return path / VERDICT if path.is_dir() else path
+
+
+class ReportPage:
+    """What was written where."""
+
+    def __init__(self, file: str, size: int, verdict: str, problems: tuple[str, ...]) -> None:
+        self.file, self.size, self.verdict, self.problems = file, size, verdict, problems
+
+    def fields(self) -> dict[str, object]:
+        """Return what ``--json`` prints."""
+        return {
+            "file": self.file,
+            "bytes": self.size,
+            "verdict": self.verdict,
+            "problems": list(self.problems),
+        }
+
+    def __rich__(self) -> RenderableType:
+        """Return the page for a terminal."""
+        rows: list[Row] = [
+            ("verdict", self.verdict.replace("_", " ")),
+            *(("not read", text) for text in self.problems),
+        ]
+        return page(f"written: {self.file}, {self.size:,} bytes", UNSURE if self.problems else GOOD, rows)

@@ -1,0 +1,137 @@
+/* What is measured of tensors: fingerprints, sums of squares, largest differences, and which elements lie near a point.
+ *
+ * Every function works on elements [begin, end) of a flat tensor and may run beside others on other ranges.
+ */
+
+#include <math.h>
+
+#include "native.h"
+
+EXPORT int32_t tally_version(void) { return VERSION; }
+
+/* Sum over [begin, end) of (bits + 1) * odd(base + i) modulo 2**64, bits those of the value as binary32 (spec/transcript.md). */
+FAST EXPORT uint64_t tally_fingerprint(const void *x, int32_t type, int64_t begin, int64_t end, uint64_t base) {
+    const uint64_t step = 0x9E3779B97F4A7C15u;
+    uint64_t total = 0;
+    for (int64_t at = begin; at < end; at += RUN) {
+        int n = (int)smaller(end - at, RUN);
+        uint32_t bits[RUN];
+        if (type == 0) {
+            memcpy(bits, (const float *)x + at, (size_t)n * sizeof *bits);
+        } else {
+            float narrow[RUN];
+            const double *p = (const double *)x + at;
+            for (int i = 0; i < n; i++) narrow[i] = (float)p[i];
+            memcpy(bits, narrow, (size_t)n * sizeof *bits);
+        }
+        uint64_t first = (base + (uint64_t)at) * step;
+        for (int i = 0; i < n; i++) total += ((uint64_t)bits[i] + 1) * ((first + (uint64_t)i * step) | 1);
+    }
+    return total;
+}
+
+/* Write the positions of the elements of [begin, end) less than band away from point, in the elements' own precision;
+ * index holds end - begin. Returns their number. */
+#define NEAR(name, T, absolute)                                                                        \
+    INLINE int64_t name(const T *x, T point, double band, int64_t begin, int64_t end, int64_t *index) { \
+        int64_t count = 0;                                                                             \
+        for (int64_t at = begin; at < end; at += RUN) {                                                \
+            int n = (int)smaller(end - at, RUN), any = 0;                                              \
+            for (int i = 0; i < n; i++) any |= (double)absolute(x[at + i] - point) < band;             \
+            for (int i = 0; any && i < n; i++)                                                         \
+                if ((double)absolute(x[at + i] - point) < band) index[count++] = at + i;               \
+        }                                                                                              \
+        return count;                                                                                  \
+    }
+NEAR(near32, float, fabsf)
+NEAR(near64, double, fabs)
+
+FAST EXPORT int64_t tally_near(const void *x, int32_t type, double point, double band, int64_t begin, int64_t end,
+                               int64_t *index) {
+    if (type == 0) return near32((const float *)x, (float)point, band, begin, end, index);
+    return near64((const double *)x, point, band, begin, end, index);
+}
+
+/* One tensor: n elements at x, its weights starting at base. */
+typedef struct {
+    const void *x;
+    int64_t n;
+    uint64_t base;
+    int64_t type;
+} Marked;
+
+/* The sum of the fingerprints of several tensors. */
+EXPORT uint64_t tally_fingerprints(const Marked *tensors, int64_t count) {
+    uint64_t total = 0;
+    for (int64_t i = 0; i < count; i++)
+        total += tally_fingerprint(tensors[i].x, (int32_t)tensors[i].type, 0, tensors[i].n, tensors[i].base);
+    return total;
+}
+
+/* Return the binary64 sum of squares of elements [begin, end), added in LANES interleaved sums. */
+FAST EXPORT double tally_square_sum(const void *x, int32_t type, int64_t begin, int64_t end) {
+    double values[RUN], lanes[LANES] = {0};
+    for (int64_t at = begin; at < end; at += RUN) {
+        int n = (int)smaller(end - at, RUN);
+        load(values, x, type, at, n);
+        add_squares(lanes, values, n);
+    }
+    return sum_of_lanes(lanes);
+}
+
+/* Return the sum of squares of elements 0, stride, 2 stride and so on, n of them, added as tally_square_sum adds n in a row. */
+EXPORT double tally_sampled_square_sum(const double *x, int64_t stride, int64_t n) {
+    enum { SOON = 24 }; /* elements ahead: each of them waits for memory on its own */
+    double values[RUN], lanes[LANES] = {0};
+    for (int64_t at = 0; at < n; at += RUN) {
+        int length = (int)smaller(n - at, RUN);
+        const double *from = x + at * stride;
+        for (int i = 0; i < length; i++) {
+            __builtin_prefetch((const void *)((uintptr_t)from + (uintptr_t)((i + SOON) * stride) * sizeof *x), 0);
+            values[i] = from[i * stride];
+        }
+        add_squares(lanes, values, length);
+    }
+    return sum_of_lanes(lanes);
+}
+
+/* Write the sums of squares of blocks [first, last) of rows elements each. */
+EXPORT void tally_square_sums(const void *x, int32_t type, int64_t rows, int64_t first, int64_t last, double *out) {
+    for (int64_t block = first; block < last; block++)
+        out[block] = tally_square_sum(x, type, block * rows, (block + 1) * rows);
+}
+
+/* Return the largest |x - y| of elements [begin, end); infinity if a difference is not a number. */
+FAST EXPORT double tally_max_difference(const void *x, int32_t x_type, const void *y, int32_t y_type, int64_t begin,
+                                        int64_t end) {
+    double a[RUN], b[RUN], largest[LANES] = {0};
+    int64_t unordered[LANES] = {0};
+    for (int64_t at = begin; at < end; at += RUN) {
+        int n = (int)smaller(end - at, RUN);
+        load(a, x, x_type, at, n);
+        load(b, y, y_type, at, n);
+        for (int i = n; i % LANES; i++) a[i] = b[i] = 0.0;
+        for (int i = 0; i < n; i += LANES) {
+            for (int lane = 0; lane < LANES; lane++) {
+                double difference = fabs(a[i + lane] - b[i + lane]);
+                unordered[lane] |= !(difference <= HUGE_VAL);
+                largest[lane] = difference > largest[lane] ? difference : largest[lane];
+            }
+        }
+    }
+    double found = 0.0;
+    for (int lane = 0; lane < LANES; lane++) {
+        if (unordered[lane]) return HUGE_VAL;
+        if (largest[lane] > found) found = largest[lane];
+    }
+    return found;
+}
+
+/* Raise out[block] to the largest difference of blocks [first, last) of rows elements each. */
+EXPORT void tally_max_differences(const void *x, int32_t x_type, const void *y, int32_t y_type, int64_t rows, int64_t first,
+                                  int64_t last, double *out) {
+    for (int64_t block = first; block < last; block++) {
+        double largest = tally_max_difference(x, x_type, y, y_type, block * rows, (block + 1) * rows);
+        if (largest > out[block]) out[block] = largest;
+    }
+}
