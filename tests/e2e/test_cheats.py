@@ -50,7 +50,7 @@ WHERE = {
     "forged_entry": (ROUND, "gradient of conv1.weight"),
 }
 # The loss, coarse, goes with the log; the gradient needs other parities than the log's, which are against the rules.
-ALSO_UNDER_BF16 = {"poisoned_label": {"log_violation"}, "skipped_steps": {"log_violation"}}
+ALSO_UNDER_BF16 = {name: {"log_violation"} for name in ("other_data", "poisoned_label", "skipped_steps")}
 
 
 def order(policy: str) -> Order:

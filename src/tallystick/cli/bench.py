@@ -13,12 +13,16 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from tallystick.cli.calibrating import write_whole
 from tallystick.cli.terminal import console, print_json, say
 from tallystick.errors import InvalidInput
 from tallystick.numerics.policy import find_policy
+from tallystick.reports.curves import LossPlot
 from tallystick.reports.layout import BAD, GOOD, QUIET, UNSURE, printable, share
-from tallystick.roles.bench import PARTS, Bench, Row, machine
+from tallystick.roles.bench import PARTS, SEEDS, Bench, Row, machine
+from tallystick.roles.losses import Losses
 
+DEFAULT_SEEDS = len(SEEDS)
 STYLES = {"met": GOOD, "not met": BAD, "printed only": QUIET, "inconclusive": UNSURE, "failed": BAD}
 
 app = typer.Typer(help="Measure what recording costs and whether it holds; the README's table.")
@@ -51,6 +55,17 @@ Steps = Annotated[
         "--steps", metavar="N", min=1, help="Steps, or measured rounds, instead of each part's own."
     ),
 ]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        metavar="DIR",
+        help="Part loss: write losses.json and a plot for each job here, and keep what is trained; another call goes on.",
+    ),
+]
+Seeds = Annotated[
+    int, typer.Option("--seeds", metavar="N", min=1, max=100, help="Part loss: train with seeds 0 to N - 1.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 Quick = Annotated[
     bool, typer.Option("--quick", help="A few steps of everything: shows that it works, measures nothing.")
@@ -64,6 +79,8 @@ def training(
     policy: Policies = None,
     steps: Steps = None,
     quick: Quick = False,
+    out: Out = None,
+    seeds: Seeds = DEFAULT_SEEDS,
     as_json: AsJson = False,
 ) -> int:
     """Measure exactness, log, overhead, memory, loss, kernels and policy leaf of recorded training; 1 if anything is missed."""
@@ -73,16 +90,40 @@ def training(
             raise InvalidInput(f"part {name}: unknown; known are {', '.join(PARTS)}")
     for name in policy or []:
         find_policy(name)
+    if out is not None and "loss" not in parts:
+        raise InvalidInput(
+            f"--out {out}: only part loss writes files, and it is not among {', '.join(parts)}"
+        )
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="tallystick-bench-") as place:
-        bench = Bench(Path(place), say, job, policy, steps, quick, show=lambda row: say(line_of(row)))
+        bench = Bench(
+            Path(place), say, job, policy, steps, quick,
+            show=lambda row: say(line_of(row)), seeds=range(seeds), out=out,
+        )  # fmt: skip
         rows = bench.run(parts)
+    if out is not None and bench.curves:
+        for path in write_losses(out, bench.curves, machine()):
+            say(f"wrote {path}")
     facts = {**machine(), "seconds": round(time.perf_counter() - started, 1), "quick": quick}
     if as_json:
         print_json({"rows": [row.fields() for row in rows], "machine": facts})
     else:
         console().print(table_of(rows, facts))
     return 0 if all(row.passes for row in rows) else 1
+
+
+def write_losses(directory: Path, curves: Sequence[Losses], facts: dict[str, Any]) -> list[Path]:
+    """Write what was trained as losses.json, and a plot for each job, into an existing directory; return their paths.
+
+    Raises:
+        StoreError: they cannot be written.
+    """
+    document = {"jobs": [one.fields() for one in curves], "machine": facts}
+    texts = {"losses.json": json.dumps(document, indent=1) + "\n"}
+    texts |= {f"losses-{Path(one.job).stem}.svg": LossPlot(one).svg() for one in curves}
+    for name, text in texts.items():
+        write_whole(directory / name, text.encode())
+    return [directory / name for name in texts]
 
 
 @app.command(hidden=True)
@@ -93,7 +134,7 @@ def measure(kind: str, arguments: str, as_json: AsJson = False) -> int:
     from tallystick.roles.measure_kernel import kernel
 
     known: dict[str, Callable[..., dict[str, Any]]] = {
-        f.__name__: f for f in (taken.control, kernel, taken.loss, taken.memory, taken.overhead)
+        f.__name__: f for f in (taken.control, taken.curve, kernel, taken.memory, taken.overhead)
     }
     known |= {
         "entries": measure_leaf.entries,
@@ -103,7 +144,7 @@ def measure(kind: str, arguments: str, as_json: AsJson = False) -> int:
     if kind not in known:
         raise InvalidInput(f"measurement {kind}: unknown; known are {', '.join(known)}")
     given: dict[str, Any] = json.loads(arguments)
-    if kind in ("overhead", "loss"):
+    if kind in ("overhead", "curve"):
         given["say"] = lambda line: say(f"  {line}")
     print_json(known[kind](**given))
     return 0

@@ -19,7 +19,9 @@ from tallystick.errors import Nondeterminism
 from tallystick.execution.capture import Jitter
 from tallystick.execution.session import Session, Site
 from tallystick.execution.tape import (
+    MOST_LIFT,
     NOISE_BAND,
+    ROW_SPREAD,
     UNSEEN,
     ActivationNoise,
     EchoTape,
@@ -29,7 +31,9 @@ from tallystick.execution.tape import (
     activation_rule,
     expected_form,
     is_noise_only,
+    kept_scales,
     largest_scale,
+    row_scales_of,
     scale_exponents,
     settled_scales,
     site_grid,
@@ -40,7 +44,6 @@ from tallystick.numerics.policy import PER_KIND, Policy
 from tallystick.numerics.rounding import block_max_difference, block_rms
 
 REPEATS = 2
-ROW_SPREAD = 8.0  # a matrix whose largest row is this many times its median row gets a scale per row
 FEWEST_ROWS = 64
 SHORTEST_ROW = 16  # where every row has a scale: a scale costs a few bits, the row at least so many
 UNSEEN_SAFETY = (
@@ -63,6 +66,7 @@ class SiteNoise:
         rms: of the whole tensor.
         largest: largest ``|x - y|``.
         elements: of the site.
+        block_rms, block_largest: rms and largest deviation of each block of a gradient.
     """
 
     relative: float
@@ -70,6 +74,8 @@ class SiteNoise:
     rms: float
     largest: float
     elements: int = 0
+    block_rms: np.ndarray | None = None
+    block_largest: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -223,7 +229,7 @@ class Deviations:
             else:
                 scales = settled_scales(previous.scales.astype(np.int64), rms, policy.row_scales)
             whole = float(np.sqrt(np.mean(np.square(rms))))
-            self.noise[place] = SiteNoise(0.0, scales, whole, 0.0, gradient.numel())
+            self.noise[place] = SiteNoise(0.0, scales, whole, 0.0, gradient.numel(), rms, np.zeros(blocks))
 
     def compare(self, again: list[Tensor | None]) -> None:
         """Take note of another repetition's gradients."""
@@ -266,6 +272,8 @@ class Deviations:
             relative = largest * np.exp2(-noise.scales.astype(np.float64))
         noise.relative = max(noise.relative, float(np.max(relative)))
         noise.largest = max(noise.largest, float(largest.max()))
+        if noise.block_largest is not None:
+            noise.block_largest = np.maximum(noise.block_largest, largest)
 
 
 def _blocks_for(gradient: Tensor, every_row: bool) -> int:
@@ -295,6 +303,8 @@ def choose_grids(session: Session, seen: Deviations, decisions: dict[int, float]
     grids = dict(session.table.sites)
     noise = dict(seen.noise)
     for place, measured in seen.noise.items():
+        if policy.row_scales and place[0] == Kind.GRADIENT:
+            choose_rows(policy, measured, session.table.sites.get(place))
         grids[place] = _grid_for(session, place, measured)
     grids |= _defaults(session, grids)
     if not session.is_portable and not any(kind == Kind.STATE for kind, _ in session.table.sites):
@@ -312,18 +322,53 @@ def choose_grids(session: Session, seen: Deviations, decisions: dict[int, float]
     lowest, highest = policy.decision_band
     safety = policy.safety if policy.decision_safety is None else policy.decision_safety
     for ordinal, relative in decisions.items():
-        band = max(lowest, exponent_above(relative) + safety)
+        band = decision_band(policy, relative)
         place = (Kind.DECISION, ordinal)
         if band > highest:
             raise Nondeterminism(
                 f"decision {ordinal}: its input moves by {relative:.2g} of its rms under last-bit noise, "
-                f"policy {policy.name} allows 2**{highest - safety}"
+                f"policy {policy.name} allows 2**{highest if policy.parity else highest - safety}"
             )
         grids.pop(place, None)
         if band > lowest:
             grids[place] = SiteGrid(0, band, 0)
         noise[place] = SiteNoise(relative, np.zeros(0, dtype=np.int64), 0.0, 0.0)
     return Calibration(noise, GridTable(grids))
+
+
+def decision_band(policy: Policy, relative: float) -> int:
+    """Return the band exponent of a decision whose input moves by ``relative`` of its rms; it may lie above the policy's.
+
+    A policy with parities gives up the factor over the noise where its largest band leaves no room: jitter is above what
+    machines differ by there (docs/adr/0006).
+    """
+    lowest, highest = policy.decision_band
+    noise = exponent_above(relative)
+    band = noise + (policy.safety if policy.decision_safety is None else policy.decision_safety)
+    return max(lowest, min(band, max(highest, noise)) if policy.parity else band)
+
+
+def choose_rows(policy: Policy, measured: SiteNoise, previous: SiteGrid | None) -> None:
+    """Let the scales of small rows lie below the whole matrix's where the noise does: where that costs no wider band.
+
+    Where rows differ much, as those of an embedding do, it may cost an octave: it buys up to ``ROW_DIP`` for most rows.
+    Scales that the noise leaves no room are lifted, ``MOST_LIFT`` octaves at most.
+    """
+    rms, largest = measured.block_rms, measured.block_largest
+    if rms is None or largest is None or not rms.any():
+        return
+    kept = kept_scales(None, previous, policy, rms.size)
+    found: dict[bool, tuple[np.ndarray, float]] = {}
+    for dips in (False, True):
+        scales = row_scales_of(rms, dips)
+        scales = scales if kept is None else np.maximum(scales, kept)
+        found[dips] = scales, float(np.max(largest * np.exp2(-scales.astype(np.float64))))
+    uneven = float(rms.max()) > ROW_SPREAD * float(np.median(rms))
+    follows = exponent_above(found[True][1]) <= exponent_above(found[False][1]) + uneven
+    scales, relative = found[follows]
+    # A batch may happen to give a gradient far smaller than others do, and its noise is not smaller.
+    lift = min(MOST_LIFT, max(0, exponent_above(relative) + 1 - policy.gradient_band[1]))
+    measured.scales, measured.relative = scales + lift, math.ldexp(relative, -lift)
 
 
 def _grid_for(session: Session, place: Site, measured: SiteNoise) -> SiteGrid:

@@ -49,7 +49,13 @@ from tallystick.numerics.rounding import (
 )
 
 ROW_RANGE = 16  # a row's scale exponent lies at most this far below the tensor's largest
+ROW_SPREAD = 8.0  # rows are uneven if the largest is this many times the median row
+ROW_DIP = 4  # octaves that a row's scale may lie below the whole matrix's, where its noise does too
 SCALE_SLACK = 3  # a header's scale may exceed what the auditor measures by this many powers of two
+EXACT_SCALE_SLACK = (
+    1  # the same where every row has a scale, but in a calibrated step: those are kept without slack
+)
+MOST_LIFT = 2  # octaves by which a calibration may lift the scales of a gradient that its noise nearly hides
 NOISE_BAND = -1  # band exponent that marks a noise-only gradient; no policy allows it otherwise
 UNSEEN = -900  # scale exponent of a site that has had no value but zero: it takes the first one's
 NOTHING = torch.empty(0, dtype=torch.int64)
@@ -109,22 +115,45 @@ def largest_scale(table: GridTable) -> int | None:
     return max(scales, default=None)
 
 
-def lowest_scale(rms: np.ndarray, row_scales: bool) -> int:
-    """Return what no row's scale exponent lies below: the whole tensor's, or 2**16 below the largest row's."""
-    if row_scales:
-        return int(scale_exponents(np.sqrt(np.mean(np.square(rms), keepdims=True)))[0])
+def lowest_scale(rms: np.ndarray) -> int:
+    """Return what no row's scale exponent lies below, of rows of these sizes: 2**16 below the largest row's."""
     return int(scale_exponents(rms).max()) - ROW_RANGE
+
+
+def whole_scale(rms: np.ndarray) -> int:
+    """Return the scale exponent of all blocks together, from that of each."""
+    return int(scale_exponents(np.sqrt(np.mean(np.square(rms), keepdims=True)))[0])
+
+
+def has_dips(scales: np.ndarray) -> bool:
+    """Whether rows of these scale exponents may lie below the whole matrix's: calibration found noise to follow the row.
+
+    Rows that may not are at least the whole's, W; then the root of the mean square of their scales is 2**(W + 2) at most.
+    """
+    if scales.size < 2:
+        return False
+    largest = int(scales.max())
+    return whole_scale(np.exp2(scales.astype(np.float64) - largest)) + largest - int(scales.min()) >= 3
+
+
+def row_scales_of(rms: np.ndarray, dips: bool) -> np.ndarray:
+    """Return each row's scale exponent without slack: at least the whole matrix's, or with ``dips`` ``ROW_DIP`` below it."""
+    return np.maximum(scale_exponents(rms), whole_scale(rms) - (ROW_DIP if dips else 0))
 
 
 def settled_scales(previous: np.ndarray | None, rms: np.ndarray, row_scales: bool = False) -> np.ndarray:
     """Return each block's scale exponent: the previous one while it is at most two octaves too wide, else one too wide.
 
-    The slack keeps the header short: a scale is written only when the block's size has really moved.
+    The slack keeps the header short: a scale is written only when the block's size has really moved. With ``row_scales``
+    there is none: a slack of two octaves there would be as much noise that the band does not know of, or a quantum four
+    times too coarse, and one small number a row is little beside a bit for each element.
     """
-    if rms.size == 1 and not row_scales:
+    if row_scales:
+        return row_scales_of(rms, previous is not None and has_dips(previous))
+    if rms.size == 1:
         return np.array([_settled(None if previous is None else int(previous[0]), float(rms[0]))])
     wanted = scale_exponents(rms)
-    wanted = np.maximum(wanted, lowest_scale(rms, row_scales))
+    wanted = np.maximum(wanted, lowest_scale(rms))
     if previous is None:
         return wanted + 1
     keep = (wanted <= previous) & (previous <= wanted + 2)
@@ -135,6 +164,24 @@ def _settled(previous: int | None, rms: float) -> int:
     """Return what ``settled_scales`` does for a single block."""
     wanted = _scale_exponent(rms)
     return previous if previous is not None and wanted <= previous <= wanted + 2 else wanted + 1
+
+
+def kept_scales(
+    base: SiteGrid | None, before: SiteGrid | None, policy: Policy, blocks: int
+) -> np.ndarray | None:
+    """Return what the scale of none of a site's ``blocks`` falls below in this step; None if there is no such limit.
+
+    Args:
+        base: its grid after the last calibration.
+        before: its grid after the step before.
+        policy: with a scale for every row the limit is an octave below the lowest scale of the step before. Noise follows
+            a gradient up and down, but not into the dip of a single step.
+        blocks: of the site now.
+    """
+    grid = before if policy.row_scales else base
+    if grid is None or grid.scales.size != blocks or is_noise_only(grid):
+        return None
+    return np.full(blocks, int(grid.scales.min()) - 1) if policy.row_scales else grid.scales
 
 
 def sampled_scale(previous: SiteGrid | None, x: Tensor) -> np.ndarray | None:
@@ -241,9 +288,14 @@ class RecordTape:
                 if rms.any()
                 else grid.scales
             )
-            base = self.base.sites.get((kind, ordinal))
-            if base is not None and base.scales.size == grid.scales.size and not is_noise_only(base):
-                scales = np.maximum(scales, base.scales)
+            place = (kind, ordinal)
+            base, before = self.base.sites.get(place), self._before.sites.get(place)
+            kept = kept_scales(base, before, self.policy, grid.scales.size)
+            scales = scales if kept is None else np.maximum(scales, kept)
+            if (
+                self.policy.row_scales and not self.base.sites
+            ):  # a step that was calibrated, for these very values
+                scales = np.maximum(scales, grid.scales)
             if (scales != grid.scales).any():
                 grid = grid.with_scales(scales)
                 self._grids[(kind, ordinal)] = grid
@@ -402,6 +454,7 @@ class FollowTape:
     def __post_init__(self) -> None:
         self._seen: set[Site] = set()
         self._unread = {address for address, _ in self.frame.sites}
+        self._before = self.table
         update = self._payload(SiteAddress(self.rank, 0, Kind.GRID, 0))
         if update is not None:
             self.table = self.table.apply(update)
@@ -527,7 +580,8 @@ class FollowTape:
         if found.moved > budget:
             rule = f"its parities move {found.moved} elements, the budget is {budget}"
             self.violations.append(Violation(name, -1, rule))
-        return found, min(found.near, budget), min(found.steer, budget * found.largest)
+        chosen = min(found.near, budget)
+        return found, chosen, min(found.steer, _largest_squares(grid, x.numel(), chosen))
 
     def activation(self, kind: Kind, ordinal: int, x: Tensor, *, name: str) -> Tensor:
         """Round, following the log."""
@@ -595,13 +649,20 @@ class FollowTape:
                 )
             return
         rms = block_rms(x, grid.scales.size)
-        if rms.size == 1 and int(grid.scales[0]) <= _scale_exponent(float(rms[0])) + SCALE_SLACK:
+        exact = self.policy.row_scales
+        if (
+            rms.size == 1
+            and not exact
+            and int(grid.scales[0]) <= _scale_exponent(float(rms[0])) + SCALE_SLACK
+        ):
             return
-        own = np.maximum(scale_exponents(rms), lowest_scale(rms, self.policy.row_scales))
-        allowed = own + SCALE_SLACK
-        base = self.base.sites.get((int(kind), ordinal))
-        if base is not None and base.scales.size == grid.scales.size and not is_noise_only(base):
-            allowed = np.maximum(allowed, base.scales)
+        # Whether rows may lie below the whole is for the trainer's calibration to find: the whole's scale is always right.
+        own = np.maximum(scale_exponents(rms), whole_scale(rms) if exact else lowest_scale(rms))
+        allowed = own + (EXACT_SCALE_SLACK if exact and self.base.sites else SCALE_SLACK)
+        place = (int(kind), ordinal)
+        base, before = self.base.sites.get(place), self._before.sites.get(place)
+        kept = kept_scales(base, before, self.policy, grid.scales.size)
+        allowed = allowed if kept is None else np.maximum(allowed, kept)
         over = grid.scales.astype(np.int64) - allowed
         # An all-zero tensor keeps the scale it had.
         if int(own.max()) > -1000 and int(over.max()) > 0:
@@ -652,6 +713,15 @@ def _distinct(x: Tensor, entries: SparseEntries, rule: ActivationRule, grid: Sit
     """Return how many boundaries the entries speak of: equal patches of an image give equal values, all near or none."""
     values = x.reshape(-1)[torch.from_numpy(entries.indexes).to(x.device)]
     return int(find_reaches(values, nearest_grid(rule, grid)).boundary.unique().numel())
+
+
+def _largest_squares(grid: SiteGrid, numel: int, count: int) -> float:
+    """Return the sum of the ``count`` largest squared quanta of a site."""
+    squares = np.sort(np.exp2(2.0 * (grid.scales.astype(np.float64) + grid.floor)))[::-1]
+    each = numel // squares.size
+    whole = min(count // each, squares.size)
+    rest = squares[whole] * (count - whole * each) if whole < squares.size else 0.0
+    return float(squares[:whole].sum() * each + rest)
 
 
 def find_policy_breaches(

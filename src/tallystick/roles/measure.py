@@ -362,28 +362,48 @@ def control(directory: str, out: str, jitter: bool) -> dict[str, Any]:
     return {"weights": weights.numel(), "bytes_each": weights.element_size()}
 
 
-def loss(job: str, policy: str, steps: int, seed: int, say: Say) -> dict[str, Any]:
-    """Return the held-out loss after ``steps`` steps: of a plain float32 loop and of a recorded run.
+def curve(job: str, arithmetic: str, steps: int | None, seed: int, points: int, say: Say) -> dict[str, Any]:
+    """Return the held-out loss of one training at ``points`` evenly spaced steps, as ``[steps done, loss]``.
 
-    Both have the same initial weights, data and dropout masks, all from ``seed``.
+    Initial weights, data and dropout masks follow from ``seed`` alone, so that trainings of one seed differ in their
+    arithmetic only. ``arithmetic`` is ``plain fp64``, ``plain fp32`` or ``plain bf16`` (torch's own loop in that precision,
+    bf16 under autocast), or a policy, ``leaf`` with its bits (``leaf 26``). ``steps`` is None for the job's own number. Of a
+    policy the log's size comes too.
 
     Raises:
-        InvalidInput: the job has no held-out loss.
+        InvalidInput: the job has no held-out loss, or there is no such arithmetic.
     """
     from tallystick.execution.randomness import RandomStream
 
-    source = find_source(job)
-    settings = {"steps": str(steps), "init_seed": str(seed), "data_seed": str(seed)}
-    plain = PlainLoop(source.build(settings), torch.float32, stream=RandomStream(seed))
-    run = MemoryRun(source.build(settings), find_policy(policy), seed)
-    run.begin()
-    for number in range(steps):
-        plain.step(number)
-        run.calibrate_if_due()
-        record, _, _ = run.step()
-        if (number + 1) % 50 == 0:
-            say(f"step {number + 1}/{steps}: loss {float.fromhex(record.loss or 'nan'):.4g}")
-    return {"plain": _score(job, plain.job), "recorded": _score(job, run.job)}
+    source, (name, _, more) = find_source(job), arithmetic.partition(" ")
+    settings = {"init_seed": str(seed), "data_seed": str(seed)}
+    built = source.build(settings if steps is None else {**settings, "steps": str(steps)})
+    length, bits = built.steps, 0
+    if name == "plain":
+        if more not in COMPUTE:
+            raise InvalidInput(
+                f"arithmetic {arithmetic}: unknown; known are {', '.join(COMPUTE)}, plain or as a policy"
+            )
+        loop = PlainLoop(built, COMPUTE[more], stream=RandomStream(seed))
+        run = None
+    else:
+        loop, run = None, MemoryRun(built, find_policy(name, b_r=int(more) if more else None), seed)
+        run.begin()
+    found: list[tuple[int, float]] = []
+    for number in range(length):
+        if loop is not None:
+            loop.step(number)
+        elif run is not None:
+            run.calibrate_if_due()
+            _, frame, _ = run.step()
+            bits += 8 * len(frame)
+        done = number + 1
+        if done * points // length > number * points // length:
+            found.append((done, _score(job, built)))
+            say(f"{job}, {arithmetic}, seed {seed}: step {done}/{length}, held-out loss {found[-1][1]:.4f}")
+    parameters = sum(p.numel() for p in built.model.parameters())
+    size = None if run is None else bits / length / parameters
+    return {"points": found, "parameters": parameters, "log_bits_per_parameter_step": size}
 
 
 def _score(name: str, job: Job) -> float:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tallystick.errors import InvalidInput, Nondeterminism
-from tallystick.execution.calibrate import safety_of
+from tallystick.execution.calibrate import SiteNoise, choose_rows, decision_band, safety_of
 from tallystick.execution.capture import Capture, Findings, Jitter
 from tallystick.execution.randomness import RandomStream
 from tallystick.execution.tape import (
@@ -23,11 +23,14 @@ from tallystick.execution.tape import (
     RecordTape,
     find_policy_breaches,
     floor_exponent,
+    has_dips,
     is_noise_only,
     is_parity_coded,
     lowest_scale,
+    row_scales_of,
     settled_scales,
     site_grid,
+    whole_scale,
 )
 from tallystick.numerics.log import (
     Frame,
@@ -230,12 +233,91 @@ def test_a_noise_only_gradient_is_never_coded_by_parity() -> None:
 
 
 def test_every_row_has_a_scale_of_at_least_the_whole() -> None:
-    rms = np.array([8.0, 0.5, 0.0, 1.0])
-    whole = math.ceil(math.log2(math.sqrt((64 + 0.25 + 1) / 4)))
-    assert lowest_scale(rms, True) == whole == 3
-    assert settled_scales(None, rms, True).tolist() == [4, 4, 4, 4]
-    assert settled_scales(None, np.array([64.0] + [1.0] * 99), True).tolist() == [7, *[4] * 99]
-    assert lowest_scale(rms, False) == 3 - 16
+    rms = np.array([8.0, 0.5, 1.5, 1.0])
+    whole = math.ceil(math.log2(math.sqrt((64 + 0.25 + 2.25 + 1) / 4)))
+    assert whole_scale(rms) == whole == 3
+    assert settled_scales(None, rms, True).tolist() == [3, 3, 3, 3]
+    assert settled_scales(None, np.array([7.9] + [1.0] * 99), True).tolist() == [3, *[1] * 99]
+    assert lowest_scale(rms) == 3 - 16
+
+
+def test_rows_keep_their_dips_while_they_have_them_and_only_then() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(200):
+        rms = np.exp2(rng.uniform(-9.0, 9.0) + rng.normal(0.0, rng.uniform(0.0, 4.0), 64))
+        assert not has_dips(row_scales_of(rms, False))
+        dipped = row_scales_of(rms, True)
+        if whole_scale(rms) - dipped.min() == 4:
+            assert has_dips(dipped)
+            assert settled_scales(dipped, rms, True).tolist() == dipped.tolist()
+    assert not has_dips(np.array([-900]))
+    assert has_dips(np.array([-900, -910]))
+
+
+@pytest.mark.parametrize(("follows", "lowest"), [(True, 0), (False, 4)])
+def test_small_rows_have_small_scales_where_their_noise_is_small(follows: bool, lowest: int) -> None:
+    rms = np.array([64.0, *[1.0] * 40, *[0.01] * 10])
+    noise = 0.02 * (np.maximum(rms, 1.0) if follows else np.full(51, 10.0))
+    measured = SiteNoise(0.0, row_scales_of(rms, False), 9.0, float(noise.max()), 51 * 64, rms, noise)
+    choose_rows(BF16, measured, None)
+    assert measured.scales.tolist() == [6, *[lowest] * 50]
+    assert measured.relative == pytest.approx(float((noise / np.exp2(measured.scales)).max()))
+
+
+def test_scales_that_noise_leaves_no_room_are_lifted_for_the_step_that_was_calibrated() -> None:
+    rms, noise = np.full(64, 3.0), np.full(64, 1.3)
+    measured = SiteNoise(0.0, row_scales_of(rms, False), 3.0, 1.3, 64 * 16, rms, noise)
+    choose_rows(BF16, measured, None)
+    assert measured.scales.tolist() == [4] * 64  # 2 without; 1.3 is 2**-3 of 2**4 at most
+    table = GridTable({GRADIENT: site_grid(BF16, Kind.GRADIENT, -2, measured.scales)})
+    for base, expected in ((GridTable(), 4), (table, 3)):
+        tape = RecordTape(BF16, table, base=base)
+        x = torch.full((64, 16), 3.0)
+        tape.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
+        tape.finish()
+        assert tape.table.sites[GRADIENT].scales.tolist() == [expected] * 64
+
+
+def test_scales_follow_the_rows_without_slack_but_not_into_a_dip() -> None:
+    large, small = torch.full((64, 16), 3.0), torch.full((64, 16), 0.01)
+    grid = site_grid(BF16, Kind.GRADIENT, -3, np.full(64, 2))
+    table = GridTable({GRADIENT: grid})
+    lowest: list[int] = []
+    for x in (large, small, small, small, large):
+        tape = RecordTape(BF16, table, base=table)
+        tape.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
+        tape.finish()
+        table = tape.table
+        assert len(set(table.sites[GRADIENT].scales.tolist())) == 1
+        lowest.append(int(table.sites[GRADIENT].scales[0]))
+    assert lowest == [2, 1, 0, -1, 2]
+
+
+@pytest.mark.parametrize(("above", "noted"), [(0, 0), (1, 0), (2, 1), (3, 1), (4, 2)])
+def test_a_scale_more_than_an_octave_too_wide_is_a_violation_more_than_three_at_a_calibration(
+    above: int, noted: int
+) -> None:
+    x = gradient()
+    before, wide = table_of(scale=0), table_of(scale=1 + above)
+    bits = torch.zeros(N, dtype=torch.uint8).numpy()
+    payloads = {AT: encode_parities(Parities.of(bits)), SiteAddress(0, 0, Kind.GRID, 0): before.diff(wide)}
+    rules: list[str] = []
+    for base in (before, GridTable()):
+        tape = FollowTape(BF16, before, Frame.of(payloads), base)
+        tape.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
+        rules += [v.rule for v in tape.violations if "is too wide" in v.rule]
+    assert len(rules) == noted
+
+
+def test_a_scale_that_the_step_before_had_may_be_kept_less_an_octave() -> None:
+    x = gradient()
+    for scale, noted in ((4, 0), (5, 1)):  # the values have 1
+        before = table_of(scale=5)
+        update = before.diff(table_of(scale=scale))
+        payloads = {AT: b"\0" * (N // 8)} | ({SiteAddress(0, 0, Kind.GRID, 0): update} if scale != 5 else {})
+        tape = FollowTape(BF16, before, Frame.of(payloads), before)
+        tape.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
+        assert sum("is too wide" in v.rule for v in tape.violations) == noted
 
 
 def test_few_elements_get_more_safety_and_other_policies_are_left_alone() -> None:
@@ -243,6 +325,20 @@ def test_few_elements_get_more_safety_and_other_policies_are_left_alone() -> Non
     steps = [step for step in range(260) if is_calibration_step(step, 100, True)]
     assert steps == [0, 4, 8, 16, 32, 64, 100, 200]
     assert [step for step in range(260) if is_calibration_step(step, 100)] == [0, 4, 32, 100, 200]
+
+
+def test_a_decision_gives_up_its_safety_before_it_is_refused() -> None:
+    assert [decision_band(BF16, noise) for noise in (0.0, 0.05, 0.125, 0.15, 0.25, 0.26)] == [
+        -8,
+        -3,
+        -2,
+        -2,
+        -2,
+        -1,
+    ]
+    assert BF16.decision_band[1] == -2
+    assert decision_band(FP32, 2.0**-10) == -10 + FP32.safety
+    assert decision_band(FP64, 2.0**-10) == -10 + FP64.safety
 
 
 # ------------------------------------------------------------------------------------------ logs that lie
@@ -298,7 +394,7 @@ def test_parities_make_a_noisy_follower_round_as_the_recorder_did() -> None:
     different = int((alone != out).sum())
     assert tape.freedom.moved == different > 10, "the control: as many differ without the log"
     assert tape.freedom.largest_move == pytest.approx(
-        math.sqrt(different) * 2.0**-2 / float(out.norm()), rel=1e-9
+        math.sqrt(different) * 2.0**-1 / float(out.norm()), rel=1e-9
     )
 
 
@@ -309,7 +405,7 @@ def test_the_freedom_of_parities_is_what_the_budget_leaves() -> None:
     budget = move_budget(grid, N)
     assert budget == int(N / 16 + 8 * math.sqrt(N / 16)) + 16
     assert (tape.freedom.near, tape.freedom.elements, tape.freedom.moved) == (budget, N, 0)
-    assert tape.freedom.largest_steer == pytest.approx(math.sqrt(budget) * 2.0**-2 / float(out.norm()))
+    assert tape.freedom.largest_steer == pytest.approx(math.sqrt(budget) * 2.0**-1 / float(out.norm()))
 
 
 def test_a_steered_element_is_followed_and_shows_in_what_was_moved() -> None:
@@ -320,7 +416,7 @@ def test_a_steered_element_is_followed_and_shows_in_what_was_moved() -> None:
     _, out = followed(x, frame)
     assert tape.violations == []
     assert (own != out).nonzero().reshape(-1).tolist() == [100]
-    assert abs(float(own[100] - out[100])) == 2.0**-2
+    assert abs(float(own[100] - out[100])) == 2.0**-1
     assert tape.freedom.moved == 1
 
 
@@ -346,11 +442,11 @@ def test_noise_beyond_half_a_quantum_is_not_seen_by_the_tape() -> None:
     x = gradient()
     frame, out = recorded(x)
     y = x.clone()
-    y[7] += 0.9 * 2.0**-2
+    y[1] += 0.9 * 2.0**-1
     tape, own = followed(y, decode_frame(frame))
     assert tape.violations == []
-    assert (own != out).nonzero().reshape(-1).tolist() == [7]
-    assert abs(float(own[7] - out[7])) == 2.0 * 2.0**-2
+    assert (own != out).nonzero().reshape(-1).tolist() == [1]
+    assert abs(float(own[1] - out[1])) == 2.0 * 2.0**-1
 
 
 MALFORMED: dict[str, tuple[bytes | None, str]] = {

@@ -202,15 +202,27 @@ def test_the_control_draws_the_dropout_of_the_recorded_run(job: str, tmp_path: P
 
 
 def test_recording_hardly_moves_the_held_out_loss(job: str) -> None:
-    found = measure.loss(job, "fp32", steps=2, seed=1, say=print)
-    assert abs(found["plain"] - found["recorded"]) < 0.05
+    found = {
+        arithmetic: measure.curve(job, arithmetic, steps=4, seed=1, points=2, say=print)
+        for arithmetic in ("plain fp32", "plain bf16", "fp32", "leaf 26")
+    }
+    for one in found.values():
+        assert [step for step, _ in one["points"]] == [2, 4]
+        assert one["points"][-1][1] == pytest.approx(found["plain fp32"]["points"][-1][1], abs=0.05)
+    assert found["plain bf16"]["log_bits_per_parameter_step"] is None
+    assert found["leaf 26"]["log_bits_per_parameter_step"] > 0.0
+
+
+def test_an_unknown_arithmetic_is_refused(job: str) -> None:
+    with pytest.raises(InvalidInput, match="arithmetic plain fp8: unknown; known are fp64, fp32, bf16, leaf"):
+        measure.curve(job, "plain fp8", steps=1, seed=0, points=1, say=print)
 
 
 def test_a_job_without_a_held_out_loss_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "tiny.py"
     path.write_text(TINY.replace("held_out_loss", "other"))
     with pytest.raises(InvalidInput, match=r"gives no held_out_loss, it gives \['other'\]"):
-        measure.loss(str(path), "fp32", steps=1, seed=0, say=print)
+        measure.curve(str(path), "fp32", steps=1, seed=0, points=1, say=print)
 
 
 def test_differing_bytes_counts_changed_and_missing_ones(tmp_path: Path) -> None:
@@ -263,8 +275,10 @@ class Played:
                 ("first_calibration", "calibration", "calibrations_due", "state_root", "log_bytes"), 1.0
             )
             return {"rounds": [round_], "threads": 1, "job_steps": 8, "parameters": 10_000_000, **facts}
-        if kind == "loss":
-            return {"plain": 2.0 + 0.1 * given["seed"], "recorded": 2.05 + 0.1 * given["seed"]}
+        if kind == "curve":
+            loss = 2.0 + 0.1 * given["seed"] + {"bf16": 0.05, "leaf 26": 0.21}.get(given["arithmetic"], 0.0)
+            bits = None if given["arithmetic"].startswith("plain") else 1.0
+            return {"points": [[1, 3.0], [2, loss]], "log_bits_per_parameter_step": bits}
         peak = {"plain": 100, "record": 120, "audit": 130}[given["role"]]
         return {"peak": peak, "before": 20}
 
@@ -320,7 +334,7 @@ def test_a_part_that_fails_does_not_vanish(tmp_path: Path) -> None:
     assert {(r.part, r.verdict) for r in rows} == {
         (part, "failed") for part in ("overhead", "memory", "loss")
     }
-    assert {r.job for r in rows} == {"text", "gpt2", "resnet50"}
+    assert {r.job for r in rows} == {"text", "digits", "gpt2", "resnet50"}
 
 
 def test_log_rows_of_text_have_a_limit_and_others_none(tmp_path: Path) -> None:
@@ -345,6 +359,7 @@ def test_scaling_goes_over_sizes_and_batches(tmp_path: Path) -> None:
     assert ratios["record / plain, 10 M parameters, batch 1"] == 1.5
     assert ratios["record / plain, 10 M parameters, batch 4"] == pytest.approx(1.2)
     assert ratios["audit / plain, 10 M parameters, batch 16"] == 1.0
+    assert ratios["record share, 10 M parameters, batch 4"] == pytest.approx(1 / 6)
     given = [json.loads(asked[3])["settings"] for asked, _ in child.asked]
     assert [one["batch"] for one in given] == ["1", "4", "16"] * 3
     assert {r.policy for r in rows} == {"fp32"}
@@ -356,17 +371,71 @@ def test_memory_is_judged_against_the_plain_loop(tmp_path: Path) -> None:
 
 
 def test_loss_is_judged_against_the_spread_over_seeds(tmp_path: Path) -> None:
-    rows = bench(tmp_path, Played()).run(["loss"])
-    assert [row.policy for row in rows] == ["fp32", "bf16"]
-    for row in rows:
-        assert row.value == pytest.approx(0.05)
-        assert row.must == pytest.approx(0.2)
-        assert row.verdict == "met"
+    made = bench(tmp_path, Played(), jobs=["text"], workers=2)
+    rows = {(row.policy, row.measure): row for row in made.run(["loss"])}
+    judged = {key: row for key, row in rows.items() if row.must is not None}
+    far = "mean from plain"
+    assert {key: (row.value, row.verdict) for key, row in judged.items()} == {
+        ("fp64", f"held-out loss, recorded: {far} fp64"): (0.0, "met"),
+        ("fp32", f"held-out loss, recorded: {far} fp32"): (0.0, "met"),
+        ("bf16", f"held-out loss, recorded: {far} bf16"): (pytest.approx(0.05), "met"),
+        ("leaf", f"held-out loss, b_r 32: {far} fp64"): (0.0, "met"),
+        ("leaf", f"held-out loss, b_r 26: {far} fp64"): (pytest.approx(0.21), "not met"),
+    }
+    assert all(row.must == pytest.approx(0.2) for row in judged.values())
+    assert rows["bf16", "held-out loss, recorded: furthest seed from plain bf16"].value == pytest.approx(0.05)
+    assert rows["fp64", "held-out loss, plain loop: mean of 3 seeds"].value == pytest.approx(2.1)
+    (curves,) = made.curves
+    assert curves.arithmetics == [
+        "plain fp64", "plain fp32", "plain bf16", "fp64", "fp32", "bf16", "leaf 32", "leaf 26"
+    ]  # fmt: skip
+
+
+def test_a_policy_of_ones_own_is_trained_beside_what_it_is_judged_by(tmp_path: Path) -> None:
+    child = Played()
+    bench(tmp_path, child, jobs=["text"], policies=["bf16"], seeds=(0, 1)).run(["loss"])
+    asked = sorted(
+        (given["arithmetic"], given["seed"]) for given in (json.loads(a[3]) for a, _ in child.asked)
+    )
+    assert asked == [(name, seed) for name in ("bf16", "plain bf16", "plain fp32") for seed in (0, 1)]
+    assert {profile for _, profile in child.asked} == {"native,threads=1"}
+
+
+def test_what_was_trained_is_not_trained_again_unless_something_differs(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    def trained(name: str, **more: Any) -> int:
+        (tmp_path / name).mkdir()
+        child = Played()
+        bench(tmp_path / name, child, jobs=["text"], policies=["fp32"], out=out, **more).run(["loss"])
+        return len(child.asked)
+
+    assert trained("first") == 6
+    assert trained("again") == 0
+    assert trained("other length", steps=7) == 6
+    kept = sorted((out / "trainings").iterdir())
+    kept[0].write_text(kept[0].read_text()[:-20])
+    kept[1].write_text("[" * 100_000)
+    kept[2].write_text(kept[2].read_text().replace('"seed": ', '"seed": 7'))
+    assert trained("damaged") + trained("damaged, other length", steps=7) == 3
+
+
+def test_a_training_that_fails_leaves_the_others_kept(tmp_path: Path) -> None:
+    class Fails(Played):
+        def _measured(self, kind: str, given: Mapping[str, Any], profile: Profile) -> dict[str, Any]:
+            if given["arithmetic"] == "plain fp32" and given["seed"] == 0:
+                raise TallyError("no memory")
+            return super()._measured(kind, given, profile)
+
+    out = tmp_path / "out"
+    rows = bench(tmp_path, Fails(), jobs=["text"], policies=["fp32"], out=out, workers=1).run(["loss"])
+    assert [(row.verdict, row.error) for row in rows] == [("failed", "plain fp32, seed 0: no memory")]
+    assert len(list((out / "trainings").iterdir())) == 5
 
 
 def test_parts_run_in_their_own_order_and_only_if_asked_for(tmp_path: Path) -> None:
     rows = bench(tmp_path, Played(), jobs=["text"], policies=["fp32"]).run(["loss", "log"])
-    assert [r.part for r in rows] == ["log", "log", "loss"]
+    assert list(dict.fromkeys(r.part for r in rows)) == ["log", "loss"]
     assert set(PARTS) > {"log", "loss"}
 
 
