@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from tallystick.execution import tape
 from tallystick.execution.job import find_source
 from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import find_policy
+from tallystick.protocol.dispute import parse_dispute, verify_dispute
+from tallystick.protocol.operators import BATCH, ROUND, SGD
 from tallystick.roles.auditor import audit, write_claim
 from tallystick.roles.judge import dispute
 from tallystick.roles.trainer import Order, record
@@ -33,6 +36,18 @@ EXPECTED_VERDICT = {
     "edited_weights": {"mismatch"},
     "forged_entry": {"log_violation"},
     "lying_auditor": {"match"},
+}
+# Operator and module in which the lie is, where the trainer defends itself with the program that it really ran.
+WHERE = {
+    "other_data": (BATCH, "batch[0]"),
+    "poisoned_label": (BATCH, "batch[1]"),
+    "other_rate": (SGD, "conv1.weight"),
+    "skipped_steps": (
+        ROUND,
+        "model/buffer/norm1.running_mean",
+    ),  # where the first gradient's rounding should stand
+    "edited_weights": (SGD, "hidden.weight"),
+    "forged_entry": (ROUND, "gradient of conv1.weight"),
 }
 # The loss, coarse, goes with the log; the gradient needs other parities than the log's, which are against the rules.
 ALSO_UNDER_BF16 = {name: {"log_violation"} for name in ("other_data", "poisoned_label", "skipped_steps")}
@@ -63,7 +78,7 @@ def test_a_cheat_is_caught_at_its_step_and_its_party_is_blamed(
     claim = claim_path(run)
     if name != "lying_auditor":
         write_claim(run, source, claim)
-    result = dispute(run, claim, source)
+    result = dispute(run, claim, source, defence=cheat.defence(source))
 
     also = ALSO_UNDER_BF16.get(name, set[str]()) if policy == "bf16" else set[str]()
     assert report.verdict in EXPECTED_VERDICT[name] | also
@@ -73,6 +88,29 @@ def test_a_cheat_is_caught_at_its_step_and_its_party_is_blamed(
     assert (result.loser, result.step) == (cheat.liar, crime)
     assert result.rounds_per_level["checkpoints"] <= 2  # ceil(log2 3)
     assert result.rounds_per_level["steps"] <= 3  # ceil(log2 5)
+    found = result.operator
+    assert found is not None
+    if policy == "bf16":
+        assert "has no operator table" in str(found.fields()["fallback"])
+        return
+    if name == "lying_auditor":
+        assert found.loser is None  # it found nothing to object to, and the whole step was judged
+        assert result.record is None
+        return
+    assert result.rounds_per_level["operators"] <= (found.cost.operators - 1).bit_length()
+    assert found.operator is not None
+    assert (found.loser, found.operator.name, found.operator.module) == ("trainer", *WHERE[name])
+    assert result.record is not None
+    assert parse_dispute(result.record).encode() == result.record
+    checks = verify_dispute(parse_dispute(result.record), run_root=run.load_transcript().root())
+    assert [check.outcome for check in checks[:4]] == ["passed"] * 4
+    needs_job = name in ("other_data", "poisoned_label", "other_rate", "skipped_steps")
+    assert checks[4].outcome == ("needs the job" if needs_job else "passed")
+    if name == "forged_entry":
+        bare = replace(
+            parse_dispute(result.record), frame=b"", grids=()
+        )  # whoever passes a record on may not drop the log
+        assert [check.outcome for check in verify_dispute(bare)[3:]] == ["failed", "not reached"]
 
 
 @pytest.mark.parametrize("policy", ["fp32", "fp64", "bf16"])

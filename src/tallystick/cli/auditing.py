@@ -68,6 +68,23 @@ VerdictOut = Annotated[
         "--out", metavar="FILE", help="Where to write the verdict; by default AUDITOR_DIR/verdict.json."
     ),
 ]
+LevelName = Annotated[
+    str,
+    typer.Option(
+        "--level",
+        metavar="operators|steps",
+        help="How far down the dispute goes; with steps the judge repeats the whole step.",
+    ),
+]
+RecordOut = Annotated[
+    Path | None,
+    typer.Option(
+        "--record",
+        metavar="FILE",
+        help="Where to write the portable record of a dispute that ends at an operator; by default AUDITOR_DIR/dispute.json.",
+    ),
+]
+LEVELS = ("operators", "steps")
 
 
 def audit(
@@ -199,23 +216,36 @@ def dispute(
     trainer: TrainerRun,
     auditor: AuditorRun,
     job: JobName = None,
+    level: LevelName = "operators",
     out: VerdictOut = None,
+    record: RecordOut = None,
     as_json: AsJson = False,
 ) -> int:
-    """Find the first step on which two runs part, repeat that step, and rule."""
+    """Find the first step on which two runs part and the operator that is false in it, repeat that, and rule.
+
+    Exit codes: 0 nothing is in dispute or honest arithmetic can give both states, 1 somebody loses, 2 a wrong argument,
+    3 the judge could not find out, 130 interrupted.
+    """
+    if level not in LEVELS:
+        raise InvalidInput(f"--level: must be {' or '.join(LEVELS)}, got {level!r}")
     ours, theirs = RunDirectory(_existing(trainer)), RunDirectory(_existing(auditor))
     source = choose_source(job, ours.load_specification().job.path, [trainer, auditor])
 
     from tallystick.roles import judge
 
     try:
-        result = judge.dispute(ours, theirs, source)
+        result = judge.dispute(ours, theirs, source, level=level)
     except KeyboardInterrupt:
         say("interrupted: no verdict was written; both directories are as they were")
         return 130
     verdict = out if out is not None else auditor / "verdict.json"
     theirs.write_document(verdict, result.encode())
-    answer(DisputePage(result, str(verdict)), as_json=as_json)
+    written: str | None = None
+    if result.record is not None:
+        path = record if record is not None else auditor / "dispute.json"
+        theirs.write_document(path, result.record)
+        written = str(path)
+    answer(DisputePage(result, str(verdict), written), as_json=as_json)
     return DISPUTE_CODES[result.outcome]
 
 

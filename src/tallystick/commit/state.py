@@ -297,7 +297,7 @@ def parse_state_summary(data: bytes) -> StateSummary:
         parse_canonical_json(data, what=what, limit=SUMMARY_LIMIT), what=what, names=("entries", "format")
     )
     fields.constant("format", SUMMARY_FORMAT)
-    return StateSummary(tuple(_parse_entry(value, what) for value in fields.items("entries")))
+    return StateSummary(tuple(parse_entry(value, what) for value in fields.items("entries")))
 
 
 def open_chunk(
@@ -345,7 +345,7 @@ def parse_chunk_proof(data: bytes) -> ChunkProof:
     fields = Fields(parse_canonical_json(data, what=what, limit=PROOF_LIMIT), what=what, names=names)
     fields.constant("format", PROOF_FORMAT)
     return ChunkProof(
-        entry=_parse_entry(fields.value("entry"), what),
+        entry=parse_entry(fields.value("entry"), what),
         entry_index=fields.integer("entry_index"),
         entry_count=fields.integer("entry_count"),
         entry_path=fields.hashes("entry_path"),
@@ -380,7 +380,12 @@ def verify_chunk(proof: ChunkProof, chunk: bytes | memoryview, root: bytes) -> N
     )
 
 
-def _parse_entry(value: object, what: str) -> EntrySummary:
+def parse_entry(value: object, what: str) -> EntrySummary:
+    """Return the summary that an entry object holds; ``what`` names the document.
+
+    Raises:
+        InvalidInput: it holds none.
+    """
     names = ("chunk_bytes", "dtype", "name", "nbytes", "shape", "tensor_root")
     fields = Fields(value, what=f"{what}: entry", names=names)
     fields.constant("chunk_bytes", CHUNK_BYTES)

@@ -19,7 +19,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -65,6 +65,38 @@ class _Held:
 
     parameter: Tensor
     state: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+
+
+class StepObserver(Protocol):
+    """Who watches a step operator by operator; it changes nothing."""
+
+    def micro_batch(self, number: int, tape: object) -> AbstractContextManager[None]:
+        """Be inside the forward and backward pass of one micro-batch."""
+        ...
+
+    def clipping(self) -> AbstractContextManager[None]:
+        """Be where gradients are clipped."""
+        ...
+
+    def load_batch(self, batch: Any) -> Any:
+        """Take note of the step's data; what is returned is used."""
+        ...
+
+    def before_round(self, x: Tensor, out: Tensor) -> list[Any]:
+        """Take note of what a site reads."""
+        ...
+
+    def after_round(self, kind: Kind, ordinal: int, out: Tensor, operands: list[Any], name: str) -> None:
+        """Take note of what a site wrote."""
+        ...
+
+    def before_update(self, session: Session) -> None:
+        """Take note of what the optimizer reads."""
+        ...
+
+    def after_update(self, session: Session) -> None:
+        """Take note of what the optimizer wrote."""
+        ...
 
 
 class Session:
@@ -130,6 +162,7 @@ class Session:
         self.on_schedule: Callable[[list[tuple[int, str, float]]], None] | None = None
         self.before_change: Callable[[], None] | None = None  # called before the optimizer changes the state
         self.probing = False
+        self.tracer: StepObserver | None = None
         self.seconds: dict[str, float] = dict.fromkeys(
             PHASES, 0.0
         )  # host clock, over all steps but those of a calibration
@@ -479,7 +512,7 @@ class Session:
             jitter=self.jitter,
         )
         leaves = nullcontext() if self.leaves is None else self.leaves.rounding(self._tape, self.step)
-        with leaves, capture, self._autocast(True):
+        with leaves, capture, self._autocast(True), self._observed(number):
             yield
         for name, state in _outside_generators().items():
             if state != outside[name]:
@@ -487,6 +520,19 @@ class Session:
                     f"step {self.step}: the model or the loss draws from {name}, which no other machine can repeat at this step; "
                     "draw with torch, whose random operators are replaced, or make it part of the batch"
                 )
+
+    def _observed(self, number: int) -> AbstractContextManager[object]:
+        return nullcontext() if self.tracer is None else self.tracer.micro_batch(number, self._tape)
+
+    def _rounded(
+        self, kind: Kind, ordinal: int, x: Tensor, out: Tensor, key: Key, name: str, site: str
+    ) -> None:
+        """Round a site of the step, and let whoever watches the step write it down."""
+        assert self._tape is not None
+        operands = None if self.tracer is None else self.tracer.before_round(x, out)
+        self._tape.round(kind, ordinal, x, out=out, key=key, name=name)
+        if self.tracer is not None and operands is not None:
+            self.tracer.after_round(kind, ordinal, out, operands, site)
 
     def _autocast(self, enabled: bool) -> AbstractContextManager[object]:
         if not self.policy.autocast:
@@ -532,7 +578,7 @@ class Session:
                 with torch.no_grad():
                     dense = buffer.contiguous()  # a buffer assigned anew may have any layout
                     key = self._buffer_key(ordinal)
-                    self._tape.round(Kind.BUFFER, ordinal, dense, out=dense, key=key, name=name)
+                    self._rounded(Kind.BUFFER, ordinal, dense, dense, key, name, name)
                     if dense is not buffer:
                         buffer.copy_(dense)
         if not math.isfinite(self.loss):
@@ -660,7 +706,11 @@ class Session:
         if self.is_portable:
             names = {id(p): name for name, p in self.parameters}
             with torch.no_grad():
+                if self.tracer is not None:
+                    self.tracer.before_update(self)
                 portable_step(self.optimizer, names, self.step)
+                if self.tracer is not None:
+                    self.tracer.after_update(self)
             return
         self._outer_dtype = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)  # optimizers make their scalars in it
@@ -732,9 +782,9 @@ class Session:
         in_place = self.is_portable or gradient.dtype == torch.float64
         wide = gradient if in_place else torch.empty_like(gradient, dtype=torch.float64)
         p.grad = None
-        self._tape.round(
-            Kind.GRADIENT, ordinal, gradient, out=wide, key=self.gradient_key(ordinal),
-            name=f"step {self.step}: gradient of {name}",
+        self._rounded(
+            Kind.GRADIENT, ordinal, gradient, wide, self.gradient_key(ordinal),
+            f"step {self.step}: gradient of {name}", f"gradient of {name}",
         )  # fmt: skip
         if self.is_portable:
             p.grad = wide
@@ -782,6 +832,8 @@ class Session:
     def _round_state(self, ordinal: int, new: Tensor, old: Tensor, out: Tensor, name: str) -> None:
         assert self._tape is not None
         new = new.double().contiguous()
+        if self.tracer is not None:
+            self.tracer.after_round(Kind.STATE, ordinal, out, [], name)
         self._tape.round(
             Kind.STATE, ordinal, new, out=out, old=old, name=f"step {self.step}: {name} after the optimizer"
         )

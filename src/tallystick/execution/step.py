@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +64,8 @@ def run_step(session: Session, job: Job, tape: Tape) -> StepOutcome:
 
 def forward_backward(session: Session, job: Job, batch: Batch, tape: Tape) -> None:
     """Run forward and backward passes of all micro-batches, and clip; the gradients are left on the parameters."""
+    if session.tracer is not None:
+        batch = session.tracer.load_batch(batch)
     parts = split_batch(batch, job.accumulation)
     for number, part in enumerate(parts):
         with session.micro_batch(number):
@@ -73,7 +76,8 @@ def forward_backward(session: Session, job: Job, batch: Batch, tape: Tape) -> No
         session.note_loss(loss)
     session.densify_gradients()
     if job.clip_norm is not None:
-        torch.nn.utils.clip_grad_norm_(job.model.parameters(), job.clip_norm)
+        with nullcontext() if session.tracer is None else session.tracer.clipping():
+            torch.nn.utils.clip_grad_norm_(job.model.parameters(), job.clip_norm)
 
 
 def backward_of(session: Session, job: Job) -> Callable[[Tape], None]:
@@ -164,6 +168,20 @@ def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
     if isinstance(value, list):
         return [_mapped(item, change) for item in value]
+    return value
+
+
+def map_tensors(value: Any, change: Callable[[str, Tensor], Tensor], where: str) -> Any:
+    """Return a batch with every tensor changed; ``change`` also gets its place, in the order of ``batch_digest``."""
+    if isinstance(value, Tensor):
+        return change(where, value)
+    if isinstance(value, Mapping):
+        return {key: map_tensors(value[key], change, f"{where}.{key}") for key in sorted(value)}
+    if isinstance(value, (tuple, list)):
+        items = [map_tensors(item, change, f"{where}[{index}]") for index, item in enumerate(value)]
+        if isinstance(value, list):
+            return items
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
     return value
 
 

@@ -35,7 +35,7 @@ from tallystick.numerics.log import (
 )
 from tallystick.numerics.nearest import NearestGrid
 from tallystick.numerics.nearest_tensors import find_reaches, follow_nearest, record_nearest
-from tallystick.numerics.policy import SPARSEST, ActivationRule, Policy, move_budget
+from tallystick.numerics.policy import SPARSEST, ActivationRule, Policy, entry_budget, move_budget
 from tallystick.numerics.rounding import (
     NO_KEY,
     Followed,
@@ -722,20 +722,6 @@ def _largest_squares(grid: SiteGrid, numel: int, count: int) -> float:
     whole = min(count // each, squares.size)
     rest = squares[whole] * (count - whole * each) if whole < squares.size else 0.0
     return float(squares[:whole].sum() * each + rest)
-
-
-def entry_budget(grid: SiteGrid, numel: int) -> int:
-    """Return how many entries an honest log of ``numel`` elements may have: binomial mean plus eight deviations and 16.
-
-    For relative bands the share is that of the smallest significand, times four for values that cancelled.
-    """
-    share = (
-        math.ldexp(1.0, grid.band - grid.floor + 1)
-        if grid.scales.size
-        else math.ldexp(4.0, grid.band + grid.precision + 1)
-    )
-    mean = numel * min(share, 1.0)
-    return min(numel, int(mean + 8.0 * math.sqrt(mean)) + 16)
 
 
 def find_policy_breaches(

@@ -274,6 +274,20 @@ def is_calibration_step(step: int, every: int, doubling: bool = False) -> bool:
     return step % every == 0 or step in EARLY or early
 
 
+def entry_budget(grid: SiteGrid, numel: int) -> int:
+    """Return how many entries an honest log of ``numel`` elements may have: binomial mean plus eight deviations and 16.
+
+    For relative bands the share is that of the smallest significand, times four for values that cancelled.
+    """
+    share = (
+        math.ldexp(1.0, grid.band - grid.floor + 1)
+        if grid.scales.size
+        else math.ldexp(4.0, grid.band + grid.precision + 1)
+    )
+    mean = numel * min(share, 1.0)
+    return min(numel, int(mean + 8.0 * math.sqrt(mean)) + 16)
+
+
 def move_budget(grid: SiteGrid, numel: int) -> int:
     """Return how many of ``numel`` elements honest parities may move: mean plus eight deviations and 16.
 

@@ -19,6 +19,7 @@ class DisputePage:
 
     result: DisputeResult
     verdict_file: str
+    record_file: str | None = None
 
     def fields(self) -> dict[str, object]:
         """Return what ``--json`` prints."""
@@ -31,8 +32,16 @@ class DisputePage:
             "rounds_per_level": dict(result.rounds_per_level),
             "reason": result.reason,
             "moves": [list(move) for move in result.moves],
+            "operator": self._operator(),
+            "record_file": self.record_file,
             "verdict_file": self.verdict_file,
         }
+
+    def _operator(self) -> dict[str, object] | None:
+        found = self.result.operator
+        if found is None:
+            return None
+        return {**found.fields(), "seconds": dict(found.cost.seconds), "share_of_step": found.share_of_step}
 
     def __rich__(self) -> RenderableType:
         """Return the page that ``tally dispute`` prints."""
@@ -44,6 +53,29 @@ class DisputePage:
             ("outcome", result.outcome.replace("_", " ")),
             ("reason", result.reason),
             ("bisection", counted(result.rounds, "round") + (f": {levels}" if levels else "")),
+            *self._operator_rows(),
             ("verdict", self.verdict_file),
         ]
+        if self.record_file is not None:
+            rows.append(("record", self.record_file))
         return page(headline, UNSURE if result.loser == "none" else BAD, rows)
+
+    def _operator_rows(self) -> list[Row]:
+        found = self.result.operator
+        if found is None:
+            return []
+        cost = found.cost
+        rows: list[Row] = []
+        if found.operator is not None:
+            op = found.operator
+            name = f"{op.name} of {op.module}" if op.module else op.name
+            rows.append(("operator", f"{found.index} of {cost.operators}: {name}, {op.phase}"))
+        if found.loser is None:
+            rows.append(("whole step", f"judged instead: {found.reason}"))
+        sent = f"trainer {cost.trainer_bytes:,} B, auditor {cost.auditor_bytes:,} B"
+        rows.append(("sent", f"{sent}; opened to the auditor {cost.opened_bytes:,} B"))
+        if found.loser is not None:
+            share = found.share_of_step
+            time = "" if share is None else f", {share:.2%} of a step's time"
+            rows.append(("judge read", f"{cost.judge_bytes:,} B{time}"))
+        return rows

@@ -12,15 +12,16 @@ optimizer's arithmetic is portable the state has no bands: for each choice of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tallystick.commit.encoding import canonical_json, digest
-from tallystick.commit.state import Entry, summarise
+from tallystick.commit.state import CHUNK_BYTES, Entry, open_chunk, summarise
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
 from tallystick.execution.job import JobSource
 from tallystick.execution.snapshot import load_state, state_entries
@@ -28,10 +29,13 @@ from tallystick.execution.step import batch_digest, run_step
 from tallystick.execution.tape import FollowTape
 from tallystick.numerics.log import Kind, decode_frame
 from tallystick.numerics.rounding import NO_KEY, Candidates, Key, find_candidates
+from tallystick.protocol.dispute import GRIDS_ENTRY, DisputeRecord, StepsGame
 from tallystick.protocol.game import Claim, Level, apply, open_game
+from tallystick.protocol.operators import Objection
+from tallystick.protocol.rulings import StepFacts, needs_log
 from tallystick.protocol.strategy import next_moves
 from tallystick.protocol.trace import DisputedPosition, Party, Ruling
-from tallystick.protocol.transcript import StepRecord, Transcript
+from tallystick.protocol.transcript import Specification, StepRecord, Transcript
 from tallystick.roles.auditor import (
     FINGERPRINT,
     Deviation,
@@ -42,6 +46,7 @@ from tallystick.roles.auditor import (
     is_excused,
     open_replay,
 )
+from tallystick.roles.operators import OperatorDispute, OperatorResult
 from tallystick.store.files import RunDirectory
 
 UNOPENED_TAG = "tallystick/unopened-state/1"
@@ -62,6 +67,8 @@ class DisputeResult:
         rounds_per_level: the same, by level.
         reason: in words.
         moves: every claim that was made: (party, steps done, commitment in hexadecimal).
+        operator: how level three ended; None if it was not played.
+        record: the portable record (``protocol.dispute``) of a dispute that ended at an operator.
     """
 
     loser: str
@@ -71,6 +78,8 @@ class DisputeResult:
     reason: str
     moves: list[tuple[str, int, str]] = field(default_factory=list[tuple[str, int, str]])
     outcome: str = "fault"
+    operator: OperatorResult | None = None
+    record: bytes | None = None
 
     def encode(self) -> bytes:
         """Return the canonical JSON of the verdict."""
@@ -79,6 +88,7 @@ class DisputeResult:
                 "format": VERDICT_FORMAT,
                 "loser": self.loser,
                 "moves": [list(move) for move in self.moves],
+                "operator": None if self.operator is None else self.operator.fields(),
                 "outcome": self.outcome,
                 "reason": self.reason,
                 "rounds": self.rounds,
@@ -88,8 +98,27 @@ class DisputeResult:
         )
 
 
-def dispute(trainer: RunDirectory, auditor: RunDirectory, source: JobSource) -> DisputeResult:
+Defence = Callable[[Specification], Replay]
+
+
+def dispute(
+    trainer: RunDirectory,
+    auditor: RunDirectory,
+    source: JobSource,
+    *,
+    level: str = "operators",
+    defence: Defence | None = None,
+    objection: Objection | None = None,
+) -> DisputeResult:
     """Play the dispute between two run directories and rule.
+
+    Args:
+        trainer: the trainer's run.
+        auditor: the auditor's claim.
+        source: the job's, which auditor and judge repeat.
+        level: ``operators``, or ``steps`` to have the judge repeat the whole disputed step.
+        defence: the program with which the trainer defends itself; by default the job's.
+        objection: what the auditor objects to; by default to what it finds. A dishonest one may say anything.
 
     Raises:
         InvalidInput: a document is malformed, or the two runs are not of one specification.
@@ -106,18 +135,28 @@ def dispute(trainer: RunDirectory, auditor: RunDirectory, source: JobSource) -> 
         raise Nondeterminism(
             f"this machine cannot repeat the job: {replay.subject} is {replay.own}.., the run has {replay.stated}.."
         )
+    own = replay if defence is None else defence(ours.specification)
     try:
-        return _play(trainer, ours, auditor, theirs, replay)
+        return _play(trainer, ours, auditor, theirs, replay, own, level, objection)
     finally:
         replay.session.close()
+        if own is not replay:
+            own.session.close()
 
 
 def _play(
-    trainer: RunDirectory, ours: Transcript, auditor: RunDirectory, theirs: Transcript, replay: Replay
+    trainer: RunDirectory,
+    ours: Transcript,
+    auditor: RunDirectory,
+    theirs: Transcript,
+    replay: Replay,
+    defence: Replay,
+    level: str,
+    objection: Objection | None,
 ) -> DisputeResult:
     checkpoints = [checkpoint.steps_done for checkpoint in ours.checkpoints()]
     traces: dict[Party, RecordedTrace] = {
-        "trainer": RecordedTrace(trainer, ours, replay),
+        "trainer": RecordedTrace(trainer, ours, defence),
         "auditor": RecordedTrace(auditor, theirs, replay),
     }
     claims = {party: [trace.commitment_at(done) for done in checkpoints] for party, trace in traces.items()}
@@ -138,17 +177,110 @@ def _play(
     game = open_game(levels, agreed=agreed, trainer=trainers, auditor=auditors)
     rounds: dict[str, int] = {}
     while game.position is None:
-        level = game.level.name
+        name = game.level.name
         for party, trace in traces.items():
             for move in next_moves(game, party, trace):
                 game = apply(game, move)
-        rounds[level] = rounds.get(level, 0) + 1
-    # What the records say of the steps before, on whose states both agree, can be false all the same.
-    ruling = step_judge.rule_on_records(game.position.agreed) or step_judge.rule(game.position, {})
-    game = apply(game, ruling)
+        rounds[name] = rounds.get(name, 0) + 1
     moves = [(move.party, move.index, move.commitment.hex()) for move in game.log if isinstance(move, Claim)]
+    # What the records say of the steps before, on whose states both agree, can be false all the same.
+    earlier = step_judge.rule_on_records(game.position.agreed)
+    found: OperatorResult | None = None
+    written: bytes | None = None
+    if earlier is None and level == "operators":
+        case = _operator_case(step_judge, game.position, defence, objection)
+        found = None if case is None else case.play()
+        repeated = [each for trace in traces.values() for each in trace.seconds]
+        if found is not None and repeated:
+            found = replace(found, step_seconds=min(repeated))
+        if case is not None and found is not None:
+            stated = tuple(move for move in game.log if isinstance(move, Claim))
+            ends: dict[Party, bytes] = {"trainer": trainers, "auditor": auditors}
+            steps = StepsGame(tuple(checkpoints[: last + 1]), agreed, ends, stated)
+            written = _record_of(ours, case.agreed, steps, game.position, found)
+    if found is not None and found.rounds:
+        rounds["operators"] = found.rounds
+    if found is not None and found.loser is not None:
+        reason = f"step {game.agreed}: {found.reason}"
+        return DisputeResult(
+            found.loser, game.agreed, sum(rounds.values()), rounds, reason, moves, "fault", found, written
+        )
+    ruling = earlier or step_judge.rule(game.position, {})
     return DisputeResult(
-        ruling.loser, step_judge.step, sum(rounds.values()), rounds, ruling.reason, moves, step_judge.outcome
+        ruling.loser,
+        step_judge.step,
+        sum(rounds.values()),
+        rounds,
+        ruling.reason,
+        moves,
+        step_judge.outcome,
+        found,
+    )
+
+
+def _record_of(
+    ours: Transcript,
+    state: State,
+    steps: StepsGame,
+    position: DisputedPosition,
+    found: OperatorResult,
+) -> bytes | None:
+    """Return the portable record of a dispute that ended at an operator, else None."""
+    if found.evidence is None or found.loser is None:
+        return None
+    evidence = found.evidence
+    needed = needs_log(found.operator)
+    grids = state[GRIDS_ENTRY]
+    chunks = range(-(-len(grids.data) // CHUNK_BYTES)) if needed else range(0)
+    entries = list(state.values())
+    record = DisputeRecord(
+        specification=ours.specification,
+        specification_proof=ours.prove_specification(),
+        step_proof=ours.prove_step(position.agreed),
+        run_root=ours.root(),
+        steps=steps,
+        chunk=evidence.chunk,
+        frame=evidence.facts.frame if needed else b"",
+        grids=tuple(
+            (
+                open_chunk(entries, GRIDS_ENTRY, at),
+                bytes(grids.data[at * CHUNK_BYTES : (at + 1) * CHUNK_BYTES]),
+            )
+            for at in chunks
+        ),
+        moves=tuple(move for move in evidence.game.log if not isinstance(move, Ruling)),
+        opening=evidence.opening,
+        loser=found.loser,
+        reason=found.reason,
+    )
+    return record.encode()
+
+
+def _operator_case(
+    judge: StepJudge, position: DisputedPosition, defence: Replay, objection: Objection | None
+) -> OperatorDispute | None:
+    """Return the case for level three, or None where the step fails before any operator: no state, other data, no log."""
+    step = position.agreed
+    record = judge.transcript.record(step)
+    state = judge.opened(step, position.agreed_commitment)
+    if (
+        state is None
+        or GRIDS_ENTRY not in state
+        or batch_digest(judge.replay.job.batch(step)) != record.batch
+    ):
+        return None
+    try:
+        frame = judge.trainer.load_frames(judge.transcript, step, step + 1)[step]
+        decode_frame(frame)
+    except (InvalidInput, Mismatch):
+        return None
+    facts = StepFacts(judge.transcript.specification, record, frame, bytes(state[GRIDS_ENTRY].data))
+    claimed = judge.traces["trainer"].witness_at(position.disputed)
+    root = position.claims["trainer"]
+    if claimed is not None and summarise(claimed.values()).root() != root:
+        claimed = None
+    return OperatorDispute(
+        step, state, position.agreed_commitment, facts, defence, judge.replay, root, claimed, objection
     )
 
 
@@ -164,6 +296,7 @@ class RecordedTrace:
         self.directory, self.transcript, self.replay = directory, transcript, replay
         self._roots = {c.steps_done: bytes.fromhex(c.state_root) for c in transcript.checkpoints()}
         self._repeated: dict[int, bytes] = {}
+        self.seconds: list[float] = []  # of each repeated step
 
     def commitment_at(self, index: int) -> bytes:
         """Return the 32 bytes this party claims for the state after ``index`` steps."""
@@ -198,7 +331,9 @@ class RecordedTrace:
         record = self.transcript.record(step)
         try:
             frame = self.directory.load_frames(self.transcript, step, step + 1)[step]
+            clock = time.perf_counter()
             outcome, _ = self.replay.follow(record, frame)
+            self.seconds.append(time.perf_counter() - clock)
         except (InvalidInput, Mismatch, Nondeterminism):
             return False
         return f"{outcome.fingerprint:016x}" == record.fingerprint
@@ -299,7 +434,7 @@ class StepJudge:
         step = self.step = position.agreed
         record = self.transcript.record(step)
         # 1. Somebody opens the agreed commitment.
-        state = self._opened(position.agreed, position.agreed_commitment)
+        state = self.opened(position.agreed, position.agreed_commitment)
         if state is None:
             self.outcome = "cannot_reproduce"
             return Ruling("none", f"step {step}: neither side can open the state both agree on")
@@ -361,7 +496,8 @@ class StepJudge:
         self.outcome = "both_acceptable"
         return Ruling("none", f"step {step}: honest arithmetic can give both states")
 
-    def _opened(self, index: int, commitment: bytes) -> State | None:
+    def opened(self, index: int, commitment: bytes) -> State | None:
+        """Return the state after ``index`` steps that opens ``commitment``, from whichever side has it, or None."""
         for trace in self.traces.values():
             state = trace.witness_at(index)
             if state is not None and summarise(state.values()).root() == commitment:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from tallystick.commit.encoding import hex_float
 from tallystick.commit.state import Entry, summarise
+from tallystick.errors import InvalidInput
 from tallystick.execution.job import Batch, Job, JobSource, find_source
 from tallystick.execution.session import Session
 from tallystick.execution.step import batch_digest
@@ -39,8 +40,9 @@ from tallystick.numerics.log import (
 )
 from tallystick.numerics.policy import find_policy
 from tallystick.numerics.rounding import NO_KEY, Key
-from tallystick.protocol.transcript import StepRecord, Transcript
-from tallystick.roles.auditor import write_claim
+from tallystick.protocol.transcript import Specification, StepRecord, Transcript
+from tallystick.roles.auditor import Replay, open_replay, write_claim
+from tallystick.roles.judge import Defence
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
 
@@ -54,6 +56,10 @@ class Cheat(Protocol):
 
     def run(self, order: Order, out: RunDirectory) -> int:
         """Write the false run into ``out`` and return the step at which it is false."""
+        ...
+
+    def defence(self, source: JobSource) -> Defence:
+        """Return the program with which the liar would defend its run operator by operator."""
         ...
 
 
@@ -75,6 +81,35 @@ def tampered(order: Order, tamper: Tamper) -> Order:
     return replace(order, source=TamperedSource(order.source.path, order.source.source, tamper))
 
 
+def honest_defence(source: JobSource) -> Defence:
+    """Return the job itself as the trainer's program."""
+    return lambda specification: _replay(specification, source)
+
+
+def tampered_defence(source: JobSource, tamper: Tamper) -> Defence:
+    """Return a tampered job, under the honest digest, as the trainer's program."""
+    return honest_defence(TamperedSource(source.path, source.source, tamper))
+
+
+def _replay(specification: Specification, source: JobSource) -> Replay:
+    replay = open_replay(specification, source)
+    if not isinstance(replay, Replay):
+        raise InvalidInput(f"the job cannot be repeated: {replay}")
+    return replay
+
+
+def _noting(job: Job) -> Callable[[], int]:
+    """Return a function that gives the step whose data the job was last asked for: the one being run."""
+    own, latest = job.batch, [0]
+
+    def batch(step: int) -> Batch:
+        latest[0] = step
+        return own(step)
+
+    job.batch = batch
+    return lambda: latest[0]
+
+
 def forge(directory: RunDirectory, edit: Callable[[StepRecord], StepRecord]) -> None:
     """Rewrite every record of a finished run and make its statement fit."""
     transcript = directory.load_transcript()
@@ -92,7 +127,14 @@ class OtherData:
 
     def run(self, order: Order, out: RunDirectory) -> int:
         """Record with another step's batch at ``at``, and claim the job's own."""
-        return _with_batch(order, out, self.at, lambda job, batch: job(self.at + 1_000_003))
+        return _with_batch(order, out, self.at, self._change)
+
+    def _change(self, job: Callable[[int], Batch], batch: Batch) -> Batch:
+        return job(self.at + 1_000_003)
+
+    def defence(self, source: JobSource) -> Defence:
+        """Return the job with the other batch."""
+        return tampered_defence(source, _swapping(self.at, self._change))
 
 
 @dataclass(frozen=True)
@@ -106,17 +148,25 @@ class PoisonedLabel:
         """Record with one label changed at ``at``, and claim the job's own batch."""
         return _with_batch(order, out, self.at, lambda job, batch: _poisoned(batch))
 
+    def defence(self, source: JobSource) -> Defence:
+        """Return the job with the changed label."""
+        return tampered_defence(source, _swapping(self.at, lambda job, batch: _poisoned(batch)))
 
-def _with_batch(
-    order: Order, out: RunDirectory, at: int, change: Callable[[Callable[[int], Batch], Batch], Batch]
-) -> int:
-    honest = order.build().batch
 
+Swap = Callable[[Callable[[int], Batch], Batch], Batch]
+
+
+def _swapping(at: int, change: Swap) -> Tamper:
     def tamper(job: Job) -> None:
         own = job.batch
         job.batch = lambda step: change(own, own(step)) if step == at else own(step)
 
-    record(tampered(order, tamper), out)
+    return tamper
+
+
+def _with_batch(order: Order, out: RunDirectory, at: int, change: Swap) -> int:
+    honest = order.build().batch
+    record(tampered(order, _swapping(at, change)), out)
     forge(out, lambda r: replace(r, batch=batch_digest(honest(r.step))))
     return at
 
@@ -164,26 +214,7 @@ class OtherRate:
     def run(self, order: Order, out: RunDirectory) -> int:
         """Record with the rate raised at ``at``, and claim the honest rate."""
         honest: dict[int, float] = {}
-        count = 0
-
-        def tamper(job: Job) -> None:
-            def before(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-                if count == self.at:
-                    for index, group in enumerate(optimizer.param_groups):
-                        honest[index] = group["lr"]
-                        group["lr"] *= 1.5
-
-            def after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-                nonlocal count
-                if count == self.at:
-                    for index, group in enumerate(optimizer.param_groups):
-                        group["lr"] = honest[index]
-                count += 1
-
-            job.optimizer.register_step_pre_hook(before)
-            job.optimizer.register_step_post_hook(after)
-
-        record(tampered(order, tamper), out)
+        record(tampered(order, self._tamper(honest)), out)
 
         def edit(r: StepRecord) -> StepRecord:
             if r.step != self.at:
@@ -193,6 +224,30 @@ class OtherRate:
 
         forge(out, edit)
         return self.at
+
+    def _tamper(self, honest: dict[int, float]) -> Tamper:
+        def tamper(job: Job) -> None:
+            now = _noting(job)
+
+            def before(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+                if now() == self.at:
+                    for index, group in enumerate(optimizer.param_groups):
+                        honest[index] = group["lr"]
+                        group["lr"] *= 1.5
+
+            def after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+                if now() == self.at:
+                    for index, group in enumerate(optimizer.param_groups):
+                        group["lr"] = honest[index]
+
+            job.optimizer.register_step_pre_hook(before)
+            job.optimizer.register_step_post_hook(after)
+
+        return tamper
+
+    def defence(self, source: JobSource) -> Defence:
+        """Return the job with the raised rate."""
+        return tampered_defence(source, self._tamper({}))
 
 
 @dataclass(frozen=True)
@@ -207,29 +262,7 @@ class SkippedSteps:
         """Record without ``count`` optimizer steps from ``at`` on, and claim they were done."""
         honest_schedule: dict[int, Any] = {}
         skipped = range(self.at, self.at + self.count)
-
-        def tamper(job: Job) -> None:
-            step = job.optimizer.step
-            done = 0
-
-            def lazy(*args: Any, **kwargs: Any) -> Any:
-                nonlocal done
-                done += 1
-                if done - 1 in skipped:
-                    groups = job.optimizer.param_groups
-                    honest_schedule[done - 1] = [
-                        (i, n, hex_float(v))
-                        for i, g in enumerate(groups)
-                        for n, v in sorted(g.items())
-                        if isinstance(v, float)
-                    ]
-                    return None
-                return step(*args, **kwargs)
-
-            lazy._wrapped_by_lr_sched = True  # pyright: ignore[reportFunctionMemberAccess] # schedulers look for it
-            job.optimizer.step = lazy
-
-        record(tampered(order, tamper), out)
+        record(tampered(order, self._tamper(honest_schedule)), out)
         transcript = out.load_transcript()
         usual = transcript.record(0).schedule
 
@@ -241,6 +274,32 @@ class SkippedSteps:
 
         forge(out, edit)
         return self.at
+
+    def _tamper(self, honest_schedule: dict[int, Any]) -> Tamper:
+        skipped = range(self.at, self.at + self.count)
+
+        def tamper(job: Job) -> None:
+            step, now = job.optimizer.step, _noting(job)
+
+            def lazy(*args: Any, **kwargs: Any) -> Any:
+                if now() not in skipped:
+                    return step(*args, **kwargs)
+                honest_schedule[now()] = [
+                    (i, n, hex_float(v))
+                    for i, g in enumerate(job.optimizer.param_groups)
+                    for n, v in sorted(g.items())
+                    if isinstance(v, float)
+                ]
+                return None
+
+            lazy._wrapped_by_lr_sched = True  # pyright: ignore[reportFunctionMemberAccess] # schedulers look for it
+            job.optimizer.step = lazy
+
+        return tamper
+
+    def defence(self, source: JobSource) -> Defence:
+        """Return the job that does not train for these steps."""
+        return tampered_defence(source, self._tamper({}))
 
 
 @dataclass(frozen=True)
@@ -264,6 +323,10 @@ class EditedWeights:
         out.write_checkpoint(last, list(entries.values()))
         forge(out, lambda r: replace(r, state_root=root) if r.step == last - 1 else r)
         return last - 1
+
+    def defence(self, source: JobSource) -> Defence:
+        """Return the job: the edit came after it."""
+        return honest_defence(source)
 
 
 FEW = 64  # elements that a budget of moves does not tell from honest ones
@@ -359,6 +422,27 @@ class ForgedEntry:
             record(order, out)
         return self.at
 
+    def defence(self, source: JobSource) -> Defence:
+        """Return the job that forges again when it repeats the step."""
+
+        def defend(specification: Specification) -> Replay:
+            replay = _replay(specification, source)
+            follow, session = replay.session.follow_tape, replay.session
+
+            def tape(frame: bytes) -> Any:
+                if session.step != self.at:
+                    return follow(frame)
+                base = session.record_tape(session.table).base
+                return _ForgingTape(
+                    session.policy, session.table, current=session.table, base=base, rank=session.rank,
+                    forging=True, forged=self.kind,
+                )  # fmt: skip
+
+            session.follow_tape = tape
+            return replay
+
+        return defend
+
 
 @contextmanager
 def _replaced_tape(at: int, kind: Kind) -> Generator[None]:
@@ -410,6 +494,10 @@ class LyingAuditor:
 
         forge(claim, edit)
         return self.at
+
+    def defence(self, source: JobSource) -> Defence:
+        """Return the job: the trainer is honest."""
+        return honest_defence(source)
 
 
 CHEATS: Mapping[str, Callable[[int], Cheat]] = {

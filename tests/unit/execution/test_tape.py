@@ -22,7 +22,6 @@ from tallystick.execution.tape import (
     UNSEEN,
     FollowTape,
     RecordTape,
-    entry_budget,
     find_policy_breaches,
     floor_exponent,
     is_noise_only,
@@ -43,7 +42,7 @@ from tallystick.numerics.log import (
     encode,
     encode_frame,
 )
-from tallystick.numerics.policy import FP32, FP64, SPARSEST, Policy, policy_of
+from tallystick.numerics.policy import FP32, FP64, SPARSEST, Policy, entry_budget, policy_of
 
 POLICIES = pytest.mark.parametrize("policy", [FP64, FP32], ids=["fp64", "fp32"])
 LOUD = {"fp64": -26, "fp32": -10}  # a band wide enough for some entries among 4096 elements

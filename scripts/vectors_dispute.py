@@ -1,0 +1,328 @@
+"""Write the test vectors of disputes: one record, drawn in spec/dispute.md, and its refused neighbours.
+
+As in ``vectors_commit`` nothing here imports the package: hashlib, struct and json, straight from the page.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+import struct
+from pathlib import Path
+from typing import Any
+
+from vectors_commit import canonical, leaf, mth, path, proof, record, run_leaves, sha256, specification
+
+Case = dict[str, Any]
+ZERO = "00" * 32
+BLOCK = 4096
+
+
+def tagged(tag: str, *parts: bytes) -> bytes:
+    """The tagged digest of spec/transcript.md 1."""
+    name = tag.encode()
+    return sha256(bytes([len(name)]) + name + b"".join(struct.pack("<Q", len(p)) + p for p in parts))
+
+
+def write(root: Path) -> None:
+    """Write every case below ``root``."""
+    shutil.rmtree(root / "dispute", ignore_errors=True)
+    for name, (why, case) in cases().items():
+        assert name.endswith("_fail") == ("reason" in case), name
+        folder = root / "dispute" / name
+        folder.mkdir(parents=True)
+        (folder / "README.md").write_text(f"{why}\n", encoding="utf-8")
+        (folder / "input.json").write_text(json.dumps(case, indent=1) + "\n", encoding="utf-8")
+
+
+def floats(*values: float) -> bytes:
+    return struct.pack(f"<{len(values)}f", *values)
+
+
+VIEW = {"offset": 0, "shape": [2, 2], "stride": [2, 1]}
+A, B = floats(1, 2, 3, 4), floats(5, 6, 7, 8)
+FALSE, RIGHT = floats(19, 23, 43, 50), floats(19, 22, 43, 50)
+
+
+def output(data: bytes) -> Case:
+    return {"dtype": "F32", "elements": 4, "root": leaf(data).hex(), "view": VIEW}
+
+
+def operator(name: str, module: str, phase: str, **more: Any) -> Case:
+    return {
+        "attributes": {},
+        "inputs": [],
+        "micro_batch": 0,
+        "module": module,
+        "name": name,
+        "outputs": [],
+        "overload": "",
+        "phase": phase,
+        **more,
+    }
+
+
+def operators(result: bytes) -> list[str]:
+    """Two loads, a matrix product, and the end; what the state holds is left out, the dispute is about the product."""
+    operands = [{"dtype": "F32", "from": [n, 0], "view": VIEW} for n in (0, 1)]
+    return [
+        canonical(each)
+        for each in (
+            operator("tallystick::load", "model/a", "load", outputs=[output(A)]),
+            operator("tallystick::load", "model/b", "load", outputs=[output(B)]),
+            operator(
+                "aten::mm",
+                "layer",
+                "forward",
+                overload="default",
+                attributes={"mat2": {"input": 1}, "self": {"input": 0}},
+                inputs=operands,
+                outputs=[output(result)],
+            ),
+            operator("tallystick::end", "state", "store", attributes={"state_root": ZERO}),
+        )
+    ]
+
+
+def objection(index: int, element: int) -> str:
+    return canonical(
+        {
+            "element": element,
+            "format": "tallystick/objection/1",
+            "index": index,
+            "output": 0,
+            "structure": False,
+        }
+    )
+
+
+def listed(leaves: list[str]) -> list[bytes]:
+    return [b"tallystick/operator/1\x00" + each.encode() for each in leaves]
+
+
+def dispute(result: bytes = FALSE, *, loser: str = "trainer", element: int = 1, index: int = 2) -> Case:
+    """The record as a JSON object; its operator 2 is the product."""
+    spec, records = specification(), [record(step, checkpoint=step in (1, 2)) for step in range(3)]
+    tree = run_leaves(spec, records)
+    agreed, claimed = bytes.fromhex(records[1]["state_root"]), bytes.fromhex(records[2]["state_root"])
+    base = tagged(
+        "tallystick/operator-base/1",
+        agreed,
+        b"tallystick/specification/1\x00" + canonical(spec).encode(),
+        b"tallystick/step/1\x00" + canonical(records[2]).encode(),
+        struct.pack("<Q", BLOCK),
+    )
+    ours = listed(operators(result))
+    theirs = [*ours[:2], *listed([objection(index, element)])]
+
+    def prefix(leaves: list[bytes], count: int) -> str:
+        return tagged(
+            "tallystick/operator-prefix/1", base, struct.pack("<Q", count), mth(leaves[:count])
+        ).hex()
+
+    opening = {
+        "pieces": [
+            [slot, [{"data": data.hex(), "index": 0, "path": []}]]
+            for slot, data in ((-1, result), (0, A), (1, B))
+        ],
+        "sources": [[n, operators(result)[n], [node.hex() for node in path(n, ours[:2])]] for n in (0, 1)],
+        "state": [],
+        "stored": [],
+    }
+
+    def opened(leaves: list[bytes], text: str) -> Case:
+        return {
+            "index": 2,
+            "leaf": text,
+            "path": [mth(leaves[:2]).hex()],
+            "rest": [node.hex() for node in proof(3, leaves)] if len(leaves) > 3 else [],
+        }
+
+    handed = tagged("tallystick/handed/1", canonical(opening).encode()).hex()
+    size = len(tree)
+    return {
+        "chunk": BLOCK,
+        "format": "tallystick/dispute/1",
+        "frame": "",
+        "grids": [],
+        "moves": [
+            ["committed", 4, mth(ours).hex()],
+            ["answered", 3, mth(theirs).hex()],
+            ["claim", "trainer", 2, prefix(ours, 2)],
+            ["claim", "auditor", 2, prefix(theirs, 2)],
+            ["claim", "trainer", 3, prefix(ours, 3)],
+            ["claim", "auditor", 3, prefix(theirs, 3)],
+            ["revealed", opened(theirs, objection(index, element))],
+            ["opened", opened(ours, operators(result)[2]), []],
+            ["handed", handed],
+        ],
+        "opening": opening,
+        "ruling": {"loser": loser, "reason": "element 1 of the product"},
+        "run_root": mth(tree).hex(),
+        "specification": canonical(spec),
+        "specification_proof": canonical(
+            {
+                "format": "tallystick/specification-proof/1",
+                "path": [node.hex() for node in path(0, tree)],
+                "tree_size": size,
+            }
+        ),
+        "step_proof": canonical(
+            {
+                "format": "tallystick/step-proof/1",
+                "index": 3,
+                "path": [node.hex() for node in path(3, tree)],
+                "record": records[2],
+                "tree_size": size,
+                "world_size": 1,
+            }
+        ),
+        "steps": {
+            "agreed": spec["initial_state"],
+            "checkpoints": [0, 2, 3],
+            "claims": [[party, 2, agreed.hex()] for party in ("trainer", "auditor")],
+            "ends": {"auditor": sha256(b"another state").hex(), "trainer": claimed.hex()},
+        },
+    }
+
+
+def good(value: Case) -> Case:
+    return {"operation": "dispute", "record": canonical(value), "run_root": value["run_root"]}
+
+
+def failing(value: Case, check: int, reason: str) -> Case:
+    """A record that parses and fails at ``check``."""
+    return {**good(value), "check": check, "reason": reason}
+
+
+def malformed(text: str, reason: str) -> Case:
+    return {"operation": "dispute", "record": text, "run_root": ZERO, "check": 0, "reason": reason}
+
+
+def cases() -> dict[str, tuple[str, Case]]:
+    one = dispute()
+    found: dict[str, tuple[str, Case]] = {
+        "worked-example": ("The record drawn in spec/dispute.md: a false element of a product.", good(one)),
+        "false-objection": (
+            "The same list, honest: the auditor objects to a right element, and loses.",
+            good(dispute(RIGHT, loser="auditor")),
+        ),
+    }
+    found |= _failing(one)
+    found |= _malformed(one)
+    return found
+
+
+def changed(value: Case, *path_to: Any, to: Any) -> Case:
+    other = copy.deepcopy(value)
+    at = other
+    for key in path_to[:-1]:
+        at = at[key]
+    at[path_to[-1]] = to
+    return other
+
+
+def _failing(one: Case) -> dict[str, tuple[str, Case]]:
+    moves = one["moves"]
+    other = copy.deepcopy(one)
+    other["opening"]["pieces"][1][1][0]["data"] = B.hex()
+    handed = tagged("tallystick/handed/1", canonical(other["opening"]).encode()).hex()
+    swapped = changed(other, "moves", 8, to=["handed", handed])
+    return {
+        "other-run_fail": (
+            "It speaks of another run than the one expected.",
+            {**failing(one, 1, "expected is"), "run_root": ZERO},
+        ),
+        "other-step_fail": (
+            "The step's record does not lie under the run's root.",
+            failing(changed(one, "step_proof", to=one["step_proof"].replace('"rank":0', '"rank":0').replace(
+                '"skipped":false', '"skipped":true')), 1, "leads to root"),
+        ),
+        "other-beginning_fail": (
+            "The game over steps does not begin with the ordered initial state.",
+            failing(changed(one, "steps", "agreed", to=ZERO), 2, "initial state"),
+        ),
+        "unfinished-steps_fail": (
+            "The claims do not lead to one step.",
+            failing(changed(one, "steps", "claims", to=one["steps"]["claims"][:1]), 2, "do not lead to one step"),
+        ),
+        "other-claim_fail": (
+            "The trainer claims another state than its record commits to.",
+            failing(changed(one, "steps", "ends", "trainer", to=ZERO), 2, "its record says"),
+        ),
+        "move-missing_fail": (
+            "The auditor's objection is not revealed.",
+            failing(changed(one, "moves", to=moves[:6] + moves[7:]), 3, "must wait"),
+        ),
+        "move-twice_fail": (
+            "A claim is made twice.",
+            failing(changed(one, "moves", to=moves[:3] + moves[2:]), 3, "has answered"),
+        ),
+        "unfinished-operators_fail": (
+            "The trainer has handed nothing over.",
+            failing(changed(one, "moves", to=moves[:8]), 3, "awaits chunks"),
+        ),
+        "other-opening_fail": (
+            "What was handed over is not what the move names.",
+            failing(other, 3, "is not what its last move names"),
+        ),
+        "swapped-input_fail": (
+            "An input is opened with other bytes than its leaf commits to: the trainer is at fault, the ruling says the auditor.",
+            failing(changed(swapped, "ruling", "loser", to="auditor"), 5, "speaks against the trainer"),
+        ),
+        "other-loser_fail": (
+            "The operator speaks against the trainer, the ruling against the auditor.",
+            failing(changed(one, "ruling", "loser", to="auditor"), 5, "speaks against the trainer"),
+        ),
+        "honest-operator_fail": (
+            "The operator is right, and the ruling blames the trainer.",
+            failing(dispute(RIGHT), 5, "speaks against the auditor"),
+        ),
+        "objection-elsewhere_fail": (
+            "The objection names another leaf than the one that was found: the auditor has lost, not the trainer.",
+            failing(changed(dispute(index=1), "moves", to=dispute(index=1)["moves"][:8]), 5, "was lost by the auditor"),
+        ),
+    }  # fmt: skip
+
+
+def _malformed(one: Case) -> dict[str, tuple[str, Case]]:
+    return {
+        "spaced_fail": (
+            "A space after a comma.",
+            malformed(canonical(one).replace(",", ", ", 1), "canonical"),
+        ),
+        "field-missing_fail": (
+            "There is no ruling.",
+            malformed(canonical({k: v for k, v in one.items() if k != "ruling"}), "'ruling' is missing"),
+        ),
+        "field-unknown_fail": ("A field too many.", malformed(canonical({**one, "note": ""}), "unknown")),
+        "other-chunk-size_fail": (
+            "The chunk size is no power of two.",
+            malformed(canonical(changed(one, "chunk", to=5000)), "chunk size"),
+        ),
+        "no-party_fail": (
+            "The judge cannot lose.",
+            malformed(canonical(changed(one, "ruling", "loser", to="judge")), "is no party"),
+        ),
+        "unknown-move_fail": (
+            "A move of no known kind.",
+            malformed(canonical(changed(one, "moves", 0, to=["resigned"])), "of no known kind"),
+        ),
+        "slots-descending_fail": (
+            "Slots out of order.",
+            malformed(
+                canonical(changed(one, "opening", "pieces", to=one["opening"]["pieces"][::-1])), "must ascend"
+            ),
+        ),
+        "partial-decimal_fail": (
+            "A partial sum in decimal.",
+            malformed(canonical(changed(one, "moves", 7, 2, to=[["1.0", "1.0"]])), "must be written"),
+        ),
+    }
+
+
+if __name__ == "__main__":
+    import sys
+
+    write(Path(sys.argv[1]))
