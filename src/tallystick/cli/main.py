@@ -20,7 +20,7 @@ import typer
 import typer.main
 
 from tallystick import __version__
-from tallystick.cli import calibrating, conforming, keys, planning
+from tallystick.cli import calibrating, conforming, keys, logs, planning
 from tallystick.cli.auditing import audit, dispute
 from tallystick.cli.comparing import diff
 from tallystick.cli.demo import demo
@@ -66,6 +66,7 @@ planning.register(app)
 calibrating.register(app)
 keys.register(app)
 conforming.register(app)
+logs.register(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -64,6 +64,42 @@ def storing(what: str) -> Generator[None]:
         raise StoreError(f"{what}: {reason}; what was written before is intact") from problem
 
 
+def write_whole(path: Path, data: bytes) -> None:
+    """Write ``path`` so that it is there completely or not at all, whenever the process dies.
+
+    Raises:
+        StoreError: the disk refused; what stood there still does.
+    """
+    with storing(f"{path}: cannot be written"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.part")
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _sync_directory(path.parent)
+
+
+def read_whole(path: Path, *, limit: int, what: str) -> bytes:
+    """Return the bytes of the file ``path``, which may be a stranger's.
+
+    Raises:
+        StoreError: it is not there or cannot be read.
+        InvalidInput: it has more than ``limit`` bytes.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(limit + 1)
+    except FileNotFoundError:
+        raise StoreError(f"{path}: there is no such file ({what})") from None
+    except OSError as problem:
+        raise StoreError(f"{path}: cannot be read ({problem.strerror})") from problem
+    if len(data) > limit:
+        raise InvalidInput(f"{path}: {what} must have at most {limit} bytes")
+    return data
+
+
 @dataclass(frozen=True)
 class RunDirectory:
     """Reads and writes the files of one run."""
@@ -114,15 +150,7 @@ class RunDirectory:
 
     def write_document(self, path: Path, data: bytes) -> None:
         """Write a whole document so that it is there completely or not at all."""
-        with storing(f"{path}: cannot be written"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_name(f".{path.name}.part")
-            with temporary.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-            _sync_directory(path.parent)
+        write_whole(path, data)
 
     def write_checkpoint(
         self, steps_done: int, entries: list[Entry], *, each: Callable[[Entry], Entry] | None = None
