@@ -12,10 +12,25 @@ import typer
 from tallystick.cli.options import AsJson, Device, JobName, ProfileName, choose_source, parse_steps
 from tallystick.cli.profiles import check_device, rerun_under
 from tallystick.cli.terminal import StepDisplay, TrialDisplay, answer, json_bytes, say
+from tallystick.cli.sampling import (
+    AnnouncementFile,
+    AnnounceOut,
+    Beacon,
+    Detect,
+    DrawOut,
+    Fraction,
+    Round,
+    RunPolicy,
+    RunProof,
+    Sample,
+    SampleOptions,
+)
 from tallystick.errors import InvalidInput, Nondeterminism, StoreError
 from tallystick.execution.determinism import Profile, parse_profile
+from tallystick.protocol.sample import Announcement
 from tallystick.reports.audit import AuditPage, ClaimPage
 from tallystick.reports.dispute import DisputePage
+from tallystick.reports.sample import AnnouncementPage
 from tallystick.store.files import RunDirectory
 
 if TYPE_CHECKING:
@@ -80,11 +95,25 @@ def audit(
     claim: ClaimOut = None,
     out: ReportOut = None,
     effort: Effort = DEFAULT_EFFORT,
+    sample: Sample = False,
+    detect: Detect = None,
+    fraction: Fraction = None,
+    beacon_round: Round = None,
+    beacon: Beacon = None,
+    log_proof: RunProof = None,
+    log_policy: RunPolicy = None,
+    announce: AnnounceOut = None,
+    announcement: AnnouncementFile = None,
+    draw: DrawOut = None,
     as_json: AsJson = False,
 ) -> int:
     """Repeat a recorded run on this machine and compare everything it committed to."""
     chosen = parse_profile(profile)
     segment = parse_steps(steps)
+    sampled = SampleOptions(
+        sample, detect, fraction, beacon_round, beacon, log_proof, log_policy, announce, announcement, draw
+    )
+    sampled.check(whole=steps is None and claim is None)
     if claim is not None and segment is not None:
         raise InvalidInput("--claim: a claim is about the whole run; leave out --steps")
     code = rerun_under(chosen, context.obj)
@@ -92,6 +121,10 @@ def audit(
         return code
     directory = RunDirectory(_existing(run))
     specification = directory.load_specification()
+    drawn = sampled.drawn(directory)
+    if isinstance(drawn, Announcement):
+        answer(AnnouncementPage(drawn, str(announce)), as_json=as_json)
+        return 0
     check_device(device)
     source = choose_source(job, specification.job.path, [run])
 
@@ -108,6 +141,7 @@ def audit(
                 directory,
                 source,
                 steps=segment,
+                sample=drawn,
                 profile=str(chosen),
                 jitter=chosen.jitter,
                 device=device,
