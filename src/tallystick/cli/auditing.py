@@ -31,7 +31,9 @@ from tallystick.protocol.sample import Announcement
 from tallystick.reports.audit import AuditPage, ClaimPage
 from tallystick.reports.dispute import DisputePage
 from tallystick.reports.sample import AnnouncementPage
-from tallystick.store.files import RunDirectory
+from tallystick.roles.evidence import sign_audit, sign_verdict
+from tallystick.store.files import RunDirectory, write_whole
+from tallystick.store.keys import load_key
 
 if TYPE_CHECKING:
     from tallystick.execution.job import JobSource
@@ -77,6 +79,13 @@ TrainerRun = Annotated[Path, typer.Argument(metavar="TRAINER_DIR", help="The tra
 AuditorRun = Annotated[
     Path, typer.Argument(metavar="AUDITOR_DIR", help="The auditor's claim, written by tally audit --claim.")
 ]
+StatementKey = Annotated[
+    str | None,
+    typer.Option("--key", metavar="KEY", help="Sign what was found: a private key's file, or env:NAME."),
+]
+StatementOut = Annotated[
+    Path | None, typer.Option("--statement", metavar="FILE", help="Where to write the signed statement.")
+]
 VerdictOut = Annotated[
     Path | None,
     typer.Option(
@@ -105,6 +114,8 @@ def audit(
     announce: AnnounceOut = None,
     announcement: AnnouncementFile = None,
     draw: DrawOut = None,
+    key: StatementKey = None,
+    statement: StatementOut = None,
     as_json: AsJson = False,
 ) -> int:
     """Repeat a recorded run on this machine and compare everything it committed to."""
@@ -114,6 +125,7 @@ def audit(
         sample, detect, fraction, beacon_round, beacon, log_proof, log_policy, announce, announcement, draw
     )
     sampled.check(whole=steps is None and claim is None)
+    _check_statement(key, statement if claim is None else None)
     if claim is not None and segment is not None:
         raise InvalidInput("--claim: a claim is about the whole run; leave out --steps")
     code = rerun_under(chosen, context.obj)
@@ -125,6 +137,7 @@ def audit(
     if isinstance(drawn, Announcement):
         answer(AnnouncementPage(drawn, str(announce)), as_json=as_json)
         return 0
+    signer = None if key is None else load_key(key)
     check_device(device)
     source = choose_source(job, specification.job.path, [run])
 
@@ -158,6 +171,9 @@ def audit(
     if out is not None:
         directory.write_document(out, json_bytes(page.fields()))
     answer(page, as_json=as_json)
+    if signer is not None and statement is not None:
+        write_whole(statement, sign_audit(directory, report, signer, int(time.time()), device))
+    answer(AuditPage(report, time.perf_counter() - started), as_json=as_json)
     return EXIT_CODES[report.verdict]
 
 
@@ -234,11 +250,15 @@ def dispute(
     auditor: AuditorRun,
     job: JobName = None,
     out: VerdictOut = None,
+    key: StatementKey = None,
+    statement: StatementOut = None,
     as_json: AsJson = False,
 ) -> int:
     """Find the first step on which two runs part, repeat that step, and rule."""
     ours, theirs = RunDirectory(_existing(trainer)), RunDirectory(_existing(auditor))
     source = choose_source(job, ours.load_specification().job.path, [trainer, auditor])
+    _check_statement(key, statement)
+    signer = None if key is None else load_key(key)
 
     from tallystick.roles import judge
 
@@ -249,8 +269,17 @@ def dispute(
         return 130
     verdict = out if out is not None else auditor / "verdict.json"
     theirs.write_document(verdict, result.encode())
+    if signer is not None and statement is not None:
+        write_whole(statement, sign_verdict(ours, theirs, result, signer, int(time.time())))
     answer(DisputePage(result, str(verdict)), as_json=as_json)
     return DISPUTE_CODES[result.outcome]
+
+
+def _check_statement(key: str | None, statement: Path | None) -> None:
+    if (key is None) != (statement is None):
+        raise InvalidInput(
+            "--key: needs --statement FILE to say where the signed statement goes, and the reverse"
+        )
 
 
 def _existing(path: Path) -> Path:

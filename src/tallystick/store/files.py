@@ -16,7 +16,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -415,7 +415,37 @@ def _sync_directory(path: Path) -> None:
 
 def _write_safetensors(file: object, entries: list[Entry], each: Callable[[Entry], Entry] | None) -> None:
     """Write the safetensors format tensor by tensor, so that no second copy of the state is made."""
-    header: dict[str, Mapping[str, object]] = {"__metadata__": {"format": STATE_METADATA}}
+    header, ordered = _safetensors_header(entries, STATE_METADATA)
+    write = getattr(file, "write")  # noqa: B009
+    write(header)
+    for entry in ordered:
+        write(entry.data if each is None else each(entry).data)
+
+
+def weights_pieces(state: Iterable[Entry]) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of ``model.safetensors``, the trained model in a committed state, piece by piece.
+
+    Parameters and buffers under the names the model gives them, in the order of the format, with the one metadata key
+    that loaders ask for. One state makes one file, so whoever has the state can tell the file's digest.
+    """
+    entries = [
+        Entry(entry.name.removeprefix("model/").removeprefix("buffer/"), entry.dtype, entry.shape, entry.data)
+        for entry in state
+        if entry.name.startswith("model/")
+    ]
+    if not entries or len({entry.name for entry in entries}) != len(entries):
+        raise InvalidInput(
+            f"weights: the state has {len(entries)} parameters and buffers, or two of one name"
+        )
+    header, ordered = _safetensors_header(entries, "pt")
+    yield header
+    for entry in ordered:
+        yield entry.data
+
+
+def _safetensors_header(entries: list[Entry], metadata: str) -> tuple[bytes, list[Entry]]:
+    """Return the header, and the entries in the order of their bytes behind it."""
+    header: dict[str, Mapping[str, object]] = {"__metadata__": {"format": metadata}}
     offset = 0
     ordered = sorted(
         entries, key=lambda entry: (-DTYPE_BYTES[entry.dtype], entry.name)
@@ -430,7 +460,4 @@ def _write_safetensors(file: object, entries: list[Entry], each: Callable[[Entry
         offset += size
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)
-    write = getattr(file, "write")  # noqa: B009
-    write(len(encoded).to_bytes(8, "little") + encoded)
-    for entry in ordered:
-        write(entry.data if each is None else each(entry).data)
+    return len(encoded).to_bytes(8, "little") + encoded, ordered
