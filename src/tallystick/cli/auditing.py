@@ -27,12 +27,13 @@ from tallystick.cli.sampling import (
 )
 from tallystick.errors import InvalidInput, Nondeterminism, StoreError
 from tallystick.execution.determinism import Profile, parse_profile
+from tallystick.protocol.envelope import ENVELOPE_LIMIT
 from tallystick.protocol.sample import Announcement
 from tallystick.reports.audit import AuditPage, ClaimPage
 from tallystick.reports.dispute import DisputePage
 from tallystick.reports.sample import AnnouncementPage
 from tallystick.roles.evidence import sign_audit, sign_verdict
-from tallystick.store.files import RunDirectory, write_whole
+from tallystick.store.files import RunDirectory, read_whole, write_whole
 from tallystick.store.keys import load_key
 
 if TYPE_CHECKING:
@@ -85,6 +86,12 @@ StatementKey = Annotated[
 ]
 StatementOut = Annotated[
     Path | None, typer.Option("--statement", metavar="FILE", help="Where to write the signed statement.")
+]
+Accusation = Annotated[
+    Path | None,
+    typer.Option(
+        "--accusation", metavar="FILE", help="The auditor's signed statement that the verdict answers."
+    ),
 ]
 VerdictOut = Annotated[
     Path | None,
@@ -252,6 +259,7 @@ def dispute(
     out: VerdictOut = None,
     key: StatementKey = None,
     statement: StatementOut = None,
+    accusation: Accusation = None,
     as_json: AsJson = False,
 ) -> int:
     """Find the first step on which two runs part, repeat that step, and rule."""
@@ -270,7 +278,11 @@ def dispute(
     verdict = out if out is not None else auditor / "verdict.json"
     theirs.write_document(verdict, result.encode())
     if signer is not None and statement is not None:
-        write_whole(statement, sign_verdict(ours, theirs, result, signer, int(time.time())))
+        answered = (
+            None if accusation is None else read_whole(accusation, limit=ENVELOPE_LIMIT, what="an accusation")
+        )
+        now = int(time.time())
+        write_whole(statement, sign_verdict(ours, theirs, result, signer, now, accusation=answered))
     answer(DisputePage(result, str(verdict)), as_json=as_json)
     return DISPUTE_CODES[result.outcome]
 

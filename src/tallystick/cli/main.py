@@ -20,7 +20,7 @@ import typer
 import typer.main
 
 from tallystick import __version__
-from tallystick.cli import calibrating, conforming, keys, logs, planning, signing
+from tallystick.cli import bundling, calibrating, conforming, keys, logs, planning, signing
 from tallystick.cli.auditing import audit, dispute
 from tallystick.cli.comparing import diff
 from tallystick.cli.demo import demo
@@ -68,6 +68,7 @@ keys.register(app)
 conforming.register(app)
 logs.register(app)
 signing.register(app)
+bundling.register(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

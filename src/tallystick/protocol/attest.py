@@ -112,6 +112,8 @@ class VerdictClaim:
     step: int | None
     reason: str
     record: str  # SHA-256 of the verdict's document, hexadecimal
+    dispute: str | None = None  # SHA-256 of the record of a dispute down to one operator
+    accusation: str | None = None  # SHA-256 of the auditor's signed statement that it answers
 
 
 Claim = TrainerClaim | AuditClaim | VerdictClaim
@@ -180,7 +182,9 @@ def audit_statement(claim: AuditClaim, *, details: Mapping[str, object], version
 def verdict_statement(claim: VerdictClaim, *, version: str) -> Statement:
     """Return the judge's statement."""
     predicate = {
+        "accusation": None if claim.accusation is None else {"sha256": claim.accusation},
         "auditorRun": claim.auditor_run,
+        "dispute": None if claim.dispute is None else {"sha256": claim.dispute},
         "judge": {"version": {"tallystick": version}},
         "loser": claim.loser,
         "outcome": claim.outcome,
@@ -302,9 +306,19 @@ def _audit_claim(statement: Statement, what: str) -> AuditClaim:
 
 
 def _verdict_claim(statement: Statement, what: str) -> VerdictClaim:
-    names = ("auditorRun", "loser", "outcome", "reason", "record", "ruledAt", "run", "step")
+    names = (
+        "accusation",
+        "auditorRun",
+        "dispute",
+        "loser",
+        "outcome",
+        "reason",
+        "record",
+        "ruledAt",
+        "run",
+        "step",
+    )
     top = known_fields(statement.predicate, names, what=f"{what}: predicate")
-    record = known_fields(top.value("record"), ("sha256",), what=f"{what}: record")
     claim = VerdictClaim(
         identity=_run_identity(statement, top.value("run"), what),
         at=parse_time(top.text("ruledAt"), what=f"{what}: ruledAt"),
@@ -313,7 +327,9 @@ def _verdict_claim(statement: Statement, what: str) -> VerdictClaim:
         loser=_one_of(top.text("loser"), LOSERS, f"{what}: loser"),
         step=None if top.value("step") is None else top.integer("step"),
         reason=top.text("reason"),
-        record=_hash(record.text("sha256"), f"{what}: record"),
+        record=_named(top.value("record"), f"{what}: record"),
+        dispute=_named_or_none(top.value("dispute"), f"{what}: dispute"),
+        accusation=_named_or_none(top.value("accusation"), f"{what}: accusation"),
     )
     if (claim.outcome == "fault") == (claim.loser == "none"):
         raise Mismatch(f"{what}: outcome {claim.outcome} and loser {claim.loser} contradict each other")
@@ -351,6 +367,15 @@ def _share(text: str, what: str) -> float:
     if not 0.0 <= number < float("inf"):
         raise InvalidInput(f"{what}: must be finite and not negative, is {text}")
     return number
+
+
+def _named(value: object, what: str) -> str:
+    """The SHA-256 of a document that a statement names."""
+    return _hash(known_fields(value, ("sha256",), what=what).text("sha256"), what)
+
+
+def _named_or_none(value: object, what: str) -> str | None:
+    return None if value is None else _named(value, what)
 
 
 def _hash(text: str, what: str) -> str:

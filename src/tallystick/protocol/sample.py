@@ -112,7 +112,12 @@ class Announcement:
 
     def power(self) -> Fraction:
         """Return the exact probability with which the sample hits a false step, for the worst arrangement of them."""
-        fewest = fewest_segments(self.steps, self.checkpoint_every, self.false_steps)
+        return self.power_for(parse_share(self.fraction, what="fraction"))
+
+    def power_for(self, fraction: Fraction) -> Fraction:
+        """Return the same for another share of false steps than the one announced."""
+        false_steps = math.ceil(fraction * self.steps)
+        fewest = fewest_segments(self.steps, self.checkpoint_every, false_steps)
         return detection(self.segments, fewest, self.samples)
 
     def encode(self) -> bytes:
