@@ -1,16 +1,15 @@
 """One file that holds everything a stranger needs to check a claim about a run (spec/evidence-bundle.md 1).
 
-    {"format":"tallystick/bundle/1","members":[[kind,name,size,sha256],..]}   one line of canonical JSON
+    {"format":"tallystick/bundle/1","members":[[kind,name,size,sha256],..]}    one line of canonical JSON
     the members' bytes, back to back, in that order
 
 No compression, no paths, no nesting: what a reader allocates is bounded by what it was sent. The same members make the
-same file. Names are labels; nothing is ever written under them.
+same file. Names are digests; nothing is ever written under them.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -36,12 +35,14 @@ KINDS: Mapping[str, int] = {
     "statement": 1 << 24,  # in-toto in DSSE
     "verdict": 1 << 24,  # verdict.json: the moves of a dispute down to one step
 }
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
+NAMED_OTHERWISE = ("key", "log-proof", "run")
 
 
 @dataclass(frozen=True)
 class Member:
-    """One document of a bundle.
+    """One document of a bundle; its name follows from what it is, so that a bundle has one spelling.
+
+    A key has its key id, a run its root, a log proof the SHA-256 of the document it is about, all else its own SHA-256.
 
     Raises:
         InvalidInput: an unknown kind, a name of another form, or more bytes than the kind allows.
@@ -54,19 +55,25 @@ class Member:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise InvalidInput(f"bundle: kind {self.kind[:40]!r} is not one of {', '.join(KINDS)}")
-        if not _NAME.fullmatch(self.name):
-            raise InvalidInput(
-                f"bundle: name {self.name[:80]!r} must be 1 to 128 letters, digits, dots, dashes"
-            )
+        parse_hex(self.name, n_bytes=HASH_BYTES, what=f"bundle: name of a {self.kind}")
         if len(self.data) > KINDS[self.kind]:
             raise InvalidInput(
                 f"bundle: {self.kind} {self.name}: {len(self.data)} bytes exceed the limit of {KINDS[self.kind]}"
+            )
+        if self.kind not in NAMED_OTHERWISE and self.name != self.digest:
+            raise InvalidInput(
+                f"bundle: {self.kind} {self.name}: must be named by its SHA-256, {self.digest}"
             )
 
     @property
     def digest(self) -> str:
         """SHA-256 of the data, in hexadecimal."""
         return hashlib.sha256(self.data).hexdigest()
+
+
+def named(kind: str, data: bytes) -> Member:
+    """Return ``data`` as a member of a kind that is named by its own SHA-256."""
+    return Member(kind, hashlib.sha256(data).hexdigest(), data)
 
 
 @dataclass(frozen=True)
@@ -132,10 +139,10 @@ def parse_bundle(data: bytes) -> Bundle:
         raise InvalidInput(f"bundle: the index speaks of {stated} bytes, there are {len(data)}")
     members: list[Member] = []
     for kind, name, size, digest in lines:
-        member = Member(kind, name, data[at : at + size])
-        if member.digest != digest:
-            raise Mismatch(f"bundle: {kind} {name} has SHA-256 {member.digest}, the index says {digest}")
-        members.append(member)
+        part = data[at : at + size]
+        if (own := hashlib.sha256(part).hexdigest()) != digest:
+            raise Mismatch(f"bundle: {kind} {name} has SHA-256 {own}, the index says {digest}")
+        members.append(Member(kind, name, part))
         at += size
     return Bundle(tuple(members))
 

@@ -36,8 +36,8 @@ from tallystick.protocol.sample import parse_announcement
 from tallystick.protocol.signing import PublicKey, parse_public_key
 from tallystick.protocol.tlog import (
     Checkpoint,
+    LogEntry,
     LogProof,
-    Sighting,
     is_split_view,
     parse_checkpoint,
     parse_log_proof,
@@ -90,10 +90,10 @@ class _Facts:
     signed: list[Signed] = field(default_factory=list[Signed])
     runs: dict[str, RunStatement] = field(default_factory=dict[str, RunStatement])
     proofs: dict[str, LogProof] = field(default_factory=dict[str, LogProof])
+    entries: dict[str, LogEntry] = field(default_factory=dict[str, LogEntry])
     checkpoints: list[Checkpoint] = field(default_factory=list[Checkpoint])
     specification: Specification | None = None
     trainer: TrainerClaim | None = None
-    seen: Sighting | None = None
     finding: str | None = None
 
     @property
@@ -174,6 +174,8 @@ class _BundleChecks:
             facts.keys[key.key_id] = key
         for member in facts.bundle.of("run"):
             statement = parse_run_statement(member.data)
+            if statement.root != member.name:
+                raise Mismatch(f"run {member.name}: its root is {statement.root}")
             facts.runs[statement.root] = statement
         if (member := self._only("specification")) is not None:
             facts.specification = parse_specification(member.data)
@@ -200,6 +202,18 @@ class _BundleChecks:
             facts.signed.append(Signed(member.name, member.data, signers[0].key_id, claim))
         if not facts.signed:
             raise Mismatch("the bundle holds no statement")
+        documents = [statement.encode() for statement in facts.runs.values()] + [
+            s.document for s in facts.signed
+        ]
+        documents += [member.data for member in facts.bundle.of("announcement")]
+        documents += [
+            s.claim.draw.announcement.encode()
+            for s in facts.signed
+            if isinstance(s.claim, AuditClaim) and s.claim.draw is not None
+        ]
+        facts.entries = {entry.digest: entry for entry in map(entry_of, documents)}
+        if strange := sorted(set(facts.proofs) - set(facts.entries)):
+            raise Mismatch(f"log proof {strange[0]}: is about no document of the bundle")
         return f"{len(facts.signed)} statements, {len({s.key_id for s in facts.signed})} signers"
 
     def check_roles(self) -> str | None:
@@ -308,8 +322,9 @@ class _BundleChecks:
         proof = self.facts.proofs.get(entry.digest)
         if proof is None:
             raise Mismatch("the run's log proof is missing, and the policy asks for publication")
+        for digest, other in self.facts.proofs.items():
+            other.verify(self.facts.entries[digest], self.policy.log)
         seen = proof.verify(entry, self.policy.log)
-        self.facts.seen = seen
         if seen.seen_at is not None:
             early = [
                 s
@@ -484,7 +499,7 @@ def _contradiction(one: Claim, other: Claim) -> str | None:
             return None if a.weights == b.weights else f"weights {a.weights} and {b.weights} of one run"
         case AuditClaim(), AuditClaim() if a.run == b.run and _overlap(one, other):
             results = {one.result, other.result} - {"cannot_reproduce"}
-            return f"results {one.result} and {other.result} for the same steps" if len(results) > 1 else None
+            return f"results {' and '.join(sorted(results))} for the same steps" if len(results) > 1 else None
         case VerdictClaim(), VerdictClaim() if (a.run, one.auditor_run) == (b.run, other.auditor_run):
             same = (one.outcome, one.loser, one.step) == (other.outcome, other.loser, other.step)
             return None if same else f"verdicts {one.loser} and {other.loser} on one dispute"

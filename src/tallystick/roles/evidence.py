@@ -22,7 +22,7 @@ from tallystick.protocol.attest import (
     read_claim,
     verdict_statement,
 )
-from tallystick.protocol.bundle import BUNDLE_LIMIT, Member
+from tallystick.protocol.bundle import BUNDLE_LIMIT, Member, named
 from tallystick.protocol.envelope import parse_envelope, sign_statement
 from tallystick.protocol.published import entry_of
 from tallystick.protocol.sample import ANNOUNCEMENT_FORMAT
@@ -186,7 +186,7 @@ def gather(path: Path) -> list[Member]:
     found += [member for file in extra if file.exists() for member in gather(file)]
     if (path / "provenance.intoto.json").exists():
         transcript = directory.load_transcript()
-        found.append(Member("specification", "specification.json", transcript.specification.encode()))
+        found.append(named("specification", transcript.specification.encode()))
         found.append(
             Member(
                 "specification-proof", "specification-proof.json", transcript.prove_specification().encode()
@@ -201,7 +201,6 @@ def member_of(data: bytes, name: str) -> Member:
     Raises:
         InvalidInput: it belongs in no bundle.
     """
-    digest = hashlib.sha256(data).hexdigest()
     if data.startswith(
         (b"-----BEGIN PUBLIC KEY", b"-----BEGIN PRIVATE", b"-----BEGIN ENCRYPTED", b"-----BEGIN EC")
     ):
@@ -210,7 +209,7 @@ def member_of(data: bytes, name: str) -> Member:
     if data.startswith(PROOF_HEADER.encode()):
         raise InvalidInput(f"{name}: a log proof is named after its document; give it as DOCUMENT@PROOF")
     if not data.startswith(b"{"):
-        return Member("checkpoint", digest, _checked(data, parse_checkpoint))
+        return named("checkpoint", _checked(data, parse_checkpoint))
     value = parse_json(data, what=name, limit=BUNDLE_LIMIT)
     stated = cast("dict[str, object]", value).get("format") if isinstance(value, dict) else None
     kinds: dict[object, str] = {
@@ -222,12 +221,14 @@ def member_of(data: bytes, name: str) -> Member:
         DISPUTE_FORMAT: "dispute",
     }
     if isinstance(value, dict) and "payloadType" in value:
-        return Member("statement", digest, data)
+        return named("statement", data)
     if isinstance(value, dict) and "dsseEnvelope" in value:
-        return Member("model-signature", "model.sig", data)
+        return named("model-signature", data)
     if not isinstance(stated, str) or stated not in kinds:
         raise InvalidInput(f"{name}: is no document that belongs in a bundle")
-    return Member(kinds[stated], digest, data)
+    if stated == STATEMENT_FORMAT:
+        return Member("run", parse_run_statement(data).root, data)
+    return named(kinds[stated], data)
 
 
 def log_proof_of(document: bytes, proof: bytes) -> Member:
