@@ -187,11 +187,7 @@ def gather(path: Path) -> list[Member]:
     if (path / "provenance.intoto.json").exists():
         transcript = directory.load_transcript()
         found.append(named("specification", transcript.specification.encode()))
-        found.append(
-            Member(
-                "specification-proof", "specification-proof.json", transcript.prove_specification().encode()
-            )
-        )
+        found.append(named("specification-proof", transcript.prove_specification().encode()))
     return found
 
 
@@ -209,7 +205,11 @@ def member_of(data: bytes, name: str) -> Member:
     if data.startswith(PROOF_HEADER.encode()):
         raise InvalidInput(f"{name}: a log proof is named after its document; give it as DOCUMENT@PROOF")
     if not data.startswith(b"{"):
-        return named("checkpoint", _checked(data, parse_checkpoint))
+        try:
+            parse_checkpoint(data)
+        except InvalidInput:
+            raise InvalidInput(f"{name}: is no document that belongs in a bundle") from None
+        return named("checkpoint", data)
     value = parse_json(data, what=name, limit=BUNDLE_LIMIT)
     stated = cast("dict[str, object]", value).get("format") if isinstance(value, dict) else None
     kinds: dict[object, str] = {
