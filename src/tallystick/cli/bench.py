@@ -146,6 +146,7 @@ def evidence(
         f"{cost.seconds:.2f}",
         f"<= {MOST_SECONDS:g}",
     )
+    table.add_row("of its own work (CPU), seconds", f"{cost.cpu_seconds:.2f}", "")
     table.add_row("peak memory, MB", f"{cost.peak_bytes / 1e6:.0f}", f"<= {MOST_MEMORY / 1e6:.0f}")
     table.add_row("bundle", f"{cost.members} members, {cost.bundle_bytes:,} bytes", "")
     console().print(table)

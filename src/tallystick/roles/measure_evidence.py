@@ -14,7 +14,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tallystick
 from tallystick.commit.encoding import canonical_json
@@ -73,7 +73,8 @@ try:
 except OSError:
     import resource
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-print(peak, file=sys.stderr)
+import time
+print(time.process_time(), peak, file=sys.stderr)
 sys.exit(code)
 """
 
@@ -85,6 +86,7 @@ class EvidenceCost:
     Attributes:
         seconds, peak_bytes: of ``tally verify BUNDLE --policy FILE --json``, interpreter start included.
         slowest: the longest of the runs, in seconds.
+        cpu_seconds: of the same processes' own work, which a busy machine does not stretch as much.
         start_seconds: of ``tally --version`` in the same interpreter: what is not verification.
         bundle_bytes, members, runs: what was verified, and how often.
         verdict: that of every run.
@@ -92,6 +94,7 @@ class EvidenceCost:
 
     seconds: float
     slowest: float
+    cpu_seconds: float
     start_seconds: float
     peak_bytes: int
     bundle_bytes: int
@@ -117,14 +120,15 @@ def measure_evidence(place: Path, runs: int) -> EvidenceCost:
     rules.write_bytes(policy)
     arguments = ["verify", str(bundle), "--policy", str(rules), "--json"]
     results = [_run(arguments) for _ in range(runs)]
-    verdicts = {json.loads(out)["verdict"] for _, _, out in results}
+    verdicts = {json.loads(result.output)["verdict"] for result in results}
     if verdicts != {"match"}:
-        raise TallyError(f"bench: the bundle was not accepted: {results[0][2]}")
+        raise TallyError(f"bench: the bundle was not accepted: {results[0].output}")
     return EvidenceCost(
-        seconds=statistics.median(seconds for seconds, _, _ in results),
-        slowest=max(seconds for seconds, _, _ in results),
-        start_seconds=statistics.median(_run(["--version"])[0] for _ in range(runs)),
-        peak_bytes=max(peak for _, peak, _ in results),
+        seconds=statistics.median(result.seconds for result in results),
+        slowest=max(result.seconds for result in results),
+        cpu_seconds=statistics.median(result.cpu_seconds for result in results),
+        start_seconds=statistics.median(_run(["--version"]).seconds for _ in range(runs)),
+        peak_bytes=max(result.peak_bytes for result in results),
         bundle_bytes=len(data),
         members=len(parse_bundle(data).members),
         runs=runs,
@@ -132,8 +136,16 @@ def measure_evidence(place: Path, runs: int) -> EvidenceCost:
     )
 
 
-def _run(arguments: list[str]) -> tuple[float, int, str]:
-    """Seconds, peak bytes and output of one command in a fresh interpreter."""
+class _Run(NamedTuple):
+    """One command in a fresh interpreter."""
+
+    seconds: float
+    cpu_seconds: float
+    peak_bytes: int
+    output: str
+
+
+def _run(arguments: list[str]) -> _Run:
     source = str(Path(tallystick.__file__).resolve().parent.parent)
     started = time.perf_counter()
     child = subprocess.run(
@@ -146,7 +158,8 @@ def _run(arguments: list[str]) -> tuple[float, int, str]:
     seconds = time.perf_counter() - started
     if child.returncode != 0:
         raise TallyError(f"bench: {' '.join(arguments)} ended with {child.returncode}: {child.stderr[-500:]}")
-    return seconds, int(child.stderr.split()[-1]), child.stdout
+    cpu, peak = child.stderr.split()[-2:]
+    return _Run(seconds, float(cpu), int(peak), child.stdout)
 
 
 def example(now: int) -> tuple[bytes, bytes]:
