@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import vectors_commit
+import vectors_evidence
 import vectors_monitor
 import vectors_numerics
 
@@ -19,6 +20,7 @@ def main() -> None:
     vectors_commit.write(ROOT)
     vectors_numerics.write(ROOT)
     vectors_monitor.write(ROOT)
+    vectors_evidence.write(ROOT)
     print(f"{sum(1 for _ in ROOT.rglob('input.json'))} cases in {ROOT.name}/")
 
 
