@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import tallystick
 from tallystick.commit.encoding import canonical_json
 from tallystick.commit.merkle import inclusion_proof, leaf_hash
 from tallystick.commit.merkle import root as merkle_root
@@ -146,7 +145,7 @@ class _Run(NamedTuple):
 
 
 def _run(arguments: list[str]) -> _Run:
-    source = str(Path(tallystick.__file__).resolve().parent.parent)
+    source = str(Path(__file__).resolve().parents[2])
     started = time.perf_counter()
     child = subprocess.run(
         [sys.executable, "-I", "-c", CHILD.format(source=source, extras=EXTRAS), *arguments],
