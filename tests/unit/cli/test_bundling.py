@@ -144,3 +144,43 @@ def test_wrong_arguments_are_refused(
         answer = tally(*arguments)
         assert answer.code == 2, arguments
         assert reason in answer.err
+
+
+def test_a_verdict_against_the_trainer_convinces_a_stranger(tally, edited: Path, tmp_path: Path) -> None:
+    """From an auditor's accusation through the dispute to a bundle whose finding names the trainer."""
+    for name in ("trainer", "auditor", "judge"):
+        tally("key", "generate", tmp_path / name)
+    accusation, verdict, record = (
+        tmp_path / "accusation.json",
+        tmp_path / "verdict.intoto.json",
+        tmp_path / "verdict.json",
+    )
+    claim, provenance = tmp_path / "claim", tmp_path / "provenance.json"
+    assert tally("sign", edited, "--key", tmp_path / "trainer", "--out", provenance).code == 0
+    assert tally("audit", edited, "--key", tmp_path / "auditor", "--statement", accusation).code == 1
+    assert tally("audit", edited, "--claim", claim).code == 1
+    answer = tally(
+        "dispute", edited, claim, "--out", record, "--key", tmp_path / "judge", "--statement", verdict, "--accusation", accusation
+    )  # fmt: skip
+    assert answer.code == 1
+    from tallystick.store.files import RunDirectory
+
+    transcript = RunDirectory(edited).load_transcript()
+    (tmp_path / "proof.json").write_bytes(transcript.prove_specification().encode())
+    keys = [tmp_path / f"{name}.pub" for name in ("trainer", "auditor", "judge")]
+    paths = [
+        edited, claim, edited / "specification.json", tmp_path / "proof.json", provenance, accusation, verdict, record, *keys,
+    ]  # fmt: skip
+    assert tally("bundle", *paths, "-o", tmp_path / "accusing.bundle").code == 0
+    ids = [json.loads(tally("key", "show", key, "--json").out)["key_id"] for key in keys]
+    policy = {
+        "format": "tallystick/evidence-policy/1", "trainers": [ids[0]], "auditors": [ids[1]], "judges": [ids[2]],
+        "auditor_quorum": 1, "coverage": "whole", "rounding_policies": ["fp32"], "most_freedom": "1", "most_steer": "1",
+        "most_age_days": 30, "log_policy": None, "model_signature": False,
+    }  # fmt: skip
+    (tmp_path / "policy.json").write_text(json.dumps(policy))
+    found = tally("verify", tmp_path / "accusing.bundle", "--policy", tmp_path / "policy.json", "--json")
+    fields = json.loads(found.out)
+    assert (found.code, fields["verdict"]) == (1, "mismatch")
+    assert fields["finding"].startswith("trainer at fault at step 5")
+    assert [check["outcome"] for check in fields["checks"]][8:] == ["passed", "failed", "not reached"]
