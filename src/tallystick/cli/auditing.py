@@ -11,7 +11,6 @@ import typer
 
 from tallystick.cli.options import AsJson, Device, JobName, ProfileName, choose_source, parse_steps
 from tallystick.cli.profiles import check_device, rerun_under
-from tallystick.cli.terminal import StepDisplay, TrialDisplay, answer, json_bytes, say
 from tallystick.cli.sampling import (
     AnnouncementFile,
     AnnounceOut,
@@ -25,6 +24,7 @@ from tallystick.cli.sampling import (
     Sample,
     SampleOptions,
 )
+from tallystick.cli.terminal import StepDisplay, TrialDisplay, answer, json_bytes, say
 from tallystick.errors import InvalidInput, Nondeterminism, StoreError
 from tallystick.execution.determinism import Profile, parse_profile
 from tallystick.protocol.envelope import ENVELOPE_LIMIT
@@ -171,6 +171,8 @@ def audit(
         say(f"interrupted after {display.steps} steps: no verdict; {run} is as it was")
         return 130
     total = time.perf_counter() - started
+    if signer is not None and statement is not None:
+        write_whole(statement, sign_audit(directory, report, signer, int(time.time()), device))
     divergence = None
     if effort > 0 and report.verdict in ("mismatch", "log_violation"):
         divergence = _explain(directory, source, report, chosen, device, effort)
@@ -178,9 +180,6 @@ def audit(
     if out is not None:
         directory.write_document(out, json_bytes(page.fields()))
     answer(page, as_json=as_json)
-    if signer is not None and statement is not None:
-        write_whole(statement, sign_audit(directory, report, signer, int(time.time()), device))
-    answer(AuditPage(report, time.perf_counter() - started), as_json=as_json)
     return EXIT_CODES[report.verdict]
 
 
