@@ -124,6 +124,8 @@ def write_losses(directory: Path, curves: Sequence[Losses], facts: dict[str, Any
     for name, text in texts.items():
         write_whole(directory / name, text.encode())
     return [directory / name for name in texts]
+
+
 @app.command()
 def evidence(
     runs: Annotated[int, typer.Option("--runs", metavar="N", min=1, help="Fresh processes.")] = 7,
