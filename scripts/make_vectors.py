@@ -8,6 +8,7 @@ from pathlib import Path
 import vectors_chip
 import vectors_commit
 import vectors_dispute
+import vectors_evidence
 import vectors_monitor
 import vectors_numerics
 import vectors_registry
@@ -25,6 +26,7 @@ def main() -> None:
     vectors_numerics.write(ROOT)
     vectors_monitor.write(ROOT)
     vectors_registry.write(ROOT)
+    vectors_evidence.write(ROOT)
     print(f"{sum(1 for _ in ROOT.rglob('input.json'))} cases in {ROOT.name}/")
 
 

@@ -11,12 +11,30 @@ import typer
 
 from tallystick.cli.options import AsJson, Device, JobName, ProfileName, choose_source, parse_steps
 from tallystick.cli.profiles import check_device, rerun_under
+from tallystick.cli.sampling import (
+    AnnouncementFile,
+    AnnounceOut,
+    Beacon,
+    Detect,
+    DrawOut,
+    Fraction,
+    Round,
+    RunPolicy,
+    RunProof,
+    Sample,
+    SampleOptions,
+)
 from tallystick.cli.terminal import StepDisplay, TrialDisplay, answer, json_bytes, say
 from tallystick.errors import InvalidInput, Nondeterminism, StoreError
 from tallystick.execution.determinism import Profile, parse_profile
+from tallystick.protocol.envelope import ENVELOPE_LIMIT
+from tallystick.protocol.sample import Announcement
 from tallystick.reports.audit import AuditPage, ClaimPage
 from tallystick.reports.dispute import DisputePage
-from tallystick.store.files import RunDirectory
+from tallystick.reports.sample import AnnouncementPage
+from tallystick.roles.evidence import sign_audit, sign_verdict
+from tallystick.store.files import RunDirectory, read_whole, write_whole
+from tallystick.store.keys import load_key
 
 if TYPE_CHECKING:
     from tallystick.execution.job import JobSource
@@ -62,6 +80,19 @@ TrainerRun = Annotated[Path, typer.Argument(metavar="TRAINER_DIR", help="The tra
 AuditorRun = Annotated[
     Path, typer.Argument(metavar="AUDITOR_DIR", help="The auditor's claim, written by tally audit --claim.")
 ]
+StatementKey = Annotated[
+    str | None,
+    typer.Option("--key", metavar="KEY", help="Sign what was found: a private key's file, or env:NAME."),
+]
+StatementOut = Annotated[
+    Path | None, typer.Option("--statement", metavar="FILE", help="Where to write the signed statement.")
+]
+Accusation = Annotated[
+    Path | None,
+    typer.Option(
+        "--accusation", metavar="FILE", help="The auditor's signed statement that the verdict answers."
+    ),
+]
 VerdictOut = Annotated[
     Path | None,
     typer.Option(
@@ -97,11 +128,28 @@ def audit(
     claim: ClaimOut = None,
     out: ReportOut = None,
     effort: Effort = DEFAULT_EFFORT,
+    sample: Sample = False,
+    detect: Detect = None,
+    fraction: Fraction = None,
+    beacon_round: Round = None,
+    beacon: Beacon = None,
+    log_proof: RunProof = None,
+    log_policy: RunPolicy = None,
+    announce: AnnounceOut = None,
+    announcement: AnnouncementFile = None,
+    draw: DrawOut = None,
+    key: StatementKey = None,
+    statement: StatementOut = None,
     as_json: AsJson = False,
 ) -> int:
     """Repeat a recorded run on this machine and compare everything it committed to."""
     chosen = parse_profile(profile)
     segment = parse_steps(steps)
+    sampled = SampleOptions(
+        sample, detect, fraction, beacon_round, beacon, log_proof, log_policy, announce, announcement, draw
+    )
+    sampled.check(whole=steps is None and claim is None)
+    _check_statement(key, statement if claim is None else None)
     if claim is not None and segment is not None:
         raise InvalidInput("--claim: a claim is about the whole run; leave out --steps")
     code = rerun_under(chosen, context.obj)
@@ -109,6 +157,11 @@ def audit(
         return code
     directory = RunDirectory(_existing(run))
     specification = directory.load_specification()
+    drawn = sampled.drawn(directory)
+    if isinstance(drawn, Announcement):
+        answer(AnnouncementPage(drawn, str(announce)), as_json=as_json)
+        return 0
+    signer = None if key is None else load_key(key)
     check_device(device)
     source = choose_source(job, specification.job.path, [run])
 
@@ -125,6 +178,7 @@ def audit(
                 directory,
                 source,
                 steps=segment,
+                sample=drawn,
                 profile=str(chosen),
                 jitter=chosen.jitter,
                 device=device,
@@ -134,6 +188,8 @@ def audit(
         say(f"interrupted after {display.steps} steps: no verdict; {run} is as it was")
         return 130
     total = time.perf_counter() - started
+    if signer is not None and statement is not None:
+        write_whole(statement, sign_audit(directory, report, signer, int(time.time()), device))
     divergence = None
     if effort > 0 and report.verdict in ("mismatch", "log_violation"):
         divergence = _explain(directory, source, report, chosen, device, effort)
@@ -219,6 +275,9 @@ def dispute(
     level: LevelName = "operators",
     out: VerdictOut = None,
     record: RecordOut = None,
+    key: StatementKey = None,
+    statement: StatementOut = None,
+    accusation: Accusation = None,
     as_json: AsJson = False,
 ) -> int:
     """Find the first step on which two runs part and the operator that is false in it, repeat that, and rule.
@@ -230,6 +289,8 @@ def dispute(
         raise InvalidInput(f"--level: must be {' or '.join(LEVELS)}, got {level!r}")
     ours, theirs = RunDirectory(_existing(trainer)), RunDirectory(_existing(auditor))
     source = choose_source(job, ours.load_specification().job.path, [trainer, auditor])
+    _check_statement(key, statement)
+    signer = None if key is None else load_key(key)
 
     from tallystick.roles import judge
 
@@ -245,8 +306,22 @@ def dispute(
         path = record if record is not None else auditor / "dispute.json"
         theirs.write_document(path, result.record)
         written = str(path)
+    if signer is not None and statement is not None:
+        answered = (
+            None if accusation is None else read_whole(accusation, limit=ENVELOPE_LIMIT, what="an accusation")
+        )
+        now = int(time.time())
+        signed = sign_verdict(ours, theirs, result, signer, now, accusation=answered, dispute=result.record)
+        write_whole(statement, signed)
     answer(DisputePage(result, str(verdict), written), as_json=as_json)
     return DISPUTE_CODES[result.outcome]
+
+
+def _check_statement(key: str | None, statement: Path | None) -> None:
+    if (key is None) != (statement is None):
+        raise InvalidInput(
+            "--key: needs --statement FILE to say where the signed statement goes, and the reverse"
+        )
 
 
 def _existing(path: Path) -> Path:

@@ -132,6 +132,35 @@ def write_losses(directory: Path, curves: Sequence[Losses], facts: dict[str, Any
     return [directory / name for name in texts]
 
 
+@app.command()
+def evidence(
+    runs: Annotated[int, typer.Option("--runs", metavar="N", min=1, help="Fresh processes.")] = 7,
+    as_json: AsJson = False,
+) -> int:
+    """Measure how long a stranger takes to verify a bundle, and in how much memory; 1 if it is too much."""
+    from tallystick.roles.measure_evidence import MOST_MEMORY, MOST_SECONDS, measure_evidence
+
+    with tempfile.TemporaryDirectory(prefix="tallystick-bench-") as place:
+        cost = measure_evidence(Path(place), runs)
+    fields = {**vars(cost), "must_seconds": MOST_SECONDS, "must_bytes": MOST_MEMORY, "met": cost.is_met}
+    if as_json:
+        print_json({**fields, "machine": machine()})
+        return 0 if cost.is_met else 1
+    table = Table(title="tally bench evidence", title_justify="left")
+    for heading in ("tally verify BUNDLE, bare install", "value", "must"):
+        table.add_column(heading, justify="left" if heading.startswith("tally") else "right")
+    table.add_row(
+        f"seconds, median of {cost.runs} processes (slowest {cost.slowest:.2f}; start alone {cost.start_seconds:.2f})",
+        f"{cost.seconds:.2f}",
+        f"<= {MOST_SECONDS:g}",
+    )
+    table.add_row("of its own work (CPU), seconds", f"{cost.cpu_seconds:.2f}", "")
+    table.add_row("peak memory, MB", f"{cost.peak_bytes / 1e6:.0f}", f"<= {MOST_MEMORY / 1e6:.0f}")
+    table.add_row("bundle", f"{cost.members} members, {cost.bundle_bytes:,} bytes", "")
+    console().print(table)
+    return 0 if cost.is_met else 1
+
+
 @app.command(hidden=True)
 def measure(kind: str, arguments: str, as_json: AsJson = False) -> int:
     """Take one measurement in this process; what the other commands start."""

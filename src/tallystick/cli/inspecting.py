@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from tallystick.cli.bundling import ModelDirectory, PolicyFile, is_bundle, load_bundle, verify_file
 from tallystick.cli.options import AsJson, parse_root
 from tallystick.cli.terminal import answer, say
 from tallystick.commit.state import CHUNK_BYTES, Entry, open_chunk
@@ -20,13 +21,16 @@ from tallystick.reports.verification import VerificationPage
 from tallystick.roles.verifier import verify_proof, verify_run
 from tallystick.store.files import RunDirectory
 
-EXIT_CODES: Mapping[str, int] = {"match": 0, "mismatch": 1, "malformed": 2}
+EXIT_CODES: Mapping[str, int] = {"match": 0, "mismatch": 1, "malformed": 2, "unjudged": 3}
 CHUNK_SUFFIX = ".chunk"  # of the file with the bytes that a chunk proof beside it speaks of
 
 
 Run = Annotated[Path, typer.Argument(metavar="DIR", help="A run directory, finished or not.")]
 Subject = Annotated[
-    Path, typer.Argument(metavar="PATH", help="A run directory, or a proof written by tally prove.")
+    Path,
+    typer.Argument(
+        metavar="PATH", help="A bundle of evidence, a run directory, or a proof written by tally prove."
+    ),
 ]
 Root = Annotated[
     str | None, typer.Option("--root", metavar="HEX", help="The root to verify against; needed for proofs.")
@@ -61,10 +65,23 @@ def show(run: Run, as_json: AsJson = False) -> int:
     return 0
 
 
-def verify(path: Subject, root: Root = None, chunk: ChunkFile = None, as_json: AsJson = False) -> int:
-    """Check a run's documents, log and committed states, or a proof, without repeating anything."""
+def verify(
+    path: Subject,
+    root: Root = None,
+    chunk: ChunkFile = None,
+    policy: PolicyFile = None,
+    model: ModelDirectory = None,
+    as_json: AsJson = False,
+) -> int:
+    """Check a bundle of evidence, a run's documents, log and committed states, or a proof, without repeating anything."""
     expected = None if root is None else parse_root(root)
-    if path.is_dir():
+    if is_bundle(path):
+        if root is not None or chunk is not None:
+            raise InvalidInput("--root, --chunk: are for runs and proofs; a bundle has --policy and --model")
+        found = verify_file(path, load_bundle(path), policy, model)
+    elif policy is not None or model is not None:
+        raise InvalidInput(f"--policy, --model: are for bundles; {path} is none")
+    elif path.is_dir():
         if chunk is not None:
             raise InvalidInput(f"--chunk: {path} is a run directory; only a chunk proof has a chunk")
         found = verify_run(RunDirectory(path), root=expected)

@@ -21,14 +21,17 @@ import typer.main
 
 from tallystick import __version__
 from tallystick.cli import (
+    bundling,
     calibrating,
     chips,
     conforming,
     inspection,
     keys,
+    logs,
     monitoring,
     planning,
     registry,
+    signing,
     simulating,
 )
 from tallystick.cli.auditing import audit, dispute
@@ -81,6 +84,9 @@ keys.register(app)
 conforming.register(app)
 chips.register(app)
 monitoring.register(app)
+logs.register(app)
+signing.register(app)
+bundling.register(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -81,6 +81,34 @@ def parse_canonical_json(data: bytes, *, what: str, limit: int) -> object:
     return value
 
 
+def parse_json(data: bytes, *, what: str, limit: int) -> object:
+    """Return the JSON value in ``data`` in any spelling: for documents that others write, or people.
+
+    Which bytes were signed or named by a digest is for the caller to keep: this value does not give them back.
+
+    Raises:
+        InvalidInput: more than ``limit`` bytes, not UTF-8, not JSON, a key twice, a number that is no number or
+            has over 20 digits, or nesting beyond ``DEPTH_LIMIT``.
+    """
+    if len(data) > limit:
+        raise InvalidInput(f"{what}: {len(data)} bytes exceed the limit of {limit}")
+    try:
+        value: object = json.loads(
+            data.decode("utf-8"),
+            object_pairs_hook=_unique_keys,
+            parse_int=_bounded_integer,
+            parse_constant=_refuse_constant,
+        )
+    except RecursionError as error:
+        raise InvalidInput(f"{what}: nested deeper than {DEPTH_LIMIT}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{what}: byte {error.start} is not UTF-8") from error
+    except ValueError as error:
+        raise InvalidInput(f"{what}: not JSON ({error})") from error
+    _must_be_shallow(value, what)
+    return value
+
+
 def frame(tag: str, *parts: bytes | memoryview) -> bytes:
     """Return ``u8 len(tag) | tag | (u64 LE length | part) for each part``; injective in all arguments.
 
@@ -260,6 +288,26 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
                 raise _RefusedError(f"duplicate key {_short(key)}")
             seen.add(key)
     return values
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise _RefusedError(f"{_short(text)} is no number")
+
+
+def _must_be_shallow(value: object, what: str) -> None:
+    row: list[object] = [value]
+    for _ in range(DEPTH_LIMIT):
+        below: list[object] = []
+        for item in row:
+            if isinstance(item, dict):
+                below += cast("dict[str, object]", item).values()
+            elif isinstance(item, list):
+                below += cast("list[object]", item)
+        if not below:
+            return
+        row = below
+    if any(isinstance(item, dict | list) for item in row):
+        raise InvalidInput(f"{what}: nested deeper than {DEPTH_LIMIT}")
 
 
 def _refuse_float(text: str) -> NoReturn:

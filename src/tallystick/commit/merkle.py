@@ -21,7 +21,7 @@ from tallystick.commit.encoding import HASH_BYTES
 from tallystick.errors import InvalidInput, Mismatch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 EMPTY_ROOT = hashlib.sha256(b"").digest()  # RFC 6962 2.1: the hash of an empty list
 
@@ -101,20 +101,57 @@ def consistency_proof(leaf_hashes: Sequence[bytes], old_size: int) -> list[bytes
     Raises:
         InvalidInput: ``old_size`` exceeds the number of leaves.
     """
-    _must_be_a_prefix(old_size, len(leaf_hashes))
-    proof: list[bytes] = []
-    start, end, whole = 0, len(leaf_hashes), True
+    return [root(leaf_hashes[start:end]) for start, end in consistency_ranges(old_size, len(leaf_hashes))]
+
+
+def inclusion_ranges(index: int, size: int) -> list[tuple[int, int]]:
+    """Return the ranges of leaves whose roots make up ``inclusion_proof``, in its order; for trees kept in tiles.
+
+    Raises:
+        InvalidInput: there is no leaf ``index``.
+    """
+    _must_be_a_leaf(index, size)
+    ranges: list[tuple[int, int]] = []
+    start, end = 0, size
+    while end - start > 1:
+        split = start + _largest_power_below(end - start)
+        ranges.append((split, end) if index < split else (start, split))
+        start, end = (start, split) if index < split else (split, end)
+    return ranges[::-1]
+
+
+def consistency_ranges(old_size: int, size: int) -> list[tuple[int, int]]:
+    """Return the ranges of leaves whose roots make up ``consistency_proof``, in its order.
+
+    Raises:
+        InvalidInput: ``old_size`` exceeds ``size``.
+    """
+    _must_be_a_prefix(old_size, size)
+    ranges: list[tuple[int, int]] = []
+    start, end, whole = 0, size, True
     while start < old_size < end:
         split = start + _largest_power_below(end - start)
         if old_size <= split:
-            proof.append(root(leaf_hashes[split:end]))
+            ranges.append((split, end))
             end = split
         else:
-            proof.append(root(leaf_hashes[start:split]))
+            ranges.append((start, split))
             start, whole = split, False
     if not whole:
-        proof.append(root(leaf_hashes[start:end]))
-    return proof[::-1]
+        ranges.append((start, end))
+    return ranges[::-1]
+
+
+def range_root(start: int, end: int, subtree: Callable[[int, int], bytes]) -> bytes:
+    """Return the root over leaves ``start`` to ``end``, from ``subtree(level, index)``: full subtrees of 2**level leaves.
+
+    ``start`` must be a multiple of the largest power of two not above the range's length, as in every proof.
+    """
+    if (end - start) & (end - start - 1) == 0:
+        level = (end - start).bit_length() - 1
+        return subtree(level, start >> level)
+    split = start + _largest_power_below(end - start)
+    return node_hash(range_root(start, split, subtree), range_root(split, end, subtree))
 
 
 def verify_consistency(

@@ -9,33 +9,21 @@ are committed, the announcement names them and a beacon round still to come, the
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
 
 from tallystick.commit.encoding import (
     HASH_BYTES,
     Fields,
     canonical_json,
-    digest,
     parse_canonical_json,
     parse_hex,
 )
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.numerics.random import Key, randint
+from tallystick.protocol.draw import Indexes, draw_positions, draw_seed, is_draw_name, sample_digest
 
 FORMAT = "tallystick/draw/1"
-SEED_TAG = "tallystick/draw-seed/1"
-STREAM_TAG = "tallystick/draw-stream/1"
-SAMPLE_TAG = "tallystick/draw-sample/1"
 LARGEST_ANNOUNCEMENT = 1 << 20
 MOST_CHIPS = 1 << 28  # tickets of eight bytes are sorted in memory
-BEACON_BYTES = (32, 64)  # drand's randomness and a NIST beacon pulse
-
-_NAME = re.compile(r"[!-~]{1,200}", re.ASCII)
-Indexes = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -77,7 +65,7 @@ class Announcement:
                 f"draw: the beacon speaks at {self.beacon_time}, reports close at {self.reports_closed}; "
                 "it must speak after them"
             )
-        if not _NAME.fullmatch(self.beacon_source):
+        if not is_draw_name(self.beacon_source):
             raise InvalidInput(
                 "draw: the beacon's source must be 1 to 200 printable ASCII characters without spaces"
             )
@@ -85,7 +73,7 @@ class Announcement:
         if not names or names != sorted(set(names)):
             raise InvalidInput("draw: there must be strata, in ascending order of their names, none twice")
         for frame in self.strata:
-            if not _NAME.fullmatch(frame.name):
+            if not is_draw_name(frame.name):
                 raise InvalidInput(
                     "draw: a stratum's name must be 1 to 200 printable ASCII characters without spaces"
                 )
@@ -127,10 +115,7 @@ class Draw:
 
     def digest(self) -> bytes:
         """Return 32 bytes that name seed and sample, for comparing draws without their lists."""
-        parts = [self.seed]
-        for frame in self.announcement.strata:
-            parts += [frame.name.encode("ascii"), self.samples[frame.name].astype("<u8").tobytes()]
-        return digest(SAMPLE_TAG, *parts)
+        return sample_digest(self.seed, self.samples)
 
 
 def parse_announcement(data: bytes) -> Announcement:
@@ -166,12 +151,9 @@ def draw_sample(announcement: Announcement, beacon_value: bytes) -> Draw:
     Raises:
         InvalidInput: the value does not have 32 to 64 bytes.
     """
-    least, most = BEACON_BYTES
-    if not least <= len(beacon_value) <= most:
-        raise InvalidInput(f"draw: a beacon value of {len(beacon_value)} bytes; must have {least} to {most}")
-    seed = digest(SEED_TAG, announcement.encode(), beacon_value)
+    seed = draw_seed(announcement.encode(), beacon_value)
     samples = {
-        frame.name: _first(_stream(seed, frame.name), frame.chips, frame.samples)
+        frame.name: draw_positions(seed, frame.name, frame.chips, frame.samples)
         for frame in announcement.strata
     }
     return Draw(announcement, seed, samples)
@@ -188,22 +170,6 @@ def verify_draw(announcement: Announcement, beacon_value: bytes, claimed: bytes)
     if drawn.digest() != claimed:
         raise Mismatch(f"draw: its digest is {drawn.digest().hex()}, {claimed.hex()} is claimed")
     return drawn
-
-
-def _stream(seed: bytes, name: str) -> Key:
-    """The key of a stratum's Philox stream: the first eight bytes of a tagged hash."""
-    first = digest(STREAM_TAG, seed, name.encode("ascii"))
-    return int.from_bytes(first[:4], "little"), int.from_bytes(first[4:8], "little")
-
-
-def _first(key: Key, chips: int, samples: int) -> Indexes:
-    """The first ``samples`` positions of the stream's permutation of ``chips``, without sorting the others."""
-    tickets = randint(key, 0, chips, -(1 << 63), 1 << 63)  # the 64-bit numbers less 2**63: the same order
-    if samples == 0:
-        return np.empty(0, dtype=np.int64)
-    last = np.partition(tickets, samples - 1)[samples - 1]
-    near = np.flatnonzero(tickets <= last).astype(np.int64, copy=False)
-    return near[np.argsort(tickets[near], kind="stable")][:samples]
 
 
 def _frame(item: object) -> Frame:

@@ -13,6 +13,7 @@ from tallystick.commit.encoding import parse_hex_float
 from tallystick.errors import InvalidInput
 from tallystick.reports.divergence import DivergencePage, divergence_fields
 from tallystick.reports.layout import BAD, GOOD, QUIET, UNSURE, Row, counted, duration, page, share
+from tallystick.reports.sample import sample_fields, sample_rows
 
 if TYPE_CHECKING:
     from tallystick.roles.auditor import AuditReport, Deviation, SegmentResult
@@ -59,6 +60,7 @@ class AuditPage:
                 "largest_move": report.freedom.largest_move,
             },
             "profile": report.profile,
+            "sample": None if report.sample is None else sample_fields(report.sample),
             "segments": [_segment_fields(segment) for segment in report.segments],
             "first": None if first is None else deviation_fields(first),
             "environment": {
@@ -74,6 +76,7 @@ class AuditPage:
         rows: list[Row] = [("run", report.directory), ("profile", report.profile)]
         rows += _first_rows(report.first)
         rows += self._segment_rows()
+        rows += [] if report.sample is None else sample_rows(report.sample, report.verdict)
         rows += self._freedom_rows()
         if report.environment:
             rows.append(("environment", _environment(report.environment)))
@@ -85,7 +88,12 @@ class AuditPage:
         report = self.report
         steps = counted(report.steps, "step")
         if report.verdict == "match":
-            return f"match: {steps} repeated, every committed byte is the same"
+            whole = (
+                "every committed byte is the same"
+                if report.sample is None
+                else "every byte of the sample is the same"
+            )
+            return f"match: {steps} repeated, {whole}"
         first = report.first
         where = "" if first is None else f" at step {first.step}: {_subject(first)}"
         if report.verdict == "cannot_reproduce":

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from rich.console import RenderableType
 from rich.text import Text
 
-from tallystick.reports.layout import BAD, GOOD, QUIET, Row, page
+from tallystick.reports.layout import BAD, GOOD, QUIET, UNSURE, Row, page
 from tallystick.roles.verifier import Verification
 
 MARKS: Mapping[str, tuple[str, str]] = {
     "passed": ("yes", "green"),
     "failed": ("NO", BAD),
+    "not judged": ("not judged", UNSURE),
     "not reached": ("not reached", QUIET),
 }
 
@@ -29,6 +30,7 @@ class VerificationPage:
         return {
             "subject": self.found.subject,
             "verdict": self.found.verdict,
+            "finding": self.found.finding,
             "root": self.found.root,
             "steps": self.found.steps,
             "checks": [
@@ -47,12 +49,17 @@ class VerificationPage:
         """Return the page that ``tally verify`` prints."""
         found = self.found
         if found.verdict == "match":
-            headline, style = f"consistent: {found.subject}", GOOD
+            headline, style = (
+                f"{'consistent' if found.finding is None else 'accepted'}: {found.subject}",
+                GOOD,
+            )
+        elif found.verdict == "unjudged":
+            headline, style = f"consistent, not judged (no --policy): {found.subject}", UNSURE
         else:
             failed = next(check for check in found.checks if check.outcome == "failed")
             what = "malformed" if found.verdict == "malformed" else "does not fit together"
             headline, style = f"{what}: check {failed.number} failed for {found.subject}", BAD
-        rows: list[Row] = []
+        rows: list[Row] = [] if found.finding is None else [("", Text(f"finding: {found.finding}"))]
         for check in found.checks:
             mark, colour = MARKS[check.outcome]
             rows.append((f"{check.number}", Text.assemble(f"{check.claim}: ", (mark, colour))))

@@ -28,6 +28,7 @@ from tallystick.execution.step import StepOutcome, backward_of, run_step
 from tallystick.execution.tape import FollowTape, Freedom, Violation, is_noise_only
 from tallystick.numerics.log import Kind, SiteGrid
 from tallystick.numerics.policy import policy_of
+from tallystick.protocol.sample import SegmentDraw
 from tallystick.protocol.transcript import Specification, StepRecord, Transcript
 from tallystick.roles.trainer import Phases, Progress, open_session, step_record
 from tallystick.store.files import RunDirectory
@@ -91,6 +92,7 @@ class AuditReport:
     freedom: Freedom = field(default_factory=Freedom)
     environment: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
     phases: Phases = field(default_factory=Phases)
+    sample: SegmentDraw | None = None
 
     @property
     def verdict(self) -> VerdictName:
@@ -126,20 +128,28 @@ def audit(
     source: JobSource,
     *,
     steps: tuple[int, int] | None = None,
+    sample: SegmentDraw | None = None,
     profile: str = "native",
     jitter: bool = False,
     device: str = "cpu",
     progress: Callable[[Progress], None] | None = None,
 ) -> AuditReport:
-    """Repeat the steps from ``steps[0]`` up to ``steps[1]`` (all by default) and compare everything.
+    """Repeat the steps from ``steps[0]`` up to ``steps[1]`` (all by default), or those drawn, and compare everything.
 
     Raises:
         InvalidInput: a document is malformed, or ``steps`` are not two committed checkpoints.
         Mismatch: the documents contradict each other.
     """
     transcript = directory.load_transcript()
-    report = AuditReport(str(directory.path), profile)
-    segments = choose_segments(transcript, steps)
+    report = AuditReport(str(directory.path), profile, sample=sample)
+    if sample is None:
+        segments = choose_segments(transcript, steps)
+    elif sample.announcement.run_root != transcript.root():
+        raise Mismatch(
+            f"audit: the draw is about run {sample.announcement.run_root.hex()}, this is {transcript.root().hex()}"
+        )
+    else:
+        segments = list(sample.segments)
     replay = open_replay(transcript.specification, source, jitter=jitter, device=device)
     if isinstance(replay, Deviation):
         report.segments = [SegmentResult(a, b, "cannot_reproduce", [replay]) for a, b in segments]

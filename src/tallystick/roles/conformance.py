@@ -25,6 +25,14 @@ from tallystick.commit import merkle
 from tallystick.commit.state import Entry, parse_chunk_proof, parse_state_summary, state_root, verify_chunk
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.protocol import transcript
+from tallystick.protocol.bundle import parse_bundle
+from tallystick.protocol.envelope import parse_envelope
+from tallystick.protocol.log_policy import parse_log_policy
+from tallystick.protocol.model_signature import Manifest, parse_model_signature
+from tallystick.protocol.notes import parse_note, parse_vkey
+from tallystick.protocol.sample import parse_draw
+from tallystick.protocol.signing import parse_public_key
+from tallystick.protocol.tlog import LogEntry, parse_log_proof
 
 Json = dict[str, Any]
 LONGEST_ANSWER = 1 << 16  # bytes of a line
@@ -249,6 +257,34 @@ def _extension(proof: Json, old_root: str, root: str) -> None:
     transcript.verify_extension(found, old_root=bytes.fromhex(old_root), root=bytes.fromhex(root))
 
 
+def _note(note: str, vkeys: list[str]) -> None:
+    parse_note(note.encode()).verify([parse_vkey(vkey) for vkey in vkeys])
+
+
+def _log_proof(proof: str, kind: str, digest: str, policy: str) -> None:
+    parse_log_proof(proof.encode()).verify(LogEntry(kind, digest), parse_log_policy(policy.encode()))
+
+
+def _log_policy(policy: str) -> None:
+    parse_log_policy(policy.encode())
+
+
+def _envelope(envelope: str, key: str) -> None:
+    parse_envelope(envelope.encode()).open([parse_public_key(bytes.fromhex(key))])
+
+
+def _model_signature(signature: str, key: str, files: dict[str, str]) -> None:
+    parse_model_signature(signature.encode()).verify(Manifest(files), [parse_public_key(key.encode())])
+
+
+def _audit_draw(draw: str) -> None:
+    parse_draw(draw.encode())
+
+
+def _bundle(bundle: str) -> None:
+    parse_bundle(bytes.fromhex(bundle))
+
+
 def _same(found: bytes, stated: str) -> None:
     if found.hex() != stated:
         raise Mismatch(f"root is {found.hex()}, stated is {stated}")
@@ -264,4 +300,11 @@ OPERATIONS: Mapping[str, Operation] = {
     "step-proof": Operation(("proof", "root"), _step),
     "specification-proof": Operation(("proof", "specification", "root"), _specification),
     "extension-proof": Operation(("proof", "old_root", "root"), _extension),
+    "note": Operation(("note", "vkeys"), _note),
+    "log-proof": Operation(("proof", "kind", "digest", "policy"), _log_proof),
+    "log-policy": Operation(("policy",), _log_policy),
+    "envelope": Operation(("envelope", "key"), _envelope),
+    "model-signature": Operation(("signature", "key", "files"), _model_signature),
+    "audit-draw": Operation(("draw",), _audit_draw),
+    "bundle": Operation(("bundle",), _bundle),
 }

@@ -42,8 +42,8 @@ from tallystick.protocol.transcript import (
 )
 from tallystick.store.files import RunDirectory
 
-Outcome = Literal["passed", "failed", "not reached"]
-VerificationVerdict = Literal["match", "mismatch", "malformed"]
+Outcome = Literal["passed", "failed", "not judged", "not reached"]
+VerificationVerdict = Literal["match", "mismatch", "malformed", "unjudged"]
 
 RUN_SHOWS_NOT = (
     "that the steps were computed, that the data is what the digests suggest, or that the log is honest; "
@@ -75,7 +75,9 @@ class Verification:
         steps: how many steps the transcript has; None for proofs and unread transcripts.
         shows_not: what passing does not show, in words.
         checks: in order.
-        verdict: ``match`` if every check passed; ``malformed`` or ``mismatch`` by the one that failed.
+        verdict: ``match`` if every check passed; ``malformed`` or ``mismatch`` by the one that failed; ``unjudged`` if
+            none failed and some need a policy that was not given.
+        finding: of a bundle: what its evidence shows, in words.
     """
 
     subject: str
@@ -84,6 +86,7 @@ class Verification:
     verdict: VerificationVerdict = "match"
     root: str | None = None
     steps: int | None = None
+    finding: str | None = None
 
 
 def verify_run(directory: RunDirectory, *, root: bytes | None = None) -> Verification:

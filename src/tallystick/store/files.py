@@ -16,7 +16,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +62,42 @@ def storing(what: str) -> Generator[None]:
             errno.ENOTDIR: "a part of the path is not a directory",
         }.get(problem.errno or 0, os.strerror(problem.errno) if problem.errno else str(problem))
         raise StoreError(f"{what}: {reason}; what was written before is intact") from problem
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write ``path`` so that it is there completely or not at all, whenever the process dies.
+
+    Raises:
+        StoreError: the disk refused; what stood there still does.
+    """
+    with storing(f"{path}: cannot be written"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.part")
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_directory(path.parent)
+
+
+def read_whole(path: Path, *, limit: int, what: str) -> bytes:
+    """Return the bytes of the file ``path``, which may be a stranger's.
+
+    Raises:
+        StoreError: it is not there or cannot be read.
+        InvalidInput: it has more than ``limit`` bytes.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(limit + 1)
+    except FileNotFoundError:
+        raise StoreError(f"{path}: there is no such file ({what})") from None
+    except OSError as problem:
+        raise StoreError(f"{path}: cannot be read ({problem.strerror})") from problem
+    if len(data) > limit:
+        raise InvalidInput(f"{path}: {what} must have at most {limit} bytes")
+    return data
 
 
 @dataclass(frozen=True)
@@ -114,15 +150,7 @@ class RunDirectory:
 
     def write_document(self, path: Path, data: bytes) -> None:
         """Write a whole document so that it is there completely or not at all."""
-        with storing(f"{path}: cannot be written"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_name(f".{path.name}.part")
-            with temporary.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-            sync_directory(path.parent)
+        write_whole(path, data)
 
     def write_checkpoint(
         self, steps_done: int, entries: list[Entry], *, each: Callable[[Entry], Entry] | None = None
@@ -388,7 +416,37 @@ def sync_directory(path: Path) -> None:
 
 def _write_safetensors(file: object, entries: list[Entry], each: Callable[[Entry], Entry] | None) -> None:
     """Write the safetensors format tensor by tensor, so that no second copy of the state is made."""
-    header: dict[str, Mapping[str, object]] = {"__metadata__": {"format": STATE_METADATA}}
+    header, ordered = _safetensors_header(entries, STATE_METADATA)
+    write = getattr(file, "write")  # noqa: B009
+    write(header)
+    for entry in ordered:
+        write(entry.data if each is None else each(entry).data)
+
+
+def weights_pieces(state: Iterable[Entry]) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of ``model.safetensors``, the trained model in a committed state, piece by piece.
+
+    Parameters and buffers under the names the model gives them, in the order of the format, with the one metadata key
+    that loaders ask for. One state makes one file, so whoever has the state can tell the file's digest.
+    """
+    entries = [
+        Entry(entry.name.removeprefix("model/").removeprefix("buffer/"), entry.dtype, entry.shape, entry.data)
+        for entry in state
+        if entry.name.startswith("model/")
+    ]
+    if not entries or len({entry.name for entry in entries}) != len(entries):
+        raise InvalidInput(
+            f"weights: the state has {len(entries)} parameters and buffers, or two of one name"
+        )
+    header, ordered = _safetensors_header(entries, "pt")
+    yield header
+    for entry in ordered:
+        yield entry.data
+
+
+def _safetensors_header(entries: list[Entry], metadata: str) -> tuple[bytes, list[Entry]]:
+    """Return the header, and the entries in the order of their bytes behind it."""
+    header: dict[str, Mapping[str, object]] = {"__metadata__": {"format": metadata}}
     offset = 0
     ordered = sorted(
         entries, key=lambda entry: (-DTYPE_BYTES[entry.dtype], entry.name)
@@ -403,7 +461,4 @@ def _write_safetensors(file: object, entries: list[Entry], each: Callable[[Entry
         offset += size
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)
-    write = getattr(file, "write")  # noqa: B009
-    write(len(encoded).to_bytes(8, "little") + encoded)
-    for entry in ordered:
-        write(entry.data if each is None else each(entry).data)
+    return len(encoded).to_bytes(8, "little") + encoded, ordered

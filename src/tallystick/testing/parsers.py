@@ -32,8 +32,14 @@ from tallystick.monitor.transcripts import even_shards
 from tallystick.monitor.workload import parse_fleet
 from tallystick.numerics import log
 from tallystick.numerics.dense import decode_dense, encode_dense
-from tallystick.protocol import transcript
+from tallystick.protocol import attest, sample, tlog, transcript
+from tallystick.protocol.bundle import parse_bundle
 from tallystick.protocol.calibration import CalibrationChoice, SiteChoice, parse_calibration
+from tallystick.protocol.envelope import parse_envelope, parse_statement
+from tallystick.protocol.evidence_policy import parse_evidence_policy
+from tallystick.protocol.log_policy import parse_log_policy
+from tallystick.protocol.model_signature import parse_model_signature
+from tallystick.protocol.notes import NOTE, Note, NoteKey, NoteSigner, parse_note, parse_vkey
 from tallystick.protocol.signing import ed25519_key, parse_public_key, parse_signing_key
 from tallystick.store import journal
 from tallystick.store.files import RunDirectory
@@ -124,6 +130,49 @@ def _made() -> Iterator[bytes]:
     yield from _watched()
     key = ed25519_key(bytes(range(32)))
     yield from (key.pem(), key.public_key.pem(), key.public_key.spki)
+    yield from _evidence()
+
+
+def _evidence() -> Iterator[bytes]:
+    """An announcement, an auditor's and a judge's claim, a log entry, a log's key and a reader's policy."""
+    statement = transcript.RunStatement(tree_size=13, root="11" * 32, steps=12, final_state="22" * 32)
+    identity = attest.RunIdentity(statement, "33" * 32, "44" * 32)
+    announcement = sample.announce(
+        run_root=bytes.fromhex("11" * 32), tree_size=13, steps=12, checkpoint_every=2, fraction="0.5", detect="0.9",
+        log=None, beacon=("drand/quicknet", 41, 1_800_000_000),
+    )  # fmt: skip
+    draw = sample.draw_segments(announcement, bytes(32))
+    audit = attest.AuditClaim(
+        identity, 1_800_000_100, "match", draw.segments, draw, "fp64", "avx2", 2.0**-20, 0.0
+    )
+    verdict = attest.VerdictClaim(
+        identity,
+        1_800_000_200,
+        "55" * 32,
+        "fault",
+        "auditor",
+        3,
+        "step 3: another batch",
+        "66" * 32,
+        None,
+        "77" * 32,
+    )
+    key = ed25519_key(bytes(range(32)))
+    log = NoteSigner(NoteKey("log.example/a", NOTE, key.public_key), key)
+    yield announcement.encode()
+    yield attest.audit_statement(audit, details={}, version="0").encode()
+    yield attest.verdict_statement(verdict, version="0").encode()
+    yield tlog.LogEntry("run", "11" * 32).encode()
+    yield str(log.key).encode()
+    yield log.sign(Note(tlog.checkpoint_text("log.example/a", 7, bytes(32)))).encode()
+    yield json.dumps(
+        {
+            "format": "tallystick/evidence-policy/1", "trainers": ["11" * 32], "auditors": ["22" * 32], "judges": [],
+            "auditor_quorum": 1, "coverage": {"fraction": "0.1", "detect": "0.9"}, "rounding_policies": ["fp64"],
+            "most_freedom": "0.01", "most_steer": "2", "most_age_days": 30, "log_policy": ["quorum none"],
+            "model_signature": False,
+        }
+    ).encode()  # fmt: skip
 
 
 def _registry_documents() -> Iterator[bytes]:
@@ -255,6 +304,17 @@ def _json(data: bytes) -> object:
     return parse_canonical_json(data, what="document", limit=1 << 20)
 
 
+def _vkey(data: bytes) -> object:
+    try:
+        return parse_vkey(data.decode("utf-8"))
+    except UnicodeDecodeError as problem:
+        raise InvalidInput("vkey: is not UTF-8") from problem
+
+
+def _claim(data: bytes) -> object:
+    return attest.read_claim(parse_statement(data))
+
+
 TARGETS: tuple[Target, ...] = (
     Target("canonical-json", _json, canonical_json),
     Target("specification", transcript.parse_specification, _encoded),
@@ -291,6 +351,19 @@ TARGETS: tuple[Target, ...] = (
     Target("work-order", parse_order, _encoded),
     Target("inspection-result", parse_result, _encoded),
     Target("custody-chain", parse_chain, encode_chain),
+    Target("signed-note", parse_note, _encoded),
+    Target("vkey", _vkey, lambda key: str(key).encode()),
+    Target("log-checkpoint", tlog.parse_checkpoint, lambda found: found.note.encode()),
+    Target("log-proof", tlog.parse_log_proof, _encoded),
+    Target("log-entry", tlog.parse_log_entry, _encoded),
+    Target("log-policy", parse_log_policy),
+    Target("audit-announcement", sample.parse_announcement, _encoded),
+    Target("audit-draw", sample.parse_draw, _encoded),
+    Target("envelope", parse_envelope),
+    Target("claim", _claim),
+    Target("model-signature", parse_model_signature),
+    Target("evidence-policy", parse_evidence_policy),
+    Target("bundle", parse_bundle, _encoded),
     Target("public-key", parse_public_key),
     Target("private-key", parse_signing_key),
     Target("chip-record", chiprecord.parse_payload, _encoded),

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from tallystick.commit.encoding import frame
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.monitor import draw
 from tallystick.monitor.draw import Announcement, Frame, draw_sample, parse_announcement, verify_draw
 from tallystick.numerics.random import permutation
+from tallystick.protocol import draw
 
 REPOSITORY = Path(__file__).parents[3]
 CASES = sorted((REPOSITORY / "vectors" / "draw").iterdir())

@@ -232,6 +232,7 @@ class Report:
     freedom: Freedom = field(default_factory=Freedom)
     environment: dict[str, tuple[str, str]] = field(default_factory=lambda: {"threads": ("1", "2")})
     phases: Phases = field(default_factory=Phases)
+    sample: None = None
 
 
 DEVIATION = Deviation(

@@ -1,0 +1,528 @@
+"""Write the test vectors of transparency-log, attestation, audit-draw and evidence-bundle.
+
+Everything comes from hashlib, json and an Ed25519 library used straight from the spec pages, or was published or made by
+another implementation; nothing here imports the package.
+
+    python scripts/vectors_evidence.py vectors
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import shutil
+import sys
+from math import comb
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from vectors_monitor import canonical, sha, tickets
+
+Case = dict[str, Any]
+ROOMS = ("transparency-log", "attestation", "audit-draw", "evidence-bundle")
+
+# Documentation of golang.org/x/mod/sumdb/note, and C2SP signed-note.
+GO_VKEY = "PeterNeumann+c74f20a3+ARpc2QcUPDhMQegwxbzhKqiBfsVkmqq/LDE4izWy10TW"
+GO_NOTE = (
+    "If you think cryptography is the answer to your problem,\nthen you don't know what your problem is.\n\n"
+    "\u2014 PeterNeumann x08go/ZJkuBS9UG/SffcvIAQxVBtiFupLLr8pAcElZInNIuGUgYN1FFYC2pZSNXgKvqfqdngotpRZb6KE6RyyBwJnAM=\n"
+)
+# Made by model-signing 1.1.1 (its command `sign key`) over two small files with a P-256 key.
+REFERENCE_SIGNATURE = (
+    '{"mediaType":"application/vnd.dev.sigstore.bundle.v0.3+json","verificationMaterial":{"publicKey":{"h'
+    'int":"932104aea50591dad9d4d922946d9d325d238af418108791fce3f2c2eb17a2a3"},"tlogEntries":[]},"dsseEnve'
+    'lope":{"payload":"ewogICJfdHlwZSI6ICJodHRwczovL2luLXRvdG8uaW8vU3RhdGVtZW50L3YxIiwKICAic3ViamVjdCI6IF'
+    "sKICAgIHsKICAgICAgIm5hbWUiOiAiZml4IiwKICAgICAgImRpZ2VzdCI6IHsKICAgICAgICAic2hhMjU2IjogIjllN2JhODE1ZW"
+    "UxYzIwMzhkMGY0NDNlOTUyNWNkNjNhYzI5YTZmZDhmNzc4MDcwYjZjMDJjOTIwOTRjYTE1MmMiCiAgICAgIH0KICAgIH0KICBdLA"
+    "ogICJwcmVkaWNhdGVUeXBlIjogImh0dHBzOi8vbW9kZWxfc2lnbmluZy9zaWduYXR1cmUvdjEuMCIsCiAgInByZWRpY2F0ZSI6IH"
+    "sKICAgICJyZXNvdXJjZXMiOiBbCiAgICAgIHsKICAgICAgICAibmFtZSI6ICJzdWIvXHUwMGU0LnR4dCIsCiAgICAgICAgImFsZ2"
+    "9yaXRobSI6ICJzaGEyNTYiLAogICAgICAgICJkaWdlc3QiOiAiOTgyZDllM2ViOTk2ZjU1OWU2MzNmNGQxOTRkZWYzNzYxZDkwOW"
+    "Y1YTNiNjQ3ZDFhODUxZmVhZDY3YzMyYzlkMSIKICAgICAgfSwKICAgICAgewogICAgICAgICJuYW1lIjogIndlaWdodHMuYmluIi"
+    "wKICAgICAgICAiYWxnb3JpdGhtIjogInNoYTI1NiIsCiAgICAgICAgImRpZ2VzdCI6ICI5YTEyOTAzOGQ5YTAwYWVkMGNmNmE3ZW"
+    "EwNTljYTUwYTgxMzQ0OTA2MWFiODc4NDhjZjFhMTNlYWZkZjMzYjJjIgogICAgICB9CiAgICBdLAogICAgInNlcmlhbGl6YXRpb2"
+    "4iOiB7CiAgICAgICJtZXRob2QiOiAiZmlsZXMiLAogICAgICAiaWdub3JlX3BhdGhzIjogWwogICAgICAgICIuZ2l0YXR0cmlidX"
+    "RlcyIsCiAgICAgICAgIm1vZGVsLnNpZyIsCiAgICAgICAgIi5naXRodWIiLAogICAgICAgICIuZ2l0IiwKICAgICAgICAiLmdpdG"
+    "lnbm9yZSIKICAgICAgXSwKICAgICAgImhhc2hfdHlwZSI6ICJzaGEyNTYiLAogICAgICAiYWxsb3dfc3ltbGlua3MiOiBmYWxzZQ"
+    'ogICAgfQogIH0KfQ==","payloadType":"application/vnd.in-toto+json","signatures":[{"sig":"MEQCIG/MB6uCj'
+    'U5o0AgFEAUM3P77ITk8uTy2vvZxyyOBJ0BNAiAgmvK5pOOUsl4cBL6v04pCj9tq8L606gG0D6hLP2Eycg==","keyid":""}]}}'
+)
+REFERENCE_KEY = (
+    "-----BEGIN PUBLIC KEY-----\n"
+    "MFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEjZdGhI2k+f416Q+uFdp15CIRPJOO\n"
+    "QDhjBZwB9yJhG3oUg1bpxb1mVZYKNv/ek0tmtT/PRSx4PWkcMB1VdGGnnQ==\n"
+    "-----END PUBLIC KEY-----\n"
+)
+REFERENCE_FILES = {"sub/\u00e4.txt": b"text", "weights.bin": b"weights"}
+
+
+def write(root: Path) -> None:
+    """Write every case below ``root``, the vectors folder; what stood there goes."""
+    for room in ROOMS:
+        shutil.rmtree(root / room, ignore_errors=True)
+    cases = {
+        "transparency-log": log_cases(),
+        "attestation": attestation_cases(),
+        "audit-draw": draw_cases(),
+        "evidence-bundle": bundle_cases(),
+    }
+    for room, found in cases.items():
+        for name, (why, case) in found.items():
+            assert name.endswith("_fail") == ("reason" in case), name
+            folder = root / room / name
+            folder.mkdir(parents=True)
+            (folder / "README.md").write_text(f"{why}\n", encoding="utf-8")
+            (folder / "input.json").write_text(json.dumps(case, indent=1) + "\n", encoding="utf-8")
+
+
+class Key:
+    """An Ed25519 key under a name in notes."""
+
+    def __init__(self, number: int, name: str, kind: int) -> None:
+        self.private = Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32)
+        self.raw = self.private.public_key().public_bytes_raw()
+        self.name, self.kind = name, kind
+        self.id = hashlib.sha256(name.encode() + b"\n" + bytes([kind]) + self.raw).digest()[:4]
+
+    @property
+    def vkey(self) -> str:
+        return f"{self.name}+{self.id.hex()}+{b64(bytes([self.kind]) + self.raw)}"
+
+    def line(self, text: str, now: int = 0) -> str:
+        if self.kind == 1:
+            signature = self.private.sign(text.encode())
+        else:
+            signature = now.to_bytes(8, "big") + self.private.sign(
+                f"cosignature/v1\ntime {now}\n{text}".encode()
+            )
+        return f"\u2014 {self.name} {b64(self.id + signature)}\n"
+
+
+def b64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+LOG, W1, W2 = Key(1, "log.example/runs", 1), Key(2, "w1.example", 4), Key(3, "w2.example", 4)
+POLICY = f"log {LOG.vkey}\nwitness A {W1.vkey}\nwitness B {W2.vkey}\ngroup both all A B\nquorum both\n"
+
+
+def entry(number: int) -> bytes:
+    return canonical({"digest": f"{number:064x}", "format": "tallystick/log-entry/1", "kind": "run"})
+
+
+def refused(case: Case, error: str, reason: str) -> Case:
+    return {**case, "error": error, "reason": reason}
+
+
+def log_cases() -> dict[str, tuple[str, Case]]:
+    leaves = [hashlib.sha256(b"\0" + entry(i)).digest() for i in range(3)]
+    pair = hashlib.sha256(b"\1" + leaves[0] + leaves[1]).digest()
+    tree = hashlib.sha256(b"\1" + pair + leaves[2]).digest()
+    text = f"log.example/runs\n3\n{b64(tree)}\n"
+    note = text + "\n" + LOG.line(text) + W1.line(text, 1_800_000_005) + W2.line(text, 1_800_000_001)
+    one_witness = text + "\n" + LOG.line(text) + W1.line(text, 1_800_000_005)
+    head = f"c2sp.org/tlog-proof@v1\nindex 1\n{b64(leaves[0])}\n{b64(leaves[2])}\n\n"
+    proof = {
+        "operation": "log-proof",
+        "proof": head + note,
+        "kind": "run",
+        "digest": f"{1:064x}",
+        "policy": POLICY,
+    }
+    go = {"operation": "note", "note": GO_NOTE, "vkeys": [GO_VKEY], "signed": {GO_VKEY: None}}
+    late = W1.line(text, 1_800_000_006).split(" ")[2]
+    shifted = b64(W1.id + (1_800_000_006).to_bytes(8, "big") + base64.b64decode(late)[12:-1] + b"\0")
+    policy = {"operation": "log-policy"}
+    return {
+        "published-note": ("The worked example of golang.org/x/mod/sumdb/note.", go),
+        "changed-text_fail": (
+            "One letter of the text.",
+            refused({**go, "note": GO_NOTE.replace("think", "thimk")}, "Mismatch", "is not of key"),
+        ),
+        "signature-twice_fail": (
+            "A key with two lines.",
+            refused(
+                {**go, "note": GO_NOTE + GO_NOTE.split("\n\n")[1]}, "InvalidInput", "a key has two lines"
+            ),
+        ),
+        "base64-other-spelling_fail": (
+            "Padding bits that are not zero.",
+            refused({**go, "note": GO_NOTE.replace("nAM=", "nAN=")}, "InvalidInput", "another spelling"),
+        ),
+        "no-signature_fail": (
+            "A text alone.",
+            refused({**go, "note": "text\n"}, "InvalidInput", "an empty line"),
+        ),
+        "control-character_fail": (
+            "A carriage return.",
+            refused({**go, "note": GO_NOTE.replace("\n", "\r\n", 1)}, "InvalidInput", "control characters"),
+        ),
+        "unknown-key": (
+            "A line of a key that the reader does not know is ignored.",
+            {**go, "vkeys": [LOG.vkey], "signed": {}},
+        ),
+        "cosigned-proof": (
+            "Entry 1 of 3 under two witnesses; the later time counts.",
+            {**proof, "seen_at": 1_800_000_005},
+        ),
+        "proof-of-another-entry_fail": (
+            "The path is entry 1's.",
+            refused({**proof, "digest": f"{2:064x}"}, "Mismatch", "leads to root"),
+        ),
+        "proof-of-another-kind_fail": (
+            "The same digest as a statement's.",
+            refused({**proof, "kind": "statement"}, "Mismatch", "leads to root"),
+        ),
+        "proof-one-witness_fail": (
+            "The quorum asks for two.",
+            refused({**proof, "proof": head + one_witness}, "Mismatch", "quorum 'both' is not met"),
+        ),
+        "proof-cosignature-of-another-time_fail": (
+            "A time that was not signed.",
+            refused(
+                {**proof, "proof": head + one_witness.replace(one_witness.split(" ")[-1].strip(), shifted)},
+                "Mismatch",
+                "w1.example",
+            ),
+        ),
+        "proof-path-too-short_fail": (
+            "A node is missing.",
+            refused(
+                {**proof, "proof": head.replace(b64(leaves[2]) + "\n", "") + note},
+                "InvalidInput",
+                "needs 2 nodes, got 1",
+            ),
+        ),
+        "proof-with-extra-line_fail": (
+            "Extra data, which nothing authenticates.",
+            refused(
+                {**proof, "proof": (head + note).replace("index", "extra AAAA\nindex", 1)},
+                "InvalidInput",
+                "must be an index",
+            ),
+        ),
+        "proof-index-with-zero_fail": (
+            "Index 01.",
+            refused(
+                {**proof, "proof": (head + note).replace("index 1", "index 01")},
+                "InvalidInput",
+                "must be an index",
+            ),
+        ),
+        "checkpoint-with-extension_fail": (
+            "A fourth line.",
+            refused(
+                {**proof, "proof": (head + note).replace("=\n\n\u2014", "=\nmore\n\n\u2014", 1)},
+                "InvalidInput",
+                "must have 3 lines",
+            ),
+        ),
+        "checkpoint-size-with-zero_fail": (
+            "Size 03.",
+            refused(
+                {**proof, "proof": (head + note).replace("\n3\n", "\n03\n")},
+                "InvalidInput",
+                "is no number below",
+            ),
+        ),
+        "policy-key-twice_fail": (
+            "One key as two witnesses.",
+            refused(
+                {**policy, "policy": POLICY.replace("group", f"witness C {W1.vkey}\ngroup")},
+                "InvalidInput",
+                "is there already",
+            ),
+        ),
+        "policy-member-twice_fail": (
+            "A witness that would count twice.",
+            refused(
+                {**policy, "policy": POLICY.replace("all A B", "2 A A")},
+                "InvalidInput",
+                "is a member already",
+            ),
+        ),
+        "policy-log-key-as-witness_fail": (
+            "A log that would witness itself.",
+            refused(
+                {**policy, "policy": POLICY.replace(W1.vkey, LOG.vkey)},
+                "InvalidInput",
+                "must not have type 0x01",
+            ),
+        ),
+        "policy-without-quorum_fail": (
+            "Nothing is said about witnesses.",
+            refused(
+                {**policy, "policy": POLICY.replace("quorum both\n", "")}, "InvalidInput", "no quorum line"
+            ),
+        ),
+    }
+
+
+def envelope(payload: bytes, key: Ed25519PrivateKey, kind: str = "application/vnd.in-toto+json") -> str:
+    signature = key.sign(b"DSSEv1 %d %s %d %s" % (len(kind), kind.encode(), len(payload), payload))
+    signatures = [{"keyid": "", "sig": b64(signature)}]
+    return json.dumps({"payload": b64(payload), "payloadType": kind, "signatures": signatures})
+
+
+def attestation_cases() -> dict[str, tuple[str, Case]]:
+    key = Ed25519PrivateKey.from_private_bytes(bytes([7]) * 32)
+    spki = bytes.fromhex("302a300506032b6570032100") + key.public_key().public_bytes_raw()
+    statement: Case = {
+        "_type": "https://in-toto.io/Statement/v1",
+        "subject": [{"name": "run", "digest": {"tallystickRun": "11" * 32}}],
+        "predicateType": "https://example.org/p",
+        "predicate": {"result": "match"},
+        "unknown": 1.5,
+    }
+    payload = json.dumps(statement).encode()
+    good = {
+        "operation": "envelope",
+        "envelope": envelope(payload, key),
+        "key": spki.hex(),
+        "predicate": {"result": "match"},
+    }
+    other = Ed25519PrivateKey.from_private_bytes(bytes([8]) * 32)
+    files = {name: hashlib.sha256(data).hexdigest() for name, data in REFERENCE_FILES.items()}
+    model = {
+        "operation": "model-signature",
+        "signature": REFERENCE_SIGNATURE,
+        "key": REFERENCE_KEY,
+        "files": files,
+    }
+    digests = b"".join(bytes.fromhex(files[name]) for name in sorted(files))
+    twice = payload.replace(b'"predicateType"', b'"predicateType": "https://example.org/q", "predicateType"')
+    return {
+        "statement": ("A signed statement in loose JSON, with a field that nobody knows.", good),
+        "statement-other-key_fail": (
+            "Signed by somebody else.",
+            refused({**good, "envelope": envelope(payload, other)}, "Mismatch", "is not signed by"),
+        ),
+        "statement-changed-payload_fail": (
+            "Another payload under the signature.",
+            refused(
+                {
+                    **good,
+                    "envelope": good["envelope"].replace(
+                        b64(payload), b64(payload.replace(b"match", b"Match"))
+                    ),
+                },
+                "Mismatch",
+                "is not signed by",
+            ),
+        ),
+        "statement-other-payload-type_fail": (
+            "A signature over another type.",
+            refused(
+                {**good, "envelope": envelope(payload, key, "text/plain")},
+                "InvalidInput",
+                "payloadType must be",
+            ),
+        ),
+        "statement-key-twice_fail": (
+            "One field twice.",
+            refused(
+                {**good, "envelope": envelope(twice, key)}, "InvalidInput", "duplicate key 'predicateType'"
+            ),
+        ),
+        "statement-without-subject_fail": (
+            "About nothing.",
+            refused(
+                {**good, "envelope": envelope(json.dumps({**statement, "subject": []}).encode(), key)},
+                "InvalidInput",
+                "has no subject",
+            ),
+        ),
+        "model-signature-of-the-reference": (
+            "Two files signed by model-signing 1.1.1.",
+            {**model, "root_digest": hashlib.sha256(digests).hexdigest()},
+        ),
+        "model-file-changed_fail": (
+            "One file has another digest.",
+            refused(
+                {**model, "files": {**files, "weights.bin": "00" * 32}}, "Mismatch", "file 'weights.bin'"
+            ),
+        ),
+        "model-file-added_fail": (
+            "One file more.",
+            refused({**model, "files": {**files, "z": "00" * 32}}, "Mismatch", "it was added"),
+        ),
+        "model-file-missing_fail": (
+            "One file less.",
+            refused({**model, "files": {"weights.bin": files["weights.bin"]}}, "Mismatch", "it is missing"),
+        ),
+        "model-signature-other-media-type_fail": (
+            "A bundle of version 0.2.",
+            refused(
+                {**model, "signature": REFERENCE_SIGNATURE.replace("v0.3+json", "v0.2+json")},
+                "InvalidInput",
+                "mediaType must be",
+            ),
+        ),
+    }
+
+
+def announcement(**changes: Any) -> Case:
+    fields: Case = {
+        "beacon": {"round": 41, "source": "drand/quicknet", "time": 1_800_003_600},
+        "checkpoint_every": 6,
+        "detect": "0.9",
+        "format": "tallystick/audit-announcement/1",
+        "fraction": "0.1",
+        "log": {"origin": "log.example/runs", "root": "22" * 32, "seen_at": 1_800_000_000, "size": 7},
+        "run_root": "11" * 32,
+        "samples": 15,
+        "steps": 200,
+        "tree_size": 201,
+    }
+    return {**fields, **changes}
+
+
+def draw(fields: Case, value: bytes = b"\x33" * 32, **changes: Any) -> str:
+    steps, every, samples = fields["steps"], fields["checkpoint_every"], fields["samples"]
+    count = -(-steps // every)
+    seed = sha("tallystick/draw-seed/1", canonical(fields), value)
+    order = tickets(sha("tallystick/draw-stream/1", seed, b"segments"), count)
+    chosen = sorted(range(count), key=lambda i: (order[i], i))[:samples]
+    positions = b"".join(i.to_bytes(8, "little") for i in chosen)
+    document = {
+        "announcement": fields,
+        "beacon_value": value.hex(),
+        "digest": sha("tallystick/draw-sample/1", seed, b"segments", positions).hex(),
+        "format": "tallystick/audit-draw/1",
+        "segments": [[i * every, min(i * every + every, steps)] for i in sorted(chosen)],
+    }
+    return canonical({**document, **changes}).decode()
+
+
+def draw_cases() -> dict[str, tuple[str, Case]]:
+    def case(fields: Case, segments: int, marked: int) -> Case:
+        misses, all_samples = comb(segments - marked, fields["samples"]), comb(segments, fields["samples"])
+        return {"operation": "audit-draw", "draw": draw(fields), "power": [all_samples - misses, all_samples]}
+
+    good = announcement()
+    early = {"round": 41, "source": "drand/quicknet", "time": 1_800_000_000}
+    segments = json.loads(draw(good))["segments"]
+    failing = {"operation": "audit-draw"}
+    return {
+        "fifteen-of-thirty-four": (
+            "200 steps in segments of 6, the last of 2; 20 false steps fit into four.",
+            case(good, 34, 4),
+        ),
+        "unpublished": ("A run in no log.", case(announcement(log=None), 34, 4)),
+        "every-segment": (
+            "A share below one segment is found for certain by all.",
+            case(announcement(fraction="0.001", samples=34), 34, 1),
+        ),
+        "beacon-not-later_fail": (
+            "The beacon speaks in the second of the publication.",
+            refused(
+                {**failing, "draw": draw(announcement(beacon=early))},
+                "InvalidInput",
+                "it must speak after that",
+            ),
+        ),
+        "segment-left-out_fail": (
+            "One segment less than drawn.",
+            refused({**failing, "draw": draw(good, segments=segments[1:])}, "Mismatch", "leads to digest"),
+        ),
+        "other-digest_fail": (
+            "A digest of another draw.",
+            refused({**failing, "draw": draw(good, digest="00" * 32)}, "Mismatch", "leads to digest"),
+        ),
+        "more-samples-than-segments_fail": (
+            "35 of 34.",
+            refused({**failing, "draw": draw(announcement(samples=35))}, "InvalidInput", "35 of 34 segments"),
+        ),
+        "share-with-exponent_fail": (
+            "A share in another spelling.",
+            refused(
+                {**failing, "draw": draw(announcement(fraction="1e-1"))},
+                "InvalidInput",
+                "decimal number in (0, 1]",
+            ),
+        ),
+        "short-beacon_fail": (
+            "31 bytes.",
+            refused({**failing, "draw": draw(good, b"\x33" * 31)}, "InvalidInput", "beacon_value"),
+        ),
+        "whitespace_fail": (
+            "The same value, spelt with spaces.",
+            refused(
+                {**failing, "draw": json.dumps(json.loads(draw(good)), sort_keys=True)},
+                "InvalidInput",
+                "not the canonical encoding",
+            ),
+        ),
+    }
+
+
+def bundle(held: list[tuple[str, str, bytes]], rest: bytes | None = None, **changes: Any) -> str:
+    lines = [[kind, name, len(data), hashlib.sha256(data).hexdigest()] for kind, name, data in held]
+    body = b"".join(data for _, _, data in held) if rest is None else rest
+    return (canonical({"format": "tallystick/bundle/1", "members": lines, **changes}) + b"\n" + body).hex()
+
+
+def bundle_cases() -> dict[str, tuple[str, Case]]:
+    def own(kind: str, data: bytes) -> tuple[str, str, bytes]:
+        return kind, hashlib.sha256(data).hexdigest(), data
+
+    members = [("run", "11" * 32, b"{}"), own("statement", b"a"), own("verdict", b"bc")]
+    good = {
+        "operation": "bundle",
+        "bundle": bundle(members),
+        "members": [[k, n, d.hex()] for k, n, d in members],
+    }
+    line = ["run", "11" * 32, 2, hashlib.sha256(b"{}").hexdigest()]
+
+    def wrong(reason: str, data: str, error: str = "InvalidInput") -> Case:
+        return refused({"operation": "bundle", "bundle": data}, error, reason)
+
+    return {
+        "three-members": ("Three members, back to back.", good),
+        "empty": ("No member.", {"operation": "bundle", "bundle": bundle([]), "members": []}),
+        "byte-left-over_fail": (
+            "A byte behind the last member.",
+            wrong("the index speaks of", good["bundle"] + "00"),
+        ),
+        "byte-missing_fail": ("A byte short.", wrong("the index speaks of", good["bundle"][:-2])),
+        "members-out-of-order_fail": ("A verdict before a run.", wrong("must ascend", bundle(members[::-1]))),
+        "member-twice_fail": ("One run twice.", wrong("must ascend", bundle([members[0], *members]))),
+        "unknown-kind_fail": (
+            "A kind of a later version.",
+            wrong("kind 'pickle' is not one of", bundle([own("pickle", b"x")])),
+        ),
+        "name-not-its-digest_fail": (
+            "A statement under another's name.",
+            wrong("must be named by its SHA-256", bundle([("statement", "00" * 32, b"a")])),
+        ),
+        "path-as-name_fail": (
+            "A name that leads elsewhere.",
+            wrong("64 lower-case", bundle([("run", "../../etc/passwd", b"{}")])),
+        ),
+        "huge-size_fail": (
+            "A size of 2^62 bytes.",
+            wrong("the index speaks of", bundle([], members=[[*line[:2], 2**62, line[3]]])),
+        ),
+        "negative-size_fail": (
+            "A size below zero.",
+            wrong("a member must be", bundle([], members=[[*line[:2], -2, line[3]]])),
+        ),
+        "other-bytes_fail": (
+            "A member's last bit.",
+            wrong("the index says", bundle(members, b"{}" + b"a" + b"bb"), "Mismatch"),
+        ),
+        "other-format_fail": (
+            "Version 2.",
+            wrong("format must be", bundle([], format="tallystick/bundle/2")),
+        ),
+        "unknown-field_fail": (
+            "A field that the page does not have.",
+            wrong("field 'note' is unknown", bundle([], note=1)),
+        ),
+        "no-newline_fail": ("An index without an end.", wrong("has no index", bundle([])[:-2])),
+    }
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))

@@ -1,0 +1,383 @@
+"""What trainer, auditor and judge sign about a run, and what a reader takes from it (spec/attestation.md).
+
+    provenance          SLSA provenance v1, build type https://tallystick/training/v1
+    replay audit        https://tallystick/replay-audit/v0.1
+    dispute verdict     https://tallystick/dispute-verdict/v0.1
+
+All have one subject ``run`` (the root of the run tree) and, where the weights are known, one ``weights`` (their
+OpenSSF Model Signing root digest). Readers take the fields they know and refuse a statement that lacks one.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from tallystick.commit.encoding import (
+    HASH_BYTES,
+    hex_float,
+    parse_hex,
+    parse_hex_float,
+)
+from tallystick.errors import InvalidInput, Mismatch
+from tallystick.protocol.envelope import Statement, Subject, known_fields
+from tallystick.protocol.notes import decode_base64
+from tallystick.protocol.sample import SegmentDraw, parse_draw
+from tallystick.protocol.transcript import RunStatement, Specification, parse_run_statement
+
+PROVENANCE_TYPE = "https://slsa.dev/provenance/v1"
+BUILD_TYPE = "https://tallystick/training/v1"
+AUDIT_TYPE = "https://tallystick/replay-audit/v0.1"
+VERDICT_TYPE = "https://tallystick/dispute-verdict/v0.1"
+RUN_DIGEST = "tallystickRun"  # name of the digest of a subject that is a run: the root of its tree
+RESULTS = ("match", "mismatch", "log_violation", "cannot_reproduce")
+OUTCOMES = ("fault", "agreement", "both_acceptable", "cannot_reproduce")
+LOSERS = ("trainer", "auditor", "both", "none")
+
+_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z", re.ASCII)
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """Which run a statement is about: its statement, its specification's digest and its weights, in hexadecimal."""
+
+    run: RunStatement
+    specification: str
+    weights: str | None
+
+    def subjects(self) -> tuple[Subject, ...]:
+        """Return the subjects of every statement about the run."""
+        run = Subject("run", {RUN_DIGEST: self.run.root})
+        return (run,) if self.weights is None else (run, Subject("weights", {"sha256": self.weights}))
+
+
+@dataclass(frozen=True)
+class TrainerClaim:
+    """The trainer says: this specification led to this run and these weights."""
+
+    identity: RunIdentity
+    at: int
+    policy: str
+
+
+@dataclass(frozen=True)
+class AuditClaim:
+    """An auditor says what repeating a run, or a part of it, showed.
+
+    Attributes:
+        identity: of the run.
+        at: seconds since 1970.
+        result: one of ``RESULTS``.
+        segments: what was repeated: (first step, end), ascending, without overlap.
+        draw: from which public randomness they were drawn; None if they were chosen otherwise.
+        policy: name of the rounding policy.
+        profile: the auditor's arithmetic, in words.
+        freedom, steer: share of roundings that a log could choose, and the largest steer of a step's gradient.
+    """
+
+    identity: RunIdentity
+    at: int
+    result: str
+    segments: tuple[tuple[int, int], ...]
+    draw: SegmentDraw | None
+    policy: str
+    profile: str
+    freedom: float
+    steer: float
+
+    @property
+    def steps(self) -> int:
+        """How many steps were repeated."""
+        return sum(end - start for start, end in self.segments)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every step was."""
+        return self.steps == self.identity.run.steps
+
+
+@dataclass(frozen=True)
+class VerdictClaim:
+    """A judge says how a dispute between two runs of one specification ended."""
+
+    identity: RunIdentity
+    at: int
+    auditor_run: str
+    outcome: str
+    loser: str
+    step: int | None
+    reason: str
+    record: str  # SHA-256 of the verdict's document, hexadecimal
+    dispute: str | None = None  # SHA-256 of the record of a dispute down to one operator
+    accusation: str | None = None  # SHA-256 of the auditor's signed statement that it answers
+
+
+Claim = TrainerClaim | AuditClaim | VerdictClaim
+
+
+def provenance_statement(
+    specification: Specification, identity: RunIdentity, *, at: int, version: str
+) -> Statement:
+    """Return the trainer's statement: what was ordered, from what, and what came out; ``at`` is the signing's second."""
+    run = identity.run.encode()
+    job = specification.job
+    dependencies = [{"digest": {"sha256": job.source_digest}, "name": "job source"}]
+    if job.dataset_digest is not None:
+        dependencies.append({"digest": {"sha256": job.dataset_digest}, "name": "dataset"})
+    predicate = {
+        "buildDefinition": {
+            "buildType": BUILD_TYPE,
+            "externalParameters": {
+                "accumulation": specification.accumulation,
+                "checkpointEvery": specification.checkpoint_every,
+                "job": {"path": job.path, "settings": dict(job.settings)},
+                "policy": {
+                    "name": specification.policy.name,
+                    "parameters": dict(specification.policy.parameters),
+                },
+                "seed": specification.seed,
+                "steps": specification.steps,
+                "worldSize": specification.world_size,
+            },
+            "internalParameters": {"versions": dict(specification.versions)},
+            "resolvedDependencies": dependencies,
+        },
+        "runDetails": {
+            "builder": {"id": BUILD_TYPE, "version": {"tallystick": version}},
+            "byproducts": [
+                {
+                    "content": base64.b64encode(run).decode(),
+                    "digest": {"sha256": hashlib.sha256(run).hexdigest()},
+                    "name": "run.json",
+                },
+                {"digest": {"tallystickSpecification": identity.specification}, "name": "specification.json"},
+            ],
+        },
+        "tallystick_signedAt": time_text(at),
+    }
+    return Statement(identity.subjects(), PROVENANCE_TYPE, predicate)
+
+
+def audit_statement(claim: AuditClaim, *, details: Mapping[str, object], version: str) -> Statement:
+    """Return the auditor's statement; ``details`` are for people and must be canonical JSON's values."""
+    predicate = {
+        "auditor": {"version": {"tallystick": version}},
+        "details": dict(details),
+        "freedom": {"fraction": hex_float(claim.freedom), "largestSteer": hex_float(claim.steer)},
+        "policy": claim.policy,
+        "profile": claim.profile,
+        "replayedAt": time_text(claim.at),
+        "result": claim.result,
+        "run": _run_fields(claim.identity),
+        "sample": None if claim.draw is None else base64.b64encode(claim.draw.encode()).decode(),
+        "segments": [list(segment) for segment in claim.segments],
+    }
+    return Statement(claim.identity.subjects(), AUDIT_TYPE, predicate)
+
+
+def verdict_statement(claim: VerdictClaim, *, version: str) -> Statement:
+    """Return the judge's statement."""
+    predicate = {
+        "accusation": None if claim.accusation is None else {"sha256": claim.accusation},
+        "auditorRun": claim.auditor_run,
+        "dispute": None if claim.dispute is None else {"sha256": claim.dispute},
+        "judge": {"version": {"tallystick": version}},
+        "loser": claim.loser,
+        "outcome": claim.outcome,
+        "reason": claim.reason,
+        "record": {"sha256": claim.record},
+        "ruledAt": time_text(claim.at),
+        "run": _run_fields(claim.identity),
+        "step": claim.step,
+    }
+    return Statement(claim.identity.subjects(), VERDICT_TYPE, predicate)
+
+
+def read_claim(statement: Statement, *, what: str = "statement") -> Claim:
+    """Return what a statement claims; that a key signed it is for the caller to know.
+
+    Raises:
+        InvalidInput: another predicate type, or a field missing or malformed.
+        Mismatch: its parts contradict each other.
+    """
+    readers = {PROVENANCE_TYPE: _trainer_claim, AUDIT_TYPE: _audit_claim, VERDICT_TYPE: _verdict_claim}
+    if statement.predicate_type not in readers:
+        raise InvalidInput(
+            f"{what}: predicateType {statement.predicate_type[:80]!r} is not one that is known"
+        )
+    claim = readers[statement.predicate_type](statement, what)
+    root = statement.digest_of("run", RUN_DIGEST)
+    if root != claim.identity.run.root:
+        raise Mismatch(f"{what}: its subject is run {root}, its predicate is about {claim.identity.run.root}")
+    return claim
+
+
+def time_text(seconds: int) -> str:
+    """Return the second since 1970 as RFC 3339 in UTC."""
+    return datetime.fromtimestamp(seconds, tz=UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def parse_time(text: str, *, what: str) -> int:
+    """Return the second since 1970 that ``text`` writes.
+
+    Raises:
+        InvalidInput: another form than 2026-01-31T12:00:00Z, or no such day.
+    """
+    if not _TIME.fullmatch(text):
+        raise InvalidInput(f"{what}: must be a time such as 2026-01-31T12:00:00Z, is {text[:40]!r}")
+    try:
+        return int(datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp())
+    except ValueError:
+        raise InvalidInput(f"{what}: there is no time {text}") from None
+
+
+def _run_fields(identity: RunIdentity) -> dict[str, object]:
+    return {
+        "specification": {"tallystickSpecification": identity.specification},
+        "statement": base64.b64encode(identity.run.encode()).decode(),
+    }
+
+
+def _trainer_claim(statement: Statement, what: str) -> TrainerClaim:
+    top = known_fields(
+        statement.predicate,
+        ("buildDefinition", "runDetails", "tallystick_signedAt"),
+        what=f"{what}: predicate",
+    )
+    names = ("buildType", "externalParameters", "resolvedDependencies")
+    build = known_fields(top.value("buildDefinition"), names, what=f"{what}: buildDefinition")
+    build.constant("buildType", BUILD_TYPE)
+    parameters = known_fields(
+        build.value("externalParameters"), ("policy",), what=f"{what}: externalParameters"
+    )
+    policy = known_fields(parameters.value("policy"), ("name",), what=f"{what}: policy")
+    details = known_fields(top.value("runDetails"), ("builder", "byproducts"), what=f"{what}: runDetails")
+    products: dict[str, object] = {}
+    for item in details.items("byproducts"):
+        fields = known_fields(item, ("name",), what=f"{what}: byproduct")
+        if (name := fields.text("name")) in products:
+            raise InvalidInput(f"{what}: byproduct {name[:80]!r} stands there twice")
+        products[name] = item
+    for name in ("run.json", "specification.json"):
+        if name not in products:
+            raise InvalidInput(f"{what}: byproduct {name} is missing")
+    run = known_fields(products["run.json"], ("content",), what=f"{what}: run.json")
+    specification = known_fields(
+        products["specification.json"], ("digest",), what=f"{what}: specification.json"
+    )
+    identity = _identity(statement, run.text("content"), specification.text_mapping("digest"), what)
+    at = parse_time(top.text("tallystick_signedAt"), what=f"{what}: tallystick_signedAt")
+    return TrainerClaim(identity, at, policy.text("name"))
+
+
+def _audit_claim(statement: Statement, what: str) -> AuditClaim:
+    names = ("freedom", "policy", "profile", "replayedAt", "result", "run", "sample", "segments")
+    top = known_fields(statement.predicate, names, what=f"{what}: predicate")
+    identity = _run_identity(statement, top.value("run"), what)
+    result = _one_of(top.text("result"), RESULTS, f"{what}: result")
+    freedom = known_fields(top.value("freedom"), ("fraction", "largestSteer"), what=f"{what}: freedom")
+    segments = tuple(_segment(item, what) for item in top.items("segments"))
+    borders = [step for segment in segments for step in segment]
+    if borders != sorted(borders) or (borders and borders[-1] > identity.run.steps):
+        raise InvalidInput(f"{what}: segments must ascend, not overlap and end by step {identity.run.steps}")
+    sample = top.optional_text("sample")
+    draw = None if sample is None else parse_draw(decode_base64(sample, what=f"{what}: sample"))
+    claim = AuditClaim(
+        identity=identity,
+        at=parse_time(top.text("replayedAt"), what=f"{what}: replayedAt"),
+        result=result,
+        segments=segments,
+        draw=draw,
+        policy=top.text("policy"),
+        profile=top.text("profile"),
+        freedom=_share(freedom.text("fraction"), f"{what}: freedom"),
+        steer=_share(freedom.text("largestSteer"), f"{what}: largestSteer"),
+    )
+    if draw is not None and (draw.announcement.run_root.hex(), draw.segments) != (
+        identity.run.root,
+        segments,
+    ):
+        raise Mismatch(f"{what}: the draw is of other segments or of run {draw.announcement.run_root.hex()}")
+    return claim
+
+
+def _verdict_claim(statement: Statement, what: str) -> VerdictClaim:
+    names = (
+        "accusation",
+        "auditorRun",
+        "dispute",
+        "loser",
+        "outcome",
+        "reason",
+        "record",
+        "ruledAt",
+        "run",
+        "step",
+    )
+    top = known_fields(statement.predicate, names, what=f"{what}: predicate")
+    claim = VerdictClaim(
+        identity=_run_identity(statement, top.value("run"), what),
+        at=parse_time(top.text("ruledAt"), what=f"{what}: ruledAt"),
+        auditor_run=_hash(top.text("auditorRun"), f"{what}: auditorRun"),
+        outcome=_one_of(top.text("outcome"), OUTCOMES, f"{what}: outcome"),
+        loser=_one_of(top.text("loser"), LOSERS, f"{what}: loser"),
+        step=None if top.value("step") is None else top.integer("step"),
+        reason=top.text("reason"),
+        record=_named(top.value("record"), f"{what}: record"),
+        dispute=_named_or_none(top.value("dispute"), f"{what}: dispute"),
+        accusation=_named_or_none(top.value("accusation"), f"{what}: accusation"),
+    )
+    if (claim.outcome == "fault") == (claim.loser == "none"):
+        raise Mismatch(f"{what}: outcome {claim.outcome} and loser {claim.loser} contradict each other")
+    return claim
+
+
+def _run_identity(statement: Statement, value: object, what: str) -> RunIdentity:
+    run = known_fields(value, ("specification", "statement"), what=f"{what}: run")
+    return _identity(statement, run.text("statement"), run.text_mapping("specification"), what)
+
+
+def _identity(statement: Statement, run: str, specification: Mapping[str, str], what: str) -> RunIdentity:
+    stated = parse_run_statement(decode_base64(run, what=f"{what}: run statement"))
+    digest = _hash(specification.get("tallystickSpecification", ""), f"{what}: specification")
+    weights = statement.digest_of("weights", "sha256")
+    return RunIdentity(stated, digest, None if weights is None else _hash(weights, f"{what}: weights"))
+
+
+def _segment(value: object, what: str) -> tuple[int, int]:
+    match value:
+        case [int(start), int(end)] if type(start) is int and type(end) is int and 0 <= start < end:
+            return start, end
+        case _:
+            raise InvalidInput(f"{what}: a segment must be two ascending numbers of steps")
+
+
+def _one_of(text: str, known: tuple[str, ...], what: str) -> str:
+    if text not in known:
+        raise InvalidInput(f"{what} must be one of {', '.join(known)}, is {text[:40]!r}")
+    return text
+
+
+def _share(text: str, what: str) -> float:
+    number = parse_hex_float(text, what=what)
+    if not 0.0 <= number < float("inf"):
+        raise InvalidInput(f"{what}: must be finite and not negative, is {text}")
+    return number
+
+
+def _named(value: object, what: str) -> str:
+    """The SHA-256 of a document that a statement names."""
+    return _hash(known_fields(value, ("sha256",), what=what).text("sha256"), what)
+
+
+def _named_or_none(value: object, what: str) -> str | None:
+    return None if value is None else _named(value, what)
+
+
+def _hash(text: str, what: str) -> str:
+    parse_hex(text, n_bytes=HASH_BYTES, what=what)
+    return text

@@ -1,0 +1,107 @@
+"""What a sampled audit finds, and with which probability."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from rich.console import RenderableType
+
+from tallystick.protocol.sample import Announcement, SegmentDraw
+from tallystick.reports.layout import GOOD, Row, page
+
+
+@dataclass(frozen=True)
+class AnnouncementPage:
+    """A sampled audit that is planned and not yet drawn."""
+
+    announcement: Announcement
+    file: str
+
+    def fields(self) -> dict[str, object]:
+        """Return what ``--json`` prints."""
+        return {"announcement_file": self.file, **_plan_fields(self.announcement)}
+
+    def __rich__(self) -> RenderableType:
+        """Return the page for people."""
+        planned = self.announcement
+        rows: list[Row] = [
+            ("file", self.file),
+            *_plan_rows(planned),
+            (
+                "next",
+                f"publish it (tally log add), then tally audit --sample --announcement {self.file} --beacon ..",
+            ),
+        ]
+        return page(f"planned: {planned.samples} of {planned.segments} segments", GOOD, rows)
+
+
+def sample_fields(draw: SegmentDraw) -> dict[str, object]:
+    """Return a draw as JSON."""
+    return {
+        **_plan_fields(draw.announcement),
+        "beacon_value": draw.beacon_value.hex(),
+        "digest": draw.digest.hex(),
+        "segments": [list(segment) for segment in draw.segments],
+    }
+
+
+def sample_rows(draw: SegmentDraw, verdict: str) -> list[Row]:
+    """Return the lines of an audit's page about its draw; its power is stated where nothing was found."""
+    planned = draw.announcement
+    rows: list[Row] = [
+        ("drawn", f"{planned.samples} of {planned.segments} segments, digest {draw.digest.hex()[:16]}..")
+    ]
+    return rows + (_plan_rows(planned) if verdict == "match" else [])
+
+
+def power_statement(planned: Announcement) -> str:
+    """Return the sentence that says what the sample finds."""
+    return (
+        f"if at least {percent(planned.fraction)} of the steps ({planned.false_steps} of {planned.steps}) are false, "
+        f"this audit finds one with probability {rounded_down(planned.power())}, however they are arranged"
+    )
+
+
+def rounded_down(probability: Fraction) -> str:
+    """Return a probability with six decimals, never more than it is."""
+    return f"{probability.numerator * 10**6 // probability.denominator / 10**6:.6f}"
+
+
+def percent(text: str) -> str:
+    """Return the share in ``text`` as a percentage, exactly."""
+    share = Fraction(text) * 100
+    return f"{float(share):.12g} %"
+
+
+def _plan_fields(planned: Announcement) -> dict[str, object]:
+    return {
+        "detect": planned.detect,
+        "fraction": planned.fraction,
+        "false_steps": planned.false_steps,
+        "samples": planned.samples,
+        "of": planned.segments,
+        "power": rounded_down(planned.power()),
+        "published_at": None if planned.log is None else planned.log.seen_at,
+        "log": None if planned.log is None else planned.log.origin,
+        "beacon": {
+            "source": planned.beacon_source, "round": planned.beacon_round, "time": planned.beacon_time,
+        },
+        "statement": power_statement(planned),
+    }  # fmt: skip
+
+
+def _plan_rows(planned: Announcement) -> list[Row]:
+    log = planned.log
+    if log is None:
+        published = "nowhere: nothing shows that the run was fixed before the beacon spoke (--log-proof)"
+    else:
+        published = f"{log.origin}, {log.size} entries, " + (
+            "no witness asked for" if log.seen_at is None else f"seen by a quorum at {log.seen_at}"
+        )
+    beacon = f"{planned.beacon_source} round {planned.beacon_round}, at {planned.beacon_time}"
+    return [
+        ("power", power_statement(planned)),
+        ("beacon", f"{beacon}; its own signature was not checked here"),
+        ("published", published),
+    ]

@@ -1,0 +1,578 @@
+"""Whoever holds a bundle and a policy checks it alone: offline, without torch, as the list of spec/evidence-bundle.md 4.
+
+Each check says what it saw or why it failed; the first that fails ends the list. Without a policy the checks that need
+one are not judged, and then nothing is accepted, however consistent it is. What is missing is never a pass.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from tallystick.commit.encoding import Fields, parse_canonical_json, parse_hex
+from tallystick.errors import InvalidInput, Mismatch, ProtocolViolation
+from tallystick.protocol.attest import (
+    AuditClaim,
+    Claim,
+    TrainerClaim,
+    VerdictClaim,
+    read_claim,
+    time_text,
+)
+from tallystick.protocol.bundle import Bundle, Member, parse_bundle
+from tallystick.protocol.envelope import parse_envelope
+from tallystick.protocol.evidence_policy import EvidencePolicy
+from tallystick.protocol.game import Claim as GameClaim
+from tallystick.protocol.game import Level, apply, open_game
+from tallystick.protocol.model_signature import Manifest, parse_model_signature
+from tallystick.protocol.published import entry_of
+from tallystick.protocol.sample import parse_announcement
+from tallystick.protocol.signing import PublicKey, parse_public_key
+from tallystick.protocol.tlog import (
+    Checkpoint,
+    LogEntry,
+    LogProof,
+    is_split_view,
+    parse_checkpoint,
+    parse_log_proof,
+)
+from tallystick.protocol.transcript import (
+    RunStatement,
+    Specification,
+    parse_run_statement,
+    parse_specification,
+    parse_specification_proof,
+    verify_specification_proof,
+)
+from tallystick.roles.verifier import Check, Verification
+
+SHOWS_NOT = (
+    "that the data is good, that an auditor's machine was honest beyond the quorum asked for, or what the auditors "
+    "measured; with [torch], tally audit repeats the run"
+)
+CHECKS = (
+    "the bundle is whole and its documents parse",
+    "every statement is signed with a key in the bundle",
+    "every signer has the role that its statement needs",
+    "nobody says two different things",
+    "all statements are about one run of one specification",
+    "the trainer signed the weights' files",
+    "the run was published before it was challenged",
+    "drawn samples are the beacon's",
+    "every verdict follows from its moves",
+    "no accusation stands",
+    "enough auditors found a match, recently, within the freedom accepted",
+)
+
+
+@dataclass(frozen=True)
+class Signed:
+    """A statement whose signature verified: the member's name, who signed, and what it claims."""
+
+    name: str
+    document: bytes
+    key_id: str
+    claim: Claim
+
+
+@dataclass
+class _Facts:
+    """What the checks so far have established."""
+
+    bundle: Bundle = field(default_factory=lambda: Bundle(()))
+    keys: dict[str, PublicKey] = field(default_factory=dict[str, PublicKey])
+    signed: list[Signed] = field(default_factory=list[Signed])
+    runs: dict[str, RunStatement] = field(default_factory=dict[str, RunStatement])
+    proofs: dict[str, LogProof] = field(default_factory=dict[str, LogProof])
+    entries: dict[str, LogEntry] = field(default_factory=dict[str, LogEntry])
+    checkpoints: list[Checkpoint] = field(default_factory=list[Checkpoint])
+    specification: Specification | None = None
+    trainer: TrainerClaim | None = None
+    finding: str | None = None
+
+    @property
+    def claimed(self) -> TrainerClaim:
+        """The one provenance, once it was found."""
+        assert self.trainer is not None
+        return self.trainer
+
+    def audits(self) -> list[tuple[Signed, AuditClaim]]:
+        """The auditors' statements about the run."""
+        root = self.claimed.identity.run.root
+        return [
+            (s, s.claim) for s in self.signed if isinstance(s.claim, AuditClaim) and _root(s.claim) == root
+        ]
+
+    def verdicts(self) -> list[tuple[Signed, VerdictClaim]]:
+        """The judges' statements."""
+        return [(s, s.claim) for s in self.signed if isinstance(s.claim, VerdictClaim)]
+
+
+def verify_bundle(
+    data: bytes,
+    policy: EvidencePolicy | None,
+    *,
+    now: int,
+    model: Manifest | None = None,
+    name: str = "bundle",
+) -> Verification:
+    """Return the numbered checks of a bundle; ``now`` in seconds since 1970, ``model`` the files that are at hand.
+
+    ``verdict`` is ``match`` only if a policy was given and every check passed; ``unjudged`` if no policy was given and
+    none failed. ``finding`` says in words what the evidence shows.
+    """
+    found = Verification(name, SHOWS_NOT)
+    run = _BundleChecks(data, policy, now, model)
+    checks: tuple[Callable[[], str | None], ...] = (
+        run.check_documents, run.check_signatures, run.check_roles, run.check_equivocation, run.check_one_run,
+        run.check_model, run.check_published, run.check_draws, run.check_verdicts, run.check_accusations, run.check_quorum,
+    )  # fmt: skip
+    for number, (claim, check) in enumerate(zip(CHECKS, checks, strict=True), start=1):
+        if found.verdict in ("mismatch", "malformed"):
+            found.checks.append(Check(number, claim))
+            continue
+        try:
+            detail = check()
+        except (InvalidInput, Mismatch) as problem:
+            found.verdict = "malformed" if isinstance(problem, InvalidInput) else "mismatch"
+            found.checks.append(Check(number, claim, "failed", str(problem)))
+            continue
+        if detail is None:
+            found.verdict = "unjudged"
+            found.checks.append(Check(number, claim, "not judged", "no policy says what is asked for"))
+        else:
+            found.checks.append(Check(number, claim, "passed", detail))
+    facts = run.facts
+    if facts.trainer is not None:
+        found.root, found.steps = facts.trainer.identity.run.root, facts.trainer.identity.run.steps
+    accepted = "trained as stated" if found.verdict == "match" else "nothing is accepted"
+    found.finding = facts.finding or accepted
+    return found
+
+
+class _BundleChecks:
+    """The checks of one bundle; each returns what it saw, None where a policy is needed, and raises what is wrong."""
+
+    def __init__(self, data: bytes, policy: EvidencePolicy | None, now: int, model: Manifest | None) -> None:
+        self.data, self.policy, self.now, self.model = data, policy, now, model
+        self.facts = _Facts()
+
+    def check_documents(self) -> str:
+        """1. Container, keys, run statements, specification, log proofs and checkpoints are well formed."""
+        facts = self.facts
+        facts.bundle = parse_bundle(self.data)
+        for member in facts.bundle.of("key"):
+            key = parse_public_key(member.data, what=f"key {member.name}")
+            if key.key_id != member.name:
+                raise Mismatch(f"key {member.name[:16]}..: its key id is {key.key_id}")
+            facts.keys[key.key_id] = key
+        for member in facts.bundle.of("run"):
+            statement = parse_run_statement(member.data)
+            if statement.root != member.name:
+                raise Mismatch(f"run {member.name}: its root is {statement.root}")
+            facts.runs[statement.root] = statement
+        if (member := self._only("specification")) is not None:
+            facts.specification = parse_specification(member.data)
+        for member in facts.bundle.of("log-proof"):
+            proof = parse_log_proof(member.data, what=f"log-proof {member.name}")
+            facts.proofs[member.name] = proof
+            facts.checkpoints.append(proof.checkpoint)
+        for member in facts.bundle.of("checkpoint"):
+            facts.checkpoints.append(parse_checkpoint(member.data, what=f"checkpoint {member.name}"))
+        for member in facts.bundle.of("announcement"):
+            parse_announcement(member.data)
+        return f"{len(facts.bundle.members)} members, {len(self.data):,} bytes"
+
+    def check_signatures(self) -> str:
+        """2. Each statement was signed with a key of the bundle, and says something that is known."""
+        facts = self.facts
+        for member in facts.bundle.of("statement"):
+            what = f"statement {member.name}"
+            envelope = parse_envelope(member.data, what=what)
+            signers = envelope.signers(list(facts.keys.values()))
+            if len(signers) != 1:
+                raise Mismatch(f"{what}: is signed by {len(signers)} keys of the bundle, must be by one")
+            claim = read_claim(envelope.statement(what=what), what=what)
+            facts.signed.append(Signed(member.name, member.data, signers[0].key_id, claim))
+        if not facts.signed:
+            raise Mismatch("the bundle holds no statement")
+        documents = [statement.encode() for statement in facts.runs.values()] + [
+            s.document for s in facts.signed
+        ]
+        documents += [member.data for member in facts.bundle.of("announcement")]
+        documents += [
+            s.claim.draw.announcement.encode()
+            for s in facts.signed
+            if isinstance(s.claim, AuditClaim) and s.claim.draw is not None
+        ]
+        facts.entries = {entry.digest: entry for entry in map(entry_of, documents)}
+        if strange := sorted(set(facts.proofs) - set(facts.entries)):
+            raise Mismatch(f"log proof {strange[0]}: is about no document of the bundle")
+        return f"{len(facts.signed)} statements, {len({s.key_id for s in facts.signed})} signers"
+
+    def check_roles(self) -> str | None:
+        """3. The policy knows each signer in the role of its statement."""
+        if self.policy is None:
+            return None
+        for signed in self.facts.signed:
+            needed = _ROLE_OF[type(signed.claim)]
+            role = self.policy.roles.get(signed.key_id)
+            if role != needed:
+                raise Mismatch(
+                    f"statement {signed.name}: is a {needed}'s, its signer {signed.key_id} is "
+                    f"{role or 'nobody'} in the policy"
+                )
+        return ", ".join(f"{_ROLE_OF[type(s.claim)]} {s.key_id[:16]}.." for s in self.facts.signed)
+
+    def check_equivocation(self) -> str:
+        """4. No key signed two claims that cannot both be meant, no log two trees of one size."""
+        for one, other in itertools.combinations(self.facts.signed, 2):
+            if one.key_id == other.key_id and (what := _contradiction(one.claim, other.claim)) is not None:
+                who = _ROLE_OF[type(one.claim)]
+                self.facts.finding = f"equivocation: {who} {one.key_id} signed two answers"
+                raise Mismatch(
+                    f"{who} {one.key_id[:16]}.. contradicts itself: {what} ({one.name}, {other.name})"
+                )
+        logs = () if self.policy is None or self.policy.log is None else self.policy.log.logs
+        for one, other in itertools.combinations(self.facts.checkpoints, 2):
+            if is_split_view(one, other, logs):
+                self.facts.finding = f"equivocation: log {one.origin} signed two trees of {one.size} entries"
+                raise Mismatch(
+                    f"log {one.origin}: signed two trees of {one.size} entries, {one.root.hex()} and {other.root.hex()}"
+                )
+        return f"{len(self.facts.signed)} statements, {len(self.facts.checkpoints)} checkpoints"
+
+    def check_one_run(self) -> str:
+        """5. One provenance; everything else is about its run, and the specification lies under its root."""
+        facts = self.facts
+        claims = [s.claim for s in facts.signed if isinstance(s.claim, TrainerClaim)]
+        if len(claims) != 1:
+            raise Mismatch(f"the bundle must hold one trainer's provenance, holds {len(claims)}")
+        facts.trainer = claims[0]
+        own = facts.trainer.identity
+        for signed in facts.signed:
+            theirs = signed.claim.identity
+            if (theirs.run, theirs.specification) != (own.run, own.specification):
+                raise Mismatch(
+                    f"statement {signed.name}: is about run {theirs.run.root}, the provenance about {own.run.root}"
+                )
+            if theirs.weights is not None and theirs.weights != own.weights:
+                raise Mismatch(
+                    f"statement {signed.name}: weights are {theirs.weights}, the provenance says {own.weights}"
+                )
+        proof = self._only("specification-proof")
+        if facts.specification is None or proof is None or own.run.root not in facts.runs:
+            raise Mismatch(
+                "the run's statement, its specification or the proof that it lies under the root is missing"
+            )
+        if facts.runs[own.run.root] != own.run or facts.specification.digest().hex() != own.specification:
+            raise Mismatch(f"run {own.run.root}: statement or specification is not the one that was signed")
+        parsed = parse_specification_proof(proof.data)
+        if parsed.tree_size != own.run.tree_size:
+            raise Mismatch(
+                f"specification proof: tree of {parsed.tree_size} leaves, the run has {own.run.tree_size}"
+            )
+        verify_specification_proof(parsed, facts.specification, bytes.fromhex(own.run.root))
+        stated = (facts.specification.steps, facts.specification.policy.name)
+        if stated != (own.run.steps, facts.trainer.policy):
+            raise Mismatch(
+                f"provenance: {own.run.steps} steps under {facts.trainer.policy}, ordered were {stated}"
+            )
+        return f"run {own.run.root}, {own.run.steps} steps, policy {facts.trainer.policy}"
+
+    def check_model(self) -> str | None:
+        """6. model.sig is the trainer's, its root digest is the one all statements name, and the files at hand have it."""
+        member = self._only("model-signature")
+        weights = self.facts.claimed.identity.weights
+        if self.model is not None and self.model.root_digest() != weights:
+            raise Mismatch(
+                f"model: the files have root digest {self.model.root_digest()}, the statements say {weights}"
+            )
+        at_hand = "no files were given to compare" if self.model is None else "the files at hand are these"
+        if member is None:
+            if self.policy is None:
+                return None
+            if self.policy.model_signature:
+                raise Mismatch("model.sig is missing, and the policy asks for it")
+            return f"not asked for; {at_hand}"
+        if self.policy is None:
+            return None
+        keys = [key for key_id, key in self.facts.keys.items() if self.policy.roles.get(key_id) == "trainer"]
+        manifest = parse_model_signature(member.data).manifest(keys)
+        if manifest.root_digest() != weights:
+            raise Mismatch(
+                f"model.sig: root digest is {manifest.root_digest()}, the statements say {weights}"
+            )
+        return f"{len(manifest.files)} files, root digest {weights}; {at_hand}"
+
+    def check_published(self) -> str | None:
+        """7. The run lies in a log that the policy knows, seen by its quorum before any statement about it."""
+        if self.policy is None:
+            return None
+        run = self.facts.claimed.identity.run.encode()
+        if self.policy.log is None:
+            return "not asked for"
+        entry = entry_of(run)
+        proof = self.facts.proofs.get(entry.digest)
+        if proof is None:
+            raise Mismatch("the run's log proof is missing, and the policy asks for publication")
+        for digest, other in self.facts.proofs.items():
+            other.verify(self.facts.entries[digest], self.policy.log)
+        seen = proof.verify(entry, self.policy.log)
+        if seen.seen_at is not None:
+            early = [
+                s
+                for s in self.facts.signed
+                if not isinstance(s.claim, TrainerClaim) and s.claim.at < seen.seen_at
+            ]
+            if early:
+                raise Mismatch(
+                    f"statement {early[0].name}: is of {time_text(early[0].claim.at)}, the run was published at "
+                    f"{time_text(seen.seen_at)}"
+                )
+        when = (
+            "no witness asked for"
+            if seen.seen_at is None
+            else f"seen by a quorum at {time_text(seen.seen_at)}"
+        )
+        return f"{seen.origin}, entry {proof.index} of {seen.size}, {when}"
+
+    def check_draws(self) -> str | None:
+        """8. Each sample is what announcement and beacon lead to, announced for this log before the beacon spoke."""
+        drawn = [(signed, claim.draw) for signed, claim in self.facts.audits() if claim.draw is not None]
+        if not drawn:
+            return "no audit was by sample"
+        if self.policy is None:
+            return None
+        for signed, draw in drawn:
+            announcement = draw.announcement
+            what = f"statement {signed.name}"
+            own = self.facts.claimed.identity.run
+            assert self.facts.specification is not None
+            every = self.facts.specification.checkpoint_every
+            if (announcement.tree_size, announcement.steps, announcement.checkpoint_every) != (
+                own.tree_size,
+                own.steps,
+                every,
+            ):
+                raise Mismatch(
+                    f"{what}: the draw is about a run of {announcement.steps} steps in other segments"
+                )
+            if signed.claim.at < announcement.beacon_time:
+                raise Mismatch(f"{what}: is older than its beacon, {time_text(announcement.beacon_time)}")
+            if self.policy.log is None:
+                continue
+            entry = entry_of(announcement.encode())
+            proof = self.facts.proofs.get(entry.digest)
+            if announcement.log is None or proof is None:
+                raise Mismatch(
+                    f"{what}: nothing shows that run and draw were published before the beacon spoke"
+                )
+            seen = proof.verify(entry, self.policy.log)
+            if seen.seen_at is not None and seen.seen_at >= announcement.beacon_time:
+                raise Mismatch(
+                    f"{what}: was announced at {time_text(seen.seen_at)}, its beacon spoke at "
+                    f"{time_text(announcement.beacon_time)}"
+                )
+        return f"{len(drawn)} drawn again; the beacons' own signatures are for the reader to check"
+
+    def check_verdicts(self) -> str:
+        """9. The moves of each verdict lead to its step, and an operator's record to its loser."""
+        checked: list[str] = []
+        records = {
+            member.digest: member for kind in ("verdict", "dispute") for member in self.facts.bundle.of(kind)
+        }
+        for signed, claim in self.facts.verdicts():
+            if claim.outcome == "fault" and claim.record not in records:
+                raise Mismatch(f"statement {signed.name}: the record it names is not in the bundle")
+            if (record := records.pop(claim.record, None)) is not None:
+                self._check_moves(signed.name, claim, record)
+                checked.append(f"step {claim.step}: {claim.outcome}")
+            if claim.dispute is not None:
+                if (member := records.pop(claim.dispute, None)) is None:
+                    raise Mismatch(
+                        f"statement {signed.name}: the dispute record it names is not in the bundle"
+                    )
+                checked.append(_check_dispute(member, claim))
+        if records:
+            left = next(iter(records.values()))
+            raise Mismatch(f"{left.kind} {left.name}: no verdict in the bundle names it")
+        return "; ".join(checked) or "no verdict"
+
+    def _check_moves(self, name: str, claim: VerdictClaim, record: Member) -> None:
+        what = f"verdict {record.name}"
+        names = ("format", "loser", "moves", "outcome", "reason", "rounds", "rounds_per_level", "step")
+        value = parse_canonical_json(record.data, what=what, limit=1 << 24)
+        fields = Fields(value, what=what, names=names)
+        fields.constant("format", "tallystick/dispute-verdict/1")
+        stated = (fields.text("loser"), fields.text("outcome"), fields.text("reason"), fields.value("step"))
+        if stated != (claim.loser, claim.outcome, claim.reason, claim.step):
+            raise Mismatch(f"{what}: says other things than statement {name}")
+        if claim.step is None:
+            return
+        own, theirs = self.facts.claimed.identity.run, self.facts.runs.get(claim.auditor_run)
+        specification = self.facts.specification
+        if theirs is None or specification is None:
+            raise Mismatch(f"{what}: the auditor's run statement {claim.auditor_run} is missing")
+        every, steps = specification.checkpoint_every, specification.steps
+        checkpoints = [*range(0, steps, every), steps]
+        try:
+            game = open_game(
+                [Level("checkpoints", checkpoints), Level("steps", range(steps + 1))],
+                agreed=bytes.fromhex(specification.initial_state),
+                trainer=bytes.fromhex(own.final_state),
+                auditor=bytes.fromhex(theirs.final_state),
+            )
+            for item in fields.items("moves"):
+                game = apply(game, _move(item, what))
+        except ProtocolViolation as problem:
+            raise Mismatch(f"{what}: {problem}") from None
+        if game.position is None or game.position.agreed != claim.step:
+            raise Mismatch(f"{what}: its moves lead to {game.agreed}, it rules on step {claim.step}")
+
+    def check_accusations(self) -> str:
+        """10. No accepted judge found the trainer at fault, and no auditor's finding is left unanswered."""
+        answered: set[str] = set()
+        for signed, claim in self.facts.verdicts():
+            if claim.loser in ("trainer", "both"):
+                self.facts.finding = f"trainer at fault at step {claim.step}: {claim.reason}"
+                raise Mismatch(f"judge {signed.key_id[:16]}.. ruled against the trainer: {claim.reason}")
+            if claim.outcome != "cannot_reproduce" and claim.accusation is not None:
+                answered.add(claim.accusation)
+        accusing = [(s, c) for s, c in self.facts.audits() if c.result in ("mismatch", "log_violation")]
+        for signed, claim in accusing:
+            if hashlib.sha256(signed.document).hexdigest() not in answered:
+                self.facts.finding = f"accused by auditor {signed.key_id}: {claim.result}"
+                raise Mismatch(
+                    f"auditor {signed.key_id[:16]}.. found a {claim.result}, and no judge has ruled on it"
+                )
+        return f"{len(accusing)} accusations, each answered by a judge" if accusing else "none was made"
+
+    def check_quorum(self) -> str | None:
+        """11. As many different auditors as the policy asks for have found a match that meets its conditions."""
+        if self.policy is None:
+            return None
+        counted: dict[str, AuditClaim] = {}
+        reasons: list[str] = []
+        for signed, claim in self.facts.audits():
+            reason = _shortfall(claim, self.policy, self.now)
+            if reason is None:
+                counted[signed.key_id] = claim
+            else:
+                reasons.append(f"{signed.key_id[:16]}..: {reason}")
+        if len(counted) < self.policy.auditor_quorum:
+            why = f"; {'; '.join(reasons)}" if reasons else ""
+            raise Mismatch(
+                f"{len(counted)} auditors count, the policy asks for {self.policy.auditor_quorum}{why}"
+            )
+        return f"{len(counted)} of {self.policy.auditor_quorum} asked for: " + ", ".join(
+            f"{key_id[:16]}.. ({claim.steps} steps, {claim.profile})" for key_id, claim in counted.items()
+        )
+
+    def _only(self, kind: str) -> Member | None:
+        found = self.facts.bundle.of(kind)
+        if len(found) > 1:
+            raise InvalidInput(f"bundle: must hold one {kind}, holds {len(found)}")
+        return found[0] if found else None
+
+
+_ROLE_OF: dict[type[Claim], str] = {TrainerClaim: "trainer", AuditClaim: "auditor", VerdictClaim: "judge"}
+
+
+def _root(claim: Claim) -> str:
+    return claim.identity.run.root
+
+
+def _contradiction(one: Claim, other: Claim) -> str | None:
+    """Return in words why one party cannot mean both claims, or None."""
+    a, b = one.identity, other.identity
+    match one, other:
+        case TrainerClaim(), TrainerClaim() if a.specification == b.specification:
+            if a.run != b.run:
+                return f"runs {a.run.root} and {b.run.root} of one specification"
+            return None if a.weights == b.weights else f"weights {a.weights} and {b.weights} of one run"
+        case AuditClaim(), AuditClaim() if a.run == b.run and _overlap(one, other):
+            results = {one.result, other.result} - {"cannot_reproduce"}
+            return f"results {' and '.join(sorted(results))} for the same steps" if len(results) > 1 else None
+        case VerdictClaim(), VerdictClaim() if (a.run, one.auditor_run) == (b.run, other.auditor_run):
+            same = (one.outcome, one.loser, one.step) == (other.outcome, other.loser, other.step)
+            return None if same else f"verdicts {one.loser} and {other.loser} on one dispute"
+        case _:
+            return None
+
+
+def _overlap(one: AuditClaim, other: AuditClaim) -> bool:
+    """Whether a match of one claim and a finding of the other speak of the same steps: one covers all of the other's."""
+    return _covers(one, other) or _covers(other, one)
+
+
+def _covers(one: AuditClaim, other: AuditClaim) -> bool:
+    return all(any(a <= start and end <= b for a, b in one.segments) for start, end in other.segments)
+
+
+def _shortfall(claim: AuditClaim, policy: EvidencePolicy, now: int) -> str | None:
+    """Return why an audit does not count, or None."""
+    age = now - claim.at
+    if claim.result != "match":
+        return f"its result is {claim.result}"
+    if claim.at > now + 300:
+        return f"it is dated {time_text(claim.at)}, which is to come"
+    if age > policy.most_age_days * 86400:
+        return f"it is {age // 86400} days old, accepted are {policy.most_age_days}"
+    if claim.policy not in policy.rounding_policies:
+        return f"rounding policy {claim.policy} is not accepted"
+    if Fraction(claim.freedom) > policy.most_freedom:
+        return f"freedom {claim.freedom:.3g} exceeds {float(policy.most_freedom):.3g}"
+    if Fraction(claim.steer) > policy.most_steer:
+        return f"steer {claim.steer:.3g} exceeds {float(policy.most_steer):.3g}"
+    return None if claim.is_whole else _weak_sample(claim, policy)
+
+
+def _weak_sample(claim: AuditClaim, policy: EvidencePolicy) -> str | None:
+    """Return why a partial audit does not count, or None."""
+    if policy.coverage is None:
+        return f"it covers {claim.steps} of {claim.identity.run.steps} steps, asked for is all"
+    if claim.draw is None:
+        return "its steps were chosen, not drawn"
+    fraction, detect = policy.coverage
+    power = claim.draw.announcement.power_for(fraction)
+    if power < detect:
+        return f"its sample finds a share {float(fraction):.3g} with probability {float(power):.4f}, asked is {float(detect):.4f}"
+    return None
+
+
+def _move(item: object, what: str) -> GameClaim:
+    match item:
+        case ["trainer" | "auditor" as party, int(index), str(commitment)] if type(index) is int:
+            return GameClaim(party, index, parse_hex(commitment, n_bytes=32, what=f"{what}: move"))
+        case _:
+            raise InvalidInput(f"{what}: a move must be [party, steps done, commitment]")
+
+
+def _check_dispute(member: Member, claim: VerdictClaim) -> str:
+    """The record of a dispute down to one operator, checked by the module that knows it.
+
+    Raises:
+        Mismatch: this version has no such module, a check failed, or the record's ruling is another.
+    """
+    if importlib.util.find_spec("tallystick.protocol.dispute") is None:
+        raise Mismatch(f"dispute {member.name}: this version cannot check a dispute down to one operator")
+    module: Any = importlib.import_module("tallystick.protocol.dispute")
+    record = module.parse_dispute(member.data)
+    root = bytes.fromhex(claim.identity.run.root)
+    checks = module.verify_dispute(record, run_root=root)
+    for check in checks:
+        if check.outcome not in ("passed", "needs the job"):
+            raise Mismatch(f"dispute {member.name}: check {check.number} ({check.claim}): {check.detail}")
+    if record.loser != claim.loser:
+        raise Mismatch(f"dispute {member.name}: the {record.loser} loses, the verdict says {claim.loser}")
+    open_checks = sum(check.outcome == "needs the job" for check in checks)
+    return f"one operator: {record.loser} loses" + (
+        f", {open_checks} checks need the job" if open_checks else ""
+    )

@@ -1,0 +1,256 @@
+"""What each party signs about a run, and what a bundle takes from its directory; needs no torch.
+
+The subject's digest is that of ``model.safetensors`` as the committed final state makes it, so whoever repeated the
+run can tell it without the trainer's file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from tallystick.commit.encoding import hex_float, parse_json
+from tallystick.errors import InvalidInput, Mismatch
+from tallystick.protocol.attest import (
+    AuditClaim,
+    RunIdentity,
+    VerdictClaim,
+    audit_statement,
+    provenance_statement,
+    read_claim,
+    verdict_statement,
+)
+from tallystick.protocol.bundle import BUNDLE_LIMIT, Member, named
+from tallystick.protocol.envelope import parse_envelope, sign_statement
+from tallystick.protocol.published import entry_of
+from tallystick.protocol.sample import ANNOUNCEMENT_FORMAT
+from tallystick.protocol.signing import Signer, parse_public_key
+from tallystick.protocol.tlog import PROOF_HEADER, parse_checkpoint, parse_log_proof
+from tallystick.protocol.transcript import (
+    SPECIFICATION_FORMAT,
+    SPECIFICATION_PROOF_FORMAT,
+    STATEMENT_FORMAT,
+    Transcript,
+    parse_run_statement,
+)
+from tallystick.store.files import RunDirectory, read_whole
+from tallystick.store.models import weights_manifest
+from tallystick.version import __version__
+
+VERDICT_FORMAT = "tallystick/dispute-verdict/1"  # roles.judge, which needs torch
+DISPUTE_FORMAT = "tallystick/dispute/1"  # protocol.dispute
+
+if TYPE_CHECKING:
+    from tallystick.roles.auditor import AuditReport
+    from tallystick.roles.judge import DisputeResult
+
+
+def identity_of(directory: RunDirectory, transcript: Transcript | None = None) -> RunIdentity:
+    """Return which run ``directory`` holds, with the root digest of the weights in its committed final state.
+
+    Raises:
+        InvalidInput: a document or the final state is missing or malformed.
+        Mismatch: the documents disagree, or the state has another root.
+    """
+    held = directory.load_transcript() if transcript is None else transcript
+    final = held.statement()
+    state = directory.load_committed(final.steps, final.final_state)
+    return _identity(held, weights_manifest(state.values()).root_digest())
+
+
+def identity_of_claimed(directory: RunDirectory) -> RunIdentity:
+    """Return the same, without weights where the trainer cannot open its final state: such a run is accused too."""
+    held = directory.load_transcript()
+    try:
+        return identity_of(directory, held)
+    except (InvalidInput, Mismatch):
+        return _identity(held, None)
+
+
+def sign_run(directory: RunDirectory, signer: Signer, at: int) -> bytes:
+    """Return the trainer's signed provenance of a finished run; ``at`` is now, in seconds since 1970.
+
+    Raises:
+        InvalidInput, Mismatch: as for ``identity_of``.
+    """
+    transcript = directory.load_transcript()
+    identity = identity_of(directory, transcript)
+    statement = provenance_statement(transcript.specification, identity, at=at, version=__version__)
+    return sign_statement(statement, signer)
+
+
+def sign_audit(directory: RunDirectory, report: AuditReport, signer: Signer, at: int, device: str) -> bytes:
+    """Return the auditor's signed statement of what ``report`` found, accusation or not."""
+    specification = directory.load_specification()
+    freedom = report.freedom
+    claim = AuditClaim(
+        identity=identity_of_claimed(directory),
+        at=at,
+        result=report.verdict,
+        segments=report.sample.segments if report.sample is not None else _joined(report),
+        draw=report.sample,
+        policy=specification.policy.name,
+        profile=report.profile,
+        freedom=freedom.fraction,
+        steer=freedom.largest_steer,
+    )
+    first = report.first
+    details: dict[str, object] = {
+        "device": device,
+        "differingElements": report.differing_elements,
+        "environment": {
+            name: {"own": own, "trainer": other} for name, (own, other) in report.environment.items()
+        },
+        "first": None
+        if first is None
+        else {
+            "element": first.element,
+            "own": first.own,
+            "stated": first.stated,
+            "step": first.step,
+            "subject": first.subject,
+        },
+        "largestMove": hex_float(freedom.largest_move),
+        "moved": freedom.moved,
+        "near": freedom.near,
+        "roundings": freedom.elements,
+    }
+    return sign_statement(audit_statement(claim, details=details, version=__version__), signer)
+
+
+def sign_verdict(
+    trainer: RunDirectory,
+    auditor: RunDirectory,
+    result: DisputeResult,
+    signer: Signer,
+    at: int,
+    *,
+    dispute: bytes | None = None,
+    accusation: bytes | None = None,
+) -> bytes:
+    """Return the judge's signed statement of how a dispute ended; it names the verdict's document by its SHA-256.
+
+    ``dispute`` is the record of a dispute that went down to one operator, ``accusation`` the auditor's signed statement
+    that the verdict answers; the statement names both.
+
+    Raises:
+        InvalidInput: the accusation is no audit's statement.
+        Mismatch: it is about another run.
+    """
+    identity = identity_of_claimed(trainer)
+    if accusation is not None:
+        accused = read_claim(
+            parse_envelope(accusation, what="accusation").statement(what="accusation"), what="accusation"
+        )
+        if not isinstance(accused, AuditClaim):
+            raise InvalidInput("accusation: must be an auditor's statement")
+        if accused.identity.run.root != identity.run.root:
+            raise Mismatch(
+                f"accusation: is about run {accused.identity.run.root}, the dispute about {identity.run.root}"
+            )
+    claim = VerdictClaim(
+        identity=identity,
+        at=at,
+        auditor_run=auditor.load_transcript().root().hex(),
+        outcome=result.outcome,
+        loser=result.loser,
+        step=result.step,
+        reason=result.reason,
+        record=hashlib.sha256(result.encode()).hexdigest(),
+        dispute=None if dispute is None else hashlib.sha256(dispute).hexdigest(),
+        accusation=None if accusation is None else hashlib.sha256(accusation).hexdigest(),
+    )
+    return sign_statement(verdict_statement(claim, version=__version__), signer)
+
+
+def gather(path: Path) -> list[Member]:
+    """Return the bundle members that lie at ``path``: a run's directory, or one document, known by its content.
+
+    A trainer's run gives its statement, specification, the proof between them and a provenance; an auditor's claim its
+    statement and a verdict.
+
+    Raises:
+        StoreError: nothing is there, or it cannot be read.
+        InvalidInput: a document that belongs in no bundle.
+    """
+    if not path.is_dir():
+        return [member_of(read_whole(path, limit=BUNDLE_LIMIT, what="a document for a bundle"), path.name)]
+    directory = RunDirectory(path)
+    statement = directory.load_statement()
+    found = [Member("run", parse_run_statement(statement).root, statement)]
+    extra = [
+        path / name for name in ("verdict.json", "provenance.intoto.json", "verdict.intoto.json", "model.sig")
+    ]
+    found += [member for file in extra if file.exists() for member in gather(file)]
+    if (path / "provenance.intoto.json").exists():
+        transcript = directory.load_transcript()
+        found.append(named("specification", transcript.specification.encode()))
+        found.append(named("specification-proof", transcript.prove_specification().encode()))
+    return found
+
+
+def member_of(data: bytes, name: str) -> Member:
+    """Return ``data`` as the member that its content makes it; ``name`` is for messages.
+
+    Raises:
+        InvalidInput: it belongs in no bundle.
+    """
+    if data.startswith(
+        (b"-----BEGIN PUBLIC KEY", b"-----BEGIN PRIVATE", b"-----BEGIN ENCRYPTED", b"-----BEGIN EC")
+    ):
+        key = parse_public_key(data, what=name)
+        return Member("key", key.key_id, key.spki)
+    if data.startswith(PROOF_HEADER.encode()):
+        raise InvalidInput(f"{name}: a log proof is named after its document; give it as DOCUMENT@PROOF")
+    if not data.startswith(b"{"):
+        try:
+            parse_checkpoint(data)
+        except InvalidInput:
+            raise InvalidInput(f"{name}: is no document that belongs in a bundle") from None
+        return named("checkpoint", data)
+    value = parse_json(data, what=name, limit=BUNDLE_LIMIT)
+    stated = cast("dict[str, object]", value).get("format") if isinstance(value, dict) else None
+    kinds: dict[object, str] = {
+        STATEMENT_FORMAT: "run",
+        SPECIFICATION_FORMAT: "specification",
+        SPECIFICATION_PROOF_FORMAT: "specification-proof",
+        ANNOUNCEMENT_FORMAT: "announcement",
+        VERDICT_FORMAT: "verdict",
+        DISPUTE_FORMAT: "dispute",
+    }
+    if isinstance(value, dict) and "payloadType" in value:
+        return named("statement", data)
+    if isinstance(value, dict) and "dsseEnvelope" in value:
+        return named("model-signature", data)
+    if not isinstance(stated, str) or stated not in kinds:
+        raise InvalidInput(f"{name}: is no document that belongs in a bundle")
+    if stated == STATEMENT_FORMAT:
+        return Member("run", parse_run_statement(data).root, data)
+    return named(kinds[stated], data)
+
+
+def log_proof_of(document: bytes, proof: bytes) -> Member:
+    """Return a log proof as the member named after the document that it is about."""
+    return Member("log-proof", entry_of(document).digest, _checked(proof, parse_log_proof))
+
+
+def _checked(data: bytes, parse: Callable[[bytes], object]) -> bytes:
+    parse(data)
+    return data
+
+
+def _identity(transcript: Transcript, weights: str | None) -> RunIdentity:
+    return RunIdentity(transcript.statement(), transcript.specification.digest().hex(), weights)
+
+
+def _joined(report: AuditReport) -> tuple[tuple[int, int], ...]:
+    """The segments that were repeated, neighbours as one."""
+    joined: list[tuple[int, int]] = []
+    for segment in sorted((segment.start, segment.end) for segment in report.segments):
+        if joined and joined[-1][1] == segment[0]:
+            joined[-1] = (joined[-1][0], segment[1])
+        else:
+            joined.append(segment)
+    return tuple(joined)

@@ -1,0 +1,186 @@
+"""The way of a run through key, log, audit, sign, export and bundle to a stranger's verification."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WITHOUT_EXTRAS = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "sklearn", "transformers"):
+            raise ModuleNotFoundError(name, name=name)
+
+sys.meta_path.insert(0, Absent())
+from tallystick.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def evidence(tally, recorded: Path, tmp_path: Path) -> dict[str, Path]:
+    """A bundle about the honest run, the policy that accepts it, and the weights."""
+    for name, algorithm in (
+        ("trainer", "ed25519"),
+        ("auditor", "ed25519"),
+        ("log", "ed25519"),
+        ("w", "ed25519"),
+        ("model", "ecdsa-p256"),
+    ):
+        assert tally("key", "generate", tmp_path / name, "--algorithm", algorithm).code == 0
+    log, proof, model = tmp_path / "L", tmp_path / "run.tlog-proof", tmp_path / "M"
+    vkey = json.loads(
+        tally("log", "init", log, "--origin", "log.example/a", "--key", tmp_path / "log", "--json").out
+    )["vkey"]
+    tally("log", "add", log, recorded)
+    tally("log", "checkpoint", log, "--key", tmp_path / "log")
+    cosign = (
+        "--name",
+        "w.example",
+        "--key",
+        tmp_path / "w",
+        "--log-key",
+        vkey,
+        "--memory",
+        tmp_path / "memory",
+    )
+    witness = json.loads(tally("log", "cosign", log, *cosign, "--json").out)["vkey"]
+    assert tally("log", "prove", log, recorded, "--out", proof).code == 0
+    provenance, audited = tmp_path / "provenance.json", tmp_path / "audit.json"
+    assert tally("sign", recorded, "--key", tmp_path / "trainer", "--out", provenance).code == 0
+    assert tally("export", recorded, "--out", model).code == 0
+    assert tally("sign", model, "--key", tmp_path / "model").code == 0
+    assert tally("audit", recorded, "--key", tmp_path / "auditor", "--statement", audited).code == 0
+
+    def key_id(name: str) -> str:
+        return json.loads(tally("key", "show", tmp_path / f"{name}.pub", "--json").out)["key_id"]
+
+    policy = {
+        "format": "tallystick/evidence-policy/1", "trainers": [key_id("trainer"), key_id("model")],
+        "auditors": [key_id("auditor")], "judges": [], "auditor_quorum": 1, "coverage": "whole",
+        "rounding_policies": ["fp32"], "most_freedom": "1", "most_steer": "1", "most_age_days": 30,
+        "log_policy": [f"log {vkey}", f"witness W {witness}", "quorum W"], "model_signature": True,
+    }  # fmt: skip
+    (tmp_path / "policy.json").write_text(json.dumps(policy, indent=1))
+    specification, root = recorded / "specification.json", tmp_path / "specification-proof.json"
+    from tallystick.store.files import RunDirectory
+
+    root.write_bytes(RunDirectory(recorded).load_transcript().prove_specification().encode())
+    keys = [tmp_path / f"{name}.pub" for name in ("trainer", "auditor", "model")]
+    paths = [
+        recorded,
+        specification,
+        root,
+        provenance,
+        audited,
+        model / "model.sig",
+        *keys,
+        f"{recorded}@{proof}",
+    ]
+    bundle = tmp_path / "run.bundle"
+    assert tally("bundle", *paths, "-o", bundle).code == 0
+    return {"bundle": bundle, "policy": tmp_path / "policy.json", "model": model, "audit": audited}
+
+
+def test_a_stranger_accepts_the_bundle_without_torch(evidence: dict[str, Path]) -> None:
+    arguments = [
+        "verify",
+        evidence["bundle"],
+        "--policy",
+        evidence["policy"],
+        "--model",
+        evidence["model"],
+        "--json",
+    ]
+    child = subprocess.run(
+        [sys.executable, "-c", WITHOUT_EXTRAS, *map(str, arguments)],
+        check=False, capture_output=True, text=True, env={**os.environ}, timeout=300,
+    )  # fmt: skip
+    fields = json.loads(child.stdout)
+    assert (child.returncode, fields["verdict"], fields["finding"]) == (0, "match", "trained as stated")
+    assert [check["outcome"] for check in fields["checks"]] == ["passed"] * 11
+
+
+def test_no_policy_other_weights_and_a_changed_byte_are_not_accepted(
+    tally, evidence: dict[str, Path]
+) -> None:
+    answer = tally("verify", evidence["bundle"])
+    assert answer.code == 3
+    assert "not judged (no --policy)" in answer.out
+    (evidence["model"] / "more.bin").write_bytes(b"x")
+    answer = tally("verify", evidence["bundle"], "--policy", evidence["policy"], "--model", evidence["model"])
+    assert answer.code == 1
+    assert "check 6 failed" in answer.out
+    data = bytearray(evidence["bundle"].read_bytes())
+    data[-1] ^= 1
+    evidence["bundle"].write_bytes(data)
+    assert tally("verify", evidence["bundle"], "--policy", evidence["policy"]).code == 1
+
+
+def test_wrong_arguments_are_refused(
+    tally, evidence: dict[str, Path], recorded: Path, tmp_path: Path
+) -> None:
+    for arguments, reason in (
+        (("verify", evidence["bundle"], "--root", "00" * 32), "a bundle has --policy"),
+        (("verify", recorded, "--policy", evidence["policy"]), "are for bundles"),
+        (("verify", evidence["bundle"], "--policy", evidence["audit"]), "field 'auditor_quorum' is missing"),
+        (
+            ("bundle", evidence["model"] / "model.safetensors", "-o", tmp_path / "x"),
+            "no document that belongs in a bundle",
+        ),
+        (("bundle", tmp_path / "trainer", "-o", tmp_path / "x"), "is no public key"),
+        (("sign", evidence["model"], "--key", tmp_path / "trainer"), "knows no ed25519"),
+        (("export", recorded, "--out", evidence["model"]), "is there already"),
+        (("audit", recorded, "--key", tmp_path / "trainer"), "--key: needs --statement"),
+        (("dispute", recorded, recorded, "--key", tmp_path / "trainer"), "--key: needs --statement"),
+    ):
+        answer = tally(*arguments)
+        assert answer.code == 2, arguments
+        assert reason in answer.err
+
+
+def test_a_verdict_against_the_trainer_convinces_a_stranger(tally, edited: Path, tmp_path: Path) -> None:
+    """From an auditor's accusation through the dispute to a bundle whose finding names the trainer."""
+    for name in ("trainer", "auditor", "judge"):
+        tally("key", "generate", tmp_path / name)
+    accusation, verdict, record = (
+        tmp_path / "accusation.json",
+        tmp_path / "verdict.intoto.json",
+        tmp_path / "verdict.json",
+    )
+    claim, provenance = tmp_path / "claim", tmp_path / "provenance.json"
+    assert tally("sign", edited, "--key", tmp_path / "trainer", "--out", provenance).code == 0
+    assert tally("audit", edited, "--key", tmp_path / "auditor", "--statement", accusation).code == 1
+    assert tally("audit", edited, "--claim", claim).code == 1
+    answer = tally(
+        "dispute", edited, claim, "--out", record, "--key", tmp_path / "judge", "--statement", verdict, "--accusation", accusation
+    )  # fmt: skip
+    assert answer.code == 1
+    from tallystick.store.files import RunDirectory
+
+    transcript = RunDirectory(edited).load_transcript()
+    (tmp_path / "proof.json").write_bytes(transcript.prove_specification().encode())
+    keys = [tmp_path / f"{name}.pub" for name in ("trainer", "auditor", "judge")]
+    paths = [
+        edited, claim, edited / "specification.json", tmp_path / "proof.json", provenance, accusation, verdict, record, *keys,
+    ]  # fmt: skip
+    assert tally("bundle", *paths, "-o", tmp_path / "accusing.bundle").code == 0
+    ids = [json.loads(tally("key", "show", key, "--json").out)["key_id"] for key in keys]
+    policy = {
+        "format": "tallystick/evidence-policy/1", "trainers": [ids[0]], "auditors": [ids[1]], "judges": [ids[2]],
+        "auditor_quorum": 1, "coverage": "whole", "rounding_policies": ["fp32"], "most_freedom": "1", "most_steer": "1",
+        "most_age_days": 30, "log_policy": None, "model_signature": False,
+    }  # fmt: skip
+    (tmp_path / "policy.json").write_text(json.dumps(policy))
+    found = tally("verify", tmp_path / "accusing.bundle", "--policy", tmp_path / "policy.json", "--json")
+    fields = json.loads(found.out)
+    assert (found.code, fields["verdict"]) == (1, "mismatch")
+    assert fields["finding"].startswith("trainer at fault at step 5")
+    assert [check["outcome"] for check in fields["checks"]][8:] == ["passed", "failed", "not reached"]

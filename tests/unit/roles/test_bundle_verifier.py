@@ -1,0 +1,580 @@
+"""A bundle without torch: a run of letters for states, statements by every party, and every way they can be wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from tallystick.commit.encoding import canonical_json
+from tallystick.commit.merkle import inclusion_proof, leaf_hash
+from tallystick.commit.merkle import root as merkle_root
+from tallystick.errors import InvalidInput
+from tallystick.protocol.attest import (
+    AuditClaim,
+    RunIdentity,
+    VerdictClaim,
+    audit_statement,
+    provenance_statement,
+    verdict_statement,
+)
+from tallystick.protocol.bundle import Bundle, Member, make_bundle, named
+from tallystick.protocol.envelope import Statement, sign_statement
+from tallystick.protocol.evidence_policy import EvidencePolicy, parse_evidence_policy
+from tallystick.protocol.game import Claim, Level, apply, open_game
+from tallystick.protocol.model_signature import Manifest, sign_model
+from tallystick.protocol.notes import COSIGNATURE, NOTE, Note, NoteKey, NoteSigner
+from tallystick.protocol.published import entry_of
+from tallystick.protocol.sample import LogPosition, SegmentDraw, announce, draw_segments
+from tallystick.protocol.signing import SigningKey, ed25519_key, generate_key
+from tallystick.protocol.tlog import LogProof, checkpoint_text, parse_checkpoint
+from tallystick.protocol.transcript import (
+    JobRecord,
+    PolicyRecord,
+    Specification,
+    StepRecord,
+    Transcript,
+)
+from tallystick.roles.bundle_verifier import CHECKS, verify_bundle
+
+DAY = 86400
+PUBLISHED, AUDITED, NOW = 1_800_000_000, 1_800_000_000 + DAY, 1_800_000_000 + 2 * DAY
+STEPS, EVERY = 16, 4
+
+
+def letter(step: int, side: str) -> str:
+    return hashlib.sha256(f"{side}{step}".encode()).hexdigest()
+
+
+def run(side: str = "t", *, parts_at: int = STEPS + 1, steps: int = STEPS) -> Transcript:
+    """A run whose states after step ``parts_at`` are its side's own, and everybody's before."""
+    state = [letter(i, "common" if i <= parts_at else side) for i in range(steps + 1)]
+    specification = Specification(
+        job=JobRecord("jobs/letters.py", "11" * 32, {}, None),
+        policy=PolicyRecord("fp64", {"precision": 24}),
+        seed=1, steps=steps, checkpoint_every=EVERY, accumulation=1, world_size=1,
+        initial_state=state[0], versions={"torch": "2.13.0"}, sites=(),
+    )  # fmt: skip
+    records = tuple(
+        StepRecord(
+            step=i, rank=0, micro_batches=1, batch="22" * 32, log="33" * 32, log_bytes=0, loss=None, schedule=(),
+            skipped=False, fingerprint=state[i + 1][:16],
+            state_root=state[i + 1] if specification.is_checkpoint(i) else None,
+        )
+        for i in range(steps)
+    )  # fmt: skip
+    return Transcript(specification, records)
+
+
+MODEL = Manifest({"model.safetensors": "44" * 32})
+TRAINER, AUDITOR, SECOND, JUDGE = (ed25519_key(bytes([n]) * 32) for n in (1, 2, 3, 4))
+OMS = generate_key("ecdsa-p256")
+LOG_KEY, W1, W2 = (ed25519_key(bytes([n]) * 32) for n in (11, 12, 13))
+LOG = NoteSigner(NoteKey("log.example/runs", NOTE, LOG_KEY.public_key), LOG_KEY)
+WITNESSES = [
+    NoteSigner(NoteKey(f"w{n}.example", COSIGNATURE, key.public_key), key) for n, key in ((1, W1), (2, W2))
+]
+HONEST = run()
+IDENTITY = RunIdentity(HONEST.statement(), HONEST.specification.digest().hex(), MODEL.root_digest())
+
+
+def policy(**changes: Any) -> EvidencePolicy:
+    return parse_evidence_policy(policy_json(**changes))
+
+
+def policy_json(**changes: Any) -> bytes:
+    fields: dict[str, Any] = {
+        "format": "tallystick/evidence-policy/1",
+        "trainers": [TRAINER.public_key.key_id, OMS.public_key.key_id],
+        "auditors": [AUDITOR.public_key.key_id, SECOND.public_key.key_id],
+        "judges": [JUDGE.public_key.key_id],
+        "auditor_quorum": 1,
+        "coverage": "whole",
+        "rounding_policies": ["fp64"],
+        "most_freedom": "0.001",
+        "most_steer": "0.001",
+        "most_age_days": 30,
+        "log_policy": [
+            f"log {LOG.key}", f"witness A {WITNESSES[0].key}", f"witness B {WITNESSES[1].key}",
+            "group both all A B", "quorum both",
+        ],
+        "model_signature": True,
+    }  # fmt: skip
+    return json.dumps({**fields, **changes}).encode()
+
+
+def key_member(key: SigningKey) -> Member:
+    return Member("key", key.public_key.key_id, key.public_key.spki)
+
+
+def statement_member(statement: Statement, key: SigningKey) -> Member:
+    data = sign_statement(statement, key)
+    return named("statement", data)
+
+
+def provenance(key: SigningKey = TRAINER, transcript: Transcript = HONEST, **changes: Any) -> Member:
+    identity = RunIdentity(
+        transcript.statement(), transcript.specification.digest().hex(), MODEL.root_digest()
+    )
+    made = provenance_statement(
+        transcript.specification, replace(identity, **changes), at=PUBLISHED, version="0"
+    )
+    return statement_member(made, key)
+
+
+def audit(key: SigningKey = AUDITOR, **changes: Any) -> Member:
+    claim = AuditClaim(
+        identity=IDENTITY, at=AUDITED, result="match", segments=((0, STEPS),), draw=None, policy="fp64",
+        profile="avx2", freedom=2.0**-20, steer=2.0**-20,
+    )  # fmt: skip
+    return statement_member(audit_statement(replace(claim, **changes), details={}, version="0"), key)
+
+
+def run_member(transcript: Transcript) -> Member:
+    return Member("run", transcript.statement().root, transcript.statement().encode())
+
+
+def log_proofs(
+    *documents: bytes, seen: int = PUBLISHED, witnesses: Sequence[NoteSigner] = WITNESSES
+) -> list[Member]:
+    leaves = [leaf_hash(entry_of(document).encode()) for document in documents]
+    note = LOG.sign(Note(checkpoint_text("log.example/runs", len(leaves), merkle_root(leaves))))
+    for witness in witnesses:
+        note = witness.sign(note, now=seen)
+    tree = parse_checkpoint(note.encode())
+    return [
+        Member(
+            "log-proof",
+            entry_of(document).digest,
+            LogProof(i, tuple(inclusion_proof(leaves, i)), tree).encode(),
+        )
+        for i, document in enumerate(documents)
+    ]
+
+
+def about(transcript: Transcript = HONEST) -> list[Member]:
+    return [
+        run_member(transcript),
+        named("specification", transcript.specification.encode()),
+        named("specification-proof", transcript.prove_specification().encode()),
+    ]
+
+
+def honest() -> dict[str, list[Member]]:
+    """The members of an honest bundle by what they are for."""
+    return {
+        "keys": [key_member(key) for key in (TRAINER, AUDITOR, OMS)],
+        "run": about(),
+        "provenance": [provenance()],
+        "audit": [audit()],
+        "model": [named("model-signature", sign_model(MODEL, "m", OMS))],
+        "log": log_proofs(HONEST.statement().encode()),
+    }
+
+
+@dataclass(frozen=True)
+class Result:
+    verdict: str
+    failed: int | None
+    why: str
+    finding: str
+
+
+def check(
+    parts: dict[str, list[Member]],
+    rules: EvidencePolicy | None = None,
+    *,
+    now: int = NOW,
+    model: Manifest | None = None,
+) -> Result:
+    rules = policy() if rules is None else rules
+    data = make_bundle(member for members in parts.values() for member in members).encode()
+    return result_of(data, rules, now=now, model=model)
+
+
+def result_of(
+    data: bytes, rules: EvidencePolicy | None, *, now: int = NOW, model: Manifest | None = None
+) -> Result:
+    found = verify_bundle(data, rules, now=now, model=model)
+    assert [c.claim for c in found.checks] == list(CHECKS)
+    failed = next((c for c in found.checks if c.outcome == "failed"), None)
+    return Result(
+        found.verdict, failed and failed.number, failed.detail if failed else "", str(found.finding)
+    )
+
+
+def test_an_honest_bundle_is_accepted() -> None:
+    found = check(honest(), model=MODEL)
+    assert found == Result("match", None, "", "trained as stated")
+
+
+def test_without_a_policy_nothing_is_accepted() -> None:
+    data = make_bundle(m for members in honest().values() for m in members).encode()
+    found = result_of(data, None)
+    assert (found.verdict, found.failed, found.finding) == ("unjudged", None, "nothing is accepted")
+
+
+def test_the_same_members_make_the_same_file_in_any_order() -> None:
+    members = [m for part in honest().values() for m in part]
+    assert make_bundle(members).encode() == make_bundle(reversed(members)).encode()
+
+
+Change = Callable[[dict[str, list[Member]]], object]
+
+
+def drop(part: str) -> Change:
+    return lambda parts: parts.pop(part)
+
+
+def put(part: str, *members: Member) -> Change:
+    return lambda parts: parts.__setitem__(part, list(members))
+
+
+def extend(part: str, *members: Member) -> Change:
+    return lambda parts: parts[part].extend(members)
+
+
+def keys(*more: SigningKey) -> Change:
+    return extend("keys", *(key_member(key) for key in more))
+
+
+OTHER = run("x", parts_at=0)
+OTHER_MODEL = Manifest({"model.safetensors": "45" * 32})
+
+
+@pytest.mark.parametrize(
+    ("changes", "rules", "failed", "why"),
+    [
+        ([drop("keys")], {}, 2, "is signed by 0 keys"),
+        ([drop("audit")], {}, 11, "0 auditors count, the policy asks for 1"),
+        ([drop("provenance")], {}, 5, "must hold one trainer's provenance, holds 0"),
+        ([drop("log")], {}, 7, "log proof is missing"),
+        ([drop("model")], {}, 6, "model.sig is missing"),
+        ([put("run", run_member(HONEST))], {}, 5, "specification or the proof"),
+        ([put("provenance"), put("audit")], {}, 2, "holds no statement"),
+        ([keys(SECOND), put("audit", audit(SECOND))], {"auditors": [AUDITOR.public_key.key_id]}, 3, "is nobody in the policy"),
+        ([put("audit", audit(TRAINER))], {}, 3, "is a auditor's, its signer .* is trainer"),
+        ([keys(JUDGE), put("provenance", provenance(JUDGE))], {}, 3, "is a trainer's, its signer .* is judge"),
+        ([], {"auditor_quorum": 2}, 11, "1 auditors count, the policy asks for 2"),
+        ([extend("audit", audit(at=AUDITED + 1))], {"auditor_quorum": 2}, 11, "1 auditors count"),
+        ([put("audit", audit(result="cannot_reproduce"))], {}, 11, "its result is cannot_reproduce"),
+        ([put("audit", audit(segments=((0, 8),)))], {}, 11, "it covers 8 of 16 steps"),
+        ([put("audit", audit(segments=((0, 8),)))], {"coverage": {"fraction": "0.5", "detect": "0.5"}}, 11, "chosen, not drawn"),
+        ([put("audit", audit(freedom=0.5))], {}, 11, "freedom 0.5 exceeds 0.001"),
+        ([put("audit", audit(steer=1.5))], {}, 11, "steer 1.5 exceeds 0.001"),
+        ([put("audit", audit(policy="bf16"))], {}, 11, "rounding policy bf16 is not accepted"),
+        ([put("audit", audit(at=NOW + DAY))], {}, 11, "which is to come"),
+        ([put("audit", audit(at=PUBLISHED - 1))], {}, 7, "the run was published at"),
+        ([put("log", *log_proofs(HONEST.statement().encode(), witnesses=WITNESSES[:1]))], {}, 7, "quorum 'both' is not met"),
+        ([put("log", *log_proofs(OTHER.statement().encode()))], {}, 2, "is about no document"),
+        ([put("model", named("model-signature", sign_model(OTHER_MODEL, "m", OMS)))], {}, 6, "root digest is"),
+        ([put("model", named("model-signature", sign_model(MODEL, "m", generate_key("ecdsa-p256"))))], {}, 6,
+         "is not signed by any of the 2 keys"),
+        ([put("audit", audit(identity=replace(IDENTITY, weights="55" * 32)))], {}, 5, "weights are 55"),
+        ([put("audit", audit(identity=replace(IDENTITY, run=OTHER.statement())))], {}, 5, "is about run"),
+        ([put("run", *about(OTHER), run_member(HONEST))], {}, 5, "leads to root"),
+        ([put("audit", audit(result="mismatch"))], {}, 10, "found a mismatch, and no judge has ruled"),
+        ([extend("audit", audit(SECOND, result="log_violation")), keys(SECOND)], {}, 10, "found a log_violation"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_or_wrong_is_never_a_pass(
+    changes: list[Change], rules: dict[str, Any], failed: int, why: str
+) -> None:
+    import re
+
+    parts = honest()
+    for change in changes:
+        change(parts)
+    found = check(parts, policy(**rules))
+    assert (found.verdict, found.failed) == ("mismatch", failed)
+    assert re.search(why, found.why)
+    assert found.finding != "trained as stated"
+
+
+def test_old_evidence_does_not_count_and_other_files_are_not_the_model() -> None:
+    assert check(honest(), now=AUDITED + 31 * DAY).why.endswith("31 days old, accepted are 30")
+    assert "the files have root digest" in check(honest(), model=OTHER_MODEL).why
+
+
+def test_two_auditors_make_a_quorum_of_two() -> None:
+    parts = honest()
+    keys(SECOND)(parts)
+    parts["audit"].append(audit(SECOND, profile="cuda"))
+    assert check(parts, policy(auditor_quorum=2)).verdict == "match"
+
+
+@pytest.mark.parametrize(
+    ("members", "what"),
+    [
+        ([audit(result="mismatch")], "results match and mismatch for the same steps"),
+        ([audit(result="mismatch", segments=((4, 8),))], "results match and mismatch for the same steps"),
+        ([provenance(transcript=OTHER)], "runs"),
+        ([provenance(weights="55" * 32)], "weights"),
+    ],
+)
+def test_two_answers_of_one_key_are_evidence_by_themselves(members: list[Member], what: str) -> None:
+    parts = honest()
+    parts["audit"] += members
+    found = check(parts)
+    assert (found.verdict, found.failed) == ("mismatch", 4)
+    assert what in found.why
+    assert found.finding.startswith("equivocation: ")
+
+
+def test_a_trainer_with_two_runs_of_one_order_contradicts_itself() -> None:
+    late = run("x", parts_at=9)
+    parts = honest()
+    parts["provenance"].append(provenance(transcript=late))
+    found = check(parts)
+    assert found.failed == 4
+    assert found.finding == f"equivocation: trainer {TRAINER.public_key.key_id} signed two answers"
+    data = make_bundle(m for members in parts.values() for m in members).encode()
+    assert result_of(data, None).failed == 4
+
+
+def test_a_log_with_two_trees_of_one_size_is_exposed() -> None:
+    other = log_proofs(OTHER.statement().encode())[0]
+    note = parse_checkpoint(other.data.partition(b"\n\n")[2]).note.encode()
+    parts = honest()
+    parts["log"].append(named("checkpoint", note))
+    found = check(parts)
+    assert found.failed == 4
+    assert found.finding == "equivocation: log log.example/runs signed two trees of 1 entries"
+
+
+# ---------------------------------------------------------------------------------------- samples
+
+
+def drawn(log: LogPosition | None = None, beacon_time: int = PUBLISHED + 600) -> SegmentDraw:
+    statement = HONEST.statement()
+    announcement = announce(
+        run_root=bytes.fromhex(statement.root), tree_size=statement.tree_size, steps=STEPS, checkpoint_every=EVERY,
+        fraction="0.5", detect="0.8", log=log, beacon=("drand/quicknet", 41, beacon_time),
+    )  # fmt: skip
+    return draw_segments(announcement, b"\x33" * 32)
+
+
+def sampled(log: LogPosition | None, seen: int = PUBLISHED, **changes: Any) -> dict[str, list[Member]]:
+    parts = honest()
+    draw = drawn(log)
+    parts["log"] = log_proofs(HONEST.statement().encode(), draw.announcement.encode(), seen=seen)
+    parts["audit"] = [audit(segments=draw.segments, draw=draw, **changes)]
+    return parts
+
+
+POSITION = LogPosition("log.example/runs", 1, b"\x66" * 32, PUBLISHED)
+SAMPLE_RULES = {"coverage": {"fraction": "0.5", "detect": "0.8"}}
+
+
+def test_a_sample_that_was_announced_before_its_beacon_counts() -> None:
+    assert check(sampled(POSITION), policy(**SAMPLE_RULES)).verdict == "match"
+
+
+def test_a_weak_late_or_unpublished_sample_does_not() -> None:
+    strict = {"coverage": {"fraction": "0.25", "detect": "0.8"}}
+    assert "finds a share 0.25 with probability 0.5" in check(sampled(POSITION), policy(**strict)).why
+    assert "it covers 8 of 16 steps" in check(sampled(POSITION), policy()).why
+    assert "were published before the beacon spoke" in check(sampled(None), policy(**SAMPLE_RULES)).why
+    late = check(sampled(POSITION, seen=PUBLISHED + 600), policy(**SAMPLE_RULES))
+    assert (late.failed, "was announced at" in late.why) == (8, True)
+    early = check(sampled(POSITION, at=PUBLISHED + 599), policy(**SAMPLE_RULES))
+    assert "is older than its beacon" in early.why
+
+
+def test_a_sample_of_other_segments_than_its_draw_is_refused() -> None:
+    draw = drawn(POSITION)
+    others = tuple(s for s in ((0, 4), (4, 8), (8, 12), (12, 16)) if s not in draw.segments)
+    parts = honest()
+    parts["audit"] = [audit(segments=others, draw=draw)]
+    found = check(parts, policy(**SAMPLE_RULES))
+    assert (found.failed, "the draw is of other segments" in found.why) == (2, True)
+
+
+# --------------------------------------------------------------------------------------- disputes
+
+
+def verdict_document(
+    trainer: Transcript, auditor: Transcript, side: tuple[str, str], parts_at: int, loser: str
+) -> bytes:
+    """Play the game over letters and write what tally dispute writes."""
+    game = open_game(
+        [Level("checkpoints", range(0, STEPS + 1, EVERY)), Level("steps", range(STEPS + 1))],
+        agreed=bytes.fromhex(letter(0, "common")),
+        trainer=bytes.fromhex(trainer.statement().final_state),
+        auditor=bytes.fromhex(auditor.statement().final_state),
+    )
+    while (at := game.midpoint) is not None:
+        for party, own in zip(("trainer", "auditor"), side, strict=True):
+            game = apply(
+                game, Claim(party, at, bytes.fromhex(letter(at, "common" if at <= parts_at else own)))
+            )
+    moves = [[m.party, m.index, m.commitment.hex()] for m in game.log if isinstance(m, Claim)]
+    return canonical_json(
+        {
+            "format": "tallystick/dispute-verdict/1", "loser": loser, "moves": moves, "outcome": "fault",
+            "reason": "step 9: another batch", "rounds": 4, "rounds_per_level": {"checkpoints": 2, "steps": 2},
+            "step": game.agreed,
+        }
+    )  # fmt: skip
+
+
+def disputed(
+    loser: str, *, parts_at: int = 9, answers: Member | None = None, **changes: Any
+) -> dict[str, list[Member]]:
+    """The bundle of a trainer whose run parts from the auditor's at ``parts_at``, with the judge's verdict."""
+    trainer = run("t", parts_at=parts_at)
+    theirs = run("a", parts_at=parts_at)
+    document = verdict_document(trainer, theirs, ("t", "a"), parts_at, loser)
+    identity = RunIdentity(trainer.statement(), trainer.specification.digest().hex(), MODEL.root_digest())
+    accused = audit(identity=identity, result="mismatch")
+    claim = VerdictClaim(
+        identity=identity, at=AUDITED + 60, auditor_run=theirs.statement().root, outcome="fault", loser=loser,
+        step=parts_at, reason="step 9: another batch", record=hashlib.sha256(document).hexdigest(),
+        accusation=hashlib.sha256((answers or accused).data).hexdigest(),
+    )  # fmt: skip
+    verdict = verdict_statement(replace(claim, **changes), version="0")
+    return {
+        "keys": [key_member(key) for key in (TRAINER, AUDITOR, SECOND, OMS, JUDGE)],
+        "run": [*about(trainer), run_member(theirs)],
+        "provenance": [provenance(transcript=trainer)],
+        "audit": [accused, audit(SECOND, identity=identity)],
+        "model": [named("model-signature", sign_model(MODEL, "m", OMS))],
+        "log": log_proofs(trainer.statement().encode()),
+        "verdict": [statement_member(verdict, JUDGE), named("verdict", document)],
+    }
+
+
+def test_a_verdict_against_the_trainer_is_a_finding() -> None:
+    found = check(disputed("trainer"))
+    assert (found.verdict, found.failed) == ("mismatch", 10)
+    assert found.finding == "trainer at fault at step 9: step 9: another batch"
+
+
+def test_a_verdict_against_the_accuser_answers_its_accusation_and_no_other() -> None:
+    assert check(disputed("auditor")).verdict == "match"
+    other = audit(SECOND, result="mismatch")
+    found = check(disputed("auditor", answers=other))
+    assert (found.failed, "no judge has ruled on it" in found.why) == (10, True)
+
+
+def test_a_verdict_that_does_not_follow_from_its_moves_is_refused() -> None:
+    assert "says other things than statement" in check(disputed("auditor", step=8)).why
+    parts = disputed("auditor")
+    parts["run"] = parts["run"][:-1]
+    assert "run statement" in check(parts).why
+    parts = disputed("auditor")
+    parts["verdict"] = parts["verdict"][:1]
+    assert "the record it names is not in the bundle" in check(parts).why
+    parts = disputed("auditor")
+    parts["verdict"].append(named("verdict", b"{}"))
+    assert "no verdict in the bundle names it" in check(parts).why
+
+
+def test_moves_that_lead_elsewhere_are_refused() -> None:
+    trainer, theirs = run("t", parts_at=9), run("a", parts_at=9)
+    good = json.loads(verdict_document(trainer, theirs, ("t", "a"), 9, "auditor"))
+    for moves, why in (
+        (good["moves"][:-1], "its moves lead to"),
+        (good["moves"][1:], "claim must be|its moves lead"),
+    ):
+        import re
+
+        document = canonical_json({**good, "moves": moves})
+        parts = disputed("auditor", record=hashlib.sha256(document).hexdigest())
+        parts["verdict"][1] = named("verdict", document)
+        found = check(parts)
+        assert found.failed == 9
+        assert re.search(why, found.why)
+
+
+def test_a_dispute_record_that_nothing_can_check_is_no_pass() -> None:
+    record = named("dispute", b"{}")
+    parts = disputed("auditor", dispute=record.digest)
+    parts["verdict"].append(record)
+    assert check(parts).failed == 9
+
+
+# -------------------------------------------------------------------------------------- container
+
+
+def test_a_bundle_has_one_encoding() -> None:
+    members = [m for part in honest().values() for m in part]
+    data = make_bundle(members).encode()
+    head, _, body = data.partition(b"\n")
+    index = json.loads(head)
+
+    def spelt(lines: object, rest: bytes = body) -> bytes:
+        return canonical_json({**index, "members": lines}) + b"\n" + rest
+
+    lines = index["members"]
+    assert spelt(lines) == data
+    kind, name, size, digest = lines[0]
+    for changed, verdict, why in (
+        (data + b"\0", "malformed", "the index speaks of"),
+        (data[:-1], "malformed", "the index speaks of"),
+        (spelt(lines[::-1]), "malformed", "must ascend"),
+        (spelt([lines[0], *lines]), "malformed", "must ascend"),
+        (spelt([["pickle", name, size, digest], *lines[1:]]), "malformed", "ascend|kind 'pickle'"),
+        (spelt([[kind, "../x", size, digest], *lines[1:]]), "malformed", "64 lower-case"),
+        (spelt([[kind, name, 2**62, digest], *lines[1:]]), "malformed", "the index speaks of"),
+        (spelt([[kind, name, -1, digest], *lines[1:]]), "malformed", "a member must be"),
+        (spelt([[kind, name, True, digest], *lines[1:]]), "malformed", "a member must be"),
+        (spelt(lines, bytes([body[0] ^ 1]) + body[1:]), "mismatch", "the index says"),
+        (b" " + data, "malformed", "index"),
+        (b"", "malformed", "has no index"),
+    ):
+        import re
+
+        found = result_of(changed, policy())
+        assert (found.verdict, found.failed) == (verdict, 1), why
+        assert re.search(why, found.why)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"note": 1}, "field 'note' is unknown"),
+        ({"auditor_quorum": 0}, "auditor_quorum must be 1 to 2"),
+        ({"auditor_quorum": 3}, "auditor_quorum must be 1 to 2"),
+        ({"judges": [AUDITOR.public_key.key_id]}, "one party, one role"),
+        ({"trainers": []}, "names no trainer"),
+        ({"trainers": ["xx"]}, "64 lower-case"),
+        ({"most_freedom": "lots"}, "decimal number"),
+        ({"most_age_days": 0}, "most_age_days must be"),
+        ({"coverage": "some"}, "coverage: must be an object"),
+        ({"log_policy": ["log x"]}, "vkey"),
+        ({"model_signature": 1}, "must be true or false"),
+        ({"format": "tallystick/evidence-policy/2"}, "format must be"),
+    ],
+)
+def test_a_malformed_policy_is_refused(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidInput, match=reason):
+        policy(**changes)
+
+
+def test_a_policy_with_a_field_left_out_is_refused() -> None:
+    for name in json.loads(policy_json()):
+        with pytest.raises(InvalidInput, match=f"field '{name}' is missing"):
+            parse_evidence_policy(
+                json.dumps({k: v for k, v in json.loads(policy_json()).items() if k != name}).encode()
+            )
+
+
+def test_every_byte_of_a_bundle_matters() -> None:
+    """No single changed byte is accepted, wherever it is."""
+    data = make_bundle(m for part in honest().values() for m in part).encode()
+    rules = policy()
+    for at in range(0, len(data), 97):
+        changed = bytearray(data)
+        changed[at] ^= 1
+        assert verify_bundle(bytes(changed), rules, now=NOW).verdict in ("mismatch", "malformed"), at
+
+
+def test_the_sample_of_the_fixture_is_half_of_the_segments() -> None:
+    assert drawn().announcement.power() == Fraction(5, 6)
+    assert isinstance(Bundle(()), Bundle)

@@ -1,0 +1,105 @@
+"""Every case of vectors/{transparency-log,attestation,audit-draw,evidence-bundle}."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tallystick.errors import InvalidInput, Mismatch
+from tallystick.protocol.bundle import parse_bundle
+from tallystick.protocol.envelope import parse_envelope
+from tallystick.protocol.log_policy import parse_log_policy
+from tallystick.protocol.model_signature import Manifest, parse_model_signature
+from tallystick.protocol.notes import parse_note, parse_vkey
+from tallystick.protocol.sample import parse_draw
+from tallystick.protocol.signing import parse_public_key
+from tallystick.protocol.tlog import LogEntry, parse_log_proof
+
+REPOSITORY = Path(__file__).parents[2]
+ROOMS = ("transparency-log", "attestation", "audit-draw", "evidence-bundle")
+CASES = sorted(folder for room in ROOMS for folder in (REPOSITORY / "vectors" / room).iterdir())
+ERRORS = {"InvalidInput": InvalidInput, "Mismatch": Mismatch}
+
+
+def note(note: str, vkeys: list[str], signed: dict[str, int | None]) -> None:
+    parsed = parse_note(note.encode())
+    assert parsed.encode() == note.encode()
+    assert {str(key): when for key, when in parsed.verify(map(parse_vkey, vkeys)).items()} == signed
+
+
+def log_proof(proof: str, kind: str, digest: str, policy: str, seen_at: int | None = None) -> None:
+    parsed = parse_log_proof(proof.encode())
+    assert parsed.encode() == proof.encode()
+    seen = parsed.verify(LogEntry(kind, digest), parse_log_policy(policy.encode()))
+    assert seen.seen_at == seen_at
+
+
+def log_policy(policy: str) -> None:
+    parse_log_policy(policy.encode())
+
+
+def envelope(envelope: str, key: str, predicate: dict[str, Any]) -> None:
+    opened = parse_envelope(envelope.encode()).open([parse_public_key(bytes.fromhex(key))])
+    assert opened.predicate == predicate
+
+
+def model_signature(signature: str, key: str, files: dict[str, str], root_digest: str = "") -> None:
+    manifest = Manifest(files)
+    parse_model_signature(signature.encode()).verify(manifest, [parse_public_key(key.encode())])
+    assert manifest.root_digest() == root_digest
+
+
+def audit_draw(draw: str, power: list[int] | None = None) -> None:
+    found = parse_draw(draw.encode())
+    assert found.encode() == draw.encode()
+    assert power is not None
+    assert found.announcement.power() == Fraction(*power)
+
+
+def bundle(bundle: str, members: list[list[str]] | None = None) -> None:
+    parsed = parse_bundle(bytes.fromhex(bundle))
+    assert parsed.encode().hex() == bundle
+    assert [[m.kind, m.name, m.data.hex()] for m in parsed.members] == members
+
+
+OPERATIONS: dict[str, Callable[..., None]] = {
+    "note": note,
+    "log-proof": log_proof,
+    "log-policy": log_policy,
+    "envelope": envelope,
+    "model-signature": model_signature,
+    "audit-draw": audit_draw,
+    "bundle": bundle,
+}
+
+
+@pytest.mark.parametrize("folder", CASES, ids=lambda folder: f"{folder.parent.name}/{folder.name}")
+def test_vector(folder: Path) -> None:
+    assert (folder / "README.md").read_text(encoding="utf-8").endswith(".\n")
+    case = json.loads((folder / "input.json").read_text())
+    operation = OPERATIONS[case.pop("operation")]
+    if not folder.name.endswith("_fail"):
+        operation(**case)
+        return
+    error, reason = ERRORS[case.pop("error")], case.pop("reason")
+    with pytest.raises(error, match=re.escape(reason)):
+        operation(**case)
+
+
+def test_the_vectors_are_what_their_generator_writes(tmp_path: Path) -> None:
+    script = REPOSITORY / "scripts" / "vectors_evidence.py"
+    subprocess.run([sys.executable, str(script), str(tmp_path)], check=True)
+
+    def files(root: Path) -> dict[str, bytes]:
+        found = (path for room in ROOMS for path in sorted((root / room).rglob("*")) if path.is_file())
+        return {str(path.relative_to(root)): path.read_bytes() for path in found}
+
+    assert files(tmp_path) == files(REPOSITORY / "vectors")
