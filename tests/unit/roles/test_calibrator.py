@@ -87,9 +87,9 @@ def test_a_finer_grid_is_taken_where_the_log_may_be_larger() -> None:
 
 
 def test_a_grid_that_was_chosen_does_not_follow_the_noise() -> None:
-    """By itself the policy makes the quantum coarser for a noisy gradient; a grid that meets what is wanted stays."""
+    """With a spacing the policy makes the quantum coarser for a noisy gradient; a grid that meets what is wanted stays."""
     loud = [survey(2.0**-16, 2.0**-18)]
-    own, fixed = expect(FP32, loud), expect(FIXED, loud)
+    own, fixed = expect(replace(FP32, gradient_spacing=11), loud), expect(FIXED, loud)
     assert own is not None and fixed is not None
     assert own.log_bits < 0.5 * fixed.log_bits
     made = propose(FP32, loud, Wanted(log_bits=1.1 * fixed.log_bits))
