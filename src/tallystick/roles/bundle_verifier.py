@@ -407,7 +407,17 @@ class _BundleChecks:
 
     def _check_moves(self, name: str, claim: VerdictClaim, record: Member) -> None:
         what = f"verdict {record.name}"
-        names = ("format", "loser", "moves", "outcome", "reason", "rounds", "rounds_per_level", "step")
+        names = (
+            "format",
+            "loser",
+            "moves",
+            "operator",
+            "outcome",
+            "reason",
+            "rounds",
+            "rounds_per_level",
+            "step",
+        )
         value = parse_canonical_json(record.data, what=what, limit=1 << 24)
         fields = Fields(value, what=what, names=names)
         fields.constant("format", "tallystick/dispute-verdict/1")

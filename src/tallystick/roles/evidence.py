@@ -181,7 +181,14 @@ def gather(path: Path) -> list[Member]:
     statement = directory.load_statement()
     found = [Member("run", parse_run_statement(statement).root, statement)]
     extra = [
-        path / name for name in ("verdict.json", "provenance.intoto.json", "verdict.intoto.json", "model.sig")
+        path / name
+        for name in (
+            "verdict.json",
+            "dispute.json",
+            "provenance.intoto.json",
+            "verdict.intoto.json",
+            "model.sig",
+        )
     ]
     found += [member for file in extra if file.exists() for member in gather(file)]
     if (path / "provenance.intoto.json").exists():

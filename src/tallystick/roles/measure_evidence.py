@@ -235,8 +235,8 @@ class _Example:
         rounds = {"checkpoints": 6, "steps": len(moves) // 2 - 6}
         document = canonical_json(
             {
-                "format": "tallystick/dispute-verdict/1", "loser": "auditor", "moves": moves, "outcome": "fault",
-                "reason": "the auditor's state is not what the step gives", "rounds": len(moves) // 2,
+                "format": "tallystick/dispute-verdict/1", "loser": "auditor", "moves": moves, "operator": None,
+                "outcome": "fault", "reason": "the auditor's state is not what the step gives", "rounds": len(moves) // 2,
                 "rounds_per_level": rounds, "step": game.agreed,
             }
         )  # fmt: skip

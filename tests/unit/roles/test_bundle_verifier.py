@@ -416,7 +416,7 @@ def verdict_document(
     moves = [[m.party, m.index, m.commitment.hex()] for m in game.log if isinstance(m, Claim)]
     return canonical_json(
         {
-            "format": "tallystick/dispute-verdict/1", "loser": loser, "moves": moves, "outcome": "fault",
+            "format": "tallystick/dispute-verdict/1", "loser": loser, "moves": moves, "operator": None, "outcome": "fault",
             "reason": "step 9: another batch", "rounds": 4, "rounds_per_level": {"checkpoints": 2, "steps": 2},
             "step": game.agreed,
         }
