@@ -141,7 +141,11 @@ def test_a_header_that_lies_about_a_scale_can_be_disputed(
     assert (report.verdict, report.first.step) == ("log_violation", AT)
     assert "hidden.weight" in report.first.subject
     assert (result.loser, result.step, result.outcome) == ("trainer", AT, "fault")
-    assert "is too wide" in result.reason
+    whole = dispute(
+        run, claim, source, level="steps"
+    )  # a header is not one operator's: the whole step shows it
+    assert (whole.loser, whole.step, whole.outcome) == ("trainer", AT, "fault")
+    assert "is too wide" in whole.reason
 
 
 def test_an_honest_run_and_an_honest_claim_leave_nobody_to_blame(

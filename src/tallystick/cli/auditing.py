@@ -150,7 +150,9 @@ def audit(
     )
     sampled.check(whole=steps is None and claim is None)
     if claim is not None and (key is not None or statement is not None):
-        raise InvalidInput("--claim: writes a claim and no audit's statement; leave out --key and --statement")
+        raise InvalidInput(
+            "--claim: writes a claim and no audit's statement; leave out --key and --statement"
+        )
     _check_statement(key, statement)
     if claim is not None and segment is not None:
         raise InvalidInput("--claim: a claim is about the whole run; leave out --steps")

@@ -325,6 +325,8 @@ class Result:
     reason: str = "step 27: the committed batch is not the job's"
     moves: list[tuple[str, int, str]] = field(default_factory=lambda: [("trainer", 30, "ab" * 32)])
     outcome: str = "fault"
+    operator: None = None
+    record: None = None
 
 
 def test_a_ruling_names_loser_step_and_rounds() -> None:
