@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,9 @@ from tallystick.execution.step import backward_of
 from tallystick.execution.tape import is_noise_only
 from tallystick.numerics.log import Frame, GridTable, Kind, SiteAddress, SiteGrid, encode_frame
 from tallystick.numerics.policy import find_policy
-from tallystick.roles.auditor import AuditReport, Replay, audit, find_noisy_sites
+from tallystick.roles import judge
+from tallystick.roles.auditor import AuditReport, Replay, audit, find_noisy_sites, open_replay, write_claim
+from tallystick.roles.operators import OperatorDispute, OperatorResult
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
 
@@ -171,3 +174,29 @@ def test_a_network_as_deep_as_resnet50_is_followed_from_its_noisy_first_step_on(
     assert (report.verdict, report.differing_elements, report.steps) == ("match", 0, 6)
     assert report.freedom.moved > 0, "control: without the log these elements would be others"
     assert 0.0 < report.freedom.largest_steer < 0.5
+
+
+@pytest.mark.parametrize("level", ["operators", "steps"])
+def test_a_judge_whose_own_noise_exceeds_a_band_blames_nobody(
+    level: str, source: JobSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer is honest. Its program runs on the judge's machine here, so what it ends at there convicts nobody."""
+    run, claim = RunDirectory(tmp_path / "run"), RunDirectory(tmp_path / "claim")
+    record(Order(source, {}, find_policy("fp32"), checkpoint_every=8), run)
+    write_claim(run, source, claim, jitter=True)
+    seen: list[OperatorResult] = []
+    honest_play = OperatorDispute.play
+
+    def noting(case: OperatorDispute) -> OperatorResult:
+        seen.append(honest_play(case))
+        return seen[-1]
+
+    monkeypatch.setattr(judge, "open_replay", partial(open_replay, jitter=True))
+    monkeypatch.setattr(OperatorDispute, "play", noting)
+    result = judge.dispute(run, claim, source, level=level)
+
+    assert (result.loser, result.outcome, result.step) == ("none", "cannot_reproduce", LOUD)
+    assert "loud.weight" in result.reason
+    assert result.record is None
+    # The control: level three alone, with the trainer's part played on this machine, would have convicted it.
+    assert [found.loser for found in seen] == (["trainer"] if level == "operators" else [])

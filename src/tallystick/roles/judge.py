@@ -200,12 +200,20 @@ def _play(
             written = _record_of(ours, case.agreed, steps, game.position, found)
     if found is not None and found.rounds:
         rounds["operators"] = found.rounds
+    ruling = earlier
+    if found is not None and found.loser == "trainer" and defence is replay:
+        # The trainer's part was played by the job's program on this machine, whose noise may be to blame for where it
+        # ended: the whole step is judged as well, and only if that convicts too does the operator stand.
+        ruling = step_judge.rule(game.position, {})
+        if ruling.loser != "trainer":
+            why = f"the trainer did not answer itself, and the whole step does not convict it: {found.reason}"
+            found, written = replace(found, loser=None, reason=why, evidence=None), None
     if found is not None and found.loser is not None:
         reason = f"step {game.agreed}: {found.reason}"
         return DisputeResult(
             found.loser, game.agreed, sum(rounds.values()), rounds, reason, moves, "fault", found, written
         )
-    ruling = earlier or step_judge.rule(game.position, {})
+    ruling = ruling or step_judge.rule(game.position, {})
     return DisputeResult(
         ruling.loser,
         step_judge.step,
