@@ -301,6 +301,29 @@ class Capture(TorchDispatchMode):
         near = _near(flat, point, band) if band > 0.0 else torch.empty(0, dtype=torch.int64, device=x.device)
         if exact_is_structural:
             near = _without_structural(flat, point, near)
+        return self._obeyed(flat, point, near)
+
+    def rectified(self, func: Operator, x: Tensor) -> Tensor:
+        """Return ``relu(x)`` of a contiguous ``x``, its decision taken; on the CPU in the pass that looks for near elements."""
+        flat = x.detach().view(-1)
+        if not self.tape.pending(flat):
+            return func(x)
+        band = self.tape.band(sampled_rms(flat))
+        if band > 0.0 and x.device.type == "cpu" and x.dtype in DTYPES:
+            result = torch.empty_like(x, memory_format=torch.contiguous_format)
+            found = kernels.relu(flat.numpy(), result.view(-1).numpy(), band, threads=torch.get_num_threads())
+            near = torch.from_numpy(found)
+        else:
+            result = func(x)
+            near = (flat.abs() < band).nonzero().squeeze(1)
+        moved = self._obeyed(flat, torch.zeros((), dtype=x.dtype, device=x.device), near)
+        if moved is not None:
+            at, values = moved
+            result.view(-1)[at] = values.clamp_(min=0.0)
+        return result
+
+    def _obeyed(self, flat: Tensor, point: Tensor, near: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Put the pending decision on the elements ``near`` to the tape; return what ``moved`` does."""
 
         def symbols(at: Tensor) -> Tensor:
             return (torch.sign(flat[at] - _take(point, at)) + 1).to(torch.int64)
@@ -488,8 +511,8 @@ def _switch(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, An
             return values[0]
         return values[(flat.unsqueeze(1) - values).abs().argmin(dim=1)]
 
-    if name == "aten::relu" and x.is_contiguous():
-        return _relu(func, x, mode.moved(x, nearest))
+    if name == "aten::relu" and x.is_contiguous() and not func._schema.is_mutable:
+        return mode.rectified(func, x)
     moved = mode.forced(x, nearest)
     if moved is not None:
         if func._schema.is_mutable:
@@ -497,15 +520,6 @@ def _switch(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, An
         else:
             args = (*args[: switch.argument], moved, *args[switch.argument + 1 :])
     return func(*args, **kwargs)
-
-
-def _relu(func: Operator, x: Tensor, moved: tuple[Tensor, Tensor] | None) -> Tensor:
-    """Run a ReLU, and put right what came out of the elements to obey: that costs no copy of the input."""
-    result = func(x)
-    if moved is not None:
-        at, values = moved
-        result.view(-1)[at] = values.clamp_(min=0.0)
-    return result
 
 
 def _compare_tensors(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:

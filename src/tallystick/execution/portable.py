@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tallystick.errors import Nondeterminism
-from tallystick.numerics.optimizers import SgdNumbers, adam_numbers, adam_step, sgd_step
+from tallystick.numerics.optimizers import Marks, SgdNumbers, adam_numbers, adam_step, sgd_step
 
 ADAM_OPTIONS = {"lr", "betas", "eps", "weight_decay"}
 SGD_OPTIONS = {"lr", "momentum", "dampening", "weight_decay"}
@@ -45,10 +45,13 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def portable_step(optimizer: torch.optim.Optimizer, names: Mapping[int, str], step: int) -> None:
+def portable_step(
+    optimizer: torch.optim.Optimizer, names: Mapping[int, str], step: int, marks: Marks | None = None
+) -> None:
     """Update every parameter that has a gradient, already rounded; the gradient is gone then.
 
-    ``names`` gives the parameters' names by ``id``, ``step`` the session's step, both for messages.
+    ``names`` gives the parameters' names by ``id``, ``step`` the session's step, both for messages. ``marks`` takes the
+    fingerprints of what is written, where it is known by its address.
 
     Raises:
         Nondeterminism: a result is not finite, or an option was changed to one that is not portable.
@@ -74,10 +77,17 @@ def portable_step(optimizer: torch.optim.Optimizer, names: Mapping[int, str], st
             if not p.is_contiguous():
                 p.data = p.data.contiguous()
             name = f"step {step}: {names[id(p)]}"
-            (_sgd if is_sgd else _adam)(optimizer.state, group, p, gradient, name)
+            (_sgd if is_sgd else _adam)(optimizer.state, group, p, gradient, name, marks)
 
 
-def _adam(state: dict[Any, Any], group: dict[str, Any], p: nn.Parameter, gradient: Tensor, name: str) -> None:
+def _adam(
+    state: dict[Any, Any],
+    group: dict[str, Any],
+    p: nn.Parameter,
+    gradient: Tensor,
+    name: str,
+    marks: Marks | None,
+) -> None:
     held = state[p]
     if not held:
         held["step"] = torch.zeros((), dtype=torch.float32)
@@ -93,10 +103,17 @@ def _adam(state: dict[Any, Any], group: dict[str, Any], p: nn.Parameter, gradien
         decoupled=bool(group.get("decoupled_weight_decay", False)),
     )
     mean, square = _single(held, "exp_avg"), _single(held, "exp_avg_sq")
-    adam_step(p.data, gradient, mean, square, numbers, name=name)
+    adam_step(p.data, gradient, mean, square, numbers, name=name, marks=marks)
 
 
-def _sgd(state: dict[Any, Any], group: dict[str, Any], p: nn.Parameter, gradient: Tensor, name: str) -> None:
+def _sgd(
+    state: dict[Any, Any],
+    group: dict[str, Any],
+    p: nn.Parameter,
+    gradient: Tensor,
+    name: str,
+    marks: Marks | None,
+) -> None:
     momentum = float(group["momentum"])
     numbers = SgdNumbers(
         lr=float(group["lr"]),
@@ -106,13 +123,13 @@ def _sgd(state: dict[Any, Any], group: dict[str, Any], p: nn.Parameter, gradient
         nesterov=bool(group["nesterov"]),
     )
     if momentum == 0.0:
-        sgd_step(p.data, gradient, None, numbers, first=False, name=name)
+        sgd_step(p.data, gradient, None, numbers, first=False, name=name, marks=marks)
         return
     held = state[p]
     first = held.get("momentum_buffer") is None
     if first:
         held["momentum_buffer"] = _zeros(p)
-    sgd_step(p.data, gradient, _single(held, "momentum_buffer"), numbers, first=first, name=name)
+    sgd_step(p.data, gradient, _single(held, "momentum_buffer"), numbers, first=first, name=name, marks=marks)
 
 
 def _zeros(p: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ from tallystick.execution.portable import portable_step, why_not_portable
 from tallystick.execution.randomness import RandomStream
 from tallystick.execution.tape import FollowTape, RecordTape, Tape, is_noise_only
 from tallystick.numerics.log import GridTable, Kind, decode_frame
+from tallystick.numerics.optimizers import Marks
 from tallystick.numerics.policy import Policy, is_calibration_step
 from tallystick.numerics.random import stream_key
 from tallystick.numerics.rounding import NO_KEY, Key, fingerprint, fingerprint_all
@@ -147,6 +148,7 @@ class Session:
         self.leaves: LeafSites | None = None
         self._tape: Tape | None = None
         self._jitter_mode: JitterMode | None = None
+        self._marks: Marks | None = None
         self._bracket: ExitStack | None = None
         self._random = RandomStream(seed)
         self._held: dict[int, _Held] = {}
@@ -586,7 +588,7 @@ class Session:
         loss = torch.tensor([self.loss], dtype=torch.float64)
         self._tape.round(Kind.LOSS, 0, loss, out=loss, name="loss")
         self.loss = float(loss.item())
-        found = self.state_fingerprint()
+        found = self._closing_fingerprint()
         self._charge("end_of_step")
         return found
 
@@ -651,9 +653,25 @@ class Session:
 
     def state_fingerprint(self) -> int:
         """Return the 64-bit fingerprint over all floating state tensors, in order of their names."""
-        return fingerprint_all(
-            tensor for _, tensor in sorted(self.floating_state(), key=lambda pair: pair[0])
-        )
+        return fingerprint_all(self._ordered_state())
+
+    def _closing_fingerprint(self) -> int:
+        """Return ``state_fingerprint`` without reading again what the optimizer's own pass took the fingerprint of.
+
+        What is written to a tensor behind autograd's back after that is not seen here. The state committed at a checkpoint
+        then has another fingerprint, which is refused.
+        """
+        marks, self._marks = self._marks, None
+        if marks is None:
+            return self.state_fingerprint()
+        state = self._ordered_state()
+        found = {tensor.data_ptr(): ordinal for ordinal, tensor in enumerate(state) if tensor.numel()}
+        if any(found.get(address) != marks.ordinals[address] for address in marks.held):
+            return fingerprint_all(state)
+        return (fingerprint_all(state, marks.held) + marks.taken) % (1 << 64)
+
+    def _ordered_state(self) -> list[Tensor]:
+        return [tensor for _, tensor in sorted(self.floating_state(), key=lambda pair: pair[0])]
 
     def floating_state(self) -> Iterator[tuple[str, Tensor]]:
         """Every floating tensor of the state, by entry name; values are float32 values whatever the dtype."""
@@ -708,7 +726,10 @@ class Session:
             with torch.no_grad():
                 if self.tracer is not None:
                     self.tracer.before_update(self)
-                portable_step(self.optimizer, names, self.step)
+                self._marks = Marks(
+                    {t.data_ptr(): i for i, t in enumerate(self._ordered_state()) if t.numel()}
+                )
+                portable_step(self.optimizer, names, self.step, self._marks)
                 if self.tracer is not None:
                     self.tracer.after_update(self)
             return

@@ -78,6 +78,44 @@ INLINE int place(Run *run, const Site *site, int64_t at, int n) {
     return !bad;
 }
 
+/* Place element i of a run on an absolute grid of binary32 values, precision 0; quick holds its word. */
+INLINE void place_marked(Run *run, const Quick *quick, const Site *site, int64_t at, int i) {
+    run->value[i] = (double)((const float *)site->x)[at + i];
+    run->t[i] = site->dithered ? ((double)quick->words[(at & 3) + i] + 0.5) * 0x1p-32 : T_FIXED;
+    grid_of_value(run, i, 0, larger((int64_t)site->scales[at / site->rows] + site->floor, MIN_EXPONENT));
+}
+
+INLINE double block_band(const Site *site, int64_t at) {
+    return ldexp(1.0, (int)larger((int64_t)site->scales[at / site->rows] + site->band, MIN_BAND));
+}
+
+INLINE void put_result(Result *result, const Site *site, const Run *run, int i) {
+    double value = (run->cell[i] + run->up[i]) * run->quantum[i] + 0.0;
+    if (site->out_type)
+        result->wide[i] = value;
+    else
+        result->narrow[i] = (float)value;
+}
+
+/* Round the marked elements of a run by the rule, the others being rounded; collect the ambiguous ones. Return their number. */
+INLINE int64_t record_marked(Run *run, const Quick *quick, const Site *site, int64_t at, int n, const uint8_t *mark,
+                             Result *result, int64_t *index, uint8_t *side) {
+    double delta = block_band(site, at);
+    int64_t count = 0;
+    for (int first = 0; first < n; first += 8) {
+        for (uint64_t left = marks_of(mark + first); left; left &= left - 1) {
+            int i = first + place_of(left);
+            place_marked(run, quick, site, at, i);
+            put_result(result, site, run, i);
+            int up = run->up[i] == 1.0, beyond = run->far[i] < run->near[i];
+            index[count] = at + i;
+            side[count] = (uint8_t)(up ^ beyond);
+            count += (beyond ? run->far[i] : run->near[i]) * run->quantum[i] < delta;
+        }
+    }
+    return count;
+}
+
 /* Write (k + up) q over value; return whether every result is within the limit. */
 INLINE int finish(Run *run, const Site *site, int n) {
     int64_t bad = 0;
@@ -155,6 +193,13 @@ FAST EXPORT int64_t tally_record(const Site *site, int64_t begin, int64_t end, i
             at += n;
             continue;
         }
+        uint8_t mark[SPAN] = {0};
+        if (quick_marks(&quick, site, at, n, mark)) {
+            count += record_marked(&run, &quick, site, at, n, mark, &result, index + count, side + count);
+            write_result(site, at, n, &result);
+            at += n;
+            continue;
+        }
         int good = place(&run, site, at, n);
         int64_t any = 0;
         for (int i = 0; i < n; i++) {
@@ -182,6 +227,44 @@ typedef struct {
     double steer, energy, shifted, largest;
 } Followed;
 
+/* Take the logged side of the element that entries[cursor] names, which lies within reach or not. */
+INLINE void take_side(Run *run, int i, int within, int64_t at, uint8_t side, Followed *found) {
+    if (!within) {
+        if (found->violation < 0) found->violation = at + i;
+        found->violations++;
+        return;
+    }
+    double boundary = run->near[i] <= run->far[i] ? 0.0 : 2.0 * run->up[i] - 1.0;
+    double chosen = boundary + (double)side;
+    if (chosen != run->up[i]) {
+        found->moved++;
+        found->shifted += run->quantum[i] * run->quantum[i];
+    }
+    run->up[i] = chosen;
+}
+
+/* Round the marked elements of a run by the rule and the log, the others being rounded; return the next entry. */
+INLINE int64_t follow_marked(Run *run, const Quick *quick, const Site *site, int64_t at, int n, const uint8_t *mark,
+                             Result *result, const int64_t *index, const uint8_t *side, int64_t cursor, int64_t entries,
+                             double *steer, Followed *found) {
+    double reach = 2.0 * block_band(site, at);
+    for (int first = 0; first < n; first += 8) {
+        for (uint64_t left = marks_of(mark + first); left; left &= left - 1) {
+            int i = first + place_of(left);
+            place_marked(run, quick, site, at, i);
+            double nearest = run->near[i] < run->far[i] ? run->near[i] : run->far[i];
+            int within = nearest * run->quantum[i] < reach;
+            found->near += within;
+            steer[i % LANES] += within ? run->quantum[i] * run->quantum[i] : 0.0;
+            for (; cursor < entries && index[cursor] <= at + i; cursor++)
+                take_side(run, (int)(index[cursor] - at), within && index[cursor] == at + i, at, side[cursor], found);
+            put_result(result, site, run, i);
+        }
+    }
+    for (; cursor < entries && index[cursor] < at + n; cursor++) take_side(run, (int)(index[cursor] - at), 0, at, side[cursor], found);
+    return cursor;
+}
+
 /* Round elements [begin, end), taking the logged side for the elements in index (ascending, all within the range).
  *
  * found receives: elements within twice the band of a boundary, entries out of reach and the first of them, the sum of
@@ -199,7 +282,13 @@ FAST EXPORT int64_t tally_follow(const Site *site, int64_t begin, int64_t end, c
     quick_start(&quick, 2);
     for (int64_t at = begin; at < end;) {
         int n = run_length(site, at, end);
-        if ((cursor == entries || index[cursor] >= at + n) && quick_run(&quick, site, at, n, &result)) {
+        int sure = quick_run(&quick, site, at, n, &result), marked = 0;
+        uint8_t mark[SPAN] = {0};
+        if (!sure || (cursor < entries && index[cursor] < at + n)) {
+            sure = marked = quick_marks(&quick, site, at, n, mark);
+        }
+        if (marked) cursor = follow_marked(&run, &quick, site, at, n, mark, &result, index, side, cursor, entries, steer, found);
+        if (sure) {
             add_result(energy, site, &result, n);
             write_result(site, at, n, &result);
             at += n;
@@ -220,18 +309,7 @@ FAST EXPORT int64_t tally_follow(const Site *site, int64_t begin, int64_t end, c
         for (; cursor < entries && index[cursor] < at + n; cursor++) {
             if (index[cursor] < at) continue; /* not ascending: no such entry */
             int i = (int)(index[cursor] - at);
-            if (within[i]) {
-                double boundary = run.near[i] <= run.far[i] ? 0.0 : 2.0 * run.up[i] - 1.0;
-                double chosen = boundary + (double)side[cursor];
-                if (chosen != run.up[i]) {
-                    found->moved++;
-                    found->shifted += run.quantum[i] * run.quantum[i];
-                }
-                run.up[i] = chosen;
-            } else {
-                if (found->violation < 0) found->violation = at + i;
-                found->violations++;
-            }
+            take_side(&run, i, within[i] != 0, at, side[cursor], found);
         }
         if (!finish(&run, site, n) || !good) return -1 - find_bad(&run, site, at, n);
         add_squares(energy, run.value, n);

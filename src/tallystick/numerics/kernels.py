@@ -31,7 +31,7 @@ CANCELLED = 5  # relative bands: no quantum below 2**(e(old) + band + 5), as wha
 MAX_FP64 = (2.0 - 2.0**-52) * 2.0**1023
 MAX_FP32 = (2.0 - 2.0**-23) * 2.0**127
 WORD = 2.0**-32
-VERSION = 11  # of the C sources (native.h)
+VERSION = 12  # of the C sources (native.h)
 CHUNK = 1 << 17  # elements that one thread takes at a time
 
 LIBRARY = {"win32": "libkernels.dll", "darwin": "libkernels.dylib"}.get(sys.platform, "libkernels.so")
@@ -88,19 +88,23 @@ def _library() -> Any:
         ("tally_nearest_record", n, (p, n, n, p, p)),
         ("tally_nearest_follow", n, (p, n, n, p, p, n, p)),
         ("tally_nearest_round", None, (p, n, n)),
+        ("tally_entry_bits", n, (p, n, i, i)),
+        ("tally_write_entries", None, (p, p, n, i, i, p)),
+        ("tally_read_entries", n, (p, n, n, n, i, i, p, p)),
         ("tally_philox", None, (u, u, n, n, p)),
         ("tally_keep", None, (u, u, n, n, u, p)),
         ("tally_jitter", None, (p, p, i, n, n, u, u, u)),
         ("tally_fingerprint", u, (p, i, n, n, u)),
         ("tally_near", n, (p, i, d, d, n, n, p)),
+        ("tally_relu", n, (p, p, i, d, n, n, p)),
         ("tally_fingerprints", u, (p, n)),
         ("tally_square_sum", d, (p, i, n, n)),
         ("tally_sampled_square_sum", d, (p, n, n)),
         ("tally_square_sums", None, (p, i, n, n, n, p)),
         ("tally_max_difference", d, (p, i, p, i, n, n)),
         ("tally_max_differences", None, (p, i, p, i, n, n, n, p)),
-        ("tally_adam", i, (p, p, i, p, p, p, n, n)),
-        ("tally_sgd", i, (p, p, i, p, p, n, n)),
+        ("tally_adam", i, (p, p, i, p, p, p, n, n, p)),
+        ("tally_sgd", i, (p, p, i, p, p, n, n, p)),
     ):
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
@@ -315,6 +319,41 @@ def follow_parity(
     return violation, -1
 
 
+# -- log entries ---------------------------------------------------------------------------------
+
+
+@cache
+def is_compiled() -> bool:
+    """Whether there are kernels to call; what verifies does without."""
+    return Path(__file__).with_name(LIBRARY).is_file()
+
+
+def write_entries(
+    indexes: npt.NDArray[np.int64], symbols: npt.NDArray[np.int64], k: int, width: int
+) -> bytes:
+    """Return the quotients, remainders of ``k`` bits and symbols of entries, which ascend (spec/rounding-log.md 3)."""
+    library = _library()
+    indexes, symbols = np.ascontiguousarray(indexes), np.ascontiguousarray(symbols)
+    bits = library.tally_entry_bits(_address(indexes), indexes.size, k, width)
+    data = np.zeros((bits + 7) // 8, dtype=np.uint8)
+    library.tally_write_entries(_address(indexes), _address(symbols), indexes.size, k, width, _address(data))
+    return data.tobytes()
+
+
+def read_entries(
+    data: npt.NDArray[np.uint8], n: int, count: int, k: int, width: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], int] | None:
+    """Return the positions and symbols of ``count`` > 0 entries at the beginning of ``data``, and the bits they take.
+
+    None if ``data`` is anything else. ``count`` must not exceed what the bits of ``data`` can hold.
+    """
+    indexes, symbols = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
+    bits = _library().tally_read_entries(
+        _address(data), data.size, n, count, k, width, _address(indexes), _address(symbols)
+    )
+    return None if bits < 0 else (indexes, symbols, bits)
+
+
 def candidates(
     y: Floats, old: Floats, scales: npt.NDArray[np.int32], rows: int, precision: int, band: int, floor: int,
     relative: bool, dithered: bool, key0: int, key1: int, index: npt.NDArray[np.int64], out: npt.NDArray[np.float64],
@@ -505,6 +544,20 @@ def near(x: Floats, point: float, band: float, threads: int = 1) -> npt.NDArray[
     return found[0] if len(found) == 1 else np.concatenate(found)
 
 
+def relu(x: Floats, out: Floats, band: float, threads: int = 1) -> npt.NDArray[np.int64]:
+    """Write ``max(x, 0)`` into ``out``, NaN as it is; return the positions of the elements less than ``band`` away from 0."""
+    library, there, into, kind = _library(), _address(x), _address(out), _type_of(x)
+    if out.dtype != x.dtype or out.size != x.size:
+        raise ValueError(f"{x.size} elements of {x.dtype} into {out.size} of {out.dtype}")
+
+    def one(begin: int, end: int) -> npt.NDArray[np.int64]:
+        index = _room()[0]
+        return index[: library.tally_relu(there, into, kind, band, begin, end, _address(index))].copy()
+
+    found = in_chunks(one, x.size, threads)
+    return found[0] if len(found) == 1 else np.concatenate(found)
+
+
 def block_square_sums(x: Floats, rows: int, out: npt.NDArray[np.float64], threads: int = 1) -> None:
     """Write the binary64 sum of squares of every block of ``rows`` elements of ``x``."""
     library, there, kind = _library(), _address(x), _type_of(x)
@@ -562,32 +615,64 @@ class Sgd(ctypes.Structure):
     )
 
 
-def adam(p: Floats, g: Floats, m: Floats, v: Floats, numbers: tuple[float, ...], threads: int = 1) -> bool:
-    """Update ``p``, ``m`` and ``v`` by ``g``, all of one length; return whether all results are finite as float32.
+class Marks(ctypes.Structure):
+    """``Marks`` of optimizers.c."""
 
+    _fields_ = (("base", ctypes.c_uint64 * 3), ("sum", ctypes.c_uint64))
+
+
+Bases = tuple[int, ...]
+"""Of the fingerprints wanted of parameter and state, in the order of the arguments; empty where none is."""
+
+
+def adam(
+    p: Floats,
+    g: Floats,
+    m: Floats,
+    v: Floats,
+    numbers: tuple[float, ...],
+    threads: int = 1,
+    bases: Bases = (),
+) -> tuple[bool, int]:
+    """Update ``p``, ``m`` and ``v`` by ``g``, all of one length.
+
+    Return whether all results are finite as float32, and the sum of the fingerprints from ``bases`` on, modulo 2**64.
     ``numbers``: keep, decay, beta1, fresh1, beta2, fresh2, rate, unbias, eps (spec/optimizers.md 2). ``m`` and ``v``
     are float32.
     """
     library, given = _library(), (ctypes.c_double * 9)(*numbers)
     here = ctypes.addressof(given)
     kind, at = _check_optimizer(p, g, m, v), [_address(array) for array in (p, g, m, v)]
+    return _marked(
+        lambda a, b, marks: library.tally_adam(at[0], at[1], kind, at[2], at[3], here, a, b, marks),
+        p.size, threads, bases,
+    )  # fmt: skip
 
-    def one(begin: int, end: int) -> bool:
-        return bool(library.tally_adam(at[0], at[1], kind, at[2], at[3], here, begin, end))
 
-    return all(in_chunks(one, p.size, threads))
-
-
-def sgd(p: Floats, g: Floats, b: Floats | None, numbers: Sgd, threads: int = 1) -> bool:
+def sgd(
+    p: Floats, g: Floats, b: Floats | None, numbers: Sgd, threads: int = 1, bases: Bases = ()
+) -> tuple[bool, int]:
     """Update ``p``, and the float32 momentum ``b`` if there is one, by ``g``; see ``adam``."""
     library, here = _library(), ctypes.addressof(numbers)
     kind = _check_optimizer(p, g, *(() if b is None else (b,)))
     at = _address(p), _address(g), None if b is None else _address(b)
+    return _marked(
+        lambda begin, end, marks: library.tally_sgd(at[0], at[1], kind, at[2], here, begin, end, marks),
+        p.size, threads, bases,
+    )  # fmt: skip
 
-    def one(begin: int, end: int) -> bool:
-        return bool(library.tally_sgd(at[0], at[1], kind, at[2], here, begin, end))
 
-    return all(in_chunks(one, p.size, threads))
+def _marked(
+    update: Callable[[int, int, int | None], int], n: int, threads: int, bases: Bases
+) -> tuple[bool, int]:
+    def one(begin: int, end: int) -> tuple[int, int]:
+        if not bases:
+            return update(begin, end, None), 0
+        marks = Marks((ctypes.c_uint64 * 3)(*bases))
+        return update(begin, end, ctypes.addressof(marks)), marks.sum
+
+    found = in_chunks(one, n, threads)
+    return all(good for good, _ in found), sum(total for _, total in found) % (1 << 64)
 
 
 def _check_optimizer(p: Floats, g: Floats, *held: Floats) -> int:

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tallystick.errors import InvalidInput
+from tallystick.numerics import kernels
 
 Ints = npt.NDArray[np.int64]
 
@@ -29,6 +30,7 @@ FRAME_VERSION = 1
 TABLE_VERSION = 1
 LARGEST_N = 1 << 48
 LARGEST_WIDTH = 32
+MANY = 16  # entries of a site from which on the compiled kernels are called
 LARGEST_FIELD = (1 << 32) - 1
 LARGEST_SCALE = 1100
 LARGEST_EXPONENT = 1000
@@ -81,6 +83,14 @@ class SparseEntries:
         nothing = np.zeros(0, dtype=np.int64)
         return cls(n, width, nothing, nothing)
 
+    @classmethod
+    def ascending(cls, n: int, width: int, indexes: Ints, symbols: Ints) -> SparseEntries:
+        """Entries of which a kernel has made sure what the constructor would check; int64, of one length."""
+        made = object.__new__(cls)
+        for name, value in (("n", n), ("width", width), ("indexes", indexes), ("symbols", symbols)):
+            object.__setattr__(made, name, value)
+        return made
+
     def __len__(self) -> int:
         return self.indexes.size
 
@@ -108,6 +118,8 @@ def encode(entries: SparseEntries) -> bytes:
     if count == 0:
         return b"\0"
     k = rice_parameter(entries.n, count)
+    if count >= MANY and kernels.is_compiled():
+        return _varint(count) + kernels.write_entries(entries.indexes, entries.symbols, k, entries.width)
     gaps = np.diff(entries.indexes, prepend=-1) - 1
     ends = np.cumsum((gaps >> k) + 1) - 1
     start = int(ends[-1]) + 1
@@ -184,6 +196,12 @@ def _read_entries(reader: _Reader, n: int, width: int) -> SparseEntries:
     if count * (1 + k + width) > 8 * reader.remaining:
         bits = count * (1 + k + width)
         raise InvalidInput(f"{reader.what}: {count} entries need {bits} bits, {reader.remaining} bytes left")
+    if count >= MANY and kernels.is_compiled():
+        found = kernels.read_entries(reader.peek(reader.remaining), n, count, k, width)
+        if found is not None:  # else what follows says what is wrong
+            indexes, symbols, taken = found
+            reader.skip_bits(taken)
+            return SparseEntries.ascending(n, width, indexes, symbols)
     ends = _unary_ends(reader, count, longest=count + ((n - count) >> k))
     start = int(ends[-1]) + 1
     bits = reader.bits(start + count * (k + width))
@@ -739,6 +757,13 @@ class _Reader:
             raise InvalidInput(f"{self.what}: padding bits of byte {self._at + length - 1} are not zero")
         self._at += length
         return bits
+
+    def skip_bits(self, count: int) -> None:
+        """Go past `count` bits that are there, having checked the padding as `bits` does."""
+        length = (count + 7) // 8
+        if count % 8 and self._data[self._at + length - 1] >> count % 8:
+            raise InvalidInput(f"{self.what}: padding bits of byte {self._at + length - 1} are not zero")
+        self._at += length
 
     def finish(self) -> None:
         if self.remaining:

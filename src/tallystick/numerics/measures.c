@@ -9,47 +9,50 @@
 
 EXPORT int32_t tally_version(void) { return VERSION; }
 
-/* Sum over [begin, end) of (bits + 1) * odd(base + i) modulo 2**64, bits those of the value as binary32 (spec/transcript.md). */
 FAST EXPORT uint64_t tally_fingerprint(const void *x, int32_t type, int64_t begin, int64_t end, uint64_t base) {
-    const uint64_t step = 0x9E3779B97F4A7C15u;
-    uint64_t total = 0;
-    for (int64_t at = begin; at < end; at += RUN) {
-        int n = (int)smaller(end - at, RUN);
-        uint32_t bits[RUN];
-        if (type == 0) {
-            memcpy(bits, (const float *)x + at, (size_t)n * sizeof *bits);
-        } else {
-            float narrow[RUN];
-            const double *p = (const double *)x + at;
-            for (int i = 0; i < n; i++) narrow[i] = (float)p[i];
-            memcpy(bits, narrow, (size_t)n * sizeof *bits);
-        }
-        uint64_t first = (base + (uint64_t)at) * step;
-        for (int i = 0; i < n; i++) total += ((uint64_t)bits[i] + 1) * ((first + (uint64_t)i * step) | 1);
-    }
-    return total;
+    return fingerprint_of(x, type, begin, end, base);
+}
+
+/* Write the positions of the marked elements of a run of n from at on, padded with zeros to a multiple of 8. */
+INLINE int64_t collect(const uint8_t *mark, int n, int64_t at, int64_t *index) {
+    int64_t count = 0;
+    for (int first = 0; first < n; first += 8)
+        for (uint64_t left = marks_of(mark + first); left; left &= left - 1) index[count++] = at + first + place_of(left);
+    return count;
 }
 
 /* Write the positions of the elements of [begin, end) less than band away from point, in the elements' own precision;
- * index holds end - begin. Returns their number. */
-#define NEAR(name, T, absolute)                                                                        \
-    INLINE int64_t name(const T *x, T point, double band, int64_t begin, int64_t end, int64_t *index) { \
-        int64_t count = 0;                                                                             \
-        for (int64_t at = begin; at < end; at += RUN) {                                                \
-            int n = (int)smaller(end - at, RUN), any = 0;                                              \
-            for (int i = 0; i < n; i++) any |= (double)absolute(x[at + i] - point) < band;             \
-            for (int i = 0; any && i < n; i++)                                                         \
-                if ((double)absolute(x[at + i] - point) < band) index[count++] = at + i;               \
-        }                                                                                              \
-        return count;                                                                                  \
+ * index holds end - begin. Returns their number. Where there is out, it becomes max(x, 0), NaN and -0.0 as they are. */
+#define NEAR(name, T, absolute)                                                                                \
+    INLINE int64_t name(const T *x, T *out, T point, double band, int64_t begin, int64_t end, int64_t *index) { \
+        uint8_t mark[RUN] = {0};                                                                               \
+        int64_t count = 0;                                                                                     \
+        for (int64_t at = begin; at < end; at += RUN) {                                                        \
+            int n = (int)smaller(end - at, RUN), any = 0;                                                      \
+            for (int i = 0; i < n; i++) {                                                                      \
+                uint8_t near = (double)absolute(x[at + i] - point) < band;                                     \
+                mark[i] = near;                                                                                \
+                any |= near;                                                                                   \
+                if (out) out[at + i] = x[at + i] < 0 ? 0 : x[at + i];                                          \
+            }                                                                                                  \
+            for (int i = n; i < RUN && i % 8; i++) mark[i] = 0;                                                \
+            if (any) count += collect(mark, n, at, index + count);                                             \
+        }                                                                                                      \
+        return count;                                                                                          \
     }
 NEAR(near32, float, fabsf)
 NEAR(near64, double, fabs)
 
 FAST EXPORT int64_t tally_near(const void *x, int32_t type, double point, double band, int64_t begin, int64_t end,
                                int64_t *index) {
-    if (type == 0) return near32((const float *)x, (float)point, band, begin, end, index);
-    return near64((const double *)x, point, band, begin, end, index);
+    if (type == 0) return near32((const float *)x, NULL, (float)point, band, begin, end, index);
+    return near64((const double *)x, NULL, point, band, begin, end, index);
+}
+
+FAST EXPORT int64_t tally_relu(const void *x, void *out, int32_t type, double band, int64_t begin, int64_t end,
+                               int64_t *index) {
+    if (type == 0) return near32((const float *)x, (float *)out, 0.0f, band, begin, end, index);
+    return near64((const double *)x, (double *)out, 0.0, band, begin, end, index);
 }
 
 /* One tensor: n elements at x, its weights starting at base. */

@@ -21,7 +21,7 @@
 enum { RUN = 256, LANES = 8 };
 
 /* Raise with every change that a caller must know of; kernels.py has the same number. */
-enum { VERSION = 11 };
+enum { VERSION = 12 };
 
 INLINE int64_t bits_of(double x) {
     int64_t n;
@@ -43,6 +43,20 @@ INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
+/* Eight marks in one word, the first in its lowest byte. */
+INLINE uint64_t marks_of(const uint8_t *mark) {
+    uint64_t word = 0;
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    memcpy(&word, mark, sizeof word);
+#else
+    for (int i = 0; i < 8; i++) word |= (uint64_t)mark[i] << 8 * i;
+#endif
+    return word;
+}
+
+/* The number of the first of them that is set. */
+INLINE int place_of(uint64_t marks) { return __builtin_ctzll(marks) >> 3; }
+
 /* Type 0 is binary32, 1 is binary64. */
 INLINE void load(double *to, const void *from, int type, int64_t at, int n) {
     if (type == 0) {
@@ -51,6 +65,27 @@ INLINE void load(double *to, const void *from, int type, int64_t at, int n) {
     } else {
         memcpy(to, (const double *)from + at, (size_t)n * sizeof *to);
     }
+}
+
+/* Sum over [begin, end) of (bits + 1) * odd(base + i) modulo 2**64, bits those of the value as binary32 (spec/transcript.md). */
+INLINE uint64_t fingerprint_of(const void *x, int32_t type, int64_t begin, int64_t end, uint64_t base) {
+    const uint64_t step = 0x9E3779B97F4A7C15u;
+    uint64_t total = 0;
+    for (int64_t at = begin; at < end; at += RUN) {
+        int n = (int)smaller(end - at, RUN);
+        uint32_t bits[RUN];
+        if (type == 0) {
+            memcpy(bits, (const float *)x + at, (size_t)n * sizeof *bits);
+        } else {
+            float narrow[RUN];
+            const double *p = (const double *)x + at;
+            for (int i = 0; i < n; i++) narrow[i] = (float)p[i];
+            memcpy(bits, narrow, (size_t)n * sizeof *bits);
+        }
+        uint64_t first = (base + (uint64_t)at) * step;
+        for (int i = 0; i < n; i++) total += ((uint64_t)bits[i] + 1) * ((first + (uint64_t)i * step) | 1);
+    }
+    return total;
 }
 
 INLINE void add_squares(double *lanes, const double *values, int n) {

@@ -79,26 +79,54 @@ SGD_MOMENTUM(heavy64, double, 0)
 SGD_MOMENTUM(nesterov32, float, 1)
 SGD_MOMENTUM(nesterov64, double, 1)
 
+/* What is taken of the results while they are in the cache: the sum of the fingerprints of parameter and state, whose
+ * weights start at base. */
+typedef struct {
+    uint64_t base[3], sum;
+} Marks;
+
+enum { BLOCK = 2048 }; /* elements */
+
+/* marks may be NULL. */
 FAST EXPORT int32_t tally_adam(void *p, const void *g, int32_t type, float *m, float *v, const Adam *numbers,
-                               int64_t begin, int64_t end) {
-    int64_t n = end - begin;
-    if (type == 0)
-        return !adam32((float *)p + begin, (const float *)g + begin, m + begin, v + begin, *numbers, n);
-    return !adam64((double *)p + begin, (const double *)g + begin, m + begin, v + begin, *numbers, n);
+                               int64_t begin, int64_t end, Marks *marks) {
+    int bad = 0;
+    for (int64_t at = begin; at < end; at += BLOCK) {
+        int64_t n = smaller(end - at, BLOCK);
+        if (type == 0)
+            bad |= adam32((float *)p + at, (const float *)g + at, m + at, v + at, *numbers, n);
+        else
+            bad |= adam64((double *)p + at, (const double *)g + at, m + at, v + at, *numbers, n);
+        if (!marks) continue;
+        marks->sum += fingerprint_of(p, type, at, at + n, marks->base[0]);
+        marks->sum += fingerprint_of(m, 0, at, at + n, marks->base[1]) + fingerprint_of(v, 0, at, at + n, marks->base[2]);
+    }
+    return !bad;
 }
 
-/* b: the momentum, or NULL without momentum. */
-FAST EXPORT int32_t tally_sgd(void *p, const void *g, int32_t type, float *b, const Sgd *numbers, int64_t begin,
-                              int64_t end) {
-    int64_t n = end - begin;
+INLINE int sgd_block(void *p, const void *g, int32_t type, float *b, const Sgd *numbers, int64_t at, int64_t n) {
     if (type == 0) {
-        float *x = (float *)p + begin;
-        const float *y = (const float *)g + begin;
-        if (!b) return !sgd32(x, y, *numbers, n);
-        return numbers->nesterov ? !nesterov32(x, y, b + begin, *numbers, n) : !heavy32(x, y, b + begin, *numbers, n);
+        float *x = (float *)p + at;
+        const float *y = (const float *)g + at;
+        if (!b) return sgd32(x, y, *numbers, n);
+        return numbers->nesterov ? nesterov32(x, y, b + at, *numbers, n) : heavy32(x, y, b + at, *numbers, n);
     }
-    double *x = (double *)p + begin;
-    const double *y = (const double *)g + begin;
-    if (!b) return !sgd64(x, y, *numbers, n);
-    return numbers->nesterov ? !nesterov64(x, y, b + begin, *numbers, n) : !heavy64(x, y, b + begin, *numbers, n);
+    double *x = (double *)p + at;
+    const double *y = (const double *)g + at;
+    if (!b) return sgd64(x, y, *numbers, n);
+    return numbers->nesterov ? nesterov64(x, y, b + at, *numbers, n) : heavy64(x, y, b + at, *numbers, n);
+}
+
+/* b: the momentum, or NULL without momentum; marks may be NULL. */
+FAST EXPORT int32_t tally_sgd(void *p, const void *g, int32_t type, float *b, const Sgd *numbers, int64_t begin,
+                              int64_t end, Marks *marks) {
+    int bad = 0;
+    for (int64_t at = begin; at < end; at += BLOCK) {
+        int64_t n = smaller(end - at, BLOCK);
+        bad |= sgd_block(p, g, type, b, numbers, at, n);
+        if (!marks) continue;
+        marks->sum += fingerprint_of(p, type, at, at + n, marks->base[0]);
+        if (b) marks->sum += fingerprint_of(b, 0, at, at + n, marks->base[1]);
+    }
+    return !bad;
 }

@@ -9,6 +9,7 @@ operations one by one. Both equal :mod:`tallystick.numerics.reference` bit for b
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -96,6 +97,31 @@ def adam_numbers(
     )
 
 
+class Marks:
+    """Fingerprints taken by the pass that writes the tensors, so that no other pass reads them.
+
+    Args:
+        ordinals: the number of each floating tensor in the state's fingerprint, by its address.
+
+    ``taken`` is the sum of those taken, ``held`` the addresses of their tensors.
+    """
+
+    def __init__(self, ordinals: Mapping[int, int]) -> None:
+        self.ordinals = ordinals
+        self.taken = 0
+        self.held: set[int] = set()
+
+    def bases(self, *tensors: Tensor) -> kernels.Bases:
+        """Return what a kernel needs to take those of ``tensors``; nothing if one of them has no number."""
+        numbers = [self.ordinals.get(tensor.data_ptr()) for tensor in tensors]
+        return tuple(number << 40 for number in numbers if number is not None) if None not in numbers else ()
+
+    def add(self, taken: int, *tensors: Tensor) -> None:
+        """Note the sum of the fingerprints of ``tensors``."""
+        self.taken += taken
+        self.held |= {tensor.data_ptr() for tensor in tensors}
+
+
 def adam_step(
     parameter: Tensor,
     gradient: Tensor,
@@ -104,6 +130,7 @@ def adam_step(
     numbers: AdamNumbers,
     *,
     name: str,
+    marks: Marks | None = None,
 ) -> None:
     """Update ``parameter`` and both moments in place, ``name`` being the parameter's name for messages.
 
@@ -117,7 +144,10 @@ def adam_step(
         n = numbers
         plain = (n.keep, n.decay, n.beta1, n.fresh1, n.beta2, n.fresh2, n.rate, n.unbias, n.eps)
         p, g, m, v = map(_array, (parameter, gradient, exp_avg, exp_avg_sq))
-        good = kernels.adam(p, g, m, v, plain, threads=torch.get_num_threads())
+        bases = () if marks is None else marks.bases(parameter, exp_avg, exp_avg_sq)
+        good, taken = kernels.adam(p, g, m, v, plain, threads=torch.get_num_threads(), bases=bases)
+        if marks is not None and bases:
+            marks.add(taken, parameter, exp_avg, exp_avg_sq)
     else:
         rows = [_row(tensor) for tensor in (parameter, gradient, exp_avg, exp_avg_sq)]
         good = _adam_tensor(rows[0], rows[1], rows[2], rows[3], numbers)
@@ -126,8 +156,9 @@ def adam_step(
 
 
 def sgd_step(
-    parameter: Tensor, gradient: Tensor, buffer: Tensor | None, numbers: SgdNumbers, *, first: bool, name: str
-) -> None:
+    parameter: Tensor, gradient: Tensor, buffer: Tensor | None, numbers: SgdNumbers, *, first: bool, name: str,
+    marks: Marks | None = None,
+) -> None:  # fmt: skip
     """Update ``parameter``, and ``buffer`` where there is momentum, in place; tensors are as in ``adam_step``.
 
     ``buffer`` is None without momentum; ``first`` says that it holds nothing yet and becomes the gradient.
@@ -139,7 +170,13 @@ def sgd_step(
         momentum, fresh = (0.0, 1.0) if first else (numbers.momentum, numbers.fresh)
         plain = kernels.Sgd(numbers.lr, numbers.decay, momentum, fresh, numbers.momentum, numbers.nesterov)
         held = None if buffer is None else _array(buffer)
-        good = kernels.sgd(_array(parameter), _array(gradient), held, plain, threads=torch.get_num_threads())
+        written = (parameter,) if buffer is None else (parameter, buffer)
+        bases = () if marks is None else marks.bases(*written)
+        good, taken = kernels.sgd(
+            _array(parameter), _array(gradient), held, plain, threads=torch.get_num_threads(), bases=bases
+        )
+        if marks is not None and bases:
+            marks.add(taken, *written)
     else:
         row = None if buffer is None else _row(buffer)
         good = _sgd_tensor(_row(parameter), _row(gradient), row, numbers, first=first)

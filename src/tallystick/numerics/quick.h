@@ -28,9 +28,10 @@ typedef struct {
 } Site;
 
 enum {
-    SPAN = 128,           /* elements of a run: one near a boundary costs that many */
+    SPAN = 128,           /* elements of a run */
     FRACTION = 18,        /* bits after the point where binary32 values are placed as whole numbers */
     SURE = 3,             /* units of 2**-FRACTION lost there, at most */
+    MANY_OPEN = SPAN / 8, /* elements of a run that are better placed one by one, at most */
     AHEAD = 512,
     LINE = 64, /* bytes of the cache's lines, or fewer */
     WIDEST_PRECISION = 30 /* placing a value in binary64 then loses less than 2**-22 of a quantum */
@@ -93,6 +94,21 @@ INLINE int32_t counts32(float x, uint32_t word, const Grid32 *grid, int dithered
     }
 QUICK32(quick_single, float)
 QUICK32(quick_widened, double)
+
+/* Mark with 1 the elements whose result or whose distance the shorter arithmetic leaves open; of those not marked
+ * QUICK32 gives what the rule gives. Return 0 where none is sure, or so many are open that the rule for all is faster. */
+INLINE int mark_open(const float *restrict x, uint8_t *restrict mark, const uint32_t *restrict words, int n, const Grid32 grid,
+                     int dithered) {
+    int32_t open = 0;
+    if (!are_below(x, n, grid.bound)) return 0;
+    for (int i = 0; i < n; i++) {
+        int32_t place = counts32(x[i], dithered ? words[i] : 0, &grid, dithered);
+        int32_t near = (((uint32_t)place + grid.margin) & ((1u << FRACTION) - 1)) <= 2 * grid.margin;
+        mark[i] = (uint8_t)near;
+        open += near;
+    }
+    return open <= MANY_OPEN;
+}
 
 /* The same with parities: odd receives 1 where the multiple is odd. */
 INLINE int quick_parity(const float *restrict x, float *restrict out, uint8_t *restrict odd, const uint32_t *restrict words,
@@ -206,6 +222,7 @@ typedef struct {
     int64_t reach, block;
     Grid32 grid32;
     Grid64 grid64;
+    uint32_t words[WORDS(SPAN)]; /* of the last run, if it is dithered; from (at & 3) on */
 } Quick;
 
 enum { NONE, SINGLE, WIDENED, PRECISE_F, PRECISE_D, PRECISE_DF, WHOLE_D, WHOLE_DF, STATE_D, STATE_DF, STATE_FD, STATE_FF };
@@ -221,7 +238,7 @@ INLINE int find_form(const Site *site) {
 }
 
 INLINE void quick_start(Quick *quick, int64_t reach) {
-    memset(quick, 0, sizeof *quick);
+    quick->form = NONE;
     quick->reach = reach;
     quick->block = -1;
 }
@@ -255,11 +272,11 @@ INLINE void fetch_ahead(const Site *site, int64_t at, int n) {
 
 /* Round n elements from position at on into result; return whether it holds what the rule gives. */
 INLINE int quick_run(Quick *quick, const Site *site, int64_t at, int n, Result *result) {
-    uint32_t words[WORDS(SPAN)], *own = words + (at & 3);
+    uint32_t *own = quick->words + (at & 3);
     quick_enter(quick, site, at);
     if (quick->form == NONE) return 0;
     fetch_ahead(site, at, n);
-    quick_words(site, at, n, words);
+    quick_words(site, at, n, quick->words);
     const float *xf = (const float *)site->x + at, *oldf = site->old ? (const float *)site->old + at : xf;
     const double *xd = (const double *)site->x + at, *oldd = site->old ? (const double *)site->old + at : xd;
     const Grid64 g = quick->grid64;
@@ -280,6 +297,15 @@ INLINE int quick_run(Quick *quick, const Site *site, int64_t at, int n, Result *
         case STATE_FF: return quick_dff(xd, oldf, f, own, n, g, 1, 1, 0);
         default: return 0;
     }
+}
+
+/* After a quick_run that returned 0: mark the elements whose result is not that of the rule, or may lie near a boundary, in
+ * SPAN zeroed bytes. Return 0 where the whole run is to be rounded by the rule. */
+INLINE int quick_marks(const Quick *quick, const Site *site, int64_t at, int n, uint8_t *mark) {
+    const float *x = (const float *)site->x + at;
+    const uint32_t *own = quick->words + (at & 3);
+    if (quick->form != SINGLE && quick->form != WIDENED) return 0;
+    return site->dithered ? mark_open(x, mark, own, n, quick->grid32, 1) : mark_open(x, mark, own, n, quick->grid32, 0);
 }
 
 /* As quick_run, for parities of binary32 values. */

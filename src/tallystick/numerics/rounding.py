@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from functools import cache
 from math import isqrt
@@ -197,13 +197,18 @@ def fingerprint(tensor: Tensor, ordinal: int) -> int:
     return _fingerprint_tensor(values, base)
 
 
-def fingerprint_all(tensors: Iterable[Tensor]) -> int:
-    """Return the fingerprint of a state: the sum of those of its tensors, numbered in the order given, modulo 2**64."""
+def fingerprint_all(tensors: Iterable[Tensor], known: Container[int] = ()) -> int:
+    """Return the fingerprint of a state: the sum of those of its tensors, numbered in the order given, modulo 2**64.
+
+    Tensors that are not empty and whose address is ``known`` are left out.
+    """
     total, table, kept = 0, list[tuple[int, int, int, int]](), list[Tensor]()
     for ordinal, tensor in enumerate(tensors):
         kind = KINDS.get(tensor.dtype)
         if kind is None or tensor.device.type != "cpu":
             total += fingerprint(tensor, ordinal)
+            continue
+        if tensor.numel() and tensor.data_ptr() in known:
             continue
         kept.append(tensor if tensor.is_contiguous() else tensor.contiguous())
         table.append((kept[-1].data_ptr(), tensor.numel(), ordinal << 40, kind))
@@ -353,7 +358,7 @@ def _record_cpu(
         raise _not_finite(name, int(bad))
     if count > room:
         raise _too_dense(name, int(count), values.size)
-    return SparseEntries(values.size, 1, index[:count].copy(), side[:count].astype(np.int64))
+    return SparseEntries.ascending(values.size, 1, index[:count].copy(), side[:count].astype(np.int64))
 
 
 def _follow_cpu(

@@ -267,3 +267,25 @@ def test_going_on_from_a_loaded_state_is_going_on(policy: str, record_run: Any, 
     assert {e.name: bytes(e.data) for e in state_entries(again)} == {
         name: bytes(e.data) for name, e in entries.items()
     }
+
+
+@BOTH
+@pytest.mark.parametrize("name", PORTABLE)
+def test_the_closing_fingerprint_is_that_of_the_state(
+    name: str, policy: str, record_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is put together from what the optimizer's pass took and a pass over the rest."""
+    seen: list[tuple[int, int, int]] = []
+    honest = Session._closing_fingerprint
+
+    def noting(session: Session) -> int:
+        taken = 0 if session._marks is None else len(session._marks.held)
+        found = honest(session)
+        seen.append((found, session.state_fingerprint(), taken))
+        return found
+
+    monkeypatch.setattr(Session, "_closing_fingerprint", noting)
+    record_run(lambda: trained_job(PORTABLE[name]), policy, 3)
+    assert all(found == whole for found, whole, _ in seen)
+    assert len({found for found, _, _ in seen}) == 3, "control: the state moves"
+    assert seen[-1][2] >= 4, "the four parameters, at least, are not read again"

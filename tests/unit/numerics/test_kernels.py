@@ -969,6 +969,23 @@ def test_what_is_near_a_point_is_found(
     assert kernels.near(x[:0], point, 1.0).size == 0
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_relu_is_torchs_and_finds_what_is_near_zero(
+    monkeypatch: pytest.MonkeyPatch, dtype: Any, threads: int
+) -> None:
+    monkeypatch.setattr(kernels, "CHUNK", 384)
+    x = np.random.default_rng(1).standard_normal(3000).astype(dtype)
+    x[[0, 1, 300, 700, 800, 2999]] = 0.0, -0.0, -math.inf, math.nan, 1e-45, math.inf
+    for band in (0.0, 2.0**-6, 0.5):
+        out = np.full_like(x, 7.0)
+        found = kernels.relu(x, out, band, threads=threads)
+        assert found.tolist() == kernels.near(x, 0.0, band).tolist()
+        assert np.array_equal(out, torch.relu(torch.from_numpy(x)).numpy(), equal_nan=True)
+    with pytest.raises(ValueError, match="3000 elements of float"):
+        kernels.relu(x, np.zeros(2999, dtype), 1.0)
+
+
 def test_arrays_with_gaps_are_refused() -> None:
     x, out = np.arange(8.0)[::2], np.zeros(1)
     with pytest.raises(ValueError, match="not contiguous"):

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from tallystick.errors import InvalidInput, Nondeterminism
 from tallystick.numerics import kernels, optimizers, reference
-from tallystick.numerics.optimizers import SgdNumbers, adam_numbers, adam_step, power, sgd_step
+from tallystick.numerics.optimizers import Marks, SgdNumbers, adam_numbers, adam_step, power, sgd_step
 from tallystick.numerics.reference import FP32_LARGEST, AdamRule, SgdRule
+from tallystick.numerics.rounding import fingerprint, fingerprint_all
 
 SUBNORMAL, TINY = 2.0**-149, 2.0**-126
 SPECIAL = [0.0, -0.0, SUBNORMAL, -3 * SUBNORMAL, TINY, 1.0, -1.0, 0.1, 2.0**-40, -(2.0**60), 3e38, 1e-20]
@@ -318,8 +319,34 @@ def test_positions_beyond_two_to_the_31_are_not_cut_short(begin: int, dtype: tor
     numbers = (ctypes.c_double * 9)(*plain)
     kind = 0 if dtype == torch.float32 else 1
     done = kernels._library().tally_adam(
-        at[0], at[1], kind, at[2], at[3], ctypes.addressof(numbers), begin, begin + 200
+        at[0], at[1], kind, at[2], at[3], ctypes.addressof(numbers), begin, begin + 200, None
     )
     assert done == 1
     for a, b in zip(found, wanted, strict=True):
         assert a.numpy().tobytes() == b.numpy().tobytes()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@DTYPES
+def test_fingerprints_are_taken_of_what_is_written(
+    dtype: torch.dtype, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "CHUNK", 3000)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    ps, gs, ms, vs = elements(9001)
+    p, g, m, v = row(ps, dtype), row(gs, dtype), row(ms), row(vs)
+    state = [torch.ones(5), p, m, torch.ones(()), v]
+    known = Marks({tensor.data_ptr(): ordinal for ordinal, tensor in enumerate(state)})
+    adam_step(p, g, m, v, numbers_of(ADAM["adamw"], 3), name="weight", marks=known)
+    assert known.held == {tensor.data_ptr() for tensor in (p, m, v)}
+    assert known.taken == sum(fingerprint(tensor, i) for i, tensor in ((1, p), (2, m), (4, v))) % 2**64
+    assert (fingerprint_all(state, known.held) + known.taken) % 2**64 == fingerprint_all(state)
+
+    known = Marks({tensor.data_ptr(): ordinal for ordinal, tensor in enumerate(state)})
+    sgd_step(p, g, m, sgd_numbers(SGD["nesterov"]), first=False, name="weight", marks=known)
+    sgd_step(v, row(gs), None, sgd_numbers(SGD["plain"]), first=False, name="other", marks=known)
+    assert (fingerprint_all(state, known.held) + known.taken) % 2**64 == fingerprint_all(state)
+
+    stranger = Marks({p.data_ptr(): 0})
+    sgd_step(p, g, m, sgd_numbers(SGD["nesterov"]), first=False, name="weight", marks=stranger)
+    assert (stranger.taken, stranger.held) == (0, set()), "of a tensor without a number none is taken"
