@@ -516,7 +516,8 @@ def kernel_rows(place: str, policy: str, found: Mapping[str, Any]) -> list[Row]:
             "copy_bytes_per_second": speed["copy"],
         }
         must = LEAST_BANDWIDTH if name == "round" else None
-        value, measure = speed[name] / speed["copy"], f"{words}: bandwidth / copy"
+        value = found["copies"][name] * found["bytes"][name] / found["bytes"]["copy"]
+        measure = f"{words}: bandwidth / copy"
         rows.append(
             Row("kernel", place, policy, measure, value, "share", must, True, is_goal=True, detail=detail)
         )

@@ -29,7 +29,8 @@ def kernel(policy: str, elements: int, rounds: int) -> dict[str, Any]:
     """Return the median seconds of each pass over ``elements`` numbers of the policy's dtype, and the bytes it moves.
 
     Bytes are those that must be read and written once; all passes take turns, ``rounds`` times after one that is
-    thrown away. The optimizers are AdamW and SGD with momentum and weight decay.
+    thrown away. ``copies`` is the median, over the turns, of the time of copying in that turn over a pass's own: other work on
+    the machine slows both. The optimizers are AdamW and SGD with momentum and weight decay.
     """
     dtype, grid = DTYPES[policy], GRIDS[policy]
     generator = torch.Generator().manual_seed(1)
@@ -48,8 +49,8 @@ def kernel(policy: str, elements: int, rounds: int) -> dict[str, Any]:
     heavy = SgdNumbers(1e-4, 5e-4, 0.9, 1.0, False)
     wide = gradient.element_size()
     passes: dict[str, tuple[Callable[[], Any], int]] = {
-        "copy": (lambda: out.copy_(gradient), 2 * wide),
         "scale": (lambda: block_rms(gradient, 1), wide),
+        "copy": (lambda: out.copy_(gradient), 2 * wide),
         "round": (lambda: rounding(out), 2 * wide),
         "fingerprint": (lambda: fingerprint(parameter, 1), wide),
         "adamw": (
@@ -69,6 +70,10 @@ def kernel(policy: str, elements: int, rounds: int) -> dict[str, Any]:
                 seconds[name].append(time.perf_counter() - started)
     return {
         "seconds": {name: statistics.median(each) for name, each in seconds.items()},
+        "copies": {
+            name: statistics.median(c / own for c, own in zip(seconds["copy"], each, strict=True))
+            for name, each in seconds.items()
+        },
         "bytes": {name: elements * size for name, (_, size) in passes.items()},
         "elements": elements,
         "threads": torch.get_num_threads(),
