@@ -9,10 +9,10 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TextIO
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, TextColumn
+from rich.progress import BarColumn, ProgressColumn, TextColumn
 from rich.progress import Progress as Bar
 
 from tallystick.reports.layout import Report, printable
@@ -147,11 +147,10 @@ class StepDisplay:
         return ", ".join(parts)
 
 
-class TaskDisplay:
-    """Shows how many of a known number of parts are done: a bar on a terminal, otherwise a line about every ten seconds.
+class _LineOrBar:
+    """A live line on a terminal, otherwise a plain line about every ten seconds."""
 
-    Call it with the parts done, their number, and what comes next.
-    """
+    columns: ClassVar[tuple[ProgressColumn, ...]]
 
     def __init__(
         self, verb: str, *, file: TextIO | None = None, clock: Callable[[], float] = time.monotonic
@@ -161,14 +160,9 @@ class TaskDisplay:
         self._bar: Bar | None = None
         self._last_line = clock()
 
-    def __enter__(self) -> TaskDisplay:
+    def __enter__(self) -> Self:
         if self._console.is_terminal and not self._console.is_dumb_terminal:
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=12),
-                TextColumn("{task.fields[facts]}"),
-            )
-            self._bar = Bar(*columns, console=self._console, transient=True)
+            self._bar = Bar(*self.columns, console=self._console, transient=True)
             self._task = self._bar.add_task(self._verb, total=None, facts="getting ready")
             self._bar.start()
         return self
@@ -178,51 +172,36 @@ class TaskDisplay:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+    def _show(self, line: str, facts: str, done: int, total: int | None) -> None:
+        now = self._clock()
+        if self._bar is not None:
+            self._bar.update(self._task, total=total, completed=done, facts=facts)
+        elif now - self._last_line >= LINE_EVERY:
+            self._last_line = now
+            self._console.print(line, soft_wrap=True)
+
+
+class TaskDisplay(_LineOrBar):
+    """Shows how many of a known number of parts are done. Call it with the parts done, their number, and what comes next."""
+
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=12), TextColumn("{task.fields[facts]}"))
 
     def __call__(self, done: int, total: int, what: str) -> None:
         """Take note of how far things are."""
         facts = printable(f"{done}/{total}, {what}")
-        if self._bar is not None:
-            self._bar.update(self._task, total=total, completed=done, facts=facts)
-        elif self._clock() - self._last_line >= LINE_EVERY:
-            self._last_line = self._clock()
-            self._console.print(f"{self._verb} {facts}", soft_wrap=True)
+        self._show(f"{self._verb} {facts}", facts, done, total)
 
 
-class TrialDisplay:
+class TrialDisplay(_LineOrBar):
     """Shows what is being tried, where nobody knows how much there is to try. Call it with trials done and the next one."""
 
-    def __init__(
-        self, verb: str, *, file: TextIO | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._verb, self._clock = verb, clock
-        self._console = console(file or sys.stderr)
-        self._bar: Bar | None = None
-        self._last_line = clock()
-
-    def __enter__(self) -> TrialDisplay:
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
-            column = TextColumn("{task.description}: {task.fields[facts]}", markup=False)
-            self._bar = Bar(column, console=self._console, transient=True)
-            self._task = self._bar.add_task(self._verb, total=None, facts="getting ready")
-            self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+    columns = (TextColumn("{task.description}: {task.fields[facts]}", markup=False),)
 
     def __call__(self, done: int, what: str) -> None:
         """Take note of what is tried next."""
-        now = self._clock()
         facts = printable(f"{done} repetitions, now with {what}")
-        if self._bar is not None:
-            self._bar.update(self._task, facts=facts)
-        elif now - self._last_line >= LINE_EVERY:
-            self._last_line = now
-            self._console.print(f"{self._verb}: {facts}", soft_wrap=True)
+        self._show(f"{self._verb}: {facts}", facts, done, None)
 
 
 def _clock_time(seconds: float) -> str:

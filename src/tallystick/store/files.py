@@ -20,6 +20,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import safetensors
 
@@ -414,13 +415,12 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def _write_safetensors(file: object, entries: list[Entry], each: Callable[[Entry], Entry] | None) -> None:
+def _write_safetensors(file: IO[bytes], entries: list[Entry], each: Callable[[Entry], Entry] | None) -> None:
     """Write the safetensors format tensor by tensor, so that no second copy of the state is made."""
     header, ordered = _safetensors_header(entries, STATE_METADATA)
-    write = getattr(file, "write")  # noqa: B009
-    write(header)
+    file.write(header)
     for entry in ordered:
-        write(entry.data if each is None else each(entry).data)
+        file.write(entry.data if each is None else each(entry).data)
 
 
 def weights_pieces(state: Iterable[Entry]) -> Iterator[bytes | memoryview]:
