@@ -675,6 +675,8 @@ def overhead_rows(job: str, policy: str, found: Mapping[str, Any]) -> list[Row]:
         for phase, value in phases.items():
             name = phase.replace("forward_backward", "forward and backward").replace("_", " ")
             rows.append(row(f"{who}: {name}", value / total, "share", plain_steps=value / plain))
+    rows.append(row("plain: optimizer", seconds["plain"]["optimizer"] / plain, "share"))
+    rows.append(row("copying one gradient / plain step", found["copy"] / plain, "share"))
     size = row("log bytes per step, median", found["log_bytes"], "bytes")
     rows.append(replace(size, must=MOST_LOG.get((job, policy))))
     one, first, due = found["calibration"], found["first_calibration"], found["calibrations_due"]

@@ -273,10 +273,23 @@ def overhead(
         "calibrations_due": sum(run.session.is_calibration_step(step) for step in range(1, run.job.steps)),
         "job_steps": run.job.steps,
         "state_root": ended - started,
+        "copy": _seconds_to_copy([p.detach() for p in run.job.model.parameters()]),
         "log_bytes": statistics.median(sizes),
         "parameters": sum(p.numel() for p in run.job.model.parameters()),
         "threads": torch.get_num_threads(),
     }
+
+
+def _seconds_to_copy(tensors: list[Tensor], times: int = 5) -> float:
+    """Return the median seconds of one copy of all tensors into memory that is there already."""
+    copies = [torch.empty_like(tensor) for tensor in tensors]
+    taken: list[float] = []
+    for _ in range(times + 1):
+        started = time.perf_counter()
+        for tensor, copy in zip(tensors, copies, strict=True):
+            copy.copy_(tensor)
+        taken.append(time.perf_counter() - started)
+    return statistics.median(taken[1:])
 
 
 def _follow(replay: Any, record: StepRecord, frame: bytes) -> Times:

@@ -143,6 +143,7 @@ def test_ratios_are_those_of_the_medians_and_shares_add_up() -> None:
         "calibrations_due": 2,
         "job_steps": 8,
         "state_root": 2.0,
+        "copy": 0.5,
         "log_bytes": 70,
     }
     rows = {
@@ -155,6 +156,8 @@ def test_ratios_are_those_of_the_medians_and_shares_add_up() -> None:
     assert rows["one calibration / plain step"] == 1.0
     assert rows["all calibrations / plain run"] == 0.5
     assert rows["one state root / plain step"] == 0.5
+    assert rows["copying one gradient / plain step"] == 0.125
+    assert rows["plain: optimizer"] == 0.25
 
 
 @BOTH
@@ -272,7 +275,8 @@ class Played:
             times = {"forward_backward": float(batch), "optimizer": 1.0, "total": 1.0 + batch}
             round_ = {"plain": times, "record": {**times, "total": 2.0 + batch}, "audit": times}
             facts = dict.fromkeys(
-                ("first_calibration", "calibration", "calibrations_due", "state_root", "log_bytes"), 1.0
+                ("first_calibration", "calibration", "calibrations_due", "state_root", "copy", "log_bytes"),
+                1.0,
             )
             return {"rounds": [round_], "threads": 1, "job_steps": 8, "parameters": 10_000_000, **facts}
         if kind == "curve":
