@@ -60,6 +60,7 @@ UNSET = frozenset(
 )  # operators that leave memory unset
 SAMPLE = 1 << 12  # elements whose rms stands for that of a decision's input
 ACCUMULATOR = 4  # bytes of the narrowest format in which contractions add up
+NOWHERE = torch.empty(0, dtype=torch.int64)
 Operator = Any  # torch._ops.OpOverload; its stubs are private
 Arguments = tuple[Any, ...]
 
@@ -298,7 +299,7 @@ class Capture(TorchDispatchMode):
             return None
         band = self.tape.band(sampled_rms(flat))
         point = nearest(flat)
-        near = _near(flat, point, band) if band > 0.0 else torch.empty(0, dtype=torch.int64, device=x.device)
+        near = _near(flat, point, band) if band > 0.0 else NOWHERE.to(x.device)
         if exact_is_structural:
             near = _without_structural(flat, point, near)
         return self._obeyed(flat, point, near)
@@ -308,15 +309,15 @@ class Capture(TorchDispatchMode):
         flat = x.detach().view(-1)
         if not self.tape.pending(flat):
             return func(x)
-        band = self.tape.band(sampled_rms(flat))
+        band, point = self.tape.band(sampled_rms(flat)), torch.zeros((), dtype=x.dtype, device=x.device)
         if band > 0.0 and x.device.type == "cpu" and x.dtype in DTYPES:
             result = torch.empty_like(x, memory_format=torch.contiguous_format)
             found = kernels.relu(flat.numpy(), result.view(-1).numpy(), band, threads=torch.get_num_threads())
             near = torch.from_numpy(found)
         else:
             result = func(x)
-            near = (flat.abs() < band).nonzero().squeeze(1)
-        moved = self._obeyed(flat, torch.zeros((), dtype=x.dtype, device=x.device), near)
+            near = _near(flat, point, band) if band > 0.0 else NOWHERE.to(x.device)
+        moved = self._obeyed(flat, point, near)
         if moved is not None:
             at, values = moved
             result.view(-1)[at] = values.clamp_(min=0.0)

@@ -32,6 +32,7 @@ enum {
     FRACTION = 18,        /* bits after the point where binary32 values are placed as whole numbers */
     SURE = 3,             /* units of 2**-FRACTION lost there, at most */
     MANY_OPEN = SPAN / 8, /* elements of a run that are better placed one by one, at most */
+    DENSE_RUNS = 7,       /* that follow one with more */
     AHEAD = 512,
     LINE = 64, /* bytes of the cache's lines, or fewer */
     WIDEST_PRECISION = 30 /* placing a value in binary64 then loses less than 2**-22 of a quantum */
@@ -220,6 +221,7 @@ typedef union {
 typedef struct {
     int form; /* which loop does it; 0: none */
     int64_t reach, block;
+    int skip, tried; /* runs that go by the rule at once, after one with too many open elements; whether the last was tried */
     Grid32 grid32;
     Grid64 grid64;
     uint32_t words[WORDS(SPAN)]; /* of the last run, if it is dithered; from (at & 3) on */
@@ -239,6 +241,7 @@ INLINE int find_form(const Site *site) {
 
 INLINE void quick_start(Quick *quick, int64_t reach) {
     quick->form = NONE;
+    quick->skip = 0;
     quick->reach = reach;
     quick->block = -1;
 }
@@ -273,6 +276,11 @@ INLINE void fetch_ahead(const Site *site, int64_t at, int n) {
 /* Round n elements from position at on into result; return whether it holds what the rule gives. */
 INLINE int quick_run(Quick *quick, const Site *site, int64_t at, int n, Result *result) {
     uint32_t *own = quick->words + (at & 3);
+    quick->tried = quick->skip == 0;
+    if (quick->skip) {
+        quick->skip--;
+        return 0;
+    }
     quick_enter(quick, site, at);
     if (quick->form == NONE) return 0;
     fetch_ahead(site, at, n);
@@ -301,11 +309,13 @@ INLINE int quick_run(Quick *quick, const Site *site, int64_t at, int n, Result *
 
 /* After a quick_run that returned 0: mark the elements whose result is not that of the rule, or may lie near a boundary, in
  * SPAN zeroed bytes. Return 0 where the whole run is to be rounded by the rule. */
-INLINE int quick_marks(const Quick *quick, const Site *site, int64_t at, int n, uint8_t *mark) {
+INLINE int quick_marks(Quick *quick, const Site *site, int64_t at, int n, uint8_t *mark) {
     const float *x = (const float *)site->x + at;
     const uint32_t *own = quick->words + (at & 3);
-    if (quick->form != SINGLE && quick->form != WIDENED) return 0;
-    return site->dithered ? mark_open(x, mark, own, n, quick->grid32, 1) : mark_open(x, mark, own, n, quick->grid32, 0);
+    if (!quick->tried || (quick->form != SINGLE && quick->form != WIDENED)) return 0;
+    int few = site->dithered ? mark_open(x, mark, own, n, quick->grid32, 1) : mark_open(x, mark, own, n, quick->grid32, 0);
+    if (!few) quick->skip = DENSE_RUNS;
+    return few;
 }
 
 /* As quick_run, for parities of binary32 values. */
