@@ -239,7 +239,9 @@ def parse_tpm_statement(data: bytes, *, what: str = "TPM statement") -> TpmState
     """
     reader = _Reader(data, what)
     if reader.take(4, "the magic") != MAGIC:
-        raise InvalidInput(f"{what}: begins with {data[:4].hex()}, what a TPM makes begins with {MAGIC.hex()}")
+        raise InvalidInput(
+            f"{what}: begins with {data[:4].hex()}, what a TPM makes begins with {MAGIC.hex()}"
+        )
     kind = reader.one_of((CERTIFY, QUOTE), "the kind")
     signer = reader.name("the signer's name")
     extra = reader.sized("the qualifying data", range(LARGEST_DATA + 1))
@@ -293,7 +295,9 @@ def parse_tpm_evidence(data: bytes, *, what: str = "TPM evidence") -> TpmEvidenc
     names = ("attestation_key", "certification", "device_key", "format", "quote", "registers")
     fields = Fields(parse_canonical_json(data, what=what, limit=EVIDENCE_LIMIT), what=what, names=names)
     fields.constant("format", EVIDENCE_FORMAT)
-    attestation_key = parse_tpm_public(_hex(fields.text("attestation_key"), what), what=f"{what}: attestation key")
+    attestation_key = parse_tpm_public(
+        _hex(fields.text("attestation_key"), what), what=f"{what}: attestation key"
+    )
     device_key = parse_tpm_public(_hex(fields.text("device_key"), what), what=f"{what}: device key")
 
     def signed(name: str) -> tuple[TpmStatement, bytes]:
@@ -409,16 +413,25 @@ def verify_tpm(evidence: TpmEvidence, question: TpmQuestion, reference: PcrRefer
             raise Mismatch(f"{what}: {name} is {stated.key_id[:16]}.., known is {known.key_id[:16]}..")
     _must_have(signer, BOUND | SIGN | RESTRICTED, DECRYPT, f"{what}: attestation key")  # 2
     _must_have(device, BOUND | SIGN, DECRYPT | RESTRICTED, f"{what}: device key")
-    for name, (statement, signature) in (("certification", evidence.certification), ("quote", evidence.quote)):
+    for name, (statement, signature) in (
+        ("certification", evidence.certification),
+        ("quote", evidence.quote),
+    ):
         half = len(signature) // 2
-        der = encode_dss_signature(int.from_bytes(signature[:half], "big"), int.from_bytes(signature[half:], "big"))
+        der = encode_dss_signature(
+            int.from_bytes(signature[:half], "big"), int.from_bytes(signature[half:], "big")
+        )
         question.attestation_key.verify(der, statement.encode(), what=f"{what}: {name}")  # 3
         if statement.signer != signer.qualified_name("endorsement"):
-            raise Mismatch(f"{what}: {name}: signed by {statement.signer.hex()[:16]}.., not by that key in its hierarchy")
+            raise Mismatch(
+                f"{what}: {name}: signed by {statement.signer.hex()[:16]}.., not by that key in its hierarchy"
+            )
     certified = cast("Certified", evidence.certification[0].content)  # 4
     places = {device.qualified_name(hierarchy) for hierarchy in HIERARCHIES}
     if certified.name != device.name() or certified.qualified_name not in places:
-        raise Mismatch(f"{what}: certifies key {certified.name.hex()[:16]}.., not device key {device.name().hex()[:16]}..")
+        raise Mismatch(
+            f"{what}: certifies key {certified.name.hex()[:16]}.., not device key {device.name().hex()[:16]}.."
+        )
     pairs = (  # 5
         ("certification", evidence.certification[0].data, certify_data(question.ueid)),
         ("quote", evidence.quote[0].data, quote_data(question.ueid, question.device_key, question.head, question.nonce)),
@@ -435,7 +448,9 @@ def verify_tpm(evidence: TpmEvidence, question: TpmQuestion, reference: PcrRefer
     for _, value in evidence.registers:
         hashed.update(value)
     if hashed.digest() != quoted.digest:
-        raise Mismatch(f"{what}: the registers hash to {hashed.hexdigest()[:16]}.., quoted is {quoted.digest.hex()[:16]}..")
+        raise Mismatch(
+            f"{what}: the registers hash to {hashed.hexdigest()[:16]}.., quoted is {quoted.digest.hex()[:16]}.."
+        )
     held = dict(evidence.registers)  # 7
     if reference.bank != HASHES[quoted.bank]:
         raise Mismatch(f"{what}: bank {HASHES[quoted.bank]} was quoted, the reference is of {reference.bank}")
