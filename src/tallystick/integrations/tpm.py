@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import os
 import secrets
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -178,6 +179,7 @@ def _read_registers(esys: Any, tss: Any, registers: Sequence[int]) -> tuple[tupl
 
 @contextmanager
 def _opened(tcti: str) -> Generator[tuple[Any, Any]]:
+    os.environ.setdefault("TSS2_LOG", "all+none")  # its lines on stderr say less than the exception
     try:
         tss: Any = importlib.import_module("tpm2_pytss")
     except ImportError as problem:
