@@ -23,10 +23,12 @@ from tallystick.errors import InvalidInput, Mismatch, Nondeterminism, StoreError
 from tallystick.execution.job import JobSource
 from tallystick.execution.snapshot import load_state, state_entries
 from tallystick.execution.step import batch_digest, run_step
+from tallystick.integrations.memorising import measure_memory
 from tallystick.monitor.assurance import Assurance, Evidence, derive_assurance
 from tallystick.monitor.chiplog import Finding, Head, Limits, read_log, snapshots_of, verify_log
 from tallystick.monitor.chiprecord import TORN, LoggedRecord, Snapshot
 from tallystick.monitor.matcher import Match, PageReader, State, match_snapshot
+from tallystick.monitor.memorisation import judge_memory
 from tallystick.monitor.memory import Opening as SnapshotOpening
 from tallystick.monitor.memory import parse_opening as parse_snapshot_opening
 from tallystick.monitor.memory import verify_opening
@@ -73,6 +75,11 @@ class RunReplayer:
     def committed(self, steps_done: int) -> dict[str, Entry]:
         """Return a committed state."""
         return self.directory.load_committed(steps_done, self.roots[steps_done])
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether the job has records that no step visits."""
+        return self.source.build(self.transcript.specification.job.settings).held_out is not None
 
     def changes(self) -> dict[tuple[int, int], float]:
         """Return the L2 size of the claimed update of every segment."""
@@ -315,7 +322,10 @@ class KnownChip:
 
 @dataclass(frozen=True)
 class Inquiry:
-    """How an owner is verified: the beacon after the reports, how many segments, and what is plausible."""
+    """How an owner is verified: the beacon after the reports, how many segments, and what is plausible.
+
+    ``memory_records`` of each segment are looked for in the model's memory, 0 for none.
+    """
 
     beacon: bytes
     random_segments: int = 2
@@ -323,6 +333,7 @@ class Inquiry:
     search: int = 2000
     plausibility: Plausibility | None = None
     limits: Limits | None = None
+    memory_records: int = 0
 
 
 @dataclass
@@ -499,6 +510,9 @@ def _examine(
             and item.found[1].steps_done is not None
         ):
             steps.append(item.found[1].steps_done)
+    memory = None
+    if inquiry.memory_records and replayer.holds_back:
+        memory = judge_memory(measure_memory(replayer, beacon=inquiry.beacon, records=inquiry.memory_records))
     selected = choose_segments(
         replayer.borders,
         run=run.report.run,
@@ -507,6 +521,7 @@ def _examine(
         snapshots=steps,
         changes=replayer.changes(),
         largest=inquiry.largest,
+        doubtful=[(s.start, s.end) for s in memory.doubtful] if memory is not None else (),
     )
     outcomes = [replayer.repeat(segment.start, segment.end) for segment in selected]
     lineage = run.report.precommit.lineage
@@ -520,4 +535,4 @@ def _examine(
                 root = {c.steps_done: c.state_root for c in theirs.checkpoints()}.get(lineage.steps_done or 0)
                 held = {} if root is None else other.directory.load_committed(lineage.steps_done or 0, root)
                 parent = bool(held) and weights_distance(mine, held) == 0.0
-    return RunEvidence(run.report, None, selected, outcomes, initial, parent, replayer.flop())
+    return RunEvidence(run.report, None, selected, outcomes, initial, parent, replayer.flop(), memory)
