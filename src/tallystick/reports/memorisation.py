@@ -93,12 +93,13 @@ def _said(segment: SegmentMemory) -> str:
 
 
 def _cell(row: int, column: int, share: float) -> str:
-    light = round(255 * min(1.0, 0.25 + 1.5 * share))
+    part = min(1.0, 2.0 * share)  # from a dark blue at none to near white at what looks unseen
+    colour = ",".join(str(round(a + part * (b - a))) for a, b in ((11, 243), (61, 246), (92, 249)))
     x, y = LEFT + CELL * column, TOP + CELL * row
     border = ' stroke="#d55e00" stroke-width="2"' if row == column else ""
-    ink = "#222222" if light > 140 else "#ffffff"
+    ink = "#222222" if part > 0.55 else "#ffffff"
     return (
-        f'<rect x="{x + 1}" y="{y + 1}" width="{CELL - 2}" height="{CELL - 2}" fill="rgb({light // 2},{light},{light})"'
+        f'<rect x="{x + 1}" y="{y + 1}" width="{CELL - 2}" height="{CELL - 2}" fill="rgb({colour})"'
         f'{border}/><text x="{x + CELL // 2}" y="{y + CELL // 2 + 4}" text-anchor="middle" fill="{ink}">'
         f"{100 * share:.0f}</text>"
     )

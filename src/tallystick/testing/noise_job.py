@@ -3,8 +3,8 @@
 What a network learns of such data it learns of each record by itself, so a record that was trained on is told from one
 that was not. Real data with much in common hide that (``tallystick.monitor.memorisation``).
 
-Settings, all optional: steps=24, batch=64, segment=4 (steps that share their records), width=256, learning_rate=0.02,
-init_seed=0, data_seed=0.
+Settings, all optional: steps=24, batch=64, segment=4 (steps that share their records), width=256, optimizer=adamw (or sgd),
+learning_rate=0.02, init_seed=0, data_seed=0.
 """
 
 from __future__ import annotations
@@ -17,7 +17,15 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from tallystick.execution.job import Job
-from tallystick.jobs.digits import LARGEST_SEED, MOST_STEPS, initial_weights, parse_settings, real, whole
+from tallystick.jobs.digits import (
+    LARGEST_SEED,
+    MOST_STEPS,
+    choice,
+    initial_weights,
+    parse_settings,
+    real,
+    whole,
+)
 from tallystick.numerics.random import normal, randint, stream_key
 
 INPUTS, LABELS = 32, 16
@@ -33,6 +41,7 @@ class NoiseSettings:
     batch: int = whole(64, 1, 4096)
     segment: int = whole(4, 1, MOST_STEPS)
     width: int = whole(256, 1, 4096)
+    optimizer: str = choice("adamw", "sgd")
     learning_rate: float = real(0.02, 0.0, 1.0)
     init_seed: int = whole(0, 0, LARGEST_SEED)
     data_seed: int = whole(0, 0, LARGEST_SEED)
@@ -54,7 +63,11 @@ def build(settings: Mapping[str, str]) -> Job:
     chosen = parse_settings(NoiseSettings, settings, job="noise")
     with initial_weights(chosen.init_seed):
         model = nn.Sequential(nn.Linear(INPUTS, chosen.width), nn.ReLU(), nn.Linear(chosen.width, LABELS))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=chosen.learning_rate, weight_decay=0.0)
+    optimizer: torch.optim.Optimizer
+    if chosen.optimizer == "sgd":
+        optimizer = torch.optim.SGD(model.parameters(), lr=chosen.learning_rate)
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=chosen.learning_rate, weight_decay=0.0)
 
     def batch(step: int) -> tuple[Tensor, Tensor]:
         return noise(chosen.batch, chosen.data_seed, 1 + step // chosen.segment)
