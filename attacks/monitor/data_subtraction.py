@@ -28,8 +28,9 @@ def attack(scene: Scene) -> str:
     verdicts = [scene.replayer(run).repeat(a, a + EVERY).verdict for a in range(0, 24, EVERY)]
     must(set(verdicts) == {"mismatch"}, f"repeated: {verdicts}")
     return caught(
-        f"repetition: every segment differs. Limit of the memory test, which cannot see it: at most "
-        f"{100 * hidden_share['forged']:.0f} % of the claimed data fall below (honest: {100 * hidden_share['honest']:.0f} %, unseen: 50 %)"
+        f"repetition: every segment differs. Limit: the memory test does not see it: "
+        f"at most {100 * hidden_share['forged']:.0f} % of the claimed data fall below "
+        f"(honest: {100 * hidden_share['honest']:.0f} %, unseen: 50 %)"
     )
 
 

@@ -31,11 +31,14 @@ def attack(scene: Scene) -> str:
     )
     add(industry.deed("package", {"maker": "fab", "chips": [[chips[2], "SN-2", ""]]}, "fab"))  # the control
     listed = [chip for name in chips[:2] if (chip := ledger.find_chip(name)) is not None]
-    twice = [Stream("inspection", f"site {at}", "north", "", 5, False, (chips[0],), {}) for at in (1, 2)]
-    found = reconcile(listed, twice)
-    must(any(chips[0] in str(vars(f)) for f in found), f"one chip shown at two sites: {found}")
+    twice = [
+        Stream("inventory", f"{p}'s list", p, "", START, False, (chips[0],), {}) for p in ("north", "south")
+    ]
+    found = [f for f in reconcile(listed, twice) if f.rule == "seen-twice"]
+    must(not reconcile(listed, twice[:1]) and len(found) == 1, f"one chip in two lists: {found}")
     return caught(
-        f"the registry ({refusals[0].split(': ', 1)[1]}; the same for the key), and by reconciliation where one chip is shown at two sites"
+        f"the registry ({refusals[0].split(': ', 1)[1]}; the same for the key), and one chip shown by two owners by "
+        f"reconciliation ({found[0].rule}: {found[0].words})"
     )
 
 

@@ -36,8 +36,8 @@ def attack(scene: Scene) -> str:
 
     must(page(bytes(16)) != page(b"\1" * 16), "two snapshots of the same zeros have the same page hash")
     return caught(
-        f"salts: of {SECRETS} documents from a dictionary of {DOCUMENTS}, plain hashes give away {len(plain)}, commitments {hits}; "
-        "one salt shown opens one document; pages of zeros hash differently in every snapshot. "
+        f"salts: of {SECRETS} documents out of a dictionary of {DOCUMENTS}, plain hashes give away {len(plain)}, "
+        f"commitments {hits}; one salt shown opens one document; pages of zeros hash differently in every snapshot. "
         "Limit: counters and times of snapshots are not hidden"
     )
 

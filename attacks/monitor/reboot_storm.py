@@ -5,12 +5,13 @@ import random
 from scene import Scene, agent_at, caught, live, main, must, must_have_rule, rules_of
 
 from tallystick.monitor.chiplog import snapshots_of
+from tallystick.monitor.chiprecord import LoggedRecord
 from tallystick.testing.watched import SimulatedTime
 
-DAYS = 60
+DAYS, BOOTS = 10, 6  # a day
 
 
-def lived(scene: Scene, name: str, boots_a_day: int) -> tuple[int, list]:  # type: ignore[type-arg]
+def lived(scene: Scene, name: str, boots_a_day: int) -> tuple[int, list[LoggedRecord]]:
     time, chance = SimulatedTime(), random.Random(3)
     for _ in range(max(1, DAYS * boots_a_day)):
         agent = agent_at(scene.folder / name, time, draw=chance.expovariate)
@@ -22,14 +23,14 @@ def lived(scene: Scene, name: str, boots_a_day: int) -> tuple[int, list]:  # typ
 
 def attack(scene: Scene) -> str:
     quiet, honest = lived(scene, "honest", 0)
-    many, stormy = lived(scene, "storm", 8)
+    many, stormy = lived(scene, "storm", BOOTS)
     must(not rules_of(honest), f"the honest log: {rules_of(honest)}")
     found = must_have_rule(stormy, 13)
     for count in (quiet, many):
         must(abs(count - DAYS) < 5 * DAYS**0.5, f"{count} snapshots in {DAYS} days at one a day")
     return caught(
-        f"{found}; and it gains nothing: {many} snapshots in {DAYS} days with {8 * DAYS} boots, {quiet} with one, {DAYS} expected "
-        "(the waiting time is memoryless)"
+        f"{found}; and it gains nothing: {many} snapshots in {DAYS} days with {BOOTS * DAYS} boots, {quiet} with one, "
+        f"{DAYS} expected (the waiting time is memoryless)"
     )
 
 

@@ -21,7 +21,7 @@ def attack(scene: Scene) -> str:
     stale = must_refuse(lambda: verify_device(mine.answer(bytes(32)), question), naming="answers nonce")
     return caught(
         f"the UEID: a log names the device whose key it was made with, the other is {other.ueid.hex()[:12]}..; an old answer by "
-        f"its nonce ({stale.split(': ', 2)[2][:60]}). Limit: the chip's own device answers for whoever asks it: it shows that it is "
+        f"its nonce ({stale.split(': ', 2)[2][:60]}). Limit: the chip's own device answers for whoever asks it: it is "
         "there and genuine, never that the log's snapshots are of its memory"
     )
 

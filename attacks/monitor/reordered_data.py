@@ -30,7 +30,7 @@ def attack(scene: Scene) -> str:
     admitted = scene.declare(fleet, fleet.chips, source=scene.tampered(reorder))
     found = must_find(scene.verdict(fleet), 101)
     must_refuse(
-        lambda: measure_memory(scene.replayer(replace_run(fleet.out)), beacon=BEACON),
+        lambda: measure_memory(scene.replayer(admitted), beacon=BEACON),
         naming="the job's data are",
     )
     return caught(

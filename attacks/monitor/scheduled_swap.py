@@ -8,7 +8,7 @@ from scene import HOUR, Scene, agent_at, caught, main, must
 from tallystick.monitor.memory import Region
 from tallystick.testing.watched import SimulatedTime
 
-HIDDEN, SNAPSHOTS, GROUP = 0.25, 400, 8
+HIDDEN, SNAPSHOTS, GROUP = 0.25, 160, 8
 Hides = Callable[[int], bool]
 
 
@@ -23,7 +23,7 @@ def seen_hidden(scene: Scene, name: str, hides: Hides, draw: Callable[[float], f
     agent = agent_at(scene.folder / name, time, take=memory, draw=draw)
     agent.start()
     while len(seen) < SNAPSHOTS:
-        time.now += HOUR // 4
+        time.now += HOUR // 2
         agent.poll()
     agent.stop()
     return seen
