@@ -1,4 +1,4 @@
-"""Trains with four times the learning rate that it declares."""
+"""Trains with four times the learning rate that it declares: denied in the records, or consistent in every committed state."""
 
 from dataclasses import replace
 
@@ -24,9 +24,12 @@ def attack(scene: Scene) -> str:
         """State in every record what an honest run states."""
         forge(run, lambda r: replace(r, schedule=declared.record(r.step).schedule))
 
-    fleet = scene.fleet(1, "forger")
-    scene.declare(fleet, fleet.chips, source=scene.tampered(faster), edit=deny)
-    return caught(must_find(scene.verdict(fleet), 105))
+    denied = scene.fleet(1, "denied")
+    scene.declare(denied, denied.chips, source=scene.tampered(faster), edit=deny)
+    found = must_find(scene.verdict(denied), 105)
+    admitted = scene.fleet(1, "admitted")
+    scene.declare(admitted, admitted.chips, source=scene.tampered(faster))
+    return caught(f"{found}; with records and states that agree, {must_find(scene.verdict(admitted), 114)}")
 
 
 if __name__ == "__main__":

@@ -175,6 +175,7 @@ class RunEvidence:
         parent_state: for a continued run, whether the parent's committed state at that step is this run's first: None if the
             parent is not known.
         flop_counted: FLOP of the whole run, counted from the operators.
+        other_setting: the first hyper-parameter in the first state that is not the job's own, None if all are.
         memory: what the committed states remember of the claimed data, None if it was not looked at.
     """
 
@@ -186,6 +187,7 @@ class RunEvidence:
     parent_state: bool | None = None
     flop_counted: int | None = None
     memory: Memory | None = None
+    other_setting: str | None = None
 
 
 @dataclass(frozen=True)
@@ -220,6 +222,8 @@ def judge_run(
     found += _check_precommit(report, chips)
     found += _check_segments(evidence)
     found += _check_memory(evidence)
+    if evidence.other_setting is not None:
+        found.append(Finding(114, "hyper-parameters", 0, f"first state: {evidence.other_setting}"))
     found += _check_lineage(evidence)
     found += _check_totals(evidence, chips, plausibility)
     worst = {finding.severity for finding in found}

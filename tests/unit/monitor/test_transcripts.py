@@ -437,6 +437,7 @@ def test_each_false_statement_has_its_rule() -> None:
     assert judged(report, initial=0.3) == ("fail", {107})  # false initialisation; also "it is only the init"
     assert judged(report, initial=None) == ("unknown", {107})
     assert judged(report, flop_counted=2000) == ("fail", {108})
+    assert judged(report, other_setting="lr is 0.08, the job's own is 0.02") == ("fail", {114})
     much = replace(report, totals=Totals(10**12, 1, 1))
     assert judged(much, flop_counted=10**12) == ("fail", {109})  # more than the chips can have done
     online = replace(report, precommit=replace(report.precommit, data=None))
