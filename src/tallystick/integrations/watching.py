@@ -256,7 +256,7 @@ def _first_other(own: object, stated: object, where: str) -> str | None:
                 return (
                     f"{where} has {', '.join(sorted(pairs[1]))}, the job's own {', '.join(sorted(pairs[0]))}"
                 )
-            rows = [(pairs[0][key], pairs[1][key], f"{where}, {key}") for key in sorted(pairs[0])]
+            rows = [(pairs[0][key], pairs[1][key], where) for key in sorted(pairs[0])]
         case list(), list():
             mine, theirs = cast("tuple[list[object], list[object]]", (own, stated))
             if len(mine) != len(theirs):
