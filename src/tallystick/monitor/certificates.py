@@ -11,12 +11,16 @@ what a reader knows of it as another root), policies and name constraints. Curve
 from __future__ import annotations
 
 import datetime
+import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from cryptography.utils import CryptographyDeprecationWarning
 from cryptography.x509.oid import ExtensionOID, NameOID, SignatureAlgorithmOID
 
 from tallystick.errors import InvalidInput, Mismatch
@@ -26,6 +30,10 @@ CHAIN_LIMIT = 1 << 16  # bytes of PEM; a device's five certificates have about 5
 LONGEST_CHAIN = 10
 SIGNATURES = (SignatureAlgorithmOID.ECDSA_WITH_SHA256, SignatureAlgorithmOID.ECDSA_WITH_SHA384)
 UNDERSTOOD = frozenset({ExtensionOID.BASIC_CONSTRAINTS, ExtensionOID.KEY_USAGE})
+REFUSALS = (
+    ValueError, TypeError, OverflowError, UnsupportedAlgorithm, CryptographyDeprecationWarning,
+    x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType,
+)  # fmt: skip
 OLDEST, LATEST = 0, 253402300799  # seconds: 1970 to the end of 9999, "no end" in RFC 5280 4.1.2.5
 
 
@@ -70,10 +78,8 @@ def parse_chain(data: bytes, *, what: str = "certificates") -> tuple[Certificate
     """
     if len(data) > CHAIN_LIMIT:
         raise InvalidInput(f"{what}: {len(data)} bytes exceed the limit of {CHAIN_LIMIT}")
-    try:
+    with _strictly(f"{what}: are no certificates in PEM"):
         found = x509.load_pem_x509_certificates(data)
-    except ValueError as problem:
-        raise InvalidInput(f"{what}: are no certificates in PEM ({problem})") from None
     if len(found) > LONGEST_CHAIN:
         raise InvalidInput(f"{what}: {len(found)} certificates, {LONGEST_CHAIN} at most can be a chain")
     whole = b"".join(certificate.public_bytes(Encoding.PEM) for certificate in found)
@@ -148,16 +154,21 @@ def verify_endorsement(chain: tuple[Certificate, ...], root: Certificate, key: P
 
 
 def _read(certificate: x509.Certificate, what: str) -> Certificate:
-    try:
+    with _strictly(f"{what}: malformed"):
         return _facts(certificate, what)
-    except (
-        ValueError,
-        TypeError,
-        UnsupportedAlgorithm,
-        x509.DuplicateExtension,
-        x509.UnsupportedGeneralNameType,
-    ) as problem:
-        raise InvalidInput(f"{what}: malformed ({str(problem)[:100]})") from None
+
+
+@contextmanager
+def _strictly(what: str) -> Generator[None]:
+    """Inside, whatever the library raises or warns of is a refusal that begins with ``what``."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CryptographyDeprecationWarning)  # of spellings that it accepts for now
+        try:
+            yield
+        except InvalidInput:
+            raise
+        except REFUSALS as problem:
+            raise InvalidInput(f"{what} ({str(problem)[:100]})") from None
 
 
 def _facts(certificate: x509.Certificate, what: str) -> Certificate:
