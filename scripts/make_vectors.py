@@ -7,6 +7,7 @@ from pathlib import Path
 
 import vectors_chip
 import vectors_commit
+import vectors_device
 import vectors_dispute
 import vectors_evidence
 import vectors_monitor
@@ -22,6 +23,7 @@ def main() -> None:
             shutil.rmtree(folder)
     vectors_chip.write(ROOT)
     vectors_commit.write(ROOT)
+    vectors_device.write(ROOT)
     vectors_dispute.write(ROOT)
     vectors_numerics.write(ROOT)
     vectors_monitor.write(ROOT)

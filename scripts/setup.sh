@@ -14,15 +14,19 @@ stamp=.venv/tallystick-setup
 say() { printf 'setup: %s\n' "$*"; }
 fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 
-# The state that the environment was made from: these files, where it stands, and which torch was asked for.
+# tpm2-pytss is built against the machine's tpm2-tss: only where its headers are.
+extras=all
+if command -v pkg-config >/dev/null && pkg-config --exists tss2-esys; then extras=all,tpm; fi
+
+# The state that the environment was made from: these files, where it stands, which torch was asked for, which extras.
 fingerprint() {
-  "$venv_python" - "$1" <<'PY'
+  "$venv_python" - "$1" "$extras" <<'PY'
 import hashlib, pathlib, sys
 state = hashlib.sha256()
 for part in (*(pathlib.Path(name).read_bytes() for name in ("pyproject.toml", "constraints.txt", "scripts/setup.sh",
                                                              "hatch_build.py", "scripts/compile_kernels.py",
                                                              *sorted(map(str, pathlib.Path("src/tallystick/numerics").glob("*.[ch]"))))),
-             str(pathlib.Path.cwd()).encode(), sys.argv[1].encode()):
+             str(pathlib.Path.cwd()).encode(), sys.argv[1].encode(), sys.argv[2].encode()):
     state.update(len(part).to_bytes(8, "little") + part)
 print(state.hexdigest(), sys.argv[1])
 PY
@@ -73,8 +77,8 @@ pip install -c "$constraints" "$torch_spec"
 "$venv_python" -c 'import importlib.metadata as m; print("triton==" + m.version("triton"))' >>"$constraints" 2>/dev/null ||
   grep -E '^triton==' constraints.txt >>"$constraints"
 
-say "tallystick, its extras and the developer tools"
-pip install -c "$constraints" --editable '.[all]' --group dev
+say "tallystick, its extras ($extras) and the developer tools"
+pip install -c "$constraints" --editable ".[$extras]" --group dev
 
 fingerprint "$asked" >"$stamp.new"
 mv "$stamp.new" "$stamp"

@@ -1,9 +1,14 @@
-"""What holds for every test: gpu tests are skipped without a device, hypothesis repeats itself in CI."""
+"""What holds for every test: gpu and TPM tests are skipped without a device, hypothesis repeats itself in CI.
+
+TALLYSTICK_MUST_RUN=tpm (set in CI) makes a test fail that would be skipped for want of a software TPM.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,3 +38,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in on_device:
             item.add_marker(pytest.mark.skip(reason="torch sees no CUDA device"))
+
+
+@pytest.fixture
+def tcti() -> Iterator[str]:
+    """How a software TPM is reached that lives as long as the test."""
+    from tallystick.testing.software_tpm import missing_for_tpm, software_tpm
+
+    if missing := missing_for_tpm():
+        if "tpm" in os.environ.get("TALLYSTICK_MUST_RUN", "").split(","):
+            pytest.fail(f"TALLYSTICK_MUST_RUN asks for the TPM tests, and {missing}")
+        pytest.skip(missing)
+    with tempfile.TemporaryDirectory(prefix="tpm-") as folder, software_tpm(Path(folder)) as found:
+        yield found

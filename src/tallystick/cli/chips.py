@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, cast
@@ -19,6 +19,24 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from tallystick.cli.chip_evidence import (
+    ChainFile,
+    DeviceFile,
+    Handed,
+    MeasurementFile,
+    Moment,
+    PcrFile,
+    RootFile,
+    Shown,
+    TpmEvidenceFile,
+    TpmKeyFile,
+    check_handed,
+    device,
+    make_key_in_tpm,
+    read_device,
+    signer_of,
+    write_tpm_evidence,
+)
 from tallystick.cli.options import AsJson
 from tallystick.cli.terminal import answer, print_json, say
 from tallystick.commit.encoding import Fields, canonical_json, parse_canonical_json, parse_hex
@@ -32,6 +50,7 @@ from tallystick.monitor.chiprecord import FLAGS, KINDS, Boot, Firmware, Genesis,
 from tallystick.monitor.collector import Collector, parse_receipt, verify_receipt
 from tallystick.monitor.memory import Probe
 from tallystick.monitor.probes import ProcessMemory, SharedMemory
+from tallystick.monitor.spdm import device_nonce
 from tallystick.protocol.signing import PublicKey, generate_key
 from tallystick.reports.layout import BAD, GOOD, QUIET, UNSURE, Row, counted, page
 from tallystick.store.chips import ChipDirectory
@@ -64,6 +83,7 @@ class LogPage:
     findings: Sequence[Finding]
     assurance: Assurance
     key: PublicKey
+    shown: Shown = field(default_factory=Shown)
 
     @property
     def verdict(self) -> str:
@@ -83,6 +103,7 @@ class LogPage:
             "snapshots": len(snapshots_of(self.log)),
             "active_days": active_days(self.log),
             "head": None if head is None else {"seq": head.record.seq, "digest": head.digest.hex()},
+            "evidence": self.shown.fields(),
             "findings": [finding.fields() for finding in self.findings],
             "log": [
                 {"seq": r.record.seq, "kind": KINDS[r.record.kind], "digest": r.digest.hex(), "what": said(r)}
@@ -104,6 +125,7 @@ class LogPage:
                             f"in {active_days(self.log):.3g} days in use"),
                 ("head", f"record {head.record.seq} {head.digest.hex()}"),
             ]  # fmt: skip
+        rows += self.shown.rows()
         rows += [
             (f"finding {f.rule}", Text(f"{f.name}: {f.text}", style=STYLES[f.severity]))
             for f in self.findings
@@ -149,6 +171,7 @@ def said(logged: LoggedRecord) -> str:
 
 def register(parent: typer.Typer) -> None:
     """Add ``tally chip`` to ``parent``."""
+    app.command()(device)
     parent.add_typer(app, name="chip")
 
 
@@ -184,15 +207,42 @@ def init(
         ),
     ] = 10_000,
     algorithm: Annotated[
-        str, typer.Option("--algorithm", metavar="NAME", help="Of the device key: ed25519 or ecdsa-p384.")
-    ] = "ed25519",
+        str | None,
+        typer.Option(
+            "--algorithm",
+            metavar="NAME",
+            help="Of the device key: ed25519, ecdsa-p256 or ecdsa-p384; by default ed25519, in a TPM ecdsa-p256.",
+        ),
+    ] = None,
+    tpm: Annotated[
+        str | None,
+        typer.Option(
+            "--tpm", metavar="TCTI", help="Keep the device key in this TPM 2.0, such as device:/dev/tpmrm0."
+        ),
+    ] = None,
+    accelerator: Annotated[
+        Path | None,
+        typer.Option(
+            "--device", metavar="FILE", help="Take the identity of the accelerator whose evidence this is."
+        ),
+    ] = None,
+    device_root: RootFile = None,
     as_json: AsJson = False,
 ) -> int:
     """Make a chip: its device key, its identity and its settings. It is a software agent's, whatever the machine."""
     if (collector is None) != (collector_key is None):
         raise InvalidInput("--collector and --collector-key go together")
-    if algorithm not in ("ed25519", "ecdsa-p384"):
-        raise InvalidInput(f"--algorithm {algorithm}: a device key is ed25519 or ecdsa-p384")
+    if (accelerator is None) != (device_root is None):
+        raise InvalidInput("--device and --device-root go together")
+    chosen = algorithm or ("ed25519" if tpm is None else "ecdsa-p256")
+    if chosen not in ("ed25519", "ecdsa-p256", "ecdsa-p384") or (tpm is not None and chosen == "ed25519"):
+        where = "a device key" if tpm is None else "a key in a TPM"
+        raise InvalidInput(
+            f"--algorithm {chosen}: {where} is {'' if tpm else 'ed25519, '}ecdsa-p256 or ecdsa-p384"
+        )
+    ueid = b"\x01" + secrets.token_bytes(16)
+    if accelerator is not None and device_root is not None:
+        ueid = read_device(accelerator, device_root, None, None, int(time.time())).ueid
     chip = ChipDirectory(directory)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise StoreError(f"{directory}: exists and is not empty; choose another directory")
@@ -206,12 +256,13 @@ def init(
         "page_size": page_bytes,
         "rate_milli": round(1000 * snapshots_per_day),
         "retention_days": retention_days,
-        "ueid": (b"\x01" + secrets.token_bytes(16)).hex(),
+        "ueid": ueid.hex(),
     }
     known = None if collector_key is None else load_public_key(collector_key)
     settings_of(document, known)  # refuses what no agent could run with
     chip.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    public = write_key(chip.key_path, generate_key(algorithm))
+    in_file = tpm is None
+    public = write_key(chip.key_path, generate_key(chosen)) if in_file else make_key_in_tpm(chip, tpm, chosen)
     if known is not None:
         chip.write(chip.path / "collector.pub", known.pem())
     chip.write(chip.settings_path, canonical_json(document))
@@ -219,6 +270,8 @@ def init(
         print_json({"directory": str(directory), "ueid": document["ueid"], "public_key": str(public)})
     else:
         say(f"{directory}: chip {document['ueid']}; its device key is {public}")
+        if tpm is not None:
+            say(f"the key stays in the TPM; readers must know its attestation key: {chip.path / 'tpm.pub'}")
         say(f"tally chip agent {directory}")
     return 0
 
@@ -238,7 +291,7 @@ def agent(
 ) -> int:
     """Run the agent: snapshots at random times until it is interrupted; programs register with tallystick.observe."""
     chip, settings, known = load_chip(directory)
-    signer = load_key(str(chip.key_path))
+    signer = signer_of(chip)
     probe: Probe = ProcessMemory(chip.observed_path) if manifest is None else SharedMemory(manifest)
     link = _collector_of(chip)
     made = ChipAgent(
@@ -277,7 +330,7 @@ def agent(
 def show(directory: Directory, as_json: AsJson = False) -> int:
     """Show a chip's own log and what is to be found in it; exit code 1 with a violation."""
     chip, settings, known = load_chip(directory)
-    key = load_key(str(chip.key_path))
+    key = signer_of(chip)
     log = boot_log(chip, key.public_key)
     heads = [Head(h.seq, h.digest, "the chip's own counter")] if (h := chip.head()) is not None else []
     if known is not None:
@@ -306,23 +359,33 @@ def verify(
         list[Path] | None,
         typer.Option("--earlier", metavar="LOG", help="A copy handed over before; may be repeated."),
     ] = None,
+    tpm: TpmEvidenceFile = None,
+    tpm_key: TpmKeyFile = None,
+    pcrs: PcrFile = None,
+    accelerator: DeviceFile = None,
+    device_root: RootFile = None,
+    measurements: MeasurementFile = None,
+    endorsement: ChainFile = None,
+    at: Moment = None,
     as_json: AsJson = False,
 ) -> int:
     """Check a log that somebody handed over, without trusting it: exit code 1 with a violation, 3 if it cannot be told."""
-    if (token is None) != (nonce is None):
-        raise InvalidInput("--attestation and --nonce go together")
+    handed = Handed(tpm, tpm_key, pcrs, accelerator, device_root, measurements, endorsement, at)
+    if (token is None) != (nonce is None) or (handed.needs_nonce and nonce is None):
+        raise InvalidInput("--attestation and --nonce go together, and --tpm and --device need both")
     public = load_public_key(key)
     records, findings = read_log(read_journal(log), public)
     heads: list[Head] = []
     attested = None
-    if token is not None and nonce is not None:
-        asked = parse_hex(nonce, n_bytes=len(nonce) // 2, what="--nonce")
+    asked = b"" if nonce is None else parse_hex(nonce, n_bytes=len(nonce) // 2, what="--nonce")
+    if token is not None:
         attested = parse_attestation(ChipDirectory(token.parent).read(token), public, asked)
         heads.append(attested.head)
     others = [read_log(read_journal(path), public)[0] for path in earlier or []]
     findings += verify_log(records, known=heads, others=others)
-    evidence = Evidence(known_key=True, attestation=attested)
-    shown = LogPage(records, findings, derive_assurance(records, findings, evidence), public)
+    found = check_handed(handed, records, public, asked)
+    evidence = Evidence(True, attested, found.quote, found.endorsed)
+    shown = LogPage(records, findings, derive_assurance(records, findings, evidence), public, found)
     answer(shown, as_json=as_json)
     return {"consistent": 0, "violation": 1, "unknown": 3}[shown.verdict]
 
@@ -332,17 +395,30 @@ def attest(
     directory: Directory,
     nonce: Annotated[str, typer.Option("--nonce", metavar="HEX", help="8 to 64 bytes that the asker chose.")],
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where to write the attestation.")],
+    tpm: Annotated[
+        Path | None,
+        typer.Option(
+            "--tpm", metavar="FILE", help="Write there what the chip's TPM says about key, head and boot."
+        ),
+    ] = None,
 ) -> int:
     """Sign the log's head for a nonce: shows whom it is handed to that the log ends there."""
     chip, settings, _ = load_chip(directory)
-    key = load_key(str(chip.key_path))
+    key = signer_of(chip)
     log = boot_log(chip, key.public_key)
     if not log:
         raise InvalidInput(f"{directory}: the log is empty; start the agent once")
     seed = next((r.record.event.seed for r in reversed(log) if isinstance(r.record.event, Boot)), b"")
     asked = parse_hex(nonce, n_bytes=len(nonce) // 2, what="--nonce")
-    chip.write(out, attest_head(log[-1], asked, seed, settings.genesis.agent, key))
-    say(f"{out}: record {log[-1].record.seq} {log[-1].digest.hex()}")
+    token = attest_head(log[-1], asked, seed, settings.genesis.agent, key)
+    if tpm is not None:
+        write_tpm_evidence(chip, tpm, log[-1], asked)
+    chip.write(out, token)
+    head = Head(log[-1].record.seq, log[-1].digest)
+    say(f"{out}: record {head.seq} {head.digest.hex()}")
+    say(
+        f"an accelerator is to be asked with nonce {device_nonce(settings.ueid, key.public_key, head, asked).hex()}"
+    )
     return 0
 
 
@@ -492,7 +568,7 @@ def _do_requests(chip: ChipDirectory, made: ChipAgent) -> None:
 def _once(chip: ChipDirectory, settings: ChipSettings, known: PublicKey | None) -> None:
     """Start the agent for its requests alone."""
     made = ChipAgent(
-        chip, load_key(str(chip.key_path)), ProcessMemory(chip.observed_path), settings,
+        chip, signer_of(chip), ProcessMemory(chip.observed_path), settings,
         collector=_collector_of(chip),
         check_receipt=None if known is None else functools.partial(verify_receipt, key=known),
     )  # fmt: skip

@@ -19,6 +19,7 @@ from tallystick.cli.profiles import python
 from tallystick.cli.terminal import answer, console, print_json, say
 from tallystick.commit.encoding import parse_hex
 from tallystick.errors import InvalidInput, StoreError, TallyError
+from tallystick.monitor.memorisation import LEAST_RECORDS
 from tallystick.reports.layout import GOOD, page
 from tallystick.reports.monitoring import FleetReport, OwnerReport
 from tallystick.store.files import storing
@@ -78,6 +79,15 @@ def verify(
             "--largest", metavar="N", min=0, help="Segments with the largest updates to repeat too."
         ),
     ] = 1,
+    memory: Annotated[
+        int,
+        typer.Option(
+            "--memory",
+            metavar="N",
+            min=0,
+            help="Records of each segment to look for in the model's memory; 0 for none.",
+        ),
+    ] = 0,
     job: JobName = None,
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write the report as one page.")
@@ -96,7 +106,11 @@ def verify(
         if not equals or not 14 <= len(ueid) <= 66:
             raise InvalidInput(f"--chip {text}: must be UEID=FILE, the UEID in hexadecimal")
         known[ueid] = KnownChip(load_public_key(Path(file)))
-    inquiry = Inquiry(parse_hex(beacon, n_bytes=32, what="--beacon"), segments, largest)
+    if 0 < memory < LEAST_RECORDS:
+        raise InvalidInput(f"--memory {memory}: {LEAST_RECORDS} records or more are needed, or 0")
+    inquiry = Inquiry(
+        parse_hex(beacon, n_bytes=32, what="--beacon"), segments, largest, memory_records=memory
+    )
 
     def source_of(stated: str) -> JobSource:
         return choose_source(job, stated, [folder])
@@ -142,6 +156,45 @@ def report(
     else:
         console().print(page("reported", GOOD, [(name, str(value)) for name, value in facts.items()]))
     return 0
+
+
+@app.command()
+def memory(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run directory.")],
+    beacon: Annotated[
+        str,
+        typer.Option(
+            "--beacon", metavar="HEX", help="32 bytes that became public after the run was committed."
+        ),
+    ],
+    records: Annotated[
+        int,
+        typer.Option("--records", metavar="N", min=LEAST_RECORDS, help="Records of each segment to look at."),
+    ] = 64,
+    job: JobName = None,
+    svg: Annotated[
+        Path | None, typer.Option("--svg", metavar="FILE", help="Draw data against segments.")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Look for a run's claimed data in its states: 0 found, 3 doubtful or not to be told. Accuses nobody."""
+    from tallystick.integrations.memorising import measure_memory
+    from tallystick.integrations.watching import RunReplayer
+    from tallystick.monitor.memorisation import judge_memory
+    from tallystick.reports.memorisation import MemoryReport
+    from tallystick.store.files import RunDirectory
+
+    spoken = parse_hex(beacon, n_bytes=32, what="--beacon")
+    directory = RunDirectory(run)
+    replayer = RunReplayer(directory, choose_source(job, directory.load_specification().job.path, [run]))
+    losses = measure_memory(
+        replayer, beacon=spoken, records=records, progress=lambda done, of: say(f"state {done} of {of}")
+    )
+    shown = MemoryReport(replayer.transcript.root().hex(), judge_memory(losses))
+    if svg is not None:
+        _write(svg, shown.svg().encode())
+    answer(shown, as_json=as_json)
+    return 0 if shown.verdict == "confirmed" else 3
 
 
 @app.command()

@@ -48,6 +48,8 @@ class Job:
         after_step: called with the step number after the optimizer and scheduler.
         smooth: operators outside the table that this job declares continuous (``"mylib::op"``).
         evaluate: named scores of the model as it stands, for people; not part of any commitment.
+        held_out: records of the same kind that no step visits, as one batch: what memorisation is measured against. They must
+            be drawn like those of the steps (every fifth image, say; not another chapter).
     """
 
     model: nn.Module
@@ -63,6 +65,7 @@ class Job:
     after_step: Callable[[int], None] | None = None
     smooth: tuple[str, ...] = ()
     evaluate: Callable[[nn.Module], dict[str, float]] | None = None
+    held_out: Callable[[], Batch] | None = None
 
 
 @dataclass(frozen=True)

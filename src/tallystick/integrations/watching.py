@@ -18,15 +18,18 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from tallystick.commit.encoding import parse_canonical_json, parse_hex_float
 from tallystick.commit.state import Entry
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism, StoreError
 from tallystick.execution.job import JobSource
 from tallystick.execution.snapshot import load_state, state_entries
 from tallystick.execution.step import batch_digest, run_step
+from tallystick.integrations.memorising import measure_memory
 from tallystick.monitor.assurance import Assurance, Evidence, derive_assurance
 from tallystick.monitor.chiplog import Finding, Head, Limits, read_log, snapshots_of, verify_log
 from tallystick.monitor.chiprecord import TORN, LoggedRecord, Snapshot
 from tallystick.monitor.matcher import Match, PageReader, State, match_snapshot
+from tallystick.monitor.memorisation import judge_memory
 from tallystick.monitor.memory import Opening as SnapshotOpening
 from tallystick.monitor.memory import parse_opening as parse_snapshot_opening
 from tallystick.monitor.memory import verify_opening
@@ -50,6 +53,7 @@ from tallystick.store.files import RunDirectory
 ROUNDING = (
     2.0**-20
 )  # of a weight's size: how far two machines' initialisations may lie apart (vector libraries)
+SETTING_ROUNDING = 2.0**-40  # of a hyper-parameter: schedules are computed by the machine's own library
 
 
 class RunReplayer:
@@ -73,6 +77,11 @@ class RunReplayer:
     def committed(self, steps_done: int) -> dict[str, Entry]:
         """Return a committed state."""
         return self.directory.load_committed(steps_done, self.roots[steps_done])
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether the job has records that no step visits."""
+        return self.source.build(self.transcript.specification.job.settings).held_out is not None
 
     def changes(self) -> dict[tuple[int, int], float]:
         """Return the L2 size of the claimed update of every segment."""
@@ -185,6 +194,34 @@ class RunReplayer:
             wrong += int(np.count_nonzero(np.abs(a - b) > ROUNDING * np.maximum(np.abs(a), scale)))
         return wrong / max(total, 1)
 
+    def other_setting(self, parent: Mapping[str, Entry] | None = None) -> str | None:
+        """Return the first hyper-parameter of the first state that is neither the job's own nor, if given, the parent's.
+
+        Optimizer and scheduler are looked at whole: a state says with which numbers the steps after it were computed, so
+        repeating them shows nothing of where the numbers come from.
+
+        Raises:
+            InvalidInput: the job cannot be built here.
+        """
+        replay = self._open_once(None)
+        try:
+            own = {entry.name: entry for entry in state_entries(replay.session)}
+        finally:
+            replay.session.close()
+        stated = self.committed(0)
+        for name in ("document/optimizer", "document/scheduler"):
+            found = _first_other(_document(own, name), _document(stated, name), name.partition("/")[2])
+            if found is not None and parent is not None:
+                found = found and _first_other(
+                    _document(parent, name), _document(stated, name), "the parent's"
+                )
+            if found is not None:
+                return found
+        started = [name for name in sorted(stated) if name.startswith("optimizer/") and name not in own]
+        if started and parent is None:
+            return f"{started[0]}: the optimizer has been at work before"
+        return None
+
     def flop(self) -> int:
         """Return the FLOP of the whole declared run: those of one step's operators, times the steps."""
         return (
@@ -199,6 +236,44 @@ class RunReplayer:
 
     def _open(self) -> Replay | Deviation:
         return open_replay(self.transcript.specification, self.source, device=self.device)
+
+
+def _document(entries: Mapping[str, Entry], name: str) -> object:
+    entry = entries.get(name)
+    return None if entry is None else parse_canonical_json(bytes(entry.data), what=name, limit=1 << 26)
+
+
+def _first_other(own: object, stated: object, where: str) -> str | None:
+    """Return the first place where two documents part; floats may differ in their last bits (vector libraries)."""
+    match own, stated:
+        case {"float": str(a), **x}, {"float": str(b), **y} if not x and not y:
+            mine, theirs = (parse_hex_float(text, what=where) for text in (a, b))
+            same = mine == theirs or abs(mine - theirs) <= SETTING_ROUNDING * max(abs(mine), abs(theirs))
+            return None if same else f"{where} is {theirs!r}, the job's own is {mine!r}"
+        case dict(), dict():
+            pairs = cast("tuple[dict[str, object], dict[str, object]]", (own, stated))
+            if pairs[0].keys() != pairs[1].keys():
+                return (
+                    f"{where} has {', '.join(sorted(pairs[1]))}, the job's own {', '.join(sorted(pairs[0]))}"
+                )
+            rows = [(pairs[0][key], pairs[1][key], where) for key in sorted(pairs[0])]
+        case list(), list():
+            mine, theirs = cast("tuple[list[object], list[object]]", (own, stated))
+            if len(mine) != len(theirs):
+                return f"{where} has {len(theirs)} values, the job's own {len(mine)}"
+            # A mapping is a list of [key, value]; the key says more than the place.
+            rows = [(a, b, _named(where, a)) for a, b in zip(mine, theirs, strict=True)]
+        case _:
+            return None if own == stated else f"{where} is {stated!r}, the job's own is {own!r}"
+    return next((found for a, b, place in rows if (found := _first_other(a, b, place)) is not None), None)
+
+
+def _named(where: str, item: object) -> str:
+    match item:
+        case [str(key), _]:
+            return f"{where.partition(':')[0]}: {key}"
+        case _:
+            return where
 
 
 def flop_per_step(source: JobSource, settings: Mapping[str, str]) -> int:
@@ -315,7 +390,10 @@ class KnownChip:
 
 @dataclass(frozen=True)
 class Inquiry:
-    """How an owner is verified: the beacon after the reports, how many segments, and what is plausible."""
+    """How an owner is verified: the beacon after the reports, how many segments, and what is plausible.
+
+    ``memory_records`` of each segment are looked for in the model's memory, 0 for none.
+    """
 
     beacon: bytes
     random_segments: int = 2
@@ -323,6 +401,7 @@ class Inquiry:
     search: int = 2000
     plausibility: Plausibility | None = None
     limits: Limits | None = None
+    memory_records: int = 0
 
 
 @dataclass
@@ -499,6 +578,9 @@ def _examine(
             and item.found[1].steps_done is not None
         ):
             steps.append(item.found[1].steps_done)
+    memory = None
+    if inquiry.memory_records and replayer.holds_back:
+        memory = judge_memory(measure_memory(replayer, beacon=inquiry.beacon, records=inquiry.memory_records))
     selected = choose_segments(
         replayer.borders,
         run=run.report.run,
@@ -507,17 +589,28 @@ def _examine(
         snapshots=steps,
         changes=replayer.changes(),
         largest=inquiry.largest,
+        doubtful=[(s.start, s.end) for s in memory.doubtful] if memory is not None else (),
     )
     outcomes = [replayer.repeat(segment.start, segment.end) for segment in selected]
     lineage = run.report.precommit.lineage
     initial = replayer.initial_difference() if lineage.kind == "initialised" else None
-    parent = None
+    parent = held = None
     if lineage.kind == "continued":
         mine = replayer.committed(0)
         for other in declared:
             if other.report.run == lineage.parent:
                 theirs = other.directory.load_transcript()
                 root = {c.steps_done: c.state_root for c in theirs.checkpoints()}.get(lineage.steps_done or 0)
-                held = {} if root is None else other.directory.load_committed(lineage.steps_done or 0, root)
-                parent = bool(held) and weights_distance(mine, held) == 0.0
-    return RunEvidence(run.report, None, selected, outcomes, initial, parent, replayer.flop())
+                held = None if root is None else other.directory.load_committed(lineage.steps_done or 0, root)
+                parent = held is not None and weights_distance(mine, held) == 0.0
+    return RunEvidence(
+        run.report,
+        None,
+        selected,
+        outcomes,
+        initial,
+        parent,
+        replayer.flop(),
+        memory,
+        replayer.other_setting(held),
+    )

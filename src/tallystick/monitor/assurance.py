@@ -2,7 +2,7 @@
 
     L0  a simulated chip, or a log whose key nobody vouches for
     L1  a software agent on the owner's machine, its key known beforehand, its head attested for a fresh nonce
-    L2  L1, and a TPM's quote over that head under a known attestation key: what booted is measured
+    L2  L1, the key in a TPM whose attestation key is known, and its quote over that head: what booted is what should have
     L3  firmware, its key endorsed by a chain to a maker's root that the reader trusts, debugging closed
     L4  L3, and the chip was inspected and the registry's streams agree
 
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.monitor.chiplog import Finding, Head
 from tallystick.monitor.chiprecord import Genesis, LoggedRecord
+from tallystick.monitor.tpm import TpmFacts
 from tallystick.protocol.cose import EAT, open_sign1, parse_cbor
 from tallystick.protocol.signing import PublicKey
 
@@ -50,7 +51,7 @@ class Evidence:
     Attributes:
         known_key: the device key was known before the log was handed over (registry, inspection, pinned file).
         attestation: of the head, for a nonce that the reader chose.
-        quote: a TPM's quote over the attested head verified under a known attestation key.
+        quote: what a TPM stated about the device key and over a head, verified (``monitor.tpm``).
         endorsed: the device key's certificate chain ends in a maker's root that the reader trusts.
         inspected: the chip was inspected: serial, seals, log read on the spot.
         reconciled: the registry's streams agree about it.
@@ -58,7 +59,7 @@ class Evidence:
 
     known_key: bool = False
     attestation: Attestation | None = None
-    quote: bool = False
+    quote: TpmFacts | None = None
     endorsed: bool = False
     inspected: bool = False
     reconciled: bool = False
@@ -117,6 +118,10 @@ def derive_assurance(
     fresh = attested is not None and bool(log) and (attested.head.seq, attested.head.digest) == (
         log[-1].record.seq, log[-1].digest
     )  # fmt: skip
+    quote = evidence.quote
+    quoted = fresh and quote is not None and (quote.head.seq, quote.head.digest) == (
+        log[-1].record.seq, log[-1].digest
+    )  # fmt: skip
     wanted: tuple[tuple[tuple[str, bool], ...], ...] = (
         (
             ("a log without violations", bool(log) and all(f.severity != "violation" for f in findings)),
@@ -127,7 +132,7 @@ def derive_assurance(
         (
             (
                 "a TPM's quote over the attested head",
-                evidence.quote or (agent == "firmware" and evidence.endorsed),
+                quoted or (agent == "firmware" and evidence.endorsed),
             ),
         ),
         (

@@ -22,6 +22,7 @@ from tallystick.monitor.assurance import Assurance
 from tallystick.monitor.chiplog import Finding, Severity, snapshots_of
 from tallystick.monitor.chiprecord import LoggedRecord, Precommit
 from tallystick.monitor.matcher import Match
+from tallystick.monitor.memorisation import Memory
 from tallystick.monitor.transcripts import Lineage, Report
 from tallystick.numerics.random import permutation
 
@@ -38,7 +39,7 @@ Method = Literal["exact", "ratio"]
 
 @dataclass(frozen=True)
 class Selected:
-    """A segment to repeat, and why: ``random``, ``snapshot`` or ``largest``."""
+    """A segment to repeat, and why: ``random``, ``snapshot``, ``largest`` or ``memory``."""
 
     start: int
     end: int
@@ -94,8 +95,9 @@ def choose_segments(
     snapshots: Iterable[int] = (),
     changes: Mapping[tuple[int, int], float] | None = None,
     largest: int = 0,
+    doubtful: Iterable[tuple[int, int]] = (),
 ) -> list[Selected]:
-    """Return the segments to repeat, in order: random ones, those next to snapshots, those of the largest updates.
+    """Return the segments to repeat, in order: random ones, those next to snapshots, of the largest updates, doubtful ones.
 
     The random ones follow from the run's root and a ``beacon`` that spoke after the report was committed, so that nobody
     could foresee them and anybody can choose them again. The largest alone are never enough: a forger makes those honestly.
@@ -120,6 +122,8 @@ def choose_segments(
     ordered = sorted((changes or {}).items(), key=lambda item: (-item[1], item[0]))
     for segment, _ in ordered[:largest]:
         reasons.setdefault(segment, []).append("largest")
+    for segment in sorted(set(doubtful) & set(segments)):
+        reasons.setdefault(segment, []).append("memory")
     return [Selected(*segment, tuple(dict.fromkeys(why))) for segment, why in sorted(reasons.items())]
 
 
@@ -171,6 +175,8 @@ class RunEvidence:
         parent_state: for a continued run, whether the parent's committed state at that step is this run's first: None if the
             parent is not known.
         flop_counted: FLOP of the whole run, counted from the operators.
+        other_setting: the first hyper-parameter in the first state that is not the job's own, None if all are.
+        memory: what the committed states remember of the claimed data, None if it was not looked at.
     """
 
     report: Report
@@ -180,6 +186,8 @@ class RunEvidence:
     initial: float | None = None
     parent_state: bool | None = None
     flop_counted: int | None = None
+    memory: Memory | None = None
+    other_setting: str | None = None
 
 
 @dataclass(frozen=True)
@@ -213,6 +221,9 @@ def judge_run(
     found: list[Finding] = []
     found += _check_precommit(report, chips)
     found += _check_segments(evidence)
+    found += _check_memory(evidence)
+    if evidence.other_setting is not None:
+        found.append(Finding(114, "hyper-parameters", 0, f"first state: {evidence.other_setting}"))
     found += _check_lineage(evidence)
     found += _check_totals(evidence, chips, plausibility)
     worst = {finding.severity for finding in found}
@@ -330,6 +341,21 @@ def _check_segments(evidence: RunEvidence) -> list[Finding]:
         elif outcome.verdict != "match":
             found.append(Finding(105, "segment", outcome.start, f"{place}: {outcome.text}"))
     return found
+
+
+def _check_memory(evidence: RunEvidence) -> list[Finding]:
+    """A doubtful segment accuses nobody; one that was repeated exactly needs no memory."""
+    memory = evidence.memory
+    if memory is None:
+        return []
+    if not memory.has_power:
+        text = "the model remembers too little of single records to tell claimed data from unseen ones"
+        return [Finding(113, "memorisation", None, text, "note")]
+    exact = {(o.start, o.end) for o in evidence.outcomes if o.method == "exact" and o.verdict == "match"}
+    return [
+        Finding(113, "memorisation", s.start, str(s), "note" if (s.start, s.end) in exact else "unknown")
+        for s in memory.doubtful
+    ]
 
 
 def _check_lineage(evidence: RunEvidence) -> list[Finding]:

@@ -17,15 +17,15 @@ import cbor2
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.protocol.signing import ED25519, P384, PublicKey, Signer
+from tallystick.protocol.signing import ED25519, P256, P384, PublicKey, Signer
 
 CHIP_RECORD = "application/vnd.tallystick.chip-record+cbor"
 RECEIPT = "application/vnd.tallystick.receipt+cbor"
 EAT = "application/eat+cwt"  # RFC 9711 section 4.3.1
-ALGORITHMS = {ED25519: -8, P384: -35}  # EdDSA and ES384, IANA COSE registry
+ALGORITHMS = {ED25519: -8, P256: -7, P384: -35}  # EdDSA, ES256 and ES384, IANA COSE registry
 DEPTH_LIMIT = 8  # nesting of arrays and maps; a record needs two
 SIGN1_TAG = 18
-_HALF = 48  # bytes of r, and of s, on P-384
+_HALVES = {P256: 32, P384: 48}  # bytes of r, and of s
 
 
 @dataclass(frozen=True)
@@ -71,14 +71,14 @@ def sign1(payload: bytes, purpose: str, signer: Signer) -> bytes:
     """Return a tagged COSE_Sign1 of ``payload``, signed by ``signer`` for ``purpose``.
 
     Raises:
-        InvalidInput: a key that is neither Ed25519 nor ECDSA P-384.
+        InvalidInput: a key of another algorithm than ``ALGORITHMS``.
     """
     key = signer.public_key
     protected = _protected(key, purpose)
     signature = signer.sign(_sig_structure(protected, payload))
-    if key.algorithm == P384:
+    if half := _HALVES.get(key.algorithm):
         r, s = decode_dss_signature(signature)
-        signature = r.to_bytes(_HALF, "big") + s.to_bytes(_HALF, "big")
+        signature = r.to_bytes(half, "big") + s.to_bytes(half, "big")
     return cbor2.dumps(cbor2.CBORTag(SIGN1_TAG, [protected, {}, payload, signature]), canonical=True)
 
 
@@ -112,10 +112,12 @@ def open_sign1(data: bytes, purpose: str, key: PublicKey, *, what: str, limit: i
     if protected != _protected(key, purpose):
         raise InvalidInput(f"{what}: algorithm {stated[1]!r} is not that of the key ({key.algorithm})")
     covered = _sig_structure(protected, payload)
-    if key.algorithm == P384:
-        if len(signature) != 2 * _HALF:
-            raise InvalidInput(f"{what}: an ES384 signature has {2 * _HALF} bytes, not {len(signature)}")
-        r, s = (int.from_bytes(signature[at : at + _HALF], "big") for at in (0, _HALF))
+    if half := _HALVES.get(key.algorithm):
+        if len(signature) != 2 * half:
+            raise InvalidInput(
+                f"{what}: a signature on this curve has {2 * half} bytes, not {len(signature)}"
+            )
+        r, s = (int.from_bytes(signature[at : at + half], "big") for at in (0, half))
         signature = encode_dss_signature(r, s)
     key.verify(signature, covered, what=what)
     return Signed(payload, covered, bytes.fromhex(key.key_id))

@@ -64,6 +64,9 @@ class OwnerReport:
                 }
                 for chip in self.chips
             ],
+            "memory": {
+                item.report.run: item.memory.fields() for item in self.evidence if item.memory is not None
+            },
             "segments": [
                 {**outcome.fields(), "run": item.report.run, "reasons": list(selected.reasons)}
                 for item in self.evidence

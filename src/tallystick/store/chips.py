@@ -1,7 +1,7 @@
 """A chip's directory: its log, the place of its last record, receipts, shards for the owner, and requests to it.
 
 chip.json              what the chip is; written once
-chip.key, chip.key.pub the device key
+chip.key, chip.key.pub the device key; in a TPM: chip.tpm.json, chip.key.pub, and tpm.pub, the attestation key
 log.journal            signed records (store/journal.py)
 head.json              counter and digest of the last record, apart from the log
 receipts/000012.cose   a collector's receipt for record 12
@@ -53,6 +53,11 @@ class ChipDirectory:
     def key_path(self) -> Path:
         """Where the device key lies."""
         return self.path / "chip.key"
+
+    @property
+    def tpm_path(self) -> Path:
+        """Where it says which key of a TPM is the device key, instead of a key file."""
+        return self.path / "chip.tpm.json"
 
     @property
     def log_path(self) -> Path:

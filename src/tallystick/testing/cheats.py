@@ -118,6 +118,19 @@ def forge(directory: RunDirectory, edit: Callable[[StepRecord], StepRecord]) -> 
     directory.write_document(directory.statement_path, forged.statement().encode())
 
 
+def claim_other_data(
+    order: Order, out: RunDirectory, trained: Callable[[Callable[[int], Batch], int], Batch]
+) -> None:
+    """Train every step on ``trained(batch, step)`` and claim the job's own data, ``batch(step)``."""
+    honest = order.source.build(order.settings)
+
+    def tamper(job: Job) -> None:
+        job.batch = lambda step: trained(honest.batch, step)
+
+    record(tampered(order, tamper), out)
+    forge(out, lambda r: replace(r, batch=batch_digest(honest.batch(r.step))))
+
+
 @dataclass(frozen=True)
 class OtherData:
     """Trains one step on other data than the job's."""

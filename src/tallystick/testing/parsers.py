@@ -11,7 +11,7 @@ import functools
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from tallystick.commit.directory import MapProof
 from tallystick.commit.encoding import canonical_json, parse_canonical_json
 from tallystick.commit.state import Entry, parse_chunk_proof, parse_state_summary
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.monitor import chiprecord, memory, probes, transcripts
+from tallystick.monitor import certificates, chiprecord, memory, probes, spdm, tpm, transcripts
 from tallystick.monitor.claims import RegistryProof, make_frame, parse_frame, parse_registry_proof
 from tallystick.monitor.custody import add_link, encode_chain, parse_chain
 from tallystick.monitor.draw import parse_announcement
@@ -43,6 +43,7 @@ from tallystick.protocol.notes import NOTE, Note, NoteKey, NoteSigner, parse_not
 from tallystick.protocol.signing import ed25519_key, parse_public_key, parse_signing_key
 from tallystick.store import journal
 from tallystick.store.files import RunDirectory
+from tallystick.testing import devices
 
 Encode = Callable[[Any], bytes]
 
@@ -219,6 +220,19 @@ def _watched() -> Iterator[bytes]:
     record = chiprecord.Record(0, chiprecord.NO_RECORD, bytes(17), firmware, place, 100, genesis)
     yield record.encode()
     yield chiprecord.sign_record(record, ed25519_key(bytes(32))).signed
+    device = devices.FakeMaker("maker").device("0001").answer(bytes(32))
+    yield spdm.encode_device_file((device,))
+    yield device.exchange.encode()
+    yield certificates.encode_chain(device.chain)
+    point = devices.key_of("maker root").public_key().public_numbers()
+    key = tpm.TpmPublic(0x0B, tpm.BOUND, b"", 4, point.x.to_bytes(48, "big"), point.y.to_bytes(48, "big"))
+    quote = tpm.TpmStatement(key.name(), bytes(32), 1, 2, 3, True, 4, tpm.Quoted(0x0B, (0, 7), bytes(32)))
+    certified = replace(quote, content=tpm.Certified(key.name(), key.name()))
+    values = ((0, bytes(32)), (7, bytes(32)))
+    yield from (key.encode(), quote.encode(), certified.encode())
+    yield tpm.TpmEvidence(key, key, (certified, bytes(96)), (quote, bytes(96)), values).encode()
+    yield tpm.PcrReference("sha256", values).encode()
+    yield spdm.MeasurementReference(((1, (bytes(48),)),)).encode()
     yield journal.MAGIC + bytes.fromhex("00000000df3f619804a92fdb")
 
 
@@ -311,6 +325,12 @@ def _vkey(data: bytes) -> object:
         raise InvalidInput("vkey: is not UTF-8") from problem
 
 
+def _exchange(data: bytes) -> spdm.SpdmExchange:
+    found = spdm.parse_exchange(data)
+    found.fields()
+    return found
+
+
 def _claim(data: bytes) -> object:
     return attest.read_claim(parse_statement(data))
 
@@ -373,6 +393,14 @@ TARGETS: tuple[Target, ...] = (
         _as_is,
     ),
     Target("chip-journal", journal.parse_journal),
+    Target("tpm-public", tpm.parse_tpm_public, _encoded),
+    Target("tpm-statement", tpm.parse_tpm_statement, _encoded),
+    Target("tpm-evidence", tpm.parse_tpm_evidence, _encoded),
+    Target("pcr-reference", tpm.parse_pcr_reference, _encoded),
+    Target("spdm-exchange", _exchange, _encoded),
+    Target("device-file", spdm.parse_device_file),
+    Target("measurement-reference", spdm.parse_measurement_reference, _encoded),
+    Target("certificates", certificates.parse_chain),
     Target("snapshot-opening", memory.parse_opening, _encoded),
     Target("observed-program", lambda d: probes.parse_observed(d, what="observed")),
     Target("control-block", lambda d: probes.parse_control(d, 1, what="control")),

@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from tallystick.commit.state import Entry
-from tallystick.execution.job import find_source
+from tallystick.execution.job import JobSource, find_source
 from tallystick.execution.session import Session
 from tallystick.execution.snapshot import state_entries
 from tallystick.integrations.committing import beside, elements_of
@@ -62,6 +62,18 @@ STEP_MS = DAY_MS // 4  # simulated time that a step takes
 FLEET_FIRMWARE = Firmware(hashlib.sha256(b"simulated firmware").digest(), 1)
 PAGE = 4096
 TORN_SHARE = 0.2
+
+
+@dataclass(frozen=True)
+class Course:
+    """What is trained: a job, its steps, and how many lie between two committed states."""
+
+    job: str = JOB
+    steps: int = STEPS
+    every: int = EVERY
+
+
+DIGITS = Course()
 
 
 def chip_key(ueid: bytes) -> SigningKey:
@@ -192,11 +204,16 @@ def train(
     watched: Callable[[int], bool] = lambda _: True,
     commits: bool = True,
     lineage: Lineage | None = None,
+    course: Course = DIGITS,
+    source: JobSource | None = None,
 ) -> Trained | None:
-    """Record a run of ``digits`` into ``directory`` while ``chips`` hold its state in the steps that are ``watched``."""
+    """Record a run of ``course`` into ``directory`` while ``chips`` hold its state in the steps that are ``watched``.
+
+    ``source`` builds what is trained, where that is not what is declared.
+    """
     made: list[Trained] = []
     current: list[Session] = []
-    source = find_source(JOB)
+    declared = find_source(course.job)
 
     def began(session: Session, specification: Specification) -> None:
         current.append(session)
@@ -206,7 +223,7 @@ def train(
         opening = Opening(secrets.token_bytes(32), shards)
         precommit = make_precommit(
             specification, opening, ranks=[chip.ueid.hex() for chip in chips],
-            lineage=lineage or Lineage("initialised"), batches=batch_digests(source, settings, STEPS),
+            lineage=lineage or Lineage("initialised"), batches=batch_digests(declared, settings, course.steps),
         )  # fmt: skip
         if commits:
             for chip in chips:
@@ -217,17 +234,29 @@ def train(
         if watched(step.step):
             fleet.pass_time(current[0], step.step + 1, chips)
 
-    order = Order(source, settings, find_policy("fp32"), seed=1, checkpoint_every=EVERY)
+    order = Order(
+        source or declared,
+        settings,
+        find_policy("fp32"),
+        seed=1,
+        steps=course.steps,
+        checkpoint_every=course.every,
+    )
     record(order, RunDirectory(directory), progress=progress, began=began)
     return made[0] if made else None
 
 
 def report_run(
-    fleet: Fleet, chips: Sequence[Chip], directory: Path, trained: Trained, settings: Mapping[str, str]
+    fleet: Fleet,
+    chips: Sequence[Chip],
+    directory: Path,
+    trained: Trained,
+    settings: Mapping[str, str],
+    course: Course = DIGITS,
 ) -> Report:
     """Write report and opening beside the run directory."""
     transcript = RunDirectory(directory).load_transcript()
-    source = find_source(JOB)
+    source = find_source(course.job)
     active = sum(chip.agent.log[-1].record.clocks.active for chip in chips)
     totals = Totals(
         flop_per_step(source, settings) * transcript.num_steps,

@@ -65,8 +65,8 @@ def test_secrets_are_their_owners_alone(chip: Path) -> None:
         (["chip", "init", "{}/c2", "--owner", "{}/owner.pub", "--snapshots-per-day", "0"], "out of range"),
         (["chip", "init", "{}/c2", "--owner", "{}/owner.pub", "--collector", "http://x:1"], "go together"),
         (
-            ["chip", "init", "{}/c2", "--owner", "{}/owner.pub", "--algorithm", "ecdsa-p256"],
-            "must|is ed25519",
+            ["chip", "init", "{}/c2", "--owner", "{}/owner.pub", "--algorithm", "ecdsa-p521"],
+            "is ed25519, ecdsa-p256 or ecdsa-p384",
         ),
         (["chip", "precommit", "{}/chip", "12"], "64 lower-case"),
         (["chip", "verify", "{}/owner", "--key", "{}/owner.pub"], "does not begin as a journal"),

@@ -15,11 +15,12 @@ from tallystick.errors import InvalidInput, Mismatch, ProtocolViolation, StoreEr
 from tallystick.integrations.chip_http import HttpCollector, serve_collector
 from tallystick.monitor.agent import ChipAgent, ChipSettings
 from tallystick.monitor.assurance import Evidence, derive_assurance, parse_attestation
-from tallystick.monitor.chiplog import verify_log
+from tallystick.monitor.chiplog import Head, verify_log
 from tallystick.monitor.chiprecord import UNACKNOWLEDGED, Firmware, Genesis, Snapshot, sign_record
 from tallystick.monitor.collector import Collector, find_equivocation, parse_receipt, verify_receipt
 from tallystick.monitor.memory import Region
 from tallystick.monitor.probes import HeldMemory
+from tallystick.monitor.tpm import TpmFacts
 from tallystick.protocol.signing import ed25519_key
 from tallystick.store.chips import ChipDirectory
 
@@ -246,6 +247,11 @@ def test_records_travel_over_http(collector: Collector, make: Made) -> None:
         line.submit([agent.log[0].signed])
 
 
+def quote_of(head: Head) -> TpmFacts:
+    """What a verified quote over a head would be."""
+    return TpmFacts(head, ((0, bytes(32)),), (0,), 1, 1, 0, True, 1)
+
+
 def test_a_software_agent_never_shows_more_than_its_evidence(make: Made) -> None:
     agent = make("chip", None, LOCAL)
     agent.snapshot()
@@ -260,8 +266,10 @@ def test_a_software_agent_never_shows_more_than_its_evidence(make: Made) -> None
     assert level(Evidence()) == 0
     assert level(Evidence(known_key=True)) == 0
     assert level(Evidence(known_key=True, attestation=attested)) == 1
-    assert level(Evidence(known_key=True, attestation=attested, quote=True)) == 2
-    everything = Evidence(True, attested, True, True, True, True)
+    assert level(Evidence(known_key=True, attestation=attested, quote=quote_of(attested.head))) == 2
+    stale = quote_of(replace(attested.head, seq=attested.head.seq - 1))
+    assert level(Evidence(known_key=True, attestation=attested, quote=stale)) == 1
+    everything = Evidence(True, attested, quote_of(attested.head), True, True, True)
     assert level(everything) == 2  # it is software
     agent.snapshot()  # the log went on: that attestation is stale
     assert derive_assurance(agent.log, [], Evidence(True, attested)).level == 0
@@ -274,10 +282,11 @@ def test_only_inspected_firmware_reaches_the_top(make: Made) -> None:
     attested = parse_attestation(agent.attest(nonce), CHIP.public_key, nonce)
     assert derive_assurance(agent.log, [], Evidence(True, attested, endorsed=True)).level == 3
     assert derive_assurance(agent.log, [], Evidence(True, attested, endorsed=True, inspected=True)).level == 3
-    assert derive_assurance(agent.log, [], Evidence(True, attested, False, True, True, True)).level == 4
+    assert derive_assurance(agent.log, [], Evidence(True, attested, None, True, True, True)).level == 4
     simulated = make("sim", None, replace(LOCAL, genesis=replace(LOCAL.genesis, agent="simulated")))
     attested = parse_attestation(simulated.attest(nonce), CHIP.public_key, nonce)
-    assert derive_assurance(simulated.log, [], Evidence(True, attested, True, True, True, True)).level == 0
+    everything = Evidence(True, attested, quote_of(attested.head), True, True, True)
+    assert derive_assurance(simulated.log, [], everything).level == 0
 
 
 def test_a_violation_in_the_log_leaves_nothing_of_its_worth(make: Made) -> None:

@@ -31,6 +31,7 @@ from tallystick.monitor.chiprecord import (
 )
 from tallystick.monitor.chiprecord import Precommit as Logged
 from tallystick.monitor.matcher import Match, match_snapshot
+from tallystick.monitor.memorisation import Memory, SegmentMemory
 from tallystick.monitor.memory import (
     Observation,
     Region,
@@ -318,6 +319,26 @@ def test_the_random_segments_follow_from_run_and_beacon_alone() -> None:
     assert again == choose_segments(BORDERS, run=hexed("x"), beacon=b"\2" * 32, random_segments=3)
 
 
+def test_segments_whose_data_look_unseen_are_chosen_and_accuse_nobody_once_repeated() -> None:
+    def memory(doubtful: bool, power: bool = True) -> Memory:
+        segments = (
+            SegmentMemory(0, 2, 64, 1 if power else 32, 0.2 if power else 1.0, None),
+            SegmentMemory(2, 4, 64, 32, 1.0 if doubtful or not power else 0.2, None),
+        )
+        return Memory(segments, ((0.0, 0.5), (0.5, 0.5)), 256)
+
+    chosen = choose_segments(
+        [0, 2, 4], run=hexed("run"), beacon=b"\1" * 32, random_segments=1, doubtful=[(2, 4), (0, 4)]
+    )
+    assert "memory" in {s.start: s.reasons for s in chosen}[2]
+    report = made()[0]
+    assert judged(report, memory=memory(False)) == ("pass", set())
+    assert judged(report, memory=memory(True)) == ("pass", set())  # repeated exactly: the doubt is answered
+    ratio = [SegmentOutcome(0, 2, "exact", "match"), SegmentOutcome(2, 4, "ratio", "match")]
+    assert judged(report, memory=memory(True), outcomes=ratio) == ("unknown", {113})
+    assert judged(report, memory=memory(True, power=False), outcomes=ratio) == ("pass", set())
+
+
 def test_every_segment_is_chosen_as_often_as_the_others() -> None:
     counts = dict.fromkeys(BORDERS[:-1], 0)
     for number in range(2000):
@@ -416,6 +437,7 @@ def test_each_false_statement_has_its_rule() -> None:
     assert judged(report, initial=0.3) == ("fail", {107})  # false initialisation; also "it is only the init"
     assert judged(report, initial=None) == ("unknown", {107})
     assert judged(report, flop_counted=2000) == ("fail", {108})
+    assert judged(report, other_setting="lr is 0.08, the job's own is 0.02") == ("fail", {114})
     much = replace(report, totals=Totals(10**12, 1, 1))
     assert judged(much, flop_counted=10**12) == ("fail", {109})  # more than the chips can have done
     online = replace(report, precommit=replace(report.precommit, data=None))

@@ -1,0 +1,319 @@
+"""What the attacks on compute monitoring share: small runs, simulated chips, and how the outcome is told.
+
+Every script makes one cheat for real, with an honest control beside it, and ends in one line: "caught by: .." or, where the
+design lets it pass, "limit: .." with the measured limit (exit status 0); or "NOT CAUGHT: .." (1) where something differs
+from that. `--keep DIR` keeps what was written there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import numpy as np
+
+from tallystick.commit.state import Entry, summarise
+from tallystick.errors import TallyError
+from tallystick.execution.job import Job, JobSource, find_source
+from tallystick.integrations.watching import Inquiry, KnownChip, OwnerFolder, RunReplayer, verify_owner
+from tallystick.monitor.agent import ChipAgent, ChipSettings, CollectorPort, attest_head
+from tallystick.monitor.assurance import Evidence, parse_attestation
+from tallystick.monitor.chiplog import Finding, Head, read_log, verify_log
+from tallystick.monitor.chiprecord import DAY_MS, Firmware, Genesis, LoggedRecord
+from tallystick.monitor.memory import Region
+from tallystick.monitor.probes import HeldMemory
+from tallystick.monitor.transcripts import Lineage
+from tallystick.monitor.verification import OwnerVerdict
+from tallystick.numerics.policy import find_policy
+from tallystick.protocol.transcript import StepRecord, Transcript
+from tallystick.roles.trainer import Order, record
+from tallystick.store.chips import ChipDirectory
+from tallystick.store.files import RunDirectory
+from tallystick.testing.cheats import TamperedSource, forge
+from tallystick.testing.watched import (
+    Chip,
+    Course,
+    Fleet,
+    SimulatedTime,
+    Trained,
+    chip_key,
+    report_run,
+    train,
+)
+
+JOB, STEPS, EVERY = "tallystick.testing.noise_job", 24, 4
+COURSE = Course(JOB, STEPS, EVERY)
+SMALL = {"width": "32"}
+BEACON = bytes(range(32))
+UEIDS = [b"\x01" + bytes([n]) * 16 for n in range(1, 5)]
+
+
+class NotCaught(Exception):
+    """An honest party let the cheat pass, or the measured limit is not what is stated."""
+
+
+def must(condition: bool, otherwise: str) -> None:
+    """Raise ``NotCaught`` unless the honest party did its work."""
+    if not condition:
+        raise NotCaught(otherwise)
+
+
+def must_refuse(action: Callable[[], object], *, naming: str) -> str:
+    """Return the message with which ``action`` refuses; it must be one of the product's, and say ``naming``."""
+    try:
+        action()
+    except TallyError as problem:
+        must(naming in str(problem), f"refused without naming {naming!r}: {problem}")
+        return f"{type(problem).__name__}: {problem}"
+    raise NotCaught(f"accepted, where {naming!r} had to be refused")
+
+
+def caught(text: str) -> str:
+    return f"caught by: {text}"
+
+
+def limit(text: str) -> str:
+    return f"limit: {text}"
+
+
+@dataclass
+class Scene:
+    """Where one attack happens."""
+
+    folder: Path
+    fleets: list[Fleet] = field(default_factory=list)
+
+    @property
+    def source(self) -> JobSource:
+        return find_source(JOB)
+
+    def order(self, source: JobSource | None = None, **settings: str) -> Order:
+        return Order(
+            source or self.source,
+            {**SMALL, **settings},
+            find_policy("fp32"),
+            steps=STEPS,
+            checkpoint_every=EVERY,
+        )
+
+    def run(self, name: str = "run") -> RunDirectory:
+        return RunDirectory(self.folder / name)
+
+    def trained(self, name: str = "honest", source: JobSource | None = None, **settings: str) -> RunDirectory:
+        """Return a finished run; ``source`` builds what is trained where that is not what is declared."""
+        directory = self.run(name)
+        record(self.order(source, **settings), directory)
+        return directory
+
+    def tampered(self, tamper: Callable[[Job], None]) -> JobSource:
+        return TamperedSource(self.source.path, self.source.source, tamper)
+
+    def replayer(self, run: RunDirectory) -> RunReplayer:
+        return RunReplayer(run, self.source)
+
+    # -- chips and owners ------------------------------------------------------------------------
+
+    def fleet(self, chips: int = 1, owner: str = "owner") -> Fleet:
+        made = Fleet(self.folder / owner, UEIDS[:chips])
+        self.fleets.append(made)
+        return made
+
+    def declare(
+        self,
+        fleet: Fleet,
+        chips: Sequence[Chip],
+        name: str = "model",
+        *,
+        source: JobSource | None = None,
+        lineage: Lineage | None = None,
+        watched: Callable[[int], bool] = lambda _: True,
+        edit: Callable[[RunDirectory], None] = lambda _: None,
+        **settings: str,
+    ) -> RunDirectory:
+        """Train under the chips' eyes, let ``edit`` falsify the run, and report it."""
+        directory, chosen = fleet.out / "runs" / name, {**SMALL, **settings}
+        trained = train(
+            fleet, chips, directory, chosen, source=source, course=COURSE, lineage=lineage, watched=watched
+        )
+        assert isinstance(trained, Trained)
+        edit(RunDirectory(directory))
+        report_run(fleet, chips, directory, trained, chosen, COURSE)
+        return RunDirectory(directory)
+
+    def verdict(self, fleet: Fleet, *, random_segments: int = 2, memory: int = 0) -> OwnerVerdict:
+        """Return what an inspector says who reads the chips and then verifies what was declared."""
+        known = {chip.ueid.hex(): inspect(fleet, chip) for chip in fleet.chips}
+        inquiry = Inquiry(BEACON, random_segments, 1, memory_records=memory)
+        return verify_owner("owner", OwnerFolder(fleet.out), known, find_source, inquiry)[0]
+
+    def close(self) -> None:
+        for fleet in self.fleets:
+            fleet.close()
+
+
+def inspect(fleet: Fleet, chip: Chip) -> KnownChip:
+    """Return what an inspector knows who stood before the chip: its registered key, and its head for a fresh nonce."""
+    key, nonce = chip_key(chip.ueid), os.urandom(32)
+    log, _ = read_log(ChipDirectory(fleet.out / "chips" / chip.ueid.hex()).frames(), key.public_key)
+    attested = parse_attestation(
+        attest_head(log[-1], nonce, bytes(16), "simulated", key), key.public_key, nonce
+    )
+    return KnownChip(key.public_key, (attested.head,), Evidence(known_key=True, attestation=attested))
+
+
+def violations(verdict: OwnerVerdict) -> dict[int, Finding]:
+    """Return the first violation of each rule, of the owner and its runs."""
+    every = [*verdict.findings, *(finding for run in verdict.runs for finding in run.findings)]
+    return {f.rule: f for f in reversed(every) if f.severity == "violation"}
+
+
+def must_find(verdict: OwnerVerdict, rule: int) -> str:
+    """Return the finding's words; the verdict must be a failure and name the rule."""
+    found = violations(verdict)
+    must(
+        verdict.verdict == "fail" and rule in found,
+        f"verdict {verdict.verdict}, rules {sorted(found)}, not {rule}",
+    )
+    return f"rule {rule} ({found[rule].name}: {found[rule].text})"
+
+
+def must_pass(verdict: OwnerVerdict) -> None:
+    """The control: an honest owner must not be accused of anything."""
+    must(not violations(verdict) and verdict.verdict == "pass", f"the honest owner: {verdict.fields()}")
+
+
+# -- one chip's log ----------------------------------------------------------------------------------
+
+KEY = chip_key(bytes(17))
+HOUR = DAY_MS // 24
+
+
+def agent_at(
+    place: Path,
+    time: SimulatedTime,
+    *,
+    take: Callable[[], list[tuple[Region, bytes]]] | None = None,
+    draw: Callable[[float], float] | None = None,
+    collector: CollectorPort | None = None,
+    collector_id: bytes = b"",
+) -> ChipAgent:
+    """Return a chip's agent on the files of ``place``: a snapshot a day, in simulated time; start and stop are the caller's."""
+    memory = take or (lambda: [(Region("w", "U8", "weights", 8), b"declared")])
+    mode = "local" if collector is None else "remote"
+    genesis = Genesis("maker", "model", "simulated", bytes(32), mode, collector_id)
+    settings = ChipSettings(
+        bytes(17), Firmware(bytes(32), 1), genesis, rate=1000, retention_days=0, hold_seconds=0.0
+    )
+    probe = HeldMemory(memory)
+    return ChipAgent(ChipDirectory(place), KEY, probe, settings, clock=time, draw=draw, collector=collector)
+
+
+def live(agent: ChipAgent, time: SimulatedTime, days: float, every: int = 6) -> None:
+    """Let days pass; the agent looks at its clock every few hours."""
+    for _ in range(int(days * 24 / every)):
+        time.now += every * HOUR
+        agent.poll()
+
+
+def rules_of(log: Sequence[LoggedRecord], **known: object) -> dict[int, Finding]:
+    """Return the first violation of each rule in a log."""
+    found = verify_log(log, **known)  # type: ignore[arg-type]
+    return {f.rule: f for f in reversed(found) if f.severity == "violation"}
+
+
+def must_have_rule(log: Sequence[LoggedRecord], rule: int, **known: object) -> str:
+    """Return the finding's words; the log must have it, and be without findings when nothing else is known."""
+    found = rules_of(log, **known)
+    must(rule in found, f"rules {sorted(found)}, not {rule}")
+    return f"rule {rule} ({found[rule].name}: {found[rule].text})"
+
+
+def head_of(log: Sequence[LoggedRecord], at: int = -1) -> Head:
+    """Return what somebody remembers who saw the log's record ``at``."""
+    return Head(log[at].record.seq, log[at].digest, "an inspection")
+
+
+# -- falsifying a run --------------------------------------------------------------------------------
+
+
+def weights(entries: Mapping[str, Entry]) -> dict[str, np.ndarray]:
+    return {
+        name: np.frombuffer(entry.data, "<f4").astype(np.float64)
+        for name, entry in entries.items()
+        if name.startswith("model/") and entry.dtype == "F32"
+    }
+
+
+def edit_checkpoint(run: RunDirectory, done: int, values: Mapping[str, np.ndarray]) -> None:
+    """Put weights into the state committed after ``done`` steps, and make every digest of the run fit."""
+    entries = run.load_checkpoint(done)
+    for name, value in values.items():
+        old = entries[name]
+        entries[name] = Entry(name, old.dtype, old.shape, value.astype("<f4").tobytes())
+    root = summarise(entries.values()).root().hex()
+    run.write_checkpoint(done, list(entries.values()))
+    if done == 0:
+        set_initial(run, root)
+    else:
+        forge(run, lambda r: r if r.step != done - 1 else StepRecord(**{**vars(r), "state_root": root}))
+
+
+def set_initial(run: RunDirectory, root: str) -> None:
+    """State another first state."""
+    old = run.load_transcript()
+    new = Transcript(replace(old.specification, initial_state=root), old.records)
+    run.write_document(run.specification_path, new.specification.encode())
+    run.write_document(run.records_path, new.encode_records())
+    run.write_document(run.statement_path, new.statement().encode())
+
+
+def lose_logs(run: RunDirectory) -> None:
+    """Delete the rounding logs: only the ratio test is left."""
+    shutil.rmtree(run.path / "logs")
+
+
+def interpolate(
+    run: RunDirectory, borders: Sequence[int], end: Mapping[str, np.ndarray] | None = None
+) -> None:
+    """Put points on a straight line into the states at ``borders`` but the first, up to ``end`` or the last state."""
+    first = weights(run.load_checkpoint(borders[0]))
+    last = end if end is not None else weights(run.load_checkpoint(borders[-1]))
+    for border in borders[1:]:
+        part = (border - borders[0]) / (borders[-1] - borders[0])
+        edit_checkpoint(
+            run, border, {name: first[name] + part * (last[name] - first[name]) for name in first}
+        )
+
+
+def play(attack: Callable[[Scene], str], description: str | None) -> int:
+    """Run the attack and say how it ended; the exit status."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="write here, and keep it; must not exist")
+    given = parser.parse_args()
+    if given.keep is not None and given.keep.exists():
+        parser.error(f"--keep {given.keep}: is there already")
+    with tempfile.TemporaryDirectory(prefix="tallystick-attack-") as scratch:
+        folder = given.keep or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        scene = Scene(folder)
+        try:
+            line = attack(scene)
+        except NotCaught as problem:
+            print(f"NOT CAUGHT: {problem}")
+            return 1
+        finally:
+            scene.close()
+    print(line)
+    return 0
+
+
+def main(attack: Callable[[Scene], str], description: str | None) -> None:
+    sys.exit(play(attack, description))
