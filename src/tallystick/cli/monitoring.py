@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tallystick.cli.options import AsJson, JobName, choose_source
+from tallystick.cli.options import AsJson, JobName, choose_source, load_chip_keys
 from tallystick.cli.profiles import python
 from tallystick.cli.terminal import answer, console, print_json, say
 from tallystick.commit.encoding import parse_hex
-from tallystick.errors import InvalidInput, StoreError, TallyError
+from tallystick.errors import StoreError, TallyError
 from tallystick.reports.layout import GOOD, page
 from tallystick.reports.monitoring import FleetReport, OwnerReport
-from tallystick.store.files import storing
+from tallystick.store.files import storing, write_whole
 
 if TYPE_CHECKING:
     from tallystick.execution.job import JobSource
@@ -86,16 +86,10 @@ def verify(
 ) -> int:
     """Match an owner's snapshots with the declared runs, repeat parts of them, and say what follows."""
     from tallystick.integrations.watching import Inquiry, KnownChip, OwnerFolder, verify_owner
-    from tallystick.store.keys import load_public_key
 
     if not folder.is_dir():
         raise StoreError(f"{folder}: there is no such folder")
-    known: dict[str, KnownChip] = {}
-    for text in chips:
-        ueid, equals, file = text.partition("=")
-        if not equals or not 14 <= len(ueid) <= 66:
-            raise InvalidInput(f"--chip {text}: must be UEID=FILE, the UEID in hexadecimal")
-        known[ueid] = KnownChip(load_public_key(Path(file)))
+    known = {ueid: KnownChip(key) for ueid, key in load_chip_keys(chips).items()}
     inquiry = Inquiry(parse_hex(beacon, n_bytes=32, what="--beacon"), segments, largest)
 
     def source_of(stated: str) -> JobSource:
@@ -106,7 +100,7 @@ def verify(
     shown = OwnerReport(*found)
     if html is not None:
         facts = {"beacon": beacon, "random_segments": segments, "largest_segments": largest}
-        _write(html, FleetReport([shown], time.perf_counter() - started, str(folder), facts).page())
+        write_whole(html, FleetReport([shown], time.perf_counter() - started, str(folder), facts).page())
     answer(shown, as_json=as_json)
     return EXIT_CODES[shown.verdict.verdict]
 
@@ -175,8 +169,8 @@ def demo(keep: Keep = None, as_json: AsJson = False) -> int:
         "job": "digits, 60 steps, policy fp32",
     }
     report = FleetReport(owners, time.perf_counter() - started, str(place), facts)
-    _write(place / "report.html", report.page())
-    _write(place / "report.json", json.dumps(report.fields(), indent=2).encode())
+    write_whole(place / "report.html", report.page())
+    write_whole(place / "report.json", json.dumps(report.fields(), indent=2).encode())
     if as_json:
         print_json(report.fields())
     else:
@@ -240,8 +234,3 @@ def _prepared(keep: Path | None) -> Path:
             raise StoreError(f"{keep}: exists and is not empty; choose another directory")
         keep.mkdir(parents=True, exist_ok=True)
     return keep
-
-
-def _write(path: Path, data: bytes) -> None:
-    with storing(f"{path}: cannot be written"):
-        path.write_bytes(data)

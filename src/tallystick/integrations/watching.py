@@ -30,7 +30,14 @@ from tallystick.monitor.matcher import Match, PageReader, State, match_snapshot
 from tallystick.monitor.memory import Opening as SnapshotOpening
 from tallystick.monitor.memory import parse_opening as parse_snapshot_opening
 from tallystick.monitor.memory import verify_opening
-from tallystick.monitor.transcripts import Opening, Report, parse_opening, parse_report, verify_report
+from tallystick.monitor.transcripts import (
+    DOCUMENT_LIMIT,
+    Opening,
+    Report,
+    parse_opening,
+    parse_report,
+    verify_report,
+)
 from tallystick.monitor.verification import (
     ChipView,
     OwnerVerdict,
@@ -45,7 +52,7 @@ from tallystick.monitor.verification import (
 from tallystick.protocol.signing import PublicKey
 from tallystick.roles.auditor import Deviation, Replay, audit, open_replay
 from tallystick.store.chips import ChipDirectory
-from tallystick.store.files import RunDirectory
+from tallystick.store.files import RunDirectory, read_whole
 
 ROUNDING = (
     2.0**-20
@@ -292,12 +299,15 @@ class OwnerFolder:
         found: list[DeclaredRun] = []
         for path in sorted((self.path / "runs").glob("*.report.json")):
             name = path.name.removesuffix(".report.json")
-            chip = ChipDirectory(self.path)  # for its readers
             found.append(
                 DeclaredRun(
                     name,
-                    parse_report(chip.read(path)),
-                    parse_opening(chip.read(self.path / "runs" / f"{name}.opening.json")),
+                    parse_report(read_whole(path, limit=DOCUMENT_LIMIT, what="a report")),
+                    parse_opening(
+                        read_whole(
+                            path.with_name(f"{name}.opening.json"), limit=DOCUMENT_LIMIT, what="an opening"
+                        )
+                    ),
                     RunDirectory(self.path / "runs" / name),
                 )
             )

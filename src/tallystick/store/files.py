@@ -65,8 +65,10 @@ def storing(what: str) -> Generator[None]:
         raise StoreError(f"{what}: {reason}; what was written before is intact") from problem
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes, *, mode: int = 0o666) -> None:
     """Write ``path`` so that it is there completely or not at all, whenever the process dies.
+
+    It is at no moment open to more than ``mode`` (less the process's umask) says.
 
     Raises:
         StoreError: the disk refused; what stood there still does.
@@ -74,7 +76,9 @@ def write_whole(path: Path, data: bytes) -> None:
     with storing(f"{path}: cannot be written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.part")
-        with temporary.open("wb") as file:
+        temporary.unlink(missing_ok=True)  # of a process that died; never followed if it is a link
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+        with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
