@@ -15,6 +15,7 @@ from tallystick.commit.encoding import HASH_BYTES, parse_hex
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.monitor.claims import LARGEST_FRAME, parse_frame
 from tallystick.monitor.draw import LARGEST_ANNOUNCEMENT, Announcement, draw_sample, parse_announcement
+from tallystick.monitor.extraction import ChipLogReader
 from tallystick.monitor.inspection import (
     LARGEST_DOCUMENT,
     LARGEST_LOG,
@@ -311,10 +312,26 @@ def check(
         Path | None,
         typer.Option("--deed-body", metavar="FILE", help="Write the body of the registry's deed."),
     ] = None,
+    earlier: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--earlier",
+            metavar="DIR",
+            help="A sealed package of before, whose logs must go on; may be repeated.",
+        ),
+    ] = None,
+    logs: Annotated[
+        str,
+        typer.Option(
+            "--logs", metavar="chip|plain", help="What the chips' logs are; plain: any signed file."
+        ),
+    ] = "chip",
     as_json: AsJson = False,
 ) -> int:
     """Import a sealed package and judge it; 1 if a chip failed, was refused, absent or not reported."""
     package, keys = InspectionPackage(directory), load_trusted(trust)
+    if logs not in ("chip", "plain") or (earlier and logs == "plain"):
+        raise InvalidInput(f"--logs {logs}: must be chip or plain; --earlier is for chip logs")
     encoded, issuer = open_document(ORDER_TAG, package.load("order.json"), keys)
     made = parse_order(encoded)
     if issuer != REGISTRY:
@@ -323,7 +340,8 @@ def check(
     result = parse_result(found)
     if party != made.inspector:
         raise Mismatch(f"inspection: the result is signed by {party}, the order is for {made.inspector}")
-    verdict = judge(made, result, keys, package.load_files(), read_extraction)
+    reader = read_extraction if logs == "plain" else ChipLogReader(_logs_of(earlier or [], keys))
+    verdict = judge(made, result, keys, package.load_files(), reader)
     if rounds is not None:
         if frame is None:
             raise InvalidInput("--rounds: needs --frame, the list that was drawn from")
@@ -342,6 +360,18 @@ def check(
         say(f"{body}: written")
     answer(VerdictPage(verdict), as_json=as_json)
     return 1 if verdict.failures else 0
+
+
+def _logs_of(packages: list[Path], keys: dict[str, PublicKey]) -> dict[str, list[bytes]]:
+    """Return the logs that sealed packages hold, by chip."""
+    found: dict[str, list[bytes]] = {}
+    for directory in packages:
+        package = InspectionPackage(directory)
+        files = package.load_files()
+        for finding in parse_result(open_document(RESULT_TAG, package.load("result.json"), keys)[0]).findings:
+            if finding.log in files:
+                found.setdefault(finding.chip, []).append(files[finding.log])
+    return found
 
 
 def _strata(frame: Path, announcement: Announcement) -> dict[str, list[str]]:
