@@ -35,6 +35,7 @@ from tallystick.monitor.inspection import (
 from tallystick.monitor.ledger import Ledger
 from tallystick.monitor.registry import REGISTRY, Chip
 from tallystick.monitor.visit import InspectionPackage
+from tallystick.protocol.signing import PublicKey
 from tallystick.reports.inspection import VerdictPage
 from tallystick.reports.registry import FactsPage
 from tallystick.store.files import read_whole, write_whole
