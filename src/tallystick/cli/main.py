@@ -29,6 +29,7 @@ from tallystick.cli import (
     keys,
     logs,
     monitoring,
+    neutral,
     planning,
     registry,
     signing,
@@ -84,6 +85,7 @@ keys.register(app)
 conforming.register(app)
 chips.register(app)
 monitoring.register(app)
+neutral.register(app)
 logs.register(app)
 signing.register(app)
 bundling.register(app)

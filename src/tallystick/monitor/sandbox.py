@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,7 +160,9 @@ def check_isolation() -> tuple[str, ...]:
         )
     worked = cast("list[str]", json.loads(child.stdout))
     if worked != ["thread"]:
-        raise StoreError(f"sandbox: the enclosure leaks, a test program could: {', '.join(worked) or 'no thread'}")
+        raise StoreError(
+            f"sandbox: the enclosure leaks, a test program could: {', '.join(worked) or 'no thread'}"
+        )
     return (
         "sockets", "other processes", "memory outside the limit", "writing outside /scratch", "files of the machine",
     )  # fmt: skip
@@ -210,7 +212,7 @@ def run_isolated(
 
 
 @contextmanager
-def held_in_memory(data: Iterator[bytes], *, most: int, what: str) -> Iterator[int]:
+def held_in_memory(data: Iterable[bytes], *, most: int, what: str) -> Generator[int]:
     """Give the descriptor of a file in memory that holds ``data`` and that nobody can change any more.
 
     Raises:
@@ -234,7 +236,9 @@ def held_in_memory(data: Iterator[bytes], *, most: int, what: str) -> Iterator[i
         os.close(descriptor)
 
 
-def _watch(child: subprocess.Popen[bytes], seconds: int, progress: Callable[[float], None]) -> tuple[EndReason, bytes]:
+def _watch(
+    child: subprocess.Popen[bytes], seconds: int, progress: Callable[[float], None]
+) -> tuple[EndReason, bytes]:
     assert child.stdout is not None
     started, output = time.monotonic(), b""
     with selectors.DefaultSelector() as selector:
@@ -258,15 +262,15 @@ def _watch(child: subprocess.Popen[bytes], seconds: int, progress: Callable[[flo
 @contextmanager
 def _enclosure(
     program: bytes, inputs: Mapping[str, int], bounds: Bounds, arguments: Sequence[str]
-) -> Iterator[tuple[list[str], tuple[int, ...]]]:
+) -> Generator[tuple[list[str], tuple[int, ...]]]:
     """Give the command line of bubblewrap, and the descriptors that it reads."""
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         raise StoreError("sandbox: bubblewrap is not installed (Debian: apt-get install bubblewrap)")
     python, shown = _python()
     with ExitStack() as stack:
-        source = stack.enter_context(held_in_memory(iter((program,)), most=1 << 30, what="program"))
-        rules = stack.enter_context(held_in_memory(iter((_filter(),)), most=1 << 16, what="filter"))
+        source = stack.enter_context(held_in_memory((program,), most=1 << 30, what="program"))
+        rules = stack.enter_context(held_in_memory((_filter(),), most=1 << 16, what="filter"))
         words = [
             bwrap, "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--clearenv",
             "--cap-drop", "ALL", "--uid", "65534", "--gid", "65534", "--hostname", "neutral", "--seccomp", str(rules),
@@ -280,7 +284,17 @@ def _enclosure(
             words += [PREPARED, str(descriptor), f"/in/{name}"]
         os.lseek(source, 0, os.SEEK_SET)
         os.lseek(rules, 0, os.SEEK_SET)
-        words += [PREPARED, str(source), "/program", "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/scratch"]
+        words += [
+            PREPARED,
+            str(source),
+            "/program",
+            "--remount-ro",
+            "/dev",
+            "--remount-ro",
+            "/",
+            "--chdir",
+            "/scratch",
+        ]
         # CPU seconds of all threads together: the wall clock decides, this only ends what outlives its watcher.
         cpu = bounds.seconds * (os.cpu_count() or 1) + 5
         words += [
@@ -304,7 +318,11 @@ def _python() -> tuple[str, list[str]]:
     for place in prefixes:
         if not place.startswith("/usr/") and place != "/usr":
             words += ["--ro-bind", place, place]
-    python = Path(os.path.realpath(sys.prefix)) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
+    python = (
+        Path(os.path.realpath(sys.prefix))
+        / "bin"
+        / f"python{sys.version_info.major}.{sys.version_info.minor}"
+    )
     return str(python if python.exists() else Path(sys.executable)), words
 
 
