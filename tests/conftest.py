@@ -1,4 +1,4 @@
-"""What holds for every test: gpu tests are skipped without a device, hypothesis repeats itself in CI."""
+"""What holds for every test: gpu and sandbox tests skip where the machine cannot, hypothesis repeats itself in CI."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ if importlib.util.find_spec("hypothesis") is not None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked gpu are skipped where torch sees no device; torch is loaded only for them."""
+    """Tests marked gpu are skipped where torch sees no device, torch being loaded only for them; marked sandbox, see below."""
+    _skip_without_sandbox([item for item in items if item.get_closest_marker("sandbox") is not None])
     on_device = [item for item in items if item.get_closest_marker("gpu") is not None]
     if not on_device:
         return
@@ -33,3 +34,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in on_device:
             item.add_marker(pytest.mark.skip(reason="torch sees no CUDA device"))
+
+
+def _skip_without_sandbox(items: list[pytest.Item]) -> None:
+    """Tests marked sandbox are skipped where programs cannot be isolated; where that is required, they run and fail."""
+    if not items or os.environ.get("TALLYSTICK_REQUIRE_SANDBOX"):
+        return
+    from tallystick.monitor.sandbox import find_problem
+
+    if (problem := find_problem()) is not None:
+        for item in items:
+            item.add_marker(pytest.mark.skip(reason=f"no sandbox: {problem}"))

@@ -233,7 +233,7 @@ def carry_out(
                     held,
                     order.bounds,
                     progress=lambda gone, which=which: progress(int(gone), order.bounds.seconds, which),
-                )  # fmt: skip
+                )
             )
     outcome = judge(order, ends)
     if order.constant_time:
