@@ -312,15 +312,29 @@ def test_a_bomb_hurts_itself_alone(program: bytes) -> None:
     assert (end.reason, end.output) == ("failed", b"")
 
 
-def test_no_process_of_a_run_is_left(parties: Parties) -> None:
-    """A program that was ended took all its threads along: nobody holds its mark in the arguments of any process."""
-    mark = f"mark-{time.time_ns()}"
-    program = (
-        f"import ctypes, time\nctypes.CDLL(None).prctl(15, b'{mark[-14:]}', 0, 0, 0)\ntime.sleep(60)".encode()
+def memory_of(name: str) -> list[str]:
+    """The resident memory of every process of that name; one that is ending has none any more."""
+    found: list[str] = []
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            lines = status.read_text().splitlines()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if lines[0] == f"Name:\t{name}":
+            found += [line for line in lines if line.startswith("VmRSS")]
+    return found
+
+
+def test_no_memory_of_a_run_is_left() -> None:
+    mark = f"m{time.time_ns() % 10**13}"
+    program = f"import ctypes, time\nctypes.CDLL(None).prctl(15, b'{mark}', 0, 0, 0)\ntime.sleep(60)".encode()
+    seen: list[str] = []
+    end = run_isolated(
+        program, {}, replace(BOUNDS, seconds=2), progress=lambda _: seen.extend(memory_of(mark))
     )
-    assert run_isolated(program, {}, replace(BOUNDS, seconds=1)).reason == "too slow"
-    names = [path.read_text().strip() for path in Path("/proc").glob("[0-9]*/comm") if path.exists()]
-    assert mark[-14:] not in names
+    assert end.reason == "too slow"
+    assert seen  # while it ran, the same look found it
+    assert memory_of(mark) == []
 
 
 def test_a_result_can_be_held_back_so_that_its_time_tells_nothing(parties: Parties) -> None:

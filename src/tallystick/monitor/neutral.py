@@ -361,6 +361,7 @@ def result_statement(
         "outputs": dict(outcome.values),
         "program": order.program,
         "repeats": order.repeats,
+        "schema": [output.fields() for output in order.outputs],
         "startedAt": started,
         "status": outcome.status,
     }
@@ -375,9 +376,20 @@ class Result:
     order: str
     program: str
     inputs: tuple[Input, ...]
+    schema: tuple[Output, ...]
     outcome: Outcome
     started: str
     assurance: str
+
+    def value(self, name: str) -> str | Fraction | None:
+        """Return an output as a verdict's text or an exact number, or None if there is none of that name."""
+        output = next((each for each in self.schema if each.name == name), None)
+        if output is None or name not in self.outcome.values:
+            return None
+        value = self.outcome.values[name]
+        if isinstance(value, str):
+            return value
+        return Fraction(output.level(value)) if output.kind == "scalar" else Fraction(value)
 
 
 def read_result(statement: Statement, *, what: str = "result") -> Result:
@@ -390,7 +402,7 @@ def read_result(statement: Statement, *, what: str = "result") -> Result:
         raise InvalidInput(
             f"{what}: predicateType must be {RESULT_TYPE}, is {statement.predicate_type[:80]!a}"
         )
-    names = ("assurance", "inputs", "outputs", "program", "startedAt", "status")
+    names = ("assurance", "inputs", "outputs", "program", "schema", "startedAt", "status")
     fields = known_fields(statement.predicate, names, what=what)
     named = statement.digest_of("order", "tallystickNeutralOrder") or ""
     for name, text in (("order", named), ("program", fields.text("program"))):
@@ -404,8 +416,12 @@ def read_result(statement: Statement, *, what: str = "result") -> Result:
     if len(found) != len(values) or any(value is False for value in values.values()):
         raise InvalidInput(f"{what}: an output must be a text or an integer")
     inputs = tuple(_input(item) for item in fields.items("inputs"))
+    schema = tuple(_output(item) for item in fields.items("schema"))
+    if status == COMPLETED:
+        _must_fit(schema, found, what)
     return Result(
-        named, fields.text("program"), inputs, Outcome(status, found), fields.text("startedAt"), fields.text("assurance")
+        named, fields.text("program"), inputs, schema, Outcome(status, found), fields.text("startedAt"),
+        fields.text("assurance"),
     )  # fmt: skip
 
 
@@ -421,28 +437,27 @@ def verify_result(envelope: bytes, order: Order, neutral: PublicKey) -> Result:
         ("order", result.order, order.digest()),
         ("program", result.program, order.program),
         ("inputs", result.inputs, order.inputs),
+        ("schema", result.schema, order.outputs),
     ):
         if stated != own:
             raise Mismatch(f"result: {name} is {str(stated)[:64]}.., the order has {str(own)[:64]}..")
-    if result.outcome.status == COMPLETED:
-        _must_fit(order, result.outcome.values)
     return result
 
 
-def _must_fit(order: Order, values: Mapping[str, Value]) -> None:
-    if set(values) != {output.name for output in order.outputs}:
-        raise Mismatch(f"result: outputs are {', '.join(sorted(values))}, the order has others")
-    for output in order.outputs:
+def _must_fit(schema: Sequence[Output], values: Mapping[str, Value], what: str) -> None:
+    if set(values) != {output.name for output in schema}:
+        raise Mismatch(f"{what}: outputs are {', '.join(sorted(values))[:200]}, the schema has others")
+    for output in schema:
         value = values[output.name]
-        fits = {
-            "verdict": value in ("pass", "fail"),
-            "integer": isinstance(value, int) and int(output.low or 0) <= value <= int(output.high or 0)
-            if output.kind == "integer"
-            else False,
-            "scalar": isinstance(value, int) and 0 <= value < output.levels,
-        }[output.kind]
+        if output.kind == "verdict":
+            fits = value in ("pass", "fail")
+        else:
+            low, high = (
+                (int(output.low), int(output.high)) if output.kind == "integer" else (0, output.levels - 1)
+            )
+            fits = isinstance(value, int) and low <= value <= high
         if not fits:
-            raise Mismatch(f"result: {output.name} is {ascii(value)[:40]}, which the order has no room for")
+            raise Mismatch(f"{what}: {output.name} is {ascii(value)[:40]}, which the schema has no room for")
 
 
 def _value(output: Output, fields: Fields) -> Value:
