@@ -23,6 +23,7 @@ from tallystick.monitor.inspection import (
     RESULT_TAG,
     SEEN,
     Finding,
+    Verdict,
     judge,
     make_order,
     open_document,
@@ -54,6 +55,12 @@ FrameFile = Annotated[
 Announced = Annotated[Path, typer.Argument(metavar="FILE", help="What `tally draw announce` wrote.")]
 Beacon = Annotated[
     str, typer.Option("--beacon", metavar="HEX", help="The value of the announced beacon round.")
+]
+LogKind = Annotated[
+    str,
+    typer.Option(
+        "--logs", metavar="chip|plain", help="What the chips' logs are; plain: any file that the chip signed."
+    ),
 ]
 Package = Annotated[Path, typer.Argument(metavar="DIR", help="The inspection package.")]
 
@@ -321,28 +328,12 @@ def check(
             help="A sealed package of before, whose logs must go on; may be repeated.",
         ),
     ] = None,
-    logs: Annotated[
-        str,
-        typer.Option(
-            "--logs", metavar="chip|plain", help="What the chips' logs are; plain: any signed file."
-        ),
-    ] = "chip",
+    logs: LogKind = "chip",
     as_json: AsJson = False,
 ) -> int:
     """Import a sealed package and judge it; 1 if a chip failed, was refused, absent or not reported."""
-    package, keys = InspectionPackage(directory), load_trusted(trust)
-    if logs not in ("chip", "plain") or (earlier and logs == "plain"):
-        raise InvalidInput(f"--logs {logs}: must be chip or plain; --earlier is for chip logs")
-    encoded, issuer = open_document(ORDER_TAG, package.load("order.json"), keys)
-    made = parse_order(encoded)
-    if issuer != REGISTRY:
-        raise Mismatch(f"work order: is signed by {issuer}, must be signed by {REGISTRY}")
-    found, party = open_document(RESULT_TAG, package.load("result.json"), keys)
-    result = parse_result(found)
-    if party != made.inspector:
-        raise Mismatch(f"inspection: the result is signed by {party}, the order is for {made.inspector}")
-    reader = read_extraction if logs == "plain" else ChipLogReader(_logs_of(earlier or [], keys))
-    verdict = judge(made, result, keys, package.load_files(), reader)
+    verdict = read_package(directory, load_trusted(trust), logs, earlier or [])
+    made, result = verdict.order, verdict.result
     if rounds is not None:
         if frame is None:
             raise InvalidInput("--rounds: needs --frame, the list that was drawn from")
@@ -361,6 +352,28 @@ def check(
         say(f"{body}: written")
     answer(VerdictPage(verdict), as_json=as_json)
     return 1 if verdict.failures else 0
+
+
+def read_package(directory: Path, keys: dict[str, PublicKey], logs: str, earlier: list[Path]) -> Verdict:
+    """Return what a sealed package comes to; ``logs`` is chip or plain, ``earlier`` are packages of before.
+
+    Raises:
+        InvalidInput, StoreError: malformed, or missing.
+        Mismatch: a signature or the chain of custody does not hold.
+    """
+    if logs not in ("chip", "plain") or (earlier and logs == "plain"):
+        raise InvalidInput(f"--logs {logs}: must be chip or plain; --earlier is for chip logs")
+    package = InspectionPackage(directory)
+    encoded, issuer = open_document(ORDER_TAG, package.load("order.json"), keys)
+    made = parse_order(encoded)
+    if issuer != REGISTRY:
+        raise Mismatch(f"work order: is signed by {issuer}, must be signed by {REGISTRY}")
+    found, party = open_document(RESULT_TAG, package.load("result.json"), keys)
+    result = parse_result(found)
+    if party != made.inspector:
+        raise Mismatch(f"inspection: the result is signed by {party}, the order is for {made.inspector}")
+    reader = read_extraction if logs == "plain" else ChipLogReader(_logs_of(earlier, keys))
+    return judge(made, result, keys, package.load_files(), reader)
 
 
 def _logs_of(packages: list[Path], keys: dict[str, PublicKey]) -> dict[str, list[bytes]]:

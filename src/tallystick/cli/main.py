@@ -32,6 +32,7 @@ from tallystick.cli import (
     neutral,
     planning,
     registry,
+    ruling,
     signing,
     simulating,
 )
@@ -86,6 +87,7 @@ conforming.register(app)
 chips.register(app)
 monitoring.register(app)
 neutral.register(app)
+ruling.register(app)
 logs.register(app)
 signing.register(app)
 bundling.register(app)

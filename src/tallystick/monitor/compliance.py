@@ -259,7 +259,15 @@ class RuleVerdict:
 
 @dataclass(frozen=True)
 class RulesVerdict:
-    """Three answers that stay apart, every rule's own, and what none of them covers."""
+    """Whether what was declared keeps the rules, and three answers on how far that reaches; they stay apart.
+
+    Attributes:
+        correct: the declared runs took place as declared.
+        complete: the snapshots shown belong to declared runs.
+        fleet: no chip is missing; ``reasons`` says why this answer.
+        verdicts: every rule's own answer, about what was declared and shown.
+        excluded: what none of the answers covers.
+    """
 
     rules: Rules
     owner: str
@@ -271,10 +279,15 @@ class RulesVerdict:
     reasons: tuple[str, ...]
     excluded: tuple[str, ...]
 
+    @property
+    def kept(self) -> Answer:
+        """Whether what was declared and shown keeps every rule."""
+        return worst(each.answer for each in self.verdicts)
+
     def asked(self, claims: Sequence[str]) -> Answer:
-        """Return the worst answer of the claims named ``runs``, ``complete`` and ``fleet``."""
-        answers = {"runs": self.correct, "complete": self.complete, "fleet": self.fleet}
-        return worst(answers[claim] for claim in claims)
+        """Return the worst of the rules' answers and those of the claims named ``runs``, ``complete`` and ``fleet``."""
+        answers: dict[str, Answer] = {"runs": self.correct, "complete": self.complete, "fleet": self.fleet}
+        return worst([self.kept, *(answers[claim] for claim in claims)])
 
     def fields(self) -> dict[str, object]:
         """Return the verdict as JSON."""
@@ -282,6 +295,7 @@ class RulesVerdict:
             "rules": self.rules.name,
             "rules_digest": self.rules.digest,
             "owner": self.owner,
+            "rules_kept": self.kept,
             "declared_run_correctness": self.correct,
             "declared_run_completeness": self.complete,
             "fleet_completeness": self.fleet,
@@ -296,14 +310,12 @@ def judge_rules(rules: Rules, dossier: Dossier) -> RulesVerdict:
     """Return what the evidence says about the rules."""
     judge = _Judge(dossier)
     verdicts = tuple(judge.rule(rule) for rule in rules.rules)
-    on_chips = [each.answer for each in verdicts if isinstance(each.rule.body, NoTraining)]
-    on_runs = [each.answer for each in verdicts if not isinstance(each.rule.body, NoTraining)]
     excluded = dict.fromkeys((*dossier.findings.excluded, *(EXCLUDED[rule.kind] for rule in rules.rules)))
     return RulesVerdict(
         rules,
         dossier.findings.owner,
-        worst([dossier.findings.correct, *on_runs]),
-        worst([dossier.findings.complete, *on_chips]),
+        dossier.findings.correct,
+        dossier.findings.complete,
         dossier.fleet.answer,
         dossier.findings.assurance,
         verdicts,
@@ -435,9 +447,12 @@ class _Judge:
                 held = _number(value)
             if problem := rule.bounds.problem(held):
                 return "fail", f"{rule.where} {rule.name} {problem}"
-        first, last = values[0], values[-1]
-        said = first if first == last else f"{first} .. {last}"
-        return "pass", f"{rule.where} {rule.name} is {said} ({len(values)} values)"
+        numbers = [held for value in values if isinstance(held := _number(value), Fraction)]
+        if len(numbers) == len(values) > 1:
+            said = f"lies from {shown(min(numbers))} to {shown(max(numbers))}"
+        else:
+            said = f"is {', '.join(values[:3])}{', ..' if len(values) > 3 else ''}"
+        return "pass", f"{rule.where} {rule.name} {said}"
 
     def _evaluation(self, rule: Evaluation, facts: RunFacts) -> tuple[Answer, str]:
         final = facts.report.checkpoints[-1][1] if facts.report.checkpoints else ""
@@ -476,7 +491,7 @@ class _Judge:
             return "fail", f"{matched} snapshots of it are matched, {rule.least_snapshots} are asked for"
         return (
             "pass",
-            f"pre-committed on {len(facts.report.precommit.ranks)} chips, {matched} snapshots matched",
+            f"pre-committed on every chip of it ({len(facts.report.precommit.ranks)}), snapshots matched: {matched}",
         )
 
     def _found(self, facts: RunFacts) -> tuple[tuple[int, str], ...]:
