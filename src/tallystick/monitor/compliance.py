@@ -362,6 +362,9 @@ class _Judge:
         if answer == "pass" and correct != "pass":
             answer = "unknown"
             text += f"; but the run's own correctness is {correct}"
+        if answer == "pass" and facts.transcript is None:
+            answer = "unknown"
+            text += "; but its transcript was not shown, or is not what its report commits to"
         return Observation(facts.name, answer, text)
 
     def _correct(self, facts: RunFacts) -> Answer:
