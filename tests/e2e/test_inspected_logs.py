@@ -12,12 +12,17 @@ from pathlib import Path
 
 import pytest
 
+from tallystick.cli.inspection import read_package
 from tallystick.cli.main import main
 from tallystick.monitor import inspection
+from tallystick.monitor.assurance import Evidence, derive_assurance
+from tallystick.monitor.chiplog import read_log, verify_log
 from tallystick.monitor.chiprecord import parse_record, sign_record
+from tallystick.monitor.extraction import attested_chips
 from tallystick.monitor.industry import key_of
 from tallystick.monitor.inspection import WorkOrder
 from tallystick.monitor.registry import Chip
+from tallystick.monitor.visit import InspectionPackage
 from tallystick.store.chips import ChipDirectory
 from tallystick.store.journal import MAGIC, Journal, read_journal
 from tallystick.store.keys import load_key, load_public_key, write_key
@@ -140,6 +145,22 @@ def test_the_log_of_an_honest_agent_passes(visit: Visited) -> None:
     assert visit.check(before, code=0) == ""
     after = visit.inspect("after", "one")
     assert visit.check(after, "--earlier", before, code=0) == ""
+
+
+def test_an_inspection_that_was_passed_gives_the_head_to_hold_later_logs_against(visit: Visited) -> None:
+    package = visit.inspect("head", "one")
+    keys = {name: key_of(name).public_key for name in ("registry", "watch")}
+    verdict = read_package(package, keys, "chip", [])
+    (stated,) = attested_chips(verdict, InspectionPackage(package).load_files()).values()
+    log, findings = read_log(ChipDirectory(visit.chips / "one").frames(), visit.key.public_key)
+    assert findings == []
+    assert (stated.head.seq, stated.head.digest) == (log[-1].record.seq, log[-1].digest)
+    assert derive_assurance(log, [], Evidence(True, stated, inspected=True)).level == 1  # a software agent's
+    rolled, _ = read_log(ChipDirectory(visit.chips / "before").frames(), visit.key.public_key)
+    assert [found.rule for found in verify_log(rolled, known=[stated.head])] == [11]
+    failed = visit.inspect("failed", "one", cut_records, nonce=b"\2" * 32)
+    verdict = read_package(failed, keys, "chip", [])
+    assert attested_chips(verdict, InspectionPackage(failed).load_files()) == {}
 
 
 def test_records_appended_while_the_file_was_copied_are_no_fault(visit: Visited) -> None:

@@ -337,6 +337,30 @@ def test_no_memory_of_a_run_is_left() -> None:
     assert memory_of(mark) == []
 
 
+def test_a_runner_that_is_killed_leaves_nothing(parties: Parties) -> None:
+    mark = f"k{time.time_ns() % 10**13}"
+    program = f"import ctypes, time\nctypes.CDLL(None).prctl(15, b'{mark}', 0, 0, 0)\ntime.sleep(60)".encode()
+    job = parties.sealed(parties.order(program, bounds=replace(BOUNDS, seconds=60)), program)
+    for name, key in (("verifier", VERIFIER), ("owner", OWNER), ("place", PLACE)):
+        write_key(parties.place / name, key)
+    command = [
+        sys.executable, "-m", "tallystick", "neutral", "run", job, "--verifier", parties.place / "verifier.pub",
+        "--owner", parties.place / "owner.pub", "--key", parties.place / "place", "--out", parties.place / "result",
+    ]  # fmt: skip
+    child = subprocess.Popen([str(word) for word in command], stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not memory_of(mark):
+        assert child.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    child.kill()
+    child.wait()
+    while memory_of(mark):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert not (parties.place / "result").exists()
+
+
 def test_a_result_can_be_held_back_so_that_its_time_tells_nothing(parties: Parties) -> None:
     outputs, bounds = GOT, replace(BOUNDS, seconds=1)
     program = b'print(\'{"got":"pass"}\')'
@@ -443,6 +467,23 @@ def test_the_check_finds_an_enclosure_that_leaks(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sandbox, "_filter", lambda: allow_all)
     with pytest.raises(StoreError, match="could: socket, unix socket, process, hidden memory"):
         sandbox.check_isolation()
+
+
+def test_a_container_that_forbids_namespaces_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parties: Parties
+) -> None:
+    """What bubblewrap says there, by a program of its name; nothing of the job runs."""
+    order = parties.order(HONEST)
+    job = parties.sealed(order, HONEST)
+    (tmp_path / "bin").mkdir()
+    fake = tmp_path / "bin" / "bwrap"
+    fake.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}:/bin:/usr/bin")
+    with pytest.raises(
+        StoreError, match=r"No permissions to create new namespace.* needs permission for user namespaces"
+    ):
+        parties.carry_out(job)
 
 
 def test_a_machine_without_bubblewrap_is_told_so(

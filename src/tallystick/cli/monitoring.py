@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tallystick.cli.options import AsJson, JobName, choose_source, load_chip_keys
+from tallystick.cli.options import AsJson, JobName, Trusted, choose_source, load_chip_keys, load_trusted
 from tallystick.cli.profiles import python
 from tallystick.cli.terminal import answer, console, print_json, say
 from tallystick.commit.encoding import parse_hex
@@ -26,6 +26,7 @@ from tallystick.store.files import storing, write_whole
 if TYPE_CHECKING:
     from tallystick.execution.job import JobSource
     from tallystick.integrations.watching import KnownChip
+    from tallystick.monitor.assurance import Attestation
 
 app = typer.Typer(help="Check declared training runs against the logs of the chips.", no_args_is_help=True)
 EXIT_CODES = {"pass": 0, "fail": 1, "unknown": 3}
@@ -79,6 +80,15 @@ def verify(
         ),
     ] = 1,
     job: JobName = None,
+    inspections: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--inspection",
+            metavar="DIR",
+            help="A sealed inspection package: logs must hold what its chips attested.",
+        ),
+    ] = None,
+    trust: Trusted = [],  # noqa: B006 (typer copies it)
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write the report as one page.")
     ] = None,
@@ -86,10 +96,18 @@ def verify(
 ) -> int:
     """Match an owner's snapshots with the declared runs, repeat parts of them, and say what follows."""
     from tallystick.integrations.watching import Inquiry, KnownChip, OwnerFolder, verify_owner
+    from tallystick.monitor.assurance import Evidence
 
     if not folder.is_dir():
         raise StoreError(f"{folder}: there is no such folder")
-    known = {ueid: KnownChip(key) for ueid, key in load_chip_keys(chips).items()}
+    keys = load_chip_keys(chips)
+    attested = _attested(inspections or [], trust)
+    known: dict[str, KnownChip] = {}
+    for ueid, key in keys.items():
+        seen = attested.get(ueid, [])
+        heads = tuple(each.head for each in seen)
+        last = max(seen, key=lambda each: each.head.seq, default=None)
+        known[ueid] = KnownChip(key, heads, Evidence(known_key=True, attestation=last, inspected=bool(seen)))
     inquiry = Inquiry(parse_hex(beacon, n_bytes=32, what="--beacon"), segments, largest)
 
     def source_of(stated: str) -> JobSource:
@@ -178,6 +196,21 @@ def demo(keep: Keep = None, as_json: AsJson = False) -> int:
         say(f"the page: {place}/report.html")
     right = all(owner.verdict.verdict == EXPECTED[owner.verdict.owner] for owner in owners)
     return 0 if right else 1
+
+
+def _attested(packages: Sequence[Path], trust: Sequence[str]) -> dict[str, list[Attestation]]:
+    """Return what chips attested at inspections that they passed, by UEID."""
+    from tallystick.cli.inspection import read_package
+    from tallystick.monitor.extraction import attested_chips
+    from tallystick.monitor.visit import InspectionPackage
+
+    found: dict[str, list[Attestation]] = {}
+    keys = load_trusted(trust)
+    for place in packages:
+        verdict = read_package(place, keys, "chip", [])
+        for ueid, stated in attested_chips(verdict, InspectionPackage(place).load_files()).items():
+            found.setdefault(ueid, []).append(stated)
+    return found
 
 
 def _ueids() -> dict[str, list[str]]:

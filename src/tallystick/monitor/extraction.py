@@ -16,10 +16,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.monitor.assurance import parse_attestation
+from tallystick.monitor.assurance import Attestation, parse_attestation
 from tallystick.monitor.chiplog import Limits, read_log, verify_log
 from tallystick.monitor.chiprecord import Genesis, LoggedRecord
-from tallystick.protocol.signing import PublicKey
+from tallystick.monitor.inspection import Verdict
+from tallystick.protocol.signing import PublicKey, parse_public_key
 from tallystick.store.journal import parse_journal
 
 
@@ -68,6 +69,21 @@ class ChipLogReader:
             if each.severity != "note"
         ]
         return reasons
+
+
+def attested_chips(verdict: Verdict, files: Mapping[bytes, bytes]) -> dict[str, Attestation]:
+    """Return what the chips that passed an inspection attested there, by UEID: heads that their logs must go on from.
+
+    ``files`` are the package's, by SHA-256.
+    """
+    findings = {finding.chip: finding for finding in verdict.result.findings}
+    found: dict[str, Attestation] = {}
+    for chip in verdict.chips:
+        if chip.passed:
+            name, finding = chip.target.chip, findings[chip.target.chip]
+            key = parse_public_key(finding.key, what=f"device key of {name}")
+            found[name] = parse_attestation(files[finding.evidence], key, verdict.order.chip_nonce(name))
+    return found
 
 
 def _records_of(

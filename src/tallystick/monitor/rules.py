@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, cast
 
-from tallystick.commit.encoding import HASH_BYTES, Fields, digest, parse_hex
+from tallystick.commit.encoding import HASH_BYTES, Fields, check_depth, digest, parse_hex
 from tallystick.errors import InvalidInput
 
 FORMAT = "tallystick/rules/1"
@@ -198,7 +198,7 @@ def parse_rules(data: bytes, *, what: str = "rules") -> Rules:
         raise InvalidInput(f"{what}: nested deeper than {DEPTH_LIMIT}") from None
     except ValueError as problem:
         raise InvalidInput(f"{what}: not TOML ({ascii(str(problem))[1:-1][:200]})") from None
-    _must_be_shallow(value, what)
+    check_depth(value, what=what, limit=DEPTH_LIMIT)
     fields = Fields(value, what=what, names=("format", "name", "rule"))
     fields.constant("format", FORMAT)
     items = fields.items("rule")
@@ -368,21 +368,6 @@ def _body(kind: str, table: _Table) -> Body:
                     f"{table.what}: least_snapshots must be 2 or more: one snapshot shows no rest"
                 )
             return NoTraining(frozenset(chips), least)
-
-
-def _must_be_shallow(value: object, what: str) -> None:
-    """Dotted keys nest without recursion in the reader; nothing behind it need bear that."""
-    row: list[object] = [value]
-    for _ in range(DEPTH_LIMIT):
-        below: list[object] = []
-        for item in row:
-            if isinstance(item, dict):
-                below += cast("dict[str, object]", item).values()
-            elif isinstance(item, list):
-                below += cast("list[object]", item)
-        row = below
-    if row:
-        raise InvalidInput(f"{what}: nested deeper than {DEPTH_LIMIT}")
 
 
 def _unit(table: _Table) -> Unit:

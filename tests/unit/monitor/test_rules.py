@@ -12,8 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.cli.main import main
+from tallystick.cli.terminal import json_bytes
 from tallystick.commit.encoding import digest
 from tallystick.errors import InvalidInput
+from tallystick.monitor.assurance import Assurance
+from tallystick.monitor.chiplog import Finding as LogFinding
 from tallystick.monitor.compliance import (
     Dossier,
     Fleet,
@@ -30,6 +33,7 @@ from tallystick.monitor.compliance import (
 )
 from tallystick.monitor.inspection import ChipVerdict, Result, Target, WorkOrder
 from tallystick.monitor.inspection import Verdict as InspectionVerdict
+from tallystick.monitor.matcher import Match
 from tallystick.monitor.neutral import Input, Outcome, scalar_output, verdict_output
 from tallystick.monitor.neutral import Result as NeutralResult
 from tallystick.monitor.reconcile import Finding as Disagreement
@@ -44,7 +48,7 @@ from tallystick.monitor.transcripts import (
     make_precommit,
     make_report,
 )
-from tallystick.monitor.verification import Answer
+from tallystick.monitor.verification import Answer, ChipView, OwnerVerdict, RunEvidence, RunVerdict
 from tallystick.protocol.envelope import sign_statement
 from tallystick.protocol.signing import ed25519_key
 from tallystick.protocol.transcript import (
@@ -55,6 +59,7 @@ from tallystick.protocol.transcript import (
     StepRecord,
     Transcript,
 )
+from tallystick.reports.monitoring import OwnerReport
 from tallystick.store.keys import write_key
 
 UEID = "01" * 17
@@ -487,6 +492,23 @@ def test_findings_are_read_strictly() -> None:
     ):  # fmt: skip
         with pytest.raises(InvalidInput):
             parse_owner_findings(json.dumps({**good, **change}).encode())
+
+
+def test_what_the_verification_prints_is_what_rules_read() -> None:
+    root, opened = "12" * 32, run("a")
+    match = Match("exact", 4, (), 0, 0, 10)
+    view = ChipView(UEID, [], [], Assurance(0, ()), {2: (root, match), 3: None})
+    finding = LogFinding(105, "segment", 0, "differs", "unknown")
+    verdict = OwnerVerdict(
+        "owner", "unknown", "pass", "unknown", 0, (RunVerdict(root, "unknown", (finding,)),), (), ("memory",)
+    )
+    printed = json_bytes(OwnerReport(verdict, [view], [RunEvidence(opened.report, None)]).fields())
+    found = parse_owner_findings(printed)
+    assert (found.correct, found.complete, found.assurance) == ("unknown", "pass", "L0")
+    assert found.runs == {root: ("unknown", ((105, "unknown"),))}
+    assert found.chips == {
+        UEID: (SeenSnapshot(2, "exact", root, 4), SeenSnapshot(3, "unexplained", None, None))
+    }
 
 
 def test_rules_are_judged_from_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
