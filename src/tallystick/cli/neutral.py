@@ -33,7 +33,7 @@ from tallystick.monitor.transcripts import DOCUMENT_LIMIT, Report, parse_opening
 from tallystick.protocol.envelope import ENVELOPE_LIMIT, parse_envelope
 from tallystick.reports.layout import DonePage
 from tallystick.reports.neutral import OrderPage, ResultPage
-from tallystick.store.files import read_whole, storing, write_whole
+from tallystick.store.files import open_file, read_whole, write_whole
 from tallystick.store.keys import load_key, load_public_key
 
 app = typer.Typer(
@@ -251,7 +251,7 @@ def _input(text: str, report: Report | None) -> Input:
     name, what = parse_named(text, option="--input", form="NAME=WHAT")
     kind, _, rest = what.partition(":")
     if kind == "file" and rest:
-        with storing(f"{rest}: cannot be read"), Path(rest).open("rb") as file:
+        with open_file(Path(rest), what="an input") as file:
             return Input(name, "file", hashlib.file_digest(file, "sha256").hexdigest())
     if kind == "sha256":
         return Input(name, "file", parse_hex(rest, n_bytes=32, what=f"--input {name}").hex())

@@ -27,7 +27,7 @@ from tallystick.monitor.transcripts import Opening, commitment
 from tallystick.protocol.attest import time_text
 from tallystick.protocol.envelope import sign_statement
 from tallystick.protocol.signing import PublicKey, Signer
-from tallystick.store.files import load_state_file, storing, sync_directory
+from tallystick.store.files import load_state_file, open_file, storing, sync_directory
 
 FORMAT = "tallystick/neutral-job/1"
 INDEX_LIMIT = 1 << 20
@@ -72,7 +72,7 @@ class SealedJob:
         if found is None:
             raise InvalidInput(f"{self.path}: holds no {kind} {name}")
         hashed, left = hashlib.sha256(), found.size
-        with storing(str(self.path)), self.path.open("rb") as file:
+        with open_file(self.path, what="a sealed job") as file:
             file.seek(found.start)
             while left and (piece := file.read(min(PIECE, left))):
                 hashed.update(piece)
@@ -100,7 +100,7 @@ def write_job(
     _must_be_complete(order, set(files), set(salts))
     _must_be_program(order, program)
     for item in order.inputs:
-        with storing(f"{files[item.name]}: cannot be read"), files[item.name].open("rb") as file:
+        with open_file(files[item.name], what="an input") as file:
             match_input(item, file.fileno(), salts.get(item.name))
     temporary = path.with_name(f".{path.name}.part")
     lines: list[list[object]] = []
@@ -145,7 +145,7 @@ def open_job(path: Path) -> SealedJob:
         StoreError: it cannot be read.
         InvalidInput: it is no sealed job, or its size is not the one its index makes.
     """
-    with storing(f"{path}: cannot be read"), path.open("rb") as file:
+    with open_file(path, what="a sealed job") as file:
         head = file.readline(INDEX_LIMIT + 1)
         size = os.fstat(file.fileno()).st_size
     return parse_index(head, size, path)

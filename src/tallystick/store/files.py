@@ -19,6 +19,7 @@ import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import IO
 
@@ -86,6 +87,20 @@ def write_whole(path: Path, data: bytes, *, mode: int = 0o666) -> None:
         sync_directory(path.parent)
 
 
+def open_file(path: Path, *, what: str) -> BufferedReader:
+    """Return the file ``path`` opened for reading.
+
+    Raises:
+        StoreError: it is not there or cannot be read.
+    """
+    try:
+        return path.open("rb")
+    except FileNotFoundError:
+        raise StoreError(f"{path}: there is no such file ({what})") from None
+    except OSError as problem:
+        raise StoreError(f"{path}: cannot be read ({problem.strerror})") from problem
+
+
 def read_whole(path: Path, *, limit: int, what: str) -> bytes:
     """Return the bytes of the file ``path``, which may be a stranger's.
 
@@ -93,13 +108,11 @@ def read_whole(path: Path, *, limit: int, what: str) -> bytes:
         StoreError: it is not there or cannot be read.
         InvalidInput: it has more than ``limit`` bytes.
     """
-    try:
-        with path.open("rb") as file:
+    with open_file(path, what=what) as file:
+        try:
             data = file.read(limit + 1)
-    except FileNotFoundError:
-        raise StoreError(f"{path}: there is no such file ({what})") from None
-    except OSError as problem:
-        raise StoreError(f"{path}: cannot be read ({problem.strerror})") from problem
+        except OSError as problem:
+            raise StoreError(f"{path}: cannot be read ({problem.strerror})") from problem
     if len(data) > limit:
         raise InvalidInput(f"{path}: {what} must have at most {limit} bytes")
     return data
