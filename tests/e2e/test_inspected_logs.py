@@ -43,7 +43,7 @@ def chips(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "--owner",
             place / "owner.pub",
             "--snapshots-per-day",
-            170_000,
+            40_000,
         )
         assert main([*map(str, arguments)]) == 0
         assert main(["chip", "agent", str(place / name), "--for", "1"]) == 0
