@@ -13,6 +13,7 @@ import vectors_evidence
 import vectors_monitor
 import vectors_numerics
 import vectors_registry
+import vectors_rules
 
 ROOT = Path(__file__).resolve().parent.parent / "vectors"
 
@@ -28,6 +29,7 @@ def main() -> None:
     vectors_numerics.write(ROOT)
     vectors_monitor.write(ROOT)
     vectors_registry.write(ROOT)
+    vectors_rules.write(ROOT)
     vectors_evidence.write(ROOT)
     print(f"{sum(1 for _ in ROOT.rglob('input.json'))} cases in {ROOT.name}/")
 

@@ -1,6 +1,6 @@
-"""What holds for every test: gpu and TPM tests are skipped without a device, hypothesis repeats itself in CI.
+"""What holds for every test: gpu, TPM and sandbox tests skip where the machine cannot, hypothesis repeats itself in CI.
 
-TALLYSTICK_MUST_RUN=tpm (set in CI) makes a test fail that would be skipped for want of a software TPM.
+TALLYSTICK_MUST_RUN=tpm,sandbox (set in CI) makes a test fail that would be skipped for want of a software TPM or of a sandbox.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+MUST_RUN = os.environ.get("TALLYSTICK_MUST_RUN", "").split(",")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: two cores, several processes, no spinning
 # Before triton: where there is no NVIDIA device its kernels are interpreted, on CPU tensors.
 if not Path("/dev/nvidiactl").exists():
@@ -29,7 +30,8 @@ if importlib.util.find_spec("hypothesis") is not None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked gpu are skipped where torch sees no device; torch is loaded only for them."""
+    """Tests marked gpu are skipped where torch sees no device, torch being loaded only for them; marked sandbox, see below."""
+    _skip_without_sandbox([item for item in items if item.get_closest_marker("sandbox") is not None])
     on_device = [item for item in items if item.get_closest_marker("gpu") is not None]
     if not on_device:
         return
@@ -46,8 +48,19 @@ def tcti() -> Iterator[str]:
     from tallystick.testing.software_tpm import missing_for_tpm, software_tpm
 
     if missing := missing_for_tpm():
-        if "tpm" in os.environ.get("TALLYSTICK_MUST_RUN", "").split(","):
+        if "tpm" in MUST_RUN:
             pytest.fail(f"TALLYSTICK_MUST_RUN asks for the TPM tests, and {missing}")
         pytest.skip(missing)
     with tempfile.TemporaryDirectory(prefix="tpm-") as folder, software_tpm(Path(folder)) as found:
         yield found
+
+
+def _skip_without_sandbox(items: list[pytest.Item]) -> None:
+    """Tests marked sandbox are skipped where programs cannot be isolated; where that is required, they run and fail."""
+    if not items or "sandbox" in MUST_RUN:
+        return
+    from tallystick.monitor.sandbox import find_problem
+
+    if (problem := find_problem()) is not None:
+        for item in items:
+            item.add_marker(pytest.mark.skip(reason=f"no sandbox: {problem}"))

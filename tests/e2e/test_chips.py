@@ -68,3 +68,21 @@ def test_the_small_fleet_convicts_the_cheats_and_nobody_else(tmp_path: Path) -> 
     verdicts = {owner["owner"]: owner["verdict"] for owner in found["owners"]}
     assert verdicts == {"honest": "pass", "unreported": "fail", "glued": "fail"}
     assert (tmp_path / "fleet" / "report.html").read_bytes().startswith(b"<!doctype html>")
+    rules = tmp_path / "rules.toml"
+    rules.write_text(
+        'format = "tallystick/rules/1"\nname = "Small fleet"\n'
+        '[[rule]]\nid = "flop"\nkind = "compute"\nscope = "lineage"\nmost_flop = 1e9\n'
+        '[[rule]]\nid = "reported"\nkind = "reporting"\ndata_precommitted = true\nleast_snapshots = 1\n'
+    )
+    kept = {"honest": "pass", "unreported": "pass", "glued": "unknown"}  # of what each declared
+    for owner in found["owners"]:
+        (tmp_path / "findings.json").write_text(json.dumps(owner))
+        codes = {"honest": 0, "unreported": 1, "glued": 1}
+        judged = json.loads(
+            tally(
+                "rules", "judge", rules, tmp_path / "findings.json", tmp_path / "fleet" / owner["owner"], "--claim", "runs",
+                "--claim", "complete", "--json", codes=(codes[owner["owner"]],),
+            )
+        )  # fmt: skip
+        assert judged["rules_kept"] == kept[owner["owner"]]
+        assert judged["fleet_completeness"] == "unknown"

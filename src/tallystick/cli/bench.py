@@ -15,7 +15,6 @@ from rich.text import Text
 
 from tallystick.cli.bench_chips import chip
 from tallystick.cli.bench_monitor import monitor
-from tallystick.cli.files import write_whole
 from tallystick.cli.terminal import console, print_json, say
 from tallystick.errors import InvalidInput
 from tallystick.numerics.policy import find_policy
@@ -23,6 +22,7 @@ from tallystick.reports.curves import LossPlot
 from tallystick.reports.layout import BAD, GOOD, QUIET, UNSURE, printable, share
 from tallystick.roles.bench import PARTS, SEEDS, Bench, Row, machine
 from tallystick.roles.losses import Losses
+from tallystick.store.files import write_whole
 
 DEFAULT_SEEDS = len(SEEDS)
 STYLES = {"met": GOOD, "not met": BAD, "printed only": QUIET, "inconclusive": UNSURE, "failed": BAD}

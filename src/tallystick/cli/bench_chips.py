@@ -32,6 +32,7 @@ from tallystick.monitor.probes import ProcessMemory
 from tallystick.protocol.signing import generate_key
 from tallystick.reports.layout import BAD, GOOD, QUIET
 from tallystick.store.chips import ChipDirectory
+from tallystick.store.files import write_whole
 
 PARTS = ("hash", "text", "gpt2")
 BUFFER = 500_000_000  # bytes
@@ -241,7 +242,7 @@ class _Child:
 
 def _made(path: Path, *, hash_frozen: bool = False) -> tuple[ChipDirectory, ChipSettings]:
     directory = ChipDirectory(path)
-    directory.write(directory.settings_path, b"{}")
+    write_whole(directory.settings_path, b"{}")
     settings = ChipSettings(
         b"\x01" + secrets.token_bytes(16), Firmware(bytes(32), 1),
         Genesis("tallystick", "bench", "software", bytes(32), "local"),

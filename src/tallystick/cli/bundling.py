@@ -9,14 +9,13 @@ from typing import Annotated
 import typer
 
 from tallystick.cli.options import AsJson
-from tallystick.cli.signing import SignedPage
 from tallystick.cli.terminal import answer
 from tallystick.errors import InvalidInput
 from tallystick.protocol.bundle import BUNDLE_LIMIT, Member, make_bundle
 from tallystick.protocol.evidence_policy import POLICY_LIMIT, parse_evidence_policy
 from tallystick.protocol.published import DOCUMENT_LIMIT
 from tallystick.protocol.tlog import LOG_PROOF_LIMIT
-from tallystick.reports.layout import Row
+from tallystick.reports.layout import DonePage, Row
 from tallystick.roles.evidence import gather, log_proof_of
 from tallystick.roles.verifier import Verification
 from tallystick.store.files import RunDirectory, read_whole, write_whole
@@ -64,7 +63,7 @@ def bundle(
     rows.append(("next", f"tally verify {out} --policy FILE"))
     values: dict[str, object] = {"bundle": str(out), "bytes": len(data), "members": listed}
     answer(
-        SignedPage(f"bundle {out}: {len(made.members)} members, {len(data):,} bytes", values, rows),
+        DonePage(f"bundle {out}: {len(made.members)} members, {len(data):,} bytes", values, rows),
         as_json=as_json,
     )
     return 0

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tallystick.cli.files import write_whole
 from tallystick.cli.options import AsJson, Device, Seed, Settings, find_job, parse_settings
 from tallystick.cli.profiles import check_device
 from tallystick.cli.terminal import TaskDisplay, answer, print_json, say
@@ -19,6 +18,7 @@ from tallystick.errors import InvalidInput, StoreError
 from tallystick.execution.determinism import parse_profile
 from tallystick.numerics.policy import CHOICES, find_policy
 from tallystick.protocol.calibration import LIMIT, CalibrationChoice, parse_calibration
+from tallystick.store.files import read_whole, write_whole
 
 if TYPE_CHECKING:
     from tallystick.execution.job import JobSource
@@ -180,14 +180,7 @@ def load_choice(path: Path, order_policy: str | None) -> CalibrationChoice:
         InvalidInput: it is malformed, too long, or for another policy.
     """
     try:
-        with path.open("rb") as file:
-            data = file.read(LIMIT + 1)
-    except FileNotFoundError:
-        raise StoreError(f"--bands {path}: there is no such file") from None
-    except OSError as problem:
-        raise StoreError(f"--bands {path}: cannot be read ({problem.strerror})") from problem
-    try:
-        choice = parse_calibration(data)
+        choice = parse_calibration(read_whole(path, limit=LIMIT, what="a choice of bands"))
     except InvalidInput as problem:
         raise InvalidInput(f"--bands {path}: {problem}") from None
     if order_policy is not None and choice.policy != order_policy:

@@ -28,7 +28,11 @@ from tallystick.monitor.tpm import TpmFacts, TpmQuestion, parse_pcr_reference, p
 from tallystick.protocol.signing import PublicKey, Signer
 from tallystick.reports.layout import GOOD, Row, page
 from tallystick.store.chips import ChipDirectory
+from tallystick.store.files import read_whole, write_whole
 from tallystick.store.keys import load_key, load_public_key
+
+TPM_KEY_LIMIT = 1 << 14  # bytes
+EVIDENCE_LIMIT = 1 << 24
 
 TpmEvidenceFile = Annotated[
     Path | None,
@@ -210,7 +214,12 @@ def signer_of(chip: ChipDirectory) -> Signer:
     if chip.tpm_path.exists():
         from tallystick.integrations.tpm import TpmSigner, parse_tpm_key
 
-        return TpmSigner(parse_tpm_key(chip.read(chip.tpm_path), what=str(chip.tpm_path)))
+        return TpmSigner(
+            parse_tpm_key(
+                read_whole(chip.tpm_path, limit=TPM_KEY_LIMIT, what="the key of a TPM"),
+                what=str(chip.tpm_path),
+            )
+        )
     return load_key(str(chip.key_path))
 
 
@@ -225,9 +234,9 @@ def make_key_in_tpm(chip: ChipDirectory, tcti: str, algorithm: str) -> Path:
     key = make_tpm_key(tcti, algorithm)
     vouching = attestation_key(tcti, algorithm)
     public = chip.key_path.with_name("chip.key.pub")
-    chip.write(chip.tpm_path, key.encode(), mode=0o600)
-    chip.write(chip.path / "tpm.pub", vouching.key().pem())
-    chip.write(public, key.public.key().pem())
+    write_whole(chip.tpm_path, key.encode(), mode=0o600)
+    write_whole(chip.path / "tpm.pub", vouching.key().pem())
+    write_whole(public, key.public.key().pem())
     return public
 
 
@@ -244,9 +253,11 @@ def write_tpm_evidence(chip: ChipDirectory, out: Path, last: LoggedRecord, nonce
         raise InvalidInput(
             f"{chip.path}: its key lies in no TPM; `tally chip init --tpm` makes one that does"
         )
-    key = parse_tpm_key(chip.read(chip.tpm_path), what=str(chip.tpm_path))
+    key = parse_tpm_key(
+        read_whole(chip.tpm_path, limit=TPM_KEY_LIMIT, what="the key of a TPM"), what=str(chip.tpm_path)
+    )
     head = Head(last.record.seq, last.digest, "the log")
-    chip.write(out, gather_evidence(key, ueid=last.record.ueid, head=head, nonce=nonce).encode())
+    write_whole(out, gather_evidence(key, ueid=last.record.ueid, head=head, nonce=nonce).encode())
 
 
 def device(
@@ -324,4 +335,4 @@ def tpm_fields(found: TpmFacts) -> dict[str, object]:
 
 
 def _read(path: Path) -> bytes:
-    return ChipDirectory(path.parent).read(path)
+    return read_whole(path, limit=EVIDENCE_LIMIT, what="evidence")

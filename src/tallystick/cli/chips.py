@@ -37,14 +37,14 @@ from tallystick.cli.chip_evidence import (
     signer_of,
     write_tpm_evidence,
 )
-from tallystick.cli.options import AsJson
+from tallystick.cli.options import AsJson, load_chip_keys
 from tallystick.cli.terminal import answer, print_json, say
 from tallystick.commit.encoding import Fields, canonical_json, parse_canonical_json, parse_hex
 from tallystick.errors import InvalidInput, StoreError
 from tallystick.integrations.chip_http import HttpCollector, serve_collector
 from tallystick.monitor import agent as agent_module
 from tallystick.monitor.agent import ChipAgent, ChipSettings, attest_head, boot_log
-from tallystick.monitor.assurance import Assurance, Evidence, derive_assurance, parse_attestation
+from tallystick.monitor.assurance import TOKEN_LIMIT, Assurance, Evidence, derive_assurance, parse_attestation
 from tallystick.monitor.chiplog import Finding, Head, active_days, read_log, snapshots_of, verify_log
 from tallystick.monitor.chiprecord import FLAGS, KINDS, Boot, Firmware, Genesis, LoggedRecord, Snapshot
 from tallystick.monitor.collector import Collector, parse_receipt, verify_receipt
@@ -54,6 +54,7 @@ from tallystick.monitor.spdm import device_nonce
 from tallystick.protocol.signing import PublicKey, generate_key
 from tallystick.reports.layout import BAD, GOOD, QUIET, UNSURE, Row, counted, page
 from tallystick.store.chips import ChipDirectory
+from tallystick.store.files import read_whole, write_whole
 from tallystick.store.journal import read_journal
 from tallystick.store.keys import load_key, load_public_key, write_key
 
@@ -264,8 +265,8 @@ def init(
     in_file = tpm is None
     public = write_key(chip.key_path, generate_key(chosen)) if in_file else make_key_in_tpm(chip, tpm, chosen)
     if known is not None:
-        chip.write(chip.path / "collector.pub", known.pem())
-    chip.write(chip.settings_path, canonical_json(document))
+        write_whole(chip.path / "collector.pub", known.pem())
+    write_whole(chip.settings_path, canonical_json(document))
     if as_json:
         print_json({"directory": str(directory), "ueid": document["ueid"], "public_key": str(public)})
     else:
@@ -379,7 +380,9 @@ def verify(
     attested = None
     asked = b"" if nonce is None else parse_hex(nonce, n_bytes=len(nonce) // 2, what="--nonce")
     if token is not None:
-        attested = parse_attestation(ChipDirectory(token.parent).read(token), public, asked)
+        attested = parse_attestation(
+            read_whole(token, limit=TOKEN_LIMIT, what="an attestation"), public, asked
+        )
         heads.append(attested.head)
     others = [read_log(read_journal(path), public)[0] for path in earlier or []]
     findings += verify_log(records, known=heads, others=others)
@@ -413,7 +416,7 @@ def attest(
     token = attest_head(log[-1], asked, seed, settings.genesis.agent, key)
     if tpm is not None:
         write_tpm_evidence(chip, tpm, log[-1], asked)
-    chip.write(out, token)
+    write_whole(out, token)
     head = Head(log[-1].record.seq, log[-1].digest)
     say(f"{out}: record {head.seq} {head.digest.hex()}")
     say(
@@ -469,12 +472,7 @@ def collect(
     ] = "127.0.0.1:8765",
 ) -> int:
     """Receive the logs of chips in remote mode and sign receipts, until interrupted."""
-    keys: dict[bytes, PublicKey] = {}
-    for text in chips:
-        ueid, equals, file = text.partition("=")
-        if not equals or not 14 <= len(ueid) <= 66:
-            raise InvalidInput(f"--chip {text}: must be UEID=FILE, the UEID in hexadecimal")
-        keys[parse_hex(ueid, n_bytes=len(ueid) // 2, what="--chip")] = load_public_key(Path(file))
+    keys = {bytes.fromhex(ueid): key for ueid, key in load_chip_keys(chips).items()}
     host, colon, port = listen.rpartition(":")
     if not colon or not port.isdigit() or int(port) > 65535:
         raise InvalidInput(f"--listen {listen}: must be HOST:PORT")
@@ -499,11 +497,9 @@ def load_chip(directory: Path) -> tuple[ChipDirectory, ChipSettings, PublicKey |
     chip = ChipDirectory(directory)
     if not chip.settings_path.exists():
         raise StoreError(f"{directory}: no chip lies there; `tally chip init` makes one")
-    what = str(chip.settings_path)
-    value = parse_canonical_json(chip.read(chip.settings_path), what=what, limit=SETTINGS_LIMIT)
     path = chip.path / "collector.pub"
     known = load_public_key(path) if path.exists() else None
-    return chip, settings_of(cast("dict[str, object]", value), known, what=what), known
+    return chip, settings_of(_settings(chip), known, what=str(chip.settings_path)), known
 
 
 def settings_of(
@@ -547,12 +543,17 @@ def agent_digest() -> bytes:
     return hashed.digest()
 
 
+def _settings(chip: ChipDirectory) -> dict[str, object]:
+    what = str(chip.settings_path)
+    data = read_whole(chip.settings_path, limit=SETTINGS_LIMIT, what="a chip's settings")
+    value = parse_canonical_json(data, what=what, limit=SETTINGS_LIMIT)
+    if not isinstance(value, dict):
+        raise InvalidInput(f"{what}: must be an object")
+    return cast("dict[str, object]", value)
+
+
 def _collector_of(chip: ChipDirectory) -> HttpCollector | None:
-    document = cast(
-        "dict[str, object]",
-        parse_canonical_json(chip.read(chip.settings_path), what="chip", limit=SETTINGS_LIMIT),
-    )
-    url = document["collector"]
+    url = _settings(chip).get("collector")
     return HttpCollector(url) if isinstance(url, str) else None
 
 

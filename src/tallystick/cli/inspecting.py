@@ -19,9 +19,10 @@ from tallystick.protocol.transcript import Transcript
 from tallystick.reports.run import read_run
 from tallystick.reports.verification import VerificationPage
 from tallystick.roles.verifier import verify_proof, verify_run
-from tallystick.store.files import RunDirectory
+from tallystick.store.files import RunDirectory, read_whole, write_whole
 
 EXIT_CODES: Mapping[str, int] = {"match": 0, "mismatch": 1, "malformed": 2, "unjudged": 3}
+PROOF_LIMIT = 1 << 27  # bytes; a proof of a step has a few hundred
 CHUNK_SUFFIX = ".chunk"  # of the file with the bytes that a chunk proof beside it speaks of
 
 
@@ -86,14 +87,18 @@ def verify(
             raise InvalidInput(f"--chunk: {path} is a run directory; only a chunk proof has a chunk")
         found = verify_run(RunDirectory(path), root=expected)
     else:
-        data = _read(path)
+        data = read_whole(path, limit=PROOF_LIMIT, what="a proof")
         if expected is None:
             raise InvalidInput(
                 "--root: a proof is verified against a root known from elsewhere; give it with --root HEX"
             )
         beside = path.with_name(path.name + CHUNK_SUFFIX)
         given = chunk if chunk is not None else (beside if beside.exists() else None)
-        found = verify_proof(data, expected, chunk=None if given is None else _read(given))
+        found = verify_proof(
+            data,
+            expected,
+            chunk=None if given is None else read_whole(given, limit=CHUNK_BYTES, what="a chunk"),
+        )
     answer(VerificationPage(found), as_json=as_json)
     return EXIT_CODES[found.verdict]
 
@@ -158,9 +163,9 @@ def _hand_over(
         sys.stdout.flush()
         say(f"proof against {root}")
         return
-    directory.write_document(out, proof)
+    write_whole(out, proof)
     if chunk is not None:
-        directory.write_document(out.with_name(out.name + CHUNK_SUFFIX), chunk)
+        write_whole(out.with_name(out.name + CHUNK_SUFFIX), chunk)
     say(f"{out}: proof against {root}")
     say(f"tally verify {out} --root {root.rsplit(' ', maxsplit=1)[-1]}")
 
@@ -169,12 +174,3 @@ def _existing(path: Path) -> Path:
     if not path.is_dir():
         raise StoreError(f"{path}: there is no such run directory")
     return path
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise StoreError(f"{path}: there is no such file") from None
-    except OSError as problem:
-        raise StoreError(f"{path}: cannot be read ({problem.strerror})") from problem

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import secrets
-import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tallystick.cli.files import read_bounded, write_whole
-from tallystick.cli.options import AsJson
+from tallystick.cli.options import AsJson, Now, Out, OwnKey, Trusted, load_trusted, parse_named, second_of
 from tallystick.cli.terminal import answer, say
 from tallystick.commit.encoding import HASH_BYTES, parse_hex
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.monitor.claims import LARGEST_FRAME, parse_frame
 from tallystick.monitor.draw import LARGEST_ANNOUNCEMENT, Announcement, draw_sample, parse_announcement
+from tallystick.monitor.extraction import ChipLogReader
 from tallystick.monitor.inspection import (
     LARGEST_DOCUMENT,
     LARGEST_LOG,
@@ -24,6 +23,7 @@ from tallystick.monitor.inspection import (
     RESULT_TAG,
     SEEN,
     Finding,
+    Verdict,
     judge,
     make_order,
     open_document,
@@ -39,6 +39,7 @@ from tallystick.monitor.visit import InspectionPackage
 from tallystick.protocol.signing import PublicKey
 from tallystick.reports.inspection import VerdictPage
 from tallystick.reports.registry import FactsPage
+from tallystick.store.files import read_whole, write_whole
 from tallystick.store.keys import load_key, load_public_key
 
 draws = typer.Typer(
@@ -55,17 +56,13 @@ Announced = Annotated[Path, typer.Argument(metavar="FILE", help="What `tally dra
 Beacon = Annotated[
     str, typer.Option("--beacon", metavar="HEX", help="The value of the announced beacon round.")
 ]
-Out = Annotated[Path, typer.Option("--out", metavar="FILE", help="Where to write.")]
-OwnKey = Annotated[str, typer.Option("--key", metavar="FILE", help="Your private key, or env:NAME.")]
-Now = Annotated[
-    int | None,
-    typer.Option("--now", metavar="SECOND", min=0, help="UTC second since 1970; by default the clock's."),
+LogKind = Annotated[
+    str,
+    typer.Option(
+        "--logs", metavar="chip|plain", help="What the chips' logs are; plain: any file that the chip signed."
+    ),
 ]
 Package = Annotated[Path, typer.Argument(metavar="DIR", help="The inspection package.")]
-Keys = Annotated[
-    list[str],
-    typer.Option("--trust", metavar="PARTY=FILE", help="A party's public key; may be repeated."),
-]
 
 
 def register(parent: typer.Typer) -> None:
@@ -97,7 +94,7 @@ def announce(
     as_json: AsJson = False,
 ) -> int:
     """Write the announcement that is published before the beacon speaks."""
-    listed = parse_frame(read_bounded(frame, LARGEST_FRAME))
+    listed = parse_frame(read_whole(frame, limit=LARGEST_FRAME, what="a frame"))
     made = Announcement(
         period, parse_hex(reports, n_bytes=HASH_BYTES, what="--reports"), count, closed, listed.root(),
         source, beacon_round, beacon_time, listed.frames(_samples(samples)),
@@ -127,7 +124,7 @@ def sample(
     as_json: AsJson = False,
 ) -> int:
     """Draw, or draw again, the sample that announcement and beacon determine."""
-    made = parse_announcement(read_bounded(announcement, LARGEST_ANNOUNCEMENT))
+    made = parse_announcement(read_whole(announcement, limit=LARGEST_ANNOUNCEMENT, what="an announcement"))
     drawn = draw_sample(made, _beacon(beacon))
     found = drawn.digest().hex()
     if claimed is not None and claimed != found:
@@ -173,10 +170,10 @@ def order(
     as_json: AsJson = False,
 ) -> int:
     """Write a signed work order for each place where drawn chips are. Orders are secret until the visit."""
-    made = parse_announcement(read_bounded(announcement, LARGEST_ANNOUNCEMENT))
+    made = parse_announcement(read_whole(announcement, limit=LARGEST_ANNOUNCEMENT, what="an announcement"))
     drawn, strata = draw_sample(made, _beacon(beacon)), _strata(frame, made)
     names = [strata[name][int(at)] for name, places in drawn.samples.items() for at in places]
-    second, signer = _now(now), load_key(key)
+    second, signer = second_of(now), load_key(key)
     with Ledger(registry) as ledger:
         head = ledger.load_head().head
         chips = ledger.chips(names)
@@ -206,17 +203,17 @@ def pack(
     order_file: Annotated[Path, typer.Argument(metavar="ORDER", help="A signed work order.")],
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The package to make.")],
     key: OwnKey,
-    trust: Keys,
+    trust: Trusted,
     now: Now = None,
     as_json: AsJson = False,
 ) -> int:
     """Make the offline package of an order; its inspector begins the chain of custody."""
-    data = read_bounded(order_file, 2 * LARGEST_DOCUMENT)
-    encoded, issuer = open_document(ORDER_TAG, data, _trusted(trust))
+    data = read_whole(order_file, limit=2 * LARGEST_DOCUMENT, what="a signed document")
+    encoded, issuer = open_document(ORDER_TAG, data, load_trusted(trust))
     if issuer != REGISTRY:
         raise Mismatch(f"work order: is signed by {issuer}, must be signed by {REGISTRY}")
     made = parse_order(encoded)
-    InspectionPackage(directory).begin(data, made, load_key(key), now=_now(now))
+    InspectionPackage(directory).begin(data, made, load_key(key), now=second_of(now))
     facts = (
         ("directory", str(directory)),
         ("chips", len(made.targets)),
@@ -255,7 +252,7 @@ def record(
     as_json: AsJson = False,
 ) -> int:
     """Record what was found of one chip; its files are kept by digest and enter the chain of custody."""
-    second = _now(now)
+    second = second_of(now)
     states: list[tuple[str, str]] = []
     for text in seals or []:
         name, equals, state = text.partition("=")
@@ -268,9 +265,9 @@ def record(
     )
     made = InspectionPackage(directory).record(
         finding, load_key(key), now=second,
-        log=b"" if log is None else read_bounded(log, LARGEST_LOG),
-        evidence=b"" if evidence is None else read_bounded(evidence, LARGEST_LOG),
-        photos=[read_bounded(photo, LARGEST_LOG) for photo in photos or []],
+        log=b"" if log is None else read_whole(log, limit=LARGEST_LOG, what="a file of an inspection"),
+        evidence=b"" if evidence is None else read_whole(evidence, limit=LARGEST_LOG, what="a file of an inspection"),
+        photos=[read_whole(photo, limit=LARGEST_LOG, what="a file of an inspection") for photo in photos or []],
     )  # fmt: skip
     answer(FactsPage(f"chip {chip}: {outcome}", tuple(made.value().items())), as_json=as_json)
     return 0
@@ -287,9 +284,11 @@ def hand_over(
     as_json: AsJson = False,
 ) -> int:
     """Hand the package over to somebody else, signed by both."""
-    (first, one), (second, other) = (_named(text) for text in (giver, taker))
+    (first, one), (second, other) = (
+        parse_named(text, option="--from, --to", form="PARTY=KEYFILE") for text in (giver, taker)
+    )
     signers = {first: load_key(one), second: load_key(other)}
-    link = InspectionPackage(directory).hand_over(first, second, signers, now=_now(now))
+    link = InspectionPackage(directory).hand_over(first, second, signers, now=second_of(now))
     answer(FactsPage(f"{first} handed over to {second}", (("link", link.number),)), as_json=as_json)
     return 0
 
@@ -297,7 +296,7 @@ def hand_over(
 @visits.command()
 def seal(directory: Package, key: OwnKey, now: Now = None, as_json: AsJson = False) -> int:
     """Seal the package: sign all findings; nothing can be recorded after it."""
-    result = InspectionPackage(directory).seal(load_key(key), now=_now(now))
+    result = InspectionPackage(directory).seal(load_key(key), now=second_of(now))
     facts = (
         ("result", result.digest().hex()),
         ("findings", len(result.findings)),
@@ -310,7 +309,7 @@ def seal(directory: Package, key: OwnKey, now: Now = None, as_json: AsJson = Fal
 @visits.command()
 def check(
     directory: Package,
-    trust: Keys,
+    trust: Trusted,
     frame: Annotated[
         Path | None, typer.Option("--frame", metavar="FILE", help="The list drawn from, for --rounds.")
     ] = None,
@@ -321,25 +320,28 @@ def check(
         Path | None,
         typer.Option("--deed-body", metavar="FILE", help="Write the body of the registry's deed."),
     ] = None,
+    earlier: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--earlier",
+            metavar="DIR",
+            help="A sealed package of before, whose logs must go on; may be repeated.",
+        ),
+    ] = None,
+    logs: LogKind = "chip",
     as_json: AsJson = False,
 ) -> int:
     """Import a sealed package and judge it; 1 if a chip failed, was refused, absent or not reported."""
-    package, keys = InspectionPackage(directory), _trusted(trust)
-    encoded, issuer = open_document(ORDER_TAG, package.load("order.json"), keys)
-    made = parse_order(encoded)
-    if issuer != REGISTRY:
-        raise Mismatch(f"work order: is signed by {issuer}, must be signed by {REGISTRY}")
-    found, party = open_document(RESULT_TAG, package.load("result.json"), keys)
-    result = parse_result(found)
-    if party != made.inspector:
-        raise Mismatch(f"inspection: the result is signed by {party}, the order is for {made.inspector}")
-    verdict = judge(made, result, keys, package.load_files(), read_extraction)
+    verdict = read_package(directory, load_trusted(trust), logs, earlier or [])
+    made, result = verdict.order, verdict.result
     if rounds is not None:
         if frame is None:
             raise InvalidInput("--rounds: needs --frame, the list that was drawn from")
         chips = {
             name: len(names)
-            for name, names in parse_frame(read_bounded(frame, LARGEST_FRAME)).strata().items()
+            for name, names in parse_frame(read_whole(frame, limit=LARGEST_FRAME, what="a frame"))
+            .strata()
+            .items()
         }
         fields = [vars(each) for each in verdict.rounds(chips)]
         write_whole(rounds, json.dumps({"rounds": fields}, indent=1).encode())
@@ -352,8 +354,42 @@ def check(
     return 1 if verdict.failures else 0
 
 
+def read_package(directory: Path, keys: dict[str, PublicKey], logs: str, earlier: list[Path]) -> Verdict:
+    """Return what a sealed package comes to; ``logs`` is chip or plain, ``earlier`` are packages of before.
+
+    Raises:
+        InvalidInput, StoreError: malformed, or missing.
+        Mismatch: a signature or the chain of custody does not hold.
+    """
+    if logs not in ("chip", "plain") or (earlier and logs == "plain"):
+        raise InvalidInput(f"--logs {logs}: must be chip or plain; --earlier is for chip logs")
+    package = InspectionPackage(directory)
+    encoded, issuer = open_document(ORDER_TAG, package.load("order.json"), keys)
+    made = parse_order(encoded)
+    if issuer != REGISTRY:
+        raise Mismatch(f"work order: is signed by {issuer}, must be signed by {REGISTRY}")
+    found, party = open_document(RESULT_TAG, package.load("result.json"), keys)
+    result = parse_result(found)
+    if party != made.inspector:
+        raise Mismatch(f"inspection: the result is signed by {party}, the order is for {made.inspector}")
+    reader = read_extraction if logs == "plain" else ChipLogReader(_logs_of(earlier, keys))
+    return judge(made, result, keys, package.load_files(), reader)
+
+
+def _logs_of(packages: list[Path], keys: dict[str, PublicKey]) -> dict[str, list[bytes]]:
+    """Return the logs that sealed packages hold, by chip."""
+    found: dict[str, list[bytes]] = {}
+    for directory in packages:
+        package = InspectionPackage(directory)
+        files = package.load_files()
+        for finding in parse_result(open_document(RESULT_TAG, package.load("result.json"), keys)[0]).findings:
+            if finding.log in files:
+                found.setdefault(finding.chip, []).append(files[finding.log])
+    return found
+
+
 def _strata(frame: Path, announcement: Announcement) -> dict[str, list[str]]:
-    listed = parse_frame(read_bounded(frame, LARGEST_FRAME))
+    listed = parse_frame(read_whole(frame, limit=LARGEST_FRAME, what="a frame"))
     if listed.root() != announcement.registry:
         raise Mismatch(
             f"frame: its root is {listed.root().hex()}, announced is {announcement.registry.hex()}"
@@ -378,18 +414,3 @@ def _beacon(text: str) -> bytes:
     if len(text) > 128:
         raise InvalidInput("--beacon: must be at most 128 hexadecimal digits")
     return parse_hex(text, n_bytes=len(text) // 2, what="--beacon")
-
-
-def _named(text: str) -> tuple[str, str]:
-    name, equals, file = text.partition("=")
-    if not equals or not name or not file:
-        raise InvalidInput(f"{text}: must have the form PARTY=FILE")
-    return name, file
-
-
-def _trusted(texts: list[str]) -> dict[str, PublicKey]:
-    return {name: load_public_key(Path(file)) for name, file in map(_named, texts)}
-
-
-def _now(given: int | None) -> int:
-    return int(time.time()) if given is None else given

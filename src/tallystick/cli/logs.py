@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import RenderableType
 
 from tallystick.cli.options import AsJson
 from tallystick.cli.terminal import answer
@@ -17,7 +15,7 @@ from tallystick.protocol.log_policy import POLICY_LIMIT, LogPolicy, parse_log_po
 from tallystick.protocol.notes import COSIGNATURE, NOTE, NoteKey, NoteSigner, parse_vkey
 from tallystick.protocol.published import DOCUMENT_LIMIT, entry_of
 from tallystick.protocol.tlog import LOG_PROOF_LIMIT, Sighting, parse_log_proof
-from tallystick.reports.layout import GOOD, Row, page
+from tallystick.reports.layout import DonePage, Row
 from tallystick.store.files import RunDirectory, read_whole, write_whole
 from tallystick.store.keys import load_key
 from tallystick.store.tlog import LogDirectory, Witness
@@ -46,23 +44,6 @@ LogKey = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class LogPage:
-    """What a command did to or found in a log."""
-
-    headline: str
-    values: dict[str, object]
-    rows: list[Row]
-
-    def fields(self) -> dict[str, object]:
-        """Return what ``--json`` prints."""
-        return self.values
-
-    def __rich__(self) -> RenderableType:
-        """Return the page for people."""
-        return page(self.headline, GOOD, self.rows)
-
-
 def register(parent: typer.Typer) -> None:
     """Add ``tally log`` to ``parent``."""
     parent.add_typer(app, name="log")
@@ -89,7 +70,7 @@ def init(
         "size": made.size,
         "vkey": str(signer.key),
     }
-    answer(LogPage(f"new log {origin}", values, [("vkey", str(signer.key))]), as_json=as_json)
+    answer(DonePage(f"new log {origin}", values, [("vkey", str(signer.key))]), as_json=as_json)
     return 0
 
 
@@ -105,7 +86,7 @@ def vkey(
     """Print a key as logs and policies write it."""
     found = _signer(name, COSIGNATURE if witness else NOTE, key).key
     values: dict[str, object] = {"vkey": str(found), "name": name, "witness": witness}
-    answer(LogPage(str(found), values, []), as_json=as_json)
+    answer(DonePage(str(found), values, []), as_json=as_json)
     return 0
 
 
@@ -136,7 +117,7 @@ def add(
         rows.append(
             (f"{index}", f"{entry.kind} {entry.digest} ({document}{'' if is_new else ', was there'})")
         )
-    answer(LogPage(f"{len(added):,} added to {log}", {"entries": added}, rows), as_json=as_json)
+    answer(DonePage(f"{len(added):,} added to {log}", {"entries": added}, rows), as_json=as_json)
     return 0
 
 
@@ -149,7 +130,7 @@ def checkpoint(log: Log, key: Key, as_json: AsJson = False) -> int:
     signed = directory.sign(NoteSigner(NoteKey(origin, NOTE, private.public_key), private))
     values: dict[str, object] = {"origin": origin, "size": signed.size, "root": signed.root.hex()}
     rows: list[Row] = [("entries", f"{signed.size:,}"), ("root", signed.root.hex())]
-    answer(LogPage(f"checkpoint of {origin}", values, rows), as_json=as_json)
+    answer(DonePage(f"checkpoint of {origin}", values, rows), as_json=as_json)
     return 0
 
 
@@ -188,7 +169,7 @@ def cosign(
         ("root", cosigned.root.hex()),
         ("witness", str(signer.key)),
     ]
-    answer(LogPage(f"cosigned {cosigned.origin}", values, rows), as_json=as_json)
+    answer(DonePage(f"cosigned {cosigned.origin}", values, rows), as_json=as_json)
     return 0
 
 
@@ -204,7 +185,7 @@ def prove(
     write_whole(out, proof.encode())
     values: dict[str, object] = {"proof": str(out), "index": proof.index, "size": proof.checkpoint.size}
     rows: list[Row] = [("proof", str(out)), ("entry", f"{proof.index} of {proof.checkpoint.size}")]
-    answer(LogPage(f"proof from {proof.checkpoint.origin}", values, rows), as_json=as_json)
+    answer(DonePage(f"proof from {proof.checkpoint.origin}", values, rows), as_json=as_json)
     return 0
 
 
@@ -240,7 +221,7 @@ def verify(
         "origin": sighting.origin, "size": sighting.size, "root": sighting.root.hex(),
         "witnesses": sighting.witnesses, "seen_at": sighting.seen_at,
     }  # fmt: skip
-    answer(LogPage(f"consistent: {path}", values, [first, *_sighting_rows(sighting)]), as_json=as_json)
+    answer(DonePage(f"consistent: {path}", values, [first, *_sighting_rows(sighting)]), as_json=as_json)
     return 0
 
 

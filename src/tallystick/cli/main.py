@@ -29,8 +29,10 @@ from tallystick.cli import (
     keys,
     logs,
     monitoring,
+    neutral,
     planning,
     registry,
+    ruling,
     signing,
     simulating,
 )
@@ -84,6 +86,8 @@ keys.register(app)
 conforming.register(app)
 chips.register(app)
 monitoring.register(app)
+neutral.register(app)
+ruling.register(app)
 logs.register(app)
 signing.register(app)
 bundling.register(app)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tallystick.cli.options import AsJson, JobName, choose_source
+from tallystick.cli.options import AsJson, JobName, Trusted, choose_source, load_chip_keys, load_trusted
 from tallystick.cli.profiles import python
 from tallystick.cli.terminal import answer, console, print_json, say
 from tallystick.commit.encoding import parse_hex
@@ -22,11 +22,12 @@ from tallystick.errors import InvalidInput, StoreError, TallyError
 from tallystick.monitor.memorisation import LEAST_RECORDS
 from tallystick.reports.layout import GOOD, page
 from tallystick.reports.monitoring import FleetReport, OwnerReport
-from tallystick.store.files import storing
+from tallystick.store.files import storing, write_whole
 
 if TYPE_CHECKING:
     from tallystick.execution.job import JobSource
     from tallystick.integrations.watching import KnownChip
+    from tallystick.monitor.assurance import Attestation
 
 app = typer.Typer(help="Check declared training runs against the logs of the chips.", no_args_is_help=True)
 EXIT_CODES = {"pass": 0, "fail": 1, "unknown": 3}
@@ -89,6 +90,15 @@ def verify(
         ),
     ] = 0,
     job: JobName = None,
+    inspections: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--inspection",
+            metavar="DIR",
+            help="A sealed inspection package: logs must hold what its chips attested.",
+        ),
+    ] = None,
+    trust: Trusted = [],  # noqa: B006 (typer copies it)
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write the report as one page.")
     ] = None,
@@ -96,16 +106,18 @@ def verify(
 ) -> int:
     """Match an owner's snapshots with the declared runs, repeat parts of them, and say what follows."""
     from tallystick.integrations.watching import Inquiry, KnownChip, OwnerFolder, verify_owner
-    from tallystick.store.keys import load_public_key
+    from tallystick.monitor.assurance import Evidence
 
     if not folder.is_dir():
         raise StoreError(f"{folder}: there is no such folder")
+    keys = load_chip_keys(chips)
+    attested = _attested(inspections or [], trust)
     known: dict[str, KnownChip] = {}
-    for text in chips:
-        ueid, equals, file = text.partition("=")
-        if not equals or not 14 <= len(ueid) <= 66:
-            raise InvalidInput(f"--chip {text}: must be UEID=FILE, the UEID in hexadecimal")
-        known[ueid] = KnownChip(load_public_key(Path(file)))
+    for ueid, key in keys.items():
+        seen = attested.get(ueid, [])
+        heads = tuple(each.head for each in seen)
+        last = max(seen, key=lambda each: each.head.seq, default=None)
+        known[ueid] = KnownChip(key, heads, Evidence(known_key=True, attestation=last, inspected=bool(seen)))
     if 0 < memory < LEAST_RECORDS:
         raise InvalidInput(f"--memory {memory}: {LEAST_RECORDS} records or more are needed, or 0")
     inquiry = Inquiry(
@@ -120,7 +132,7 @@ def verify(
     shown = OwnerReport(*found)
     if html is not None:
         facts = {"beacon": beacon, "random_segments": segments, "largest_segments": largest}
-        _write(html, FleetReport([shown], time.perf_counter() - started, str(folder), facts).page())
+        write_whole(html, FleetReport([shown], time.perf_counter() - started, str(folder), facts).page())
     answer(shown, as_json=as_json)
     return EXIT_CODES[shown.verdict.verdict]
 
@@ -192,7 +204,7 @@ def memory(
     )
     shown = MemoryReport(replayer.transcript.root().hex(), judge_memory(losses))
     if svg is not None:
-        _write(svg, shown.svg().encode())
+        write_whole(svg, shown.svg().encode())
     answer(shown, as_json=as_json)
     return 0 if shown.verdict == "confirmed" else 3
 
@@ -228,8 +240,8 @@ def demo(keep: Keep = None, as_json: AsJson = False) -> int:
         "job": "digits, 60 steps, policy fp32",
     }
     report = FleetReport(owners, time.perf_counter() - started, str(place), facts)
-    _write(place / "report.html", report.page())
-    _write(place / "report.json", json.dumps(report.fields(), indent=2).encode())
+    write_whole(place / "report.html", report.page())
+    write_whole(place / "report.json", json.dumps(report.fields(), indent=2).encode())
     if as_json:
         print_json(report.fields())
     else:
@@ -237,6 +249,21 @@ def demo(keep: Keep = None, as_json: AsJson = False) -> int:
         say(f"the page: {place}/report.html")
     right = all(owner.verdict.verdict == EXPECTED[owner.verdict.owner] for owner in owners)
     return 0 if right else 1
+
+
+def _attested(packages: Sequence[Path], trust: Sequence[str]) -> dict[str, list[Attestation]]:
+    """Return what chips attested at inspections that they passed, by UEID."""
+    from tallystick.cli.inspection import read_package
+    from tallystick.monitor.extraction import attested_chips
+    from tallystick.monitor.visit import InspectionPackage
+
+    found: dict[str, list[Attestation]] = {}
+    keys = load_trusted(trust)
+    for place in packages:
+        verdict = read_package(place, keys, "chip", [])
+        for ueid, stated in attested_chips(verdict, InspectionPackage(place).load_files()).items():
+            found.setdefault(ueid, []).append(stated)
+    return found
 
 
 def _ueids() -> dict[str, list[str]]:
@@ -293,8 +320,3 @@ def _prepared(keep: Path | None) -> Path:
             raise StoreError(f"{keep}: exists and is not empty; choose another directory")
         keep.mkdir(parents=True, exist_ok=True)
     return keep
-
-
-def _write(path: Path, data: bytes) -> None:
-    with storing(f"{path}: cannot be written"):
-        path.write_bytes(data)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tallystick.commit.encoding import parse_hex
 from tallystick.errors import InvalidInput
 
 if TYPE_CHECKING:
     from tallystick.execution.job import JobSource
+    from tallystick.protocol.signing import PublicKey
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a page.")]
 ProfileName = Annotated[
@@ -36,6 +39,71 @@ Settings = Annotated[
     typer.Option("--set", metavar="NAME=VALUE", help="A setting of the job; may be repeated."),
 ]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of the portable random streams.")]
+
+Out = Annotated[Path, typer.Option("--out", metavar="FILE", help="Where to write.")]
+OwnKey = Annotated[str, typer.Option("--key", metavar="FILE", help="Your private key, or env:NAME.")]
+Now = Annotated[
+    int | None,
+    typer.Option("--now", metavar="SECOND", min=0, help="UTC second since 1970; by default the clock's."),
+]
+Trusted = Annotated[
+    list[str],
+    typer.Option("--trust", metavar="PARTY=FILE", help="A party's public key; may be repeated."),
+]
+
+
+def second_of(now: int | None) -> int:
+    """Return the second that ``--now`` names, by default the clock's."""
+    return int(time.time()) if now is None else now
+
+
+def parse_named(text: str, *, option: str, form: str = "PARTY=FILE") -> tuple[str, str]:
+    """Return the name and the file of ``NAME=FILE``.
+
+    Raises:
+        InvalidInput: another form.
+    """
+    name, equals, file = text.partition("=")
+    if not equals or not name or not file:
+        raise InvalidInput(f"{option} {text}: must have the form {form}")
+    return name, file
+
+
+def load_trusted(texts: Sequence[str]) -> dict[str, PublicKey]:
+    """Return the public keys that ``--trust`` names, by party.
+
+    Raises:
+        InvalidInput: another form than PARTY=FILE, or a party twice.
+        StoreError: a key cannot be read.
+    """
+    from tallystick.store.keys import load_public_key
+
+    found: dict[str, PublicKey] = {}
+    for text in texts:
+        name, file = parse_named(text, option="--trust")
+        if name in found:
+            raise InvalidInput(f"--trust {text}: {name} has a key already")
+        found[name] = load_public_key(Path(file))
+    return found
+
+
+def load_chip_keys(texts: Sequence[str]) -> dict[str, PublicKey]:
+    """Return the device keys that ``--chip UEID=FILE`` names, by UEID in hexadecimal.
+
+    Raises:
+        InvalidInput: another form, or no UEID.
+        StoreError: a key cannot be read.
+    """
+    from tallystick.store.keys import load_public_key
+
+    found: dict[str, PublicKey] = {}
+    for text in texts:
+        ueid, file = parse_named(text, option="--chip", form="UEID=FILE")
+        if not 14 <= len(ueid) <= 66:
+            raise InvalidInput(f"--chip {text}: must be UEID=FILE, the UEID in hexadecimal")
+        parse_hex(ueid, n_bytes=len(ueid) // 2, what="--chip")
+        found[ueid] = load_public_key(Path(file))
+    return found
 
 
 def parse_steps(text: str | None) -> tuple[int, int] | None:

@@ -11,7 +11,6 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from tallystick.cli.files import read_bounded, write_whole
 from tallystick.cli.options import AsJson
 from tallystick.cli.terminal import answer
 from tallystick.errors import InvalidInput
@@ -19,6 +18,7 @@ from tallystick.monitor.planner import Question, Stratum
 from tallystick.monitor.workload import LARGEST_FLEET_FILE, Fleet, Plan, Workload, make_plan, parse_fleet
 from tallystick.reports.evasion import EvasionFigures, evasion_figures
 from tallystick.reports.layout import GOOD, QUIET, UNSURE, Row, counted, page, share
+from tallystick.store.files import read_whole, write_whole
 
 Threshold = Annotated[
     float,
@@ -88,7 +88,11 @@ def plan(
     """Plan how many chips to inspect so that a large training run is found with a given probability."""
     if plot is not None and plot.suffix.lower() != ".svg":
         raise InvalidInput(f"--plot {plot}: only .svg files are drawn")
-    given = Fleet() if fleet is None else parse_fleet(read_bounded(fleet, LARGEST_FLEET_FILE))
+    given = (
+        Fleet()
+        if fleet is None
+        else parse_fleet(read_whole(fleet, limit=LARGEST_FLEET_FILE, what="a fleet file"))
+    )
     question = Question(
         threshold_flop,
         _strata(given, chips, flop_per_chip_day),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,8 +11,7 @@ from typing import Annotated, cast
 
 import typer
 
-from tallystick.cli.files import read_bounded, write_whole
-from tallystick.cli.options import AsJson
+from tallystick.cli.options import AsJson, Now, Out, parse_named, second_of
 from tallystick.cli.terminal import TaskDisplay, answer
 from tallystick.commit.encoding import parse_canonical_json
 from tallystick.errors import InvalidInput
@@ -40,6 +38,7 @@ from tallystick.monitor.registry import (
     sign_deed,
 )
 from tallystick.reports.registry import ChipPage, FactsPage, HeadPage, ReconciliationPage
+from tallystick.store.files import read_whole, write_whole
 from tallystick.store.keys import load_key, load_public_key
 
 app = typer.Typer(
@@ -49,11 +48,6 @@ app = typer.Typer(
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The registry's directory.")]
 OwnKey = Annotated[
     str, typer.Option("--key", metavar="FILE", help="The registry's private key, or env:NAME.")
-]
-Out = Annotated[Path, typer.Option("--out", metavar="FILE", help="Where to write.")]
-Now = Annotated[
-    int | None,
-    typer.Option("--now", metavar="SECOND", min=0, help="UTC second since 1970; by default the clock's."),
 ]
 Signers = Annotated[
     list[str] | None,
@@ -76,7 +70,7 @@ def open_registry(
     as_json: AsJson = False,
 ) -> int:
     """Begin a registry; its first deed names its key."""
-    signer, second = load_key(key), _now(now)
+    signer, second = load_key(key), second_of(now)
     body: dict[str, object] = {"name": name, "key": signer.public_key.spki.hex()}
     deed = Deed("open", second, secrets.token_hex(16), "", body)
     with Ledger(directory) as ledger:
@@ -107,12 +101,14 @@ def deed(
 ) -> int:
     """Draw up a deed and sign it; others who must sign use `tally registry sign`."""
     try:
-        fields: object = json.loads(read_bounded(body, LARGEST_ENTRY))
+        fields: object = json.loads(read_whole(body, limit=LARGEST_ENTRY, what="a deed's body"))
     except (ValueError, RecursionError) as problem:
         raise InvalidInput(f"{body}: is no JSON ({problem})") from None
     if not isinstance(fields, dict):
         raise InvalidInput(f"{body}: must be an object")
-    drawn = Deed(kind, _now(now), secrets.token_hex(16), _id_of(registry), cast("dict[str, object]", fields))
+    drawn = Deed(
+        kind, second_of(now), secrets.token_hex(16), _id_of(registry), cast("dict[str, object]", fields)
+    )
     entry = parse_entry(Entry(drawn, ()).encode())
     return _sign(entry, sign or [], out, as_json=as_json)
 
@@ -143,7 +139,7 @@ def append(
     with Ledger(directory) as ledger, TaskDisplay("append") as shown:
         ledger.load_head()
         signed = ledger.append(
-            (parse_entry(line) for line in lines), load_key(key), now=_now(now),
+            (parse_entry(line) for line in lines), load_key(key), now=second_of(now),
             progress=lambda done, _, what: shown(done, len(lines), what),
         )  # fmt: skip
     answer(HeadPage(f"{len(lines)} deeds taken up", signed), as_json=as_json)
@@ -228,7 +224,10 @@ def verify(
     as_json: AsJson = False,
 ) -> int:
     """Check a proof offline; 1 if it does not hold, or somebody else owns the chip."""
-    found, public = parse_registry_proof(read_bounded(proof, LARGEST_PROOF)), load_public_key(key)
+    found, public = (
+        parse_registry_proof(read_whole(proof, limit=LARGEST_PROOF, what="a registry proof")),
+        load_public_key(key),
+    )
     if owner is not None:
         chip = verify_owner(found, public, chip=found.key.removeprefix("chip/"), owner=owner)
         answer(ChipPage(chip, f"{owner} owns chip {chip.chip}, and nobody else does"), as_json=as_json)
@@ -272,7 +271,11 @@ def stream(
 ) -> int:
     """Write somebody's list of chips as a stream for `tally registry reconcile`."""
     names = (
-        () if chips is None else tuple(read_bounded(chips, LARGEST_STREAM).decode("ascii", "replace").split())
+        ()
+        if chips is None
+        else tuple(
+            read_whole(chips, limit=LARGEST_STREAM, what="a list of chips").decode("ascii", "replace").split()
+        )
     )
     counts: dict[str, int] = {}
     for text in units or []:
@@ -280,7 +283,9 @@ def stream(
         if not model or not number.isascii() or not number.isdigit() or len(number) > 18 or model in counts:
             raise InvalidInput(f"--units {text}: must have the form MODEL=N, each model once")
         counts[model] = int(number)
-    made = parse_stream(Stream(kind, source, party, exporter, _now(now), complete, names, counts).encode())
+    made = parse_stream(
+        Stream(kind, source, party, exporter, second_of(now), complete, names, counts).encode()
+    )
     write_whole(out, made.encode())
     facts = (("file", str(out)), ("chips", len(names)), ("units", counts), ("complete", complete))
     answer(FactsPage(f"{kind} list of {party}", facts), as_json=as_json)
@@ -294,7 +299,9 @@ def reconcile_streams(
     as_json: AsJson = False,
 ) -> int:
     """Hold the registry against makers' output, customs, inventories and inspections; 1 if anything disagrees."""
-    parsed = [parse_stream(read_bounded(file, LARGEST_STREAM)) for file in streams]
+    parsed = [
+        parse_stream(read_whole(file, limit=LARGEST_STREAM, what="a list of chips")) for file in streams
+    ]
     with Ledger(directory) as ledger:
         chips = list(ledger.each_chip())
     page = ReconciliationPage(len(chips), len(parsed), reconcile(chips, parsed))
@@ -334,7 +341,7 @@ def frame(
     as_json: AsJson = False,
 ) -> int:
     """List the chips that a draw takes from, in the order of its positions."""
-    second = _now(now)
+    second = second_of(now)
     with Ledger(directory) as ledger:
         chips = list(ledger.each_chip())
         models = {model.name: model for model in ledger.each_model()}
@@ -357,9 +364,7 @@ def _sign(entry: Entry, signers: Sequence[str], out: Path, *, as_json: bool) -> 
     signatures = dict(entry.signatures)
     message = deed_message(entry.deed.encode())
     for text in signers:
-        name, equals, file = text.partition("=")
-        if not equals or not name or not file:
-            raise InvalidInput(f"--sign {text}: must have the form PARTY=KEYFILE")
+        name, file = parse_named(text, option="--sign", form="PARTY=KEYFILE")
         if name in signatures:
             raise InvalidInput(f"--sign {text}: {name} signed it already")
         signatures[name] = load_key(file).sign(message)
@@ -379,7 +384,7 @@ def _id_of(text: str) -> str:
 
 
 def _head_in(path: Path) -> SignedHead:
-    data = read_bounded(path, LARGEST_HEAD)
+    data = read_whole(path, limit=LARGEST_HEAD, what="a head")
     return parse_signed_head(parse_canonical_json(data, what=str(path), limit=LARGEST_HEAD))
 
 
@@ -391,11 +396,7 @@ def _line(path: Path) -> bytes:
 
 
 def _lines(path: Path) -> list[bytes]:
-    data = read_bounded(path, 1 << 30)
+    data = read_whole(path, limit=1 << 30, what="a file of deeds")
     if not data.endswith(b"\n"):
         raise InvalidInput(f"{path}: its last line has no end")
     return data[:-1].split(b"\n")
-
-
-def _now(given: int | None) -> int:
-    return int(time.time()) if given is None else given

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import RenderableType
 
 from tallystick.cli.options import AsJson
 from tallystick.cli.terminal import answer
 from tallystick.errors import StoreError
 from tallystick.protocol.model_signature import SIGNATURE_FILE, sign_model
-from tallystick.reports.layout import GOOD, Row, page
+from tallystick.reports.layout import DonePage, Row
 from tallystick.roles.evidence import sign_run
 from tallystick.store.files import RunDirectory, write_whole
 from tallystick.store.keys import load_key
@@ -23,23 +21,6 @@ from tallystick.store.models import WEIGHTS_FILE, read_manifest, write_weights
 PROVENANCE_FILE = "provenance.intoto.json"
 
 Key = Annotated[str, typer.Option("--key", metavar="KEY", help="A private key's file, or env:NAME.")]
-
-
-@dataclass(frozen=True)
-class SignedPage:
-    """What was written."""
-
-    headline: str
-    values: dict[str, object]
-    rows: list[Row]
-
-    def fields(self) -> dict[str, object]:
-        """Return what ``--json`` prints."""
-        return self.values
-
-    def __rich__(self) -> RenderableType:
-        """Return the page for people."""
-        return page(self.headline, GOOD, self.rows)
 
 
 def register(parent: typer.Typer) -> None:
@@ -80,7 +61,7 @@ def sign(
     }  # fmt: skip
     rows: list[Row] = [("signature", str(target)), ("key id", signer.public_key.key_id)]
     rows.append(("run", root) if root is not None else ("root digest", str(digest)))
-    answer(SignedPage(f"signed: {kind} {directory}", values, rows), as_json=as_json)
+    answer(DonePage(f"signed: {kind} {directory}", values, rows), as_json=as_json)
     return 0
 
 
@@ -98,6 +79,6 @@ def export(
     }  # fmt: skip
     rows: list[Row] = [("sha256", manifest.files[WEIGHTS_FILE]), ("root digest", manifest.root_digest())]
     answer(
-        SignedPage(f"weights after {final.steps} steps: {out / WEIGHTS_FILE}", values, rows), as_json=as_json
+        DonePage(f"weights after {final.steps} steps: {out / WEIGHTS_FILE}", values, rows), as_json=as_json
     )
     return 0

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from tallystick.cli.files import write_whole
 from tallystick.cli.options import AsJson, Seed
 from tallystick.cli.terminal import TaskDisplay, answer, say
 from tallystick.errors import InvalidInput
+from tallystick.store.files import write_whole
 
 Names = Annotated[
     list[str] | None,

@@ -105,8 +105,29 @@ def parse_json(data: bytes, *, what: str, limit: int) -> object:
         raise InvalidInput(f"{what}: byte {error.start} is not UTF-8") from error
     except ValueError as error:
         raise InvalidInput(f"{what}: not JSON ({error})") from error
-    _must_be_shallow(value, what)
+    check_depth(value, what=what)
     return value
+
+
+def check_depth(value: object, *, what: str, limit: int = DEPTH_LIMIT) -> None:
+    """Return if lists and objects are nested at most ``limit`` deep; found out without recursion.
+
+    Raises:
+        InvalidInput: they are nested deeper.
+    """
+    row: list[object] = [value]
+    for _ in range(limit):
+        below: list[object] = []
+        for item in row:
+            if isinstance(item, dict):
+                below += cast("dict[str, object]", item).values()
+            elif isinstance(item, list):
+                below += cast("list[object]", item)
+        if not below:
+            return
+        row = below
+    if any(isinstance(item, dict | list) for item in row):
+        raise InvalidInput(f"{what}: nested deeper than {limit}")
 
 
 def frame(tag: str, *parts: bytes | memoryview) -> bytes:
@@ -292,22 +313,6 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 def _refuse_constant(text: str) -> NoReturn:
     raise _RefusedError(f"{_short(text)} is no number")
-
-
-def _must_be_shallow(value: object, what: str) -> None:
-    row: list[object] = [value]
-    for _ in range(DEPTH_LIMIT):
-        below: list[object] = []
-        for item in row:
-            if isinstance(item, dict):
-                below += cast("dict[str, object]", item).values()
-            elif isinstance(item, list):
-                below += cast("list[object]", item)
-        if not below:
-            return
-        row = below
-    if any(isinstance(item, dict | list) for item in row):
-        raise InvalidInput(f"{what}: nested deeper than {DEPTH_LIMIT}")
 
 
 def _refuse_float(text: str) -> NoReturn:

@@ -20,6 +20,7 @@ from tallystick.monitor.chiplog import snapshots_of
 from tallystick.monitor.chiprecord import LoggedRecord, Precommit
 from tallystick.monitor.memory import parse_opening as parse_snapshot_opening
 from tallystick.monitor.transcripts import (
+    DOCUMENT_LIMIT,
     Lineage,
     Opening,
     Report,
@@ -32,7 +33,7 @@ from tallystick.monitor.transcripts import (
 )
 from tallystick.protocol.transcript import Specification
 from tallystick.store.chips import ChipDirectory
-from tallystick.store.files import RunDirectory
+from tallystick.store.files import RunDirectory, read_whole, write_whole
 
 
 def beside(run: Path, kind: str) -> Path:
@@ -71,13 +72,12 @@ def commit_run(
     """
 
     def began(session: Session, specification: Specification) -> None:
-        folder = ChipDirectory(run.parent)
         if session.step == 0 and not beside(run, "precommit").exists():
             opening = Opening(secrets.token_bytes(32), even_shards(elements_of(session), 1))
             batches = batch_digests(source, settings, specification.steps)
             precommit = make_precommit(specification, opening, ranks=[ueid], lineage=lineage, batches=batches)
-            folder.write(beside(run, "opening"), opening.encode(), mode=0o600)
-            folder.write(beside(run, "precommit"), precommit.encode())
+            write_whole(beside(run, "opening"), opening.encode(), mode=0o600)
+            write_whole(beside(run, "precommit"), precommit.encode())
             log_precommit(precommit.digest())
         Observation(chip, session.model, session.optimizer, steps_done=session.step)
 
@@ -91,10 +91,9 @@ def report_run(run: Path, source: JobSource, chips: Mapping[ChipDirectory, list[
         InvalidInput: no chip logged it, or a document is malformed.
         StoreError: a document is missing.
     """
-    folder = ChipDirectory(run.parent)
     transcript = RunDirectory(run).load_transcript()
-    precommit = parse_precommit(folder.read(beside(run, "precommit")))
-    opening = parse_opening(folder.read(beside(run, "opening")))
+    precommit = parse_precommit(_read(run, "precommit"))
+    opening = parse_opening(_read(run, "opening"))
     wanted = precommit.digest()
     active, snapshots = 0, list[tuple[str, int, int]]()
     for chip, log in chips.items():
@@ -112,5 +111,9 @@ def report_run(run: Path, source: JobSource, chips: Mapping[ChipDirectory, list[
         flop_per_step(source, settings) * steps, tokens_per_step(source, settings) * steps, active
     )
     report = make_report(transcript, opening, precommit, totals, snapshots)
-    folder.write(beside(run, "report"), report.encode())
+    write_whole(beside(run, "report"), report.encode())
     return report
+
+
+def _read(run: Path, kind: str) -> bytes:
+    return read_whole(beside(run, kind), limit=DOCUMENT_LIMIT, what=f"a run's {kind}")

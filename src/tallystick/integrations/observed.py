@@ -26,6 +26,7 @@ from tallystick.commit.encoding import canonical_json
 from tallystick.errors import InvalidInput
 from tallystick.monitor.probes import CONTROL_ENTRY, CONTROL_HEAD, CONTROL_MAGIC, OBSERVED_FORMAT, start_of
 from tallystick.store.chips import ChipDirectory
+from tallystick.store.files import write_whole
 
 DTYPES = {
     torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.int16: "I16", torch.int32: "I32", torch.int64: "I64",
@@ -63,7 +64,7 @@ class Observation:
         self._path = chip.observed_path / f"{os.getpid()}.control"
         self._file = chip.observed_path / f"{os.getpid()}.json"
         self._places: list[tuple[int, int]] = []
-        chip.write(self._path, bytes(CONTROL_HEAD.size + MOST_REGIONS * CONTROL_ENTRY.size))
+        write_whole(self._path, bytes(CONTROL_HEAD.size + MOST_REGIONS * CONTROL_ENTRY.size))
         with self._path.open("r+b") as file:
             self._block = mmap.mmap(file.fileno(), 0)
         self._publish()
@@ -112,7 +113,7 @@ class Observation:
                 "regions": [list(name) for name in names],
                 "started": start_of(os.getpid()),
             }
-            self._chip.write(self._file, canonical_json(document))
+            write_whole(self._file, canonical_json(document))
             self._names = names
         self._block[_STEP_AT : _STEP_AT + 8] = struct.pack("<Q", self._step)
         self._mark(odd=False)

@@ -28,12 +28,15 @@ from tallystick.integrations.memorising import measure_memory
 from tallystick.monitor.assurance import Assurance, Evidence, derive_assurance
 from tallystick.monitor.chiplog import Finding, Head, Limits, read_log, snapshots_of, verify_log
 from tallystick.monitor.chiprecord import TORN, LoggedRecord, Snapshot
+from tallystick.monitor.handover import DeclaredRun, OwnerFolder
 from tallystick.monitor.matcher import Match, PageReader, State, match_snapshot
 from tallystick.monitor.memorisation import judge_memory
 from tallystick.monitor.memory import Opening as SnapshotOpening
 from tallystick.monitor.memory import parse_opening as parse_snapshot_opening
 from tallystick.monitor.memory import verify_opening
-from tallystick.monitor.transcripts import Opening, Report, parse_opening, parse_report, verify_report
+from tallystick.monitor.transcripts import (
+    verify_report,
+)
 from tallystick.monitor.verification import (
     ChipView,
     OwnerVerdict,
@@ -331,52 +334,7 @@ def _still(entry: Entry) -> Entry:
     return Entry(entry.name, entry.dtype, entry.shape, bytes(entry.data))
 
 
-# -- an owner's folder ------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class DeclaredRun:
-    """A run as an owner shows it in the neutral place: its report, what opens it, and its directory."""
-
-    name: str
-    report: Report
-    opening: Opening
-    directory: RunDirectory
-
-
-@dataclass(frozen=True)
-class OwnerFolder:
-    """What an owner hands over: ``runs/NAME`` with ``NAME.report.json`` and ``NAME.opening.json``, and ``chips/UEID``.
-
-    What lies in it is the owner's; keys and heads come from elsewhere.
-    """
-
-    path: Path
-
-    def chips(self) -> list[ChipDirectory]:
-        """Return the directories of the chips shown."""
-        return [ChipDirectory(p) for p in sorted((self.path / "chips").iterdir()) if p.is_dir()]
-
-    def runs(self) -> list[DeclaredRun]:
-        """Return the declared runs.
-
-        Raises:
-            InvalidInput: a document is malformed.
-            StoreError: one is missing.
-        """
-        found: list[DeclaredRun] = []
-        for path in sorted((self.path / "runs").glob("*.report.json")):
-            name = path.name.removesuffix(".report.json")
-            chip = ChipDirectory(self.path)  # for its readers
-            found.append(
-                DeclaredRun(
-                    name,
-                    parse_report(chip.read(path)),
-                    parse_opening(chip.read(self.path / "runs" / f"{name}.opening.json")),
-                    RunDirectory(self.path / "runs" / name),
-                )
-            )
-        return found
+# -- an owner's chips and runs --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ becomes of that is the reader's business.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -32,6 +31,7 @@ from tallystick.monitor.chiprecord import (
     Snapshot,
     parse_record,
 )
+from tallystick.monitor.coverage import LARGEST_MEAN, deficit_p_value
 from tallystick.protocol.signing import PublicKey
 
 Severity = Literal["violation", "unknown", "note"]
@@ -144,18 +144,6 @@ def verify_log(
 def snapshots_of(records: Iterable[LoggedRecord]) -> list[tuple[LoggedRecord, Snapshot]]:
     """Return the snapshots of a log in order, each with its record."""
     return [(r, r.record.event) for r in records if isinstance(r.record.event, Snapshot)]
-
-
-def poisson_at_most(count: int, mean: float) -> float:
-    """Return the probability that a Poisson variable of this mean is ``count`` or less."""
-    if mean <= 0.0:
-        return 1.0
-    term = -mean
-    total = 0.0
-    for k in range(count + 1):
-        total += math.exp(term)
-        term += math.log(mean) - math.log(k + 1)
-    return min(total, 1.0)
 
 
 def active_days(records: Sequence[LoggedRecord]) -> float:
@@ -325,7 +313,8 @@ def _check_snapshots(records: Sequence[LoggedRecord], limits: Limits) -> list[Fi
             text = f"is {rate / 1000:g} a day from record {after.record.seq} on, {least / 1000:g} is demanded"
             found.append(Finding(15, "snapshot rate", after.record.seq, text))
     taken = snapshots_of(records)
-    chance = poisson_at_most(len(taken), expected)
+    # More hours of use than any chip has make no log more suspect than the largest mean does.
+    chance = deficit_p_value(len(taken), min(expected, LARGEST_MEAN))
     if chance < limits.false_alarm:
         text = f"{len(taken)} snapshots where {expected:.1f} were to be expected; chance {chance:.1e}"
         found.append(Finding(16, "suppressed snapshots", None, text))

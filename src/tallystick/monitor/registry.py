@@ -421,8 +421,7 @@ def _transfer(deed: Deed, view: View, number: int) -> Changes:
     _must_have_role(view, taker, "owner")
 
     def move(chip: Chip) -> Chip:
-        if chip.owner != giver:
-            raise ProtocolViolation(f"chip {chip.chip}: is owned by {chip.owner}, not by {giver}")
+        _must_own(chip, giver)
         return chip._replace(owner=taker, custodian=taker)
 
     return _change(deed, view, number, giver, (ACTIVE, DAMAGED), move)
@@ -443,8 +442,7 @@ def _report(status: str, before: tuple[str, ...]) -> Callable[[Deed, View, int],
         owner = _body(deed, "owner", "chips", "reason").text("owner")
 
         def move(chip: Chip) -> Chip:
-            if chip.owner != owner:
-                raise ProtocolViolation(f"chip {chip.chip}: is owned by {chip.owner}, not by {owner}")
+            _must_own(chip, owner)
             return chip._replace(status=status)
 
         return _change(deed, view, number, None, before, move)
@@ -512,8 +510,7 @@ def _retire(deed: Deed, view: View, number: int) -> Changes:
     _must_have_role(view, body.text("witness"), "inspector")
 
     def move(chip: Chip) -> Chip:
-        if chip.owner != owner:
-            raise ProtocolViolation(f"chip {chip.chip}: is owned by {chip.owner}, not by {owner}")
+        _must_own(chip, owner)
         return chip._replace(status=RETIRED)
 
     return _change(deed, view, number, None, (FABRICATED, ACTIVE, DAMAGED, IN_REPAIR), move)
@@ -639,6 +636,11 @@ def _named(view: View, names: Sequence[str]) -> dict[str, Chip]:
         missing = next(name for name in names if name not in found)
         raise ProtocolViolation(f"chip {missing}: is not registered")
     return found
+
+
+def _must_own(chip: Chip, name: str) -> None:
+    if chip.owner != name:
+        raise ProtocolViolation(f"chip {chip.chip}: is owned by {chip.owner}, not by {name}")
 
 
 def _must_hold(chip: Chip, name: str) -> None:

@@ -13,6 +13,7 @@ thing, so that one of them can be shown without the others. A reader without sal
 from __future__ import annotations
 
 import hmac
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, cast
@@ -30,6 +31,8 @@ PRECOMMIT_TAG = "tallystick/precommit/1"
 COMMITMENT_TAG = "tallystick/hiding/1"
 SECRET_BYTES = 32
 DOCUMENT_LIMIT = 1 << 26
+
+_FLOP = re.compile(r"0|[1-9][0-9]{0,39}", re.ASCII)
 
 LineageKind = Literal["initialised", "continued"]
 
@@ -163,7 +166,7 @@ class Report:
                 "run": self.run,
                 "snapshots": [list(item) for item in self.snapshots],
                 "steps": self.steps,
-                "totals": self.totals.fields(),
+                "totals": {**self.totals.fields(), "flop": str(self.totals.flop)},
             }
         )
 
@@ -306,9 +309,14 @@ def parse_report(data: bytes) -> Report:
     )
     fields.constant("format", REPORT_FORMAT)
     totals = Fields(fields.value("totals"), what="report: totals", names=("chip_ms", "flop", "tokens"))
-    numbers = {name: totals.integer(name) for name in ("flop", "tokens", "chip_ms")}
+    numbers = {name: totals.integer(name) for name in ("tokens", "chip_ms")}
     if min(numbers.values()) < 0:
         raise InvalidInput("report: totals must not be negative")
+    flop = totals.text("flop")  # a text: large runs exceed 63 bits
+    if not _FLOP.fullmatch(flop):
+        raise InvalidInput(
+            f"report: FLOP must be a decimal number of at most 40 digits, is {ascii(flop)[:60]}"
+        )
     checkpoints: list[tuple[int, str]] = []
     for item in fields.items("checkpoints"):
         match item:
@@ -335,7 +343,7 @@ def parse_report(data: bytes) -> Report:
         precommit=_precommit(fields.value("precommit")),
         data=committed,
         checkpoints=tuple(checkpoints),
-        totals=Totals(**numbers),
+        totals=Totals(int(flop), **numbers),
         snapshots=tuple(snapshots),
     )
 

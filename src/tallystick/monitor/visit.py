@@ -13,7 +13,6 @@ Files appear whole or not at all; a package that was interrupted goes on where i
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,7 +32,7 @@ from tallystick.monitor.inspection import (
     sign_document,
 )
 from tallystick.protocol.signing import Signer
-from tallystick.store.files import storing
+from tallystick.store.files import read_whole, storing, write_whole
 
 
 @dataclass(frozen=True)
@@ -152,17 +151,9 @@ class InspectionPackage:
             StoreError: it is missing or cannot be read.
             InvalidInput: it is too large.
         """
-        path = self.path / name
-        try:
-            with path.open("rb") as file:
-                data = file.read(2 * LARGEST_DOCUMENT + 1)
-        except FileNotFoundError:
-            raise StoreError(f"{path}: there is no such file; is this an inspection package?") from None
-        except OSError as problem:
-            raise StoreError(f"{path}: cannot be read ({problem.strerror})") from problem
-        if len(data) > 2 * LARGEST_DOCUMENT:
-            raise InvalidInput(f"{path}: exceeds the limit of {2 * LARGEST_DOCUMENT} bytes")
-        return data
+        return read_whole(
+            self.path / name, limit=2 * LARGEST_DOCUMENT, what="a file of an inspection package"
+        )
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -194,14 +185,7 @@ class InspectionPackage:
         return digest
 
     def _write(self, name: str, data: bytes) -> None:
-        path = self.path / name
-        with storing(str(path)):
-            temporary = path.with_name(f".{path.name}.part")
-            with temporary.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
+        write_whole(self.path / name, data)
 
 
 def checklist_lines(order: WorkOrder) -> list[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from rich.console import Group, RenderableType
@@ -23,6 +24,23 @@ class Report(Protocol):
     def __rich__(self) -> RenderableType:
         """Return what a terminal shows."""
         ...
+
+
+@dataclass(frozen=True)
+class DonePage:
+    """What a command did: values for ``--json``, rows for people."""
+
+    headline: str
+    values: Mapping[str, object]
+    rows: Sequence[Row]
+
+    def fields(self) -> dict[str, object]:
+        """Return what ``--json`` prints."""
+        return dict(self.values)
+
+    def __rich__(self) -> RenderableType:
+        """Return the page for people."""
+        return page(self.headline, GOOD, self.rows)
 
 
 def page(headline: str, style: str, rows: Iterable[Row], *more: RenderableType) -> RenderableType:

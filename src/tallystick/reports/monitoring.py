@@ -57,6 +57,7 @@ class OwnerReport:
                         {
                             "seq": seq,
                             "status": status_of(chip, seq),
+                            "run": None if found is None else found[0],
                             "match": None if found is None else found[1].fields(),
                         }
                         for seq, found in sorted(chip.matches.items())

@@ -22,11 +22,12 @@ from typing import BinaryIO
 
 from tallystick.commit.encoding import Fields, canonical_json, parse_canonical_json
 from tallystick.errors import InvalidInput, StoreError
-from tallystick.store.files import storing, sync_directory
+from tallystick.store.files import read_whole, storing, sync_directory, write_whole
 from tallystick.store.journal import Journal, read_journal
 
 HEAD_FORMAT = "tallystick/chip-head/1"
 SMALL_LIMIT = 1 << 20
+OPENING_LIMIT = 1 << 28  # bytes; four million pages
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class ChipDirectory:
             raise StoreError(f"{self.log_path}: is not open for writing")
         self._journal.append(frame)
         head = {"digest": digest.hex(), "format": HEAD_FORMAT, "seq": seq}
-        self.write(self.path / "head.json", canonical_json(head))
+        write_whole(self.path / "head.json", canonical_json(head))
 
     def close(self) -> None:
         """Let another process open the log."""
@@ -114,7 +115,9 @@ class ChipDirectory:
         if not path.exists():
             return None
         fields = Fields(
-            parse_canonical_json(self.read(path), what=str(path), limit=SMALL_LIMIT),
+            parse_canonical_json(
+                read_whole(path, limit=SMALL_LIMIT, what="a chip's head"), what=str(path), limit=SMALL_LIMIT
+            ),
             what=str(path),
             names=("digest", "format", "seq"),
         )
@@ -128,11 +131,12 @@ class ChipDirectory:
 
     def write_receipt(self, seq: int, receipt: bytes) -> None:
         """Keep a collector's receipt."""
-        self.write(self.path / "receipts" / f"{seq:06d}.cose", receipt)
+        write_whole(self.path / "receipts" / f"{seq:06d}.cose", receipt)
 
     def receipts(self) -> dict[int, bytes]:
         """Return all receipts by the counter of their record."""
-        return {int(p.stem): self.read(p) for p in sorted((self.path / "receipts").glob("[0-9]*.cose"))}
+        found = sorted((self.path / "receipts").glob("[0-9]*.cose"))
+        return {int(p.stem): read_whole(p, limit=SMALL_LIMIT, what="a receipt") for p in found}
 
     def write_shard(self, seq: int, opening: Callable[[BinaryIO], bytes]) -> bytes:
         """Let ``opening`` write a snapshot's memory and return its opening; both appear together.
@@ -150,7 +154,7 @@ class ChipDirectory:
                     data = opening(file)
                     file.flush()
                     os.fsync(file.fileno())
-                self.write(part / "opening.json", data, mode=0o600)
+                write_whole(part / "opening.json", data, mode=0o600)
                 part.replace(folder)
                 sync_directory(folder.parent)
             except BaseException:
@@ -168,7 +172,8 @@ class ChipDirectory:
         Raises:
             StoreError: it is not kept.
         """
-        return self.read(self.path / "shards" / f"{seq:06d}" / "opening.json")
+        path = self.path / "shards" / f"{seq:06d}" / "opening.json"
+        return read_whole(path, limit=OPENING_LIMIT, what="a snapshot's opening")
 
     def memory_path(self, seq: int) -> Path:
         """Where the memory of a snapshot lies."""
@@ -191,38 +196,9 @@ class ChipDirectory:
     def ask(self, name: str) -> Path:
         """Leave a request; the agent deletes it when it is done."""
         path = self.requests_path / name
-        self.write(path, b"")
+        write_whole(path, b"")
         return path
 
     def done(self, name: str) -> None:
         """Delete a request."""
         (self.requests_path / name).unlink(missing_ok=True)
-
-    # -- files -------------------------------------------------------------------------------
-
-    def write(self, path: Path, data: bytes, *, mode: int = 0o644) -> None:
-        """Write a small file so that it is there completely or not at all, never readable by more than ``mode`` says."""
-        with storing(f"{path}: cannot be written"):
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            temporary = path.with_name(f".{path.name}.part")
-            temporary.unlink(missing_ok=True)
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-            sync_directory(path.parent)
-
-    def read(self, path: Path) -> bytes:
-        """Return the bytes of a file of this chip.
-
-        Raises:
-            StoreError: it is not there or cannot be read.
-        """
-        try:
-            return path.read_bytes()
-        except FileNotFoundError:
-            raise StoreError(f"{path}: there is no such file") from None
-        except OSError as problem:
-            raise StoreError(f"{path}: cannot be read ({problem.strerror})") from problem

@@ -19,6 +19,7 @@ import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import IO
 
@@ -65,8 +66,10 @@ def storing(what: str) -> Generator[None]:
         raise StoreError(f"{what}: {reason}; what was written before is intact") from problem
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes, *, mode: int = 0o666) -> None:
     """Write ``path`` so that it is there completely or not at all, whenever the process dies.
+
+    It is at no moment open to more than ``mode`` (less the process's umask) says.
 
     Raises:
         StoreError: the disk refused; what stood there still does.
@@ -74,12 +77,28 @@ def write_whole(path: Path, data: bytes) -> None:
     with storing(f"{path}: cannot be written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.part")
-        with temporary.open("wb") as file:
+        temporary.unlink(missing_ok=True)  # of a process that died; never followed if it is a link
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+        with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
         sync_directory(path.parent)
+
+
+def open_file(path: Path, *, what: str) -> BufferedReader:
+    """Return the file ``path`` opened for reading.
+
+    Raises:
+        StoreError: it is not there or cannot be read.
+    """
+    try:
+        return path.open("rb")
+    except FileNotFoundError:
+        raise StoreError(f"{path}: there is no such file ({what})") from None
+    except OSError as problem:
+        raise StoreError(f"{path}: cannot be read ({problem.strerror})") from problem
 
 
 def read_whole(path: Path, *, limit: int, what: str) -> bytes:
@@ -89,13 +108,11 @@ def read_whole(path: Path, *, limit: int, what: str) -> bytes:
         StoreError: it is not there or cannot be read.
         InvalidInput: it has more than ``limit`` bytes.
     """
-    try:
-        with path.open("rb") as file:
+    with open_file(path, what=what) as file:
+        try:
             data = file.read(limit + 1)
-    except FileNotFoundError:
-        raise StoreError(f"{path}: there is no such file ({what})") from None
-    except OSError as problem:
-        raise StoreError(f"{path}: cannot be read ({problem.strerror})") from problem
+        except OSError as problem:
+            raise StoreError(f"{path}: cannot be read ({problem.strerror})") from problem
     if len(data) > limit:
         raise InvalidInput(f"{path}: {what} must have at most {limit} bytes")
     return data

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tallystick.errors import InvalidInput, StoreError
-from tallystick.store.files import storing
+from tallystick.store.files import read_whole, storing
 
 MAGIC = b"TALLYLOG\x01"
 JOURNAL_RECORD_LIMIT = 1 << 20
+JOURNAL_LIMIT = 1 << 30  # bytes of a stranger's journal
 _HEAD = struct.Struct("<I8s")
 
 
@@ -148,13 +149,7 @@ def read_journal(path: Path) -> tuple[bytes, ...]:
         StoreError: it cannot be read, or is damaged before its end.
         InvalidInput: it is no journal.
     """
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise StoreError(f"{path}: there is no such file") from None
-    except OSError as problem:
-        raise StoreError(f"{path}: cannot be read ({problem.strerror})") from problem
-    found = parse_journal(data, what=str(path))
+    found = parse_journal(read_whole(path, limit=JOURNAL_LIMIT, what="a journal"), what=str(path))
     if found.broken_at is not None and not found.is_tail:
         raise StoreError(
             f"{path}: damaged at byte {found.broken_at}, after {len(found.records)} whole records"

@@ -19,10 +19,24 @@ from tallystick.commit.directory import MapProof
 from tallystick.commit.encoding import canonical_json, parse_canonical_json
 from tallystick.commit.state import Entry, parse_chunk_proof, parse_state_summary
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.monitor import certificates, chiprecord, memory, probes, spdm, tpm, transcripts
+from tallystick.monitor import (
+    certificates,
+    chiprecord,
+    memory,
+    neutral,
+    probes,
+    rules,
+    sandbox,
+    sealed_job,
+    spdm,
+    tpm,
+    transcripts,
+)
 from tallystick.monitor.claims import RegistryProof, make_frame, parse_frame, parse_registry_proof
+from tallystick.monitor.compliance import licence_statement, parse_owner_findings, read_licence
 from tallystick.monitor.custody import add_link, encode_chain, parse_chain
 from tallystick.monitor.draw import parse_announcement
+from tallystick.monitor.extraction import ChipLogReader
 from tallystick.monitor.industry import Industry
 from tallystick.monitor.inspection import Finding, Result, make_order, parse_order, parse_result
 from tallystick.monitor.ledger import Head, sign_head
@@ -129,6 +143,7 @@ def _made() -> Iterator[bytes]:
  "inspection": {"chips_per_inspector_year": 100, "cost_per_chip": 1.5, "cost_per_inspector_year": 2, "currency": "EUR"}}"""
     yield from _registry_documents()
     yield from _watched()
+    yield from _neutral()
     key = ed25519_key(bytes(range(32)))
     yield from (key.pem(), key.public_key.pem(), key.public_key.spki)
     yield from _evidence()
@@ -199,6 +214,50 @@ def _registry_documents() -> Iterator[bytes]:
         chip.chip, "seen", 1, "SN", bytes(32), bytes(32), b"key", (("case", "intact"),), (bytes(32),)
     )
     yield Result(order.digest(), "watch", 2, (finding,), (link,)).encode()
+
+
+def _neutral_order() -> neutral.Order:
+    return neutral.Order(
+        "00" * 16, "11" * 32, "22" * 32, "33" * 32, (neutral.Input("data", "file", "44" * 32),),
+        (neutral.integer_output("count", -3, 9), neutral.scalar_output("share", -1.0, 1.0, 7), neutral.verdict_output("word")),
+        64, 2, sandbox.Bounds(1, 1 << 30, 1 << 20), False,
+    )  # fmt: skip
+
+
+def _neutral() -> Iterator[bytes]:
+    """A signed order, a result, an index of a sealed job, an owner's findings and a licence."""
+    order, key = _neutral_order(), ed25519_key(bytes(32))
+    own = replace(order, owner=key.public_key.key_id)
+    yield from (order.encode(), neutral.sign_order(own, key))
+    yield b'{"count": 3, "share": 0.25, "word": "pass"}'
+    outcome = neutral.Outcome("completed", {"count": 3, "share": 4, "word": "pass"})
+    yield neutral.result_statement(order, outcome, started="x", versions={"a": "b"}, refused=("c",)).encode()
+    members = [
+        ["order", "order", 1, "55" * 32],
+        ["program", "program", 2, "55" * 32],
+        ["input", "data", 3, "55" * 32],
+    ]
+    yield (
+        canonical_json(
+            {"format": "tallystick/neutral-job/1", "members": members, "salts": {"data": "66" * 32}}
+        )
+        + b"\n"
+    )
+    yield licence_statement(bytes(32), 10**25, "11" * 32).encode()
+    snapshot = {"seq": 2, "status": "exact", "run": "77" * 32, "match": {"steps_done": 3}}
+    yield json.dumps(
+        {
+            "owner": "o", "declared_run_correctness": "pass", "declared_run_completeness": "unknown", "assurance": "L1",
+            "runs": [{"run": "77" * 32, "correct": "pass", "findings": [{"rule": 105, "severity": "note"}]}],
+            "chips": [{"ueid": "01" * 17, "snapshots": [snapshot]}], "excluded": ["x"],
+        }
+    ).encode()  # fmt: skip
+
+
+def _chip_log(data: bytes) -> list[str]:
+    """A reader of logs at inspections has words for whatever it is handed, as log and as evidence."""
+    key, reader = ed25519_key(bytes(32)).public_key, ChipLogReader({"01" * 17: [data]})
+    return reader(log=data, evidence=data, key=key, chip="01" * 17, nonce=bytes(32))
 
 
 def _watched() -> Iterator[bytes]:
@@ -404,6 +463,15 @@ TARGETS: tuple[Target, ...] = (
     Target("snapshot-opening", memory.parse_opening, _encoded),
     Target("observed-program", lambda d: probes.parse_observed(d, what="observed")),
     Target("control-block", lambda d: probes.parse_control(d, 1, what="control")),
+    Target("rules", rules.parse_rules),
+    Target("owner-findings", parse_owner_findings),
+    Target("licence", lambda d: read_licence(parse_statement(d), "11" * 32)),
+    Target("neutral-order", neutral.parse_order, _encoded),
+    Target("neutral-order-signed", neutral.read_order),
+    Target("neutral-output", lambda d: neutral.read_values(_neutral_order(), d)),
+    Target("neutral-result", lambda d: neutral.read_result(parse_statement(d))),
+    Target("neutral-job", lambda d: sealed_job.parse_index(d, len(d) + 6, Path("job"))),
+    Target("chip-log", _chip_log),
     Target("precommit", transcripts.parse_precommit, _encoded),
     Target("monitoring-report", transcripts.parse_report, _encoded),
     Target("monitoring-opening", transcripts.parse_opening, _encoded),

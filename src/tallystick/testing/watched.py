@@ -51,7 +51,7 @@ from tallystick.protocol.signing import SigningKey, ed25519_key
 from tallystick.protocol.transcript import Specification, Transcript
 from tallystick.roles.trainer import Order, Progress, record
 from tallystick.store.chips import ChipDirectory
-from tallystick.store.files import RunDirectory
+from tallystick.store.files import RunDirectory, write_whole
 from tallystick.store.keys import write_key
 
 OWNERS = ("honest", "unreported", "glued")
@@ -271,9 +271,8 @@ def report_run(
 
 def write_documents(directory: Path, report: Report, opening: Opening) -> None:
     """Write a report and what opens it beside a run directory, the latter for its owner alone."""
-    folder = ChipDirectory(directory.parent)
-    folder.write(beside(directory, "report"), report.encode())
-    folder.write(beside(directory, "opening"), opening.encode(), mode=0o600)
+    write_whole(beside(directory, "report"), report.encode())
+    write_whole(beside(directory, "opening"), opening.encode(), mode=0o600)
 
 
 def honest(fleet: Fleet) -> None:

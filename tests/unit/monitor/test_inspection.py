@@ -378,7 +378,19 @@ def test_from_an_empty_registry_to_an_inspection_in_the_log(
     tally("inspect", "seal", visit, "--key", tmp_path / "watch")
     body, rounds = tmp_path / "deed.json", tmp_path / "rounds.json"
     verdict = tally(
-        "inspect", "check", visit, *trust, "--frame", frame, "--rounds", rounds, "--deed-body", body, code=1
+        "inspect",
+        "check",
+        visit,
+        *trust,
+        "--logs",
+        "plain",
+        "--frame",
+        frame,
+        "--rounds",
+        rounds,
+        "--deed-body",
+        body,
+        code=1,
     )
     assert verdict["failures"] == 1
     assert json.loads(rounds.read_text())["rounds"][0] == {

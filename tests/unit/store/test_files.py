@@ -20,7 +20,7 @@ from tallystick.protocol.transcript import (
     Specification,
     StepRecord,
 )
-from tallystick.store.files import RunDirectory, frame_digest
+from tallystick.store.files import RunDirectory, frame_digest, write_whole
 
 EVERY, STEPS = 3, 8
 
@@ -398,3 +398,13 @@ def refusals(run: RunDirectory) -> list[str]:
         except BaseException as problem:  # noqa: BLE001
             found.append(repr(problem))
     return found
+
+
+def test_a_secret_is_at_no_moment_open_to_others_and_a_link_is_not_followed(tmp_path: Path) -> None:
+    secret, elsewhere = tmp_path / "secret", tmp_path / "elsewhere"
+    elsewhere.write_bytes(b"untouched")
+    (tmp_path / ".secret.part").symlink_to(elsewhere)  # where the temporary file would be
+    write_whole(secret, b"s", mode=0o600)
+    assert (secret.read_bytes(), elsewhere.read_bytes()) == (b"s", b"untouched")
+    assert secret.stat().st_mode & 0o777 == 0o600
+    assert not secret.is_symlink()

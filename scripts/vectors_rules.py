@@ -1,0 +1,351 @@
+"""Write the test vectors of rules and neutral orders: files with their digests, orders with their bits, outputs with values.
+
+Documents, digests and bits are put together here from hashlib, json and fractions, straight from spec/rules.md and
+spec/neutral-run.md; nothing here imports the package.
+
+    python scripts/vectors_rules.py vectors
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+Case = dict[str, Any]
+FAILURES = 4
+
+
+def write(root: Path) -> None:
+    """Write every case below ``root``, the vectors folder; what stood there goes."""
+    folders = {"rules": rules_cases(), "neutral-order": order_cases(), "neutral-output": output_cases()}
+    for folder, cases in folders.items():
+        shutil.rmtree(root / folder, ignore_errors=True)
+        for name, (why, case) in cases.items():
+            assert name.endswith("_fail") == ("reason" in case), name
+            place = root / folder / name
+            place.mkdir(parents=True)
+            (place / "README.md").write_text(f"{why}\n", encoding="utf-8")
+            (place / "input.json").write_text(json.dumps(case, indent=1) + "\n", encoding="utf-8")
+
+
+def canonical(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def named(tag: str, data: bytes) -> str:
+    framed = bytes([len(tag)]) + tag.encode() + len(data).to_bytes(8, "little") + data
+    return hashlib.sha256(framed).hexdigest()
+
+
+# ------------------------------------------------------------------------------------------------ rules
+
+A, B = "aa" * 32, "bb" * 32
+HEAD = 'format = "tallystick/rules/1"\nname = "Example"\n'
+COMPUTE = '\n[[rule]]\nid = "flop"\nkind = "compute"\nscope = "lineage"\nmost_flop = 1e25\n'
+EVERY = f"""
+[[rule]]
+id = "flop"
+kind = "compute"
+scope = "run"
+most_flop = 10000000000000000000000000
+
+[[rule]]
+id = "data"
+kind = "data"
+unit = "batch"
+forbidden = ["{A}"]
+required = ["{B}"]
+
+[[rule]]
+id = "rate"
+kind = "hyperparameter"
+name = "lr"
+where = "schedule"
+least = 0
+most = 0.01
+
+[[rule]]
+id = "benchmark"
+kind = "evaluation"
+above_flop = 1e22
+program = "{A}"
+output = "score"
+places = ["{B}"]
+most = 0.5
+
+[[rule]]
+id = "reported"
+kind = "reporting"
+data_precommitted = true
+least_snapshots = 1
+
+[[rule]]
+id = "licence"
+kind = "licence"
+above_flop = 1e23
+licensors = ["{B}"]
+
+[[rule]]
+id = "harmless"
+kind = "mitigation"
+required = ["{B}"]
+program = "{A}"
+output = "harmless"
+places = ["{B}"]
+one_of = ["pass"]
+
+[[rule]]
+id = "pause"
+kind = "no-training"
+chips = ["{"01" * 17}"]
+least_snapshots = 3
+"""
+
+
+def rules(text: str) -> Case:
+    ids = [line.split('"')[1] for line in text.splitlines() if line.startswith("id =")]
+    kinds = [line.split('"')[1] for line in text.splitlines() if line.startswith("kind =")]
+    return {
+        "text": text,
+        "digest": named("tallystick/rules/1", text.encode()),
+        "rules": [list(r) for r in zip(ids, kinds, strict=True)],
+    }
+
+
+def refused(text: str, reason: str) -> Case:
+    return {"text": text, "error": "InvalidInput", "reason": reason}
+
+
+def rules_cases() -> dict[str, tuple[str, Case]]:
+    one = HEAD + COMPUTE
+    return {
+        "one-rule": ("A limit on the FLOP of a lineage.", rules(one)),
+        "every-kind": ("Each of the eight kinds, with every field that it has.", rules(HEAD + EVERY)),
+        "comment": ("Another digest for the same rules: it is of the bytes.", rules(f"# version 2\n{one}")),
+        "unknown-field_fail": (
+            "A field might ask for something.",
+            refused(f"{one}scale = 2\n", "is unknown to kind compute"),
+        ),
+        "unknown-kind_fail": (
+            "Kinds are eight.",
+            refused(one.replace('"compute"', '"energy"'), "kind must be one of"),
+        ),
+        "other-format_fail": ("Version 2.", refused(one.replace("rules/1", "rules/2"), "format must be")),
+        "no-rules_fail": ("Nothing is asked.", refused(f"{HEAD}rule = []\n", "must have 1 to 1000 rules")),
+        "name-twice_fail": ("Two rules of one name.", refused(one + COMPUTE, "two rules are called")),
+        "key-twice_fail": ("TOML has each key once.", refused(f"{one}most_flop = 1e24\n", "not TOML")),
+        "infinite_fail": (
+            "A limit that limits nothing.",
+            refused(one.replace("1e25", "inf"), "must be a finite number"),
+        ),
+        "text-for-number_fail": (
+            "A number is not a text.",
+            refused(one.replace("1e25", '"1e25"'), "must be a finite number"),
+        ),
+        "negative_fail": ("Less than nothing.", refused(one.replace("1e25", "-1"), "must not be negative")),
+        "no-bound_fail": (
+            "A hyper-parameter that may be anything.",
+            refused(
+                HEAD + '\n[[rule]]\nid = "r"\nkind = "hyperparameter"\nname = "lr"\nwhere = "schedule"\n',
+                "must have least or most",
+            ),
+        ),
+        "upper-case-digest_fail": (
+            "One value has one spelling.",
+            refused((HEAD + EVERY).replace(A, A.upper()), "lower-case hexadecimal digits"),
+        ),
+        "forbidden-and-required_fail": (
+            "No run can obey.",
+            refused(
+                (HEAD + EVERY).replace(f'required = ["{B}"]', f'required = ["{A}"]', 1), "and not the same"
+            ),
+        ),
+        "one-snapshot_fail": (
+            "One snapshot shows no rest.",
+            refused(
+                (HEAD + EVERY).replace("least_snapshots = 3", "least_snapshots = 1"),
+                "one snapshot shows no rest",
+            ),
+        ),
+        "not-utf-8_fail": (
+            "Latin-1.",
+            {"hex": HEAD.encode().hex() + "ff", "error": "InvalidInput", "reason": "is not UTF-8"},
+        ),
+    }
+
+
+# ---------------------------------------------------------------------------------------- neutral orders
+
+VERDICT = {"high": "", "kind": "verdict", "levels": 2, "low": "", "name": "good"}
+INTEGER = {"high": "1000", "kind": "integer", "levels": 1001, "low": "0", "name": "rows"}
+SCALAR = {"high": (1.0).hex(), "kind": "scalar", "levels": 11, "low": (0.0).hex(), "name": "share"}
+FILE = {"binding": "file", "digest": "11" * 32, "label": "", "name": "data"}
+STATE = {"binding": "state", "digest": "22" * 32, "label": "checkpoint/40", "name": "weights"}
+
+
+def order(**changes: Any) -> Case:
+    made = {
+        "budget": 64,
+        "constant_time": False,
+        "format": "tallystick/neutral-order/1",
+        "inputs": [FILE, STATE],
+        "memory": 1 << 30,
+        "nonce": "33" * 16,
+        "outputs": [VERDICT, INTEGER, SCALAR],
+        "owner": "44" * 32,
+        "program": "55" * 32,
+        "repeats": 2,
+        "scratch": 1 << 20,
+        "seconds": 600,
+        "verifier": "66" * 32,
+    }
+    return {**made, **changes}
+
+
+def bits(made: Case) -> int:
+    """log2 of all answers there are, rounded up: the smallest b with 2**b answers or more."""
+    answers = math.prod(output["levels"] for output in made["outputs"]) + FAILURES
+    return next(b for b in range(5000) if 2**b >= answers)
+
+
+def agreed(**changes: Any) -> Case:
+    made = order(**changes)
+    data = canonical(made)
+    return {"order": data.decode(), "digest": named("tallystick/neutral-order/1", data), "bits": bits(made)}
+
+
+def no_order(reason: str, data: bytes | None = None, **changes: Any) -> Case:
+    made = canonical(order(**changes)) if data is None else data
+    return {"order": made.decode(), "error": "InvalidInput", "reason": reason}
+
+
+def order_cases() -> dict[str, tuple[str, Case]]:
+    exactly = {**INTEGER, "high": str(2**16 - 5), "levels": 2**16 - 4}
+    over = {**INTEGER, "high": str(2**16 - 4), "levels": 2**16 - 3}
+    return {
+        "three-outputs": ("2 * 1001 * 11 answers and four failures: 15 bits.", agreed()),
+        "one-verdict": (
+            "Pass, fail and four failures: six answers, 3 bits.",
+            agreed(outputs=[VERDICT], budget=3),
+        ),
+        "budget-met": (
+            "65532 integers and four failures: 16 bits and not one answer more.",
+            agreed(outputs=[exactly], budget=16),
+        ),
+        "constant-time": ("The result is held back until the time limit.", agreed(constant_time=True)),
+        "budget-exceeded_fail": (
+            "One integer more than 16 bits hold.",
+            no_order("can tell 17 bits, the budget is 16", outputs=[over], budget=16),
+        ),
+        "verdict-over-budget_fail": (
+            "Failures are answers too.",
+            no_order("can tell 3 bits, the budget is 2", outputs=[VERDICT], budget=2),
+        ),
+        "one-party_fail": ("Verifier and owner are one.", no_order("are one key", owner="66" * 32)),
+        "one-run_fail": ("Chance shows only in two runs.", no_order("repeats must be 2 to 16", repeats=1)),
+        "outputs-out-of-order_fail": (
+            "Rows before good.",
+            no_order("ascending by name", outputs=[INTEGER, VERDICT]),
+        ),
+        "input-twice_fail": ("One name twice.", no_order("none twice", inputs=[FILE, FILE])),
+        "no-outputs_fail": ("Nothing would come out.", no_order("outputs must be 1 to 64", outputs=[])),
+        "path-for-name_fail": (
+            "A name that leads out of /in.",
+            no_order("name '../x' must be", inputs=[{**FILE, "name": "../x"}]),
+        ),
+        "false-levels_fail": (
+            "Levels that its bounds do not make.",
+            no_order("those that its bounds make", outputs=[{**INTEGER, "levels": 2}]),
+        ),
+        "empty-scalar_fail": (
+            "From 1 to 0.",
+            no_order("is empty", outputs=[{**SCALAR, "low": SCALAR["high"], "high": SCALAR["low"]}]),
+        ),
+        "infinite-scalar_fail": (
+            "Up to infinity.",
+            no_order("must be finite", outputs=[{**SCALAR, "high": "inf"}]),
+        ),
+        "file-with-label_fail": (
+            "A file has no salt.",
+            no_order("a file has no label", inputs=[{**FILE, "label": "meta"}]),
+        ),
+        "state-without-label_fail": (
+            "A commitment has one.",
+            no_order("a commitment one of", inputs=[{**STATE, "label": ""}]),
+        ),
+        "unknown-field_fail": (
+            "A field that the page does not have.",
+            no_order("field 'note' is unknown", note=1),
+        ),
+        "whitespace_fail": (
+            "The same value, spelt with spaces.",
+            no_order("not the canonical encoding", json.dumps(order(), sort_keys=True).encode()),
+        ),
+    }
+
+
+def printed(text: str, values: dict[str, str | int]) -> Case:
+    return {"order": canonical(order()).decode(), "printed": text, "values": values}
+
+
+def no_output(text: str, reason: str) -> Case:
+    return {"order": canonical(order()).decode(), "printed": text, "error": "InvalidInput", "reason": reason}
+
+
+def output_cases() -> dict[str, tuple[str, Case]]:
+    good = '{"good":"pass","rows":7,"share":0.2}'
+    value: dict[str, str | int] = {"good": "pass", "rows": 7, "share": 2}
+    return {
+        "as-agreed": ("A value for each name.", printed(good, value)),
+        "other-spelling": (
+            "Order, whitespace and escapes tell nothing.",
+            printed('  {"share": 2e-1,\n"rows":7,"good":"p\\u0061ss"}', value),
+        ),
+        "rounded": ("To the nearest of eleven levels.", printed(good.replace("0.2", "0.2499999"), value)),
+        "tie": (
+            "Between two levels the lower: 0.25 is 2.5 tenths exactly.",
+            printed(good.replace("0.2", "0.25"), value),
+        ),
+        "bounds": (
+            "Both ends are levels.",
+            printed('{"good":"fail","rows":1000,"share":1}', {"good": "fail", "rows": 1000, "share": 10}),
+        ),
+        "missing_fail": (
+            "A name is missing.",
+            no_output('{"good":"pass","rows":7}', "field 'share' is missing"),
+        ),
+        "further-name_fail": ("A name too many.", no_output(good[:-1] + ',"x":1}', "field 'x' is unknown")),
+        "name-twice_fail": ("Which of the two?", no_output(good[:-1] + ',"rows":8}', "duplicate key")),
+        "other-verdict_fail": (
+            "A verdict is pass or fail.",
+            no_output(good.replace("pass", "Pass"), "must be pass or fail"),
+        ),
+        "verdict-as-boolean_fail": (
+            "It is no boolean.",
+            no_output(good.replace('"pass"', "true"), "must be pass or fail"),
+        ),
+        "integer-beyond_fail": (
+            "1001 of 1000.",
+            no_output(good.replace("7", "1001"), "must be an integer from 0 to 1000"),
+        ),
+        "float-for-integer_fail": (
+            "7.0 is another spelling.",
+            no_output(good.replace("7", "7.0"), "must be an integer from 0 to 1000"),
+        ),
+        "scalar-beyond_fail": (
+            "Above its range.",
+            no_output(good.replace("0.2", "1.0000001"), "must lie from 0 to 1"),
+        ),
+        "not-a-number_fail": ("NaN.", no_output(good.replace("0.2", "NaN"), "not JSON")),
+        "two-values_fail": ("Something behind it.", no_output(good + "1", "not JSON")),
+        "a-list_fail": ("No object.", no_output(f"[{good}]", "must be an object")),
+    }
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))

@@ -1,0 +1,208 @@
+"""tally rules: check a file of rules, hold an owner's evidence against it, grant a licence; without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tallystick.cli.inspection import LogKind, read_package
+from tallystick.cli.options import AsJson, Out, Trusted, load_trusted
+from tallystick.cli.terminal import answer, say
+from tallystick.errors import InvalidInput, Mismatch, StoreError
+from tallystick.monitor.compliance import (
+    LARGEST_FLOP,
+    OWNER_REPORT_LIMIT,
+    Dossier,
+    Fleet,
+    GrantedLicence,
+    RunFacts,
+    judge_fleet,
+    judge_rules,
+    licence_statement,
+    parse_owner_findings,
+    read_licence,
+)
+from tallystick.monitor.handover import OwnerFolder
+from tallystick.monitor.ledger import Ledger
+from tallystick.monitor.neutral import Result, read_result
+from tallystick.monitor.reconcile import LARGEST_STREAM, parse_stream, reconcile
+from tallystick.monitor.rules import RULES_LIMIT, Rules, parse_rules
+from tallystick.monitor.transcripts import DOCUMENT_LIMIT, parse_precommit, verify_report
+from tallystick.protocol.envelope import ENVELOPE_LIMIT, Envelope, parse_envelope, sign_statement
+from tallystick.protocol.signing import PublicKey
+from tallystick.reports.layout import DonePage
+from tallystick.reports.rules import RulesPage, RulesVerdictPage
+from tallystick.store.files import read_whole, write_whole
+from tallystick.store.keys import load_key, load_public_key
+
+app = typer.Typer(help="Rules about training: check them, hold evidence against them.", no_args_is_help=True)
+EXIT_CODES = {"pass": 0, "fail": 1, "unknown": 3}
+CLAIMS = ("runs", "complete", "fleet")
+
+RulesFile = Annotated[Path, typer.Argument(metavar="RULES", help="A file of rules, TOML (spec/rules.md).")]
+
+
+def register(parent: typer.Typer) -> None:
+    """Add ``tally rules`` to ``parent``."""
+    parent.add_typer(app, name="rules")
+
+
+@app.command()
+def show(rules: RulesFile, as_json: AsJson = False) -> int:
+    """Show what a file of rules asks, and the evidence that each rule needs; 2 if it is malformed."""
+    answer(RulesPage(_rules(rules)), as_json=as_json)
+    return 0
+
+
+@app.command("judge")
+def judge(
+    rules: RulesFile,
+    findings: Annotated[
+        Path,
+        typer.Argument(metavar="FINDINGS", help="Your own `tally monitor verify --json`, kept in a file."),
+    ],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="What the owner handed over, opened: runs/ and chips/.")
+    ],
+    results: Annotated[
+        list[Path] | None,
+        typer.Option("--result", metavar="FILE", help="A neutral run's result; may be repeated."),
+    ] = None,
+    licences: Annotated[
+        list[Path] | None, typer.Option("--licence", metavar="FILE", help="A licence; may be repeated.")
+    ] = None,
+    keys: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--known", metavar="FILE", help="Public key of a neutral place or licensor; may be repeated."
+        ),
+    ] = None,
+    registry: Annotated[
+        Path | None, typer.Option("--registry", metavar="DIR", help="The registry, for fleet completeness.")
+    ] = None,
+    owner: Annotated[
+        str | None, typer.Option("--owner", metavar="NAME", help="The owner's name in the registry.")
+    ] = None,
+    streams: Annotated[
+        list[Path] | None,
+        typer.Option("--stream", metavar="FILE", help="An independent list of chips; may be repeated."),
+    ] = None,
+    inspections: Annotated[
+        list[Path] | None,
+        typer.Option("--inspection", metavar="DIR", help="A sealed inspection package; may be repeated."),
+    ] = None,
+    trust: Trusted = [],  # noqa: B006 (typer copies it)
+    logs: LogKind = "chip",
+    claims: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--claim", metavar="runs|complete|fleet", help="Which claims decide; by default all three."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Hold an owner's evidence against rules: 0 if the claims asked for pass, 1 if one fails, 3 if it cannot be told."""
+    asked = tuple(claims or CLAIMS)
+    if odd := [claim for claim in asked if claim not in CLAIMS]:
+        raise InvalidInput(f"--claim {odd[0]}: must be one of {', '.join(CLAIMS)}")
+    if registry is None and (streams or inspections or owner):
+        raise InvalidInput("--owner, --stream, --inspection: need --registry")
+    if (registry is None) != (owner is None):
+        raise InvalidInput("--registry: needs --owner, the owner's name in it")
+    if not folder.is_dir():
+        raise StoreError(f"{folder}: there is no such folder")
+    asked_for = _rules(rules)
+    found = parse_owner_findings(read_whole(findings, limit=OWNER_REPORT_LIMIT, what="findings of an owner"))
+    known = [load_public_key(path) for path in keys or []]
+    fleet = Fleet("unknown", ("no registry was held against the chips shown",))
+    if registry is not None and owner is not None:
+        verdicts = [read_package(place, load_trusted(trust), logs, []) for place in inspections or []]
+        lists = [
+            parse_stream(read_whole(path, limit=LARGEST_STREAM, what="a list of chips"))
+            for path in streams or []
+        ]
+        with Ledger(registry) as ledger:
+            ledger.load_head()
+            chips = list(ledger.each_chip())
+        disagreements = reconcile(chips, lists) if lists else None
+        fleet = judge_fleet(owner, chips, found.chips, disagreements, verdicts)
+    dossier = Dossier(
+        found,
+        tuple(_runs(folder)),
+        tuple(_result(path, known) for path in results or []),
+        tuple(_licence(path, known) for path in licences or []),
+        fleet,
+    )
+    verdict = judge_rules(asked_for, dossier)
+    answer(RulesVerdictPage(verdict, asked), as_json=as_json)
+    return EXIT_CODES[verdict.asked(asked)]
+
+
+@app.command()
+def licence(
+    precommit: Annotated[
+        Path, typer.Argument(metavar="PRECOMMIT", help="The pre-commitment of the run to be licensed.")
+    ],
+    most_flop: Annotated[
+        str, typer.Option("--most-flop", metavar="N", help="The most FLOP, such as 1e25 or 10000000.")
+    ],
+    key: Annotated[
+        str, typer.Option("--key", metavar="FILE", help="The licensor's private key, or env:NAME.")
+    ],
+    out: Out,
+    as_json: AsJson = False,
+) -> int:
+    """Sign a licence to train what a pre-commitment commits to."""
+    committed = parse_precommit(read_whole(precommit, limit=DOCUMENT_LIMIT, what="a pre-commitment"))
+    try:
+        flop = int(most_flop) if most_flop.isdigit() else int(float(most_flop))
+    except (ValueError, OverflowError):
+        flop = -1
+    if not 0 <= flop <= LARGEST_FLOP:
+        raise InvalidInput(f"--most-flop {most_flop[:60]}: must be a number up to 1e40")
+    signer = load_key(key)
+    statement = licence_statement(committed.digest(), flop, signer.public_key.key_id)
+    write_whole(out, sign_statement(statement, signer))
+    values = {"licence": str(out), "precommit": committed.digest().hex(), "most_flop": str(flop)}
+    answer(DonePage(f"licensed: {out}", values, list(values.items())), as_json=as_json)
+    return 0
+
+
+def _rules(path: Path) -> Rules:
+    return parse_rules(read_whole(path, limit=RULES_LIMIT, what="rules"), what=str(path))
+
+
+def _runs(folder: Path) -> list[RunFacts]:
+    """Return the declared runs; a transcript that its report does not bind is as good as none, and said."""
+    found: list[RunFacts] = []
+    for run in OwnerFolder(folder).runs():
+        transcript = None
+        try:
+            transcript = run.directory.load_transcript()
+            verify_report(run.report, run.opening, transcript)
+        except (InvalidInput, Mismatch) as problem:
+            say(f"{run.name}: {problem}")
+            transcript = None
+        found.append(RunFacts(run.name, run.report, transcript))
+    return found
+
+
+def _signed(path: Path, known: Sequence[PublicKey]) -> tuple[Envelope, PublicKey]:
+    envelope = parse_envelope(read_whole(path, limit=ENVELOPE_LIMIT, what="a statement"), what=str(path))
+    signers = envelope.signers(known)
+    if not signers:
+        raise Mismatch(f"{path}: is not signed by any of the {len(known)} keys given with --known")
+    return envelope, signers[0]
+
+
+def _result(path: Path, known: Sequence[PublicKey]) -> tuple[str, Result]:
+    envelope, signer = _signed(path, known)
+    return signer.key_id, read_result(envelope.statement(what=str(path)), what=str(path))
+
+
+def _licence(path: Path, known: Sequence[PublicKey]) -> GrantedLicence:
+    envelope, signer = _signed(path, known)
+    return read_licence(envelope.statement(what=str(path)), signer.key_id, what=str(path))

@@ -1,0 +1,67 @@
+"""Rules, neutral orders and outputs: the vectors are accepted or refused for the reason they give."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tallystick import errors
+from tallystick.monitor.neutral import parse_order, read_values
+from tallystick.monitor.rules import parse_rules
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("rules", "neutral-order", "neutral-output")
+
+
+def cases(folder: str) -> list[Path]:
+    return sorted((ROOT / "vectors" / folder).iterdir())
+
+
+@pytest.mark.parametrize("folder", cases("rules"), ids=lambda folder: folder.name)
+def test_a_file_of_rules_has_its_digest_or_is_refused(folder: Path) -> None:
+    case = json.loads((folder / "input.json").read_text())
+    data = bytes.fromhex(case["hex"]) if "hex" in case else case["text"].encode()
+    if "reason" in case:
+        with pytest.raises(getattr(errors, case["error"]), match=case["reason"]):
+            parse_rules(data)
+        return
+    found = parse_rules(data)
+    assert found.digest == case["digest"]
+    assert [[rule.id, rule.kind] for rule in found.rules] == case["rules"]
+
+
+@pytest.mark.parametrize("folder", cases("neutral-order"), ids=lambda folder: folder.name)
+def test_an_order_tells_so_many_bits_or_is_refused(folder: Path) -> None:
+    case = json.loads((folder / "input.json").read_text())
+    data = case["order"].encode()
+    if "reason" in case:
+        with pytest.raises(getattr(errors, case["error"]), match=case["reason"]):
+            parse_order(data)
+        return
+    order = parse_order(data)
+    assert (order.encode(), order.digest(), order.bits) == (data, case["digest"], case["bits"])
+
+
+@pytest.mark.parametrize("folder", cases("neutral-output"), ids=lambda folder: folder.name)
+def test_an_output_has_its_values_or_none(folder: Path) -> None:
+    case = json.loads((folder / "input.json").read_text())
+    order = parse_order(case["order"].encode())
+    if "reason" in case:
+        with pytest.raises(getattr(errors, case["error"]), match=case["reason"]):
+            read_values(order, case["printed"].encode())
+        return
+    assert read_values(order, case["printed"].encode()) == case["values"]
+
+
+def test_the_vectors_are_what_the_script_writes(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, ROOT / "scripts" / "vectors_rules.py", tmp_path], check=True)
+    for folder in FOLDERS:
+        written, kept = (
+            {p.relative_to(root): p.read_text() for p in (root / folder).rglob("*") if p.is_file()}
+            for root in (tmp_path, ROOT / "vectors")
+        )
+        assert written == kept
