@@ -21,7 +21,9 @@ def attack(stage: Stage) -> str:
     for objection in (made_up, replace(made_up, site="log", element=-1), replace(made_up, site="nothing")):
         claim.write_document(claim.objection_path, objection.encode())
         ruling = dispute(run, claim, stage.source)
-        must((ruling.loser, ruling.step) == ("auditor", AT), f"the judge says {ruling.loser}: {ruling.reason}")
+        must(
+            (ruling.loser, ruling.step) == ("auditor", AT), f"the judge says {ruling.loser}: {ruling.reason}"
+        )
         said.append(ruling.reason)
     claim.write_document(claim.objection_path, replace(made_up, run="00" * 32).encode())
     must_refuse(lambda: dispute(run, claim, stage.source), naming="objects to run")

@@ -127,9 +127,9 @@ class DoubtingTape(FollowTape):
         """Round as the log says, after asking for half of the reach."""
         grid = self.table.sites.get((kind, ordinal))
         payload = self.frame.find(SiteAddress(self.rank, 0, kind, ordinal))
-        asked = grid is not None and payload is not None and x.numel()
-        if asked and self._is_near(grid, payload, x, torch.empty_like(out), old, key, name):
-            self.doubts.add(name)
+        if grid is not None and payload is not None and x.numel():
+            near = self._is_near(grid, payload, x, torch.empty_like(out), old, key, name)
+            self.doubts |= {name} if near else set()
         super().round(kind, ordinal, x, out=out, old=old, key=key, name=name)
 
     def _is_near(
