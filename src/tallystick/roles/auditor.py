@@ -217,9 +217,21 @@ def open_replay(
     Raises:
         InvalidInput: the specification states a policy that does not exist.
     """
-    policy = policy_of(specification.policy.name, specification.policy.parameters)
+    policy_of(specification.policy.name, specification.policy.parameters)
     if source.digest != specification.job.source_digest:
         return _cannot("job source", source.digest, specification.job.source_digest)
+    return open_program(specification, source, jitter=jitter, device=device)
+
+
+def open_program(
+    specification: Specification, source: JobSource, *, jitter: bool = False, device: str = "cpu"
+) -> Replay | Deviation:
+    """Return the same for a program that need not be the job: what a party runs in its own defence.
+
+    Raises:
+        InvalidInput: the specification states a policy that does not exist.
+    """
+    policy = policy_of(specification.policy.name, specification.policy.parameters)
     job = source.build(specification.job.settings)
     job.steps = specification.steps
     if job.dataset_digest != specification.job.dataset_digest:

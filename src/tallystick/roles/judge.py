@@ -45,6 +45,7 @@ from tallystick.roles.auditor import (
     compare_step,
     find_noisy_sites,
     is_excused,
+    open_program,
     open_replay,
 )
 from tallystick.roles.log_judge import rule_on_log
@@ -105,6 +106,23 @@ class DisputeResult:
 
 
 Defence = Callable[[Specification], Replay]
+
+
+def defend_with(source: JobSource) -> Defence:
+    """Return the defence of a trainer who answers with the program ``source``, which need not be the job's.
+
+    Opening it raises InvalidInput where that program has other data or sites than the order.
+    """
+
+    def defence(specification: Specification) -> Replay:
+        opened = open_program(specification, source)
+        if isinstance(opened, Deviation):
+            raise InvalidInput(
+                f"the trainer's program {source.path}: {opened.subject} is {opened.own}.., the order has {opened.stated}.."
+            )
+        return opened
+
+    return defence
 
 
 def dispute(

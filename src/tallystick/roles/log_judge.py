@@ -106,10 +106,10 @@ def _nobody(reason: str) -> LogRuling:
 
 def _doubting(replay: Replay, frame: bytes) -> DoubtingTape:
     """Return the tape that follows ``frame`` in the session's next step, as every follower's does, and notes doubts."""
-    plain = replay.session.follow_tape(frame)
-    return DoubtingTape(
-        plain.policy, plain.table, plain.frame, plain.base, plain.rank, sites=plain.sites
-    )  # its table before the step: the frame's changes apply again
+    session = replay.session
+    plain = session.follow_tape(frame)
+    # The table before the step: a plain tape's own has the frame's changes already.
+    return DoubtingTape(plain.policy, session.table, plain.frame, plain.base, plain.rank, sites=plain.sites)
 
 
 @dataclass

@@ -8,7 +8,7 @@ on as its auditor would: a claim, then a dispute. A false accusation is an audit
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,18 @@ class HonestMatrix:
     @property
     def is_met(self) -> bool:
         """Whether every audit gave a verdict and none accuses."""
-        return self.false_accusations == 0 and all(audit.verdict is not None for audit in self.audits)
+        whole = all(audit.verdict is not None and audit.error is None for audit in self.audits)
+        return self.false_accusations == 0 and whole
+
+    def fields(self) -> dict[str, Any]:
+        """Return the matrix as JSON."""
+        return {
+            "audits": [
+                {**asdict(audit), "false_accusation": audit.is_false_accusation} for audit in self.audits
+            ],
+            "false_accusations": self.false_accusations,
+            "met": self.is_met,
+        }
 
 
 def measure_honest(
@@ -86,7 +97,6 @@ def measure_honest(
     profiles: Sequence[str] = PROFILES,
     steps: int = STEPS,
     say: Callable[[str], None] = lambda line: None,
-    show: Callable[[HonestAudit], None] = lambda audit: None,
     child: Child = run_child,
 ) -> HonestMatrix:
     """Record every job under every policy in ``place``, audit it under every profile, and return what was said.
@@ -104,7 +114,10 @@ def measure_honest(
                 if problem is None:
                     say(f"{job}, {policy}: audit under {profile}")
                     found = _audit(child, run, found)
-                show(found)
+                say(
+                    f"  {found.verdict or found.error}"
+                    + ("" if found.outcome is None else f", {found.outcome}")
+                )
                 audits.append(found)
     return HonestMatrix(tuple(audits))
 
