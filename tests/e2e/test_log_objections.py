@@ -60,13 +60,13 @@ def with_frame(run: RunDirectory, path: Path, edit: Callable[[Frame], Frame]) ->
     return copy
 
 
-def added(*elements: int) -> Callable[[Frame], Frame]:
+def added(*elements: int, side: int = 1) -> Callable[[Frame], Frame]:
     """Entries of elements that are far from every boundary: a follower does not obey them."""
 
     def edit(frame: Frame) -> Frame:
         numel = PARAMETERS["conv2.weight"].numel()
         at = np.asarray(elements, dtype=np.int64)
-        entries = SparseEntries(numel, 1, at, np.ones(at.size, dtype=np.int64))
+        entries = SparseEntries(numel, 1, at, np.full(at.size, side))
         return Frame.of({**dict(frame.sites), SITE: encode(entries)})
 
     return edit
@@ -166,7 +166,7 @@ def test_a_false_objection_does_not_save_a_trainer_whose_state_is_false(
 def test_what_lies_between_half_of_a_limit_and_the_limit_blames_nobody(
     honest: RunDirectory, tmp_path: Path
 ) -> None:
-    """An entry between one and two bands from its boundary: another honest machine could have seen it beyond, and so could none."""
+    """An entry between one and two bands from its boundary: another honest machine could have seen it beyond."""
     specification = honest.load_specification()
     if specification.policy.name == "fp64":
         return  # its bands are so narrow that no element of so small a tensor lies in between
@@ -176,22 +176,22 @@ def test_what_lies_between_half_of_a_limit_and_the_limit_blames_nobody(
     near = find_near_element(replay, honest, state)
     replay.session.close()
     assert near is not None
-    run = with_frame(honest, tmp_path / "run", added(near))
-    result = dispute(run, objecting(run, tmp_path / "claim", element=near), SOURCE)
+    run = with_frame(honest, tmp_path / "run", added(near[0], side=near[1]))
+    result = dispute(run, objecting(run, tmp_path / "claim", element=near[0]), SOURCE)
 
     assert (result.loser, result.outcome, result.step) == ("none", "cannot_reproduce", AT)
     assert "too near a rule's limit" in result.reason
 
 
-def find_near_element(replay: Any, run: RunDirectory, state: Any) -> int | None:
-    """Return an element of the site between one and two bands of a boundary whose own side the log would state."""
+def find_near_element(replay: Any, run: RunDirectory, state: Any) -> tuple[int, int] | None:
+    """Return an element of the site between one and two bands of a boundary, and the side on which it lies."""
     import torch
 
     from tallystick.execution.snapshot import load_state
     from tallystick.numerics.log import SiteGrid
     from tallystick.numerics.rounding import find_candidates
 
-    transcript, found = run.load_transcript(), list[int]()
+    transcript, found = run.load_transcript(), list[tuple[int, int]]()
     load_state(replay.session, state)
     for step in range(AT - AT % EVERY, AT):
         replay.follow(transcript.record(step), run.load_frames(transcript, step, step + 1)[step])
@@ -211,8 +211,8 @@ def find_near_element(replay: Any, run: RunDirectory, state: Any) -> int | None:
             for at in beyond:
                 place = reach["wide"].index.tolist().index(at)
                 upper, lower = float(reach["wide"].upper[place]), float(reach["wide"].lower[place])
-                if abs(float(own[at]) - upper) < abs(float(own[at]) - lower):
-                    found.append(at)  # the entry states the upper side, which is its own: nothing moves
+                side = int(abs(float(own[at]) - upper) < abs(float(own[at]) - lower))
+                found.append((at, side))  # the entry states its own side: nothing moves
         honest_round(kind, ordinal, x, **more)
 
     tape.round = looking
