@@ -318,8 +318,8 @@ def _record_of(
     position: DisputedPosition,
     found: OperatorResult,
 ) -> bytes | None:
-    """Return the portable record of a dispute that ended at an operator, else None."""
-    if found.evidence is None or found.loser is None:
+    """Return the portable record of a dispute that ended at an operator, None if there is none or it would show nothing."""
+    if found.evidence is None or found.loser is None or not found.evidence.finding.is_shown:
         return None
     evidence = found.evidence
     needed = needs_log(found.operator)
