@@ -1,4 +1,4 @@
-"""The judge's verdict as a document, what it rests on, and how a reader checks that (spec/dispute.md 9).
+"""The judge's verdict as a document, what it rests on, and how a reader checks that (spec/dispute.md 11).
 
 A verdict names a step for one of three reasons: a game over states led there, the parties' records of a step whose states
 they agree on differ, or the auditor objects to the trainer's log of such a step. What shows which of them it was travels

@@ -2,7 +2,7 @@
 
 Such a log lies and moves nothing, so no game over states leads to it. The judge repeats the step from the agreed state under
 the trainer's committed frame, as for a disputed state, and keeps three zones apart, each as wide as noise within the bands
-can make it (spec/dispute.md 7):
+can make it (spec/dispute.md 10):
 
 - a rule is broken by the judge's own values, and its own measured noise cannot be the cause: the trainer loses;
 - no rule is broken, and at the site that the auditor named nothing comes near to it, every limit being half of what it
