@@ -194,7 +194,7 @@ class ClaimPage:
         headline = (
             f"match: {counted(self.steps, 'step')} repeated, both sides have one root"
             if agree
-            else f"mismatch: first deviation at step {self.first_step}"
+            else f"mismatch: {'; '.join(self._differences())}"
         )
         rows: list[Row] = [
             ("run", self.run),
@@ -209,6 +209,10 @@ class ClaimPage:
         if not agree:
             rows.append(("next", f"tally dispute {self.run} {self.claim}"))
         return page(headline, STYLES[self.verdict], rows)
+
+    def _differences(self) -> list[str]:
+        roots = [] if self.root == self.trainer_root else ["the roots differ"]
+        return roots + ([] if self.first_step is None else [f"first deviation at step {self.first_step}"])
 
     def _objection_rows(self) -> list[Row]:
         found = self.objection

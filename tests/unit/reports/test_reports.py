@@ -316,6 +316,13 @@ def test_a_claim_matches_only_if_the_roots_are_one_and_nothing_deviated() -> Non
     assert replace(CLAIM, first_step=2).verdict == "mismatch"
     assert "tally dispute /runs/one /runs/claim" in joined(replace(CLAIM, root="cd" * 32, first_step=2))
     assert "tally dispute" not in joined(CLAIM)
+    objection = LogObjection("11" * 32, 2, "gradient of w", 5, "too far from a boundary")
+    lying = joined(replace(CLAIM, first_step=2, objection=objection))
+    assert "mismatch: first deviation at step 2" in lying
+    assert "to the log of step 2, gradient of w, element 5: too far from a boundary" in lying
+    assert "the roots differ; first deviation at step 2" in joined(
+        replace(CLAIM, root="cd" * 32, first_step=2)
+    )
 
 
 # ----------------------------------------------------------------------------------- verdicts and proofs
