@@ -93,7 +93,9 @@ def rule_on_log(
             return _nobody(
                 f"step {step}: the judge's own noise can explain what it sees in the log: {noisy[0]}"
             )
-        return LogRuling(Ruling("trainer", f"the log breaks a rule: {held}"), "fault")
+        where = held.subject if held.element is None else f"{held.subject}, element {held.element}"
+        reason = f"step {step}: the log breaks a rule at {where}: {held.own}"
+        return LogRuling(Ruling("trainer", reason), "fault")
     if objection.site in {doubt.removeprefix(f"step {step}: ") for doubt in tape.doubts}:
         return _nobody(f"step {step}: {objection.site} lies too near a rule's limit to tell who is right")
     reason = f"step {step}: the auditor objects to {objection.site}, and nothing there comes near to breaking a rule"
