@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from stage import AT, EVERY, Stage, audit, main, must, told
+from stage import AT, EVERY, Stage, main
 
 from tallystick.store.files import frame_digest
 from tallystick.testing.cheats import forge
@@ -23,17 +23,7 @@ def attack(stage: Stage) -> str:
             else replace(r, log_bytes=len(frames[r.step]), log=frame_digest(frames[r.step]))
         ),
     )
-    report = audit(run, stage.source)
-    must(report.verdict in ("mismatch", "log_violation"), f"the audit says {report.verdict}")
-    must(report.first is not None and report.first.step == AT, f"the audit says {report.first}")
-    # Entries that lie out of reach are not obeyed. Where that leads to the trainer's own states all the same, there is
-    # nothing left to dispute: the log is false, and it moved nothing.
-    ruling = stage.dispute(run)
-    must(
-        ruling.loser == "trainer" or ruling.outcome == "agreement",
-        f"the judge blames {ruling.loser}: {ruling.reason}",
-    )
-    return f"audit ({told(report)}); judge: {ruling.loser} loses, {ruling.reason}"
+    return stage.caught_by_audit_and_dispute(run, step=AT, verdicts={"mismatch", "log_violation"})
 
 
 if __name__ == "__main__":

@@ -1,12 +1,16 @@
 """Steers inside the bands at maximum strength: every element that a log may choose is chosen to one side.
 
-Nothing here breaks a rule, so nobody is accused; the question is how far it leads. The script measures it
-against two honest recordings, one of them with last-bit noise, and holds the audit to what it prints: the
-largest move of a step's gradient must not exceed the steer that the audit says a log could have given.
+Nothing here breaks a rule, so nobody is accused; the question is how far it leads. The script measures it against an
+honest recording, and holds it to two bounds. A step's gradient must not move by more than the steer that the audit says a
+log could have given. And the weights must not end farther from the honest ones than all these moves together push them:
+with SGD a move d of a step's gradient moves the weights by rate * d / (1 - momentum) in the end, so steps of gradients g
+under a steer s by at most s * sum(rate * |g|) / (1 - momentum). What training makes of a push is not in that bound; on
+this run it does not add to it.
 """
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -14,36 +18,64 @@ from stage import STEPS, Stage, audit, main, must
 from torch import Tensor
 
 from tallystick.execution.session import Session
-from tallystick.execution.tape import RecordTape, entry_budget, is_noise_only
-from tallystick.numerics.log import GridTable, Kind, SiteAddress, SparseEntries, encode
+from tallystick.execution.tape import RecordTape, is_noise_only
+from tallystick.numerics.log import (
+    GridTable,
+    Kind,
+    Parities,
+    SiteAddress,
+    SparseEntries,
+    decode_parities,
+    encode,
+    encode_parities,
+)
+from tallystick.numerics.policy import entry_budget, move_budget
 from tallystick.numerics.rounding import NO_KEY, Key, find_candidates
 from tallystick.roles.trainer import record
 from tallystick.store.files import RunDirectory
 
 
 class SteeringTape(RecordTape):
-    """Takes the upper value wherever a follower will obey, up to the budget of entries."""
+    """Takes the upper value wherever a follower will obey, up to the budget of entries or of moved elements."""
 
     steered = 0
+    squares = 0.0
+    pushes: ClassVar[list[float]] = []  # |g| of each step
 
     def round(self, kind: Kind, ordinal: int, x: Tensor, *, out: Tensor, old: Tensor | None = None,
               key: Key = NO_KEY, name: str) -> None:  # fmt: skip
         source = x.clone() if out is x else x
         super().round(kind, ordinal, x, out=out, old=old, key=key, name=name)
         grid = self._grids[(kind, ordinal)]
-        if kind != Kind.GRADIENT or grid.parity or is_noise_only(grid):
+        if kind != Kind.GRADIENT or is_noise_only(grid):
             return
+        self.squares += float(source.double().square().sum())
         found = find_candidates(source, grid, old=old, key=key)
-        most = entry_budget(grid, x.numel())
-        at, upper = found.index[:most], found.upper[:most]
+        flat, upper = out.reshape(-1), torch.from_numpy(found.upper).to(out)
+        address = SiteAddress(self.rank, 0, kind, ordinal)
+        if grid.parity:
+            # An honest log between two machines moves a few elements; all that a follower lets pass go upwards.
+            apart = torch.from_numpy(found.index)[flat[torch.from_numpy(found.index)] != upper]
+            at = apart[: move_budget(grid, x.numel())].numpy()
+            chosen = np.isin(found.index, at)
+            flat[torch.from_numpy(at)] = upper[torch.from_numpy(chosen)]
+            bits = decode_parities(self.payloads[address], x.numel()).bits.copy()
+            bits[at] ^= 1
+            self.payloads[address] = encode_parities(Parities.of(bits))
+            SteeringTape.steered += int(at.size)
+            return
+        at = found.index[: entry_budget(grid, x.numel())]
         if at.size:
-            flat = out.reshape(-1)
-            flat[torch.from_numpy(at)] = torch.from_numpy(upper).to(flat)
+            flat[torch.from_numpy(at)] = upper[: at.size]
             entries = SparseEntries(x.numel(), 1, at, np.ones(at.size, dtype=np.int64))
-            self.payloads[SiteAddress(self.rank, 0, kind, ordinal)] = encode(entries)
+            self.payloads[address] = encode(entries)
             SteeringTape.steered += int(at.size)
         else:
-            self.payloads.pop(SiteAddress(self.rank, 0, kind, ordinal), None)
+            self.payloads.pop(address, None)
+
+    def finish(self) -> bytes:
+        SteeringTape.pushes.append(self.squares**0.5)
+        return super().finish()
 
 
 @contextmanager
@@ -71,6 +103,7 @@ def attack(stage: Stage) -> str:
     honest = stage.honest_run("honest")
     start, end = weights(honest, 0), weights(honest, STEPS)
     trained = float(np.linalg.norm(end - start))
+    SteeringTape.steered, SteeringTape.pushes = 0, []
     with steering():
         record(stage.order(), stage.run())
     moved = float(np.linalg.norm(weights(stage.run(), STEPS) - end)) / trained
@@ -82,11 +115,20 @@ def attack(stage: Stage) -> str:
         freedom.largest_move <= freedom.largest_steer,
         f"a step's gradient moved by {freedom.largest_move:.3g}, the audit allows {freedom.largest_steer:.3g}",
     )
-    must(moved < 0.5, f"the weights ended {moved:.3g} of the distance trained from the honest ones")
+    rates = [{n: v for _, n, v in r.schedule} for r in stage.run().load_transcript().records]
+    numbers = [(float.fromhex(str(r["lr"])), float.fromhex(str(r["momentum"]))) for r in rates]
+    path = sum(
+        lr / (1 - momentum) * g for (lr, momentum), g in zip(numbers, SteeringTape.pushes, strict=True)
+    )
+    bound = freedom.largest_steer * path / trained
+    must(
+        moved <= bound,
+        f"the weights ended {moved:.3g} of the distance trained away, the bound is {bound:.3g}",
+    )
     return (
-        f"the bound, not a verdict: {SteeringTape.steered} entries in {STEPS} steps, all within the rules; "
-        f"the audit prints a steer of at most {freedom.largest_steer:.3g} of a step's gradient, this log used "
-        f"{freedom.largest_move:.3g}, and the weights ended {moved:.3g} of the distance trained from the honest ones"
+        f"the bound, not a verdict: {SteeringTape.steered} choices in {STEPS} steps, all within the rules; the audit allows "
+        f"a steer of {freedom.largest_steer:.3g} of a step's gradient, this log used {freedom.largest_move:.3g}; the weights "
+        f"ended {moved:.3g} of the distance trained from the honest ones, the bound is {bound:.3g}"
     )
 
 

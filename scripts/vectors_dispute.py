@@ -268,8 +268,8 @@ def _failing(one: Case) -> dict[str, tuple[str, Case]]:
             failing(other, 3, "is not what its last move names"),
         ),
         "swapped-input_fail": (
-            "An input is opened with other bytes than its leaf commits to: the trainer is at fault, the ruling says the auditor.",
-            failing(changed(swapped, "ruling", "loser", to="auditor"), 5, "speaks against the trainer"),
+            "An input is opened with other bytes than its leaf commits to: its holder may have done it, so it blames nobody.",
+            failing(swapped, 5, "who spoilt it, the record cannot show"),
         ),
         "other-loser_fail": (
             "The operator speaks against the trainer, the ruling against the auditor.",

@@ -1,4 +1,4 @@
-"""Write the test vectors of transparency-log, attestation, audit-draw and evidence-bundle.
+"""Write the test vectors of transparency-log, attestation, audit-draw, evidence-bundle and dispute-verdict.
 
 Everything comes from hashlib, json and an Ed25519 library used straight from the spec pages, or was published or made by
 another implementation; nothing here imports the package.
@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from vectors_monitor import canonical, sha, tickets
 
 Case = dict[str, Any]
-ROOMS = ("transparency-log", "attestation", "audit-draw", "evidence-bundle")
+ROOMS = ("transparency-log", "attestation", "audit-draw", "evidence-bundle", "dispute-verdict")
 
 # Documentation of golang.org/x/mod/sumdb/note, and C2SP signed-note.
 GO_VKEY = "PeterNeumann+c74f20a3+ARpc2QcUPDhMQegwxbzhKqiBfsVkmqq/LDE4izWy10TW"
@@ -66,6 +66,7 @@ def write(root: Path) -> None:
         "attestation": attestation_cases(),
         "audit-draw": draw_cases(),
         "evidence-bundle": bundle_cases(),
+        "dispute-verdict": verdict_cases(),
     }
     for room, found in cases.items():
         for name, (why, case) in found.items():
@@ -521,6 +522,177 @@ def bundle_cases() -> dict[str, tuple[str, Case]]:
             wrong("field 'note' is unknown", bundle([], note=1)),
         ),
         "no-newline_fail": ("An index without an end.", wrong("has no index", bundle([])[:-2])),
+    }
+
+
+class LetterRun:
+    """A run of eight steps, committed every two, whose states are hashes of letters; ``own`` are those of one side alone."""
+
+    STEPS, EVERY = 8, 2
+
+    def __init__(self, side: str, own: range, loss: str | None = None) -> None:
+        def state(done: int) -> str:
+            return hashlib.sha256(f"{side if done in own else 'both'} {done}".encode()).hexdigest()
+
+        self.state = [state(done) for done in range(self.STEPS + 1)]
+        self.specification: Case = {
+            "accumulation": 1, "checkpoint_every": self.EVERY, "format": "tallystick/run/1", "initial_state": self.state[0],
+            "job": {"dataset_digest": None, "path": "jobs/letters.py", "settings": {}, "source_digest": "11" * 32},
+            "notes": {"densified": [], "lifted_casts": []}, "policy": {"name": "fp64", "parameters": {"precision": 24}},
+            "seed": 1, "sites": [], "steps": self.STEPS, "versions": {"torch": "2.13.0"}, "world_size": 1,
+        }  # fmt: skip
+        self.records: list[Case] = [
+            {
+                "batch": "22" * 32, "fingerprint": self.state[step + 1][:16], "log": "33" * 32, "log_bytes": 0,
+                "loss": loss if step == 3 else None, "micro_batches": 1, "rank": 0, "schedule": [], "skipped": False,
+                "state_root": self.state[step + 1] if (step + 1) % self.EVERY == 0 else None, "step": step,
+            }
+            for step in range(self.STEPS)
+        ]  # fmt: skip
+        texts = [b"tallystick/specification/1\0" + canonical(self.specification)]
+        texts += [b"tallystick/step/1\0" + canonical(record) for record in self.records]
+        self.leaves = [hashlib.sha256(b"\0" + text).digest() for text in texts]
+        self.root = merkle_root(self.leaves).hex()
+        self.statement = canonical(
+            {
+                "final_state": self.state[-1], "format": "tallystick/run-statement/1", "root": self.root,
+                "steps": self.STEPS, "tree_size": self.STEPS + 1,
+            }
+        ).decode()  # fmt: skip
+
+    def proof(self, step: int) -> str:
+        path = [node.hex() for node in merkle_path(1 + step, self.leaves)]
+        document = {
+            "format": "tallystick/step-proof/1", "index": 1 + step, "path": path, "record": self.records[step],
+            "tree_size": len(self.leaves), "world_size": 1,
+        }  # fmt: skip
+        return canonical(document).decode()
+
+
+def merkle_root(leaves: list[bytes]) -> bytes:
+    """RFC 9162, section 2.1.1."""
+    if len(leaves) == 1:
+        return leaves[0]
+    half = 1 << (len(leaves) - 1).bit_length() - 1
+    return hashlib.sha256(b"\1" + merkle_root(leaves[:half]) + merkle_root(leaves[half:])).digest()
+
+
+def merkle_path(index: int, leaves: list[bytes]) -> list[bytes]:
+    """RFC 9162, section 2.1.3.1."""
+    if len(leaves) == 1:
+        return []
+    half = 1 << (len(leaves) - 1).bit_length() - 1
+    if index < half:
+        return [*merkle_path(index, leaves[:half]), merkle_root(leaves[half:])]
+    return [*merkle_path(index - half, leaves[half:]), merkle_root(leaves[:half])]
+
+
+def verdict_cases() -> dict[str, tuple[str, Case]]:
+    """Both sides end in one state and differ after four to six steps; the game of bisection is written out by hand."""
+    t, a = LetterRun("trainer", range(4, 7)), LetterRun("auditor", range(4, 7))
+    moves = [
+        [party, at, run.state[at]] for at in (2, 4, 3) for party, run in (("trainer", t), ("auditor", a))
+    ]  # of checkpoints 0 to 6 they agree on 2 and not on 4; after step 3 they agree, so it is the one from 3 to 4
+    document: Case = {
+        "ends": [t.proof(5), a.proof(5)], "format": "tallystick/dispute-verdict/1", "loser": "trainer", "moves": moves,
+        "objection": None, "operator": None, "outcome": "fault", "reason": "step 3: another batch", "records": None,
+        "rounds": 3, "rounds_per_level": {"checkpoints": 2, "steps": 1}, "step": 3,
+    }  # fmt: skip
+    sides = {
+        "run": t.statement,
+        "auditor_run": a.statement,
+        "specification": canonical(t.specification).decode(),
+    }
+
+    def case(**changes: Any) -> Case:
+        return {
+            "operation": "verdict",
+            "verdict": canonical({**document, **changes}).decode(),
+            **sides,
+        }
+
+    def wrong(reason: str, error: str = "Mismatch", **changes: Any) -> Case:
+        return refused(case(**changes), error, reason)
+
+    told, said = (
+        LetterRun("both", range(0), loss) for loss in ("0x1.0000000000000p+0", "0x1.8000000000000p+0")
+    )
+    unplayed: Case = {"ends": None, "moves": [], "rounds": 0, "rounds_per_level": {}}
+    objection: Case = {
+        "element": 3, "format": "tallystick/log-objection/1", "rule": "1 of 1 entries lie farther than twice the band",
+        "run": t.root, "site": "gradient of weight", "step": 1,
+    }  # fmt: skip
+    logged = {**unplayed, "objection": objection, "step": 1}
+    recorded = {
+        **case(**unplayed, records=[told.proof(3), said.proof(3)]),
+        "run": told.statement,
+        "auditor_run": said.statement,
+    }
+    other = LetterRun("other", range(4, 7))
+    return {
+        "false-state-in-the-middle": (
+            "Both sides end in one state; the game opens at the last checkpoint on which they differ.",
+            case(),
+        ),
+        "records-differ": ("The states agree, the loss of step 3 does not.", recorded),
+        "log-objection": ("The states agree, and the auditor objects to the log of step 1.", case(**logged)),
+        "log-objection-before-the-game": (
+            "The game leads to step 3, and the log of step 1 is ruled on.",
+            case(objection=objection, step=1),
+        ),
+        "nothing-in-dispute": (
+            "No step.",
+            case(**unplayed, loser="none", outcome="agreement", reason="one state", step=None),
+        ),
+        "another-step_fail": ("Step 2.", wrong("its moves lead to step 3", step=2)),
+        "no-ground_fail": ("A step, and nothing that leads to it.", wrong("nothing shows why", **unplayed)),
+        "move-missing_fail": ("One answer less.", wrong("do not lead to one step", moves=moves[:-1])),
+        "another-runs-end_fail": (
+            "The proof of another run's record.",
+            wrong("leads to root", ends=[other.proof(5), a.proof(5)]),
+        ),
+        "ends-agree_fail": (
+            "The game opens at a checkpoint on which both agree.",
+            wrong("nothing is disputed", ends=[t.proof(1), a.proof(1)]),
+        ),
+        "end-is-no-checkpoint_fail": (
+            "The record of a step after which nothing is committed.",
+            wrong("no checkpoint", ends=[t.proof(4), a.proof(4)]),
+        ),
+        "records-agree_fail": (
+            "Two records that say the same.",
+            wrong("do not differ", **unplayed, records=[t.proof(0), a.proof(0)], step=0),
+        ),
+        "objection-to-another-run_fail": (
+            "An objection to the log of another run.",
+            wrong(
+                "the objection is to step 1 of run", **{**logged, "objection": {**objection, "run": a.root}}
+            ),
+        ),
+        "objection-after-the-states-part_fail": (
+            "The states before step 4 are not agreed on.",
+            wrong("agree on states up to step 3", objection={**objection, "step": 4}, step=4),
+        ),
+        "two-grounds_fail": (
+            "Records and an objection.",
+            wrong("one of them decided", **logged, records=[t.proof(1), a.proof(1)]),
+        ),
+        "objection-with-empty-site_fail": (
+            "A site without a name.",
+            wrong("site must have", "InvalidInput", **{**logged, "objection": {**objection, "site": ""}}),
+        ),
+        "field-missing_fail": (
+            "A verdict that does not say where its game began.",
+            refused(
+                {
+                    "operation": "verdict",
+                    "verdict": canonical({k: v for k, v in document.items() if k != "ends"}).decode(),
+                    **sides,
+                },
+                "InvalidInput",
+                "field 'ends' is missing",
+            ),
+        ),
     }
 
 

@@ -11,9 +11,19 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).resolve().parents[2] / "attacks"
-ATTACKS = sorted(path for path in FOLDER.glob("*.py") if path.stem != "stage")
+SHARED = {"stage", "court", "forgery"}  # what the scripts have in common
+ATTACKS = sorted(path for path in FOLDER.glob("*.py") if path.stem not in SHARED)
 ALSO_FP64 = {"edited_weights", "forged_entry", "other_form", "steered_log", "wide_band", "wide_scale"}
 CASES = [(path, "fp32") for path in ATTACKS] + [(path, "fp64") for path in ATTACKS if path.stem in ALSO_FP64]
+CASES += [(FOLDER / "steered_log.py", "bf16")]
+# Who notices, or loses, in the words of each script; of all others it is the trainer that loses.
+BY = {
+    "altered_proofs": "the verifier", "back_dated_log": "the reader", "clock_games": "the rules of the game",
+    "false_objection": "judge: auditor loses", "flooding_auditor": "auditor loses", "forged_record": "the reader of the record",
+    "lying_auditor": "judge: auditor loses", "other_chunk_size": "the verifier", "proof_of_another_run": "the verifier",
+    "rewritten_log": "witness", "steered_log": "the bound, not a verdict", "swapped_statements": "the reader",
+    "two_answers": "the reader of the bundle", "unopened_state": "the judge, who takes no state",
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +36,7 @@ def test_an_attack_is_caught(path: Path, policy: str, tmp_path: Path) -> None:
     attack = importlib.import_module(path.stem).attack
     stage = importlib.import_module("stage").Stage(tmp_path, policy)
 
-    assert attack(stage)
+    assert BY.get(path.stem, "trainer loses") in attack(stage)
 
 
 def test_an_attack_that_nobody_notices_is_told_apart(tmp_path: Path) -> None:

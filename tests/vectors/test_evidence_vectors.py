@@ -1,4 +1,4 @@
-"""Every case of vectors/{transparency-log,attestation,audit-draw,evidence-bundle}."""
+"""Every case of vectors/{transparency-log,attestation,audit-draw,evidence-bundle,dispute-verdict}."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ from tallystick.protocol.notes import parse_note, parse_vkey
 from tallystick.protocol.sample import parse_draw
 from tallystick.protocol.signing import parse_public_key
 from tallystick.protocol.tlog import LogEntry, parse_log_proof
+from tallystick.protocol.transcript import parse_run_statement, parse_specification
+from tallystick.protocol.verdict import parse_verdict, verify_verdict
 
 REPOSITORY = Path(__file__).parents[2]
-ROOMS = ("transparency-log", "attestation", "audit-draw", "evidence-bundle")
+ROOMS = ("transparency-log", "attestation", "audit-draw", "evidence-bundle", "dispute-verdict")
 CASES = sorted(folder for room in ROOMS for folder in (REPOSITORY / "vectors" / room).iterdir())
 ERRORS = {"InvalidInput": InvalidInput, "Mismatch": Mismatch}
 
@@ -70,6 +72,13 @@ def bundle(bundle: str, members: list[list[str]] | None = None) -> None:
     assert [[m.kind, m.name, m.data.hex()] for m in parsed.members] == members
 
 
+def verdict(verdict: str, run: str, auditor_run: str, specification: str) -> None:
+    parsed = parse_verdict(verdict.encode())
+    assert parsed.encode() == verdict.encode()
+    trainer, auditor = parse_run_statement(run.encode()), parse_run_statement(auditor_run.encode())
+    assert verify_verdict(parsed, trainer, auditor, parse_specification(specification.encode()))
+
+
 OPERATIONS: dict[str, Callable[..., None]] = {
     "note": note,
     "log-proof": log_proof,
@@ -78,6 +87,7 @@ OPERATIONS: dict[str, Callable[..., None]] = {
     "model-signature": model_signature,
     "audit-draw": audit_draw,
     "bundle": bundle,
+    "verdict": verdict,
 }
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tallystick.cli.options import AsJson, Device, JobName, ProfileName, choose_source, parse_steps
+from tallystick.cli.options import AsJson, Device, JobName, ProfileName, choose_source, find_job, parse_steps
 from tallystick.cli.profiles import check_device, rerun_under
 from tallystick.cli.sampling import (
     AnnouncementFile,
@@ -113,6 +113,14 @@ RecordOut = Annotated[
         "--record",
         metavar="FILE",
         help="Where to write the portable record of a dispute that ends at an operator; by default AUDITOR_DIR/dispute.json.",
+    ),
+]
+Defence = Annotated[
+    str | None,
+    typer.Option(
+        "--defence",
+        metavar="JOB",
+        help="The trainer's own program, which is run to answer for it; by default the job plays the trainer's part.",
     ),
 ]
 LEVELS = ("operators", "steps")
@@ -267,6 +275,7 @@ def _write_claim(
         root=own.root().hex(),
         trainer_root=theirs.root().hex(),
         seconds={"total": time.perf_counter() - started},
+        objection=claim.objection,
     )
     answer(page, as_json=as_json)
     return EXIT_CODES[page.verdict]
@@ -277,6 +286,7 @@ def dispute(
     auditor: AuditorRun,
     job: JobName = None,
     level: LevelName = "operators",
+    defence: Defence = None,
     out: VerdictOut = None,
     record: RecordOut = None,
     key: StatementKey = None,
@@ -294,12 +304,18 @@ def dispute(
     ours, theirs = RunDirectory(_existing(trainer)), RunDirectory(_existing(auditor))
     source = choose_source(job, ours.load_specification().job.path, [trainer, auditor])
     _check_statement(key, statement)
+    if defence is not None and level != "operators":
+        raise InvalidInput(
+            "--defence: the trainer's program is heard over operators only; leave out --level steps"
+        )
+    program = None if defence is None else find_job(defence)
     signer = None if key is None else load_key(key)
 
     from tallystick.roles import judge
 
+    answering = None if program is None else judge.defend_with(program)
     try:
-        result = judge.dispute(ours, theirs, source, level=level)
+        result = judge.dispute(ours, theirs, source, level=level, defence=answering)
     except KeyboardInterrupt:
         say("interrupted: no verdict was written; both directories are as they were")
         return 130

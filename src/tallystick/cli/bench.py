@@ -17,9 +17,11 @@ from tallystick.cli.bench_chips import chip
 from tallystick.cli.bench_monitor import monitor
 from tallystick.cli.terminal import console, print_json, say
 from tallystick.errors import InvalidInput
+from tallystick.execution.determinism import parse_profile
 from tallystick.numerics.policy import find_policy
 from tallystick.reports.curves import LossPlot
 from tallystick.reports.layout import BAD, GOOD, QUIET, UNSURE, printable, share
+from tallystick.roles import measure_honest
 from tallystick.roles.bench import PARTS, SEEDS, Bench, Row, machine
 from tallystick.roles.losses import Losses
 from tallystick.store.files import write_whole
@@ -159,6 +161,63 @@ def evidence(
     table.add_row("bundle", f"{cost.members} members, {cost.bundle_bytes:,} bytes", "")
     console().print(table)
     return 0 if cost.is_met else 1
+
+
+@app.command()
+def honest(
+    job: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--job", metavar="JOB", help="Instead of digits, text and a small resnet50; may be repeated."
+        ),
+    ] = None,
+    policy: Policies = None,
+    profile: Annotated[
+        list[str] | None,
+        typer.Option("--profile", metavar="NAME", help="Only audits under this arithmetic; may be repeated."),
+    ] = None,
+    steps: Annotated[
+        int, typer.Option("--steps", metavar="N", min=1, help="Steps of each run.")
+    ] = measure_honest.STEPS,
+    as_json: AsJson = False,
+) -> int:
+    """Record honest runs, audit them on other arithmetic and count false accusations; 1 if there is any, or no verdict."""
+    for name in policy or []:
+        find_policy(name)
+    for name in profile or []:
+        parse_profile(name)
+    with tempfile.TemporaryDirectory(prefix="tallystick-bench-") as place:
+        matrix = measure_honest.measure_honest(
+            Path(place), jobs=job, policies=policy or measure_honest.POLICIES, steps=steps,
+            profiles=profile or measure_honest.PROFILES, say=say,
+        )  # fmt: skip
+    if as_json:
+        print_json({**matrix.fields(), "machine": machine()})
+        return 0 if matrix.is_met else 1
+    table = Table(title=f"tally bench honest: {steps} steps, recorded under native", title_justify="left")
+    for heading in ("job", "policy", "audited under", "verdict", "rounded otherwise", "dispute"):
+        table.add_column(heading, justify="right" if heading.startswith("rounded") else "left")
+    for audit in matrix.audits:
+        verdict = audit.error or f"{audit.verdict}" + ("" if audit.first is None else f": {audit.first}")
+        style = (
+            BAD
+            if audit.is_false_accusation or audit.verdict is None
+            else GOOD
+            if audit.verdict == "match"
+            else UNSURE
+        )
+        ruling = "" if audit.outcome is None else f"{audit.outcome}, loser {audit.loser}"
+        table.add_row(
+            audit.job,
+            audit.policy,
+            audit.profile,
+            Text(printable(verdict), style=style),
+            f"{audit.moved:,}",
+            ruling,
+        )
+    console().print(table)
+    say(f"{matrix.false_accusations} false accusations in {len(matrix.audits)} audits, must be 0")
+    return 0 if matrix.is_met else 1
 
 
 @app.command(hidden=True)

@@ -258,6 +258,14 @@ def _document(entry: Entry, what: str) -> dict[str, Any]:
     return value
 
 
+def copied_state(session: Session) -> dict[str, Entry]:
+    """Return the state by entry name, in bytes of its own: the session may go on."""
+    return {
+        entry.name: Entry(entry.name, entry.dtype, entry.shape, bytes(memoryview(entry.data).cast("B")))
+        for entry in state_entries(session)
+    }
+
+
 def _bytes_of(tensor: Tensor) -> memoryview:
     if tensor.numel() == 0:
         return memoryview(b"")

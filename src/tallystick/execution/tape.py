@@ -34,7 +34,7 @@ from tallystick.numerics.log import (
     encode_parities,
 )
 from tallystick.numerics.nearest import NearestGrid
-from tallystick.numerics.nearest_tensors import find_reaches, follow_nearest, record_nearest
+from tallystick.numerics.nearest_tensors import FollowedNearest, find_reaches, follow_nearest, record_nearest
 from tallystick.numerics.policy import SPARSEST, ActivationRule, Policy, entry_budget, move_budget
 from tallystick.numerics.rounding import (
     NO_KEY,
@@ -603,7 +603,7 @@ class FollowTape:
                 f"{found.violations} of {len(entries)} entries lie twice the band or farther from a boundary"
             )
             self.violations.append(Violation(name, found.violation, text))
-        budget = int(found.chance + 8.0 * math.sqrt(found.chance)) + 16 + found.tied
+        budget = activation_budget(found)
         if len(entries) > budget and _distinct(x, entries, rule, grid) > budget:
             text = f"{len(entries)} entries exceed the budget of {budget}"
             self.violations.append(Violation(name, -1, text))
@@ -707,6 +707,11 @@ class FollowTape:
         if self._energy > 0.0:
             self.freedom.largest_steer = math.sqrt(self._steer / self._energy)
             self.freedom.largest_move = math.sqrt(self._shifted / self._energy)
+
+
+def activation_budget(found: FollowedNearest) -> int:
+    """Return how many boundaries the entries of an activation may speak of (spec/policies.md 4, rule 8)."""
+    return int(found.chance + 8.0 * math.sqrt(found.chance)) + 16 + found.tied
 
 
 def _distinct(x: Tensor, entries: SparseEntries, rule: ActivationRule, grid: SiteGrid) -> int:

@@ -296,6 +296,8 @@ def _check_ruling(record: DisputeRecord, facts: dict[str, object], run_root: byt
     )
     if finding.fault == "unknown":
         return "needs the job", finding.reason
+    if not finding.is_shown:
+        raise Mismatch(f"{finding.reason}; who spoilt it, the record cannot show")
     loser: Party = "trainer" if finding.fault == "faulty" else "auditor"
     if loser != record.loser:
         raise Mismatch(

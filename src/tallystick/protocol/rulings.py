@@ -85,10 +85,18 @@ class Accusation:
 
 @dataclass(frozen=True)
 class Finding:
-    """What the judge found: whether the trainer's operator is at fault, and why."""
+    """What the judge found.
+
+    Attributes:
+        fault: whether the trainer's operator is at fault.
+        reason: why.
+        is_shown: whether what was opened shows it to anybody. That an opening does not fit the commitments costs the trainer
+            the game, and is the judge's word: whoever passes a record on could have spoilt the opening.
+    """
 
     fault: Fault
     reason: str
+    is_shown: bool = True
 
 
 @dataclass(frozen=True)
@@ -445,7 +453,7 @@ def rule_on_operator(
     try:
         before = verify_opened_leaf(base, opening.leaf, agreed=agreed, claimed=claimed)
     except (InvalidInput, Mismatch) as problem:
-        return Finding("faulty", f"the trainer cannot open operator {at}: {problem}")
+        return Finding("faulty", f"the trainer cannot open operator {at}: {problem}", is_shown=False)
     try:
         op = None if opening.leaf.leaf is None else parse_operator(opening.leaf.leaf)
     except InvalidInput as problem:
@@ -461,7 +469,7 @@ def rule_on_operator(
         try:
             return _end(where, op, opening, before, claimed_state)
         except (InvalidInput, Mismatch) as problem:
-            return Finding("faulty", f"{where}: what the trainer opened does not fit: {problem}")
+            return _unfit(where, problem)
     if not op.outputs and op.name != STORE:
         return Finding("unknown", f"{where}: has no output")
     try:
@@ -482,7 +490,11 @@ def rule_on_operator(
     except UnknownFormError as problem:
         return Finding("unknown", f"{where}: {problem}")
     except (InvalidInput, Mismatch) as problem:
-        return Finding("faulty", f"{where}: what the trainer opened does not fit: {problem}")
+        return _unfit(where, problem)
+
+
+def _unfit(where: str, problem: Exception) -> Finding:
+    return Finding("faulty", f"{where}: what the trainer opened does not fit: {problem}", is_shown=False)
 
 
 def _structural(at: int, op: Operator | None, own: bytes | None) -> Finding:

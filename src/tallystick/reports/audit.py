@@ -16,6 +16,7 @@ from tallystick.reports.layout import BAD, GOOD, QUIET, UNSURE, Row, counted, du
 from tallystick.reports.sample import sample_fields, sample_rows
 
 if TYPE_CHECKING:
+    from tallystick.protocol.verdict import LogObjection
     from tallystick.roles.auditor import AuditReport, Deviation, SegmentResult
     from tallystick.roles.causes import Divergence
 
@@ -151,6 +152,7 @@ class ClaimPage:
         differing_elements: of the final states.
         root, trainer_root: hexadecimal roots of the two transcripts.
         seconds: wall time.
+        objection: to the trainer's log of one step, or None.
     """
 
     run: str
@@ -162,6 +164,7 @@ class ClaimPage:
     root: str
     trainer_root: str
     seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+    objection: LogObjection | None = None
 
     @property
     def verdict(self) -> str:
@@ -178,6 +181,7 @@ class ClaimPage:
             "steps": self.steps,
             "differing_elements": self.differing_elements,
             "freedom": None,
+            "objection": None if self.objection is None else self.objection.fields(),
             "profile": self.profile,
             "root": self.root,
             "trainer_root": self.trainer_root,
@@ -190,7 +194,7 @@ class ClaimPage:
         headline = (
             f"match: {counted(self.steps, 'step')} repeated, both sides have one root"
             if agree
-            else f"mismatch: the roots differ; first deviation at step {self.first_step}"
+            else f"mismatch: {'; '.join(self._differences())}"
         )
         rows: list[Row] = [
             ("run", self.run),
@@ -199,11 +203,23 @@ class ClaimPage:
             ("own root", self.root),
             ("trainer's", self.trainer_root),
             ("final states", f"{self.differing_elements:,} elements differ"),
+            *self._objection_rows(),
             ("time", duration(self.seconds)),
         ]
         if not agree:
             rows.append(("next", f"tally dispute {self.run} {self.claim}"))
         return page(headline, STYLES[self.verdict], rows)
+
+    def _differences(self) -> list[str]:
+        roots = [] if self.root == self.trainer_root else ["the roots differ"]
+        return roots + ([] if self.first_step is None else [f"first deviation at step {self.first_step}"])
+
+    def _objection_rows(self) -> list[Row]:
+        found = self.objection
+        if found is None:
+            return []
+        where = found.site if found.element < 0 else f"{found.site}, element {found.element:,}"
+        return [("objection", f"to the log of step {found.step}, {where}: {found.rule}")]
 
 
 def deviation_fields(deviation: Deviation) -> dict[str, object]:

@@ -32,6 +32,7 @@ class DisputePage:
             "rounds_per_level": dict(result.rounds_per_level),
             "reason": result.reason,
             "moves": [list(move) for move in result.moves],
+            "objection": None if result.objection is None else result.objection.fields(),
             "operator": self._operator(),
             "record_file": self.record_file,
             "verdict_file": self.verdict_file,

@@ -8,9 +8,9 @@ entries, schedule values, data and states are each compared with the auditor's o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -23,13 +23,14 @@ from tallystick.execution.calibrate import calibrate
 from tallystick.execution.determinism import environment_versions
 from tallystick.execution.job import Job, JobSource
 from tallystick.execution.session import Session
-from tallystick.execution.snapshot import load_state, state_entries
+from tallystick.execution.snapshot import copied_state, load_state, state_entries
 from tallystick.execution.step import StepOutcome, backward_of, run_step
 from tallystick.execution.tape import FollowTape, Freedom, Violation, is_noise_only
 from tallystick.numerics.log import Kind, SiteGrid
 from tallystick.numerics.policy import policy_of
 from tallystick.protocol.sample import SegmentDraw
 from tallystick.protocol.transcript import Specification, StepRecord, Transcript
+from tallystick.protocol.verdict import LONGEST_TEXT, WHOLE_SITE, LogObjection
 from tallystick.roles.trainer import Phases, Progress, open_session, step_record
 from tallystick.store.files import RunDirectory
 
@@ -216,9 +217,21 @@ def open_replay(
     Raises:
         InvalidInput: the specification states a policy that does not exist.
     """
-    policy = policy_of(specification.policy.name, specification.policy.parameters)
+    policy_of(specification.policy.name, specification.policy.parameters)
     if source.digest != specification.job.source_digest:
         return _cannot("job source", source.digest, specification.job.source_digest)
+    return open_program(specification, source, jitter=jitter, device=device)
+
+
+def open_program(
+    specification: Specification, source: JobSource, *, jitter: bool = False, device: str = "cpu"
+) -> Replay | Deviation:
+    """Return the same for a program that need not be the job: what a party runs in its own defence.
+
+    Raises:
+        InvalidInput: the specification states a policy that does not exist.
+    """
+    policy = policy_of(specification.policy.name, specification.policy.parameters)
     job = source.build(specification.job.settings)
     job.steps = specification.steps
     if job.dataset_digest != specification.job.dataset_digest:
@@ -337,14 +350,8 @@ def compare_step(
     differs("micro-batches", str(outcome.micro_batches), str(record.micro_batches))
     found += _compare_schedule(record, outcome)
     differs("loss", hex_float(outcome.loss), str(record.loss))
-    honest_loss = not found
-    found += [
-        Deviation(
-            step, "log_violation" if honest_loss else "mismatch", violation.site.removeprefix(f"step {step}: "),
-            violation.element if violation.element >= 0 else None, violation.rule, "that the log is honest",
-        )
-        for violation in violations
-    ]  # fmt: skip
+    kind: VerdictName = "mismatch" if found else "log_violation"
+    found += [replace(deviation, kind=kind) for deviation in violations_of(step, violations)]
     differs(FINGERPRINT, f"{outcome.fingerprint:016x}", record.fingerprint)
     return found
 
@@ -501,10 +508,17 @@ def is_excused(deviation: Deviation, noisy: Iterable[Deviation]) -> bool:
 
 @dataclass(frozen=True)
 class Claim:
-    """The auditor's own run, written down for a dispute."""
+    """The auditor's own run, written down for a dispute.
+
+    Attributes:
+        first_deviation: first step at which the trainer's log was left or is objected to, or None.
+        final_state: the auditor's own.
+        objection: to the trainer's log of the first step that breaks a rule, or None.
+    """
 
     first_deviation: int | None
     final_state: str
+    objection: LogObjection | None = None
 
 
 def write_claim(
@@ -518,8 +532,9 @@ def write_claim(
 ) -> Claim | Deviation:
     """Repeat the whole run from its initial state and write the auditor's own transcript and states into ``out``.
 
-    Follows the trainer's log as long as nothing deviates; after the first deviation the auditor goes on
-    with its own arithmetic and its own log.
+    Follows the trainer's log as long as it leads to what the trainer's records say; after the first step where it does
+    not, the auditor goes on with its own arithmetic and its own log. To the first step whose log breaks a rule that this
+    machine's own noise cannot have broken, it objects: a log may lie and move nothing.
     """
     transcript = directory.load_transcript()
     specification = transcript.specification
@@ -533,46 +548,111 @@ def write_claim(
         load_state(session, entries)
         out.write_checkpoint(0, list(entries.values()))
         out.write_document(out.specification_path, specification.encode())
-        deviated: int | None = None
+        writing = _ClaimWriter(directory, transcript, replay, out)
         for step in range(specification.steps):
-            record = transcript.record(step)
-            frame = b""
-            outcome = None
-            if deviated is None:
-                frame = directory.load_frames(transcript, step, step + 1)[step]
-                try:
-                    outcome, tape = replay.follow(record, frame)
-                except (InvalidInput, Nondeterminism):
-                    load_state(session, _state_before(out, replay, transcript, directory, step))
-                    deviated = step
-                else:
-                    if compare_step(record, outcome, tape.violations):
-                        deviated = step
-            if outcome is None:
-                own = session.record_tape(session.table)
-                outcome = run_step(session, replay.job, own)
-                frame = own.finish()
-                session.settle(own.table)
+            frame, outcome = writing.repeat(step)
             _write_own(out, specification, session, step, outcome, frame)
             if progress is not None:
                 progress(Progress(step, specification.steps, outcome.loss, len(frame)))
         statement = out.load_partial().statement()
+        if writing.objection is not None:
+            out.write_document(out.objection_path, writing.objection.encode())
         out.write_document(out.statement_path, statement.encode())
-        return Claim(deviated, statement.final_state)
+        first = [at for at in (writing.left, writing.objection and writing.objection.step) if at is not None]
+        return Claim(min(first, default=None), statement.final_state, writing.objection)
     finally:
         session.close()
 
 
-def _state_before(
-    out: RunDirectory, replay: Replay, transcript: Transcript, directory: RunDirectory, step: int
-) -> dict[str, Entry]:
-    """Return the state before ``step``, repeated from the auditor's last checkpoint: a failed step leaves half a state."""
-    start = step - step % transcript.specification.checkpoint_every
-    load_state(replay.session, out.load_checkpoint(start))
-    for before in range(start, step):
-        frame = directory.load_frames(transcript, before, before + 1)[before]
-        replay.follow(transcript.record(before), frame)
-    return {entry.name: entry for entry in state_entries(replay.session)}
+@dataclass
+class _ClaimWriter:
+    """An auditor on its way through a run.
+
+    Attributes:
+        left: the step from which on it has gone its own way, or None.
+        objection: to the first log that breaks a rule.
+    """
+
+    directory: RunDirectory
+    transcript: Transcript
+    replay: Replay
+    out: RunDirectory
+    left: int | None = None
+    objection: LogObjection | None = None
+
+    def repeat(self, step: int) -> tuple[bytes, StepOutcome]:
+        """Return the log of one step and what it led to."""
+        if self.left is None:
+            try:
+                frame = self.directory.load_frames(self.transcript, step, step + 1)[step]
+            except (InvalidInput, Mismatch) as problem:
+                self._object(step, "log", WHOLE_SITE, str(problem))
+                self.left = step
+            else:
+                followed = self._follow(step, frame)
+                if followed is not None:
+                    return frame, followed
+        session = self.replay.session
+        own = session.record_tape(session.table)
+        outcome = run_step(session, self.replay.job, own)
+        frame = own.finish()
+        session.settle(own.table)
+        return frame, outcome
+
+    def _follow(self, step: int, frame: bytes) -> StepOutcome | None:
+        """Repeat a step under the trainer's log; None, and the state as it was, if that cannot be done."""
+        record = self.transcript.record(step)
+        try:
+            outcome, tape = self.replay.follow(record, frame)
+        except (InvalidInput, Nondeterminism) as problem:
+            self._object(step, "log", WHOLE_SITE, str(problem))
+            load_state(self.replay.session, self._state_before(step))
+            self.left = step
+            return None
+        if compare_step(record, outcome, []):
+            self.left = step
+        if tape.violations and self.objection is None:
+            self._object_unless_noisy(step, tape.violations)
+        return outcome
+
+    def _object_unless_noisy(self, step: int, violations: Sequence[Violation]) -> None:
+        """Object to the first violation that this machine's own noise cannot explain; the session stays where it is."""
+        session = self.replay.session
+        after = copied_state(session)
+        frames = self.directory.load_frames(self.transcript, step, step + 1)
+        before = self._state_before(step)
+        noisy = find_noisy_sites(self.replay, self.transcript, step, step, frames, before)
+        load_state(session, after)
+        for deviation in violations_of(step, violations):
+            if not is_excused(deviation, noisy):
+                element = WHOLE_SITE if deviation.element is None else deviation.element
+                self._object(step, deviation.subject, element, deviation.own)
+                return
+
+    def _object(self, step: int, site: str, element: int, rule: str) -> None:
+        if self.objection is None:
+            run = self.transcript.root().hex()
+            self.objection = LogObjection(run, step, site[:LONGEST_TEXT], element, rule[:LONGEST_TEXT])
+
+    def _state_before(self, step: int) -> dict[str, Entry]:
+        """Return the state before ``step``, repeated from the last checkpoint: a failed step leaves half a state."""
+        replay, start = self.replay, step - step % self.transcript.specification.checkpoint_every
+        load_state(replay.session, self.out.load_checkpoint(start))
+        for before in range(start, step):
+            frame = self.directory.load_frames(self.transcript, before, before + 1)[before]
+            replay.follow(self.transcript.record(before), frame)
+        return copied_state(replay.session)
+
+
+def violations_of(step: int, violations: Iterable[Violation]) -> list[Deviation]:
+    """Return what a log's violations at ``step`` are as deviations."""
+    return [
+        Deviation(
+            step, "log_violation", violation.site.removeprefix(f"step {step}: "),
+            violation.element if violation.element >= 0 else None, violation.rule, "that the log is honest",
+        )
+        for violation in violations
+    ]  # fmt: skip
 
 
 def _write_own(

@@ -7,16 +7,12 @@ one are not judged, and then nothing is accepted, however consistent it is. What
 from __future__ import annotations
 
 import hashlib
-import importlib
-import importlib.util
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
 
-from tallystick.commit.encoding import Fields, parse_canonical_json, parse_hex
-from tallystick.errors import InvalidInput, Mismatch, ProtocolViolation
+from tallystick.errors import InvalidInput, Mismatch
 from tallystick.protocol.attest import (
     AuditClaim,
     Claim,
@@ -26,10 +22,9 @@ from tallystick.protocol.attest import (
     time_text,
 )
 from tallystick.protocol.bundle import Bundle, Member, parse_bundle
+from tallystick.protocol.dispute import parse_dispute, verify_dispute
 from tallystick.protocol.envelope import parse_envelope
 from tallystick.protocol.evidence_policy import EvidencePolicy
-from tallystick.protocol.game import Claim as GameClaim
-from tallystick.protocol.game import Level, apply, open_game
 from tallystick.protocol.model_signature import Manifest, parse_model_signature
 from tallystick.protocol.published import entry_of
 from tallystick.protocol.sample import parse_announcement
@@ -50,6 +45,7 @@ from tallystick.protocol.transcript import (
     parse_specification_proof,
     verify_specification_proof,
 )
+from tallystick.protocol.verdict import parse_verdict, verify_verdict
 from tallystick.roles.verifier import Check, Verification
 
 SHOWS_NOT = (
@@ -65,7 +61,7 @@ CHECKS = (
     "the trainer signed the weights' files",
     "the run was published before it was challenged",
     "drawn samples are the beacon's",
-    "every verdict follows from its moves",
+    "every verdict follows from what it rests on",
     "no accusation stands",
     "enough auditors found a match, recently, within the freedom accepted",
 )
@@ -383,7 +379,7 @@ class _BundleChecks:
         return f"{len(drawn)} drawn again; the beacons' own signatures are for the reader to check"
 
     def check_verdicts(self) -> str:
-        """9. The moves of each verdict lead to its step, and an operator's record to its loser."""
+        """9. What each verdict rests on leads to its step, and an operator's record to its loser."""
         checked: list[str] = []
         records = {
             member.digest: member for kind in ("verdict", "dispute") for member in self.facts.bundle.of(kind)
@@ -392,8 +388,8 @@ class _BundleChecks:
             if claim.outcome == "fault" and claim.record not in records:
                 raise Mismatch(f"statement {signed.name}: the record it names is not in the bundle")
             if (record := records.pop(claim.record, None)) is not None:
-                self._check_moves(signed.name, claim, record)
-                checked.append(f"step {claim.step}: {claim.outcome}")
+                why = self._check_grounds(signed.name, claim, record)
+                checked.append(f"{claim.outcome}: {why}")
             if claim.dispute is not None:
                 if (member := records.pop(claim.dispute, None)) is None:
                     raise Mismatch(
@@ -405,46 +401,20 @@ class _BundleChecks:
             raise Mismatch(f"{left.kind} {left.name}: no verdict in the bundle names it")
         return "; ".join(checked) or "no verdict"
 
-    def _check_moves(self, name: str, claim: VerdictClaim, record: Member) -> None:
+    def _check_grounds(self, name: str, claim: VerdictClaim, record: Member) -> str:
         what = f"verdict {record.name}"
-        names = (
-            "format",
-            "loser",
-            "moves",
-            "operator",
-            "outcome",
-            "reason",
-            "rounds",
-            "rounds_per_level",
-            "step",
-        )
-        value = parse_canonical_json(record.data, what=what, limit=1 << 24)
-        fields = Fields(value, what=what, names=names)
-        fields.constant("format", "tallystick/dispute-verdict/1")
-        stated = (fields.text("loser"), fields.text("outcome"), fields.text("reason"), fields.value("step"))
+        verdict = parse_verdict(record.data)
+        stated = (verdict.loser, verdict.outcome, verdict.reason, verdict.step)
         if stated != (claim.loser, claim.outcome, claim.reason, claim.step):
             raise Mismatch(f"{what}: says other things than statement {name}")
-        if claim.step is None:
-            return
         own, theirs = self.facts.claimed.identity.run, self.facts.runs.get(claim.auditor_run)
         specification = self.facts.specification
         if theirs is None or specification is None:
             raise Mismatch(f"{what}: the auditor's run statement {claim.auditor_run} is missing")
-        every, steps = specification.checkpoint_every, specification.steps
-        checkpoints = [*range(0, steps, every), steps]
         try:
-            game = open_game(
-                [Level("checkpoints", checkpoints), Level("steps", range(steps + 1))],
-                agreed=bytes.fromhex(specification.initial_state),
-                trainer=bytes.fromhex(own.final_state),
-                auditor=bytes.fromhex(theirs.final_state),
-            )
-            for item in fields.items("moves"):
-                game = apply(game, _move(item, what))
-        except ProtocolViolation as problem:
+            return verify_verdict(verdict, own, theirs, specification)
+        except Mismatch as problem:
             raise Mismatch(f"{what}: {problem}") from None
-        if game.position is None or game.position.agreed != claim.step:
-            raise Mismatch(f"{what}: its moves lead to {game.agreed}, it rules on step {claim.step}")
 
     def check_accusations(self) -> str:
         """10. No accepted judge found the trainer at fault, and no auditor's finding is left unanswered."""
@@ -557,31 +527,24 @@ def _weak_sample(claim: AuditClaim, policy: EvidencePolicy) -> str | None:
     return None
 
 
-def _move(item: object, what: str) -> GameClaim:
-    match item:
-        case ["trainer" | "auditor" as party, int(index), str(commitment)] if type(index) is int:
-            return GameClaim(party, index, parse_hex(commitment, n_bytes=32, what=f"{what}: move"))
-        case _:
-            raise InvalidInput(f"{what}: a move must be [party, steps done, commitment]")
-
-
 def _check_dispute(member: Member, claim: VerdictClaim) -> str:
-    """The record of a dispute down to one operator, checked by the module that knows it.
+    """Return what the record of a dispute down to one operator shows, in words.
 
     Raises:
-        Mismatch: this version has no such module, a check failed, or the record's ruling is another.
+        InvalidInput: it is malformed.
+        Mismatch: a check failed, or the record's ruling is another.
     """
-    if importlib.util.find_spec("tallystick.protocol.dispute") is None:
-        raise Mismatch(f"dispute {member.name}: this version cannot check a dispute down to one operator")
-    module: Any = importlib.import_module("tallystick.protocol.dispute")
-    record = module.parse_dispute(member.data)
-    root = bytes.fromhex(claim.identity.run.root)
-    checks = module.verify_dispute(record, run_root=root)
+    record = parse_dispute(member.data)
+    checks = verify_dispute(record, run_root=bytes.fromhex(claim.identity.run.root))
     for check in checks:
         if check.outcome not in ("passed", "needs the job"):
             raise Mismatch(f"dispute {member.name}: check {check.number} ({check.claim}): {check.detail}")
     if record.loser != claim.loser:
         raise Mismatch(f"dispute {member.name}: the {record.loser} loses, the verdict says {claim.loser}")
+    if record.step_proof.record.step != claim.step:
+        raise Mismatch(
+            f"dispute {member.name}: is about step {record.step_proof.record.step}, the verdict about {claim.step}"
+        )
     open_checks = sum(check.outcome == "needs the job" for check in checks)
     return f"one operator: {record.loser} loses" + (
         f", {open_checks} checks need the job" if open_checks else ""

@@ -33,6 +33,7 @@ from tallystick.protocol.notes import parse_note, parse_vkey
 from tallystick.protocol.sample import parse_draw
 from tallystick.protocol.signing import parse_public_key
 from tallystick.protocol.tlog import LogEntry, parse_log_proof
+from tallystick.protocol.verdict import parse_verdict, verify_verdict
 
 Json = dict[str, Any]
 LONGEST_ANSWER = 1 << 16  # bytes of a line
@@ -285,6 +286,12 @@ def _bundle(bundle: str) -> None:
     parse_bundle(bytes.fromhex(bundle))
 
 
+def _verdict(verdict: str, run: str, auditor_run: str, specification: str) -> None:
+    trainer, auditor = (transcript.parse_run_statement(each.encode()) for each in (run, auditor_run))
+    stated = transcript.parse_specification(specification.encode())
+    verify_verdict(parse_verdict(verdict.encode()), trainer, auditor, stated)
+
+
 def _same(found: bytes, stated: str) -> None:
     if found.hex() != stated:
         raise Mismatch(f"root is {found.hex()}, stated is {stated}")
@@ -307,4 +314,5 @@ OPERATIONS: Mapping[str, Operation] = {
     "model-signature": Operation(("signature", "key", "files"), _model_signature),
     "audit-draw": Operation(("draw",), _audit_draw),
     "bundle": Operation(("bundle",), _bundle),
+    "verdict": Operation(("verdict", "run", "auditor_run", "specification"), _verdict),
 }

@@ -23,6 +23,7 @@ from tallystick.protocol.attest import (
     verdict_statement,
 )
 from tallystick.protocol.bundle import BUNDLE_LIMIT, Member, named
+from tallystick.protocol.dispute import DISPUTE_FORMAT
 from tallystick.protocol.envelope import parse_envelope, sign_statement
 from tallystick.protocol.published import entry_of
 from tallystick.protocol.sample import ANNOUNCEMENT_FORMAT
@@ -35,12 +36,10 @@ from tallystick.protocol.transcript import (
     Transcript,
     parse_run_statement,
 )
+from tallystick.protocol.verdict import VERDICT_FORMAT
 from tallystick.store.files import RunDirectory, read_whole
 from tallystick.store.models import weights_manifest
 from tallystick.version import __version__
-
-VERDICT_FORMAT = "tallystick/dispute-verdict/1"  # roles.judge, which needs torch
-DISPUTE_FORMAT = "tallystick/dispute/1"  # protocol.dispute
 
 if TYPE_CHECKING:
     from tallystick.roles.auditor import AuditReport

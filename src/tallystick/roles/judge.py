@@ -13,18 +13,18 @@ optimizer's arithmetic is portable the state has no bands: for each choice of th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tallystick.commit.encoding import canonical_json, digest
+from tallystick.commit.encoding import digest
 from tallystick.commit.state import CHUNK_BYTES, Entry, open_chunk, summarise
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
 from tallystick.execution.job import JobSource
-from tallystick.execution.snapshot import load_state, state_entries
+from tallystick.execution.snapshot import copied_state, load_state, state_entries
 from tallystick.execution.step import batch_digest, run_step
 from tallystick.execution.tape import FollowTape
 from tallystick.numerics.log import Kind, decode_frame
@@ -36,6 +36,7 @@ from tallystick.protocol.rulings import StepFacts, needs_log
 from tallystick.protocol.strategy import next_moves
 from tallystick.protocol.trace import DisputedPosition, Party, Ruling
 from tallystick.protocol.transcript import Specification, StepRecord, Transcript
+from tallystick.protocol.verdict import LogObjection, Pair, Verdict, record_claims
 from tallystick.roles.auditor import (
     FINGERPRINT,
     Deviation,
@@ -44,13 +45,15 @@ from tallystick.roles.auditor import (
     compare_step,
     find_noisy_sites,
     is_excused,
+    open_program,
     open_replay,
 )
+from tallystick.roles.log_judge import rule_on_log
 from tallystick.roles.operators import OperatorDispute, OperatorResult
 from tallystick.store.files import RunDirectory
 
+CANNOT = "cannot_reproduce"
 UNOPENED_TAG = "tallystick/unopened-state/1"
-VERDICT_FORMAT = "tallystick/dispute-verdict/1"
 State = Mapping[str, Entry]
 
 
@@ -69,6 +72,7 @@ class DisputeResult:
         moves: every claim that was made: (party, steps done, commitment in hexadecimal).
         operator: how level three ended; None if it was not played.
         record: the portable record (``protocol.dispute``) of a dispute that ended at an operator.
+        ends, records, objection: what the verdict rests on (``protocol.verdict``).
     """
 
     loser: str
@@ -80,25 +84,45 @@ class DisputeResult:
     outcome: str = "fault"
     operator: OperatorResult | None = None
     record: bytes | None = None
+    ends: Pair | None = None
+    records: Pair | None = None
+    objection: LogObjection | None = None
 
     def encode(self) -> bytes:
         """Return the canonical JSON of the verdict."""
-        return canonical_json(
-            {
-                "format": VERDICT_FORMAT,
-                "loser": self.loser,
-                "moves": [list(move) for move in self.moves],
-                "operator": None if self.operator is None else self.operator.fields(),
-                "outcome": self.outcome,
-                "reason": self.reason,
-                "rounds": self.rounds,
-                "rounds_per_level": self.rounds_per_level,
-                "step": self.step,
-            }
-        )
+        return Verdict(
+            loser=self.loser,
+            outcome=self.outcome,
+            reason=self.reason,
+            step=self.step,
+            rounds=self.rounds,
+            rounds_per_level=self.rounds_per_level,
+            moves=tuple(self.moves),
+            operator=None if self.operator is None else self.operator.fields(),
+            ends=self.ends,
+            records=self.records,
+            objection=self.objection,
+        ).encode()
 
 
 Defence = Callable[[Specification], Replay]
+
+
+def defend_with(source: JobSource) -> Defence:
+    """Return the defence of a trainer who answers with the program ``source``, which need not be the job's.
+
+    Opening it raises InvalidInput where that program has other data or sites than the order.
+    """
+
+    def defence(specification: Specification) -> Replay:
+        opened = open_program(specification, source)
+        if isinstance(opened, Deviation):
+            raise InvalidInput(
+                f"the trainer's program {source.path}: {opened.subject} is {opened.own}.., the order has {opened.stated}.."
+            )
+        return opened
+
+    return defence
 
 
 def dispute(
@@ -152,7 +176,7 @@ def _play(
     replay: Replay,
     defence: Replay,
     level: str,
-    objection: Objection | None,
+    operator_objection: Objection | None,
 ) -> DisputeResult:
     checkpoints = [checkpoint.steps_done for checkpoint in ours.checkpoints()]
     traces: dict[Party, RecordedTrace] = {
@@ -161,17 +185,14 @@ def _play(
     }
     claims = {party: [trace.commitment_at(done) for done in checkpoints] for party, trace in traces.items()}
     step_judge = StepJudge(trainer, ours, auditor, theirs, replay, traces)
+    objection = _objection_of(auditor, ours)
     # A false state in the middle is disputed too, where both sides end in the same one.
     last = next(
         (i for i in reversed(range(len(checkpoints))) if claims["trainer"][i] != claims["auditor"][i]), None
     )
     if last is None:
-        if (ruling := step_judge.rule_on_records(ours.num_steps)) is not None:
-            return DisputeResult(
-                ruling.loser, step_judge.step, 0, {}, ruling.reason, outcome=step_judge.outcome
-            )
-        same = "both sides reached the same state"
-        return DisputeResult("none", None, 0, {}, same, outcome="agreement")
+        same = DisputeResult("none", None, 0, {}, "both sides reached the same state", outcome="agreement")
+        return _first_ground(step_judge.rule_on_agreed(ours.num_steps, objection), same)
     levels = [Level("checkpoints", checkpoints[: last + 1]), Level("steps", range(checkpoints[last] + 1))]
     agreed, trainers, auditors = claims["trainer"][0], claims["trainer"][last], claims["auditor"][last]
     game = open_game(levels, agreed=agreed, trainer=trainers, auditor=auditors)
@@ -182,25 +203,32 @@ def _play(
             for move in next_moves(game, party, trace):
                 game = apply(game, move)
         rounds[name] = rounds.get(name, 0) + 1
-    moves = [(move.party, move.index, move.commitment.hex()) for move in game.log if isinstance(move, Claim)]
-    # What the records say of the steps before, on whose states both agree, can be false all the same.
-    earlier = step_judge.rule_on_records(game.position.agreed)
+    stated = tuple(move for move in game.log if isinstance(move, Claim))
+    ended = checkpoints[last] - 1
+    played = DisputeResult(
+        "none", None, sum(rounds.values()), rounds, "", [(m.party, m.index, m.commitment.hex()) for m in stated],
+        ends=(ours.prove_step(ended), theirs.prove_step(ended)),
+    )  # fmt: skip
+    # What records and log say of the steps before, on whose states both agree, can be false all the same.
+    earlier = step_judge.rule_on_agreed(game.position.agreed, objection)
+    if any(ground.decides for ground in earlier):
+        return _first_ground(earlier, played)
     found: OperatorResult | None = None
     written: bytes | None = None
-    if earlier is None and level == "operators":
-        case = _operator_case(step_judge, game.position, defence, objection)
+    if level == "operators":
+        case = _operator_case(step_judge, game.position, defence, objection=operator_objection)
         found = None if case is None else case.play()
         repeated = [each for trace in traces.values() for each in trace.seconds]
         if found is not None and repeated:
             found = replace(found, step_seconds=min(repeated))
         if case is not None and found is not None:
-            stated = tuple(move for move in game.log if isinstance(move, Claim))
             ends: dict[Party, bytes] = {"trainer": trainers, "auditor": auditors}
             steps = StepsGame(tuple(checkpoints[: last + 1]), agreed, ends, stated)
             written = _record_of(ours, case.agreed, steps, game.position, found)
     if found is not None and found.rounds:
         rounds["operators"] = found.rounds
-    ruling = earlier
+    played = replace(played, rounds=sum(rounds.values()), operator=found)
+    ruling: Ruling | None = None
     if found is not None and found.loser == "trainer" and defence is replay:
         # The trainer's part was played by the job's program on this machine, whose noise may be to blame for where it
         # ended: the whole step is judged as well, and only if that convicts too does the operator stand.
@@ -208,21 +236,78 @@ def _play(
         if ruling.loser != "trainer":
             why = f"the trainer did not answer itself, and the whole step does not convict it: {found.reason}"
             found, written = replace(found, loser=None, reason=why, evidence=None), None
+            played = replace(played, operator=found)
     if found is not None and found.loser is not None:
         reason = f"step {game.agreed}: {found.reason}"
-        return DisputeResult(
-            found.loser, game.agreed, sum(rounds.values()), rounds, reason, moves, "fault", found, written
+        result = replace(played, loser=found.loser, step=game.agreed, reason=reason, record=written)
+    else:
+        ruling = ruling or step_judge.rule(game.position, {})
+        result = replace(
+            played,
+            loser=ruling.loser,
+            step=step_judge.step,
+            reason=ruling.reason,
+            outcome=step_judge.outcome,
         )
-    ruling = ruling or step_judge.rule(game.position, {})
-    return DisputeResult(
-        ruling.loser,
-        step_judge.step,
-        sum(rounds.values()),
-        rounds,
-        ruling.reason,
-        moves,
-        step_judge.outcome,
-        found,
+    # Who objects falsely to a log loses, unless the trainer's state convicts the trainer all the same.
+    return result if result.loser == "trainer" else _first_ground(earlier, result)
+
+
+def _objection_of(auditor: RunDirectory, ours: Transcript) -> LogObjection | None:
+    """Return what the auditor's claim objects to in the trainer's log, or None.
+
+    Raises:
+        InvalidInput: the objection is malformed, or to a step that the run does not have.
+        Mismatch: it is about another run.
+    """
+    objection = auditor.load_objection()
+    if objection is None:
+        return None
+    if objection.run != ours.root().hex():
+        raise Mismatch(
+            f"{auditor.objection_path}: objects to run {objection.run}, disputed is {ours.root().hex()}"
+        )
+    if objection.step >= ours.num_steps:
+        raise InvalidInput(
+            f"{auditor.objection_path}: objects to step {objection.step}, the run has {ours.num_steps}"
+        )
+    return objection
+
+
+@dataclass(frozen=True)
+class Ground:
+    """A ruling on a step before and after which both parties have the same states, and what it rests on."""
+
+    step: int
+    ruling: Ruling
+    outcome: str
+    records: Pair | None = None
+    objection: LogObjection | None = None
+
+    @property
+    def decides(self) -> bool:
+        """Whether it ends the dispute, whatever the states show: it convicts the trainer, or two records differ."""
+        return self.ruling.loser == "trainer" or self.records is not None
+
+
+def _first_ground(grounds: Sequence[Ground], otherwise: DisputeResult) -> DisputeResult:
+    """Return ``otherwise`` with the ruling of the weightiest ground: one that decides, then one that blames, then any."""
+
+    def weight(ground: Ground) -> tuple[bool, bool]:
+        return not ground.decides, ground.ruling.loser == "none"
+
+    chosen = min(grounds, key=weight, default=None)
+    if chosen is None or (chosen.ruling.loser == "none" and otherwise.step is not None):
+        return otherwise
+    return replace(
+        otherwise,
+        loser=chosen.ruling.loser,
+        step=chosen.step,
+        reason=chosen.ruling.reason,
+        outcome=chosen.outcome,
+        record=None,
+        records=chosen.records,
+        objection=chosen.objection,
     )
 
 
@@ -233,8 +318,8 @@ def _record_of(
     position: DisputedPosition,
     found: OperatorResult,
 ) -> bytes | None:
-    """Return the portable record of a dispute that ended at an operator, else None."""
-    if found.evidence is None or found.loser is None:
+    """Return the portable record of a dispute that ended at an operator, None if there is none or it would show nothing."""
+    if found.evidence is None or found.loser is None or not found.evidence.finding.is_shown:
         return None
     evidence = found.evidence
     needed = needs_log(found.operator)
@@ -365,17 +450,13 @@ class RecordedTrace:
         start = max(done for done in self._roots if done < index)
         if not self._load(start) or not all(self._follow(step) for step in range(start, index)):
             return None
-        return {entry.name: _copied(entry) for entry in state_entries(self.replay.session)}
+        return copied_state(self.replay.session)
 
 
 def _has_form_of(entry: Entry | None, other: Entry | None) -> bool:
     return (
         entry is not None and other is not None and (entry.dtype, entry.shape) == (other.dtype, other.shape)
     )
-
-
-def _copied(entry: Entry) -> Entry:
-    return Entry(entry.name, entry.dtype, entry.shape, bytes(entry.data))
 
 
 @dataclass
@@ -391,26 +472,67 @@ class StepJudge:
     outcome: str = "fault"
     step: int | None = None
 
-    def rule_on_records(self, end: int) -> Ruling | None:
-        """Return who misstates the first of the steps before ``end`` that the parties describe differently, or None.
+    def rule_on_agreed(self, end: int, objection: LogObjection | None) -> list[Ground]:
+        """Return the rulings on steps before ``end``, on whose states both parties agree; one that convicts the trainer ends it.
 
-        Both agree on the states up to ``end``; logs and what is derived from them may differ honestly.
+        The auditor's objection to a log, and the first step that the parties' records describe differently, the earlier
+        first. Behind a log that cannot be followed the auditor went its own way, and its records differ honestly.
         """
-        step = next((s for s in range(end) if self._stated(s, "trainer") != self._stated(s, "auditor")), None)
-        if step is None:
+        pending: list[tuple[int, Callable[[], Ground | None]]] = []
+        if objection is not None and objection.step < end:
+            pending.append((objection.step, lambda: self._rule_on_log(objection)))
+            end = objection.step + 1 if objection.site == "log" else end
+        differing = next(
+            (
+                s
+                for s in range(end)
+                if record_claims(self.transcript.record(s))
+                != record_claims(self.auditors_transcript.record(s))
+            ),
+            None,
+        )
+        if differing is not None:
+            pending.append((differing, lambda: self._rule_on_records(differing)))
+        found: list[Ground] = []
+        for _, rule in sorted(pending, key=lambda each: each[0]):
+            ground = rule()
+            found += [] if ground is None else [ground]
+            if ground is not None and ground.ruling.loser == "trainer":
+                break
+        return found
+
+    def _rule_on_log(self, objection: LogObjection) -> Ground:
+        state = self._agreed_state(objection.step)
+        found = rule_on_log(self.trainer, self.transcript, self.replay, objection, state)
+        return Ground(objection.step, found.ruling, found.outcome, objection=objection)
+
+    def _agreed_state(self, step: int) -> State | None:
+        """Return the state before ``step``, which both agree on, from whichever side can open it."""
+        return next((s for trace in self.traces.values() if (s := trace.witness_at(step)) is not None), None)
+
+    def _rule_on_records(self, step: int) -> Ground | None:
+        who = self._who_misstates(step)
+        if who is None:
             return None
-        self.step = step
-        state = next((s for trace in self.traces.values() if (s := trace.witness_at(step)) is not None), None)
+        ruling, outcome = who
+        pair = (self.transcript.prove_step(step), self.auditors_transcript.prove_step(step))
+        return Ground(step, ruling, outcome, records=pair)
+
+    def _who_misstates(self, step: int) -> tuple[Ruling, str] | None:
+        """Return who misstates a step on whose states both agree, and the outcome; None if the difference is nobody's fault.
+
+        Logs and what is derived from them may differ honestly.
+        """
+        state = self._agreed_state(step)
         if state is None:
-            self.outcome = "cannot_reproduce"
-            return Ruling("none", f"step {step}: neither side can open the state both agree on")
+            return Ruling("none", f"step {step}: neither side can open the state both agree on"), CANNOT
         load_state(self.replay.session, state)
         record = self.transcript.record(step)
         try:
             frame = self.trainer.load_frames(self.transcript, step, step + 1)[step]
             outcome, _ = self.replay.follow(record, frame)
         except (InvalidInput, Mismatch, Nondeterminism) as problem:
-            return Ruling("trainer", f"step {step}: the log cannot be followed: {problem}")
+            return Ruling("trainer", f"step {step}: the log cannot be followed: {problem}"), "fault"
         statements: dict[Party, StepRecord] = {
             "trainer": record,
             "auditor": self.auditors_transcript.record(step),
@@ -421,20 +543,12 @@ class StepJudge:
                 continue
             noisy = find_noisy_sites(self.replay, self.transcript, step, step, {step: frame}, state)
             if all(is_excused(deviation, noisy) for deviation in found):
-                self.outcome = "cannot_reproduce"
-                return Ruling(
-                    "none", f"step {step}: the judge cannot reproduce what the {party} did: {noisy[0]}"
-                )
+                why = f"step {step}: the judge cannot reproduce what the {party} did: {noisy[0]}"
+                return Ruling("none", why), CANNOT
             first = found[0]
-            return Ruling(
-                party, f"step {step}: {first.subject} is {first.own}, the {party} says {first.stated}"
-            )
+            why = f"step {step}: {first.subject} is {first.own}, the {party} says {first.stated}"
+            return Ruling(party, why), "fault"
         return None
-
-    def _stated(self, step: int, party: Party) -> tuple[object, ...]:
-        transcript = self.transcript if party == "trainer" else self.auditors_transcript
-        r = transcript.record(step)
-        return (r.batch, r.micro_batches, r.loss, r.schedule, r.skipped, r.fingerprint)
 
     def rule(self, position: DisputedPosition, witnesses: Mapping[Party, object]) -> Ruling:
         """Return who is at fault at ``position``; the parties' states are asked for here, one at a time."""
@@ -537,7 +651,7 @@ class AcceptableStates:
     """The states after one step that honest arithmetic within the bands can give; the session stands before it."""
 
     def __init__(self, replay: Replay, frame: bytes) -> None:
-        before = {entry.name: _copied(entry) for entry in state_entries(replay.session)}
+        before = copied_state(replay.session)
         self.step = replay.session.step
         session = replay.session
         plain = session.follow_tape(frame)
@@ -547,7 +661,7 @@ class AcceptableStates:
         tape.finish()
         session.settle(tape.table)
         self.violations = tape.violations
-        self.entries: dict[str, Entry] = {e.name: _copied(e) for e in state_entries(session)}
+        self.entries = copied_state(session)
         self.values = tape.candidates
         self.flipped: dict[tuple[int, int], Candidates] = {}
         if any(kind == Kind.GRADIENT and c.index.size for (kind, _), c in tape.candidates.items()):
@@ -557,7 +671,7 @@ class AcceptableStates:
             )
             run_step(session, replay.job, other)
             self.flipped = other.candidates
-            self.other_entries: dict[str, Entry] = {e.name: _copied(e) for e in state_entries(session)}
+            self.other_entries = copied_state(session)
         else:
             self.other_entries = self.entries
         self.names = ["parameter", *session.optimizer_keys]

@@ -46,6 +46,7 @@ from tallystick.protocol.transcript import (
     StepRecord,
     Transcript,
 )
+from tallystick.protocol.verdict import Verdict
 from tallystick.version import __version__
 
 MOST_SECONDS, MOST_MEMORY = 1.0, 200e6  # what a bundle's verification must stay within
@@ -231,19 +232,17 @@ class _Example:
         while (at := game.midpoint) is not None:
             for party in parties:
                 game = apply(game, Claim(party, at, bytes.fromhex(_state(at, party))))
-        moves = [[m.party, m.index, m.commitment.hex()] for m in game.log if isinstance(m, Claim)]
-        rounds = {"checkpoints": 6, "steps": len(moves) // 2 - 6}
-        document = canonical_json(
-            {
-                "format": "tallystick/dispute-verdict/1", "loser": "auditor", "moves": moves, "operator": None,
-                "outcome": "fault", "reason": "the auditor's state is not what the step gives", "rounds": len(moves) // 2,
-                "rounds_per_level": rounds, "step": game.agreed,
-            }
+        moves = tuple((m.party, m.index, m.commitment.hex()) for m in game.log if isinstance(m, Claim))
+        verdict = Verdict(
+            loser="auditor", outcome="fault", reason="the auditor's state is not what the step gives", step=game.agreed,
+            rounds=len(moves) // 2, rounds_per_level={"checkpoints": 6, "steps": len(moves) // 2 - 6}, moves=moves,
+            ends=(self.run.prove_step(STEPS - 1), self.claim.prove_step(STEPS - 1)),
         )  # fmt: skip
+        document = verdict.encode()
         claim = VerdictClaim(
             identity=self.identity, at=self.now, auditor_run=self.claim.statement().root, outcome="fault", loser="auditor",
-            step=game.agreed, reason="the auditor's state is not what the step gives",
-            record=hashlib.sha256(document).hexdigest(), accusation=hashlib.sha256(accusation).hexdigest(),
+            step=verdict.step, reason=verdict.reason, record=hashlib.sha256(document).hexdigest(),
+            accusation=hashlib.sha256(accusation).hexdigest(),
         )  # fmt: skip
         signed = sign_statement(verdict_statement(claim, version=__version__), self.judge)
         return [named("statement", signed), named("verdict", document)]

@@ -6,6 +6,7 @@
     logs/000000.tlog              frames of the steps from there to the next checkpoint, back to back
     checkpoints/000020.safetensors  the whole state after 20 steps
     run.json                      the statement; present when the run is finished
+    objection.json                of an auditor's claim: which step's log of the trainer breaks a rule
 
 Documents appear whole or not at all (temporary name, fsync, rename). A process killed at any moment
 leaves a directory that ``cut_back`` returns to its last checkpoint.
@@ -38,6 +39,7 @@ from tallystick.protocol.transcript import (
     parse_step_records,
     verify_transcript,
 )
+from tallystick.protocol.verdict import OBJECTION_LIMIT, LogObjection, parse_log_objection
 
 FRAME_TAG = "tallystick/log-frame/1"
 STATE_METADATA = "tallystick/state/1"
@@ -138,6 +140,11 @@ class RunDirectory:
     def records_path(self) -> Path:
         """Where the step records lie."""
         return self.path / "steps.jsonl"
+
+    @property
+    def objection_path(self) -> Path:
+        """Where an auditor's claim holds its objection to the trainer's log, if it has one."""
+        return self.path / "objection.json"
 
     def checkpoint_path(self, steps_done: int) -> Path:
         """Where the state after ``steps_done`` steps lies."""
@@ -312,6 +319,17 @@ class RunDirectory:
         data = _read(self.statement_path, "the run is not finished")
         parse_run_statement(data)
         return data
+
+    def load_objection(self) -> LogObjection | None:
+        """Return the objection to the trainer's log that this claim holds, or None if it holds none.
+
+        Raises:
+            InvalidInput: it is malformed.
+        """
+        if not self.objection_path.exists():
+            return None
+        data = read_whole(self.objection_path, limit=OBJECTION_LIMIT, what="an objection")
+        return parse_log_objection(data)
 
     def load_checkpoint(self, steps_done: int) -> dict[str, Entry]:
         """Return the entries of the state after ``steps_done`` steps, by name.

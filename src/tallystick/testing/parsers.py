@@ -55,6 +55,7 @@ from tallystick.protocol.log_policy import parse_log_policy
 from tallystick.protocol.model_signature import parse_model_signature
 from tallystick.protocol.notes import NOTE, Note, NoteKey, NoteSigner, parse_note, parse_vkey
 from tallystick.protocol.signing import ed25519_key, parse_public_key, parse_signing_key
+from tallystick.protocol.verdict import LogObjection, parse_log_objection, parse_verdict
 from tallystick.store import journal
 from tallystick.store.files import RunDirectory
 from tallystick.testing import devices
@@ -178,6 +179,7 @@ def _evidence() -> Iterator[bytes]:
     yield announcement.encode()
     yield attest.audit_statement(audit, details={}, version="0").encode()
     yield attest.verdict_statement(verdict, version="0").encode()
+    yield LogObjection("11" * 32, 3, "gradient of weight", -1, "5 entries exceed the budget of 4").encode()
     yield tlog.LogEntry("run", "11" * 32).encode()
     yield str(log.key).encode()
     yield log.sign(Note(tlog.checkpoint_text("log.example/a", 7, bytes(32)))).encode()
@@ -443,6 +445,8 @@ TARGETS: tuple[Target, ...] = (
     Target("model-signature", parse_model_signature),
     Target("evidence-policy", parse_evidence_policy),
     Target("bundle", parse_bundle, _encoded),
+    Target("verdict", parse_verdict, _encoded),
+    Target("log objection", parse_log_objection, _encoded),
     Target("public-key", parse_public_key),
     Target("private-key", parse_signing_key),
     Target("chip-record", chiprecord.parse_payload, _encoded),

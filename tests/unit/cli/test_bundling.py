@@ -6,9 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tallystick.commit.state import summarise
 
 WITHOUT_EXTRAS = """
 import sys
@@ -146,8 +150,8 @@ def test_wrong_arguments_are_refused(
         assert reason in answer.err
 
 
-def test_a_verdict_against_the_trainer_convinces_a_stranger(tally, edited: Path, tmp_path: Path) -> None:
-    """From an auditor's accusation through the dispute to a bundle whose finding names the trainer."""
+def accusing(tally, edited: Path, tmp_path: Path) -> dict[str, Any]:
+    """What a stranger's verification answers, from an auditor's accusation through the dispute to a bundle."""
     for name in ("trainer", "auditor", "judge"):
         tally("key", "generate", tmp_path / name)
     accusation, verdict, record = (
@@ -182,5 +186,39 @@ def test_a_verdict_against_the_trainer_convinces_a_stranger(tally, edited: Path,
     found = tally("verify", tmp_path / "accusing.bundle", "--policy", tmp_path / "policy.json", "--json")
     fields = json.loads(found.out)
     assert (found.code, fields["verdict"]) == (1, "mismatch")
-    assert fields["finding"].startswith("trainer at fault at step 5")
     assert [check["outcome"] for check in fields["checks"]][8:] == ["passed", "failed", "not reached"]
+    return fields
+
+
+def test_a_verdict_against_the_trainer_convinces_a_stranger(tally, edited: Path, tmp_path: Path) -> None:
+    fields = accusing(tally, edited, tmp_path)
+
+    assert fields["finding"].startswith("trainer at fault at step 5")
+    assert "the game over states leads to step 5" in fields["checks"][8]["detail"]
+
+
+def test_a_verdict_about_a_state_in_the_middle_convinces_a_stranger(
+    tally, copied: Path, tmp_path: Path
+) -> None:
+    """Both parties end in one state, and differ in one checkpoint before."""
+    from tallystick.store.files import RunDirectory
+    from tallystick.testing.cheats import forge
+
+    run = RunDirectory(copied)
+    before = run.load_transcript()
+    first = before.checkpoints()[1].steps_done
+    assert first < before.num_steps
+    entries = run.load_checkpoint(first)
+    name = next(n for n in sorted(entries) if n.startswith("model/") and entries[n].dtype == "F32")
+    data = bytearray(entries[name].data)
+    data[2] ^= 1
+    entries[name] = replace(entries[name], data=bytes(data))
+    run.write_checkpoint(first, list(entries.values()))
+    root = summarise(entries.values()).root().hex()
+    forge(run, lambda r: replace(r, state_root=root) if r.step == first - 1 else r)
+    assert run.load_transcript().statement().final_state == before.statement().final_state
+
+    fields = accusing(tally, copied, tmp_path)
+
+    assert fields["finding"].startswith(f"trainer at fault at step {first - 1}")
+    assert f"the game over states leads to step {first - 1}" in fields["checks"][8]["detail"]

@@ -18,6 +18,8 @@ from tallystick.numerics.log import (
     encode_decision,
     encode_frame,
 )
+from tallystick.protocol.operators import Operator
+from tallystick.protocol.rulings import Accusation
 from tallystick.protocol.transcript import (
     JobRecord,
     Notes,
@@ -26,11 +28,14 @@ from tallystick.protocol.transcript import (
     Specification,
     StepRecord,
 )
+from tallystick.protocol.verdict import LogObjection
 from tallystick.reports.audit import AuditPage, ClaimPage
 from tallystick.reports.dispute import DisputePage
 from tallystick.reports.layout import counted, duration, printable, share
 from tallystick.reports.run import RunReport, read_run
 from tallystick.reports.verification import VerificationPage
+from tallystick.roles.judge import DisputeResult
+from tallystick.roles.operators import Cost, OperatorResult
 from tallystick.roles.verifier import Check, Verification
 from tallystick.store.files import RunDirectory, frame_digest
 
@@ -311,28 +316,29 @@ def test_a_claim_matches_only_if_the_roots_are_one_and_nothing_deviated() -> Non
     assert replace(CLAIM, first_step=2).verdict == "mismatch"
     assert "tally dispute /runs/one /runs/claim" in joined(replace(CLAIM, root="cd" * 32, first_step=2))
     assert "tally dispute" not in joined(CLAIM)
+    objection = LogObjection("11" * 32, 2, "gradient of w", 5, "too far from a boundary")
+    lying = joined(replace(CLAIM, first_step=2, objection=objection))
+    assert "mismatch: first deviation at step 2" in lying
+    assert "to the log of step 2, gradient of w, element 5: too far from a boundary" in lying
+    assert "the roots differ; first deviation at step 2" in joined(
+        replace(CLAIM, root="cd" * 32, first_step=2)
+    )
 
 
 # ----------------------------------------------------------------------------------- verdicts and proofs
 
 
-@dataclass
-class Result:
-    loser: str = "trainer"
-    step: int | None = 27
-    rounds: int = 7
-    rounds_per_level: dict[str, int] = field(default_factory=lambda: {"checkpoints": 2, "steps": 5})
-    reason: str = "step 27: the committed batch is not the job's"
-    moves: list[tuple[str, int, str]] = field(default_factory=lambda: [("trainer", 30, "ab" * 32)])
-    outcome: str = "fault"
-    operator: None = None
-    record: None = None
+RULING = DisputeResult(
+    "trainer", 27, 7, {"checkpoints": 2, "steps": 5}, "step 27: the committed batch is not the job's",
+    [("trainer", 30, "ab" * 32)],
+)  # fmt: skip
 
 
 def test_a_ruling_names_loser_step_and_rounds() -> None:
-    page = DisputePage(Result(), "/runs/verdict.json")  # pyright: ignore[reportArgumentType]
+    page = DisputePage(RULING, "/runs/verdict.json")
 
     assert page.fields()["moves"] == [["trainer", 30, "ab" * 32]]
+    assert (page.fields()["operator"], page.fields()["objection"]) == (None, None)
     text = joined(page)
     for part in (
         "the trainer loses at step 27",
@@ -340,12 +346,47 @@ def test_a_ruling_names_loser_step_and_rounds() -> None:
         "verdict.json",
     ):
         assert part in text
+    assert "operator" not in text
+
+
+def test_a_ruling_on_an_operator_says_which_and_what_it_cost() -> None:
+    op = Operator("aten::mm", "default", "hidden", "forward", 0, {}, (), ())
+    cost = Cost(120, 4_000, 300, 90_000, 2_048, {"judge": 0.001})
+    found = OperatorResult(
+        "trainer", "element 3 is 23, must be 22", 7, 12, op, Accusation(0, 3), cost, step_seconds=0.5
+    )
+    page = DisputePage(replace(RULING, operator=found), "v", "/runs/dispute.json")
+
+    fields = page.fields()["operator"]
+    assert isinstance(fields, dict)
+    assert (fields["index"], fields["element"], fields["fallback"]) == (12, [0, 3], None)
+    assert fields["share_of_step"] == pytest.approx(0.002)
+    text = joined(page)
+    for part in ("12 of 120: aten::mm of hidden, forward", "2,048 B, 0.20% of a step's time", "dispute.json"):
+        assert part in text
+
+
+def test_a_ruling_on_the_whole_step_says_why_no_operator_was_judged() -> None:
+    found = OperatorResult(
+        None, "no operator lies outside its error bound", 0, None, None, None, Cost(9, 1, 1, 0, 0, {})
+    )
+
+    assert "judged instead: no operator lies outside its error bound" in joined(
+        DisputePage(replace(RULING, operator=found), "v")
+    )
+
+
+def test_an_objection_to_a_log_is_part_of_the_answer() -> None:
+    objection = LogObjection("11" * 32, 27, "gradient of w", 5, "too far from a boundary")
+    fields = DisputePage(replace(RULING, objection=objection), "v").fields()["objection"]
+
+    assert fields == objection.fields()
 
 
 def test_a_dispute_about_nothing_has_no_loser() -> None:
-    result = Result("none", None, 0, {}, "both sides reached the same state", [])
+    result = DisputeResult("none", None, 0, {}, "both sides reached the same state", outcome="agreement")
 
-    text = joined(DisputePage(result, "v"))  # pyright: ignore[reportArgumentType]
+    text = joined(DisputePage(result, "v"))
 
     assert "nobody loses" in text
     assert "0 rounds" in text

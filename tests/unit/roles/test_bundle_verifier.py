@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ from tallystick.protocol.published import entry_of
 from tallystick.protocol.sample import LogPosition, SegmentDraw, announce, draw_segments
 from tallystick.protocol.signing import SigningKey, ed25519_key, generate_key
 from tallystick.protocol.tlog import LogProof, checkpoint_text, parse_checkpoint
+from tallystick.protocol.trace import PARTIES
 from tallystick.protocol.transcript import (
     JobRecord,
     PolicyRecord,
@@ -40,8 +42,10 @@ from tallystick.protocol.transcript import (
     StepRecord,
     Transcript,
 )
+from tallystick.protocol.verdict import LogObjection, Verdict
 from tallystick.roles.bundle_verifier import CHECKS, verify_bundle
 
+VECTORS = Path(__file__).resolve().parents[3] / "vectors"
 DAY = 86400
 PUBLISHED, AUDITED, NOW = 1_800_000_000, 1_800_000_000 + DAY, 1_800_000_000 + 2 * DAY
 STEPS, EVERY = 16, 4
@@ -51,9 +55,19 @@ def letter(step: int, side: str) -> str:
     return hashlib.sha256(f"{side}{step}".encode()).hexdigest()
 
 
-def run(side: str = "t", *, parts_at: int = STEPS + 1, steps: int = STEPS) -> Transcript:
-    """A run whose states after step ``parts_at`` are its side's own, and everybody's before."""
-    state = [letter(i, "common" if i <= parts_at else side) for i in range(steps + 1)]
+def run(
+    side: str = "t",
+    *,
+    parts_at: int = STEPS + 1,
+    until: int = STEPS,
+    steps: int = STEPS,
+    loss: str | None = None,
+) -> Transcript:
+    """A run whose states after step ``parts_at`` up to ``until`` are its side's own, and everybody's elsewhere.
+
+    ``loss`` is what its record of step 5 says.
+    """
+    state = [letter(i, side if parts_at < i <= until else "common") for i in range(steps + 1)]
     specification = Specification(
         job=JobRecord("jobs/letters.py", "11" * 32, {}, None),
         policy=PolicyRecord("fp64", {"precision": 24}),
@@ -62,8 +76,8 @@ def run(side: str = "t", *, parts_at: int = STEPS + 1, steps: int = STEPS) -> Tr
     )  # fmt: skip
     records = tuple(
         StepRecord(
-            step=i, rank=0, micro_batches=1, batch="22" * 32, log="33" * 32, log_bytes=0, loss=None, schedule=(),
-            skipped=False, fingerprint=state[i + 1][:16],
+            step=i, rank=0, micro_batches=1, batch="22" * 32, log="33" * 32, log_bytes=0, loss=loss if i == 5 else None,
+            schedule=(), skipped=False, fingerprint=state[i + 1][:16],
             state_root=state[i + 1] if specification.is_checkpoint(i) else None,
         )
         for i in range(steps)
@@ -398,46 +412,54 @@ def test_a_sample_of_other_segments_than_its_draw_is_refused() -> None:
 # --------------------------------------------------------------------------------------- disputes
 
 
-def verdict_document(
-    trainer: Transcript, auditor: Transcript, side: tuple[str, str], parts_at: int, loser: str
-) -> bytes:
-    """Play the game over letters and write what tally dispute writes."""
+def verdict_of(
+    trainer: Transcript, auditor: Transcript, loser: str, *, parts_at: int = 9, until: int = STEPS
+) -> Verdict:
+    """Play the game over letters and return what the judge writes."""
+    last = until // EVERY * EVERY
     game = open_game(
-        [Level("checkpoints", range(0, STEPS + 1, EVERY)), Level("steps", range(STEPS + 1))],
+        [Level("checkpoints", range(0, last + 1, EVERY)), Level("steps", range(last + 1))],
         agreed=bytes.fromhex(letter(0, "common")),
-        trainer=bytes.fromhex(trainer.statement().final_state),
-        auditor=bytes.fromhex(auditor.statement().final_state),
+        trainer=bytes.fromhex(letter(last, "t")),
+        auditor=bytes.fromhex(letter(last, "a")),
     )
     while (at := game.midpoint) is not None:
-        for party, own in zip(("trainer", "auditor"), side, strict=True):
-            game = apply(
-                game, Claim(party, at, bytes.fromhex(letter(at, "common" if at <= parts_at else own)))
-            )
-    moves = [[m.party, m.index, m.commitment.hex()] for m in game.log if isinstance(m, Claim)]
-    return canonical_json(
-        {
-            "format": "tallystick/dispute-verdict/1", "loser": loser, "moves": moves, "operator": None, "outcome": "fault",
-            "reason": "step 9: another batch", "rounds": 4, "rounds_per_level": {"checkpoints": 2, "steps": 2},
-            "step": game.agreed,
-        }
+        for party in PARTIES:
+            own = party[0] if parts_at < at <= until else "common"
+            game = apply(game, Claim(party, at, bytes.fromhex(letter(at, own))))
+    return Verdict(
+        loser=loser, outcome="fault", reason="step 9: another batch", step=game.agreed, rounds=4,
+        rounds_per_level={"checkpoints": 2, "steps": 2},
+        moves=tuple((m.party, m.index, m.commitment.hex()) for m in game.log if isinstance(m, Claim)),
+        ends=(trainer.prove_step(last - 1), auditor.prove_step(last - 1)),
     )  # fmt: skip
 
 
 def disputed(
-    loser: str, *, parts_at: int = 9, answers: Member | None = None, **changes: Any
+    loser: str,
+    *,
+    until: int = STEPS,
+    answers: Member | None = None,
+    write: Callable[[Verdict], Verdict] = lambda v: v,
+    losses: tuple[str | None, str | None] = (None, None),
+    **changes: Any,
 ) -> dict[str, list[Member]]:
-    """The bundle of a trainer whose run parts from the auditor's at ``parts_at``, with the judge's verdict."""
-    trainer = run("t", parts_at=parts_at)
-    theirs = run("a", parts_at=parts_at)
-    document = verdict_document(trainer, theirs, ("t", "a"), parts_at, loser)
+    """The bundle of a trainer whose states part from the auditor's from step 9 ``until``, with the judge's verdict.
+
+    ``write`` edits the verdict's document, and the judge signs what it then says; ``changes`` are to the statement alone.
+    """
+    trainer = run("t", parts_at=9, until=until, loss=losses[0])
+    theirs = run("a", parts_at=9, until=until, loss=losses[1])
+    verdict = write(verdict_of(trainer, theirs, loser, until=until))
+    document = verdict.encode()
     identity = RunIdentity(trainer.statement(), trainer.specification.digest().hex(), MODEL.root_digest())
     accused = audit(identity=identity, result="mismatch")
     claim = VerdictClaim(
-        identity=identity, at=AUDITED + 60, auditor_run=theirs.statement().root, outcome="fault", loser=loser,
-        step=parts_at, reason="step 9: another batch", record=hashlib.sha256(document).hexdigest(),
+        identity=identity, at=AUDITED + 60, auditor_run=theirs.statement().root, outcome=verdict.outcome,
+        loser=verdict.loser, step=verdict.step, reason=verdict.reason, record=hashlib.sha256(document).hexdigest(),
         accusation=hashlib.sha256((answers or accused).data).hexdigest(),
     )  # fmt: skip
-    verdict = verdict_statement(replace(claim, **changes), version="0")
+    signed = verdict_statement(replace(claim, **changes), version="0")
     return {
         "keys": [key_member(key) for key in (TRAINER, AUDITOR, SECOND, OMS, JUDGE)],
         "run": [*about(trainer), run_member(theirs)],
@@ -445,7 +467,7 @@ def disputed(
         "audit": [accused, audit(SECOND, identity=identity)],
         "model": [named("model-signature", sign_model(MODEL, "m", OMS))],
         "log": log_proofs(trainer.statement().encode()),
-        "verdict": [statement_member(verdict, JUDGE), named("verdict", document)],
+        "verdict": [statement_member(signed, JUDGE), named("verdict", document)],
     }
 
 
@@ -475,21 +497,83 @@ def test_a_verdict_that_does_not_follow_from_its_moves_is_refused() -> None:
     assert "no verdict in the bundle names it" in check(parts).why
 
 
-def test_moves_that_lead_elsewhere_are_refused() -> None:
-    trainer, theirs = run("t", parts_at=9), run("a", parts_at=9)
-    good = json.loads(verdict_document(trainer, theirs, ("t", "a"), 9, "auditor"))
-    for moves, why in (
-        (good["moves"][:-1], "its moves lead to"),
-        (good["moves"][1:], "claim must be|its moves lead"),
-    ):
-        import re
+def test_a_false_state_in_the_middle_can_be_ruled_on_where_both_end_in_one() -> None:
+    """The game then ends at the last checkpoint on which they differ, whose records travel with the verdict."""
+    assert (
+        run("t", parts_at=9, until=12).statement().final_state
+        == run("a", parts_at=9, until=12).statement().final_state
+    )
+    assert check(disputed("auditor", until=12)).verdict == "match"
+    found = check(disputed("trainer", until=12))
+    assert (found.failed, found.finding) == (10, "trainer at fault at step 9: step 9: another batch")
 
-        document = canonical_json({**good, "moves": moves})
-        parts = disputed("auditor", record=hashlib.sha256(document).hexdigest())
-        parts["verdict"][1] = named("verdict", document)
-        found = check(parts)
-        assert found.failed == 9
-        assert re.search(why, found.why)
+
+OTHERS = run("x", parts_at=9)
+T, A = run("t", parts_at=9), run("a", parts_at=9)
+OBJECTION = LogObjection(T.root().hex(), 4, "gradient of w", 3, "lies too far away")
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"moves": verdict_of(T, A, "auditor").moves[:-1]}, "do not lead to one step"),
+        ({"moves": verdict_of(T, A, "auditor").moves[1:]}, "claim must be|do not lead to one step"),
+        ({"moves": ()}, "do not lead to one step"),
+        ({"ends": None}, "holds moves, and not what the game began with"),
+        ({"ends": None, "moves": ()}, "nothing shows why it rules on step 9"),
+        ({"ends": (T.prove_step(15), T.prove_step(15))}, "leads to root"),
+        ({"ends": (OTHERS.prove_step(15), A.prove_step(15))}, "leads to root"),
+        ({"ends": (T.prove_step(14), A.prove_step(14))}, "which is no checkpoint"),
+        ({"ends": (T.prove_step(15), A.prove_step(11))}, "are of steps 15 and 11"),
+        ({"ends": (T.prove_step(7), A.prove_step(7))}, "nothing is disputed"),
+        ({"ends": (T.prove_step(11), A.prove_step(11))}, "claim must be at the midpoint|claim must be asked for"),
+        ({"objection": replace(OBJECTION, step=9)}, "agree on states up to step 9 only"),
+        ({"objection": OBJECTION}, "agree on states up to step 9 only"),
+        ({"objection": replace(OBJECTION, step=8), "step": 4}, "the objection is to step 8"),
+        ({"objection": replace(OBJECTION, run="00" * 32), "step": 4}, "the objection is to step 4 of run 0000"),
+        ({"objection": OBJECTION, "records": (T.prove_step(4), A.prove_step(4)), "step": 4}, "one of them decided"),
+        ({"records": (T.prove_step(4), A.prove_step(4)), "step": 4}, "do not differ"),
+        ({"records": (T.prove_step(9), A.prove_step(9)), "step": 9}, "agree on states up to step 9 only"),
+        ({"step": 8}, "its moves lead to step 9, it rules on step 8"),
+        ({"step": None}, "names no step"),
+        ({"step": None, "ends": None}, "names no step, and holds moves"),
+    ],
+)  # fmt: skip
+def test_a_verdict_that_does_not_follow_from_what_it_rests_on_is_refused(
+    changes: dict[str, Any], why: str
+) -> None:
+    import re
+
+    found = check(disputed("auditor", write=lambda verdict: replace(verdict, **changes)))
+    assert found.failed == 9, found
+    assert re.search(why, found.why), found.why
+
+
+def test_a_verdict_about_records_or_a_log_of_an_agreed_step_is_followed() -> None:
+    played = {"moves": (), "ends": None}
+    losses = ("0x1.0000000000000p+0", "0x1.8000000000000p+0")
+    t, a = (run(side, parts_at=9, loss=loss) for side, loss in zip("ta", losses, strict=True))
+    pair = (t.prove_step(5), a.prove_step(5))
+
+    def told(**changes: Any) -> Result:
+        return check(disputed("auditor", write=lambda v: replace(v, **changes), losses=losses))
+
+    objection = replace(OBJECTION, run=t.root().hex())
+    for more in ({}, played):  # with and without a game over states that leads to a later step
+        assert told(step=5, records=pair, **more).verdict == "match"
+        assert told(step=4, objection=objection, **more).verdict == "match"
+        assert "do not differ" in told(step=6, records=(t.prove_step(6), a.prove_step(6)), **more).why
+    convicted = check(disputed("trainer", write=lambda v: replace(v, step=4, objection=OBJECTION, **played)))
+    assert (convicted.failed, convicted.finding) == (10, "trainer at fault at step 4: step 9: another batch")
+
+
+def test_an_operators_record_about_another_run_is_refused() -> None:
+    vector = json.loads((VECTORS / "dispute" / "worked-example" / "input.json").read_bytes())
+    record = named("dispute", vector["record"].encode())
+    parts = disputed("auditor", dispute=record.digest)
+    parts["verdict"].append(record)
+    found = check(parts)
+    assert (found.failed, "speaks of run" in found.why) == (9, True)
 
 
 def test_a_dispute_record_that_nothing_can_check_is_no_pass() -> None:

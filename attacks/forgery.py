@@ -1,0 +1,104 @@
+"""What the attacks on level three share: a trainer whose last state is false, and who defends it with a forged list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from stage import STEPS, Stage, claim_path, must
+
+from tallystick.commit.tensors import digest_of
+from tallystick.execution.trace import StepTrace
+from tallystick.protocol.operator_table import stored_at
+from tallystick.protocol.operators import Operator, Output
+from tallystick.roles import operators
+from tallystick.roles.auditor import write_claim
+from tallystick.roles.judge import DisputeResult, dispute
+from tallystick.roles.operators import TrainerSide
+from tallystick.store.files import RunDirectory
+from tallystick.testing.cheats import EditedWeights, honest_defence
+
+Change = Callable[[TrainerSide], TrainerSide]
+
+
+class Forger:
+    """A run with five edited weights, the auditor's claim about it, and disputes over it under a forged list."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.run = stage.run()
+        EditedWeights().run(stage.order(), self.run)
+        self.claim: RunDirectory = claim_path(self.run)
+        write_claim(self.run, stage.source, self.claim)
+        self.plain = self.ruling(lambda side: side)
+        where = self.plain.operator
+        must(
+            (self.plain.loser, self.plain.step, where and str(where.operator and where.operator.name))
+            == ("trainer", STEPS - 1, "tallystick::sgd"),
+            f"the control, the list of the job itself, ends in {self.plain.reason}",
+        )
+
+    def ruling(self, change: Change) -> DisputeResult:
+        """Return how the dispute ends for a trainer who answers with a list that ``change`` has forged."""
+        with forging(change):
+            return dispute(self.run, self.claim, self.stage.source, defence=honest_defence(self.stage.source))
+
+    def convicted(self, change: Change, *, naming: str, index: int | None = None) -> DisputeResult:
+        """Return the ruling, which must be against the trainer at an operator, for that reason and there."""
+        found = self.ruling(change)
+        where = found.operator
+        must(found.loser == "trainer", f"the judge blames {found.loser}: {found.reason}")
+        must(where is not None and where.loser == "trainer", f"no operator was judged: {found.reason}")
+        assert where is not None
+        must(index in (None, where.index), f"the judge names operator {where.index}, the crime is at {index}")
+        must(naming in found.reason, f"the judge says {found.reason!r}, expected {naming!r}")
+        return found
+
+
+@contextmanager
+def forging(change: Change) -> Generator[None]:
+    honest = operators.defend
+
+    def defend(*arguments: Any, **more: Any) -> TrainerSide:
+        return change(honest(*arguments, **more))
+
+    operators.defend = defend
+    try:
+        yield
+    finally:
+        operators.defend = honest
+
+
+def with_operators(side: TrainerSide, edit: Callable[[list[Operator]], None]) -> TrainerSide:
+    """Return the side with another list over the same results."""
+    trace = copied(side.trace)
+    edit(trace.operators)
+    return TrainerSide(trace, side.base, side.agreed, side.claimed)
+
+
+def copied(trace: StepTrace) -> StepTrace:
+    other = copy(trace)
+    other.operators, other.values = list(trace.operators), dict(trace.values)
+    return other
+
+
+def find(side: TrainerSide, wanted: Callable[[Operator], bool]) -> int:
+    return next(at for at, op in enumerate(side.trace.operators) if wanted(op))
+
+
+def with_element(side: TrainerSide, at: int, element: int, value: Callable[[Any], Any]) -> StepTrace:
+    """Return the trace with one element of one result changed."""
+    trace = copied(side.trace)
+    op = trace.operators[at]
+    data = trace.array((at, 0)).copy()
+    position = stored_at(op.outputs[0].view, element)
+    data[position] = value(data[position])
+    trace.values[(at, 0)] = replace(trace.values[(at, 0)], data=data, hashes=None)
+    tensor = op.outputs[0].tensor
+    digested = digest_of(tensor.dtype, tensor.elements, memoryview(np.ascontiguousarray(data)), trace.chunk)
+    trace.operators[at] = replace(op, outputs=(Output(digested, op.outputs[0].view), *op.outputs[1:]))
+    return trace
