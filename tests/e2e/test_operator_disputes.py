@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tallystick.commit.state import summarise
+from tallystick.commit.state import hold
 from tallystick.commit.tensors import chunk_size, digest_of
 from tallystick.execution.job import find_source
 from tallystick.execution.snapshot import load_state
@@ -76,18 +76,17 @@ class HonestStep:
         from tallystick.execution.snapshot import state_entries
         from tallystick.roles.judge import _copied  # pyright: ignore[reportPrivateUsage]
 
-        self.agreed = {entry.name: _copied(entry) for entry in state_entries(self.auditor.session)}
-        self.summary = summarise(self.agreed.values())
-        self.chunk = chunk_size(sum(len(entry.data) for entry in self.agreed.values()))
+        self.agreed = hold(_copied(entry) for entry in state_entries(self.auditor.session))
+        self.chunk = chunk_size(self.agreed.nbytes)
         self.base = base_of(
-            agreed=self.summary.root(), specification=transcript.specification.leaf(), record=self.record.leaf(),
+            agreed=self.agreed.root, specification=transcript.specification.leaf(), record=self.record.leaf(),
             chunk=self.chunk,
         )  # fmt: skip
         self.claimed = bytes.fromhex(str(self.record.state_root))
-        grids = bytes(self.agreed["document/grids"].data)
+        grids = bytes(self.agreed.entries["document/grids"].data)
         self.facts = StepFacts(transcript.specification, self.record, self.frame, grids)
         self.side = defend(
-            self.trainer, self.agreed, self.summary, self.frame, self.record,
+            self.trainer, self.agreed, self.frame, self.record,
             base=self.base, chunk=self.chunk, claimed_root=self.claimed, claimed=None,
         )  # fmt: skip
 
@@ -106,13 +105,13 @@ class HonestStep:
             accusation = replace(accusation, block=len(partials) // 2)
         finding = rule_on_operator(
             self.facts, self.base, self.chunk, agreed=side.leaves.commitment_at(at),
-            claimed=side.leaves.commitment_at(at + 1), agreed_state=self.summary.root(), claimed_state=self.claimed,
+            claimed=side.leaves.commitment_at(at + 1), agreed_state=self.agreed.root, claimed_state=self.claimed,
             accusation=accusation, opening=side.open(accusation, at, self.facts),
         )  # fmt: skip
         return finding.fault, finding.reason
 
     def objection(self, side: TrainerSide) -> Objection | None:
-        seen = examine(self.auditor, self.agreed, self.summary, self.frame, self.record, side)
+        seen = examine(self.auditor, self.agreed, self.frame, self.record, side)
         return seen.objection(self.facts)
 
 
@@ -156,7 +155,7 @@ def test_no_accusation_of_an_honest_operator_holds_even_under_other_arithmetic(h
 
 
 def test_an_honest_auditor_objects_to_no_honest_list_and_its_own_bits_do_differ(honest: HonestStep) -> None:
-    seen = examine(honest.auditor, honest.agreed, honest.summary, honest.frame, honest.record, honest.side)
+    seen = examine(honest.auditor, honest.agreed, honest.frame, honest.record, honest.side)
 
     assert seen.objection(honest.facts) is None
     assert len(seen.suspects) > 20  # the control: operator by operator the two machines are not bit-equal
@@ -235,7 +234,7 @@ def test_swapped_wiring_attributes_and_extra_operators_are_structural(honest: Ho
         assert objection.index == expected
         finding = rule_on_operator(
             honest.facts, honest.base, honest.chunk, agreed=side.leaves.commitment_at(expected),
-            claimed=side.leaves.commitment_at(expected + 1), agreed_state=honest.summary.root(),
+            claimed=side.leaves.commitment_at(expected + 1), agreed_state=honest.agreed.root,
             claimed_state=honest.claimed, accusation=Accusation(0, 0, structure=True),
             opening=side.open(Accusation(0, 0, structure=True), expected, honest.facts),
             own_structure=operators[expected].structure,

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,8 @@ from torch.utils._pytree import tree_leaves
 
 from tallystick.commit.encoding import hex_float
 from tallystick.commit.merkle import root as merkle_root
-from tallystick.commit.state import CHUNK_BYTES, Entry, StateSummary, summarise
-from tallystick.commit.tensors import TensorDigest, chunk_hashes, digest_of
+from tallystick.commit.state import CHUNK_BYTES, Entry, HeldState, StateSummary, summarise
+from tallystick.commit.tensors import TensorDigest, chunk_hashes, digest_of, hash_later, joined
 from tallystick.errors import InvalidInput
 from tallystick.execution.job import Job
 from tallystick.execution.operators import STATEFUL
@@ -68,6 +68,7 @@ EMPTY = frozenset(
 )
 SMALL_CONSTANT = 4096  # bytes that stand in the list itself
 NO_ROOT = bytes(32)
+SOON = 1 << 16  # bytes that are hashed at once: less than handing them to another thread takes
 Watch = Callable[[int, Operator, Sequence[Tensor]], None]
 Array = np.ndarray
 
@@ -81,6 +82,12 @@ class _Value:
     elements: int
     data: Tensor | Array | None
     hashes: list[bytes] | None = None
+    promised: list[Future[list[bytes]]] = field(default_factory=list[Future[list[bytes]]])
+
+    def settle(self) -> None:
+        """Return when the chunk hashes that were asked for are there; until then the data must not change."""
+        if self.promised:
+            self.hashes, self.promised = joined(self.promised), []
 
 
 @dataclass
@@ -276,6 +283,7 @@ class StepTracer(TorchDispatchMode):
         if value is None or not isinstance(value.data, Tensor):
             return
         if storage_key(value.data) == storage_key(tensor):
+            value.settle()
             with _disable_current_modes():
                 value.data = value.data.clone()
 
@@ -326,20 +334,21 @@ class StepTracer(TorchDispatchMode):
             self.give_up(f"a tensor of {tensor.dtype} on {tensor.device} has no digest here")
             dtype = "U8"
         value = _Value(source, dtype, flat.numel(), None)
-        root = NO_ROOT
         if self.keep:
             value.data = flat
             self.trace.values[source] = value
             self.trace.held_bytes += flat.nbytes
             if not lazily and self.trace.incomplete is None:
                 view = array_of(flat).data if flat.numel() else memoryview(b"")
-                value.hashes = chunk_hashes(view, self.trace.chunk, self._pool)
-                root = merkle_root(value.hashes)
+                if view.nbytes > SOON:
+                    value.promised = hash_later(view, self.trace.chunk, self._pool)
+                else:
+                    value.hashes = chunk_hashes(view, self.trace.chunk)
         storage = tensor.untyped_storage()
         self._current[storage_key(tensor)] = (StorageWeakRef(storage), value)
         self._unfilled.discard(storage_key(tensor))
         view = Geometry(tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()))
-        return Output(TensorDigest(dtype, flat.numel(), root), view)
+        return Output(TensorDigest(dtype, flat.numel(), NO_ROOT), view)
 
     def give_up(self, why: str) -> None:
         """Say why the list cannot stand for the step; the first reason counts."""
@@ -441,13 +450,13 @@ class StepTracer(TorchDispatchMode):
 
     # -- around the step -------------------------------------------------------------------------
 
-    def begin(self, session: Session, agreed: Mapping[str, Entry], summary: StateSummary) -> None:
+    def begin(self, session: Session, agreed: HeldState) -> None:
         """Write down the loads: every tensor of the agreed state, which the session is in."""
         for module_name, module in session.model.named_modules():
             self._names[module] = module_name
-        roots = {entry.name: entry.tensor_root for entry in summary.entries}
+        roots = {entry.name: entry.tensor_root for entry in agreed.summary.entries}
         for name, tensor in sorted(live_state(session).items()):
-            entry = agreed.get(name)
+            entry = agreed.entries.get(name)
             if entry is None:
                 self.give_up(f"state entry {name} is not in the agreed state")
                 continue
@@ -470,21 +479,21 @@ class StepTracer(TorchDispatchMode):
             if self.watch is not None:
                 self.watch(at, operator, [])
 
-    def finish(self, session: Session) -> None:
-        """Write down what the step stores, and the root of the state after it."""
+    def finish(self, session: Session, after: HeldState | None) -> None:
+        """Write down what the step stores, and the root of the state after it; see ``trace_step`` for ``after``."""
         entries = state_entries(session)
-        summary = summarise(entries, pool=self._pool)
+        expected = after is not None and self._is_same(entries, after)
+        summary = after.summary if after is not None and expected else summarise(entries, pool=self._pool)
         self.trace.summary = summary
         live = live_state(session)
         stored = {entry.name: entry for entry in summary.entries}
-        for at, names in self._updates:
-            operator = self.trace.operators[at]
-            outputs = tuple(
-                replace(output, tensor=replace(output.tensor, root=stored[name].tensor_root))
-                for output, name in zip(operator.outputs, names, strict=True)  # pyright: ignore[reportArgumentType]
-            )
-            if self.keep:
-                self.trace.operators[at] = replace(operator, outputs=outputs)
+        if self.keep:
+            lazily = {
+                (at, number): stored[name].tensor_root
+                for at, names in self._updates
+                for number, name in enumerate(names)
+            }
+            self._fill_in(lazily)
         for entry in summary.entries:
             tensor = live.get(entry.name)
             operands = [] if tensor is None else self._operands([tensor])
@@ -492,9 +501,39 @@ class StepTracer(TorchDispatchMode):
             self._write(STORE, "", {"entry": fields}, operands, [], module=entry.name, phase="store")
         root = summary.root().hex() if self.keep else ""
         self._write(END, "", {"state_root": root}, [], [], module="state", phase="store")
-        for tensor in live.values():
-            self.preserve(tensor)  # the session goes on to other steps
-        self._pool.shutdown()
+        same = {} if after is None else {entry.name: entry for entry in after.summary.entries}
+        for name, tensor in live.items():  # the session goes on to other steps
+            value = self._find(tensor)
+            alike = name in stored and same.get(name) == stored[name]
+            if after is None or value is None or not alike or value.dtype != stored[name].dtype:
+                self.preserve(tensor)
+            elif isinstance(value.data, Tensor):
+                value.settle()
+                value.data = np.frombuffer(after.entries[name].data, dtype=KINDS[value.dtype])
+
+    def _is_same(self, entries: Sequence[Entry], after: HeldState) -> bool:
+        if [entry.name for entry in entries] != [entry.name for entry in after.summary.entries]:
+            return False
+        return all(self._pool.map(_are_equal, entries, (after.entries[entry.name] for entry in entries)))
+
+    def _fill_in(self, lazily: Mapping[tuple[int, int], bytes]) -> None:
+        """Put the roots of all results into the list."""
+        for at, operator in enumerate(self.trace.operators):
+            if operator.name == LOAD or not operator.outputs:
+                continue
+            outputs: list[Output] = []
+            for number, output in enumerate(operator.outputs):
+                root = lazily.get((at, number))
+                if root is None:
+                    value = self.trace.values[(at, number)]
+                    value.settle()
+                    root = NO_ROOT if value.hashes is None else merkle_root(value.hashes)
+                outputs.append(Output(replace(output.tensor, root=root), output.view))
+            self.trace.operators[at] = replace(operator, outputs=tuple(outputs))
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown(cancel_futures=True)
 
     @contextmanager
     def named_modules(self) -> Generator[None]:
@@ -550,17 +589,17 @@ def live_state(session: Session) -> dict[str, Tensor]:
 def trace_step(
     session: Session,
     job: Job,
-    agreed: Mapping[str, Entry],
+    agreed: HeldState,
     tape: FollowTape | RecordTape,
     *,
-    summary: StateSummary,
     chunk: int,
     keep: bool,
     watch: Watch | None = None,
+    after: HeldState | None = None,
 ) -> StepTrace:
     """Run the session's next step from ``agreed``, which it is in, under ``tape``, and return its list.
 
-    ``summary`` is that of the agreed state.
+    ``after`` is a state that the step may well end in: where it does, it is not hashed or copied once more.
 
     Raises:
         InvalidInput, Nondeterminism: as ``run_step``.
@@ -570,17 +609,26 @@ def trace_step(
         tracer.give_up("the job changes tensors outside the model and the optimizer")
     if session.policy.name not in ("fp32", "fp64"):
         tracer.give_up(f"policy {session.policy.name} has no operator table")
-    tracer.begin(session, agreed, summary)
-    session.tracer = tracer
     try:
+        tracer.begin(session, agreed)
+        session.tracer = tracer
         with tracer.named_modules():
             tracer.trace.outcome = run_step(session, job, tape)
         tape.finish()
         session.settle(tape.table)
+        tracer.finish(session, after)
     finally:
         session.tracer = None
-    tracer.finish(session)
+        tracer.close()
     return tracer.trace
+
+
+def _are_equal(one: Entry, other: Entry) -> bool:
+    """Whether two entries are the same, byte by byte."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    a, b = np.frombuffer(one.data, dtype="u1"), np.frombuffer(other.data, dtype="u1")
+    return all(np.array_equal(a[at : at + SOON], b[at : at + SOON]) for at in range(0, a.size, SOON))
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:

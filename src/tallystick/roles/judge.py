@@ -12,8 +12,10 @@ optimizer's arithmetic is portable the state has no bands: for each choice of th
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -21,7 +23,7 @@ import torch
 from torch import Tensor
 
 from tallystick.commit.encoding import canonical_json, digest
-from tallystick.commit.state import CHUNK_BYTES, Entry, open_chunk, summarise
+from tallystick.commit.state import CHUNK_BYTES, Entry, HeldState, hold
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
 from tallystick.execution.job import JobSource
 from tallystick.execution.snapshot import load_state, state_entries
@@ -69,6 +71,7 @@ class DisputeResult:
         moves: every claim that was made: (party, steps done, commitment in hexadecimal).
         operator: how level three ended; None if it was not played.
         record: the portable record (``protocol.dispute``) of a dispute that ended at an operator.
+        seconds: of each party on the first two levels, by what it did (``RecordedTrace.seconds``); no part of the verdict.
     """
 
     loser: str
@@ -80,6 +83,7 @@ class DisputeResult:
     outcome: str = "fault"
     operator: OperatorResult | None = None
     record: bytes | None = None
+    seconds: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
 
     def encode(self) -> bytes:
         """Return the canonical JSON of the verdict."""
@@ -155,9 +159,10 @@ def _play(
     objection: Objection | None,
 ) -> DisputeResult:
     checkpoints = [checkpoint.steps_done for checkpoint in ours.checkpoints()]
+    suspected = find_parting(ours, theirs)
     traces: dict[Party, RecordedTrace] = {
-        "trainer": RecordedTrace(trainer, ours, defence),
-        "auditor": RecordedTrace(auditor, theirs, replay),
+        "trainer": RecordedTrace(trainer, ours, defence, suspected=suspected),
+        "auditor": RecordedTrace(auditor, theirs, replay, suspected=suspected),
     }
     claims = {party: [trace.commitment_at(done) for done in checkpoints] for party, trace in traces.items()}
     step_judge = StepJudge(trainer, ours, auditor, theirs, replay, traces)
@@ -190,7 +195,7 @@ def _play(
     if earlier is None and level == "operators":
         case = _operator_case(step_judge, game.position, defence, objection)
         found = None if case is None else case.play()
-        repeated = [each for trace in traces.values() for each in trace.seconds]
+        repeated = [each for trace in traces.values() for each in trace.steps]
         if found is not None and repeated:
             found = replace(found, step_seconds=min(repeated))
         if case is not None and found is not None:
@@ -198,6 +203,7 @@ def _play(
             ends: dict[Party, bytes] = {"trainer": trainers, "auditor": auditors}
             steps = StepsGame(tuple(checkpoints[: last + 1]), agreed, ends, stated)
             written = _record_of(ours, case.agreed, steps, game.position, found)
+    seconds = {party: dict(trace.seconds) for party, trace in traces.items()}
     if found is not None and found.rounds:
         rounds["operators"] = found.rounds
     ruling = earlier
@@ -211,7 +217,16 @@ def _play(
     if found is not None and found.loser is not None:
         reason = f"step {game.agreed}: {found.reason}"
         return DisputeResult(
-            found.loser, game.agreed, sum(rounds.values()), rounds, reason, moves, "fault", found, written
+            found.loser,
+            game.agreed,
+            sum(rounds.values()),
+            rounds,
+            reason,
+            moves,
+            "fault",
+            found,
+            written,
+            seconds,
         )
     ruling = ruling or step_judge.rule(game.position, {})
     return DisputeResult(
@@ -223,12 +238,22 @@ def _play(
         moves,
         step_judge.outcome,
         found,
+        seconds=seconds,
     )
+
+
+def find_parting(ours: Transcript, theirs: Transcript) -> int | None:
+    """Return the first step after which the two runs' records have different fingerprints of the state, or None.
+
+    No claim, as a record may lie: it says which states are worth keeping while a segment is repeated.
+    """
+    pairs = zip(ours.records, theirs.records, strict=False)
+    return next((mine.step for mine, other in pairs if mine.fingerprint != other.fingerprint), None)
 
 
 def _record_of(
     ours: Transcript,
-    state: State,
+    state: HeldState,
     steps: StepsGame,
     position: DisputedPosition,
     found: OperatorResult,
@@ -238,9 +263,8 @@ def _record_of(
         return None
     evidence = found.evidence
     needed = needs_log(found.operator)
-    grids = state[GRIDS_ENTRY]
+    grids = state.entries[GRIDS_ENTRY]
     chunks = range(-(-len(grids.data) // CHUNK_BYTES)) if needed else range(0)
-    entries = list(state.values())
     record = DisputeRecord(
         specification=ours.specification,
         specification_proof=ours.prove_specification(),
@@ -251,7 +275,7 @@ def _record_of(
         frame=evidence.facts.frame if needed else b"",
         grids=tuple(
             (
-                open_chunk(entries, GRIDS_ENTRY, at),
+                state.open(GRIDS_ENTRY, at),
                 bytes(grids.data[at * CHUNK_BYTES : (at + 1) * CHUNK_BYTES]),
             )
             for at in chunks
@@ -273,7 +297,7 @@ def _operator_case(
     state = judge.opened(step, position.agreed_commitment)
     if (
         state is None
-        or GRIDS_ENTRY not in state
+        or GRIDS_ENTRY not in state.entries
         or batch_digest(judge.replay.job.batch(step)) != record.batch
     ):
         return None
@@ -282,14 +306,13 @@ def _operator_case(
         decode_frame(frame)
     except (InvalidInput, Mismatch):
         return None
-    facts = StepFacts(judge.transcript.specification, record, frame, bytes(state[GRIDS_ENTRY].data))
+    facts = StepFacts(judge.transcript.specification, record, frame, bytes(state.entries[GRIDS_ENTRY].data))
     claimed = judge.traces["trainer"].witness_at(position.disputed)
     root = position.claims["trainer"]
-    if claimed is not None and summarise(claimed.values()).root() != root:
+    if claimed is not None and claimed.root != root:
         claimed = None
-    return OperatorDispute(
-        step, state, position.agreed_commitment, facts, defence, judge.replay, root, claimed, objection
-    )
+    own = judge.traces["auditor"].held.get(position.disputed)
+    return OperatorDispute(step, state, facts, defence, judge.replay, root, claimed, own, objection)
 
 
 class RecordedTrace:
@@ -298,13 +321,28 @@ class RecordedTrace:
     At checkpoints the claim is the committed root. In between the party repeats its segment from the checkpoint. Where that
     leads elsewhere than its own committed fingerprints, it cannot open what it committed to: the claim is then a digest of the
     fingerprint, which no state opens.
+
+    Where the two runs part is known from their records before the first round, unless these lie. So a segment is repeated
+    once: the states that bisection will ask for are hashed on the way, and those on both sides of the ``suspected`` step
+    are kept. Asked for anything else, the party repeats the segment again.
+
+    Attributes:
+        suspected: first step after which the records of the two runs differ; None if they do not say.
+        held: states at hand, by number of steps done.
+        steps: seconds of each repeated step.
+        seconds: by what was done: ``load``, ``steps``, ``roots`` (copying the states that are kept included).
     """
 
-    def __init__(self, directory: RunDirectory, transcript: Transcript, replay: Replay) -> None:
+    def __init__(
+        self, directory: RunDirectory, transcript: Transcript, replay: Replay, *, suspected: int | None = None
+    ) -> None:
         self.directory, self.transcript, self.replay = directory, transcript, replay
+        self.suspected = suspected
         self._roots = {c.steps_done: bytes.fromhex(c.state_root) for c in transcript.checkpoints()}
         self._repeated: dict[int, bytes] = {}
-        self.seconds: list[float] = []  # of each repeated step
+        self.held: dict[int, HeldState] = {}
+        self.steps: list[float] = []
+        self.seconds = {"load": 0.0, "steps": 0.0, "roots": 0.0}
 
     def commitment_at(self, index: int) -> bytes:
         """Return the 32 bytes this party claims for the state after ``index`` steps."""
@@ -313,37 +351,82 @@ class RecordedTrace:
         if index not in self._repeated:
             start = max(done for done in self._roots if done < index)
             end = min(done for done in self._roots if done > index)
-            for done, claim in self._repeat(start, end):
-                self._repeated[done] = claim
+            wanted = self._asked_for(start, end)
+            self._repeat(start, wanted if index in wanted else set(range(start + 1, end)))
         return self._repeated[index]
 
-    def _repeat(self, start: int, end: int) -> Iterator[tuple[int, bytes]]:
+    def _asked_for(self, start: int, end: int) -> set[int]:
+        """Return the positions that bisection between two checkpoints asks for if the suspicion holds."""
+        found: set[int] = set()
+        if self.suspected is None or not start <= self.suspected < end:
+            return found
+        while end - start > 1:
+            middle = (start + end) // 2
+            found.add(middle)
+            start, end = (middle, end) if middle <= self.suspected else (start, middle)
+        return found
+
+    def _repeat(self, start: int, wanted: set[int]) -> None:
         honest = self._load(start)
-        for step in range(start, end - 1):
-            record = self.transcript.record(step)
+        for step in range(start, max(wanted)):
             honest = honest and self._follow(step)
+            if step + 1 not in wanted:
+                continue
             if honest:
-                yield step + 1, summarise(state_entries(self.replay.session)).root()
+                self._repeated[step + 1] = self._own_root(step + 1)
             else:
-                yield step + 1, digest(UNOPENED_TAG, record.leaf())
+                self._repeated[step + 1] = digest(UNOPENED_TAG, self.transcript.record(step).leaf())
+
+    def _is_kept(self, index: int) -> bool:
+        return self.suspected is not None and index in (self.suspected, self.suspected + 1)
+
+    def _own_root(self, index: int) -> bytes:
+        """Return the root of the state that the session is in, and keep that state if it is wanted."""
+        clock = time.perf_counter()
+        kept = self._is_kept(index)
+        entries = state_entries(self.replay.session)
+        with ThreadPoolExecutor(os.cpu_count() or 1, "tally-hash") as pool:
+            state = hold(pool.map(_copied, entries) if kept else entries, pool=pool)
+        if kept:
+            self.held[index] = state
+        self.seconds["roots"] += time.perf_counter() - clock
+        return state.root
 
     def _load(self, start: int) -> bool:
-        try:
-            load_state(self.replay.session, self.directory.load_committed(start, self._roots[start].hex()))
-        except (InvalidInput, Mismatch):
+        clock = time.perf_counter()
+        state = self._committed(start)
+        if state is None:
             return False
+        try:
+            load_state(self.replay.session, state.entries)
+        except InvalidInput:
+            return False
+        self.seconds["load"] += time.perf_counter() - clock
         return True
+
+    def _committed(self, index: int) -> HeldState | None:
+        """Return the state of a checkpoint, None if this party cannot open it."""
+        if index not in self.held:
+            try:
+                state = self.directory.load_held(index, self._roots[index].hex())
+            except (InvalidInput, Mismatch):
+                return None
+            if not self._is_kept(index):
+                return state
+            self.held[index] = state
+        return self.held[index]
 
     def _follow(self, step: int) -> bool:
         """Repeat one step under this party's own log; whether it ends where the party's record says."""
         record = self.transcript.record(step)
+        clock = time.perf_counter()
         try:
             frame = self.directory.load_frames(self.transcript, step, step + 1)[step]
-            clock = time.perf_counter()
             outcome, _ = self.replay.follow(record, frame)
-            self.seconds.append(time.perf_counter() - clock)
         except (InvalidInput, Mismatch, Nondeterminism):
             return False
+        self.steps.append(time.perf_counter() - clock)
+        self.seconds["steps"] += self.steps[-1]
         return f"{outcome.fingerprint:016x}" == record.fingerprint
 
     def find_unopened_checkpoint(self, index: int) -> str | None:
@@ -355,17 +438,16 @@ class RecordedTrace:
             return str(problem)
         return None
 
-    def witness_at(self, index: int) -> State | None:
+    def witness_at(self, index: int) -> HeldState | None:
         """Return the state after ``index`` steps that opens this party's claim, or None if it cannot open it."""
+        if index in self.held:
+            return self.held[index]
         if index in self._roots:
-            try:
-                return self.directory.load_committed(index, self._roots[index].hex())
-            except (InvalidInput, Mismatch):
-                return None
+            return self._committed(index)
         start = max(done for done in self._roots if done < index)
         if not self._load(start) or not all(self._follow(step) for step in range(start, index)):
             return None
-        return {entry.name: _copied(entry) for entry in state_entries(self.replay.session)}
+        return hold(_copied(entry) for entry in state_entries(self.replay.session))
 
 
 def _has_form_of(entry: Entry | None, other: Entry | None) -> bool:
@@ -404,7 +486,7 @@ class StepJudge:
         if state is None:
             self.outcome = "cannot_reproduce"
             return Ruling("none", f"step {step}: neither side can open the state both agree on")
-        load_state(self.replay.session, state)
+        load_state(self.replay.session, state.entries)
         record = self.transcript.record(step)
         try:
             frame = self.trainer.load_frames(self.transcript, step, step + 1)[step]
@@ -419,7 +501,7 @@ class StepJudge:
             found = compare_step(stated, outcome, [])
             if not found:
                 continue
-            noisy = find_noisy_sites(self.replay, self.transcript, step, step, {step: frame}, state)
+            noisy = find_noisy_sites(self.replay, self.transcript, step, step, {step: frame}, state.entries)
             if all(is_excused(deviation, noisy) for deviation in found):
                 self.outcome = "cannot_reproduce"
                 return Ruling(
@@ -460,7 +542,7 @@ class StepJudge:
         except (InvalidInput, Mismatch) as problem:
             return Ruling("trainer", f"step {step}: the log cannot be used: {problem}")
         # 4. The step, repeated from the agreed state under the trainer's log.
-        load_state(self.replay.session, state)
+        load_state(self.replay.session, state.entries)
         try:
             repeated = AcceptableStates(self.replay, frame)
         except (InvalidInput, Nondeterminism) as problem:
@@ -487,7 +569,7 @@ class StepJudge:
             )
         # 7. A fault that this machine's own noise can explain is nobody's.
         noisy = (
-            find_noisy_sites(self.replay, self.transcript, step, step, {step: frame}, state)
+            find_noisy_sites(self.replay, self.transcript, step, step, {step: frame}, state.entries)
             if any(faults.values())
             else []
         )
@@ -504,11 +586,11 @@ class StepJudge:
         self.outcome = "both_acceptable"
         return Ruling("none", f"step {step}: honest arithmetic can give both states")
 
-    def opened(self, index: int, commitment: bytes) -> State | None:
+    def opened(self, index: int, commitment: bytes) -> HeldState | None:
         """Return the state after ``index`` steps that opens ``commitment``, from whichever side has it, or None."""
         for trace in self.traces.values():
             state = trace.witness_at(index)
-            if state is not None and summarise(state.values()).root() == commitment:
+            if state is not None and state.root == commitment:
                 return state
         return None
 
@@ -520,7 +602,7 @@ class StepJudge:
             return Deviation(
                 position.agreed, "mismatch", "evidence", None, problem, f"the {party}'s own root"
             )
-        if state is None or summarise(state.values()).root() != position.claims[party]:
+        if state is None or state.root != position.claims[party]:
             own = f"{repeated.outcome.fingerprint:016x}"
             return Deviation(
                 position.agreed,
@@ -530,7 +612,7 @@ class StepJudge:
                 own,
                 f"another one, which the {party} cannot open",
             )
-        return repeated.find_fault(state)
+        return repeated.find_fault(state.entries)
 
 
 class AcceptableStates:

@@ -9,21 +9,23 @@ an honest operator, however different the two machines are. What neither shows g
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from tallystick.commit.state import CHUNK_BYTES, Entry, StateSummary, open_chunk, summarise
+from tallystick.commit.merkle import root as merkle_root
+from tallystick.commit.state import CHUNK_BYTES, Entry, HeldState, StateSummary, parse_entry
 from tallystick.commit.tensors import OpenedChunk, chunk_size, digest_of, open_chunks
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
 from tallystick.execution.snapshot import load_state
 from tallystick.execution.step import map_tensors
 from tallystick.execution.trace import KINDS, StepTrace, array_of, trace_step, whole
+from tallystick.numerics.kernels import block_max_difference, block_square_sums
 from tallystick.protocol.dispute import handed_digest
 from tallystick.protocol.formulas import Indexes, Point, Sum, is_right_partial, is_within
 from tallystick.protocol.game import Claim, Outcome
@@ -72,6 +74,8 @@ State = Mapping[str, Entry]
 NOISE = {"F32": 2.0**-13, "F64": 2.0**-40}  # of a result's rms; what differs by more is looked at first
 PORTABLE = frozenset({ROUND, ADAM, SGD, LOAD, BATCH, "aten::bernoulli_"})
 LOOKED_AT = 64
+BLOCK = 1 << 14  # elements compared at a time
+THREADS = os.cpu_count() or 1
 
 
 @dataclass(frozen=True)
@@ -162,17 +166,17 @@ class Evidence:
 class TrainerSide:
     """The trainer at level three: its list, and everything it opens."""
 
-    def __init__(self, trace: StepTrace, base: bytes, agreed: State, claimed: State | None = None) -> None:
+    def __init__(
+        self, trace: StepTrace, base: bytes, agreed: HeldState, claimed: HeldState | None = None
+    ) -> None:
         self.trace, self.base, self.agreed = trace, base, agreed
-        self.claimed = claimed or {}
+        self.claimed: State = {} if claimed is None else claimed.entries
         self.leaves = OperatorList(base, [operator.encode() for operator in trace.operators])
 
     @property
     def committed(self) -> Committed:
         """The commitment to the whole list."""
-        from tallystick.commit.merkle import root
-
-        return Committed(len(self.leaves.leaves), root(self.leaves.hashes))
+        return Committed(len(self.leaves.leaves), merkle_root(self.leaves.hashes))
 
     def read(self, at: int) -> Callable[[int, Indexes], np.ndarray]:
         """Return a reader of the inputs and outputs of operator ``at``."""
@@ -229,11 +233,9 @@ class TrainerSide:
         if op.name == LOAD:
             noting(-1, np.asarray([accusation.element]))
             number = accusation.element * np.dtype(KINDS[op.outputs[0].tensor.dtype]).itemsize // CHUNK_BYTES
-            proof = open_chunk(list(self.agreed.values()), op.module, number)
-            data = bytes(
-                memoryview(self.agreed[op.module].data).cast("B")[number * CHUNK_BYTES :][:CHUNK_BYTES]
-            )
-            state = ((proof, data),)
+            proof = self.agreed.open(op.module, number)
+            held = memoryview(self.agreed.entries[op.module].data).cast("B")
+            state = ((proof, bytes(held[number * CHUNK_BYTES :][:CHUNK_BYTES])),)
         elif op.name == STORE and op.inputs:
             noting(0, np.asarray([accusation.element]))
             number = accusation.element * np.dtype(KINDS[self._stored(op, 0)]).itemsize // CHUNK_BYTES
@@ -285,15 +287,14 @@ class TrainerSide:
 
 def defend(
     replay: Replay,
-    agreed: State,
-    summary: StateSummary,
+    agreed: HeldState,
     frame: bytes,
     record: Any,
     *,
     base: bytes,
     chunk: int,
     claimed_root: bytes,
-    claimed: State | None,
+    claimed: HeldState | None,
 ) -> TrainerSide:
     """Return the trainer's side: the step repeated as its own program does it, ending in the state it claims.
 
@@ -303,18 +304,18 @@ def defend(
         InvalidInput, Nondeterminism: the trainer cannot repeat its own step.
     """
     session = replay.session
-    load_state(session, agreed)
+    load_state(session, agreed.entries)
     tape = session.follow_tape(frame)
     with adopting(session, record):
-        trace = trace_step(session, replay.job, agreed, tape, summary=summary, chunk=chunk, keep=True)
+        trace = trace_step(session, replay.job, agreed, tape, chunk=chunk, keep=True, after=claimed)
     if trace.incomplete is None:
         _claim(trace, claimed_root, claimed)
     return TrainerSide(trace, base, agreed, claimed)
 
 
-def _claim(trace: StepTrace, root: bytes, claimed: State | None) -> None:
+def _claim(trace: StepTrace, root: bytes, claimed: HeldState | None) -> None:
     """Make the list end in the claimed state."""
-    summary = {} if claimed is None else {entry.name: entry for entry in summarise(claimed.values()).entries}
+    summary = {} if claimed is None else {entry.name: entry for entry in claimed.summary.entries}
     for at, op in enumerate(trace.operators):
         if op.name == STORE and op.module in summary:
             entry = summary[op.module]
@@ -323,7 +324,7 @@ def _claim(trace: StepTrace, root: bytes, claimed: State | None) -> None:
                 continue
             trace.operators[at] = replace(op, attributes={"entry": entry.fields()})
             if op.inputs and claimed is not None:
-                _override(trace, op.inputs[0].source, claimed[op.module])
+                _override(trace, op.inputs[0].source, claimed.entries[op.module])
         elif op.name == END:
             trace.operators[at] = replace(op, attributes={"state_root": root.hex()})
 
@@ -381,9 +382,8 @@ class Examination:
             raise _StoppedError
         if op.name == LOAD:
             if op.outputs[0].tensor.root != theirs[at].outputs[0].tensor.root:
-                mine = np.frombuffer(
-                    self.trainer.agreed[op.module].data, dtype=KINDS[op.outputs[0].tensor.dtype]
-                )
+                held = self.trainer.agreed.entries[op.module]
+                mine = np.frombuffer(held.data, dtype=KINDS[op.outputs[0].tensor.dtype])
                 self._compare(at, 0, op, mine, self.trainer.trace.array((at, 0)))
             return
         for number, tensor in enumerate(results):
@@ -396,26 +396,21 @@ class Examination:
         if not mine.size:
             return
         dtype = op.outputs[number].tensor.dtype
-        floating = dtype in NOISE
-        if op.name in PORTABLE or not floating:
-            bits = f"u{mine.dtype.itemsize}"
-            if np.array_equal(mine.view(bits), other.view(bits)):
-                return
-            stored = int(np.flatnonzero(mine.view(bits) != other.view(bits))[0])
-            self._suspect(at, number, op, stored, math.inf)
+        if op.name in PORTABLE or dtype not in NOISE or mine.dtype != other.dtype:
+            if (stored := _first_apart(mine, other)) is not None:
+                self._suspect(at, number, op, stored, math.inf)
             return
-        a, b = torch.from_numpy(mine), torch.from_numpy(other.astype(mine.dtype, copy=False))
-        away = (a - b).abs_()
-        where = int(away.argmax())
-        largest = float(away[where])
+        where, largest = _largest_difference(mine, other)
         if not math.isfinite(largest):
-            same = (a == b) | (a.isnan() & b.isnan())
+            same = (mine == other) | (np.isnan(mine) & np.isnan(other))
             if bool(same.all()):
                 return
-            where, largest = int((~same).nonzero()[0]), math.inf
+            where = int(np.flatnonzero(~same)[0])
         if largest == 0.0:
             return
-        rms = float(torch.linalg.vector_norm(a)) / math.sqrt(a.numel())
+        total = np.zeros(1)
+        block_square_sums(mine, mine.size, total, THREADS)
+        rms = math.sqrt(float(total[0]) / mine.size)
         measure = largest / rms if math.isfinite(rms) and rms > 0.0 else math.inf
         self._suspect(at, number, op, where, measure / NOISE[dtype])
 
@@ -481,10 +476,36 @@ class Examination:
         return None
 
 
+def _first_apart(mine: np.ndarray, other: np.ndarray) -> int | None:
+    """Return the first element whose bits differ, None if all are equal."""
+    bits = f"u{mine.dtype.itemsize}"
+    a, b = mine.view(bits), other.view(bits)
+    for at in range(0, a.size, BLOCK):
+        here = a[at : at + BLOCK] != b[at : at + BLOCK]
+        if here.any():
+            return at + int(here.argmax())
+    return None
+
+
+def _largest_difference(mine: np.ndarray, other: np.ndarray) -> tuple[int, float]:
+    """Return where two tensors of one float type differ most, and by how much; infinity where that is not a number."""
+    whole_blocks = mine.size // BLOCK
+    blocks = np.zeros(whole_blocks + 1)
+    if whole_blocks:
+        end = whole_blocks * BLOCK
+        block_max_difference(mine[:end], other[:end], BLOCK, blocks[:whole_blocks], THREADS)
+    if rest := mine.size - whole_blocks * BLOCK:
+        block_max_difference(mine[-rest:], other[-rest:], rest, blocks[whole_blocks:])
+    worst = int(blocks.argmax())
+    largest = float(blocks[worst])
+    if largest == 0.0 or not math.isfinite(largest):
+        return 0, largest
+    here = slice(worst * BLOCK, (worst + 1) * BLOCK)
+    return worst * BLOCK + int(np.abs(mine[here] - other[here]).argmax()), largest
+
+
 def end_root(stores: Sequence[Operator]) -> str:
     """Return the state root over what stores write, hexadecimal."""
-    from tallystick.commit.state import parse_entry
-
     return StateSummary(tuple(parse_entry(op.attributes["entry"], "operator") for op in stores)).root().hex()
 
 
@@ -505,22 +526,28 @@ def _logical(output: Output, stored: int) -> int | None:
 
 
 def examine(
-    replay: Replay, agreed: State, summary: StateSummary, frame: bytes, record: Any, trainer: TrainerSide
+    replay: Replay,
+    agreed: HeldState,
+    frame: bytes,
+    record: Any,
+    trainer: TrainerSide,
+    *,
+    after: HeldState | None = None,
 ) -> Examination:
-    """Repeat the step as an honest auditor beside the trainer's list.
+    """Repeat the step as an honest auditor beside the trainer's list; ``after`` is its own state after the step, if at hand.
 
     Raises:
         InvalidInput, Nondeterminism: the auditor cannot repeat the step.
     """
     session = replay.session
-    load_state(session, agreed)
+    load_state(session, agreed.entries)
     seen = Examination(trainer)
     tape = session.follow_tape(frame)
     try:
         with adopting(session, record):
             trace = trace_step(
                 session, replay.job, agreed, tape,
-                summary=summary, chunk=trainer.trace.chunk, keep=False, watch=seen.watch,
+                chunk=trainer.trace.chunk, keep=False, watch=seen.watch, after=after,
             )  # fmt: skip
         seen.summary = trace.summary
         if len(trace.operators) < len(trainer.trace.operators) and seen.structure is None:
@@ -539,39 +566,39 @@ class OperatorDispute:
 
     Attributes:
         step: the disputed one.
-        agreed, agreed_root: state before it.
+        agreed: state before it.
         facts: agreed facts of the step.
         trainer, auditor: how each repeats the step; the judge uses the auditor's where structure is disputed.
         claimed_root, claimed: the trainer's claim after the step, and the state that opens it, if there is one.
+        own: the auditor's state after the step, if it is at hand.
         objection: what a dishonest auditor objects to, whatever it saw.
     """
 
     step: int
-    agreed: State
-    agreed_root: bytes
+    agreed: HeldState
     facts: StepFacts
     trainer: Replay
     auditor: Replay
     claimed_root: bytes
-    claimed: State | None
+    claimed: HeldState | None
+    own: HeldState | None = None
     objection: Objection | None = None
 
     def play(self) -> OperatorResult:
         """Play level three and return how it ended."""
         record, frame = self.facts.record, self.facts.frame
-        chunk = chunk_size(sum(memoryview(entry.data).nbytes for entry in self.agreed.values()))
+        chunk = chunk_size(self.agreed.nbytes)
         base = base_of(
-            agreed=self.agreed_root,
+            agreed=self.agreed.root,
             specification=self.facts.specification.leaf(),
             record=record.leaf(),
             chunk=chunk,
         )
-        summary = summarise(self.agreed.values())
         seconds: dict[str, float] = {}
         clock = time.perf_counter()
         try:
             side = defend(
-                self.trainer, self.agreed, summary, frame, record,
+                self.trainer, self.agreed, frame, record,
                 base=base, chunk=chunk, claimed_root=self.claimed_root, claimed=self.claimed,
             )  # fmt: skip
         except (InvalidInput, Nondeterminism) as problem:
@@ -584,7 +611,7 @@ class OperatorDispute:
         objection, seen = self.objection, None
         if objection is None:
             try:
-                seen = examine(self.auditor, self.agreed, summary, frame, record, side)
+                seen = examine(self.auditor, self.agreed, frame, record, side, after=self.own)
             except (InvalidInput, Nondeterminism) as problem:
                 return _fallback(
                     f"the auditor cannot repeat the step: {problem}", Cost(count, 0, 0, 0, 0, seconds)
@@ -609,14 +636,13 @@ class OperatorDispute:
                 raise _StoppedError
 
         session = self.auditor.session
-        load_state(session, self.agreed)
+        load_state(session, self.agreed.entries)
         try:
             with adopting(session, self.facts.record):
                 tape = session.follow_tape(self.facts.frame)
                 trace_step(
-                    session, self.auditor.job, self.agreed, tape,
-                    summary=summarise(self.agreed.values()), chunk=CHUNK_BYTES, keep=False, watch=watch,
-                )  # fmt: skip
+                    session, self.auditor.job, self.agreed, tape, chunk=CHUNK_BYTES, keep=False, watch=watch
+                )
         except _StoppedError:
             pass
         return found[0] if found else b""
@@ -670,12 +696,10 @@ class _Table:
 
     def play(self, objection: Objection) -> OperatorResult:
         """Play the game to its ruling."""
-        from tallystick.commit.merkle import root
-
         side, facts = self.side, self.case.facts
         own = OperatorList(self.base, [*side.leaves.leaves[: objection.index], objection.encode()])
         game = play_move(open_operator_game(self.base), "trainer", side.committed)
-        game = play_move(game, "auditor", Answered(len(own.leaves), root(own.hashes)))
+        game = play_move(game, "auditor", Answered(len(own.leaves), merkle_root(own.hashes)))
         self.sent["auditor"] += 36
         lists: dict[Party, OperatorList] = {"trainer": side.leaves, "auditor": own}
         while game.stage == "bisect":
@@ -725,7 +749,7 @@ class _Table:
         clock = time.perf_counter()
         finding = rule_on_operator(
             case.facts, self.base, self.chunk, agreed=position.agreed_commitment, claimed=position.claims["trainer"],
-            agreed_state=case.agreed_root, claimed_state=case.claimed_root, accusation=accusation, opening=opening,
+            agreed_state=case.agreed.root, claimed_state=case.claimed_root, accusation=accusation, opening=opening,
             own_structure=structure, own_batch=batch,
         )  # fmt: skip
         self.seconds["judge"] = time.perf_counter() - clock
@@ -733,7 +757,7 @@ class _Table:
         if batch is not None:
             self.judged += sum(map(len, batch.values()))
         evidence = Evidence(
-            case.facts, self.base, self.chunk, game, accusation, opening, case.agreed_root, finding
+            case.facts, self.base, self.chunk, game, accusation, opening, case.agreed.root, finding
         )
         if finding.fault == "unknown":
             fallback = _fallback(f"the operator cannot be judged by itself: {finding.reason}", self.cost())
