@@ -13,7 +13,7 @@ import pytest
 from tallystick.commit.state import hold
 from tallystick.commit.tensors import chunk_size, digest_of
 from tallystick.execution.job import find_source
-from tallystick.execution.snapshot import load_state
+from tallystick.execution.snapshot import copied, load_state, state_entries
 from tallystick.numerics.policy import find_policy
 from tallystick.protocol.operators import BATCH, END, LOAD, STORE, Objection, Operator, Output, base_of
 from tallystick.protocol.rulings import Accusation, StepFacts, rule_on_operator
@@ -73,10 +73,7 @@ class HonestStep:
             self.auditor.follow(
                 transcript.record(step), self.run.load_frames(transcript, step, step + 1)[step]
             )
-        from tallystick.execution.snapshot import state_entries
-        from tallystick.roles.judge import _copied  # pyright: ignore[reportPrivateUsage]
-
-        self.agreed = hold(_copied(entry) for entry in state_entries(self.auditor.session))
+        self.agreed = hold(copied(entry) for entry in state_entries(self.auditor.session))
         self.chunk = chunk_size(self.agreed.nbytes)
         self.base = base_of(
             agreed=self.agreed.root, specification=transcript.specification.leaf(), record=self.record.leaf(),

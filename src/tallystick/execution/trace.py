@@ -4,7 +4,7 @@ A second dispatch mode stands inside the one that takes decisions, so that it se
 out after decisions, portable randomness and rounding; it changes nothing. Views are no operators: an input says which part
 of which earlier result it reads. What is written in place is a new result.
 
-The trainer hashes and keeps every result; an auditor gives a ``watch`` and keeps nothing.
+The trainer hashes and keeps every result; an auditor keeps them, or gives a ``watch`` and keeps nothing.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from torch.utils._pytree import tree_leaves
 
 from tallystick.commit.encoding import hex_float
 from tallystick.commit.merkle import root as merkle_root
-from tallystick.commit.state import CHUNK_BYTES, Entry, HeldState, StateSummary, summarise
+from tallystick.commit.state import CHUNK_BYTES, HeldState, StateSummary, summarise
 from tallystick.commit.tensors import TensorDigest, chunk_hashes, digest_of, hash_later, joined
 from tallystick.errors import InvalidInput
 from tallystick.execution.job import Job
 from tallystick.execution.operators import STATEFUL
 from tallystick.execution.session import Session
-from tallystick.execution.snapshot import CODES, state_entries
+from tallystick.execution.snapshot import CODES, held_state, state_entries
 from tallystick.execution.step import StepOutcome, run_step
 from tallystick.execution.tape import FollowTape, RecordTape
 from tallystick.numerics.log import Kind
@@ -101,6 +101,7 @@ class StepTrace:
         incomplete: why the list cannot stand for the step, or None.
         outcome: of the step.
         summary: of the state after it.
+        after: that state, if it was kept.
         held_bytes: size of all results.
     """
 
@@ -110,6 +111,7 @@ class StepTrace:
     incomplete: str | None
     outcome: StepOutcome | None = None
     summary: StateSummary | None = None
+    after: HeldState | None = None
     held_bytes: int = 0
 
     def hashes(self, source: tuple[int, int]) -> list[bytes]:
@@ -159,14 +161,14 @@ class StepTracer(TorchDispatchMode):
 
     Args:
         chunk: bytes in a chunk of a result's tree.
-        keep: whether results are hashed and kept.
+        keep, hashed: whether results are kept, and hashed.
         watch: called with every operator and its results, before they can change.
     """
 
-    def __init__(self, *, chunk: int, keep: bool, watch: Watch | None = None) -> None:
+    def __init__(self, *, chunk: int, keep: bool, hashed: bool, watch: Watch | None = None) -> None:
         super().__init__()
         self.trace = StepTrace([], {}, chunk, None)
-        self.keep, self.watch = keep, watch
+        self.keep, self.hashed, self.watch = keep, hashed, watch
         self._current: dict[int, tuple[StorageWeakRef, _Value]] = {}
         self._pool = ThreadPoolExecutor(max(1, min(4, os.cpu_count() or 1)))
         self._phase, self._micro_batch = "forward", 0
@@ -338,7 +340,7 @@ class StepTracer(TorchDispatchMode):
             value.data = flat
             self.trace.values[source] = value
             self.trace.held_bytes += flat.nbytes
-            if not lazily and self.trace.incomplete is None:
+            if self.hashed and not lazily and self.trace.incomplete is None:
                 view = array_of(flat).data if flat.numel() else memoryview(b"")
                 if view.nbytes > SOON:
                     value.promised = hash_later(view, self.trace.chunk, self._pool)
@@ -479,15 +481,18 @@ class StepTracer(TorchDispatchMode):
             if self.watch is not None:
                 self.watch(at, operator, [])
 
-    def finish(self, session: Session, after: HeldState | None) -> None:
-        """Write down what the step stores, and the root of the state after it; see ``trace_step`` for ``after``."""
-        entries = state_entries(session)
-        expected = after is not None and self._is_same(entries, after)
-        summary = after.summary if after is not None and expected else summarise(entries, pool=self._pool)
+    def finish(self, session: Session) -> None:
+        """Write down what the step stores, and the root of the state after it."""
+        if self.keep:
+            after = held_state(session, self._pool)
+            summary = after.summary
+            self.trace.after = after
+        else:
+            after, summary = None, summarise(state_entries(session), pool=self._pool)
         self.trace.summary = summary
         live = live_state(session)
         stored = {entry.name: entry for entry in summary.entries}
-        if self.keep:
+        if self.hashed:
             lazily = {
                 (at, number): stored[name].tensor_root
                 for at, names in self._updates
@@ -497,24 +502,24 @@ class StepTracer(TorchDispatchMode):
         for entry in summary.entries:
             tensor = live.get(entry.name)
             operands = [] if tensor is None else self._operands([tensor])
-            fields = entry.fields() if self.keep else {**entry.fields(), "tensor_root": ""}
+            fields = entry.fields() if self.hashed else {**entry.fields(), "tensor_root": ""}
             self._write(STORE, "", {"entry": fields}, operands, [], module=entry.name, phase="store")
-        root = summary.root().hex() if self.keep else ""
+        root = summary.root().hex() if self.hashed else ""
         self._write(END, "", {"state_root": root}, [], [], module="state", phase="store")
-        same = {} if after is None else {entry.name: entry for entry in after.summary.entries}
-        for name, tensor in live.items():  # the session goes on to other steps
+        if after is not None:
+            self._let_go(live, after)
+
+    def _let_go(self, live: Mapping[str, Tensor], after: HeldState) -> None:
+        """Keep no tensor of the session's, which goes on to other steps; the copied state does not."""
+        for name, tensor in live.items():
             value = self._find(tensor)
-            alike = name in stored and same.get(name) == stored[name]
-            if after is None or value is None or not alike or value.dtype != stored[name].dtype:
-                self.preserve(tensor)
-            elif isinstance(value.data, Tensor):
+            if value is None or not isinstance(value.data, Tensor):
+                continue
+            if storage_key(value.data) == storage_key(tensor) and value.dtype == after.entries[name].dtype:
                 value.settle()
                 value.data = np.frombuffer(after.entries[name].data, dtype=KINDS[value.dtype])
-
-    def _is_same(self, entries: Sequence[Entry], after: HeldState) -> bool:
-        if [entry.name for entry in entries] != [entry.name for entry in after.summary.entries]:
-            return False
-        return all(self._pool.map(_are_equal, entries, (after.entries[entry.name] for entry in entries)))
+            else:
+                self.preserve(tensor)
 
     def _fill_in(self, lazily: Mapping[tuple[int, int], bytes]) -> None:
         """Put the roots of all results into the list."""
@@ -594,17 +599,25 @@ def trace_step(
     *,
     chunk: int,
     keep: bool,
+    hashed: bool = True,
     watch: Watch | None = None,
-    after: HeldState | None = None,
 ) -> StepTrace:
     """Run the session's next step from ``agreed``, which it is in, under ``tape``, and return its list.
 
-    ``after`` is a state that the step may well end in: where it does, it is not hashed or copied once more.
+    Args:
+        session: of which party.
+        job: whose step is run.
+        agreed: the state before it.
+        tape: how it rounds.
+        chunk: bytes in a chunk of a result's tree.
+        keep: whether results are kept, and the state after the step.
+        hashed: whether what is kept is hashed too; without that the list has no roots and can be compared, not committed to.
+        watch: called with every operator and its results, before they can change.
 
     Raises:
         InvalidInput, Nondeterminism: as ``run_step``.
     """
-    tracer = StepTracer(chunk=chunk, keep=keep, watch=watch)
+    tracer = StepTracer(chunk=chunk, keep=keep, hashed=keep and hashed, watch=watch)
     if job.after_step is not None or session.extra:
         tracer.give_up("the job changes tensors outside the model and the optimizer")
     if session.policy.name not in ("fp32", "fp64"):
@@ -616,19 +629,11 @@ def trace_step(
             tracer.trace.outcome = run_step(session, job, tape)
         tape.finish()
         session.settle(tape.table)
-        tracer.finish(session, after)
+        tracer.finish(session)
     finally:
         session.tracer = None
         tracer.close()
     return tracer.trace
-
-
-def _are_equal(one: Entry, other: Entry) -> bool:
-    """Whether two entries are the same, byte by byte."""
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
-        return False
-    a, b = np.frombuffer(one.data, dtype="u1"), np.frombuffer(other.data, dtype="u1")
-    return all(np.array_equal(a[at : at + SOON], b[at : at + SOON]) for at in range(0, a.size, SOON))
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:

@@ -17,18 +17,21 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tallystick.commit.encoding import canonical_json, digest
-from tallystick.commit.state import CHUNK_BYTES, Entry, HeldState, hold
+from tallystick.commit.state import CHUNK_BYTES, Entry, HeldState, hold, summarise
+from tallystick.commit.tensors import chunk_size
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
 from tallystick.execution.job import JobSource
-from tallystick.execution.snapshot import load_state, state_entries
-from tallystick.execution.step import batch_digest, run_step
+from tallystick.execution.snapshot import copied, held_state, load_state, state_entries
+from tallystick.execution.step import StepOutcome, batch_digest, run_step
 from tallystick.execution.tape import FollowTape
+from tallystick.execution.trace import StepTrace, trace_step
 from tallystick.numerics.log import Kind, decode_frame
 from tallystick.numerics.rounding import NO_KEY, Candidates, Key, find_candidates
 from tallystick.protocol.dispute import GRIDS_ENTRY, DisputeRecord, StepsGame
@@ -36,23 +39,26 @@ from tallystick.protocol.game import Claim, Level, apply, open_game
 from tallystick.protocol.operators import Objection
 from tallystick.protocol.rulings import StepFacts, needs_log
 from tallystick.protocol.strategy import next_moves
-from tallystick.protocol.trace import DisputedPosition, Party, Ruling
+from tallystick.protocol.trace import PARTIES, DisputedPosition, Party, Ruling
 from tallystick.protocol.transcript import Specification, StepRecord, Transcript
 from tallystick.roles.auditor import (
     FINGERPRINT,
     Deviation,
     Replay,
+    adopting,
     compare_states,
     compare_step,
     find_noisy_sites,
     is_excused,
     open_replay,
 )
+from tallystick.roles.ledger import Ledger
 from tallystick.roles.operators import OperatorDispute, OperatorResult
 from tallystick.store.files import RunDirectory
 
 UNOPENED_TAG = "tallystick/unopened-state/1"
 VERDICT_FORMAT = "tallystick/dispute-verdict/1"
+TRACED = ("fp32", "fp64")  # policies whose steps have a list of operators
 State = Mapping[str, Entry]
 
 
@@ -71,7 +77,7 @@ class DisputeResult:
         moves: every claim that was made: (party, steps done, commitment in hexadecimal).
         operator: how level three ended; None if it was not played.
         record: the portable record (``protocol.dispute``) of a dispute that ended at an operator.
-        seconds: of each party on the first two levels, by what it did (``RecordedTrace.seconds``); no part of the verdict.
+        ledger: what each party spent; no part of the verdict.
     """
 
     loser: str
@@ -83,7 +89,7 @@ class DisputeResult:
     outcome: str = "fault"
     operator: OperatorResult | None = None
     record: bytes | None = None
-    seconds: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
+    ledger: Ledger = field(default_factory=Ledger)
 
     def encode(self) -> bytes:
         """Return the canonical JSON of the verdict."""
@@ -159,11 +165,13 @@ def _play(
     objection: Objection | None,
 ) -> DisputeResult:
     checkpoints = [checkpoint.steps_done for checkpoint in ours.checkpoints()]
-    suspected = find_parting(ours, theirs)
+    suspected, ledger = find_parting(ours, theirs), Ledger()
     traces: dict[Party, RecordedTrace] = {
-        "trainer": RecordedTrace(trainer, ours, defence, suspected=suspected),
-        "auditor": RecordedTrace(auditor, theirs, replay, suspected=suspected),
+        "trainer": RecordedTrace(trainer, ours, defence, "trainer", ledger, suspected=suspected),
+        "auditor": RecordedTrace(auditor, theirs, replay, "auditor", ledger, suspected=suspected),
     }
+    for trace in traces.values():
+        trace.traces = level == "operators" and ours.specification.policy.name in TRACED
     claims = {party: [trace.commitment_at(done) for done in checkpoints] for party, trace in traces.items()}
     step_judge = StepJudge(trainer, ours, auditor, theirs, replay, traces)
     # A false state in the middle is disputed too, where both sides end in the same one.
@@ -187,6 +195,7 @@ def _play(
             for move in next_moves(game, party, trace):
                 game = apply(game, move)
         rounds[name] = rounds.get(name, 0) + 1
+    share_agreed(traces, game.position.agreed)
     moves = [(move.party, move.index, move.commitment.hex()) for move in game.log if isinstance(move, Claim)]
     # What the records say of the steps before, on whose states both agree, can be false all the same.
     earlier = step_judge.rule_on_records(game.position.agreed)
@@ -203,7 +212,6 @@ def _play(
             ends: dict[Party, bytes] = {"trainer": trainers, "auditor": auditors}
             steps = StepsGame(tuple(checkpoints[: last + 1]), agreed, ends, stated)
             written = _record_of(ours, case.agreed, steps, game.position, found)
-    seconds = {party: dict(trace.seconds) for party, trace in traces.items()}
     if found is not None and found.rounds:
         rounds["operators"] = found.rounds
     ruling = earlier
@@ -226,7 +234,7 @@ def _play(
             "fault",
             found,
             written,
-            seconds,
+            ledger,
         )
     ruling = ruling or step_judge.rule(game.position, {})
     return DisputeResult(
@@ -238,8 +246,15 @@ def _play(
         moves,
         step_judge.outcome,
         found,
-        seconds=seconds,
+        ledger=ledger,
     )
+
+
+def share_agreed(traces: Mapping[Party, RecordedTrace], index: int) -> None:
+    """Let both parties hold the state they agree on only once in this process's memory."""
+    mine, other = traces["trainer"].held.get(index), traces["auditor"].held.get(index)
+    if mine is not None and other is not None and mine.root == other.root:
+        traces["auditor"].held[index] = mine
 
 
 def find_parting(ours: Transcript, theirs: Transcript) -> int | None:
@@ -311,8 +326,11 @@ def _operator_case(
     root = position.claims["trainer"]
     if claimed is not None and claimed.root != root:
         claimed = None
-    own = judge.traces["auditor"].held.get(position.disputed)
-    return OperatorDispute(step, state, facts, defence, judge.replay, root, claimed, own, objection)
+    made, own = (judge.traces[party].traced_under(record) for party in PARTIES)
+    return OperatorDispute(
+        step, state, facts, defence, judge.replay, root, claimed, made, own, objection,
+        ledger=judge.traces["trainer"].ledger,
+    )  # fmt: skip
 
 
 class RecordedTrace:
@@ -329,20 +347,31 @@ class RecordedTrace:
     Attributes:
         suspected: first step after which the records of the two runs differ; None if they do not say.
         held: states at hand, by number of steps done.
+        traces: whether the suspected step is traced operator by operator while it is repeated.
+        traced: that list; the trainer's with the roots of all results.
         steps: seconds of each repeated step.
-        seconds: by what was done: ``load``, ``steps``, ``roots`` (copying the states that are kept included).
     """
 
     def __init__(
-        self, directory: RunDirectory, transcript: Transcript, replay: Replay, *, suspected: int | None = None
+        self,
+        directory: RunDirectory,
+        transcript: Transcript,
+        replay: Replay,
+        party: Party,
+        ledger: Ledger,
+        *,
+        suspected: int | None = None,
     ) -> None:
         self.directory, self.transcript, self.replay = directory, transcript, replay
-        self.suspected = suspected
+        self.party: Party = party
+        self.ledger, self.suspected = ledger, suspected
         self._roots = {c.steps_done: bytes.fromhex(c.state_root) for c in transcript.checkpoints()}
         self._repeated: dict[int, bytes] = {}
         self.held: dict[int, HeldState] = {}
+        self.traces = False
+        self.traced: StepTrace | None = None
         self.steps: list[float] = []
-        self.seconds = {"load": 0.0, "steps": 0.0, "roots": 0.0}
+        self._deed: Literal["segment", "again"] = "segment"
 
     def commitment_at(self, index: int) -> bytes:
         """Return the 32 bytes this party claims for the state after ``index`` steps."""
@@ -368,7 +397,10 @@ class RecordedTrace:
 
     def _repeat(self, start: int, wanted: set[int]) -> None:
         honest = self._load(start)
-        for step in range(start, max(wanted)):
+        last = max(wanted)
+        if self.traces and self.suspected is not None and self.suspected >= start:
+            last = max(last, min(self.suspected + 1, *(done for done in self._roots if done > start)))
+        for step in range(start, last):
             honest = honest and self._follow(step)
             if step + 1 not in wanted:
                 continue
@@ -376,32 +408,34 @@ class RecordedTrace:
                 self._repeated[step + 1] = self._own_root(step + 1)
             else:
                 self._repeated[step + 1] = digest(UNOPENED_TAG, self.transcript.record(step).leaf())
+        self._deed = "again"
 
     def _is_kept(self, index: int) -> bool:
         return self.suspected is not None and index in (self.suspected, self.suspected + 1)
 
     def _own_root(self, index: int) -> bytes:
         """Return the root of the state that the session is in, and keep that state if it is wanted."""
-        clock = time.perf_counter()
-        kept = self._is_kept(index)
-        entries = state_entries(self.replay.session)
-        with ThreadPoolExecutor(os.cpu_count() or 1, "tally-hash") as pool:
-            state = hold(pool.map(_copied, entries) if kept else entries, pool=pool)
-        if kept:
-            self.held[index] = state
-        self.seconds["roots"] += time.perf_counter() - clock
-        return state.root
+        if index in self.held:
+            return self.held[index].root
+        session = self.replay.session
+        with (
+            self.ledger.charging(self.party, "roots"),
+            ThreadPoolExecutor(os.cpu_count() or 1, "tally-hash") as pool,
+        ):
+            if not self._is_kept(index):
+                return summarise(state_entries(session), pool=pool).root()
+            self.held[index] = held_state(session, pool)
+            return self.held[index].root
 
     def _load(self, start: int) -> bool:
-        clock = time.perf_counter()
-        state = self._committed(start)
-        if state is None:
-            return False
-        try:
-            load_state(self.replay.session, state.entries)
-        except InvalidInput:
-            return False
-        self.seconds["load"] += time.perf_counter() - clock
+        with self.ledger.charging(self.party, "load" if self._deed == "segment" else "again"):
+            state = self._committed(start)
+            if state is None:
+                return False
+            try:
+                load_state(self.replay.session, state.entries)
+            except InvalidInput:
+                return False
         return True
 
     def _committed(self, index: int) -> HeldState | None:
@@ -419,15 +453,43 @@ class RecordedTrace:
     def _follow(self, step: int) -> bool:
         """Repeat one step under this party's own log; whether it ends where the party's record says."""
         record = self.transcript.record(step)
-        clock = time.perf_counter()
+        agreed = self.held.get(step)
+        tracing = self.traces and step == self.suspected and self.traced is None and agreed is not None
         try:
-            frame = self.directory.load_frames(self.transcript, step, step + 1)[step]
-            outcome, _ = self.replay.follow(record, frame)
+            with self.ledger.charging(self.party, "traced" if tracing else self._deed):
+                frame = self.directory.load_frames(self.transcript, step, step + 1)[step]
+                clock = time.perf_counter()
+                if tracing and agreed is not None:
+                    outcome = self._trace(record, frame, agreed)
+                else:
+                    outcome, _ = self.replay.follow(record, frame)
+                    self.steps.append(time.perf_counter() - clock)
         except (InvalidInput, Mismatch, Nondeterminism):
             return False
-        self.steps.append(time.perf_counter() - clock)
-        self.seconds["steps"] += self.steps[-1]
         return f"{outcome.fingerprint:016x}" == record.fingerprint
+
+    def _trace(self, record: StepRecord, frame: bytes, agreed: HeldState) -> StepOutcome:
+        """Repeat the suspected step operator by operator; the state after it is kept as well."""
+        session = self.replay.session
+        tape = session.follow_tape(frame)
+        with adopting(session, record):
+            traced = trace_step(
+                session, self.replay.job, agreed, tape,
+                chunk=chunk_size(agreed.nbytes), keep=True, hashed=self.party == "trainer",
+            )  # fmt: skip
+        assert traced.outcome is not None
+        assert traced.after is not None
+        self.traced = traced
+        after, committed = traced.after, self._roots.get(record.step + 1, traced.after.root)
+        if f"{traced.outcome.fingerprint:016x}" == record.fingerprint and after.root == committed:
+            self.held[record.step + 1] = after
+        return traced.outcome
+
+    def traced_under(self, record: StepRecord) -> StepTrace | None:
+        """Return the list of the suspected step, if it was made under a record with the same log, data and schedule."""
+        own = self.transcript.record(record.step)
+        same = (own.log, own.batch, own.schedule) == (record.log, record.batch, record.schedule)
+        return self.traced if same and self.suspected == record.step else None
 
     def find_unopened_checkpoint(self, index: int) -> str | None:
         """Return why this party cannot open its own last checkpoint up to ``index``, or None if it can."""
@@ -443,21 +505,19 @@ class RecordedTrace:
         if index in self.held:
             return self.held[index]
         if index in self._roots:
-            return self._committed(index)
+            with self.ledger.charging(self.party, "again"):
+                return self._committed(index)
+        self._deed = "again"
         start = max(done for done in self._roots if done < index)
         if not self._load(start) or not all(self._follow(step) for step in range(start, index)):
             return None
-        return hold(_copied(entry) for entry in state_entries(self.replay.session))
+        return hold(copied(entry) for entry in state_entries(self.replay.session))
 
 
 def _has_form_of(entry: Entry | None, other: Entry | None) -> bool:
     return (
         entry is not None and other is not None and (entry.dtype, entry.shape) == (other.dtype, other.shape)
     )
-
-
-def _copied(entry: Entry) -> Entry:
-    return Entry(entry.name, entry.dtype, entry.shape, bytes(entry.data))
 
 
 @dataclass
@@ -619,7 +679,7 @@ class AcceptableStates:
     """The states after one step that honest arithmetic within the bands can give; the session stands before it."""
 
     def __init__(self, replay: Replay, frame: bytes) -> None:
-        before = {entry.name: _copied(entry) for entry in state_entries(replay.session)}
+        before = {entry.name: copied(entry) for entry in state_entries(replay.session)}
         self.step = replay.session.step
         session = replay.session
         plain = session.follow_tape(frame)
@@ -629,7 +689,7 @@ class AcceptableStates:
         tape.finish()
         session.settle(tape.table)
         self.violations = tape.violations
-        self.entries: dict[str, Entry] = {e.name: _copied(e) for e in state_entries(session)}
+        self.entries: dict[str, Entry] = {e.name: copied(e) for e in state_entries(session)}
         self.values = tape.candidates
         self.flipped: dict[tuple[int, int], Candidates] = {}
         if any(kind == Kind.GRADIENT and c.index.size for (kind, _), c in tape.candidates.items()):
@@ -639,7 +699,7 @@ class AcceptableStates:
             )
             run_step(session, replay.job, other)
             self.flipped = other.candidates
-            self.other_entries: dict[str, Entry] = {e.name: _copied(e) for e in state_entries(session)}
+            self.other_entries: dict[str, Entry] = {e.name: copied(e) for e in state_entries(session)}
         else:
             self.other_entries = self.entries
         self.names = ["parameter", *session.optimizer_keys]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -69,6 +68,7 @@ from tallystick.protocol.rulings import (
 )
 from tallystick.protocol.trace import Party, Ruling
 from tallystick.roles.auditor import Replay, adopting
+from tallystick.roles.ledger import Ledger
 
 State = Mapping[str, Entry]
 NOISE = {"F32": 2.0**-13, "F64": 2.0**-40}  # of a result's rms; what differs by more is looked at first
@@ -295,19 +295,23 @@ def defend(
     chunk: int,
     claimed_root: bytes,
     claimed: HeldState | None,
+    made: StepTrace | None = None,
 ) -> TrainerSide:
     """Return the trainer's side: the step repeated as its own program does it, ending in the state it claims.
 
+    ``made`` is its list, if the trainer made one while it repeated the segment.
     Where the claimed state can be opened and differs from what was computed, the results say what was claimed.
 
     Raises:
         InvalidInput, Nondeterminism: the trainer cannot repeat its own step.
     """
-    session = replay.session
-    load_state(session, agreed.entries)
-    tape = session.follow_tape(frame)
-    with adopting(session, record):
-        trace = trace_step(session, replay.job, agreed, tape, chunk=chunk, keep=True, after=claimed)
+    trace = made
+    if trace is None:
+        session = replay.session
+        load_state(session, agreed.entries)
+        tape = session.follow_tape(frame)
+        with adopting(session, record):
+            trace = trace_step(session, replay.job, agreed, tape, chunk=chunk, keep=True)
     if trace.incomplete is None:
         _claim(trace, claimed_root, claimed)
     return TrainerSide(trace, base, agreed, claimed)
@@ -373,8 +377,27 @@ class Examination:
     summary: StateSummary | None = None
     unknown: str | None = None
 
+    def look_at(self, own: StepTrace) -> None:
+        """Compare a step that the auditor has repeated and kept."""
+        try:
+            for at, op in enumerate(own.operators):
+                outputs = range(len(op.outputs) if op.name != LOAD else 0)
+                self._look(at, op, [own.array((at, number)) for number in outputs])
+        except _StoppedError:
+            return
+        self.end(own)
+
+    def end(self, own: StepTrace) -> None:
+        """Take in how the auditor's own step ended."""
+        self.summary = own.summary
+        if len(own.operators) < len(self.trainer.trace.operators) and self.structure is None:
+            self.structure = len(own.operators)
+
     def watch(self, at: int, op: Operator, results: Sequence[Tensor]) -> None:
-        """Compare one operator of the auditor's own step with the trainer's."""
+        """Compare one operator of the auditor's own step with the trainer's, while it runs."""
+        self._look(at, op, [array_of(whole(tensor)) for tensor in results])
+
+    def _look(self, at: int, op: Operator, results: Sequence[np.ndarray]) -> None:
         theirs = self.trainer.trace.operators
         self.own_count = at + 1
         if at >= len(theirs) or not op.has_structure_of(theirs[at]):
@@ -386,8 +409,7 @@ class Examination:
                 mine = np.frombuffer(held.data, dtype=KINDS[op.outputs[0].tensor.dtype])
                 self._compare(at, 0, op, mine, self.trainer.trace.array((at, 0)))
             return
-        for number, tensor in enumerate(results):
-            mine = array_of(whole(tensor))
+        for number, mine in enumerate(results):
             other = self.trainer.trace.array((at, number))
             self.opened_bytes += other.nbytes
             self._compare(at, number, op, mine, other)
@@ -532,26 +554,27 @@ def examine(
     record: Any,
     trainer: TrainerSide,
     *,
-    after: HeldState | None = None,
+    own: StepTrace | None = None,
 ) -> Examination:
-    """Repeat the step as an honest auditor beside the trainer's list; ``after`` is its own state after the step, if at hand.
+    """Repeat the step as an honest auditor beside the trainer's list; ``own`` is what it kept of it, if it has repeated it.
 
     Raises:
         InvalidInput, Nondeterminism: the auditor cannot repeat the step.
     """
+    seen = Examination(trainer)
+    if own is not None:
+        seen.look_at(own)
+        return seen
     session = replay.session
     load_state(session, agreed.entries)
-    seen = Examination(trainer)
     tape = session.follow_tape(frame)
     try:
         with adopting(session, record):
             trace = trace_step(
                 session, replay.job, agreed, tape,
-                chunk=trainer.trace.chunk, keep=False, watch=seen.watch, after=after,
+                chunk=trainer.trace.chunk, keep=False, watch=seen.watch,
             )  # fmt: skip
-        seen.summary = trace.summary
-        if len(trace.operators) < len(trainer.trace.operators) and seen.structure is None:
-            seen.structure = len(trace.operators)
+        seen.end(trace)
     except _StoppedError:
         pass
     return seen
@@ -570,7 +593,7 @@ class OperatorDispute:
         facts: agreed facts of the step.
         trainer, auditor: how each repeats the step; the judge uses the auditor's where structure is disputed.
         claimed_root, claimed: the trainer's claim after the step, and the state that opens it, if there is one.
-        own: the auditor's state after the step, if it is at hand.
+        made, own: the lists of trainer and auditor, if they made them while they repeated the segment.
         objection: what a dishonest auditor objects to, whatever it saw.
     """
 
@@ -581,8 +604,10 @@ class OperatorDispute:
     auditor: Replay
     claimed_root: bytes
     claimed: HeldState | None
-    own: HeldState | None = None
+    made: StepTrace | None = None
+    own: StepTrace | None = None
     objection: Objection | None = None
+    ledger: Ledger = field(default_factory=Ledger)
 
     def play(self) -> OperatorResult:
         """Play level three and return how it ended."""
@@ -594,31 +619,27 @@ class OperatorDispute:
             record=record.leaf(),
             chunk=chunk,
         )
-        seconds: dict[str, float] = {}
-        clock = time.perf_counter()
         try:
-            side = defend(
-                self.trainer, self.agreed, frame, record,
-                base=base, chunk=chunk, claimed_root=self.claimed_root, claimed=self.claimed,
-            )  # fmt: skip
+            with self.ledger.charging("trainer", "list"):
+                side = defend(
+                    self.trainer, self.agreed, frame, record,
+                    base=base, chunk=chunk, claimed_root=self.claimed_root, claimed=self.claimed, made=self.made,
+                )  # fmt: skip
+                count = side.committed.count
         except (InvalidInput, Nondeterminism) as problem:
             return _fallback(f"the trainer cannot repeat its step: {problem}", Cost(0, 0, 0, 0, 0, {}))
-        seconds["trainer"] = time.perf_counter() - clock
-        clock = time.perf_counter()
-        count = len(side.leaves.leaves)
         if side.trace.incomplete is not None:
-            return _fallback(side.trace.incomplete, Cost(count, 0, 0, 0, 0, seconds))
+            return _fallback(side.trace.incomplete, Cost(count, 0, 0, 0, 0, _seconds(self.ledger)))
         objection, seen = self.objection, None
         if objection is None:
             try:
-                seen = examine(self.auditor, self.agreed, frame, record, side, after=self.own)
+                with self.ledger.charging("auditor", "examination"):
+                    seen = examine(self.auditor, self.agreed, frame, record, side, own=self.own)
+                    objection = seen.objection(self.facts)
             except (InvalidInput, Nondeterminism) as problem:
-                return _fallback(
-                    f"the auditor cannot repeat the step: {problem}", Cost(count, 0, 0, 0, 0, seconds)
-                )
-            objection = seen.objection(self.facts)
-        seconds["auditor"] = time.perf_counter() - clock
-        table = _Table(self, side, base, chunk, seconds, 0 if seen is None else seen.opened_bytes)
+                cost = Cost(count, 0, 0, 0, 0, _seconds(self.ledger))
+                return _fallback(f"the auditor cannot repeat the step: {problem}", cost)
+        table = _Table(self, side, base, chunk, 0 if seen is None else seen.opened_bytes)
         if objection is None:
             why = "no operator lies outside its error bound"
             if seen is not None and seen.unknown is not None:
@@ -660,6 +681,16 @@ class OperatorDispute:
         return found
 
 
+def _seconds(ledger: Ledger) -> dict[str, float]:
+    """Return what level three took of each party that has done something there."""
+    found = {
+        "trainer": ledger.of("trainer", "list", "moves").wall,
+        "auditor": ledger.of("auditor", "examination", "moves").wall,
+        "judge": ledger.of("judge").wall,
+    }
+    return {who: seconds for who, seconds in found.items() if seconds}
+
+
 def _fallback(reason: str, cost: Cost) -> OperatorResult:
     return OperatorResult(None, reason, 0, None, None, None, cost)
 
@@ -673,18 +704,17 @@ class _Table:
         side: TrainerSide,
         base: bytes,
         chunk: int,
-        seconds: dict[str, float],
         opened: int,
     ) -> None:
-        self.case, self.side, self.base, self.chunk, self.seconds = case, side, base, chunk, seconds
-        self.opened = opened
+        self.case, self.side, self.base, self.chunk, self.opened = case, side, base, chunk, opened
         self.sent = {"trainer": 36 + sum(map(len, side.leaves.leaves)), "auditor": 0}
         self.judged = 0
 
     def cost(self) -> Cost:
         """Return what was counted so far."""
         count = len(self.side.leaves.leaves)
-        return Cost(count, self.sent["trainer"], self.sent["auditor"], self.opened, self.judged, self.seconds)
+        seconds = _seconds(self.case.ledger)
+        return Cost(count, self.sent["trainer"], self.sent["auditor"], self.opened, self.judged, seconds)
 
     def declined(self, why: str) -> OperatorResult:
         """Return the fallback to the whole step."""
@@ -696,10 +726,12 @@ class _Table:
 
     def play(self, objection: Objection) -> OperatorResult:
         """Play the game to its ruling."""
-        side, facts = self.side, self.case.facts
-        own = OperatorList(self.base, [*side.leaves.leaves[: objection.index], objection.encode()])
+        side, facts, charging = self.side, self.case.facts, self.case.ledger.charging
+        with charging("auditor", "moves"):
+            own = OperatorList(self.base, [*side.leaves.leaves[: objection.index], objection.encode()])
+            answered = Answered(len(own.leaves), merkle_root(own.hashes))
         game = play_move(open_operator_game(self.base), "trainer", side.committed)
-        game = play_move(game, "auditor", Answered(len(own.leaves), merkle_root(own.hashes)))
+        game = play_move(game, "auditor", answered)
         self.sent["auditor"] += 36
         lists: dict[Party, OperatorList] = {"trainer": side.leaves, "auditor": own}
         while game.stage == "bisect":
@@ -708,22 +740,27 @@ class _Table:
                 assert bisection is not None
                 at = bisection.midpoint
                 assert at is not None
-                game = play_move(game, party, Claim(party, at, lists[party].commitment_at(at)))
+                with charging(party, "moves"):
+                    claim = Claim(party, at, lists[party].commitment_at(at))
+                game = play_move(game, party, claim)
                 self.sent[party] += 32
         at = game.index
-        revealed = Revealed(own.witness_at(at))
+        with charging("auditor", "moves"):
+            revealed = Revealed(own.witness_at(at))
         self.sent["auditor"] += revealed.opened.nbytes
         game = play_move(game, "auditor", revealed)
         accusation = Accusation(objection.output, objection.element, structure=objection.structure)
-        partials = side.partials(accusation, at, facts)
-        opened = Opened(side.leaves.witness_at(at), partials)
-        self.sent["trainer"] += opened.leaf.nbytes + 16 * len(partials)
+        with charging("trainer", "moves"):
+            opened = Opened(side.leaves.witness_at(at), side.partials(accusation, at, facts))
+        self.sent["trainer"] += opened.leaf.nbytes + 16 * len(opened.partials)
         game = play_move(game, "trainer", opened)
         if game.stage == "point":
-            accusation = replace(accusation, block=self._block(accusation, at, partials))
+            with charging("auditor", "moves"):
+                accusation = replace(accusation, block=self._block(accusation, at, opened.partials))
             self.sent["auditor"] += 4
             game = play_move(game, "auditor", Pointed(accusation.block))
-        opening = side.open(accusation, at, facts)
+        with charging("trainer", "moves"):
+            opening = side.open(accusation, at, facts)
         self.sent["trainer"] += opening.nbytes
         game = play_move(game, "trainer", Handed(handed_digest(opening)))
         return self._ruled(game, at, accusation, opening)
@@ -741,18 +778,20 @@ class _Table:
         case = self.case
         ops = self.side.trace.operators
         op = ops[at] if at < len(ops) else None
-        structure = case.own_structure(at) if accusation.structure else None
-        batch = case.own_batch() if op is not None and op.name == BATCH else None
+        with case.ledger.charging("judge", "ruling"):
+            structure = case.own_structure(at) if accusation.structure else None
+            batch = case.own_batch() if op is not None and op.name == BATCH else None
         assert game.bisection is not None
         position = game.bisection.position
         assert position is not None
-        clock = time.perf_counter()
-        finding = rule_on_operator(
-            case.facts, self.base, self.chunk, agreed=position.agreed_commitment, claimed=position.claims["trainer"],
-            agreed_state=case.agreed.root, claimed_state=case.claimed_root, accusation=accusation, opening=opening,
-            own_structure=structure, own_batch=batch,
-        )  # fmt: skip
-        self.seconds["judge"] = time.perf_counter() - clock
+        # As a judge of its own, who has decoded nothing for the parties.
+        facts = replace(case.facts)
+        with case.ledger.charging("judge", "ruling"):
+            finding = rule_on_operator(
+                facts, self.base, self.chunk, agreed=position.agreed_commitment, claimed=position.claims["trainer"],
+                agreed_state=case.agreed.root, claimed_state=case.claimed_root, accusation=accusation, opening=opening,
+                own_structure=structure, own_batch=batch,
+            )  # fmt: skip
         self.judged = opening.nbytes + (len(case.facts.frame) + len(case.facts.grids) if needs_log(op) else 0)
         if batch is not None:
             self.judged += sum(map(len, batch.values()))
