@@ -52,7 +52,7 @@ from tallystick.roles.auditor import (
     is_excused,
     open_replay,
 )
-from tallystick.roles.ledger import Ledger
+from tallystick.roles.ledger import Ledger, Spent
 from tallystick.roles.operators import OperatorDispute, OperatorResult
 from tallystick.store.files import RunDirectory
 
@@ -204,9 +204,8 @@ def _play(
     if earlier is None and level == "operators":
         case = _operator_case(step_judge, game.position, defence, objection)
         found = None if case is None else case.play()
-        repeated = [each for trace in traces.values() for each in trace.steps]
-        if found is not None and repeated:
-            found = replace(found, step_seconds=min(repeated))
+        if found is not None and ledger.steps:
+            found = replace(found, step_seconds=min(step.wall for step in ledger.steps))
         if case is not None and found is not None:
             stated = tuple(move for move in game.log if isinstance(move, Claim))
             ends: dict[Party, bytes] = {"trainer": trainers, "auditor": auditors}
@@ -349,7 +348,6 @@ class RecordedTrace:
         held: states at hand, by number of steps done.
         traces: whether the suspected step is traced operator by operator while it is repeated.
         traced: that list; the trainer's with the roots of all results.
-        steps: seconds of each repeated step.
     """
 
     def __init__(
@@ -370,7 +368,6 @@ class RecordedTrace:
         self.held: dict[int, HeldState] = {}
         self.traces = False
         self.traced: StepTrace | None = None
-        self.steps: list[float] = []
         self._deed: Literal["segment", "again"] = "segment"
 
     def commitment_at(self, index: int) -> bytes:
@@ -458,12 +455,13 @@ class RecordedTrace:
         try:
             with self.ledger.charging(self.party, "traced" if tracing else self._deed):
                 frame = self.directory.load_frames(self.transcript, step, step + 1)[step]
-                clock = time.perf_counter()
                 if tracing and agreed is not None:
                     outcome = self._trace(record, frame, agreed)
                 else:
+                    clock = time.perf_counter(), time.process_time()
                     outcome, _ = self.replay.follow(record, frame)
-                    self.steps.append(time.perf_counter() - clock)
+                    passed = Spent(time.perf_counter() - clock[0], time.process_time() - clock[1])
+                    self.ledger.steps.append(passed)
         except (InvalidInput, Mismatch, Nondeterminism):
             return False
         return f"{outcome.fingerprint:016x}" == record.fingerprint

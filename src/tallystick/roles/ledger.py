@@ -11,6 +11,7 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Literal
 
 Spender = Literal["trainer", "auditor", "judge"]
@@ -36,9 +37,22 @@ class Spent:
 
 @dataclass
 class Ledger:
-    """Seconds by party and deed; charges must not be nested."""
+    """Seconds by party and deed; charges must not be nested.
 
+    Attributes:
+        spent: by party and deed.
+        steps: of each plainly repeated step.
+    """
+
+    steps: list[Spent] = field(default_factory=list[Spent])
     spent: dict[tuple[Spender, Deed], Spent] = field(default_factory=dict[tuple[Spender, Deed], Spent])
+
+    @property
+    def step(self) -> Spent:
+        """What a plain repeated step takes, the median; nothing if none was repeated."""
+        if not self.steps:
+            return Spent()
+        return Spent(median(each.wall for each in self.steps), median(each.cpu for each in self.steps))
 
     @contextmanager
     def charging(self, who: Spender, deed: Deed) -> Generator[None]:
@@ -58,20 +72,20 @@ class Ledger:
                 total = total + spent
         return total
 
-    def beyond_segment(self, step: Spent) -> Spent:
+    def beyond_segment(self) -> Spent:
         """Return what the dispute took beyond repeating one segment, the parties on machines of their own.
 
-        ``step`` is what a plain repeated step takes: a segment has the disputed one, so of a step repeated operator by
-        operator only the rest counts. The slower party's share of what both do at once, plus everything that one does
-        while the other waits. Sending is left out.
+        The slower party's share of what both do at once, plus everything that one does while the other waits. The disputed
+        step belongs to the segment: where it was repeated operator by operator, a plain step is taken off. Sending is
+        left out.
         """
-        both = [self._beside(who, step) for who in ("trainer", "auditor")]
+        both = self._beside("trainer"), self._beside("auditor")
         slower = Spent(max(each.wall for each in both), max(each.cpu for each in both))
         turns = self.of("trainer", "list", "moves") + self.of("auditor", "examination", "moves")
         return slower + turns + self.of("judge")
 
-    def _beside(self, who: Spender, step: Spent) -> Spent:
-        spent = self.of(who, "again", "roots", "traced")
+    def _beside(self, who: Spender) -> Spent:
+        spent, step = self.of(who, "again", "roots", "traced"), self.step
         known = (who, "traced") in self.spent
         return Spent(spent.wall - step.wall, spent.cpu - step.cpu) if known else spent
 

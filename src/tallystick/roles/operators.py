@@ -285,6 +285,13 @@ class TrainerSide:
         return Opening(leaf, self._earlier(set(range(max(first - 1, 0), at)), at))
 
 
+def list_base(agreed: HeldState, facts: StepFacts) -> tuple[bytes, int]:
+    """Return what both lists of a step begin with, and the bytes in a chunk of its results' trees."""
+    chunk = chunk_size(agreed.nbytes)
+    specification, record = facts.specification.leaf(), facts.record.leaf()
+    return base_of(agreed=agreed.root, specification=specification, record=record, chunk=chunk), chunk
+
+
 def defend(
     replay: Replay,
     agreed: HeldState,
@@ -612,13 +619,7 @@ class OperatorDispute:
     def play(self) -> OperatorResult:
         """Play level three and return how it ended."""
         record, frame = self.facts.record, self.facts.frame
-        chunk = chunk_size(self.agreed.nbytes)
-        base = base_of(
-            agreed=self.agreed.root,
-            specification=self.facts.specification.leaf(),
-            record=record.leaf(),
-            chunk=chunk,
-        )
+        base, chunk = list_base(self.agreed, self.facts)
         try:
             with self.ledger.charging("trainer", "list"):
                 side = defend(
