@@ -51,6 +51,7 @@ from tallystick.protocol.operators import (
     STORE,
     EarlierLeaf,
     Objection,
+    OpenedLeaf,
     Operator,
     OperatorList,
     Output,
@@ -64,6 +65,8 @@ from tallystick.protocol.rulings import (
     formula_for,
     needs_log,
     rule_on_operator,
+    store_nodes,
+    stores_opened,
     widened,
 )
 from tallystick.protocol.trace import Party, Ruling
@@ -229,7 +232,7 @@ class TrainerSide:
         state: tuple[Any, ...] = ()
         stored: tuple[OpenedChunk, ...] = ()
         if op.name == END:
-            return self._open_end(leaf, at)
+            return self._open_end(leaf, accusation, at)
         if op.name == LOAD:
             noting(-1, np.asarray([accusation.element]))
             number = accusation.element * np.dtype(KINDS[op.outputs[0].tensor.dtype]).itemsize // CHUNK_BYTES
@@ -258,7 +261,8 @@ class TrainerSide:
             view = np.ascontiguousarray(data).data if data.size else memoryview(b"")
             pieces[slot] = open_chunks(view, self.trace.chunk, numbers, self.trace.hashes(source))
         sources = {op.inputs[slot].source[0] for slot in wanted if slot >= 0}
-        return Opening(leaf, self._earlier(sources, at), pieces, partials, state, stored)
+        earlier = self._earlier(sources, at)
+        return Opening(leaf, earlier, pieces, partials, state=state, stored=stored)
 
     def stored_data(self, at: int) -> memoryview:
         """Return the bytes that the state entry of a store has."""
@@ -278,11 +282,27 @@ class TrainerSide:
     def _earlier(self, numbers: set[int], at: int) -> dict[int, EarlierLeaf]:
         return {number: self.leaves.open_earlier(number, at) for number in sorted(numbers)}
 
-    def _open_end(self, leaf: Any, at: int) -> Opening:
-        first = at
-        while first and self.trace.operators[first - 1].name == STORE:
-            first -= 1
-        return Opening(leaf, self._earlier(set(range(max(first - 1, 0), at)), at))
+    def nodes(self, at: int) -> tuple[bytes, ...]:
+        """Return what opens leaf ``at`` if it is the list's end: the nodes over its stores; else nothing."""
+        return nodes_of(self.trace.operators, at)
+
+    def _open_end(self, leaf: OpenedLeaf, accusation: Accusation, at: int) -> Opening:
+        wanted = stores_opened(_first_store(self.trace.operators, at), at, accusation.block)
+        return Opening(leaf, self._earlier(set(wanted), at), nodes=self.nodes(at))
+
+
+def nodes_of(operators: Sequence[Operator], at: int) -> tuple[bytes, ...]:
+    """Return the nodes over the stores before leaf ``at`` if it is the end of a list, else nothing."""
+    if at >= len(operators) or operators[at].name != END:
+        return ()
+    return store_nodes(operators[_first_store(operators, at) : at])
+
+
+def _first_store(operators: Sequence[Operator], at: int) -> int:
+    first = at
+    while first and operators[first - 1].name == STORE:
+        first -= 1
+    return first
 
 
 def list_base(agreed: HeldState, facts: StepFacts) -> tuple[bytes, int]:
@@ -752,12 +772,13 @@ class _Table:
         game = play_move(game, "auditor", revealed)
         accusation = Accusation(objection.output, objection.element, structure=objection.structure)
         with charging("trainer", "moves"):
-            opened = Opened(side.leaves.witness_at(at), side.partials(accusation, at, facts))
-        self.sent["trainer"] += opened.leaf.nbytes + 16 * len(opened.partials)
+            nodes = () if accusation.structure else side.nodes(at)
+            opened = Opened(side.leaves.witness_at(at), side.partials(accusation, at, facts), nodes)
+        self.sent["trainer"] += opened.leaf.nbytes + 16 * len(opened.partials) + 32 * len(opened.nodes)
         game = play_move(game, "trainer", opened)
         if game.stage == "point":
             with charging("auditor", "moves"):
-                accusation = replace(accusation, block=self._block(accusation, at, opened.partials))
+                accusation = replace(accusation, block=self._block(accusation, at, opened))
             self.sent["auditor"] += 4
             game = play_move(game, "auditor", Pointed(accusation.block))
         with charging("trainer", "moves"):
@@ -766,11 +787,15 @@ class _Table:
         game = play_move(game, "trainer", Handed(handed_digest(opening)))
         return self._ruled(game, at, accusation, opening)
 
-    def _block(self, accusation: Accusation, at: int, partials: Sequence[tuple[float, float]]) -> int:
+    def _block(self, accusation: Accusation, at: int, opened: Opened) -> int:
+        """Return which partial sum or node the auditor points at."""
+        if opened.nodes:
+            pairs = zip(opened.nodes, nodes_of(self.side.trace.operators, at), strict=False)
+            return next((number for number, (stated, own) in enumerate(pairs) if stated != own), -1)
         op = self.side.trace.operators[at]
         formula = formula_for(op, accusation.output, accusation.element, self.side.read(at), self.case.facts)
         if isinstance(formula, Sum):
-            for number, (stated, found) in enumerate(zip(partials, formula.partials(), strict=True)):
+            for number, (stated, found) in enumerate(zip(opened.partials, formula.partials(), strict=True)):
                 if not is_right_partial(stated, found):
                     return number
         return -1
