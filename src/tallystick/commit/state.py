@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -26,7 +27,7 @@ from tallystick.commit.encoding import (
     parse_canonical_json,
     parse_hex,
 )
-from tallystick.commit.merkle import EMPTY_ROOT, inclusion_proof, leaf_hash, verify_inclusion
+from tallystick.commit.merkle import EMPTY_ROOT, inclusion_proof, leaf_hash, leaf_hashes, verify_inclusion
 from tallystick.commit.merkle import root as merkle_root
 from tallystick.errors import InvalidInput, Mismatch
 
@@ -59,6 +60,9 @@ PROOF_LIMIT = 2**17  # bytes of JSON
 ENTRY_TAG = "tallystick/state-entry/1"
 SUMMARY_FORMAT = "tallystick/state-summary/1"
 PROOF_FORMAT = "tallystick/chunk-proof/1"
+
+Leaves = Callable[[memoryview, int], list[bytes]]
+"""What ``merkle.leaf_hashes`` does."""
 
 _POOL_BYTES = 16 * CHUNK_BYTES  # smaller tensors hash faster than a pool hands them out
 _SPAN_CHUNKS = 8  # chunks hashed by one task of a pool
@@ -278,11 +282,14 @@ def check_tensor(name: str, dtype: str, shape: Sequence[int]) -> None:
         raise InvalidInput(f"entry {name!r}: shape {list(shape)} has a dimension out of range")
 
 
-def summarise(entries: Iterable[Entry], *, pool: Executor | None = None) -> StateSummary:
+def summarise(
+    entries: Iterable[Entry], *, pool: Executor | None = None, leaves: Leaves = leaf_hashes
+) -> StateSummary:
     """Return the summary of the state that ``entries``, in any order, make up.
 
     ``pool`` hashes the chunks of several tensors at a time; it must be a thread pool, as the bytes
-    are shared, and gains because hashing releases the interpreter lock.
+    are shared, and gains because hashing releases the interpreter lock. ``leaves`` is what hashes
+    there: another function with the same results.
 
     Raises:
         InvalidInput: two entries have one name.
@@ -290,7 +297,7 @@ def summarise(entries: Iterable[Entry], *, pool: Executor | None = None) -> Stat
     if pool is None:
         return StateSummary(tuple(sorted((_summarise(entry, None) for entry in entries), key=_order)))
     held = list(entries)
-    promised = [_hash_later(_bytes_of(entry), pool) for entry in held]
+    promised = [_hash_later(_bytes_of(entry), pool, leaves) for entry in held]
     found = [
         _summarise_with(entry, [leaf for part in parts for leaf in part.result()])
         for entry, parts in zip(held, promised, strict=True)
@@ -298,10 +305,12 @@ def summarise(entries: Iterable[Entry], *, pool: Executor | None = None) -> Stat
     return StateSummary(tuple(sorted(found, key=_order)))
 
 
-def hold(entries: Iterable[Entry], *, pool: Executor | None = None) -> HeldState:
-    """Return ``entries``, in any order, with their summary."""
+def hold(
+    entries: Iterable[Entry], *, pool: Executor | None = None, leaves: Leaves = leaf_hashes
+) -> HeldState:
+    """Return ``entries``, in any order, with their summary; see ``summarise``."""
     held = list(entries)
-    return HeldState({entry.name: entry for entry in held}, summarise(held, pool=pool))
+    return HeldState({entry.name: entry for entry in held}, summarise(held, pool=pool, leaves=leaves))
 
 
 def entry_digest(entry: Entry, *, pool: Executor | None = None) -> bytes:
@@ -451,13 +460,13 @@ def _summarise_with(entry: Entry, chunk_hashes: Sequence[bytes]) -> EntrySummary
 def _chunk_hashes(view: memoryview, pool: Executor | None) -> list[bytes]:
     if pool is None or view.nbytes <= _POOL_BYTES:
         return [leaf_hash(chunk) for chunk in _chunks(view)]
-    return [leaf for part in _hash_later(view, pool) for leaf in part.result()]
+    return [leaf for part in _hash_later(view, pool, leaf_hashes) for leaf in part.result()]
 
 
-def _hash_later(view: memoryview, pool: Executor) -> list[Future[list[bytes]]]:
+def _hash_later(view: memoryview, pool: Executor, leaves: Leaves) -> list[Future[list[bytes]]]:
     span = _SPAN_CHUNKS * CHUNK_BYTES
     spans = [view[start : start + span] for start in range(0, view.nbytes, span)]
-    return [pool.submit(_chunk_hashes, part, None) for part in spans]
+    return [pool.submit(leaves, part, CHUNK_BYTES) for part in spans]
 
 
 def _chunks(view: memoryview) -> Iterable[memoryview]:

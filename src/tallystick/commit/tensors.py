@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tallystick.commit.encoding import HASH_BYTES, digest
-from tallystick.commit.merkle import inclusion_proof, leaf_hash, verify_inclusion
+from tallystick.commit.merkle import inclusion_proof, leaf_hash, leaf_hashes, verify_inclusion
 from tallystick.commit.merkle import root as merkle_root
-from tallystick.commit.state import CHUNK_BYTES, DTYPE_BYTES
+from tallystick.commit.state import CHUNK_BYTES, DTYPE_BYTES, Leaves
 from tallystick.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -85,15 +85,16 @@ class OpenedChunk:
 def chunk_hashes(view: memoryview, chunk: int, pool: Executor | None = None) -> list[bytes]:
     """Return the leaf hashes of ``view``'s bytes; a thread pool hashes large tensors in parts."""
     if pool is None or view.nbytes <= 2 * max(_SPAN, chunk):
-        return _hashed(_flat(view), chunk, 0, view.nbytes)
+        return leaf_hashes(_flat(view), chunk)
     return joined(hash_later(view, chunk, pool))
 
 
-def hash_later(view: memoryview, chunk: int, pool: Executor) -> list[Future[list[bytes]]]:
+def hash_later(
+    view: memoryview, chunk: int, pool: Executor, leaves: Leaves = leaf_hashes
+) -> list[Future[list[bytes]]]:
     """Return promises of the leaf hashes of ``view``'s bytes, in parts, which must not change before they are kept."""
     flat, span = _flat(view), max(_SPAN, chunk)
-    starts = range(0, flat.nbytes, span)
-    return [pool.submit(_hashed, flat, chunk, at, min(at + span, flat.nbytes)) for at in starts]
+    return [pool.submit(leaves, flat[at : at + span], chunk) for at in range(0, flat.nbytes, span)]
 
 
 def joined(parts: Sequence[Future[list[bytes]]]) -> list[bytes]:
@@ -103,10 +104,6 @@ def joined(parts: Sequence[Future[list[bytes]]]) -> list[bytes]:
 
 def _flat(view: memoryview) -> memoryview:
     return view.cast("B") if view.nbytes else memoryview(b"")
-
-
-def _hashed(flat: memoryview, chunk: int, start: int, end: int) -> list[bytes]:
-    return [leaf_hash(flat[at : min(at + chunk, end)]) for at in range(start, end, chunk)]
 
 
 def digest_of(

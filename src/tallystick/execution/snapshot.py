@@ -16,6 +16,7 @@ from torch import Tensor
 from tallystick.commit.encoding import canonical_json, hex_float, parse_canonical_json, parse_hex_float
 from tallystick.commit.state import Entry, HeldState, StateSummary, hold, summarise
 from tallystick.errors import InvalidInput
+from tallystick.execution.hashing import leaf_hashes
 from tallystick.execution.session import Session
 from tallystick.numerics.log import GridTable
 
@@ -132,7 +133,7 @@ def state_summary(session: Session) -> StateSummary:
 
 def held_state(session: Session, pool: Executor) -> HeldState:
     """Return a copy of the session's state with its summary; a thread pool copies and hashes."""
-    return hold(pool.map(copied, state_entries(session)), pool=pool)
+    return hold(pool.map(copied, state_entries(session)), pool=pool, leaves=leaf_hashes)
 
 
 def copied(entry: Entry) -> Entry:

@@ -31,6 +31,7 @@ from tallystick.commit.merkle import root as merkle_root
 from tallystick.commit.state import CHUNK_BYTES, HeldState, StateSummary, summarise
 from tallystick.commit.tensors import TensorDigest, chunk_hashes, digest_of, hash_later, joined
 from tallystick.errors import InvalidInput
+from tallystick.execution.hashing import leaf_hashes
 from tallystick.execution.job import Job
 from tallystick.execution.operators import STATEFUL
 from tallystick.execution.session import Session
@@ -343,7 +344,7 @@ class StepTracer(TorchDispatchMode):
             if self.hashed and not lazily and self.trace.incomplete is None:
                 view = array_of(flat).data if flat.numel() else memoryview(b"")
                 if view.nbytes > SOON:
-                    value.promised = hash_later(view, self.trace.chunk, self._pool)
+                    value.promised = hash_later(view, self.trace.chunk, self._pool, leaf_hashes)
                 else:
                     value.hashes = chunk_hashes(view, self.trace.chunk)
         storage = tensor.untyped_storage()
@@ -488,7 +489,7 @@ class StepTracer(TorchDispatchMode):
             summary = after.summary
             self.trace.after = after
         else:
-            after, summary = None, summarise(state_entries(session), pool=self._pool)
+            after, summary = None, summarise(state_entries(session), pool=self._pool, leaves=leaf_hashes)
         self.trace.summary = summary
         live = live_state(session)
         stored = {entry.name: entry for entry in summary.entries}

@@ -27,6 +27,7 @@ from tallystick.commit.encoding import canonical_json, digest
 from tallystick.commit.state import CHUNK_BYTES, Entry, HeldState, hold, summarise
 from tallystick.commit.tensors import chunk_size
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
+from tallystick.execution.hashing import leaf_hashes
 from tallystick.execution.job import JobSource
 from tallystick.execution.snapshot import copied, held_state, load_state, state_entries
 from tallystick.execution.step import StepOutcome, batch_digest, run_step
@@ -420,7 +421,7 @@ class RecordedTrace:
             ThreadPoolExecutor(os.cpu_count() or 1, "tally-hash") as pool,
         ):
             if not self._is_kept(index):
-                return summarise(state_entries(session), pool=pool).root()
+                return summarise(state_entries(session), pool=pool, leaves=leaf_hashes).root()
             self.held[index] = held_state(session, pool)
             return self.held[index].root
 
