@@ -252,6 +252,8 @@ def _judge(
     partials = side.partials(accusation, at, facts)
     if partials:
         accusation = replace(accusation, block=len(partials) // 2)
+    elif nodes := side.nodes(at):
+        accusation = replace(accusation, block=len(nodes) // 2)
     opening = side.open(accusation, at, facts)
     root = b"" if side.trace.after is None else side.trace.after.root
     batch = {op.module: side.trace.array((at, 0)).tobytes()} if op.name == BATCH else None
