@@ -126,8 +126,14 @@ class StepFacts:
 
     def grid(self, kind: int, ordinal: int) -> SiteGrid | None:
         """Return the grid of one site of the step, None if it has none; the others are not read."""
-        update = self.log.find(SiteAddress(self.record.rank, 0, Kind.GRID, 0))
-        return find_grid(self.grids, update, (kind, ordinal))
+        if (kind, ordinal) not in self._found:
+            update = self.log.find(SiteAddress(self.record.rank, 0, Kind.GRID, 0))
+            self._found[(kind, ordinal)] = find_grid(self.grids, update, (kind, ordinal))
+        return self._found[(kind, ordinal)]
+
+    @cached_property
+    def _found(self) -> dict[tuple[int, int], SiteGrid | None]:
+        return {}
 
     def parameter(self, name: str) -> int | str:
         """Return one of the policy's numbers."""
