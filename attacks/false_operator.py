@@ -6,6 +6,7 @@ import numpy as np
 from forgery import Forger, find, with_element
 from stage import Stage, main, must
 
+from tallystick.commit.state import hold
 from tallystick.protocol.formulas import Sum
 from tallystick.protocol.rulings import Accusation, Opening, StepFacts, formula_for
 from tallystick.roles.operators import TrainerSide
@@ -53,11 +54,11 @@ def attack(stage: Stage) -> str:
 
     def outside(side: TrainerSide, kind: type[TrainerSide] = TrainerSide) -> TrainerSide:
         trace = with_element(side, at(side), ELEMENT, lambda value: value + type(value)(0.25))
-        return kind(trace, side.base, side.agreed, side.claimed)
+        return kind(trace, side.base, side.agreed, hold(side.claimed.values()))
 
     def inside(side: TrainerSide) -> TrainerSide:
         up = with_element(side, at(side), ELEMENT, lambda value: np.nextafter(value, type(value)(np.inf)))
-        return TrainerSide(up, side.base, side.agreed, side.claimed)
+        return TrainerSide(up, side.base, side.agreed, hold(side.claimed.values()))
 
     result = forger.convicted(outside, naming="must be")
     sums = forger.convicted(lambda side: outside(side, LyingSums), naming="partial sum 0")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from stage import STEPS, Stage, claim_path, must
 
+from tallystick.commit.state import hold
 from tallystick.commit.tensors import digest_of
 from tallystick.execution.trace import StepTrace
 from tallystick.protocol.operator_table import stored_at
@@ -77,7 +78,7 @@ def with_operators(side: TrainerSide, edit: Callable[[list[Operator]], None]) ->
     """Return the side with another list over the same results."""
     trace = copied(side.trace)
     edit(trace.operators)
-    return TrainerSide(trace, side.base, side.agreed, side.claimed)
+    return TrainerSide(trace, side.base, side.agreed, hold(side.claimed.values()))
 
 
 def copied(trace: StepTrace) -> StepTrace:

@@ -12,7 +12,20 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from vectors_commit import canonical, leaf, mth, path, proof, record, run_leaves, sha256, specification
+from vectors_commit import (
+    canonical,
+    entry_fields,
+    entry_leaf,
+    leaf,
+    mth,
+    path,
+    proof,
+    record,
+    run_leaves,
+    sha256,
+    specification,
+    tensor,
+)
 
 Case = dict[str, Any]
 ZERO = "00" * 32
@@ -101,25 +114,31 @@ def listed(leaves: list[str]) -> list[bytes]:
     return [b"tallystick/operator/1\x00" + each.encode() for each in leaves]
 
 
+def base_of(spec: Case, records: list[Case]) -> bytes:
+    return tagged(
+        "tallystick/operator-base/1",
+        bytes.fromhex(records[1]["state_root"]),
+        b"tallystick/specification/1\x00" + canonical(spec).encode(),
+        b"tallystick/step/1\x00" + canonical(records[2]).encode(),
+        struct.pack("<Q", BLOCK),
+    )
+
+
+def prefixed(base: bytes, leaves: list[bytes], count: int) -> str:
+    return tagged("tallystick/operator-prefix/1", base, struct.pack("<Q", count), mth(leaves[:count])).hex()
+
+
 def dispute(result: bytes = FALSE, *, loser: str = "trainer", element: int = 1, index: int = 2) -> Case:
     """The record as a JSON object; its operator 2 is the product."""
     spec, records = specification(), [record(step, checkpoint=step in (1, 2)) for step in range(3)]
     tree = run_leaves(spec, records)
     agreed, claimed = bytes.fromhex(records[1]["state_root"]), bytes.fromhex(records[2]["state_root"])
-    base = tagged(
-        "tallystick/operator-base/1",
-        agreed,
-        b"tallystick/specification/1\x00" + canonical(spec).encode(),
-        b"tallystick/step/1\x00" + canonical(records[2]).encode(),
-        struct.pack("<Q", BLOCK),
-    )
+    base = base_of(spec, records)
     ours = listed(operators(result))
     theirs = [*ours[:2], *listed([objection(index, element)])]
 
     def prefix(leaves: list[bytes], count: int) -> str:
-        return tagged(
-            "tallystick/operator-prefix/1", base, struct.pack("<Q", count), mth(leaves[:count])
-        ).hex()
+        return prefixed(base, leaves, count)
 
     opening = {
         "pieces": [
@@ -154,7 +173,7 @@ def dispute(result: bytes = FALSE, *, loser: str = "trainer", element: int = 1, 
             ["claim", "trainer", 3, prefix(ours, 3)],
             ["claim", "auditor", 3, prefix(theirs, 3)],
             ["revealed", opened(theirs, objection(index, element))],
-            ["opened", opened(ours, operators(result)[2]), []],
+            ["opened", opened(ours, operators(result)[2]), [], []],
             ["handed", handed],
         ],
         "opening": opening,
@@ -187,6 +206,50 @@ def dispute(result: bytes = FALSE, *, loser: str = "trainer", element: int = 1, 
     }
 
 
+def end_dispute(loser: str = "trainer", *, block: int = 0, short: bool = False) -> Case:
+    """Two loads, two stores and the end: the trainer's one node is the state it claims, which its stores do not make up."""
+    records = [record(step, checkpoint=step in (1, 2)) for step in range(3)]
+    claimed = records[2]["state_root"]
+    entries = [tensor(f"model/{name}", "F32", [2, 2], data.hex()) for name, data in (("a", A), ("b", B))]
+    stores = [
+        operator("tallystick::store", entry["name"], "store", attributes={"entry": entry_fields(entry)},
+                 inputs=[{"dtype": "F32", "from": [number, 0], "view": VIEW}])
+        for number, entry in enumerate(entries)
+    ]  # fmt: skip
+    end = operator("tallystick::end", "state", "store", attributes={"state_root": claimed})
+    texts = [*operators(RIGHT)[:2], *(canonical(each) for each in (*stores, end))]
+    ours = listed(texts)
+    theirs = [*ours[:4], *listed([objection(4, 0)])]
+    base = base_of(specification(), records)
+    opening = {
+        "pieces": [],
+        "sources": [[n, texts[n], [node.hex() for node in path(n, ours[:4])]] for n in (1, 2, 3)],
+        "state": [],
+        "stored": [],
+    }
+
+    def opened(text: str) -> Case:
+        return {"index": 4, "leaf": text, "path": [mth(ours[:4]).hex()], "rest": []}
+
+    value = dispute(loser=loser)
+    value["moves"] = [
+        ["committed", 5, mth(ours).hex()],
+        ["answered", 5, mth(theirs).hex()],
+        *(
+            ["claim", party, at, prefixed(base, leaves, at)]
+            for at in (2, 3, 4)
+            for party, leaves in (("trainer", ours), ("auditor", theirs))
+        ),
+        ["revealed", opened(objection(4, 0))],
+        ["opened", opened(texts[4]), [], [claimed[:62] if short else claimed]],
+        ["pointed", block],
+        ["handed", tagged("tallystick/handed/1", canonical(opening).encode()).hex()],
+    ]
+    value["opening"] = opening
+    assert mth([entry_leaf(entry) for entry in entries]).hex() != claimed
+    return value
+
+
 def good(value: Case) -> Case:
     return {"operation": "dispute", "record": canonical(value), "run_root": value["run_root"]}
 
@@ -209,6 +272,14 @@ def cases() -> dict[str, tuple[str, Case]]:
             good(dispute(RIGHT, loser="auditor")),
         ),
     }
+    found["false-node"] = (
+        "The list's end: the node over the two stores is the claimed state's root, which they do not make up.",
+        good(end_dispute()),
+    )
+    found["node-not-pointed-at"] = (
+        "The same end, and the auditor points at no node: what is stated adds up, and it loses.",
+        good(end_dispute("auditor", block=-1)),
+    )
     found |= _failing(one)
     found |= _malformed(one)
     return found
@@ -275,6 +346,10 @@ def _failing(one: Case) -> dict[str, tuple[str, Case]]:
             "The operator speaks against the trainer, the ruling against the auditor.",
             failing(changed(one, "ruling", "loser", to="auditor"), 5, "speaks against the trainer"),
         ),
+        "false-node-other-loser_fail": (
+            "The stores do not make up the node, and the ruling blames the auditor.",
+            failing(end_dispute("auditor"), 5, "speaks against the trainer"),
+        ),
         "honest-operator_fail": (
             "The operator is right, and the ruling blames the trainer.",
             failing(dispute(RIGHT), 5, "speaks against the auditor"),
@@ -288,6 +363,10 @@ def _failing(one: Case) -> dict[str, tuple[str, Case]]:
 
 def _malformed(one: Case) -> dict[str, tuple[str, Case]]:
     return {
+        "node-short_fail": (
+            "A node of 31 bytes.",
+            malformed(canonical(end_dispute(short=True)), "must be 64"),
+        ),
         "spaced_fail": (
             "A space after a comma.",
             malformed(canonical(one).replace(",", ", ", 1), "canonical"),

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 
-from tallystick.commit.state import summarise
+from tallystick.commit.merkle import root as merkle_root
+from tallystick.commit.state import hold
 from tallystick.commit.tensors import chunk_size, digest_of
 from tallystick.execution.job import find_source
-from tallystick.execution.snapshot import copied_state, load_state
+from tallystick.execution.snapshot import copied, load_state, state_entries
 from tallystick.numerics.policy import find_policy
 from tallystick.protocol.operators import BATCH, END, LOAD, STORE, Objection, Operator, Output, base_of
-from tallystick.protocol.rulings import Accusation, StepFacts, rule_on_operator
+from tallystick.protocol.rulings import Accusation, StepFacts, rule_on_operator, store_nodes
 from tallystick.roles.auditor import Replay, open_replay, write_claim
 from tallystick.roles.judge import dispute
-from tallystick.roles.operators import TrainerSide, defend, examine
+from tallystick.roles.operators import TrainerSide, defend, end_root, examine, nodes_of
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
-from tallystick.testing.cheats import CHEATS
+from tallystick.testing.cheats import CHEATS, forge
 
 AT = 7
 SETTINGS = {
@@ -73,18 +76,17 @@ class HonestStep:
             self.auditor.follow(
                 transcript.record(step), self.run.load_frames(transcript, step, step + 1)[step]
             )
-        self.agreed = copied_state(self.auditor.session)
-        self.summary = summarise(self.agreed.values())
-        self.chunk = chunk_size(sum(len(entry.data) for entry in self.agreed.values()))
+        self.agreed = hold(copied(entry) for entry in state_entries(self.auditor.session))
+        self.chunk = chunk_size(self.agreed.nbytes)
         self.base = base_of(
-            agreed=self.summary.root(), specification=transcript.specification.leaf(), record=self.record.leaf(),
+            agreed=self.agreed.root, specification=transcript.specification.leaf(), record=self.record.leaf(),
             chunk=self.chunk,
         )  # fmt: skip
         self.claimed = bytes.fromhex(str(self.record.state_root))
-        grids = bytes(self.agreed["document/grids"].data)
+        grids = bytes(self.agreed.entries["document/grids"].data)
         self.facts = StepFacts(transcript.specification, self.record, self.frame, grids)
         self.side = defend(
-            self.trainer, self.agreed, self.summary, self.frame, self.record,
+            self.trainer, self.agreed, self.frame, self.record,
             base=self.base, chunk=self.chunk, claimed_root=self.claimed, claimed=None,
         )  # fmt: skip
 
@@ -103,13 +105,13 @@ class HonestStep:
             accusation = replace(accusation, block=len(partials) // 2)
         finding = rule_on_operator(
             self.facts, self.base, self.chunk, agreed=side.leaves.commitment_at(at),
-            claimed=side.leaves.commitment_at(at + 1), agreed_state=self.summary.root(), claimed_state=self.claimed,
+            claimed=side.leaves.commitment_at(at + 1), agreed_state=self.agreed.root, claimed_state=self.claimed,
             accusation=accusation, opening=side.open(accusation, at, self.facts),
         )  # fmt: skip
         return finding.fault, finding.reason
 
     def objection(self, side: TrainerSide) -> Objection | None:
-        seen = examine(self.auditor, self.agreed, self.summary, self.frame, self.record, side)
+        seen = examine(self.auditor, self.agreed, self.frame, self.record, side)
         return seen.objection(self.facts)
 
 
@@ -153,7 +155,7 @@ def test_no_accusation_of_an_honest_operator_holds_even_under_other_arithmetic(h
 
 
 def test_an_honest_auditor_objects_to_no_honest_list_and_its_own_bits_do_differ(honest: HonestStep) -> None:
-    seen = examine(honest.auditor, honest.agreed, honest.summary, honest.frame, honest.record, honest.side)
+    seen = examine(honest.auditor, honest.agreed, honest.frame, honest.record, honest.side)
 
     assert seen.objection(honest.facts) is None
     assert len(seen.suspects) > 20  # the control: operator by operator the two machines are not bit-equal
@@ -161,8 +163,6 @@ def test_an_honest_auditor_objects_to_no_honest_list_and_its_own_bits_do_differ(
 
 def lied(honest: HonestStep, at: int, output: int, element: int, factor: float) -> TrainerSide:
     """Return the honest list with one element of one result changed by ``factor`` of the result's size."""
-    from copy import copy
-
     from tallystick.protocol.operator_table import stored_at
 
     trace = copy(honest.side.trace)
@@ -217,8 +217,6 @@ def test_swapped_wiring_attributes_and_extra_operators_are_structural(honest: Ho
     swapped = replace(op, inputs=(replace(op.inputs[0], source=(0, 0)), *op.inputs[1:]))
     renamed = replace(op, attributes={**op.attributes, "alpha": 2})
     for changed in ([swapped], [renamed], [op, op], []):
-        from copy import copy
-
         trace = copy(honest.side.trace)
         trace.operators = [*operators[:at], *changed, *operators[at + 1 :]]
         side = TrainerSide(trace, honest.base, honest.agreed)
@@ -232,12 +230,78 @@ def test_swapped_wiring_attributes_and_extra_operators_are_structural(honest: Ho
         assert objection.index == expected
         finding = rule_on_operator(
             honest.facts, honest.base, honest.chunk, agreed=side.leaves.commitment_at(expected),
-            claimed=side.leaves.commitment_at(expected + 1), agreed_state=honest.summary.root(),
+            claimed=side.leaves.commitment_at(expected + 1), agreed_state=honest.agreed.root,
             claimed_state=honest.claimed, accusation=Accusation(0, 0, structure=True),
             opening=side.open(Accusation(0, 0, structure=True), expected, honest.facts),
             own_structure=operators[expected].structure,
         )  # fmt: skip
         assert finding.fault == "faulty"
+
+
+def end_of(honest: HonestStep, side: TrainerSide, block: int, nodes: tuple[bytes, ...]) -> tuple[str, str]:
+    at = len(side.trace.operators) - 1
+    opening = replace(side.open(Accusation(0, 0, block), at, honest.facts), nodes=nodes)
+    claimed = side.trace.operators[at].attributes["state_root"]
+    finding = rule_on_operator(
+        honest.facts, honest.base, honest.chunk, agreed=side.leaves.commitment_at(at),
+        claimed=side.leaves.commitment_at(at + 1), agreed_state=honest.agreed.root,
+        claimed_state=bytes.fromhex(str(claimed)), accusation=Accusation(0, 0, block), opening=opening,
+    )  # fmt: skip
+    return finding.fault, finding.reason
+
+
+def test_an_honest_end_stands_whichever_node_an_auditor_points_at(honest: HonestStep) -> None:
+    at = len(honest.side.trace.operators) - 1
+    nodes = honest.side.nodes(at)
+    assert len(nodes) > 2
+    for block in (*range(-1, len(nodes)), len(nodes), 10**6):
+        assert end_of(honest, honest.side, block, nodes)[0] == "sound"
+
+
+def test_a_false_end_is_convicted_by_the_node_that_its_stores_do_not_make_up(honest: HonestStep) -> None:
+    """The trainer claims another state, and opens nodes that do make that up."""
+    trace = copy(honest.side.trace)
+    at, stores = len(trace.operators) - 1, [op for op in trace.operators if op.name == STORE]
+    changed = len(stores) // 2
+    entry = dict(cast("dict[str, object]", stores[changed].attributes["entry"]))
+    entry["tensor_root"] = "11" * 32
+    other = [*stores[:changed], replace(stores[changed], attributes={"entry": entry}), *stores[changed + 1 :]]
+    claimed = store_nodes(other)
+    root = merkle_root(claimed)
+    trace.operators = [
+        *trace.operators[:-1],
+        replace(trace.operators[-1], attributes={"state_root": root.hex()}),
+    ]
+    side = TrainerSide(trace, honest.base, honest.agreed)
+
+    assert end_root(stores) != root.hex()
+    assert end_root(other) == root.hex()  # nodes of sixteen make up the state tree's root
+    objection = honest.objection(side)
+    assert objection == Objection(at)
+    own = nodes_of(trace.operators, at)
+    block = next(number for number, node in enumerate(own) if node != claimed[number])
+    assert block == changed // 16
+    fault, reason = end_of(honest, side, block, claimed)
+    assert (fault, f"node {block}" in reason) == ("faulty", True), reason
+    # Refused neighbours: nodes of the stores do not make up the claim; too few nodes; a node where nothing is false.
+    assert end_of(honest, side, block, own)[0] == "faulty"
+    assert end_of(honest, side, block, claimed[:-1])[0] == "faulty"
+    assert end_of(honest, side, (block + 1) % len(own), claimed)[0] == "sound"
+
+
+def test_fingerprints_that_lie_about_where_the_runs_part_cost_time_and_change_nothing(tmp_path: Path) -> None:
+    run, claim = RunDirectory(tmp_path / "run"), RunDirectory(tmp_path / "claim")
+    source, cheat = find_source("digits"), CHEATS["other_data"](AT)
+    cheat.run(order("digits", "fp64", 10), run)
+    write_claim(run, source, claim)
+    plain = dispute(run, claim, source, defence=cheat.defence(source))
+    assert ("trainer", "traced") in plain.ledger.spent
+    assert ("trainer", "again") not in plain.ledger.spent  # the segment was repeated once
+
+    forge(run, lambda each: replace(each, fingerprint="00" * 8) if each.step == AT - 1 else each)
+    lied = dispute(run, claim, source, defence=cheat.defence(source))
+
+    assert (plain.loser, plain.step) == (lied.loser, AT) == ("trainer", AT)
 
 
 def test_an_optimizer_outside_the_table_falls_back_to_the_step_and_says_so(tmp_path: Path) -> None:

@@ -163,6 +163,17 @@ def test_whoever_owes_a_move_and_is_silent_loses(party: Party, stage: str) -> No
     assert match.game.outcome.reason.startswith("no answer")
 
 
+@pytest.mark.parametrize(("partials", "nodes"), [(0, 0), (2, 0), (0, 2)])
+def test_the_auditor_points_where_there_is_something_to_point_at(partials: int, nodes: int) -> None:
+    letters = letters_of(20, {9: 3})
+    trainer = LetterTrainer(letters, partials=partials, nodes=nodes)
+
+    match = match_of(trainer, LetterAuditor(letters), honest="auditor", handed=letters)
+
+    assert loser(match) == "trainer"
+    assert any(isinstance(move, Pointed) for move in match.game.log) == bool(partials or nodes)
+
+
 def another(game: OperatorGame, move: Move) -> Move:
     """A move of the same kind with other content."""
     if isinstance(move, Committed):
@@ -230,7 +241,9 @@ def test_the_right_side_wins_whatever_the_list_and_whoever_moves_first(
     right = first_wrong(letters)
     objects_to = None if right is not None else data.draw(st.integers(0, length - 1))
     actors: dict[Party, Actor] = {
-        "trainer": LetterTrainer(letters, partials=data.draw(st.integers(0, 3))),
+        "trainer": LetterTrainer(
+            letters, partials=data.draw(st.integers(0, 3)), nodes=data.draw(st.integers(0, 3))
+        ),
         "auditor": LetterAuditor(letters, objects_to=objects_to),
     }
     if flooding is not None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -25,6 +25,9 @@ from tallystick.roles import measure_honest
 from tallystick.roles.bench import PARTS, SEEDS, Bench, Row, machine
 from tallystick.roles.losses import Losses
 from tallystick.store.files import write_whole
+
+if TYPE_CHECKING:
+    from tallystick.roles.measure_dispute import DisputeCost
 
 DEFAULT_SEEDS = len(SEEDS)
 STYLES = {"met": GOOD, "not met": BAD, "printed only": QUIET, "inconclusive": UNSURE, "failed": BAD}
@@ -136,10 +139,26 @@ def write_losses(directory: Path, curves: Sequence[Losses], facts: dict[str, Any
 
 @app.command()
 def evidence(
-    runs: Annotated[int, typer.Option("--runs", metavar="N", min=1, help="Fresh processes.")] = 7,
+    part: Annotated[str, typer.Argument(metavar="[PART]", help="bundle, or dispute.")] = "bundle",
+    runs: Annotated[int, typer.Option("--runs", metavar="N", min=1, help="bundle: fresh processes.")] = 7,
+    job: Annotated[
+        str, typer.Option("--job", metavar="JOB", help="dispute: text, gpt2, or another.")
+    ] = "text",
+    policy: Annotated[str, typer.Option("--policy", metavar="NAME", help="dispute: fp32 or fp64.")] = "fp32",
+    segment: Annotated[
+        int, typer.Option("--segment", metavar="N", min=2, max=64, help="dispute: steps between checkpoints.")
+    ] = 8,
     as_json: AsJson = False,
 ) -> int:
-    """Measure how long a stranger takes to verify a bundle, and in how much memory; 1 if it is too much."""
+    """Measure what verifying a bundle takes a stranger, or what a dispute takes all parties; 1 if it is too much."""
+    if part not in ("bundle", "dispute"):
+        raise InvalidInput(f"part {part}: unknown; known are bundle, dispute")
+    if part == "dispute":
+        return _bench_dispute(job, policy, segment, as_json=as_json)
+    return _bench_bundle(runs, as_json=as_json)
+
+
+def _bench_bundle(runs: int, *, as_json: bool) -> int:
     from tallystick.roles.measure_evidence import MOST_MEMORY, MOST_SECONDS, measure_evidence
 
     with tempfile.TemporaryDirectory(prefix="tallystick-bench-") as place:
@@ -218,6 +237,63 @@ def honest(
     console().print(table)
     say(f"{matrix.false_accusations} false accusations in {len(matrix.audits)} audits, must be 0")
     return 0 if matrix.is_met else 1
+
+
+def _bench_dispute(job: str, policy: str, segment: int, *, as_json: bool) -> int:
+    from tallystick.roles.measure_dispute import measure_dispute
+
+    find_policy(policy)
+    with tempfile.TemporaryDirectory(prefix="tallystick-bench-") as place:
+        cost = measure_dispute(Path(place), job, policy, segment, say)
+    if as_json:
+        print_json({**cost.fields(), "machine": machine()})
+    else:
+        for table in dispute_tables(cost, machine()):
+            console().print(table)
+    return 0 if cost.is_met else 1
+
+
+def dispute_tables(cost: DisputeCost, facts: dict[str, Any]) -> Iterator[Table]:
+    """Return what a dispute cost as people read it: the parties' time, then the judge's work."""
+    from tallystick.roles.measure_dispute import MOST_SHARE, MOST_STEPS
+
+    step, spent = cost.ledger.step, cost.ledger.spent
+    title = (
+        f"tally bench evidence dispute: {cost.job}, {cost.policy}, step {cost.segment // 2} of {cost.segment}"
+    )
+    table = Table(title=title, title_justify="left")
+    for heading in ("party", "what it did", "seconds", "CPU seconds", "steps", "must"):
+        table.add_column(heading, justify="left" if heading in ("party", "what it did") else "right")
+    for who, deed in sorted(spent):
+        one = spent[(who, deed)]
+        table.add_row(who, deed, f"{one.wall:.3f}", f"{one.cpu:.3f}", f"{one.wall / step.wall:.3f}", "")
+    table.add_section()
+    table.add_row("", "a plain step, repeated", f"{step.wall:.3f}", f"{step.cpu:.3f}", "1", "")
+    total, steps = cost.ledger.beyond_segment(), cost.beyond
+    label = "dispute beyond repeating one segment"
+    table.add_row(
+        "all", label, f"{total.wall:.3f}", f"{total.cpu:.3f}", f"{steps.wall:.2f}", f"<= {MOST_STEPS:g}"
+    )
+    yield table
+    caption = ", ".join(f"{name} {value}" for name, value in facts.items() if value not in (None, False))
+    title = f"the judge's work; {cost.operators} operators, {cost.rounds} rounds; the {cost.loser} lost at {cost.operator}"
+    judged = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
+    for heading in ("operator", "leaves", "ms", "of a step", "bytes", "of the state"):
+        judged.add_column(heading, justify="left" if heading == "operator" else "right")
+    for kind in sorted(cost.kinds, key=lambda kind: -kind.seconds):
+        time_share, byte_share = kind.seconds / step.wall, kind.nbytes / cost.state_bytes
+        judged.add_row(
+            kind.name, str(kind.leaves), f"{1e3 * kind.seconds:.2f}", _judged_share(time_share, MOST_SHARE),
+            f"{kind.nbytes:,}", _judged_share(byte_share, MOST_SHARE),
+        )  # fmt: skip
+    judged.add_section()
+    most = f"<= {share(MOST_SHARE)}"
+    judged.add_row("must", "", "", most, "", most)
+    yield judged
+
+
+def _judged_share(value: float, most: float) -> Text:
+    return Text(share(value), style=GOOD if value <= most else BAD)
 
 
 @app.command(hidden=True)

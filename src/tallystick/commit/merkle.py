@@ -36,6 +36,11 @@ def leaf_hash(data: bytes | memoryview) -> bytes:
     return state.digest()
 
 
+def leaf_hashes(data: memoryview, chunk: int) -> list[bytes]:
+    """Return the hashes of the leaves that flat bytes make up, cut every ``chunk`` bytes."""
+    return [leaf_hash(data[at : at + chunk]) for at in range(0, data.nbytes, chunk)]
+
+
 def node_hash(left: bytes, right: bytes) -> bytes:
     """Return SHA-256(0x01 | ``left`` | ``right``), the hash of an inner node."""
     state = _NODE.copy()

@@ -12,10 +12,11 @@ Pure bytes: whoever holds torch or numpy arrays hands over a memoryview of them.
 
 from __future__ import annotations
 
-import functools
 import math
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from tallystick.commit.encoding import (
@@ -26,13 +27,13 @@ from tallystick.commit.encoding import (
     parse_canonical_json,
     parse_hex,
 )
-from tallystick.commit.merkle import EMPTY_ROOT, inclusion_proof, leaf_hash, verify_inclusion
+from tallystick.commit.merkle import EMPTY_ROOT, inclusion_proof, leaf_hash, leaf_hashes, verify_inclusion
 from tallystick.commit.merkle import root as merkle_root
 from tallystick.errors import InvalidInput, Mismatch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from concurrent.futures import Executor
+    from collections.abc import Iterable, Mapping, Sequence
+    from concurrent.futures import Executor, Future
 
 CHUNK_BYTES = 2**20  # spec/state-commitment.md 2: part of the format, named in every entry leaf
 DTYPE_BYTES = {  # the codes of the safetensors format
@@ -59,6 +60,9 @@ PROOF_LIMIT = 2**17  # bytes of JSON
 ENTRY_TAG = "tallystick/state-entry/1"
 SUMMARY_FORMAT = "tallystick/state-summary/1"
 PROOF_FORMAT = "tallystick/chunk-proof/1"
+
+Leaves = Callable[[memoryview, int], list[bytes]]
+"""What ``merkle.leaf_hashes`` does."""
 
 _POOL_BYTES = 16 * CHUNK_BYTES  # smaller tensors hash faster than a pool hands them out
 _SPAN_CHUNKS = 8  # chunks hashed by one task of a pool
@@ -201,6 +205,33 @@ class StateSummary:
 
 
 @dataclass(frozen=True)
+class HeldState:
+    """A state at hand with its summary, so that nobody who holds it hashes it again.
+
+    Attributes:
+        entries: by name.
+        summary: of them; whoever makes the pair vouches that the two belong together.
+    """
+
+    entries: Mapping[str, Entry] = field(repr=False)
+    summary: StateSummary = field(repr=False)
+
+    @cached_property
+    def root(self) -> bytes:
+        """The state root."""
+        return self.summary.root()
+
+    @cached_property
+    def nbytes(self) -> int:
+        """The length of all data."""
+        return sum(entry.nbytes for entry in self.summary.entries)
+
+    def open(self, name: str, chunk_index: int) -> ChunkProof:
+        """Return the proof for one chunk; see ``open_chunk``."""
+        return open_chunk([self.entries[name]], name, chunk_index, summary=self.summary)
+
+
+@dataclass(frozen=True)
 class ChunkProof:
     """The path from one chunk of one entry to a state root; self-contained.
 
@@ -251,16 +282,35 @@ def check_tensor(name: str, dtype: str, shape: Sequence[int]) -> None:
         raise InvalidInput(f"entry {name!r}: shape {list(shape)} has a dimension out of range")
 
 
-def summarise(entries: Iterable[Entry], *, pool: Executor | None = None) -> StateSummary:
+def summarise(
+    entries: Iterable[Entry], *, pool: Executor | None = None, leaves: Leaves = leaf_hashes
+) -> StateSummary:
     """Return the summary of the state that ``entries``, in any order, make up.
 
-    ``pool`` hashes the chunks of tensors over 16 MiB; it must be a thread pool, as the bytes
-    are shared, and gains because hashing releases the interpreter lock.
+    ``pool`` hashes the chunks of several tensors at a time; it must be a thread pool, as the bytes
+    are shared, and gains because hashing releases the interpreter lock. ``leaves`` is what hashes
+    there: another function with the same results.
 
     Raises:
         InvalidInput: two entries have one name.
     """
-    return StateSummary(tuple(sorted((_summarise(entry, pool) for entry in entries), key=_order)))
+    if pool is None:
+        return StateSummary(tuple(sorted((_summarise(entry, None) for entry in entries), key=_order)))
+    held = list(entries)
+    promised = [_hash_later(_bytes_of(entry), pool, leaves) for entry in held]
+    found = [
+        _summarise_with(entry, [leaf for part in parts for leaf in part.result()])
+        for entry, parts in zip(held, promised, strict=True)
+    ]
+    return StateSummary(tuple(sorted(found, key=_order)))
+
+
+def hold(
+    entries: Iterable[Entry], *, pool: Executor | None = None, leaves: Leaves = leaf_hashes
+) -> HeldState:
+    """Return ``entries``, in any order, with their summary; see ``summarise``."""
+    held = list(entries)
+    return HeldState({entry.name: entry for entry in held}, summarise(held, pool=pool, leaves=leaves))
 
 
 def entry_digest(entry: Entry, *, pool: Executor | None = None) -> bytes:
@@ -410,9 +460,13 @@ def _summarise_with(entry: Entry, chunk_hashes: Sequence[bytes]) -> EntrySummary
 def _chunk_hashes(view: memoryview, pool: Executor | None) -> list[bytes]:
     if pool is None or view.nbytes <= _POOL_BYTES:
         return [leaf_hash(chunk) for chunk in _chunks(view)]
+    return [leaf for part in _hash_later(view, pool, leaf_hashes) for leaf in part.result()]
+
+
+def _hash_later(view: memoryview, pool: Executor, leaves: Leaves) -> list[Future[list[bytes]]]:
     span = _SPAN_CHUNKS * CHUNK_BYTES
     spans = [view[start : start + span] for start in range(0, view.nbytes, span)]
-    return [found for part in pool.map(functools.partial(_chunk_hashes, pool=None), spans) for found in part]
+    return [pool.submit(leaves, part, CHUNK_BYTES) for part in spans]
 
 
 def _chunks(view: memoryview) -> Iterable[memoryview]:

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tallystick.commit.encoding import HASH_BYTES, digest
-from tallystick.commit.merkle import inclusion_proof, leaf_hash, verify_inclusion
+from tallystick.commit.merkle import inclusion_proof, leaf_hash, leaf_hashes, verify_inclusion
 from tallystick.commit.merkle import root as merkle_root
-from tallystick.commit.state import CHUNK_BYTES, DTYPE_BYTES
+from tallystick.commit.state import CHUNK_BYTES, DTYPE_BYTES, Leaves
 from tallystick.errors import InvalidInput
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from concurrent.futures import Executor
+    from concurrent.futures import Executor, Future
 
 SMALLEST_CHUNK = 1 << 12
 TENSOR_TAG = "tallystick/step-tensor/1"
@@ -84,17 +84,26 @@ class OpenedChunk:
 
 def chunk_hashes(view: memoryview, chunk: int, pool: Executor | None = None) -> list[bytes]:
     """Return the leaf hashes of ``view``'s bytes; a thread pool hashes large tensors in parts."""
-    flat = view.cast("B") if view.nbytes else memoryview(b"")
+    if pool is None or view.nbytes <= 2 * max(_SPAN, chunk):
+        return leaf_hashes(_flat(view), chunk)
+    return joined(hash_later(view, chunk, pool))
 
-    def hashed(start: int, end: int) -> list[bytes]:
-        return [leaf_hash(flat[at : min(at + chunk, flat.nbytes)]) for at in range(start, end, chunk)]
 
-    span = max(_SPAN, chunk)
-    if pool is None or flat.nbytes <= 2 * span:
-        return hashed(0, flat.nbytes)
-    starts = range(0, flat.nbytes, span)
-    ends = [min(start + span, flat.nbytes) for start in starts]
-    return [found for part in pool.map(hashed, starts, ends) for found in part]
+def hash_later(
+    view: memoryview, chunk: int, pool: Executor, leaves: Leaves = leaf_hashes
+) -> list[Future[list[bytes]]]:
+    """Return promises of the leaf hashes of ``view``'s bytes, in parts, which must not change before they are kept."""
+    flat, span = _flat(view), max(_SPAN, chunk)
+    return [pool.submit(leaves, flat[at : at + span], chunk) for at in range(0, flat.nbytes, span)]
+
+
+def joined(parts: Sequence[Future[list[bytes]]]) -> list[bytes]:
+    """Return the leaf hashes that ``hash_later`` promised, once they are there."""
+    return [found for part in parts for found in part.result()]
+
+
+def _flat(view: memoryview) -> memoryview:
+    return view.cast("B") if view.nbytes else memoryview(b"")
 
 
 def digest_of(
@@ -116,7 +125,7 @@ def open_chunks(
 ) -> tuple[OpenedChunk, ...]:
     """Return chunks of ``data`` with their paths, in ascending order; ``hashes`` are its chunk hashes, if at hand."""
     hashes = chunk_hashes(data, chunk) if hashes is None else hashes
-    flat = data.cast("B") if data.nbytes else memoryview(b"")
+    flat = _flat(data)
     return tuple(
         OpenedChunk(at, bytes(flat[at * chunk : (at + 1) * chunk]), tuple(inclusion_proof(hashes, at)))
         for at in sorted(set(indexes))

@@ -7,16 +7,21 @@ grids and the data cursor. Floating tensors are float32, the values being float3
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tallystick.commit.encoding import canonical_json, hex_float, parse_canonical_json, parse_hex_float
-from tallystick.commit.state import Entry, StateSummary, summarise
+from tallystick.commit.state import Entry, HeldState, StateSummary, hold, summarise
 from tallystick.errors import InvalidInput
+from tallystick.execution.hashing import leaf_hashes
 from tallystick.execution.session import Session
 from tallystick.numerics.log import GridTable
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 CODES: Mapping[torch.dtype, str] = {
     torch.bool: "BOOL",
@@ -124,6 +129,19 @@ def state_entries(session: Session, *, apart: int | None = None) -> list[Entry] 
 def state_summary(session: Session) -> StateSummary:
     """Return the summary whose root commits to the session's state."""
     return summarise(state_entries(session))
+
+
+def held_state(session: Session, pool: Executor) -> HeldState:
+    """Return a copy of the session's state with its summary; a thread pool copies and hashes."""
+    return hold(pool.map(copied, state_entries(session)), pool=pool, leaves=leaf_hashes)
+
+
+def copied(entry: Entry) -> Entry:
+    """Return the entry with bytes of its own."""
+    data = np.frombuffer(
+        entry.data, dtype=np.uint8
+    ).copy()  # which lets other threads run, as bytes() does not
+    return Entry(entry.name, entry.dtype, entry.shape, data.data)
 
 
 def load_state(session: Session, entries: Mapping[str, Entry]) -> None:
@@ -260,10 +278,7 @@ def _document(entry: Entry, what: str) -> dict[str, Any]:
 
 def copied_state(session: Session) -> dict[str, Entry]:
     """Return the state by entry name, in bytes of its own: the session may go on."""
-    return {
-        entry.name: Entry(entry.name, entry.dtype, entry.shape, bytes(memoryview(entry.data).cast("B")))
-        for entry in state_entries(session)
-    }
+    return {entry.name: copied(entry) for entry in state_entries(session)}
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

@@ -4,16 +4,16 @@ A second dispatch mode stands inside the one that takes decisions, so that it se
 out after decisions, portable randomness and rounding; it changes nothing. Views are no operators: an input says which part
 of which earlier result it reads. What is written in place is a new result.
 
-The trainer hashes and keeps every result; an auditor gives a ``watch`` and keeps nothing.
+The trainer hashes and keeps every result; an auditor keeps them, or gives a ``watch`` and keeps nothing.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,13 +28,14 @@ from torch.utils._pytree import tree_leaves
 
 from tallystick.commit.encoding import hex_float
 from tallystick.commit.merkle import root as merkle_root
-from tallystick.commit.state import CHUNK_BYTES, Entry, StateSummary, summarise
-from tallystick.commit.tensors import TensorDigest, chunk_hashes, digest_of
+from tallystick.commit.state import CHUNK_BYTES, HeldState, StateSummary, summarise
+from tallystick.commit.tensors import TensorDigest, chunk_hashes, digest_of, hash_later, joined
 from tallystick.errors import InvalidInput
+from tallystick.execution.hashing import leaf_hashes
 from tallystick.execution.job import Job
 from tallystick.execution.operators import STATEFUL
 from tallystick.execution.session import Session
-from tallystick.execution.snapshot import CODES, state_entries
+from tallystick.execution.snapshot import CODES, held_state, state_entries
 from tallystick.execution.step import StepOutcome, run_step
 from tallystick.execution.tape import FollowTape, RecordTape
 from tallystick.numerics.log import Kind
@@ -68,6 +69,7 @@ EMPTY = frozenset(
 )
 SMALL_CONSTANT = 4096  # bytes that stand in the list itself
 NO_ROOT = bytes(32)
+SOON = 1 << 16  # bytes that are hashed at once: less than handing them to another thread takes
 Watch = Callable[[int, Operator, Sequence[Tensor]], None]
 Array = np.ndarray
 
@@ -81,6 +83,12 @@ class _Value:
     elements: int
     data: Tensor | Array | None
     hashes: list[bytes] | None = None
+    promised: list[Future[list[bytes]]] = field(default_factory=list[Future[list[bytes]]])
+
+    def settle(self) -> None:
+        """Return when the chunk hashes that were asked for are there; until then the data must not change."""
+        if self.promised:
+            self.hashes, self.promised = joined(self.promised), []
 
 
 @dataclass
@@ -94,6 +102,7 @@ class StepTrace:
         incomplete: why the list cannot stand for the step, or None.
         outcome: of the step.
         summary: of the state after it.
+        after: that state, if it was kept.
         held_bytes: size of all results.
     """
 
@@ -103,6 +112,7 @@ class StepTrace:
     incomplete: str | None
     outcome: StepOutcome | None = None
     summary: StateSummary | None = None
+    after: HeldState | None = None
     held_bytes: int = 0
 
     def hashes(self, source: tuple[int, int]) -> list[bytes]:
@@ -152,14 +162,14 @@ class StepTracer(TorchDispatchMode):
 
     Args:
         chunk: bytes in a chunk of a result's tree.
-        keep: whether results are hashed and kept.
+        keep, hashed: whether results are kept, and hashed.
         watch: called with every operator and its results, before they can change.
     """
 
-    def __init__(self, *, chunk: int, keep: bool, watch: Watch | None = None) -> None:
+    def __init__(self, *, chunk: int, keep: bool, hashed: bool, watch: Watch | None = None) -> None:
         super().__init__()
         self.trace = StepTrace([], {}, chunk, None)
-        self.keep, self.watch = keep, watch
+        self.keep, self.hashed, self.watch = keep, hashed, watch
         self._current: dict[int, tuple[StorageWeakRef, _Value]] = {}
         self._pool = ThreadPoolExecutor(max(1, min(4, os.cpu_count() or 1)))
         self._phase, self._micro_batch = "forward", 0
@@ -276,6 +286,7 @@ class StepTracer(TorchDispatchMode):
         if value is None or not isinstance(value.data, Tensor):
             return
         if storage_key(value.data) == storage_key(tensor):
+            value.settle()
             with _disable_current_modes():
                 value.data = value.data.clone()
 
@@ -326,20 +337,21 @@ class StepTracer(TorchDispatchMode):
             self.give_up(f"a tensor of {tensor.dtype} on {tensor.device} has no digest here")
             dtype = "U8"
         value = _Value(source, dtype, flat.numel(), None)
-        root = NO_ROOT
         if self.keep:
             value.data = flat
             self.trace.values[source] = value
             self.trace.held_bytes += flat.nbytes
-            if not lazily and self.trace.incomplete is None:
+            if self.hashed and not lazily and self.trace.incomplete is None:
                 view = array_of(flat).data if flat.numel() else memoryview(b"")
-                value.hashes = chunk_hashes(view, self.trace.chunk, self._pool)
-                root = merkle_root(value.hashes)
+                if view.nbytes > SOON:
+                    value.promised = hash_later(view, self.trace.chunk, self._pool, leaf_hashes)
+                else:
+                    value.hashes = chunk_hashes(view, self.trace.chunk)
         storage = tensor.untyped_storage()
         self._current[storage_key(tensor)] = (StorageWeakRef(storage), value)
         self._unfilled.discard(storage_key(tensor))
         view = Geometry(tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()))
-        return Output(TensorDigest(dtype, flat.numel(), root), view)
+        return Output(TensorDigest(dtype, flat.numel(), NO_ROOT), view)
 
     def give_up(self, why: str) -> None:
         """Say why the list cannot stand for the step; the first reason counts."""
@@ -441,13 +453,13 @@ class StepTracer(TorchDispatchMode):
 
     # -- around the step -------------------------------------------------------------------------
 
-    def begin(self, session: Session, agreed: Mapping[str, Entry], summary: StateSummary) -> None:
+    def begin(self, session: Session, agreed: HeldState) -> None:
         """Write down the loads: every tensor of the agreed state, which the session is in."""
         for module_name, module in session.model.named_modules():
             self._names[module] = module_name
-        roots = {entry.name: entry.tensor_root for entry in summary.entries}
+        roots = {entry.name: entry.tensor_root for entry in agreed.summary.entries}
         for name, tensor in sorted(live_state(session).items()):
-            entry = agreed.get(name)
+            entry = agreed.entries.get(name)
             if entry is None:
                 self.give_up(f"state entry {name} is not in the agreed state")
                 continue
@@ -472,29 +484,62 @@ class StepTracer(TorchDispatchMode):
 
     def finish(self, session: Session) -> None:
         """Write down what the step stores, and the root of the state after it."""
-        entries = state_entries(session)
-        summary = summarise(entries, pool=self._pool)
+        if self.keep:
+            after = held_state(session, self._pool)
+            summary = after.summary
+            self.trace.after = after
+        else:
+            after, summary = None, summarise(state_entries(session), pool=self._pool, leaves=leaf_hashes)
         self.trace.summary = summary
         live = live_state(session)
         stored = {entry.name: entry for entry in summary.entries}
-        for at, names in self._updates:
-            operator = self.trace.operators[at]
-            outputs = tuple(
-                replace(output, tensor=replace(output.tensor, root=stored[name].tensor_root))
-                for output, name in zip(operator.outputs, names, strict=True)  # pyright: ignore[reportArgumentType]
-            )
-            if self.keep:
-                self.trace.operators[at] = replace(operator, outputs=outputs)
+        if self.hashed:
+            lazily = {
+                (at, number): stored[name].tensor_root
+                for at, names in self._updates
+                for number, name in enumerate(names)
+            }
+            self._fill_in(lazily)
         for entry in summary.entries:
             tensor = live.get(entry.name)
             operands = [] if tensor is None else self._operands([tensor])
-            fields = entry.fields() if self.keep else {**entry.fields(), "tensor_root": ""}
+            fields = entry.fields() if self.hashed else {**entry.fields(), "tensor_root": ""}
             self._write(STORE, "", {"entry": fields}, operands, [], module=entry.name, phase="store")
-        root = summary.root().hex() if self.keep else ""
+        root = summary.root().hex() if self.hashed else ""
         self._write(END, "", {"state_root": root}, [], [], module="state", phase="store")
-        for tensor in live.values():
-            self.preserve(tensor)  # the session goes on to other steps
-        self._pool.shutdown()
+        if after is not None:
+            self._let_go(live, after)
+
+    def _let_go(self, live: Mapping[str, Tensor], after: HeldState) -> None:
+        """Keep no tensor of the session's, which goes on to other steps; the copied state does not."""
+        for name, tensor in live.items():
+            value = self._find(tensor)
+            if value is None or not isinstance(value.data, Tensor):
+                continue
+            if storage_key(value.data) == storage_key(tensor) and value.dtype == after.entries[name].dtype:
+                value.settle()
+                value.data = np.frombuffer(after.entries[name].data, dtype=KINDS[value.dtype])
+            else:
+                self.preserve(tensor)
+
+    def _fill_in(self, lazily: Mapping[tuple[int, int], bytes]) -> None:
+        """Put the roots of all results into the list."""
+        for at, operator in enumerate(self.trace.operators):
+            if operator.name == LOAD or not operator.outputs:
+                continue
+            outputs: list[Output] = []
+            for number, output in enumerate(operator.outputs):
+                root = lazily.get((at, number))
+                if root is None:
+                    value = self.trace.values[(at, number)]
+                    value.settle()
+                    root = NO_ROOT if value.hashes is None else merkle_root(value.hashes)
+                outputs.append(Output(replace(output.tensor, root=root), output.view))
+            self.trace.operators[at] = replace(operator, outputs=tuple(outputs))
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown(cancel_futures=True)
 
     @contextmanager
     def named_modules(self) -> Generator[None]:
@@ -550,36 +595,45 @@ def live_state(session: Session) -> dict[str, Tensor]:
 def trace_step(
     session: Session,
     job: Job,
-    agreed: Mapping[str, Entry],
+    agreed: HeldState,
     tape: FollowTape | RecordTape,
     *,
-    summary: StateSummary,
     chunk: int,
     keep: bool,
+    hashed: bool = True,
     watch: Watch | None = None,
 ) -> StepTrace:
     """Run the session's next step from ``agreed``, which it is in, under ``tape``, and return its list.
 
-    ``summary`` is that of the agreed state.
+    Args:
+        session: of which party.
+        job: whose step is run.
+        agreed: the state before it.
+        tape: how it rounds.
+        chunk: bytes in a chunk of a result's tree.
+        keep: whether results are kept, and the state after the step.
+        hashed: whether what is kept is hashed too; without that the list has no roots and can be compared, not committed to.
+        watch: called with every operator and its results, before they can change.
 
     Raises:
         InvalidInput, Nondeterminism: as ``run_step``.
     """
-    tracer = StepTracer(chunk=chunk, keep=keep, watch=watch)
+    tracer = StepTracer(chunk=chunk, keep=keep, hashed=keep and hashed, watch=watch)
     if job.after_step is not None or session.extra:
         tracer.give_up("the job changes tensors outside the model and the optimizer")
     if session.policy.name not in ("fp32", "fp64"):
         tracer.give_up(f"policy {session.policy.name} has no operator table")
-    tracer.begin(session, agreed, summary)
-    session.tracer = tracer
     try:
+        tracer.begin(session, agreed)
+        session.tracer = tracer
         with tracer.named_modules():
             tracer.trace.outcome = run_step(session, job, tape)
         tape.finish()
         session.settle(tape.table)
+        tracer.finish(session)
     finally:
         session.tracer = None
-    tracer.finish(session)
+        tracer.close()
     return tracer.trace
 
 

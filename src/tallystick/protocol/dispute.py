@@ -318,8 +318,8 @@ def find_fault(
     assert found is not None
     accusation = Accusation(objection.output, objection.element, game.block, objection.structure)
     opening = Opening(
-        opened.leaf, record.opening.sources, record.opening.pieces, opened.partials, record.opening.state,
-        record.opening.stored,
+        opened.leaf, record.opening.sources, record.opening.pieces, opened.partials, opened.nodes,
+        record.opening.state, record.opening.stored,
     )  # fmt: skip
     return rule_on_operator(
         facts, base, record.chunk, agreed=found.agreed_commitment, claimed=found.claims["trainer"],
@@ -478,7 +478,7 @@ def _move_fields(move: Move) -> list[object]:
         return ["revealed", _leaf_fields(move.opened)]
     if isinstance(move, Opened):
         partials = [[hex_float(p), hex_float(q)] for p, q in move.partials]
-        return ["opened", _leaf_fields(move.leaf), partials]
+        return ["opened", _leaf_fields(move.leaf), partials, [node.hex() for node in move.nodes]]
     if isinstance(move, Pointed):
         return ["pointed", move.block]
     if isinstance(move, Handed):
@@ -499,9 +499,11 @@ def _parse_move(value: object) -> Move:
             return _parse_claim((party, index, commitment))
         case ["revealed", leaf]:
             return Revealed(_parse_leaf(leaf))
-        case ["opened", leaf, partials]:
+        case ["opened", leaf, partials, nodes]:
             return Opened(
-                _parse_leaf(leaf), tuple(_parse_partial(each) for each in _items(partials, "partial sums"))
+                _parse_leaf(leaf),
+                tuple(_parse_partial(each) for each in _items(partials, "partial sums")),
+                _path(nodes, "nodes"),
             )
         case ["pointed", block]:
             return Pointed(_whole(block, "a block"))
@@ -551,6 +553,7 @@ def _parse_opening(value: object, moves: Sequence[Move]) -> Opening:
         sources,
         pieces,
         () if opened is None else opened.partials,
+        () if opened is None else opened.nodes,
         tuple(_parse_state(item) for item in fields.items("state")),
         tuple(_parse_piece(item) for item in fields.items("stored")),
     )

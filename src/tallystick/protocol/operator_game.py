@@ -4,8 +4,8 @@
     2. the auditor, who repeats the step, answers with a commitment of its own: the trainer's list with an objection in place
        of the first leaf that it holds to be false; or it declines, and the whole step is judged;
     3. bisection (``protocol.game``) finds the leaf at which the two lists part;
-    4. the auditor reveals its objection, the trainer opens the leaf: of a long sum first the partial sums, of which the auditor
-       points at one, then the chunks;
+    4. the auditor reveals its objection, the trainer opens the leaf: of a long sum first the partial sums, of the list's end
+       the nodes of the state tree, of which the auditor points at one, then the chunks;
     5. the judge repeats the one element.
 
 Whoever owes a move and lets the deadline pass loses; whoever makes the same move twice with different content loses. As in
@@ -66,15 +66,16 @@ class Revealed:
 
 @dataclass(frozen=True)
 class Opened:
-    """The trainer opens the disputed leaf, and the partial sums of the element if it is a long sum."""
+    """The trainer opens the disputed leaf: of a long sum also its partial sums, of the list's end the nodes over its stores."""
 
     leaf: OpenedLeaf
     partials: tuple[tuple[float, float], ...] = ()
+    nodes: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True)
 class Pointed:
-    """The auditor points at the partial sum that is false; -1 if none is, and their total is not what the trainer stored."""
+    """The auditor points at the partial sum or node that is false; -1 if none is, but what they make up."""
 
     block: int
 
@@ -307,7 +308,7 @@ def _opened(game: OperatorGame, move: Opened) -> OperatorGame:
             f"the auditor's list parts from the trainer's at operator {position.agreed} without an objection"
         )
         return _lost(game, None, "auditor", reason)
-    return replace(game, opened=move, stage="point" if move.partials else "chunks")
+    return replace(game, opened=move, stage="point" if move.partials or move.nodes else "chunks")
 
 
 def _lost(game: OperatorGame, move: Move | None, loser: Party, reason: str) -> OperatorGame:

@@ -15,8 +15,9 @@ from typing import Literal
 
 import numpy as np
 
-from tallystick.commit.encoding import digest, parse_hex_float
-from tallystick.commit.state import CHUNK_BYTES, ChunkProof, StateSummary, parse_entry, verify_chunk
+from tallystick.commit.encoding import HASH_BYTES, digest, parse_hex_float
+from tallystick.commit.merkle import root as merkle_root
+from tallystick.commit.state import CHUNK_BYTES, ChunkProof, parse_entry, verify_chunk
 from tallystick.commit.tensors import OpenedChunk, TensorDigest, digest_of, verify_opened
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.numerics.log import (
@@ -29,6 +30,7 @@ from tallystick.numerics.log import (
     decode,
     decode_decision,
     decode_frame,
+    find_grid,
 )
 from tallystick.numerics.policy import entry_budget
 from tallystick.numerics.random import bernoulli, stream_key, words
@@ -67,6 +69,7 @@ ARRAY = {
     "F32": "<f4", "F64": "<f8", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1", "BOOL": "u1",
 }  # fmt: skip
 FRAME_TAG = "tallystick/log-frame/1"
+STORES_A_NODE = 16  # a power of two, so that the tree over the nodes is the tree over the stores
 Fault = Literal["faulty", "sound", "unknown"]
 
 
@@ -74,7 +77,8 @@ Fault = Literal["faulty", "sound", "unknown"]
 class Accusation:
     """What an auditor says is false: one element of one output of the disputed operator, or the operator's structure.
 
-    ``block`` names the partial sum that is false, where the element is a long sum; -1 for their total.
+    ``block`` names the partial sum that is false, where the element is a long sum, and the node where it is the list's end;
+    -1 for what they make up.
     """
 
     output: int
@@ -128,6 +132,17 @@ class StepFacts:
         update = self.log.find(SiteAddress(self.record.rank, 0, Kind.GRID, 0))
         return table if update is None else table.apply(update)
 
+    def grid(self, kind: int, ordinal: int) -> SiteGrid | None:
+        """Return the grid of one site of the step, None if it has none; the others are not read."""
+        if (kind, ordinal) not in self._found:
+            update = self.log.find(SiteAddress(self.record.rank, 0, Kind.GRID, 0))
+            self._found[(kind, ordinal)] = find_grid(self.grids, update, (kind, ordinal))
+        return self._found[(kind, ordinal)]
+
+    @cached_property
+    def _found(self) -> dict[tuple[int, int], SiteGrid | None]:
+        return {}
+
     def parameter(self, name: str) -> int | str:
         """Return one of the policy's numbers."""
         return self.specification.policy.parameters.get(name, 0)
@@ -176,7 +191,7 @@ def _entries(facts: StepFacts, kind: int, ordinal: int, numel: int) -> SparseEnt
 def _rounded(op: Operator, output: int, element: int, read: Read, facts: StepFacts) -> Formula:
     kind, ordinal = int(op.number("kind")), int(op.number("ordinal"))
     numel = op.outputs[0].view.numel
-    grid = facts.table.sites.get((kind, ordinal))
+    grid = facts.grid(kind, ordinal)
     if grid is None or kind not in (Kind.GRADIENT, Kind.BUFFER):
         raise UnknownFormError(f"rounding site {kind}/{ordinal}: has no grid")
     if grid.parity:
@@ -352,6 +367,7 @@ class Opening:
         sources: the leaves that its inputs come from, by leaf number.
         pieces: chunks by slot: inputs from 0 on, outputs of the operator itself at -1 - k.
         partials: of a long sum, each block's sum and magnitude.
+        nodes: of the list's end, the roots over each 16 stores.
         state: chunks of the agreed state, where a load is disputed.
         entry: chunks of the state entry that a store writes: index, data, path.
         batch: parts of the step's data, where that is disputed: what ``batch_digest`` hashes.
@@ -362,6 +378,7 @@ class Opening:
     sources: Mapping[int, EarlierLeaf] = field(default_factory=dict[int, EarlierLeaf])
     pieces: Mapping[int, tuple[OpenedChunk, ...]] = field(default_factory=dict[int, tuple[OpenedChunk, ...]])
     partials: tuple[tuple[float, float], ...] = ()
+    nodes: tuple[bytes, ...] = ()
     state: tuple[tuple[ChunkProof, bytes], ...] = ()
     stored: tuple[OpenedChunk, ...] = ()
 
@@ -370,7 +387,8 @@ class Opening:
         """What the judge reads of it."""
         total = self.leaf.nbytes + sum(source.nbytes for source in self.sources.values())
         total += sum(piece.nbytes for pieces in self.pieces.values() for piece in pieces)
-        total += 16 * len(self.partials) + sum(piece.nbytes for piece in self.stored)
+        total += 16 * len(self.partials) + HASH_BYTES * len(self.nodes)
+        total += sum(piece.nbytes for piece in self.stored)
         return total + sum(len(proof.encode()) + len(data) for proof, data in self.state)
 
 
@@ -467,7 +485,7 @@ def rule_on_operator(
     where = f"operator {at}, {op}"
     if op.name == END:
         try:
-            return _end(where, op, opening, before, claimed_state)
+            return _end(where, op, accusation, opening, before, claimed_state)
         except (InvalidInput, Mismatch) as problem:
             return _unfit(where, problem)
     if not op.outputs and op.name != STORE:
@@ -567,7 +585,7 @@ def _tensor_of(op: Operator, slot: int, opening: Opening) -> TensorDigest:
 
 def _over_budget(op: Operator, facts: StepFacts) -> str | None:
     kind, ordinal = int(op.number("kind")), int(op.number("ordinal"))
-    grid = facts.table.sites.get((kind, ordinal))
+    grid = facts.grid(kind, ordinal)
     if grid is None or grid.parity:
         return None
     numel = op.outputs[0].view.numel
@@ -685,29 +703,62 @@ def _store(
     )
 
 
-def _end(where: str, op: Operator, opening: Opening, before: bytes, claimed: bytes) -> Finding:
+def store_nodes(stores: Sequence[Operator]) -> tuple[bytes, ...]:
+    """Return the roots over each ``STORES_A_NODE`` of what stores write; their tree is the state tree.
+
+    Raises:
+        InvalidInput: a leaf writes no entry.
+    """
+    leaves = [parse_entry(each.attributes.get("entry"), "operator").digest() for each in stores]
+    return tuple(merkle_root(leaves[at : at + STORES_A_NODE]) for at in range(0, len(leaves), STORES_A_NODE))
+
+
+def stores_opened(first: int, end: int, block: int) -> list[int]:
+    """Return which leaves open node ``block``: those of the stores below it, the first store, and the leaf before that."""
+    low = first + STORES_A_NODE * block
+    below = range(low, min(low + STORES_A_NODE, end)) if block >= 0 else range(0)
+    return sorted({first - 1, first, *below} & set(range(end)))
+
+
+def _end(
+    where: str, op: Operator, accusation: Accusation, opening: Opening, before: bytes, claimed: bytes
+) -> Finding:
     """The list must end in the state that the trainer claims, and its stores must make it up."""
-    at = opening.leaf.index
+    at, block = opening.leaf.index, accusation.block
     stated = op.attributes.get("state_root")
     if stated != claimed.hex():
         return Finding(
             "faulty", f"{where}: the list ends in state {_short(stated)}, the trainer claims {claimed.hex()}"
         )
-    numbers = sorted(opening.sources)
-    if not numbers or numbers != list(range(numbers[0], at)):
-        raise InvalidInput("the stores before the end are not all there")
-    held = [verify_earlier(opening.sources[number], before=at, root=before) for number in numbers]
-    if numbers[0] > 0:
-        if held[0].name == STORE:
-            raise InvalidInput("the stores before the end are not all there")
-        held = held[1:]
-    if any(each.name != STORE for each in held):
+    held = {
+        number: verify_earlier(earlier, before=at, root=before) for number, earlier in opening.sources.items()
+    }
+    first = next((number for number in sorted(held) if held[number].name == STORE), at)
+    if first > 0 and (first - 1 not in held or held[first - 1].name == STORE):
+        raise InvalidInput("where the stores begin is not shown")
+    if len(opening.nodes) != -(-(at - first) // STORES_A_NODE):
+        raise InvalidInput(f"{len(opening.nodes)} nodes open {at - first} stores")
+    made = merkle_root(opening.nodes)
+    if made != claimed:
+        return Finding(
+            "faulty", f"{where}: the nodes make up state {made.hex()}, the trainer claims {claimed.hex()}"
+        )
+    if block < 0:
+        return Finding("sound", f"{where}: the nodes make up the claimed state")
+    if block >= len(opening.nodes):
+        return Finding("sound", f"{where}: has no node {block}")
+    low = first + STORES_A_NODE * block
+    numbers = range(low, min(low + STORES_A_NODE, at))
+    if any(number not in held for number in numbers):
+        raise InvalidInput(f"the stores below node {block} are not all there")
+    if any(held[number].name != STORE for number in numbers):
         raise InvalidInput("something else stands between the stores and the end")
-    root = StateSummary(tuple(parse_entry(each.attributes.get("entry"), "operator") for each in held)).root()
-    if root == claimed:
-        return Finding("sound", f"{where}: the stores make up the claimed state")
+    own = store_nodes([held[number] for number in numbers])[0]
+    if own == opening.nodes[block]:
+        return Finding("sound", f"{where}: node {block} is that of its stores")
     return Finding(
-        "faulty", f"{where}: the stores make up state {root.hex()}, the trainer claims {claimed.hex()}"
+        "faulty",
+        f"{where}: the stores make up node {block} as {own.hex()}, the trainer says {opening.nodes[block].hex()}",
     )
 
 

@@ -12,35 +12,42 @@ optimizer's arithmetic is portable the state has no bands: for each choice of th
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tallystick.commit.encoding import digest
-from tallystick.commit.state import CHUNK_BYTES, Entry, open_chunk, summarise
+from tallystick.commit.state import CHUNK_BYTES, Entry, HeldState, hold, summarise
+from tallystick.commit.tensors import chunk_size
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
+from tallystick.execution.hashing import leaf_hashes
 from tallystick.execution.job import JobSource
-from tallystick.execution.snapshot import copied_state, load_state, state_entries
-from tallystick.execution.step import batch_digest, run_step
+from tallystick.execution.snapshot import copied_state, held_state, load_state, state_entries
+from tallystick.execution.step import StepOutcome, batch_digest, run_step
 from tallystick.execution.tape import FollowTape
+from tallystick.execution.trace import StepTrace, trace_step
 from tallystick.numerics.log import Kind, decode_frame
 from tallystick.numerics.rounding import NO_KEY, Candidates, Key, find_candidates
 from tallystick.protocol.dispute import GRIDS_ENTRY, DisputeRecord, StepsGame
-from tallystick.protocol.game import Claim, Level, apply, open_game
+from tallystick.protocol.game import Claim, Game, Level, apply, open_game
 from tallystick.protocol.operators import Objection
 from tallystick.protocol.rulings import StepFacts, needs_log
 from tallystick.protocol.strategy import next_moves
-from tallystick.protocol.trace import DisputedPosition, Party, Ruling
+from tallystick.protocol.trace import PARTIES, DisputedPosition, Party, Ruling
 from tallystick.protocol.transcript import Specification, StepRecord, Transcript
 from tallystick.protocol.verdict import LogObjection, Pair, Verdict, record_claims
 from tallystick.roles.auditor import (
     FINGERPRINT,
     Deviation,
     Replay,
+    adopting,
     compare_states,
     compare_step,
     find_noisy_sites,
@@ -48,12 +55,14 @@ from tallystick.roles.auditor import (
     open_program,
     open_replay,
 )
+from tallystick.roles.ledger import Ledger, Spent
 from tallystick.roles.log_judge import rule_on_log
 from tallystick.roles.operators import OperatorDispute, OperatorResult
 from tallystick.store.files import RunDirectory
 
 CANNOT = "cannot_reproduce"
 UNOPENED_TAG = "tallystick/unopened-state/1"
+TRACED = ("fp32", "fp64")  # policies whose steps have a list of operators
 State = Mapping[str, Entry]
 
 
@@ -73,6 +82,7 @@ class DisputeResult:
         operator: how level three ended; None if it was not played.
         record: the portable record (``protocol.dispute``) of a dispute that ended at an operator.
         ends, records, objection: what the verdict rests on (``protocol.verdict``).
+        ledger: what each party spent; no part of the verdict.
     """
 
     loser: str
@@ -87,6 +97,7 @@ class DisputeResult:
     ends: Pair | None = None
     records: Pair | None = None
     objection: LogObjection | None = None
+    ledger: Ledger = field(default_factory=Ledger)
 
     def encode(self) -> bytes:
         """Return the canonical JSON of the verdict."""
@@ -179,10 +190,12 @@ def _play(
     operator_objection: Objection | None,
 ) -> DisputeResult:
     checkpoints = [checkpoint.steps_done for checkpoint in ours.checkpoints()]
+    ledger = Ledger()
     traces: dict[Party, RecordedTrace] = {
-        "trainer": RecordedTrace(trainer, ours, defence),
-        "auditor": RecordedTrace(auditor, theirs, replay),
+        "trainer": RecordedTrace(trainer, ours, defence, "trainer", ledger),
+        "auditor": RecordedTrace(auditor, theirs, replay, "auditor", ledger),
     }
+    _prepare(traces, find_parting(ours, theirs), traced=level == "operators")
     claims = {party: [trace.commitment_at(done) for done in checkpoints] for party, trace in traces.items()}
     step_judge = StepJudge(trainer, ours, auditor, theirs, replay, traces)
     objection = _objection_of(auditor, ours)
@@ -191,23 +204,20 @@ def _play(
         (i for i in reversed(range(len(checkpoints))) if claims["trainer"][i] != claims["auditor"][i]), None
     )
     if last is None:
-        same = DisputeResult("none", None, 0, {}, "both sides reached the same state", outcome="agreement")
+        why = "both sides reached the same state"
+        same = DisputeResult("none", None, 0, {}, why, outcome="agreement", ledger=ledger)
         return _first_ground(step_judge.rule_on_agreed(ours.num_steps, objection), same)
     levels = [Level("checkpoints", checkpoints[: last + 1]), Level("steps", range(checkpoints[last] + 1))]
     agreed, trainers, auditors = claims["trainer"][0], claims["trainer"][last], claims["auditor"][last]
     game = open_game(levels, agreed=agreed, trainer=trainers, auditor=auditors)
-    rounds: dict[str, int] = {}
-    while game.position is None:
-        name = game.level.name
-        for party, trace in traces.items():
-            for move in next_moves(game, party, trace):
-                game = apply(game, move)
-        rounds[name] = rounds.get(name, 0) + 1
+    game, rounds = _bisect(game, traces)
+    assert game.position is not None
+    share_agreed(traces, game.position.agreed)
     stated = tuple(move for move in game.log if isinstance(move, Claim))
     ended = checkpoints[last] - 1
     played = DisputeResult(
         "none", None, sum(rounds.values()), rounds, "", [(m.party, m.index, m.commitment.hex()) for m in stated],
-        ends=(ours.prove_step(ended), theirs.prove_step(ended)),
+        ends=(ours.prove_step(ended), theirs.prove_step(ended)), ledger=ledger,
     )  # fmt: skip
     # What records and log say of the steps before, on whose states both agree, can be false all the same.
     earlier = step_judge.rule_on_agreed(game.position.agreed, objection)
@@ -218,9 +228,8 @@ def _play(
     if level == "operators":
         case = _operator_case(step_judge, game.position, defence, objection=operator_objection)
         found = None if case is None else case.play()
-        repeated = [each for trace in traces.values() for each in trace.seconds]
-        if found is not None and repeated:
-            found = replace(found, step_seconds=min(repeated))
+        if found is not None and ledger.steps:
+            found = replace(found, step_seconds=min(step.wall for step in ledger.steps))
         if case is not None and found is not None:
             ends: dict[Party, bytes] = {"trainer": trainers, "auditor": auditors}
             steps = StepsGame(tuple(checkpoints[: last + 1]), agreed, ends, stated)
@@ -311,9 +320,43 @@ def _first_ground(grounds: Sequence[Ground], otherwise: DisputeResult) -> Disput
     )
 
 
+def _bisect(game: Game, traces: Mapping[Party, RecordedTrace]) -> tuple[Game, dict[str, int]]:
+    """Play until one step is disputed; return the game and the rounds of each level."""
+    rounds: dict[str, int] = {}
+    while game.position is None:
+        name = game.level.name
+        for party, trace in traces.items():
+            for move in next_moves(game, party, trace):
+                game = apply(game, move)
+        rounds[name] = rounds.get(name, 0) + 1
+    return game, rounds
+
+
+def _prepare(traces: Mapping[Party, RecordedTrace], suspected: int | None, *, traced: bool) -> None:
+    for trace in traces.values():
+        trace.suspected = suspected
+        trace.traces = traced and trace.transcript.specification.policy.name in TRACED
+
+
+def share_agreed(traces: Mapping[Party, RecordedTrace], index: int) -> None:
+    """Let both parties hold the state they agree on only once in this process's memory."""
+    mine, other = traces["trainer"].held.get(index), traces["auditor"].held.get(index)
+    if mine is not None and other is not None and mine.root == other.root:
+        traces["auditor"].held[index] = mine
+
+
+def find_parting(ours: Transcript, theirs: Transcript) -> int | None:
+    """Return the first step after which the two runs' records have different fingerprints of the state, or None.
+
+    No claim, as a record may lie: it says which states are worth keeping while a segment is repeated.
+    """
+    pairs = zip(ours.records, theirs.records, strict=False)
+    return next((mine.step for mine, other in pairs if mine.fingerprint != other.fingerprint), None)
+
+
 def _record_of(
     ours: Transcript,
-    state: State,
+    state: HeldState,
     steps: StepsGame,
     position: DisputedPosition,
     found: OperatorResult,
@@ -323,9 +366,8 @@ def _record_of(
         return None
     evidence = found.evidence
     needed = needs_log(found.operator)
-    grids = state[GRIDS_ENTRY]
+    grids = state.entries[GRIDS_ENTRY]
     chunks = range(-(-len(grids.data) // CHUNK_BYTES)) if needed else range(0)
-    entries = list(state.values())
     record = DisputeRecord(
         specification=ours.specification,
         specification_proof=ours.prove_specification(),
@@ -336,7 +378,7 @@ def _record_of(
         frame=evidence.facts.frame if needed else b"",
         grids=tuple(
             (
-                open_chunk(entries, GRIDS_ENTRY, at),
+                state.open(GRIDS_ENTRY, at),
                 bytes(grids.data[at * CHUNK_BYTES : (at + 1) * CHUNK_BYTES]),
             )
             for at in chunks
@@ -358,7 +400,7 @@ def _operator_case(
     state = judge.opened(step, position.agreed_commitment)
     if (
         state is None
-        or GRIDS_ENTRY not in state
+        or GRIDS_ENTRY not in state.entries
         or batch_digest(judge.replay.job.batch(step)) != record.batch
     ):
         return None
@@ -367,14 +409,16 @@ def _operator_case(
         decode_frame(frame)
     except (InvalidInput, Mismatch):
         return None
-    facts = StepFacts(judge.transcript.specification, record, frame, bytes(state[GRIDS_ENTRY].data))
+    facts = StepFacts(judge.transcript.specification, record, frame, bytes(state.entries[GRIDS_ENTRY].data))
     claimed = judge.traces["trainer"].witness_at(position.disputed)
     root = position.claims["trainer"]
-    if claimed is not None and summarise(claimed.values()).root() != root:
+    if claimed is not None and claimed.root != root:
         claimed = None
+    made, own = (judge.traces[party].traced_under(record) for party in PARTIES)
     return OperatorDispute(
-        step, state, position.agreed_commitment, facts, defence, judge.replay, root, claimed, objection
-    )
+        step, state, facts, defence, judge.replay, root, claimed, made, own, objection,
+        ledger=judge.traces["trainer"].ledger,
+    )  # fmt: skip
 
 
 class RecordedTrace:
@@ -383,13 +427,37 @@ class RecordedTrace:
     At checkpoints the claim is the committed root. In between the party repeats its segment from the checkpoint. Where that
     leads elsewhere than its own committed fingerprints, it cannot open what it committed to: the claim is then a digest of the
     fingerprint, which no state opens.
+
+    Where the two runs part is known from their records before the first round, unless these lie. So a segment is repeated
+    once: the states that bisection will ask for are hashed on the way, and those on both sides of the ``suspected`` step
+    are kept. Asked for anything else, the party repeats the segment again.
+
+    Attributes:
+        suspected: first step after which the records of the two runs differ; None if they do not say.
+        held: states at hand, by number of steps done.
+        traces: whether the suspected step is traced operator by operator while it is repeated.
+        traced: that list; the trainer's with the roots of all results.
     """
 
-    def __init__(self, directory: RunDirectory, transcript: Transcript, replay: Replay) -> None:
+    def __init__(
+        self,
+        directory: RunDirectory,
+        transcript: Transcript,
+        replay: Replay,
+        party: Party,
+        ledger: Ledger,
+        *,
+        suspected: int | None = None,
+    ) -> None:
         self.directory, self.transcript, self.replay = directory, transcript, replay
+        self.party: Party = party
+        self.ledger, self.suspected = ledger, suspected
         self._roots = {c.steps_done: bytes.fromhex(c.state_root) for c in transcript.checkpoints()}
         self._repeated: dict[int, bytes] = {}
-        self.seconds: list[float] = []  # of each repeated step
+        self.held: dict[int, HeldState] = {}
+        self.traces = False
+        self.traced: StepTrace | None = None
+        self._deed: Literal["segment", "again"] = "segment"
 
     def commitment_at(self, index: int) -> bytes:
         """Return the 32 bytes this party claims for the state after ``index`` steps."""
@@ -398,38 +466,117 @@ class RecordedTrace:
         if index not in self._repeated:
             start = max(done for done in self._roots if done < index)
             end = min(done for done in self._roots if done > index)
-            for done, claim in self._repeat(start, end):
-                self._repeated[done] = claim
+            wanted = self._asked_for(start, end)
+            self._repeat(start, wanted if index in wanted else set(range(start + 1, end)))
         return self._repeated[index]
 
-    def _repeat(self, start: int, end: int) -> Iterator[tuple[int, bytes]]:
+    def _asked_for(self, start: int, end: int) -> set[int]:
+        """Return the positions that bisection between two checkpoints asks for if the suspicion holds."""
+        found: set[int] = set()
+        if self.suspected is None or not start <= self.suspected < end:
+            return found
+        while end - start > 1:
+            middle = (start + end) // 2
+            found.add(middle)
+            start, end = (middle, end) if middle <= self.suspected else (start, middle)
+        return found
+
+    def _repeat(self, start: int, wanted: set[int]) -> None:
         honest = self._load(start)
-        for step in range(start, end - 1):
-            record = self.transcript.record(step)
+        last = max(wanted)
+        if self.traces and self.suspected is not None and self.suspected >= start:
+            last = max(last, min(self.suspected + 1, *(done for done in self._roots if done > start)))
+        for step in range(start, last):
             honest = honest and self._follow(step)
+            if step + 1 not in wanted:
+                continue
             if honest:
-                yield step + 1, summarise(state_entries(self.replay.session)).root()
+                self._repeated[step + 1] = self._own_root(step + 1)
             else:
-                yield step + 1, digest(UNOPENED_TAG, record.leaf())
+                self._repeated[step + 1] = digest(UNOPENED_TAG, self.transcript.record(step).leaf())
+        self._deed = "again"
+
+    def _is_kept(self, index: int) -> bool:
+        return self.suspected is not None and index in (self.suspected, self.suspected + 1)
+
+    def _own_root(self, index: int) -> bytes:
+        """Return the root of the state that the session is in, and keep that state if it is wanted."""
+        if index in self.held:
+            return self.held[index].root
+        session = self.replay.session
+        with (
+            self.ledger.charging(self.party, "roots"),
+            ThreadPoolExecutor(os.cpu_count() or 1, "tally-hash") as pool,
+        ):
+            if not self._is_kept(index):
+                return summarise(state_entries(session), pool=pool, leaves=leaf_hashes).root()
+            self.held[index] = held_state(session, pool)
+            return self.held[index].root
 
     def _load(self, start: int) -> bool:
-        try:
-            load_state(self.replay.session, self.directory.load_committed(start, self._roots[start].hex()))
-        except (InvalidInput, Mismatch):
-            return False
+        with self.ledger.charging(self.party, "load" if self._deed == "segment" else "again"):
+            state = self._committed(start)
+            if state is None:
+                return False
+            try:
+                load_state(self.replay.session, state.entries)
+            except InvalidInput:
+                return False
         return True
+
+    def _committed(self, index: int) -> HeldState | None:
+        """Return the state of a checkpoint, None if this party cannot open it."""
+        if index not in self.held:
+            try:
+                state = self.directory.load_held(index, self._roots[index].hex())
+            except (InvalidInput, Mismatch):
+                return None
+            if not self._is_kept(index):
+                return state
+            self.held[index] = state
+        return self.held[index]
 
     def _follow(self, step: int) -> bool:
         """Repeat one step under this party's own log; whether it ends where the party's record says."""
         record = self.transcript.record(step)
+        agreed = self.held.get(step)
+        tracing = self.traces and step == self.suspected and self.traced is None and agreed is not None
         try:
-            frame = self.directory.load_frames(self.transcript, step, step + 1)[step]
-            clock = time.perf_counter()
-            outcome, _ = self.replay.follow(record, frame)
-            self.seconds.append(time.perf_counter() - clock)
+            with self.ledger.charging(self.party, "traced" if tracing else self._deed):
+                frame = self.directory.load_frames(self.transcript, step, step + 1)[step]
+                if tracing and agreed is not None:
+                    outcome = self._trace(record, frame, agreed)
+                else:
+                    clock = time.perf_counter(), time.process_time()
+                    outcome, _ = self.replay.follow(record, frame)
+                    passed = Spent(time.perf_counter() - clock[0], time.process_time() - clock[1])
+                    self.ledger.steps.append(passed)
         except (InvalidInput, Mismatch, Nondeterminism):
             return False
         return f"{outcome.fingerprint:016x}" == record.fingerprint
+
+    def _trace(self, record: StepRecord, frame: bytes, agreed: HeldState) -> StepOutcome:
+        """Repeat the suspected step operator by operator; the state after it is kept as well."""
+        session = self.replay.session
+        tape = session.follow_tape(frame)
+        with adopting(session, record):
+            traced = trace_step(
+                session, self.replay.job, agreed, tape,
+                chunk=chunk_size(agreed.nbytes), keep=True, hashed=self.party == "trainer",
+            )  # fmt: skip
+        assert traced.outcome is not None
+        assert traced.after is not None
+        self.traced = traced
+        after, committed = traced.after, self._roots.get(record.step + 1, traced.after.root)
+        if f"{traced.outcome.fingerprint:016x}" == record.fingerprint and after.root == committed:
+            self.held[record.step + 1] = after
+        return traced.outcome
+
+    def traced_under(self, record: StepRecord) -> StepTrace | None:
+        """Return the list of the suspected step, if it was made under a record with the same log, data and schedule."""
+        own = self.transcript.record(record.step)
+        same = (own.log, own.batch, own.schedule) == (record.log, record.batch, record.schedule)
+        return self.traced if same and self.suspected == record.step else None
 
     def find_unopened_checkpoint(self, index: int) -> str | None:
         """Return why this party cannot open its own last checkpoint up to ``index``, or None if it can."""
@@ -440,17 +587,18 @@ class RecordedTrace:
             return str(problem)
         return None
 
-    def witness_at(self, index: int) -> State | None:
+    def witness_at(self, index: int) -> HeldState | None:
         """Return the state after ``index`` steps that opens this party's claim, or None if it cannot open it."""
+        if index in self.held:
+            return self.held[index]
         if index in self._roots:
-            try:
-                return self.directory.load_committed(index, self._roots[index].hex())
-            except (InvalidInput, Mismatch):
-                return None
+            with self.ledger.charging(self.party, "again"):
+                return self._committed(index)
+        self._deed = "again"
         start = max(done for done in self._roots if done < index)
         if not self._load(start) or not all(self._follow(step) for step in range(start, index)):
             return None
-        return copied_state(self.replay.session)
+        return hold(copied_state(self.replay.session).values())
 
 
 def _has_form_of(entry: Entry | None, other: Entry | None) -> bool:
@@ -503,10 +651,11 @@ class StepJudge:
 
     def _rule_on_log(self, objection: LogObjection) -> Ground:
         state = self._agreed_state(objection.step)
-        found = rule_on_log(self.trainer, self.transcript, self.replay, objection, state)
+        entries = None if state is None else state.entries
+        found = rule_on_log(self.trainer, self.transcript, self.replay, objection, entries)
         return Ground(objection.step, found.ruling, found.outcome, objection=objection)
 
-    def _agreed_state(self, step: int) -> State | None:
+    def _agreed_state(self, step: int) -> HeldState | None:
         """Return the state before ``step``, which both agree on, from whichever side can open it."""
         return next((s for trace in self.traces.values() if (s := trace.witness_at(step)) is not None), None)
 
@@ -526,7 +675,7 @@ class StepJudge:
         state = self._agreed_state(step)
         if state is None:
             return Ruling("none", f"step {step}: neither side can open the state both agree on"), CANNOT
-        load_state(self.replay.session, state)
+        load_state(self.replay.session, state.entries)
         record = self.transcript.record(step)
         try:
             frame = self.trainer.load_frames(self.transcript, step, step + 1)[step]
@@ -541,7 +690,7 @@ class StepJudge:
             found = compare_step(stated, outcome, [])
             if not found:
                 continue
-            noisy = find_noisy_sites(self.replay, self.transcript, step, step, {step: frame}, state)
+            noisy = find_noisy_sites(self.replay, self.transcript, step, step, {step: frame}, state.entries)
             if all(is_excused(deviation, noisy) for deviation in found):
                 why = f"step {step}: the judge cannot reproduce what the {party} did: {noisy[0]}"
                 return Ruling("none", why), CANNOT
@@ -574,7 +723,7 @@ class StepJudge:
         except (InvalidInput, Mismatch) as problem:
             return Ruling("trainer", f"step {step}: the log cannot be used: {problem}")
         # 4. The step, repeated from the agreed state under the trainer's log.
-        load_state(self.replay.session, state)
+        load_state(self.replay.session, state.entries)
         try:
             repeated = AcceptableStates(self.replay, frame)
         except (InvalidInput, Nondeterminism) as problem:
@@ -601,7 +750,7 @@ class StepJudge:
             )
         # 7. A fault that this machine's own noise can explain is nobody's.
         noisy = (
-            find_noisy_sites(self.replay, self.transcript, step, step, {step: frame}, state)
+            find_noisy_sites(self.replay, self.transcript, step, step, {step: frame}, state.entries)
             if any(faults.values())
             else []
         )
@@ -618,11 +767,11 @@ class StepJudge:
         self.outcome = "both_acceptable"
         return Ruling("none", f"step {step}: honest arithmetic can give both states")
 
-    def opened(self, index: int, commitment: bytes) -> State | None:
+    def opened(self, index: int, commitment: bytes) -> HeldState | None:
         """Return the state after ``index`` steps that opens ``commitment``, from whichever side has it, or None."""
         for trace in self.traces.values():
             state = trace.witness_at(index)
-            if state is not None and summarise(state.values()).root() == commitment:
+            if state is not None and state.root == commitment:
                 return state
         return None
 
@@ -634,7 +783,7 @@ class StepJudge:
             return Deviation(
                 position.agreed, "mismatch", "evidence", None, problem, f"the {party}'s own root"
             )
-        if state is None or summarise(state.values()).root() != position.claims[party]:
+        if state is None or state.root != position.claims[party]:
             own = f"{repeated.outcome.fingerprint:016x}"
             return Deviation(
                 position.agreed,
@@ -644,7 +793,7 @@ class StepJudge:
                 own,
                 f"another one, which the {party} cannot open",
             )
-        return repeated.find_fault(state)
+        return repeated.find_fault(state.entries)
 
 
 class AcceptableStates:

@@ -9,21 +9,22 @@ an honest operator, however different the two machines are. What neither shows g
 from __future__ import annotations
 
 import math
-import time
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from tallystick.commit.state import CHUNK_BYTES, Entry, StateSummary, open_chunk, summarise
+from tallystick.commit.merkle import root as merkle_root
+from tallystick.commit.state import CHUNK_BYTES, Entry, HeldState, StateSummary, parse_entry
 from tallystick.commit.tensors import OpenedChunk, chunk_size, digest_of, open_chunks
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
 from tallystick.execution.snapshot import load_state
 from tallystick.execution.step import map_tensors
 from tallystick.execution.trace import KINDS, StepTrace, array_of, trace_step, whole
+from tallystick.numerics.kernels import block_max_difference, block_square_sums
 from tallystick.protocol.dispute import handed_digest
 from tallystick.protocol.formulas import Indexes, Point, Sum, is_right_partial, is_within
 from tallystick.protocol.game import Claim, Outcome
@@ -50,6 +51,7 @@ from tallystick.protocol.operators import (
     STORE,
     EarlierLeaf,
     Objection,
+    OpenedLeaf,
     Operator,
     OperatorList,
     Output,
@@ -63,15 +65,20 @@ from tallystick.protocol.rulings import (
     formula_for,
     needs_log,
     rule_on_operator,
+    store_nodes,
+    stores_opened,
     widened,
 )
 from tallystick.protocol.trace import Party, Ruling
 from tallystick.roles.auditor import Replay, adopting
+from tallystick.roles.ledger import Ledger
 
 State = Mapping[str, Entry]
 NOISE = {"F32": 2.0**-13, "F64": 2.0**-40}  # of a result's rms; what differs by more is looked at first
 PORTABLE = frozenset({ROUND, ADAM, SGD, LOAD, BATCH, "aten::bernoulli_"})
 LOOKED_AT = 64
+BLOCK = 1 << 14  # elements compared at a time
+THREADS = os.cpu_count() or 1
 
 
 @dataclass(frozen=True)
@@ -162,17 +169,17 @@ class Evidence:
 class TrainerSide:
     """The trainer at level three: its list, and everything it opens."""
 
-    def __init__(self, trace: StepTrace, base: bytes, agreed: State, claimed: State | None = None) -> None:
+    def __init__(
+        self, trace: StepTrace, base: bytes, agreed: HeldState, claimed: HeldState | None = None
+    ) -> None:
         self.trace, self.base, self.agreed = trace, base, agreed
-        self.claimed = claimed or {}
+        self.claimed: State = {} if claimed is None else claimed.entries
         self.leaves = OperatorList(base, [operator.encode() for operator in trace.operators])
 
     @property
     def committed(self) -> Committed:
         """The commitment to the whole list."""
-        from tallystick.commit.merkle import root
-
-        return Committed(len(self.leaves.leaves), root(self.leaves.hashes))
+        return Committed(len(self.leaves.leaves), merkle_root(self.leaves.hashes))
 
     def read(self, at: int) -> Callable[[int, Indexes], np.ndarray]:
         """Return a reader of the inputs and outputs of operator ``at``."""
@@ -225,15 +232,13 @@ class TrainerSide:
         state: tuple[Any, ...] = ()
         stored: tuple[OpenedChunk, ...] = ()
         if op.name == END:
-            return self._open_end(leaf, at)
+            return self._open_end(leaf, accusation, at)
         if op.name == LOAD:
             noting(-1, np.asarray([accusation.element]))
             number = accusation.element * np.dtype(KINDS[op.outputs[0].tensor.dtype]).itemsize // CHUNK_BYTES
-            proof = open_chunk(list(self.agreed.values()), op.module, number)
-            data = bytes(
-                memoryview(self.agreed[op.module].data).cast("B")[number * CHUNK_BYTES :][:CHUNK_BYTES]
-            )
-            state = ((proof, data),)
+            proof = self.agreed.open(op.module, number)
+            held = memoryview(self.agreed.entries[op.module].data).cast("B")
+            state = ((proof, bytes(held[number * CHUNK_BYTES :][:CHUNK_BYTES])),)
         elif op.name == STORE and op.inputs:
             noting(0, np.asarray([accusation.element]))
             number = accusation.element * np.dtype(KINDS[self._stored(op, 0)]).itemsize // CHUNK_BYTES
@@ -256,7 +261,8 @@ class TrainerSide:
             view = np.ascontiguousarray(data).data if data.size else memoryview(b"")
             pieces[slot] = open_chunks(view, self.trace.chunk, numbers, self.trace.hashes(source))
         sources = {op.inputs[slot].source[0] for slot in wanted if slot >= 0}
-        return Opening(leaf, self._earlier(sources, at), pieces, partials, state, stored)
+        earlier = self._earlier(sources, at)
+        return Opening(leaf, earlier, pieces, partials, state=state, stored=stored)
 
     def stored_data(self, at: int) -> memoryview:
         """Return the bytes that the state entry of a store has."""
@@ -276,45 +282,71 @@ class TrainerSide:
     def _earlier(self, numbers: set[int], at: int) -> dict[int, EarlierLeaf]:
         return {number: self.leaves.open_earlier(number, at) for number in sorted(numbers)}
 
-    def _open_end(self, leaf: Any, at: int) -> Opening:
-        first = at
-        while first and self.trace.operators[first - 1].name == STORE:
-            first -= 1
-        return Opening(leaf, self._earlier(set(range(max(first - 1, 0), at)), at))
+    def nodes(self, at: int) -> tuple[bytes, ...]:
+        """Return what opens leaf ``at`` if it is the list's end: the nodes over its stores; else nothing."""
+        return nodes_of(self.trace.operators, at)
+
+    def _open_end(self, leaf: OpenedLeaf, accusation: Accusation, at: int) -> Opening:
+        wanted = stores_opened(_first_store(self.trace.operators, at), at, accusation.block)
+        return Opening(leaf, self._earlier(set(wanted), at), nodes=self.nodes(at))
+
+
+def nodes_of(operators: Sequence[Operator], at: int) -> tuple[bytes, ...]:
+    """Return the nodes over the stores before leaf ``at`` if it is the end of a list, else nothing."""
+    if at >= len(operators) or operators[at].name != END:
+        return ()
+    return store_nodes(operators[_first_store(operators, at) : at])
+
+
+def _first_store(operators: Sequence[Operator], at: int) -> int:
+    first = at
+    while first and operators[first - 1].name == STORE:
+        first -= 1
+    return first
+
+
+def list_base(agreed: HeldState, facts: StepFacts) -> tuple[bytes, int]:
+    """Return what both lists of a step begin with, and the bytes in a chunk of its results' trees."""
+    chunk = chunk_size(agreed.nbytes)
+    specification, record = facts.specification.leaf(), facts.record.leaf()
+    return base_of(agreed=agreed.root, specification=specification, record=record, chunk=chunk), chunk
 
 
 def defend(
     replay: Replay,
-    agreed: State,
-    summary: StateSummary,
+    agreed: HeldState,
     frame: bytes,
     record: Any,
     *,
     base: bytes,
     chunk: int,
     claimed_root: bytes,
-    claimed: State | None,
+    claimed: HeldState | None,
+    made: StepTrace | None = None,
 ) -> TrainerSide:
     """Return the trainer's side: the step repeated as its own program does it, ending in the state it claims.
 
+    ``made`` is its list, if the trainer made one while it repeated the segment.
     Where the claimed state can be opened and differs from what was computed, the results say what was claimed.
 
     Raises:
         InvalidInput, Nondeterminism: the trainer cannot repeat its own step.
     """
-    session = replay.session
-    load_state(session, agreed)
-    tape = session.follow_tape(frame)
-    with adopting(session, record):
-        trace = trace_step(session, replay.job, agreed, tape, summary=summary, chunk=chunk, keep=True)
+    trace = made
+    if trace is None:
+        session = replay.session
+        load_state(session, agreed.entries)
+        tape = session.follow_tape(frame)
+        with adopting(session, record):
+            trace = trace_step(session, replay.job, agreed, tape, chunk=chunk, keep=True)
     if trace.incomplete is None:
         _claim(trace, claimed_root, claimed)
     return TrainerSide(trace, base, agreed, claimed)
 
 
-def _claim(trace: StepTrace, root: bytes, claimed: State | None) -> None:
+def _claim(trace: StepTrace, root: bytes, claimed: HeldState | None) -> None:
     """Make the list end in the claimed state."""
-    summary = {} if claimed is None else {entry.name: entry for entry in summarise(claimed.values()).entries}
+    summary = {} if claimed is None else {entry.name: entry for entry in claimed.summary.entries}
     for at, op in enumerate(trace.operators):
         if op.name == STORE and op.module in summary:
             entry = summary[op.module]
@@ -323,7 +355,7 @@ def _claim(trace: StepTrace, root: bytes, claimed: State | None) -> None:
                 continue
             trace.operators[at] = replace(op, attributes={"entry": entry.fields()})
             if op.inputs and claimed is not None:
-                _override(trace, op.inputs[0].source, claimed[op.module])
+                _override(trace, op.inputs[0].source, claimed.entries[op.module])
         elif op.name == END:
             trace.operators[at] = replace(op, attributes={"state_root": root.hex()})
 
@@ -372,8 +404,27 @@ class Examination:
     summary: StateSummary | None = None
     unknown: str | None = None
 
+    def look_at(self, own: StepTrace) -> None:
+        """Compare a step that the auditor has repeated and kept."""
+        try:
+            for at, op in enumerate(own.operators):
+                outputs = range(len(op.outputs) if op.name != LOAD else 0)
+                self._look(at, op, [own.array((at, number)) for number in outputs])
+        except _StoppedError:
+            return
+        self.end(own)
+
+    def end(self, own: StepTrace) -> None:
+        """Take in how the auditor's own step ended."""
+        self.summary = own.summary
+        if len(own.operators) < len(self.trainer.trace.operators) and self.structure is None:
+            self.structure = len(own.operators)
+
     def watch(self, at: int, op: Operator, results: Sequence[Tensor]) -> None:
-        """Compare one operator of the auditor's own step with the trainer's."""
+        """Compare one operator of the auditor's own step with the trainer's, while it runs."""
+        self._look(at, op, [array_of(whole(tensor)) for tensor in results])
+
+    def _look(self, at: int, op: Operator, results: Sequence[np.ndarray]) -> None:
         theirs = self.trainer.trace.operators
         self.own_count = at + 1
         if at >= len(theirs) or not op.has_structure_of(theirs[at]):
@@ -381,13 +432,11 @@ class Examination:
             raise _StoppedError
         if op.name == LOAD:
             if op.outputs[0].tensor.root != theirs[at].outputs[0].tensor.root:
-                mine = np.frombuffer(
-                    self.trainer.agreed[op.module].data, dtype=KINDS[op.outputs[0].tensor.dtype]
-                )
+                held = self.trainer.agreed.entries[op.module]
+                mine = np.frombuffer(held.data, dtype=KINDS[op.outputs[0].tensor.dtype])
                 self._compare(at, 0, op, mine, self.trainer.trace.array((at, 0)))
             return
-        for number, tensor in enumerate(results):
-            mine = array_of(whole(tensor))
+        for number, mine in enumerate(results):
             other = self.trainer.trace.array((at, number))
             self.opened_bytes += other.nbytes
             self._compare(at, number, op, mine, other)
@@ -396,26 +445,21 @@ class Examination:
         if not mine.size:
             return
         dtype = op.outputs[number].tensor.dtype
-        floating = dtype in NOISE
-        if op.name in PORTABLE or not floating:
-            bits = f"u{mine.dtype.itemsize}"
-            if np.array_equal(mine.view(bits), other.view(bits)):
-                return
-            stored = int(np.flatnonzero(mine.view(bits) != other.view(bits))[0])
-            self._suspect(at, number, op, stored, math.inf)
+        if op.name in PORTABLE or dtype not in NOISE or mine.dtype != other.dtype:
+            if (stored := _first_apart(mine, other)) is not None:
+                self._suspect(at, number, op, stored, math.inf)
             return
-        a, b = torch.from_numpy(mine), torch.from_numpy(other.astype(mine.dtype, copy=False))
-        away = (a - b).abs_()
-        where = int(away.argmax())
-        largest = float(away[where])
+        where, largest = _largest_difference(mine, other)
         if not math.isfinite(largest):
-            same = (a == b) | (a.isnan() & b.isnan())
+            same = (mine == other) | (np.isnan(mine) & np.isnan(other))
             if bool(same.all()):
                 return
-            where, largest = int((~same).nonzero()[0]), math.inf
+            where = int(np.flatnonzero(~same)[0])
         if largest == 0.0:
             return
-        rms = float(torch.linalg.vector_norm(a)) / math.sqrt(a.numel())
+        total = np.zeros(1)
+        block_square_sums(mine, mine.size, total, THREADS)
+        rms = math.sqrt(float(total[0]) / mine.size)
         measure = largest / rms if math.isfinite(rms) and rms > 0.0 else math.inf
         self._suspect(at, number, op, where, measure / NOISE[dtype])
 
@@ -481,10 +525,36 @@ class Examination:
         return None
 
 
+def _first_apart(mine: np.ndarray, other: np.ndarray) -> int | None:
+    """Return the first element whose bits differ, None if all are equal."""
+    bits = f"u{mine.dtype.itemsize}"
+    a, b = mine.view(bits), other.view(bits)
+    for at in range(0, a.size, BLOCK):
+        here = a[at : at + BLOCK] != b[at : at + BLOCK]
+        if here.any():
+            return at + int(here.argmax())
+    return None
+
+
+def _largest_difference(mine: np.ndarray, other: np.ndarray) -> tuple[int, float]:
+    """Return where two tensors of one float type differ most, and by how much; infinity where that is not a number."""
+    whole_blocks = mine.size // BLOCK
+    blocks = np.zeros(whole_blocks + 1)
+    if whole_blocks:
+        end = whole_blocks * BLOCK
+        block_max_difference(mine[:end], other[:end], BLOCK, blocks[:whole_blocks], THREADS)
+    if rest := mine.size - whole_blocks * BLOCK:
+        block_max_difference(mine[-rest:], other[-rest:], rest, blocks[whole_blocks:])
+    worst = int(blocks.argmax())
+    largest = float(blocks[worst])
+    if largest == 0.0 or not math.isfinite(largest):
+        return 0, largest
+    here = slice(worst * BLOCK, (worst + 1) * BLOCK)
+    return worst * BLOCK + int(np.abs(mine[here] - other[here]).argmax()), largest
+
+
 def end_root(stores: Sequence[Operator]) -> str:
     """Return the state root over what stores write, hexadecimal."""
-    from tallystick.commit.state import parse_entry
-
     return StateSummary(tuple(parse_entry(op.attributes["entry"], "operator") for op in stores)).root().hex()
 
 
@@ -505,26 +575,33 @@ def _logical(output: Output, stored: int) -> int | None:
 
 
 def examine(
-    replay: Replay, agreed: State, summary: StateSummary, frame: bytes, record: Any, trainer: TrainerSide
+    replay: Replay,
+    agreed: HeldState,
+    frame: bytes,
+    record: Any,
+    trainer: TrainerSide,
+    *,
+    own: StepTrace | None = None,
 ) -> Examination:
-    """Repeat the step as an honest auditor beside the trainer's list.
+    """Repeat the step as an honest auditor beside the trainer's list; ``own`` is what it kept of it, if it has repeated it.
 
     Raises:
         InvalidInput, Nondeterminism: the auditor cannot repeat the step.
     """
-    session = replay.session
-    load_state(session, agreed)
     seen = Examination(trainer)
+    if own is not None:
+        seen.look_at(own)
+        return seen
+    session = replay.session
+    load_state(session, agreed.entries)
     tape = session.follow_tape(frame)
     try:
         with adopting(session, record):
             trace = trace_step(
                 session, replay.job, agreed, tape,
-                summary=summary, chunk=trainer.trace.chunk, keep=False, watch=seen.watch,
+                chunk=trainer.trace.chunk, keep=False, watch=seen.watch,
             )  # fmt: skip
-        seen.summary = trace.summary
-        if len(trace.operators) < len(trainer.trace.operators) and seen.structure is None:
-            seen.structure = len(trace.operators)
+        seen.end(trace)
     except _StoppedError:
         pass
     return seen
@@ -539,59 +616,51 @@ class OperatorDispute:
 
     Attributes:
         step: the disputed one.
-        agreed, agreed_root: state before it.
+        agreed: state before it.
         facts: agreed facts of the step.
         trainer, auditor: how each repeats the step; the judge uses the auditor's where structure is disputed.
         claimed_root, claimed: the trainer's claim after the step, and the state that opens it, if there is one.
+        made, own: the lists of trainer and auditor, if they made them while they repeated the segment.
         objection: what a dishonest auditor objects to, whatever it saw.
     """
 
     step: int
-    agreed: State
-    agreed_root: bytes
+    agreed: HeldState
     facts: StepFacts
     trainer: Replay
     auditor: Replay
     claimed_root: bytes
-    claimed: State | None
+    claimed: HeldState | None
+    made: StepTrace | None = None
+    own: StepTrace | None = None
     objection: Objection | None = None
+    ledger: Ledger = field(default_factory=Ledger)
 
     def play(self) -> OperatorResult:
         """Play level three and return how it ended."""
         record, frame = self.facts.record, self.facts.frame
-        chunk = chunk_size(sum(memoryview(entry.data).nbytes for entry in self.agreed.values()))
-        base = base_of(
-            agreed=self.agreed_root,
-            specification=self.facts.specification.leaf(),
-            record=record.leaf(),
-            chunk=chunk,
-        )
-        summary = summarise(self.agreed.values())
-        seconds: dict[str, float] = {}
-        clock = time.perf_counter()
+        base, chunk = list_base(self.agreed, self.facts)
         try:
-            side = defend(
-                self.trainer, self.agreed, summary, frame, record,
-                base=base, chunk=chunk, claimed_root=self.claimed_root, claimed=self.claimed,
-            )  # fmt: skip
+            with self.ledger.charging("trainer", "list"):
+                side = defend(
+                    self.trainer, self.agreed, frame, record,
+                    base=base, chunk=chunk, claimed_root=self.claimed_root, claimed=self.claimed, made=self.made,
+                )  # fmt: skip
+                count = side.committed.count
         except (InvalidInput, Nondeterminism) as problem:
             return _fallback(f"the trainer cannot repeat its step: {problem}", Cost(0, 0, 0, 0, 0, {}))
-        seconds["trainer"] = time.perf_counter() - clock
-        clock = time.perf_counter()
-        count = len(side.leaves.leaves)
         if side.trace.incomplete is not None:
-            return _fallback(side.trace.incomplete, Cost(count, 0, 0, 0, 0, seconds))
+            return _fallback(side.trace.incomplete, Cost(count, 0, 0, 0, 0, _seconds(self.ledger)))
         objection, seen = self.objection, None
         if objection is None:
             try:
-                seen = examine(self.auditor, self.agreed, summary, frame, record, side)
+                with self.ledger.charging("auditor", "examination"):
+                    seen = examine(self.auditor, self.agreed, frame, record, side, own=self.own)
+                    objection = seen.objection(self.facts)
             except (InvalidInput, Nondeterminism) as problem:
-                return _fallback(
-                    f"the auditor cannot repeat the step: {problem}", Cost(count, 0, 0, 0, 0, seconds)
-                )
-            objection = seen.objection(self.facts)
-        seconds["auditor"] = time.perf_counter() - clock
-        table = _Table(self, side, base, chunk, seconds, 0 if seen is None else seen.opened_bytes)
+                cost = Cost(count, 0, 0, 0, 0, _seconds(self.ledger))
+                return _fallback(f"the auditor cannot repeat the step: {problem}", cost)
+        table = _Table(self, side, base, chunk, 0 if seen is None else seen.opened_bytes)
         if objection is None:
             why = "no operator lies outside its error bound"
             if seen is not None and seen.unknown is not None:
@@ -609,14 +678,13 @@ class OperatorDispute:
                 raise _StoppedError
 
         session = self.auditor.session
-        load_state(session, self.agreed)
+        load_state(session, self.agreed.entries)
         try:
             with adopting(session, self.facts.record):
                 tape = session.follow_tape(self.facts.frame)
                 trace_step(
-                    session, self.auditor.job, self.agreed, tape,
-                    summary=summarise(self.agreed.values()), chunk=CHUNK_BYTES, keep=False, watch=watch,
-                )  # fmt: skip
+                    session, self.auditor.job, self.agreed, tape, chunk=CHUNK_BYTES, keep=False, watch=watch
+                )
         except _StoppedError:
             pass
         return found[0] if found else b""
@@ -634,6 +702,16 @@ class OperatorDispute:
         return found
 
 
+def _seconds(ledger: Ledger) -> dict[str, float]:
+    """Return what level three took of each party that has done something there."""
+    found = {
+        "trainer": ledger.of("trainer", "list", "moves").wall,
+        "auditor": ledger.of("auditor", "examination", "moves").wall,
+        "judge": ledger.of("judge").wall,
+    }
+    return {who: seconds for who, seconds in found.items() if seconds}
+
+
 def _fallback(reason: str, cost: Cost) -> OperatorResult:
     return OperatorResult(None, reason, 0, None, None, None, cost)
 
@@ -647,18 +725,17 @@ class _Table:
         side: TrainerSide,
         base: bytes,
         chunk: int,
-        seconds: dict[str, float],
         opened: int,
     ) -> None:
-        self.case, self.side, self.base, self.chunk, self.seconds = case, side, base, chunk, seconds
-        self.opened = opened
+        self.case, self.side, self.base, self.chunk, self.opened = case, side, base, chunk, opened
         self.sent = {"trainer": 36 + sum(map(len, side.leaves.leaves)), "auditor": 0}
         self.judged = 0
 
     def cost(self) -> Cost:
         """Return what was counted so far."""
         count = len(self.side.leaves.leaves)
-        return Cost(count, self.sent["trainer"], self.sent["auditor"], self.opened, self.judged, self.seconds)
+        seconds = _seconds(self.case.ledger)
+        return Cost(count, self.sent["trainer"], self.sent["auditor"], self.opened, self.judged, seconds)
 
     def declined(self, why: str) -> OperatorResult:
         """Return the fallback to the whole step."""
@@ -670,12 +747,12 @@ class _Table:
 
     def play(self, objection: Objection) -> OperatorResult:
         """Play the game to its ruling."""
-        from tallystick.commit.merkle import root
-
-        side, facts = self.side, self.case.facts
-        own = OperatorList(self.base, [*side.leaves.leaves[: objection.index], objection.encode()])
+        side, facts, charging = self.side, self.case.facts, self.case.ledger.charging
+        with charging("auditor", "moves"):
+            own = OperatorList(self.base, [*side.leaves.leaves[: objection.index], objection.encode()])
+            answered = Answered(len(own.leaves), merkle_root(own.hashes))
         game = play_move(open_operator_game(self.base), "trainer", side.committed)
-        game = play_move(game, "auditor", Answered(len(own.leaves), root(own.hashes)))
+        game = play_move(game, "auditor", answered)
         self.sent["auditor"] += 36
         lists: dict[Party, OperatorList] = {"trainer": side.leaves, "auditor": own}
         while game.stage == "bisect":
@@ -684,31 +761,41 @@ class _Table:
                 assert bisection is not None
                 at = bisection.midpoint
                 assert at is not None
-                game = play_move(game, party, Claim(party, at, lists[party].commitment_at(at)))
+                with charging(party, "moves"):
+                    claim = Claim(party, at, lists[party].commitment_at(at))
+                game = play_move(game, party, claim)
                 self.sent[party] += 32
         at = game.index
-        revealed = Revealed(own.witness_at(at))
+        with charging("auditor", "moves"):
+            revealed = Revealed(own.witness_at(at))
         self.sent["auditor"] += revealed.opened.nbytes
         game = play_move(game, "auditor", revealed)
         accusation = Accusation(objection.output, objection.element, structure=objection.structure)
-        partials = side.partials(accusation, at, facts)
-        opened = Opened(side.leaves.witness_at(at), partials)
-        self.sent["trainer"] += opened.leaf.nbytes + 16 * len(partials)
+        with charging("trainer", "moves"):
+            nodes = () if accusation.structure else side.nodes(at)
+            opened = Opened(side.leaves.witness_at(at), side.partials(accusation, at, facts), nodes)
+        self.sent["trainer"] += opened.leaf.nbytes + 16 * len(opened.partials) + 32 * len(opened.nodes)
         game = play_move(game, "trainer", opened)
         if game.stage == "point":
-            accusation = replace(accusation, block=self._block(accusation, at, partials))
+            with charging("auditor", "moves"):
+                accusation = replace(accusation, block=self._block(accusation, at, opened))
             self.sent["auditor"] += 4
             game = play_move(game, "auditor", Pointed(accusation.block))
-        opening = side.open(accusation, at, facts)
+        with charging("trainer", "moves"):
+            opening = side.open(accusation, at, facts)
         self.sent["trainer"] += opening.nbytes
         game = play_move(game, "trainer", Handed(handed_digest(opening)))
         return self._ruled(game, at, accusation, opening)
 
-    def _block(self, accusation: Accusation, at: int, partials: Sequence[tuple[float, float]]) -> int:
+    def _block(self, accusation: Accusation, at: int, opened: Opened) -> int:
+        """Return which partial sum or node the auditor points at."""
+        if opened.nodes:
+            pairs = zip(opened.nodes, nodes_of(self.side.trace.operators, at), strict=False)
+            return next((number for number, (stated, own) in enumerate(pairs) if stated != own), -1)
         op = self.side.trace.operators[at]
         formula = formula_for(op, accusation.output, accusation.element, self.side.read(at), self.case.facts)
         if isinstance(formula, Sum):
-            for number, (stated, found) in enumerate(zip(partials, formula.partials(), strict=True)):
+            for number, (stated, found) in enumerate(zip(opened.partials, formula.partials(), strict=True)):
                 if not is_right_partial(stated, found):
                     return number
         return -1
@@ -717,23 +804,25 @@ class _Table:
         case = self.case
         ops = self.side.trace.operators
         op = ops[at] if at < len(ops) else None
-        structure = case.own_structure(at) if accusation.structure else None
-        batch = case.own_batch() if op is not None and op.name == BATCH else None
+        with case.ledger.charging("judge", "ruling"):
+            structure = case.own_structure(at) if accusation.structure else None
+            batch = case.own_batch() if op is not None and op.name == BATCH else None
         assert game.bisection is not None
         position = game.bisection.position
         assert position is not None
-        clock = time.perf_counter()
-        finding = rule_on_operator(
-            case.facts, self.base, self.chunk, agreed=position.agreed_commitment, claimed=position.claims["trainer"],
-            agreed_state=case.agreed_root, claimed_state=case.claimed_root, accusation=accusation, opening=opening,
-            own_structure=structure, own_batch=batch,
-        )  # fmt: skip
-        self.seconds["judge"] = time.perf_counter() - clock
+        # As a judge of its own, who has decoded nothing for the parties.
+        facts = replace(case.facts)
+        with case.ledger.charging("judge", "ruling"):
+            finding = rule_on_operator(
+                facts, self.base, self.chunk, agreed=position.agreed_commitment, claimed=position.claims["trainer"],
+                agreed_state=case.agreed.root, claimed_state=case.claimed_root, accusation=accusation, opening=opening,
+                own_structure=structure, own_batch=batch,
+            )  # fmt: skip
         self.judged = opening.nbytes + (len(case.facts.frame) + len(case.facts.grids) if needs_log(op) else 0)
         if batch is not None:
             self.judged += sum(map(len, batch.values()))
         evidence = Evidence(
-            case.facts, self.base, self.chunk, game, accusation, opening, case.agreed_root, finding
+            case.facts, self.base, self.chunk, game, accusation, opening, case.agreed.root, finding
         )
         if finding.fault == "unknown":
             fallback = _fallback(f"the operator cannot be judged by itself: {finding.reason}", self.cost())

@@ -16,6 +16,7 @@ from tallystick.errors import InvalidInput, Nondeterminism, StoreError
 from tallystick.execution.calibrate import calibrate
 from tallystick.execution.capture import Jitter
 from tallystick.execution.determinism import environment_versions
+from tallystick.execution.hashing import leaf_hashes
 from tallystick.execution.job import Job, JobSource
 from tallystick.execution.session import Session
 from tallystick.execution.snapshot import load_state, state_entries
@@ -211,7 +212,7 @@ class _Commitment:
 
         def take(entry: Entry) -> Entry:
             still = Entry(entry.name, entry.dtype, entry.shape, bytes(entry.data))
-            found.extend(summarise([still], pool=self.hashers).entries)
+            found.extend(summarise([still], pool=self.hashers, leaves=leaf_hashes).entries)
             if entry.name in ordinals:
                 values = np.frombuffer(still.data, dtype="<f4")
                 prints.append(kernels.fingerprint(values, ordinals[entry.name] << 40))
@@ -248,7 +249,9 @@ class RunWriter:
     def begin(self, specification: Callable[[str], Specification], source: bytes) -> None:
         """Commit the initial state, then write the specification that names its root."""
         entries = state_entries(self.session)
-        self.specification = specification(summarise(entries, pool=self._hashers).root().hex())
+        self.specification = specification(
+            summarise(entries, pool=self._hashers, leaves=leaf_hashes).root().hex()
+        )
         self.directory.write_checkpoint(0, entries)
         self.directory.write_document(self.directory.path / "job.py", source)
         self.directory.write_document(self.directory.specification_path, self.specification.encode())

@@ -18,6 +18,7 @@ import errno
 import json
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
@@ -27,7 +28,7 @@ from typing import IO
 import safetensors
 
 from tallystick.commit.encoding import digest
-from tallystick.commit.state import DTYPE_BYTES, Entry, summarise
+from tallystick.commit.state import DTYPE_BYTES, Entry, HeldState, hold, summarise
 from tallystick.errors import InvalidInput, Mismatch, StoreError
 from tallystick.protocol.transcript import (
     Specification,
@@ -361,13 +362,24 @@ class RunDirectory:
             InvalidInput: the file is missing or malformed.
             Mismatch: its state has another root.
         """
+        return dict(self.load_held(steps_done, root).entries)
+
+    def load_held(self, steps_done: int, root: str) -> HeldState:
+        """Return the checkpoint whose root is ``root`` with its summary.
+
+        Raises:
+            InvalidInput: the file is missing or malformed.
+            Mismatch: its state has another root.
+        """
         entries = self.load_checkpoint(steps_done)
-        found = summarise(entries.values()).root().hex()
+        with ThreadPoolExecutor(os.cpu_count() or 1, "tally-hash") as pool:
+            state = hold(entries.values(), pool=pool)
+        found = state.root.hex()
         if found != root:
             raise Mismatch(
                 f"checkpoint after {steps_done} steps: root is {found[:16]}.., the transcript says {root[:16]}.."
             )
-        return entries
+        return state
 
     def load_frames(self, transcript: Transcript, start: int, end: int) -> dict[int, bytes]:
         """Return the log frames of steps ``start`` to ``end``, both on segment borders or inside one, digests checked.

@@ -84,6 +84,7 @@ class LetterTrainer:
     letters: Sequence[str]
     claimed: Sequence[str] | None = None
     partials: int = 0
+    nodes: int = 0
 
     def moves(self, game: OperatorGame) -> Sequence[Move]:
         """Return the move that is owed, if any."""
@@ -95,7 +96,9 @@ class LetterTrainer:
             at = game.bisection.midpoint
             return [] if at is None else [Claim("trainer", at, said.commitment_at(at))]
         if game.stage == "open":
-            return [Opened(said.witness_at(game.index), ((1.0, 1.0),) * self.partials)]
+            return [
+                Opened(said.witness_at(game.index), ((1.0, 1.0),) * self.partials, (bytes(32),) * self.nodes)
+            ]
         return [Handed(bytes(32))] if game.stage == "chunks" else []
 
 

@@ -83,3 +83,57 @@ def test_a_wrong_argument_is_named(tally: Any, more: list[str], reason: str) -> 
     found = tally("bench", "training", *more)
     assert found.code == 2
     assert reason in found.err
+
+
+def test_a_dispute_is_measured_and_its_limits_are_judged(tally: Any, tmp_path: Path) -> None:
+    path = tmp_path / "learning.py"
+    path.write_text(LEARNING)
+
+    result = tally("bench", "evidence", "dispute", "--job", str(path), "--segment", "4", "--json")
+
+    found = json.loads(result.out)
+    assert result.code == (0 if found["met"] else 1), result.err
+    assert (found["loser"], found["segment"], found["rounds"]["steps"]) == ("trainer", 4, 2)
+    names = {kind["name"] for kind in found["kinds"]}
+    assert {
+        "tallystick::load",
+        "tallystick::round",
+        "tallystick::store",
+        "tallystick::end",
+        "aten::addmm",
+    } <= names
+    assert all(kind["seconds"] > 0.0 and kind["nbytes"] > 100 for kind in found["kinds"])
+    assert {"list", "roots", "segment", "traced"} <= found["spent"]["trainer"].keys()
+    limits = found["must_steps"], found["must_share"]
+    within = (
+        found["beyond_segment_steps"]["wall"] <= 3.0
+        and max(found["share_of_time"], found["share_of_bytes"]) <= 0.01
+    )
+    assert limits == (3.0, 0.01)
+    assert found["met"] == within
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["debate"], "part debate: unknown; known are bundle, dispute"),
+        (["dispute", "--policy", "fp33"], "fp33"),
+        (["dispute", "--job", "no_such_job"], "no_such_job"),
+        (["dispute", "--segment", "1"], "--segment"),
+    ],
+)
+def test_a_wrong_argument_of_a_dispute_is_named(tally: Any, arguments: list[str], reason: str) -> None:
+    result = tally("bench", "evidence", *arguments)
+
+    assert result.code == 2
+    assert reason in " ".join(result.err.split())
+
+
+LEARNING = (
+    JOB.replace(
+        "x = torch.linspace(-1.0, 1.0, 48).reshape(8, 6)",
+        "at = lambda step: torch.cos(torch.arange(48.0) * (step + 1)).reshape(8, 6)",
+    )
+    .replace("batch=lambda step: x,", "batch=at,")
+    .replace('settings["init_seed"]', 'settings.get("init_seed", "0")')
+)

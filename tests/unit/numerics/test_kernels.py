@@ -10,6 +10,7 @@ and so do the Triton kernels, interpreted, in small tiles; without triton their 
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import importlib
 import importlib.util
 import itertools
@@ -1039,3 +1040,17 @@ def test_results_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch, threa
         )  # fmt: skip
     for one, other in zip(*results, strict=True):
         assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("chunk", [1, 54, 55, 56, 62, 63, 64, 65, 118, 119, 120, 127, 128, 4096])
+@pytest.mark.parametrize("chunks", [0, 1, 3, 4, 5, 9])
+@pytest.mark.parametrize("more", [0, 1, 37])
+def test_leaf_hashes_are_those_of_the_standard_library(chunk: int, chunks: int, more: int) -> None:
+    data = memoryview(np.random.default_rng(chunk).bytes(chunk * chunks + more))
+
+    found = kernels.leaf_hashes(data, chunk)
+
+    if found is None:
+        pytest.skip("this processor has no SHA instructions")
+    starts = range(0, data.nbytes, chunk)
+    assert found == [hashlib.sha256(b"\0" + data[at : at + chunk]).digest() for at in starts]

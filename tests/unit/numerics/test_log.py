@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 
 from tallystick.errors import InvalidInput
 from tallystick.numerics import log
-from tallystick.numerics.log import Frame, GridTable, Kind, SiteAddress, SiteGrid, SparseEntries
+from tallystick.numerics.log import (
+    Frame,
+    GridTable,
+    Kind,
+    SiteAddress,
+    SiteGrid,
+    SparseEntries,
+    find_grid,
+)
 
 # ---------------------------------------------------------------------------------------------------- entries
 
@@ -403,6 +411,31 @@ def test_a_change_leads_from_the_old_table_to_the_new(pair: tuple[GridTable, Gri
     data = old.diff(new)
     assert old.apply(data) == new
     assert (data == b"\0") == (old == new)
+
+
+@given(table_pairs())
+def test_one_grid_is_found_without_reading_the_table(pair: tuple[GridTable, GridTable]) -> None:
+    old, new = pair
+    for key in {*old.sites, *new.sites, (3, 10**6)}:
+        assert find_grid(old.encode(), None, key) == old.sites.get(key)
+        assert find_grid(old.encode(), old.diff(new), key) == new.sites.get(key)
+
+
+@given(table_pairs(), st.data())
+def test_one_grid_of_damaged_bytes_is_refused_or_read(
+    pair: tuple[GridTable, GridTable], data: st.DataObject
+) -> None:
+    old, new = pair
+    table, update = bytearray(old.encode()), bytearray(old.diff(new))
+    damaged = data.draw(st.sampled_from([table, update]))
+    if damaged:
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= data.draw(st.integers(1, 255))
+    for key in [*new.sites][:2]:
+        try:
+            found = find_grid(bytes(table), bytes(update), key)
+        except InvalidInput:
+            continue
+        assert found is None or isinstance(found, SiteGrid)
 
 
 @given(table_pairs(), st.data())
