@@ -13,7 +13,7 @@ import pytest
 from tallystick.commit.state import Entry, summarise
 from tallystick.errors import InvalidInput
 from tallystick.execution import tape
-from tallystick.execution.job import find_source
+from tallystick.execution.job import Job, find_source
 from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import find_policy
 from tallystick.protocol.dispute import parse_dispute, verify_dispute
@@ -22,7 +22,7 @@ from tallystick.roles.auditor import audit, write_claim
 from tallystick.roles.judge import dispute
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
-from tallystick.testing.cheats import CHEATS, claim_path, forge
+from tallystick.testing.cheats import CHEATS, claim_path, forge, tampered
 
 SETTINGS = {"width": "8", "batch": "16"}
 STEPS = 14
@@ -234,3 +234,32 @@ def test_only_committed_checkpoints_bound_a_segment(honest: RunDirectory) -> Non
     assert audit(honest, find_source("digits"), steps=(5, 10)).verdict == "match"
     with pytest.raises(InvalidInput, match="4 is no committed checkpoint"):
         audit(honest, find_source("digits"), steps=(4, 10))
+
+
+@pytest.mark.parametrize("setting", ["lr", "weight_decay"])
+def test_a_first_state_with_another_hyper_parameter_is_not_the_jobs(setting: str, tmp_path: Path) -> None:
+    """Every later step follows from it, so repeating the steps alone would show nothing."""
+    source = find_source("digits")
+    run, claim, honest = (RunDirectory(tmp_path / name) for name in ("run", "claim", "honest"))
+
+    def order() -> Order:
+        return Order(source, {}, find_policy("fp64"), steps=4, checkpoint_every=2)
+
+    def change(job: Job) -> None:
+        for group in job.optimizer.param_groups:
+            group[setting] = 4.0 * group[setting] + 0.01
+
+    record(tampered(order(), change), run)
+    report = audit(run, source)
+    assert report.verdict == "mismatch"
+    assert report.first is not None
+    assert (report.first.step, report.first.subject) == (0, "first state")
+    assert setting in report.first.stated
+
+    write_claim(run, source, claim)
+    ruling = dispute(run, claim, source)
+    assert (ruling.loser, ruling.step) == ("trainer", 0)
+    assert setting in ruling.reason
+
+    record(order(), honest)  # the control
+    assert audit(honest, source).verdict == "match"

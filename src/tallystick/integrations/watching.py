@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from tallystick.commit.encoding import parse_canonical_json, parse_hex_float
 from tallystick.commit.state import Entry
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism, StoreError
 from tallystick.execution.job import JobSource
@@ -50,13 +49,13 @@ from tallystick.monitor.verification import (
 )
 from tallystick.protocol.signing import PublicKey
 from tallystick.roles.auditor import Deviation, Replay, audit, open_replay
+from tallystick.roles.beginning import find_other_setting
 from tallystick.store.chips import ChipDirectory
 from tallystick.store.files import RunDirectory
 
 ROUNDING = (
     2.0**-20
 )  # of a weight's size: how far two machines' initialisations may lie apart (vector libraries)
-SETTING_ROUNDING = 2.0**-40  # of a hyper-parameter: schedules are computed by the machine's own library
 
 
 class RunReplayer:
@@ -212,14 +211,9 @@ class RunReplayer:
         finally:
             replay.session.close()
         stated = self.committed(0)
-        for name in ("document/optimizer", "document/scheduler"):
-            found = _first_other(_document(own, name), _document(stated, name), name.partition("/")[2])
-            if found is not None and parent is not None:
-                found = found and _first_other(
-                    _document(parent, name), _document(stated, name), "the parent's"
-                )
-            if found is not None:
-                return found
+        found = find_other_setting(own, stated, parent)
+        if found is not None:
+            return found
         started = [name for name in sorted(stated) if name.startswith("optimizer/") and name not in own]
         if started and parent is None:
             return f"{started[0]}: the optimizer has been at work before"
@@ -239,44 +233,6 @@ class RunReplayer:
 
     def _open(self) -> Replay | Deviation:
         return open_replay(self.transcript.specification, self.source, device=self.device)
-
-
-def _document(entries: Mapping[str, Entry], name: str) -> object:
-    entry = entries.get(name)
-    return None if entry is None else parse_canonical_json(bytes(entry.data), what=name, limit=1 << 26)
-
-
-def _first_other(own: object, stated: object, where: str) -> str | None:
-    """Return the first place where two documents part; floats may differ in their last bits (vector libraries)."""
-    match own, stated:
-        case {"float": str(a), **x}, {"float": str(b), **y} if not x and not y:
-            mine, theirs = (parse_hex_float(text, what=where) for text in (a, b))
-            same = mine == theirs or abs(mine - theirs) <= SETTING_ROUNDING * max(abs(mine), abs(theirs))
-            return None if same else f"{where} is {theirs!r}, the job's own is {mine!r}"
-        case dict(), dict():
-            pairs = cast("tuple[dict[str, object], dict[str, object]]", (own, stated))
-            if pairs[0].keys() != pairs[1].keys():
-                return (
-                    f"{where} has {', '.join(sorted(pairs[1]))}, the job's own {', '.join(sorted(pairs[0]))}"
-                )
-            rows = [(pairs[0][key], pairs[1][key], where) for key in sorted(pairs[0])]
-        case list(), list():
-            mine, theirs = cast("tuple[list[object], list[object]]", (own, stated))
-            if len(mine) != len(theirs):
-                return f"{where} has {len(theirs)} values, the job's own {len(mine)}"
-            # A mapping is a list of [key, value]; the key says more than the place.
-            rows = [(a, b, _named(where, a)) for a, b in zip(mine, theirs, strict=True)]
-        case _:
-            return None if own == stated else f"{where} is {stated!r}, the job's own is {own!r}"
-    return next((found for a, b, place in rows if (found := _first_other(a, b, place)) is not None), None)
-
-
-def _named(where: str, item: object) -> str:
-    match item:
-        case [str(key), _]:
-            return f"{where.partition(':')[0]}: {key}"
-        case _:
-            return where
 
 
 def flop_per_step(source: JobSource, settings: Mapping[str, str]) -> int:

@@ -31,11 +31,13 @@ from tallystick.numerics.policy import policy_of
 from tallystick.protocol.sample import SegmentDraw
 from tallystick.protocol.transcript import Specification, StepRecord, Transcript
 from tallystick.protocol.verdict import LONGEST_TEXT, WHOLE_SITE, LogObjection
+from tallystick.roles.beginning import find_other_setting, settings_of
 from tallystick.roles.trainer import Phases, Progress, open_session, step_record
 from tallystick.store.files import RunDirectory
 
 VerdictName = Literal["match", "mismatch", "log_violation", "cannot_reproduce"]
 FINGERPRINT = "state fingerprint"
+BEGINNING = "first state"
 EVERYTHING = "everything"
 SCHEDULE_TOLERANCE = (
     2.0**-36
@@ -168,10 +170,11 @@ def audit(
 
 @dataclass
 class Replay:
-    """A job and a session that follow somebody's run."""
+    """A job and a session that follow somebody's run; ``settings`` are the job's own before the first step."""
 
     job: Job
     session: Session
+    settings: Mapping[str, Entry] = field(default_factory=dict[str, Entry])
 
     def follow(self, record: StepRecord, frame: bytes) -> tuple[StepOutcome, FollowTape]:
         """Repeat one step under the log ``frame``.
@@ -244,7 +247,7 @@ def open_program(
     if own != stated:
         session.close()
         return _cannot("list of sites", f"{len(own)} sites", f"{len(stated)} sites, not the same")
-    return Replay(job, session)
+    return Replay(job, session, settings_of(session))
 
 
 def _cannot(subject: str, own: str, stated: str) -> Deviation:
@@ -297,6 +300,11 @@ def _audit_segment(
         result.deviations.append(
             Deviation(start, "mismatch", "evidence", None, str(problem), "its own digest")
         )
+        result.verdict = "mismatch"
+        return result
+    other = find_other_setting(replay.settings, state) if start == 0 and replay.settings else None
+    if other is not None:
+        result.deviations.append(Deviation(0, "mismatch", BEGINNING, None, "the job's own", other))
         result.verdict = "mismatch"
         return result
     clock = report.phases.add("load", clock)

@@ -55,6 +55,7 @@ from tallystick.roles.auditor import (
     open_program,
     open_replay,
 )
+from tallystick.roles.beginning import find_other_setting
 from tallystick.roles.ledger import Ledger, Spent
 from tallystick.roles.log_judge import rule_on_log
 from tallystick.roles.operators import OperatorDispute, OperatorResult
@@ -196,6 +197,10 @@ def _play(
         "auditor": RecordedTrace(auditor, theirs, replay, "auditor", ledger),
     }
     _prepare(traces, find_parting(ours, theirs), traced=level == "operators")
+    if (other := _other_beginning(trainer, ours, replay)) is not None:
+        return DisputeResult(
+            "trainer", 0, 0, {}, f"step 0: the first state is not the job's: {other}", ledger=ledger
+        )
     claims = {party: [trace.commitment_at(done) for done in checkpoints] for party, trace in traces.items()}
     step_judge = StepJudge(trainer, ours, auditor, theirs, replay, traces)
     objection = _objection_of(auditor, ours)
@@ -318,6 +323,15 @@ def _first_ground(grounds: Sequence[Ground], otherwise: DisputeResult) -> Disput
         records=chosen.records,
         objection=chosen.objection,
     )
+
+
+def _other_beginning(trainer: RunDirectory, ours: Transcript, replay: Replay) -> str | None:
+    """Return a hyper-parameter of the run's first state that is not the job's own, or None; both parties' runs begin there."""
+    try:
+        state = trainer.load_committed(0, ours.specification.initial_state)
+    except (InvalidInput, Mismatch):
+        return None
+    return find_other_setting(replay.settings, state)
 
 
 def _bisect(game: Game, traces: Mapping[Party, RecordedTrace]) -> tuple[Game, dict[str, int]]:
