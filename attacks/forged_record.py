@@ -12,6 +12,7 @@ from forgery import Forger, find, with_element
 from stage import AT, STEPS, Stage, claim_path, dispute, main, must
 
 from tallystick.commit.encoding import canonical_json, parse_canonical_json
+from tallystick.commit.state import hold
 from tallystick.errors import InvalidInput
 from tallystick.protocol.dispute import DisputeRecord, handed_digest, parse_dispute, verify_dispute
 from tallystick.protocol.game import Claim
@@ -122,7 +123,7 @@ def attack(stage: Stage) -> str:
     def outside(side: TrainerSide) -> TrainerSide:
         at = find(side, lambda op: op.name == "aten::addmm" and op.module == "hidden")
         trace = with_element(side, at, ELEMENT, lambda value: value + type(value)(0.25))
-        return TrainerSide(trace, side.base, side.agreed, side.claimed)
+        return TrainerSide(trace, side.base, side.agreed, hold(side.claimed.values()))
 
     record = must_verify(forger.convicted(outside, naming="must be").record)
     said = [must_not_verify(record, forge, what) for what, forge in FORGERIES.items()]

@@ -146,7 +146,7 @@ def test_the_level_needs_the_quote_of_the_last_record(tcti: str, tmp_path: Path)
     token = tmp_path / "token"
     assert main(["chip", "attest", str(place), "--nonce", "ab" * 8, "--out", str(token)]) == 0
     attested = parse_attestation(token.read_bytes(), public, b"\xab" * 8)
-    key = parse_tpm_key(chip.read(chip.tpm_path))
+    key = parse_tpm_key(chip.tpm_path.read_bytes())
     quotes = {}
     for record in log:
         head = Head(record.record.seq, record.digest)
