@@ -225,7 +225,7 @@ def test_an_audit_of_an_edited_job_cannot_reproduce_and_does_not_accuse(honest: 
 
     report = audit(honest, edited)
 
-    assert report.verdict == "cannot_reproduce"
+    assert report.verdict == "cannot_reproduce", report.first
     assert report.first is not None
     assert report.first.subject == "job source"
 

@@ -213,7 +213,7 @@ class RunReplayer:
         stated = self.committed(0)
         found = find_other_setting(own, stated, parent)
         if found is not None:
-            return found
+            return found.text
         started = [name for name in sorted(stated) if name.startswith("optimizer/") and name not in own]
         if started and parent is None:
             return f"{started[0]}: the optimizer has been at work before"

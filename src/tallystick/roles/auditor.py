@@ -304,8 +304,9 @@ def _audit_segment(
         return result
     other = find_other_setting(replay.settings, state) if start == 0 and replay.settings else None
     if other is not None:
-        result.deviations.append(Deviation(0, "mismatch", BEGINNING, None, "the job's own", other))
-        result.verdict = "mismatch"
+        verdict: VerdictName = "mismatch" if other.is_number else "cannot_reproduce"
+        result.deviations.append(Deviation(0, verdict, BEGINNING, None, "the job's own", other.text))
+        result.verdict = verdict
         return result
     clock = report.phases.add("load", clock)
     for step in range(start, end):

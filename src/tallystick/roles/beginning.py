@@ -6,7 +6,8 @@ come from; only the job, built anew, does. Weights are not compared: that a job 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import cast
 
 from tallystick.commit.encoding import parse_canonical_json, parse_hex_float
@@ -27,21 +28,42 @@ def settings_of(session: Session) -> dict[str, Entry]:
     }
 
 
+@dataclass(frozen=True)
+class OtherSetting:
+    """Where two documents of settings part.
+
+    Attributes:
+        text: what is stated and what the job has.
+        is_number: whether both state one number, and not the same. Anything else (a switch, an option that one side lacks) may
+            come of another version of torch or another device, and accuses nobody.
+    """
+
+    text: str
+    is_number: bool
+
+    def __str__(self) -> str:
+        return self.text
+
+
 def find_other_setting(
     own: Mapping[str, Entry], stated: Mapping[str, Entry], parent: Mapping[str, Entry] | None = None
-) -> str | None:
-    """Return the first hyper-parameter of the ``stated`` state that is neither the job's ``own`` nor, if given, the parent's.
+) -> OtherSetting | None:
+    """Return the hyper-parameter of the ``stated`` state that is neither the job's ``own`` nor, if given, the parent's.
+
+    The first one that is a number, else the first of any kind.
 
     Raises:
         InvalidInput: a document is malformed.
     """
+    found: list[OtherSetting] = []
     for name in DOCUMENTS:
-        found = _first_other(_document(own, name), _document(stated, name), name.partition("/")[2])
-        if found is not None and parent is not None:
-            found = found and _first_other(_document(parent, name), _document(stated, name), "the parent's")
-        if found is not None:
-            return found
-    return None
+        own_ones = list(_differences(_document(own, name), _document(stated, name), name.partition("/")[2]))
+        if parent is not None and not list(
+            _differences(_document(parent, name), _document(stated, name), name)
+        ):
+            continue
+        found += own_ones
+    return next((each for each in found if each.is_number), found[0] if found else None)
 
 
 def _document(entries: Mapping[str, Entry], name: str) -> object:
@@ -49,29 +71,33 @@ def _document(entries: Mapping[str, Entry], name: str) -> object:
     return None if entry is None else parse_canonical_json(bytes(entry.data), what=name, limit=1 << 26)
 
 
-def _first_other(own: object, stated: object, where: str) -> str | None:
-    """Return the first place where two documents part; floats may differ in their last bits (vector libraries)."""
+def _differences(own: object, stated: object, where: str) -> Iterator[OtherSetting]:
+    """Yield the places where two documents part; floats may differ in their last bits (vector libraries)."""
     match own, stated:
         case {"float": str(a), **x}, {"float": str(b), **y} if not x and not y:
             mine, theirs = (parse_hex_float(text, what=where) for text in (a, b))
-            same = mine == theirs or abs(mine - theirs) <= SETTING_ROUNDING * max(abs(mine), abs(theirs))
-            return None if same else f"{where} is {theirs!r}, the job's own is {mine!r}"
+            if mine != theirs and abs(mine - theirs) > SETTING_ROUNDING * max(abs(mine), abs(theirs)):
+                yield OtherSetting(f"{where} is {theirs!r}, the job's own is {mine!r}", is_number=True)
         case dict(), dict():
             pairs = cast("tuple[dict[str, object], dict[str, object]]", (own, stated))
             if pairs[0].keys() != pairs[1].keys():
-                return (
-                    f"{where} has {', '.join(sorted(pairs[1]))}, the job's own {', '.join(sorted(pairs[0]))}"
-                )
-            rows = [(pairs[0][key], pairs[1][key], where) for key in sorted(pairs[0])]
+                has, lacks = (", ".join(sorted(pair)) for pair in reversed(pairs))
+                yield OtherSetting(f"{where} has {has}, the job's own {lacks}", is_number=False)
+            for key in sorted(pairs[0].keys() & pairs[1].keys()):
+                yield from _differences(pairs[0][key], pairs[1][key], where)
         case list(), list():
             mine, theirs = cast("tuple[list[object], list[object]]", (own, stated))
             if len(mine) != len(theirs):
-                return f"{where} has {len(theirs)} values, the job's own {len(mine)}"
+                text = f"{where} has {len(theirs)} values, the job's own {len(mine)}"
+                yield OtherSetting(text, is_number=False)
+                return
             # A mapping is a list of [key, value]; the key says more than the place.
-            rows = [(a, b, _named(where, a)) for a, b in zip(mine, theirs, strict=True)]
+            for a, b in zip(mine, theirs, strict=True):
+                yield from _differences(a, b, _named(where, a))
         case _:
-            return None if own == stated else f"{where} is {stated!r}, the job's own is {own!r}"
-    return next((found for a, b, place in rows if (found := _first_other(a, b, place)) is not None), None)
+            if own != stated:
+                is_number = type(own) is int and type(stated) is int
+                yield OtherSetting(f"{where} is {stated!r}, the job's own is {own!r}", is_number=is_number)
 
 
 def _named(where: str, item: object) -> str:

@@ -326,12 +326,13 @@ def _first_ground(grounds: Sequence[Ground], otherwise: DisputeResult) -> Disput
 
 
 def _other_beginning(trainer: RunDirectory, ours: Transcript, replay: Replay) -> str | None:
-    """Return a hyper-parameter of the run's first state that is not the job's own, or None; both parties' runs begin there."""
+    """Return a number in the run's first state that is not the job's own, or None; both parties' runs begin there."""
     try:
         state = trainer.load_committed(0, ours.specification.initial_state)
+        other = find_other_setting(replay.settings, state)
     except (InvalidInput, Mismatch):
-        return None
-    return find_other_setting(replay.settings, state)
+        return None  # judged where the state is asked for
+    return other.text if other is not None and other.is_number else None
 
 
 def _bisect(game: Game, traces: Mapping[Party, RecordedTrace]) -> tuple[Game, dict[str, int]]:

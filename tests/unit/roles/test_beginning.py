@@ -1,0 +1,59 @@
+"""Which differences between a first state's settings and the job's own accuse somebody."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tallystick.commit.encoding import canonical_json
+from tallystick.commit.state import Entry
+from tallystick.roles.beginning import SETTING_ROUNDING, find_other_setting
+
+
+def number(value: float) -> dict[str, str]:
+    return {"float": value.hex()}
+
+
+def settings(**values: Any) -> dict[str, Entry]:
+    data = canonical_json({"groups": [{"map": [[key, value] for key, value in sorted(values.items())]}]})
+    return {"document/optimizer": Entry("document/optimizer", "U8", (len(data),), data)}
+
+
+OWN = settings(lr=number(0.1), steps=3, nesterov=False)
+
+
+@pytest.mark.parametrize(
+    ("stated", "said", "is_number"),
+    [
+        (settings(lr=number(0.4), steps=3, nesterov=False), "lr is 0.4, the job's own is 0.1", True),
+        (settings(lr=number(0.1), steps=4, nesterov=False), "steps is 4, the job's own is 3", True),
+        (settings(lr=number(0.1), steps=3, nesterov=True), "nesterov is True", False),
+        (settings(lr=number(0.1), steps=3), "has 2 values, the job's own 3", False),
+        (settings(lr=number(0.1), steps=True, nesterov=False), "steps is True", False),
+        ({}, "the job's own is", False),
+    ],
+)
+def test_only_another_number_accuses(stated: dict[str, Entry], said: str, is_number: bool) -> None:
+    found = find_other_setting(OWN, stated)
+    assert found is not None
+    assert said in found.text
+    assert found.is_number is is_number
+
+
+def test_a_number_is_named_before_anything_else() -> None:
+    found = find_other_setting(OWN, settings(lr=number(0.1), nesterov=True, steps=4))
+    assert found is not None
+    assert (found.is_number, "steps is 4" in found.text) == (True, True)
+
+
+def test_the_same_settings_and_last_bits_are_no_difference() -> None:
+    near = number(0.1 * (1 + SETTING_ROUNDING / 4))
+    assert find_other_setting(OWN, OWN) is None
+    assert find_other_setting(OWN, settings(lr=near, steps=3, nesterov=False)) is None
+
+
+def test_what_the_parent_run_ended_with_is_no_difference() -> None:
+    stated = settings(lr=number(0.4), steps=3, nesterov=False)
+    assert find_other_setting(OWN, stated, stated) is None
+    assert find_other_setting(OWN, stated, OWN) is not None
