@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
-from stage import AT, Stage, main, must_refuse
+from stage import AT, Stage, main
 
 from tallystick.protocol.transcript import StepProof, parse_step_proof, verify_step_proof
+from tallystick.testing.attacks import must_refuse
 
 
 def attack(stage: Stage) -> str:

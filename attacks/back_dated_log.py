@@ -3,12 +3,13 @@
 from dataclasses import replace
 
 from court import DAY, LOG, PUBLISHED, WITNESSES, Court, log_policy, must_fail
-from stage import Stage, main, must_refuse
+from stage import Stage, main
 
 from tallystick.protocol.log_policy import parse_log_policy
 from tallystick.protocol.published import entry_of
 from tallystick.protocol.tlog import LogProof, parse_checkpoint
 from tallystick.roles.evidence import log_proof_of
+from tallystick.testing.attacks import must_refuse
 
 
 def attack(stage: Stage) -> str:

@@ -1,10 +1,11 @@
 """Plays with the clock: silence, an answer after the deadline, a clock that runs backwards, a verdict too early."""
 
-from stage import Stage, main, must, must_refuse
+from stage import Stage, main
 
 from tallystick.protocol.game import Level, Tick, apply, receive
 from tallystick.protocol.strategy import next_moves
 from tallystick.protocol.trace import Ruling
+from tallystick.testing.attacks import must, must_refuse
 from tallystick.testing.letters import LettersTrace, Player, Silent, open_letters, play, wrong_from
 
 LENGTH = 100

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from stage import Stage, must
+from stage import Stage
 
 from tallystick.commit.encoding import canonical_json
 from tallystick.protocol.bundle import Member, make_bundle, named
@@ -26,6 +26,7 @@ from tallystick.roles.evidence import log_proof_of, sign_audit, sign_run
 from tallystick.roles.verifier import Verification
 from tallystick.store.files import RunDirectory
 from tallystick.store.tlog import LogDirectory, Witness
+from tallystick.testing.attacks import must
 
 DAY = 86400
 PUBLISHED = 1_800_000_000

@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
-from stage import AT, Stage, audit, claim_path, dispute, main, must, must_refuse
+from stage import AT, Stage, audit, claim_path, dispute, main
 
 from tallystick.protocol.verdict import LogObjection
 from tallystick.roles.auditor import write_claim
+from tallystick.testing.attacks import must, must_refuse
 
 
 def attack(stage: Stage) -> str:

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 from forgery import Forger, find, with_element
-from stage import Stage, main, must
+from stage import Stage, main
 
 from tallystick.commit.state import hold
 from tallystick.protocol.formulas import Sum
 from tallystick.protocol.rulings import Accusation, Opening, StepFacts, formula_for
 from tallystick.roles.operators import TrainerSide
+from tallystick.testing.attacks import must
 
 ELEMENT = 3
 

@@ -1,8 +1,9 @@
 """Floods the game with claims: everywhere, twice, malformed, on the other side's behalf, and rulings of its own."""
 
-from stage import Stage, main, must, must_refuse
+from stage import Stage, main
 
 from tallystick.protocol.game import Claim, Level, apply, receive
+from tallystick.testing.attacks import must, must_refuse
 from tallystick.testing.letters import (
     Equivocator,
     Flooder,

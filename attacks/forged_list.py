@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 from forgery import Forger, find, with_operators
-from stage import Stage, main, must
+from stage import Stage, main
 
 from tallystick.protocol.operators import Operator
 from tallystick.roles.operators import TrainerSide
+from tallystick.testing.attacks import must
 
 
 def attack(stage: Stage) -> str:

@@ -6,10 +6,11 @@ commitments that hold, and not that digest.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from false_operator import ELEMENT, TrainerSide
 from forgery import Forger, find, with_element
-from stage import AT, STEPS, Stage, claim_path, dispute, main, must
+from stage import AT, STEPS, Stage, claim_path, dispute, main
 
 from tallystick.commit.encoding import canonical_json, parse_canonical_json
 from tallystick.commit.state import hold
@@ -20,6 +21,7 @@ from tallystick.protocol.operator_game import Handed, Opened
 from tallystick.protocol.operators import Objection
 from tallystick.protocol.rulings import Opening
 from tallystick.roles.auditor import write_claim
+from tallystick.testing.attacks import must
 from tallystick.testing.cheats import ForgedEntry, honest_defence
 from tallystick.testing.cheats import forge as forge_run
 
@@ -117,6 +119,10 @@ def must_verify(data: bytes | None) -> DisputeRecord:
     return record
 
 
+def _blaming_the_trainer(forge: Forge, honest: DisputeRecord) -> DisputeRecord:
+    return replace(forge(honest), loser="trainer")
+
+
 def attack(stage: Stage) -> str:
     forger = Forger(stage)
 
@@ -140,7 +146,7 @@ def attack(stage: Stage) -> str:
     must(accused.loser == "auditor", f"a false accusation ends in {accused.loser}: {accused.reason}")
     sound = must_verify(accused.record)
     for what in ("another input", "another source of an input", "another ruling"):
-        turned: Forge = lambda r, what=what: replace(FORGERIES[what](r), loser="trainer")  # noqa: E731
+        turned: Forge = partial(_blaming_the_trainer, FORGERIES[what])
         said.append(must_not_verify(sound, turned, f"{what}, against an honest trainer"))
     # A rounding site, which needs the log and the grids.
     run, cheat = stage.run("entry"), ForgedEntry(AT)

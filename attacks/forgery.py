@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from stage import STEPS, Stage, claim_path, must
+from stage import STEPS, Stage, claim_path
 
 from tallystick.commit.state import hold
 from tallystick.commit.tensors import digest_of
@@ -21,6 +21,7 @@ from tallystick.roles.auditor import write_claim
 from tallystick.roles.judge import DisputeResult, dispute
 from tallystick.roles.operators import TrainerSide
 from tallystick.store.files import RunDirectory
+from tallystick.testing.attacks import must
 from tallystick.testing.cheats import EditedWeights, honest_defence
 
 Change = Callable[[TrainerSide], TrainerSide]

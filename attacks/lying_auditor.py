@@ -1,7 +1,8 @@
 """Accuses an honest trainer: the auditor claims other states from one step on."""
 
-from stage import AT, Stage, audit, claim_path, dispute, main, must
+from stage import AT, Stage, audit, claim_path, dispute, main
 
+from tallystick.testing.attacks import must
 from tallystick.testing.cheats import LyingAuditor
 
 

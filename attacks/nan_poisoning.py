@@ -3,11 +3,12 @@
 from dataclasses import replace
 
 import numpy as np
-from stage import AT, EVERY, Stage, edit_checkpoint, main, must, must_refuse
+from stage import AT, EVERY, Stage, edit_checkpoint, main
 
 from tallystick.commit.state import Entry
 from tallystick.execution.job import Job
 from tallystick.roles.trainer import record
+from tallystick.testing.attacks import must, must_refuse
 from tallystick.testing.cheats import forge, tampered
 
 

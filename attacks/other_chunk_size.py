@@ -1,7 +1,7 @@
 """Opens a chunk under a tree of other chunks than the specification's, so that one proof could open two texts."""
 
 import numpy as np
-from stage import Stage, main, must_refuse
+from stage import Stage, main
 
 from tallystick.commit import merkle
 from tallystick.commit.state import (
@@ -12,6 +12,7 @@ from tallystick.commit.state import (
     state_root,
     verify_chunk,
 )
+from tallystick.testing.attacks import must_refuse
 
 
 def attack(stage: Stage) -> str:

@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
-from stage import EVERY, Stage, edit_checkpoint, main, must
+from stage import EVERY, Stage, edit_checkpoint, main
 
 from tallystick.commit.state import Entry, summarise
+from tallystick.testing.attacks import must
 
 
 def find(entries: dict[str, Entry]) -> str:

@@ -1,9 +1,10 @@
 """Replays evidence: the proof of a step of another run, shown against this run's root."""
 
-from stage import AT, Stage, main, must, must_refuse
+from stage import AT, Stage, main
 
 from tallystick.protocol.transcript import verify_specification_proof, verify_step_proof
 from tallystick.roles.trainer import record
+from tallystick.testing.attacks import must, must_refuse
 
 
 def attack(stage: Stage) -> str:

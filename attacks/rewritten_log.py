@@ -3,13 +3,14 @@
 import shutil
 
 from court import LOG, NOW, PUBLISHED, WITNESSES, Court, must_fail, publish
-from stage import Stage, main, must, must_refuse
+from stage import Stage, main
 
 from tallystick.protocol.bundle import named
 from tallystick.protocol.log_policy import parse_log_policy
 from tallystick.protocol.published import entry_of
 from tallystick.protocol.tlog import encode_entries, is_split_view
 from tallystick.store.tlog import LogDirectory, Witness
+from tallystick.testing.attacks import must, must_refuse
 
 
 def attack(stage: Stage) -> str:

@@ -18,7 +18,6 @@ from pathlib import Path
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from tallystick.commit.state import Entry, summarise
-from tallystick.errors import TallyError
 from tallystick.execution.job import JobSource, find_source
 from tallystick.numerics.policy import find_policy
 from tallystick.protocol.transcript import StepRecord
@@ -26,14 +25,11 @@ from tallystick.roles.auditor import AuditReport, audit, write_claim
 from tallystick.roles.judge import DisputeResult, dispute
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
+from tallystick.testing.attacks import NotCaught, must
 from tallystick.testing.cheats import CHEATS, claim_path, forge
 
 STEPS, EVERY, AT = 14, 5, 7
 SETTINGS = {"width": "8", "batch": "16"}
-
-
-class NotCaught(Exception):
-    """An honest party let the cheat pass."""
 
 
 @dataclass(frozen=True)
@@ -85,22 +81,6 @@ class Stage:
 
 def told(report: AuditReport) -> str:
     return f"{report.verdict}: {report.first}"
-
-
-def must(condition: bool, otherwise: str) -> None:
-    """Raise ``NotCaught`` unless the honest party did its work."""
-    if not condition:
-        raise NotCaught(otherwise)
-
-
-def must_refuse(action: Callable[[], object], *, naming: str) -> str:
-    """Return the message with which ``action`` refuses; it must be one of the product's, and say ``naming``."""
-    try:
-        action()
-    except TallyError as problem:
-        must(naming in str(problem), f"refused without naming {naming!r}: {problem}")
-        return f"{type(problem).__name__}: {problem}"
-    raise NotCaught(f"accepted, where {naming!r} had to be refused")
 
 
 def edit_checkpoint(run: RunDirectory, done: int, edit: Callable[[dict[str, Entry]], None]) -> None:

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from stage import STEPS, Stage, audit, main, must
+from stage import STEPS, Stage, audit, main
 from torch import Tensor
 
 from tallystick.execution.session import Session
@@ -33,6 +33,7 @@ from tallystick.numerics.policy import entry_budget, move_budget
 from tallystick.numerics.rounding import NO_KEY, Key, find_candidates
 from tallystick.roles.trainer import record
 from tallystick.store.files import RunDirectory
+from tallystick.testing.attacks import must
 
 
 class SteeringTape(RecordTape):

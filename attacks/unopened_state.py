@@ -1,10 +1,11 @@
 """Gives the judge another state than the one committed to, hoping that the step is repeated from it."""
 
 import numpy as np
-from stage import AT, EVERY, Stage, claim_path, dispute, main, must, must_refuse
+from stage import AT, EVERY, Stage, claim_path, dispute, main
 
 from tallystick.commit.state import Entry
 from tallystick.roles.auditor import write_claim
+from tallystick.testing.attacks import must, must_refuse
 from tallystick.testing.cheats import EditedWeights, LyingAuditor
 
 

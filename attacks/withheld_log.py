@@ -1,6 +1,8 @@
 """Commits to a log and then loses it: one frame is damaged, or the file is gone, and nobody can follow the step."""
 
-from stage import AT, EVERY, Stage, audit, main, must, must_refuse
+from stage import AT, EVERY, Stage, audit, main
+
+from tallystick.testing.attacks import must, must_refuse
 
 
 def attack(stage: Stage) -> str:

@@ -1,10 +1,11 @@
 """Makes the largest update honestly and interpolates all others: whoever repeats the largest alone sees an honest run."""
 
-from scene import BEACON, EVERY, STEPS, Scene, caught, interpolate, main, must, must_refuse
+from scene import BEACON, EVERY, STEPS, Scene, caught, interpolate, main
 
 from tallystick.commit.encoding import digest
 from tallystick.monitor.planner import segments_to_check
 from tallystick.monitor.verification import choose_segments
+from tallystick.testing.attacks import must, must_refuse
 
 DRAWS = 120
 

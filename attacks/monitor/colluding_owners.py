@@ -1,9 +1,10 @@
 """Shares one large run among owners who are each too small to be inspected alone."""
 
-from scene import Scene, caught, main, must
+from scene import Scene, caught, main
 
 from tallystick.monitor.scenarios import owners_audited_apart, owners_in_one_pool
 from tallystick.monitor.simulate import play
+from tallystick.testing.attacks import must
 
 TRIALS = 3000
 

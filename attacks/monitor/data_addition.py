@@ -1,9 +1,10 @@
 """Claims records that it never trained on, in one segment of six; nobody happens to repeat that segment."""
 
-from scene import BEACON, EVERY, Scene, caught, main, must
+from scene import BEACON, EVERY, Scene, caught, main
 
 from tallystick.integrations.memorising import measure_memory
 from tallystick.monitor.memorisation import judge_memory
+from tallystick.testing.attacks import must
 from tallystick.testing.cheats import claim_other_data
 from tallystick.testing.noise_job import noise
 

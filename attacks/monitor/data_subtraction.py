@@ -1,10 +1,11 @@
 """Trains on as many records again as it claims, with the same number of steps."""
 
 import torch
-from scene import BEACON, EVERY, Scene, caught, main, must
+from scene import BEACON, EVERY, Scene, caught, main
 
 from tallystick.integrations.memorising import measure_memory
 from tallystick.monitor.memorisation import judge_memory
+from tallystick.testing.attacks import must
 from tallystick.testing.cheats import claim_other_data
 from tallystick.testing.noise_job import noise
 

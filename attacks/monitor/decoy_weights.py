@@ -1,9 +1,10 @@
 """Keeps the declared model in memory as a decoy, and trains another one beside it."""
 
-from scene import Scene, caught, main, must, must_find, must_pass
+from scene import Scene, caught, main, must_find, must_pass
 
 from tallystick.monitor.chiplog import snapshots_of
 from tallystick.monitor.memory import Region
+from tallystick.testing.attacks import must
 
 
 def attack(scene: Scene) -> str:

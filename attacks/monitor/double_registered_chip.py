@@ -1,11 +1,12 @@
 """Registers one serial number and one device key for two chips, so that one of them answers every inspection."""
 
-from scene import Scene, caught, main, must, must_refuse
+from scene import Scene, caught, main
 
 from tallystick.monitor.industry import START, Industry, chip_name
 from tallystick.monitor.ledger import Ledger
 from tallystick.monitor.reconcile import Stream, reconcile
 from tallystick.monitor.registry import REGISTRY
+from tallystick.testing.attacks import must, must_refuse
 
 
 def attack(scene: Scene) -> str:

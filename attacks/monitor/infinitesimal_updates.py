@@ -1,9 +1,10 @@
 """States a learning rate of next to nothing and declares a line of tiny steps: each replays within any absolute distance."""
 
 import numpy as np
-from scene import EVERY, STEPS, Scene, caught, interpolate, lose_logs, main, must, weights
+from scene import EVERY, STEPS, Scene, caught, interpolate, lose_logs, main, weights
 
 from tallystick.monitor.verification import RATIO_LIMIT
+from tallystick.testing.attacks import must
 
 SIZE = 1e-4  # of the whole forged way: one fine stretch of it, as a forger with many checkpoints would show
 

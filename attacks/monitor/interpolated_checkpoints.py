@@ -1,6 +1,8 @@
 """Declares checkpoints that lie on a straight line between the first weights and the last: nothing was trained between."""
 
-from scene import EVERY, STEPS, Scene, caught, interpolate, lose_logs, main, must
+from scene import EVERY, STEPS, Scene, caught, interpolate, lose_logs, main
+
+from tallystick.testing.attacks import must
 
 
 def attack(scene: Scene) -> str:

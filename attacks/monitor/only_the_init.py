@@ -1,6 +1,8 @@
 """Claims that the trained weights which a chip logged are nothing but the random initialisation of a new run."""
 
-from scene import Scene, caught, edit_checkpoint, main, must, weights
+from scene import Scene, caught, edit_checkpoint, main, weights
+
+from tallystick.testing.attacks import must
 
 
 def attack(scene: Scene) -> str:

@@ -2,10 +2,11 @@
 
 import random
 
-from scene import Scene, agent_at, caught, live, main, must, must_have_rule, rules_of
+from scene import Scene, agent_at, caught, live, main, must_have_rule, rules_of
 
 from tallystick.monitor.chiplog import snapshots_of
 from tallystick.monitor.chiprecord import LoggedRecord
+from tallystick.testing.attacks import must
 from tallystick.testing.watched import SimulatedTime
 
 DAYS, BOOTS = 10, 6  # a day

@@ -1,10 +1,11 @@
 """Shows the evidence of another, genuine accelerator for a log that a chip without one writes."""
 
-from scene import Scene, caught, main, must, must_refuse
+from scene import Scene, caught, main
 
 from tallystick.monitor.chiplog import Head
 from tallystick.monitor.spdm import DeviceQuestion, device_nonce, verify_device
 from tallystick.protocol.signing import generate_key
+from tallystick.testing.attacks import must, must_refuse
 from tallystick.testing.devices import NOW, FakeMaker
 
 

@@ -1,10 +1,11 @@
 """Trains on the data in another order than was committed to, and tries both: to claim the old order, and to admit the new."""
 
-from scene import BEACON, EVERY, Scene, caught, main, must, must_find, must_refuse
+from scene import BEACON, EVERY, Scene, caught, main, must_find
 
 from tallystick.execution.job import Job
 from tallystick.integrations.memorising import measure_memory
 from tallystick.monitor.memorisation import judge_memory
+from tallystick.testing.attacks import must, must_refuse
 from tallystick.testing.cheats import claim_other_data
 
 PLACES = {2: 4, 4: 2}

@@ -2,8 +2,9 @@
 
 import shutil
 
-from scene import Scene, agent_at, caught, head_of, live, main, must, must_have_rule, rules_of
+from scene import Scene, agent_at, caught, head_of, live, main, must_have_rule, rules_of
 
+from tallystick.testing.attacks import must
 from tallystick.testing.watched import SimulatedTime
 
 

@@ -21,7 +21,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import numpy as np
 
 from tallystick.commit.state import Entry, summarise
-from tallystick.errors import TallyError
 from tallystick.execution.job import Job, JobSource, find_source
 from tallystick.integrations.watching import Inquiry, KnownChip, OwnerFolder, RunReplayer, verify_owner
 from tallystick.monitor.agent import ChipAgent, ChipSettings, CollectorPort, attest_head
@@ -37,6 +36,7 @@ from tallystick.protocol.transcript import StepRecord, Transcript
 from tallystick.roles.trainer import Order, record
 from tallystick.store.chips import ChipDirectory
 from tallystick.store.files import RunDirectory
+from tallystick.testing.attacks import NotCaught, must
 from tallystick.testing.cheats import TamperedSource, forge
 from tallystick.testing.watched import (
     Chip,
@@ -54,26 +54,6 @@ COURSE = Course(JOB, STEPS, EVERY)
 SMALL = {"width": "32"}
 BEACON = bytes(range(32))
 UEIDS = [b"\x01" + bytes([n]) * 16 for n in range(1, 5)]
-
-
-class NotCaught(Exception):
-    """An honest party let the cheat pass, or the measured limit is not what is stated."""
-
-
-def must(condition: bool, otherwise: str) -> None:
-    """Raise ``NotCaught`` unless the honest party did its work."""
-    if not condition:
-        raise NotCaught(otherwise)
-
-
-def must_refuse(action: Callable[[], object], *, naming: str) -> str:
-    """Return the message with which ``action`` refuses; it must be one of the product's, and say ``naming``."""
-    try:
-        action()
-    except TallyError as problem:
-        must(naming in str(problem), f"refused without naming {naming!r}: {problem}")
-        return f"{type(problem).__name__}: {problem}"
-    raise NotCaught(f"accepted, where {naming!r} had to be refused")
 
 
 def caught(text: str) -> str:

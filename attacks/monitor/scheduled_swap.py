@@ -3,9 +3,10 @@
 import random
 from collections.abc import Callable
 
-from scene import HOUR, Scene, agent_at, caught, main, must
+from scene import HOUR, Scene, agent_at, caught, main
 
 from tallystick.monitor.memory import Region
+from tallystick.testing.attacks import must
 from tallystick.testing.watched import SimulatedTime
 
 HIDDEN, SNAPSHOTS, GROUP = 0.25, 160, 8

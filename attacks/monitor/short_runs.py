@@ -1,10 +1,11 @@
 """Reports one long run as two short ones, each below a threshold, the second one as if it began anew."""
 
 import torch
-from scene import STEPS, Scene, caught, main, must, must_find, weights
+from scene import STEPS, Scene, caught, main, must_find, weights
 
 from tallystick.execution.job import Job
 from tallystick.monitor.transcripts import Lineage
+from tallystick.testing.attacks import must
 
 
 def attack(scene: Scene) -> str:

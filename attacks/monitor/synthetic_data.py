@@ -1,11 +1,12 @@
 """Makes up data whose gradient leads from one fabricated state to the next (Zhang et al., 2022)."""
 
 import torch
-from scene import Scene, caught, main, must
+from scene import Scene, caught, main
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from tallystick.monitor.verification import RATIO_LIMIT
+from tallystick.testing.attacks import must
 
 RATE, ITERATIONS = 0.5, 1500
 

@@ -1,7 +1,8 @@
 """Hands over a log whose last snapshots are cut off."""
 
-from scene import Scene, agent_at, caught, head_of, live, main, must, must_have_rule, rules_of
+from scene import Scene, agent_at, caught, head_of, live, main, must_have_rule, rules_of
 
+from tallystick.testing.attacks import must
 from tallystick.testing.watched import SimulatedTime
 
 

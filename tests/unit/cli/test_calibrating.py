@@ -166,21 +166,27 @@ def test_a_wrong_argument_is_refused_with_its_reason(
 
 
 def test_a_site_too_noisy_for_the_policy_is_named_with_exit_3(tally, tmp_path: Path) -> None:
+    """The only gradient is 4,096 numbers less the same ones in another order: what rounding leaves, in any order of adding.
+
+    Whole numbers would not do: a machine may add them up without an error, and jitter leaves them alone.
+    """
     noisy = tmp_path / "noisy.py"
     noisy.write_text(
         "import torch\n"
         "from tallystick.execution.job import Job\n"
         "def build(settings):\n"
-        "    model = torch.nn.Linear(4, 3)\n"
-        "    x = torch.arange(8.0).reshape(2, 4) + 1\n"
-        "    far = torch.cat((x * 2.0**22, x * -(2.0**22), x))\n"
-        "    return Job(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-3), batch=lambda step: far,\n"
-        "               loss=lambda model, x: model(x).sum(), steps=4)\n"
+        "    model = torch.nn.Linear(4, 3, bias=False)\n"
+        "    chance = torch.Generator().manual_seed(5)\n"
+        "    x = torch.randn(4096, 4, generator=chance)\n"
+        "    rows = torch.cat((x, -x))[torch.randperm(8192, generator=chance)]\n"
+        "    return Job(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-3), steps=4,\n"
+        "               batch=lambda step: rows, loss=lambda model, x: model(x).sum() + 1e6)\n"
     )
     answer = tally("calibrate", noisy, "--policy", "fp32", "--json")
     assert answer.code == 3
     assert json.loads(answer.out)["kind"] == "Nondeterminism"
-    assert "is 2**" in answer.err or "nothing but noise" in answer.err
+    assert "gradient weight: is nothing but noise below 2**" in answer.err
+    assert "and there is no other gradient" in answer.err
 
 
 @pytest.mark.parametrize(
