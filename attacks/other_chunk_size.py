@@ -28,8 +28,8 @@ def attack(stage: Stage) -> str:
     # A node of the tree is no chunk, although its two halves hash to a node of the proof.
     leaves = [merkle.leaf_hash(data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES)]
     must_refuse(lambda: verify_chunk(proof, b"".join(leaves[:2]), root), naming="")
-    smaller = proof.encode().replace(b'"chunk_bytes":1048576', b'"chunk_bytes":524288')
-    said = must_refuse(lambda: parse_chunk_proof(smaller), naming="524288")
+    smaller = proof.encode().replace(b'"chunk_bytes":65536', b'"chunk_bytes":32768')
+    said = must_refuse(lambda: parse_chunk_proof(smaller), naming="32768")
     return (
         f"the verifier: {said}; a shorter chunk, a longer one and a node in its place do not lead to the root"
     )

@@ -17,12 +17,12 @@ from tallystick.cli.bench_chips import chip
 from tallystick.cli.bench_monitor import monitor
 from tallystick.cli.terminal import console, print_json, say
 from tallystick.errors import InvalidInput
-from tallystick.execution.determinism import parse_profile
+from tallystick.execution.determinism import Profile, parse_profile
 from tallystick.numerics.policy import find_policy
 from tallystick.reports.curves import LossPlot
 from tallystick.reports.layout import BAD, GOOD, QUIET, UNSURE, printable, share
 from tallystick.roles import measure_honest
-from tallystick.roles.bench import PARTS, SEEDS, Bench, Row, machine
+from tallystick.roles.bench import PARTS, SEEDS, Bench, Row, machine, run_child
 from tallystick.roles.losses import Losses
 from tallystick.store.files import write_whole
 
@@ -240,11 +240,12 @@ def honest(
 
 
 def _bench_dispute(job: str, policy: str, segment: int, *, as_json: bool) -> int:
-    from tallystick.roles.measure_dispute import measure_dispute
+    from tallystick.roles.measure_dispute import KEEP_FREED_MEMORY, DisputeCost
 
     find_policy(policy)
-    with tempfile.TemporaryDirectory(prefix="tallystick-bench-") as place:
-        cost = measure_dispute(Path(place), job, policy, segment, say)
+    given = json.dumps({"job": job, "policy": policy, "segment": segment})
+    answer = run_child(["bench", "measure", "dispute", given], Profile(), KEEP_FREED_MEMORY)
+    cost = DisputeCost.parse(answer)
     if as_json:
         print_json({**cost.fields(), "machine": machine()})
     else:
@@ -275,6 +276,7 @@ def dispute_tables(cost: DisputeCost, facts: dict[str, Any]) -> Iterator[Table]:
         "all", label, f"{total.wall:.3f}", f"{total.cpu:.3f}", f"{steps.wall:.2f}", f"<= {MOST_STEPS:g}"
     )
     yield table
+    facts = {**facts, "memory touched before": f"{cost.touched / 1e9:.1f} GB"}
     caption = ", ".join(f"{name} {value}" for name, value in facts.items() if value not in (None, False))
     title = f"the judge's work; {cost.operators} operators, {cost.rounds} rounds; the {cost.loser} lost at {cost.operator}"
     judged = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
@@ -307,6 +309,7 @@ def measure(kind: str, arguments: str, as_json: AsJson = False) -> int:
         f.__name__: f for f in (taken.control, taken.curve, kernel, taken.memory, taken.overhead)
     }
     known |= {
+        "dispute": _measure_dispute,
         "entries": measure_leaf.entries,
         "forms": measure_leaf.log_forms,
         "corrections": measure_leaf.halving,
@@ -318,6 +321,13 @@ def measure(kind: str, arguments: str, as_json: AsJson = False) -> int:
         given["say"] = lambda line: say(f"  {line}")
     print_json(known[kind](**given))
     return 0
+
+
+def _measure_dispute(job: str, policy: str, segment: int) -> dict[str, Any]:
+    from tallystick.roles.measure_dispute import measure_dispute
+
+    with tempfile.TemporaryDirectory(prefix="tallystick-bench-") as place:
+        return measure_dispute(Path(place), job, policy, segment, say).fields()
 
 
 def table_of(rows: Sequence[Row], facts: dict[str, Any]) -> Table:

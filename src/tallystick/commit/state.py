@@ -1,7 +1,7 @@
 """The commitment to a state: named tensors in, one 32-byte root out (spec/state-commitment.md).
 
 A state is a set of entries, each a name, a dtype, a shape and raw little-endian bytes in row
-order. Two levels of RFC 6962 trees commit to it: one over the 1 MiB chunks of each tensor,
+order. Two levels of RFC 6962 trees commit to it: one over the 64 KiB chunks of each tensor,
 one over the entries in order of their names. So a single chunk can be opened, and the same
 bytes under another name, dtype or shape have another root.
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from concurrent.futures import Executor, Future
 
-CHUNK_BYTES = 2**20  # spec/state-commitment.md 2: part of the format, named in every entry leaf
+CHUNK_BYTES = 2**16  # spec/state-commitment.md 2: part of the format, named in every entry leaf
 DTYPE_BYTES = {  # the codes of the safetensors format
     "BOOL": 1,
     "U8": 1,
@@ -64,8 +64,8 @@ PROOF_FORMAT = "tallystick/chunk-proof/1"
 Leaves = Callable[[memoryview, int], list[bytes]]
 """What ``merkle.leaf_hashes`` does."""
 
-_POOL_BYTES = 16 * CHUNK_BYTES  # smaller tensors hash faster than a pool hands them out
-_SPAN_CHUNKS = 8  # chunks hashed by one task of a pool
+_POOL_BYTES = 2**24  # smaller tensors hash faster than a pool hands them out
+_SPAN_CHUNKS = 128  # chunks hashed by one task of a pool
 
 
 @dataclass(frozen=True)

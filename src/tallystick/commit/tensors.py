@@ -1,7 +1,7 @@
 """Digests of the tensors inside a step, and proofs that a few of their elements are what they are said to be.
 
 A tensor is committed to as its elements lie in memory, in chunks whose size the trace states: small enough that a judge
-who looks at one element of a small job reads little. With chunks of 2**20 bytes the root is the tensor root of
+who looks at one element of a small job reads little. With chunks of 2**16 bytes the root is the tensor root of
 ``commit.state``, so a large state needs no second hash.
 """
 

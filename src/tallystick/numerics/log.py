@@ -323,6 +323,9 @@ class Kind(IntEnum):
     ACTIVATION_GRADIENT = 7
 
 
+LAST_KIND = int(max(Kind))
+
+
 @dataclass(frozen=True, order=True, slots=True)
 class SiteAddress:
     """Where in a step a payload belongs; ordered by the four fields as written."""
@@ -762,6 +765,9 @@ class _Reader:
 
     def varint(self, name: str) -> int:
         """An LEB128 integer below 2**63 in as few bytes as it needs."""
+        if self._at < len(self._data) and self._data[self._at] < 0x80:
+            self._at += 1
+            return self._data[self._at - 1]
         value = 0
         for shift in range(0, 63, 7):
             byte = self.byte(name)
@@ -818,10 +824,10 @@ class _Reader:
 
 
 def _check_key(what: str, fields: Sequence[int], kind: int) -> None:
-    if not all(0 <= each <= LARGEST_FIELD for each in fields):
+    if min(fields) < 0 or max(fields) > LARGEST_FIELD:
         raise InvalidInput(f"{what}: a field of {tuple(fields)} is outside [0, 2**32)")
-    if kind > max(Kind):
-        raise InvalidInput(f"{what}: kind {kind} is not one of 0..{max(Kind):d}")
+    if kind > LAST_KIND:
+        raise InvalidInput(f"{what}: kind {kind} is not one of 0..{LAST_KIND}")
 
 
 def _encode_key(previous: Sequence[int], key: Sequence[int], tag_bits: int) -> bytes:

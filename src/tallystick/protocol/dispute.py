@@ -355,8 +355,8 @@ def parse_dispute(data: bytes) -> DisputeRecord:
     ruling = Fields(fields.value("ruling"), what="dispute: ruling", names=("loser", "reason"))
     moves = tuple(_parse_move(item) for item in fields.items("moves"))
     chunk = fields.integer("chunk")
-    if chunk not in {1 << bits for bits in range(12, 21)}:
-        raise InvalidInput(f"dispute: chunk size {chunk} is no power of two from 2**12 to 2**20")
+    if chunk not in {1 << bits for bits in range(12, 17)}:
+        raise InvalidInput(f"dispute: chunk size {chunk} is no power of two from 2**12 to 2**16")
     return DisputeRecord(
         specification=parse_specification(_ascii(fields, "specification")),
         specification_proof=parse_specification_proof(_ascii(fields, "specification_proof")),

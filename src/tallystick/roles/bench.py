@@ -164,10 +164,13 @@ class Row:
 Child = Callable[[Sequence[str], Profile], dict[str, Any]]
 
 
-def run_child(arguments: Sequence[str], profile: Profile) -> dict[str, Any]:
+def run_child(
+    arguments: Sequence[str], profile: Profile, environment: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Return the JSON answer of a tally command that runs in a process of its own under ``profile``.
 
-    What it says to people passes through. An audit's verdict is an answer, whatever its exit code.
+    ``environment`` holds further variables. What it says to people passes through. An audit's verdict is an answer,
+    whatever its exit code.
 
     Raises:
         TallyError: it gave no answer; the message has its own words.
@@ -183,7 +186,7 @@ def run_child(arguments: Sequence[str], profile: Profile) -> dict[str, Any]:
             *arguments,
             *(() if "--json" in arguments else ("--json",)),
         ],
-        env={**inherited, "OMP_WAIT_POLICY": "PASSIVE", **profile.environment()},
+        env={**inherited, "OMP_WAIT_POLICY": "PASSIVE", **profile.environment(), **(environment or {})},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,

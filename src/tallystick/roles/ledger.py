@@ -8,11 +8,11 @@ schedule from what was charged here.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Literal
+from typing import Literal, get_args
 
 Spender = Literal["trainer", "auditor", "judge"]
 Deed = Literal["load", "segment", "traced", "again", "roots", "list", "examination", "moves", "ruling"]
@@ -33,6 +33,11 @@ class Spent:
     def fields(self) -> dict[str, float]:
         """Return both as a JSON object."""
         return {"cpu": self.cpu, "wall": self.wall}
+
+    @classmethod
+    def parse(cls, fields: Mapping[str, float]) -> Spent:
+        """Return what ``fields`` gave away."""
+        return cls(fields["wall"], fields["cpu"])
 
 
 @dataclass
@@ -94,4 +99,16 @@ class Ledger:
         found: dict[str, dict[str, dict[str, float]]] = {}
         for (who, deed), spent in sorted(self.spent.items()):
             found.setdefault(who, {})[deed] = spent.fields()
+        return found
+
+    @classmethod
+    def parse(
+        cls, fields: Mapping[str, Mapping[str, Mapping[str, float]]], step: Mapping[str, float]
+    ) -> Ledger:
+        """Return the ledger whose ``fields`` are these and whose median step is ``step``."""
+        found = cls([Spent.parse(step)])
+        for who in get_args(Spender):
+            for deed in get_args(Deed):
+                if deed in fields.get(who, {}):
+                    found.spent[(who, deed)] = Spent.parse(fields[who][deed])
         return found

@@ -3,16 +3,24 @@
 A trainer swaps the data of one step in the middle of a segment, an auditor disputes the run, and the game is played down to
 the operator. Then the judge is asked about operators of every kind of an honest step of the same job, the largest of each.
 All parties take turns on one machine; their time is kept apart (``roles.ledger``).
+
+A list's results are fresh memory, and what a first write to a page costs is the machine's matter: 0.1 s a GB on one that has
+it ready, 3 s on a virtual one that fetches each page from its host. So the memory is touched before, where the process
+was started with ``KEEP_FREED_MEMORY``, and the result says how much that was.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from tallystick.commit.state import HeldState
 from tallystick.errors import TallyError
@@ -37,6 +45,13 @@ MOST_SHARE = (
 )
 MOST_OF_A_KIND = 4  # leaves of one operator that are tried, the largest
 TRIES = 5
+KEEP_FREED_MEMORY = {
+    "GLIBC_TUNABLES": "glibc.malloc.mmap_max=0:glibc.malloc.arena_max=1:glibc.malloc.trim_threshold=1099511627776"
+}
+"""With it glibc reuses what was freed in place of handing it back, which it reads when a process starts."""
+STATES_TOUCHED = 12  # times the state's size: what both parties together hold at most
+OF_AVAILABLE = 0.8  # of what the machine has available is touched at most
+BLOCK = 1 << 28
 Say = Callable[[str], None]
 
 
@@ -70,6 +85,7 @@ class DisputeCost:
         opened_bytes: results that the auditor asked the trainer for.
         kinds: the judge's work.
         loser, operator: how it ended, and at what.
+        touched: bytes of memory that the process held before the dispute began.
     """
 
     job: str
@@ -83,6 +99,7 @@ class DisputeCost:
     kinds: tuple[KindCost, ...]
     loser: str
     operator: str
+    touched: int
 
     @property
     def beyond(self) -> Spent:
@@ -127,7 +144,39 @@ class DisputeCost:
             "spent": self.ledger.fields(),
             "state_bytes": self.state_bytes,
             "step": self.ledger.step.fields(),
+            "touched_bytes": self.touched,
         }
+
+    @classmethod
+    def parse(cls, fields: Mapping[str, Any]) -> DisputeCost:
+        """Return what ``fields`` gave away; for the answer of a process that this program has started."""
+        return cls(
+            fields["job"], fields["policy"], fields["segment"], Ledger.parse(fields["spent"], fields["step"]),
+            fields["rounds"], fields["operators"], fields["state_bytes"], fields["opened_bytes"],
+            tuple(KindCost(**each) for each in fields["kinds"]), fields["loser"], fields["operator"],
+            fields["touched_bytes"],
+        )  # fmt: skip
+
+
+def touch_memory(wanted: int) -> int:
+    """Write to ``wanted`` bytes of fresh memory, free them, and return how many bytes the process holds then.
+
+    What the process has freed and kept counts as well; of what the machine has available, a part is left. 0 where the system
+    does not say.
+    """
+    try:
+        sizes = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        available = int(sizes["MemAvailable"].split()[0]) * 1024
+        most = _resident() + int(OF_AVAILABLE * available)
+        blocks = [np.ones(BLOCK, np.uint8) for _ in range(min(wanted, most) // BLOCK)]
+        del blocks
+        return _resident()
+    except (OSError, KeyError):
+        return 0
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def measure_dispute(place: Path, job: str, policy: str, segment: int, say: Say) -> DisputeCost:
@@ -146,7 +195,9 @@ def measure_dispute(place: Path, job: str, policy: str, segment: int, say: Say) 
     _restate(run, lambda each: replace(each, batch=batch_digest(honest(each.step))))
     say("repeating them as the auditor")
     write_claim(run, source, claim)
-    say("disputing")
+    last = run.load_transcript().checkpoints()[-1]
+    touched = touch_memory(STATES_TOUCHED * run.load_held(last.steps_done, last.state_root).nbytes)
+    say(f"disputing, with {touched / 1e9:.1f} GB of memory at hand")
     result = dispute(run, claim, source, defence=lambda specification: _replay(specification, false))
     found = result.operator
     if found is None or found.loser is None or found.operator is None:
@@ -155,7 +206,7 @@ def measure_dispute(place: Path, job: str, policy: str, segment: int, say: Say) 
     kinds, agreed, operators = _judged(claim, source, at, say)
     return DisputeCost(
         job, policy, segment, result.ledger, result.rounds_per_level, operators, agreed.nbytes,
-        found.cost.opened_bytes, kinds, result.loser, str(found.operator),
+        found.cost.opened_bytes, kinds, result.loser, str(found.operator), touched,
     )  # fmt: skip
 
 

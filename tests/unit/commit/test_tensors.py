@@ -58,7 +58,7 @@ def test_the_digest_binds_dtype_elements_and_chunk_size() -> None:
     assert len(found) == 4
 
 
-def test_with_chunks_of_a_mebibyte_the_root_is_the_states_own() -> None:
+def test_with_chunks_of_64_kibibytes_the_root_is_the_states_own() -> None:
     data = bytes(3 * CHUNK_BYTES + 5)
     entry = Entry("a", "U8", (len(data),), data)
 
@@ -75,7 +75,7 @@ def test_an_empty_tensor_has_the_empty_root_and_no_chunk() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "chunk"), [(0, 4096), (12_200_000, 8192), (1_493_000_000, 1 << 20), (1 << 40, 1 << 20)]
+    ("state", "chunk"), [(0, 4096), (12_200_000, 8192), (1_493_000_000, 1 << 16), (1 << 40, 1 << 16)]
 )
 def test_the_chunk_follows_the_state(state: int, chunk: int) -> None:
     assert chunk_size(state) == chunk
