@@ -224,6 +224,30 @@ def _unary_ends(reader: _Reader, count: int, longest: int) -> Ints:
     raise InvalidInput(f"{reader.what}: the quotients of {count} gaps do not end within {longest} bits")
 
 
+def _skip_entries(reader: _Reader, n: int, width: int) -> None:
+    """Go past what `_read_entries` would read; only their length is checked."""
+    count = reader.varint("count")
+    if count > n:
+        raise InvalidInput(f"{reader.what}: count {count} exceeds the {n} elements of the site")
+    if count == 0:
+        return
+    k = rice_parameter(n, count)
+    longest = count + ((n - count) >> k)
+    left = count
+    for at, byte in enumerate(reader.peek((longest + 7) // 8).tobytes()):
+        ones = byte.bit_count()
+        if ones < left:
+            left -= ones
+            continue
+        rest = byte
+        for _ in range(left - 1):
+            rest &= rest - 1
+        end = 8 * at + (rest & -rest).bit_length()
+        reader.skip(end + count * (k + width))
+        return
+    raise InvalidInput(f"{reader.what}: the quotients of {count} gaps do not end within {longest} bits")
+
+
 def _put_bits(bits: npt.NDArray[np.uint8], start: int, values: Ints, width: int) -> None:
     """Writes each value's `width` bits, least significant first, from bit `start` on."""
     cells = bits[start : start + values.size * width].reshape(values.size, width)
@@ -613,7 +637,7 @@ def _step_to(
             count = sizes[key] = reader.varint("number of blocks")
             reader.skip(count * reader.width() if count else 0)
         elif op & _Change.SCALES:
-            _read_entries(reader, sizes.get(key, 0), reader.width())
+            _skip_entries(reader, sizes.get(key, 0), reader.width())
     return found
 
 
