@@ -6,6 +6,7 @@ come from; only the job, built anew, does. Weights are not compared: that a job 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import cast
@@ -73,11 +74,16 @@ def _document(entries: Mapping[str, Entry], name: str) -> object:
 
 def _differences(own: object, stated: object, where: str) -> Iterator[OtherSetting]:
     """Yield the places where two documents part; floats may differ in their last bits (vector libraries)."""
+    mine, theirs = _number(own, where), _number(stated, where)
+    if mine is not None and theirs is not None:
+        # 0 for 0.0 may come of another version of torch; another number, of whatever type, cannot.
+        alike = type(mine) is type(theirs)
+        if mine != theirs and not _are_near(mine, theirs):
+            yield OtherSetting(f"{where} is {theirs!r}, the job's own is {mine!r}", is_number=True)
+        elif not alike:
+            yield OtherSetting(f"{where} is {theirs!r}, the job's own is {mine!r}", is_number=False)
+        return
     match own, stated:
-        case {"float": str(a), **x}, {"float": str(b), **y} if not x and not y:
-            mine, theirs = (parse_hex_float(text, what=where) for text in (a, b))
-            if mine != theirs and abs(mine - theirs) > SETTING_ROUNDING * max(abs(mine), abs(theirs)):
-                yield OtherSetting(f"{where} is {theirs!r}, the job's own is {mine!r}", is_number=True)
         case dict(), dict():
             pairs = cast("tuple[dict[str, object], dict[str, object]]", (own, stated))
             if pairs[0].keys() != pairs[1].keys():
@@ -86,18 +92,34 @@ def _differences(own: object, stated: object, where: str) -> Iterator[OtherSetti
             for key in sorted(pairs[0].keys() & pairs[1].keys()):
                 yield from _differences(pairs[0][key], pairs[1][key], where)
         case list(), list():
-            mine, theirs = cast("tuple[list[object], list[object]]", (own, stated))
-            if len(mine) != len(theirs):
-                text = f"{where} has {len(theirs)} values, the job's own {len(mine)}"
+            lists = cast("tuple[list[object], list[object]]", (own, stated))
+            if len(lists[0]) != len(lists[1]):
+                text = f"{where} has {len(lists[1])} values, the job's own {len(lists[0])}"
                 yield OtherSetting(text, is_number=False)
                 return
             # A mapping is a list of [key, value]; the key says more than the place.
-            for a, b in zip(mine, theirs, strict=True):
+            for a, b in zip(*lists, strict=True):
                 yield from _differences(a, b, _named(where, a))
         case _:
             if own != stated:
-                is_number = type(own) is int and type(stated) is int
-                yield OtherSetting(f"{where} is {stated!r}, the job's own is {own!r}", is_number=is_number)
+                yield OtherSetting(f"{where} is {stated!r}, the job's own is {own!r}", is_number=False)
+
+
+def _number(value: object, where: str) -> float | int | None:
+    match value:
+        case int() if type(value) is int:
+            return value
+        case {"float": str(text), **others} if not others:
+            return parse_hex_float(text, what=where)
+        case _:
+            return None
+
+
+def _are_near(own: float, stated: float) -> bool:
+    """Whether two numbers are one setting: whole ones to their last digit, an infinity or NaN to nothing finite."""
+    if isinstance(own, int) or isinstance(stated, int) or not (math.isfinite(own) and math.isfinite(stated)):
+        return own == stated or (math.isnan(own) and math.isnan(stated))
+    return abs(own - stated) <= SETTING_ROUNDING * max(abs(own), abs(stated))
 
 
 def _named(where: str, item: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -31,6 +32,12 @@ OWN = settings(lr=number(0.1), steps=3, nesterov=False)
         (settings(lr=number(0.1), steps=3, nesterov=True), "nesterov is True", False),
         (settings(lr=number(0.1), steps=3), "has 2 values, the job's own 3", False),
         (settings(lr=number(0.1), steps=True, nesterov=False), "steps is True", False),
+        (settings(lr=number(math.inf), steps=3, nesterov=False), "lr is inf, the job's own is 0.1", True),
+        (settings(lr=number(-math.inf), steps=3, nesterov=False), "lr is -inf", True),
+        (settings(lr=number(math.nan), steps=3, nesterov=False), "lr is nan", True),
+        (settings(lr=0, steps=3, nesterov=False), "lr is 0, the job's own is 0.1", True),
+        (settings(lr=number(0.1), steps=number(3.5), nesterov=False), "steps is 3.5", True),
+        (settings(lr=number(0.1), steps=number(3.0), nesterov=False), "steps is 3.0", False),
         ({}, "the job's own is", False),
     ],
 )
@@ -51,6 +58,13 @@ def test_the_same_settings_and_last_bits_are_no_difference() -> None:
     near = number(0.1 * (1 + SETTING_ROUNDING / 4))
     assert find_other_setting(OWN, OWN) is None
     assert find_other_setting(OWN, settings(lr=near, steps=3, nesterov=False)) is None
+
+
+def test_an_infinity_or_nan_is_only_itself() -> None:
+    for value in (math.inf, -math.inf, math.nan):
+        own = settings(eps=number(value))
+        assert find_other_setting(own, own) is None
+        assert find_other_setting(own, settings(eps=number(0.1))) is not None
 
 
 def test_what_the_parent_run_ended_with_is_no_difference() -> None:
