@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated
 
@@ -157,18 +159,26 @@ def licence(
 ) -> int:
     """Sign a licence to train what a pre-commitment commits to."""
     committed = parse_precommit(read_whole(precommit, limit=DOCUMENT_LIMIT, what="a pre-commitment"))
-    try:
-        flop = int(most_flop) if most_flop.isdigit() else int(float(most_flop))
-    except (ValueError, OverflowError):
-        flop = -1
-    if not 0 <= flop <= LARGEST_FLOP:
-        raise InvalidInput(f"--most-flop {most_flop[:60]}: must be a number up to 1e40")
+    flop = _whole(most_flop)
+    if flop is None or flop > LARGEST_FLOP:
+        raise InvalidInput(f"--most-flop {most_flop[:60]}: must be a whole number up to 1e40")
     signer = load_key(key)
     statement = licence_statement(committed.digest(), flop, signer.public_key.key_id)
     write_whole(out, sign_statement(statement, signer))
     values = {"licence": str(out), "precommit": committed.digest().hex(), "most_flop": str(flop)}
     answer(DonePage(f"licensed: {out}", values, list(values.items())), as_json=as_json)
     return 0
+
+
+def _whole(text: str) -> int | None:
+    """Return the whole number that a text writes in decimal, to its last digit: binary64 has no 1e25."""
+    found = re.fullmatch(r"([0-9]{1,41})(?:\.([0-9]{1,41}))?(?:[eE]\+?([0-9]{1,2}))?", text, re.ASCII)
+    if found is None:
+        return None
+    exact = Fraction(int(found[1] + (found[2] or ""))) * Fraction(10) ** (
+        int(found[3] or 0) - len(found[2] or "")
+    )
+    return int(exact) if exact.denominator == 1 else None
 
 
 def _rules(path: Path) -> Rules:

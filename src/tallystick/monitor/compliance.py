@@ -189,9 +189,11 @@ def judge_fleet(
     """Return whether chips are missing: the registry's chips of ``owner`` against those shown, streams and inspections.
 
     ``disagreements`` is None where no independent stream was held against the registry. A pass needs all of it: every
-    registered chip shown, streams that agree, and an inspection without failures.
+    registered chip shown, streams that agree, and an inspection of the owner's chips without failures. What concerns others
+    accuses nobody: another's inspected chips are left aside, another's streams that disagree leave the answer open.
     """
     known, there = {chip.chip: chip for chip in registered}, set(shown_chips)
+    own = {name for name, chip in known.items() if chip.owner == owner}
     bad: list[str] = []
     for name, chip in sorted(known.items()):
         if chip.owner == owner and chip.status in DRAWN_FROM and name not in there:
@@ -201,18 +203,22 @@ def judge_fleet(
             bad.append(f"chip {name} was shown and is not registered")
         elif known[name].owner != owner:
             bad.append(f"chip {name} was shown by {owner} and is registered to {known[name].owner}")
-    bad += [f"{each.rule}: chip {each.chip or '-'}, {each.words}" for each in disagreements or ()]
+    unclear: list[str] = []
+    for each in disagreements or ():
+        concerns = each.party == owner or each.chip in own | there
+        words = f"{each.rule}: chip {each.chip or '-'}, {each.words}"
+        (bad if concerns else unclear).append(words)
     for verdict in inspections:
         bad += [
             f"chip {chip.target.chip}: failed its inspection ({'; '.join(chip.reasons)[:200]})"
             for chip in verdict.failures
+            if chip.target.chip in own | there
         ]
     if bad:
         return Fleet("fail", tuple(bad))
-    unclear: list[str] = []
     if disagreements is None:
         unclear.append("no independent stream was held against the registry")
-    if not any(chip.passed for verdict in inspections for chip in verdict.chips):
+    if not any(chip.passed and chip.target.chip in own for verdict in inspections for chip in verdict.chips):
         unclear.append("no drawn chip was inspected")
     return (
         Fleet("unknown", tuple(unclear))
@@ -356,7 +362,10 @@ class _Judge:
                 text = f"whether it is above {shown(rule.above_flop)} FLOP cannot be told: {why}"
                 return Observation(facts.name, "unknown", text)
             if total is not None and total <= rule.above_flop:
-                return None
+                if (claimed := self._line(facts)) == "pass":
+                    return None
+                text = f"{shown(total)} FLOP of lineage are stated, but their correctness is {claimed}"
+                return Observation(facts.name, "unknown", text)
         answer, text = self._ask(rule.body, facts)
         correct = self._correct(facts)
         if answer == "pass" and correct != "pass":
@@ -396,7 +405,12 @@ class _Judge:
         if total is None:
             answer: Answer = "fail" if own > rule.most_flop else "unknown"
             return answer, f"at least {shown(own)} FLOP {what}; {why}"
-        return ("pass" if total <= rule.most_flop else "fail"), f"{shown(total)} FLOP {what}"
+        if total > rule.most_flop:
+            return "fail", f"{shown(total)} FLOP {what}"
+        line = self._correct(facts) if rule.scope == "run" else self._line(facts)
+        if line != "pass":
+            return "unknown", f"{shown(total)} FLOP {what} are stated; their correctness is {line}"
+        return "pass", f"{shown(total)} FLOP {what}"
 
     def _lineage(self, facts: RunFacts) -> tuple[Fraction | None, str]:
         """Return the FLOP of a run and of all that it continues, or None and why that is not known."""
@@ -419,6 +433,14 @@ class _Judge:
                 return None, f"it continues after {done} steps a run of {parent.report.steps}"
             share = Fraction(done, parent.report.steps)
             facts = parent
+
+    def _line(self, facts: RunFacts) -> Answer:
+        """Return the worst correctness in a lineage that ``_lineage`` has found to be whole."""
+        found = [self._correct(facts)]
+        while (parent := self.by_root.get(facts.report.precommit.lineage.parent or "")) is not None:
+            found.append(self._correct(parent))
+            facts = parent
+        return worst(found)
 
     def _data(self, rule: Data, facts: RunFacts) -> tuple[Answer, str]:
         used = _used(rule.unit, facts)

@@ -295,6 +295,23 @@ def test_a_licence_is_for_one_pre_commitment_and_so_many_flop() -> None:
     assert judged(small, dossier(facts)).verdicts[0].observations == ()
 
 
+@pytest.mark.parametrize("correct", ["fail", "unknown"])
+def test_a_threshold_spares_no_run_whose_flop_are_only_stated(correct: Answer) -> None:
+    """Whoever states too little would be below every threshold."""
+    small = rule("licence", licensors=[LICENSOR], above_flop=1000)
+    assert answer(small, dossier(run("a", flop=1)))[0] == "pass"
+    assert answer(small, dossier(run("a", flop=1), correct=correct))[0] == "unknown"
+    parent = run("parent", flop=1)
+    child = run("child", flop=1, after=(parent, STEPS))
+    held = dossier(parent, child)
+    stated = {parent.report.run: (correct, ()), child.report.run: ("pass", ())}
+    doubted = replace(held, findings=replace(held.findings, runs=stated))
+    for text in (small, rule("compute", scope="lineage", most_flop=1000)):
+        assert [each.answer for each in judged(text, held).verdicts[0].observations] in ([], ["pass"] * 2)
+        found = judged(text, doubted).verdicts[0].observations
+        assert [each.answer for each in found] == ["unknown", "unknown"]
+
+
 def test_a_mitigation_continues_the_last_state_on_the_data_asked_for() -> None:
     base = run("base")
     good, early = run("good", after=(base, STEPS)), run("early", after=(base, 2))
@@ -371,8 +388,8 @@ def chip(name: str, owner: str = "owner", status: str = "active") -> Chip:
     return Chip(name, "gx1", "fab", "SN", "", "", owner, owner, status, 0, 0, 1)
 
 
-def inspected(passed: bool) -> InspectionVerdict:
-    target = Target(UEID, "gx1", "SN", "", "", "owner")
+def inspected(passed: bool, ueid: str = UEID) -> InspectionVerdict:
+    target = Target(ueid, "gx1", "SN", "", "", "owner")
     order = WorkOrder("ab" * 32, 1, bytes(32), 0, "watch", "owner", 1, 2, bytes(32), (), 0, (target,))
     found = ChipVerdict(target, "seen", () if passed else ("seal case is broken",), passed)
     return InspectionVerdict(order, Result(order.digest(), "watch", 2, (), ()), (found,))
@@ -393,6 +410,19 @@ def test_a_fleet_is_complete_only_with_registry_streams_and_inspection() -> None
     assert judge_fleet("owner", [chip(UEID, "other")], [UEID], [], good).answer == "fail"
     stray = Disagreement("unregistered", "02" * 17, "owner", "customs saw it")
     assert judge_fleet("owner", there, [UEID], [stray], good).answer == "fail"
+
+
+def test_what_concerns_another_owner_neither_accuses_nor_clears() -> None:
+    elsewhere, both = "02" * 17, [chip(UEID), chip("02" * 17, "other")]
+    assert judge_fleet("owner", both, [UEID], [], [inspected(True)]).answer == "pass"
+    assert judge_fleet("owner", both, [UEID], [], [inspected(True, elsewhere)]).answer == "unknown"
+    assert (
+        judge_fleet("owner", both, [UEID], [], [inspected(True), inspected(False, elsewhere)]).answer
+        == "pass"
+    )
+    theirs = Disagreement("missing", elsewhere, "other", "not in the list")
+    assert judge_fleet("owner", both, [UEID], [theirs], [inspected(True)]).answer == "unknown"
+    assert judge_fleet("other", both, [elsewhere], [theirs], [inspected(True, elsewhere)]).answer == "fail"
 
 
 # ------------------------------------------------------------------------------------------------- files
@@ -554,6 +584,12 @@ def test_rules_are_judged_from_the_command_line(tmp_path: Path, capfd: pytest.Ca
     found = tally(*shown, code=3)
     assert (found["fleet_completeness"], found["declared_run_correctness"]) == ("unknown", "pass")
     assert "is not signed by" in str(tally(*judge, "--licence", tmp_path / "licence", code=1)["error"])
+    assert tally(*licence, "--most-flop", "1.5e25")["most_flop"] == "15" + "0" * 24  # not binary64's
+    assert tally(*licence, "--most-flop", "1e40")["most_flop"] == "1" + "0" * 40
+    for wrong in ("1e41", "-1", "1.5", "nan", "1_000", "1e-3", "0x10"):
+        assert "must be a whole number up to 1e40" in str(
+            tally(*licence, f"--most-flop={wrong}", code=2)["error"]
+        )
     tally(*licence, "--most-flop", "999")
     assert tally(*shown, code=1)["rules_kept"] == "fail"
     assert "must be one of runs" in str(tally(*judge, "--claim", "all", code=2)["error"])
