@@ -644,6 +644,18 @@ def verdict_cases() -> dict[str, tuple[str, Case]]:
             "No step.",
             case(**unplayed, loser="none", outcome="agreement", reason="one state", step=None),
         ),
+        "first-state": (
+            "The state in which both runs begin is not the job's: nothing is played, the trainer loses at step 0.",
+            case(**unplayed, reason="the first state is not the job's", step=0),
+        ),
+        "first-state-blames-the-auditor_fail": (
+            "Both runs begin in one state, which the trainer committed to.",
+            wrong("nothing shows why", **unplayed, loser="auditor", step=0),
+        ),
+        "no-step-and-a-loser_fail": (
+            "Nobody disputes anything, and the trainer loses.",
+            wrong("names no step", **unplayed, step=None),
+        ),
         "another-step_fail": ("Step 2.", wrong("its moves lead to step 3", step=2)),
         "no-ground_fail": ("A step, and nothing that leads to it.", wrong("nothing shows why", **unplayed)),
         "move-missing_fail": ("One answer less.", wrong("do not lead to one step", moves=moves[:-1])),

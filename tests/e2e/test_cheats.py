@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import find_policy
 from tallystick.protocol.dispute import parse_dispute, verify_dispute
 from tallystick.protocol.operators import BATCH, ROUND, SGD
+from tallystick.protocol.verdict import parse_verdict, verify_verdict
 from tallystick.roles.auditor import audit, write_claim
 from tallystick.roles.judge import dispute
 from tallystick.roles.trainer import Order, record
@@ -260,6 +262,40 @@ def test_a_first_state_with_another_hyper_parameter_is_not_the_jobs(setting: str
     ruling = dispute(run, claim, source)
     assert (ruling.loser, ruling.step) == ("trainer", 0)
     assert setting in ruling.reason
+    written = parse_verdict(ruling.encode())
+    statements = [each.load_transcript().statement() for each in (run, claim)]
+    specification = run.load_specification()
+    assert "first state" in verify_verdict(written, statements[0], statements[1], specification)
 
     record(order(), honest)  # the control
+    assert audit(honest, source).verdict == "match"
+
+
+def test_an_epsilon_without_end_trains_nothing_and_is_not_the_jobs(tmp_path: Path) -> None:
+    """Adam then divides every update by infinity: each step repeats to the last bit, and none of them moves a weight."""
+    source = find_source("text")
+    settings = {"width": "16", "layers": "1", "heads": "2", "block": "8", "batch": "2", "weight_decay": "0"}
+
+    def order() -> Order:
+        return Order(source, settings, find_policy("fp64"), steps=2, checkpoint_every=2)
+
+    def change(job: Job) -> None:
+        for group in job.optimizer.param_groups:
+            group["eps"] = math.inf
+
+    run, honest = RunDirectory(tmp_path / "run"), RunDirectory(tmp_path / "honest")
+    record(tampered(order(), change), run)
+    record(order(), honest)
+    for made, moved in ((run, False), (honest, True)):
+        first, last = (
+            made.load_committed(point.steps_done, point.state_root)
+            for point in made.load_transcript().checkpoints()
+        )
+        models = [name for name in first if name.startswith("model/")]
+        assert any(bytes(first[name].data) != bytes(last[name].data) for name in models) is moved
+
+    report = audit(run, source)
+    assert report.verdict == "mismatch"
+    assert report.first is not None
+    assert "eps is inf" in report.first.stated
     assert audit(honest, source).verdict == "match"

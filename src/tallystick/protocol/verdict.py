@@ -1,7 +1,8 @@
 """The judge's verdict as a document, what it rests on, and how a reader checks that (spec/dispute.md 11).
 
-A verdict names a step for one of three reasons: a game over states led there, the parties' records of a step whose states
-they agree on differ, or the auditor objects to the trainer's log of such a step. What shows which of them it was travels
+A verdict names a step for one of four reasons: a game over states led there, the parties' records of a step whose states
+they agree on differ, the auditor objects to the trainer's log of such a step, or the state in which both runs begin is not the
+job's (step 0, and nothing else: the specification holds its root). What shows which of the first three it was travels
 with it: proofs under both parties' run roots, and the objection. So a reader who holds the two roots sees that the game
 began where the parties differ in what they published; that the judge then repeated the step rightly is the judge's word.
 """
@@ -181,11 +182,7 @@ def verify_verdict(
             the step that is ruled on.
     """
     if verdict.step is None:
-        if verdict.ends is not None or verdict.records is not None or verdict.objection is not None:
-            raise Mismatch("verdict: names no step, and holds what one would rest on")
-        if verdict.moves:
-            raise Mismatch("verdict: names no step, and holds moves")
-        return "nothing is in dispute"
+        return _verify_agreement(verdict)
     for name, pair in (("ends", verdict.ends), ("records", verdict.records)):
         if pair is not None:
             _verify_pair(pair, trainer, auditor, name)
@@ -194,6 +191,10 @@ def verify_verdict(
         raise Mismatch("verdict: rests on records and on an objection to a log; one of them decided")
     if verdict.records is None and verdict.objection is None:
         if reached is None:
+            if (verdict.step, verdict.loser, verdict.outcome) == (0, "trainer", "fault"):
+                return (
+                    "the run's first state is held not to be the job's; with the job anybody can compare it"
+                )
             raise Mismatch(f"verdict: nothing shows why it rules on step {verdict.step}")
         if reached != verdict.step:
             raise Mismatch(f"verdict: its moves lead to step {reached}, it rules on step {verdict.step}")
@@ -219,6 +220,19 @@ def verify_verdict(
             f"verdict: the records of step {mine.step} do not differ, or step {verdict.step} is another"
         )
     return f"the records of step {verdict.step} differ"
+
+
+def _verify_agreement(verdict: Verdict) -> str:
+    if verdict.ends is not None or verdict.records is not None or verdict.objection is not None:
+        raise Mismatch("verdict: names no step, and holds what one would rest on")
+    if verdict.moves:
+        raise Mismatch("verdict: names no step, and holds moves")
+    if (verdict.loser, verdict.outcome) != ("none", "agreement"):
+        raise Mismatch(
+            f"verdict: names no step, which is none and agreement, and says {verdict.loser[:40]!a} and "
+            f"{verdict.outcome[:40]!a}"
+        )
+    return "nothing is in dispute"
 
 
 def record_claims(record: StepRecord) -> tuple[object, ...]:
