@@ -128,9 +128,14 @@ def prefixed(base: bytes, leaves: list[bytes], count: int) -> str:
     return tagged("tallystick/operator-prefix/1", base, struct.pack("<Q", count), mth(leaves[:count])).hex()
 
 
-def dispute(result: bytes = FALSE, *, loser: str = "trainer", element: int = 1, index: int = 2) -> Case:
-    """The record as a JSON object; its operator 2 is the product."""
-    spec, records = specification(), [record(step, checkpoint=step in (1, 2)) for step in range(3)]
+def dispute(
+    result: bytes = FALSE, *, loser: str = "trainer", element: int = 1, index: int = 2, **order: int
+) -> Case:
+    """The record as a JSON object; its operator 2 is the product. ``order`` are other fields of the specification."""
+    spec, records = (
+        {**specification(), **order},
+        [record(step, checkpoint=step in (1, 2)) for step in range(3)],
+    )
     tree = run_leaves(spec, records)
     agreed, claimed = bytes.fromhex(records[1]["state_root"]), bytes.fromhex(records[2]["state_root"])
     base = base_of(spec, records)
@@ -304,6 +309,18 @@ def _failing(one: Case) -> dict[str, tuple[str, Case]]:
         "other-run_fail": (
             "It speaks of another run than the one expected.",
             {**failing(one, 1, "expected is"), "run_root": ZERO},
+        ),
+        "other-ranks_fail": (
+            "The order is of two ranks, the step's proof of one.",
+            failing(dispute(world_size=2), 1, "another number of ranks"),
+        ),
+        "endless-order_fail": (
+            "An order of 2^40 steps, whose checkpoints nobody needs to list to see that the game's are others.",
+            failing(dispute(steps=1 << 40), 2, "checkpoints are not the order's"),
+        ),
+        "checkpoint-twice_fail": (
+            "The last checkpoint stands twice.",
+            failing(changed(one, "steps", "checkpoints", to=[0, 2, 3, 3]), 2, "checkpoints are not the order's"),
         ),
         "other-step_fail": (
             "The step's record does not lie under the run's root.",

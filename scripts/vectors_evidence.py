@@ -656,6 +656,13 @@ def verdict_cases() -> dict[str, tuple[str, Case]]:
             "Nobody disputes anything, and the trainer loses.",
             wrong("names no step", **unplayed, step=None),
         ),
+        "order-of-two-ranks_fail": (
+            "The order is of two ranks, the proofs of one.",
+            {
+                **wrong("number of ranks"),
+                "specification": canonical({**t.specification, "world_size": 2}).decode(),
+            },
+        ),
         "another-step_fail": ("Step 2.", wrong("its moves lead to step 3", step=2)),
         "no-ground_fail": ("A step, and nothing that leads to it.", wrong("nothing shows why", **unplayed)),
         "move-missing_fail": ("One answer less.", wrong("do not lead to one step", moves=moves[:-1])),

@@ -218,13 +218,17 @@ def _check_run(record: DisputeRecord, facts: dict[str, object], run_root: bytes 
     verify_step_proof(record.step_proof, record.run_root)
     if record.specification_proof.tree_size != record.step_proof.tree_size:
         raise Mismatch("the two proofs speak of trees of different sizes")
+    if record.step_proof.world_size != record.specification.world_size:
+        raise Mismatch("the step's proof is of another number of ranks than the order")
     return "passed", f"step {record.step_proof.record.step} of run {record.run_root.hex()[:16]}.."
 
 
 def _check_steps(record: DisputeRecord, facts: dict[str, object], run_root: bytes | None) -> Checked:
     checkpoints, specification = record.steps.checkpoints, record.specification
-    wanted = [0, *(step + 1 for step in range(specification.steps) if specification.is_checkpoint(step))]
-    if list(checkpoints) != wanted[: len(checkpoints)]:  # a false state in the middle is disputed too
+    every = (min(at * specification.checkpoint_every, specification.steps) for at in range(len(checkpoints)))
+    if any(at != wanted for at, wanted in zip(checkpoints, every, strict=True)) or (
+        len(set(checkpoints)) != len(checkpoints)  # a false state in the middle is disputed too
+    ):
         raise Mismatch("the game's checkpoints are not the order's")
     if record.steps.agreed.hex() != specification.initial_state:
         raise Mismatch("the game does not begin with the order's initial state")

@@ -14,7 +14,7 @@ differently, and the jitter that stands in for another machine in tests, stay wi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -37,12 +37,27 @@ from tallystick.protocol.formulas import (
 from tallystick.protocol.operators import Geometry, Operator
 
 FUNCTION = 32.0
+MOST_TERMS = 1 << 24  # indexed at once for one element; some hundred megabytes
 Rule = Callable[[Operator, int, int, Read], Formula]
 Wide = tuple[int, ...]
 
 
 class UnknownFormError(InvalidInput):
     """A form of an operator that the table does not cover."""
+
+
+def _span(low: int, high: int) -> Indexes:
+    """Return the numbers from low up to high: a view of stride 0 may claim more elements than any memory holds."""
+    if high - low > MOST_TERMS:
+        raise UnknownFormError(f"operator: {high - low} terms at once, a reader takes {MOST_TERMS}")
+    return np.arange(low, high, dtype=np.int64)
+
+
+def _indices(sizes: Sequence[int]) -> Indexes:
+    """Return what ``numpy.indices`` does, for as many elements as a reader takes."""
+    if any(size < 0 for size in sizes) or math.prod(sizes) > MOST_TERMS:
+        raise UnknownFormError(f"operator: {math.prod(sizes)} terms at once, a reader takes {MOST_TERMS}")
+    return np.indices(tuple(sizes), dtype=np.int64)
 
 
 def find_rule(operator: Operator) -> Rule | None:
@@ -135,7 +150,7 @@ def _rest(op: Operator, read: Read, name: str, axes: tuple[int, ...], at: tuple[
     slot = _need(op, name)
     view = op.inputs[slot].view
     sizes = [view.shape[axis] for axis in axes]
-    grid = np.indices(sizes, dtype=np.int64).reshape(len(sizes), -1)
+    grid = _indices(sizes).reshape(len(sizes), -1)
     along = dict(zip(axes, grid, strict=True))
     position = tuple(along.get(axis, np.asarray(at[axis], dtype=np.int64)) for axis in range(len(view.shape)))
     return _floats(read(slot, flat_of(view, position)))
@@ -342,7 +357,7 @@ def _dot(
     """A sum of products; ``finish`` makes value and units of total, magnitude and n units a product."""
 
     def terms(low: int, high: int) -> tuple[float, float]:
-        at = np.arange(low, high, dtype=np.int64)
+        at = _span(low, high)
         left = _floats(read(a[0], flat_of(op.inputs[a[0]].view, a[1](at))))
         if not isinstance(b, tuple):
             return exact_sum(left * b), float(np.abs(left * b).sum())
@@ -444,7 +459,7 @@ def _sum(mean: bool) -> Rule:
         slot = _need(op, "self")
         count, place = _reduced(op, output, element, slot)
         if not _is_float(op, output):
-            values = read(slot, flat_of(op.inputs[slot].view, place(np.arange(count))))
+            values = read(slot, flat_of(op.inputs[slot].view, place(_span(0, count))))
             return Point(int(np.asarray(values, dtype=np.int64).sum()), exact=True)
         divisor = float(count) if mean else 1.0
 
@@ -472,7 +487,7 @@ def _norm(op: Operator, output: int, element: int, read: Read) -> Formula:
 def _all(op: Operator, output: int, element: int, read: Read) -> Formula:
     slot = _need(op, "self")
     count, place = _reduced(op, output, element, slot)
-    values = read(slot, flat_of(op.inputs[slot].view, place(np.arange(count))))
+    values = read(slot, flat_of(op.inputs[slot].view, place(_span(0, count))))
     return Point(int(bool(np.all(values))), exact=True)
 
 
@@ -482,7 +497,7 @@ def _cumsum(op: Operator, output: int, element: int, read: Read) -> Formula:
     slot = _need(op, "self")
     position = position_of(op.outputs[output].view.shape, element)
     axis = int(op.number("dim")) % len(position)
-    at = tuple(np.arange(position[axis] + 1) if d == axis else np.asarray(p) for d, p in enumerate(position))
+    at = tuple(_span(0, position[axis] + 1) if d == axis else np.asarray(p) for d, p in enumerate(position))
     values = read(slot, flat_of(op.inputs[slot].view, at))
     return Point(int(np.asarray(values, dtype=np.int64).sum()), exact=True)
 
@@ -493,7 +508,7 @@ def _embedding_backward(op: Operator, output: int, element: int, read: Read) -> 
     grad, indices = _need(op, "grad_output"), _need(op, "indices")
     row, column = position_of(op.outputs[output].view.shape, element)
     view = op.inputs[indices].view
-    everywhere = tuple(np.indices(view.shape, dtype=np.int64).reshape(len(view.shape), -1))
+    everywhere = tuple(_indices(view.shape).reshape(len(view.shape), -1))
     rows = np.asarray(read(indices, flat_of(view, everywhere)), dtype=np.int64)
     hits = np.flatnonzero(rows == row)
     if not hits.size or row == op.number("padding_idx"):
@@ -541,7 +556,7 @@ def _convolution(op: Operator, output: int, element: int, read: Read) -> Formula
     x, w = _need(op, "input"), _need(op, "weight")
     n, o, oy, ox = position_of(op.outputs[output].view.shape, element)
     shape, kernel = op.inputs[x].view.shape, op.inputs[w].view.shape
-    c, ky, kx = (axis.reshape(-1) for axis in np.indices(kernel[1:], dtype=np.int64))
+    c, ky, kx = (axis.reshape(-1) for axis in _indices(kernel[1:]))
     iy, ix = oy * stride[0] - padding[0] + ky * dilation[0], ox * stride[1] - padding[1] + kx * dilation[1]
     ok = (iy >= 0) & (iy < shape[2]) & (ix >= 0) & (ix < shape[3])
     c, ky, kx, iy, ix = c[ok], ky[ok], kx[ok], iy[ok], ix[ok]
@@ -567,12 +582,12 @@ def _convolution_backward(op: Operator, output: int, element: int, read: Read) -
     position = position_of(op.outputs[output].view.shape, element)
     per_group = kernel[0] // groups
     if which == 2:
-        n, y, xx = (a.reshape(-1) for a in np.indices((out[0], out[2], out[3]), dtype=np.int64))
+        n, y, xx = (a.reshape(-1) for a in _indices((out[0], out[2], out[3])))
         o = position[0]
         return _dot(op, output, int(n.size), (g, lambda k: (n[k], o + 0 * k, y[k], xx[k])), 1.0, read)
     if which == 1:
         o, c, ky, kx = position
-        n, y, xx = (a.reshape(-1) for a in np.indices((out[0], out[2], out[3]), dtype=np.int64))
+        n, y, xx = (a.reshape(-1) for a in _indices((out[0], out[2], out[3])))
         iy, ix = y * stride[0] - padding[0] + ky * dilation[0], xx * stride[1] - padding[1] + kx * dilation[1]
         ok = (iy >= 0) & (iy < shape[2]) & (ix >= 0) & (ix < shape[3])
         n, y, xx, iy, ix = n[ok], y[ok], xx[ok], iy[ok], ix[ok]
@@ -580,7 +595,7 @@ def _convolution_backward(op: Operator, output: int, element: int, read: Read) -
         return _product_of(op, output, read, (g, [n, o + 0 * n, y, xx]), (x, [n, channel + 0 * n, iy, ix]))
     n, c, iy, ix = position
     group, inside = divmod(c, kernel[1])
-    o, ky, kx = (a.reshape(-1) for a in np.indices((per_group, kernel[2], kernel[3]), dtype=np.int64))
+    o, ky, kx = (a.reshape(-1) for a in _indices((per_group, kernel[2], kernel[3])))
     o = o + group * per_group
     ny, nx = iy + padding[0] - ky * dilation[0], ix + padding[1] - kx * dilation[1]
     oy, ox = ny // stride[0], nx // stride[1]
@@ -617,7 +632,7 @@ def _avg_pool(op: Operator, output: int, element: int, read: Read) -> Formula:
     kernel, stride = _pool_form(op)
     slot = _need(op, "self")
     n, c, y, x = position_of(op.outputs[output].view.shape, element)
-    ky, kx = (a.reshape(-1) for a in np.indices(kernel, dtype=np.int64))
+    ky, kx = (a.reshape(-1) for a in _indices(kernel))
     area = float(kernel[0] * kernel[1])
 
     def finish(total: float, magnitude: float, each: float) -> tuple[float, float]:
@@ -634,7 +649,7 @@ def _avg_pool_backward(op: Operator, output: int, element: int, read: Read) -> F
     slot = _need(op, "grad_output")
     out = op.inputs[slot].view.shape
     n, c, y, x = position_of(op.outputs[output].view.shape, element)
-    ky, kx = (a.reshape(-1) for a in np.indices(kernel, dtype=np.int64))
+    ky, kx = (a.reshape(-1) for a in _indices(kernel))
     oy, ox = (y - ky) // stride[0], (x - kx) // stride[1]
     ok = ((y - ky) % stride[0] == 0) & ((x - kx) % stride[1] == 0)
     ok &= (oy >= 0) & (oy < out[2]) & (ox >= 0) & (ox < out[3])
@@ -655,7 +670,7 @@ def _max_pool_backward(op: Operator, output: int, element: int, read: Read) -> F
     slot, indices = _need(op, "grad_output"), _need(op, "indices")
     shape, out = op.outputs[output].view.shape, op.inputs[slot].view.shape
     n, c, y, x = position_of(shape, element)
-    oy, ox = (a.reshape(-1) for a in np.indices(out[2:], dtype=np.int64))
+    oy, ox = (a.reshape(-1) for a in _indices(out[2:]))
     where = (n + 0 * oy, c + 0 * oy, oy, ox)
     chosen = np.asarray(read(indices, flat_of(op.inputs[indices].view, where)), dtype=np.int64)
     hits = np.flatnonzero(chosen == y * shape[3] + x)
@@ -719,7 +734,7 @@ def _nll(op: Operator, output: int, element: int, read: Read) -> Formula:
     scores, target = _need(op, "self"), _need(op, "target")
     view = op.inputs[target].view
     count = view.shape[0]
-    classes = np.asarray(read(target, flat_of(view, (np.arange(count),))), dtype=np.int64)
+    classes = np.asarray(read(target, flat_of(view, (_span(0, count),))), dtype=np.int64)
     rows = np.flatnonzero(classes != int(op.number("ignore_index")))
     if output == 1:
         return Point(float(rows.size), exact=True)
@@ -813,7 +828,7 @@ def _layer_norm_backward(op: Operator, output: int, element: int, read: Read) ->
     position = position_of(op.outputs[output].view.shape, element)
     if which == 0:
         return _layer_norm_input(op, position, inner, read)
-    leading = tuple(a.reshape(-1) for a in np.indices(outer, dtype=np.int64))
+    leading = tuple(a.reshape(-1) for a in _indices(outer))
 
     def block(low: int, high: int) -> tuple[float, float]:
         rows = tuple(axis[low:high] for axis in leading)

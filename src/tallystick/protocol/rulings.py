@@ -44,7 +44,14 @@ from tallystick.protocol.formulas import (
     is_right_partial,
     is_within,
 )
-from tallystick.protocol.operator_table import UnknownFormError, find_rule, flat_of, position_of, stored_at
+from tallystick.protocol.operator_table import (
+    MOST_TERMS,
+    UnknownFormError,
+    find_rule,
+    flat_of,
+    position_of,
+    stored_at,
+)
 from tallystick.protocol.operators import (
     ADAM,
     BATCH,
@@ -255,6 +262,7 @@ def _max_pool(op: Operator, output: int, element: int, read: Read, facts: StepFa
     view = op.inputs[0].view
     if (
         len(kernel) != 2
+        or not 0 < kernel[0] * kernel[1] <= MOST_TERMS
         or len(stride) != 2
         or any(padding)
         or any(d != 1 for d in dilation)
@@ -505,7 +513,12 @@ def rule_on_operator(
             return Finding("faulty", f"{where}: {over}")
         reader = OpenedReader(op, chunk, opening.pieces, stored)
         return _value(where, op, accusation, opening, reader, facts)
-    except UnknownFormError as problem:
+    except (
+        UnknownFormError,
+        ArithmeticError,
+        LookupError,
+        ValueError,
+    ) as problem:  # no value, or none in the table
         return Finding("unknown", f"{where}: {problem}")
     except (InvalidInput, Mismatch) as problem:
         return _unfit(where, problem)

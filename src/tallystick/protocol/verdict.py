@@ -185,7 +185,7 @@ def verify_verdict(
         return _verify_agreement(verdict)
     for name, pair in (("ends", verdict.ends), ("records", verdict.records)):
         if pair is not None:
-            _verify_pair(pair, trainer, auditor, name)
+            _verify_pair(pair, trainer, auditor, name, specification.world_size)
     reached = _reached(verdict, specification)
     if verdict.records is not None and verdict.objection is not None:
         raise Mismatch("verdict: rests on records and on an objection to a log; one of them decided")
@@ -274,11 +274,15 @@ def _reached(verdict: Verdict, specification: Specification) -> int | None:
         raise Mismatch(f"verdict: {problem}") from None
 
 
-def _verify_pair(pair: Pair, trainer: RunStatement, auditor: RunStatement, name: str) -> None:
+def _verify_pair(
+    pair: Pair, trainer: RunStatement, auditor: RunStatement, name: str, world_size: int
+) -> None:
     for party, proof, statement in zip(PARTIES, pair, (trainer, auditor), strict=True):
         verify_step_proof(proof, bytes.fromhex(statement.root))
-        if (proof.tree_size, proof.world_size) != (statement.tree_size, pair[0].world_size):
-            raise Mismatch(f"verdict: {name}: the {party}'s proof is of a tree of another size")
+        if (proof.tree_size, proof.world_size) != (statement.tree_size, world_size):
+            raise Mismatch(
+                f"verdict: {name}: the {party}'s proof is of a tree of another size or number of ranks"
+            )
     if pair[0].record.step != pair[1].record.step:
         raise Mismatch(
             f"verdict: {name}: are of steps {pair[0].record.step} and {pair[1].record.step}, must be of one"
