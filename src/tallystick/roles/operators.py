@@ -209,7 +209,7 @@ class TrainerSide:
             return None
         try:
             return formula_for(op, accusation.output, accusation.element, read, facts)
-        except InvalidInput:
+        except (InvalidInput, ArithmeticError, LookupError, ValueError):
             return None
 
     def open(self, accusation: Accusation, at: int, facts: StepFacts) -> Opening:
@@ -495,7 +495,7 @@ class Examination:
         stated = read(-1 - number, np.asarray([stored_at(op.outputs[number].view, element)]))[0].item()
         try:
             formula = formula_for(op, number, element, read, facts)
-        except UnknownFormError as problem:
+        except (UnknownFormError, ArithmeticError, LookupError, ValueError) as problem:
             self.unknown = self.unknown or str(problem)
             return False
         except InvalidInput:
