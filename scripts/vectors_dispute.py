@@ -211,6 +211,22 @@ def dispute(
     }
 
 
+def step_proof(step: int) -> str:
+    """The proof of a record of the same run."""
+    records = [record(at, checkpoint=at in (1, 2)) for at in range(3)]
+    tree = run_leaves(specification(), records)
+    return canonical(
+        {
+            "format": "tallystick/step-proof/1",
+            "index": step + 1,
+            "path": [node.hex() for node in path(step + 1, tree)],
+            "record": records[step],
+            "tree_size": len(tree),
+            "world_size": 1,
+        }
+    )
+
+
 def end_dispute(loser: str = "trainer", *, block: int = 0, short: bool = False) -> Case:
     """Two loads, two stores and the end: the trainer's one node is the state it claims, which its stores do not make up."""
     records = [record(step, checkpoint=step in (1, 2)) for step in range(3)]
@@ -309,6 +325,21 @@ def _failing(one: Case) -> dict[str, tuple[str, Case]]:
         "other-run_fail": (
             "It speaks of another run than the one expected.",
             {**failing(one, 1, "expected is"), "run_root": ZERO},
+        ),
+        "other-size_fail": (
+            "The order's proof is of a tree of three leaves, whose path to the root is the same, the step's of four.",
+            failing(
+                changed(one, "specification_proof", to=one["specification_proof"].replace('"tree_size":4', '"tree_size":3')),
+                1, "of different sizes",
+            ),
+        ),
+        "record-of-another-step_fail": (
+            "The game leads to step 2, and the record is that of step 1, which lies under the root as well.",
+            failing(changed(one, "step_proof", to=step_proof(1)), 2, "the record is about another"),
+        ),
+        "log-not-needed_fail": (
+            "A product needs no log, and a frame is there.",
+            failing(changed(one, "frame", to="00"), 4, "does not need"),
         ),
         "other-ranks_fail": (
             "The order is of two ranks, the step's proof of one.",

@@ -663,6 +663,34 @@ def verdict_cases() -> dict[str, tuple[str, Case]]:
                 "specification": canonical({**t.specification, "world_size": 2}).decode(),
             },
         ),
+        "no-step-and-an-objection_fail": (
+            "Nobody disputes anything, and there is an objection.",
+            wrong(
+                "holds what one would rest on",
+                **unplayed,
+                loser="none",
+                outcome="agreement",
+                step=None,
+                objection=objection,
+            ),
+        ),
+        "objection-beyond-the-run_fail": (
+            "An objection to the log of step 8 of a run of eight steps.",
+            wrong("rules on step 8 of 8", **{**logged, "objection": {**objection, "step": 8}, "step": 8}),
+        ),
+        "records-of-another-step_fail": (
+            "The records of step 3 differ, and step 2 is ruled on.",
+            {
+                **recorded,
+                **refused(
+                    case(**unplayed, records=[told.proof(3), said.proof(3)], step=2),
+                    "Mismatch",
+                    "or step 2 is another",
+                ),
+                "run": told.statement,
+                "auditor_run": said.statement,
+            },
+        ),
         "another-step_fail": ("Step 2.", wrong("its moves lead to step 3", step=2)),
         "no-ground_fail": ("A step, and nothing that leads to it.", wrong("nothing shows why", **unplayed)),
         "move-missing_fail": ("One answer less.", wrong("do not lead to one step", moves=moves[:-1])),

@@ -152,6 +152,15 @@ def test_arguments_without_meaning_neither_clear_nor_fail(name: str, attributes:
     assert found.fault != "sound", found
 
 
+def test_an_operand_that_reads_beyond_its_source_is_the_trainers_fault() -> None:
+    found = ruled("aten::clone", tensors("self"), [Geometry((8,), (1,))])
+    assert (found.fault, found.reason.rpartition(": ")[2]) == (
+        "faulty",
+        "input 0 reads beyond the end of leaf 0",
+    )
+    assert ruled("aten::clone", tensors("self"), [Geometry((4,), (1,))]).fault == "sound"
+
+
 def test_the_same_leaf_with_meaning_is_judged() -> None:
     """The control: the scaffold opens what an honest operator needs."""
     assert ruled("aten::clone", tensors("self"), [FLAT]).fault == "sound"

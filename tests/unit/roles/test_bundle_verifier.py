@@ -25,6 +25,7 @@ from tallystick.protocol.attest import (
     verdict_statement,
 )
 from tallystick.protocol.bundle import Bundle, Member, make_bundle, named
+from tallystick.protocol.dispute import parse_dispute
 from tallystick.protocol.envelope import Statement, sign_statement
 from tallystick.protocol.evidence_policy import EvidencePolicy, parse_evidence_policy
 from tallystick.protocol.game import Claim, Level, apply, open_game
@@ -38,6 +39,7 @@ from tallystick.protocol.trace import PARTIES
 from tallystick.protocol.transcript import (
     JobRecord,
     PolicyRecord,
+    RunStatement,
     Specification,
     StepRecord,
     Transcript,
@@ -574,6 +576,59 @@ def test_an_operators_record_about_another_run_is_refused() -> None:
     parts["verdict"].append(record)
     found = check(parts)
     assert (found.failed, "speaks of run" in found.why) == (9, True)
+
+
+def recorded(loser: str = "trainer", step: int = 2) -> dict[str, list[Member]]:
+    """The bundle of the run in vectors/dispute, with a judge's statement on it that names the record of its operator."""
+    vector = json.loads((VECTORS / "dispute" / "worked-example" / "input.json").read_bytes())
+    record, data = parse_dispute(vector["record"].encode()), named("dispute", vector["record"].encode())
+    final = record.step_proof.record.state_root
+    assert final is not None
+    statement = RunStatement(
+        record.step_proof.tree_size, record.run_root.hex(), record.specification.steps, final
+    )
+    identity = RunIdentity(statement, record.specification.digest().hex(), MODEL.root_digest())
+    objection = LogObjection(statement.root, step, "log", -1, "cannot be followed")
+    verdict = Verdict(loser, "fault", "why", step, 0, {}, (), objection=objection)
+    claim = VerdictClaim(
+        identity=identity, at=AUDITED + 60, auditor_run=statement.root, outcome="fault", loser=loser, step=step,
+        reason="why", record=hashlib.sha256(verdict.encode()).hexdigest(), dispute=data.digest,
+    )  # fmt: skip
+    made = provenance_statement(record.specification, identity, at=PUBLISHED, version="0")
+    return {
+        "keys": [key_member(key) for key in (TRAINER, AUDITOR, OMS, JUDGE)],
+        "run": [
+            Member("run", statement.root, statement.encode()),
+            named("specification", record.specification.encode()),
+            named("specification-proof", record.specification_proof.encode()),
+        ],
+        "provenance": [statement_member(made, TRAINER)],
+        "audit": [audit(identity=identity, segments=((0, record.specification.steps),))],
+        "model": [named("model-signature", sign_model(MODEL, "m", OMS))],
+        "log": log_proofs(statement.encode()),
+        "verdict": [
+            statement_member(verdict_statement(claim, version="0"), JUDGE), named("verdict", verdict.encode()), data,
+        ],
+    }  # fmt: skip
+
+
+def test_an_operators_record_must_blame_whom_the_verdict_blames_at_its_step() -> None:
+    held = check(recorded())
+    assert (held.failed, held.finding) == (
+        10,
+        "trainer at fault at step 2: why",
+    )  # the control: the record holds
+    other = check(recorded(loser="auditor"))
+    assert (other.failed, "the trainer loses, the verdict says auditor" in other.why) == (9, True)
+    earlier = check(recorded(step=1))
+    assert (earlier.failed, "is about step 2, the verdict about 1" in earlier.why) == (9, True)
+
+
+def test_a_judge_who_could_not_find_out_answers_no_accusation() -> None:
+    for outcome, failed in (("both_acceptable", None), ("cannot_reproduce", 10)):
+        found = check(disputed("none", write=lambda v, o=outcome: replace(v, outcome=o)))
+        assert (outcome, found.failed) == (outcome, failed), found.why
+        assert ("no judge has ruled on it" in found.why) is (failed is not None)
 
 
 def test_a_dispute_record_that_nothing_can_check_is_no_pass() -> None:
