@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tallystick.commit.state import Entry, summarise
 from tallystick.errors import InvalidInput
@@ -269,6 +270,23 @@ def test_a_first_state_with_another_hyper_parameter_is_not_the_jobs(setting: str
 
     record(order(), honest)  # the control
     assert audit(honest, source).verdict == "match"
+
+
+def test_a_momentum_that_no_step_made_is_no_match(tmp_path: Path) -> None:
+    """The first step would carry it over into the weights, and repeats to the last bit."""
+    source, run = find_source("digits"), RunDirectory(tmp_path / "run")
+
+    def change(job: Job) -> None:
+        for group in job.optimizer.param_groups:
+            for parameter in group["params"]:
+                job.optimizer.state[parameter]["momentum_buffer"] = torch.ones_like(parameter)
+
+    ordered = Order(source, SETTINGS, find_policy("fp64"), steps=2, checkpoint_every=2)
+    record(tampered(ordered, change), run)
+    report = audit(run, source)
+    assert report.verdict == "cannot_reproduce"
+    assert report.first is not None
+    assert "momentum_buffer: the optimizer has been at work before" in report.first.stated
 
 
 def test_an_epsilon_without_end_trains_nothing_and_is_not_the_jobs(tmp_path: Path) -> None:

@@ -79,7 +79,8 @@ def serve_collector(collector: Collector, host: str, port: int) -> ThreadingHTTP
 
         def do_POST(self) -> None:
             length = self.headers.get("Content-Length", "")
-            if self.path != PATH or not length.isascii() or not length.isdigit() or int(length) > BODY_LIMIT:
+            is_number = length.isascii() and length.isdigit() and len(length) < 20
+            if self.path != PATH or not is_number or int(length) > BODY_LIMIT:
                 self._answer(400, b"POST up to 1 MiB of CBOR to " + PATH.encode())
                 return
             try:

@@ -212,12 +212,7 @@ class RunReplayer:
             replay.session.close()
         stated = self.committed(0)
         found = find_other_setting(own, stated, parent)
-        if found is not None:
-            return found.text
-        started = [name for name in sorted(stated) if name.startswith("optimizer/") and name not in own]
-        if started and parent is None:
-            return f"{started[0]}: the optimizer has been at work before"
-        return None
+        return None if found is None else found.text
 
     def flop(self) -> int:
         """Return the FLOP of the whole declared run: those of one step's operators, times the steps."""

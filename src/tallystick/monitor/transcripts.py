@@ -334,6 +334,8 @@ def parse_report(data: bytes) -> Report:
                 snapshots.append((ueid, seq, step))
             case _:
                 raise InvalidInput("report: a snapshot must be [chip, counter, steps done]")
+    if fields.integer("steps") < 1:
+        raise InvalidInput(f"report: must have at least one step, has {fields.integer('steps')}")
     run, committed = fields.text("run"), fields.text("data")
     for name, text in (("run", run), ("data", committed)):
         parse_hex(text, n_bytes=32, what=f"report: {name}")

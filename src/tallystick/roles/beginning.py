@@ -17,15 +17,16 @@ from tallystick.execution.session import Session
 from tallystick.execution.snapshot import state_entries
 
 DOCUMENTS = ("document/optimizer", "document/scheduler")
+OPTIMIZER = "optimizer/"  # entries of tensors that the optimizer holds: momentum can carry weights anywhere
 SETTING_ROUNDING = 2.0**-40  # of a hyper-parameter: schedules are computed by the machine's own library
 
 
 def settings_of(session: Session) -> dict[str, Entry]:
-    """Return the documents of optimizer and scheduler in the session's state, by entry name."""
+    """Return what the session's state holds of optimizer and scheduler, by entry name."""
     return {
         entry.name: Entry(entry.name, entry.dtype, entry.shape, bytes(entry.data))
         for entry in state_entries(session)
-        if entry.name in DOCUMENTS
+        if entry.name in DOCUMENTS or entry.name.startswith(OPTIMIZER)
     }
 
 
@@ -51,7 +52,8 @@ def find_other_setting(
 ) -> OtherSetting | None:
     """Return the hyper-parameter of the ``stated`` state that is neither the job's ``own`` nor, if given, the parent's.
 
-    The first one that is a number, else the first of any kind.
+    The first one that is a number, else the first of any kind. Tensors of an optimizer that has not begun by the job's own
+    account must be the parent's to the bit.
 
     Raises:
         InvalidInput: a document is malformed.
@@ -64,7 +66,20 @@ def find_other_setting(
         ):
             continue
         found += own_ones
+    for name in sorted(stated):
+        before = None if parent is None else parent.get(name)
+        if not name.startswith(OPTIMIZER) or name in own or _is_same(stated[name], before):
+            continue
+        whose = "the job's optimizer has none" if before is None else "and not as in the parent run"
+        found.append(OtherSetting(f"{name}: the optimizer has been at work before, {whose}", is_number=False))
+        break
     return next((each for each in found if each.is_number), found[0] if found else None)
+
+
+def _is_same(one: Entry, other: Entry | None) -> bool:
+    return other is not None and (one.dtype, one.shape, bytes(one.data)) == (
+        other.dtype, other.shape, bytes(other.data),
+    )  # fmt: skip
 
 
 def _document(entries: Mapping[str, Entry], name: str) -> object:

@@ -67,6 +67,29 @@ def test_an_infinity_or_nan_is_only_itself() -> None:
         assert find_other_setting(own, settings(eps=number(0.1))) is not None
 
 
+def held(name: str, data: bytes) -> dict[str, Entry]:
+    return {name: Entry(name, "U8", (len(data),), data)}
+
+
+def test_an_optimizer_that_has_begun_holds_the_parents_tensors_or_none() -> None:
+    """A momentum of one's own choice carries the weights anywhere in one step that repeats to the last bit."""
+    name = "optimizer/w/momentum_buffer"
+    theirs, forged, weights = held(name, b"\1"), held(name, b"\2"), held("model/w", b"\3")
+    assert find_other_setting(OWN, OWN | weights) is None
+    assert find_other_setting(OWN, OWN | theirs, OWN | theirs) is None
+    assert find_other_setting(OWN, OWN, OWN | theirs) is None  # begins anew
+    assert (
+        find_other_setting(OWN | theirs, OWN | forged) is None
+    )  # the job has one itself, drawn as weights are
+    for parent in (None, OWN, OWN | theirs):
+        found = find_other_setting(OWN, OWN | forged, parent)
+        assert found is not None
+        assert (found.text.startswith(f"{name}: the optimizer has been at work"), found.is_number) == (
+            True,
+            False,
+        )
+
+
 def test_what_the_parent_run_ended_with_is_no_difference() -> None:
     stated = settings(lr=number(0.4), steps=3, nesterov=False)
     assert find_other_setting(OWN, stated, stated) is None
