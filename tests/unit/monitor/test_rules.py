@@ -184,6 +184,13 @@ def test_a_lineage_in_a_circle_is_unknown() -> None:
     assert answer(rule("compute", scope="lineage", most_flop=1e6), held)[0] == "unknown"
 
 
+def test_a_run_that_continues_after_its_parents_end_has_no_known_lineage() -> None:
+    parent = run("parent", flop=1)
+    for after, expected in ((STEPS, "pass"), (STEPS + 1, "unknown")):
+        child = run("child", flop=1, after=(parent, after))
+        assert answer(rule("compute", scope="lineage", most_flop=1000), dossier(parent, child))[0] == expected
+
+
 def test_forbidden_and_required_data_go_by_their_committed_digests() -> None:
     held = dossier(run("a", dataset=hexed("set")))
     used, other = hexed("batch", "a", 3), hexed("batch", "b", 3)

@@ -121,6 +121,8 @@ def made(
 def test_documents_have_one_encoding_and_bind_the_run() -> None:
     report, opening, documents = made()
     assert parse_report(report.encode()) == report
+    with pytest.raises(InvalidInput, match="must have at least one step, has 0"):
+        parse_report(replace(report, steps=0).encode())
     assert parse_run_opening(opening.encode()) == opening
     assert parse_precommit(report.precommit.encode()) == report.precommit
     verify_report(report, opening, documents)

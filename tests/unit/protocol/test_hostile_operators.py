@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tallystick.commit.encoding import hex_float
+from tallystick.commit.state import Entry, hold
 from tallystick.commit.tensors import OpenedChunk, TensorDigest, digest_of
 from tallystick.protocol.operators import (
     ADAM,
@@ -159,6 +160,22 @@ def test_an_operand_that_reads_beyond_its_source_is_the_trainers_fault() -> None
         "input 0 reads beyond the end of leaf 0",
     )
     assert ruled("aten::clone", tensors("self"), [Geometry((4,), (1,))]).fault == "sound"
+
+
+@pytest.mark.parametrize(("dtype", "fault"), [("F32", "sound"), ("I32", "faulty")])
+def test_a_load_has_the_form_of_the_agreed_entry(dtype: str, fault: str) -> None:
+    """The same bytes under another dtype are other numbers."""
+    state = hold([Entry("model/0", dtype, (4,), memoryview(DATA))])
+    load = Operator(LOAD, "", "model/0", "load", 0, {}, (), (Output(tensor(), FLAT),))
+    listed = OperatorList(bytes(32), [load.encode()])
+    opening = Opening(
+        listed.witness_at(0), {}, {-1: (OpenedChunk(0, DATA, ()),)}, state=((state.open("model/0", 0), DATA),)
+    )
+    found = rule_on_operator(
+        FACTS, bytes(32), CHUNK, agreed=listed.commitment_at(0), claimed=listed.commitment_at(1),
+        agreed_state=state.root, claimed_state=bytes(32), accusation=Accusation(0, 0), opening=opening,
+    )  # fmt: skip
+    assert found.fault == fault, found
 
 
 def test_the_same_leaf_with_meaning_is_judged() -> None:
