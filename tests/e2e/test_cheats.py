@@ -13,15 +13,16 @@ import pytest
 import torch
 
 from tallystick.commit.state import Entry, summarise
-from tallystick.errors import InvalidInput
+from tallystick.errors import InvalidInput, Nondeterminism
 from tallystick.execution import tape
 from tallystick.execution.job import Job, find_source
 from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import find_policy
 from tallystick.protocol.dispute import parse_dispute, verify_dispute
 from tallystick.protocol.operators import BATCH, ROUND, SGD
+from tallystick.protocol.transcript import StepRecord
 from tallystick.protocol.verdict import parse_verdict, verify_verdict
-from tallystick.roles.auditor import audit, write_claim
+from tallystick.roles.auditor import Replay, audit, write_claim
 from tallystick.roles.judge import dispute
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
@@ -287,6 +288,28 @@ def test_a_momentum_that_no_step_made_is_no_match(tmp_path: Path) -> None:
     assert report.verdict == "cannot_reproduce"
     assert report.first is not None
     assert "momentum_buffer: the optimizer has been at work before" in report.first.stated
+
+
+def test_a_judge_who_cannot_repeat_an_agreed_step_blames_nobody_for_its_record(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    source, run, claim = (
+        find_source("digits"),
+        RunDirectory(tmp_path / "run"),
+        RunDirectory(tmp_path / "claim"),
+    )
+    record(Order(source, SETTINGS, find_policy("fp64"), steps=4, checkpoint_every=2), run)
+    write_claim(run, source, claim)
+    forge(claim, lambda each: replace(each, loss="0x1.0000000000000p+0") if each.step == 3 else each)
+    ruling = dispute(run, claim, source)
+    assert (ruling.loser, ruling.outcome, ruling.step) == ("auditor", "fault", 3)  # the control
+
+    def follow(self: Replay, stated: StepRecord, frame: bytes) -> None:
+        raise Nondeterminism("this machine's data differ from one reading to the next")
+
+    monkeypatch.setattr(Replay, "follow", follow)
+    ruling = dispute(run, claim, source)
+    assert (ruling.loser, ruling.outcome, ruling.step) == ("none", "cannot_reproduce", 3)
 
 
 def test_an_epsilon_without_end_trains_nothing_and_is_not_the_jobs(tmp_path: Path) -> None:

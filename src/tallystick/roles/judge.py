@@ -695,8 +695,10 @@ class StepJudge:
         try:
             frame = self.trainer.load_frames(self.transcript, step, step + 1)[step]
             outcome, _ = self.replay.follow(record, frame)
-        except (InvalidInput, Mismatch, Nondeterminism) as problem:
+        except (InvalidInput, Mismatch) as problem:
             return Ruling("trainer", f"step {step}: the log cannot be followed: {problem}"), "fault"
+        except Nondeterminism as problem:
+            return Ruling("none", f"step {step}: the judge cannot repeat the step: {problem}"), CANNOT
         statements: dict[Party, StepRecord] = {
             "trainer": record,
             "auditor": self.auditors_transcript.record(step),
