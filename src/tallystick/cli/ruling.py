@@ -117,7 +117,9 @@ def judge(
     if not folder.is_dir():
         raise StoreError(f"{folder}: there is no such folder")
     asked_for = _rules(rules)
-    found = parse_owner_findings(read_whole(findings, limit=OWNER_REPORT_LIMIT, what="findings of an owner"))
+    found = parse_owner_findings(
+        read_whole(findings, limit=OWNER_REPORT_LIMIT, what="findings of an owner"), what=str(findings)
+    )
     known = [load_public_key(path) for path in keys or []]
     fleet = Fleet("unknown", ("no registry was held against the chips shown",))
     if registry is not None and owner is not None:
@@ -158,7 +160,9 @@ def licence(
     as_json: AsJson = False,
 ) -> int:
     """Sign a licence to train what a pre-commitment commits to."""
-    committed = parse_precommit(read_whole(precommit, limit=DOCUMENT_LIMIT, what="a pre-commitment"))
+    committed = parse_precommit(
+        read_whole(precommit, limit=DOCUMENT_LIMIT, what="a pre-commitment"), what=str(precommit)
+    )
     flop = _whole(most_flop)
     if flop is None or flop > LARGEST_FLOP:
         raise InvalidInput(f"--most-flop {most_flop[:60]}: must be a whole number up to 1e40")

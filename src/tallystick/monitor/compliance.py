@@ -119,13 +119,12 @@ class Dossier:
     fleet: Fleet = Fleet("unknown", ("no registry was held against the chips shown",))
 
 
-def parse_owner_findings(data: bytes) -> OwnerFindings:
+def parse_owner_findings(data: bytes, *, what: str = "findings") -> OwnerFindings:
     """Return the findings in what ``tally monitor verify --json`` printed; it is the reader's own, and is not signed.
 
     Raises:
         InvalidInput: not such a document.
     """
-    what = "findings"
     value = parse_json(data, what=what, limit=OWNER_REPORT_LIMIT)
     names = (
         "owner", "declared_run_correctness", "declared_run_completeness", "assurance", "runs", "chips", "excluded",
@@ -436,7 +435,7 @@ class _Judge:
 
     def _line(self, facts: RunFacts) -> Answer:
         """Return the worst correctness in a lineage that ``_lineage`` has found to be whole."""
-        found = [self._correct(facts)]
+        found: list[Answer] = [self._correct(facts)]
         while (parent := self.by_root.get(facts.report.precommit.lineage.parent or "")) is not None:
             found.append(self._correct(parent))
             facts = parent

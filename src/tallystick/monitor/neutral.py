@@ -514,7 +514,9 @@ def _output(value: object) -> Output:
     else:
         raise InvalidInput(f"{what}: kind must be verdict, integer or scalar, is {kind[:40]!a}")
     if made != found or not 2 <= levels <= MOST_LEVELS:
-        raise InvalidInput(f"{what}: must have 2 to {MOST_LEVELS} levels, those that its bounds make")
+        raise InvalidInput(
+            f"{what}: has {levels} levels, its bounds make {made.levels}; must be equal, and 2 to {MOST_LEVELS}"
+        )
     return found
 
 

@@ -288,13 +288,13 @@ def verify_report(report: Report, opening: Opening, transcript: Transcript) -> N
             )
 
 
-def parse_precommit(data: bytes) -> Precommit:
+def parse_precommit(data: bytes, *, what: str = "pre-commitment") -> Precommit:
     """Return the pre-commitment whose encoding is exactly ``data``.
 
     Raises:
         InvalidInput: malformed.
     """
-    return _precommit(parse_canonical_json(data, what="pre-commitment", limit=DOCUMENT_LIMIT))
+    return _precommit(parse_canonical_json(data, what=what, limit=DOCUMENT_LIMIT))
 
 
 def parse_report(data: bytes) -> Report:

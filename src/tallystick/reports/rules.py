@@ -10,7 +10,7 @@ from rich.text import Text
 
 from tallystick.monitor.compliance import RulesVerdict
 from tallystick.monitor.rules import Rules, shown
-from tallystick.reports.layout import BAD, GOOD, QUIET, UNSURE, Row, page, printable
+from tallystick.reports.layout import BAD, GOOD, QUIET, UNSURE, Row, counted, page, printable
 
 STYLES = {"pass": GOOD, "fail": BAD, "unknown": UNSURE}
 MOST_SHOWN = 8  # observations of a rule on the page; JSON has all
@@ -96,4 +96,4 @@ class RulesPage:
         for rule in self.rules.rules:
             above = "" if rule.above_flop is None else f", above {shown(rule.above_flop)} FLOP of lineage"
             rows.append((rule.id, f"{rule.kind}{above}; needs {'; '.join(rule.needs)}"))
-        return page(f"{self.rules.name}: {len(self.rules.rules)} rules", GOOD, rows)
+        return page(f"{self.rules.name}: {counted(len(self.rules.rules), 'rule')}", GOOD, rows)

@@ -327,6 +327,11 @@ def test_a_mitigation_continues_the_last_state_on_the_data_asked_for() -> None:
     assert answer(text, dossier(base))[0] == "fail"
     assert answer(text, dossier(base, early))[0] == "fail"
     assert answer(rule("mitigation", required=[hexed("else")]), dossier(base, good))[0] == "fail"
+    only = judged(rule("mitigation", required=[hexed("batch", "early", 0)]), dossier(base, early))
+    assert [each.answer for each in only.verdicts[0].observations] == [
+        "fail",
+        "fail",
+    ]  # early mitigates nothing
     evaluated = rule(
         "mitigation", required=[hexed("batch", "good", 0)], **EVALUATION, output="harmless", one_of=["pass"]
     )
