@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from tallystick.commit.encoding import canonical_json
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.monitor.neutral import Input, Order, Outcome, integer_output, judge, parse_order, sign_order
 from tallystick.monitor.sandbox import Bounds, End
+from tallystick.monitor.sealed_job import parse_index
 from tallystick.protocol.signing import ed25519_key
 
 VERIFIER, OWNER = ed25519_key(b"\1" * 32), ed25519_key(b"\2" * 32)
@@ -55,3 +58,17 @@ def test_an_output_has_no_more_levels_than_can_be_counted(high: int, reason: str
         return
     with pytest.raises(InvalidInput, match=reason):
         parse_order(order.encode())
+
+
+def test_a_sealed_job_is_as_long_as_its_index_says() -> None:
+    members = [
+        ["order", "order", 3, "00" * 32],
+        ["program", "program", 4, "00" * 32],
+        ["input", "a", 5, "00" * 32],
+    ]
+    head = canonical_json({"format": "tallystick/neutral-job/1", "members": members, "salts": {}}) + b"\n"
+    size = len(head) + 12
+    assert [member.start - len(head) for member in parse_index(head, size, Path("job")).members] == [0, 3, 7]
+    for other in (size - 1, size + 1):
+        with pytest.raises(InvalidInput, match=f"speaks of {size} bytes, there are {other}"):
+            parse_index(head, other, Path("job"))
