@@ -413,8 +413,8 @@ GOOD = Match("exact", 2, (), 0, 0, 5800)
 
 def evidence(report: Report, **more: object) -> RunEvidence:
     outcomes = [SegmentOutcome(0, 2, "exact", "match"), SegmentOutcome(2, 4, "exact", "match")]
-    usual: dict[str, object] = {"outcomes": outcomes, "initial": 0.0, "flop_counted": 1000}
-    return RunEvidence(report, None, **(usual | more))  # pyright: ignore[reportArgumentType]
+    usual: dict[str, object] = {"problem": None, "outcomes": outcomes, "initial": 0.0, "flop_counted": 1000}
+    return RunEvidence(report, **(usual | more))  # pyright: ignore[reportArgumentType]
 
 
 def judged(report: Report, chip: ChipView | None = None, **more: object) -> tuple[str, set[int]]:
@@ -433,6 +433,7 @@ def test_each_false_statement_has_its_rule() -> None:
     report, _, _ = made()
     late = chip_view({}, precommit=b"\2" * 32)
     assert judged(report, late) == ("fail", {102, 109})
+    assert judged(report, problem="commits to another run") == ("fail", {101})
     assert judged(report, outcomes=[]) == ("unknown", {105})
     assert judged(report, outcomes=[SegmentOutcome(0, 2, "exact", "mismatch", "x")]) == ("fail", {105})
     assert judged(report, outcomes=[SegmentOutcome(0, 2, "exact", "cannot_reproduce")]) == ("unknown", {105})
