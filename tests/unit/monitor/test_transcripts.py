@@ -429,6 +429,14 @@ def test_an_honest_run_passes() -> None:
     assert judged(made()[0]) == ("pass", set())
 
 
+def test_a_chip_of_the_run_that_was_not_shown_leaves_the_run_unknown() -> None:
+    found = judge_run(evidence(made()[0]), {})
+    assert (found.correct, [(each.rule, each.severity) for each in found.findings]) == (
+        "unknown",
+        [(102, "unknown")],
+    )
+
+
 def test_each_false_statement_has_its_rule() -> None:
     report, _, _ = made()
     late = chip_view({}, precommit=b"\2" * 32)
