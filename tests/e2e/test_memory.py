@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +18,11 @@ from tallystick.execution.job import Batch, find_source
 from tallystick.integrations.memorising import measure_memory
 from tallystick.integrations.watching import RunReplayer
 from tallystick.monitor.memorisation import Memory, MemoryLosses, judge_memory, smallest_detectable
+from tallystick.monitor.transcripts import Lineage, Precommit, Report, Totals
+from tallystick.monitor.verification import OwnerVerdict, RunEvidence, RunVerdict
 from tallystick.numerics.policy import find_policy
+from tallystick.reports.memorisation import MemoryReport
+from tallystick.reports.monitoring import FleetReport, OwnerReport
 from tallystick.roles.trainer import Order
 from tallystick.store.files import RunDirectory
 from tallystick.testing.cheats import claim_other_data, forge
@@ -157,10 +162,59 @@ def test_the_command_tells_found_from_doubtful(
             main(["monitor", "memory", str(directory.path), *beacon, "--json", "--svg", str(picture)]) == code
         )
         assert json.loads(capsys.readouterr().out)["verdict"] == verdict
-        assert picture.read_text().startswith("<svg ") and picture.read_text().count("<rect") == 37
+        assert (
+            picture.read_text().startswith("<svg ") and picture.read_text().count("<rect") == 1 + 36 + 21
+        )  # paper, cells, scale
     assert main(["monitor", "memory", str(directory.path), "--beacon", "12"]) == 2
     assert main(["monitor", "memory", str(directory.path), *beacon, "--records", "4"]) == 2
     assert main(["monitor", "memory", str(tmp_path / "none"), *beacon]) == 2
+
+
+def test_the_page_shows_the_matrix_its_scale_and_the_power(remembered: Remembered) -> None:
+    _, memory = remembered(half_of_it)
+    shown = MemoryReport("ab" * 32, memory).section()
+    assert "The test has power on this data: 5 of 6 segments confirmed. With 64 records" in shown
+    assert f"its bound is {100 * memory.least_bound:.3g} % at best" in shown
+    assert "0.5-quantile of 256 records" in shown and "repeat those segments" in shown
+    for segment in memory.segments:
+        assert f"<td>{segment.below} of 64 ({100 * segment.below / 64:.3g} %)</td>" in shown
+    cells = re.findall(r'text-anchor="middle" fill="#(?:222222|ffffff)">(\d+)</text>', shown)
+    assert [int(cell) for cell in cells] == [round(100 * part) for row in memory.below for part in row]
+    assert "50 and more: looks unseen" in shown and shown.count("#d55e00") == 6  # each segment's own place
+    page = FleetReport([owner_report(memory)], 1.0, "here", {}).page().decode()
+    assert MemoryReport("12" * 32, memory).section() in page
+    assert "<script" not in page and "Was not asked for" not in page
+    assert "Was not asked for" in FleetReport([owner_report(None)], 1.0, "here", {}).page().decode()
+
+
+def test_a_test_without_power_says_so_on_the_page() -> None:
+    memory = judge_memory(drawn(0.0, 1))
+    assert not memory.has_power
+    shown = MemoryReport("ab" * 32, memory).section()
+    assert "No power on this data: 0 of 1 segment confirmed" in shown and 'class="pass"' not in shown
+
+
+def test_long_names_of_steps_stand_on_end_and_a_long_run_is_cut_openly() -> None:
+    losses = drawn(1.0, 1)
+    claimed, unseen = np.repeat(losses.claimed[0], 22, axis=0), np.repeat(losses.unseen, 22, axis=0)
+    many = judge_memory(MemoryLosses(tuple(range(100_000, 100_044)), (claimed,) * 43, unseen))
+    picture = MemoryReport("ab" * 32, many).svg()
+    assert picture.count("rotate(-90") == 40 and "the first 40 of 43 segments" in picture
+
+
+def owner_report(memory: Memory | None) -> OwnerReport:
+    verdict = OwnerVerdict(
+        "owner", "unknown", "pass", "unknown", 0, (RunVerdict("12" * 32, "unknown", ()),), (), ("memory",)
+    )
+    report = Report(
+        "12" * 32,
+        24,
+        Precommit("0" * 64, None, (), "0" * 64, Lineage("initialised")),
+        "0" * 64,
+        (),
+        Totals(1, 1, 1),
+    )
+    return OwnerReport(verdict, [], [RunEvidence(report, None, memory=memory)])
 
 
 # -- the decision alone --------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ QUANTILE = (
 TOLERATED = (
     0.5  # largest share of a segment's data that may be unseen, for all that is known, if it is confirmed
 )
+FALSE_ALARM = 0.05
 LEAST_RECORDS = 8
 
 Floats = npt.NDArray[np.float64]
@@ -126,16 +127,28 @@ class Memory:
         below: (data of segment, state's segment): share of the data that falls below; small on the diagonal where data were
             learned when it is claimed, and growing again to the right as they are forgotten.
         unseen: records that served as unseen.
+        quantile: of their changes, which a record falls below or not.
+        false_alarm: probability that any of the bounds is wrong.
     """
 
     segments: tuple[SegmentMemory, ...]
     below: tuple[tuple[float, ...], ...]
     unseen: int
+    quantile: float = QUANTILE
+    false_alarm: float = FALSE_ALARM
 
     @property
     def has_power(self) -> bool:
         """Whether at least half of the segments are confirmed: else this model remembers too little to tell."""
         return 2 * sum(s.verdict == "confirmed" for s in self.segments) >= len(self.segments)
+
+    @property
+    def least_bound(self) -> float:
+        """The bound on the unseen share that a segment has at best: its most records, not one of them below."""
+        return smallest_detectable(
+            max(segment.records for segment in self.segments), len(self.segments),
+            false_alarm=self.false_alarm, quantile=self.quantile,
+        )  # fmt: skip
 
     @property
     def doubtful(self) -> tuple[SegmentMemory, ...]:
@@ -147,12 +160,17 @@ class Memory:
         return {
             "has_power": self.has_power,
             "unseen": self.unseen,
+            "quantile": self.quantile,
+            "false_alarm": self.false_alarm,
+            "least_bound": self.least_bound,
             "segments": [segment.fields() for segment in self.segments],
             "below": [list(row) for row in self.below],
         }
 
 
-def judge_memory(losses: MemoryLosses, *, false_alarm: float = 0.05, quantile: float = QUANTILE) -> Memory:
+def judge_memory(
+    losses: MemoryLosses, *, false_alarm: float = FALSE_ALARM, quantile: float = QUANTILE
+) -> Memory:
     """Return what is remembered; every bound holds at once with probability 1 - ``false_alarm``.
 
     The bound of one segment is Clopper and Pearson's on the share below, over the quantile; the threshold itself is estimated
@@ -187,11 +205,11 @@ def judge_memory(losses: MemoryLosses, *, false_alarm: float = 0.05, quantile: f
     rows = tuple(
         tuple(float(b) / c.shape[1] for b in row) for row, c in zip(counts, losses.claimed, strict=True)
     )
-    return Memory(tuple(segments), rows, losses.unseen.shape[1])
+    return Memory(tuple(segments), rows, losses.unseen.shape[1], quantile, false_alarm)
 
 
 def smallest_detectable(
-    records: int, segments: int, *, false_alarm: float = 0.05, quantile: float = QUANTILE
+    records: int, segments: int, *, false_alarm: float = FALSE_ALARM, quantile: float = QUANTILE
 ) -> float:
     """Return the bound on the unseen share where not one of ``records`` falls below: what no run can be better than.
 

@@ -13,6 +13,7 @@ from rich.text import Text
 from tallystick.monitor.chiplog import Finding, snapshots_of
 from tallystick.monitor.verification import ChipView, OwnerVerdict, RunEvidence
 from tallystick.reports.layout import BAD, GOOD, UNSURE, Row, counted, page, printable
+from tallystick.reports.memorisation import MemoryReport, power_in_words
 
 STYLES = {"pass": GOOD, "fail": BAD, "unknown": UNSURE}
 COLOURS = {
@@ -88,6 +89,8 @@ class OwnerReport:
             ("snapshots", f"{sum(counts.values())} on {counted(len(self.chips), 'chip')}: {told or 'none'}")
         )
         for item in self.evidence:
+            if item.memory is not None:
+                rows.append((f"memory {item.report.run[:9]}..", power_in_words(item.memory)))
             repeated = sum(outcome.end - outcome.start for outcome in item.outcomes)
             rows.append(
                 (f"run {item.report.run[:12]}..", f"{repeated} of {item.report.steps} steps repeated")
@@ -184,12 +187,18 @@ def _section(owner: OwnerReport) -> str:
         for item in owner.evidence
         for selected, outcome in zip(item.selected, item.outcomes, strict=True)
     )
+    memory = "".join(
+        MemoryReport(item.report.run, item.memory).section()
+        for item in owner.evidence
+        if item.memory is not None
+    )
     return (
         f'<section><h2>{_e(verdict.owner)}: <span class="{verdict.verdict}">{verdict.verdict}</span></h2>'
         f"<ul>{claims}<li>assurance: L{verdict.assurance}, the least of its chips</li></ul>"
         f"<h3>Snapshots over time</h3>{_timeline(owner.chips)}"
         f"<h3>Findings</h3><ul>{findings or '<li>none</li>'}</ul>"
         f"<h3>Repeated segments</h3><table><tr><th>steps</th><th>why</th><th>verdict</th><th></th></tr>{segments}</table>"
+        f"<h3>Memory of the claimed data</h3>{memory or '<p>Was not asked for: nothing is known of it.</p>'}"
         f"<p>Not covered: {_e('; '.join(verdict.excluded))}.</p></section>"
     )
 
@@ -219,7 +228,7 @@ def _timeline(chips: Sequence[ChipView]) -> str:
     parts.append(f'<text x="{left + width}" y="{height - 4}" text-anchor="end">{days:.3g} days in use</text>')
     label = "Snapshots of each chip over its active time"
     return (
-        f'<svg role="img" aria-label="{label}" viewBox="0 0 {left + width + 10} {height}" width="100%">'
+        f'<svg class="timeline" role="img" aria-label="{label}" viewBox="0 0 {left + width + 10} {height}" width="100%">'
         f"{''.join(parts)}</svg>"
     )
 
@@ -245,9 +254,9 @@ _PAGE = """<!doctype html>
 <style>
 body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1f2328; }}
 table {{ border-collapse: collapse; }} td, th {{ padding: .2rem .8rem .2rem 0; text-align: left; vertical-align: top; }}
-tr + tr td {{ border-top: 1px solid #d0d7de; }} svg text {{ font: 13px system-ui, sans-serif; fill: #59636e; }}
+tr + tr td {{ border-top: 1px solid #d0d7de; }} .timeline text {{ font: 13px system-ui, sans-serif; fill: #59636e; }}
 section {{ border-top: 2px solid #d0d7de; margin-top: 2rem; }} ul.plain {{ list-style: none; padding: 0; }}
-.pass {{ color: #1a7f37; }} .fail, .violation {{ color: #cf222e; }} .unknown {{ color: #9a6700; }}
+.wide {{ overflow-x: auto; }} .pass {{ color: #1a7f37; }} .fail, .violation {{ color: #cf222e; }} .unknown {{ color: #9a6700; }}
 </style></head><body>
 <h1>Chips and declared runs</h1>
 {summary}
