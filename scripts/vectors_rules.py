@@ -1,4 +1,4 @@
-"""Write the test vectors of rules and neutral orders: files with their digests, orders with their bits, outputs with values.
+"""Write the test vectors of rules, opened batches and neutral orders: files with their digests, batches with their records.
 
 Documents, digests and bits are put together here from hashlib, json and fractions, straight from spec/rules.md and
 spec/neutral-run.md; nothing here imports the package.
@@ -22,7 +22,12 @@ FAILURES = 4
 
 def write(root: Path) -> None:
     """Write every case below ``root``, the vectors folder; what stood there goes."""
-    folders = {"rules": rules_cases(), "neutral-order": order_cases(), "neutral-output": output_cases()}
+    folders = {
+        "rules": rules_cases(),
+        "neutral-order": order_cases(),
+        "neutral-output": output_cases(),
+        "batch-opening": batch_cases(),
+    }
     for folder, cases in folders.items():
         shutil.rmtree(root / folder, ignore_errors=True)
         for name, (why, case) in cases.items():
@@ -107,6 +112,16 @@ least_snapshots = 3
 """
 
 
+RECORDS = f"""
+[[rule]]
+id = "letters"
+kind = "data"
+unit = "record"
+forms = ["{B}"]
+forbidden = ["{A}"]
+"""
+
+
 def rules(text: str) -> Case:
     ids = [line.split('"')[1] for line in text.splitlines() if line.startswith("id =")]
     kinds = [line.split('"')[1] for line in text.splitlines() if line.startswith("kind =")]
@@ -126,6 +141,27 @@ def rules_cases() -> dict[str, tuple[str, Case]]:
     return {
         "one-rule": ("A limit on the FLOP of a lineage.", rules(one)),
         "every-kind": ("Each of the eight kinds, with every field that it has.", rules(HEAD + EVERY)),
+        "records": (
+            "Digests of single records, and the form that they were made for.",
+            rules(HEAD + RECORDS),
+        ),
+        "records-without-form_fail": (
+            "In another layout their absence says nothing.",
+            refused(
+                (HEAD + RECORDS).replace(f'forms = ["{B}"]\n', ""), "forms must be named for unit record"
+            ),
+        ),
+        "form-of-batches_fail": (
+            "A batch is named whole.",
+            refused((HEAD + RECORDS).replace('"record"', '"batch"'), "forms must be named for unit record"),
+        ),
+        "records-of-a-mitigation_fail": (
+            "It goes by batches or data sets.",
+            refused(
+                (HEAD + EVERY).replace('kind = "mitigation"', 'kind = "mitigation"\nunit = "record"'),
+                "unit must be one of",
+            ),
+        ),
         "comment": ("Another digest for the same rules: it is of the bytes.", rules(f"# version 2\n{one}")),
         "unknown-field_fail": (
             "A field might ask for something.",
@@ -177,6 +213,135 @@ def rules_cases() -> dict[str, tuple[str, Case]]:
             {"hex": HEAD.encode().hex() + "ff", "error": "InvalidInput", "reason": "is not UTF-8"},
         ),
     }
+
+
+# ---------------------------------------------------------------------------------------- opened batches
+
+
+def framed(tag: str, *parts: bytes) -> bytes:
+    return bytes([len(tag)]) + tag.encode() + b"".join(len(p).to_bytes(8, "little") + p for p in parts)
+
+
+def sha(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+def piece(where: str, dtype: str, shape: list[int], data: bytes) -> bytes:
+    return framed("tallystick/batch/1", where.encode(), canonical([dtype, shape]), data)
+
+
+ROWS = [b"\x01\x02", b"\x03\x04", b"\x05\x06"]
+LABELS = [7, 8, 9]
+PAIR = framed("tallystick/batch/1", b"batch", b"2")
+
+
+def three(rows: list[bytes], labels: list[int]) -> bytes:
+    """A batch (bytes of two, a number of 64 bits), as its digest hashes it."""
+    numbers = b"".join(label.to_bytes(8, "little") for label in labels)
+    count = len(rows)
+    return (
+        PAIR
+        + piece("batch[0]", "uint8", [count, 2], b"".join(rows))
+        + piece("batch[1]", "int64", [count], numbers)
+    )
+
+
+def opened(batch: bytes, step: int = 1, **changes: Any) -> tuple[bytes, str]:
+    """The opening of ``batch`` as step 1 of 3, and the root that a report commits to."""
+    salts = [sha(b"salt" + bytes([at])) for at in range(3)]
+    others = [sha(b"other" + bytes([at])) for at in range(3)]
+    digests = [sha(batch) if at == 1 else others[at] for at in range(3)]
+    leaves = [
+        sha(b"\0" + sha(framed("tallystick/hiding/1", salt, d)))
+        for salt, d in zip(salts, digests, strict=True)
+    ]
+    root = sha(b"\1" + sha(b"\1" + leaves[0] + leaves[1]) + leaves[2])
+    head = {
+        "proof": [leaves[0].hex(), leaves[2].hex()], "run": "12" * 32, "salt": salts[1].hex(), "step": step, "steps": 3,
+        **changes,
+    }  # fmt: skip
+    return framed("tallystick/batch-opening/1", canonical(head), batch), root.hex()
+
+
+def in_report(batch: bytes, **more: Any) -> Case:
+    data, root = opened(batch)
+    return {
+        "opening": data.hex(),
+        "run": "12" * 32,
+        "steps": 3,
+        "data": root,
+        "batch": sha(batch).hex(),
+        **more,
+    }
+
+
+def spoiled(data: bytes, error: str, reason: str) -> Case:
+    case = in_report(three(ROWS, LABELS), error=error, reason=reason)
+    return {**case, "opening": data.hex()}
+
+
+def batch_cases() -> dict[str, tuple[str, Case]]:
+    batch = three(ROWS, LABELS)
+    good, _ = opened(batch)
+    flipped = three([b"\x01\x02", b"\x03\x05", b"\x05\x06"], LABELS)
+    heads = (
+        b"batch",
+        b"2",
+        b"batch[0]",
+        canonical(["uint8", [1, 2]]),
+        b"batch[1]",
+        canonical(["int64", [1]]),
+    )
+    form = sha(framed("tallystick/record-form/1", *heads)).hex()
+    records = [sha(three([row], [label])).hex() for row, label in zip(ROWS, LABELS, strict=True)]
+    uneven = piece("batch.a", "uint8", [2], b"\1\2") + piece("batch.b", "uint8", [3], b"\1\2\3")
+    return {
+        "three-records": (
+            "Each record has the digest of a batch with it alone.",
+            in_report(batch, form=form, records=records),
+        ),
+        "record-elsewhere": (
+            "The second record, in a batch of its own: the same digest.",
+            in_report(three(ROWS[1:2], LABELS[1:2]), form=form, records=records[1:2]),
+        ),
+        "one-bit": (
+            "The second record with one bit changed: a record that no list knows.",
+            in_report(flipped, form=form, records=[records[0], sha(three([b"\x03\x05"], [8])).hex(), records[2]]),
+        ),
+        "uneven": (
+            "Two and three of something: bound to the report, and no records.",
+            in_report(uneven, form=None, records=[]),
+        ),
+        "other-batch_fail": (
+            "One bit of the batch, against the report of the true one.",
+            spoiled(good[:-1] + b"\1", "Mismatch", "leads to"),
+        ),
+        "other-salt_fail": ("A salt of another step.", spoiled(opened(batch, salt="00" * 32)[0], "Mismatch", "leads to")),
+        "other-step_fail": ("The batch of step 1, as that of step 0.", spoiled(opened(batch, 0)[0], "Mismatch", "leads to")),
+        "other-run_fail": ("Another run's.", spoiled(opened(batch, run="13" * 32)[0], "Mismatch", "is of run 1313")),
+        "other-length_fail": ("Another run's length.", spoiled(opened(batch, steps=4)[0], "Mismatch", "with 4 steps")),
+        "short-proof_fail": ("A node is missing.", spoiled(opened(batch, proof=["00" * 32])[0], "InvalidInput", "needs 2 nodes")),
+        "step-beyond_fail": ("Step 3 of 3.", spoiled(opened(batch, 3)[0], "InvalidInput", "out of range")),
+        "bytes-follow_fail": ("Something behind it.", spoiled(good + b"\0", "InvalidInput", "1 bytes follow")),
+        "cut-short_fail": ("The last byte is missing.", spoiled(good[:-1], "InvalidInput", "are possible")),
+        "other-spelling_fail": (
+            "Whitespace in its head.",
+            spoiled(framed("tallystick/batch-opening/1", b"{ }", batch), "InvalidInput", "canonical"),
+        ),
+        "unknown-dtype_fail": (
+            "How long is one?",
+            spoiled(opened(piece("batch", "complex64", [1], bytes(8)))[0], "InvalidInput", "a dtype that has a digest"),
+        ),
+        "other-size_fail": (
+            "Two numbers of 64 bits have 16 bytes.",
+            spoiled(opened(piece("batch", "int64", [2], bytes(15)))[0], "InvalidInput", "has 15 bytes"),
+        ),
+        "huge-shape_fail": (
+            "A declared size is never trusted.",
+            spoiled(opened(piece("batch", "uint8", [2**62, 2**62], b""))[0], "InvalidInput", "has 0 bytes"),
+        ),
+        "no-batch_fail": ("Other bytes than a digest hashes.", spoiled(opened(b"data")[0], "InvalidInput", "does not begin a")),
+    }  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------- neutral orders

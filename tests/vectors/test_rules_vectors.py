@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from tallystick import errors
+from tallystick.monitor.datarecords import open_batch, parse_batch_opening
 from tallystick.monitor.neutral import parse_order, read_values
 from tallystick.monitor.rules import parse_rules
+from tallystick.monitor.transcripts import Lineage, Precommit, Report, Totals
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("rules", "neutral-order", "neutral-output")
+FOLDERS = ("rules", "neutral-order", "neutral-output", "batch-opening")
 
 
 def cases(folder: str) -> list[Path]:
@@ -55,6 +57,22 @@ def test_an_output_has_its_values_or_none(folder: Path) -> None:
             read_values(order, case["printed"].encode())
         return
     assert read_values(order, case["printed"].encode()) == case["values"]
+
+
+@pytest.mark.parametrize("folder", cases("batch-opening"), ids=lambda folder: folder.name)
+def test_an_opened_batch_has_its_records_or_is_refused(folder: Path) -> None:
+    case = json.loads((folder / "input.json").read_text())
+    data = bytes.fromhex(case["opening"])
+    precommit = Precommit("0" * 64, case["data"], (), "0" * 64, Lineage("initialised"))
+    report = Report(case["run"], case["steps"], precommit, case["data"], (), Totals(1, 1, 1))
+    if "reason" in case:
+        with pytest.raises(getattr(errors, case["error"]), match=case["reason"]):
+            open_batch(parse_batch_opening(data), report)
+        return
+    opening = parse_batch_opening(data)
+    found = open_batch(opening, report)
+    assert opening.encode() == data
+    assert (found.digest, found.form, list(found.records)) == (case["batch"], case["form"], case["records"])
 
 
 def test_the_vectors_are_what_the_script_writes(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""tally rules: check a file of rules, hold an owner's evidence against it, grant a licence; without torch."""
+"""tally rules: check a file of rules, hold an owner's evidence against it, grant a licence; torch only opens a run's batches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from tallystick.cli.inspection import LogKind, read_package
-from tallystick.cli.options import AsJson, Out, Trusted, load_trusted
+from tallystick.cli.options import AsJson, JobName, Out, Trusted, choose_source, load_trusted
 from tallystick.cli.terminal import answer, say
 from tallystick.errors import InvalidInput, Mismatch, StoreError
 from tallystick.monitor.compliance import (
@@ -27,17 +27,25 @@ from tallystick.monitor.compliance import (
     parse_owner_findings,
     read_licence,
 )
-from tallystick.monitor.handover import OwnerFolder
+from tallystick.monitor.datarecords import (
+    OPENING_LIMIT,
+    BatchOpening,
+    OpenedBatch,
+    open_batch,
+    parse_batch_opening,
+    take_apart,
+)
+from tallystick.monitor.handover import DeclaredRun, OwnerFolder
 from tallystick.monitor.ledger import Ledger
 from tallystick.monitor.neutral import Result, read_result
 from tallystick.monitor.reconcile import LARGEST_STREAM, parse_stream, reconcile
 from tallystick.monitor.rules import RULES_LIMIT, Rules, parse_rules
-from tallystick.monitor.transcripts import DOCUMENT_LIMIT, parse_precommit, verify_report
+from tallystick.monitor.transcripts import DOCUMENT_LIMIT, parse_precommit, parse_report, verify_report
 from tallystick.protocol.envelope import ENVELOPE_LIMIT, Envelope, parse_envelope, sign_statement
 from tallystick.protocol.signing import PublicKey
 from tallystick.reports.layout import DonePage
 from tallystick.reports.rules import RulesPage, RulesVerdictPage
-from tallystick.store.files import read_whole, write_whole
+from tallystick.store.files import RunDirectory, read_whole, write_whole
 from tallystick.store.keys import load_key, load_public_key
 
 app = typer.Typer(help="Rules about training: check them, hold evidence against them.", no_args_is_help=True)
@@ -174,6 +182,71 @@ def licence(
     return 0
 
 
+@app.command("open")
+def open_records(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Your own finished run, recorded with --chip.")],
+    steps: Annotated[
+        list[int] | None,
+        typer.Option("--step", metavar="N", min=0, help="Only this step; may be repeated. By default all."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Where to; by default RUN.batches.")
+    ] = None,
+    job: JobName = None,
+    as_json: AsJson = False,
+) -> int:
+    """Open the batches of a run, as its owner, for rules about single records: they show all of their data."""
+    from tallystick.integrations.committing import open_batches
+
+    specification = RunDirectory(run).load_specification()
+    source = choose_source(job, specification.job.path, [run])
+    chosen = sorted(set(steps)) if steps else list(range(specification.steps))
+    place = run.with_name(f"{run.name}.batches") if out is None else out
+    tenth = max(1, len(chosen) // 10)
+
+    def progress(done: int, of: int) -> None:
+        if done % tenth == 0:
+            say(f"batch {done} of {of}")
+
+    written = open_batches(run, source, chosen, place, progress)
+    values = {"openings": str(place), "batches": len(chosen), "bytes": written}
+    answer(
+        DonePage(f"opened: {place}", values, [(k, str(v)) for k, v in values.items()]),
+        as_json=as_json,
+    )
+    return 0
+
+
+@app.command()
+def records(
+    openings: Annotated[list[Path], typer.Argument(metavar="OPENING..", help="Opened batches.")],
+    report: Annotated[
+        Path | None,
+        typer.Option("--report", metavar="FILE", help="The run's report, which must commit to them."),
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """List the digests of the records in opened batches, and their form: what rules of unit record name."""
+    stated = None if report is None else parse_report(
+        read_whole(report, limit=DOCUMENT_LIMIT, what="a report")
+    )  # fmt: skip
+    listed: list[dict[str, object]] = []
+    rows: list[tuple[str, str]] = []
+    for path in openings:
+        opening = _opening(path)
+        found = take_apart(opening.batch) if stated is None else open_batch(opening, stated)
+        listed.append({"step": opening.step, **found.fields()})
+        rows += [
+            (f"step {opening.step}", f"batch {found.digest}"),
+            ("form", found.form or f"none: {found.problem}"),
+        ]
+        rows += [(f"record {at}", each) for at, each in enumerate(found.records)]
+    said = "bound to the report" if stated else "not held against any report"
+    values = {"bound": stated is not None, "batches": listed}
+    answer(DonePage(f"{len(listed)} opened, {said}", values, rows), as_json=as_json)
+    return 0
+
+
 def _whole(text: str) -> int | None:
     """Return the whole number that a text writes in decimal, to its last digit: binary64 has no 1e25."""
     found = re.fullmatch(r"([0-9]{1,41})(?:\.([0-9]{1,41}))?(?:[eE]\+?([0-9]{1,2}))?", text, re.ASCII)
@@ -200,8 +273,26 @@ def _runs(folder: Path) -> list[RunFacts]:
         except (InvalidInput, Mismatch) as problem:
             say(f"{run.name}: {problem}")
             transcript = None
-        found.append(RunFacts(run.name, run.report, transcript))
+        found.append(RunFacts(run.name, run.report, transcript, _batches(run)))
     return found
+
+
+def _batches(run: DeclaredRun) -> dict[int, OpenedBatch]:
+    """Return the batches that the run's report binds; one that it does not is as good as none, and said."""
+    found: dict[int, OpenedBatch] = {}
+    for path in run.batches():
+        try:
+            opening = _opening(path)
+            found[opening.step] = open_batch(opening, run.report)
+        except (InvalidInput, Mismatch) as problem:
+            say(f"{run.name}: {problem}")
+    return found
+
+
+def _opening(path: Path) -> BatchOpening:
+    return parse_batch_opening(
+        read_whole(path, limit=OPENING_LIMIT, what="the opening of a batch"), what=str(path)
+    )
 
 
 def _signed(path: Path, known: Sequence[PublicKey]) -> tuple[Envelope, PublicKey]:

@@ -131,6 +131,15 @@ def batch_digest(batch: Batch) -> str:
     return hashed.hexdigest()
 
 
+def batch_bytes(batch: Batch) -> bytes:
+    """Return the very bytes that ``batch_digest`` hashes: what opens a batch (``monitor.datarecords``).
+
+    Raises:
+        InvalidInput: as batch_digest.
+    """
+    return b"".join(_parts(batch, "batch"))
+
+
 def _parts(value: Any, where: str) -> Iterator[bytes]:
     if isinstance(value, Tensor):
         if value.layout != torch.strided or value.is_complex():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,10 +14,12 @@ from tallystick.errors import InvalidInput, StoreError
 from tallystick.execution.job import JobSource
 from tallystick.execution.session import Session
 from tallystick.execution.snapshot import state_entries
+from tallystick.execution.step import batch_bytes
 from tallystick.integrations.observed import Observation
 from tallystick.integrations.watching import batch_digests, flop_per_step, tokens_per_step
 from tallystick.monitor.chiplog import snapshots_of
 from tallystick.monitor.chiprecord import LoggedRecord, Precommit
+from tallystick.monitor.datarecords import batch_openings
 from tallystick.monitor.memory import parse_opening as parse_snapshot_opening
 from tallystick.monitor.transcripts import (
     DOCUMENT_LIMIT,
@@ -33,7 +35,7 @@ from tallystick.monitor.transcripts import (
 )
 from tallystick.protocol.transcript import Specification
 from tallystick.store.chips import ChipDirectory
-from tallystick.store.files import RunDirectory, read_whole, write_whole
+from tallystick.store.files import RunDirectory, read_whole, storing, write_whole
 
 
 def beside(run: Path, kind: str) -> Path:
@@ -113,6 +115,32 @@ def report_run(run: Path, source: JobSource, chips: Mapping[ChipDirectory, list[
     report = make_report(transcript, opening, precommit, totals, snapshots)
     write_whole(beside(run, "report"), report.encode())
     return report
+
+
+def open_batches(
+    run: Path, source: JobSource, steps: Sequence[int], out: Path, progress: Callable[[int, int], object]
+) -> int:
+    """Write the opening of each step's batch below ``out``, readable by its owner alone; return how many bytes.
+
+    Raises:
+        InvalidInput: a step that the run does not have, or a batch without a digest.
+        Mismatch: the job's data of a step are not those of its record.
+        StoreError: the run's opening is missing, or nothing can be written.
+    """
+    transcript = RunDirectory(run).load_transcript()
+    made = batch_openings(transcript, parse_opening(_read(run, "opening")))
+    job = source.build(transcript.specification.job.settings)
+    with storing(f"{out}: cannot be created"):
+        out.mkdir(parents=True, exist_ok=True)
+    written = 0
+    for done, step in enumerate(steps, start=1):
+        if not 0 <= step < transcript.num_steps:
+            raise InvalidInput(f"step {step}: the run has steps 0 to {transcript.num_steps - 1}")
+        data = made(step, batch_bytes(job.batch(step))).encode()
+        write_whole(out / f"{step}.batch", data, mode=0o600)
+        written += len(data)
+        progress(done, len(steps))
+    return written
 
 
 def _read(run: Path, kind: str) -> bytes:

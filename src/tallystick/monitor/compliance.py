@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 from tallystick.commit.encoding import HASH_BYTES, Fields, parse_hex, parse_json
 from tallystick.errors import InvalidInput
+from tallystick.monitor.datarecords import OpenedBatch
 from tallystick.monitor.inspection import Verdict as InspectionVerdict
 from tallystick.monitor.neutral import COMPLETED, Result
 from tallystick.monitor.reconcile import Finding as Disagreement
 from tallystick.monitor.registry import DRAWN_FROM, Chip
 from tallystick.monitor.rules import (
-    EXCLUDED,
     Compute,
     Data,
     Evaluation,
@@ -84,11 +84,19 @@ class OwnerFindings:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """A declared run as its owner opened it; ``transcript`` is bound to the report (``verify_report``), or None."""
+    """A declared run as its owner opened it.
+
+    Attributes:
+        name: of it.
+        report: of it.
+        transcript: bound to the report (``verify_report``), or None.
+        batches: of the steps whose batch was opened, each bound to the report (``open_batch``).
+    """
 
     name: str
     report: Report
     transcript: Transcript | None
+    batches: Mapping[int, OpenedBatch] = field(default_factory=dict[int, OpenedBatch])
 
 
 @dataclass(frozen=True)
@@ -258,7 +266,7 @@ class RuleVerdict:
             "answer": self.answer,
             "needs": list(self.rule.needs),
             "observations": [each.fields() for each in self.observations],
-            "excluded": EXCLUDED[self.rule.kind],
+            "excluded": self.rule.excluded,
         }
 
 
@@ -315,7 +323,7 @@ def judge_rules(rules: Rules, dossier: Dossier) -> RulesVerdict:
     """Return what the evidence says about the rules."""
     judge = _Judge(dossier)
     verdicts = tuple(judge.rule(rule) for rule in rules.rules)
-    excluded = dict.fromkeys((*dossier.findings.excluded, *(EXCLUDED[rule.kind] for rule in rules.rules)))
+    excluded = dict.fromkeys((*dossier.findings.excluded, *(rule.excluded for rule in rules.rules)))
     return RulesVerdict(
         rules,
         dossier.findings.owner,
@@ -442,6 +450,8 @@ class _Judge:
         return worst(found)
 
     def _data(self, rule: Data, facts: RunFacts) -> tuple[Answer, str]:
+        if rule.unit == "record":
+            return _records(rule, facts)
         used = _used(rule.unit, facts)
         if used is None:
             return "unknown", f"its {rule.unit} digests were not shown"
@@ -610,6 +620,36 @@ def _used(unit: Unit, facts: RunFacts) -> set[str] | None:
         return {record.batch for record in facts.transcript.records}
     stated = facts.transcript.specification.job.dataset_digest
     return None if stated is None else {stated}
+
+
+def _records(rule: Data, facts: RunFacts) -> tuple[Answer, str]:
+    """Return what the opened batches say of single records: one found is found, absence needs every step's batch."""
+    opened, steps = facts.batches, facts.report.steps
+    used = {record: step for step, batch in sorted(opened.items(), reverse=True) for record in batch.records}
+    if bad := sorted(used.keys() & rule.forbidden):
+        return (
+            "fail",
+            f"step {used[bad[0]]} used record {bad[0][:16]}.., which is forbidden ({len(bad)} in all)",
+        )
+    lacks = sorted(rule.required - used.keys())
+    if rule.forbidden or lacks:
+        wanted = f"record {lacks[0][:16]}.., which is required, was not found, and " if lacks else ""
+        if len(opened) < steps:
+            return "unknown", f"{wanted}the batches of {len(opened)} of {steps} steps were opened"
+        for step, batch in sorted(opened.items()):
+            if batch.form is None:
+                return "unknown", f"{wanted}the batch of step {step} cannot be taken apart: {batch.problem}"
+            if batch.form not in rule.forms:
+                form = f"records of form {batch.form[:16]}.., for which the rule's digests were not made"
+                return "unknown", f"{wanted}step {step} has {form}"
+    if lacks:
+        return "fail", f"did not use record {lacks[0][:16]}.., which is required ({len(lacks)} in all)"
+    if rule.forbidden and facts.report.precommit.data is None:
+        return "unknown", "its data were not committed before it began"
+    return (
+        "pass",
+        f"{len(used)} different records in {len(opened)} batches, none forbidden, all required ones among them",
+    )
 
 
 def _values(rule: HyperParameter, transcript: Transcript) -> list[str]:

@@ -1,12 +1,13 @@
 """What an owner hands over, as files: declared runs with their documents, and the directories of its chips.
 
-    DIR/runs/NAME/  NAME.report.json  NAME.opening.json        DIR/chips/UEID/
+    DIR/runs/NAME/  NAME.report.json  NAME.opening.json  NAME.batches/STEP.batch        DIR/chips/UEID/
 
 Everything in it is the owner's word; keys, heads and chips to ask for come from elsewhere.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,11 @@ class DeclaredRun:
     report: Report
     opening: Opening
     directory: RunDirectory
+
+    def batches(self) -> Iterator[Path]:
+        """Return the files that open batches of the run, in no particular order; none where nothing was opened."""
+        folder = self.directory.path.with_name(f"{self.name}.batches")
+        return folder.glob("*.batch")
 
 
 @dataclass(frozen=True)

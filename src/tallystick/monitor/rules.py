@@ -30,7 +30,7 @@ LARGEST_NUMBER = Fraction(10) ** 40
 
 Scope = Literal["run", "lineage"]
 Where = Literal["setting", "schedule", "specification"]
-Unit = Literal["batch", "dataset"]
+Unit = Literal["batch", "dataset", "record"]
 SPECIFIED = ("accumulation", "checkpoint_every", "policy", "seed", "steps", "world_size")
 
 
@@ -69,11 +69,15 @@ class Compute:
 
 @dataclass(frozen=True)
 class Data:
-    """Digests of batches (or of data sets) that no run may have used, and that every run must have used."""
+    """Digests of batches (data sets, single records) that no run may have used, and that every run must have used.
+
+    ``forms`` is for records alone: the layouts of one record that the digests were made for (``datarecords``).
+    """
 
     unit: Unit
     forbidden: frozenset[str]
     required: frozenset[str]
+    forms: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -138,6 +142,7 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     "reporting": (REPORT, "the chips' logs, with pre-commitments and matched snapshots"),
     "licence": (REPORT, "a licence signed for the run's pre-commitment"),
     "mitigation": (REPORT, "the verified report of a run that continues the last state", "a neutral result, if it is evaluated"),
+    "data-record": (REPORT, "data committed before step 0", "the batch of every step, opened under the report"),
     "no-training": ("the chips' logs", "snapshots matched with declared states"),
 }  # fmt: skip
 EXCLUDED: Mapping[str, str] = {
@@ -148,6 +153,8 @@ EXCLUDED: Mapping[str, str] = {
     "reporting": "runs on chips that were not shown",
     "licence": "whether the licensor's conditions beyond FLOP are kept",
     "mitigation": "whether the mitigation lasts, and states that were used without it",
+    "data-record": "a record changed by one bit, cut, padded, tokenised or laid out otherwise has another digest; what a record "
+    "was made from; runs that are not declared",
     "no-training": "chips not shown, memory that no program registered, and training undone between two snapshots",
 }
 
@@ -164,7 +171,17 @@ class Rule:
     @property
     def needs(self) -> tuple[str, ...]:
         """The evidence that the rule needs, in words."""
-        return NEEDS[self.kind]
+        return NEEDS[self._evidence]
+
+    @property
+    def excluded(self) -> str:
+        """What its answer leaves out, in words."""
+        return EXCLUDED[self._evidence]
+
+    @property
+    def _evidence(self) -> str:
+        of_records = isinstance(self.body, Data) and self.body.unit == "record"
+        return "data-record" if of_records else self.kind
 
 
 @dataclass(frozen=True)
@@ -215,7 +232,7 @@ def parse_rules(data: bytes, *, what: str = "rules") -> Rules:
 
 _FORMS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "compute": (("scope", "most_flop"), ()),
-    "data": ((), ("forbidden", "required", "unit")),
+    "data": ((), ("forbidden", "required", "unit", "forms")),
     "hyperparameter": (("name", "where"), ("least", "most", "one_of")),
     "evaluation": (("program", "output", "places"), ("least", "most", "one_of")),
     "reporting": ((), ("data_precommitted", "least_snapshots")),
@@ -337,7 +354,11 @@ def _body(kind: str, table: _Table) -> Body:
                 raise InvalidInput(f"{table.what}: most_flop must not be negative")
             return Compute(cast("Scope", table.text("scope", ("run", "lineage"))), most)
         case "data":
-            data = Data(_unit(table), table.digests("forbidden"), table.digests("required"))
+            unit = cast("Unit", table.text("unit", ("batch", "dataset", "record"), "batch"))
+            forms = table.digests("forms")
+            if bool(forms) != (unit == "record"):
+                raise InvalidInput(f"{table.what}: forms must be named for unit record, and for it alone")
+            data = Data(unit, table.digests("forbidden"), table.digests("required"), forms)
             if not data.forbidden | data.required or data.forbidden & data.required:
                 raise InvalidInput(f"{table.what}: must forbid or require some data, and not the same")
             return data

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from tallystick.commit.directory import MapProof
-from tallystick.commit.encoding import canonical_json, parse_canonical_json
+from tallystick.commit.encoding import canonical_json, frame, parse_canonical_json
 from tallystick.commit.state import Entry, parse_chunk_proof, parse_state_summary
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.monitor import (
     certificates,
     chiprecord,
+    datarecords,
     memory,
     neutral,
     probes,
@@ -271,6 +272,9 @@ def _watched() -> Iterator[bytes]:
     checkpoints, taken = ((0, hexed), (2, hexed)), (("01" * 17, 3, 2),)
     report = transcripts.Report(hexed, 2, precommit, hexed, checkpoints, transcripts.Totals(1, 2, 3), taken)
     yield from (precommit.encode(), report.encode(), transcripts.Opening(bytes(32), slices).encode())
+    head = canonical_json(["uint8", [2, 3]])
+    batch = frame(datarecords.BATCH_TAG, b"batch", head, b"abcdef")
+    yield datarecords.BatchOpening(hexed, 1, 2, bytes(32), (bytes(32),), batch).encode()
     region = memory.Region("model/w", "F32", "weights", 100)
     yield memory.Opening(bytes(17), 3, bytes(16), 64, (region,), (bytes(32), bytes(32)), 2).encode()
     yield b'{"control":"/c","format":"tallystick/observed/1","pid":7,"regions":[["w","F32","weights"]],"started":1}'
@@ -392,6 +396,12 @@ def _exchange(data: bytes) -> spdm.SpdmExchange:
     return found
 
 
+def _batch_opening(data: bytes) -> datarecords.BatchOpening:
+    found = datarecords.parse_batch_opening(data)
+    datarecords.take_apart(found.batch)
+    return found
+
+
 def _claim(data: bytes) -> object:
     return attest.read_claim(parse_statement(data))
 
@@ -468,6 +478,7 @@ TARGETS: tuple[Target, ...] = (
     Target("observed-program", lambda d: probes.parse_observed(d, what="observed")),
     Target("control-block", lambda d: probes.parse_control(d, 1, what="control")),
     Target("rules", rules.parse_rules),
+    Target("batch-opening", _batch_opening, _encoded),
     Target("owner-findings", parse_owner_findings),
     Target("licence", lambda d: read_licence(parse_statement(d), "11" * 32)),
     Target("neutral-order", neutral.parse_order, _encoded),

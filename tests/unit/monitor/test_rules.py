@@ -31,6 +31,7 @@ from tallystick.monitor.compliance import (
     parse_owner_findings,
     read_licence,
 )
+from tallystick.monitor.datarecords import OpenedBatch
 from tallystick.monitor.inspection import ChipVerdict, Result, Target, WorkOrder
 from tallystick.monitor.inspection import Verdict as InspectionVerdict
 from tallystick.monitor.matcher import Match
@@ -204,6 +205,65 @@ def test_forbidden_and_required_data_go_by_their_committed_digests() -> None:
     assert answer(rule("data", forbidden=[other]), dossier(run("a", data=False)))[0] == "unknown"
     unopened = replace(run("a"), transcript=None)
     assert answer(rule("data", forbidden=[other]), dossier(unopened))[0] == "unknown"
+
+
+FORM = hexed("form")
+
+
+def opened(name: str, count: int = STEPS, form: str | None = FORM) -> RunFacts:
+    """A run whose first ``count`` batches were opened, of two records each."""
+    batches = {
+        step: OpenedBatch(
+            hexed("batch", name, step),
+            form,
+            () if form is None else (hexed(name, step, 0), hexed(name, step, 1)),
+            "odd",
+        )
+        for step in range(count)
+    }
+    return replace(run(name), batches=batches)
+
+
+def of_records(**fields: object) -> str:
+    return rule("data", unit="record", **{"forms": [FORM], **fields})
+
+
+def test_a_forbidden_record_is_found_in_any_opened_batch_and_its_absence_needs_all_of_them() -> None:
+    used, other = hexed("a", 3, 1), hexed("b", 3, 1)
+    assert answer(of_records(forbidden=[other]), dossier(opened("a")))[0] == "pass"
+    found, text = answer(of_records(forbidden=[other, used]), dossier(opened("a")))
+    assert found == "fail" and "step 3 used record" in text
+    assert answer(of_records(forbidden=[used]), dossier(opened("a", 4)))[0] == "fail"
+    found, text = answer(of_records(forbidden=[used]), dossier(opened("a", 3)))
+    assert found == "unknown" and "batches of 3 of 6 steps" in text
+    assert answer(of_records(forbidden=[other]), dossier(run("a")))[0] == "unknown"
+
+
+def test_a_required_record_is_there_once_or_is_known_to_be_missing() -> None:
+    used, other = hexed("a", 3, 1), hexed("b", 3, 1)
+    assert answer(of_records(required=[used]), dossier(opened("a", 4)))[0] == "pass"
+    assert answer(of_records(required=[used]), dossier(opened("a", 3)))[0] == "unknown"
+    assert answer(of_records(required=[used, other]), dossier(opened("a")))[0] == "fail"
+
+
+def test_absence_in_another_form_or_in_what_cannot_be_taken_apart_says_nothing() -> None:
+    other = hexed("b", 3, 1)
+    for held in (opened("a", form=hexed("transposed")), opened("a", form=None)):
+        for wanted in ({"forbidden": [other]}, {"required": [other]}):
+            assert answer(of_records(**wanted), dossier(held))[0] == "unknown"
+    found = answer(of_records(forbidden=[hexed("a", 3, 1)]), dossier(opened("a", form=hexed("transposed"))))
+    assert found[0] == "fail"  # what is there is there, in any layout
+
+
+def test_records_keep_a_rule_only_in_a_run_that_is_correct_open_and_committed_beforehand() -> None:
+    text, whole = of_records(forbidden=[hexed("b", 3, 1)]), opened("a")
+    assert answer(text, dossier(whole, correct="unknown"))[0] == "unknown"
+    assert answer(text, dossier(replace(whole, transcript=None)))[0] == "unknown"
+    late = replace(whole, report=run("a", data=False).report)
+    assert answer(text, dossier(late))[0] == "unknown"
+    verdict = judged(text, dossier(whole)).verdicts[0]
+    assert "changed by one bit" in str(verdict.fields()["excluded"])
+    assert "the batch of every step, opened under the report" in verdict.rule.needs
 
 
 @pytest.mark.parametrize(
