@@ -1,7 +1,8 @@
 """Write the test vectors of TPM and device evidence.
 
 TPM structures and SPDM messages are written out here, straight from the standards that spec/chip-log.md 7 and 8 name; nothing
-imports the package. Certificates and curves are the library's, with signatures that are the same every time (RFC 6979).
+imports the package. Certificates, curves and AES in CFB are the library's, with signatures that are the same every time
+(RFC 6979).
 
     python scripts/vectors_device.py vectors
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import base64
 import datetime
 import hashlib
+import hmac
 import json
 import shutil
 import struct
@@ -19,9 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from cryptography import x509
+from cryptography.hazmat.decrepit.ciphers.modes import CFB
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509.oid import NameOID
 
@@ -36,7 +40,12 @@ NOW = 1_780_000_000  # in 2026
 
 def write(root: Path) -> None:
     """Write every case below ``root``, the vectors folder; what stood there goes."""
-    for room, made in (("tpm-evidence", tpm_cases()), ("device-evidence", device_cases())):
+    rooms = {
+        "tpm-evidence": tpm_cases(),
+        "tpm-enrolment": enrolment_cases(),
+        "device-evidence": device_cases(),
+    }
+    for room, made in rooms.items():
         shutil.rmtree(root / room, ignore_errors=True)
         for name, (why, case) in made.items():
             assert name.endswith("_fail") == ("reason" in case), name
@@ -329,6 +338,126 @@ def tpm_cases() -> dict[str, tuple[str, Case]]:
         text=canonical({**honest, "quote": [huge.hex(), honest["quote"][1]]}),
     )
     return found
+
+
+# -- enrolment ---------------------------------------------------------------------------------------
+
+EPHEMERAL, SECRET = 0x1234567, hashlib.sha256(b"secret").digest()
+TPM_NAMES = ((1, "id:54414C59"), (2, "software"), (3, "id:00010002"))
+
+
+def kdfa(key: bytes, label: bytes, u: bytes, bits: int) -> bytes:
+    message = struct.pack(">I", 1) + label + b"\0" + u + struct.pack(">I", bits)
+    return hmac.digest(key, message, "sha256")[: bits // 8]
+
+
+def credential(theirs: ec.EllipticCurvePrivateKey, name: bytes) -> tuple[bytes, bytes]:
+    """TPM2_MakeCredential for an endorsement key on P-256, with an ephemeral key that is always the same."""
+    mine = ec.derive_private_key(EPHEMERAL, ec.SECP256R1())
+    here, there = (
+        key.public_key().public_bytes(Encoding.X962, PublicFormat.UncompressedPoint)[1:]
+        for key in (mine, theirs)
+    )
+    shared = mine.exchange(ec.ECDH(), theirs.public_key())
+    seed = hashlib.sha256(struct.pack(">I", 1) + shared + b"IDENTITY\0" + here[:32] + there[:32]).digest()
+    cipher = Cipher(algorithms.AES(kdfa(seed, b"STORAGE", name, 128)), CFB(bytes(16))).encryptor()
+    hidden = cipher.update(sized(SECRET)) + cipher.finalize()
+    mac = hmac.digest(kdfa(seed, b"INTEGRITY", b"", 256), hidden + name, "sha256")
+    return sized(mac) + hidden, sized(here[:32]) + sized(here[32:])
+
+
+def ek_chain(
+    key: ec.EllipticCurvePrivateKey, *, use: str = "2.23.133.8.1", names: Any = TPM_NAMES, agrees: bool = True,
+    ends: int = 2045, signer: str = "tpm line", unknown: bool = False,
+) -> tuple[list[x509.Certificate], x509.Certificate]:  # fmt: skip
+    """An endorsement certificate under a line under a root."""
+
+    def named(text: str) -> x509.Name:
+        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+    def certificate(subject: x509.Name, issuer: str, public: Any, end: int) -> x509.CertificateBuilder:
+        return (
+            x509.CertificateBuilder().subject_name(subject).issuer_name(named(issuer)).public_key(public)
+            .serial_number(int.from_bytes(hashlib.sha256(subject.public_bytes() + issuer.encode()).digest()[:8], "big") + 1)
+            .not_valid_before(datetime.datetime(2025, 1, 1, tzinfo=datetime.UTC))
+            .not_valid_after(datetime.datetime(end, 1, 1, tzinfo=datetime.UTC))
+        )  # fmt: skip
+
+    def authority(subject: str, issuer: str) -> x509.Certificate:
+        made = certificate(named(subject), issuer, private(subject, ec.SECP384R1()).public_key(), 2045)
+        made = made.add_extension(x509.BasicConstraints(True, None), critical=True).add_extension(
+            x509.KeyUsage(False, False, False, False, False, True, False, False, False), critical=True
+        )
+        return made.sign(private(issuer, ec.SECP384R1()), hashes.SHA384(), ecdsa_deterministic=True)
+
+    leaf = certificate(x509.Name([]), "tpm line", key.public_key(), ends)
+    leaf = leaf.add_extension(x509.BasicConstraints(False, None), critical=True).add_extension(
+        x509.KeyUsage(not agrees, False, False, False, agrees, False, False, False, False), critical=True
+    )
+    leaf = leaf.add_extension(x509.ExtendedKeyUsage([x509.ObjectIdentifier(use)]), critical=False)
+    told = x509.Name(
+        [x509.NameAttribute(x509.ObjectIdentifier(f"2.23.133.2.{at}"), text) for at, text in names]
+    )
+    leaf = leaf.add_extension(x509.SubjectAlternativeName([x509.DirectoryName(told)]), critical=True)
+    if unknown:
+        leaf = leaf.add_extension(
+            x509.UnrecognizedExtension(x509.ObjectIdentifier("1.2.3"), b"\5\0"), critical=True
+        )
+    made = leaf.sign(private(signer, ec.SECP384R1()), hashes.SHA384(), ecdsa_deterministic=True)
+    return [made, authority("tpm line", "tpm root")], authority("tpm root", "tpm root")
+
+
+def enrolment(half: int = 32, **change: Any) -> Case:
+    """The case of an honest request and its answer; ``change`` replaces parts of it."""
+    endorsement = private("endorsement", ec.SECP256R1())
+    chain, root = ek_chain(endorsement, **change.get("certificate", {}))
+    signer = TpmKey("attestation", half, change.get("bits", BOUND | RESTRICTED | SIGN | USER), ENDORSEMENT)
+    pem = "".join(each.public_bytes(Encoding.PEM).decode() for each in chain[: change.get("shown", 2)])
+    request = canonical(
+        {"attestation_key": signer.public.hex(), "endorsement": pem, "format": "tallystick/tpm-enrolment-request/1",
+         **change.get("fields", {})}
+    )  # fmt: skip
+    blob, seed = credential(endorsement, signer.name)
+    named = frame("tallystick/tpm-enrolment-request/1", request)
+    case: Case = {
+        "request": request.decode(), "root": root.public_bytes(Encoding.PEM).decode(), "at": change.get("at", NOW),
+        "ephemeral": f"{EPHEMERAL:x}", "secret": SECRET.hex(),
+        "answer": frame("tallystick/tpm-answer/1", named, change.get("read", SECRET)).hex(),
+    }  # fmt: skip
+    if "reason" in change:
+        return {**case, "reason": change["reason"]}
+    der = chain[0].public_bytes(Encoding.DER)
+    facts = {
+        "credential": blob.hex(), "seed": seed.hex(), "name": signer.name.hex(), "certificate": hashlib.sha256(der).hexdigest(),
+        "tpm": [text for _, text in TPM_NAMES],
+    }  # fmt: skip
+    return {**case, "facts": facts}
+
+
+def enrolment_cases() -> dict[str, tuple[str, Case]]:
+    def bad(why: str, reason: str, **change: Any) -> tuple[str, Case]:
+        return why, enrolment(reason=reason, **change)
+
+    other_maker = ((1, "TALY"), *TPM_NAMES[1:])
+    return {
+        "p256": ("An attestation key on P-256, under an endorsement key on P-256.", enrolment()),
+        "p384": ("An attestation key on P-384: its name decides, not its curve.", enrolment(48)),
+        "other-secret_fail": bad("The answer of a TPM that read another secret.", "the answer is not that", read=bytes(32)),
+        "unrestricted_fail": bad("A key that signs whatever it is given.", "attributes are", bits=BOUND | SIGN | USER),
+        "not-fixed_fail": bad("A key that can leave its TPM.", "attributes are", bits=RESTRICTED | SIGN | USER),
+        "other-use_fail": bad("A certificate of another use.", "must be for 2.23.133.8.1", certificate={"use": "2.23.133.8.3"}),
+        "signs-data_fail": bad("Its key usage is to sign.", "none of a key that agrees keys", certificate={"agrees": False}),
+        "no-version_fail": bad("It does not name the version.", "must name 2.23.133.2.3", certificate={"names": TPM_NAMES[:2]}),
+        "maker-twice_fail": bad("Two makers.", "names it 2 times", certificate={"names": (*TPM_NAMES, TPM_NAMES[0])}),
+        "maker-in-letters_fail": bad("No identifier.", "id: and eight digits", certificate={"names": other_maker}),
+        "expired_fail": bad("It held until 2026.", "the moment is", certificate={"ends": 2026}),
+        "not-yet_fail": bad("Before it begins.", "the moment is", at=1_700_000_000),
+        "other-signer_fail": bad("Signed by somebody else.", "is not signed by", certificate={"signer": "nobody"}),
+        "no-line_fail": bad("The issuer is missing.", "is not signed by", shown=1),
+        "unknown-extension_fail": bad("It might forbid this use.", "critical extension 1.2.3", certificate={"unknown": True}),
+        "further-field_fail": bad("It might ask for something.", "unknown", fields={"more": 1}),
+        "no-certificate_fail": bad("Nothing vouches for the TPM.", "no certificates in PEM", fields={"endorsement": ""}),
+    }  # fmt: skip
 
 
 # -- devices -----------------------------------------------------------------------------------------

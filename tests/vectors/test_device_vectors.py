@@ -1,4 +1,4 @@
-"""Every case of vectors/tpm-evidence and vectors/device-evidence."""
+"""Every case of vectors/tpm-evidence, vectors/tpm-enrolment and vectors/device-evidence."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.monitor.certificates import parse_root
 from tallystick.monitor.chiplog import Head
+from tallystick.monitor.credential import make_credential
+from tallystick.monitor.enrolment import Enrolment, Kept, enrol, parse_request
 from tallystick.monitor.spdm import (
     DeviceFacts,
     DeviceQuestion,
@@ -88,4 +91,35 @@ def test_a_devices_evidence_is_refused_for_the_reason_stated(name: str) -> None:
     case = load("device-evidence", name)
     with pytest.raises((InvalidInput, Mismatch)) as caught:
         device(case)
+    assert case["reason"] in str(caught.value)
+
+
+def enrolled(case: dict[str, Any]) -> Enrolment:
+    request = parse_request(case["request"].encode())
+    assert request.encode() == case["request"].encode()
+    kept = Kept(request.digest(), bytes.fromhex(case["secret"]))
+    roots = [parse_root(case["root"].encode())]
+    answer = bytes.fromhex(case["answer"])
+    return enrol(request, answer, kept, roots, at=case["at"], revocation="not checked", enroller="11" * 32)
+
+
+@pytest.mark.parametrize("name", names("tpm-enrolment", refused=False))
+def test_an_attestation_key_is_enrolled_and_has_this_credential(name: str) -> None:
+    case = load("tpm-enrolment", name)
+    facts, found = case["facts"], enrolled(case)
+    tpm_names = [found.tpm.manufacturer, found.tpm.model, found.tpm.version]
+    assert (found.certificate, tpm_names) == (facts["certificate"], facts["tpm"])
+    assert found.attestation_key.name().hex() == facts["name"]
+    made = make_credential(
+        parse_request(case["request"].encode()).certificates[0].key, bytes.fromhex(facts["name"]), bytes.fromhex(case["secret"]),
+        ephemeral=ec.derive_private_key(int(case["ephemeral"], 16), ec.SECP256R1()),
+    )  # fmt: skip
+    assert (made.blob.hex(), made.seed.hex()) == (facts["credential"], facts["seed"])
+
+
+@pytest.mark.parametrize("name", names("tpm-enrolment", refused=True))
+def test_an_enrolment_is_refused_for_the_reason_stated(name: str) -> None:
+    case = load("tpm-enrolment", name)
+    with pytest.raises((InvalidInput, Mismatch)) as caught:
+        enrolled(case)
     assert case["reason"] in str(caught.value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +16,7 @@ from tallystick.errors import InvalidInput, Mismatch
 from tallystick.monitor.certificates import LATEST, parse_chain, parse_root, verify_endorsement
 from tallystick.monitor.chiplog import Head
 from tallystick.monitor.chiprecord import LoggedRecord
+from tallystick.monitor.enrolment import Enrolment, enrolled_key, read_enrolment
 from tallystick.monitor.spdm import (
     DeviceFacts,
     DeviceQuestion,
@@ -25,11 +26,15 @@ from tallystick.monitor.spdm import (
     verify_device,
 )
 from tallystick.monitor.tpm import TpmFacts, TpmQuestion, parse_pcr_reference, parse_tpm_evidence, verify_tpm
+from tallystick.protocol.envelope import ENVELOPE_LIMIT, parse_envelope
 from tallystick.protocol.signing import PublicKey, Signer
 from tallystick.reports.layout import GOOD, Row, page
 from tallystick.store.chips import ChipDirectory
 from tallystick.store.files import read_whole, write_whole
 from tallystick.store.keys import load_key, load_public_key
+
+if TYPE_CHECKING:
+    from tallystick.integrations.tpm import TpmKey
 
 TPM_KEY_LIMIT = 1 << 14  # bytes
 EVIDENCE_LIMIT = 1 << 24
@@ -43,6 +48,18 @@ TpmEvidenceFile = Annotated[
 TpmKeyFile = Annotated[
     Path | None,
     typer.Option("--tpm-key", metavar="FILE", help="The TPM's attestation key, known beforehand."),
+]
+EnrolmentFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--tpm-enrolment",
+        metavar="FILE",
+        help="Instead of --tpm-key: the attestation key's enrolment, signed by --enroller.",
+    ),
+]
+EnrollerFile = Annotated[
+    Path | None,
+    typer.Option("--enroller", metavar="FILE", help="The enroller's public key, known beforehand."),
 ]
 PcrFile = Annotated[
     Path | None,
@@ -83,6 +100,8 @@ class Handed:
 
     tpm: Path | None = None
     tpm_key: Path | None = None
+    tpm_enrolment: Path | None = None
+    enroller: Path | None = None
     pcrs: Path | None = None
     device: Path | None = None
     device_root: Path | None = None
@@ -91,10 +110,14 @@ class Handed:
     at: int | None = None
 
     def __post_init__(self) -> None:
-        tpm = (self.tpm, self.tpm_key, self.pcrs)
+        enrolled = (self.tpm_enrolment, self.enroller)
+        if any(enrolled) and (not all(enrolled) or self.tpm_key is not None):
+            raise InvalidInput("--tpm-enrolment and --enroller go together, in place of --tpm-key")
+        tpm = (self.tpm, self.tpm_key or self.tpm_enrolment, self.pcrs)
         if any(tpm) and not all(tpm):
             raise InvalidInput(
-                "--tpm, --tpm-key and --pcrs go together: evidence, a key known beforehand, what must have booted"
+                "--tpm, --tpm-key (or --tpm-enrolment and --enroller) and --pcrs go together: evidence, a key known "
+                "beforehand or enrolled, what must have booted"
             )
         if (self.device or self.endorsement) and self.device_root is None:
             raise InvalidInput("--device and --endorsement need --device-root, the maker's root that you pin")
@@ -116,6 +139,7 @@ class Shown:
     quote: TpmFacts | None = None
     device: DeviceFacts | None = None
     endorsed: bool = False
+    enrolment: Enrolment | None = None
 
     def rows(self) -> list[Row]:
         """Return lines for people."""
@@ -126,6 +150,14 @@ class Shown:
                 (
                     "TPM",
                     f"holds the device key; registers {compared} are the reference's; {self.quote.resets} resets",
+                )
+            )
+        if self.enrolment is not None:
+            rows.append(
+                (
+                    "enrolled",
+                    f"the attestation key, by {self.enrolment.enroller[:16]}.., in TPM {self.enrolment.tpm}; "
+                    f"revocation {self.enrolment.revocation}",
                 )
             )
         if self.device is not None:
@@ -141,6 +173,7 @@ class Shown:
             "tpm": None if self.quote is None else tpm_fields(self.quote),
             "device": None if self.device is None else device_fields(self.device),
             "endorsed": self.endorsed,
+            "enrolment": None if self.enrolment is None else self.enrolment.fields(),
         }
 
 
@@ -158,10 +191,17 @@ def check_handed(handed: Handed, log: list[LoggedRecord], key: PublicKey, nonce:
     last = log[-1]
     head, ueid = Head(last.record.seq, last.digest, "the log shown"), last.record.ueid
     moment = int(time.time()) if handed.at is None else handed.at
-    quote = device = None
-    if handed.tpm is not None and handed.tpm_key is not None and handed.pcrs is not None:
-        question = TpmQuestion(load_public_key(handed.tpm_key), key, ueid, head, nonce)
+    quote = device = enrolment = None
+    if handed.tpm is not None and handed.pcrs is not None:
         evidence = parse_tpm_evidence(_read(handed.tpm), what=str(handed.tpm))
+        if handed.tpm_key is not None:
+            known = load_public_key(handed.tpm_key)
+        elif handed.tpm_enrolment is not None and handed.enroller is not None:
+            enrolment = load_enrolment(handed.tpm_enrolment, load_public_key(handed.enroller))
+            known = enrolled_key(enrolment, evidence)
+        else:
+            raise InvalidInput("--tpm: needs --tpm-key, or --tpm-enrolment and --enroller")
+        question = TpmQuestion(known, key, ueid, head, nonce)
         quote = verify_tpm(evidence, question, parse_pcr_reference(_read(handed.pcrs), what=str(handed.pcrs)))
     if handed.device is not None and handed.device_root is not None:
         device = read_device(
@@ -179,7 +219,7 @@ def check_handed(handed: Handed, log: list[LoggedRecord], key: PublicKey, nonce:
         chain = parse_chain(_read(handed.endorsement), what=str(handed.endorsement))
         root = parse_root(_read(handed.device_root), what=str(handed.device_root))
         verify_endorsement(chain, root, key, at=moment)
-    return Shown(quote, device, handed.endorsement is not None)
+    return Shown(quote, device, handed.endorsement is not None, enrolment)
 
 
 def read_device(
@@ -212,15 +252,26 @@ def signer_of(chip: ChipDirectory) -> Signer:
         StoreError, InvalidInput: no key, or none that can be read.
     """
     if chip.tpm_path.exists():
-        from tallystick.integrations.tpm import TpmSigner, parse_tpm_key
+        from tallystick.integrations.tpm import TpmSigner
 
-        return TpmSigner(
-            parse_tpm_key(
-                read_whole(chip.tpm_path, limit=TPM_KEY_LIMIT, what="the key of a TPM"),
-                what=str(chip.tpm_path),
-            )
-        )
+        return TpmSigner(tpm_key_of(chip))
     return load_key(str(chip.key_path))
+
+
+def tpm_key_of(chip: ChipDirectory) -> TpmKey:
+    """Return what names the chip's device key in its TPM.
+
+    Raises:
+        InvalidInput: the key lies in no TPM, or what names it is malformed.
+    """
+    from tallystick.integrations.tpm import parse_tpm_key
+
+    if not chip.tpm_path.exists():
+        raise InvalidInput(
+            f"{chip.path}: its key lies in no TPM; `tally chip init --tpm` makes one that does"
+        )
+    data = read_whole(chip.tpm_path, limit=TPM_KEY_LIMIT, what="the key of a TPM")
+    return parse_tpm_key(data, what=str(chip.tpm_path))
 
 
 def make_key_in_tpm(chip: ChipDirectory, tcti: str, algorithm: str) -> Path:
@@ -247,17 +298,24 @@ def write_tpm_evidence(chip: ChipDirectory, out: Path, last: LoggedRecord, nonce
         InvalidInput: the chip's key lies in no TPM.
         StoreError: the TPM refuses.
     """
-    from tallystick.integrations.tpm import gather_evidence, parse_tpm_key
+    from tallystick.integrations.tpm import gather_evidence
 
-    if not chip.tpm_path.exists():
-        raise InvalidInput(
-            f"{chip.path}: its key lies in no TPM; `tally chip init --tpm` makes one that does"
-        )
-    key = parse_tpm_key(
-        read_whole(chip.tpm_path, limit=TPM_KEY_LIMIT, what="the key of a TPM"), what=str(chip.tpm_path)
-    )
+    key = tpm_key_of(chip)
     head = Head(last.record.seq, last.digest, "the log")
     write_whole(out, gather_evidence(key, ueid=last.record.ueid, head=head, nonce=nonce).encode())
+
+
+def load_enrolment(path: Path, enroller: PublicKey) -> Enrolment:
+    """Return the enrolment in ``path``, signed by ``enroller``.
+
+    Raises:
+        InvalidInput: malformed.
+        Mismatch: somebody else signed it.
+    """
+    envelope = parse_envelope(read_whole(path, limit=ENVELOPE_LIMIT, what="an enrolment"), what=str(path))
+    if not envelope.signers([enroller]):
+        raise Mismatch(f"{path}: is not signed by the enroller {enroller.key_id[:16]}..")
+    return read_enrolment(envelope.statement(what=str(path)), enroller.key_id, what=str(path))
 
 
 def device(

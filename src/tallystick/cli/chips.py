@@ -22,6 +22,8 @@ from rich.text import Text
 from tallystick.cli.chip_evidence import (
     ChainFile,
     DeviceFile,
+    EnrollerFile,
+    EnrolmentFile,
     Handed,
     MeasurementFile,
     Moment,
@@ -37,6 +39,7 @@ from tallystick.cli.chip_evidence import (
     signer_of,
     write_tpm_evidence,
 )
+from tallystick.cli.enrolling import app as enrolling
 from tallystick.cli.options import AsJson, load_chip_keys
 from tallystick.cli.terminal import answer, print_json, say
 from tallystick.commit.encoding import Fields, canonical_json, parse_canonical_json, parse_hex
@@ -173,6 +176,7 @@ def said(logged: LoggedRecord) -> str:
 def register(parent: typer.Typer) -> None:
     """Add ``tally chip`` to ``parent``."""
     app.command()(device)
+    app.add_typer(enrolling, name="enrol")
     parent.add_typer(app, name="chip")
 
 
@@ -273,6 +277,7 @@ def init(
         say(f"{directory}: chip {document['ueid']}; its device key is {public}")
         if tpm is not None:
             say(f"the key stays in the TPM; readers must know its attestation key: {chip.path / 'tpm.pub'}")
+            say("or have it enrolled under the TPM maker's certificate: tally chip enrol request")
         say(f"tally chip agent {directory}")
     return 0
 
@@ -362,6 +367,8 @@ def verify(
     ] = None,
     tpm: TpmEvidenceFile = None,
     tpm_key: TpmKeyFile = None,
+    tpm_enrolment: EnrolmentFile = None,
+    enroller: EnrollerFile = None,
     pcrs: PcrFile = None,
     accelerator: DeviceFile = None,
     device_root: RootFile = None,
@@ -371,7 +378,9 @@ def verify(
     as_json: AsJson = False,
 ) -> int:
     """Check a log that somebody handed over, without trusting it: exit code 1 with a violation, 3 if it cannot be told."""
-    handed = Handed(tpm, tpm_key, pcrs, accelerator, device_root, measurements, endorsement, at)
+    handed = Handed(
+        tpm, tpm_key, tpm_enrolment, enroller, pcrs, accelerator, device_root, measurements, endorsement, at
+    )
     if (token is None) != (nonce is None) or (handed.needs_nonce and nonce is None):
         raise InvalidInput("--attestation and --nonce go together, and --tpm and --device need both")
     public = load_public_key(key)

@@ -23,11 +23,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from tallystick.commit.encoding import Fields, canonical_json, parse_canonical_json, parse_hex
 from tallystick.errors import InvalidInput, StoreError
+from tallystick.monitor.certificates import CHAIN_LIMIT
 from tallystick.monitor.chiplog import Head
+from tallystick.monitor.credential import Credential
 from tallystick.monitor.tpm import (
     CURVES,
     HASHES,
@@ -43,6 +48,10 @@ from tallystick.protocol.signing import P256, P384, PublicKey
 KEY_FORMAT = "tallystick/tpm-key/1"
 KEY_LIMIT = 1 << 14
 DEFAULT_TCTI = "device:/dev/tpmrm0"
+CERTIFICATE_INDEX = 0x01C0000A  # of an endorsement key on P-256 (TCG EK Credential Profile)
+NV_PART = 512  # bytes read at a time; every TPM gives so many
+# PolicySecret of the endorsement hierarchy, as template L-2 of that profile has it.
+ENDORSEMENT_POLICY = bytes.fromhex("837197674484b3f81a90cc8d46a5d724fd52d76e06520b64f2a1da1b331469aa")
 BOOT_REGISTERS = tuple(range(8))  # firmware, its settings and the boot loader (TCG PC Client profile, 3.3.4)
 
 
@@ -166,6 +175,120 @@ def gather_evidence(
         quote = (parse_tpm_statement(bytes(quoted)), b"".join(_halves(signature, size)))
         values = _read_registers(esys, tss, registers)
     return TpmEvidence(signer_public, key.public, certification, quote, values)
+
+
+def endorsement_key(tcti: str) -> PublicKey:
+    """Return the endorsement key of the TPM at ``tcti``: the one that its maker's certificate is of, on P-256.
+
+    Raises:
+        InvalidInput, StoreError: as ``make_tpm_key``.
+    """
+    with _opened(tcti) as (esys, tss), _endorsement(esys, tss) as (_, point):
+        numbers = ec.EllipticCurvePublicNumbers(*point, ec.SECP256R1())
+        spki = numbers.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        return PublicKey(P256, spki)
+
+
+def read_endorsement_certificate(tcti: str) -> bytes:
+    """Return the certificate of the endorsement key that the maker left in the TPM at ``tcti``, as PEM.
+
+    Raises:
+        InvalidInput: what lies there is no certificate.
+        StoreError: none lies there, or as ``make_tpm_key``.
+    """
+    with _opened(tcti) as (esys, tss):
+        try:
+            index = esys.tr_from_tpmpublic(CERTIFICATE_INDEX)
+            public, _ = esys.nv_read_public(index)
+        except tss.TSS2_Exception:
+            raise StoreError(
+                f"TPM {tcti}: its maker left no certificate at {CERTIFICATE_INDEX:#x}; give one as a file"
+            ) from None
+        size = min(int(public.nvPublic.dataSize), CHAIN_LIMIT)
+        data = b""
+        while len(data) < size:
+            part = min(NV_PART, size - len(data))
+            data += bytes(esys.nv_read(index, part, len(data), auth_handle=index))
+    try:
+        return x509.load_der_x509_certificate(_without_padding(data)).public_bytes(Encoding.PEM)
+    except ValueError as problem:
+        raise InvalidInput(
+            f"TPM {tcti}: what lies at {CERTIFICATE_INDEX:#x} is no certificate ({problem})"
+        ) from None
+
+
+def activate(tcti: str, algorithm: str, credential: Credential) -> bytes:
+    """Return the secret of ``credential``, which the TPM gives only if its endorsement and attestation keys are those meant.
+
+    Raises:
+        InvalidInput: the extra is not installed.
+        StoreError: no TPM answers there, or it refuses: the credential is for another TPM or another attestation key.
+    """
+    with (
+        _opened(tcti) as (esys, tss),
+        _primary(esys, tss, algorithm, "endorsement", b"") as (attests, _),
+        _endorsement(esys, tss) as (endorses, _),
+    ):
+        session = esys.start_auth_session(
+            tpm_key=tss.ESYS_TR.NONE,
+            bind=tss.ESYS_TR.NONE,
+            session_type=tss.TPM2_SE.POLICY,
+            symmetric=tss.TPMT_SYM_DEF(algorithm=tss.TPM2_ALG.NULL),
+            auth_hash=tss.TPM2_ALG.SHA256,
+        )
+        try:
+            esys.policy_secret(tss.ESYS_TR.ENDORSEMENT, session, b"", b"", b"", 0)
+            found = esys.activate_credential(
+                attests,
+                endorses,
+                tss.TPM2B_ID_OBJECT(credential.blob),
+                tss.TPM2B_ENCRYPTED_SECRET(credential.seed),
+                session1=tss.ESYS_TR.PASSWORD,
+                session2=session,
+            )
+        finally:
+            esys.flush_context(session)
+        return bytes(found)
+
+
+@contextmanager
+def _endorsement(esys: Any, tss: Any) -> Generator[tuple[Any, tuple[int, int]]]:
+    """The endorsement key while it is needed: the TCG's template L-2, derived anew from the TPM's own seed."""
+    flags = tss.TPMA_OBJECT
+    parameters = tss.TPMS_ECC_PARMS(
+        symmetric=tss.TPMT_SYM_DEF_OBJECT(
+            algorithm=tss.TPM2_ALG.AES,
+            keyBits=tss.TPMU_SYM_KEY_BITS(aes=128),
+            mode=tss.TPMU_SYM_MODE(aes=tss.TPM2_ALG.CFB),
+        ),
+        scheme=tss.TPMT_ECC_SCHEME(scheme=tss.TPM2_ALG.NULL),
+        curveID=tss.TPM2_ECC.NIST_P256,
+        kdf=tss.TPMT_KDF_SCHEME(scheme=tss.TPM2_ALG.NULL),
+    )
+    template = tss.TPMT_PUBLIC(
+        type=tss.TPM2_ALG.ECC,
+        nameAlg=tss.TPM2_ALG.SHA256,
+        objectAttributes=flags.FIXEDTPM | flags.FIXEDPARENT | flags.SENSITIVEDATAORIGIN
+        | flags.ADMINWITHPOLICY | flags.RESTRICTED | flags.DECRYPT,
+        authPolicy=ENDORSEMENT_POLICY,
+        parameters=tss.TPMU_PUBLIC_PARMS(eccDetail=parameters),
+        unique=tss.TPMU_PUBLIC_ID(ecc=tss.TPMS_ECC_POINT(x=bytes(32), y=bytes(32))),
+    )  # fmt: skip
+    handle, public, _, _, _ = esys.create_primary(
+        tss.TPM2B_SENSITIVE_CREATE(), tss.TPM2B_PUBLIC(template), tss.ESYS_TR.ENDORSEMENT
+    )
+    try:
+        point = public.publicArea.unique.ecc
+        yield handle, (int.from_bytes(bytes(point.x), "big"), int.from_bytes(bytes(point.y), "big"))
+    finally:
+        esys.flush_context(handle)
+
+
+def _without_padding(data: bytes) -> bytes:
+    """A certificate in DER without what fills the rest of its place in the TPM."""
+    if len(data) < 4 or data[:2] != b"\x30\x82":
+        return data
+    return data[: 4 + int.from_bytes(data[2:4], "big")]
 
 
 def _read_registers(esys: Any, tss: Any, registers: Sequence[int]) -> tuple[tuple[int, bytes], ...]:

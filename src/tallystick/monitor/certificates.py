@@ -16,6 +16,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -34,6 +35,7 @@ REFUSALS = (
     ValueError, TypeError, OverflowError, UnsupportedAlgorithm, CryptographyDeprecationWarning,
     x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType,
 )  # fmt: skip
+LeafUse = Literal["signs data", "agrees keys"]
 OLDEST, LATEST = 0, 253402300799  # seconds: 1970 to the end of 9999, "no end" in RFC 5280 4.1.2.5
 
 
@@ -48,6 +50,7 @@ class Certificate:
         common_name, serial: of the subject, or empty.
         starts, ends: its period, in seconds since 1970.
         is_ca: whether it may sign others, and under how many (None for any number).
+        signs_certificates, signs_data, agrees_keys: its key usage, as far as devices need it.
         extensions: the values of all extensions in DER, by dotted identifier.
     """
 
@@ -61,6 +64,7 @@ class Certificate:
     is_ca: bool
     signs_certificates: bool
     signs_data: bool
+    agrees_keys: bool
     depth: int | None
     extensions: tuple[tuple[str, bytes], ...]
 
@@ -69,8 +73,12 @@ class Certificate:
         return x509.load_der_x509_certificate(self.der).public_bytes(Encoding.PEM)
 
 
-def parse_chain(data: bytes, *, what: str = "certificates") -> tuple[Certificate, ...]:
+def parse_chain(
+    data: bytes, *, what: str = "certificates", understood: frozenset[x509.ObjectIdentifier] = UNDERSTOOD
+) -> tuple[Certificate, ...]:
     """Return the certificates in PEM ``data``, in their order; nothing may stand between them.
+
+    ``understood`` are the critical extensions that the caller reads itself, besides those read here.
 
     Raises:
         InvalidInput: too long or too many, malformed, another spelling of the same PEM, a key or signature that is not
@@ -78,14 +86,16 @@ def parse_chain(data: bytes, *, what: str = "certificates") -> tuple[Certificate
     """
     if len(data) > CHAIN_LIMIT:
         raise InvalidInput(f"{what}: {len(data)} bytes exceed the limit of {CHAIN_LIMIT}")
-    with _strictly(f"{what}: are no certificates in PEM"):
+    with strictly(f"{what}: are no certificates in PEM"):
         found = x509.load_pem_x509_certificates(data)
     if len(found) > LONGEST_CHAIN:
         raise InvalidInput(f"{what}: {len(found)} certificates, {LONGEST_CHAIN} at most can be a chain")
     whole = b"".join(certificate.public_bytes(Encoding.PEM) for certificate in found)
     if whole.rstrip(b"\n") != data.rstrip(b"\n"):  # files end with a newline or without
         raise InvalidInput(f"{what}: are not the one PEM spelling of these certificates")
-    return tuple(_read(certificate, f"{what}: certificate {at}") for at, certificate in enumerate(found))
+    return tuple(
+        _read(certificate, f"{what}: certificate {at}", understood) for at, certificate in enumerate(found)
+    )
 
 
 def encode_chain(chain: tuple[Certificate, ...]) -> bytes:
@@ -106,9 +116,16 @@ def parse_root(data: bytes, *, what: str = "root") -> Certificate:
 
 
 def verify_chain(
-    chain: tuple[Certificate, ...], root: Certificate, *, at: int, what: str = "certificates"
+    chain: tuple[Certificate, ...],
+    root: Certificate,
+    *,
+    at: int,
+    what: str = "certificates",
+    leaf: LeafUse = "signs data",
 ) -> None:
     """Return if every certificate is signed by the next, the last by ``root`` or is it, all of them valid at second ``at``.
+
+    ``leaf`` is what the first one's key must be for.
 
     Raises:
         Mismatch: a link does not hold; the message says which, and why.
@@ -127,8 +144,9 @@ def verify_chain(
                 raise Mismatch(
                     f"{name}: may stand {certificate.depth} above a leaf's issuer, stands {place - 1}"
                 )
-    if not whole[0].signs_data or whole[0].is_ca:
-        raise Mismatch(f"{what}: the first certificate is none of a key that signs data")
+    fit = whole[0].signs_data if leaf == "signs data" else whole[0].agrees_keys
+    if not fit or whole[0].is_ca:
+        raise Mismatch(f"{what}: the first certificate is none of a key that {leaf}")
     for place, (below, above) in enumerate(pairwise(whole)):
         try:
             x509.load_der_x509_certificate(below.der).verify_directly_issued_by(
@@ -153,13 +171,15 @@ def verify_endorsement(chain: tuple[Certificate, ...], root: Certificate, key: P
     verify_chain(chain, root, at=at, what="endorsement")
 
 
-def _read(certificate: x509.Certificate, what: str) -> Certificate:
-    with _strictly(f"{what}: malformed"):
-        return _facts(certificate, what)
+def _read(
+    certificate: x509.Certificate, what: str, understood: frozenset[x509.ObjectIdentifier]
+) -> Certificate:
+    with strictly(f"{what}: malformed"):
+        return _facts(certificate, what, understood)
 
 
 @contextmanager
-def _strictly(what: str) -> Generator[None]:
+def strictly(what: str) -> Generator[None]:
     """Inside, whatever the library raises or warns of is a refusal that begins with ``what``."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", CryptographyDeprecationWarning)  # of spellings that it accepts for now
@@ -171,7 +191,9 @@ def _strictly(what: str) -> Generator[None]:
             raise InvalidInput(f"{what} ({str(problem)[:100]})") from None
 
 
-def _facts(certificate: x509.Certificate, what: str) -> Certificate:
+def _facts(
+    certificate: x509.Certificate, what: str, understood: frozenset[x509.ObjectIdentifier]
+) -> Certificate:
     if certificate.version is not x509.Version.v3:
         raise InvalidInput(f"{what}: must be of version 3")
     if certificate.signature_algorithm_oid not in SIGNATURES:
@@ -179,16 +201,17 @@ def _facts(certificate: x509.Certificate, what: str) -> Certificate:
             f"{what}: is signed with {certificate.signature_algorithm_oid.dotted_string}, not with ECDSA"
         )
     spki = certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    is_ca, depth, signs_certificates, signs_data = False, None, False, False
+    is_ca, depth, signs_certificates, signs_data, agrees_keys = False, None, False, False, False
     others: list[tuple[str, bytes]] = []
     for extension in certificate.extensions:
-        if extension.critical and extension.oid not in UNDERSTOOD:
+        if extension.critical and extension.oid not in understood:
             raise InvalidInput(f"{what}: critical extension {extension.oid.dotted_string} is not understood")
         value = extension.value
         if isinstance(value, x509.BasicConstraints):
             is_ca, depth = value.ca, value.path_length
         elif isinstance(value, x509.KeyUsage):
             signs_certificates, signs_data = value.key_cert_sign, value.digital_signature
+            agrees_keys = value.key_agreement
         else:
             others.append((extension.oid.dotted_string, value.public_bytes()))
     return Certificate(
@@ -202,6 +225,7 @@ def _facts(certificate: x509.Certificate, what: str) -> Certificate:
         is_ca,
         signs_certificates,
         signs_data,
+        agrees_keys,
         depth,
         tuple(others),
     )

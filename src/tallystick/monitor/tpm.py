@@ -38,6 +38,7 @@ CURVES = {3: (P256, 32, 0x000B), 4: (P384, 48, 0x000C)}  # TPM_ECC_CURVE: algori
 HIERARCHIES = {"owner": 0x40000001, "endorsement": 0x4000000B, "platform": 0x4000000C}
 LARGEST_DATA = 64  # bytes of qualifying data; the standard's limit is a digest's size
 PCRS = 24
+NAME_BYTES = (34, 50)  # of a key's name under SHA-256 and SHA-384
 
 FIXED_TPM, FIXED_PARENT, ORIGIN = 1 << 1, 1 << 4, 1 << 5  # TPMA_OBJECT
 RESTRICTED, DECRYPT, SIGN = 1 << 16, 1 << 17, 1 << 18
@@ -194,7 +195,7 @@ class _Reader:
         return self.take(size, name)
 
     def name(self, name: str) -> bytes:
-        found = self.sized(name, (34, 50))
+        found = self.sized(name, NAME_BYTES)
         known = HASHES.get(int.from_bytes(found[:2], "big"))
         if known is None or len(found) != 2 + hashlib.new(known).digest_size:
             raise InvalidInput(f"{self.what}: {name} is no name under SHA-256 or SHA-384")
@@ -411,7 +412,7 @@ def verify_tpm(evidence: TpmEvidence, question: TpmQuestion, reference: PcrRefer
     ):
         if stated != known:
             raise Mismatch(f"{what}: {name} is {stated.key_id[:16]}.., known is {known.key_id[:16]}..")
-    _must_have(signer, BOUND | SIGN | RESTRICTED, DECRYPT, f"{what}: attestation key")  # 2
+    must_attest(signer, what=f"{what}: attestation key")  # 2
     _must_have(device, BOUND | SIGN, DECRYPT | RESTRICTED, f"{what}: device key")
     for name, (statement, signature) in (
         ("certification", evidence.certification),
@@ -463,6 +464,15 @@ def verify_tpm(evidence: TpmEvidence, question: TpmQuestion, reference: PcrRefer
         question.head, evidence.registers, tuple(register for register, _ in reference.registers),
         statement.clock, statement.resets, statement.restarts, statement.safe, statement.firmware,
     )  # fmt: skip
+
+
+def must_attest(key: TpmPublic, *, what: str) -> None:
+    """Return if ``key`` was made in its TPM, cannot leave it, and signs nothing but what the TPM itself states.
+
+    Raises:
+        Mismatch: its attributes say otherwise.
+    """
+    _must_have(key, BOUND | SIGN | RESTRICTED, DECRYPT, what)
 
 
 def _must_have(key: TpmPublic, needed: int, forbidden: int, what: str) -> None:

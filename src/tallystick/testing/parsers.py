@@ -22,7 +22,9 @@ from tallystick.errors import InvalidInput, Mismatch
 from tallystick.monitor import (
     certificates,
     chiprecord,
+    credential,
     datarecords,
+    enrolment,
     memory,
     neutral,
     probes,
@@ -298,6 +300,12 @@ def _watched() -> Iterator[bytes]:
     yield tpm.TpmEvidence(key, key, (certified, bytes(96)), (quote, bytes(96)), values).encode()
     yield tpm.PcrReference("sha256", values).encode()
     yield spdm.MeasurementReference(((1, (bytes(48),)),)).encode()
+    request = enrolment.EnrolmentRequest(key, device.chain)
+    challenge = enrolment.Challenge(bytes(32), credential.Credential(bytes(68), bytes(68)))
+    yield from (request.encode(), challenge.encode(), enrolment.Kept(bytes(32), bytes(32)).encode())
+    yield enrolment.encode_answer(bytes(32))
+    named = enrolment.TpmIdentity("id:54414C59", "model", "1")
+    yield enrolment.Enrolment(key, hexed, named, hexed, 1, "not checked", "11" * 32).statement().encode()
     yield journal.MAGIC + bytes.fromhex("00000000df3f619804a92fdb")
 
 
@@ -469,6 +477,11 @@ TARGETS: tuple[Target, ...] = (
     Target("tpm-public", tpm.parse_tpm_public, _encoded),
     Target("tpm-statement", tpm.parse_tpm_statement, _encoded),
     Target("tpm-evidence", tpm.parse_tpm_evidence, _encoded),
+    Target("tpm-enrolment-request", enrolment.parse_request, _encoded),
+    Target("tpm-challenge", enrolment.parse_challenge, _encoded),
+    Target("tpm-challenge-kept", enrolment.parse_kept, _encoded),
+    Target("tpm-answer", enrolment.parse_answer, enrolment.encode_answer),
+    Target("tpm-enrolment", lambda d: enrolment.read_enrolment(parse_statement(d), "11" * 32)),
     Target("pcr-reference", tpm.parse_pcr_reference, _encoded),
     Target("spdm-exchange", _exchange, _encoded),
     Target("device-file", spdm.parse_device_file),
