@@ -44,6 +44,7 @@ def write(root: Path) -> None:
         "tpm-evidence": tpm_cases(),
         "tpm-enrolment": enrolment_cases(),
         "device-evidence": device_cases(),
+        "revocation": revocation_cases(),
     }
     for room, made in rooms.items():
         shutil.rmtree(root / room, ignore_errors=True)
@@ -474,7 +475,15 @@ def issue(subject: str, issuer: str, **change: Any) -> x509.Certificate:
     curve = change.get("curve", ec.SECP384R1())
     is_ca = change.get("is_ca", True)
     usage = x509.KeyUsage(
-        not is_ca, False, False, False, False, change.get("signs", is_ca), False, False, False
+        not is_ca,
+        False,
+        False,
+        False,
+        False,
+        change.get("signs", is_ca),
+        change.get("lists", False),
+        False,
+        False,
     )
     builder = (
         x509.CertificateBuilder()
@@ -506,6 +515,76 @@ def chain(**change: Any) -> list[x509.Certificate]:
         issue("line", "root", **{"depth": 1, **change.get("line", {})}),
         issue("root", "root"),
     ]
+
+
+# -- revocation --------------------------------------------------------------------------------------
+
+
+def revoked(issuer: str, *serials: int, **change: Any) -> x509.CertificateRevocationList:
+    """A list of ``issuer``, from 2025 to 2045 unless ``change`` says otherwise."""
+    builder = (
+        x509.CertificateRevocationListBuilder().issuer_name(name_of(issuer))
+        .last_update(datetime.datetime(change.get("since", 2025), 1, 1, tzinfo=datetime.UTC))
+        .next_update(datetime.datetime(change.get("until", 2045), 1, 1, tzinfo=datetime.UTC))
+    )  # fmt: skip
+    for serial in serials:
+        moment = datetime.datetime(2025, 6, 1, tzinfo=datetime.UTC)
+        builder = builder.add_revoked_certificate(
+            x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(moment).build()
+        )
+    if change.get("delta"):
+        builder = builder.add_extension(x509.DeltaCRLIndicator(1), critical=True)
+    return builder.sign(
+        private(change.get("signer", issuer), ec.SECP384R1()), hashes.SHA384(), ecdsa_deterministic=True
+    )
+
+
+def revocation_cases() -> dict[str, tuple[str, Case]]:
+    """Device, line and root; serial numbers are 7 and 5, one more than the length of a name."""
+    lists_too = {"lists": True}
+    below = chain(device=lists_too, line=lists_too)[1:3]
+    root = issue("root", "root", lists=True)
+    silent = issue("root", "root")
+
+    def case(*lists: x509.CertificateRevocationList, pinned: x509.Certificate = root, **more: Any) -> Case:
+        return {
+            "chain": "".join(each.public_bytes(Encoding.PEM).decode() for each in below),
+            "root": pinned.public_bytes(Encoding.PEM).decode(),
+            "lists": [each.public_bytes(Encoding.DER).hex() for each in lists], "at": NOW, "required": False, **more,
+        }  # fmt: skip
+
+    def known(status: str, *names: str) -> Case:
+        return {"facts": {"status": status, "not_checked": list(names)}}
+
+    def bad(why: str, reason: str, *lists: x509.CertificateRevocationList, **more: Any) -> tuple[str, Case]:
+        return why, {**case(*lists, **more), "reason": reason}
+
+    line, top = revoked("line"), revoked("root")
+    device_name, line_name = (each.subject.rfc4514_string() for each in below)
+    return {
+        "none-given": ("Nothing is known, and said so.", {**case(), **known("not checked", device_name, line_name)}),
+        "one-given": ("The line's list alone.", {**case(line), **known("not checked", line_name)}),
+        "all-given": ("A list for each, and all are asked for.", {**case(line, top, required=True), **known("checked")}),
+        "others-revoked": (
+            "Other numbers, and this number of another issuer.",
+            {**case(revoked("line", 5, 8), revoked("root", 7), revoked("elsewhere", 5, 7)), **known("checked")},
+        ),
+        "device-revoked_fail": bad("The device.", "certificate 7 ", revoked("line", 7), top),
+        "line-revoked_fail": bad("The line.", "certificate 5 ", line, revoked("root", 5)),
+        "revoked-in-an-old-list_fail": bad(
+            "A newer list does not name it, one that is no longer in force does.", "certificate 7 ",
+            line, revoked("line", 7, until=2026), top,
+        ),
+        "no-longer-in-force_fail": bad("Who has no newer one?", "the moment is", revoked("line", until=2026), top),
+        "not-yet-in-force_fail": bad("It begins in 2030.", "the moment is", revoked("line", since=2030), top),
+        "other-signature_fail": bad("Anybody can write a name.", "is not signed by", revoked("line", signer="nobody"), top),
+        "may-not-list_fail": bad("Its key usage has no cRLSign.", "must not sign revocation lists", line, top, pinned=silent),
+        "delta_fail": bad("What changed since another list.", "critical extension", revoked("line", delta=True), top),
+        "missing-and-asked-for_fail": bad("The root's list is missing.", "must be checked", line, required=True),
+    }  # fmt: skip
+
+
+# -- messages ----------------------------------------------------------------------------------------
 
 
 def block(index: int, value: bytes, kind: int = 1, specification: int = 1, size: int | None = None) -> bytes:

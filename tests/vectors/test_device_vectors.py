@@ -1,4 +1,4 @@
-"""Every case of vectors/tpm-evidence, vectors/tpm-enrolment and vectors/device-evidence."""
+"""Every case of vectors/tpm-evidence, vectors/tpm-enrolment, vectors/revocation and vectors/device-evidence."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.monitor.certificates import parse_root
+from tallystick.monitor.certificates import parse_chain, parse_root
 from tallystick.monitor.chiplog import Head
 from tallystick.monitor.credential import make_credential
 from tallystick.monitor.enrolment import Enrolment, Kept, enrol, parse_request
+from tallystick.monitor.revocation import Revocation, check_revocation, parse_revocation_list
 from tallystick.monitor.spdm import (
     DeviceFacts,
     DeviceQuestion,
@@ -122,4 +123,25 @@ def test_an_enrolment_is_refused_for_the_reason_stated(name: str) -> None:
     case = load("tpm-enrolment", name)
     with pytest.raises((InvalidInput, Mismatch)) as caught:
         enrolled(case)
+    assert case["reason"] in str(caught.value)
+
+
+def known(case: dict[str, Any]) -> Revocation:
+    chain, root = parse_chain(case["chain"].encode()), parse_root(case["root"].encode())
+    lists = [parse_revocation_list(bytes.fromhex(each)) for each in case["lists"]]
+    return check_revocation(chain, root, lists, at=case["at"], required=case["required"])
+
+
+@pytest.mark.parametrize("name", names("revocation", refused=False))
+def test_what_is_known_of_a_chains_revocation(name: str) -> None:
+    case = load("revocation", name)
+    found = known(case)
+    assert {"status": found.status, "not_checked": list(found.unknown)} == case["facts"]
+
+
+@pytest.mark.parametrize("name", names("revocation", refused=True))
+def test_a_revoked_chain_or_a_list_that_does_not_count_is_refused(name: str) -> None:
+    case = load("revocation", name)
+    with pytest.raises((InvalidInput, Mismatch)) as caught:
+        known(case)
     assert case["reason"] in str(caught.value)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,10 +14,11 @@ from tallystick.cli.options import AsJson
 from tallystick.cli.terminal import console, print_json
 from tallystick.commit.encoding import parse_hex
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.monitor.certificates import LATEST, parse_chain, parse_root, verify_endorsement
+from tallystick.monitor.certificates import LATEST, Certificate, parse_chain, parse_root, verify_endorsement
 from tallystick.monitor.chiplog import Head
 from tallystick.monitor.chiprecord import LoggedRecord
 from tallystick.monitor.enrolment import Enrolment, enrolled_key, read_enrolment
+from tallystick.monitor.revocation import LIST_LIMIT, Revocation, check_revocation, parse_revocation_list
 from tallystick.monitor.spdm import (
     DeviceFacts,
     DeviceQuestion,
@@ -86,12 +88,40 @@ ChainFile = Annotated[
         help="Certificates of the log's own key, PEM, up to the maker's root.",
     ),
 ]
+ListFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--crl", metavar="FILE", help="A list of revoked certificates, PEM or DER; may be repeated."
+    ),
+]
+ListsRequired = Annotated[
+    bool,
+    typer.Option("--require-crl", help="Refuse a chain without a list for each certificate below the root."),
+]
 Moment = Annotated[
     int | None,
     typer.Option(
         "--at", metavar="SECONDS", min=0, max=LATEST, help="When certificates must hold; by default now."
     ),
 ]
+
+
+@dataclass(frozen=True)
+class Lists:
+    """What a reader knows of revoked certificates, and whether a chain without a list is accepted."""
+
+    files: tuple[Path, ...] = ()
+    required: bool = False
+
+    def check(self, chain: Sequence[Certificate], root: Certificate, *, at: int, what: str) -> Revocation:
+        """Return what the lists say of a verified chain; raises as ``check_revocation``."""
+        found = [
+            parse_revocation_list(
+                read_whole(path, limit=LIST_LIMIT, what="a revocation list"), what=str(path)
+            )
+            for path in self.files
+        ]
+        return check_revocation(chain, root, found, at=at, what=what, required=self.required)
 
 
 @dataclass(frozen=True)
@@ -108,8 +138,13 @@ class Handed:
     measurements: Path | None = None
     endorsement: Path | None = None
     at: int | None = None
+    lists: Lists = field(default_factory=Lists)
 
     def __post_init__(self) -> None:
+        if (self.lists.files or self.lists.required) and self.device_root is None:
+            raise InvalidInput(
+                "--crl and --require-crl are about the chains of --device and --endorsement, under --device-root"
+            )
         enrolled = (self.tpm_enrolment, self.enroller)
         if any(enrolled) and (not all(enrolled) or self.tpm_key is not None):
             raise InvalidInput("--tpm-enrolment and --enroller go together, in place of --tpm-key")
@@ -140,6 +175,7 @@ class Shown:
     device: DeviceFacts | None = None
     endorsed: bool = False
     enrolment: Enrolment | None = None
+    revocation: tuple[tuple[str, Revocation], ...] = ()
 
     def rows(self) -> list[Row]:
         """Return lines for people."""
@@ -165,6 +201,7 @@ class Shown:
             rows.append(("measured", measured(self.device)))
         if self.endorsed:
             rows.append(("endorsement", "the maker vouches for the log's key"))
+        rows += [(f"{name}'s chain", str(found)) for name, found in self.revocation]
         return rows
 
     def fields(self) -> dict[str, object]:
@@ -174,6 +211,7 @@ class Shown:
             "device": None if self.device is None else device_fields(self.device),
             "endorsed": self.endorsed,
             "enrolment": None if self.enrolment is None else self.enrolment.fields(),
+            "revocation": {name: found.fields() for name, found in self.revocation},
         }
 
 
@@ -192,6 +230,7 @@ def check_handed(handed: Handed, log: list[LoggedRecord], key: PublicKey, nonce:
     head, ueid = Head(last.record.seq, last.digest, "the log shown"), last.record.ueid
     moment = int(time.time()) if handed.at is None else handed.at
     quote = device = enrolment = None
+    revocation: list[tuple[str, Revocation]] = []
     if handed.tpm is not None and handed.pcrs is not None:
         evidence = parse_tpm_evidence(_read(handed.tpm), what=str(handed.tpm))
         if handed.tpm_key is not None:
@@ -204,13 +243,10 @@ def check_handed(handed: Handed, log: list[LoggedRecord], key: PublicKey, nonce:
         question = TpmQuestion(known, key, ueid, head, nonce)
         quote = verify_tpm(evidence, question, parse_pcr_reference(_read(handed.pcrs), what=str(handed.pcrs)))
     if handed.device is not None and handed.device_root is not None:
-        device = read_device(
-            handed.device,
-            handed.device_root,
-            handed.measurements,
-            device_nonce(ueid, key, head, nonce),
-            moment,
-        )
+        device, known_of = read_device(
+            handed.device, handed.device_root, handed.measurements, device_nonce(ueid, key, head, nonce), moment, handed.lists
+        )  # fmt: skip
+        revocation.append(("device", known_of))
         if device.ueid != ueid:
             raise Mismatch(
                 f"device evidence: is of device {device.ueid.hex()}, the log is of chip {ueid.hex()}"
@@ -219,13 +255,16 @@ def check_handed(handed: Handed, log: list[LoggedRecord], key: PublicKey, nonce:
         chain = parse_chain(_read(handed.endorsement), what=str(handed.endorsement))
         root = parse_root(_read(handed.device_root), what=str(handed.device_root))
         verify_endorsement(chain, root, key, at=moment)
-    return Shown(quote, device, handed.endorsement is not None, enrolment)
+        revocation.append(("endorsement", handed.lists.check(chain, root, at=moment, what="endorsement")))
+    return Shown(quote, device, handed.endorsement is not None, enrolment, tuple(revocation))
 
 
 def read_device(
-    file: Path, root: Path, measurements: Path | None, nonce: bytes | None, at: int
-) -> DeviceFacts:
-    """Return what the one device in ``file`` states for ``nonce`` (None: for whichever nonce it answered).
+    file: Path, root: Path, measurements: Path | None, nonce: bytes | None, at: int, lists: Lists
+) -> tuple[DeviceFacts, Revocation]:
+    """Return what the one device in ``file`` states for ``nonce`` (None: for whichever nonce it answered), and is it revoked.
+
+    The leaf is what the device issues itself, for the firmware that runs: nobody lists it, it falls with the device's own.
 
     Raises:
         InvalidInput: malformed, or not exactly one device.
@@ -240,9 +279,9 @@ def read_device(
         if measurements is None
         else parse_measurement_reference(_read(measurements), what=str(measurements))
     )
-    return verify_device(
-        devices[0], DeviceQuestion(parse_root(_read(root), what=str(root)), asked, at), reference
-    )
+    pinned = parse_root(_read(root), what=str(root))
+    facts = verify_device(devices[0], DeviceQuestion(pinned, asked, at), reference)
+    return facts, lists.check(devices[0].chain[1:], pinned, at=at, what="device evidence")
 
 
 def signer_of(chip: ChipDirectory) -> Signer:
@@ -334,14 +373,19 @@ def device(
         ),
     ] = None,
     measurements: MeasurementFile = None,
+    lists: ListFiles = None,
+    require_lists: ListsRequired = False,
     at: Moment = None,
     as_json: AsJson = False,
 ) -> int:
     """Check an accelerator's signed measurements offline; exit code 1 if anything does not hold, 3 without a nonce."""
     asked = None if nonce is None else parse_hex(nonce, n_bytes=32, what="--nonce")
-    found = read_device(file, root, measurements, asked, int(time.time()) if at is None else at)
+    moment = int(time.time()) if at is None else at
+    found, revocation = read_device(
+        file, root, measurements, asked, moment, Lists(tuple(lists or ()), require_lists)
+    )
     if as_json:
-        print_json({**device_fields(found), "fresh": nonce is not None})
+        print_json({**device_fields(found), "fresh": nonce is not None, "revocation": revocation.fields()})
     else:
         rows = [
             ("device", f"{found.name} {found.serial}"),
@@ -349,6 +393,7 @@ def device(
             ("measured", measured(found)),
             *found.versions,
             ("fresh", "answers your nonce" if nonce else "not shown: no nonce was given"),
+            ("revocation", str(revocation)),
             ("not shown", "what was computed on it, and whether its firmware logs snapshots"),
         ]
         console().print(page("device evidence: genuine under the root given", GOOD, rows))

@@ -25,6 +25,9 @@ from tallystick.cli.chip_evidence import (
     EnrollerFile,
     EnrolmentFile,
     Handed,
+    ListFiles,
+    Lists,
+    ListsRequired,
     MeasurementFile,
     Moment,
     PcrFile,
@@ -247,7 +250,7 @@ def init(
         )
     ueid = b"\x01" + secrets.token_bytes(16)
     if accelerator is not None and device_root is not None:
-        ueid = read_device(accelerator, device_root, None, None, int(time.time())).ueid
+        ueid = read_device(accelerator, device_root, None, None, int(time.time()), Lists())[0].ueid
     chip = ChipDirectory(directory)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise StoreError(f"{directory}: exists and is not empty; choose another directory")
@@ -374,13 +377,16 @@ def verify(
     device_root: RootFile = None,
     measurements: MeasurementFile = None,
     endorsement: ChainFile = None,
+    lists: ListFiles = None,
+    require_lists: ListsRequired = False,
     at: Moment = None,
     as_json: AsJson = False,
 ) -> int:
     """Check a log that somebody handed over, without trusting it: exit code 1 with a violation, 3 if it cannot be told."""
     handed = Handed(
-        tpm, tpm_key, tpm_enrolment, enroller, pcrs, accelerator, device_root, measurements, endorsement, at
-    )
+        tpm, tpm_key, tpm_enrolment, enroller, pcrs, accelerator, device_root, measurements, endorsement, at,
+        Lists(tuple(lists or ()), require_lists),
+    )  # fmt: skip
     if (token is None) != (nonce is None) or (handed.needs_nonce and nonce is None):
         raise InvalidInput("--attestation and --nonce go together, and --tpm and --device need both")
     public = load_public_key(key)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from tallystick.cli.chip_evidence import Moment, tpm_key_of
+from tallystick.cli.chip_evidence import ListFiles, Lists, ListsRequired, Moment, tpm_key_of
 from tallystick.cli.options import AsJson, Out, OwnKey
 from tallystick.cli.terminal import answer
 from tallystick.errors import InvalidInput
@@ -17,6 +17,7 @@ from tallystick.monitor.certificates import CHAIN_LIMIT, Certificate, parse_chai
 from tallystick.monitor.enrolment import (
     DOCUMENT_LIMIT,
     EK_UNDERSTOOD,
+    WHAT,
     EnrolmentRequest,
     answer_to,
     challenge_request,
@@ -99,16 +100,26 @@ def challenge(
         Path,
         typer.Option("--keep", metavar="FILE", help="The secret, for you alone, until the answer comes."),
     ],
+    lists: ListFiles = None,
+    require_lists: ListsRequired = False,
     at: Moment = None,
     as_json: AsJson = False,
 ) -> int:
     """As the enroller: check the certificates, hide a secret for that TPM; exit code 1 if a certificate does not hold."""
     asked = parse_request(_read(request, DOCUMENT_LIMIT), what=str(request))
-    tpm, root = verify_request(asked, _roots(roots), at=_moment(at))
+    moment = _moment(at)
+    tpm, root = verify_request(asked, _roots(roots), at=moment)
+    known = Lists(tuple(lists or ()), require_lists).check(asked.certificates, root, at=moment, what=WHAT)
     made, kept = challenge_request(asked)
     write_whole(keep, kept.encode(), mode=0o600)
     write_whole(out, made.encode())
-    values = {"request": asked.digest().hex(), "tpm": str(tpm), "root": root.subject, "kept": str(keep)}
+    values = {
+        "request": asked.digest().hex(),
+        "tpm": str(tpm),
+        "root": root.subject,
+        "revocation": str(known),
+        "kept": str(keep),
+    }
     return _done(f"challenge: {out}", values, as_json=as_json)
 
 
@@ -137,19 +148,23 @@ def sign(
     roots: RootFiles,
     key: OwnKey,
     out: Out,
+    lists: ListFiles = None,
+    require_lists: ListsRequired = False,
     at: Moment = None,
     as_json: AsJson = False,
 ) -> int:
     """As the enroller: sign that the attestation key is in the TPM of that certificate; exit code 1 if it is not shown."""
     asked = parse_request(_read(request, DOCUMENT_LIMIT), what=str(request))
-    signer = load_key(key)
+    signer, moment, pinned = load_key(key), _moment(at), _roots(roots)
+    _, root = verify_request(asked, pinned, at=moment)
+    known = Lists(tuple(lists or ()), require_lists).check(asked.certificates, root, at=moment, what=WHAT)
     made = enrol(
         asked,
         parse_answer(_read(given, DOCUMENT_LIMIT), what=str(given)),
         parse_kept(_read(kept, DOCUMENT_LIMIT), what=str(kept)),
-        _roots(roots),
-        at=_moment(at),
-        revocation="not checked",
+        pinned,
+        at=moment,
+        revocation=known.status,
         enroller=signer.public_key.key_id,
     )
     write_whole(out, sign_statement(made.statement(), signer))

@@ -4,8 +4,8 @@
     verify_chain(chain, root, at=now)
 
 RFC 5280 as far as devices need it: elliptic-curve keys and signatures, names that follow each other, periods, basic
-constraints, key usage; a critical extension beyond those is refused. Not looked at: revocation (that needs the network; pass
-what a reader knows of it as another root), policies and name constraints. Curve and DER work is the library's.
+constraints, key usage; a critical extension beyond those is refused. Revocation is for ``monitor.revocation``, with lists
+that the reader has as files. Not looked at: policies and name constraints. Curve and DER work is the library's.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Certificate:
         common_name, serial: of the subject, or empty.
         starts, ends: its period, in seconds since 1970.
         is_ca: whether it may sign others, and under how many (None for any number).
-        signs_certificates, signs_data, agrees_keys: its key usage, as far as devices need it.
+        signs_certificates, signs_lists, signs_data, agrees_keys: its key usage, as far as devices need it.
         extensions: the values of all extensions in DER, by dotted identifier.
     """
 
@@ -63,6 +63,7 @@ class Certificate:
     ends: int
     is_ca: bool
     signs_certificates: bool
+    signs_lists: bool
     signs_data: bool
     agrees_keys: bool
     depth: int | None
@@ -201,7 +202,7 @@ def _facts(
             f"{what}: is signed with {certificate.signature_algorithm_oid.dotted_string}, not with ECDSA"
         )
     spki = certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    is_ca, depth, signs_certificates, signs_data, agrees_keys = False, None, False, False, False
+    is_ca, depth, usage = False, None, None
     others: list[tuple[str, bytes]] = []
     for extension in certificate.extensions:
         if extension.critical and extension.oid not in understood:
@@ -210,8 +211,7 @@ def _facts(
         if isinstance(value, x509.BasicConstraints):
             is_ca, depth = value.ca, value.path_length
         elif isinstance(value, x509.KeyUsage):
-            signs_certificates, signs_data = value.key_cert_sign, value.digital_signature
-            agrees_keys = value.key_agreement
+            usage = value
         else:
             others.append((extension.oid.dotted_string, value.public_bytes()))
     return Certificate(
@@ -220,12 +220,13 @@ def _facts(
         certificate.subject.rfc4514_string(),
         _attribute(certificate.subject, NameOID.COMMON_NAME),
         _attribute(certificate.subject, NameOID.SERIAL_NUMBER),
-        _seconds(certificate.not_valid_before_utc),
-        _seconds(certificate.not_valid_after_utc),
+        seconds_of(certificate.not_valid_before_utc),
+        seconds_of(certificate.not_valid_after_utc),
         is_ca,
-        signs_certificates,
-        signs_data,
-        agrees_keys,
+        usage is not None and usage.key_cert_sign,
+        usage is not None and usage.crl_sign,
+        usage is not None and usage.digital_signature,
+        usage is not None and usage.key_agreement,
         depth,
         tuple(others),
     )
@@ -236,5 +237,6 @@ def _attribute(name: x509.Name, which: x509.ObjectIdentifier) -> str:
     return str(values[0].value) if values else ""
 
 
-def _seconds(moment: datetime.datetime) -> int:
+def seconds_of(moment: datetime.datetime) -> int:
+    """Return a moment in seconds since 1970, kept within what a certificate can say."""
     return min(max(int(moment.timestamp()), OLDEST), LATEST)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -55,7 +56,7 @@ def issue(
         .not_valid_before(START)
         .not_valid_after(END)
         .add_extension(
-            x509.KeyUsage(not is_ca, False, False, False, False, is_ca, False, False, False), critical=True
+            x509.KeyUsage(not is_ca, False, False, False, False, is_ca, is_ca, False, False), critical=True
         )
     )
     if is_ca:
@@ -64,6 +65,35 @@ def issue(
         told = x509.UnrecognizedExtension(x509.ObjectIdentifier(TCB_INFO), b"\x04\x30" + firmware)
         builder = builder.add_extension(told, critical=False)
     return builder.sign(key_of(signer or issuer), hashes.SHA384(), ecdsa_deterministic=True)
+
+
+def revoke(
+    issuer: str,
+    serials: Sequence[int],
+    *,
+    start: datetime.datetime = START,
+    end: datetime.datetime = END,
+    signer: str | None = None,
+    critical: x509.ExtensionType | None = None,
+    entry_critical: bool = False,
+) -> x509.CertificateRevocationList:
+    """Return ``issuer``'s list of revoked serial numbers; ``signer`` names another key for the signature."""
+    builder = x509.CertificateRevocationListBuilder().issuer_name(_name(issuer)).last_update(start)
+    builder = builder.next_update(end)
+    for serial in serials:
+        entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(START)
+        if entry_critical:  # as in a list for several issuers
+            other = x509.CertificateIssuer([x509.DirectoryName(_name("another line"))])
+            entry = entry.add_extension(other, critical=True)
+        builder = builder.add_revoked_certificate(entry.build())
+    if critical is not None:
+        builder = builder.add_extension(critical, critical=True)
+    return builder.sign(key_of(signer or issuer), hashes.SHA384(), ecdsa_deterministic=True)
+
+
+def serial_of(certificate: Certificate) -> int:
+    """Return a certificate's serial number."""
+    return x509.load_der_x509_certificate(certificate.der).serial_number
 
 
 def _name(text: str) -> x509.Name:

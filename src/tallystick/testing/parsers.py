@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives.serialization import Encoding
+
 from tallystick.commit.directory import MapProof
 from tallystick.commit.encoding import canonical_json, frame, parse_canonical_json
 from tallystick.commit.state import Entry, parse_chunk_proof, parse_state_summary
@@ -28,6 +30,7 @@ from tallystick.monitor import (
     memory,
     neutral,
     probes,
+    revocation,
     rules,
     sandbox,
     sealed_job,
@@ -291,6 +294,7 @@ def _watched() -> Iterator[bytes]:
     yield spdm.encode_device_file((device,))
     yield device.exchange.encode()
     yield certificates.encode_chain(device.chain)
+    yield devices.revoke("maker line", [1, 2**64]).public_bytes(Encoding.DER)
     point = devices.key_of("maker root").public_key().public_numbers()
     key = tpm.TpmPublic(0x0B, tpm.BOUND, b"", 4, point.x.to_bytes(48, "big"), point.y.to_bytes(48, "big"))
     quote = tpm.TpmStatement(key.name(), bytes(32), 1, 2, 3, True, 4, tpm.Quoted(0x0B, (0, 7), bytes(32)))
@@ -477,6 +481,7 @@ TARGETS: tuple[Target, ...] = (
     Target("tpm-public", tpm.parse_tpm_public, _encoded),
     Target("tpm-statement", tpm.parse_tpm_statement, _encoded),
     Target("tpm-evidence", tpm.parse_tpm_evidence, _encoded),
+    Target("revocation-list", revocation.parse_revocation_list),
     Target("tpm-enrolment-request", enrolment.parse_request, _encoded),
     Target("tpm-challenge", enrolment.parse_challenge, _encoded),
     Target("tpm-challenge-kept", enrolment.parse_kept, _encoded),

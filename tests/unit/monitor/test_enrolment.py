@@ -38,7 +38,7 @@ from tallystick.monitor.tpm import (
 )
 from tallystick.protocol.envelope import Statement
 from tallystick.protocol.signing import P256, P384, PublicKey, generate_key
-from tallystick.testing.devices import END, NOW, key_of
+from tallystick.testing.devices import END, NOW, key_of, revoke
 from tallystick.testing.tpm_makers import NAMES, TpmMaker
 
 MAKER, ENROLLER = TpmMaker("maker"), "11" * 32
@@ -232,6 +232,13 @@ def test_an_enrolled_key_is_worth_level_two_from_the_command_line(
     assert stat.S_IMODE(Path(file["kept"]).stat().st_mode) == 0o600
     run("chip", "enrol", "answer", file["chip"], file["challenge"], "--out", file["answer"])
     signing = ("--kept", file["kept"], *at, "--key", str(tmp_path / "enroller"), "--out", file["enrolment"])
+    crl = tmp_path / "line.crl"
+    crl.write_bytes(revoke("maker line", [77]).public_bytes(Encoding.DER))
+    run("chip", "enrol", "sign", file["request"], file["answer"], *signing, "--crl", str(crl), code=1)
+    assert "certificate 4d (without a name) was revoked by" in capsys.readouterr().err
+    run("chip", "enrol", "challenge", file["request"], *at, "--keep", file["kept"] + "2", "--out", file["challenge"] + "2",
+        "--crl", str(crl), code=1)  # fmt: skip
+    run("chip", "enrol", "sign", file["request"], file["answer"], *signing, "--require-crl", code=2)
     run("chip", "enrol", "sign", file["request"], file["answer"], *signing)
     run(
         "chip",
