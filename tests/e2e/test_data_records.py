@@ -138,12 +138,14 @@ def test_a_reader_without_torch_finds_a_forbidden_record_or_its_absence(
     assert shown["bound"] and [each["step"] for each in shown["batches"]] == list(range(STEPS))
     form, used = shown["batches"][0]["form"], shown["batches"][2]["records"][5]
 
-    def judged(forbidden: str, folder: Path) -> tuple[int, str]:
+    def judged(forbidden: str, folder: Path, *, apart: bool = False) -> tuple[int, str]:
         rules.write_text(
             'format = "tallystick/rules/1"\nname = "Records"\n[[rule]]\nid = "r"\nkind = "data"\nunit = "record"\n'
             f'forms = ["{form}"]\nforbidden = ["{forbidden}"]\n'
         )
         command = ["rules", "judge", str(rules), str(findings), str(folder), "--claim", "runs", "--json"]
+        if not apart:
+            return main(command), capfd.readouterr().out
         without_torch = (
             "import sys; sys.modules['torch'] = None\n"
             "from tallystick.cli.main import main; sys.exit(main(sys.argv[1:]))"
@@ -153,7 +155,7 @@ def test_a_reader_without_torch_finds_a_forbidden_record_or_its_absence(
         )
         return child.returncode, child.stdout
 
-    assert judged(used, owner)[0] == 1
+    assert judged(used, owner, apart=True)[0] == 1
     assert judged("0" * 64, owner)[0] == 0
     import shutil
 
