@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -203,15 +203,26 @@ def live(agent: ChipAgent, time: SimulatedTime, days: float, every: int = 6) -> 
         agent.poll()
 
 
-def rules_of(log: Sequence[LoggedRecord], **known: object) -> dict[int, Finding]:
+def rules_of(
+    log: Sequence[LoggedRecord],
+    *,
+    known: Iterable[Head] = (),
+    others: Iterable[Sequence[LoggedRecord]] = (),
+) -> dict[int, Finding]:
     """Return the first violation of each rule in a log."""
-    found = verify_log(log, **known)  # type: ignore[arg-type]
+    found = verify_log(log, known=known, others=others)
     return {f.rule: f for f in reversed(found) if f.severity == "violation"}
 
 
-def must_have_rule(log: Sequence[LoggedRecord], rule: int, **known: object) -> str:
+def must_have_rule(
+    log: Sequence[LoggedRecord],
+    rule: int,
+    *,
+    known: Iterable[Head] = (),
+    others: Iterable[Sequence[LoggedRecord]] = (),
+) -> str:
     """Return the finding's words; the log must have it, and be without findings when nothing else is known."""
-    found = rules_of(log, **known)
+    found = rules_of(log, known=known, others=others)
     must(rule in found, f"rules {sorted(found)}, not {rule}")
     return f"rule {rule} ({found[rule].name}: {found[rule].text})"
 

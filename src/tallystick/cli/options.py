@@ -46,10 +46,9 @@ Now = Annotated[
     int | None,
     typer.Option("--now", metavar="SECOND", min=0, help="UTC second since 1970; by default the clock's."),
 ]
-Trusted = Annotated[
-    list[str],
-    typer.Option("--trust", metavar="PARTY=FILE", help="A party's public key; may be repeated."),
-]
+_TRUST = typer.Option("--trust", metavar="PARTY=FILE", help="A party's public key; may be repeated.")
+Trusted = Annotated[list[str], _TRUST]
+PerhapsTrusted = Annotated[list[str] | None, _TRUST]
 
 
 def second_of(now: int | None) -> int:
@@ -69,8 +68,8 @@ def parse_named(text: str, *, option: str, form: str = "PARTY=FILE") -> tuple[st
     return name, file
 
 
-def load_trusted(texts: Sequence[str]) -> dict[str, PublicKey]:
-    """Return the public keys that ``--trust`` names, by party.
+def load_trusted(texts: Sequence[str] | None) -> dict[str, PublicKey]:
+    """Return the public keys that ``--trust`` names, by party; none where it was not given.
 
     Raises:
         InvalidInput: another form than PARTY=FILE, or a party twice.
@@ -79,7 +78,7 @@ def load_trusted(texts: Sequence[str]) -> dict[str, PublicKey]:
     from tallystick.store.keys import load_public_key
 
     found: dict[str, PublicKey] = {}
-    for text in texts:
+    for text in texts or ():
         name, file = parse_named(text, option="--trust")
         if name in found:
             raise InvalidInput(f"--trust {text}: {name} has a key already")
