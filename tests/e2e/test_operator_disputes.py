@@ -163,7 +163,7 @@ def test_an_honest_auditor_objects_to_no_honest_list_and_its_own_bits_do_differ(
 
 def lied(honest: HonestStep, at: int, output: int, element: int, factor: float) -> TrainerSide:
     """Return the honest list with one element of one result changed by ``factor`` of the result's size."""
-    from tallystick.protocol.operator_table import stored_at
+    from tallystick.protocol.operands import stored_at
 
     trace = copy(honest.side.trace)
     trace.operators, trace.values = list(trace.operators), dict(trace.values)

@@ -44,14 +44,8 @@ from tallystick.protocol.formulas import (
     is_right_partial,
     is_within,
 )
-from tallystick.protocol.operator_table import (
-    MOST_TERMS,
-    UnknownFormError,
-    find_rule,
-    flat_of,
-    position_of,
-    stored_at,
-)
+from tallystick.protocol.operands import UnknownFormError, flat_of, position_of, stored_at
+from tallystick.protocol.operator_table import find_rule
 from tallystick.protocol.operators import (
     ADAM,
     BATCH,

@@ -28,6 +28,7 @@ from tallystick.numerics.kernels import block_max_difference, block_square_sums
 from tallystick.protocol.dispute import handed_digest
 from tallystick.protocol.formulas import Indexes, Point, Sum, is_right_partial, is_within
 from tallystick.protocol.game import Claim, Outcome
+from tallystick.protocol.operands import UnknownFormError, stored_at
 from tallystick.protocol.operator_game import (
     Answered,
     Committed,
@@ -40,7 +41,6 @@ from tallystick.protocol.operator_game import (
     open_operator_game,
     play_move,
 )
-from tallystick.protocol.operator_table import UnknownFormError, stored_at
 from tallystick.protocol.operators import (
     ADAM,
     BATCH,
