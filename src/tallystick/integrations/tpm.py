@@ -25,7 +25,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 
-from tallystick.commit.encoding import Fields, canonical_json, parse_canonical_json, parse_hex
+from tallystick.commit.encoding import canonical_json, parse_document, parse_hex
 from tallystick.errors import InvalidInput, StoreError
 from tallystick.monitor.chiplog import Head
 from tallystick.monitor.tpm import (
@@ -82,8 +82,7 @@ def parse_tpm_key(data: bytes, *, what: str = "TPM key file") -> TpmKey:
         InvalidInput: malformed.
     """
     names = ("algorithm", "format", "public", "tcti", "unique")
-    fields = Fields(parse_canonical_json(data, what=what, limit=KEY_LIMIT), what=what, names=names)
-    fields.constant("format", KEY_FORMAT)
+    fields = parse_document(data, KEY_FORMAT, what=what, limit=KEY_LIMIT, names=names)
     text = fields.text("public")
     public = parse_tpm_public(parse_hex(text, n_bytes=len(text) // 2, what=what), what=what)
     algorithm = fields.text("algorithm")

@@ -25,6 +25,7 @@ from tallystick.commit.encoding import (
     canonical_json,
     digest,
     parse_canonical_json,
+    parse_document,
     parse_hex,
     parse_hex_float,
 )
@@ -645,8 +646,7 @@ def parse_run_statement(data: bytes) -> RunStatement:
     """
     what = "run statement"
     names = ("final_state", "format", "root", "steps", "tree_size")
-    fields = Fields(parse_canonical_json(data, what=what, limit=STATEMENT_LIMIT), what=what, names=names)
-    fields.constant("format", STATEMENT_FORMAT)
+    fields = parse_document(data, STATEMENT_FORMAT, what=what, limit=STATEMENT_LIMIT, names=names)
     return RunStatement(
         tree_size=fields.integer("tree_size"),
         root=fields.text("root"),
@@ -663,10 +663,7 @@ def parse_step_proof(data: bytes) -> StepProof:
     """
     what = "step proof"
     names = ("format", "index", "path", "record", "tree_size", "world_size")
-    fields = Fields(
-        parse_canonical_json(data, what=what, limit=RECORD_LIMIT + _PATH_LIMIT), what=what, names=names
-    )
-    fields.constant("format", STEP_PROOF_FORMAT)
+    fields = parse_document(data, STEP_PROOF_FORMAT, what=what, limit=RECORD_LIMIT + _PATH_LIMIT, names=names)
     proof = StepProof(
         record=_parse_record(fields.value("record"), what),
         world_size=fields.integer("world_size"),
@@ -685,12 +682,9 @@ def parse_specification_proof(data: bytes) -> SpecificationProof:
         InvalidInput: ``data`` is not what ``SpecificationProof.encode`` returns.
     """
     what = "specification proof"
-    fields = Fields(
-        parse_canonical_json(data, what=what, limit=_PATH_LIMIT),
-        what=what,
-        names=("format", "path", "tree_size"),
+    fields = parse_document(
+        data, SPECIFICATION_PROOF_FORMAT, what=what, limit=_PATH_LIMIT, names=("format", "path", "tree_size")
     )
-    fields.constant("format", SPECIFICATION_PROOF_FORMAT)
     return SpecificationProof(fields.integer("tree_size"), fields.hashes("path"))
 
 
@@ -702,8 +696,7 @@ def parse_extension_proof(data: bytes) -> ExtensionProof:
     """
     what = "extension proof"
     names = ("format", "old_size", "path", "tree_size")
-    fields = Fields(parse_canonical_json(data, what=what, limit=_PATH_LIMIT), what=what, names=names)
-    fields.constant("format", EXTENSION_PROOF_FORMAT)
+    fields = parse_document(data, EXTENSION_PROOF_FORMAT, what=what, limit=_PATH_LIMIT, names=names)
     old_size = fields.integer("old_size")
     _check_range(old_size, 1, f"{what}: old_size")
     return ExtensionProof(old_size, fields.integer("tree_size"), fields.hashes("path"))
