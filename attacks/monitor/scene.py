@@ -11,7 +11,6 @@ import argparse
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,7 +35,7 @@ from tallystick.protocol.transcript import StepRecord, Transcript
 from tallystick.roles.trainer import Order, record
 from tallystick.store.chips import ChipDirectory
 from tallystick.store.files import RunDirectory
-from tallystick.testing.attacks import NotCaught, must
+from tallystick.testing.attacks import must, play_attack
 from tallystick.testing.cheats import TamperedSource, forge
 from tallystick.testing.watched import (
     Chip,
@@ -286,24 +285,15 @@ def interpolate(
 
 def play(attack: Callable[[Scene], str], description: str | None) -> int:
     """Run the attack and say how it ended; the exit status."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="write here, and keep it; must not exist")
-    given = parser.parse_args()
-    if given.keep is not None and given.keep.exists():
-        parser.error(f"--keep {given.keep}: is there already")
-    with tempfile.TemporaryDirectory(prefix="tallystick-attack-") as scratch:
-        folder = given.keep or Path(scratch)
-        folder.mkdir(parents=True, exist_ok=True)
+
+    def act(folder: Path, _: argparse.Namespace) -> str:
         scene = Scene(folder)
         try:
-            line = attack(scene)
-        except NotCaught as problem:
-            print(f"NOT CAUGHT: {problem}")
-            return 1
+            return attack(scene)
         finally:
             scene.close()
-    print(line)
-    return 0
+
+    return play_attack(act, argparse.ArgumentParser(description=description))
 
 
 def main(attack: Callable[[Scene], str], description: str | None) -> None:

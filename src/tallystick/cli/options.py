@@ -68,6 +68,21 @@ def parse_named(text: str, *, option: str, form: str = "PARTY=FILE") -> tuple[st
     return name, file
 
 
+def parse_counts(texts: Sequence[str], *, option: str, what: str) -> dict[str, int]:
+    """Return the numbers of ``NAME=N`` by name, each name once; ``what`` the names name, for the message.
+
+    Raises:
+        InvalidInput: another form, or a name twice.
+    """
+    found: dict[str, int] = {}
+    for text in texts:
+        name, _, number = text.rpartition("=")
+        if not name or not number.isascii() or not number.isdigit() or len(number) > 18 or name in found:
+            raise InvalidInput(f"{option} {text}: must have the form {what.upper()}=N, each {what} once")
+        found[name] = int(number)
+    return found
+
+
 def load_trusted(texts: Sequence[str] | None) -> dict[str, PublicKey]:
     """Return the public keys that ``--trust`` names, by party; none where it was not given.
 

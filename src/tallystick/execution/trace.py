@@ -35,7 +35,7 @@ from tallystick.execution.hashing import leaf_hashes
 from tallystick.execution.job import Job
 from tallystick.execution.operators import STATEFUL
 from tallystick.execution.session import Session
-from tallystick.execution.snapshot import CODES, held_state, state_entries
+from tallystick.execution.snapshot import CODES, held_state, live_state, state_entries
 from tallystick.execution.step import StepOutcome, run_step
 from tallystick.execution.tape import FollowTape, RecordTape
 from tallystick.numerics.log import Kind
@@ -576,20 +576,6 @@ def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
         found.append(step)
         step *= max(size, 1)
     return tuple(reversed(found))
-
-
-def live_state(session: Session) -> dict[str, Tensor]:
-    """Return the session's own state tensors by entry name."""
-    found = {name: tensor.detach() for name, tensor in session.floating_state()}
-    for name, p in session.parameters:
-        for key, value in session.optimizer.state.get(p, {}).items():
-            if isinstance(value, Tensor):
-                found[f"optimizer/{name}/{key}"] = value
-    for prefix, module in (("model", session.model), *((f"extra/{n}", m) for n, m in session.extra.items())):
-        for name, buffer in module.named_buffers():
-            if not buffer.is_floating_point():
-                found[f"{prefix}/buffer/{name}"] = buffer
-    return found
 
 
 def trace_step(

@@ -9,8 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tallystick.monitor.memorisation import Memory, SegmentMemory
-from tallystick.reports.layout import GOOD, UNSURE, Row, page
-from tallystick.reports.plot import escaped
+from tallystick.reports.layout import GOOD, UNSURE, Row, escaped, page
 
 CELL, LEFT, TOP = 46, 120, 74
 MOST_CELLS = 40  # a side of the picture; longer runs are shown to their first segments
