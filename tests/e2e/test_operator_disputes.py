@@ -18,8 +18,10 @@ from tallystick.commit.tensors import chunk_size, digest_of
 from tallystick.execution.job import find_source
 from tallystick.execution.snapshot import copied, load_state, state_entries
 from tallystick.numerics.policy import find_policy
+from tallystick.protocol.openings import store_nodes
 from tallystick.protocol.operators import BATCH, END, LOAD, STORE, Objection, Operator, Output, base_of
-from tallystick.protocol.rulings import Accusation, StepFacts, rule_on_operator, store_nodes
+from tallystick.protocol.rulings import Accusation, rule_on_operator
+from tallystick.protocol.step_rules import StepFacts
 from tallystick.roles.auditor import Replay, open_replay, write_claim
 from tallystick.roles.judge import dispute
 from tallystick.roles.operators import TrainerSide, defend, end_root, examine, nodes_of

@@ -17,6 +17,10 @@ from tallystick.protocol.operators import Geometry, Operator
 
 FUNCTION = 32.0
 """Units that an elementary function may be off by (see ``operator_table``)."""
+ARRAY = {
+    "F32": "<f4", "F64": "<f8", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1", "BOOL": "u1",
+}  # fmt: skip
+"""How numpy reads the elements of each dtype that rules know."""
 Rule = Callable[[Operator, int, int, Read], Formula]
 Wide = tuple[int, ...]
 

@@ -38,7 +38,7 @@ from tallystick.numerics.rounding import NO_KEY, Candidates, Key, find_candidate
 from tallystick.protocol.dispute import GRIDS_ENTRY, DisputeRecord, StepsGame
 from tallystick.protocol.game import Claim, Game, Level, apply, open_game
 from tallystick.protocol.operators import Objection
-from tallystick.protocol.rulings import StepFacts, needs_log
+from tallystick.protocol.step_rules import StepFacts, needs_log
 from tallystick.protocol.strategy import next_moves
 from tallystick.protocol.trace import PARTIES, DisputedPosition, Party, Ruling
 from tallystick.protocol.transcript import Specification, StepRecord, Transcript
