@@ -17,16 +17,11 @@ from torch import Tensor
 
 from tallystick.errors import Nondeterminism
 from tallystick.execution.capture import Jitter
-from tallystick.execution.session import Session, Site
-from tallystick.execution.tape import (
-    MOST_LIFT,
+from tallystick.execution.follow_tape import MOST_LIFT
+from tallystick.execution.grids import (
     NOISE_BAND,
     ROW_SPREAD,
     UNSEEN,
-    ActivationNoise,
-    EchoTape,
-    ProbeTape,
-    Tape,
     activation_grid,
     activation_rule,
     expected_form,
@@ -38,6 +33,9 @@ from tallystick.execution.tape import (
     settled_scales,
     site_grid,
 )
+from tallystick.execution.probe_tapes import ActivationNoise, EchoTape, ProbeTape
+from tallystick.execution.session import Session, Site
+from tallystick.execution.tape import Tape
 from tallystick.numerics.log import GridTable, Kind, SiteGrid
 from tallystick.numerics.nearest import adapt_threshold, closed_threshold
 from tallystick.numerics.policy import PER_KIND, Policy

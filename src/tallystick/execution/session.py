@@ -28,10 +28,12 @@ from torch import Tensor, nn
 from tallystick.errors import InvalidInput, Nondeterminism, ProtocolViolation
 from tallystick.execution.capture import Capture, Findings, Jitter, JitterMode
 from tallystick.execution.determinism import repeatable
+from tallystick.execution.follow_tape import FollowTape
+from tallystick.execution.grids import is_noise_only
 from tallystick.execution.leaves import LeafSites
 from tallystick.execution.portable import portable_step, why_not_portable
 from tallystick.execution.randomness import RandomStream
-from tallystick.execution.tape import FollowTape, RecordTape, Tape, is_noise_only
+from tallystick.execution.tape import RecordTape, Tape
 from tallystick.numerics.log import GridTable, Kind, decode_frame
 from tallystick.numerics.optimizers import Marks
 from tallystick.numerics.policy import Policy, is_calibration_step

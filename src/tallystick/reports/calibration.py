@@ -10,8 +10,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from tallystick.execution.grids import floor_exponent, is_noise_only
 from tallystick.execution.survey import JITTER, Measured, Survey
-from tallystick.execution.tape import floor_exponent, is_noise_only
 from tallystick.numerics.log import Kind, SiteGrid
 from tallystick.numerics.noise import Distribution, ambiguous_share
 from tallystick.numerics.policy import Policy

@@ -21,11 +21,12 @@ from tallystick.commit.state import Entry, summarise
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
 from tallystick.execution.calibrate import calibrate
 from tallystick.execution.determinism import environment_versions
+from tallystick.execution.follow_tape import FollowTape, Freedom, Violation
+from tallystick.execution.grids import is_noise_only
 from tallystick.execution.job import Job, JobSource
 from tallystick.execution.session import Session
 from tallystick.execution.snapshot import copied_state, load_state, state_entries
 from tallystick.execution.step import StepOutcome, backward_of, run_step
-from tallystick.execution.tape import FollowTape, Freedom, Violation, is_noise_only
 from tallystick.numerics.log import Kind, SiteGrid
 from tallystick.numerics.policy import policy_of
 from tallystick.protocol.sample import SegmentDraw

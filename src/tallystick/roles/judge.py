@@ -27,11 +27,11 @@ from tallystick.commit.encoding import digest
 from tallystick.commit.state import CHUNK_BYTES, Entry, HeldState, hold, summarise
 from tallystick.commit.tensors import chunk_size
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
+from tallystick.execution.follow_tape import FollowTape
 from tallystick.execution.hashing import leaf_hashes
 from tallystick.execution.job import JobSource
 from tallystick.execution.snapshot import copied_state, held_state, load_state, state_entries
 from tallystick.execution.step import StepOutcome, batch_digest, run_step
-from tallystick.execution.tape import FollowTape
 from tallystick.execution.trace import StepTrace, trace_step
 from tallystick.numerics.log import Kind, decode_frame
 from tallystick.numerics.rounding import NO_KEY, Candidates, Key, find_candidates

@@ -21,15 +21,10 @@ from torch import Tensor
 
 from tallystick.commit.state import Entry
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
+from tallystick.execution.follow_tape import FollowTape, activation_budget
+from tallystick.execution.grids import activation_rule, is_noise_only, nearest_grid
 from tallystick.execution.snapshot import load_state
 from tallystick.execution.step import run_step
-from tallystick.execution.tape import (
-    FollowTape,
-    activation_budget,
-    activation_rule,
-    is_noise_only,
-    nearest_grid,
-)
 from tallystick.numerics.log import (
     Kind,
     SiteAddress,

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from tallystick.execution.calibrate import calibrate
 from tallystick.execution.capture import Capture, Findings, Jitter
+from tallystick.execution.follow_tape import FollowTape, Violation
 from tallystick.execution.job import Job, JobSource, find_source
 from tallystick.execution.randomness import RandomStream
 from tallystick.execution.session import Session
 from tallystick.execution.snapshot import state_summary
 from tallystick.execution.step import StepOutcome, backward_of, run_step
-from tallystick.execution.tape import FollowTape, RecordTape, Violation
+from tallystick.execution.tape import RecordTape
 from tallystick.numerics.log import Frame, GridTable, decode_frame
 from tallystick.numerics.policy import POLICIES, Policy, find_policy
 
