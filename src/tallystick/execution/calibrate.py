@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from tallystick.errors import Nondeterminism
-from tallystick.execution.capture import Jitter
 from tallystick.execution.follow_tape import MOST_LIFT
 from tallystick.execution.grids import (
     NOISE_BAND,
@@ -33,6 +32,7 @@ from tallystick.execution.grids import (
     settled_scales,
     site_grid,
 )
+from tallystick.execution.jitter import Jitter
 from tallystick.execution.probe_tapes import ActivationNoise, EchoTape, ProbeTape
 from tallystick.execution.session import Session, Site
 from tallystick.execution.tape import Tape

@@ -130,6 +130,9 @@ EMPTY = frozenset(
     f"aten::{name}" for name in "empty empty_like new_empty empty_strided new_empty_strided".split()
 )
 
+# Leave memory unset.
+UNSET = EMPTY | {"aten::resize_", "aten::resize_as_"}
+
 # Move, choose by integers, or compute without rounding: equal inputs give equal outputs everywhere.
 EXACT = frozenset(
     f"aten::{name}"

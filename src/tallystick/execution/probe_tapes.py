@@ -11,26 +11,12 @@ import torch
 from torch import Tensor
 
 from tallystick.errors import Nondeterminism
-from tallystick.execution.grids import (
-    UNSEEN,
-    Site,
-    activation_grid,
-    nearest_grid,
-    sampled,
-    sampled_scale,
-)
-from tallystick.numerics.log import (
-    GridTable,
-    Kind,
-    SparseEntries,
-)
+from tallystick.execution.grids import UNSEEN, Site, activation_grid, nearest_grid, sampled, sampled_scale
+from tallystick.numerics.log import GridTable, Kind, SparseEntries
 from tallystick.numerics.nearest import NearestGrid
 from tallystick.numerics.nearest_tensors import find_reaches, follow_nearest, record_nearest
 from tallystick.numerics.policy import ActivationRule
-from tallystick.numerics.rounding import (
-    NO_KEY,
-    Key,
-)
+from tallystick.numerics.rounding import NO_KEY, Key
 
 NOTHING = torch.empty(0, dtype=torch.int64)
 PROVISIONAL = -34  # band exponent of activations while their noise is measured

@@ -26,10 +26,11 @@ import torch
 from torch import Tensor, nn
 
 from tallystick.errors import InvalidInput, Nondeterminism, ProtocolViolation
-from tallystick.execution.capture import Capture, Findings, Jitter, JitterMode
+from tallystick.execution.capture import Capture, Findings
 from tallystick.execution.determinism import repeatable
 from tallystick.execution.follow_tape import FollowTape
 from tallystick.execution.grids import is_noise_only
+from tallystick.execution.jitter import Jitter, JitterMode
 from tallystick.execution.leaves import LeafSites
 from tallystick.execution.portable import portable_step, why_not_portable
 from tallystick.execution.randomness import RandomStream

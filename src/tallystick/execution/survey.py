@@ -26,7 +26,7 @@ from tallystick.execution.calibrate import (
     gradients_under,
     put_back,
 )
-from tallystick.execution.capture import Jitter
+from tallystick.execution.jitter import Jitter
 from tallystick.execution.probe_tapes import EchoTape, ProbeTape
 from tallystick.execution.session import Session, Site, slice_of
 from tallystick.execution.tape import Tape

@@ -49,13 +49,7 @@ from tallystick.numerics.log import (
 )
 from tallystick.numerics.nearest_tensors import record_nearest
 from tallystick.numerics.policy import ActivationRule, Policy
-from tallystick.numerics.rounding import (
-    NO_KEY,
-    Key,
-    block_rms,
-    round_recorded,
-    round_recorded_parity,
-)
+from tallystick.numerics.rounding import NO_KEY, Key, block_rms, round_recorded, round_recorded_parity
 
 
 class Tape(DecisionTape, Protocol):

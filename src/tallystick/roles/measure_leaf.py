@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from tallystick.errors import Mismatch
 from tallystick.execution.calibrate import calibrate
-from tallystick.execution.capture import Jitter
+from tallystick.execution.jitter import Jitter
 from tallystick.execution.job import Job, find_source
 from tallystick.execution.leaves import LeafSites
 from tallystick.execution.session import Session

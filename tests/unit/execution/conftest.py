@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from tallystick.execution.calibrate import calibrate
-from tallystick.execution.capture import Capture, Findings, Jitter
+from tallystick.execution.capture import Capture, Findings
 from tallystick.execution.follow_tape import FollowTape, Violation
+from tallystick.execution.jitter import Jitter
 from tallystick.execution.job import Job, JobSource, find_source
 from tallystick.execution.randomness import RandomStream
 from tallystick.execution.session import Session

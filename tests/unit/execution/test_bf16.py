@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tallystick.errors import InvalidInput, Nondeterminism
 from tallystick.execution.calibrate import SiteNoise, choose_rows, decision_band, safety_of
-from tallystick.execution.capture import Capture, Findings, Jitter
+from tallystick.execution.capture import Capture, Findings
 from tallystick.execution.follow_tape import FollowTape, find_policy_breaches
 from tallystick.execution.grids import (
     NOISE_BAND,
@@ -28,6 +28,7 @@ from tallystick.execution.grids import (
     site_grid,
     whole_scale,
 )
+from tallystick.execution.jitter import Jitter
 from tallystick.execution.probe_tapes import ProbeTape
 from tallystick.execution.randomness import RandomStream
 from tallystick.execution.tape import RecordTape

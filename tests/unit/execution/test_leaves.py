@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from tallystick.errors import InvalidInput, Nondeterminism
 from tallystick.execution.calibrate import calibrate
-from tallystick.execution.capture import Jitter
 from tallystick.execution.follow_tape import FollowTape
 from tallystick.execution.grids import activation_grid, is_noise_only
+from tallystick.execution.jitter import Jitter
 from tallystick.execution.job import Job
 from tallystick.execution.leaves import LeafSites
 from tallystick.execution.session import Session
