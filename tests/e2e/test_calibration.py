@@ -15,7 +15,8 @@ from tallystick.execution.grids import is_noise_only
 from tallystick.execution.job import JobSource, find_source
 from tallystick.execution.snapshot import state_entries
 from tallystick.execution.step import backward_of
-from tallystick.numerics.log import Frame, GridTable, Kind, SiteAddress, SiteGrid, encode_frame
+from tallystick.numerics.grid_table import GridTable, SiteGrid
+from tallystick.numerics.log import Frame, Kind, SiteAddress, encode_frame
 from tallystick.numerics.policy import find_policy
 from tallystick.roles import judge
 from tallystick.roles.auditor import AuditReport, Replay, audit, find_noisy_sites, open_replay, write_claim

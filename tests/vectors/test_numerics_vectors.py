@@ -17,7 +17,8 @@ import pytest
 from tallystick.errors import InvalidInput
 from tallystick.numerics import log, nearest, random
 from tallystick.numerics.dense import decode_dense, encode_dense
-from tallystick.numerics.log import Frame, GridTable, SiteAddress, SiteGrid, SparseEntries
+from tallystick.numerics.grid_table import GridTable, SiteGrid
+from tallystick.numerics.log import Frame, SiteAddress, SparseEntries
 from tallystick.numerics.nearest import NearestGrid
 from tallystick.numerics.reference import (
     AdamRule,

@@ -36,7 +36,8 @@ from tallystick.execution.jitter import Jitter
 from tallystick.execution.probe_tapes import ActivationNoise, EchoTape, ProbeTape
 from tallystick.execution.session import Session, Site
 from tallystick.execution.tape import Tape
-from tallystick.numerics.log import GridTable, Kind, SiteGrid
+from tallystick.numerics.grid_table import GridTable, SiteGrid
+from tallystick.numerics.log import Kind
 from tallystick.numerics.nearest import adapt_threshold, closed_threshold
 from tallystick.numerics.policy import PER_KIND, Policy
 from tallystick.numerics.rounding import block_max_difference, block_rms

@@ -31,12 +31,11 @@ from tallystick.execution.grids import (
     settled_scales,
     whole_scale,
 )
+from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import (
     Frame,
-    GridTable,
     Kind,
     SiteAddress,
-    SiteGrid,
     SparseEntries,
     decode,
     decode_decision,

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from tallystick.errors import InvalidInput
-from tallystick.numerics.log import GridTable, Kind, SiteGrid
+from tallystick.numerics.grid_table import GridTable, SiteGrid
+from tallystick.numerics.log import Kind
 from tallystick.numerics.nearest import NearestGrid
 from tallystick.numerics.policy import SPARSEST, ActivationRule, Policy
 from tallystick.numerics.rounding import block_rms, sampled_rms

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from tallystick.errors import Nondeterminism
 from tallystick.execution.grids import UNSEEN, Site, activation_grid, nearest_grid, sampled, sampled_scale
-from tallystick.numerics.log import GridTable, Kind, SparseEntries
+from tallystick.numerics.grid_table import GridTable
+from tallystick.numerics.log import Kind, SparseEntries
 from tallystick.numerics.nearest import NearestGrid
 from tallystick.numerics.nearest_tensors import find_reaches, follow_nearest, record_nearest
 from tallystick.numerics.policy import ActivationRule

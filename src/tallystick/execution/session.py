@@ -35,7 +35,8 @@ from tallystick.execution.leaves import LeafSites
 from tallystick.execution.portable import portable_step, why_not_portable
 from tallystick.execution.randomness import RandomStream
 from tallystick.execution.tape import RecordTape, Tape
-from tallystick.numerics.log import GridTable, Kind, decode_frame
+from tallystick.numerics.grid_table import GridTable
+from tallystick.numerics.log import Kind, decode_frame
 from tallystick.numerics.optimizers import Marks
 from tallystick.numerics.policy import Policy, is_calibration_step
 from tallystick.numerics.random import stream_key

@@ -18,7 +18,7 @@ from tallystick.commit.state import Entry, HeldState, StateSummary, hold, summar
 from tallystick.errors import InvalidInput
 from tallystick.execution.hashing import leaf_hashes
 from tallystick.execution.session import Session
-from tallystick.numerics.log import GridTable
+from tallystick.numerics.grid_table import GridTable
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor

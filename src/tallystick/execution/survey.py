@@ -30,7 +30,8 @@ from tallystick.execution.jitter import Jitter
 from tallystick.execution.probe_tapes import EchoTape, ProbeTape
 from tallystick.execution.session import Session, Site, slice_of
 from tallystick.execution.tape import Tape
-from tallystick.numerics.log import GridTable, Kind
+from tallystick.numerics.grid_table import GridTable
+from tallystick.numerics.log import Kind
 from tallystick.numerics.noise import Distribution, relative_exponents
 from tallystick.numerics.rounding import block_rms
 

@@ -35,12 +35,11 @@ from tallystick.execution.grids import (
     settled_scales,
     site_grid,
 )
+from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import (
     Frame,
-    GridTable,
     Kind,
     SiteAddress,
-    SiteGrid,
     SparseEntries,
     encode,
     encode_decision,

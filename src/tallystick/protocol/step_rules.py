@@ -15,17 +15,15 @@ import numpy as np
 
 from tallystick.commit.encoding import digest
 from tallystick.errors import InvalidInput
+from tallystick.numerics.grid_table import GridTable, SiteGrid, find_grid
 from tallystick.numerics.log import (
     Frame,
-    GridTable,
     Kind,
     SiteAddress,
-    SiteGrid,
     SparseEntries,
     decode,
     decode_decision,
     decode_frame,
-    find_grid,
 )
 from tallystick.numerics.policy import entry_budget
 from tallystick.numerics.random import bernoulli, stream_key, words

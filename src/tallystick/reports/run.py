@@ -11,7 +11,8 @@ from rich.text import Text
 
 from tallystick.commit.encoding import parse_hex_float
 from tallystick.errors import InvalidInput, Mismatch, StoreError
-from tallystick.numerics.log import GridTable, Kind, SiteAddress, decode_frame
+from tallystick.numerics.grid_table import GridTable
+from tallystick.numerics.log import Kind, SiteAddress, decode_frame
 from tallystick.numerics.policy import move_budget
 from tallystick.protocol.transcript import Specification, Transcript
 from tallystick.reports.layout import GOOD, QUIET, UNSURE, Row, counted, duration, page, share

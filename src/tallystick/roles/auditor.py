@@ -27,7 +27,8 @@ from tallystick.execution.job import Job, JobSource
 from tallystick.execution.session import Session
 from tallystick.execution.snapshot import copied_state, load_state, state_entries
 from tallystick.execution.step import StepOutcome, backward_of, run_step
-from tallystick.numerics.log import Kind, SiteGrid
+from tallystick.numerics.grid_table import SiteGrid
+from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import policy_of
 from tallystick.protocol.sample import SegmentDraw
 from tallystick.protocol.transcript import Specification, StepRecord, Transcript

@@ -36,7 +36,8 @@ from tallystick.execution.survey import (
     write_pass,
     write_reference,
 )
-from tallystick.numerics.log import Kind, SiteGrid
+from tallystick.numerics.grid_table import SiteGrid
+from tallystick.numerics.log import Kind
 from tallystick.numerics.noise import ambiguous_share, entry_bits, relative_share
 from tallystick.numerics.policy import CHOICES, SPARSEST, Policy, policy_of
 from tallystick.protocol.calibration import CalibrationChoice, SiteChoice

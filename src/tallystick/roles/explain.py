@@ -11,7 +11,8 @@ from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
 from tallystick.execution.job import JobSource
 from tallystick.execution.operations import Watch
 from tallystick.execution.snapshot import load_state
-from tallystick.numerics.log import GridTable, Kind, SiteAddress, decode_frame
+from tallystick.numerics.grid_table import GridTable
+from tallystick.numerics.log import Kind, SiteAddress, decode_frame
 from tallystick.protocol.transcript import Specification, StepRecord, Transcript
 from tallystick.roles.auditor import AuditReport, Deviation, Replay, SegmentResult, open_replay
 from tallystick.roles.causes import Divergence, Evidence, Finding, fitting

@@ -25,7 +25,8 @@ from tallystick.execution.step import backward_of, run_step
 from tallystick.execution.tape import RecordTape
 from tallystick.jobs.resnet50 import ResNet
 from tallystick.numerics.dense import encode_dense
-from tallystick.numerics.log import GridTable, Kind, SiteAddress, SparseEntries, decode, encode
+from tallystick.numerics.grid_table import GridTable
+from tallystick.numerics.log import Kind, SiteAddress, SparseEntries, decode, encode
 from tallystick.numerics.policy import Policy, find_policy
 
 DIRECTIONS: Mapping[Kind, str] = {Kind.ACTIVATION: "forward", Kind.ACTIVATION_GRADIENT: "backward"}

@@ -26,7 +26,8 @@ from tallystick.execution.session import Session
 from tallystick.execution.snapshot import load_state, state_entries
 from tallystick.execution.step import StepOutcome, run_step
 from tallystick.execution.tape import RecordTape
-from tallystick.numerics.log import GridTable, Kind, SiteGrid, SparseEntries, decode_decision, decode_frame
+from tallystick.numerics.grid_table import GridTable, SiteGrid
+from tallystick.numerics.log import Kind, SparseEntries, decode_decision, decode_frame
 from tallystick.numerics.rounding import NO_KEY, Key
 from tallystick.protocol.transcript import StepRecord
 from tallystick.roles.auditor import Replay, adopting

@@ -22,9 +22,9 @@ from tallystick.commit.state import (
     verify_chunk,
 )
 from tallystick.errors import InvalidInput, Mismatch
+from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import (
     Frame,
-    GridTable,
     Kind,
     SiteAddress,
     decode_frame,

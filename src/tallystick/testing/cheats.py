@@ -27,8 +27,8 @@ from tallystick.execution.job import Batch, Job, JobSource, find_source
 from tallystick.execution.session import Session
 from tallystick.execution.step import batch_digest
 from tallystick.execution.tape import RecordTape
+from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import (
-    GridTable,
     Kind,
     Parities,
     SiteAddress,

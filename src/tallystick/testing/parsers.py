@@ -44,7 +44,7 @@ from tallystick.monitor.reconcile import Stream, parse_stream
 from tallystick.monitor.registry import Chip, parse_entry
 from tallystick.monitor.transcripts import even_shards
 from tallystick.monitor.workload import parse_fleet
-from tallystick.numerics import log
+from tallystick.numerics import grid_table, log
 from tallystick.numerics.dense import decode_dense, encode_dense
 from tallystick.protocol import attest, sample, tlog, transcript
 from tallystick.protocol.bundle import parse_bundle
@@ -421,8 +421,8 @@ TARGETS: tuple[Target, ...] = (
     ),
     Target("log-parities", _sized(log.decode_parities), _after_size(log.encode_parities)),
     Target("log-dense", _sized(decode_dense), _after_size(encode_dense)),
-    Target("grid-table", log.GridTable.decode, _encoded),
-    Target("grid-change", log.GridTable().apply, lambda table: log.GridTable().diff(table)),
+    Target("grid-table", grid_table.GridTable.decode, _encoded),
+    Target("grid-change", grid_table.GridTable().apply, lambda table: grid_table.GridTable().diff(table)),
     Target("draw", parse_announcement, _encoded),
     Target("fleet-file", parse_fleet),
     Target("registry-entry", parse_entry, _encoded),

@@ -21,7 +21,8 @@ from tallystick.execution.session import Session
 from tallystick.execution.snapshot import state_summary
 from tallystick.execution.step import StepOutcome, backward_of, run_step
 from tallystick.execution.tape import RecordTape
-from tallystick.numerics.log import Frame, GridTable, decode_frame
+from tallystick.numerics.grid_table import GridTable
+from tallystick.numerics.log import Frame, decode_frame
 from tallystick.numerics.policy import POLICIES, Policy, find_policy
 
 ZOO = Path(__file__).with_name("zoo.py")

@@ -32,13 +32,12 @@ from tallystick.execution.jitter import Jitter
 from tallystick.execution.probe_tapes import ProbeTape
 from tallystick.execution.randomness import RandomStream
 from tallystick.execution.tape import RecordTape
+from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import (
     Frame,
-    GridTable,
     Kind,
     Parities,
     SiteAddress,
-    SiteGrid,
     SparseEntries,
     decode_frame,
     decode_parities,

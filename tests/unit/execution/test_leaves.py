@@ -22,7 +22,8 @@ from tallystick.execution.session import Session
 from tallystick.execution.step import backward_of, run_step
 from tallystick.execution.tape import RecordTape
 from tallystick.jobs.resnet50 import ResNet
-from tallystick.numerics.log import Frame, GridTable, Kind, SiteAddress, SparseEntries, decode, encode
+from tallystick.numerics.grid_table import GridTable
+from tallystick.numerics.log import Frame, Kind, SiteAddress, SparseEntries, decode, encode
 from tallystick.numerics.nearest import round_bits
 from tallystick.numerics.policy import LEAF, find_policy, policy_of
 from tallystick.roles.measure_leaf import corrections

@@ -29,12 +29,11 @@ from tallystick.execution.grids import (
 from tallystick.execution.snapshot import load_state, state_entries
 from tallystick.execution.step import run_step
 from tallystick.execution.tape import RecordTape
+from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import (
     Frame,
-    GridTable,
     Kind,
     SiteAddress,
-    SiteGrid,
     SparseEntries,
     decode,
     decode_frame,

@@ -12,12 +12,11 @@ import pytest
 from tallystick.commit.encoding import canonical_json
 from tallystick.commit.state import Entry, open_chunk, summarise
 from tallystick.errors import InvalidInput
+from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import (
     Frame,
-    GridTable,
     Kind,
     SiteAddress,
-    SiteGrid,
     SparseEntries,
     encode,
     encode_decision,
