@@ -31,7 +31,8 @@ from tallystick.monitor.probes import HeldMemory
 from tallystick.monitor.transcripts import Lineage
 from tallystick.monitor.verification import OwnerVerdict
 from tallystick.numerics.policy import find_policy
-from tallystick.protocol.transcript import StepRecord, Transcript
+from tallystick.protocol.run_documents import StepRecord
+from tallystick.protocol.transcript import Transcript
 from tallystick.roles.trainer import Order, record
 from tallystick.store.chips import ChipDirectory
 from tallystick.store.files import RunDirectory

@@ -23,16 +23,16 @@ from tallystick.commit.state import (
     verify_state,
 )
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.protocol.transcript import (
+from tallystick.protocol.run_documents import parse_specification
+from tallystick.protocol.run_proofs import (
     parse_extension_proof,
-    parse_specification,
     parse_specification_proof,
     parse_step_proof,
     verify_extension,
     verify_specification_proof,
     verify_step_proof,
-    verify_transcript,
 )
+from tallystick.protocol.transcript import verify_transcript
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -29,7 +29,8 @@ from tallystick.commit.encoding import (
 from tallystick.commit.merkle import leaf_hash
 from tallystick.commit.merkle import root as merkle_root
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.protocol.transcript import Specification, Transcript
+from tallystick.protocol.run_documents import Specification
+from tallystick.protocol.transcript import Transcript
 
 PRECOMMIT_FORMAT = "tallystick/precommit/1"
 REPORT_FORMAT = "tallystick/monitoring-report/1"

@@ -32,7 +32,7 @@ from tallystick.protocol.formulas import Formula, Indexes, Point, Read
 from tallystick.protocol.operands import ARRAY, UnknownFormError, flat_of, position_of, stored_at
 from tallystick.protocol.operator_table import find_rule
 from tallystick.protocol.operators import ADAM, ROUND, SGD, Operator
-from tallystick.protocol.transcript import Specification, StepRecord
+from tallystick.protocol.run_documents import Specification, StepRecord
 
 CONSTANT = "tallystick::constant"
 NARROW = ("F16", "BF16")

@@ -17,15 +17,9 @@ from tallystick.commit.encoding import Fields, canonical_json, parse_canonical_j
 from tallystick.errors import InvalidInput, Mismatch, ProtocolViolation
 from tallystick.protocol.dispute import StepsGame
 from tallystick.protocol.game import Claim
+from tallystick.protocol.run_documents import RunStatement, Specification, StepRecord
+from tallystick.protocol.run_proofs import StepProof, parse_step_proof, verify_step_proof
 from tallystick.protocol.trace import PARTIES, Party
-from tallystick.protocol.transcript import (
-    RunStatement,
-    Specification,
-    StepProof,
-    StepRecord,
-    parse_step_proof,
-    verify_step_proof,
-)
 
 VERDICT_FORMAT = "tallystick/dispute-verdict/1"
 VERDICT_LIMIT = 1 << 24  # bytes of JSON

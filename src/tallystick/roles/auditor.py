@@ -30,8 +30,9 @@ from tallystick.execution.step import StepOutcome, backward_of, run_step
 from tallystick.numerics.grid_table import SiteGrid
 from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import policy_of
+from tallystick.protocol.run_documents import Specification, StepRecord
 from tallystick.protocol.sample import SegmentDraw
-from tallystick.protocol.transcript import Specification, StepRecord, Transcript
+from tallystick.protocol.transcript import Transcript
 from tallystick.protocol.verdict import LONGEST_TEXT, WHOLE_SITE, LogObjection
 from tallystick.roles.beginning import find_other_setting, settings_of
 from tallystick.roles.trainer import Phases, Progress, open_session, step_record

@@ -38,10 +38,11 @@ from tallystick.numerics.rounding import NO_KEY, Candidates, Key, find_candidate
 from tallystick.protocol.dispute import GRIDS_ENTRY, DisputeRecord, StepsGame
 from tallystick.protocol.game import Claim, Game, Level, apply, open_game
 from tallystick.protocol.operators import Objection
+from tallystick.protocol.run_documents import Specification, StepRecord
 from tallystick.protocol.step_rules import StepFacts, needs_log
 from tallystick.protocol.strategy import next_moves
 from tallystick.protocol.trace import PARTIES, DisputedPosition, Party, Ruling
-from tallystick.protocol.transcript import Specification, StepRecord, Transcript
+from tallystick.protocol.transcript import Transcript
 from tallystick.protocol.verdict import LogObjection, Pair, Verdict, record_claims
 from tallystick.roles.auditor import (
     FINGERPRINT,

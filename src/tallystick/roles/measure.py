@@ -26,7 +26,7 @@ from tallystick.numerics.policy import Policy, find_policy
 if TYPE_CHECKING:
     from tallystick.execution.jitter import Jitter
     from tallystick.execution.randomness import RandomStream
-    from tallystick.protocol.transcript import StepRecord
+    from tallystick.protocol.run_documents import StepRecord
 
 Say = Callable[[str], None]
 Times = dict[str, float]

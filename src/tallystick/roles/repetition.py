@@ -29,7 +29,7 @@ from tallystick.execution.tape import RecordTape
 from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import Kind, SparseEntries, decode_decision, decode_frame
 from tallystick.numerics.rounding import NO_KEY, Key
-from tallystick.protocol.transcript import StepRecord
+from tallystick.protocol.run_documents import StepRecord
 from tallystick.roles.auditor import Replay, adopting
 
 State = Mapping[str, Entry]

@@ -23,7 +23,7 @@ from tallystick.execution.snapshot import load_state, state_entries
 from tallystick.execution.step import StepOutcome, backward_of, run_step, verify_batches_are_pure
 from tallystick.numerics import kernels
 from tallystick.numerics.policy import Policy
-from tallystick.protocol.transcript import (
+from tallystick.protocol.run_documents import (
     JobRecord,
     Notes,
     PolicyRecord,

@@ -40,7 +40,8 @@ from tallystick.numerics.log import (
 )
 from tallystick.numerics.policy import find_policy
 from tallystick.numerics.rounding import NO_KEY, Key
-from tallystick.protocol.transcript import Specification, StepRecord, Transcript
+from tallystick.protocol.run_documents import Specification, StepRecord
+from tallystick.protocol.transcript import Transcript
 from tallystick.roles.auditor import Replay, open_replay, write_claim
 from tallystick.roles.judge import Defence
 from tallystick.roles.trainer import Order, record

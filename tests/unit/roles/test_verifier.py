@@ -23,14 +23,8 @@ from tallystick.numerics.log import (
     encode_frame,
 )
 from tallystick.numerics.policy import BF16, FP32
-from tallystick.protocol.transcript import (
-    JobRecord,
-    PolicyRecord,
-    SiteRecord,
-    Specification,
-    StepRecord,
-    Transcript,
-)
+from tallystick.protocol.run_documents import JobRecord, PolicyRecord, SiteRecord, Specification, StepRecord
+from tallystick.protocol.transcript import Transcript
 from tallystick.roles.verifier import Verification, site_sizes, verify_proof, verify_run
 from tallystick.store.files import RunDirectory, frame_digest
 
