@@ -35,19 +35,28 @@ def _option(name: str, words: str, metavar: str | None = None) -> object:
     return typer.Option(name, metavar=metavar, help=words, rich_help_panel=PANEL)
 
 
-Text, File = str | None, Path | None
 Sample = Annotated[bool, _option("--sample", "Repeat segments drawn from public randomness only.")]
-Detect = Annotated[Text, _option("--detect", "Find false steps with probability P ..", "P")]
-Fraction = Annotated[Text, _option("--fraction", ".. if at least a share F of the steps is false.", "F")]
-Round = Annotated[Text, _option("--round", "The beacon's name, round, and the second it speaks.", ROUND_FORM)]
-Beacon = Annotated[Text, _option("--beacon", "What the beacon said in that round.", "HEX")]
-RunProof = Annotated[File, _option("--log-proof", "The .tlog-proof of the run: it was published.", "FILE")]
-RunPolicy = Annotated[File, _option("--log-policy", "Logs and witnesses that the proof must have.", "FILE")]
-AnnounceOut = Annotated[File, _option("--announce", "Write the announcement there and stop.", "FILE")]
-AnnouncementFile = Annotated[
-    File, _option("--announcement", "An announcement published before the beacon spoke.", "FILE")
+Detect = Annotated[str | None, _option("--detect", "Find false steps with probability P ..", "P")]
+Fraction = Annotated[
+    str | None, _option("--fraction", ".. if at least a share F of the steps is false.", "F")
 ]
-DrawOut = Annotated[File, _option("--draw", "Write the draw there, so that anyone repeats it.", "FILE")]
+Round = Annotated[
+    str | None, _option("--round", "The beacon's name, round, and the second it speaks.", ROUND_FORM)
+]
+Beacon = Annotated[str | None, _option("--beacon", "What the beacon said in that round.", "HEX")]
+RunProof = Annotated[
+    Path | None, _option("--log-proof", "The .tlog-proof of the run: it was published.", "FILE")
+]
+RunPolicy = Annotated[
+    Path | None, _option("--log-policy", "Logs and witnesses that the proof must have.", "FILE")
+]
+AnnounceOut = Annotated[Path | None, _option("--announce", "Write the announcement there and stop.", "FILE")]
+AnnouncementFile = Annotated[
+    Path | None, _option("--announcement", "An announcement published before the beacon spoke.", "FILE")
+]
+DrawOut = Annotated[
+    Path | None, _option("--draw", "Write the draw there, so that anyone repeats it.", "FILE")
+]
 
 
 @dataclass(frozen=True)
