@@ -7,7 +7,7 @@ no rule understands raises ``UnknownFormError``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -21,12 +21,27 @@ ARRAY = {
     "F32": "<f4", "F64": "<f8", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1", "BOOL": "u1",
 }  # fmt: skip
 """How numpy reads the elements of each dtype that rules know."""
+MOST_TERMS = 1 << 24  # indexed at once for one element; some hundred megabytes
 Rule = Callable[[Operator, int, int, Read], Formula]
 Wide = tuple[int, ...]
 
 
 class UnknownFormError(InvalidInput):
     """A form of an operator that the table does not cover."""
+
+
+def span(low: int, high: int) -> Indexes:
+    """Return the numbers from low up to high: a view of stride 0 may claim more elements than any memory holds."""
+    if high - low > MOST_TERMS:
+        raise UnknownFormError(f"operator: {high - low} terms at once, a reader takes {MOST_TERMS}")
+    return np.arange(low, high, dtype=np.int64)
+
+
+def indices_of(sizes: Sequence[int]) -> Indexes:
+    """Return what ``numpy.indices`` does, for as many elements as a reader takes."""
+    if any(size < 0 for size in sizes) or math.prod(sizes) > MOST_TERMS:
+        raise UnknownFormError(f"operator: {math.prod(sizes)} terms at once, a reader takes {MOST_TERMS}")
+    return np.indices(tuple(sizes), dtype=np.int64)
 
 
 def flat_of(view: Geometry, position: tuple[Indexes, ...]) -> Indexes:
@@ -114,7 +129,7 @@ def read_along(op: Operator, read: Read, name: str, axes: tuple[int, ...], at: t
     slot = slot_of(op, name)
     view = op.inputs[slot].view
     sizes = [view.shape[axis] for axis in axes]
-    grid = np.indices(sizes, dtype=np.int64).reshape(len(sizes), -1)
+    grid = indices_of(sizes).reshape(len(sizes), -1)
     along = dict(zip(axes, grid, strict=True))
     position = tuple(along.get(axis, np.asarray(at[axis], dtype=np.int64)) for axis in range(len(view.shape)))
     return as_floats(read(slot, flat_of(view, position)))

@@ -27,20 +27,6 @@ _IN_PLACE: Mapping[str, str] = {"aten::bernoulli_": "aten::bernoulli_"}
 _RULES: Mapping[str, Rule] = {**ELEMENTWISE, **SUMS, **WINDOWS, **ROWS}
 
 
-def _span(low: int, high: int) -> Indexes:
-    """Return the numbers from low up to high: a view of stride 0 may claim more elements than any memory holds."""
-    if high - low > MOST_TERMS:
-        raise UnknownFormError(f"operator: {high - low} terms at once, a reader takes {MOST_TERMS}")
-    return np.arange(low, high, dtype=np.int64)
-
-
-def _indices(sizes: Sequence[int]) -> Indexes:
-    """Return what ``numpy.indices`` does, for as many elements as a reader takes."""
-    if any(size < 0 for size in sizes) or math.prod(sizes) > MOST_TERMS:
-        raise UnknownFormError(f"operator: {math.prod(sizes)} terms at once, a reader takes {MOST_TERMS}")
-    return np.indices(tuple(sizes), dtype=np.int64)
-
-
 def find_rule(operator: Operator) -> Rule | None:
     """Return the rule for ``operator``, or None if the table has none."""
     name = operator.name

@@ -31,10 +31,12 @@ from tallystick.protocol.operands import (
     dtype_of,
     fixed_at,
     flat_of,
+    indices_of,
     position_of,
     read_along,
     scalar_at,
     slot_of,
+    span,
     wanted_output,
 )
 from tallystick.protocol.operators import Operator
@@ -90,7 +92,7 @@ def _nll(op: Operator, output: int, element: int, read: Read) -> Formula:
     scores, target = slot_of(op, "self"), slot_of(op, "target")
     view = op.inputs[target].view
     count = view.shape[0]
-    classes = np.asarray(read(target, flat_of(view, (np.arange(count),))), dtype=np.int64)
+    classes = np.asarray(read(target, flat_of(view, (span(0, count),))), dtype=np.int64)
     rows = np.flatnonzero(classes != int(op.number("ignore_index")))
     if output == 1:
         return Point(float(rows.size), exact=True)
@@ -184,7 +186,7 @@ def _layer_norm_backward(op: Operator, output: int, element: int, read: Read) ->
     position = position_of(op.outputs[output].view.shape, element)
     if which == 0:
         return _layer_norm_input(op, position, inner, read)
-    leading = tuple(a.reshape(-1) for a in np.indices(outer, dtype=np.int64))
+    leading = tuple(a.reshape(-1) for a in indices_of(outer))
 
     def block(low: int, high: int) -> tuple[float, float]:
         rows = tuple(axis[low:high] for axis in leading)

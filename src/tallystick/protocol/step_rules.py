@@ -29,7 +29,7 @@ from tallystick.numerics.policy import entry_budget
 from tallystick.numerics.random import bernoulli, stream_key, words
 from tallystick.numerics.reference import AdamRule, Entry, ScaledBand, SgdRule, adam, follow, sgd
 from tallystick.protocol.formulas import Formula, Indexes, Point, Read
-from tallystick.protocol.operands import ARRAY, UnknownFormError, flat_of, position_of, stored_at
+from tallystick.protocol.operands import ARRAY, MOST_TERMS, UnknownFormError, flat_of, position_of, stored_at
 from tallystick.protocol.operator_table import find_rule
 from tallystick.protocol.operators import ADAM, ROUND, SGD, Operator
 from tallystick.protocol.run_documents import Specification, StepRecord
@@ -191,6 +191,7 @@ def _max_pool(op: Operator, output: int, element: int, read: Read, facts: StepFa
     view = op.inputs[0].view
     if (
         len(kernel) != 2
+        or not 0 < kernel[0] * kernel[1] <= MOST_TERMS
         or len(stride) != 2
         or any(padding)
         or any(d != 1 for d in dilation)

@@ -14,10 +14,12 @@ from tallystick.protocol.operands import (
     as_floats,
     dtype_of,
     flat_of,
+    indices_of,
     is_float,
     position_of,
     scalar_at,
     slot_of,
+    span,
 )
 from tallystick.protocol.operators import Operator
 
@@ -38,7 +40,7 @@ def dot_product(
     """A sum of products; ``finish`` makes value and units of total, magnitude and n units a product."""
 
     def terms(low: int, high: int) -> tuple[float, float]:
-        at = np.arange(low, high, dtype=np.int64)
+        at = span(low, high)
         left = as_floats(read(a[0], flat_of(op.inputs[a[0]].view, a[1](at))))
         if not isinstance(b, tuple):
             return exact_sum(left * b), float(np.abs(left * b).sum())
@@ -142,7 +144,7 @@ def _sum(mean: bool) -> Rule:
         slot = slot_of(op, "self")
         count, place = _reduced(op, output, element, slot)
         if not is_float(op, output):
-            values = read(slot, flat_of(op.inputs[slot].view, place(np.arange(count))))
+            values = read(slot, flat_of(op.inputs[slot].view, place(span(0, count))))
             return Point(int(np.asarray(values, dtype=np.int64).sum()), exact=True)
         divisor = float(count) if mean else 1.0
 
@@ -170,7 +172,7 @@ def _norm(op: Operator, output: int, element: int, read: Read) -> Formula:
 def _all(op: Operator, output: int, element: int, read: Read) -> Formula:
     slot = slot_of(op, "self")
     count, place = _reduced(op, output, element, slot)
-    values = read(slot, flat_of(op.inputs[slot].view, place(np.arange(count))))
+    values = read(slot, flat_of(op.inputs[slot].view, place(span(0, count))))
     return Point(int(bool(np.all(values))), exact=True)
 
 
@@ -180,7 +182,7 @@ def _cumsum(op: Operator, output: int, element: int, read: Read) -> Formula:
     slot = slot_of(op, "self")
     position = position_of(op.outputs[output].view.shape, element)
     axis = int(op.number("dim")) % len(position)
-    at = tuple(np.arange(position[axis] + 1) if d == axis else np.asarray(p) for d, p in enumerate(position))
+    at = tuple(span(0, position[axis] + 1) if d == axis else np.asarray(p) for d, p in enumerate(position))
     values = read(slot, flat_of(op.inputs[slot].view, at))
     return Point(int(np.asarray(values, dtype=np.int64).sum()), exact=True)
 
@@ -191,7 +193,7 @@ def _embedding_backward(op: Operator, output: int, element: int, read: Read) -> 
     grad, indices = slot_of(op, "grad_output"), slot_of(op, "indices")
     row, column = position_of(op.outputs[output].view.shape, element)
     view = op.inputs[indices].view
-    everywhere = tuple(np.indices(view.shape, dtype=np.int64).reshape(len(view.shape), -1))
+    everywhere = tuple(indices_of(view.shape).reshape(len(view.shape), -1))
     rows = np.asarray(read(indices, flat_of(view, everywhere)), dtype=np.int64)
     hits = np.flatnonzero(rows == row)
     if not hits.size or row == op.number("padding_idx"):

@@ -13,6 +13,7 @@ from tallystick.protocol.operands import (
     allow_only,
     fixed_at,
     flat_of,
+    indices_of,
     position_of,
     slot_of,
     wanted_output,
@@ -54,7 +55,7 @@ def _convolution(op: Operator, output: int, element: int, read: Read) -> Formula
     x, w = slot_of(op, "input"), slot_of(op, "weight")
     n, o, oy, ox = position_of(op.outputs[output].view.shape, element)
     shape, kernel = op.inputs[x].view.shape, op.inputs[w].view.shape
-    c, ky, kx = (axis.reshape(-1) for axis in np.indices(kernel[1:], dtype=np.int64))
+    c, ky, kx = (axis.reshape(-1) for axis in indices_of(kernel[1:]))
     iy, ix = oy * stride[0] - padding[0] + ky * dilation[0], ox * stride[1] - padding[1] + kx * dilation[1]
     ok = (iy >= 0) & (iy < shape[2]) & (ix >= 0) & (ix < shape[3])
     c, ky, kx, iy, ix = c[ok], ky[ok], kx[ok], iy[ok], ix[ok]
@@ -82,12 +83,12 @@ def _convolution_backward(op: Operator, output: int, element: int, read: Read) -
     position = position_of(op.outputs[output].view.shape, element)
     per_group = kernel[0] // groups
     if which == 2:
-        n, y, xx = (a.reshape(-1) for a in np.indices((out[0], out[2], out[3]), dtype=np.int64))
+        n, y, xx = (a.reshape(-1) for a in indices_of((out[0], out[2], out[3])))
         o = position[0]
         return dot_product(op, output, int(n.size), (g, lambda k: (n[k], o + 0 * k, y[k], xx[k])), 1.0, read)
     if which == 1:
         o, c, ky, kx = position
-        n, y, xx = (a.reshape(-1) for a in np.indices((out[0], out[2], out[3]), dtype=np.int64))
+        n, y, xx = (a.reshape(-1) for a in indices_of((out[0], out[2], out[3])))
         iy, ix = y * stride[0] - padding[0] + ky * dilation[0], xx * stride[1] - padding[1] + kx * dilation[1]
         ok = (iy >= 0) & (iy < shape[2]) & (ix >= 0) & (ix < shape[3])
         n, y, xx, iy, ix = n[ok], y[ok], xx[ok], iy[ok], ix[ok]
@@ -95,7 +96,7 @@ def _convolution_backward(op: Operator, output: int, element: int, read: Read) -
         return _product_of(op, output, read, (g, [n, o + 0 * n, y, xx]), (x, [n, channel + 0 * n, iy, ix]))
     n, c, iy, ix = position
     group, inside = divmod(c, kernel[1])
-    o, ky, kx = (a.reshape(-1) for a in np.indices((per_group, kernel[2], kernel[3]), dtype=np.int64))
+    o, ky, kx = (a.reshape(-1) for a in indices_of((per_group, kernel[2], kernel[3])))
     o = o + group * per_group
     ny, nx = iy + padding[0] - ky * dilation[0], ix + padding[1] - kx * dilation[1]
     oy, ox = ny // stride[0], nx // stride[1]
@@ -125,7 +126,7 @@ def _avg_pool(op: Operator, output: int, element: int, read: Read) -> Formula:
     kernel, stride = _pool_form(op)
     slot = slot_of(op, "self")
     n, c, y, x = position_of(op.outputs[output].view.shape, element)
-    ky, kx = (a.reshape(-1) for a in np.indices(kernel, dtype=np.int64))
+    ky, kx = (a.reshape(-1) for a in indices_of(kernel))
     area = float(kernel[0] * kernel[1])
 
     def finish(total: float, magnitude: float, each: float) -> tuple[float, float]:
@@ -142,7 +143,7 @@ def _avg_pool_backward(op: Operator, output: int, element: int, read: Read) -> F
     slot = slot_of(op, "grad_output")
     out = op.inputs[slot].view.shape
     n, c, y, x = position_of(op.outputs[output].view.shape, element)
-    ky, kx = (a.reshape(-1) for a in np.indices(kernel, dtype=np.int64))
+    ky, kx = (a.reshape(-1) for a in indices_of(kernel))
     oy, ox = (y - ky) // stride[0], (x - kx) // stride[1]
     ok = ((y - ky) % stride[0] == 0) & ((x - kx) % stride[1] == 0)
     ok &= (oy >= 0) & (oy < out[2]) & (ox >= 0) & (ox < out[3])
@@ -163,7 +164,7 @@ def _max_pool_backward(op: Operator, output: int, element: int, read: Read) -> F
     slot, indices = slot_of(op, "grad_output"), slot_of(op, "indices")
     shape, out = op.outputs[output].view.shape, op.inputs[slot].view.shape
     n, c, y, x = position_of(shape, element)
-    oy, ox = (a.reshape(-1) for a in np.indices(out[2:], dtype=np.int64))
+    oy, ox = (a.reshape(-1) for a in indices_of(out[2:]))
     where = (n + 0 * oy, c + 0 * oy, oy, ox)
     chosen = np.asarray(read(indices, flat_of(op.inputs[indices].view, where)), dtype=np.int64)
     hits = np.flatnonzero(chosen == y * shape[3] + x)

@@ -11,7 +11,8 @@ import pytest
 from tallystick.commit.encoding import digest
 from tallystick.commit.state import Entry, hold
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.numerics.log import Frame, GridTable, encode_frame
+from tallystick.numerics.grid_table import GridTable
+from tallystick.numerics.log import Frame, encode_frame
 from tallystick.protocol import dispute
 from tallystick.protocol.dispute import GRIDS_ENTRY, parse_dispute
 from tallystick.protocol.operator_game import Opened
