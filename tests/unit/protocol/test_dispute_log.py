@@ -17,7 +17,7 @@ from tallystick.protocol import dispute
 from tallystick.protocol.dispute import GRIDS_ENTRY, parse_dispute
 from tallystick.protocol.operator_game import Opened
 from tallystick.protocol.operators import ROUND, parse_operator
-from tallystick.protocol.rulings import FRAME_TAG
+from tallystick.protocol.step_rules import FRAME_TAG
 from tallystick.protocol.trace import DisputedPosition
 
 VECTOR = Path(__file__).parents[3] / "vectors" / "dispute" / "worked-example" / "input.json"
