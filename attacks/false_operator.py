@@ -8,7 +8,9 @@ from stage import Stage, main
 
 from tallystick.commit.state import hold
 from tallystick.protocol.formulas import Sum
-from tallystick.protocol.rulings import Accusation, Opening, StepFacts, formula_for
+from tallystick.protocol.openings import Opening
+from tallystick.protocol.rulings import Accusation
+from tallystick.protocol.step_rules import StepFacts, formula_for
 from tallystick.roles.operators import TrainerSide
 from tallystick.testing.attacks import must
 

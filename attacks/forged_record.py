@@ -17,9 +17,9 @@ from tallystick.commit.state import hold
 from tallystick.errors import InvalidInput
 from tallystick.protocol.dispute import DisputeRecord, handed_digest, parse_dispute, verify_dispute
 from tallystick.protocol.game import Claim
+from tallystick.protocol.openings import Opening
 from tallystick.protocol.operator_game import Handed, Opened
 from tallystick.protocol.operators import Objection
-from tallystick.protocol.rulings import Opening
 from tallystick.roles.auditor import write_claim
 from tallystick.testing.attacks import must
 from tallystick.testing.cheats import ForgedEntry, honest_defence

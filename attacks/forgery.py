@@ -14,7 +14,7 @@ from stage import STEPS, Stage, claim_path
 from tallystick.commit.state import hold
 from tallystick.commit.tensors import digest_of
 from tallystick.execution.trace import StepTrace
-from tallystick.protocol.operator_table import stored_at
+from tallystick.protocol.operands import stored_at
 from tallystick.protocol.operators import Operator, Output
 from tallystick.roles import operators
 from tallystick.roles.auditor import write_claim

@@ -2,7 +2,7 @@
 
 from stage import AT, Stage, main
 
-from tallystick.protocol.transcript import verify_specification_proof, verify_step_proof
+from tallystick.protocol.run_proofs import verify_specification_proof, verify_step_proof
 from tallystick.roles.trainer import record
 from tallystick.testing.attacks import must, must_refuse
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +19,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 from tallystick.commit.state import Entry, summarise
 from tallystick.execution.job import JobSource, find_source
 from tallystick.numerics.policy import find_policy
-from tallystick.protocol.transcript import StepRecord
+from tallystick.protocol.run_documents import StepRecord
 from tallystick.roles.auditor import AuditReport, audit, write_claim
 from tallystick.roles.judge import DisputeResult, dispute
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
-from tallystick.testing.attacks import NotCaught, must
+from tallystick.testing.attacks import must, play_attack
 from tallystick.testing.cheats import CHEATS, claim_path, forge
 
 STEPS, EVERY, AT = 14, 5, 7
@@ -111,20 +110,7 @@ def play(attack: Callable[[Stage], str], description: str | None) -> int:
     """Run the attack and say how it ended; the exit status."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--policy", default="fp32", choices=("fp64", "fp32", "bf16"))
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="write here, and keep it; must not exist")
-    given = parser.parse_args()
-    if given.keep is not None and given.keep.exists():
-        parser.error(f"--keep {given.keep}: is there already")
-    with tempfile.TemporaryDirectory(prefix="tallystick-attack-") as scratch:
-        folder = given.keep or Path(scratch)
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            by = attack(Stage(folder, given.policy))
-        except NotCaught as problem:
-            print(f"NOT CAUGHT: {problem}")
-            return 1
-    print(f"caught by: {by}")
-    return 0
+    return play_attack(lambda folder, given: f"caught by: {attack(Stage(folder, given.policy))}", parser)
 
 
 def main(attack: Callable[[Stage], str], description: str | None) -> None:

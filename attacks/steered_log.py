@@ -17,10 +17,11 @@ import torch
 from stage import STEPS, Stage, audit, main
 from torch import Tensor
 
+from tallystick.execution.grids import is_noise_only
 from tallystick.execution.session import Session
-from tallystick.execution.tape import RecordTape, is_noise_only
+from tallystick.execution.tape import RecordTape
+from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import (
-    GridTable,
     Kind,
     Parities,
     SiteAddress,

@@ -20,7 +20,7 @@ from functools import partial
 import torch
 
 from tallystick.numerics import rounding
-from tallystick.numerics.log import SiteGrid
+from tallystick.numerics.grid_table import SiteGrid
 
 KEY = (1, 2)
 GRIDS = {

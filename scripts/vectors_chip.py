@@ -9,8 +9,6 @@ the curves are the library's, with signatures that are the same every time (Ed25
 from __future__ import annotations
 
 import hashlib
-import json
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,8 +16,8 @@ from typing import Any
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, utils
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from vector_cases import Case, write_cases
 
-Case = dict[str, Any]
 RECORD = "application/vnd.tallystick.chip-record+cbor"
 TAG = b"tallystick/chip-record/1\0"
 UEID = b"\x01" + bytes(range(16))
@@ -32,13 +30,7 @@ START = 1_700_000_000_000
 
 def write(root: Path) -> None:
     """Write every case below ``root``, the vectors folder; what stood there goes."""
-    shutil.rmtree(root / "chip-log", ignore_errors=True)
-    for name, (why, case) in cases().items():
-        assert name.endswith("_fail") == ("reason" in case), name
-        folder = root / "chip-log" / name
-        folder.mkdir(parents=True)
-        (folder / "README.md").write_text(f"{why}\n", encoding="utf-8")
-        (folder / "input.json").write_text(json.dumps(case, indent=1) + "\n", encoding="utf-8")
+    write_cases(root / "chip-log", cases())
 
 
 def head(major: int, number: int) -> bytes:

@@ -12,16 +12,14 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import shutil
 import struct
 import sys
 from pathlib import Path
 from typing import Any
 
-Case = dict[str, Any]
+from vector_cases import Case, write_cases
 
 CHUNK = 2**16
-ROOMS = ("merkle", "state-commitment", "transcript")
 
 # The tree of the reference implementation's tests (certificate-transparency, merkle_tree_test):
 # eight leaves, and the roots of the trees over the first 0 to 8 of them.
@@ -86,14 +84,9 @@ PUBLISHED_CONSISTENCY = {  # (old size, size): path
 
 def write(root: Path) -> None:
     """Write every case of the three rooms below ``root``, the vectors folder; what stood there goes."""
-    for room, cases in zip(ROOMS, (merkle_cases(), state_cases(), transcript_cases()), strict=True):
-        shutil.rmtree(root / room, ignore_errors=True)
-        for name, (why, case) in cases.items():
-            assert name.endswith("_fail") == ("reason" in case), name
-            folder = root / room / name
-            folder.mkdir(parents=True)
-            (folder / "README.md").write_text(f"{why}\n", encoding="utf-8")
-            (folder / "input.json").write_text(json.dumps(case, indent=1) + "\n", encoding="utf-8")
+    write_cases(root / "merkle", merkle_cases())
+    write_cases(root / "state-commitment", state_cases())
+    write_cases(root / "transcript", transcript_cases())
 
 
 # The Merkle tree, by its recursive definition (RFC 9162 2.1).

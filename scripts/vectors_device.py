@@ -14,7 +14,6 @@ import datetime
 import hashlib
 import hmac
 import json
-import shutil
 import struct
 import sys
 from pathlib import Path
@@ -28,8 +27,8 @@ from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509.oid import NameOID
+from vector_cases import Case, canonical, write_cases
 
-Case = dict[str, Any]
 UEID = b"\x01" + bytes(range(16))
 HEAD = (7, hashlib.sha384(b"head").digest())
 NONCE = hashlib.sha256(b"nonce").digest()
@@ -40,30 +39,16 @@ NOW = 1_780_000_000  # in 2026
 
 def write(root: Path) -> None:
     """Write every case below ``root``, the vectors folder; what stood there goes."""
-    rooms = {
-        "tpm-evidence": tpm_cases(),
-        "tpm-enrolment": enrolment_cases(),
-        "device-evidence": device_cases(),
-        "revocation": revocation_cases(),
-    }
-    for room, made in rooms.items():
-        shutil.rmtree(root / room, ignore_errors=True)
-        for name, (why, case) in made.items():
-            assert name.endswith("_fail") == ("reason" in case), name
-            folder = root / room / name
-            folder.mkdir(parents=True)
-            (folder / "README.md").write_text(f"{why}\n", encoding="utf-8")
-            (folder / "input.json").write_text(json.dumps(case, indent=1) + "\n", encoding="utf-8")
+    write_cases(root / "tpm-evidence", tpm_cases())
+    write_cases(root / "tpm-enrolment", enrolment_cases())
+    write_cases(root / "device-evidence", device_cases())
+    write_cases(root / "revocation", revocation_cases())
 
 
 def frame(tag: str, *parts: bytes) -> bytes:
     """The digest of parts under a tag, spec/state-commitment.md."""
     data = bytes([len(tag)]) + tag.encode() + b"".join(len(p).to_bytes(8, "little") + p for p in parts)
     return hashlib.sha256(data).digest()
-
-
-def canonical(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode("ascii")
 
 
 def private(name: str, curve: ec.EllipticCurve) -> ec.EllipticCurvePrivateKey:

@@ -6,12 +6,11 @@ As in ``vectors_commit`` nothing here imports the package: hashlib, struct and j
 from __future__ import annotations
 
 import copy
-import json
-import shutil
 import struct
 from pathlib import Path
 from typing import Any
 
+from vector_cases import Case, write_cases
 from vectors_commit import (
     canonical,
     entry_fields,
@@ -27,7 +26,6 @@ from vectors_commit import (
     tensor,
 )
 
-Case = dict[str, Any]
 ZERO = "00" * 32
 BLOCK = 4096
 
@@ -40,13 +38,7 @@ def tagged(tag: str, *parts: bytes) -> bytes:
 
 def write(root: Path) -> None:
     """Write every case below ``root``."""
-    shutil.rmtree(root / "dispute", ignore_errors=True)
-    for name, (why, case) in cases().items():
-        assert name.endswith("_fail") == ("reason" in case), name
-        folder = root / "dispute" / name
-        folder.mkdir(parents=True)
-        (folder / "README.md").write_text(f"{why}\n", encoding="utf-8")
-        (folder / "input.json").write_text(json.dumps(case, indent=1) + "\n", encoding="utf-8")
+    write_cases(root / "dispute", cases())
 
 
 def floats(*values: float) -> bytes:

@@ -11,17 +11,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import shutil
 import sys
 from math import comb
 from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from vectors_monitor import canonical, sha, tickets
-
-Case = dict[str, Any]
-ROOMS = ("transparency-log", "attestation", "audit-draw", "evidence-bundle", "dispute-verdict")
+from vector_cases import Case, canonical, write_cases
+from vectors_monitor import sha, tickets
 
 # Documentation of golang.org/x/mod/sumdb/note, and C2SP signed-note.
 GO_VKEY = "PeterNeumann+c74f20a3+ARpc2QcUPDhMQegwxbzhKqiBfsVkmqq/LDE4izWy10TW"
@@ -59,22 +56,11 @@ REFERENCE_FILES = {"sub/\u00e4.txt": b"text", "weights.bin": b"weights"}
 
 def write(root: Path) -> None:
     """Write every case below ``root``, the vectors folder; what stood there goes."""
-    for room in ROOMS:
-        shutil.rmtree(root / room, ignore_errors=True)
-    cases = {
-        "transparency-log": log_cases(),
-        "attestation": attestation_cases(),
-        "audit-draw": draw_cases(),
-        "evidence-bundle": bundle_cases(),
-        "dispute-verdict": verdict_cases(),
-    }
-    for room, found in cases.items():
-        for name, (why, case) in found.items():
-            assert name.endswith("_fail") == ("reason" in case), name
-            folder = root / room / name
-            folder.mkdir(parents=True)
-            (folder / "README.md").write_text(f"{why}\n", encoding="utf-8")
-            (folder / "input.json").write_text(json.dumps(case, indent=1) + "\n", encoding="utf-8")
+    write_cases(root / "transparency-log", log_cases())
+    write_cases(root / "attestation", attestation_cases())
+    write_cases(root / "audit-draw", draw_cases())
+    write_cases(root / "evidence-bundle", bundle_cases())
+    write_cases(root / "dispute-verdict", verdict_cases())
 
 
 class Key:

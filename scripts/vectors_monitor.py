@@ -10,24 +10,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
-Case = dict[str, Any]
+from vector_cases import Case, canonical, write_cases
+
 MASK = 2**32 - 1
 
 
 def write(root: Path) -> None:
     """Write every case below ``root``, the vectors folder; what stood there goes."""
-    shutil.rmtree(root / "draw", ignore_errors=True)
-    for name, (why, case) in draw_cases().items():
-        assert name.endswith("_fail") == ("reason" in case), name
-        folder = root / "draw" / name
-        folder.mkdir(parents=True)
-        (folder / "README.md").write_text(f"{why}\n", encoding="utf-8")
-        (folder / "input.json").write_text(json.dumps(case, indent=1) + "\n", encoding="utf-8")
+    write_cases(root / "draw", draw_cases())
 
 
 def framed(tag: str, *parts: bytes) -> bytes:
@@ -76,10 +70,6 @@ def document(**changes: Any) -> Case:
         "strata": [["north", 10, 3]],
     }
     return {**fields, **changes}
-
-
-def canonical(fields: Case) -> bytes:
-    return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
 
 
 def accepted(beacon: bytes = b"\x33" * 32, **changes: Any) -> Case:

@@ -10,44 +10,32 @@ against a second reading of its specification. Floats are hexadecimal strings.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-import shutil
 import struct
 import sys
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-Case = dict[str, Any]
+from vector_cases import Case, write_cases
+
 Cases = dict[str, tuple[str, Case]]
 Pairs = dict[int, int]  # index to symbol
 Site = tuple[Any, ...]  # precision, band, floor, dithered, scales; and True if it is logged by parity
 Table = dict[tuple[int, int], Site]
 
-ROOMS = ("rounding", "nearest", "rounding-log", "philox", "fingerprint", "optimizers")
 T = Fraction(486260413, 2**30)
 LARGEST_FP32 = (2.0 - 2.0**-23) * 2.0**127
 
 
 def write(root: Path) -> None:
     """Write every case of the rooms below ``root``, the vectors folder; what stood there goes."""
-    written = (
-        rounding_cases(),
-        nearest_cases(),
-        log_cases() | dense_cases(),
-        philox_cases(),
-        fingerprint_cases(),
-        optimizer_cases(),
-    )
-    for room, cases in zip(ROOMS, written, strict=True):
-        shutil.rmtree(root / room, ignore_errors=True)
-        for name, (why, case) in cases.items():
-            assert name.endswith("_fail") == ("reason" in case), name
-            folder = root / room / name
-            folder.mkdir(parents=True)
-            (folder / "README.md").write_text(f"{why}\n", encoding="utf-8")
-            (folder / "input.json").write_text(json.dumps(case, indent=1) + "\n", encoding="utf-8")
+    write_cases(root / "rounding", rounding_cases())
+    write_cases(root / "nearest", nearest_cases())
+    write_cases(root / "rounding-log", log_cases() | dense_cases())
+    write_cases(root / "philox", philox_cases())
+    write_cases(root / "fingerprint", fingerprint_cases())
+    write_cases(root / "optimizers", optimizer_cases())
 
 
 # Rounding, in exact fractions (spec/rounding.md).

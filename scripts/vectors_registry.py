@@ -9,33 +9,21 @@ spec/registry.md; nothing here imports the package. Only the Ed25519 arithmetic 
 from __future__ import annotations
 
 import hashlib
-import json
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from vector_cases import Case, canonical, write_cases
 
-Case = dict[str, Any]
 A, B, C = ("0102030405060708a1", "0102030405060708b2", "0102030405060708c3")
 
 
 def write(root: Path) -> None:
     """Write every case below ``root``, the vectors folder; what stood there goes."""
-    for folder, cases in (("registry", registry_cases()), ("registry-map", map_cases())):
-        shutil.rmtree(root / folder, ignore_errors=True)
-        for name, (why, case) in cases.items():
-            assert name.endswith("_fail") == ("reason" in case), name
-            place = root / folder / name
-            place.mkdir(parents=True)
-            (place / "README.md").write_text(f"{why}\n", encoding="utf-8")
-            (place / "input.json").write_text(json.dumps(case, indent=1) + "\n", encoding="utf-8")
-
-
-def canonical(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+    write_cases(root / "registry", registry_cases())
+    write_cases(root / "registry-map", map_cases())
 
 
 def framed(tag: str, *parts: bytes) -> bytes:

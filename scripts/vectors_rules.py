@@ -11,35 +11,21 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
-Case = dict[str, Any]
+from vector_cases import Case, canonical, write_cases
+
 FAILURES = 4
 
 
 def write(root: Path) -> None:
     """Write every case below ``root``, the vectors folder; what stood there goes."""
-    folders = {
-        "rules": rules_cases(),
-        "neutral-order": order_cases(),
-        "neutral-output": output_cases(),
-        "batch-opening": batch_cases(),
-    }
-    for folder, cases in folders.items():
-        shutil.rmtree(root / folder, ignore_errors=True)
-        for name, (why, case) in cases.items():
-            assert name.endswith("_fail") == ("reason" in case), name
-            place = root / folder / name
-            place.mkdir(parents=True)
-            (place / "README.md").write_text(f"{why}\n", encoding="utf-8")
-            (place / "input.json").write_text(json.dumps(case, indent=1) + "\n", encoding="utf-8")
-
-
-def canonical(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+    write_cases(root / "rules", rules_cases())
+    write_cases(root / "neutral-order", order_cases())
+    write_cases(root / "neutral-output", output_cases())
+    write_cases(root / "batch-opening", batch_cases())
 
 
 def named(tag: str, data: bytes) -> str:
@@ -465,6 +451,39 @@ def no_output(text: str, reason: str) -> Case:
 def output_cases() -> dict[str, tuple[str, Case]]:
     good = '{"good":"pass","rows":7,"share":0.2}'
     value: dict[str, str | int] = {"good": "pass", "rows": 7, "share": 2}
+    refused = (
+        ("missing_fail", "A name is missing.", '{"good":"pass","rows":7}', "field 'share' is missing"),
+        ("further-name_fail", "A name too many.", good[:-1] + ',"x":1}', "field 'x' is unknown"),
+        ("name-twice_fail", "Which of the two?", good[:-1] + ',"rows":8}', "duplicate key"),
+        (
+            "other-verdict_fail",
+            "A verdict is pass or fail.",
+            good.replace("pass", "Pass"),
+            "must be pass or fail",
+        ),
+        (
+            "verdict-as-boolean_fail",
+            "It is no boolean.",
+            good.replace('"pass"', "true"),
+            "must be pass or fail",
+        ),
+        (
+            "integer-beyond_fail",
+            "1001 of 1000.",
+            good.replace("7", "1001"),
+            "must be an integer from 0 to 1000",
+        ),
+        (
+            "float-for-integer_fail",
+            "7.0 is another spelling.",
+            good.replace("7", "7.0"),
+            "must be an integer from 0 to 1000",
+        ),
+        ("scalar-beyond_fail", "Above its range.", good.replace("0.2", "1.0000001"), "must lie from 0 to 1"),
+        ("not-a-number_fail", "NaN.", good.replace("0.2", "NaN"), "not JSON"),
+        ("two-values_fail", "Something behind it.", good + "1", "not JSON"),
+        ("a-list_fail", "No object.", f"[{good}]", "must be an object"),
+    )
     return {
         "as-agreed": ("A value for each name.", printed(good, value)),
         "other-spelling": (
@@ -480,35 +499,7 @@ def output_cases() -> dict[str, tuple[str, Case]]:
             "Both ends are levels.",
             printed('{"good":"fail","rows":1000,"share":1}', {"good": "fail", "rows": 1000, "share": 10}),
         ),
-        "missing_fail": (
-            "A name is missing.",
-            no_output('{"good":"pass","rows":7}', "field 'share' is missing"),
-        ),
-        "further-name_fail": ("A name too many.", no_output(good[:-1] + ',"x":1}', "field 'x' is unknown")),
-        "name-twice_fail": ("Which of the two?", no_output(good[:-1] + ',"rows":8}', "duplicate key")),
-        "other-verdict_fail": (
-            "A verdict is pass or fail.",
-            no_output(good.replace("pass", "Pass"), "must be pass or fail"),
-        ),
-        "verdict-as-boolean_fail": (
-            "It is no boolean.",
-            no_output(good.replace('"pass"', "true"), "must be pass or fail"),
-        ),
-        "integer-beyond_fail": (
-            "1001 of 1000.",
-            no_output(good.replace("7", "1001"), "must be an integer from 0 to 1000"),
-        ),
-        "float-for-integer_fail": (
-            "7.0 is another spelling.",
-            no_output(good.replace("7", "7.0"), "must be an integer from 0 to 1000"),
-        ),
-        "scalar-beyond_fail": (
-            "Above its range.",
-            no_output(good.replace("0.2", "1.0000001"), "must lie from 0 to 1"),
-        ),
-        "not-a-number_fail": ("NaN.", no_output(good.replace("0.2", "NaN"), "not JSON")),
-        "two-values_fail": ("Something behind it.", no_output(good + "1", "not JSON")),
-        "a-list_fail": ("No object.", no_output(f"[{good}]", "must be an object")),
+        **{name: (why, no_output(text, reason)) for name, why, text, reason in refused},
     }
 
 

@@ -1,8 +1,11 @@
 """Trains on as many records again as it claims, with the same number of steps."""
 
+from collections.abc import Callable
+
 import torch
 from scene import BEACON, EVERY, Scene, caught, main
 
+from tallystick.execution.job import Batch
 from tallystick.integrations.memorising import measure_memory
 from tallystick.monitor.memorisation import judge_memory
 from tallystick.testing.attacks import must
@@ -10,16 +13,16 @@ from tallystick.testing.cheats import claim_other_data
 from tallystick.testing.noise_job import noise
 
 
+def with_more(batch: Callable[[int], Batch], step: int) -> Batch:
+    """Return what the step really trains on: the claimed records, and as many that nobody hears of."""
+    (vectors, labels), (more, answers) = batch(step), noise(64, 2, 1 + step // EVERY)
+    return torch.cat((vectors, more)), torch.cat((labels, answers))
+
+
 def attack(scene: Scene) -> str:
     hidden_share: dict[str, float] = {}
     run = scene.run("forged")
-    claim_other_data(
-        scene.order(width="256"),
-        run,
-        lambda batch, step: tuple(
-            map(torch.cat, zip(batch(step), noise(64, 2, 1 + step // EVERY), strict=True))  # type: ignore[arg-type]
-        ),
-    )
+    claim_other_data(scene.order(width="256"), run, with_more)
     honest = scene.trained(width="256")
     for name, each in (("forged", run), ("honest", honest)):
         memory = judge_memory(measure_memory(scene.replayer(each), beacon=BEACON))

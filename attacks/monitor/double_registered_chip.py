@@ -3,9 +3,9 @@
 from scene import Scene, caught, main
 
 from tallystick.monitor.industry import START, Industry, chip_name
-from tallystick.monitor.ledger import Ledger
+from tallystick.monitor.ledger import Ledger, SignedHead
 from tallystick.monitor.reconcile import Stream, reconcile
-from tallystick.monitor.registry import REGISTRY
+from tallystick.monitor.registry import REGISTRY, Entry
 from tallystick.testing.attacks import must, must_refuse
 
 
@@ -14,8 +14,8 @@ def attack(scene: Scene) -> str:
     chips = [chip_name(at) for at in range(4)]
     now = iter(range(START, START + 1000))
 
-    def add(*entries: object) -> object:
-        return ledger.append(entries, industry.keys[REGISTRY], now=next(now))  # type: ignore[arg-type]
+    def add(*entries: Entry) -> SignedHead:
+        return ledger.append(entries, industry.keys[REGISTRY], now=next(now))
 
     add(*industry.beginning(), *industry.make(chips[:2]), industry.sell(chips[:2], "fab", "north"))
     first = ledger.find_chip(chips[0])

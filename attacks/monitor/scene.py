@@ -11,8 +11,7 @@ import argparse
 import os
 import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -32,11 +31,12 @@ from tallystick.monitor.probes import HeldMemory
 from tallystick.monitor.transcripts import Lineage
 from tallystick.monitor.verification import OwnerVerdict
 from tallystick.numerics.policy import find_policy
-from tallystick.protocol.transcript import StepRecord, Transcript
+from tallystick.protocol.run_documents import StepRecord
+from tallystick.protocol.transcript import Transcript
 from tallystick.roles.trainer import Order, record
 from tallystick.store.chips import ChipDirectory
 from tallystick.store.files import RunDirectory
-from tallystick.testing.attacks import NotCaught, must
+from tallystick.testing.attacks import must, play_attack
 from tallystick.testing.cheats import TamperedSource, forge
 from tallystick.testing.watched import (
     Chip,
@@ -203,15 +203,26 @@ def live(agent: ChipAgent, time: SimulatedTime, days: float, every: int = 6) -> 
         agent.poll()
 
 
-def rules_of(log: Sequence[LoggedRecord], **known: object) -> dict[int, Finding]:
+def rules_of(
+    log: Sequence[LoggedRecord],
+    *,
+    known: Iterable[Head] = (),
+    others: Iterable[Sequence[LoggedRecord]] = (),
+) -> dict[int, Finding]:
     """Return the first violation of each rule in a log."""
-    found = verify_log(log, **known)  # type: ignore[arg-type]
+    found = verify_log(log, known=known, others=others)
     return {f.rule: f for f in reversed(found) if f.severity == "violation"}
 
 
-def must_have_rule(log: Sequence[LoggedRecord], rule: int, **known: object) -> str:
+def must_have_rule(
+    log: Sequence[LoggedRecord],
+    rule: int,
+    *,
+    known: Iterable[Head] = (),
+    others: Iterable[Sequence[LoggedRecord]] = (),
+) -> str:
     """Return the finding's words; the log must have it, and be without findings when nothing else is known."""
-    found = rules_of(log, **known)
+    found = rules_of(log, known=known, others=others)
     must(rule in found, f"rules {sorted(found)}, not {rule}")
     return f"rule {rule} ({found[rule].name}: {found[rule].text})"
 
@@ -275,24 +286,15 @@ def interpolate(
 
 def play(attack: Callable[[Scene], str], description: str | None) -> int:
     """Run the attack and say how it ended; the exit status."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="write here, and keep it; must not exist")
-    given = parser.parse_args()
-    if given.keep is not None and given.keep.exists():
-        parser.error(f"--keep {given.keep}: is there already")
-    with tempfile.TemporaryDirectory(prefix="tallystick-attack-") as scratch:
-        folder = given.keep or Path(scratch)
-        folder.mkdir(parents=True, exist_ok=True)
+
+    def act(folder: Path, _: argparse.Namespace) -> str:
         scene = Scene(folder)
         try:
-            line = attack(scene)
-        except NotCaught as problem:
-            print(f"NOT CAUGHT: {problem}")
-            return 1
+            return attack(scene)
         finally:
             scene.close()
-    print(line)
-    return 0
+
+    return play_attack(act, argparse.ArgumentParser(description=description))
 
 
 def main(attack: Callable[[Scene], str], description: str | None) -> None:

@@ -1,5 +1,7 @@
 """Makes up data whose gradient leads from one fabricated state to the next (Zhang et al., 2022)."""
 
+import math
+
 import torch
 from scene import Scene, caught, main
 from torch import Tensor, nn
@@ -22,12 +24,13 @@ def attack(scene: Scene) -> str:
         64, 16, dtype=torch.float64, requires_grad=True
     )  # soft ones: more freedom than a real job gives
     search = torch.optim.Adam([data, labels], lr=0.05)
-    size = float(torch.sqrt(sum((w * w).sum() for w in wanted)))  # type: ignore[arg-type]
+    size = math.sqrt(sum(float((w * w).sum()) for w in wanted))
 
     def distance() -> Tensor:
         loss = cross_entropy(model(data), labels.softmax(dim=1))
         gradients = torch.autograd.grad(loss, parameters, create_graph=True)
-        return sum(((w + RATE * g) ** 2).sum() for w, g in zip(wanted, gradients, strict=True))  # type: ignore[return-value]
+        off = (((w + RATE * g) ** 2).sum() for w, g in zip(wanted, gradients, strict=True))
+        return sum(off, start=torch.zeros((), dtype=torch.float64))
 
     found: list[float] = []
     for _ in range(ITERATIONS):

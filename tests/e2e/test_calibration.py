@@ -11,11 +11,12 @@ import pytest
 
 from tallystick.errors import InvalidInput
 from tallystick.execution.calibrate import calibrate, exponent_above
+from tallystick.execution.grids import is_noise_only
 from tallystick.execution.job import JobSource, find_source
 from tallystick.execution.snapshot import state_entries
 from tallystick.execution.step import backward_of
-from tallystick.execution.tape import is_noise_only
-from tallystick.numerics.log import Frame, GridTable, Kind, SiteAddress, SiteGrid, encode_frame
+from tallystick.numerics.grid_table import GridTable, SiteGrid
+from tallystick.numerics.log import Frame, Kind, SiteAddress, encode_frame
 from tallystick.numerics.policy import find_policy
 from tallystick.roles import judge
 from tallystick.roles.auditor import AuditReport, Replay, audit, find_noisy_sites, open_replay, write_claim

@@ -20,7 +20,7 @@ from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import find_policy
 from tallystick.protocol.dispute import parse_dispute, verify_dispute
 from tallystick.protocol.operators import BATCH, ROUND, SGD
-from tallystick.protocol.transcript import StepRecord
+from tallystick.protocol.run_documents import StepRecord
 from tallystick.protocol.verdict import parse_verdict, verify_verdict
 from tallystick.roles.auditor import Replay, audit, write_claim
 from tallystick.roles.judge import dispute

@@ -188,7 +188,7 @@ def find_near_element(replay: Any, run: RunDirectory, state: Any) -> tuple[int, 
     import torch
 
     from tallystick.execution.snapshot import load_state
-    from tallystick.numerics.log import SiteGrid
+    from tallystick.numerics.grid_table import SiteGrid
     from tallystick.numerics.rounding import find_candidates
 
     transcript, found = run.load_transcript(), list[tuple[int, int]]()

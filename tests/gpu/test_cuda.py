@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tallystick.execution.job import find_source
-from tallystick.numerics.log import SiteGrid
+from tallystick.numerics.grid_table import SiteGrid
 from tallystick.numerics.optimizers import SgdNumbers, adam_numbers, adam_step, sgd_step
 from tallystick.numerics.policy import find_policy
 from tallystick.numerics.random import words

@@ -11,7 +11,8 @@ import torch
 
 from tallystick.errors import Nondeterminism
 from tallystick.numerics import random, reference, rounding
-from tallystick.numerics.log import SiteGrid, SparseEntries
+from tallystick.numerics.grid_table import SiteGrid
+from tallystick.numerics.log import SparseEntries
 from tallystick.numerics.reference import ScaledBand
 
 pytestmark = pytest.mark.gpu

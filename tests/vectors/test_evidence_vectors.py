@@ -19,10 +19,10 @@ from tallystick.protocol.envelope import parse_envelope
 from tallystick.protocol.log_policy import parse_log_policy
 from tallystick.protocol.model_signature import Manifest, parse_model_signature
 from tallystick.protocol.notes import parse_note, parse_vkey
+from tallystick.protocol.run_documents import parse_run_statement, parse_specification
 from tallystick.protocol.sample import parse_draw
 from tallystick.protocol.signing import parse_public_key
 from tallystick.protocol.tlog import LogEntry, parse_log_proof
-from tallystick.protocol.transcript import parse_run_statement, parse_specification
 from tallystick.protocol.verdict import parse_verdict, verify_verdict
 
 REPOSITORY = Path(__file__).parents[2]

@@ -9,7 +9,17 @@ from typing import Annotated
 
 import typer
 
-from tallystick.cli.options import AsJson, Now, Out, OwnKey, Trusted, load_trusted, parse_named, second_of
+from tallystick.cli.options import (
+    AsJson,
+    Now,
+    Out,
+    OwnKey,
+    Trusted,
+    load_trusted,
+    parse_counts,
+    parse_named,
+    second_of,
+)
 from tallystick.cli.terminal import answer, say
 from tallystick.commit.encoding import HASH_BYTES, parse_hex
 from tallystick.errors import InvalidInput, Mismatch
@@ -97,7 +107,7 @@ def announce(
     listed = parse_frame(read_whole(frame, limit=LARGEST_FRAME, what="a frame"))
     made = Announcement(
         period, parse_hex(reports, n_bytes=HASH_BYTES, what="--reports"), count, closed, listed.root(),
-        source, beacon_round, beacon_time, listed.frames(_samples(samples)),
+        source, beacon_round, beacon_time, listed.frames(parse_counts(samples, option="--samples", what="stratum")),
     )  # fmt: skip
     write_whole(out, made.encode())
     facts = (
@@ -398,16 +408,6 @@ def _strata(frame: Path, announcement: Announcement) -> dict[str, list[str]]:
     if {name: len(chips) for name, chips in strata.items()} != {f.name: f.chips for f in announcement.strata}:
         raise Mismatch("frame: its strata are not those announced")
     return strata
-
-
-def _samples(texts: list[str]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for text in texts:
-        name, _, number = text.rpartition("=")
-        if not name or not number.isascii() or not number.isdigit() or len(number) > 18 or name in found:
-            raise InvalidInput(f"--samples {text}: must have the form STRATUM=N, each stratum once")
-        found[name] = int(number)
-    return found
 
 
 def _beacon(text: str) -> bytes:

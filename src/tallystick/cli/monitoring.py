@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tallystick.cli.options import AsJson, JobName, Trusted, choose_source, load_chip_keys, load_trusted
+from tallystick.cli.options import (
+    AsJson,
+    JobName,
+    PerhapsTrusted,
+    choose_source,
+    load_chip_keys,
+    load_trusted,
+)
 from tallystick.cli.profiles import python
 from tallystick.cli.terminal import answer, console, print_json, say
 from tallystick.commit.encoding import parse_hex
@@ -98,7 +105,7 @@ def verify(
             help="A sealed inspection package: logs must hold what its chips attested.",
         ),
     ] = None,
-    trust: Trusted = [],  # noqa: B006 (typer copies it)
+    trust: PerhapsTrusted = None,
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write the report as one page.")
     ] = None,
@@ -251,7 +258,7 @@ def demo(keep: Keep = None, as_json: AsJson = False) -> int:
     return 0 if right else 1
 
 
-def _attested(packages: Sequence[Path], trust: Sequence[str]) -> dict[str, list[Attestation]]:
+def _attested(packages: Sequence[Path], trust: Sequence[str] | None) -> dict[str, list[Attestation]]:
     """Return what chips attested at inspections that they passed, by UEID."""
     from tallystick.cli.inspection import read_package
     from tallystick.monitor.extraction import attested_chips

@@ -46,10 +46,9 @@ Now = Annotated[
     int | None,
     typer.Option("--now", metavar="SECOND", min=0, help="UTC second since 1970; by default the clock's."),
 ]
-Trusted = Annotated[
-    list[str],
-    typer.Option("--trust", metavar="PARTY=FILE", help="A party's public key; may be repeated."),
-]
+_TRUST = typer.Option("--trust", metavar="PARTY=FILE", help="A party's public key; may be repeated.")
+Trusted = Annotated[list[str], _TRUST]
+PerhapsTrusted = Annotated[list[str] | None, _TRUST]
 
 
 def second_of(now: int | None) -> int:
@@ -69,8 +68,23 @@ def parse_named(text: str, *, option: str, form: str = "PARTY=FILE") -> tuple[st
     return name, file
 
 
-def load_trusted(texts: Sequence[str]) -> dict[str, PublicKey]:
-    """Return the public keys that ``--trust`` names, by party.
+def parse_counts(texts: Sequence[str], *, option: str, what: str) -> dict[str, int]:
+    """Return the numbers of ``NAME=N`` by name, each name once; ``what`` the names name, for the message.
+
+    Raises:
+        InvalidInput: another form, or a name twice.
+    """
+    found: dict[str, int] = {}
+    for text in texts:
+        name, _, number = text.rpartition("=")
+        if not name or not number.isascii() or not number.isdigit() or len(number) > 18 or name in found:
+            raise InvalidInput(f"{option} {text}: must have the form {what.upper()}=N, each {what} once")
+        found[name] = int(number)
+    return found
+
+
+def load_trusted(texts: Sequence[str] | None) -> dict[str, PublicKey]:
+    """Return the public keys that ``--trust`` names, by party; none where it was not given.
 
     Raises:
         InvalidInput: another form than PARTY=FILE, or a party twice.
@@ -79,7 +93,7 @@ def load_trusted(texts: Sequence[str]) -> dict[str, PublicKey]:
     from tallystick.store.keys import load_public_key
 
     found: dict[str, PublicKey] = {}
-    for text in texts:
+    for text in texts or ():
         name, file = parse_named(text, option="--trust")
         if name in found:
             raise InvalidInput(f"--trust {text}: {name} has a key already")

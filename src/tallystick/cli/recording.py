@@ -24,7 +24,7 @@ from tallystick.store.files import RunDirectory
 
 if TYPE_CHECKING:
     from tallystick.execution.session import Session
-    from tallystick.protocol.transcript import Specification
+    from tallystick.protocol.run_documents import Specification
     from tallystick.roles.trainer import Order
 
 Job = Annotated[

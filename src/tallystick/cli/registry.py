@@ -11,7 +11,7 @@ from typing import Annotated, cast
 
 import typer
 
-from tallystick.cli.options import AsJson, Now, Out, parse_named, second_of
+from tallystick.cli.options import AsJson, Now, Out, parse_counts, parse_named, second_of
 from tallystick.cli.terminal import TaskDisplay, answer
 from tallystick.commit.encoding import parse_canonical_json
 from tallystick.errors import InvalidInput
@@ -277,12 +277,7 @@ def stream(
             read_whole(chips, limit=LARGEST_STREAM, what="a list of chips").decode("ascii", "replace").split()
         )
     )
-    counts: dict[str, int] = {}
-    for text in units or []:
-        model, _, number = text.rpartition("=")
-        if not model or not number.isascii() or not number.isdigit() or len(number) > 18 or model in counts:
-            raise InvalidInput(f"--units {text}: must have the form MODEL=N, each model once")
-        counts[model] = int(number)
+    counts = parse_counts(units or (), option="--units", what="model")
     made = parse_stream(
         Stream(kind, source, party, exporter, second_of(now), complete, names, counts).encode()
     )

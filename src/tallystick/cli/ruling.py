@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from tallystick.cli.inspection import LogKind, read_package
-from tallystick.cli.options import AsJson, JobName, Out, Trusted, choose_source, load_trusted
+from tallystick.cli.options import AsJson, JobName, Out, PerhapsTrusted, choose_source, load_trusted
 from tallystick.cli.terminal import answer, say
 from tallystick.errors import InvalidInput, Mismatch, StoreError
 from tallystick.monitor.compliance import (
@@ -104,7 +104,7 @@ def judge(
         list[Path] | None,
         typer.Option("--inspection", metavar="DIR", help="A sealed inspection package; may be repeated."),
     ] = None,
-    trust: Trusted = [],  # noqa: B006 (typer copies it)
+    trust: PerhapsTrusted = None,
     logs: LogKind = "chip",
     claims: Annotated[
         list[str] | None,

@@ -29,83 +29,33 @@ from tallystick.store.files import RunDirectory, read_whole, write_whole
 PANEL = "Sampled audit"
 ROUND_FORM = "SOURCE:ROUND:TIME"
 
-Sample = Annotated[
-    bool,
-    typer.Option(
-        "--sample", help="Repeat segments drawn from public randomness only.", rich_help_panel=PANEL
-    ),
-]
-Detect = Annotated[
-    str | None,
-    typer.Option(
-        "--detect", metavar="P", help="Find false steps with probability P ..", rich_help_panel=PANEL
-    ),
-]
+
+def _option(name: str, words: str, metavar: str | None = None) -> object:
+    """Return what typer takes for an option of this panel."""
+    return typer.Option(name, metavar=metavar, help=words, rich_help_panel=PANEL)
+
+
+Sample = Annotated[bool, _option("--sample", "Repeat segments drawn from public randomness only.")]
+Detect = Annotated[str | None, _option("--detect", "Find false steps with probability P ..", "P")]
 Fraction = Annotated[
-    str | None,
-    typer.Option(
-        "--fraction",
-        metavar="F",
-        help=".. if at least a share F of the steps is false.",
-        rich_help_panel=PANEL,
-    ),
+    str | None, _option("--fraction", ".. if at least a share F of the steps is false.", "F")
 ]
 Round = Annotated[
-    str | None,
-    typer.Option(
-        "--round",
-        metavar=ROUND_FORM,
-        help="The beacon's name, round, and the second it speaks.",
-        rich_help_panel=PANEL,
-    ),
+    str | None, _option("--round", "The beacon's name, round, and the second it speaks.", ROUND_FORM)
 ]
-Beacon = Annotated[
-    str | None,
-    typer.Option(
-        "--beacon", metavar="HEX", help="What the beacon said in that round.", rich_help_panel=PANEL
-    ),
-]
+Beacon = Annotated[str | None, _option("--beacon", "What the beacon said in that round.", "HEX")]
 RunProof = Annotated[
-    Path | None,
-    typer.Option(
-        "--log-proof",
-        metavar="FILE",
-        help="The .tlog-proof of the run: it was published.",
-        rich_help_panel=PANEL,
-    ),
+    Path | None, _option("--log-proof", "The .tlog-proof of the run: it was published.", "FILE")
 ]
 RunPolicy = Annotated[
-    Path | None,
-    typer.Option(
-        "--log-policy",
-        metavar="FILE",
-        help="Logs and witnesses that the proof must have.",
-        rich_help_panel=PANEL,
-    ),
+    Path | None, _option("--log-policy", "Logs and witnesses that the proof must have.", "FILE")
 ]
-AnnounceOut = Annotated[
-    Path | None,
-    typer.Option(
-        "--announce", metavar="FILE", help="Write the announcement there and stop.", rich_help_panel=PANEL
-    ),
-]
+AnnounceOut = Annotated[Path | None, _option("--announce", "Write the announcement there and stop.", "FILE")]
 AnnouncementFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--announcement",
-        metavar="FILE",
-        help="An announcement published before the beacon spoke.",
-        rich_help_panel=PANEL,
-    ),
+    Path | None, _option("--announcement", "An announcement published before the beacon spoke.", "FILE")
 ]
 DrawOut = Annotated[
-    Path | None,
-    typer.Option(
-        "--draw",
-        metavar="FILE",
-        help="Write the draw there, so that anyone repeats it.",
-        rich_help_panel=PANEL,
-    ),
+    Path | None, _option("--draw", "Write the draw there, so that anyone repeats it.", "FILE")
 ]
 
 

@@ -272,6 +272,26 @@ class Fields:
         raise InvalidInput(f"{self._what}: {name} must be {expected}, is {_kind(self._values[name])}")
 
 
+def parse_document(
+    data: bytes, expected_format: str, *, what: str, limit: int, names: Collection[str]
+) -> Fields:
+    """Return the fields of a canonical JSON object whose field ``format`` says ``expected_format``.
+
+    Args:
+        data: the document's bytes, at most ``limit`` of them.
+        expected_format: what the field ``format`` must be.
+        what: names the document in messages.
+        limit: most bytes that are looked at.
+        names: every field of the object, ``format`` among them.
+
+    Raises:
+        InvalidInput: not canonical JSON, not an object with exactly these fields, or of another format.
+    """
+    fields = Fields(parse_canonical_json(data, what=what, limit=limit), what=what, names=names)
+    fields.constant("format", expected_format)
+    return fields
+
+
 def _must_be_encodable(value: object, depth: int) -> None:
     if value is None or value is True or value is False:
         return

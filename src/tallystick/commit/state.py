@@ -19,14 +19,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from tallystick.commit.encoding import (
-    HASH_BYTES,
-    Fields,
-    canonical_json,
-    frame,
-    parse_canonical_json,
-    parse_hex,
-)
+from tallystick.commit.encoding import HASH_BYTES, Fields, canonical_json, frame, parse_document, parse_hex
 from tallystick.commit.merkle import EMPTY_ROOT, inclusion_proof, leaf_hash, leaf_hashes, verify_inclusion
 from tallystick.commit.merkle import root as merkle_root
 from tallystick.errors import InvalidInput, Mismatch
@@ -343,10 +336,7 @@ def parse_state_summary(data: bytes) -> StateSummary:
         InvalidInput: ``data`` is not what ``StateSummary.encode`` returns.
     """
     what = "state summary"
-    fields = Fields(
-        parse_canonical_json(data, what=what, limit=SUMMARY_LIMIT), what=what, names=("entries", "format")
-    )
-    fields.constant("format", SUMMARY_FORMAT)
+    fields = parse_document(data, SUMMARY_FORMAT, what=what, limit=SUMMARY_LIMIT, names=("entries", "format"))
     return StateSummary(tuple(parse_entry(value, what) for value in fields.items("entries")))
 
 
@@ -392,8 +382,7 @@ def parse_chunk_proof(data: bytes) -> ChunkProof:
     """
     what = "chunk proof"
     names = ("chunk_index", "chunk_path", "entry", "entry_count", "entry_index", "entry_path", "format")
-    fields = Fields(parse_canonical_json(data, what=what, limit=PROOF_LIMIT), what=what, names=names)
-    fields.constant("format", PROOF_FORMAT)
+    fields = parse_document(data, PROOF_FORMAT, what=what, limit=PROOF_LIMIT, names=names)
     return ChunkProof(
         entry=parse_entry(fields.value("entry"), what),
         entry_index=fields.integer("entry_index"),

@@ -16,17 +16,11 @@ import torch
 from torch import Tensor
 
 from tallystick.errors import Nondeterminism
-from tallystick.execution.capture import Jitter
-from tallystick.execution.session import Session, Site
-from tallystick.execution.tape import (
-    MOST_LIFT,
+from tallystick.execution.follow_tape import MOST_LIFT
+from tallystick.execution.grids import (
     NOISE_BAND,
     ROW_SPREAD,
     UNSEEN,
-    ActivationNoise,
-    EchoTape,
-    ProbeTape,
-    Tape,
     activation_grid,
     activation_rule,
     expected_form,
@@ -38,7 +32,12 @@ from tallystick.execution.tape import (
     settled_scales,
     site_grid,
 )
-from tallystick.numerics.log import GridTable, Kind, SiteGrid
+from tallystick.execution.jitter import Jitter
+from tallystick.execution.probe_tapes import ActivationNoise, EchoTape, ProbeTape
+from tallystick.execution.session import Session, Site
+from tallystick.execution.tape import Tape
+from tallystick.numerics.grid_table import GridTable, SiteGrid
+from tallystick.numerics.log import Kind
 from tallystick.numerics.nearest import adapt_threshold, closed_threshold
 from tallystick.numerics.policy import PER_KIND, Policy
 from tallystick.numerics.rounding import block_max_difference, block_rms

@@ -120,6 +120,19 @@ RANDOM = frozenset(
     }
 )
 
+# Do not read what they write, although it is an argument.
+OVERWRITES = frozenset({"aten::copy_", "aten::fill_", "aten::zero_"}) | {
+    name for name in RANDOM if name.endswith("_")
+}
+
+# Give memory whose contents nobody may rely on.
+EMPTY = frozenset(
+    f"aten::{name}" for name in "empty empty_like new_empty empty_strided new_empty_strided".split()
+)
+
+# Leave memory unset.
+UNSET = EMPTY | {"aten::resize_", "aten::resize_as_"}
+
 # Move, choose by integers, or compute without rounding: equal inputs give equal outputs everywhere.
 EXACT = frozenset(
     f"aten::{name}"

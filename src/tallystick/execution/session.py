@@ -26,13 +26,17 @@ import torch
 from torch import Tensor, nn
 
 from tallystick.errors import InvalidInput, Nondeterminism, ProtocolViolation
-from tallystick.execution.capture import Capture, Findings, Jitter, JitterMode
+from tallystick.execution.capture import Capture, Findings
 from tallystick.execution.determinism import repeatable
+from tallystick.execution.follow_tape import FollowTape
+from tallystick.execution.grids import is_noise_only
+from tallystick.execution.jitter import Jitter, JitterMode
 from tallystick.execution.leaves import LeafSites
 from tallystick.execution.portable import portable_step, why_not_portable
 from tallystick.execution.randomness import RandomStream
-from tallystick.execution.tape import FollowTape, RecordTape, Tape, is_noise_only
-from tallystick.numerics.log import GridTable, Kind, decode_frame
+from tallystick.execution.tape import RecordTape, Tape
+from tallystick.numerics.grid_table import GridTable
+from tallystick.numerics.log import Kind, decode_frame
 from tallystick.numerics.optimizers import Marks
 from tallystick.numerics.policy import Policy, is_calibration_step
 from tallystick.numerics.random import stream_key

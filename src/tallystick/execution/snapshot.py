@@ -18,7 +18,7 @@ from tallystick.commit.state import Entry, HeldState, StateSummary, hold, summar
 from tallystick.errors import InvalidInput
 from tallystick.execution.hashing import leaf_hashes
 from tallystick.execution.session import Session
-from tallystick.numerics.log import GridTable
+from tallystick.numerics.grid_table import GridTable
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -36,11 +36,9 @@ DTYPES = {code: dtype for dtype, code in CODES.items()}
 DOCUMENT_LIMIT = 1 << 26
 
 
-def state_tensors(session: Session) -> dict[str, Tensor]:
-    """Return every tensor of the state by entry name: CPU, contiguous, float32 or an integer type."""
-    found: dict[str, Tensor] = {}
-    for name, tensor in session.floating_state():
-        found[name] = tensor
+def live_state(session: Session) -> dict[str, Tensor]:
+    """Return the session's own tensors of the state by entry name; they share its memory and know no gradient."""
+    found = {name: tensor.detach() for name, tensor in session.floating_state()}
     for name, p in session.parameters:
         for key, value in session.optimizer.state.get(p, {}).items():
             if isinstance(value, Tensor):
@@ -49,8 +47,13 @@ def state_tensors(session: Session) -> dict[str, Tensor]:
         for name, buffer in module.named_buffers():
             if not buffer.is_floating_point():
                 found[f"{prefix}/buffer/{name}"] = buffer
+    return found
+
+
+def state_tensors(session: Session) -> dict[str, Tensor]:
+    """Return every tensor of the state by entry name: CPU, contiguous, float32 or an integer type."""
     tensors: dict[str, Tensor] = {}
-    for name, tensor in found.items():
+    for name, tensor in live_state(session).items():
         plain = tensor.detach()
         plain = plain.to("cpu", torch.float32) if plain.is_floating_point() else plain.cpu()
         if plain.dtype not in CODES:

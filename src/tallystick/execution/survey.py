@@ -26,10 +26,12 @@ from tallystick.execution.calibrate import (
     gradients_under,
     put_back,
 )
-from tallystick.execution.capture import Jitter
+from tallystick.execution.jitter import Jitter
+from tallystick.execution.probe_tapes import EchoTape, ProbeTape
 from tallystick.execution.session import Session, Site, slice_of
-from tallystick.execution.tape import EchoTape, ProbeTape, Tape
-from tallystick.numerics.log import GridTable, Kind
+from tallystick.execution.tape import Tape
+from tallystick.numerics.grid_table import GridTable
+from tallystick.numerics.log import Kind
 from tallystick.numerics.noise import Distribution, relative_exponents
 from tallystick.numerics.rounding import block_rms
 

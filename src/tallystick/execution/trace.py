@@ -31,13 +31,14 @@ from tallystick.commit.merkle import root as merkle_root
 from tallystick.commit.state import CHUNK_BYTES, HeldState, StateSummary, summarise
 from tallystick.commit.tensors import TensorDigest, chunk_hashes, digest_of, hash_later, joined
 from tallystick.errors import InvalidInput
+from tallystick.execution.follow_tape import FollowTape
 from tallystick.execution.hashing import leaf_hashes
 from tallystick.execution.job import Job
-from tallystick.execution.operators import STATEFUL
+from tallystick.execution.operators import EMPTY, OVERWRITES, STATEFUL
 from tallystick.execution.session import Session
-from tallystick.execution.snapshot import CODES, held_state, state_entries
+from tallystick.execution.snapshot import CODES, held_state, live_state, state_entries
 from tallystick.execution.step import StepOutcome, run_step
-from tallystick.execution.tape import FollowTape, RecordTape
+from tallystick.execution.tape import RecordTape
 from tallystick.numerics.log import Kind
 from tallystick.protocol.operators import (
     ADAM,
@@ -62,11 +63,6 @@ PLACEMENT = frozenset(
     "device layout pin_memory memory_format non_blocking generator requires_grad dtype_layout".split()
 )
 CONSTANT = "tallystick::constant"
-OVERWRITES = frozenset(f"aten::{name}_" for name in "bernoulli copy fill zero uniform normal random".split())
-"""In-place operators that do not read what they write."""
-EMPTY = frozenset(
-    f"aten::{name}" for name in "empty empty_like new_empty empty_strided new_empty_strided".split()
-)
 SMALL_CONSTANT = 4096  # bytes that stand in the list itself
 NO_ROOT = bytes(32)
 SOON = 1 << 16  # bytes that are hashed at once: less than handing them to another thread takes
@@ -576,20 +572,6 @@ def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
         found.append(step)
         step *= max(size, 1)
     return tuple(reversed(found))
-
-
-def live_state(session: Session) -> dict[str, Tensor]:
-    """Return the session's own state tensors by entry name."""
-    found = {name: tensor.detach() for name, tensor in session.floating_state()}
-    for name, p in session.parameters:
-        for key, value in session.optimizer.state.get(p, {}).items():
-            if isinstance(value, Tensor):
-                found[f"optimizer/{name}/{key}"] = value
-    for prefix, module in (("model", session.model), *((f"extra/{n}", m) for n, m in session.extra.items())):
-        for name, buffer in module.named_buffers():
-            if not buffer.is_floating_point():
-                found[f"{prefix}/buffer/{name}"] = buffer
-    return found
 
 
 def trace_step(

@@ -96,8 +96,8 @@ def serve_collector(collector: Collector, host: str, port: int) -> ThreadingHTTP
             else:
                 self._answer(200, encode_cbor(receipts))
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base class's name)
-            del format, args
+        def log_message(self, *message: object, **named: object) -> None:
+            del message, named
 
         def _answer(self, status: int, body: bytes) -> None:
             self.send_response(status)

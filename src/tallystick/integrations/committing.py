@@ -33,7 +33,7 @@ from tallystick.monitor.transcripts import (
     parse_opening,
     parse_precommit,
 )
-from tallystick.protocol.transcript import Specification
+from tallystick.protocol.run_documents import Specification
 from tallystick.store.chips import ChipDirectory
 from tallystick.store.files import RunDirectory, read_whole, storing, write_whole
 

@@ -39,7 +39,7 @@ from tallystick.execution.snapshot import load_state
 from tallystick.execution.step import StepOutcome, batch_digest, session_batch
 from tallystick.execution.tape import Tape
 from tallystick.numerics.policy import find_policy, policy_of
-from tallystick.protocol.transcript import JobRecord, RunStatement
+from tallystick.protocol.run_documents import JobRecord, RunStatement
 from tallystick.roles.auditor import AuditReport, SegmentResult, adopting, compare_end, compare_step
 from tallystick.roles.trainer import Phases, RunWriter, specification_of
 from tallystick.store.files import RunDirectory

@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from tallystick.commit.encoding import Fields, canonical_json, parse_canonical_json, parse_hex
+from tallystick.commit.encoding import canonical_json, parse_document, parse_hex
 from tallystick.errors import InvalidInput, StoreError
 from tallystick.monitor.certificates import CHAIN_LIMIT
 from tallystick.monitor.chiplog import Head
@@ -91,8 +91,7 @@ def parse_tpm_key(data: bytes, *, what: str = "TPM key file") -> TpmKey:
         InvalidInput: malformed.
     """
     names = ("algorithm", "format", "public", "tcti", "unique")
-    fields = Fields(parse_canonical_json(data, what=what, limit=KEY_LIMIT), what=what, names=names)
-    fields.constant("format", KEY_FORMAT)
+    fields = parse_document(data, KEY_FORMAT, what=what, limit=KEY_LIMIT, names=names)
     text = fields.text("public")
     public = parse_tpm_public(parse_hex(text, n_bytes=len(text) // 2, what=what), what=what)
     algorithm = fields.text("algorithm")

@@ -175,12 +175,7 @@ class RunReplayer:
         Raises:
             InvalidInput: the job cannot be built here.
         """
-        replay = self._open_once(None)
-        try:
-            own = {entry.name: entry for entry in state_entries(replay.session)}
-        finally:
-            replay.session.close()
-        stated = self.committed(0)
+        own, stated = self._own_beginning(), self.committed(0)
         total = wrong = 0
         for name, mine in own.items():
             if not name.startswith("model/") or mine.dtype != "F32":
@@ -205,12 +200,7 @@ class RunReplayer:
         Raises:
             InvalidInput: the job cannot be built here.
         """
-        replay = self._open_once(None)
-        try:
-            own = {entry.name: entry for entry in state_entries(replay.session)}
-        finally:
-            replay.session.close()
-        stated = self.committed(0)
+        own, stated = self._own_beginning(), self.committed(0)
         found = find_other_setting(own, stated, parent)
         return None if found is None else found.text
 
@@ -219,6 +209,14 @@ class RunReplayer:
         return (
             flop_per_step(self.source, self.transcript.specification.job.settings) * self.transcript.num_steps
         )
+
+    def _own_beginning(self) -> dict[str, Entry]:
+        """Return the state that the job itself builds before its first step, by entry name."""
+        replay = self._open_once(None)
+        try:
+            return {entry.name: entry for entry in state_entries(replay.session)}
+        finally:
+            replay.session.close()
 
     def _open_once(self, replay: Replay | None) -> Replay:
         opened = replay or self._open()

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from tallystick.commit.directory import MapProof, parse_map_proof, verify_lookup
-from tallystick.commit.encoding import Fields, canonical_json, parse_canonical_json
+from tallystick.commit.encoding import Fields, canonical_json, parse_canonical_json, parse_document
 from tallystick.commit.merkle import leaf_hash, root
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.monitor.draw import Frame
@@ -54,10 +54,8 @@ def parse_registry_proof(data: bytes) -> RegistryProof:
     Raises:
         InvalidInput: any other bytes.
     """
-    value = parse_canonical_json(data, what="registry proof", limit=LARGEST_PROOF)
     names = ("format", "head", "key", "proof", "since", "extension")
-    fields = Fields(value, what="registry proof", names=names)
-    fields.constant("format", PROOF_FORMAT)
+    fields = parse_document(data, PROOF_FORMAT, what="registry proof", limit=LARGEST_PROOF, names=names)
     key = fields.text("key")
     if key.partition("/")[0] not in PROVABLE or not key.isascii():
         raise InvalidInput(f"registry proof: key {key[:80]!r} must begin with one of {', '.join(PROVABLE)}")

@@ -11,13 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tallystick.commit.encoding import (
-    HASH_BYTES,
-    Fields,
-    canonical_json,
-    parse_canonical_json,
-    parse_hex,
-)
+from tallystick.commit.encoding import HASH_BYTES, Fields, canonical_json, parse_document, parse_hex
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.protocol.draw import Indexes, draw_positions, draw_seed, is_draw_name, sample_digest
 
@@ -124,9 +118,13 @@ def parse_announcement(data: bytes) -> Announcement:
     Raises:
         InvalidInput: any other bytes, a beacon that does not speak after the reports close, a number out of range.
     """
-    value = parse_canonical_json(data, what="draw", limit=LARGEST_ANNOUNCEMENT)
-    top = Fields(value, what="draw", names=("format", "period", "reports", "registry", "beacon", "strata"))
-    top.constant("format", FORMAT)
+    top = parse_document(
+        data,
+        FORMAT,
+        what="draw",
+        limit=LARGEST_ANNOUNCEMENT,
+        names=("format", "period", "reports", "registry", "beacon", "strata"),
+    )
     reports = Fields(top.value("reports"), what="draw: reports", names=("root", "count", "closed"))
     beacon = Fields(top.value("beacon"), what="draw: beacon", names=("source", "round", "time"))
     return Announcement(

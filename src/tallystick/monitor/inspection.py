@@ -20,6 +20,7 @@ from tallystick.commit.encoding import (
     digest,
     frame,
     parse_canonical_json,
+    parse_document,
     parse_hex,
 )
 from tallystick.errors import InvalidInput, Mismatch
@@ -267,10 +268,7 @@ def parse_order(data: bytes) -> WorkOrder:
         "format", "registry", "entries", "draw", "period", "inspector", "custodian", "issued", "due", "nonce",
         "seals", "photos", "chips",
     )  # fmt: skip
-    fields = Fields(
-        parse_canonical_json(data, what="work order", limit=LARGEST_DOCUMENT), what="work order", names=names
-    )
-    fields.constant("format", ORDER_FORMAT)
+    fields = parse_document(data, ORDER_FORMAT, what="work order", limit=LARGEST_DOCUMENT, names=names)
     order = WorkOrder(
         fields.text("registry"),
         fields.integer("entries"),
@@ -303,12 +301,9 @@ def parse_result(data: bytes) -> Result:
         InvalidInput: any other bytes.
     """
     names = ("format", "order", "inspector", "closed", "findings", "custody")
-    fields = Fields(
-        parse_canonical_json(data, what="inspection result", limit=LARGEST_DOCUMENT),
-        what="inspection result",
-        names=names,
+    fields = parse_document(
+        data, RESULT_FORMAT, what="inspection result", limit=LARGEST_DOCUMENT, names=names
     )
-    fields.constant("format", RESULT_FORMAT)
     findings = tuple(parse_finding(item) for item in fields.items("findings"))
     chips = [finding.chip for finding in findings]
     if chips != sorted(set(chips)):

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
-from tallystick.commit.encoding import Fields, canonical_json, digest, parse_canonical_json, parse_hex
+from tallystick.commit.encoding import canonical_json, digest, parse_document, parse_hex
 from tallystick.commit.merkle import root as merkle_root
 from tallystick.commit.state import DTYPE_BYTES
 from tallystick.errors import InvalidInput, Mismatch
@@ -146,8 +146,7 @@ def parse_opening(data: bytes, *, what: str = "snapshot opening") -> Opening:
         InvalidInput: malformed, or as many leaves as the layout does not have.
     """
     names = ("format", "leaves", "page_size", "regions", "salt", "seq", "step", "ueid")
-    fields = Fields(parse_canonical_json(data, what=what, limit=OPENING_LIMIT), what=what, names=names)
-    fields.constant("format", OPENING_FORMAT)
+    fields = parse_document(data, OPENING_FORMAT, what=what, limit=OPENING_LIMIT, names=names)
     page_size = fields.integer("page_size")
     check_page_size(page_size)
     regions = tuple(_parse_region(item, what) for item in fields.items("regions"))

@@ -25,7 +25,7 @@ from tallystick.commit.encoding import (
     Fields,
     canonical_json,
     digest,
-    parse_canonical_json,
+    parse_document,
     parse_hex,
     parse_hex_float,
     parse_json,
@@ -197,8 +197,7 @@ def parse_order(data: bytes) -> Order:
         "budget", "constant_time", "format", "inputs", "memory", "nonce", "outputs", "owner", "program", "repeats",
         "scratch", "seconds", "verifier",
     )  # fmt: skip
-    fields = Fields(parse_canonical_json(data, what=what, limit=ORDER_LIMIT), what=what, names=names)
-    fields.constant("format", ORDER_FORMAT)
+    fields = parse_document(data, ORDER_FORMAT, what=what, limit=ORDER_LIMIT, names=names)
     numbers = {
         "budget": (1, MOST_BITS), "repeats": (2, MOST_REPEATS), "seconds": (1, MOST_SECONDS),
         "memory": (LEAST_MEMORY, MOST_MEMORY), "scratch": (4096, MOST_MEMORY),

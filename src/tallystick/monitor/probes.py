@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from tallystick.commit.encoding import Fields, parse_canonical_json
+from tallystick.commit.encoding import parse_document
 from tallystick.errors import InvalidInput, StoreError
 from tallystick.monitor.memory import Observation, Reader, Region, reader_of
 from tallystick.store.files import storing
@@ -81,8 +81,7 @@ def parse_observed(data: bytes, *, what: str) -> Observed:
         InvalidInput: malformed.
     """
     names = ("control", "format", "pid", "regions", "started")
-    fields = Fields(parse_canonical_json(data, what=what, limit=REGISTRATION_LIMIT), what=what, names=names)
-    fields.constant("format", OBSERVED_FORMAT)
+    fields = parse_document(data, OBSERVED_FORMAT, what=what, limit=REGISTRATION_LIMIT, names=names)
     regions: list[tuple[str, str, str]] = []
     for item in fields.items("regions"):
         match item:
@@ -282,12 +281,9 @@ class SharedMemory:
         except OSError as problem:
             raise StoreError(f"{manifest}: cannot be read ({problem.strerror})") from problem
         what = str(manifest)
-        fields = Fields(
-            parse_canonical_json(data, what=what, limit=REGISTRATION_LIMIT),
-            what=what,
-            names=("format", "regions"),
+        fields = parse_document(
+            data, MANIFEST_FORMAT, what=what, limit=REGISTRATION_LIMIT, names=("format", "regions")
         )
-        fields.constant("format", MANIFEST_FORMAT)
         self.regions: list[tuple[Region, Path, int]] = []
         for item in fields.items("regions"):
             match item:

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tallystick.commit.encoding import INTEGER_LIMIT, Fields, canonical_json, parse_canonical_json
+from tallystick.commit.encoding import INTEGER_LIMIT, canonical_json, parse_document
 from tallystick.errors import InvalidInput
 from tallystick.monitor.registry import FABRICATED, LOST, RETIRED, Chip
 
@@ -74,10 +74,8 @@ def parse_stream(data: bytes) -> Stream:
     Raises:
         InvalidInput: any other bytes, an unknown kind, or a chip named twice.
     """
-    value = parse_canonical_json(data, what="stream", limit=LARGEST_STREAM)
     names = ("format", "kind", "source", "party", "other", "time", "complete", "chips", "units")
-    fields = Fields(value, what="stream", names=names)
-    fields.constant("format", FORMAT)
+    fields = parse_document(data, FORMAT, what="stream", limit=LARGEST_STREAM, names=names)
     kind = fields.text("kind")
     if kind not in KINDS:
         raise InvalidInput(f"stream: kind {kind[:40]!r} must be one of {', '.join(KINDS)}")

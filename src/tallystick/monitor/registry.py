@@ -403,9 +403,8 @@ def _read_package(deed: Deed) -> None:
 def _board(deed: Deed, view: View, number: int) -> Changes:
     body = _body(deed, "holder", "board", "chips")
     return _change(
-        deed, view, number, body.text("holder"), (ACTIVE, DAMAGED, IN_REPAIR),
-        lambda chip: chip._replace(board=body.text("board")),
-    )  # fmt: skip
+        deed, view, number, (ACTIVE, DAMAGED, IN_REPAIR), holder=body.text("holder"), board=body.text("board")
+    )
 
 
 def _read_board(deed: Deed) -> None:
@@ -419,12 +418,9 @@ def _transfer(deed: Deed, view: View, number: int) -> Changes:
     body = _body(deed, "from", "to", "chips")
     giver, taker = body.text("from"), body.text("to")
     _must_have_role(view, taker, "owner")
-
-    def move(chip: Chip) -> Chip:
-        _must_own(chip, giver)
-        return chip._replace(owner=taker, custodian=taker)
-
-    return _change(deed, view, number, giver, (ACTIVE, DAMAGED), move)
+    return _change(
+        deed, view, number, (ACTIVE, DAMAGED), holder=giver, owned_by=giver, owner=taker, custodian=taker
+    )
 
 
 def _read_transfer(deed: Deed) -> None:
@@ -440,12 +436,7 @@ def _report(status: str, before: tuple[str, ...]) -> Callable[[Deed, View, int],
 
     def apply(deed: Deed, view: View, number: int) -> Changes:
         owner = _body(deed, "owner", "chips", "reason").text("owner")
-
-        def move(chip: Chip) -> Chip:
-            _must_own(chip, owner)
-            return chip._replace(status=status)
-
-        return _change(deed, view, number, None, before, move)
+        return _change(deed, view, number, before, owned_by=owner, status=status)
 
     return apply
 
@@ -461,10 +452,7 @@ def _rma(deed: Deed, view: View, number: int) -> Changes:
     body = _body(deed, "from", "to", "chips")
     giver, taker = body.text("from"), body.text("to")
     _must_have_role(view, taker, "maker")
-    return _change(
-        deed, view, number, giver, (ACTIVE, DAMAGED),
-        lambda chip: chip._replace(custodian=taker, status=IN_REPAIR),
-    )  # fmt: skip
+    return _change(deed, view, number, (ACTIVE, DAMAGED), holder=giver, custodian=taker, status=IN_REPAIR)
 
 
 def _return(deed: Deed, view: View, number: int) -> Changes:
@@ -508,12 +496,8 @@ def _retire(deed: Deed, view: View, number: int) -> Changes:
     body = _body(deed, "owner", "witness", "chips", "evidence")
     owner = body.text("owner")
     _must_have_role(view, body.text("witness"), "inspector")
-
-    def move(chip: Chip) -> Chip:
-        _must_own(chip, owner)
-        return chip._replace(status=RETIRED)
-
-    return _change(deed, view, number, None, (FABRICATED, ACTIVE, DAMAGED, IN_REPAIR), move)
+    before = (FABRICATED, ACTIVE, DAMAGED, IN_REPAIR)
+    return _change(deed, view, number, before, owned_by=owner, status=RETIRED)
 
 
 def _read_retire(deed: Deed) -> None:
@@ -527,9 +511,7 @@ def _read_retire(deed: Deed) -> None:
 def _exempt(deed: Deed, view: View, number: int) -> Changes:
     body = _body(deed, "chips", "until", "reason")
     until = body.integer("until")
-    return _change(
-        deed, view, number, None, (ACTIVE, DAMAGED, IN_REPAIR), lambda chip: chip._replace(exempt_until=until)
-    )
+    return _change(deed, view, number, (ACTIVE, DAMAGED, IN_REPAIR), exempt_until=until)
 
 
 def _read_exempt(deed: Deed) -> None:
@@ -612,11 +594,13 @@ def _change(
     deed: Deed,
     view: View,
     number: int,
-    holder: str | None,
     before: tuple[str, ...],
-    move: Callable[[Chip], Chip],
+    *,
+    holder: str | None = None,
+    owned_by: str | None = None,
+    **fields: str | int,
 ) -> Changes:
-    """Apply ``move`` to every chip of the lot, if ``holder`` has it and its status allows it."""
+    """Give every chip of the lot new ``fields``, if its status allows it and the parties named hold and own it."""
     names = [str(name) for name in cast("list[object]", deed.body["chips"])]
     changed: dict[str, Chip] = {}
     for name, chip in _named(view, names).items():
@@ -626,7 +610,9 @@ def _change(
             )
         if holder is not None:
             _must_hold(chip, holder)
-        changed[name] = move(chip)._replace(entry=number)
+        if owned_by is not None:
+            _must_own(chip, owned_by)
+        changed[name] = chip._replace(**fields, entry=number)
     return Changes(chips=changed)
 
 

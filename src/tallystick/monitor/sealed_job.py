@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from tallystick.commit.encoding import Fields, canonical_json, parse_canonical_json, parse_hex
+from tallystick.commit.encoding import canonical_json, parse_document, parse_hex
 from tallystick.commit.state import summarise
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.monitor.neutral import Input, Order, Outcome, judge, open_order, read_order, result_statement
@@ -159,9 +159,9 @@ def parse_index(head: bytes, size: int, path: Path) -> SealedJob:
     """
     if not head.endswith(b"\n"):
         raise InvalidInput(f"{path}: has no index in its first {INDEX_LIMIT} bytes; is it a sealed job?")
-    value = parse_canonical_json(head[:-1], what="job: index", limit=INDEX_LIMIT)
-    fields = Fields(value, what="job: index", names=("format", "members", "salts"))
-    fields.constant("format", FORMAT)
+    fields = parse_document(
+        head[:-1], FORMAT, what="job: index", limit=INDEX_LIMIT, names=("format", "members", "salts")
+    )
     members: list[Member] = []
     at = len(head)
     for item in fields.items("members"):

@@ -19,14 +19,7 @@ from typing import cast
 
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 
-from tallystick.commit.encoding import (
-    Fields,
-    canonical_json,
-    digest,
-    parse_canonical_json,
-    parse_hex,
-    parse_json,
-)
+from tallystick.commit.encoding import canonical_json, digest, parse_document, parse_hex, parse_json
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.monitor.certificates import Certificate, parse_chain, verify_chain
 from tallystick.monitor.chiplog import Head
@@ -271,9 +264,9 @@ def parse_measurement_reference(data: bytes, *, what: str = "measurement referen
     Raises:
         InvalidInput: malformed, out of order, or nothing to compare.
     """
-    value = parse_canonical_json(data, what=what, limit=FILE_LIMIT)
-    fields = Fields(value, what=what, names=("format", "measurements"))
-    fields.constant("format", REFERENCE_FORMAT)
+    fields = parse_document(
+        data, REFERENCE_FORMAT, what=what, limit=FILE_LIMIT, names=("format", "measurements")
+    )
     found: list[tuple[int, tuple[bytes, ...]]] = []
     for item in fields.items("measurements"):
         match item:

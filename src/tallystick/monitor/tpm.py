@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from tallystick.commit.encoding import Fields, canonical_json, digest, parse_canonical_json, parse_hex
+from tallystick.commit.encoding import canonical_json, digest, parse_document, parse_hex
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.monitor.chiplog import Head
 from tallystick.protocol.signing import P256, P384, PublicKey
@@ -294,8 +294,7 @@ def parse_tpm_evidence(data: bytes, *, what: str = "TPM evidence") -> TpmEvidenc
         InvalidInput: malformed.
     """
     names = ("attestation_key", "certification", "device_key", "format", "quote", "registers")
-    fields = Fields(parse_canonical_json(data, what=what, limit=EVIDENCE_LIMIT), what=what, names=names)
-    fields.constant("format", EVIDENCE_FORMAT)
+    fields = parse_document(data, EVIDENCE_FORMAT, what=what, limit=EVIDENCE_LIMIT, names=names)
     attestation_key = parse_tpm_public(
         _hex(fields.text("attestation_key"), what), what=f"{what}: attestation key"
     )
@@ -339,9 +338,9 @@ def parse_pcr_reference(data: bytes, *, what: str = "PCR reference") -> PcrRefer
     Raises:
         InvalidInput: malformed, or no register at all.
     """
-    value = parse_canonical_json(data, what=what, limit=EVIDENCE_LIMIT)
-    fields = Fields(value, what=what, names=("bank", "format", "registers"))
-    fields.constant("format", REFERENCE_FORMAT)
+    fields = parse_document(
+        data, REFERENCE_FORMAT, what=what, limit=EVIDENCE_LIMIT, names=("bank", "format", "registers")
+    )
     bank = fields.text("bank")
     if bank not in HASHES.values():
         raise InvalidInput(f"{what}: bank must be {' or '.join(HASHES.values())}, is {bank[:20]!r}")

@@ -18,11 +18,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
-from tallystick.commit.encoding import Fields, canonical_json, digest, parse_canonical_json, parse_hex
+from tallystick.commit.encoding import (
+    Fields,
+    canonical_json,
+    digest,
+    parse_canonical_json,
+    parse_document,
+    parse_hex,
+)
 from tallystick.commit.merkle import leaf_hash
 from tallystick.commit.merkle import root as merkle_root
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.protocol.transcript import Specification, Transcript
+from tallystick.protocol.run_documents import Specification
+from tallystick.protocol.transcript import Transcript
 
 PRECOMMIT_FORMAT = "tallystick/precommit/1"
 REPORT_FORMAT = "tallystick/monitoring-report/1"
@@ -304,10 +312,7 @@ def parse_report(data: bytes) -> Report:
         InvalidInput: malformed.
     """
     names = ("checkpoints", "data", "format", "precommit", "run", "snapshots", "steps", "totals")
-    fields = Fields(
-        parse_canonical_json(data, what="report", limit=DOCUMENT_LIMIT), what="report", names=names
-    )
-    fields.constant("format", REPORT_FORMAT)
+    fields = parse_document(data, REPORT_FORMAT, what="report", limit=DOCUMENT_LIMIT, names=names)
     totals = Fields(fields.value("totals"), what="report: totals", names=("chip_ms", "flop", "tokens"))
     numbers = {name: totals.integer(name) for name in ("tokens", "chip_ms")}
     if min(numbers.values()) < 0:
@@ -357,10 +362,7 @@ def parse_opening(data: bytes) -> Opening:
         InvalidInput: malformed; the secret never stands in the message.
     """
     names = ("format", "secret", "shards")
-    fields = Fields(
-        parse_canonical_json(data, what="opening", limit=DOCUMENT_LIMIT), what="opening", names=names
-    )
-    fields.constant("format", OPENING_FORMAT)
+    fields = parse_document(data, OPENING_FORMAT, what="opening", limit=DOCUMENT_LIMIT, names=names)
     text = fields.text("secret")
     if len(text) != 2 * SECRET_BYTES or text.strip("0123456789abcdef"):
         raise InvalidInput("opening: the secret must be 64 lower-case hexadecimal digits")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from tallystick.numerics.log import SiteGrid
+from tallystick.numerics.grid_table import SiteGrid
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]

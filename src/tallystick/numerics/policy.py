@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
 from tallystick.errors import InvalidInput
-from tallystick.numerics.log import SiteGrid
+from tallystick.numerics.grid_table import SiteGrid
 from tallystick.numerics.nearest import FEWEST_BITS, MOST_BITS
 
 PER_LAYER, PER_KIND = "layer", "kind"

@@ -25,7 +25,8 @@ from torch import Tensor
 
 from tallystick.errors import InvalidInput, Nondeterminism
 from tallystick.numerics import kernels
-from tallystick.numerics.log import Parities, SiteGrid, SparseEntries
+from tallystick.numerics.grid_table import SiteGrid
+from tallystick.numerics.log import Parities, SparseEntries
 
 KINDS = {torch.float32: 0, torch.float64: 1}
 CHUNK = 1 << 20  # elements held in temporaries at a time on devices without a fused kernel

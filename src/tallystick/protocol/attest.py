@@ -26,8 +26,8 @@ from tallystick.commit.encoding import (
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.protocol.envelope import Statement, Subject, known_fields
 from tallystick.protocol.notes import decode_base64
+from tallystick.protocol.run_documents import RunStatement, Specification, parse_run_statement
 from tallystick.protocol.sample import SegmentDraw, parse_draw
-from tallystick.protocol.transcript import RunStatement, Specification, parse_run_statement
 
 PROVENANCE_TYPE = "https://slsa.dev/provenance/v1"
 BUILD_TYPE = "https://tallystick/training/v1"

@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from tallystick.commit.encoding import HASH_BYTES, Fields, canonical_json, parse_canonical_json, parse_hex
+from tallystick.commit.encoding import HASH_BYTES, canonical_json, parse_document, parse_hex
 from tallystick.errors import InvalidInput, Mismatch
 
 FORMAT = "tallystick/bundle/1"
@@ -124,9 +124,9 @@ def parse_bundle(data: bytes) -> Bundle:
     end = data.find(b"\n", 0, INDEX_LIMIT + 1)
     if end < 0:
         raise InvalidInput(f"bundle: has no index in its first {INDEX_LIMIT} bytes")
-    value = parse_canonical_json(data[:end], what="bundle: index", limit=INDEX_LIMIT)
-    fields = Fields(value, what="bundle: index", names=("format", "members"))
-    fields.constant("format", FORMAT)
+    fields = parse_document(
+        data[:end], FORMAT, what="bundle: index", limit=INDEX_LIMIT, names=("format", "members")
+    )
     lines = [_line(item) for item in fields.items("members")]
     if len(lines) > MEMBER_LIMIT:
         raise InvalidInput(f"bundle: {len(lines)} members exceed the limit of {MEMBER_LIMIT}")

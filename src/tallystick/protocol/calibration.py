@@ -14,7 +14,7 @@ from tallystick.commit.encoding import (
     Fields,
     canonical_json,
     hex_float,
-    parse_canonical_json,
+    parse_document,
     parse_hex,
     parse_hex_float,
 )
@@ -112,8 +112,7 @@ def parse_calibration(data: bytes) -> CalibrationChoice:
     """
     what = "calibration"
     names = ("expected", "format", "job", "measured", "parameters", "policy", "sites")
-    fields = Fields(parse_canonical_json(data, what=what, limit=LIMIT), what=what, names=names)
-    fields.constant("format", FORMAT)
+    fields = parse_document(data, FORMAT, what=what, limit=LIMIT, names=names)
     expected = Fields(fields.value("expected"), what=f"{what}: expected", names=("freedom", "log_bits"))
     job = Fields(
         fields.value("job"), what=f"{what}: job", names=("path", "seed", "settings", "source_digest")

@@ -25,6 +25,7 @@ from tallystick.commit.state import ChunkProof, parse_chunk_proof, verify_chunk
 from tallystick.commit.tensors import OpenedChunk
 from tallystick.errors import InvalidInput, Mismatch, ProtocolViolation
 from tallystick.protocol.game import Claim, Game, Level, Tick, apply, open_game
+from tallystick.protocol.openings import Opening
 from tallystick.protocol.operator_game import (
     Answered,
     Committed,
@@ -38,18 +39,18 @@ from tallystick.protocol.operator_game import (
     play_move,
 )
 from tallystick.protocol.operators import EarlierLeaf, OpenedLeaf, base_of, parse_operator
-from tallystick.protocol.rulings import Accusation, Finding, Opening, StepFacts, needs_log, rule_on_operator
-from tallystick.protocol.trace import PARTIES, DisputedPosition, Party
-from tallystick.protocol.transcript import (
-    Specification,
+from tallystick.protocol.rulings import Accusation, Finding, rule_on_operator
+from tallystick.protocol.run_documents import Specification, parse_specification
+from tallystick.protocol.run_proofs import (
     SpecificationProof,
     StepProof,
-    parse_specification,
     parse_specification_proof,
     parse_step_proof,
     verify_specification_proof,
     verify_step_proof,
 )
+from tallystick.protocol.step_rules import StepFacts, needs_log
+from tallystick.protocol.trace import PARTIES, DisputedPosition, Party
 
 DISPUTE_FORMAT = "tallystick/dispute/1"
 DISPUTE_LIMIT = 1 << 27  # bytes of JSON

@@ -24,6 +24,7 @@ from tallystick.commit.encoding import (
     canonical_json,
     digest,
     parse_canonical_json,
+    parse_document,
     parse_hex,
     parse_hex_float,
 )
@@ -417,8 +418,7 @@ def parse_objection(data: bytes) -> Objection:
     """
     what = "objection"
     names = ("element", "format", "index", "output", "structure")
-    fields = Fields(parse_canonical_json(data, what=what, limit=LEAF_LIMIT), what=what, names=names)
-    fields.constant("format", OBJECTION_FORMAT)
+    fields = parse_document(data, OBJECTION_FORMAT, what=what, limit=LEAF_LIMIT, names=names)
     numbers = (fields.integer("index"), fields.integer("output"), fields.integer("element"))
     return Objection(*numbers, fields.boolean("structure"))
 

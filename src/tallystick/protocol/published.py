@@ -7,9 +7,9 @@ from collections.abc import Callable
 from tallystick.commit.encoding import parse_json
 from tallystick.errors import InvalidInput
 from tallystick.protocol.envelope import ENVELOPE_LIMIT, parse_envelope
+from tallystick.protocol.run_documents import STATEMENT_FORMAT, parse_run_statement
 from tallystick.protocol.sample import ANNOUNCEMENT_FORMAT, DRAW_FORMAT, parse_announcement, parse_draw
 from tallystick.protocol.tlog import LogEntry
-from tallystick.protocol.transcript import STATEMENT_FORMAT, parse_run_statement
 
 DOCUMENT_LIMIT = ENVELOPE_LIMIT
 

@@ -21,6 +21,7 @@ from tallystick.commit.encoding import (
     Fields,
     canonical_json,
     parse_canonical_json,
+    parse_document,
     parse_hex,
 )
 from tallystick.errors import InvalidInput, Mismatch
@@ -267,10 +268,8 @@ def parse_draw(data: bytes) -> SegmentDraw:
         Mismatch: its announcement and beacon value lead to other segments.
     """
     what = "audit draw"
-    value = parse_canonical_json(data, what=what, limit=DRAW_LIMIT)
     names = ("announcement", "beacon_value", "digest", "format", "segments")
-    fields = Fields(value, what=what, names=names)
-    fields.constant("format", DRAW_FORMAT)
+    fields = parse_document(data, DRAW_FORMAT, what=what, limit=DRAW_LIMIT, names=names)
     text = fields.text("beacon_value")
     least, most = BEACON_BYTES
     beacon_value = parse_hex(

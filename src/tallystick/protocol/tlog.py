@@ -17,14 +17,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tallystick.commit.encoding import (
-    HASH_BYTES,
-    INTEGER_LIMIT,
-    Fields,
-    canonical_json,
-    parse_canonical_json,
-    parse_hex,
-)
+from tallystick.commit.encoding import HASH_BYTES, INTEGER_LIMIT, canonical_json, parse_document, parse_hex
 from tallystick.commit.merkle import (
     EMPTY_ROOT,
     consistency_ranges,
@@ -79,9 +72,9 @@ def parse_log_entry(data: bytes) -> LogEntry:
     Raises:
         InvalidInput: ``data`` is not what ``LogEntry.encode`` returns.
     """
-    value = parse_canonical_json(data, what="log entry", limit=ENTRY_LIMIT - 1)
-    fields = Fields(value, what="log entry", names=("digest", "format", "kind"))
-    fields.constant("format", ENTRY_FORMAT)
+    fields = parse_document(
+        data, ENTRY_FORMAT, what="log entry", limit=ENTRY_LIMIT - 1, names=("digest", "format", "kind")
+    )
     return LogEntry(fields.text("kind"), fields.text("digest"))
 
 

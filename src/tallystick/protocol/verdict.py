@@ -13,19 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from tallystick.commit.encoding import Fields, canonical_json, parse_canonical_json, parse_hex
+from tallystick.commit.encoding import Fields, canonical_json, parse_canonical_json, parse_document, parse_hex
 from tallystick.errors import InvalidInput, Mismatch, ProtocolViolation
 from tallystick.protocol.dispute import StepsGame
 from tallystick.protocol.game import Claim
+from tallystick.protocol.run_documents import RunStatement, Specification, StepRecord
+from tallystick.protocol.run_proofs import StepProof, parse_step_proof, verify_step_proof
 from tallystick.protocol.trace import PARTIES, Party
-from tallystick.protocol.transcript import (
-    RunStatement,
-    Specification,
-    StepProof,
-    StepRecord,
-    parse_step_proof,
-    verify_step_proof,
-)
 
 VERDICT_FORMAT = "tallystick/dispute-verdict/1"
 VERDICT_LIMIT = 1 << 24  # bytes of JSON
@@ -149,8 +143,7 @@ def parse_verdict(data: bytes) -> Verdict:
         "ends", "format", "loser", "moves", "objection", "operator", "outcome", "reason", "records", "rounds",
         "rounds_per_level", "step",
     )  # fmt: skip
-    fields = Fields(parse_canonical_json(data, what=what, limit=VERDICT_LIMIT), what=what, names=names)
-    fields.constant("format", VERDICT_FORMAT)
+    fields = parse_document(data, VERDICT_FORMAT, what=what, limit=VERDICT_LIMIT, names=names)
     levels = fields.mapping("rounds_per_level")
     if any(not isinstance(n, int) or isinstance(n, bool) or n < 0 for n in levels.values()):
         raise InvalidInput(f"{what}: rounds_per_level must hold numbers of rounds")

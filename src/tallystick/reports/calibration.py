@@ -10,9 +10,10 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from tallystick.execution.grids import floor_exponent, is_noise_only
 from tallystick.execution.survey import JITTER, Measured, Survey
-from tallystick.execution.tape import floor_exponent, is_noise_only
-from tallystick.numerics.log import Kind, SiteGrid
+from tallystick.numerics.grid_table import SiteGrid
+from tallystick.numerics.log import Kind
 from tallystick.numerics.noise import Distribution, ambiguous_share
 from tallystick.numerics.policy import Policy
 from tallystick.reports.layout import BAD, GOOD, QUIET, UNSURE, Row, counted, duration, page, printable, share

@@ -10,7 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tallystick.reports.plot import COLOURS, escaped
+from tallystick.reports.layout import escaped
+from tallystick.reports.plot import COLOURS
 
 WIDTH, HEIGHT = 760, 260
 LEFT, RIGHT, TOP, BOTTOM = 74, 20, 34, 46

@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
 
-from tallystick.reports.layout import printable
+from tallystick.reports.layout import escaped
 from tallystick.roles.losses import REFERENCE, Losses, Training
 
 WIDTH, PANEL, LEFT, RIGHT, TOP, GAP, BOTTOM, ROW, COLUMNS = 780, 250, 74, 24, 64, 58, 50, 20, 2
@@ -49,10 +48,10 @@ class LossPlot:
         spread = [(x, low - high, high - low) for x, low, _, high in curves[REFERENCE]]
         lines = [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" '
-            f'font-family="Helvetica, Arial, sans-serif" font-size="13" role="img" aria-label="{_text(title)}">',
+            f'font-family="Helvetica, Arial, sans-serif" font-size="13" role="img" aria-label="{escaped(title)}">',
             _style(names),
             f'<rect class="ground" width="{WIDTH}" height="{height}"/>',
-            f'<text x="{LEFT}" y="24" class="ink" font-size="15" font-weight="bold">{_text(title)}</text>',
+            f'<text x="{LEFT}" y="24" class="ink" font-size="15" font-weight="bold">{escaped(title)}</text>',
         ]
         values = [value for curve in curves.values() for _, low, _, high in curve for value in (low, high)]
         least, most = max(min(values), 1e-9), max(*values, 2e-9)
@@ -97,7 +96,7 @@ class LossPlot:
             else:
                 text = "within what another seed does to plain fp32"
                 parts.append(f'<rect class="chance" x="{x}" y="{y - 6}" width="30" height="12"/>')
-            parts.append(f'<text class="ink" x="{x + 40}" y="{y + 4}">{_text(text)}</text>')
+            parts.append(f'<text class="ink" x="{x + 40}" y="{y + 4}">{escaped(text)}</text>')
         return parts
 
 
@@ -153,7 +152,7 @@ def _frame(top: int, steps: int, label: str, ticks: Sequence[tuple[float, str]])
         )
     parts.append(f'<path class="frame" d="M{LEFT} {top}V{bottom}H{right}"/>')
     parts.append(f'<text class="quiet" x="{right}" y="{bottom + 34}" text-anchor="end">steps</text>')
-    return [*parts, f'<text class="quiet" x="{LEFT}" y="{top - 9}">{_text(label)}</text>']
+    return [*parts, f'<text class="quiet" x="{LEFT}" y="{top - 9}">{escaped(label)}</text>']
 
 
 def _style(names: Sequence[str]) -> str:
@@ -212,7 +211,3 @@ def _even(reach: float) -> list[float]:
     step = _nice(reach / 3)
     count = int(1.05 * reach / step)
     return [number * step for number in range(-count, count + 1)]
-
-
-def _text(text: str) -> str:
-    return escape(printable(text), quote=True)

@@ -16,7 +16,8 @@ from typing import Any
 
 from tallystick.commit.encoding import parse_hex_float
 from tallystick.errors import InvalidInput, StoreError
-from tallystick.numerics.log import GridTable, Kind
+from tallystick.numerics.grid_table import GridTable
+from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import policy_of
 from tallystick.protocol.calibration import CalibrationChoice, parse_calibration
 from tallystick.reports.chart import (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Protocol
 
 from rich.console import Group, RenderableType
@@ -58,6 +59,11 @@ def page(headline: str, style: str, rows: Iterable[Row], *more: RenderableType) 
 def printable(text: str) -> str:
     """Return ``text`` with every control character escaped: it may come from a stranger's document."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def escaped(text: str) -> str:
+    """Return ``text`` for an element or attribute: markup and control characters escaped."""
+    return escape(printable(text), quote=True)
 
 
 def duration(seconds: Mapping[str, float]) -> str:

@@ -10,8 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tallystick.monitor.memorisation import Memory, SegmentMemory
-from tallystick.reports.layout import GOOD, UNSURE, Row, counted, page, printable, share
-from tallystick.reports.plot import escaped
+from tallystick.reports.layout import GOOD, UNSURE, Row, counted, escaped, page, printable, share
 
 CELL, LEFT, TOP, SCALE = 46, 120, 74, 44  # SCALE: height below the cells
 LETTER = 7  # pixels of a digit, at most

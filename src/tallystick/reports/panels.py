@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from html import escape
 
-from tallystick.reports.layout import printable
-from tallystick.reports.plot import COLOURS, DASHES
+from tallystick.reports.layout import escaped
+from tallystick.reports.plot import COLOURS, DASHES, svg_page
 
 WIDTH, HEIGHT = 470, 340  # of one chart, without its legend
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 40, 46
@@ -85,7 +84,7 @@ class Chart:
     def parts(self) -> list[str]:
         """Return the chart's SVG elements, its corner at the origin."""
         return [
-            f'<text x="{LEFT}" y="22" font-size="14" font-weight="bold" fill="#222222">{_text(self.title)}</text>',
+            f'<text x="{LEFT}" y="22" font-size="14" font-weight="bold" fill="#222222">{escaped(self.title)}</text>',
             *self._axes(),
             *(part for at, line in enumerate(self.lines) for part in self._line(line, at)),
             *(part for interval in self.intervals for part in self._interval(interval)),
@@ -113,11 +112,11 @@ class Chart:
         middle, centre = (LEFT + right) / 2, (TOP + bottom) / 2
         parts.append(f'<path d="M{LEFT} {TOP}V{bottom}H{right}" fill="none" stroke="#444444"/>')
         parts.append(
-            f'<text x="{middle:.0f}" y="{HEIGHT - 10}" text-anchor="middle" fill="#222222">{_text(self.x.label)}</text>'
+            f'<text x="{middle:.0f}" y="{HEIGHT - 10}" text-anchor="middle" fill="#222222">{escaped(self.x.label)}</text>'
         )
         parts.append(
             f'<text x="15" y="{centre:.0f}" text-anchor="middle" fill="#222222" '
-            f'transform="rotate(-90 15 {centre:.0f})">{_text(self.y.label)}</text>'
+            f'transform="rotate(-90 15 {centre:.0f})">{escaped(self.y.label)}</text>'
         )
         return parts
 
@@ -148,10 +147,10 @@ class Chart:
         for index, line in enumerate(self.lines):
             y = HEIGHT + ROW * index + 4
             parts.append(f'<path d="M{LEFT} {y}h30" {_stroke(line, index)}/>')
-            parts.append(f'<text x="{LEFT + 38}" y="{y + 4}" fill="#222222">{_text(line.name)}</text>')
+            parts.append(f'<text x="{LEFT + 38}" y="{y + 4}" fill="#222222">{escaped(line.name)}</text>')
         for index, words in enumerate(self.legend, start=len(self.lines)):
             parts.append(
-                f'<text x="{LEFT}" y="{HEIGHT + ROW * index + 8}" fill="#444444">{_text(words)}</text>'
+                f'<text x="{LEFT}" y="{HEIGHT + ROW * index + 8}" fill="#444444">{escaped(words)}</text>'
             )
         return parts
 
@@ -159,14 +158,10 @@ class Chart:
 def svg(title: str, charts: Sequence[Chart]) -> str:
     """Return ``charts`` beside each other as one SVG document without scripts, styles or outside references."""
     width, height = WIDTH * len(charts), max(chart.height() for chart in charts)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-        f'font-family="Helvetica, Arial, sans-serif" font-size="12" role="img" aria-label="{_text(title)}">',
-        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
-    ]
+    parts: list[str] = []
     for index, chart in enumerate(charts):
         parts += [f'<g transform="translate({index * WIDTH} 0)">', *chart.parts(), "</g>"]
-    return "\n".join([*parts, "</svg>"]) + "\n"
+    return svg_page(title, width, height, parts, font_size=12)
 
 
 def _stroke(line: Line, index: int) -> str:
@@ -174,7 +169,3 @@ def _stroke(line: Line, index: int) -> str:
     pattern = f' stroke-dasharray="{dash}"' if dash else ""
     colour = "#777777" if line.thin else COLOURS[index % len(COLOURS)]
     return f'fill="none" stroke="{colour}" stroke-width="{1.4 if line.thin else 2.2}"{pattern}'
-
-
-def _text(text: str) -> str:
-    return escape(printable(text), quote=True)

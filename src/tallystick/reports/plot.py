@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import pairwise
 
-from tallystick.reports.layout import printable
+from tallystick.reports.layout import escaped, printable
 
 WIDTH, HEIGHT = 760, 450  # without the legend, which stands below
 LEFT, RIGHT, TOP, BOTTOM = 74, 24, 44, 52
@@ -67,9 +66,6 @@ class Plot:
         """Return the plot as one SVG document without scripts, styles or outside references."""
         height = HEIGHT + ROW * self._rows
         parts = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}" '
-            f'font-family="Helvetica, Arial, sans-serif" font-size="13" role="img" aria-label="{escaped(self.title)}">',
-            f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
             f'<text x="{LEFT}" y="24" font-size="15" font-weight="bold" fill="#222222">{escaped(self.title)}</text>',
             *self._axes(),
         ]
@@ -77,7 +73,7 @@ class Plot:
             parts += self._polyline(curve, index)
         for index, mark in enumerate(self.marks):
             parts += self._dot(mark, index)
-        return "\n".join([*parts, *self._legend(), "</svg>"]) + "\n"
+        return svg_page(self.title, WIDTH, height, [*parts, *self._legend()], font_size=13)
 
     def _at(self, x: float, y: float) -> tuple[float, float]:
         first, last = self.x_range
@@ -215,6 +211,13 @@ def _power(base: int, exponent: int) -> str:
     return f'{base}<tspan dy="-5" font-size="10">{exponent}</tspan>'
 
 
-def escaped(text: str) -> str:
-    """Return ``text`` for an element or attribute: markup and control characters escaped."""
-    return escape(printable(text), quote=True)
+def svg_page(title: str, width: int, height: int, parts: Sequence[str], *, font_size: int) -> str:
+    """Return the elements ``parts`` as one SVG document on white, without scripts, styles or outside references."""
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+        f'font-family="Helvetica, Arial, sans-serif" font-size="{font_size}" role="img" aria-label="{escaped(title)}">'
+    )
+    return (
+        "\n".join([head, f'<rect width="{width}" height="{height}" fill="#ffffff"/>', *parts, "</svg>"])
+        + "\n"
+    )

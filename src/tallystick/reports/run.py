@@ -11,9 +11,11 @@ from rich.text import Text
 
 from tallystick.commit.encoding import parse_hex_float
 from tallystick.errors import InvalidInput, Mismatch, StoreError
-from tallystick.numerics.log import GridTable, Kind, SiteAddress, decode_frame
+from tallystick.numerics.grid_table import GridTable
+from tallystick.numerics.log import Kind, SiteAddress, decode_frame
 from tallystick.numerics.policy import move_budget
-from tallystick.protocol.transcript import Specification, Transcript
+from tallystick.protocol.run_documents import Specification
+from tallystick.protocol.transcript import Transcript
 from tallystick.reports.layout import GOOD, QUIET, UNSURE, Row, counted, duration, page, share
 from tallystick.roles.verifier import GRIDS, site_sizes
 from tallystick.store.files import RunDirectory

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 
-from tallystick.reports.layout import printable
+from tallystick.reports.layout import escaped
 
 STYLE = """
 body{font:15px/1.5 Helvetica,Arial,sans-serif;color:#222;max-width:1180px;margin:2em auto;padding:0 1em}
@@ -21,12 +20,12 @@ tr.bad td{background:#fdeee6}.good{color:#00704f;font-weight:bold}.wrong{color:#
 
 def paragraph(text: str, *, kind: str = "") -> str:
     """Return a paragraph; ``kind`` is good, wrong or quiet."""
-    return f'<p class="{kind}">{_text(text)}</p>' if kind else f"<p>{_text(text)}</p>"
+    return f'<p class="{kind}">{escaped(text)}</p>' if kind else f"<p>{escaped(text)}</p>"
 
 
 def heading(text: str) -> str:
     """Return the heading of a section."""
-    return f"<h2>{_text(text)}</h2>"
+    return f"<h2>{escaped(text)}</h2>"
 
 
 def table(
@@ -40,7 +39,9 @@ def table(
 
     def cells(tag: str, texts: Sequence[str]) -> str:
         return "".join(
-            f'<{tag} class="n">{_text(text)}</{tag}>' if at in numbers else f"<{tag}>{_text(text)}</{tag}>"
+            f'<{tag} class="n">{escaped(text)}</{tag}>'
+            if at in numbers
+            else f"<{tag}>{escaped(text)}</{tag}>"
             for at, text in enumerate(texts)
         )
 
@@ -62,10 +63,6 @@ def webpage(title: str, parts: Sequence[str]) -> str:
     head = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{_text(title)}</title><style>{STYLE}</style></head><body><h1>{_text(title)}</h1>"
+        f"<title>{escaped(title)}</title><style>{STYLE}</style></head><body><h1>{escaped(title)}</h1>"
     )
     return "\n".join([head, *parts, "</body></html>"]) + "\n"
-
-
-def _text(text: str) -> str:
-    return escape(printable(text), quote=True)

@@ -21,15 +21,18 @@ from tallystick.commit.state import Entry, summarise
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
 from tallystick.execution.calibrate import calibrate
 from tallystick.execution.determinism import environment_versions
+from tallystick.execution.follow_tape import FollowTape, Freedom, Violation
+from tallystick.execution.grids import is_noise_only
 from tallystick.execution.job import Job, JobSource
 from tallystick.execution.session import Session
 from tallystick.execution.snapshot import copied_state, load_state, state_entries
 from tallystick.execution.step import StepOutcome, backward_of, run_step
-from tallystick.execution.tape import FollowTape, Freedom, Violation, is_noise_only
-from tallystick.numerics.log import Kind, SiteGrid
+from tallystick.numerics.grid_table import SiteGrid
+from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import policy_of
+from tallystick.protocol.run_documents import Specification, StepRecord
 from tallystick.protocol.sample import SegmentDraw
-from tallystick.protocol.transcript import Specification, StepRecord, Transcript
+from tallystick.protocol.transcript import Transcript
 from tallystick.protocol.verdict import LONGEST_TEXT, WHOLE_SITE, LogObjection
 from tallystick.roles.beginning import find_other_setting, settings_of
 from tallystick.roles.trainer import Phases, Progress, open_session, step_record

@@ -27,6 +27,13 @@ from tallystick.protocol.envelope import parse_envelope
 from tallystick.protocol.evidence_policy import EvidencePolicy
 from tallystick.protocol.model_signature import Manifest, parse_model_signature
 from tallystick.protocol.published import entry_of
+from tallystick.protocol.run_documents import (
+    RunStatement,
+    Specification,
+    parse_run_statement,
+    parse_specification,
+)
+from tallystick.protocol.run_proofs import parse_specification_proof, verify_specification_proof
 from tallystick.protocol.sample import parse_announcement
 from tallystick.protocol.signing import PublicKey, parse_public_key
 from tallystick.protocol.tlog import (
@@ -36,14 +43,6 @@ from tallystick.protocol.tlog import (
     is_split_view,
     parse_checkpoint,
     parse_log_proof,
-)
-from tallystick.protocol.transcript import (
-    RunStatement,
-    Specification,
-    parse_run_statement,
-    parse_specification,
-    parse_specification_proof,
-    verify_specification_proof,
 )
 from tallystick.protocol.verdict import parse_verdict, verify_verdict
 from tallystick.roles.verifier import Check, Verification

@@ -17,7 +17,9 @@ from tallystick.commit.encoding import Fields, canonical_json, parse_canonical_j
 from tallystick.errors import InvalidInput, Nondeterminism, StoreError
 from tallystick.execution.calibrate import calibrate, exponent_above, grid_for
 from tallystick.execution.determinism import Profile
+from tallystick.execution.grids import is_noise_only
 from tallystick.execution.job import Job, JobSource
+from tallystick.execution.probe_tapes import ProbeTape
 from tallystick.execution.session import Session
 from tallystick.execution.snapshot import load_state, state_entries
 from tallystick.execution.step import backward_of, run_step, verify_batches_are_pure
@@ -34,8 +36,8 @@ from tallystick.execution.survey import (
     write_pass,
     write_reference,
 )
-from tallystick.execution.tape import ProbeTape, is_noise_only
-from tallystick.numerics.log import Kind, SiteGrid
+from tallystick.numerics.grid_table import SiteGrid
+from tallystick.numerics.log import Kind
 from tallystick.numerics.noise import ambiguous_share, entry_bits, relative_share
 from tallystick.numerics.policy import CHOICES, SPARSEST, Policy, policy_of
 from tallystick.protocol.calibration import CalibrationChoice, SiteChoice

@@ -24,7 +24,7 @@ from typing import Any, cast
 from tallystick.commit import merkle
 from tallystick.commit.state import Entry, parse_chunk_proof, parse_state_summary, state_root, verify_chunk
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.protocol import transcript
+from tallystick.protocol import run_documents, run_proofs, transcript
 from tallystick.protocol.bundle import parse_bundle
 from tallystick.protocol.envelope import parse_envelope
 from tallystick.protocol.log_policy import parse_log_policy
@@ -244,18 +244,18 @@ def _transcript(specification: Json, records: Json, statement: Json) -> None:
 
 
 def _step(proof: Json, root: str) -> None:
-    transcript.verify_step_proof(transcript.parse_step_proof(content(proof)), bytes.fromhex(root))
+    run_proofs.verify_step_proof(run_proofs.parse_step_proof(content(proof)), bytes.fromhex(root))
 
 
 def _specification(proof: Json, specification: Json, root: str) -> None:
-    found = transcript.parse_specification_proof(content(proof))
-    stated = transcript.parse_specification(content(specification))
-    transcript.verify_specification_proof(found, stated, bytes.fromhex(root))
+    found = run_proofs.parse_specification_proof(content(proof))
+    stated = run_documents.parse_specification(content(specification))
+    run_proofs.verify_specification_proof(found, stated, bytes.fromhex(root))
 
 
 def _extension(proof: Json, old_root: str, root: str) -> None:
-    found = transcript.parse_extension_proof(content(proof))
-    transcript.verify_extension(found, old_root=bytes.fromhex(old_root), root=bytes.fromhex(root))
+    found = run_proofs.parse_extension_proof(content(proof))
+    run_proofs.verify_extension(found, old_root=bytes.fromhex(old_root), root=bytes.fromhex(root))
 
 
 def _note(note: str, vkeys: list[str]) -> None:
@@ -287,8 +287,8 @@ def _bundle(bundle: str) -> None:
 
 
 def _verdict(verdict: str, run: str, auditor_run: str, specification: str) -> None:
-    trainer, auditor = (transcript.parse_run_statement(each.encode()) for each in (run, auditor_run))
-    stated = transcript.parse_specification(specification.encode())
+    trainer, auditor = (run_documents.parse_run_statement(each.encode()) for each in (run, auditor_run))
+    stated = run_documents.parse_specification(specification.encode())
     verify_verdict(parse_verdict(verdict.encode()), trainer, auditor, stated)
 
 

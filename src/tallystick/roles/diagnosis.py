@@ -19,7 +19,8 @@ from tallystick.commit.encoding import parse_hex_float
 from tallystick.commit.state import Entry
 from tallystick.execution.operations import SCATTERS, Watch, first_difference
 from tallystick.execution.step import batch_digest
-from tallystick.protocol.transcript import StepRecord, Transcript
+from tallystick.protocol.run_documents import StepRecord
+from tallystick.protocol.transcript import Transcript
 from tallystick.roles.causes import Divergence, Evidence, Finding, Parting, fitting
 from tallystick.roles.divergence import (
     compare,

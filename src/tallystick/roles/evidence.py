@@ -26,16 +26,12 @@ from tallystick.protocol.bundle import BUNDLE_LIMIT, Member, named
 from tallystick.protocol.dispute import DISPUTE_FORMAT
 from tallystick.protocol.envelope import parse_envelope, sign_statement
 from tallystick.protocol.published import entry_of
+from tallystick.protocol.run_documents import SPECIFICATION_FORMAT, STATEMENT_FORMAT, parse_run_statement
+from tallystick.protocol.run_proofs import SPECIFICATION_PROOF_FORMAT
 from tallystick.protocol.sample import ANNOUNCEMENT_FORMAT
 from tallystick.protocol.signing import Signer, parse_public_key
 from tallystick.protocol.tlog import PROOF_HEADER, parse_checkpoint, parse_log_proof
-from tallystick.protocol.transcript import (
-    SPECIFICATION_FORMAT,
-    SPECIFICATION_PROOF_FORMAT,
-    STATEMENT_FORMAT,
-    Transcript,
-    parse_run_statement,
-)
+from tallystick.protocol.transcript import Transcript
 from tallystick.protocol.verdict import VERDICT_FORMAT
 from tallystick.store.files import RunDirectory, read_whole
 from tallystick.store.models import weights_manifest

@@ -27,21 +27,22 @@ from tallystick.commit.encoding import digest
 from tallystick.commit.state import CHUNK_BYTES, Entry, HeldState, hold, summarise
 from tallystick.commit.tensors import chunk_size
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
+from tallystick.execution.follow_tape import FollowTape
 from tallystick.execution.hashing import leaf_hashes
 from tallystick.execution.job import JobSource
 from tallystick.execution.snapshot import copied_state, held_state, load_state, state_entries
 from tallystick.execution.step import StepOutcome, batch_digest, run_step
-from tallystick.execution.tape import FollowTape
 from tallystick.execution.trace import StepTrace, trace_step
 from tallystick.numerics.log import Kind, decode_frame
 from tallystick.numerics.rounding import NO_KEY, Candidates, Key, find_candidates
 from tallystick.protocol.dispute import GRIDS_ENTRY, DisputeRecord, StepsGame
 from tallystick.protocol.game import Claim, Game, Level, apply, open_game
 from tallystick.protocol.operators import Objection
-from tallystick.protocol.rulings import StepFacts, needs_log
+from tallystick.protocol.run_documents import Specification, StepRecord
+from tallystick.protocol.step_rules import StepFacts, needs_log
 from tallystick.protocol.strategy import next_moves
 from tallystick.protocol.trace import PARTIES, DisputedPosition, Party, Ruling
-from tallystick.protocol.transcript import Specification, StepRecord, Transcript
+from tallystick.protocol.transcript import Transcript
 from tallystick.protocol.verdict import LogObjection, Pair, Verdict, record_claims
 from tallystick.roles.auditor import (
     FINGERPRINT,

@@ -21,24 +21,12 @@ from torch import Tensor
 
 from tallystick.commit.state import Entry
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
+from tallystick.execution.follow_tape import FollowTape, activation_budget
+from tallystick.execution.grids import activation_rule, is_noise_only, nearest_grid
 from tallystick.execution.snapshot import load_state
 from tallystick.execution.step import run_step
-from tallystick.execution.tape import (
-    FollowTape,
-    activation_budget,
-    activation_rule,
-    is_noise_only,
-    nearest_grid,
-)
-from tallystick.numerics.log import (
-    Kind,
-    SiteAddress,
-    SiteGrid,
-    SparseEntries,
-    decode,
-    decode_decision,
-    decode_parities,
-)
+from tallystick.numerics.grid_table import SiteGrid
+from tallystick.numerics.log import Kind, SiteAddress, SparseEntries, decode, decode_decision, decode_parities
 from tallystick.numerics.nearest_tensors import follow_nearest
 from tallystick.numerics.policy import move_budget
 from tallystick.numerics.rounding import NO_KEY, Key, round_followed, round_followed_parity

@@ -24,9 +24,9 @@ from tallystick.numerics.policy import Policy, find_policy
 
 # A plain loop does without session, trainer and auditor, and its memory is measured without.
 if TYPE_CHECKING:
-    from tallystick.execution.capture import Jitter
+    from tallystick.execution.jitter import Jitter
     from tallystick.execution.randomness import RandomStream
-    from tallystick.protocol.transcript import StepRecord
+    from tallystick.protocol.run_documents import StepRecord
 
 Say = Callable[[str], None]
 Times = dict[str, float]
@@ -353,7 +353,7 @@ def control(directory: str, out: str, jitter: bool) -> dict[str, Any]:
     Same precision, data, schedule and dropout masks as the run in ``directory``; no site and no log. The file holds
     the weights in the order of the model's parameters, little-endian, in the precision of the policy.
     """
-    from tallystick.execution.capture import Jitter
+    from tallystick.execution.jitter import Jitter
     from tallystick.execution.randomness import RandomStream
     from tallystick.store.files import RunDirectory, storing
 

@@ -30,8 +30,10 @@ from tallystick.execution.step import batch_digest
 from tallystick.execution.trace import trace_step
 from tallystick.numerics.policy import find_policy
 from tallystick.protocol.operators import BATCH, END, STORE, Operator
-from tallystick.protocol.rulings import Accusation, StepFacts, needs_log, rule_on_operator
-from tallystick.protocol.transcript import Specification, StepRecord, Transcript
+from tallystick.protocol.rulings import Accusation, rule_on_operator
+from tallystick.protocol.run_documents import Specification, StepRecord
+from tallystick.protocol.step_rules import StepFacts, needs_log
+from tallystick.protocol.transcript import Transcript
 from tallystick.roles.auditor import Replay, adopting, open_replay, write_claim
 from tallystick.roles.judge import RecordedTrace, dispute
 from tallystick.roles.ledger import Ledger, Spent

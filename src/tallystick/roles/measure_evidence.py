@@ -34,18 +34,12 @@ from tallystick.protocol.game import Claim, Level, apply, open_game
 from tallystick.protocol.model_signature import Manifest, sign_model
 from tallystick.protocol.notes import COSIGNATURE, NOTE, Note, NoteKey, NoteSigner
 from tallystick.protocol.published import entry_of
+from tallystick.protocol.run_documents import JobRecord, PolicyRecord, SiteRecord, Specification, StepRecord
 from tallystick.protocol.sample import LogPosition, announce, draw_segments
 from tallystick.protocol.signing import P256, SigningKey, generate_key
 from tallystick.protocol.tlog import LogEntry, LogProof, checkpoint_text, parse_checkpoint
 from tallystick.protocol.trace import Party
-from tallystick.protocol.transcript import (
-    JobRecord,
-    PolicyRecord,
-    SiteRecord,
-    Specification,
-    StepRecord,
-    Transcript,
-)
+from tallystick.protocol.transcript import Transcript
 from tallystick.protocol.verdict import Verdict
 from tallystick.version import __version__
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tallystick.numerics.log import SiteGrid
+from tallystick.numerics.grid_table import SiteGrid
 from tallystick.numerics.optimizers import SgdNumbers, adam_numbers, adam_step, sgd_step
 from tallystick.numerics.rounding import block_rms, fingerprint, round_recorded, round_recorded_parity
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from tallystick.errors import Mismatch
 from tallystick.execution.calibrate import calibrate
-from tallystick.execution.capture import Jitter
+from tallystick.execution.jitter import Jitter
 from tallystick.execution.job import Job, find_source
 from tallystick.execution.leaves import LeafSites
 from tallystick.execution.session import Session
@@ -25,7 +25,8 @@ from tallystick.execution.step import backward_of, run_step
 from tallystick.execution.tape import RecordTape
 from tallystick.jobs.resnet50 import ResNet
 from tallystick.numerics.dense import encode_dense
-from tallystick.numerics.log import GridTable, Kind, SiteAddress, SparseEntries, decode, encode
+from tallystick.numerics.grid_table import GridTable
+from tallystick.numerics.log import Kind, SiteAddress, SparseEntries, decode, encode
 from tallystick.numerics.policy import Policy, find_policy
 
 DIRECTIONS: Mapping[Kind, str] = {Kind.ACTIVATION: "forward", Kind.ACTIVATION_GRADIENT: "backward"}

@@ -28,6 +28,8 @@ from tallystick.numerics.kernels import block_max_difference, block_square_sums
 from tallystick.protocol.dispute import handed_digest
 from tallystick.protocol.formulas import Indexes, Point, Sum, is_right_partial, is_within
 from tallystick.protocol.game import Claim, Outcome
+from tallystick.protocol.openings import Opening, store_nodes, stores_opened, widened
+from tallystick.protocol.operands import UnknownFormError, stored_at
 from tallystick.protocol.operator_game import (
     Answered,
     Committed,
@@ -40,7 +42,6 @@ from tallystick.protocol.operator_game import (
     open_operator_game,
     play_move,
 )
-from tallystick.protocol.operator_table import UnknownFormError, stored_at
 from tallystick.protocol.operators import (
     ADAM,
     BATCH,
@@ -57,18 +58,8 @@ from tallystick.protocol.operators import (
     Output,
     base_of,
 )
-from tallystick.protocol.rulings import (
-    Accusation,
-    Finding,
-    Opening,
-    StepFacts,
-    formula_for,
-    needs_log,
-    rule_on_operator,
-    store_nodes,
-    stores_opened,
-    widened,
-)
+from tallystick.protocol.rulings import Accusation, Finding, rule_on_operator
+from tallystick.protocol.step_rules import StepFacts, formula_for, needs_log
 from tallystick.protocol.trace import Party, Ruling
 from tallystick.roles.auditor import Replay, adopting
 from tallystick.roles.ledger import Ledger

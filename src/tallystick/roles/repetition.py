@@ -17,16 +17,19 @@ from torch import Tensor, nn
 
 from tallystick.commit.state import Entry
 from tallystick.errors import InvalidInput, Nondeterminism
+from tallystick.execution.follow_tape import FollowTape, Violation
+from tallystick.execution.grids import is_noise_only
 from tallystick.execution.job import Batch
 from tallystick.execution.operations import Watch, watching
 from tallystick.execution.randomness import RandomStream
 from tallystick.execution.session import Session
 from tallystick.execution.snapshot import load_state, state_entries
 from tallystick.execution.step import StepOutcome, run_step
-from tallystick.execution.tape import FollowTape, RecordTape, Violation, is_noise_only
-from tallystick.numerics.log import GridTable, Kind, SiteGrid, SparseEntries, decode_decision, decode_frame
+from tallystick.execution.tape import RecordTape
+from tallystick.numerics.grid_table import GridTable, SiteGrid
+from tallystick.numerics.log import Kind, SparseEntries, decode_decision, decode_frame
 from tallystick.numerics.rounding import NO_KEY, Key
-from tallystick.protocol.transcript import StepRecord
+from tallystick.protocol.run_documents import StepRecord
 from tallystick.roles.auditor import Replay, adopting
 
 State = Mapping[str, Entry]

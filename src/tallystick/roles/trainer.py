@@ -14,16 +14,16 @@ from tallystick.commit.encoding import hex_float
 from tallystick.commit.state import Entry, EntrySummary, StateSummary, summarise
 from tallystick.errors import InvalidInput, Nondeterminism, StoreError
 from tallystick.execution.calibrate import calibrate
-from tallystick.execution.capture import Jitter
 from tallystick.execution.determinism import environment_versions
 from tallystick.execution.hashing import leaf_hashes
+from tallystick.execution.jitter import Jitter
 from tallystick.execution.job import Job, JobSource
 from tallystick.execution.session import Session
 from tallystick.execution.snapshot import load_state, state_entries
 from tallystick.execution.step import StepOutcome, backward_of, run_step, verify_batches_are_pure
 from tallystick.numerics import kernels
 from tallystick.numerics.policy import Policy
-from tallystick.protocol.transcript import (
+from tallystick.protocol.run_documents import (
     JobRecord,
     Notes,
     PolicyRecord,

@@ -22,9 +22,9 @@ from tallystick.commit.state import (
     verify_chunk,
 )
 from tallystick.errors import InvalidInput, Mismatch
+from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import (
     Frame,
-    GridTable,
     Kind,
     SiteAddress,
     decode_frame,
@@ -32,14 +32,9 @@ from tallystick.numerics.log import (
     read_decision_head,
 )
 from tallystick.numerics.policy import policy_of
-from tallystick.protocol.transcript import (
-    RECORD_LIMIT,
-    STEP_PROOF_FORMAT,
-    Specification,
-    Transcript,
-    parse_step_proof,
-    verify_step_proof,
-)
+from tallystick.protocol.run_documents import RECORD_LIMIT, Specification
+from tallystick.protocol.run_proofs import STEP_PROOF_FORMAT, parse_step_proof, verify_step_proof
+from tallystick.protocol.transcript import Transcript
 from tallystick.store.files import RunDirectory
 
 Outcome = Literal["passed", "failed", "not judged", "not reached"]

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from tallystick.commit.encoding import Fields, canonical_json, parse_canonical_json
+from tallystick.commit.encoding import canonical_json, parse_document
 from tallystick.errors import InvalidInput, StoreError
 from tallystick.store.files import read_whole, storing, sync_directory, write_whole
 from tallystick.store.journal import Journal, read_journal
@@ -114,14 +114,13 @@ class ChipDirectory:
         path = self.path / "head.json"
         if not path.exists():
             return None
-        fields = Fields(
-            parse_canonical_json(
-                read_whole(path, limit=SMALL_LIMIT, what="a chip's head"), what=str(path), limit=SMALL_LIMIT
-            ),
+        fields = parse_document(
+            read_whole(path, limit=SMALL_LIMIT, what="a chip's head"),
+            HEAD_FORMAT,
             what=str(path),
+            limit=SMALL_LIMIT,
             names=("digest", "format", "seq"),
         )
-        fields.constant("format", HEAD_FORMAT)
         digest = fields.text("digest")
         if len(digest) != 96:
             raise InvalidInput(f"{path}: a digest has 96 hexadecimal digits")

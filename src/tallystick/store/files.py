@@ -30,16 +30,15 @@ import safetensors
 from tallystick.commit.encoding import digest
 from tallystick.commit.state import DTYPE_BYTES, Entry, HeldState, hold, summarise
 from tallystick.errors import InvalidInput, Mismatch, StoreError
-from tallystick.protocol.transcript import (
+from tallystick.protocol.run_documents import (
     Specification,
     StepRecord,
-    Transcript,
     parse_run_statement,
     parse_specification,
     parse_step_record,
     parse_step_records,
-    verify_transcript,
 )
+from tallystick.protocol.transcript import Transcript, verify_transcript
 from tallystick.protocol.verdict import OBJECTION_LIMIT, LogObjection, parse_log_objection
 
 FRAME_TAG = "tallystick/log-frame/1"

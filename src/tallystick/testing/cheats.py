@@ -27,8 +27,8 @@ from tallystick.execution.job import Batch, Job, JobSource, find_source
 from tallystick.execution.session import Session
 from tallystick.execution.step import batch_digest
 from tallystick.execution.tape import RecordTape
+from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import (
-    GridTable,
     Kind,
     Parities,
     SiteAddress,
@@ -40,7 +40,8 @@ from tallystick.numerics.log import (
 )
 from tallystick.numerics.policy import find_policy
 from tallystick.numerics.rounding import NO_KEY, Key
-from tallystick.protocol.transcript import Specification, StepRecord, Transcript
+from tallystick.protocol.run_documents import Specification, StepRecord
+from tallystick.protocol.transcript import Transcript
 from tallystick.roles.auditor import Replay, open_replay, write_claim
 from tallystick.roles.judge import Defence
 from tallystick.roles.trainer import Order, record

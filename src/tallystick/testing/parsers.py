@@ -50,9 +50,9 @@ from tallystick.monitor.reconcile import Stream, parse_stream
 from tallystick.monitor.registry import Chip, parse_entry
 from tallystick.monitor.transcripts import even_shards
 from tallystick.monitor.workload import parse_fleet
-from tallystick.numerics import log
+from tallystick.numerics import grid_table, log
 from tallystick.numerics.dense import decode_dense, encode_dense
-from tallystick.protocol import attest, sample, tlog, transcript
+from tallystick.protocol import attest, run_documents, run_proofs, sample, tlog, transcript
 from tallystick.protocol.bundle import parse_bundle
 from tallystick.protocol.calibration import CalibrationChoice, SiteChoice, parse_calibration
 from tallystick.protocol.envelope import parse_envelope, parse_statement
@@ -158,7 +158,7 @@ def _made() -> Iterator[bytes]:
 
 def _evidence() -> Iterator[bytes]:
     """An announcement, an auditor's and a judge's claim, a log entry, a log's key and a reader's policy."""
-    statement = transcript.RunStatement(tree_size=13, root="11" * 32, steps=12, final_state="22" * 32)
+    statement = run_documents.RunStatement(tree_size=13, root="11" * 32, steps=12, final_state="22" * 32)
     identity = attest.RunIdentity(statement, "33" * 32, "44" * 32)
     announcement = sample.announce(
         run_root=bytes.fromhex("11" * 32), tree_size=13, steps=12, checkpoint_every=2, fraction="0.5", detect="0.9",
@@ -420,14 +420,16 @@ def _claim(data: bytes) -> object:
 
 TARGETS: tuple[Target, ...] = (
     Target("canonical-json", _json, canonical_json),
-    Target("specification", transcript.parse_specification, _encoded),
-    Target("step-record", transcript.parse_step_record, _encoded),
-    Target("step-records", transcript.parse_step_records, lambda r: b"".join(x.encode() + b"\n" for x in r)),
-    Target("run-statement", transcript.parse_run_statement, _encoded),
+    Target("specification", run_documents.parse_specification, _encoded),
+    Target("step-record", run_documents.parse_step_record, _encoded),
+    Target(
+        "step-records", run_documents.parse_step_records, lambda r: b"".join(x.encode() + b"\n" for x in r)
+    ),
+    Target("run-statement", run_documents.parse_run_statement, _encoded),
     Target("transcript", _documents, _transcript_bytes),
-    Target("step-proof", transcript.parse_step_proof, _encoded),
-    Target("specification-proof", transcript.parse_specification_proof, _encoded),
-    Target("extension-proof", transcript.parse_extension_proof, _encoded),
+    Target("step-proof", run_proofs.parse_step_proof, _encoded),
+    Target("specification-proof", run_proofs.parse_specification_proof, _encoded),
+    Target("extension-proof", run_proofs.parse_extension_proof, _encoded),
     Target("state-summary", parse_state_summary, _encoded),
     Target("chunk-proof", parse_chunk_proof, _encoded),
     Target("checkpoint", _checkpoint),
@@ -443,8 +445,8 @@ TARGETS: tuple[Target, ...] = (
     ),
     Target("log-parities", _sized(log.decode_parities), _after_size(log.encode_parities)),
     Target("log-dense", _sized(decode_dense), _after_size(encode_dense)),
-    Target("grid-table", log.GridTable.decode, _encoded),
-    Target("grid-change", log.GridTable().apply, lambda table: log.GridTable().diff(table)),
+    Target("grid-table", grid_table.GridTable.decode, _encoded),
+    Target("grid-change", grid_table.GridTable().apply, lambda table: grid_table.GridTable().diff(table)),
     Target("draw", parse_announcement, _encoded),
     Target("fleet-file", parse_fleet),
     Target("registry-entry", parse_entry, _encoded),

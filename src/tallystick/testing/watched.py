@@ -47,8 +47,9 @@ from tallystick.monitor.transcripts import (
     make_report,
 )
 from tallystick.numerics.policy import find_policy
+from tallystick.protocol.run_documents import Specification
 from tallystick.protocol.signing import SigningKey, ed25519_key
-from tallystick.protocol.transcript import Specification, Transcript
+from tallystick.protocol.transcript import Transcript
 from tallystick.roles.trainer import Order, Progress, record
 from tallystick.store.chips import ChipDirectory
 from tallystick.store.files import RunDirectory, write_whole

@@ -14,14 +14,10 @@ from torch import Tensor, nn
 
 from tallystick.errors import InvalidInput, Nondeterminism
 from tallystick.execution.calibrate import SiteNoise, choose_rows, decision_band, safety_of
-from tallystick.execution.capture import Capture, Findings, Jitter
-from tallystick.execution.randomness import RandomStream
-from tallystick.execution.tape import (
+from tallystick.execution.capture import Capture, Findings
+from tallystick.execution.follow_tape import FollowTape, find_policy_breaches
+from tallystick.execution.grids import (
     NOISE_BAND,
-    FollowTape,
-    ProbeTape,
-    RecordTape,
-    find_policy_breaches,
     floor_exponent,
     has_dips,
     is_noise_only,
@@ -32,13 +28,16 @@ from tallystick.execution.tape import (
     site_grid,
     whole_scale,
 )
+from tallystick.execution.jitter import Jitter
+from tallystick.execution.probe_tapes import ProbeTape
+from tallystick.execution.randomness import RandomStream
+from tallystick.execution.tape import RecordTape
+from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import (
     Frame,
-    GridTable,
     Kind,
     Parities,
     SiteAddress,
-    SiteGrid,
     SparseEntries,
     decode_frame,
     decode_parities,

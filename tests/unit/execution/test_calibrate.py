@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from tallystick.errors import Nondeterminism
 from tallystick.execution.calibrate import calibrate, exponent_above
-from tallystick.execution.capture import Jitter
+from tallystick.execution.grids import NOISE_BAND, UNSEEN, is_noise_only
+from tallystick.execution.jitter import Jitter
 from tallystick.execution.job import Job
 from tallystick.execution.snapshot import state_entries
 from tallystick.execution.step import backward_of
-from tallystick.execution.tape import NOISE_BAND, UNSEEN, is_noise_only
 from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import POLICIES
 

@@ -13,14 +13,17 @@ from torch.nn import functional as F
 
 from tallystick.errors import InvalidInput, Nondeterminism
 from tallystick.execution.calibrate import calibrate
-from tallystick.execution.capture import Jitter
+from tallystick.execution.follow_tape import FollowTape
+from tallystick.execution.grids import activation_grid, is_noise_only
+from tallystick.execution.jitter import Jitter
 from tallystick.execution.job import Job
 from tallystick.execution.leaves import LeafSites
 from tallystick.execution.session import Session
 from tallystick.execution.step import backward_of, run_step
-from tallystick.execution.tape import FollowTape, RecordTape, activation_grid, is_noise_only
+from tallystick.execution.tape import RecordTape
 from tallystick.jobs.resnet50 import ResNet
-from tallystick.numerics.log import Frame, GridTable, Kind, SiteAddress, SparseEntries, decode, encode
+from tallystick.numerics.grid_table import GridTable
+from tallystick.numerics.log import Frame, Kind, SiteAddress, SparseEntries, decode, encode
 from tallystick.numerics.nearest import round_bits
 from tallystick.numerics.policy import LEAF, find_policy, policy_of
 from tallystick.roles.measure_leaf import corrections

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils import deterministic
 
 from tallystick.errors import Nondeterminism
-from tallystick.execution.capture import sampled_rms
+from tallystick.execution.boundaries import sampled_rms
 from tallystick.execution.determinism import repeatable
 from tallystick.execution.operators import (
     CHOICES,

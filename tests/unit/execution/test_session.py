@@ -232,7 +232,7 @@ def test_a_skipped_optimizer_is_recorded_and_followed(policy: str) -> None:
         frames.append(tape.finish())
         session.settle(tape.table)
     assert len(set(prints)) == 3
-    from tallystick.execution.capture import Jitter
+    from tallystick.execution.jitter import Jitter
 
     model, optimizer, session = small(policy, jitter=Jitter(9))
     session.table = start

@@ -15,14 +15,10 @@ import torch
 from torch import Tensor
 
 from tallystick.errors import InvalidInput, Nondeterminism
-from tallystick.execution.snapshot import load_state, state_entries
-from tallystick.execution.step import run_step
-from tallystick.execution.tape import (
+from tallystick.execution.follow_tape import FollowTape, find_policy_breaches
+from tallystick.execution.grids import (
     NOISE_BAND,
     UNSEEN,
-    FollowTape,
-    RecordTape,
-    find_policy_breaches,
     floor_exponent,
     is_noise_only,
     largest_scale,
@@ -30,12 +26,14 @@ from tallystick.execution.tape import (
     settled_scales,
     site_grid,
 )
+from tallystick.execution.snapshot import load_state, state_entries
+from tallystick.execution.step import run_step
+from tallystick.execution.tape import RecordTape
+from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import (
     Frame,
-    GridTable,
     Kind,
     SiteAddress,
-    SiteGrid,
     SparseEntries,
     decode,
     decode_frame,

@@ -51,15 +51,9 @@ from tallystick.monitor.transcripts import (
 )
 from tallystick.monitor.verification import Answer, ChipView, OwnerVerdict, RunEvidence, RunVerdict
 from tallystick.protocol.envelope import sign_statement
+from tallystick.protocol.run_documents import JobRecord, PolicyRecord, SiteRecord, Specification, StepRecord
 from tallystick.protocol.signing import ed25519_key
-from tallystick.protocol.transcript import (
-    JobRecord,
-    PolicyRecord,
-    SiteRecord,
-    Specification,
-    StepRecord,
-    Transcript,
-)
+from tallystick.protocol.transcript import Transcript
 from tallystick.reports.monitoring import OwnerReport
 from tallystick.store.keys import write_key
 

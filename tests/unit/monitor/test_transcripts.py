@@ -66,15 +66,9 @@ from tallystick.monitor.verification import (
     judge_ratio,
     judge_run,
 )
+from tallystick.protocol.run_documents import JobRecord, PolicyRecord, SiteRecord, Specification, StepRecord
 from tallystick.protocol.signing import ed25519_key
-from tallystick.protocol.transcript import (
-    JobRecord,
-    PolicyRecord,
-    SiteRecord,
-    Specification,
-    StepRecord,
-    Transcript,
-)
+from tallystick.protocol.transcript import Transcript
 
 KEY = ed25519_key(b"\3" * 32)
 UEID = b"\1" * 17

@@ -21,7 +21,8 @@ from triton.runtime import driver
 
 from tallystick.errors import Nondeterminism
 from tallystick.numerics import rounding, triton_kernels
-from tallystick.numerics.log import SiteGrid, SparseEntries
+from tallystick.numerics.grid_table import SiteGrid
+from tallystick.numerics.log import SparseEntries
 
 UNWANTED = re.compile(
     r"\bfma\.\S+|\.ftz\b|\.approx\b|\b(?:add|sub|mul|div|sqrt|cvt)\.\S*f32\S*|\batom\.\S+|\bred\.\S+"

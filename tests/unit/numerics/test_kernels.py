@@ -36,7 +36,8 @@ from hypothesis import strategies as st
 
 from tallystick.errors import InvalidInput, Nondeterminism
 from tallystick.numerics import kernels, random, reference, rounding
-from tallystick.numerics.log import SiteGrid, SparseEntries
+from tallystick.numerics.grid_table import SiteGrid
+from tallystick.numerics.log import SparseEntries
 from tallystick.numerics.reference import FP32_LARGEST, T_FIXED, Entry, RelativeBand, ScaledBand
 
 VECTORS = Path(__file__).parents[3] / "vectors" / "rounding"

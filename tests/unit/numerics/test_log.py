@@ -14,15 +14,8 @@ from hypothesis import strategies as st
 
 from tallystick.errors import InvalidInput
 from tallystick.numerics import log
-from tallystick.numerics.log import (
-    Frame,
-    GridTable,
-    Kind,
-    SiteAddress,
-    SiteGrid,
-    SparseEntries,
-    find_grid,
-)
+from tallystick.numerics.grid_table import GridTable, SiteGrid, find_grid
+from tallystick.numerics.log import Frame, Kind, SiteAddress, SparseEntries
 
 # ---------------------------------------------------------------------------------------------------- entries
 

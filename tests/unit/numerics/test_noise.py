@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallystick.numerics.log import SiteGrid, SparseEntries, encode
+from tallystick.numerics.grid_table import SiteGrid
+from tallystick.numerics.log import SparseEntries, encode
 from tallystick.numerics.noise import (
     DEEPEST,
     PARTS,

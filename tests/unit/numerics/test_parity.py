@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from tallystick.errors import InvalidInput, Nondeterminism
 from tallystick.numerics import random, reference, rounding
-from tallystick.numerics.log import Parities, SiteGrid
+from tallystick.numerics.grid_table import SiteGrid
+from tallystick.numerics.log import Parities
 from tallystick.numerics.reference import T_FIXED, ScaledBand
 
 VECTORS = Path(__file__).parents[3] / "vectors" / "rounding"

@@ -23,7 +23,8 @@ from torch.overrides import TorchFunctionMode
 
 from tallystick.errors import InvalidInput, Nondeterminism
 from tallystick.numerics import kernels, random, reference, rounding
-from tallystick.numerics.log import SiteGrid, SparseEntries
+from tallystick.numerics.grid_table import SiteGrid
+from tallystick.numerics.log import SparseEntries
 from tallystick.numerics.reference import Entry, ScaledBand
 
 pytest.importorskip(
@@ -332,7 +333,7 @@ def test_a_tensor_on_the_cpu_never_meets_triton() -> None:
     """Not even where it is installed: nothing is imported that a CPU run does not need."""
     code = """
 import sys, torch
-from tallystick.numerics.log import SiteGrid
+from tallystick.numerics.grid_table import SiteGrid
 from tallystick.numerics.rounding import block_rms, fingerprint, round_recorded
 x = torch.ones(9)
 round_recorded(x, SiteGrid(0, -8, -3, True, [0]), out=x)

@@ -11,12 +11,13 @@ import pytest
 from tallystick.commit.encoding import digest
 from tallystick.commit.state import Entry, hold
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.numerics.log import Frame, GridTable, encode_frame
+from tallystick.numerics.grid_table import GridTable
+from tallystick.numerics.log import Frame, encode_frame
 from tallystick.protocol import dispute
 from tallystick.protocol.dispute import GRIDS_ENTRY, parse_dispute
 from tallystick.protocol.operator_game import Opened
 from tallystick.protocol.operators import ROUND, parse_operator
-from tallystick.protocol.rulings import FRAME_TAG
+from tallystick.protocol.step_rules import FRAME_TAG
 from tallystick.protocol.trace import DisputedPosition
 
 VECTOR = Path(__file__).parents[3] / "vectors" / "dispute" / "worked-example" / "input.json"

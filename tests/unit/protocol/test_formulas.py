@@ -26,7 +26,8 @@ from tallystick.protocol.formulas import (
     two_product,
     two_sum,
 )
-from tallystick.protocol.operator_table import find_rule, flat_of, position_of, stored_at
+from tallystick.protocol.operands import flat_of, position_of, stored_at
+from tallystick.protocol.operator_table import find_rule
 from tallystick.protocol.operators import (
     Geometry,
     Input,

@@ -12,6 +12,7 @@ import pytest
 from tallystick.commit.encoding import hex_float
 from tallystick.commit.state import Entry, hold
 from tallystick.commit.tensors import OpenedChunk, TensorDigest, digest_of
+from tallystick.protocol.openings import Opening
 from tallystick.protocol.operators import (
     ADAM,
     LOAD,
@@ -22,8 +23,9 @@ from tallystick.protocol.operators import (
     OperatorList,
     Output,
 )
-from tallystick.protocol.rulings import Accusation, Finding, Opening, StepFacts, rule_on_operator
-from tallystick.protocol.transcript import JobRecord, PolicyRecord, Specification, StepRecord
+from tallystick.protocol.rulings import Accusation, Finding, rule_on_operator
+from tallystick.protocol.run_documents import JobRecord, PolicyRecord, Specification, StepRecord
+from tallystick.protocol.step_rules import StepFacts
 
 CHUNK = 4096
 DATA = struct.pack("<4f", 1.0, 2.0, 3.0, 4.0)

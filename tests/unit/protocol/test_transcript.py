@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from tallystick.commit.encoding import canonical_json, digest
 from tallystick.commit.merkle import Accumulator, leaf_hash
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.protocol.transcript import (
-    Checkpoint,
+from tallystick.protocol.run_documents import (
     JobRecord,
     Notes,
     PolicyRecord,
@@ -22,19 +21,20 @@ from tallystick.protocol.transcript import (
     SiteRecord,
     Specification,
     StepRecord,
-    Transcript,
-    parse_extension_proof,
     parse_run_statement,
     parse_specification,
-    parse_specification_proof,
-    parse_step_proof,
     parse_step_record,
     parse_step_records,
+)
+from tallystick.protocol.run_proofs import (
+    parse_extension_proof,
+    parse_specification_proof,
+    parse_step_proof,
     verify_extension,
     verify_specification_proof,
     verify_step_proof,
-    verify_transcript,
 )
+from tallystick.protocol.transcript import Checkpoint, Transcript, verify_transcript
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,14 +10,8 @@ import pytest
 
 from tallystick.commit.merkle import leaf_hash, node_hash
 from tallystick.errors import Mismatch
-from tallystick.protocol.transcript import (
-    JobRecord,
-    PolicyRecord,
-    RunStatement,
-    Specification,
-    StepProof,
-    StepRecord,
-)
+from tallystick.protocol.run_documents import JobRecord, PolicyRecord, RunStatement, Specification, StepRecord
+from tallystick.protocol.run_proofs import StepProof
 from tallystick.protocol.verdict import MOST_CHECKPOINTS, Verdict, record_claims, verify_verdict
 
 ZERO = "00" * 32

@@ -20,7 +20,7 @@ from tallystick.numerics.log import (
 )
 from tallystick.protocol.operators import Operator
 from tallystick.protocol.rulings import Accusation
-from tallystick.protocol.transcript import (
+from tallystick.protocol.run_documents import (
     JobRecord,
     Notes,
     PolicyRecord,

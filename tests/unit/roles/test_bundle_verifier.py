@@ -32,18 +32,12 @@ from tallystick.protocol.game import Claim, Level, apply, open_game
 from tallystick.protocol.model_signature import Manifest, sign_model
 from tallystick.protocol.notes import COSIGNATURE, NOTE, Note, NoteKey, NoteSigner
 from tallystick.protocol.published import entry_of
+from tallystick.protocol.run_documents import JobRecord, PolicyRecord, RunStatement, Specification, StepRecord
 from tallystick.protocol.sample import LogPosition, SegmentDraw, announce, draw_segments
 from tallystick.protocol.signing import SigningKey, ed25519_key, generate_key
 from tallystick.protocol.tlog import LogProof, checkpoint_text, parse_checkpoint
 from tallystick.protocol.trace import PARTIES
-from tallystick.protocol.transcript import (
-    JobRecord,
-    PolicyRecord,
-    RunStatement,
-    Specification,
-    StepRecord,
-    Transcript,
-)
+from tallystick.protocol.transcript import Transcript
 from tallystick.protocol.verdict import LogObjection, Verdict
 from tallystick.roles.bundle_verifier import CHECKS, verify_bundle
 

@@ -10,7 +10,8 @@ import pytest
 from tallystick.errors import Nondeterminism
 from tallystick.execution.calibrate import SiteNoise
 from tallystick.execution.survey import JITTER, Measured, Survey
-from tallystick.numerics.log import GridTable, Kind
+from tallystick.numerics.grid_table import GridTable
+from tallystick.numerics.log import Kind
 from tallystick.numerics.noise import relative_exponents
 from tallystick.numerics.policy import CHOICES, FP32, SPARSEST
 from tallystick.roles.calibrator import Wanted, expect, needed_safety, propose

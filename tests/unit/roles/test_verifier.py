@@ -12,26 +12,19 @@ import pytest
 from tallystick.commit.encoding import canonical_json
 from tallystick.commit.state import Entry, open_chunk, summarise
 from tallystick.errors import InvalidInput
+from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import (
     Frame,
-    GridTable,
     Kind,
     SiteAddress,
-    SiteGrid,
     SparseEntries,
     encode,
     encode_decision,
     encode_frame,
 )
 from tallystick.numerics.policy import BF16, FP32
-from tallystick.protocol.transcript import (
-    JobRecord,
-    PolicyRecord,
-    SiteRecord,
-    Specification,
-    StepRecord,
-    Transcript,
-)
+from tallystick.protocol.run_documents import JobRecord, PolicyRecord, SiteRecord, Specification, StepRecord
+from tallystick.protocol.transcript import Transcript
 from tallystick.roles.verifier import Verification, site_sizes, verify_proof, verify_run
 from tallystick.store.files import RunDirectory, frame_digest
 

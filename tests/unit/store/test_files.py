@@ -13,13 +13,7 @@ import pytest
 
 from tallystick.commit.state import Entry, summarise
 from tallystick.errors import InvalidInput, Mismatch, StoreError
-from tallystick.protocol.transcript import (
-    JobRecord,
-    Notes,
-    PolicyRecord,
-    Specification,
-    StepRecord,
-)
+from tallystick.protocol.run_documents import JobRecord, Notes, PolicyRecord, Specification, StepRecord
 from tallystick.store.files import RunDirectory, frame_digest, write_whole
 
 EVERY, STEPS = 3, 8

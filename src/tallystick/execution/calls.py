@@ -1,0 +1,50 @@
+"""One call of a torch operator: the name that it has in the operator table, and its arguments by name or position."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from tallystick.execution.operators import EXACT, RANDOM
+
+if TYPE_CHECKING:
+    from tallystick.execution.capture import Capture
+
+
+Operator = Any  # torch._ops.OpOverload; its stubs are private
+Arguments = tuple[Any, ...]
+Handler = Callable[["Capture", Operator, Arguments, dict[str, Any]], Any]
+
+
+@cache
+def table_name(func: Operator) -> str:
+    """Return the operator's name in the table: without overload, in-place forms as the others."""
+    name = func._schema.name
+    return (
+        name[:-1]
+        if name.endswith("_") and not name.endswith("__") and name not in RANDOM and name not in EXACT
+        else name
+    )
+
+
+def argument_at(func: Operator, args: Arguments, kwargs: dict[str, Any], position: int) -> Any:
+    """Return the argument that the schema has at ``position``, its default if it was not given."""
+    argument = func._schema.arguments[position]
+    return args[position] if len(args) > position else kwargs.get(argument.name, argument.default_value)
+
+
+def argument_named(func: Operator, args: Arguments, kwargs: dict[str, Any], name: str) -> Any:
+    """Return the argument called ``name``, its default if not given, None if ``func`` has none of that name."""
+    position, default = _declared(func, name)
+    return args[position] if position < len(args) else kwargs.get(name, default)
+
+
+@cache
+def _declared(func: Operator, name: str) -> tuple[int, Any]:
+    """Position and default of an argument; a position that no call has, and None, if there is none of that name."""
+    for position, declared in enumerate(func._schema.arguments):
+        if declared.name == name:
+            return position, declared.default_value
+    return sys.maxsize, None

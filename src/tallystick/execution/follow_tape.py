@@ -1,0 +1,438 @@
+"""The tape that follows a step's log, and notes every entry and header that honest arithmetic could not have written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tallystick.errors import InvalidInput
+from tallystick.execution.grids import (
+    ACTIVATIONS,
+    UNSEEN,
+    Site,
+    activation_rule,
+    decision_exponent,
+    expected_form,
+    floor_exponent,
+    is_noise_only,
+    is_parity_coded,
+    kept_scales,
+    lowest_floor,
+    lowest_scale,
+    nearest_grid,
+    sampled_scale,
+    scale_exponent,
+    scale_exponents,
+    settled_scales,
+    whole_scale,
+)
+from tallystick.numerics.grid_table import GridTable, SiteGrid
+from tallystick.numerics.log import (
+    Frame,
+    Kind,
+    SiteAddress,
+    SparseEntries,
+    decode,
+    decode_decision,
+    decode_parities,
+)
+from tallystick.numerics.nearest_tensors import FollowedNearest, find_reaches, follow_nearest
+from tallystick.numerics.policy import ActivationRule, Policy, entry_budget, move_budget
+from tallystick.numerics.rounding import (
+    NO_KEY,
+    Followed,
+    Key,
+    block_rms,
+    round_followed,
+    round_followed_parity,
+)
+
+SCALE_SLACK = 3  # a header's scale may exceed what the auditor measures by this many powers of two
+EXACT_SCALE_SLACK = (
+    1  # the same where every row has a scale, but in a calibrated step: those are kept without slack
+)
+MOST_LIFT = 2  # octaves by which a calibration may lift the scales of a gradient that its noise nearly hides
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A log entry, or a header, that honest arithmetic could not have written."""
+
+    site: str
+    element: int
+    rule: str
+
+
+@dataclass
+class Freedom:
+    """What a dishonest log could still have chosen, and what this one did.
+
+    Attributes:
+        near: elements that the log could have chosen.
+        elements: rounded ones in all.
+        largest_steer: relative L2 size of the largest steer of one step's gradient that they allow.
+        moved: elements that the log took from the follower's own rounding.
+        largest_move: relative L2 size of the largest such move of one step's gradient.
+    """
+
+    near: int = 0
+    elements: int = 0
+    largest_steer: float = 0.0
+    moved: int = 0
+    largest_move: float = 0.0
+
+    @property
+    def fraction(self) -> float:
+        """Share of all rounded elements that the log could have chosen."""
+        return self.near / self.elements if self.elements else 0.0
+
+    def add(self, other: Freedom) -> None:
+        """Count ``other`` in."""
+        self.near += other.near
+        self.elements += other.elements
+        self.largest_steer = max(self.largest_steer, other.largest_steer)
+        self.moved += other.moved
+        self.largest_move = max(self.largest_move, other.largest_move)
+
+
+@dataclass
+class FollowTape:
+    """Reads one step's frame. A frame whose bytes are malformed raises; one that lies is followed and noted.
+
+    ``sites`` are those that may have a grid (decisions and activations aside); None leaves that unchecked.
+    ``corrections`` counts the elements of activations that took the log's side instead of their own.
+    """
+
+    policy: Policy
+    table: GridTable
+    frame: Frame
+    base: GridTable = field(default_factory=GridTable)
+    rank: int = 0
+    violations: list[Violation] = field(default_factory=list[Violation])
+    freedom: Freedom = field(default_factory=Freedom)
+    sites: frozenset[Site] | None = None
+    corrections: int = 0
+    _micro_batch: int = 0
+    _ordinal: int = -1
+
+    def __post_init__(self) -> None:
+        self._seen: set[Site] = set()
+        self._unread = {address for address, _ in self.frame.sites}
+        self._before = self.table
+        update = self._payload(SiteAddress(self.rank, 0, Kind.GRID, 0))
+        if update is not None:
+            self.table = self.table.apply(update)
+        self.violations += find_policy_breaches(self.policy, self.table, self.sites)
+        self._largest: int | None = None
+        self._steer = 0.0
+        self._energy = 0.0
+        self._shifted = 0.0
+
+    def _payload(self, address: SiteAddress) -> bytes | None:
+        self._unread.discard(address)
+        return self.frame.find(address)
+
+    def start_micro_batch(self, micro_batch: int) -> None:
+        """Number the decisions of the next micro-batch from 0."""
+        self._micro_batch = micro_batch
+        self._ordinal = -1
+
+    def pending(self, x: Tensor) -> bool:
+        """Go to the next site; whether the log has entries for it."""
+        self._ordinal += 1
+        self._address = SiteAddress(self.rank, self._micro_batch, Kind.DECISION, self._ordinal)
+        self._decision = self._payload(self._address)
+        return self._decision is not None
+
+    def band(self, rms: float) -> float:
+        """Return what the site's band may be at most; nothing is searched for when following."""
+        self._limit = (
+            decision_exponent(self.policy, self.table.sites.get((Kind.DECISION, self._ordinal)), rms) + 1
+        )
+        return 0.0
+
+    def decide(self, numel: int, width: int, near: Tensor, symbols: Callable[[Tensor], Tensor],
+               distance: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor] | None:  # fmt: skip
+        """Return the logged branches within reach; the others are noted and not obeyed."""
+        assert self._decision is not None
+        exponent, entries = decode_decision(self._decision, numel, width)
+        site = f"decision {self._ordinal} of micro-batch {self._micro_batch}"
+        if exponent > self._limit:
+            self.violations.append(
+                Violation(
+                    site, -1, f"band 2**{exponent} is above the policy's 2**{self._limit} for this input"
+                )
+            )
+            return None
+        at = torch.from_numpy(entries.indexes).to(near.device)
+        symbol = torch.from_numpy(entries.symbols).to(near.device)
+        away = distance(torch.stack((at, symbol), dim=1))
+        reach = math.ldexp(2.0, exponent)
+        good = away < reach
+        if not bool(good.all()):
+            first = int((~good).nonzero()[0].item())
+            self.violations.append(
+                Violation(
+                    site,
+                    int(at[first]),
+                    f"{float(away[first]):.3g} from the switching point, twice the band is {reach:.3g}",
+                )
+            )
+        self.freedom.near += int(at.numel())
+        return at[good], symbol[good]
+
+    def round(self, kind: Kind, ordinal: int, x: Tensor, *, out: Tensor, old: Tensor | None = None,
+              key: Key = NO_KEY, name: str) -> None:  # fmt: skip
+        """Round, following the log."""
+        grid = self.table.sites.get((kind, ordinal))
+        if grid is None:
+            raise InvalidInput(f"log: no grid is given for {name}")
+        if not grid.scales.size and old is None:
+            raise InvalidInput(
+                f"log: {name} has no scales, and no old value that its band could be relative to"
+            )
+        if grid.scales.size and x.numel() % grid.scales.size:
+            raise InvalidInput(
+                f"log: {name} has {x.numel()} elements, not a multiple of its {grid.scales.size} blocks"
+            )
+        noted = len(self.violations)
+        self._check_scales(kind, ordinal, grid, x, name)
+        payload = self._payload(SiteAddress(self.rank, 0, kind, ordinal))
+        if len(self.violations) > noted:
+            # Obeyed, such a header would lead to the trainer's own state, and there would be nothing to dispute.
+            grid, payload = self._own_grid(kind, grid, x), None
+        if grid.parity:
+            found, near, steer = self._round_parity(grid, payload, x, out, key, name)
+        else:
+            entries = SparseEntries.none(x.numel(), 1) if payload is None else decode(payload, x.numel(), 1)
+            if not self._check_budget(grid, entries, name):
+                entries = SparseEntries.none(x.numel(), 1)
+            found = round_followed(x, grid, entries, out=out, old=old, key=key, name=name)
+            near, steer = found.near, found.steer
+            if found.violations:
+                rule = f"{found.violations} of {len(entries)} entries lie farther than twice the band from a boundary"
+                self.violations.append(Violation(name, found.violation, rule))
+        self.freedom.near += near
+        self.freedom.elements += x.numel()
+        self.freedom.moved += found.moved
+        if kind == Kind.GRADIENT and grid.scales.size and not is_noise_only(grid):
+            self._largest = max(int(grid.scales.max()), -1000 if self._largest is None else self._largest)
+        if kind == Kind.GRADIENT:
+            self._steer += steer
+            self._energy += found.energy
+            self._shifted += found.shifted
+
+    def _round_parity(
+        self, grid: SiteGrid, payload: bytes | None, x: Tensor, out: Tensor, key: Key, name: str
+    ) -> tuple[Followed, int, float]:
+        """Round by parities; return what that showed, and how many elements a log could choose with what steer."""
+        if x.numel() == 0:
+            if payload is not None:
+                raise InvalidInput(f"log: {name} has no elements, and {len(payload)} bytes of parities")
+            return Followed(-1, 0, 0, 0.0, 0.0), 0, 0.0
+        if payload is None:
+            raise InvalidInput(f"log: {name} is to be rounded by parities, and the log has none")
+        found = round_followed_parity(
+            x, grid, decode_parities(payload, x.numel()), out=out, key=key, name=name
+        )
+        if found.violations:
+            rule = (
+                f"{found.violations} of {x.numel()} parities need a boundary that is a band away or farther"
+            )
+            self.violations.append(Violation(name, found.violation, rule))
+        budget = move_budget(grid, x.numel())
+        if found.moved > budget:
+            rule = f"its parities move {found.moved} elements, the budget is {budget}"
+            self.violations.append(Violation(name, -1, rule))
+        chosen = min(found.near, budget)
+        return found, chosen, min(found.steer, _largest_squares(grid, x.numel(), chosen))
+
+    def activation(self, kind: Kind, ordinal: int, x: Tensor, *, name: str) -> Tensor:
+        """Round, following the log."""
+        rule, place = activation_rule(self.policy), (kind, ordinal)
+        grid = self.table.sites.get(place)
+        if grid is None:
+            raise InvalidInput(f"log: no grid is given for {name}")
+        if is_noise_only(grid):
+            return x
+        if place not in self._seen:
+            self._seen.add(place)
+            self._check_activation_scale(place, grid, x, name)
+        payload = self._payload(SiteAddress(self.rank, self._micro_batch, kind, ordinal))
+        entries = SparseEntries.none(x.numel(), 1) if payload is None else decode(payload, x.numel(), 1)
+        out = torch.empty_like(x)
+        found = follow_nearest(x, nearest_grid(rule, grid), entries, out=out, name=name)
+        if found.violations:
+            text = (
+                f"{found.violations} of {len(entries)} entries lie twice the band or farther from a boundary"
+            )
+            self.violations.append(Violation(name, found.violation, text))
+        budget = activation_budget(found)
+        if len(entries) > budget and _distinct(x, entries, rule, grid) > budget:
+            text = f"{len(entries)} entries exceed the budget of {budget}"
+            self.violations.append(Violation(name, -1, text))
+        self.freedom.near += found.near
+        self.freedom.elements += x.numel()
+        self.corrections += found.corrections
+        return out
+
+    def _check_activation_scale(self, place: tuple[Kind, int], grid: SiteGrid, x: Tensor, name: str) -> None:
+        scales = sampled_scale(None, x)
+        if scales is None:
+            return  # an all-zero tensor keeps the scale it had
+        own = int(scales[0]) - 1
+        base = self.base.sites.get(place)
+        allowed = own + SCALE_SLACK
+        if base is not None and not is_noise_only(base):
+            allowed = max(allowed, int(base.scales[0]))
+        if int(grid.scales[0]) > allowed:
+            text = f"scale 2**{grid.scales[0]} is too wide, its values have 2**{own}"
+            self.violations.append(Violation(name, -1, text))
+
+    def _check_scales(self, kind: Kind, ordinal: int, grid: SiteGrid, x: Tensor, name: str) -> None:
+        if not grid.scales.size:
+            return
+        if is_noise_only(grid):
+            allowed = -1000 if self._largest is None else self._largest + self.policy.noise_limit
+            if kind != Kind.GRADIENT or int(grid.scales.max()) + grid.band > allowed:
+                self.violations.append(
+                    Violation(
+                        name,
+                        -1,
+                        f"noise floor 2**{int(grid.scales.max()) + grid.band} is above the policy's 2**{allowed}",
+                    )
+                )
+            size = int(scale_exponents(block_rms(x, 1))[0])
+            if size > int(grid.scales.min()) + grid.band:
+                self.violations.append(
+                    Violation(
+                        name,
+                        -1,
+                        f"declared to be noise below 2**{int(grid.scales.min()) + grid.band}, its values have 2**{size}",
+                    )
+                )
+            return
+        rms = block_rms(x, grid.scales.size)
+        exact = self.policy.row_scales
+        if rms.size == 1 and not exact and int(grid.scales[0]) <= scale_exponent(float(rms[0])) + SCALE_SLACK:
+            return
+        # Whether rows may lie below the whole is for the trainer's calibration to find: the whole's scale is always right.
+        own = np.maximum(scale_exponents(rms), whole_scale(rms) if exact else lowest_scale(rms))
+        allowed = own + (EXACT_SCALE_SLACK if exact and self.base.sites else SCALE_SLACK)
+        place = (int(kind), ordinal)
+        base, before = self.base.sites.get(place), self._before.sites.get(place)
+        kept = kept_scales(base, before, self.policy, grid.scales.size)
+        allowed = allowed if kept is None else np.maximum(allowed, kept)
+        over = grid.scales.astype(np.int64) - allowed
+        # An all-zero tensor keeps the scale it had.
+        if int(own.max()) > -1000 and int(over.max()) > 0:
+            block = int(over.argmax())
+            self.violations.append(
+                Violation(
+                    name,
+                    block,
+                    f"scale 2**{grid.scales[block]} of block {block} is too wide, its values have 2**{own[block]}",
+                )
+            )
+
+    def _own_grid(self, kind: Kind, grid: SiteGrid, x: Tensor) -> SiteGrid:
+        """Return the grid that an honest header would have had, as far as one follower can tell."""
+        form = expected_form(self.policy, kind)
+        assert form is not None
+        precision, dithered, (lowest, highest) = form
+        band = min(max(grid.band, lowest), highest)
+        floor = lowest_floor(self.policy, kind, band)
+        scales = settled_scales(None, block_rms(x, grid.scales.size), self.policy.row_scales)
+        scales = np.maximum(scales, UNSEEN)
+        return SiteGrid(precision, band, floor_exponent(band, floor), dithered, scales)
+
+    def _check_budget(self, grid: SiteGrid, entries: SparseEntries, name: str) -> bool:
+        budget = entry_budget(grid, entries.n)
+        if len(entries) > budget:
+            self.violations.append(
+                Violation(name, -1, f"{len(entries)} entries exceed the budget of {budget}")
+            )
+            return False
+        return True
+
+    def settle_noise(self) -> None:
+        """Nothing to do: the log states every scale."""
+
+    def finish(self) -> None:
+        """Close the step: sites that the log names and the step does not have are violations."""
+        for address in sorted(self._unread):
+            self.violations.append(
+                Violation(str(address), -1, "the log has a site that the step does not have")
+            )
+        if self._energy > 0.0:
+            self.freedom.largest_steer = math.sqrt(self._steer / self._energy)
+            self.freedom.largest_move = math.sqrt(self._shifted / self._energy)
+
+
+def activation_budget(found: FollowedNearest) -> int:
+    """Return how many boundaries the entries of an activation may speak of (spec/policies.md 4, rule 8)."""
+    return int(found.chance + 8.0 * math.sqrt(found.chance)) + 16 + found.tied
+
+
+def _distinct(x: Tensor, entries: SparseEntries, rule: ActivationRule, grid: SiteGrid) -> int:
+    """Return how many boundaries the entries speak of: equal patches of an image give equal values, all near or none."""
+    values = x.reshape(-1)[torch.from_numpy(entries.indexes).to(x.device)]
+    return int(find_reaches(values, nearest_grid(rule, grid)).boundary.unique().numel())
+
+
+def _largest_squares(grid: SiteGrid, numel: int, count: int) -> float:
+    """Return the sum of the ``count`` largest squared quanta of a site."""
+    squares = np.sort(np.exp2(2.0 * (grid.scales.astype(np.float64) + grid.floor)))[::-1]
+    each = numel // squares.size
+    whole = min(count // each, squares.size)
+    rest = squares[whole] * (count - whole * each) if whole < squares.size else 0.0
+    return float(squares[:whole].sum() * each + rest)
+
+
+def find_policy_breaches(
+    policy: Policy, table: GridTable, sites: frozenset[Site] | None = None
+) -> list[Violation]:
+    """Return the grids of ``table`` that the policy does not allow, or that belong to none of ``sites``."""
+    breaches: list[Violation] = []
+    for key, grid in table.sites.items():
+        # The number of decisions and activations shows in the step alone.
+        counted = key[0] == Kind.DECISION or (key[0] in ACTIVATIONS and policy.activation is not None)
+        stray = sites is not None and not counted and key not in sites
+        rule = "the run has no such site" if stray else _breach(policy, Kind(key[0]), grid)
+        if rule:
+            breaches.append(Violation(f"{Kind(key[0]).name.lower()} site {key[1]}", -1, rule))
+    return breaches
+
+
+def _breach(policy: Policy, kind: Kind, grid: SiteGrid) -> str | None:
+    expected = expected_form(policy, kind)
+    if expected is None:
+        return f"policy {policy.name} has no such sites"
+    precision, dithered, (lowest, highest) = expected
+    if kind == Kind.DECISION:
+        return (
+            None
+            if lowest <= grid.band <= highest
+            else f"band 2**{grid.band} outside 2**{lowest}..2**{highest}"
+        )
+    dithered = dithered and not is_noise_only(grid)
+    if (grid.precision, grid.dithered) != (precision, dithered):
+        return f"precision {grid.precision}, dither {grid.dithered}; the policy has {precision}, {dithered}"
+    parity = is_parity_coded(policy, kind, grid.band)
+    if grid.parity != parity:
+        return f"parity code {grid.parity}, the policy has {parity} for band 2**{grid.band}"
+    if kind in ACTIVATIONS and grid.scales.size != 1:
+        return f"{grid.scales.size} scales, an activation has one"
+    if (grid.scales.size == 0) != (kind == Kind.STATE):
+        return "a state site has a relative band, every other site has scales"
+    if not is_noise_only(grid) and not lowest <= grid.band <= highest:
+        return f"band 2**{grid.band} outside 2**{lowest}..2**{highest}"
+    wanted = floor_exponent(grid.band, lowest_floor(policy, kind, grid.band), parity)
+    if grid.floor != wanted:
+        return f"floor 2**{grid.floor}, the policy has 2**{wanted} for band 2**{grid.band}"
+    return None

@@ -1,0 +1,245 @@
+"""Which grid a site of a step gets: scales from what its elements measure, bands and floors from the policy.
+
+Trainer and follower form grids with the same functions. A header states what was used, so nothing here has to agree to the
+last bit between machines; what the two may differ by is the follower's to check.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tallystick.errors import InvalidInput
+from tallystick.numerics.grid_table import GridTable, SiteGrid
+from tallystick.numerics.log import Kind
+from tallystick.numerics.nearest import NearestGrid
+from tallystick.numerics.policy import SPARSEST, ActivationRule, Policy
+from tallystick.numerics.rounding import block_rms, sampled_rms
+
+ROW_RANGE = 16  # a row's scale exponent lies at most this far below the tensor's largest
+ROW_SPREAD = 8.0  # rows are uneven if the largest is this many times the median row
+ROW_DIP = 4  # octaves that a row's scale may lie below the whole matrix's, where its noise does too
+NOISE_BAND = -1  # band exponent that marks a noise-only gradient; no policy allows it otherwise
+UNSEEN = -900  # scale exponent of a site that has had no value but zero: it takes the first one's
+UNKNOWN_NOISE = 6  # octaves between the smallest band and that of an activation whose noise is not known yet
+Site = tuple[int, int]  # kind and ordinal
+ACTIVATIONS = frozenset({Kind.ACTIVATION, Kind.ACTIVATION_GRADIENT})
+SAMPLES = 1 << 16  # elements of a tensor that are looked at, at most
+
+
+def scale_exponents(rms: np.ndarray) -> np.ndarray:
+    """Return the smallest ``s`` with ``rms <= 2**s`` for each block, int64; for a zero block the lowest exponent."""
+    if rms.size == 1:
+        only, power = math.frexp(rms.item())
+        return np.full(rms.shape, (power - (only == 0.5)) if only > 0.0 else -1000, dtype=np.int64)
+    mantissa, exponent = np.frexp(rms)
+    ceiling = np.where(mantissa == 0.5, exponent - 1, exponent)
+    return np.where(rms > 0.0, ceiling, -1000).astype(np.int64)
+
+
+def scale_exponent(rms: float) -> int:
+    """Return what ``scale_exponents`` does for one finite number."""
+    mantissa, exponent = math.frexp(rms)
+    return (exponent - 1 if mantissa == 0.5 else exponent) if rms > 0.0 else -1000
+
+
+def is_noise_only(grid: SiteGrid) -> bool:
+    """Whether calibration found this site to be cancellation noise: its grid, never dithered, sends all of it to zero."""
+    return grid.scales.size > 0 and grid.band == NOISE_BAND
+
+
+def largest_scale(table: GridTable) -> int | None:
+    """Return the largest gradient scale exponent in ``table``, noise-only tensors left out."""
+    scales = [
+        int(grid.scales.max())
+        for (kind, _), grid in table.sites.items()
+        if kind == Kind.GRADIENT and grid.scales.size and not is_noise_only(grid)
+    ]
+    return max(scales, default=None)
+
+
+def lowest_scale(rms: np.ndarray) -> int:
+    """Return what no row's scale exponent lies below, of rows of these sizes: 2**16 below the largest row's."""
+    return int(scale_exponents(rms).max()) - ROW_RANGE
+
+
+def whole_scale(rms: np.ndarray) -> int:
+    """Return the scale exponent of all blocks together, from that of each."""
+    return int(scale_exponents(np.sqrt(np.mean(np.square(rms), keepdims=True)))[0])
+
+
+def has_dips(scales: np.ndarray) -> bool:
+    """Whether rows of these scale exponents may lie below the whole matrix's: calibration found noise to follow the row.
+
+    Rows that may not are at least the whole's, W; then the root of the mean square of their scales is 2**(W + 2) at most.
+    """
+    if scales.size < 2:
+        return False
+    largest = int(scales.max())
+    return whole_scale(np.exp2(scales.astype(np.float64) - largest)) + largest - int(scales.min()) >= 3
+
+
+def row_scales_of(rms: np.ndarray, dips: bool) -> np.ndarray:
+    """Return each row's scale exponent without slack: at least the whole matrix's, or with ``dips`` ``ROW_DIP`` below it."""
+    return np.maximum(scale_exponents(rms), whole_scale(rms) - (ROW_DIP if dips else 0))
+
+
+def settled_scales(previous: np.ndarray | None, rms: np.ndarray, row_scales: bool = False) -> np.ndarray:
+    """Return each block's scale exponent: the previous one while it is at most two octaves too wide, else one too wide.
+
+    The slack keeps the header short: a scale is written only when the block's size has really moved. With ``row_scales``
+    there is none: a slack of two octaves there would be as much noise that the band does not know of, or a quantum four
+    times too coarse, and one small number a row is little beside a bit for each element.
+    """
+    if row_scales:
+        return row_scales_of(rms, previous is not None and has_dips(previous))
+    if rms.size == 1:
+        return np.array([_settled(None if previous is None else int(previous[0]), float(rms[0]))])
+    wanted = scale_exponents(rms)
+    wanted = np.maximum(wanted, lowest_scale(rms))
+    if previous is None:
+        return wanted + 1
+    keep = (wanted <= previous) & (previous <= wanted + 2)
+    return np.where(keep, previous, wanted + 1)
+
+
+def _settled(previous: int | None, rms: float) -> int:
+    """Return what ``settled_scales`` does for a single block."""
+    wanted = scale_exponent(rms)
+    return previous if previous is not None and wanted <= previous <= wanted + 2 else wanted + 1
+
+
+def kept_scales(
+    base: SiteGrid | None, before: SiteGrid | None, policy: Policy, blocks: int
+) -> np.ndarray | None:
+    """Return what the scale of none of a site's ``blocks`` falls below in this step; None if there is no such limit.
+
+    Args:
+        base: its grid after the last calibration.
+        before: its grid after the step before.
+        policy: with a scale for every row the limit is an octave below the lowest scale of the step before. Noise follows
+            a gradient up and down, but not into the dip of a single step.
+        blocks: of the site now.
+    """
+    grid = before if policy.row_scales else base
+    if grid is None or grid.scales.size != blocks or is_noise_only(grid):
+        return None
+    return np.full(blocks, int(grid.scales.min()) - 1) if policy.row_scales else grid.scales
+
+
+def sampled_scale(previous: SiteGrid | None, x: Tensor) -> np.ndarray | None:
+    """Return the scale of an activation site from an even sample of its elements, as ``settled_scales``; None for zeros.
+
+    A header states what was used, so a sample will do; both sides take the same one.
+    """
+    flat = x.reshape(-1)
+    rms = sampled_rms(flat, sample_stride(flat))
+    if not rms.any():
+        rms = block_rms(flat, 1)
+    if not np.isfinite(rms).all() or not rms.any():
+        return None
+    before = None if previous is None or is_noise_only(previous) else previous.scales.astype(np.int64)
+    return settled_scales(before, rms)
+
+
+def activation_grid(rule: ActivationRule, band: int, scales: np.ndarray) -> SiteGrid:
+    """Return the header of an activation site; with the band ``NOISE_BAND`` it is passed through."""
+    return SiteGrid(rule.precision, band, floor_exponent(band, rule.floor), False, scales)
+
+
+def nearest_grid(rule: ActivationRule, grid: SiteGrid) -> NearestGrid:
+    """Return the quanta and the band that a site's header stands for."""
+    scale = int(grid.scales[0])
+    return NearestGrid(grid.precision + 8, scale + grid.floor, scale + grid.band, rule.margin)
+
+
+def activation_rule(policy: Policy) -> ActivationRule:
+    """Return how the policy rounds activations.
+
+    Raises:
+        InvalidInput: it does not.
+    """
+    if policy.activation is None:
+        raise InvalidInput(f"policy {policy.name} rounds no activations")
+    return policy.activation
+
+
+def decision_exponent(policy: Policy, grid: SiteGrid | None, rms: float) -> int:
+    """Return the exponent of a decision's band for an input of size ``rms``."""
+    relative = policy.decision_band[0] if grid is None else grid.band
+    scale = scale_exponent(rms) if math.isfinite(rms) else 0
+    return max(scale + relative, -1000)
+
+
+def expected_form(policy: Policy, kind: Kind) -> tuple[int, bool, tuple[int, int]] | None:
+    """Return precision, dither and allowed band exponents of a kind of site; None if the policy has none."""
+    if kind == Kind.GRADIENT:
+        return policy.gradient_precision, policy.dithered, policy.gradient_band
+    if kind == Kind.STATE:
+        return 24, False, policy.state_band
+    if kind == Kind.BUFFER:
+        return policy.buffer_precision, policy.dithered_buffers, policy.buffer_band
+    if kind == Kind.LOSS:
+        return policy.loss_precision, False, policy.loss_band or policy.buffer_band
+    if kind == Kind.DECISION:
+        return 0, False, policy.decision_band
+    rule = policy.activation
+    if kind in ACTIVATIONS and rule is not None:
+        return rule.precision, False, rule.band
+    return None
+
+
+def lowest_floor(policy: Policy, kind: Kind, band: int) -> int | None:
+    """Return the least floor of a kind of site with that band; None where the band alone sets it."""
+    if kind == Kind.GRADIENT:
+        return policy.finest_floor(band)
+    if kind == Kind.STATE:
+        return -149
+    rule = policy.activation
+    return rule.floor if kind in ACTIVATIONS and rule is not None else None
+
+
+def floor_exponent(band: int, lowest: int | None, parity: bool = False) -> int:
+    """Return the floor that goes with a band: sixteen bands (parities: two), or the policy's own if that is larger."""
+    if lowest == -149:
+        return -149
+    least = band + (1 if parity else SPARSEST)
+    return least if lowest is None else max(lowest, least)
+
+
+def is_parity_coded(policy: Policy, kind: Kind, band: int) -> bool:
+    """Whether a site with that band is logged by parities: where the policy has them and they are the smaller code."""
+    if not policy.parity or band == NOISE_BAND:
+        return False
+    if kind == Kind.GRADIENT:
+        return policy.gradient_floor < band + SPARSEST
+    return kind in (Kind.BUFFER, Kind.LOSS)
+
+
+def site_grid(policy: Policy, kind: Kind, band: int, scales: np.ndarray) -> SiteGrid:
+    """Return the grid that the policy prescribes for a site whose noise needs that band.
+
+    Parities are exact up to half a quantum and cost the same whatever the band, so that is then the band.
+    """
+    form = expected_form(policy, kind)
+    assert form is not None
+    precision, dithered, _ = form
+    parity = is_parity_coded(policy, kind, band)
+    floor = floor_exponent(band, lowest_floor(policy, kind, band), parity)
+    band = floor - 1 if parity else band
+    return SiteGrid(precision, band, floor, dithered and band != NOISE_BAND, scales, parity=parity)
+
+
+def sample_stride(x: Tensor) -> int:
+    """Return the distance between the elements that ``sampled`` takes."""
+    return -(-x.numel() // SAMPLES) or 1
+
+
+def sampled(x: Tensor) -> Tensor:
+    """Return at most ``SAMPLES`` evenly spaced elements of a flat tensor, float64."""
+    return (
+        x[:: sample_stride(x)].detach().to(torch.float64, copy=True)
+    )  # an operator in place would change a view

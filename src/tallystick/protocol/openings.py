@@ -1,0 +1,163 @@
+"""What the trainer opens of a disputed operator, read against what both parties committed to.
+
+An opening is leaves of the list and chunks of results; elements are read from it and from nothing else. What does not fit
+the commitments raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tallystick.commit.encoding import HASH_BYTES
+from tallystick.commit.merkle import root as merkle_root
+from tallystick.commit.state import ChunkProof, parse_entry
+from tallystick.commit.tensors import OpenedChunk, TensorDigest
+from tallystick.errors import InvalidInput
+from tallystick.protocol.formulas import Indexes
+from tallystick.protocol.operands import ARRAY
+from tallystick.protocol.operators import (
+    STORE,
+    EarlierLeaf,
+    OpenedLeaf,
+    Operator,
+    parse_operator,
+    verify_earlier,
+)
+
+STORES_A_NODE = 16  # a power of two, so that the tree over the nodes is the tree over the stores
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What the trainer hands to the judge, and the judge reads.
+
+    Attributes:
+        leaf: the disputed leaf.
+        sources: the leaves that its inputs come from, by leaf number.
+        pieces: chunks by slot: inputs from 0 on, outputs of the operator itself at -1 - k.
+        partials: of a long sum, each block's sum and magnitude.
+        nodes: of the list's end, the roots over each 16 stores.
+        state: chunks of the agreed state, where a load is disputed.
+        stored: chunks of the state entry that a store writes.
+    """
+
+    leaf: OpenedLeaf
+    sources: Mapping[int, EarlierLeaf] = field(default_factory=dict[int, EarlierLeaf])
+    pieces: Mapping[int, tuple[OpenedChunk, ...]] = field(default_factory=dict[int, tuple[OpenedChunk, ...]])
+    partials: tuple[tuple[float, float], ...] = ()
+    nodes: tuple[bytes, ...] = ()
+    state: tuple[tuple[ChunkProof, bytes], ...] = ()
+    stored: tuple[OpenedChunk, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """What the judge reads of it."""
+        total = self.leaf.nbytes + sum(source.nbytes for source in self.sources.values())
+        total += sum(piece.nbytes for pieces in self.pieces.values() for piece in pieces)
+        total += 16 * len(self.partials) + HASH_BYTES * len(self.nodes)
+        total += sum(piece.nbytes for piece in self.stored)
+        return total + sum(len(proof.encode()) + len(data) for proof, data in self.state)
+
+
+class OpenedReader:
+    """Reads elements from opened chunks, and nothing else."""
+
+    def __init__(
+        self,
+        op: Operator,
+        chunk: int,
+        pieces: Mapping[int, tuple[OpenedChunk, ...]],
+        stored: Mapping[int, str],
+    ) -> None:
+        self._op, self._chunk, self._stored = op, chunk, stored
+        self._pieces = {slot: {piece.index: piece.data for piece in held} for slot, held in pieces.items()}
+
+    def __call__(self, slot: int, flat: Indexes) -> np.ndarray:
+        """Return the elements at flat indexes.
+
+        Raises:
+            InvalidInput: a chunk was not opened.
+        """
+        dtype = self._stored.get(slot)
+        if dtype is None or dtype not in ARRAY:
+            raise InvalidInput(f"opening: slot {slot} is not there")
+        width = np.dtype(ARRAY[dtype]).itemsize
+        held = self._pieces.get(slot, {})
+        at = np.asarray(flat, dtype=np.int64) * width
+        number = at // self._chunk
+        found = np.empty(at.size, dtype=ARRAY[dtype])
+        for index in np.unique(number):
+            if int(index) not in held:
+                raise InvalidInput(f"opening: chunk {int(index)} of slot {slot} is not there")
+            data = np.frombuffer(held[int(index)], dtype=ARRAY[dtype])
+            here = number == index
+            found[here] = data[(at[here] - int(index) * self._chunk) // width]
+        return widened(found, dtype, self._op.inputs[slot].dtype if slot >= 0 else dtype)
+
+
+def widened(found: np.ndarray, stored: str, wanted: str) -> np.ndarray:
+    """Return elements as the operator reads them: a wider float than stored is exact; nothing else is allowed."""
+    if stored == wanted:
+        return found
+    if (stored, wanted) == ("F32", "F64"):
+        return found.astype(np.float64)
+    raise InvalidInput(f"operator: reads {stored} as {wanted}")
+
+
+def stored_dtypes(op: Operator, opening: Opening, before: bytes) -> dict[int, str]:
+    """Return how each slot's elements are stored, having checked the leaves that they come from."""
+    found = {-1 - number: output.tensor.dtype for number, output in enumerate(op.outputs)}
+    for slot in range(len(op.inputs)):
+        if slot in opening.pieces or op.name == STORE:
+            source = _source(op, slot, opening, before)
+            found[slot] = source.outputs[op.inputs[slot].source[1]].tensor.dtype
+    return found
+
+
+def _source(op: Operator, slot: int, opening: Opening, before: bytes) -> Operator:
+    number, output = op.inputs[slot].source
+    earlier = opening.sources.get(number)
+    if earlier is None or earlier.index != number:
+        raise InvalidInput(f"opening: leaf {number}, where input {slot} comes from, is not there")
+    source = verify_earlier(earlier, before=opening.leaf.index, root=before)
+    if output >= len(source.outputs):
+        raise InvalidInput(f"opening: leaf {number} has no output {output}")
+    if op.inputs[slot].view.last >= source.outputs[output].tensor.elements:
+        raise InvalidInput(f"input {slot} reads beyond the end of leaf {number}")
+    return source
+
+
+def tensor_of(op: Operator, slot: int, opening: Opening) -> TensorDigest:
+    """Return what a slot's leaf commits to: an input's source, or an output of the operator itself at -1 - k.
+
+    Raises:
+        InvalidInput: the operator has no such slot.
+    """
+    if slot < 0:
+        if -1 - slot >= len(op.outputs):
+            raise InvalidInput(f"opening: the operator has no output {-1 - slot}")
+        return op.outputs[-1 - slot].tensor
+    if slot >= len(op.inputs):
+        raise InvalidInput(f"opening: the operator has no input {slot}")
+    number, output = op.inputs[slot].source
+    return parse_operator(opening.sources[number].leaf).outputs[output].tensor
+
+
+def store_nodes(stores: Sequence[Operator]) -> tuple[bytes, ...]:
+    """Return the roots over each ``STORES_A_NODE`` of what stores write; their tree is the state tree.
+
+    Raises:
+        InvalidInput: a leaf writes no entry.
+    """
+    leaves = [parse_entry(each.attributes.get("entry"), "operator").digest() for each in stores]
+    return tuple(merkle_root(leaves[at : at + STORES_A_NODE]) for at in range(0, len(leaves), STORES_A_NODE))
+
+
+def stores_opened(first: int, end: int, block: int) -> list[int]:
+    """Return which leaves open node ``block``: those of the stores below it, the first store, and the leaf before that."""
+    low = first + STORES_A_NODE * block
+    below = range(low, min(low + STORES_A_NODE, end)) if block >= 0 else range(0)
+    return sorted({first - 1, first, *below} & set(range(end)))
