@@ -55,6 +55,7 @@ from tallystick.protocol.transcript import (
 
 DISPUTE_FORMAT = "tallystick/dispute/1"
 DISPUTE_LIMIT = 1 << 27  # bytes of JSON
+MOST_MOVES = 256  # two claims for each of 24 rounds, seven more, and a tick before each are 112
 LONGEST_SIGNATURE = 128  # bytes; ECDSA on P-384 in DER has 104 at most
 HANDED_TAG = "tallystick/handed/1"
 GRIDS_ENTRY = "document/grids"
@@ -438,6 +439,8 @@ def parse_dispute(data: bytes) -> DisputeRecord:
     fields = Fields(parse_canonical_json(data, what=what, limit=DISPUTE_LIMIT), what=what, names=names)
     fields.constant("format", DISPUTE_FORMAT)
     ruling = Fields(fields.value("ruling"), what="dispute: ruling", names=("loser", "reason"))
+    if len(fields.items("moves")) > MOST_MOVES:
+        raise InvalidInput(f"dispute: {len(fields.items('moves'))} moves exceed the limit of {MOST_MOVES}")
     moves = tuple(parse_move(item) for item in fields.items("moves"))
     chunk = fields.integer("chunk")
     if chunk not in {1 << bits for bits in range(12, 17)}:

@@ -37,6 +37,7 @@ from tallystick.protocol.trace import PARTIES, Party
 MOVE_TYPE = "https://tallystick/dispute-move/v0.1"
 HISTORY_TAG = "tallystick/dispute-history/1"
 MOVE_TAG = "tallystick/dispute-move/1"
+PLACE_TAG = "tallystick/dispute-place/1"  # of no format: it only tells places apart
 LIST_KIND = "committed"
 MOVE_KINDS = (LIST_KIND, "answered", "declined", "claim", "revealed", "opened", "pointed", "handed")
 
@@ -101,11 +102,18 @@ class MoveClaim:
         }
         return Statement((run,), MOVE_TYPE, {**self.terms.fields(), **said})
 
+    def places(self) -> tuple[bytes, ...]:
+        """Return the places that the move takes; an honest party makes one move in each.
+
+        The place after what had been said, and of a list the place of its party's list in this dispute.
+        """
+        here = self.terms.opening() + self.party.encode()
+        after = digest(PLACE_TAG, here, self.history)
+        return (after, digest(PLACE_TAG, here)) if self.kind == LIST_KIND else (after,)
+
     def contradicts(self, other: MoveClaim) -> bool:
         """Whether no honest party signs both: two answers to one question, or two lists for one dispute."""
-        if (self.terms, self.party) != (other.terms, other.party) or self.move == other.move:
-            return False
-        return self.history == other.history or self.kind == other.kind == LIST_KIND
+        return self.move != other.move and not {*self.places()}.isdisjoint(other.places())
 
 
 class History:
