@@ -29,6 +29,7 @@ from tallystick.errors import InvalidInput, Nondeterminism, StoreError
 from tallystick.execution.determinism import Profile, parse_profile
 from tallystick.protocol.envelope import ENVELOPE_LIMIT
 from tallystick.protocol.sample import Announcement
+from tallystick.protocol.signing import PublicKey, Signer
 from tallystick.protocol.trace import Party
 from tallystick.reports.audit import AuditPage, ClaimPage
 from tallystick.reports.dispute import DisputePage
@@ -346,8 +347,12 @@ def dispute(
         )
     program = None if defence is None else find_job(defence)
     signer = None if key is None else load_key(key)
-    signers = {party: load_key(source) for party, source in named.items() if source is not None}
-    asked = {party: load_public_key(path) for party, path in public.items() if path is not None}
+    signers: dict[Party, Signer] = {
+        party: load_key(source) for party, source in named.items() if source is not None
+    }
+    asked: dict[Party, PublicKey] = {
+        party: load_public_key(path) for party, path in public.items() if path is not None
+    }
 
     from tallystick.roles import judge
 
