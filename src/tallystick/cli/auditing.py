@@ -25,8 +25,9 @@ from tallystick.cli.sampling import (
     SampleOptions,
 )
 from tallystick.cli.terminal import StepDisplay, TrialDisplay, answer, json_bytes, say
-from tallystick.errors import InvalidInput, Nondeterminism, StoreError
+from tallystick.errors import InvalidInput, Nondeterminism, ProtocolViolation, StoreError
 from tallystick.execution.determinism import Profile, parse_profile
+from tallystick.protocol.dispute import DISPUTE_LIMIT, find_contradiction, parse_dispute
 from tallystick.protocol.envelope import ENVELOPE_LIMIT
 from tallystick.protocol.sample import Announcement
 from tallystick.protocol.signing import PublicKey, Signer
@@ -365,10 +366,12 @@ def dispute(
         say("interrupted: no verdict was written; both directories are as they were")
         return 130
     verdict = out if out is not None else auditor / "verdict.json"
+    path = record if record is not None else auditor / "dispute.json"
+    if signers and result.record is not None:
+        _keep_word(path, result.record)
     theirs.write_document(verdict, result.encode())
     written: str | None = None
     if result.record is not None:
-        path = record if record is not None else auditor / "dispute.json"
         theirs.write_document(path, result.record)
         written = str(path)
     if signer is not None and statement is not None:
@@ -380,6 +383,26 @@ def dispute(
         write_whole(statement, signed)
     answer(DisputePage(result, str(verdict), written), as_json=as_json)
     return DISPUTE_CODES[result.outcome]
+
+
+def _keep_word(path: Path, record: bytes) -> None:
+    """Return unless the record at ``path`` holds other moves that the same keys signed in the same dispute.
+
+    Raises:
+        ProtocolViolation: it does: whoever has both records has evidence against the signer.
+    """
+    if not path.exists():
+        return
+    try:
+        earlier = parse_dispute(read_whole(path, limit=DISPUTE_LIMIT, what="a dispute record"))
+        other = find_contradiction(earlier, parse_dispute(record))
+    except (InvalidInput, ProtocolViolation):
+        return  # what stands there is no evidence against anybody
+    if other is not None:
+        raise ProtocolViolation(
+            f"{path}: holds {other}; signing both is equivocation, so nothing was written. Keep that record, or find out "
+            "why this machine computes the step otherwise"
+        )
 
 
 def _check_statement(key: str | None, statement: Path | None) -> None:

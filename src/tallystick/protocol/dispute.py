@@ -380,6 +380,21 @@ def signed_claims(record: DisputeRecord) -> list[tuple[MoveClaim, bytes, PublicK
     ]
 
 
+def find_contradiction(one: DisputeRecord, other: DisputeRecord) -> str | None:
+    """Return in words what one key signed in one record that contradicts what it signed in the other, or None.
+
+    Signatures are not verified.
+
+    Raises:
+        ProtocolViolation: the claims of a record do not lead to one step.
+    """
+    for claim, _, key in signed_claims(one):
+        for theirs, _, signer in signed_claims(other):
+            if key == signer and claim.contradicts(theirs):
+                return f"another {claim.kind} move of the {claim.party}'s key {key.key_id[:16]}.. in the same dispute"
+    return None
+
+
 def record_base(record: DisputeRecord, position: DisputedPosition) -> bytes:
     """Return what both lists of operators begin with."""
     return base_of(
