@@ -7,6 +7,7 @@ from forgery import Forger, forging, outside_its_bound
 from stage import STEPS, Stage, claim_path, dispute, main
 
 from tallystick.protocol.dispute import DisputeRecord, parse_dispute, signed_claims, verify_dispute
+from tallystick.protocol.operators import Objection
 from tallystick.protocol.signed_moves import sign_move
 from tallystick.protocol.signing import Signer
 from tallystick.protocol.trace import Party
@@ -76,7 +77,22 @@ def attack(stage: Stage) -> str:
         naming="the signature is not of the trainer's key",
         published=False,
     )
-    return f"the reader of the bundle, to whom nothing shows that the trainer made the list: {'; '.join(said)}; {refused}"
+    # The trainer's own list, signed, and a judge who says that the job has another operator there: no record shows that.
+    accused = dispute(
+        run, claim, stage.source, defence=honest_defence(stage.source), objection=Objection(7, structure=True),
+        signers={"trainer": TRAINER, "auditor": AUDITOR},
+    )  # fmt: skip
+    must(accused.loser == "auditor", f"a false objection to the structure ends in {accused.loser}")
+    assert accused.record is not None
+    turned = replace(parse_dispute(accused.record), loser="trainer").encode()
+    structure = must_fail(
+        convicted(run, claim, replace(accused, loser="trainer"), turned),
+        check=10,
+        naming="needs the job",
+        published=False,
+    )
+    told = "; ".join((*said, refused, structure))
+    return f"the reader of the bundle, to whom nothing shows that the trainer made the list: {told}"
 
 
 if __name__ == "__main__":

@@ -49,8 +49,8 @@ class EvidencePolicy:
         most_age_days: how old a counted statement may be.
         log: who must have seen the run before it was challenged; None if publication is not asked for.
         model_signature: whether the trainer must have signed the weights' files.
-        judges_word: whether a judge is believed about who made the moves of a dispute over operators, where whoever lost
-            did not sign them. A dishonest judge could then invent them.
+        judges_word: whether a judge is believed about what the record of a dispute over operators does not show: who made
+            the moves that whoever lost did not sign, and what the job asks for. A dishonest judge could then invent both.
     """
 
     roles: dict[str, str]

@@ -71,7 +71,7 @@ CHECKS = (
     "the run was published before it was challenged",
     "drawn samples are the beacon's",
     "every verdict follows from what it rests on",
-    "whoever loses at an operator has signed what convicts it",
+    "whoever loses at an operator loses by what it signed, not by the judge's word",
     "no accusation stands",
     "enough auditors found a match, recently, within the freedom accepted",
 )
@@ -103,12 +103,20 @@ class _Move:
 
 @dataclass(frozen=True)
 class _Dispute:
-    """A verdict with the record of its dispute over operators, and what the record's own checks say."""
+    """A verdict with the record of its dispute over operators, and what of the record's own checks is left to the judge."""
 
     name: str
     verdict: Signed
     record: DisputeRecord
     signatures: DisputeCheck
+    needed: tuple[DisputeCheck, ...]
+
+    def not_proven(self) -> list[str]:
+        """Return in words what the record does not show of whom it blames."""
+        found = [] if self.signatures.outcome == "passed" else [self.signatures.detail]
+        return found + [
+            f"{check.detail}: the ruling needs the job, and is the judge's word" for check in self.needed
+        ]
 
 
 @dataclass
@@ -504,9 +512,11 @@ class _BundleChecks:
             raise Mismatch(
                 f"dispute {name}: is about step {record.step_proof.record.step}, the verdict about {claim.step}"
             )
-        self.facts.disputes.append(_Dispute(name, signed, record, checks[SIGNATURES_CHECK - 1]))
-        needed = sum(check.outcome == "needs the job" for check in checks)
-        return f"one operator: {record.loser} loses" + (f", {needed} checks need the job" if needed else "")
+        needed = tuple(check for check in checks if check.outcome == "needs the job")
+        self.facts.disputes.append(_Dispute(name, signed, record, checks[SIGNATURES_CHECK - 1], needed))
+        return f"one operator: {record.loser} loses" + (
+            f", {len(needed)} checks need the job" if needed else ""
+        )
 
     def _known_keys(self, claim: VerdictClaim, record: DisputeRecord) -> dict[Party, list[str]]:
         """Return whose keys may have signed the moves of a dispute.
@@ -527,19 +537,19 @@ class _BundleChecks:
         return {"trainer": trainers, "auditor": accusers or auditors}
 
     def check_signed_moves(self) -> str | None:
-        """10. Whoever loses a dispute over operators made the moves that convict it, by its own signature."""
+        """10. Whoever loses a dispute over operators signed the moves that convict it, and the record shows that they do."""
         said: list[str] = []
         for dispute in self.facts.disputes:
-            check, step = dispute.signatures, dispute.record.step_proof.record.step
-            if check.outcome == "passed":
-                said.append(f"step {step}: {check.detail}")
+            step = dispute.record.step_proof.record.step
+            if not (missing := "; ".join(dispute.not_proven())):
+                said.append(f"step {step}: {dispute.signatures.detail}")
             elif self.policy is not None and self.policy.judges_word:
-                said.append(f"step {step}: {check.detail}, which the policy accepts")
+                said.append(f"step {step}: {missing}, which the policy accepts")
             elif self.policy is not None:
                 self.facts.finding = (
                     f"not proven: that the {dispute.record.loser} is to blame for step {step}"
                 )
-                raise Mismatch(f"dispute {dispute.name}: not proven: {check.detail}")
+                raise Mismatch(f"dispute {dispute.name}: not proven: {missing}")
         if self.policy is None and self.facts.disputes:
             return None
         return "; ".join(said) or "no dispute ended at an operator"
@@ -585,6 +595,8 @@ class _BundleChecks:
             return "the judge's word, which repeating the step tests"
         if dispute.signatures.outcome != "passed":
             return "the judge's word about who made the list"
+        if dispute.needed:
+            return "the judge's word about what the job asks for, which the job tests"
         return f"by moves that the {dispute.record.loser} signed"
 
     def check_quorum(self) -> str | None:

@@ -664,12 +664,13 @@ BOTH: Signers = {"trainer": TRAINER, "auditor": AUDITOR}
 
 
 def over_an_operator(
-    loser: Party, signers: Signers, *, list_root: bytes | None = None, **changes: Any
+    loser: Party, signers: Signers, *, list_root: bytes | None = None, structure: bool = False, **changes: Any
 ) -> tuple[DisputeRecord, dict[str, list[Member]]]:
     """The record of a dispute that ends at the product of the worked example, in the run of letters, and its bundle.
 
     The product is false and the trainer loses, or it is right and the auditor does. With ``list_root`` the trainer's list
-    has that root, and the record ends there. ``changes`` are to the record, after it was signed.
+    has that root, and the record ends there. With ``structure`` the objection is to that. ``changes`` are to the record,
+    after it was signed.
     """
     trainer, theirs = run("t", parts_at=9), run("a", parts_at=9)
     verdict = verdict_of(trainer, theirs, loser)
@@ -691,7 +692,7 @@ def over_an_operator(
     position = steps.replay()
     base = record_base(blank, position)
     loads = [drawn.opening.sources[number].leaf for number in (0, 1)]
-    objection = Objection(2, 0, 1).encode()
+    objection = (Objection(2, structure=True) if structure else Objection(2, 0, 1)).encode()
     lists: dict[Party, OperatorList] = {
         "trainer": OperatorList(base, [*loads, product]),
         "auditor": OperatorList(base, [*loads, objection]),
@@ -699,6 +700,8 @@ def over_an_operator(
     roots = {party: merkle_root(each.hashes) for party, each in lists.items()}
     sources = {number: lists["trainer"].open_earlier(number, 2) for number in (0, 1)}
     opening = replace(drawn.opening, leaf=lists["trainer"].witness_at(2), sources=sources)
+    if structure:
+        opening = Opening(opening.leaf)
     moves: list[Move] = [Committed(3, roots["trainer"]), Answered(3, roots["auditor"])]
     moves += [Claim(party, 1, each.commitment_at(1)) for party, each in lists.items()]
     moves += [Claim(party, 2, each.commitment_at(2)) for party, each in lists.items()]
@@ -761,6 +764,24 @@ def test_moves_that_the_loser_did_not_sign_blame_nobody(loser: Party, signers: S
     if loser == "trainer":
         assert trusting.finding.endswith("(the judge's word about who made the list)")
     assert check(parts, policy(judges_word=False)).failed == 10
+
+
+@pytest.mark.parametrize("loser", PARTIES)
+def test_a_ruling_that_needs_the_job_is_the_judges_word_however_well_signed(loser: Party) -> None:
+    """A judge could convict a trainer of its own, honest list, or acquit one by an honest objection."""
+    record, parts = over_an_operator(loser, BOTH, structure=True)
+    assert [check.outcome for check in verify_dispute(record)][4:] == ["needs the job", "passed"]
+
+    found = check(parts)
+
+    assert (found.failed, found.finding) == (10, f"not proven: that the {loser} is to blame for step 9")
+    assert "the ruling needs the job" in found.why
+    trusting = check(parts, policy(judges_word=True))
+    assert trusting.failed == (11 if loser == "trainer" else None)
+    if loser == "trainer":
+        assert trusting.finding.endswith(
+            "(the judge's word about what the job asks for, which the job tests)"
+        )
 
 
 def test_without_a_policy_nobody_is_said_to_have_signed() -> None:
