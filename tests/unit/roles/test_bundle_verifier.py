@@ -600,7 +600,10 @@ def test_an_operators_record_about_another_run_is_refused() -> None:
 def recorded(loser: str = "trainer", step: int = 2) -> dict[str, list[Member]]:
     """The bundle of the run in vectors/dispute, with a judge's statement on it that names the record of its operator."""
     vector = json.loads((VECTORS / "dispute" / "worked-example" / "input.json").read_bytes())
-    record, data = parse_dispute(vector["record"].encode()), named("dispute", vector["record"].encode())
+    drawn = parse_dispute(vector["record"].encode())
+    unsigned: tuple[bytes | None, ...] = (None,) * len(drawn.signatures)
+    record = replace(drawn, auditor_run=drawn.run_root, keys={}, signatures=unsigned)
+    data = named("dispute", record.encode())
     final = record.step_proof.record.state_root
     assert final is not None
     statement = RunStatement(
@@ -632,10 +635,11 @@ def recorded(loser: str = "trainer", step: int = 2) -> dict[str, list[Member]]:
 
 
 def test_an_operators_record_must_blame_whom_the_verdict_blames_at_its_step() -> None:
-    held = check(recorded())
+    held = check(recorded(), policy(judges_word=True))
+    word = "the judge's word about who made the list"
     assert (held.failed, held.finding) == (
-        10,
-        "trainer at fault at step 2: why",
+        11,
+        f"trainer at fault at step 2: why ({word})",
     )  # the control: the record holds
     other = check(recorded(loser="auditor"))
     assert (other.failed, "the trainer loses, the verdict says auditor" in other.why) == (9, True)
@@ -644,7 +648,7 @@ def test_an_operators_record_must_blame_whom_the_verdict_blames_at_its_step() ->
 
 
 def test_a_judge_who_could_not_find_out_answers_no_accusation() -> None:
-    for outcome, failed in (("both_acceptable", None), ("cannot_reproduce", 10)):
+    for outcome, failed in (("both_acceptable", None), ("cannot_reproduce", 11)):
         found = check(disputed("none", write=lambda v, o=outcome: replace(v, outcome=o)))
         assert (outcome, found.failed) == (outcome, failed), found.why
         assert ("no judge has ruled on it" in found.why) is (failed is not None)
