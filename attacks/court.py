@@ -22,7 +22,8 @@ from tallystick.protocol.signing import SigningKey, ed25519_key
 from tallystick.protocol.tlog import Checkpoint
 from tallystick.roles.auditor import AuditReport, audit
 from tallystick.roles.bundle_verifier import verify_bundle
-from tallystick.roles.evidence import log_proof_of, sign_audit, sign_run
+from tallystick.roles.evidence import log_proof_of, sign_audit, sign_run, sign_verdict
+from tallystick.roles.judge import DisputeResult
 from tallystick.roles.verifier import Verification
 from tallystick.store.files import RunDirectory
 from tallystick.store.tlog import LogDirectory, Witness
@@ -47,8 +48,29 @@ def log_policy() -> list[str]:
     return [*lines, f"group all-of-them all {' '.join(names)}", "quorum all-of-them"]
 
 
-def reads(members: Iterable[Member], *, now: int = NOW) -> Verification:
-    """Return what a stranger with the policy says to a bundle of these members."""
+def convicted(
+    run: RunDirectory, claim: RunDirectory, ruling: DisputeResult, record: bytes | None
+) -> list[Member]:
+    """Return the members of a bundle in which the judge signs that ruling, with that record of level three."""
+    transcript, theirs = run.load_transcript(), claim.load_transcript().statement()
+    statement = transcript.statement()
+    signed = sign_verdict(run, claim, ruling, JUDGE, AUDITED, dispute=record)
+    held = [
+        *(key_member(key) for key in (TRAINER, AUDITOR, SECOND, JUDGE)),
+        *(Member("run", each.root, each.encode()) for each in (statement, theirs)),
+        named("specification", transcript.specification.encode()),
+        named("specification-proof", transcript.prove_specification().encode()),
+        named("statement", sign_run(run, TRAINER, PUBLISHED)),
+        named("statement", signed),
+        named("verdict", ruling.encode()),
+    ]
+    return held if record is None else [*held, named("dispute", record)]
+
+
+def reads(
+    members: Iterable[Member], *, now: int = NOW, published: bool = True, **changes: object
+) -> Verification:
+    """Return what a stranger with the policy says to a bundle of these members; ``changes`` are to the policy."""
     policy = {
         "format": "tallystick/evidence-policy/1",
         "trainers": [TRAINER.public_key.key_id],
@@ -60,16 +82,19 @@ def reads(members: Iterable[Member], *, now: int = NOW) -> Verification:
         "most_freedom": "1",
         "most_steer": "1",
         "most_age_days": 30,
-        "log_policy": log_policy(),
+        "log_policy": log_policy() if published else None,
         "model_signature": False,
+        **changes,
     }
     data = make_bundle(members).encode()
     return verify_bundle(data, parse_evidence_policy(canonical_json(policy)), now=now)
 
 
-def must_fail(members: Iterable[Member], *, check: int, naming: str, now: int = NOW) -> str:
+def must_fail(
+    members: Iterable[Member], *, check: int, naming: str, now: int = NOW, published: bool = True
+) -> str:
     """Return what the reader says, who must stop at that check and name that."""
-    found = reads(members, now=now)
+    found = reads(members, now=now, published=published)
     failed = next((each for each in found.checks if each.outcome == "failed"), None)
     must(failed is not None, f"the reader says {found.verdict}, {naming!r} had to be refused")
     assert failed is not None

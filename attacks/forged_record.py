@@ -8,12 +8,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from false_operator import ELEMENT, TrainerSide
-from forgery import Forger, find, with_element
+from false_operator import ELEMENT
+from forgery import HANDS, Forger, outside_its_bound
 from stage import AT, STEPS, Stage, claim_path, dispute, main
 
 from tallystick.commit.encoding import canonical_json, parse_canonical_json
-from tallystick.commit.state import hold
 from tallystick.errors import InvalidInput
 from tallystick.protocol.dispute import DisputeRecord, handed_digest, parse_dispute, verify_dispute
 from tallystick.protocol.game import Claim
@@ -88,11 +87,13 @@ FORGERIES: dict[str, Forge] = {
     "wired to another leaf": lambda r: other_leaf(r, lambda f: f["inputs"][0].update({"from": [0, 0]})),
     "another module": lambda r: other_leaf(r, lambda f: f.update({"module": "elsewhere"})),
     "another claim in the game": other_claim,
-    "a move left out": lambda r: replace(r, moves=r.moves[:-1]),
+    "a move left out": lambda r: replace(r, moves=r.moves[:-1], signatures=r.signatures[:-1]),
     "another ruling": lambda r: replace(r, loser="auditor"),
     "another run": lambda r: replace(r, run_root=bytes(32)),
     "other ends of the game": lambda r: replace(r, steps=replace(r.steps, ends={**r.steps.ends, "trainer": bytes(32)})),
     "another chunk size": lambda r: replace(r, chunk=2 * r.chunk),
+    "another auditor's claim": lambda r: replace(r, auditor_run=bytes(32)),
+    "another signature": lambda r: replace(r, signatures=(r.signatures[-1], *r.signatures[1:])),
     "a log that nobody needs": lambda r: replace(r, frame=b"log"),
 }  # fmt: skip
 
@@ -115,7 +116,7 @@ def must_verify(data: bytes | None) -> DisputeRecord:
     assert data is not None
     record = parse_dispute(data)
     outcomes = [check.outcome for check in verify_dispute(record)]
-    must(outcomes == ["passed"] * 5, f"the control: the record as it was written says {outcomes}")
+    must(outcomes == ["passed"] * 6, f"the control: the record as it was written says {outcomes}")
     return record
 
 
@@ -126,12 +127,7 @@ def _blaming_the_trainer(forge: Forge, honest: DisputeRecord) -> DisputeRecord:
 def attack(stage: Stage) -> str:
     forger = Forger(stage)
 
-    def outside(side: TrainerSide) -> TrainerSide:
-        at = find(side, lambda op: op.name == "aten::addmm" and op.module == "hidden")
-        trace = with_element(side, at, ELEMENT, lambda value: value + type(value)(0.25))
-        return TrainerSide(trace, side.base, side.agreed, hold(side.claimed.values()))
-
-    record = must_verify(forger.convicted(outside, naming="must be").record)
+    record = must_verify(forger.convicted(outside_its_bound, naming="must be").record)
     said = [must_not_verify(record, forge, what) for what, forge in FORGERIES.items()]
     # An honest operator, falsely accused: the auditor loses, and no opening turns the record against the trainer.
     honest = stage.honest_run("honest")
@@ -141,8 +137,9 @@ def attack(stage: Stage) -> str:
     at = forger.plain.operator and forger.plain.operator.index
     assert at is not None
     accused = dispute(
-        honest, claim, stage.source, defence=honest_defence(stage.source), objection=Objection(at, 0, ELEMENT)
-    )
+        honest, claim, stage.source, defence=honest_defence(stage.source), objection=Objection(at, 0, ELEMENT),
+        signers=HANDS,
+    )  # fmt: skip
     must(accused.loser == "auditor", f"a false accusation ends in {accused.loser}: {accused.reason}")
     sound = must_verify(accused.record)
     for what in ("another input", "another source of an input", "another ruling"):
@@ -153,7 +150,7 @@ def attack(stage: Stage) -> str:
     cheat.run(stage.order(), run)
     write_claim(run, stage.source, claim_path(run))
     logged = must_verify(
-        dispute(run, claim_path(run), stage.source, defence=cheat.defence(stage.source)).record
+        dispute(run, claim_path(run), stage.source, defence=cheat.defence(stage.source), signers=HANDS).record
     )
     must(bool(logged.frame and logged.grids), "a rounding site is judged without its log")
     of_logs: dict[str, Forge] = {

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from court import AUDITOR, TRAINER
 from stage import STEPS, Stage, claim_path
 
 from tallystick.commit.state import hold
 from tallystick.commit.tensors import digest_of
 from tallystick.execution.trace import StepTrace
 from tallystick.protocol.operands import stored_at
-from tallystick.protocol.operators import Operator, Output
+from tallystick.protocol.operators import Objection, Operator, Output
+from tallystick.protocol.signing import Signer
+from tallystick.protocol.trace import Party
 from tallystick.roles import operators
 from tallystick.roles.auditor import write_claim
 from tallystick.roles.judge import DisputeResult, dispute
@@ -25,6 +28,7 @@ from tallystick.testing.attacks import must
 from tallystick.testing.cheats import EditedWeights, honest_defence
 
 Change = Callable[[TrainerSide], TrainerSide]
+HANDS: Mapping[Party, Signer] = {"trainer": TRAINER, "auditor": AUDITOR}
 
 
 class Forger:
@@ -47,7 +51,21 @@ class Forger:
     def ruling(self, change: Change) -> DisputeResult:
         """Return how the dispute ends for a trainer who answers with a list that ``change`` has forged."""
         with forging(change):
-            return dispute(self.run, self.claim, self.stage.source, defence=honest_defence(self.stage.source))
+            defence = honest_defence(self.stage.source)
+            return dispute(self.run, self.claim, self.stage.source, defence=defence, signers=HANDS)
+
+    def objecting(self, change: Change, *, at: int) -> DisputeResult:
+        """Return how the dispute ends for an auditor who objects to the operator ``at`` of that list, whatever it is."""
+        source = self.stage.source
+        with forging(change):
+            return dispute(
+                self.run,
+                self.claim,
+                source,
+                defence=honest_defence(source),
+                objection=Objection(at),
+                signers=HANDS,
+            )
 
     def convicted(self, change: Change, *, naming: str, index: int | None = None) -> DisputeResult:
         """Return the ruling, which must be against the trainer at an operator, for that reason and there."""
@@ -73,6 +91,13 @@ def forging(change: Change) -> Generator[None]:
         yield
     finally:
         operators.defend = honest
+
+
+def outside_its_bound(side: TrainerSide, element: int = 3) -> TrainerSide:
+    """Return the side with a list in which one element of the hidden layer's product is false."""
+    at = find(side, lambda op: op.name == "aten::addmm" and op.module == "hidden")
+    trace = with_element(side, at, element, lambda value: value + type(value)(0.25))
+    return TrainerSide(trace, side.base, side.agreed, hold(side.claimed.values()))
 
 
 def with_operators(side: TrainerSide, edit: Callable[[list[Operator]], None]) -> TrainerSide:

@@ -26,8 +26,8 @@ def attack(stage: Stage) -> str:
         "the audit signed by a judge": must_fail(
             [*without(honest, audited), court.audited(JUDGE)], check=3, naming="is judge in the policy"
         ),
-        "no audit": must_fail(without(honest, audited), check=11, naming="0 auditors count"),
-        "stale evidence": must_fail(honest, check=11, naming="days old", now=NOW + 31 * DAY),
+        "no audit": must_fail(without(honest, audited), check=12, naming="0 auditors count"),
+        "stale evidence": must_fail(honest, check=12, naming="days old", now=NOW + 31 * DAY),
         "no publication": must_fail(without(honest, court.proof()), check=7, naming="log proof is missing"),
         "another run's publication": must_fail(
             [*without(honest, court.proof()), other.proof()], check=2, naming="about no document"

@@ -1,6 +1,6 @@
 """Write the test vectors of disputes: one record, drawn in spec/dispute.md, and its refused neighbours.
 
-As in ``vectors_commit`` nothing here imports the package: hashlib, struct and json, straight from the page.
+As in ``vectors_commit`` nothing here imports the package: hashlib, struct, json and an Ed25519 library, straight from the page.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import struct
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from vector_cases import Case, write_cases
 from vectors_commit import (
     canonical,
@@ -26,6 +28,11 @@ from vectors_commit import (
     tensor,
 )
 
+PARTIES = ("auditor", "trainer")
+KEYS = {
+    party: Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n, party in enumerate(PARTIES, start=1)
+}
+SENDER = {"committed": "trainer", "opened": "trainer", "handed": "trainer"}
 ZERO = "00" * 32
 BLOCK = 4096
 
@@ -158,6 +165,7 @@ def dispute(
     handed = tagged("tallystick/handed/1", canonical(opening).encode()).hex()
     size = len(tree)
     return {
+        "auditor_run": sha256(b"the auditor's run").hex(),
         "chunk": BLOCK,
         "format": "tallystick/dispute/1",
         "frame": "",
@@ -263,13 +271,85 @@ def end_dispute(loser: str = "trainer", *, block: int = 0, short: bool = False) 
     return value
 
 
+def sender(move: list[Any]) -> str:
+    return move[1] if move[0] == "claim" else SENDER.get(move[0], "auditor")
+
+
+def spki(party: str) -> bytes:
+    return KEYS[party].public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+
+def statements(value: Case) -> list[bytes]:
+    """What is signed for each move: DSSE's encoding of the statement of spec/dispute.md 6."""
+    terms = {
+        "auditorRun": value["auditor_run"],
+        "base": base_of(
+            specification(), [record(step, checkpoint=step in (1, 2)) for step in range(3)]
+        ).hex(),
+        "claims": value["steps"]["ends"],
+        "step": 2,
+    }
+    tag = "tallystick/dispute-history/1"
+    history = tagged(tag, canonical({**terms, "run": value["run_root"]}).encode())
+    asked: dict[tuple[str, str], bytes] = {}
+    found: list[bytes] = []
+    for move in value["moves"]:
+        text = canonical(move).encode()
+        answers = asked.setdefault(
+            (sender(move), f"{move[0]} {move[2] if move[0] == 'claim' else ''}"), history
+        )
+        predicate = {
+            **terms,
+            "history": answers.hex(),
+            "kind": move[0],
+            "move": tagged("tallystick/dispute-move/1", text).hex(),
+            "party": sender(move),
+        }
+        statement = {
+            "_type": "https://in-toto.io/Statement/v1",
+            "predicate": predicate,
+            "predicateType": "https://tallystick/dispute-move/v0.1",
+            "subject": [{"digest": {"tallystickRun": value["run_root"]}, "name": "run"}],
+        }
+        payload, kind = canonical(statement).encode(), b"application/vnd.in-toto+json"
+        found.append(b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload))
+        history = tagged(tag, history, text)
+    return found
+
+
+def signed(value: Case, parties: tuple[str, ...] = PARTIES) -> Case:
+    """The record with the signatures of ``parties`` over their moves."""
+    pairs = zip(value["moves"], statements(value), strict=True)
+    heard = {sender(move) for move in value["moves"]} & set(parties)
+    return {
+        **value,
+        "keys": {party: spki(party).hex() if party in heard else None for party in PARTIES},
+        "signatures": [
+            KEYS[sender(move)].sign(said).hex() if sender(move) in parties else None for move, said in pairs
+        ],
+    }
+
+
 def good(value: Case) -> Case:
-    return {"operation": "dispute", "record": canonical(value), "run_root": value["run_root"]}
+    value = value if "signatures" in value else signed(value)
+    keys = {party: [sha256(spki(party)).hex()] for party in PARTIES}
+    return {"operation": "dispute", "record": canonical(value), "run_root": value["run_root"], "keys": keys}
 
 
-def failing(value: Case, check: int, reason: str) -> Case:
+def failing(value: Case, check: int, reason: str, outcome: str = "failed") -> Case:
     """A record that parses and fails at ``check``."""
-    return {**good(value), "check": check, "reason": reason}
+    return {**good(value), "check": check, "reason": reason, "outcome": outcome}
+
+
+def equivocation() -> Case:
+    """The trainer signs two lists for one dispute."""
+    value = dispute()
+    leaf = value["moves"][7][1]
+    assert leaf["index"] == 2
+    other = ["committed", 4, mth(listed(operators(RIGHT))).hex()]
+    value["moves"] = [value["moves"][0], other]
+    value["opening"] = {"pieces": [], "sources": [], "state": [], "stored": []}
+    return value
 
 
 def malformed(text: str, reason: str) -> Case:
@@ -293,8 +373,17 @@ def cases() -> dict[str, tuple[str, Case]]:
         "The same end, and the auditor points at no node: what is stated adds up, and it loses.",
         good(end_dispute("auditor", block=-1)),
     )
+    found["auditor-unsigned"] = (
+        "The auditor did not sign, and it is the trainer who loses: by its own moves.",
+        good(signed(one, ("trainer",))),
+    )
+    found["two-lists"] = (
+        "The trainer signed two lists for one dispute, and loses: the record is the evidence.",
+        good(equivocation()),
+    )
     found |= _failing(one)
-    found |= _malformed(one)
+    found |= _unsigned(one)
+    found |= _malformed(signed(one))
     return found
 
 
@@ -401,11 +490,93 @@ def _failing(one: Case) -> dict[str, tuple[str, Case]]:
     }  # fmt: skip
 
 
+def _unsigned(one: Case) -> dict[str, tuple[str, Case]]:
+    """Records that show a fault, and not whose."""
+    whole = signed(one)
+    signatures = whole["signatures"]
+    flipped = f"{signatures[0][:-1]}{'0' if signatures[0][-1] != '0' else '1'}"
+    two_false = floats(18, 23, 43, 50)
+    answered, replayed = signed(dispute(two_false, element=0)), signed(dispute(two_false, element=1))
+    mixed = [  # by a judge that plays the auditor, in whose key it signs another objection
+        theirs if sender(move) == "trainer" else own
+        for move, own, theirs in zip(
+            replayed["moves"], replayed["signatures"], answered["signatures"], strict=True
+        )
+    ]
+    known = {"trainer": [sha256(b"another key").hex()], "auditor": [sha256(spki("auditor")).hex()]}
+    nobody = "that the trainer made them is the judge's word"
+    lists = signed(equivocation())
+    return {
+        "unsigned_fail": (
+            "Nobody signed: a judge could have made the moves of both.",
+            failing(signed(one, ()), 6, nobody, "not proven"),
+        ),
+        "trainer-unsigned_fail": (
+            "The auditor signed, and it is the trainer who loses.",
+            failing(signed(one, ("auditor",)), 6, nobody, "not proven"),
+        ),
+        "one-move-unsigned_fail": (
+            "The trainer did not sign the leaf it opened.",
+            failing(changed(whole, "signatures", 7, to=None), 6, "4 of the trainer's 5 moves", "not proven"),
+        ),
+        "two-lists-one-unsigned_fail": (
+            "The second list is not signed: anybody could have put it there.",
+            failing(changed(lists, "signatures", 1, to=None), 6, "1 of the trainer's 2 moves", "not proven"),
+        ),
+        "another-key_fail": (
+            "The moves are signed with a key that is not the trainer's.",
+            {**failing(whole, 6, "which is not the trainer's", "not proven"), "keys": known},
+        ),
+        "signature-changed_fail": (
+            "Four bits of a signature are others.",
+            failing(changed(whole, "signatures", 0, to=flipped), 6, "the signature is not of the trainer's key"),
+        ),
+        "signatures-exchanged_fail": (
+            "The signatures of two moves of one party stand in each other's place.",
+            failing(
+                changed(changed(whole, "signatures", 2, to=signatures[4]), "signatures", 4, to=signatures[2]), 6,
+                "move 2 (claim): the signature is not of",
+            ),
+        ),
+        "signed-for-another-claim_fail": (
+            "The moves were signed in a dispute with another auditor's claim.",
+            failing({**whole, "auditor_run": ZERO}, 6, "move 0 (committed): the signature is not of"),
+        ),
+        "signed-before-another-objection_fail": (
+            "What the trainer opened answers an objection to another element.",
+            failing({**replayed, "signatures": mixed}, 6, "the signature is not of"),
+        ),
+    }  # fmt: skip
+
+
 def _malformed(one: Case) -> dict[str, tuple[str, Case]]:
     return {
+        "key-without-signature_fail": (
+            "A key, and nothing that it signed.",
+            malformed(
+                canonical({**one, "signatures": [None] * 9}),
+                "there are keys of auditor, trainer, signatures of nobody",
+            ),
+        ),
+        "signature-without-key_fail": (
+            "A signature of a party without a key.",
+            malformed(canonical(changed(one, "keys", "trainer", to=None)), "there are keys of auditor"),
+        ),
+        "signature-missing_fail": (
+            "One signature less than moves.",
+            malformed(canonical({**one, "signatures": one["signatures"][:-1]}), "must be a list of 9"),
+        ),
+        "signature-long_fail": (
+            "A signature of 129 bytes.",
+            malformed(canonical(changed(one, "signatures", 0, to="00" * 129)), "1 to 128 bytes"),
+        ),
+        "key-raw_fail": (
+            "A key of 32 bytes, not wrapped.",
+            malformed(canonical(changed(one, "keys", "trainer", to="11" * 32)), "key of the trainer"),
+        ),
         "node-short_fail": (
             "A node of 31 bytes.",
-            malformed(canonical(end_dispute(short=True)), "must be 64"),
+            malformed(canonical(signed(end_dispute(short=True))), "must be 64"),
         ),
         "spaced_fail": (
             "A space after a comma.",

@@ -20,6 +20,7 @@ CASES += [(FOLDER / "steered_log.py", "bf16")]
 BY = {
     "altered_proofs": "the verifier", "back_dated_log": "the reader", "clock_games": "the rules of the game",
     "false_objection": "judge: auditor loses", "flooding_auditor": "auditor loses", "forged_record": "the reader of the record",
+    "invented_list": "to whom nothing shows that the trainer made the list", "replayed_moves": "the reader of the bundle",
     "lying_auditor": "judge: auditor loses", "other_chunk_size": "the verifier", "proof_of_another_run": "the verifier",
     "rewritten_log": "witness", "steered_log": "the bound, not a verdict", "swapped_statements": "the reader",
     "two_answers": "the reader of the bundle", "unopened_state": "the judge, who takes no state",

@@ -25,16 +25,19 @@ from tallystick.cli.sampling import (
     SampleOptions,
 )
 from tallystick.cli.terminal import StepDisplay, TrialDisplay, answer, json_bytes, say
-from tallystick.errors import InvalidInput, Nondeterminism, StoreError
+from tallystick.errors import InvalidInput, Nondeterminism, ProtocolViolation, StoreError
 from tallystick.execution.determinism import Profile, parse_profile
+from tallystick.protocol.dispute import DISPUTE_LIMIT, find_contradiction, parse_dispute
 from tallystick.protocol.envelope import ENVELOPE_LIMIT
 from tallystick.protocol.sample import Announcement
+from tallystick.protocol.signing import PublicKey, Signer
+from tallystick.protocol.trace import Party
 from tallystick.reports.audit import AuditPage, ClaimPage
 from tallystick.reports.dispute import DisputePage
 from tallystick.reports.sample import AnnouncementPage
 from tallystick.roles.evidence import sign_audit, sign_verdict
 from tallystick.store.files import RunDirectory, read_whole, write_whole
-from tallystick.store.keys import load_key
+from tallystick.store.keys import load_key, load_public_key
 
 if TYPE_CHECKING:
     from tallystick.execution.job import JobSource
@@ -122,6 +125,30 @@ Defence = Annotated[
         metavar="JOB",
         help="The trainer's own program, which is run to answer for it; by default the job plays the trainer's part.",
     ),
+]
+TrainerKey = Annotated[
+    str | None,
+    typer.Option(
+        "--trainer-key",
+        metavar="KEY",
+        help="Signs the trainer's moves over operators: a private key's file, or env:NAME.",
+    ),
+]
+AuditorKey = Annotated[
+    str | None,
+    typer.Option("--auditor-key", metavar="KEY", help="Signs the auditor's moves over operators, likewise."),
+]
+TrainerSigns = Annotated[
+    Path | None,
+    typer.Option(
+        "--trainer-signs",
+        metavar="FILE",
+        help="The trainer's public key: a move over operators that it did not sign was not made, and it loses.",
+    ),
+]
+AuditorSigns = Annotated[
+    Path | None,
+    typer.Option("--auditor-signs", metavar="FILE", help="The auditor's public key, likewise."),
 ]
 LEVELS = ("operators", "steps")
 
@@ -292,6 +319,10 @@ def dispute(
     key: StatementKey = None,
     statement: StatementOut = None,
     accusation: Accusation = None,
+    trainer_key: TrainerKey = None,
+    auditor_key: AuditorKey = None,
+    trainer_signs: TrainerSigns = None,
+    auditor_signs: AuditorSigns = None,
     as_json: AsJson = False,
 ) -> int:
     """Find the first step on which two runs part and the operator that is false in it, repeat that, and rule.
@@ -308,22 +339,39 @@ def dispute(
         raise InvalidInput(
             "--defence: the trainer's program is heard over operators only; leave out --level steps"
         )
+    named: dict[Party, str | None] = {"trainer": trainer_key, "auditor": auditor_key}
+    public: dict[Party, Path | None] = {"trainer": trainer_signs, "auditor": auditor_signs}
+    if level != "operators" and any((*named.values(), *public.values())):
+        raise InvalidInput(
+            "--level steps: moves over operators are what is signed; leave out --trainer-key, --auditor-key, "
+            "--trainer-signs and --auditor-signs"
+        )
     program = None if defence is None else find_job(defence)
     signer = None if key is None else load_key(key)
+    signers: dict[Party, Signer] = {
+        party: load_key(source) for party, source in named.items() if source is not None
+    }
+    asked: dict[Party, PublicKey] = {
+        party: load_public_key(path) for party, path in public.items() if path is not None
+    }
 
     from tallystick.roles import judge
 
     answering = None if program is None else judge.defend_with(program)
     try:
-        result = judge.dispute(ours, theirs, source, level=level, defence=answering)
+        result = judge.dispute(
+            ours, theirs, source, level=level, defence=answering, signers=signers, asked=asked
+        )
     except KeyboardInterrupt:
         say("interrupted: no verdict was written; both directories are as they were")
         return 130
     verdict = out if out is not None else auditor / "verdict.json"
+    path = record if record is not None else auditor / "dispute.json"
+    if signers and result.record is not None:
+        _keep_word(path, result.record)
     theirs.write_document(verdict, result.encode())
     written: str | None = None
     if result.record is not None:
-        path = record if record is not None else auditor / "dispute.json"
         theirs.write_document(path, result.record)
         written = str(path)
     if signer is not None and statement is not None:
@@ -335,6 +383,26 @@ def dispute(
         write_whole(statement, signed)
     answer(DisputePage(result, str(verdict), written), as_json=as_json)
     return DISPUTE_CODES[result.outcome]
+
+
+def _keep_word(path: Path, record: bytes) -> None:
+    """Return unless the record at ``path`` holds other moves that the same keys signed in the same dispute.
+
+    Raises:
+        ProtocolViolation: it does: whoever has both records has evidence against the signer.
+    """
+    if not path.exists():
+        return
+    try:
+        earlier = parse_dispute(read_whole(path, limit=DISPUTE_LIMIT, what="a dispute record"))
+        other = find_contradiction(earlier, parse_dispute(record))
+    except (InvalidInput, ProtocolViolation):
+        return  # what stands there is no evidence against anybody
+    if other is not None:
+        raise ProtocolViolation(
+            f"{path}: holds {other}; signing both is equivocation, so nothing was written. Keep that record, or find out "
+            "why this machine computes the step otherwise"
+        )
 
 
 def _check_statement(key: str | None, statement: Path | None) -> None:

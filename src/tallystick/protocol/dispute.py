@@ -11,32 +11,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from tallystick.commit.encoding import (
-    HASH_BYTES,
-    Fields,
-    canonical_json,
-    digest,
-    hex_float,
-    parse_canonical_json,
-    parse_hex,
-    parse_hex_float,
-)
+from tallystick.commit.encoding import Fields, canonical_json, digest, parse_canonical_json
 from tallystick.commit.state import ChunkProof, parse_chunk_proof, verify_chunk
 from tallystick.commit.tensors import OpenedChunk
 from tallystick.errors import InvalidInput, Mismatch, ProtocolViolation
-from tallystick.protocol.game import Claim, Game, Level, Tick, apply, open_game
+from tallystick.protocol.game import Claim, Game, Level, apply, open_game
 from tallystick.protocol.openings import Opening
 from tallystick.protocol.operator_game import (
-    Answered,
-    Committed,
     Handed,
     Move,
     Opened,
     OperatorGame,
-    Pointed,
-    Revealed,
     open_operator_game,
     play_move,
+)
+from tallystick.protocol.operator_moves import (
+    ascii_of,
+    bytes_of,
+    hash_in,
+    items_in,
+    move_fields,
+    parse_claim,
+    parse_move,
+    party_in,
+    path_in,
+    sender_of,
+    whole_in,
 )
 from tallystick.protocol.operators import EarlierLeaf, OpenedLeaf, base_of, parse_operator
 from tallystick.protocol.rulings import Accusation, Finding, rule_on_operator
@@ -49,11 +49,15 @@ from tallystick.protocol.run_proofs import (
     verify_specification_proof,
     verify_step_proof,
 )
+from tallystick.protocol.signed_moves import MoveClaim, Terms, claims_of, is_move_signed
+from tallystick.protocol.signing import PublicKey, parse_public_key
 from tallystick.protocol.step_rules import StepFacts, needs_log
 from tallystick.protocol.trace import PARTIES, DisputedPosition, Party
 
 DISPUTE_FORMAT = "tallystick/dispute/1"
 DISPUTE_LIMIT = 1 << 27  # bytes of JSON
+MOST_MOVES = 256  # two claims for each of 24 rounds, seven more, and a tick before each are 112
+LONGEST_SIGNATURE = 128  # bytes; ECDSA on P-384 in DER has 104 at most
 HANDED_TAG = "tallystick/handed/1"
 GRIDS_ENTRY = "document/grids"
 CHECKS = (
@@ -62,8 +66,10 @@ CHECKS = (
     "the game over operators leads to the disputed operator",
     "the log and the grids are the committed ones",
     "the judge's ruling is what the opened operator shows",
+    "whoever loses has signed every move of its own",
 )
-Result = Literal["passed", "failed", "not reached", "needs the job"]
+SIGNATURES_CHECK = 6
+Result = Literal["passed", "failed", "not reached", "needs the job", "not proven"]
 
 
 @dataclass(frozen=True)
@@ -109,7 +115,10 @@ class DisputeRecord:
         steps: levels one and two.
         chunk: bytes in a chunk of a result's tree.
         frame, grids: the step's log and the grids before it with their proofs; empty where the operator does not need them.
+        auditor_run: root of the auditor's claim.
         moves: of level three, the ruling left out.
+        keys: of the parties that signed; one that did not is absent.
+        signatures: one for each move of a party, in order; None where it did not sign.
         opening: what the trainer opened to the judge.
         loser, reason: the ruling.
     """
@@ -126,19 +135,26 @@ class DisputeRecord:
     opening: Opening
     loser: Party
     reason: str
+    auditor_run: bytes
+    keys: Mapping[Party, PublicKey]
+    signatures: tuple[bytes | None, ...]
 
     def encode(self) -> bytes:
         """Return the canonical JSON of the record."""
+        signed = {party: self.keys[party].spki.hex() if party in self.keys else None for party in PARTIES}
         return canonical_json(
             {
+                "auditor_run": self.auditor_run.hex(),
                 "chunk": self.chunk,
                 "format": DISPUTE_FORMAT,
                 "frame": self.frame.hex(),
                 "grids": [_state_fields(piece) for piece in self.grids],
-                "moves": [_move_fields(move) for move in self.moves],
+                "keys": signed,
+                "moves": [move_fields(move) for move in self.moves],
                 "opening": opening_fields(self.opening),
                 "ruling": {"loser": self.loser, "reason": self.reason},
                 "run_root": self.run_root.hex(),
+                "signatures": [None if each is None else each.hex() for each in self.signatures],
                 "specification": self.specification.encode().decode("ascii"),
                 "specification_proof": self.specification_proof.encode().decode("ascii"),
                 "step_proof": self.step_proof.encode().decode("ascii"),
@@ -185,15 +201,24 @@ def handed_digest(opening: Opening) -> bytes:
     return digest(HANDED_TAG, canonical_json(opening_fields(opening)))
 
 
-def verify_dispute(record: DisputeRecord, *, run_root: bytes | None = None) -> list[DisputeCheck]:
+def verify_dispute(
+    record: DisputeRecord,
+    *,
+    run_root: bytes | None = None,
+    known: Mapping[Party, Sequence[str]] | None = None,
+) -> list[DisputeCheck]:
     """Return the numbered checks of ``CHECKS``; the first that fails ends them.
 
-    ``run_root`` is the root known from elsewhere; without it the record's own is taken, and whoever relies on the result
-    must compare it.
+    ``run_root`` is the root known from elsewhere, ``known`` the ids of the keys that are each party's. Without them the
+    record's own are taken, and whoever relies on the result must compare them.
     """
     found: list[DisputeCheck] = []
     facts: dict[str, object] = {}
-    steps = (_check_run, _check_steps, _check_operators, _check_log, _check_ruling)
+
+    def check_signatures(record: DisputeRecord, facts: dict[str, object], root: bytes | None) -> Checked:
+        return _check_signatures(record, facts, known)
+
+    steps = (_check_run, _check_steps, _check_operators, _check_log, _check_ruling, check_signatures)
     for number, (claim, check) in enumerate(zip(CHECKS, steps, strict=True), start=1):
         if found and found[-1].outcome == "failed":
             found.append(DisputeCheck(number, claim, "not reached"))
@@ -245,13 +270,11 @@ def _check_steps(record: DisputeRecord, facts: dict[str, object], run_root: byte
 
 def _check_operators(record: DisputeRecord, facts: dict[str, object], run_root: bytes | None) -> Checked:
     position = cast("DisputedPosition", facts["position"])
-    base = base_of(
-        agreed=position.agreed_commitment, specification=record.specification.leaf(),
-        record=record.step_proof.record.leaf(), chunk=record.chunk,
-    )  # fmt: skip
+    base = record_base(record, position)
+    facts["base"] = base
     game: OperatorGame = open_operator_game(base)
     for move in record.moves:
-        game = play_move(game, _sender(move), move)
+        game = play_move(game, sender_of(move), move)
     if game.outcome is not None:
         facts["outcome"] = game.outcome
         return "passed", game.outcome.reason
@@ -260,7 +283,7 @@ def _check_operators(record: DisputeRecord, facts: dict[str, object], run_root: 
     last = record.moves[-1]
     if not isinstance(last, Handed) or last.digest != handed_digest(record.opening):
         raise Mismatch("what the trainer handed over is not what its last move names")
-    facts["game"], facts["base"] = game, base
+    facts["game"] = game
     return "passed", f"operator {game.index}, {game.rounds} rounds"
 
 
@@ -311,6 +334,80 @@ def _check_ruling(record: DisputeRecord, facts: dict[str, object], run_root: byt
     return "passed", finding.reason
 
 
+def _check_signatures(
+    record: DisputeRecord, facts: dict[str, object], known: Mapping[Party, Sequence[str]] | None
+) -> Checked:
+    position, loser = cast("DisputedPosition", facts["position"]), record.loser
+    claims = claims_of(_terms(record, position, cast("bytes", facts["base"])), record.moves)
+    for number, (claim, signature) in enumerate(zip(claims, record.signatures, strict=True)):
+        if signature is None:
+            continue
+        if not is_move_signed(claim, signature, record.keys[claim.party]):
+            key = record.keys[claim.party].key_id
+            raise Mismatch(
+                f"move {number} ({claim.kind}): the signature is not of the {claim.party}'s key {key}"
+            )
+    own = [
+        signature for claim, signature in zip(claims, record.signatures, strict=True) if claim.party == loser
+    ]
+    if missing := own.count(None):
+        signed = "none" if missing == len(own) else f"{len(own) - missing}"
+        return "not proven", (
+            f"{signed} of the {loser}'s {len(own)} moves is signed: that the {loser} made them is the judge's word"
+        )
+    if not own:
+        return "not proven", f"the {loser} made no move"
+    key_id = record.keys[loser].key_id
+    if known is not None and key_id not in known.get(loser, ()):
+        return "not proven", (
+            f"the moves are signed with key {key_id}, which is not the {loser}'s: that the {loser} made them is the "
+            "judge's word"
+        )
+    return "passed", f"all {len(own)} moves of the {loser}, with key {key_id}"
+
+
+def signed_claims(record: DisputeRecord) -> list[tuple[MoveClaim, bytes, PublicKey]]:
+    """Return every signed move of a record: what it claims, the signature and the key; nothing is verified.
+
+    Raises:
+        ProtocolViolation: the claims of the record do not lead to one step.
+    """
+    position = record.steps.replay()
+    claims = claims_of(_terms(record, position, record_base(record, position)), record.moves)
+    return [
+        (claim, signature, record.keys[claim.party])
+        for claim, signature in zip(claims, record.signatures, strict=True)
+        if signature is not None
+    ]
+
+
+def find_contradiction(one: DisputeRecord, other: DisputeRecord) -> str | None:
+    """Return in words what one key signed in one record that contradicts what it signed in the other, or None.
+
+    Signatures are not verified.
+
+    Raises:
+        ProtocolViolation: the claims of a record do not lead to one step.
+    """
+    for claim, _, key in signed_claims(one):
+        for theirs, _, signer in signed_claims(other):
+            if key == signer and claim.contradicts(theirs):
+                return f"another {claim.kind} move of the {claim.party}'s key {key.key_id[:16]}.. in the same dispute"
+    return None
+
+
+def record_base(record: DisputeRecord, position: DisputedPosition) -> bytes:
+    """Return what both lists of operators begin with."""
+    return base_of(
+        agreed=position.agreed_commitment, specification=record.specification.leaf(),
+        record=record.step_proof.record.leaf(), chunk=record.chunk,
+    )  # fmt: skip
+
+
+def _terms(record: DisputeRecord, position: DisputedPosition, base: bytes) -> Terms:
+    return Terms(record.run_root, record.auditor_run, position.agreed, base, position.claims)
+
+
 def find_fault(
     record: DisputeRecord, facts: StepFacts, game: OperatorGame, base: bytes, position: DisputedPosition
 ) -> Finding:
@@ -352,69 +449,68 @@ def parse_dispute(data: bytes) -> DisputeRecord:
     """
     what = "dispute"
     names = (
-        "chunk", "format", "frame", "grids", "moves", "opening", "ruling", "run_root", "specification",
-        "specification_proof", "step_proof", "steps",
+        "auditor_run", "chunk", "format", "frame", "grids", "keys", "moves", "opening", "ruling", "run_root", "signatures",
+        "specification", "specification_proof", "step_proof", "steps",
     )  # fmt: skip
     fields = Fields(parse_canonical_json(data, what=what, limit=DISPUTE_LIMIT), what=what, names=names)
     fields.constant("format", DISPUTE_FORMAT)
     ruling = Fields(fields.value("ruling"), what="dispute: ruling", names=("loser", "reason"))
-    moves = tuple(_parse_move(item) for item in fields.items("moves"))
+    if len(fields.items("moves")) > MOST_MOVES:
+        raise InvalidInput(f"dispute: {len(fields.items('moves'))} moves exceed the limit of {MOST_MOVES}")
+    moves = tuple(parse_move(item) for item in fields.items("moves"))
     chunk = fields.integer("chunk")
     if chunk not in {1 << bits for bits in range(12, 17)}:
         raise InvalidInput(f"dispute: chunk size {chunk} is no power of two from 2**12 to 2**16")
+    keys, signatures = _parse_signatures(fields, moves)
     return DisputeRecord(
-        specification=parse_specification(_ascii(fields, "specification")),
-        specification_proof=parse_specification_proof(_ascii(fields, "specification_proof")),
-        step_proof=parse_step_proof(_ascii(fields, "step_proof")),
-        run_root=_hash(fields.text("run_root"), "run_root"),
+        specification=parse_specification(ascii_of(fields, "specification")),
+        specification_proof=parse_specification_proof(ascii_of(fields, "specification_proof")),
+        step_proof=parse_step_proof(ascii_of(fields, "step_proof")),
+        run_root=hash_in(fields.text("run_root"), "run_root"),
         steps=_parse_steps(fields.value("steps")),
         chunk=chunk,
-        frame=_bytes(fields.text("frame"), "frame"),
+        frame=bytes_of(fields.text("frame"), "frame"),
         grids=tuple(_parse_state(item) for item in fields.items("grids")),
         moves=moves,
         opening=_parse_opening(fields.value("opening"), moves),
-        loser=_party(ruling.text("loser")),
+        loser=party_in(ruling.text("loser")),
         reason=ruling.text("reason"),
+        auditor_run=hash_in(fields.text("auditor_run"), "auditor_run"),
+        keys=keys,
+        signatures=signatures,
     )
 
 
-def _ascii(fields: Fields, name: str) -> bytes:
-    try:
-        return fields.text(name).encode("ascii")
-    except UnicodeEncodeError:
-        raise InvalidInput(f"dispute: {name} is not ASCII") from None
-
-
-def _bytes(text: str, what: str) -> bytes:
-    return parse_hex(text, n_bytes=len(text) // 2, what=f"dispute: {what}")
-
-
-def _hash(text: object, what: str) -> bytes:
-    if not isinstance(text, str):
-        raise InvalidInput(f"dispute: {what} must be a hash")
-    return parse_hex(text, n_bytes=HASH_BYTES, what=f"dispute: {what}")
-
-
-def _party(text: object) -> Party:
-    if text not in PARTIES:
-        raise InvalidInput(f"dispute: {str(text)[:40]!r} is no party")
-    return text
-
-
-def _whole(value: object, what: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise InvalidInput(f"dispute: {what} must be a whole number")
-    return value
-
-
-def _items(value: object, what: str, count: int | None = None) -> list[object]:
-    if not isinstance(value, list) or (count is not None and len(cast("list[object]", value)) != count):
-        raise InvalidInput(f"dispute: {what} must be a list" + ("" if count is None else f" of {count}"))
-    return cast("list[object]", value)
-
-
-def _path(value: object, what: str) -> tuple[bytes, ...]:
-    return tuple(_hash(node, what) for node in _items(value, what))
+def _parse_signatures(
+    fields: Fields, moves: Sequence[Move]
+) -> tuple[dict[Party, PublicKey], tuple[bytes | None, ...]]:
+    """Return the keys of the parties that signed something, and a signature or None for each move of a party."""
+    held = Fields(fields.value("keys"), what="dispute: keys", names=PARTIES)
+    keys: dict[Party, PublicKey] = {}
+    for party in PARTIES:
+        if (text := held.optional_text(party)) is not None:
+            key = parse_public_key(bytes_of(text, f"key of the {party}"), what=f"dispute: key of the {party}")
+            if key.spki.hex() != text:
+                raise InvalidInput(f"dispute: key of the {party} must be a SubjectPublicKeyInfo in DER")
+            keys[party] = key
+    senders = [sender for sender in map(sender_of, moves) if sender is not None]
+    found: list[bytes | None] = []
+    signed: set[str] = set()
+    items = items_in(fields.value("signatures"), "signatures", len(senders))
+    for sender, item in zip(senders, items, strict=True):
+        if item is None:
+            found.append(None)
+            continue
+        if not isinstance(item, str) or not 0 < len(item) <= 2 * LONGEST_SIGNATURE:
+            raise InvalidInput(f"dispute: a signature must be null or 1 to {LONGEST_SIGNATURE} bytes")
+        found.append(bytes_of(item, "signature"))
+        signed.add(sender)
+    if signed != set(keys):
+        raise InvalidInput(
+            f"dispute: there are keys of {', '.join(sorted(keys)) or 'nobody'}, signatures of "
+            f"{', '.join(sorted(signed)) or 'nobody'}"
+        )
+    return keys, tuple(found)
 
 
 def _parse_steps(value: object) -> StepsGame:
@@ -423,17 +519,13 @@ def _parse_steps(value: object) -> StepsGame:
     if len(checkpoints) < 2 or checkpoints[0] != 0 or checkpoints[-1] >= 1 << 40:
         raise InvalidInput("dispute: checkpoints must be two or more, from 0 on")
     ends = Fields(fields.value("ends"), what="dispute: ends", names=PARTIES)
-    claims = tuple(_parse_claim(_items(item, "a claim", 3)) for item in fields.items("claims"))
+    claims = tuple(parse_claim(items_in(item, "a claim", 3)) for item in fields.items("claims"))
     return StepsGame(
         checkpoints,
-        _hash(fields.text("agreed"), "agreed"),
-        {party: _hash(ends.text(party), party) for party in PARTIES},
+        hash_in(fields.text("agreed"), "agreed"),
+        {party: hash_in(ends.text(party), party) for party in PARTIES},
         claims,
     )
-
-
-def _parse_claim(item: Sequence[object]) -> Claim:
-    return Claim(_party(item[0]), _whole(item[1], "a claim's index"), _hash(item[2], "a claim's commitment"))
 
 
 def _state_fields(piece: tuple[ChunkProof, bytes]) -> dict[str, object]:
@@ -442,7 +534,7 @@ def _state_fields(piece: tuple[ChunkProof, bytes]) -> dict[str, object]:
 
 def _parse_state(value: object) -> tuple[ChunkProof, bytes]:
     fields = Fields(value, what="dispute: state chunk", names=("data", "proof"))
-    return parse_chunk_proof(_ascii(fields, "proof")), _bytes(fields.text("data"), "data")
+    return parse_chunk_proof(ascii_of(fields, "proof")), bytes_of(fields.text("data"), "data")
 
 
 def _piece_fields(piece: OpenedChunk) -> dict[str, object]:
@@ -451,88 +543,7 @@ def _piece_fields(piece: OpenedChunk) -> dict[str, object]:
 
 def _parse_piece(value: object) -> OpenedChunk:
     fields = Fields(value, what="dispute: chunk", names=("data", "index", "path"))
-    return OpenedChunk(fields.integer("index"), _bytes(fields.text("data"), "data"), fields.hashes("path"))
-
-
-def _leaf_fields(opened: OpenedLeaf) -> dict[str, object]:
-    return {
-        "index": opened.index,
-        "leaf": None if opened.leaf is None else opened.leaf.decode("ascii"),
-        "path": [node.hex() for node in opened.path],
-        "rest": [node.hex() for node in opened.rest],
-    }
-
-
-def _parse_leaf(value: object) -> OpenedLeaf:
-    fields = Fields(value, what="dispute: leaf", names=("index", "leaf", "path", "rest"))
-    text = fields.optional_text("leaf")
-    if text is not None and not text.isascii():
-        raise InvalidInput("dispute: leaf is not ASCII")
-    leaf = None if text is None else text.encode("ascii")
-    return OpenedLeaf(fields.integer("index"), leaf, fields.hashes("path"), fields.hashes("rest"))
-
-
-def _move_fields(move: Move) -> list[object]:
-    if isinstance(move, Committed):
-        return ["committed", move.count, move.root.hex()]
-    if isinstance(move, Answered):
-        return ["answered", move.count, move.root.hex()]
-    if isinstance(move, Claim):
-        return ["claim", move.party, move.index, move.commitment.hex()]
-    if isinstance(move, Revealed):
-        return ["revealed", _leaf_fields(move.opened)]
-    if isinstance(move, Opened):
-        partials = [[hex_float(p), hex_float(q)] for p, q in move.partials]
-        return ["opened", _leaf_fields(move.leaf), partials, [node.hex() for node in move.nodes]]
-    if isinstance(move, Pointed):
-        return ["pointed", move.block]
-    if isinstance(move, Handed):
-        return ["handed", move.digest.hex()]
-    if isinstance(move, Tick):
-        return ["tick", move.now]
-    raise InvalidInput(f"dispute: a {type(move).__name__} has no place in a record")
-
-
-def _parse_move(value: object) -> Move:
-    item = _items(value, "a move")
-    match item:
-        case ["committed", count, root]:
-            return Committed(_whole(count, "a count"), _hash(root, "a root"))
-        case ["answered", count, root]:
-            return Answered(_whole(count, "a count"), _hash(root, "a root"))
-        case ["claim", party, index, commitment]:
-            return _parse_claim((party, index, commitment))
-        case ["revealed", leaf]:
-            return Revealed(_parse_leaf(leaf))
-        case ["opened", leaf, partials, nodes]:
-            return Opened(
-                _parse_leaf(leaf),
-                tuple(_parse_partial(each) for each in _items(partials, "partial sums")),
-                _path(nodes, "nodes"),
-            )
-        case ["pointed", block]:
-            return Pointed(_whole(block, "a block"))
-        case ["handed", named]:
-            return Handed(_hash(named, "a digest"))
-        case ["tick", now]:
-            return Tick(_whole(now, "a tick"))
-        case _:
-            raise InvalidInput("dispute: a move is of no known kind")
-
-
-def _parse_partial(value: object) -> tuple[float, float]:
-    p, q = _items(value, "a partial sum", 2)
-    if not isinstance(p, str) or not isinstance(q, str):
-        raise InvalidInput("dispute: a partial sum must be two hexadecimal floats")
-    return parse_hex_float(p, what="dispute: partial sum"), parse_hex_float(q, what="dispute: magnitude")
-
-
-def _sender(move: Move) -> Party | None:
-    if isinstance(move, Claim):
-        return move.party
-    if isinstance(move, (Committed, Opened, Handed)):
-        return "trainer"
-    return "auditor" if isinstance(move, (Answered, Revealed, Pointed)) else None
+    return OpenedChunk(fields.integer("index"), bytes_of(fields.text("data"), "data"), fields.hashes("path"))
 
 
 def _parse_opening(value: object, moves: Sequence[Move]) -> Opening:
@@ -541,18 +552,18 @@ def _parse_opening(value: object, moves: Sequence[Move]) -> Opening:
     leaf = OpenedLeaf(0, None, ()) if opened is None else opened.leaf
     sources: dict[int, EarlierLeaf] = {}
     for item in fields.items("sources"):
-        index, text, path = _items(item, "a source", 3)
+        index, text, path = items_in(item, "a source", 3)
         if not isinstance(text, str) or not text.isascii():
             raise InvalidInput("dispute: a source must be text")
-        number = _whole(index, "a source's number")
+        number = whole_in(index, "a source's number")
         _ascend(number, sources, "sources")
-        sources[number] = EarlierLeaf(number, text.encode("ascii"), _path(path, "a source's path"))
+        sources[number] = EarlierLeaf(number, text.encode("ascii"), path_in(path, "a source's path"))
     pieces: dict[int, tuple[OpenedChunk, ...]] = {}
     for item in fields.items("pieces"):
-        slot, held = _items(item, "pieces", 2)
-        number = _whole(slot, "a slot")
+        slot, held = items_in(item, "pieces", 2)
+        number = whole_in(slot, "a slot")
         _ascend(number, pieces, "slots")
-        pieces[number] = tuple(_parse_piece(each) for each in _items(held, "chunks"))
+        pieces[number] = tuple(_parse_piece(each) for each in items_in(held, "chunks"))
     return Opening(
         leaf,
         sources,

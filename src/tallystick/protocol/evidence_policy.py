@@ -1,7 +1,7 @@
 """What a reader asks of evidence before it counts: whose keys, how many auditors, how much freedom (spec/evidence-bundle.md 2).
 
-Every field must be there. A policy that leaves something open says so in a value; a field that this version does not
-know is refused, because it might ask for something.
+Every field must be there but one, ``judges_word``: leaving it out grants nothing. A policy that leaves something open says
+so in a value; a field that this version does not know is refused, because it might ask for something.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ _FIELDS = (
     "rounding_policies",
     "trainers",
 )
+_JUDGES_WORD = "judges_word"
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class EvidencePolicy:
         most_age_days: how old a counted statement may be.
         log: who must have seen the run before it was challenged; None if publication is not asked for.
         model_signature: whether the trainer must have signed the weights' files.
+        judges_word: whether a judge is believed about what the record of a dispute over operators does not show: who made
+            the moves that whoever lost did not sign, and what the job asks for. A dishonest judge could then invent both.
     """
 
     roles: dict[str, str]
@@ -59,6 +62,7 @@ class EvidencePolicy:
     most_age_days: int
     log: LogPolicy | None
     model_signature: bool
+    judges_word: bool = False
 
 
 def parse_evidence_policy(data: bytes, *, what: str = "policy") -> EvidencePolicy:
@@ -67,7 +71,9 @@ def parse_evidence_policy(data: bytes, *, what: str = "policy") -> EvidencePolic
     Raises:
         InvalidInput: not JSON, a field too few or too many, a key in two roles, or a quorum that cannot be met.
     """
-    fields = Fields(parse_json(data, what=what, limit=POLICY_LIMIT), what=what, names=_FIELDS)
+    value = parse_json(data, what=what, limit=POLICY_LIMIT)
+    stated = isinstance(value, dict) and _JUDGES_WORD in value
+    fields = Fields(value, what=what, names=(*_FIELDS, _JUDGES_WORD) if stated else _FIELDS)
     fields.constant("format", FORMAT)
     roles: dict[str, str] = {}
     for role in ROLES:
@@ -100,6 +106,7 @@ def parse_evidence_policy(data: bytes, *, what: str = "policy") -> EvidencePolic
         most_age_days=days,
         log=None if lines is None else parse_log_policy(lines.encode(), what=f"{what}: log_policy"),
         model_signature=fields.boolean("model_signature"),
+        judges_word=stated and fields.boolean(_JUDGES_WORD),
     )
 
 

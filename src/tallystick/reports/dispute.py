@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 
+from tallystick.protocol.trace import PARTIES
 from tallystick.reports.layout import BAD, UNSURE, Row, counted, page
 
 if TYPE_CHECKING:
     from tallystick.roles.judge import DisputeResult
+    from tallystick.roles.operators import OperatorResult
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class DisputePage:
             rows.append(("operator", f"{found.index} of {cost.operators}: {name}, {op.phase}"))
         if found.loser is None:
             rows.append(("whole step", f"judged instead: {found.reason}"))
+        rows.append(("signed", _signed(found)))
         sent = f"trainer {cost.trainer_bytes:,} B, auditor {cost.auditor_bytes:,} B"
         rows.append(("sent", f"{sent}; opened to the auditor {cost.opened_bytes:,} B"))
         if found.loser is not None:
@@ -80,3 +83,14 @@ class DisputePage:
             time = "" if share is None else f", {share:.2%} of a step's time"
             rows.append(("judge read", f"{cost.judge_bytes:,} B{time}"))
         return rows
+
+
+def _signed(found: OperatorResult) -> str:
+    """Return in words whose moves over operators are signed."""
+    who = ", ".join(f"{party} {key.key_id[:16]}.." for party, key in found.signed.items())
+    missing = [party for party in PARTIES if party not in found.signed]
+    if not missing:
+        return f"the moves of {who}"
+    options = " and ".join(f"--{party}-key" for party in missing)
+    left = "the moves are unsigned" if len(missing) == 2 else f"those of the {missing[0]} are unsigned"
+    return (f"the moves of {who}; " if who else "") + f"{left}: who made them is the judge's word ({options})"

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from tallystick.errors import InvalidInput, Mismatch
+from tallystick.errors import InvalidInput, Mismatch, ProtocolViolation
 from tallystick.protocol.attest import (
     AuditClaim,
     Claim,
@@ -22,7 +22,14 @@ from tallystick.protocol.attest import (
     time_text,
 )
 from tallystick.protocol.bundle import Bundle, Member, parse_bundle
-from tallystick.protocol.dispute import parse_dispute, verify_dispute
+from tallystick.protocol.dispute import (
+    SIGNATURES_CHECK,
+    DisputeCheck,
+    DisputeRecord,
+    parse_dispute,
+    signed_claims,
+    verify_dispute,
+)
 from tallystick.protocol.envelope import parse_envelope
 from tallystick.protocol.evidence_policy import EvidencePolicy
 from tallystick.protocol.model_signature import Manifest, parse_model_signature
@@ -35,6 +42,7 @@ from tallystick.protocol.run_documents import (
 )
 from tallystick.protocol.run_proofs import parse_specification_proof, verify_specification_proof
 from tallystick.protocol.sample import parse_announcement
+from tallystick.protocol.signed_moves import MOVE_TYPE, MoveClaim, is_move_signed, read_move
 from tallystick.protocol.signing import PublicKey, parse_public_key
 from tallystick.protocol.tlog import (
     Checkpoint,
@@ -44,6 +52,7 @@ from tallystick.protocol.tlog import (
     parse_checkpoint,
     parse_log_proof,
 )
+from tallystick.protocol.trace import Party
 from tallystick.protocol.verdict import parse_verdict, verify_verdict
 from tallystick.roles.verifier import Check, Verification
 
@@ -61,6 +70,7 @@ CHECKS = (
     "the run was published before it was challenged",
     "drawn samples are the beacon's",
     "every verdict follows from what it rests on",
+    "whoever loses at an operator loses by what it signed, not by the judge's word",
     "no accusation stands",
     "enough auditors found a match, recently, within the freedom accepted",
 )
@@ -76,6 +86,38 @@ class Signed:
     claim: Claim
 
 
+@dataclass(frozen=True)
+class _Move:
+    """A move of a dispute: the member it stands in, whose key signed it, what it claims; of a record, the signature."""
+
+    name: str
+    key: PublicKey
+    claim: MoveClaim
+    signature: bytes | None = None
+
+    def is_signed(self) -> bool:
+        """Whether the key made the signature; that of a statement has been verified."""
+        return self.signature is None or is_move_signed(self.claim, self.signature, self.key)
+
+
+@dataclass(frozen=True)
+class _Dispute:
+    """A verdict with the record of its dispute over operators, and what of the record's own checks is left to the judge."""
+
+    name: str
+    verdict: Signed
+    record: DisputeRecord
+    signatures: DisputeCheck
+    needed: tuple[DisputeCheck, ...]
+
+    def not_proven(self) -> list[str]:
+        """Return in words what the record does not show of whom it blames."""
+        found = [] if self.signatures.outcome == "passed" else [self.signatures.detail]
+        return found + [
+            f"{check.detail}: the ruling needs the job, and is the judge's word" for check in self.needed
+        ]
+
+
 @dataclass
 class _Facts:
     """What the checks so far have established."""
@@ -86,6 +128,9 @@ class _Facts:
     runs: dict[str, RunStatement] = field(default_factory=dict[str, RunStatement])
     proofs: dict[str, LogProof] = field(default_factory=dict[str, LogProof])
     entries: dict[str, LogEntry] = field(default_factory=dict[str, LogEntry])
+    records: dict[str, DisputeRecord] = field(default_factory=dict[str, DisputeRecord])
+    moves: list[_Move] = field(default_factory=list[_Move])
+    disputes: list[_Dispute] = field(default_factory=list[_Dispute])
     checkpoints: list[Checkpoint] = field(default_factory=list[Checkpoint])
     specification: Specification | None = None
     trainer: TrainerClaim | None = None
@@ -126,7 +171,8 @@ def verify_bundle(
     run = _BundleChecks(data, policy, now, model)
     checks: tuple[Callable[[], str | None], ...] = (
         run.check_documents, run.check_signatures, run.check_roles, run.check_equivocation, run.check_one_run,
-        run.check_model, run.check_published, run.check_draws, run.check_verdicts, run.check_accusations, run.check_quorum,
+        run.check_model, run.check_published, run.check_draws, run.check_verdicts, run.check_signed_moves, run.check_accusations,
+        run.check_quorum,
     )  # fmt: skip
     for number, (claim, check) in enumerate(zip(CHECKS, checks, strict=True), start=1):
         if found.verdict in ("mismatch", "malformed"):
@@ -182,6 +228,8 @@ class _BundleChecks:
             facts.checkpoints.append(parse_checkpoint(member.data, what=f"checkpoint {member.name}"))
         for member in facts.bundle.of("announcement"):
             parse_announcement(member.data)
+        for member in facts.bundle.of("dispute"):
+            facts.records[member.name] = parse_dispute(member.data)
         return f"{len(facts.bundle.members)} members, {len(self.data):,} bytes"
 
     def check_signatures(self) -> str:
@@ -193,9 +241,13 @@ class _BundleChecks:
             signers = envelope.signers(list(facts.keys.values()))
             if len(signers) != 1:
                 raise Mismatch(f"{what}: is signed by {len(signers)} keys of the bundle, must be by one")
-            claim = read_claim(envelope.statement(what=what), what=what)
-            facts.signed.append(Signed(member.name, member.data, signers[0].key_id, claim))
-        if not facts.signed:
+            statement, key_id = envelope.statement(what=what), signers[0].key_id
+            if statement.predicate_type == MOVE_TYPE:
+                facts.moves.append(_Move(member.name, signers[0], read_move(statement, what=what)))
+                continue
+            claim = read_claim(statement, what=what)
+            facts.signed.append(Signed(member.name, member.data, key_id, claim))
+        if not facts.signed and not facts.moves:
             raise Mismatch("the bundle holds no statement")
         documents = [statement.encode() for statement in facts.runs.values()] + [
             s.document for s in facts.signed
@@ -209,21 +261,22 @@ class _BundleChecks:
         facts.entries = {entry.digest: entry for entry in map(entry_of, documents)}
         if strange := sorted(set(facts.proofs) - set(facts.entries)):
             raise Mismatch(f"log proof {strange[0]}: is about no document of the bundle")
-        return f"{len(facts.signed)} statements, {len({s.key_id for s in facts.signed})} signers"
+        signers = {*(s.key_id for s in facts.signed), *(move.key.key_id for move in facts.moves)}
+        return f"{len(facts.bundle.of('statement'))} statements, {len(signers)} signers"
 
     def check_roles(self) -> str | None:
         """3. The policy knows each signer in the role of its statement."""
         if self.policy is None:
             return None
-        for signed in self.facts.signed:
-            needed = _ROLE_OF[type(signed.claim)]
-            role = self.policy.roles.get(signed.key_id)
-            if role != needed:
+        needed = [(s.name, s.key_id, _ROLE_OF[type(s.claim)]) for s in self.facts.signed]
+        needed += [(move.name, move.key.key_id, move.claim.party) for move in self.facts.moves]
+        for name, key_id, wanted in needed:
+            role = self.policy.roles.get(key_id)
+            if role != wanted:
                 raise Mismatch(
-                    f"statement {signed.name}: is a {needed}'s, its signer {signed.key_id} is "
-                    f"{role or 'nobody'} in the policy"
+                    f"statement {name}: is a {wanted}'s, its signer {key_id} is {role or 'nobody'} in the policy"
                 )
-        return ", ".join(f"{_ROLE_OF[type(s.claim)]} {s.key_id[:16]}.." for s in self.facts.signed)
+        return ", ".join(f"{role} {key_id[:16]}.." for _, key_id, role in needed)
 
     def check_equivocation(self) -> str:
         """4. No key signed two claims that cannot both be meant, no log two trees of one size."""
@@ -234,6 +287,7 @@ class _BundleChecks:
                 raise Mismatch(
                     f"{who} {one.key_id[:16]}.. contradicts itself: {what} ({one.name}, {other.name})"
                 )
+        self._check_moves()
         logs = () if self.policy is None or self.policy.log is None else self.policy.log.logs
         for one, other in itertools.combinations(self.facts.checkpoints, 2):
             if is_split_view(one, other, logs):
@@ -242,6 +296,40 @@ class _BundleChecks:
                     f"log {one.origin}: signed two trees of {one.size} entries, {one.root.hex()} and {other.root.hex()}"
                 )
         return f"{len(self.facts.signed)} statements, {len(self.facts.checkpoints)} checkpoints"
+
+    def _check_moves(self) -> None:
+        """No key made two moves in one place of one dispute, in statements or records."""
+        places: dict[tuple[str, bytes], dict[bytes, list[_Move]]] = {}
+        for move in self._moves():
+            for place in move.claim.places():
+                at = places.setdefault((move.key.key_id, place), {})
+                at.setdefault(move.claim.move, []).append(move)
+        for (key_id, _), found in places.items():
+            # A signature in a record counts from check 9 on: where two moves meet, both are verified here.
+            signed = (
+                [next((m for m in same if m.is_signed()), None) for same in found.values()]
+                if len(found) > 1
+                else []
+            )
+            meant = [move for move in signed if move is not None]
+            if len(meant) > 1:
+                one, other = meant[:2]
+                who, step = one.claim.party, one.claim.terms.step
+                self.facts.finding = f"equivocation: {who} {key_id} signed two answers"
+                raise Mismatch(
+                    f"{who} {key_id[:16]}.. contradicts itself: two different moves ({one.claim.kind}) in one place "
+                    f"of the dispute over step {step} ({one.name}, {other.name})"
+                )
+
+    def _moves(self) -> Iterator[_Move]:
+        """All moves that the bundle says somebody signed, in statements and in records."""
+        yield from self.facts.moves
+        for name, record in self.facts.records.items():
+            try:
+                found = signed_claims(record)
+            except ProtocolViolation:
+                continue  # check 9 says what is wrong with it
+            yield from (_Move(name, key, claim, signature) for claim, signature, key in found)
 
     def check_one_run(self) -> str:
         """5. One provenance; everything else is about its run, and the specification lies under its root."""
@@ -260,6 +348,11 @@ class _BundleChecks:
             if theirs.weights is not None and theirs.weights != own.weights:
                 raise Mismatch(
                     f"statement {signed.name}: weights are {theirs.weights}, the provenance says {own.weights}"
+                )
+        for move in facts.moves:
+            if move.claim.terms.run.hex() != own.run.root:
+                raise Mismatch(
+                    f"statement {move.name}: is about run {move.claim.terms.run.hex()}, the provenance about {own.run.root}"
                 )
         proof = self._only("specification-proof")
         if facts.specification is None or proof is None or own.run.root not in facts.runs:
@@ -390,15 +483,75 @@ class _BundleChecks:
                 why = self._check_grounds(signed.name, claim, record)
                 checked.append(f"{claim.outcome}: {why}")
             if claim.dispute is not None:
-                if (member := records.pop(claim.dispute, None)) is None:
+                if (member := records.pop(claim.dispute, None)) is None or member.kind != "dispute":
                     raise Mismatch(
                         f"statement {signed.name}: the dispute record it names is not in the bundle"
                     )
-                checked.append(_check_dispute(member, claim))
+                checked.append(self._check_dispute(member.name, signed, claim))
         if records:
             left = next(iter(records.values()))
             raise Mismatch(f"{left.kind} {left.name}: no verdict in the bundle names it")
         return "; ".join(checked) or "no verdict"
+
+    def _check_dispute(self, name: str, signed: Signed, claim: VerdictClaim) -> str:
+        """Return what the record of a dispute down to one operator shows, in words."""
+        record = self.facts.records[name]
+        root = bytes.fromhex(claim.identity.run.root)
+        checks = verify_dispute(record, run_root=root, known=self._known_keys(claim, record))
+        for check in checks:
+            if check.outcome in ("failed", "not reached"):
+                raise Mismatch(f"dispute {name}: check {check.number} ({check.claim}): {check.detail}")
+        if record.loser != claim.loser:
+            raise Mismatch(f"dispute {name}: the {record.loser} loses, the verdict says {claim.loser}")
+        if record.auditor_run.hex() != claim.auditor_run:
+            raise Mismatch(
+                f"dispute {name}: is with claim {record.auditor_run.hex()}, the verdict about {claim.auditor_run}"
+            )
+        if record.step_proof.record.step != claim.step:
+            raise Mismatch(
+                f"dispute {name}: is about step {record.step_proof.record.step}, the verdict about {claim.step}"
+            )
+        needed = tuple(check for check in checks if check.outcome == "needs the job")
+        self.facts.disputes.append(_Dispute(name, signed, record, checks[SIGNATURES_CHECK - 1], needed))
+        return f"one operator: {record.loser} loses" + (
+            f", {len(needed)} checks need the job" if needed else ""
+        )
+
+    def _known_keys(self, claim: VerdictClaim, record: DisputeRecord) -> dict[Party, list[str]]:
+        """Return whose keys may have signed the moves of a dispute.
+
+        The trainer's is the key that signed the run's provenance; the auditor's the one that signed the accusation which
+        the verdict answers, so that nobody loses in its place; where it answers none, any auditor's of the policy.
+        """
+        trainers = [signed.key_id for signed in self.facts.signed if signed.claim is self.facts.trainer]
+        accusers = [
+            signed.key_id
+            for signed, _ in self.facts.audits()
+            if hashlib.sha256(signed.document).hexdigest() == claim.accusation
+        ]
+        if self.policy is not None:
+            auditors = [key_id for key_id, role in self.policy.roles.items() if role == "auditor"]
+        else:
+            auditors = [record.keys["auditor"].key_id] if "auditor" in record.keys else []
+        return {"trainer": trainers, "auditor": accusers or auditors}
+
+    def check_signed_moves(self) -> str | None:
+        """10. Whoever loses a dispute over operators signed the moves that convict it, and the record shows that they do."""
+        said: list[str] = []
+        for dispute in self.facts.disputes:
+            step = dispute.record.step_proof.record.step
+            if not (missing := "; ".join(dispute.not_proven())):
+                said.append(f"step {step}: {dispute.signatures.detail}")
+            elif self.policy is not None and self.policy.judges_word:
+                said.append(f"step {step}: {missing}, which the policy accepts")
+            elif self.policy is not None:
+                self.facts.finding = (
+                    f"not proven: that the {dispute.record.loser} is to blame for step {step}"
+                )
+                raise Mismatch(f"dispute {dispute.name}: not proven: {missing}")
+        if self.policy is None and self.facts.disputes:
+            return None
+        return "; ".join(said) or "no dispute ended at an operator"
 
     def _check_grounds(self, name: str, claim: VerdictClaim, record: Member) -> str:
         what = f"verdict {record.name}"
@@ -416,11 +569,12 @@ class _BundleChecks:
             raise Mismatch(f"{what}: {problem}") from None
 
     def check_accusations(self) -> str:
-        """10. No accepted judge found the trainer at fault, and no auditor's finding is left unanswered."""
+        """11. No accepted judge found the trainer at fault, and no auditor's finding is left unanswered."""
         answered: set[str] = set()
         for signed, claim in self.facts.verdicts():
             if claim.loser in ("trainer", "both"):
-                self.facts.finding = f"trainer at fault at step {claim.step}: {claim.reason}"
+                basis = self._basis_of(signed)
+                self.facts.finding = f"trainer at fault at step {claim.step}: {claim.reason} ({basis})"
                 raise Mismatch(f"judge {signed.key_id[:16]}.. ruled against the trainer: {claim.reason}")
             if claim.outcome != "cannot_reproduce" and claim.accusation is not None:
                 answered.add(claim.accusation)
@@ -433,8 +587,19 @@ class _BundleChecks:
                 )
         return f"{len(accusing)} accusations, each answered by a judge" if accusing else "none was made"
 
+    def _basis_of(self, verdict: Signed) -> str:
+        """Return in words what a verdict against a party rests on beside the judge's signature."""
+        dispute = next((each for each in self.facts.disputes if each.verdict is verdict), None)
+        if dispute is None:
+            return "the judge's word, which repeating the step tests"
+        if dispute.signatures.outcome != "passed":
+            return "the judge's word about who made the list"
+        if dispute.needed:
+            return "the judge's word about what the job asks for, which the job tests"
+        return f"by moves that the {dispute.record.loser} signed"
+
     def check_quorum(self) -> str | None:
-        """11. As many different auditors as the policy asks for have found a match that meets its conditions."""
+        """12. As many different auditors as the policy asks for have found a match that meets its conditions."""
         if self.policy is None:
             return None
         counted: dict[str, AuditClaim] = {}
@@ -524,27 +689,3 @@ def _weak_sample(claim: AuditClaim, policy: EvidencePolicy) -> str | None:
     if power < detect:
         return f"its sample finds a share {float(fraction):.3g} with probability {float(power):.4f}, asked is {float(detect):.4f}"
     return None
-
-
-def _check_dispute(member: Member, claim: VerdictClaim) -> str:
-    """Return what the record of a dispute down to one operator shows, in words.
-
-    Raises:
-        InvalidInput: it is malformed.
-        Mismatch: a check failed, or the record's ruling is another.
-    """
-    record = parse_dispute(member.data)
-    checks = verify_dispute(record, run_root=bytes.fromhex(claim.identity.run.root))
-    for check in checks:
-        if check.outcome not in ("passed", "needs the job"):
-            raise Mismatch(f"dispute {member.name}: check {check.number} ({check.claim}): {check.detail}")
-    if record.loser != claim.loser:
-        raise Mismatch(f"dispute {member.name}: the {record.loser} loses, the verdict says {claim.loser}")
-    if record.step_proof.record.step != claim.step:
-        raise Mismatch(
-            f"dispute {member.name}: is about step {record.step_proof.record.step}, the verdict about {claim.step}"
-        )
-    open_checks = sum(check.outcome == "needs the job" for check in checks)
-    return f"one operator: {record.loser} loses" + (
-        f", {open_checks} checks need the job" if open_checks else ""
-    )

@@ -39,6 +39,7 @@ from tallystick.protocol.dispute import GRIDS_ENTRY, DisputeRecord, StepsGame
 from tallystick.protocol.game import Claim, Game, Level, apply, open_game
 from tallystick.protocol.operators import Objection
 from tallystick.protocol.run_documents import Specification, StepRecord
+from tallystick.protocol.signing import PublicKey, Signer
 from tallystick.protocol.step_rules import StepFacts, needs_log
 from tallystick.protocol.strategy import next_moves
 from tallystick.protocol.trace import PARTIES, DisputedPosition, Party, Ruling
@@ -59,7 +60,7 @@ from tallystick.roles.auditor import (
 from tallystick.roles.beginning import find_other_setting
 from tallystick.roles.ledger import Ledger, Spent
 from tallystick.roles.log_judge import rule_on_log
-from tallystick.roles.operators import OperatorDispute, OperatorResult
+from tallystick.roles.operators import OperatorDispute, OperatorResult, Signing
 from tallystick.store.files import RunDirectory
 
 CANNOT = "cannot_reproduce"
@@ -146,6 +147,8 @@ def dispute(
     level: str = "operators",
     defence: Defence | None = None,
     objection: Objection | None = None,
+    signers: Mapping[Party, Signer] | None = None,
+    asked: Mapping[Party, PublicKey] | None = None,
 ) -> DisputeResult:
     """Play the dispute between two run directories and rule.
 
@@ -156,6 +159,8 @@ def dispute(
         level: ``operators``, or ``steps`` to have the judge repeat the whole disputed step.
         defence: the program with which the trainer defends itself; by default the job's.
         objection: what the auditor objects to; by default to what it finds. A dishonest one may say anything.
+        signers: with which the parties sign their moves over operators; those of a party that is absent are unsigned.
+        asked: keys whose signatures the judge asks for: a party that does not sign with its own does not answer, and loses.
 
     Raises:
         InvalidInput: a document is malformed, or the two runs are not of one specification.
@@ -174,7 +179,8 @@ def dispute(
         )
     own = replay if defence is None else defence(ours.specification)
     try:
-        return _play(trainer, ours, auditor, theirs, replay, own, level, objection)
+        hands = signers or {}, asked or {}
+        return _play(trainer, ours, auditor, theirs, replay, own, level, objection, *hands)
     finally:
         replay.session.close()
         if own is not replay:
@@ -190,6 +196,8 @@ def _play(
     defence: Replay,
     level: str,
     operator_objection: Objection | None,
+    signers: Mapping[Party, Signer],
+    asked: Mapping[Party, PublicKey],
 ) -> DisputeResult:
     checkpoints = [checkpoint.steps_done for checkpoint in ours.checkpoints()]
     ledger = Ledger()
@@ -232,14 +240,14 @@ def _play(
     found: OperatorResult | None = None
     written: bytes | None = None
     if level == "operators":
-        case = _operator_case(step_judge, game.position, defence, objection=operator_objection)
+        case = _operator_case(step_judge, game.position, defence, operator_objection, signers, asked)
         found = None if case is None else case.play()
         if found is not None and ledger.steps:
             found = replace(found, step_seconds=min(step.wall for step in ledger.steps))
         if case is not None and found is not None:
             ends: dict[Party, bytes] = {"trainer": trainers, "auditor": auditors}
             steps = StepsGame(tuple(checkpoints[: last + 1]), agreed, ends, stated)
-            written = _record_of(ours, case.agreed, steps, game.position, found)
+            written = _record_of(ours, theirs, case.agreed, steps, game.position, found)
     if found is not None and found.rounds:
         rounds["operators"] = found.rounds
     played = replace(played, rounds=sum(rounds.values()), operator=found)
@@ -372,6 +380,7 @@ def find_parting(ours: Transcript, theirs: Transcript) -> int | None:
 
 def _record_of(
     ours: Transcript,
+    theirs: Transcript,
     state: HeldState,
     steps: StepsGame,
     position: DisputedPosition,
@@ -403,12 +412,20 @@ def _record_of(
         opening=evidence.opening,
         loser=found.loser,
         reason=found.reason,
+        auditor_run=theirs.root(),
+        keys=evidence.keys,
+        signatures=evidence.signatures,
     )
     return record.encode()
 
 
 def _operator_case(
-    judge: StepJudge, position: DisputedPosition, defence: Replay, objection: Objection | None
+    judge: StepJudge,
+    position: DisputedPosition,
+    defence: Replay,
+    objection: Objection | None,
+    signers: Mapping[Party, Signer],
+    asked: Mapping[Party, PublicKey],
 ) -> OperatorDispute | None:
     """Return the case for level three, or None where the step fails before any operator: no state, other data, no log."""
     step = position.agreed
@@ -430,9 +447,11 @@ def _operator_case(
     root = position.claims["trainer"]
     if claimed is not None and claimed.root != root:
         claimed = None
+    roots = judge.transcript.root(), judge.auditors_transcript.root()
+    signing = Signing(*roots, position.claims, signers, asked)
     made, own = (judge.traces[party].traced_under(record) for party in PARTIES)
     return OperatorDispute(
-        step, state, facts, defence, judge.replay, root, claimed, made, own, objection,
+        step, state, facts, defence, judge.replay, root, claimed, made, own, objection, signing,
         ledger=judge.traces["trainer"].ledger,
     )  # fmt: skip
 

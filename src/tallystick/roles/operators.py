@@ -35,6 +35,7 @@ from tallystick.protocol.operator_game import (
     Committed,
     Declined,
     Handed,
+    Move,
     Opened,
     OperatorGame,
     Pointed,
@@ -59,8 +60,10 @@ from tallystick.protocol.operators import (
     base_of,
 )
 from tallystick.protocol.rulings import Accusation, Finding, rule_on_operator
+from tallystick.protocol.signed_moves import History, Terms, is_move_signed, sign_move
+from tallystick.protocol.signing import PublicKey, Signer
 from tallystick.protocol.step_rules import StepFacts, formula_for, needs_log
-from tallystick.protocol.trace import Party, Ruling
+from tallystick.protocol.trace import PARTIES, Party, Ruling
 from tallystick.roles.auditor import Replay, adopting
 from tallystick.roles.ledger import Ledger
 
@@ -105,6 +108,7 @@ class OperatorResult:
         cost: what it took.
         evidence: what a record needs.
         step_seconds: time of one plain step on this machine.
+        signed: keys of the parties that signed their moves.
     """
 
     loser: Party | None
@@ -116,6 +120,7 @@ class OperatorResult:
     cost: Cost
     evidence: Evidence | None = None
     step_seconds: float | None = None
+    signed: Mapping[Party, PublicKey] = field(default_factory=dict[Party, PublicKey])
 
     @property
     def share_of_step(self) -> float | None:
@@ -138,9 +143,27 @@ class OperatorResult:
             "opened_bytes": cost.opened_bytes,
             "operator": named,
             "operators": cost.operators,
+            "signed": {p: self.signed[p].key_id if p in self.signed else None for p in PARTIES},
             "sent": {"auditor": cost.auditor_bytes, "trainer": cost.trainer_bytes},
             "structure": accusation is not None and accusation.structure,
         }
+
+
+@dataclass(frozen=True)
+class Signing:
+    """Who signs its moves at level three, and for which dispute.
+
+    Attributes:
+        run, auditor_run, claims: as ``protocol.signed_moves.Terms`` has them.
+        signers: of the parties that sign; moves of one that is absent are unsigned.
+        asked: keys that the judge knows; a party's move without a signature of its key here counts as not made.
+    """
+
+    run: bytes
+    auditor_run: bytes
+    claims: Mapping[Party, bytes]
+    signers: Mapping[Party, Signer] = field(default_factory=dict[Party, Signer])
+    asked: Mapping[Party, PublicKey] = field(default_factory=dict[Party, PublicKey])
 
 
 @dataclass(frozen=True)
@@ -155,6 +178,8 @@ class Evidence:
     opening: Opening
     agreed_state: bytes
     finding: Finding
+    keys: Mapping[Party, PublicKey]
+    signatures: tuple[bytes | None, ...]
 
 
 class TrainerSide:
@@ -613,6 +638,7 @@ class OperatorDispute:
         claimed_root, claimed: the trainer's claim after the step, and the state that opens it, if there is one.
         made, own: the lists of trainer and auditor, if they made them while they repeated the segment.
         objection: what a dishonest auditor objects to, whatever it saw.
+        signing: who signs its moves; None if nobody does.
     """
 
     step: int
@@ -625,6 +651,7 @@ class OperatorDispute:
     made: StepTrace | None = None
     own: StepTrace | None = None
     objection: Objection | None = None
+    signing: Signing | None = None
     ledger: Ledger = field(default_factory=Ledger)
 
     def play(self) -> OperatorResult:
@@ -652,12 +679,17 @@ class OperatorDispute:
                 cost = Cost(count, 0, 0, 0, 0, _seconds(self.ledger))
                 return _fallback(f"the auditor cannot repeat the step: {problem}", cost)
         table = _Table(self, side, base, chunk, 0 if seen is None else seen.opened_bytes)
-        if objection is None:
-            why = "no operator lies outside its error bound"
-            if seen is not None and seen.unknown is not None:
-                why = f"{why}, and one is not in the table: {seen.unknown}"
-            return table.declined(why)
-        return table.play(objection)
+        try:
+            if objection is None:
+                why = "no operator lies outside its error bound"
+                if seen is not None and seen.unknown is not None:
+                    why = f"{why}, and one is not in the table: {seen.unknown}"
+                found = table.declined(why)
+            else:
+                found = table.play(objection)
+        except _SilentError as silent:
+            found = table.silent(silent)
+        return replace(found, signed=table.keys)
 
     def own_structure(self, at: int) -> bytes:
         """Return the structure of leaf ``at`` of the job's own list; empty if it ends before."""
@@ -707,6 +739,16 @@ def _fallback(reason: str, cost: Cost) -> OperatorResult:
     return OperatorResult(None, reason, 0, None, None, None, cost)
 
 
+class _SilentError(Exception):
+    """A party owed a signed move and none came by the deadline."""
+
+    def __init__(self, party: Party, game: OperatorGame, key: PublicKey) -> None:
+        owed = f"the {party} owed a signed move ({game.stage}), and none came with key {key.key_id[:16]}.."
+        super().__init__(f"no answer: {owed}; that is the judge's word")
+        self.party: Party = party
+        self.game = game
+
+
 class _Table:
     """The table at which one game of level three is played; counts what goes over it."""
 
@@ -721,6 +763,42 @@ class _Table:
         self.case, self.side, self.base, self.chunk, self.opened = case, side, base, chunk, opened
         self.sent = {"trainer": 36 + sum(map(len, side.leaves.leaves)), "auditor": 0}
         self.judged = 0
+        self.signatures: list[bytes | None] = []
+        signing = case.signing
+        signers = {} if signing is None else signing.signers
+        self.keys: dict[Party, PublicKey] = {party: each.public_key for party, each in signers.items()}
+        self.said = (
+            None
+            if signing is None
+            else History(Terms(signing.run, signing.auditor_run, case.step, base, signing.claims))
+        )
+
+    def _moved(self, game: OperatorGame, party: Party, move: Move) -> OperatorGame:
+        """Return the game after a move that its party has signed, if it signs.
+
+        Raises:
+            _SilentError: the judge asks for a signature that it did not get, so the move was not made in time.
+        """
+        signing = self.case.signing
+        signature: bytes | None = None
+        if signing is not None and self.said is not None:
+            claim = self.said.claim(move)
+            signer, asked = signing.signers.get(party), signing.asked.get(party)
+            if signer is not None:
+                with self.case.ledger.charging(party, "moves"):
+                    signature = sign_move(claim, signer)
+                self.sent[party] += len(signature)
+            if asked is not None and not (signature is not None and is_move_signed(claim, signature, asked)):
+                raise _SilentError(party, game, asked)
+        after = play_move(game, party, move)
+        self.signatures.append(signature)
+        if self.said is not None:
+            self.said.add(move)
+        return after
+
+    def silent(self, silent: _SilentError) -> OperatorResult:
+        """Return the result where a party did not answer: it loses, on the judge's word and without a record."""
+        return OperatorResult(silent.party, str(silent), silent.game.rounds, None, None, None, self.cost())
 
     def cost(self) -> Cost:
         """Return what was counted so far."""
@@ -731,8 +809,8 @@ class _Table:
     def declined(self, why: str) -> OperatorResult:
         """Return the fallback to the whole step."""
         game = open_operator_game(self.base)
-        game = play_move(game, "trainer", self.side.committed)
-        game = play_move(game, "auditor", Declined())
+        game = self._moved(game, "trainer", self.side.committed)
+        game = self._moved(game, "auditor", Declined())
         self.sent["auditor"] += 1
         return replace(_fallback(why, self.cost()), rounds=game.rounds)
 
@@ -742,8 +820,8 @@ class _Table:
         with charging("auditor", "moves"):
             own = OperatorList(self.base, [*side.leaves.leaves[: objection.index], objection.encode()])
             answered = Answered(len(own.leaves), merkle_root(own.hashes))
-        game = play_move(open_operator_game(self.base), "trainer", side.committed)
-        game = play_move(game, "auditor", answered)
+        game = self._moved(open_operator_game(self.base), "trainer", side.committed)
+        game = self._moved(game, "auditor", answered)
         self.sent["auditor"] += 36
         lists: dict[Party, OperatorList] = {"trainer": side.leaves, "auditor": own}
         while game.stage == "bisect":
@@ -754,28 +832,28 @@ class _Table:
                 assert at is not None
                 with charging(party, "moves"):
                     claim = Claim(party, at, lists[party].commitment_at(at))
-                game = play_move(game, party, claim)
+                game = self._moved(game, party, claim)
                 self.sent[party] += 32
         at = game.index
         with charging("auditor", "moves"):
             revealed = Revealed(own.witness_at(at))
         self.sent["auditor"] += revealed.opened.nbytes
-        game = play_move(game, "auditor", revealed)
+        game = self._moved(game, "auditor", revealed)
         accusation = Accusation(objection.output, objection.element, structure=objection.structure)
         with charging("trainer", "moves"):
             nodes = () if accusation.structure else side.nodes(at)
             opened = Opened(side.leaves.witness_at(at), side.partials(accusation, at, facts), nodes)
         self.sent["trainer"] += opened.leaf.nbytes + 16 * len(opened.partials) + 32 * len(opened.nodes)
-        game = play_move(game, "trainer", opened)
+        game = self._moved(game, "trainer", opened)
         if game.stage == "point":
             with charging("auditor", "moves"):
                 accusation = replace(accusation, block=self._block(accusation, at, opened))
             self.sent["auditor"] += 4
-            game = play_move(game, "auditor", Pointed(accusation.block))
+            game = self._moved(game, "auditor", Pointed(accusation.block))
         with charging("trainer", "moves"):
             opening = side.open(accusation, at, facts)
         self.sent["trainer"] += opening.nbytes
-        game = play_move(game, "trainer", Handed(handed_digest(opening)))
+        game = self._moved(game, "trainer", Handed(handed_digest(opening)))
         return self._ruled(game, at, accusation, opening)
 
     def _block(self, accusation: Accusation, at: int, opened: Opened) -> int:
@@ -813,8 +891,9 @@ class _Table:
         if batch is not None:
             self.judged += sum(map(len, batch.values()))
         evidence = Evidence(
-            case.facts, self.base, self.chunk, game, accusation, opening, case.agreed.root, finding
-        )
+            case.facts, self.base, self.chunk, game, accusation, opening, case.agreed.root, finding,
+            self.keys, tuple(self.signatures),
+        )  # fmt: skip
         if finding.fault == "unknown":
             fallback = _fallback(f"the operator cannot be judged by itself: {finding.reason}", self.cost())
             return replace(fallback, rounds=game.rounds, index=at, operator=op)
@@ -832,6 +911,7 @@ __all__ = [
     "OperatorDispute",
     "OperatorResult",
     "Outcome",
+    "Signing",
     "defend",
     "examine",
 ]

@@ -55,11 +55,13 @@ from tallystick.numerics.dense import decode_dense, encode_dense
 from tallystick.protocol import attest, run_documents, run_proofs, sample, tlog, transcript
 from tallystick.protocol.bundle import parse_bundle
 from tallystick.protocol.calibration import CalibrationChoice, SiteChoice, parse_calibration
+from tallystick.protocol.dispute import parse_dispute
 from tallystick.protocol.envelope import parse_envelope, parse_statement
 from tallystick.protocol.evidence_policy import parse_evidence_policy
 from tallystick.protocol.log_policy import parse_log_policy
 from tallystick.protocol.model_signature import parse_model_signature
 from tallystick.protocol.notes import NOTE, Note, NoteKey, NoteSigner, parse_note, parse_vkey
+from tallystick.protocol.signed_moves import MoveClaim, Terms, read_move
 from tallystick.protocol.signing import ed25519_key, parse_public_key, parse_signing_key
 from tallystick.protocol.verdict import LogObjection, parse_log_objection, parse_verdict
 from tallystick.store import journal
@@ -185,6 +187,8 @@ def _evidence() -> Iterator[bytes]:
     yield announcement.encode()
     yield attest.audit_statement(audit, details={}, version="0").encode()
     yield attest.verdict_statement(verdict, version="0").encode()
+    terms = Terms(bytes(32), bytes(32), 3, bytes(32), {"trainer": bytes(32), "auditor": bytes(32)})
+    yield MoveClaim(terms, "trainer", "committed", terms.opening(), bytes(32)).statement().encode()
     yield LogObjection("11" * 32, 3, "gradient of weight", -1, "5 entries exceed the budget of 4").encode()
     yield tlog.LogEntry("run", "11" * 32).encode()
     yield str(log.key).encode()
@@ -470,6 +474,8 @@ TARGETS: tuple[Target, ...] = (
     Target("evidence-policy", parse_evidence_policy),
     Target("bundle", parse_bundle, _encoded),
     Target("verdict", parse_verdict, _encoded),
+    Target("dispute-record", parse_dispute, _encoded),
+    Target("dispute-move", lambda d: read_move(parse_statement(d))),
     Target("log objection", parse_log_objection, _encoded),
     Target("public-key", parse_public_key),
     Target("private-key", parse_signing_key),

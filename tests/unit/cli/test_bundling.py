@@ -109,7 +109,7 @@ def test_a_stranger_accepts_the_bundle_without_torch(evidence: dict[str, Path]) 
     )  # fmt: skip
     fields = json.loads(child.stdout)
     assert (child.returncode, fields["verdict"], fields["finding"]) == (0, "match", "trained as stated")
-    assert [check["outcome"] for check in fields["checks"]] == ["passed"] * 11
+    assert [check["outcome"] for check in fields["checks"]] == ["passed"] * 12
 
 
 def test_no_policy_other_weights_and_a_changed_byte_are_not_accepted(
@@ -144,14 +144,22 @@ def test_wrong_arguments_are_refused(
         (("export", recorded, "--out", evidence["model"]), "is there already"),
         (("audit", recorded, "--key", tmp_path / "trainer"), "--key: needs --statement"),
         (("dispute", recorded, recorded, "--key", tmp_path / "trainer"), "--key: needs --statement"),
+        (
+            ("dispute", recorded, recorded, "--level", "steps", "--trainer-key", tmp_path / "trainer"),
+            "leave out --trainer-key",
+        ),
+        (("dispute", recorded, recorded, "--trainer-signs", tmp_path / "trainer"), "is no public key"),
     ):
         answer = tally(*arguments)
         assert answer.code == 2, arguments
         assert reason in answer.err
 
 
-def accusing(tally, edited: Path, tmp_path: Path) -> dict[str, Any]:
-    """What a stranger's verification answers, from an auditor's accusation through the dispute to a bundle."""
+def accusing(tally, edited: Path, tmp_path: Path, *, signed: bool = True, **more: bool) -> dict[str, Any]:
+    """What a stranger's verification answers, from an auditor's accusation through the dispute to a bundle.
+
+    ``signed``: whether both parties sign their moves over operators; ``more`` is added to the stranger's policy.
+    """
     for name in ("trainer", "auditor", "judge"):
         tally("key", "generate", tmp_path / name)
     accusation, verdict, record = (
@@ -163,8 +171,10 @@ def accusing(tally, edited: Path, tmp_path: Path) -> dict[str, Any]:
     assert tally("sign", edited, "--key", tmp_path / "trainer", "--out", provenance).code == 0
     assert tally("audit", edited, "--key", tmp_path / "auditor", "--statement", accusation).code == 1
     assert tally("audit", edited, "--claim", claim).code == 1
+    hands = ("--trainer-key", tmp_path / "trainer", "--auditor-key", tmp_path / "auditor") if signed else ()
     answer = tally(
-        "dispute", edited, claim, "--out", record, "--key", tmp_path / "judge", "--statement", verdict, "--accusation", accusation
+        "dispute", edited, claim, "--out", record, "--key", tmp_path / "judge", "--statement", verdict,
+        "--accusation", accusation, *hands,
     )  # fmt: skip
     assert answer.code == 1
     from tallystick.store.files import RunDirectory
@@ -180,13 +190,17 @@ def accusing(tally, edited: Path, tmp_path: Path) -> dict[str, Any]:
     policy = {
         "format": "tallystick/evidence-policy/1", "trainers": [ids[0]], "auditors": [ids[1]], "judges": [ids[2]],
         "auditor_quorum": 1, "coverage": "whole", "rounding_policies": ["fp32"], "most_freedom": "1", "most_steer": "1",
-        "most_age_days": 30, "log_policy": None, "model_signature": False,
+        "most_age_days": 30, "log_policy": None, "model_signature": False, **more,
     }  # fmt: skip
     (tmp_path / "policy.json").write_text(json.dumps(policy))
     found = tally("verify", tmp_path / "accusing.bundle", "--policy", tmp_path / "policy.json", "--json")
     fields = json.loads(found.out)
     assert (found.code, fields["verdict"]) == (1, "mismatch")
-    assert [check["outcome"] for check in fields["checks"]][8:] == ["passed", "failed", "not reached"]
+    outcomes = [check["outcome"] for check in fields["checks"]][8:]
+    if signed or more.get("judges_word", False):
+        assert outcomes == ["passed", "passed", "failed", "not reached"]
+    else:
+        assert outcomes == ["passed", "failed", "not reached", "not reached"]
     return fields
 
 
@@ -194,7 +208,66 @@ def test_a_verdict_against_the_trainer_convinces_a_stranger(tally, edited: Path,
     fields = accusing(tally, edited, tmp_path)
 
     assert fields["finding"].startswith("trainer at fault at step 5")
+    assert fields["finding"].endswith("(by moves that the trainer signed)")
     assert "the game over states leads to step 5" in fields["checks"][8]["detail"]
+
+
+def test_a_list_that_the_trainer_did_not_sign_convinces_nobody_but_who_trusts_the_judge(
+    tally, edited: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    fields = accusing(tally, edited, tmp_path / "a", signed=False)
+    assert fields["finding"] == "not proven: that the trainer is to blame for step 5"
+    assert "none of the trainer's" in fields["checks"][9]["detail"]
+
+    fields = accusing(tally, edited, tmp_path / "b", signed=False, judges_word=True)
+    assert fields["finding"].startswith("trainer at fault at step 5")
+    assert fields["finding"].endswith("(the judge's word about who made the list)")
+
+
+def test_a_key_signs_one_list_in_one_dispute_and_a_party_that_is_asked_must_sign(
+    tally, edited: Path, tmp_path: Path
+) -> None:
+    from tallystick.protocol.dispute import parse_dispute, signed_claims
+    from tallystick.protocol.operator_game import Committed
+    from tallystick.protocol.signed_moves import History, sign_move
+    from tallystick.store.keys import load_key
+
+    claim, key, path = tmp_path / "claim", tmp_path / "trainer", tmp_path / "claim" / "dispute.json"
+    tally("key", "generate", key)
+    assert tally("audit", edited, "--claim", claim).code == 1
+    arguments = ("dispute", edited, claim, "--trainer-key", key, "--json")
+    answer = tally(*arguments)
+    assert answer.code == 1
+    signed = json.loads(answer.out)["operator"]["signed"]
+    assert (signed["auditor"], signed["trainer"]) == (None, load_key(str(key)).public_key.key_id)
+    assert "those of the auditor are unsigned: who made them is the judge's word" in " ".join(
+        tally(*arguments[:-1]).out.split()  # the same list once more
+    )
+    record = parse_dispute(path.read_bytes())
+    first = record.moves[0]
+    assert isinstance(first, Committed)
+    other = replace(first, root=bytes(32))
+    terms, signer = signed_claims(record)[0][0].terms, load_key(str(key))
+    signature = sign_move(History(terms).claim(other), signer)
+    path.write_bytes(replace(record, moves=(other,), signatures=(signature,)).encode())
+
+    answer = tally(*arguments)
+
+    assert (answer.code, json.loads(answer.out)["kind"]) == (2, "ProtocolViolation")
+    assert "another committed move of the trainer's key" in answer.err
+    assert parse_dispute(path.read_bytes()).moves == (other,)
+    # Asked for a signature and without the key, or with another, the trainer does not answer. Its part is played by the
+    # job's program here, so the whole step decides.
+    path.unlink()
+    tally("key", "generate", tmp_path / "stranger")
+    for hands in ((), ("--trainer-key", tmp_path / "stranger")):
+        answer = tally("dispute", edited, claim, "--trainer-signs", f"{key}.pub", *hands, "--json")
+        fields = json.loads(answer.out)
+        assert (answer.code, fields["loser"], fields["record_file"]) == (1, "trainer", None)
+        assert "the trainer owed a signed move" in fields["reason"]
+        assert "that is the judge's word" in fields["reason"]
 
 
 def test_a_verdict_about_a_state_in_the_middle_convinces_a_stranger(

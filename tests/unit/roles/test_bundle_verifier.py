@@ -25,18 +25,30 @@ from tallystick.protocol.attest import (
     verdict_statement,
 )
 from tallystick.protocol.bundle import Bundle, Member, make_bundle, named
-from tallystick.protocol.dispute import parse_dispute
+from tallystick.protocol.dispute import (
+    DisputeRecord,
+    StepsGame,
+    handed_digest,
+    parse_dispute,
+    record_base,
+    signed_claims,
+    verify_dispute,
+)
 from tallystick.protocol.envelope import Statement, sign_statement
 from tallystick.protocol.evidence_policy import EvidencePolicy, parse_evidence_policy
 from tallystick.protocol.game import Claim, Level, apply, open_game
 from tallystick.protocol.model_signature import Manifest, sign_model
 from tallystick.protocol.notes import COSIGNATURE, NOTE, Note, NoteKey, NoteSigner
+from tallystick.protocol.openings import Opening
+from tallystick.protocol.operator_game import Answered, Committed, Handed, Move, Opened, Revealed
+from tallystick.protocol.operators import Objection, OpenedLeaf, OperatorList
 from tallystick.protocol.published import entry_of
 from tallystick.protocol.run_documents import JobRecord, PolicyRecord, RunStatement, Specification, StepRecord
 from tallystick.protocol.sample import LogPosition, SegmentDraw, announce, draw_segments
+from tallystick.protocol.signed_moves import Terms, claims_of, move_envelope, sign_move
 from tallystick.protocol.signing import SigningKey, ed25519_key, generate_key
 from tallystick.protocol.tlog import LogProof, checkpoint_text, parse_checkpoint
-from tallystick.protocol.trace import PARTIES
+from tallystick.protocol.trace import PARTIES, Party
 from tallystick.protocol.transcript import Transcript
 from tallystick.protocol.verdict import LogObjection, Verdict
 from tallystick.roles.bundle_verifier import CHECKS, verify_bundle
@@ -45,6 +57,7 @@ VECTORS = Path(__file__).resolve().parents[3] / "vectors"
 DAY = 86400
 PUBLISHED, AUDITED, NOW = 1_800_000_000, 1_800_000_000 + DAY, 1_800_000_000 + 2 * DAY
 STEPS, EVERY = 16, 4
+JUDGES_WORD = "the judge's word, which repeating the step tests"
 
 
 def letter(step: int, side: str) -> str:
@@ -261,7 +274,7 @@ OTHER_MODEL = Manifest({"model.safetensors": "45" * 32})
     ("changes", "rules", "failed", "why"),
     [
         ([drop("keys")], {}, 2, "is signed by 0 keys"),
-        ([drop("audit")], {}, 11, "0 auditors count, the policy asks for 1"),
+        ([drop("audit")], {}, 12, "0 auditors count, the policy asks for 1"),
         ([drop("provenance")], {}, 5, "must hold one trainer's provenance, holds 0"),
         ([drop("log")], {}, 7, "log proof is missing"),
         ([drop("model")], {}, 6, "model.sig is missing"),
@@ -270,15 +283,15 @@ OTHER_MODEL = Manifest({"model.safetensors": "45" * 32})
         ([keys(SECOND), put("audit", audit(SECOND))], {"auditors": [AUDITOR.public_key.key_id]}, 3, "is nobody in the policy"),
         ([put("audit", audit(TRAINER))], {}, 3, "is a auditor's, its signer .* is trainer"),
         ([keys(JUDGE), put("provenance", provenance(JUDGE))], {}, 3, "is a trainer's, its signer .* is judge"),
-        ([], {"auditor_quorum": 2}, 11, "1 auditors count, the policy asks for 2"),
-        ([extend("audit", audit(at=AUDITED + 1))], {"auditor_quorum": 2}, 11, "1 auditors count"),
-        ([put("audit", audit(result="cannot_reproduce"))], {}, 11, "its result is cannot_reproduce"),
-        ([put("audit", audit(segments=((0, 8),)))], {}, 11, "it covers 8 of 16 steps"),
-        ([put("audit", audit(segments=((0, 8),)))], {"coverage": {"fraction": "0.5", "detect": "0.5"}}, 11, "chosen, not drawn"),
-        ([put("audit", audit(freedom=0.5))], {}, 11, "freedom 0.5 exceeds 0.001"),
-        ([put("audit", audit(steer=1.5))], {}, 11, "steer 1.5 exceeds 0.001"),
-        ([put("audit", audit(policy="bf16"))], {}, 11, "rounding policy bf16 is not accepted"),
-        ([put("audit", audit(at=NOW + DAY))], {}, 11, "which is to come"),
+        ([], {"auditor_quorum": 2}, 12, "1 auditors count, the policy asks for 2"),
+        ([extend("audit", audit(at=AUDITED + 1))], {"auditor_quorum": 2}, 12, "1 auditors count"),
+        ([put("audit", audit(result="cannot_reproduce"))], {}, 12, "its result is cannot_reproduce"),
+        ([put("audit", audit(segments=((0, 8),)))], {}, 12, "it covers 8 of 16 steps"),
+        ([put("audit", audit(segments=((0, 8),)))], {"coverage": {"fraction": "0.5", "detect": "0.5"}}, 12, "chosen, not drawn"),
+        ([put("audit", audit(freedom=0.5))], {}, 12, "freedom 0.5 exceeds 0.001"),
+        ([put("audit", audit(steer=1.5))], {}, 12, "steer 1.5 exceeds 0.001"),
+        ([put("audit", audit(policy="bf16"))], {}, 12, "rounding policy bf16 is not accepted"),
+        ([put("audit", audit(at=NOW + DAY))], {}, 12, "which is to come"),
         ([put("audit", audit(at=PUBLISHED - 1))], {}, 7, "the run was published at"),
         ([put("log", *log_proofs(HONEST.statement().encode(), witnesses=WITNESSES[:1]))], {}, 7, "quorum 'both' is not met"),
         ([put("log", *log_proofs(OTHER.statement().encode()))], {}, 2, "is about no document"),
@@ -288,8 +301,8 @@ OTHER_MODEL = Manifest({"model.safetensors": "45" * 32})
         ([put("audit", audit(identity=replace(IDENTITY, weights="55" * 32)))], {}, 5, "weights are 55"),
         ([put("audit", audit(identity=replace(IDENTITY, run=OTHER.statement())))], {}, 5, "is about run"),
         ([put("run", *about(OTHER), run_member(HONEST))], {}, 5, "leads to root"),
-        ([put("audit", audit(result="mismatch"))], {}, 10, "found a mismatch, and no judge has ruled"),
-        ([extend("audit", audit(SECOND, result="log_violation")), keys(SECOND)], {}, 10, "found a log_violation"),
+        ([put("audit", audit(result="mismatch"))], {}, 11, "found a mismatch, and no judge has ruled"),
+        ([extend("audit", audit(SECOND, result="log_violation")), keys(SECOND)], {}, 11, "found a log_violation"),
     ],
 )  # fmt: skip
 def test_what_is_missing_or_wrong_is_never_a_pass(
@@ -469,15 +482,15 @@ def disputed(
 
 def test_a_verdict_against_the_trainer_is_a_finding() -> None:
     found = check(disputed("trainer"))
-    assert (found.verdict, found.failed) == ("mismatch", 10)
-    assert found.finding == "trainer at fault at step 9: step 9: another batch"
+    assert (found.verdict, found.failed) == ("mismatch", 11)
+    assert found.finding == f"trainer at fault at step 9: step 9: another batch ({JUDGES_WORD})"
 
 
 def test_a_verdict_against_the_accuser_answers_its_accusation_and_no_other() -> None:
     assert check(disputed("auditor")).verdict == "match"
     other = audit(SECOND, result="mismatch")
     found = check(disputed("auditor", answers=other))
-    assert (found.failed, "no judge has ruled on it" in found.why) == (10, True)
+    assert (found.failed, "no judge has ruled on it" in found.why) == (11, True)
 
 
 def test_a_verdict_that_does_not_follow_from_its_moves_is_refused() -> None:
@@ -501,7 +514,10 @@ def test_a_false_state_in_the_middle_can_be_ruled_on_where_both_end_in_one() -> 
     )
     assert check(disputed("auditor", until=12)).verdict == "match"
     found = check(disputed("trainer", until=12))
-    assert (found.failed, found.finding) == (10, "trainer at fault at step 9: step 9: another batch")
+    assert (found.failed, found.finding) == (
+        11,
+        f"trainer at fault at step 9: step 9: another batch ({JUDGES_WORD})",
+    )
 
 
 OTHERS = run("x", parts_at=9)
@@ -560,7 +576,10 @@ def test_a_verdict_about_records_or_a_log_of_an_agreed_step_is_followed() -> Non
         assert told(step=4, objection=objection, **more).verdict == "match"
         assert "do not differ" in told(step=6, records=(t.prove_step(6), a.prove_step(6)), **more).why
     convicted = check(disputed("trainer", write=lambda v: replace(v, step=4, objection=OBJECTION, **played)))
-    assert (convicted.failed, convicted.finding) == (10, "trainer at fault at step 4: step 9: another batch")
+    assert (convicted.failed, convicted.finding) == (
+        11,
+        f"trainer at fault at step 4: step 9: another batch ({JUDGES_WORD})",
+    )
 
 
 def test_an_operators_record_about_another_run_is_refused() -> None:
@@ -575,7 +594,10 @@ def test_an_operators_record_about_another_run_is_refused() -> None:
 def recorded(loser: str = "trainer", step: int = 2) -> dict[str, list[Member]]:
     """The bundle of the run in vectors/dispute, with a judge's statement on it that names the record of its operator."""
     vector = json.loads((VECTORS / "dispute" / "worked-example" / "input.json").read_bytes())
-    record, data = parse_dispute(vector["record"].encode()), named("dispute", vector["record"].encode())
+    drawn = parse_dispute(vector["record"].encode())
+    unsigned: tuple[bytes | None, ...] = (None,) * len(drawn.signatures)
+    record = replace(drawn, auditor_run=drawn.run_root, keys={}, signatures=unsigned)
+    data = named("dispute", record.encode())
     final = record.step_proof.record.state_root
     assert final is not None
     statement = RunStatement(
@@ -607,10 +629,11 @@ def recorded(loser: str = "trainer", step: int = 2) -> dict[str, list[Member]]:
 
 
 def test_an_operators_record_must_blame_whom_the_verdict_blames_at_its_step() -> None:
-    held = check(recorded())
+    held = check(recorded(), policy(judges_word=True))
+    word = "the judge's word about who made the list"
     assert (held.failed, held.finding) == (
-        10,
-        "trainer at fault at step 2: why",
+        11,
+        f"trainer at fault at step 2: why ({word})",
     )  # the control: the record holds
     other = check(recorded(loser="auditor"))
     assert (other.failed, "the trainer loses, the verdict says auditor" in other.why) == (9, True)
@@ -619,7 +642,7 @@ def test_an_operators_record_must_blame_whom_the_verdict_blames_at_its_step() ->
 
 
 def test_a_judge_who_could_not_find_out_answers_no_accusation() -> None:
-    for outcome, failed in (("both_acceptable", None), ("cannot_reproduce", 10)):
+    for outcome, failed in (("both_acceptable", None), ("cannot_reproduce", 11)):
         found = check(disputed("none", write=lambda v, o=outcome: replace(v, outcome=o)))
         assert (outcome, found.failed) == (outcome, failed), found.why
         assert ("no judge has ruled on it" in found.why) is (failed is not None)
@@ -629,7 +652,201 @@ def test_a_dispute_record_that_nothing_can_check_is_no_pass() -> None:
     record = named("dispute", b"{}")
     parts = disputed("auditor", dispute=record.digest)
     parts["verdict"].append(record)
-    assert check(parts).failed == 9
+    assert check(parts).failed == 1
+
+
+# ---------------------------------------------------------------------------- disputes over operators
+
+Signers = dict[Party, SigningKey]
+BOTH: Signers = {"trainer": TRAINER, "auditor": AUDITOR}
+
+
+def over_an_operator(
+    loser: Party, signers: Signers, *, list_root: bytes | None = None, structure: bool = False, **changes: Any
+) -> tuple[DisputeRecord, dict[str, list[Member]]]:
+    """The record of a dispute that ends at the product of the worked example, in the run of letters, and its bundle.
+
+    The product is false and the trainer loses, or it is right and the auditor does. With ``list_root`` the trainer's list
+    has that root, and the record ends there. With ``structure`` the objection is to that. ``changes`` are to the record,
+    after it was signed.
+    """
+    trainer, theirs = run("t", parts_at=9), run("a", parts_at=9)
+    verdict = verdict_of(trainer, theirs, loser)
+    name = "worked-example" if loser == "trainer" else "false-objection"
+    vector = json.loads((VECTORS / "dispute" / name / "input.json").read_bytes())
+    drawn = parse_dispute(vector["record"].encode())
+    claims = tuple(
+        Claim(party, at, bytes.fromhex(said)) for party, at, said in verdict.moves if party in PARTIES
+    )  # fmt: skip
+    ends: dict[Party, bytes] = {p: bytes.fromhex(letter(STEPS, p[0])) for p in PARTIES}
+    steps = StepsGame((0, 4, 8, 12, 16), bytes.fromhex(letter(0, "common")), ends, claims)
+    product = next(move.leaf.leaf for move in drawn.moves if isinstance(move, Opened))
+    assert product is not None
+    blank = replace(
+        drawn, specification=trainer.specification, specification_proof=trainer.prove_specification(),
+        step_proof=trainer.prove_step(9), run_root=trainer.root(), steps=steps, moves=(), auditor_run=theirs.root(),
+        loser=loser, keys={party: key.public_key for party, key in signers.items()}, signatures=(),
+    )  # fmt: skip
+    position = steps.replay()
+    base = record_base(blank, position)
+    loads = [drawn.opening.sources[number].leaf for number in (0, 1)]
+    objection = (Objection(2, structure=True) if structure else Objection(2, 0, 1)).encode()
+    lists: dict[Party, OperatorList] = {
+        "trainer": OperatorList(base, [*loads, product]),
+        "auditor": OperatorList(base, [*loads, objection]),
+    }
+    roots = {party: merkle_root(each.hashes) for party, each in lists.items()}
+    sources = {number: lists["trainer"].open_earlier(number, 2) for number in (0, 1)}
+    opening = replace(drawn.opening, leaf=lists["trainer"].witness_at(2), sources=sources)
+    if structure:
+        opening = Opening(opening.leaf)
+    moves: list[Move] = [Committed(3, roots["trainer"]), Answered(3, roots["auditor"])]
+    moves += [Claim(party, 1, each.commitment_at(1)) for party, each in lists.items()]
+    moves += [Claim(party, 2, each.commitment_at(2)) for party, each in lists.items()]
+    moves += [Revealed(lists["auditor"].witness_at(2)), Opened(opening.leaf), Handed(handed_digest(opening))]
+    if list_root is not None:
+        moves, opening = [Committed(3, list_root)], Opening(OpenedLeaf(0, None, ()))
+    terms = Terms(trainer.root(), theirs.root(), 9, base, position.claims)
+    signatures = tuple(
+        sign_move(claim, signers[claim.party]) if claim.party in signers else None
+        for claim in claims_of(terms, moves)
+    )
+    record = replace(blank, moves=tuple(moves), opening=opening, signatures=signatures)
+    record = replace(record, **changes)
+    data = record.encode()
+    parts = disputed(loser, dispute=hashlib.sha256(data).hexdigest())
+    parts["verdict"].append(named("dispute", data))
+    return record, parts
+
+
+def test_a_fault_at_an_operator_is_shown_by_what_the_loser_signed() -> None:
+    for signers in (BOTH, {"trainer": TRAINER}):
+        found = check(over_an_operator("trainer", signers)[1])
+        assert found.failed == 11
+        assert found.finding.startswith("trainer at fault at step 9")
+        assert found.finding.endswith("(by moves that the trainer signed)")
+    assert check(over_an_operator("auditor", BOTH)[1]).finding == "trained as stated"
+    assert check(over_an_operator("auditor", {"auditor": AUDITOR})[1]).finding == "trained as stated"
+
+
+@pytest.mark.parametrize(
+    ("loser", "signers", "why"),
+    [
+        ("trainer", {}, "none of the trainer's 5 moves is signed"),
+        ("trainer", {"auditor": AUDITOR}, "none of the trainer's 5 moves is signed"),
+        ("trainer", {"trainer": SECOND, "auditor": AUDITOR}, "which is not the trainer's"),
+        ("trainer", {"trainer": JUDGE}, "which is not the trainer's"),
+        (
+            "trainer",
+            {"trainer": OMS},
+            "which is not the trainer's",
+        ),  # a trainer's of the policy, and not this run's
+        ("auditor", {}, "none of the auditor's 4 moves is signed"),
+        ("auditor", {"trainer": TRAINER}, "none of the auditor's 4 moves is signed"),
+        ("auditor", {"auditor": SECOND}, "which is not the auditor's"),  # it accused nobody here
+    ],
+)
+def test_moves_that_the_loser_did_not_sign_blame_nobody(loser: Party, signers: Signers, why: str) -> None:
+    _, parts = over_an_operator(loser, signers)
+
+    found = check(parts)
+
+    assert (found.verdict, found.failed) == ("mismatch", 10)
+    assert found.finding == f"not proven: that the {loser} is to blame for step 9"
+    assert why in found.why
+    # A reader who takes the judge's word says so, and is told that it was taken.
+    trusting = check(parts, policy(judges_word=True))
+    assert (trusting.failed, trusting.verdict) == (
+        (11, "mismatch") if loser == "trainer" else (None, "match")
+    )
+    if loser == "trainer":
+        assert trusting.finding.endswith("(the judge's word about who made the list)")
+    assert check(parts, policy(judges_word=False)).failed == 10
+
+
+@pytest.mark.parametrize("loser", PARTIES)
+def test_a_ruling_that_needs_the_job_is_the_judges_word_however_well_signed(loser: Party) -> None:
+    """A judge could convict a trainer of its own, honest list, or acquit one by an honest objection."""
+    record, parts = over_an_operator(loser, BOTH, structure=True)
+    assert [check.outcome for check in verify_dispute(record)][4:] == ["needs the job", "passed"]
+
+    found = check(parts)
+
+    assert (found.failed, found.finding) == (10, f"not proven: that the {loser} is to blame for step 9")
+    assert "the ruling needs the job" in found.why
+    trusting = check(parts, policy(judges_word=True))
+    assert trusting.failed == (11 if loser == "trainer" else None)
+    if loser == "trainer":
+        assert trusting.finding.endswith(
+            "(the judge's word about what the job asks for, which the job tests)"
+        )
+
+
+def test_without_a_policy_nobody_is_said_to_have_signed() -> None:
+    for signers, words in (
+        (BOTH, "by moves that the trainer signed"),
+        ({}, "the judge's word about who made the list"),
+    ):
+        _, parts = over_an_operator("trainer", signers)
+        data = make_bundle(member for members in parts.values() for member in members).encode()
+        found = verify_bundle(data, None, now=NOW)
+        assert found.checks[9].outcome == "not judged"
+        assert found.finding is not None
+        assert found.finding.endswith(f"({words})")
+
+
+def test_moves_of_another_dispute_are_refused() -> None:
+    """The same list, signed in a dispute with another auditor's claim; the judge names this one."""
+    record, _ = over_an_operator("trainer", BOTH)
+    for changes, why in (
+        ({"auditor_run": bytes(32)}, "move 0 (committed): the signature is not of"),
+        ({"signatures": record.signatures[::-1]}, "the signature is not of"),
+    ):
+        found = check(over_an_operator("trainer", BOTH, **changes)[1])
+        assert (found.verdict, found.failed) == ("mismatch", 9)
+        assert why in found.why
+    other, parts = over_an_operator("trainer", {}, auditor_run=bytes(32))
+    assert other.auditor_run == bytes(32)
+    assert "is with claim 0000" in check(parts).why
+
+
+def test_two_lists_for_one_dispute_are_evidence_by_themselves() -> None:
+    record, parts = over_an_operator("trainer", BOTH)
+    second, _ = over_an_operator("trainer", {"trainer": TRAINER}, list_root=bytes(32))
+    finding = f"equivocation: trainer {TRAINER.public_key.key_id} signed two answers"
+    # Both in one record.
+    committed = record.moves[0], second.moves[0]
+    both = replace(second, moves=committed, signatures=(record.signatures[0], second.signatures[0]))
+    assert [each.outcome for each in verify_dispute(both)] == ["passed"] * 6
+    for held in ([both], [record, second], [second, record]):
+        members = {**parts, "verdict": [named("dispute", each.encode()) for each in held]}
+        found = check(members)
+        assert (found.verdict, found.failed, found.finding) == ("mismatch", 4, finding)
+        assert "two different moves (committed) in one place of the dispute over step 9" in found.why
+    # As two envelopes and the key: nothing else is needed.
+    envelopes = [move_envelope(*signed_claims(each)[0]) for each in (record, second)]
+    lone = {"keys": [key_member(TRAINER)], "moves": [named("statement", each) for each in envelopes]}
+    assert (check(lone).failed, check(lone).finding) == (4, finding)
+    # Refused neighbours: one alone, another signer's, a second list that nobody signed.
+    assert check({**lone, "moves": lone["moves"][:1]}).failed == 5
+    forged, _ = over_an_operator("trainer", {"trainer": SECOND}, list_root=bytes(32))
+    impostor = named("statement", move_envelope(*signed_claims(forged)[0]))
+    with_key = {"keys": [key_member(TRAINER), key_member(SECOND)], "moves": [lone["moves"][0], impostor]}
+    assert (check(with_key).failed, check(with_key).finding) == (3, "nothing is accepted")
+    unsigned = replace(both, signatures=(record.signatures[0], record.signatures[0]))
+    found = check({**parts, "verdict": [named("dispute", unsigned.encode())]})
+    assert (found.failed, found.finding) == (9, "nothing is accepted")
+
+
+def test_a_signed_move_about_another_run_does_not_belong_to_the_bundle() -> None:
+    record, _ = over_an_operator("trainer", BOTH)
+    parts = honest()
+    parts["moves"] = [named("statement", move_envelope(*signed_claims(record)[0]))]
+    found = check(parts)
+    assert (found.failed, "is about run" in found.why) == (5, True)
+    _, accused = over_an_operator("trainer", BOTH)
+    accused["moves"] = parts["moves"]  # beside the record that holds it, it says nothing new
+    assert check(accused).failed == 11
 
 
 # -------------------------------------------------------------------------------------- container
