@@ -44,7 +44,7 @@ def canonical_json(value: object) -> bytes:
     Raises:
         InvalidInput: ``value`` holds anything else; a float or a lone surrogate, for example.
     """
-    _must_be_encodable(value, 0)
+    _must_be_encodable(value)
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
@@ -195,9 +195,12 @@ class Fields:
             raise InvalidInput(f"{what}: must be an object, is {_kind(value)}")
         self._values = cast("dict[str, object]", value)
         self._what = what
-        if missing := sorted(set(names) - set(self._values)):
+        wanted = set(names)
+        if self._values.keys() == wanted:
+            return
+        if missing := sorted(wanted - self._values.keys()):
             raise InvalidInput(f"{what}: field {missing[0]!r} is missing")
-        if unknown := sorted(set(self._values) - set(names)):
+        if unknown := sorted(self._values.keys() - wanted):
             raise InvalidInput(f"{what}: field {_short(unknown[0])} is unknown")
 
     def text(self, name: str) -> str:
@@ -243,8 +246,8 @@ class Fields:
     def integers(self, name: str) -> tuple[int, ...]:
         """Return a list of integers."""
         values = self.items(name)
-        numbers = tuple(value for value in values if isinstance(value, int) and not isinstance(value, bool))
-        return numbers if len(numbers) == len(values) else self._refuse(name, "a list of integers")
+        numbers = [value for value in values if type(value) is int]
+        return tuple(numbers) if len(numbers) == len(values) else self._refuse(name, "a list of integers")
 
     def hashes(self, name: str) -> tuple[bytes, ...]:
         """Return a list of 32-byte hashes, written in hexadecimal."""
@@ -292,27 +295,37 @@ def parse_document(
     return fields
 
 
-def _must_be_encodable(value: object, depth: int) -> None:
-    if value is None or value is True or value is False:
-        return
-    if type(value) is str:
-        _must_be_unicode(value)
-    elif type(value) is int:
-        if not -INTEGER_LIMIT < value < INTEGER_LIMIT:
-            raise InvalidInput("canonical JSON: an integer exceeds 63 bits")
-    elif type(value) in (list, tuple, dict) and depth == DEPTH_LIMIT:
-        raise InvalidInput(f"canonical JSON: nested deeper than {DEPTH_LIMIT}")
-    elif type(value) is list or type(value) is tuple:
-        for item in cast("list[object]", value):
-            _must_be_encodable(item, depth + 1)
-    elif type(value) is dict:
-        for key, item in cast("dict[object, object]", value).items():
-            if type(key) is not str:
-                raise InvalidInput(f"canonical JSON: key {_kind(key)} must be a string")
-            _must_be_unicode(key)
-            _must_be_encodable(item, depth + 1)
-    else:
-        raise InvalidInput(f"canonical JSON: has no form for {_kind(value)}")
+def _must_be_encodable(value: object) -> None:
+    level: list[object] = [value]
+    for depth in range(DEPTH_LIMIT + 1):
+        inner: list[object] = []
+        for item in level:
+            kind = type(item)
+            if kind is str:
+                _must_be_unicode(cast("str", item))
+            elif kind is int:
+                if not -INTEGER_LIMIT < cast("int", item) < INTEGER_LIMIT:
+                    raise InvalidInput("canonical JSON: an integer exceeds 63 bits")
+            elif kind is list or kind is tuple or kind is dict:
+                if depth == DEPTH_LIMIT:
+                    raise InvalidInput(f"canonical JSON: nested deeper than {DEPTH_LIMIT}")
+                inner += _values_in(cast("Collection[object]", item))
+            elif item is not None and kind is not bool:
+                raise InvalidInput(f"canonical JSON: has no form for {_kind(item)}")
+        if not inner:
+            return
+        level = inner
+
+
+def _values_in(item: Collection[object]) -> Collection[object]:
+    if not isinstance(item, dict):
+        return item
+    held = cast("dict[object, object]", item)
+    for key in held:
+        if type(key) is not str:
+            raise InvalidInput(f"canonical JSON: key {_kind(key)} must be a string")
+        _must_be_unicode(key)
+    return held.values()
 
 
 def _must_be_unicode(text: str) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from tallystick.commit.encoding import HASH_BYTES
 from tallystick.commit.merkle import root as merkle_root
 from tallystick.commit.state import ChunkProof, parse_entry
-from tallystick.commit.tensors import OpenedChunk, TensorDigest
+from tallystick.commit.tensors import OpenedChunk, TensorDigest, verify_opened
 from tallystick.errors import InvalidInput
 from tallystick.protocol.formulas import Indexes
 from tallystick.protocol.operands import ARRAY
@@ -23,7 +23,6 @@ from tallystick.protocol.operators import (
     EarlierLeaf,
     OpenedLeaf,
     Operator,
-    parse_operator,
     verify_earlier,
 )
 
@@ -107,43 +106,51 @@ def widened(found: np.ndarray, stored: str, wanted: str) -> np.ndarray:
     raise InvalidInput(f"operator: reads {stored} as {wanted}")
 
 
-def stored_dtypes(op: Operator, opening: Opening, before: bytes) -> dict[int, str]:
-    """Return how each slot's elements are stored, having checked the leaves that they come from."""
-    found = {-1 - number: output.tensor.dtype for number, output in enumerate(op.outputs)}
+def tensors_of(op: Operator, opening: Opening, before: bytes) -> dict[int, TensorDigest]:
+    """Return what each slot's leaf commits to, having checked the leaves: an input's source, or output k at -1 - k.
+
+    Inputs of which nothing is opened are left out, but for a store's. ``before`` is the root over the leaves before this one.
+
+    Raises:
+        InvalidInput, Mismatch: a leaf is not there, does not lie under ``before``, or is shorter than what is read of it.
+    """
+    found = {-1 - number: output.tensor for number, output in enumerate(op.outputs)}
+    read: dict[int, Operator] = {}
     for slot in range(len(op.inputs)):
         if slot in opening.pieces or op.name == STORE:
-            source = _source(op, slot, opening, before)
-            found[slot] = source.outputs[op.inputs[slot].source[1]].tensor.dtype
+            number = op.inputs[slot].source[0]
+            if number not in read:
+                read[number] = _source(slot, number, opening, before)
+            found[slot] = _read_by(op, slot, read[number])
     return found
 
 
-def _source(op: Operator, slot: int, opening: Opening, before: bytes) -> Operator:
-    number, output = op.inputs[slot].source
+def _source(slot: int, number: int, opening: Opening, before: bytes) -> Operator:
     earlier = opening.sources.get(number)
     if earlier is None or earlier.index != number:
         raise InvalidInput(f"opening: leaf {number}, where input {slot} comes from, is not there")
-    source = verify_earlier(earlier, before=opening.leaf.index, root=before)
+    return verify_earlier(earlier, before=opening.leaf.index, root=before)
+
+
+def _read_by(op: Operator, slot: int, source: Operator) -> TensorDigest:
+    number, output = op.inputs[slot].source
     if output >= len(source.outputs):
         raise InvalidInput(f"opening: leaf {number} has no output {output}")
     if op.inputs[slot].view.last >= source.outputs[output].tensor.elements:
         raise InvalidInput(f"input {slot} reads beyond the end of leaf {number}")
-    return source
+    return source.outputs[output].tensor
 
 
-def tensor_of(op: Operator, slot: int, opening: Opening) -> TensorDigest:
-    """Return what a slot's leaf commits to: an input's source, or an output of the operator itself at -1 - k.
+def verify_pieces(opening: Opening, tensors: Mapping[int, TensorDigest], chunk: int) -> None:
+    """Return if every opened chunk is part of its slot's tensor, ``tensors_of`` gave these.
 
     Raises:
-        InvalidInput: the operator has no such slot.
+        InvalidInput, Mismatch: it is not, or there is no such slot.
     """
-    if slot < 0:
-        if -1 - slot >= len(op.outputs):
-            raise InvalidInput(f"opening: the operator has no output {-1 - slot}")
-        return op.outputs[-1 - slot].tensor
-    if slot >= len(op.inputs):
-        raise InvalidInput(f"opening: the operator has no input {slot}")
-    number, output = op.inputs[slot].source
-    return parse_operator(opening.sources[number].leaf).outputs[output].tensor
+    for slot, pieces in opening.pieces.items():
+        if slot not in tensors:
+            raise InvalidInput(f"opening: the operator has no slot {slot}")
+        verify_opened(tensors[slot], chunk, pieces)
 
 
 def store_nodes(stores: Sequence[Operator]) -> tuple[bytes, ...]:

@@ -78,7 +78,7 @@ class Geometry:
         numbers = (*self.shape, *self.stride, self.offset)
         if len(self.shape) != len(self.stride) or len(self.shape) > RANK_LIMIT:
             raise InvalidInput(f"operator: {len(self.shape)} dimensions and {len(self.stride)} strides")
-        if any(not 0 <= number < SIZE_LIMIT for number in numbers) or self.numel >= SIZE_LIMIT:
+        if min(numbers) < 0 or max(numbers) >= SIZE_LIMIT or self.numel >= SIZE_LIMIT:
             raise InvalidInput(
                 f"operator: shape {list(self.shape)[:8]} or its strides are negative or too large"
             )

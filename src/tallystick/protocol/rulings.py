@@ -23,8 +23,8 @@ from tallystick.protocol.openings import (
     OpenedReader,
     Opening,
     store_nodes,
-    stored_dtypes,
-    tensor_of,
+    tensors_of,
+    verify_pieces,
 )
 from tallystick.protocol.operands import ARRAY, UnknownFormError, stored_at
 from tallystick.protocol.operators import (
@@ -129,17 +129,16 @@ def rule_on_operator(
     try:
         if op.name == BATCH:
             return _batch(where, op, chunk, accusation, opening, own_batch)
-        stored = stored_dtypes(op, opening, before)
-        for slot, pieces in opening.pieces.items():
-            tensor = tensor_of(op, slot, opening)
-            verify_opened(tensor, chunk, pieces)
+        tensors = tensors_of(op, opening, before)
+        verify_pieces(opening, tensors, chunk)
         if op.name == LOAD:
             return _load(where, op, chunk, accusation, opening, agreed_state)
         if op.name == STORE:
-            return _store(where, op, chunk, accusation, opening, stored)
+            return _store(where, op, chunk, accusation, opening, tensors)
         if op.name == ROUND and (over := over_budget(op, facts)):
             return Finding("faulty", f"{where}: {over}")
-        reader = OpenedReader(op, chunk, opening.pieces, stored)
+        dtypes = {slot: tensor.dtype for slot, tensor in tensors.items()}
+        reader = OpenedReader(op, chunk, opening.pieces, dtypes)
         return _value(where, op, accusation, opening, reader, facts)
     except (
         UnknownFormError,
@@ -269,7 +268,12 @@ def _load(
 
 
 def _store(
-    where: str, op: Operator, chunk: int, accusation: Accusation, opening: Opening, stored: Mapping[int, str]
+    where: str,
+    op: Operator,
+    chunk: int,
+    accusation: Accusation,
+    opening: Opening,
+    tensors: Mapping[int, TensorDigest],
 ) -> Finding:
     if not op.inputs:
         return Finding("unknown", f"{where}: a document is a matter of the whole step")
@@ -277,7 +281,7 @@ def _store(
     if not isinstance(entry, dict):
         raise InvalidInput("the store names no entry")
     summary = parse_entry(entry, "operator")
-    tensor = tensor_of(op, 0, opening)
+    tensor = tensors[0]
     if (summary.dtype, summary.nbytes) != (tensor.dtype, tensor.nbytes):
         return Finding("faulty", f"{where}: is stored as {summary.dtype} of {summary.nbytes} bytes")
     width = np.dtype(ARRAY[tensor.dtype]).itemsize
