@@ -316,6 +316,28 @@ def test_a_judge_who_cannot_repeat_an_agreed_step_blames_nobody_for_its_record(
     assert (ruling.loser, ruling.outcome, ruling.step) == ("none", "cannot_reproduce", 3)
 
 
+def test_a_judge_whose_own_step_comes_to_no_end_blames_nobody(tmp_path: Path) -> None:
+    """The job gives the judge, and nobody else, a loss that is not a number: it cannot tell who of the two is right."""
+    order = Order(find_source("digits"), SETTINGS, find_policy("fp64"), steps=3, checkpoint_every=1)
+    run, claim = RunDirectory(tmp_path / "run"), RunDirectory(tmp_path / "claim")
+    record(order, run)
+
+    def other_data(job: Job) -> None:
+        honest = job.batch
+        job.batch = lambda step: honest(step + (1000 if step == 1 else 0))
+
+    def poison(job: Job) -> None:
+        honest = job.loss
+        job.loss = lambda *given: honest(*given) * float("nan")
+
+    write_claim(run, tampered(order, other_data).source, claim)
+    ruling = dispute(run, claim, order.source)
+    assert (ruling.loser, ruling.outcome, ruling.step) == ("auditor", "fault", 1)  # the control
+    ruling = dispute(run, claim, tampered(order, poison).source)
+    assert (ruling.loser, ruling.outcome, ruling.step) == ("none", "cannot_reproduce", 1)
+    assert "cannot repeat the job's own step" in ruling.reason
+
+
 def test_an_epsilon_without_end_trains_nothing_and_is_not_the_jobs(tmp_path: Path) -> None:
     """Adam then divides every update by infinity: each step repeats to the last bit, and none of them moves a weight."""
     source = find_source("text")

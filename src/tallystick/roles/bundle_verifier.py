@@ -571,16 +571,19 @@ class _BundleChecks:
     def check_accusations(self) -> str:
         """11. No accepted judge found the trainer at fault, and no auditor's finding is left unanswered."""
         answered: set[str] = set()
+        seen_alike: set[str] = set()
         for signed, claim in self.facts.verdicts():
             if claim.loser in ("trainer", "both"):
                 basis = self._basis_of(signed)
                 self.facts.finding = f"trainer at fault at step {claim.step}: {claim.reason} ({basis})"
                 raise Mismatch(f"judge {signed.key_id[:16]}.. ruled against the trainer: {claim.reason}")
             if claim.outcome != "cannot_reproduce" and claim.accusation is not None:
-                answered.add(claim.accusation)
+                (seen_alike if claim.outcome == "agreement" else answered).add(claim.accusation)
         accusing = [(s, c) for s, c in self.facts.audits() if c.result in ("mismatch", "log_violation")]
         for signed, claim in accusing:
-            if hashlib.sha256(signed.document).hexdigest() not in answered:
+            # Runs whose states agree say nothing of a log: that judge was shown no objection.
+            ruled = answered if claim.result == "log_violation" else answered | seen_alike
+            if hashlib.sha256(signed.document).hexdigest() not in ruled:
                 self.facts.finding = f"accused by auditor {signed.key_id}: {claim.result}"
                 raise Mismatch(
                     f"auditor {signed.key_id[:16]}.. found a {claim.result}, and no judge has ruled on it"

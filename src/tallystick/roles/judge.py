@@ -763,8 +763,10 @@ class StepJudge:
         load_state(self.replay.session, state.entries)
         try:
             repeated = AcceptableStates(self.replay, frame)
-        except (InvalidInput, Nondeterminism) as problem:
+        except InvalidInput as problem:
             return Ruling("trainer", f"step {step}: the log cannot be followed: {problem}")
+        except Nondeterminism as problem:
+            return self._rule_without_log(step, state, problem)
         # 5. Hyper-parameters are the job's.
         schedule = [
             d
@@ -803,6 +805,17 @@ class StepJudge:
             return Ruling("auditor", str(faults["auditor"]))
         self.outcome = "both_acceptable"
         return Ruling("none", f"step {step}: honest arithmetic can give both states")
+
+    def _rule_without_log(self, step: int, state: HeldState, problem: Nondeterminism) -> Ruling:
+        """Rule where the step does not come to an end: the log is to blame only if the job's own step does without it."""
+        session = self.replay.session
+        load_state(session, state.entries)
+        try:
+            run_step(session, self.replay.job, session.record_tape(session.table))
+        except (InvalidInput, Nondeterminism) as own:
+            self.outcome = "cannot_reproduce"
+            return Ruling("none", f"step {step}: the judge cannot repeat the job's own step: {own}")
+        return Ruling("trainer", f"step {step}: the log cannot be followed: {problem}")
 
     def opened(self, index: int, commitment: bytes) -> HeldState | None:
         """Return the state after ``index`` steps that opens ``commitment``, from whichever side has it, or None."""

@@ -451,6 +451,7 @@ def disputed(
     answers: Member | None = None,
     write: Callable[[Verdict], Verdict] = lambda v: v,
     losses: tuple[str | None, str | None] = (None, None),
+    result: str = "mismatch",
     **changes: Any,
 ) -> dict[str, list[Member]]:
     """The bundle of a trainer whose states part from the auditor's from step 9 ``until``, with the judge's verdict.
@@ -462,7 +463,7 @@ def disputed(
     verdict = write(verdict_of(trainer, theirs, loser, until=until))
     document = verdict.encode()
     identity = RunIdentity(trainer.statement(), trainer.specification.digest().hex(), MODEL.root_digest())
-    accused = audit(identity=identity, result="mismatch")
+    accused = audit(identity=identity, result=result)
     claim = VerdictClaim(
         identity=identity, at=AUDITED + 60, auditor_run=theirs.statement().root, outcome=verdict.outcome,
         loser=verdict.loser, step=verdict.step, reason=verdict.reason, record=hashlib.sha256(document).hexdigest(),
@@ -646,6 +647,31 @@ def test_a_judge_who_could_not_find_out_answers_no_accusation() -> None:
         found = check(disputed("none", write=lambda v, o=outcome: replace(v, outcome=o)))
         assert (outcome, found.failed) == (outcome, failed), found.why
         assert ("no judge has ruled on it" in found.why) is (failed is not None)
+
+
+def test_runs_that_agree_answer_no_accusation_of_their_log() -> None:
+    agreed: dict[str, Any] = {
+        "moves": (),
+        "ends": None,
+        "step": None,
+        "loser": "none",
+        "outcome": "agreement",
+    }
+
+    def told(result: str) -> Result:
+        return check(disputed("none", write=lambda v: replace(v, **agreed), result=result))
+
+    assert told("mismatch").verdict == "match"
+    found = told("log_violation")
+    assert (found.failed, "found a log_violation, and no judge has ruled on it" in found.why) == (11, True)
+    objection = check(
+        disputed(
+            "auditor",
+            write=lambda v: replace(v, step=4, objection=OBJECTION, moves=(), ends=None),
+            result="log_violation",
+        )
+    )
+    assert objection.verdict == "match", "a judge who was shown the objection has answered"
 
 
 def test_a_dispute_record_that_nothing_can_check_is_no_pass() -> None:
