@@ -476,9 +476,7 @@ class _Judge:
         if not values:
             return "unknown", f"{rule.where} {rule.name} is not stated"
         for value in values:
-            held: Fraction | str = value
-            if not rule.bounds.one_of:
-                held = _number(value)
+            held = _listed(value, rule.bounds.one_of) if rule.bounds.one_of else _number(value)
             if problem := rule.bounds.problem(held):
                 return "fail", f"{rule.where} {rule.name} {problem}"
         numbers = [held for value in values if isinstance(held := _number(value), Fraction)]
@@ -672,6 +670,14 @@ def _values(rule: HyperParameter, transcript: Transcript) -> list[str]:
             if name == rule.name
         ]
     return list(dict.fromkeys(found))
+
+
+def _listed(text: str, one_of: Sequence[str]) -> str:
+    """Return the listed text that writes the same number as ``text`` does; ``text`` itself if there is none."""
+    own = _number(text)
+    if text in one_of or isinstance(own, str):
+        return text
+    return next((each for each in one_of if _number(each) == own), text)
 
 
 def _number(text: str) -> Fraction | str:

@@ -267,6 +267,8 @@ def test_records_keep_a_rule_only_in_a_run_that_is_correct_open_and_committed_be
         ({"name": "lr", "where": "schedule", "most": 0.09}, "fail"),
         ({"name": "lr", "where": "schedule", "least": 0.02}, "fail"),
         ({"name": "beta", "where": "schedule", "most": 1}, "unknown"),
+        ({"name": "lr", "where": "schedule", "one_of": [str(0.1 / n) for n in range(1, 21)]}, "pass"),
+        ({"name": "lr", "where": "schedule", "one_of": [str(0.1 / n) for n in range(2, 21)]}, "fail"),
         ({"name": "width", "where": "setting", "least": 8, "most": 8}, "pass"),
         ({"name": "width", "where": "setting", "most": 7.5}, "fail"),
         ({"name": "depth", "where": "setting", "most": 4}, "unknown"),
