@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tallystick.testing.attacks import NotCaught
+
 FOLDER = Path(__file__).resolve().parents[2] / "attacks"
 SHARED = {"stage", "court", "forgery"}  # what the scripts have in common
 ATTACKS = sorted(path for path in FOLDER.glob("*.py") if path.stem not in SHARED)
@@ -45,7 +47,7 @@ def test_an_attack_that_nobody_notices_is_told_apart(tmp_path: Path) -> None:
     stage = importlib.import_module("stage")
     here = stage.Stage(tmp_path, "fp32")
 
-    with pytest.raises(stage.NotCaught, match="the audit says match"):
+    with pytest.raises(NotCaught, match="the audit says match"):
         here.caught_by_audit_and_dispute(here.honest_run(), step=7, verdicts={"mismatch"})
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tallystick.testing.attacks import NotCaught
+
 FOLDER = Path(__file__).resolve().parents[2] / "attacks" / "monitor"
 ATTACKS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "scene")
 STATE_A_LIMIT = {
@@ -50,7 +52,7 @@ def test_an_honest_owner_is_not_caught(tmp_path: Path) -> None:
     scene.close()
 
     module.must_pass(verdict)
-    with pytest.raises(module.NotCaught, match="not 105"):
+    with pytest.raises(NotCaught, match="not 105"):
         module.must_find(verdict, 105)
 
 
