@@ -15,11 +15,14 @@ from tallystick.cli.options import AsJson, parse_root
 from tallystick.cli.terminal import answer, say
 from tallystick.commit.state import CHUNK_BYTES, Entry, open_chunk
 from tallystick.errors import InvalidInput, StoreError
+from tallystick.protocol.signing import PublicKey
+from tallystick.protocol.trace import Party
 from tallystick.protocol.transcript import Transcript
 from tallystick.reports.run import read_run
 from tallystick.reports.verification import VerificationPage
 from tallystick.roles.verifier import verify_proof, verify_run
 from tallystick.store.files import RunDirectory, read_whole, write_whole
+from tallystick.store.keys import load_public_key
 
 EXIT_CODES: Mapping[str, int] = {"match": 0, "mismatch": 1, "malformed": 2, "unjudged": 3}
 PROOF_LIMIT = 1 << 27  # bytes; a proof of a step has a few hundred
@@ -30,11 +33,19 @@ Run = Annotated[Path, typer.Argument(metavar="DIR", help="A run directory, finis
 Subject = Annotated[
     Path,
     typer.Argument(
-        metavar="PATH", help="A bundle of evidence, a run directory, or a proof written by tally prove."
+        metavar="PATH",
+        help="A bundle of evidence, a run directory, a proof written by tally prove, or a dispute's record.",
     ),
 ]
 Root = Annotated[
     str | None, typer.Option("--root", metavar="HEX", help="The root to verify against; needed for proofs.")
+]
+TrainerSigns = Annotated[
+    Path | None,
+    typer.Option("--trainer-signs", metavar="FILE", help="Of a dispute's record: the trainer's public key."),
+]
+AuditorSigns = Annotated[
+    Path | None, typer.Option("--auditor-signs", metavar="FILE", help="The auditor's public key, likewise.")
 ]
 ChunkFile = Annotated[
     Path | None,
@@ -72,9 +83,17 @@ def verify(
     chunk: ChunkFile = None,
     policy: PolicyFile = None,
     model: ModelDirectory = None,
+    trainer_signs: TrainerSigns = None,
+    auditor_signs: AuditorSigns = None,
     as_json: AsJson = False,
 ) -> int:
-    """Check a bundle of evidence, a run's documents, log and committed states, or a proof, without repeating anything."""
+    """Check a bundle of evidence, a run's documents, log and committed states, a proof or a dispute; repeat nothing."""
+    public: dict[Party, Path | None] = {"trainer": trainer_signs, "auditor": auditor_signs}
+    keys: dict[Party, PublicKey] = {
+        party: load_public_key(given) for party, given in public.items() if given is not None
+    }
+    if keys and (is_bundle(path) or path.is_dir()):
+        raise InvalidInput(f"--trainer-signs, --auditor-signs: are for a dispute's record; {path} is none")
     expected = None if root is None else parse_root(root)
     if is_bundle(path):
         if root is not None or chunk is not None:
@@ -98,6 +117,7 @@ def verify(
             data,
             expected,
             chunk=None if given is None else read_whole(given, limit=CHUNK_BYTES, what="a chunk"),
+            keys=keys,
         )
     answer(VerificationPage(found), as_json=as_json)
     return EXIT_CODES[found.verdict]

@@ -54,7 +54,7 @@ class VerificationPage:
                 GOOD,
             )
         elif found.verdict == "unjudged":
-            headline, style = f"consistent, not judged (no --policy): {found.subject}", UNSURE
+            headline, style = f"consistent, not judged ({found.missing}): {found.subject}", UNSURE
         else:
             failed = next(check for check in found.checks if check.outcome == "failed")
             what = "malformed" if found.verdict == "malformed" else "does not fit together"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -32,8 +32,11 @@ from tallystick.numerics.log import (
     read_decision_head,
 )
 from tallystick.numerics.policy import policy_of
+from tallystick.protocol.dispute import DISPUTE_FORMAT, parse_dispute, verify_dispute
 from tallystick.protocol.run_documents import RECORD_LIMIT, Specification
 from tallystick.protocol.run_proofs import STEP_PROOF_FORMAT, parse_step_proof, verify_step_proof
+from tallystick.protocol.signing import PublicKey
+from tallystick.protocol.trace import Party
 from tallystick.protocol.transcript import Transcript
 from tallystick.store.files import RunDirectory
 
@@ -45,6 +48,7 @@ RUN_SHOWS_NOT = (
     "tally audit repeats the run and shows that"
 )
 STEP_SHOWS_NOT = "that the step was computed, or that the root is the one the trainer is held to"
+DISPUTE_SHOWS_NOT = "that the root is the one the trainer is held to, or anything about other steps"
 CHUNK_SHOWS_NOT = "that training led to these bytes, or that the root is the one the trainer is held to"
 GRIDS = "document/grids"  # entry of a state that holds the grid table (spec/state-commitment.md)
 CURSOR = "document/cursor"
@@ -71,8 +75,9 @@ class Verification:
         shows_not: what passing does not show, in words.
         checks: in order.
         verdict: ``match`` if every check passed; ``malformed`` or ``mismatch`` by the one that failed; ``unjudged`` if
-            none failed and some need a policy that was not given.
-        finding: of a bundle: what its evidence shows, in words.
+            none failed and some need what was not given.
+        finding: of a bundle or a dispute's record: what its evidence shows, in words.
+        missing: what a verdict would need, in words, where some checks were not judged.
     """
 
     subject: str
@@ -82,6 +87,7 @@ class Verification:
     root: str | None = None
     steps: int | None = None
     finding: str | None = None
+    missing: str = "no --policy"
 
 
 def verify_run(directory: RunDirectory, *, root: bytes | None = None) -> Verification:
@@ -105,13 +111,19 @@ def verify_run(directory: RunDirectory, *, root: bytes | None = None) -> Verific
     return found
 
 
-def verify_proof(data: bytes, root: bytes, *, chunk: bytes | None = None) -> Verification:
-    """Return the checks of a step proof against a run root, or of a chunk and its proof against a state root.
+def verify_proof(
+    data: bytes, root: bytes, *, chunk: bytes | None = None, keys: Mapping[Party, PublicKey] | None = None
+) -> Verification:
+    """Return the checks of a step proof or a dispute's record against a run root, or of a chunk against a state root.
+
+    ``keys`` are those that the parties of a dispute are known by. What rests on another's word is not judged.
 
     Raises:
-        InvalidInput: ``data`` is no proof of a known format, or a chunk proof comes without its chunk.
+        InvalidInput: ``data`` is no document of a known format, or a chunk proof comes without its chunk.
     """
     proof_format = _format_of(data)
+    if proof_format == DISPUTE_FORMAT:
+        return _verify_dispute(data, root, keys or {})
     if proof_format == STEP_PROOF_FORMAT:
         return _verify_step(data, root)
     if proof_format == PROOF_FORMAT:
@@ -119,8 +131,32 @@ def verify_proof(data: bytes, root: bytes, *, chunk: bytes | None = None) -> Ver
             raise InvalidInput("chunk proof: the bytes of the chunk are needed beside the proof")
         return _verify_chunk(data, root, chunk)
     raise InvalidInput(
-        f"proof: format {proof_format!r} is unknown; known are {STEP_PROOF_FORMAT}, {PROOF_FORMAT}"
+        f"proof: format {proof_format!r} is unknown; known are {STEP_PROOF_FORMAT}, {PROOF_FORMAT}, {DISPUTE_FORMAT}"
     )
+
+
+def _verify_dispute(data: bytes, root: bytes, keys: Mapping[Party, PublicKey]) -> Verification:
+    record = parse_dispute(data)
+    step = record.step_proof.record.step
+    known: dict[Party, list[str]] = {party: [key.key_id] for party, key in keys.items()}
+    found = Verification(f"record of a dispute about step {step}", DISPUTE_SHOWS_NOT, root=root.hex())
+    for check in verify_dispute(record, run_root=root, known=known):
+        outcome: Outcome = "not judged"
+        if check.outcome in ("passed", "failed", "not reached"):
+            outcome = check.outcome
+        detail = check.detail if outcome != "not judged" else f"{check.outcome}: {check.detail}"
+        found.checks.append(Check(check.number, check.claim, outcome, detail))
+    outcomes = {check.outcome for check in found.checks}
+    if outcomes & {"failed", "not reached"}:
+        found.verdict = "mismatch"
+    elif outcomes == {"passed"}:
+        found.finding = f"the {record.loser} loses at step {step}: {record.reason}"
+    else:
+        found.verdict, found.missing = "unjudged", "the checks say why"
+        if record.loser not in keys:
+            found.missing = f"no key of the {record.loser}: --{record.loser}-signs"
+        found.finding = f"not proven: that the {record.loser} is to blame for step {step}"
+    return found
 
 
 def _work_through(found: Verification, checks: list[tuple[str, Callable[[], str]]]) -> None:

@@ -24,10 +24,13 @@ from tallystick.numerics.log import (
 )
 from tallystick.numerics.policy import BF16, FP32
 from tallystick.protocol.run_documents import JobRecord, PolicyRecord, SiteRecord, Specification, StepRecord
+from tallystick.protocol.signing import PublicKey, parse_public_key
+from tallystick.protocol.trace import Party
 from tallystick.protocol.transcript import Transcript
 from tallystick.roles.verifier import Verification, site_sizes, verify_proof, verify_run
 from tallystick.store.files import RunDirectory, frame_digest
 
+VECTORS = Path(__file__).resolve().parents[3] / "vectors"
 STEPS, EVERY, SIZE = 4, 2, 64
 GRADIENT = (int(Kind.GRADIENT), 0)
 ENTRIES = encode(SparseEntries(SIZE, 1, np.array([3, 40]), np.array([0, 1])))
@@ -413,3 +416,24 @@ def test_a_chunk_proof_passes_with_its_bytes_and_fails_with_others(tmp_path: Pat
 def test_bytes_that_are_no_proof_are_refused(data: bytes, reason: str) -> None:
     with pytest.raises(InvalidInput, match=reason):
         verify_proof(data, bytes(32))
+
+
+def test_a_disputes_record_blames_only_with_the_losers_key() -> None:
+    vector = json.loads((VECTORS / "dispute" / "worked-example" / "input.json").read_bytes())
+    data = vector["record"].encode()
+    fields = json.loads(data)
+    root = bytes.fromhex(fields["run_root"])
+    held = {party: parse_public_key(bytes.fromhex(key)) for party, key in fields["keys"].items()}
+    trainer: dict[Party, PublicKey] = {"trainer": held["trainer"]}
+
+    found = verify_proof(data, root, keys=trainer)
+    assert found.verdict == "match"
+    assert found.finding is not None and found.finding.startswith("the trainer loses at step")
+    for keys in ({}, {"trainer": held["auditor"]}, {"auditor": held["auditor"]}):
+        unsure = verify_proof(data, root, keys=keys)
+        assert (unsure.verdict, unsure.checks[-1].outcome) == ("unjudged", "not judged")
+        assert unsure.finding is not None and unsure.finding.startswith("not proven")
+    assert verify_proof(data, bytes(32), keys=trainer).verdict == "mismatch"
+    fields["ruling"]["loser"] = "auditor"
+    forged = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+    assert verify_proof(forged, root, keys=trainer).verdict == "mismatch"
