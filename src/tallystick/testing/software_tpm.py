@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Generator
@@ -38,27 +39,38 @@ def software_tpm(folder: Path) -> Generator[str]:
     Raises:
         StoreError: swtpm is missing, or did not start.
     """
-    socket = folder / "tpm"
-    if len(str(socket)) > LONGEST_SOCKET:
-        raise StoreError(f"{socket}: is too long a path for a socket")
+    place = folder / "tpm"
+    if len(str(place)) > LONGEST_SOCKET:
+        raise StoreError(f"{place}: is too long a path for a socket")
     program = shutil.which("swtpm")
     if program is None:
         raise StoreError("swtpm is not installed")
     folder.mkdir(parents=True, exist_ok=True)
-    control = socket.with_name("tpm.ctrl")
-    control.unlink(missing_ok=True)
+    control = place.with_name("tpm.ctrl")
+    for path in (place, control):
+        path.unlink(missing_ok=True)
     process = subprocess.Popen(
-        [program, "socket", "--tpm2", "--tpmstate", f"dir={folder}", "--server", f"type=unixio,path={socket}",
+        [program, "socket", "--tpm2", "--tpmstate", f"dir={folder}", "--server", f"type=unixio,path={place}",
          "--ctrl", f"type=unixio,path={control}", "--flags", "not-need-init,startup-clear"],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
         deadline = time.monotonic() + START_SECONDS
-        while not control.exists():
+        while not (_is_listening(control) and _is_listening(place)):
             if process.poll() is not None or time.monotonic() > deadline:
                 raise StoreError(f"swtpm did not start (exit code {process.poll()})")
             time.sleep(0.01)
-        yield f"swtpm:path={socket}"
+        yield f"swtpm:path={place}"
     finally:
         process.terminate()
         process.wait()
+
+
+def _is_listening(path: Path) -> bool:
+    """Whether a connection is taken: a socket's name is there a moment before that."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        try:
+            client.connect(str(path))
+        except OSError:
+            return False
+        return True
