@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import Literal
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import InternalError, InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.utils import CryptographyDeprecationWarning
 from cryptography.x509.oid import ExtensionOID, NameOID, SignatureAlgorithmOID
@@ -32,7 +32,7 @@ LONGEST_CHAIN = 10
 SIGNATURES = (SignatureAlgorithmOID.ECDSA_WITH_SHA256, SignatureAlgorithmOID.ECDSA_WITH_SHA384)
 UNDERSTOOD = frozenset({ExtensionOID.BASIC_CONSTRAINTS, ExtensionOID.KEY_USAGE})
 REFUSALS = (
-    ValueError, TypeError, OverflowError, UnsupportedAlgorithm, CryptographyDeprecationWarning,
+    ValueError, TypeError, OverflowError, UnsupportedAlgorithm, InternalError, CryptographyDeprecationWarning,
     x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType,
 )  # fmt: skip
 LeafUse = Literal["signs data", "agrees keys"]

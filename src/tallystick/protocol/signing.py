@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import InternalError, InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes, PublicKeyTypes
@@ -37,6 +37,8 @@ from tallystick.errors import InvalidInput, Mismatch
 
 ED25519, P256, P384 = "ed25519", "ecdsa-p256", "ecdsa-p384"
 ALGORITHMS = (ED25519, P256, P384)
+REFUSED = (ValueError, UnsupportedAlgorithm, InternalError)
+"""What the library raises for a key that it cannot read; the last for an X448 key of another length."""
 KEY_LIMIT = 16384  # bytes of a PEM or DER key; an encrypted P-384 key has under 500
 
 # Points of order 1, 2, 4 and 8, sign bit cleared, non-canonical spellings too: under such a key one
@@ -174,7 +176,7 @@ def parse_signing_key(data: bytes, password: bytes | None = None, *, what: str =
     except TypeError:
         reason = "is encrypted and no password was given" if password is None else "is not encrypted"
         raise InvalidInput(f"{what}: the key {reason}") from None
-    except (ValueError, UnsupportedAlgorithm):
+    except REFUSED:
         raise InvalidInput(f"{what}: is no PEM private key that this password opens") from None
     return _signing_key(key, what)
 
@@ -191,7 +193,7 @@ def parse_public_key(data: bytes, *, what: str = "public key") -> PublicKey:
     is_pem = data.startswith(b"-----BEGIN")
     try:
         key = load_pem_public_key(data) if is_pem else load_der_public_key(data)
-    except (ValueError, UnsupportedAlgorithm):
+    except REFUSED:
         raise InvalidInput(f"{what}: is no public key in PEM or DER") from None
     public = _public_key(key, what)
     if not is_pem and public.spki != data:

@@ -69,6 +69,14 @@ def test_passwords_that_are_missing_wrong_or_not_needed_are_refused() -> None:
         parse_signing_key(key.pem(), b"any")
 
 
+def test_a_key_that_the_library_itself_cannot_explain_is_refused_like_any_other() -> None:
+    """Found by fuzzing: the identifier of X448 before the 32 bytes of an Ed25519 key, 57 being wanted."""
+    body = "MC4CAQAwBQYDK2VvBCIEIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f"
+    pem = f"-----BEGIN PRIVATE KEY-----\n{body}\n-----END PRIVATE KEY-----\n".encode()
+    with pytest.raises(InvalidInput, match="is no PEM private key"):
+        parse_signing_key(pem)
+
+
 def test_a_private_key_is_in_no_representation() -> None:
     key = generate_key()
     body = key.pem().decode().splitlines()[1]
