@@ -16,14 +16,16 @@ from tallystick.commit.state import Entry, summarise
 from tallystick.errors import InvalidInput, Nondeterminism
 from tallystick.execution import tape
 from tallystick.execution.job import Job, find_source
+from tallystick.execution.snapshot import load_state
 from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import find_policy
 from tallystick.protocol.dispute import parse_dispute, verify_dispute
 from tallystick.protocol.operators import BATCH, ROUND, SGD
 from tallystick.protocol.run_documents import StepRecord
 from tallystick.protocol.verdict import parse_verdict, verify_verdict
-from tallystick.roles.auditor import Replay, audit, write_claim
-from tallystick.roles.judge import dispute
+from tallystick.roles import judge
+from tallystick.roles.auditor import EVERYTHING, Deviation, Replay, audit, open_replay, write_claim
+from tallystick.roles.judge import AcceptableStates, dispute
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
 from tallystick.testing.cheats import CHEATS, claim_path, forge, tampered
@@ -198,6 +200,99 @@ def test_a_state_one_rounding_away_at_an_ambiguous_element_is_acceptable_and_els
 
     assert (result.loser, result.step) == ("auditor", STEPS - 1)
     assert "hidden.weight" in result.reason
+
+
+def test_what_honest_arithmetic_can_give_is_acceptable_and_nothing_else(tmp_path: Path) -> None:
+    """Under bf16 every gradient and every statistic may be rounded two ways; each other value is a fault where it stands."""
+    source, run = find_source("digits"), RunDirectory(tmp_path / "run")
+    record(Order(source, SETTINGS, find_policy("bf16"), steps=2, checkpoint_every=1), run)
+    replay = open_replay(run.load_specification(), source)
+    assert not isinstance(replay, Deviation)
+    load_state(replay.session, run.load_checkpoint(1))
+    states = AcceptableStates(replay, run.load_frames(run.load_transcript(), 1, 2)[1])
+    replay.session.close()
+    own = dict(states.entries)
+
+    def fault(*edits: tuple[str, int, float]) -> str | None:
+        stated = dict(own)
+        for name, at, value in edits:
+            values = np.frombuffer(bytes(stated[name].data), dtype="<f4").copy()
+            values[at] = value
+            stated[name] = Entry(name, "F32", stated[name].shape, values.tobytes())
+        found = states.find_fault(stated)
+        return None if found is None else found.subject
+
+    def other(name: str, at: int) -> tuple[str, int, float]:
+        return name, at, float(np.frombuffer(states.other_entries[name].data, dtype="<f4")[at])
+
+    assert states.find_fault(run.load_checkpoint(2)) is None
+    # A gradient rounded the other way moves the weight and its momentum; one without the other no step gives.
+    weight, momentum = "model/hidden.weight", "optimizer/hidden.weight/momentum_buffer"
+    pair = [np.frombuffer(e[weight].data, dtype="<f4") for e in (own, states.other_entries)]
+    at = int(np.flatnonzero(pair[0] != pair[1])[0])
+    assert fault(other(weight, at), other(momentum, at)) is None
+    assert fault(other(weight, at)) == weight
+    assert fault(other(momentum, at)) == momentum
+    place = (int(Kind.GRADIENT), states.parameters.index("hidden.weight"))
+    may_flip = states.values[place]
+    others = may_flip.index != at
+    states.values[place] = type(may_flip)(
+        may_flip.index[others], may_flip.lower[others], may_flip.upper[others]
+    )
+    assert fault(other(weight, at), other(momentum, at)) in (weight, momentum)  # far from a boundary
+    # A statistic is one of two neighbours.
+    name = "model/buffer/norm2.running_mean"
+    near = states.values[int(Kind.BUFFER), states.buffers[name]]
+    at, lower, upper = int(near.index[0]), float(near.lower[0]), float(near.upper[0])
+    assert lower < upper
+    assert (fault((name, at, lower)), fault((name, at, upper))) == (None, None)
+    assert fault((name, at, 2 * upper - lower)) == fault((name, at, 2 * lower - upper)) == name
+    # What is no float of a tensor is as the step leaves it, in its own form.
+    for name in ("model/buffer/norm1.num_batches_tracked", "document/grids"):
+        entry = own[name]
+        turned = bytes([bytes(entry.data)[0] ^ 1]) + bytes(entry.data)[1:]
+        found = states.find_fault({**own, name: Entry(name, entry.dtype, entry.shape, turned)})
+        assert found is not None and found.subject == name
+    wide = own[weight]
+    for stated in (
+        {**own, weight: Entry(weight, wide.dtype, wide.shape[::-1], wide.data)},
+        {name: entry for name, entry in own.items() if name != weight},
+    ):
+        found = states.find_fault(stated)
+        assert found is not None and found.subject == weight
+
+
+def test_a_fault_that_the_judges_own_noise_explains_is_nobodys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, run = find_source("digits"), RunDirectory(tmp_path / "run")
+    record(Order(source, SETTINGS, find_policy("fp64"), steps=2, checkpoint_every=1), run)
+    false_state, false_loss = RunDirectory(tmp_path / "state"), RunDirectory(tmp_path / "loss")
+    for claim in (false_state, false_loss):
+        write_claim(run, source, claim)
+    forge(false_loss, lambda r: replace(r, loss="0x1.0000000000000p+0") if r.step == 1 else r)
+    entries = false_state.load_checkpoint(2)
+    name = "model/hidden.weight"
+    values = np.frombuffer(bytes(entries[name].data), dtype="<f4").copy()
+    values[3] = np.nextafter(values[3], np.float32(np.inf))
+    entries[name] = Entry(name, "F32", entries[name].shape, values.tobytes())
+    false_state.write_checkpoint(2, list(entries.values()))
+    root = summarise(entries.values()).root().hex()
+    forge(false_state, lambda r: replace(r, state_root=root) if r.step == 1 else r)
+
+    def ruled(claim: RunDirectory, *noisy: str) -> tuple[str, str]:
+        found = [Deviation(1, "cannot_reproduce", site, None, "noise 1", "band 0.1") for site in noisy]
+        monkeypatch.setattr(judge, "find_noisy_sites", lambda *given: found)
+        result = dispute(run, claim, source, level="steps")
+        return result.loser, result.outcome
+
+    nobody, auditor = ("none", "cannot_reproduce"), ("auditor", "fault")
+    for claim in (false_state, false_loss):
+        assert ruled(claim) == auditor
+        assert ruled(claim, EVERYTHING) == nobody
+    assert ruled(false_state, "gradient hidden.weight") == nobody
+    for claim in (false_state, false_loss):
+        assert ruled(claim, "gradient conv1.weight") == auditor  # noise elsewhere explains nothing here
 
 
 def test_runs_of_different_orders_cannot_be_disputed(honest: RunDirectory, tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ OWN = settings(lr=number(0.1), steps=3, nesterov=False)
         (settings(lr=number(0.1), steps=number(3.5), nesterov=False), "steps is 3.5", True),
         (settings(lr=number(0.1), steps=number(3.0), nesterov=False), "steps is 3.0", False),
         ({}, "the job's own is", False),
+        (settings(lr=number(0.1 + 1e-9), steps=3, nesterov=False), "the job's own is 0.1", True),
     ],
 )
 def test_only_another_number_accuses(stated: dict[str, Entry], said: str, is_number: bool) -> None:
@@ -58,6 +59,24 @@ def test_the_same_settings_and_last_bits_are_no_difference() -> None:
     near = number(0.1 * (1 + SETTING_ROUNDING / 4))
     assert find_other_setting(OWN, OWN) is None
     assert find_other_setting(OWN, settings(lr=near, steps=3, nesterov=False)) is None
+
+
+def test_small_and_whole_numbers_are_told_apart() -> None:
+    """A decay of almost nothing is no decay of almost nothing else, and a count has no last bits to spare."""
+    for own, stated in ((number(1e-13), number(2e-13)), (1 << 60, (1 << 60) + 1)):
+        found = find_other_setting(settings(eps=own), settings(eps=stated))
+        assert found is not None
+        assert found.is_number
+
+
+def test_a_document_that_says_more_or_less_is_another() -> None:
+    data = [canonical_json(document) for document in ({"groups": []}, {"groups": [], "more": {}})]
+    one, other = (held("document/optimizer", each) for each in data)
+    for own, stated in ((one, other), (other, one)):
+        found = find_other_setting(own, stated)
+        assert found is not None
+        assert "more" in found.text
+        assert not found.is_number
 
 
 def test_an_infinity_or_nan_is_only_itself() -> None:
