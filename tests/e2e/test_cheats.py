@@ -24,7 +24,15 @@ from tallystick.protocol.operators import BATCH, ROUND, SGD
 from tallystick.protocol.run_documents import StepRecord
 from tallystick.protocol.verdict import parse_verdict, verify_verdict
 from tallystick.roles import judge
-from tallystick.roles.auditor import EVERYTHING, Deviation, Replay, audit, open_replay, write_claim
+from tallystick.roles.auditor import (
+    EVERYTHING,
+    Deviation,
+    Replay,
+    audit,
+    is_excused,
+    open_replay,
+    write_claim,
+)
 from tallystick.roles.judge import AcceptableStates, dispute
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
@@ -293,6 +301,28 @@ def test_a_fault_that_the_judges_own_noise_explains_is_nobodys(
     assert ruled(false_state, "gradient hidden.weight") == nobody
     for claim in (false_state, false_loss):
         assert ruled(claim, "gradient conv1.weight") == auditor  # noise elsewhere explains nothing here
+
+
+@pytest.mark.parametrize(
+    ("noisy", "excused", "held"),
+    [
+        (
+            "gradient 1.weight",
+            ("model/1.weight", "optimizer/1.weight/momentum_buffer", "gradient of 1.weight"),
+            ("model/11.weight", "gradient of 11.weight", "model/1.weight_g", "optimizer/11.weight/exp_avg"),
+        ),
+        ("buffer model/buffer/a.mean", ("model/buffer/a.mean",), ("model/buffer/a.mean2", "model/a.mean")),
+        ("activation 3 at relu", ("model/a",), ("batch digest", "hyper-parameter lr of group 0", "evidence")),
+        (EVERYTHING, ("loss",), ("skipped optimizer", "micro-batches")),
+    ],
+)
+def test_noise_excuses_what_it_can_reach(noisy: str, excused: tuple[str, ...], held: tuple[str, ...]) -> None:
+    def is_free(subject: str) -> bool:
+        one = Deviation(1, "mismatch", subject, None, "0x1", "0x2")
+        return is_excused(one, [replace(one, subject=noisy)])
+
+    assert all(is_free(subject) for subject in excused)
+    assert not any(is_free(subject) for subject in held)
 
 
 def test_runs_of_different_orders_cannot_be_disputed(honest: RunDirectory, tmp_path: Path) -> None:

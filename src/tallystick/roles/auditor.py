@@ -7,6 +7,7 @@ entries, schedule values, data and states are each compared with the auditor's o
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -515,7 +516,12 @@ def is_excused(deviation: Deviation, noisy: Iterable[Deviation]) -> bool:
         or deviation.subject == FINGERPRINT
     ):
         return True
-    return any(name.split(" ", 1)[1] in deviation.subject for name in names)
+    return any(_is_about(name.split(" ", 1)[1], deviation.subject) for name in names)
+
+
+def _is_about(name: str, subject: str) -> bool:
+    """Whether ``subject`` has the whole of ``name`` in it: ``1.weight`` is no part of ``model/11.weight``."""
+    return re.search(rf"(?<![^ /]){re.escape(name)}(?![^ /])", subject) is not None
 
 
 @dataclass(frozen=True)

@@ -115,6 +115,20 @@ def test_lists_are_read_strictly() -> None:
             parse_revocation_list(bad)
 
 
+def test_a_list_says_until_when_it_is_in_force() -> None:
+    """RFC 5280 demands it, and the library reads a list that does without: this one has its second time cut out."""
+    made = revoke("maker line", [])
+    end = b"\x17\x0d450101000000Z"
+    told, outer = made.tbs_certlist_bytes, made.public_bytes(Encoding.DER)
+    rest = outer[3 + len(told) :]  # algorithm and signature, which parsing does not look at
+    told = told[2:].replace(end, b"")
+    told = b"\x30" + bytes([len(told)]) + told
+    cut = b"\x30\x81" + bytes([len(told + rest)]) + told + rest
+    assert len(cut) == len(outer) - len(end)
+    with pytest.raises(InvalidInput, match="does not say until when"):
+        parse_revocation_list(cut)
+
+
 def test_a_device_is_shown_with_what_is_known_of_its_revocation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
