@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from tallystick.cli.main import main
+from tallystick.commit.encoding import canonical_json
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.monitor.certificates import Certificate, encode_chain, parse_chain
 from tallystick.monitor.credential import make_credential
@@ -23,6 +24,8 @@ from tallystick.monitor.enrolment import (
     answer_to,
     challenge_request,
     enrol,
+    enrolled_key,
+    parse_kept,
     parse_request,
     read_enrolment,
     verify_request,
@@ -75,6 +78,14 @@ def test_a_certificate_names_its_tpm_and_holds_under_one_of_the_roots() -> None:
             NOW,
             "must be id: and eight digits",
         ),
+        *(
+            (
+                asked(MAKER.chain(EK, names=[NAMES[0], (NAMES[1][0], bad), NAMES[2]])),
+                NOW,
+                "must name 2.23.133.2.2 of the TPM once",
+            )
+            for bad in ("m" * 101, "mod\x1b[2Jel")
+        ),
         (asked(), int(END.timestamp()) + 1, "the moment is"),
         (asked(), 0, "the moment is"),
         (asked(MAKER.chain(EK)[:1]), NOW, "is not signed by"),
@@ -120,6 +131,32 @@ def test_an_answer_is_for_one_request_and_needs_the_secret() -> None:
         enrol(other, right, kept, roots, at=NOW, revocation="not checked", enroller=ENROLLER)
     with pytest.raises(Mismatch, match="the moment is"):
         enrol(request, right, kept, roots, at=0, revocation="not checked", enroller=ENROLLER)
+
+
+def test_an_enrolment_is_of_one_key_with_its_attributes() -> None:
+    """The same point with other attributes is another key: one that may sign what no TPM states, say."""
+    request, loose = asked(), attests(BOUND | SIGN)
+    _, kept = challenge_request(request)
+    right = answer_to(request.digest(), kept.secret)
+    made = enrol(request, right, kept, [MAKER.root], at=NOW, revocation="checked", enroller=ENROLLER)
+    case = json.loads((Path(__file__).parents[3] / "vectors/tpm-evidence/p384/input.json").read_text())
+    evidence = parse_tpm_evidence(case["evidence"].encode())
+    assert enrolled_key(made, replace(evidence, attestation_key=attests())) == attests().key()
+    assert loose.key() == attests().key()
+    for other in (loose, evidence.attestation_key):
+        with pytest.raises(Mismatch, match="enrolment: is of attestation key"):
+            enrolled_key(made, replace(evidence, attestation_key=other))
+
+
+def test_what_an_enroller_kept_is_read_strictly() -> None:
+    _, kept = challenge_request(asked())
+    assert parse_kept(kept.encode()) == kept
+    for secret in ("", "00" * 31, "00" * 33, "AB" * 32):
+        document = {**json.loads(kept.encode()), "secret": secret}
+        with pytest.raises(InvalidInput, match="lower-case hexadecimal"):
+            parse_kept(canonical_json(document))
+    with pytest.raises(InvalidInput, match="format"):
+        parse_kept(canonical_json({**json.loads(kept.encode()), "format": "tallystick/tpm-answer/1"}))
 
 
 def test_two_challenges_are_never_the_same() -> None:
