@@ -270,6 +270,39 @@ def test_what_honest_arithmetic_can_give_is_acceptable_and_nothing_else(tmp_path
         assert found is not None and found.subject == weight
 
 
+ONE_NUMBER = """
+import torch
+from tallystick.jobs import digits
+
+def build(settings):
+    job = digits.build(settings)
+    job.optimizer = torch.optim.NAdam(job.model.parameters(), lr=1e-3)
+    job.scheduler = torch.optim.lr_scheduler.StepLR(job.optimizer, 1000)
+    return job
+"""
+
+
+@pytest.mark.parametrize("policy", ["fp32", "fp64"])
+def test_a_number_that_an_optimizer_keeps_for_a_whole_tensor_is_judged_too(
+    policy: str, tmp_path: Path
+) -> None:
+    (tmp_path / "job.py").write_text(ONE_NUMBER)
+    source, run = find_source(str(tmp_path / "job.py")), RunDirectory(tmp_path / "run")
+    record(Order(source, SETTINGS, find_policy(policy), steps=2, checkpoint_every=1), run)
+    replay = open_replay(run.load_specification(), source)
+    assert not isinstance(replay, Deviation)
+    load_state(replay.session, run.load_checkpoint(1))
+    states = AcceptableStates(replay, run.load_frames(run.load_transcript(), 1, 2)[1])
+    replay.session.close()
+    honest, name = run.load_checkpoint(2), "optimizer/conv2.weight/mu_product"
+    assert states.find_fault(honest) is None
+    assert honest[name].shape == ()
+    false = (np.frombuffer(bytes(honest[name].data), dtype="<f4") * np.float32(1.5)).tobytes()
+    found = states.find_fault({**honest, name: Entry(name, "F32", (), false)})
+    assert found is not None
+    assert (found.subject, found.step) == (name, 1)
+
+
 def test_a_fault_that_the_judges_own_noise_explains_is_nobodys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

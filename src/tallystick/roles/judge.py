@@ -925,6 +925,8 @@ class AcceptableStates:
             first = _matches(own, theirs, self.values.get(place))
             second = _matches(flipped, theirs, self.flipped.get(place))
             if own.size == 1 and plain is not None and plain.size > 1:
+                if not (first | second).all():
+                    return 0  # one number for the whole tensor: no element's gradient chooses it
                 continue
             plain = first if plain is None else plain & first
             other = second if other is None else other & second

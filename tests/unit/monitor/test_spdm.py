@@ -108,6 +108,8 @@ def test_a_maker_vouches_for_the_key_of_a_log() -> None:
     assert encode_chain(chain) == chain[0].pem() + chain[1].pem()
     with pytest.raises(InvalidInput, match="one is pinned"):
         parse_root(encode_chain(chain))
+    with pytest.raises(InvalidInput, match="65537 bytes exceed the limit of 65536"):
+        parse_chain(chain[0].pem().ljust((1 << 16) + 1, b"\n"))
 
 
 @pytest.fixture
