@@ -105,6 +105,9 @@ def test_a_maker_vouches_for_the_key_of_a_log() -> None:
     assert forged[0].key == chain[0].key
     with pytest.raises(Mismatch, match="is not signed by"):
         verify_endorsement(forged, MAKER.root, chain[0].key, at=NOW)
+    for change in ({"is_ca": False}, {"signs_certificates": False}):
+        with pytest.raises(Mismatch, match="must not sign certificates, and signs one"):
+            verify_endorsement((chain[0], replace(chain[1], **change)), MAKER.root, chain[0].key, at=NOW)
     assert encode_chain(chain) == chain[0].pem() + chain[1].pem()
     with pytest.raises(InvalidInput, match="one is pinned"):
         parse_root(encode_chain(chain))
