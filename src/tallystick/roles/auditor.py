@@ -521,7 +521,7 @@ def is_excused(deviation: Deviation, noisy: Iterable[Deviation]) -> bool:
 
 def _is_about(name: str, subject: str) -> bool:
     """Whether ``subject`` has the whole of ``name`` in it: ``1.weight`` is no part of ``model/11.weight``."""
-    return re.search(rf"(?<![^ /]){re.escape(name)}(?![^ /])", subject) is not None
+    return re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", subject) is not None
 
 
 @dataclass(frozen=True)
