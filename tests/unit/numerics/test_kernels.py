@@ -1052,6 +1052,8 @@ def test_leaf_hashes_are_those_of_the_standard_library(chunk: int, chunks: int, 
     found = kernels.leaf_hashes(data, chunk)
 
     if found is None:
+        cpu = Path("/proc/cpuinfo")
+        assert not cpu.exists() or " sha_ni " not in cpu.read_text(), "the processor has SHA instructions"
         pytest.skip("this processor has no SHA instructions")
     starts = range(0, data.nbytes, chunk)
     assert found == [hashlib.sha256(b"\0" + data[at : at + chunk]).digest() for at in starts]
