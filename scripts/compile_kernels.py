@@ -15,7 +15,16 @@ import sys
 from pathlib import Path
 
 ROOM = Path(__file__).resolve().parent.parent / "src" / "tallystick" / "numerics"
-SOURCES = ("entries.c", "kernels.c", "measures.c", "nearest.c", "optimizers.c", "philox.c", "sha256.c")
+SOURCES = (
+    "entries.c",
+    "kernels.c",
+    "measures.c",
+    "nearest.c",
+    "optimizers.c",
+    "philox.c",
+    "rows.c",
+    "sha256.c",
+)
 LIBRARY = {"win32": "libkernels.dll", "darwin": "libkernels.dylib"}.get(sys.platform, "libkernels.so")
 # No contraction and no fast-math: the bits must not depend on the compiler. The two -fno flags change no value.
 FLAGS = "-O3 -std=c11 -ffp-contract=off -fno-math-errno -fno-trapping-math -fvisibility=hidden -fPIC -shared"

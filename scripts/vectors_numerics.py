@@ -783,7 +783,7 @@ def dense_cases() -> Cases:
 
 
 def log_cases() -> Cases:
-    every_kind = {(0, 0, kind, 0): bytes([kind + 1]) for kind in range(8)}
+    every_kind = {(0, 0, kind, 0): bytes([kind + 1]) for kind in range(8)} | {(0, 0, 8, 0): b"\x01"}
     largest = 2**32 - 1
     ranks = {(1, 0, 0, 0): b"r", (1, 7, 2, 300): b"m" * 200, (largest, largest, 7, largest): b"end"}
     limits: Table = {(3, 0): (53, -1100, -1100, False, (-1100, 1100)), (3, 1): (0, -1, 1100, False, (-1100,))}
@@ -911,7 +911,7 @@ def refused_logs() -> Cases:
     )
     refuse("frame-cut", "Payloads shorter than stated.", "add up to 2, 1 bytes follow", "01010302ff")
     refuse("frame-extended", "Payloads longer than stated.", "add up to 1, 2 bytes follow", "01010301ff00")
-    refuse("frame-unknown-kind", "Kinds are 0 to 7.", "kind 8 is not one of", "01011e000100")
+    refuse("frame-unknown-kind", "Kinds are 0 to 8.", "kind 9 is not one of", "010122000100")
     refuse("frame-huge-count", "2**41 - 1 sites in eight bytes.", "sites need at least", f"01{huge}00")
     refuse("frame-large-field", "An ordinal of 2**32.", "outside [0, 2**32)", "0101838080804001ff")
     refuse("table-dithered-relative", "Dither at 24 bits.", "needs an absolute grid", "0101040004315d0000")

@@ -31,7 +31,7 @@ CANCELLED = 5  # relative bands: no quantum below 2**(e(old) + band + 5), as wha
 MAX_FP64 = (2.0 - 2.0**-52) * 2.0**1023
 MAX_FP32 = (2.0 - 2.0**-23) * 2.0**127
 WORD = 2.0**-32
-VERSION = 14  # of the C sources (native.h)
+VERSION = 15  # of the C sources (native.h)
 CHUNK = 1 << 17  # elements that one thread takes at a time
 
 LIBRARY = {"win32": "libkernels.dll", "darwin": "libkernels.dylib"}.get(sys.platform, "libkernels.so")
@@ -93,7 +93,7 @@ def _library() -> Any:
         ("tally_read_entries", n, (p, n, n, n, i, i, p, p)),
         ("tally_philox", None, (u, u, n, n, p)),
         ("tally_keep", None, (u, u, n, n, u, p)),
-        ("tally_jitter", None, (p, p, i, n, n, u, u, u)),
+        ("tally_jitter", None, (p, p, i, n, n, u, u, u, d, d)),
         ("tally_fingerprint", u, (p, i, n, n, u)),
         ("tally_near", n, (p, i, d, d, n, n, p)),
         ("tally_relu", n, (p, p, i, d, n, n, p)),
@@ -101,11 +101,17 @@ def _library() -> Any:
         ("tally_square_sum", d, (p, i, n, n)),
         ("tally_sampled_square_sum", d, (p, n, n)),
         ("tally_square_sums", None, (p, i, n, n, n, p)),
-        ("tally_max_difference", d, (p, i, p, i, n, n)),
-        ("tally_max_differences", None, (p, i, p, i, n, n, n, p)),
+        ("tally_difference", None, (p, i, p, i, n, n, p)),
+        ("tally_differences", None, (p, i, p, i, n, n, n, p, p)),
         ("tally_adam", i, (p, p, i, p, p, p, n, n, p)),
         ("tally_sgd", i, (p, p, i, p, p, n, n, p)),
         ("tally_leaf_hashes", i, (p, n, n, p)),
+        ("tally_softmax", None, (p, p, i, i, n, n, n)),
+        ("tally_softmax_backward", None, (p, p, p, i, i, n, n, n)),
+        ("tally_layer_norm", None, (p, p, p, p, p, p, d, n, n, n)),
+        ("tally_layer_norm_backward", None, (p, p, p, p, p, p, n, n, n, n)),
+        ("tally_group_norm", None, (p, p, p, p, p, p, p, p, d, i, n, n, n)),
+        ("tally_group_norm_backward", None, (p, p, p, p, p, p, p, p, i, n, n, n)),
     ):
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
@@ -159,6 +165,23 @@ def in_chunks(work: Callable[[int, int], T], n: int, threads: int, chunk: int | 
     for part in later:
         found += part.result()
     return found
+
+
+def on_rows(
+    name: str, rows: int, width: int, *arguments: Any, size: int | None = None, threads: int = 1
+) -> None:
+    """Call the function ``name`` of rows.c on rows of ``width`` elements.
+
+    They are dealt out in chunks of ``rows_in_chunk(width)``; ``size``: elements of what counts as a row there, if more.
+    """
+    function = getattr(_library(), name)
+    chunk = rows_in_chunk(size or width)
+    in_chunks(lambda begin, end: function(*arguments, width, begin, end), rows, threads, chunk)
+
+
+def rows_in_chunk(width: int) -> int:
+    """Return how many rows of ``width`` elements one thread takes at a time."""
+    return max(1, CHUNK // max(1, width))
 
 
 def _room() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
@@ -488,9 +511,12 @@ def jitter(
     key0: int,
     key1: int,
     start: int,
+    *,
+    size: float,
+    whole: float = -1.0,
     threads: int = 1,
 ) -> None:
-    """Move ``n`` elements of float32 or float64 by -1, 0 or 1 last places, whole numbers and what is not finite excepted.
+    """Move ``n`` elements of float32 or float64 up or down by ``size`` of themselves; what is not finite stays.
 
     Args:
         source: address of the elements.
@@ -500,12 +526,14 @@ def jitter(
         key0: of the stream that says which way each goes.
         key1: likewise.
         start: first byte of the stream, a multiple of 16.
+        size: of a move, relative to the element; the spacing above 1 for a unit in the last place.
+        whole: whole numbers up to it stay, too; none where it is negative.
         threads: how many work at a time.
     """
     library, kind = _library(), 0 if dtype is np.float32 else 1
 
     def one(begin: int, end: int) -> None:
-        library.tally_jitter(source, target, kind, begin, end, start, int(key0), int(key1))
+        library.tally_jitter(source, target, kind, begin, end, start, int(key0), int(key1), size, whole)
 
     in_chunks(one, n, threads)
 
@@ -583,24 +611,31 @@ def sampled_square_sum(x: Floats, stride: int) -> float:
     return _library().tally_sampled_square_sum(_address(x), stride, count)
 
 
-def block_max_difference(
-    x: Floats, y: Floats, rows: int, out: npt.NDArray[np.float64], threads: int = 1
+def block_differences(
+    x: Floats,
+    y: Floats,
+    rows: int,
+    largest: npt.NDArray[np.float64],
+    total: npt.NDArray[np.float64],
+    threads: int = 1,
 ) -> None:
-    """Raise ``out[block]`` to the block's largest ``|x - y|``; infinity if a difference is not a number."""
+    """Write each block's largest ``|x - y|`` and the sum of all; infinity if a difference is not a number."""
     library, a, b = _library(), _address(x), _address(y)
     kinds = _type_of(x), _type_of(y)
-    if out.size == 1:
-        parts = in_chunks(
-            lambda begin, end: library.tally_max_difference(a, kinds[0], b, kinds[1], begin, end),
-            rows,
-            threads,
-        )
-        out[0] = max(out[0], *parts)
+    if largest.size == 1:
+
+        def part(begin: int, end: int) -> tuple[float, float]:
+            found = np.empty(2, dtype=np.float64)
+            library.tally_difference(a, kinds[0], b, kinds[1], begin, end, _address(found))
+            return float(found[0]), float(found[1])
+
+        parts = in_chunks(part, rows, threads)
+        largest[0], total[0] = max(one for one, _ in parts), sum(one for _, one in parts)
         return
-    into = _address(out)
+    into, sums = _address(largest), _address(total)
     in_chunks(
-        lambda first, last: library.tally_max_differences(a, kinds[0], b, kinds[1], rows, first, last, into),
-        out.size, threads, chunk=max(1, CHUNK // max(rows, 1)),
+        lambda first, last: library.tally_differences(a, kinds[0], b, kinds[1], rows, first, last, into, sums),
+        largest.size, threads, chunk=max(1, CHUNK // max(rows, 1)),
     )  # fmt: skip
 
 

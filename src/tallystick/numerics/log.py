@@ -338,9 +338,12 @@ class Kind(IntEnum):
     BUFFER = 5
     ACTIVATION = 6
     ACTIVATION_GRADIENT = 7
+    CALIBRATION = 8
 
 
 assert max(Kind) == LARGEST_KIND
+
+CALIBRATED = b"\x01"  # the one payload of kind CALIBRATION: the noise was measured before a step where that was not due
 
 
 @dataclass(frozen=True, order=True, slots=True)

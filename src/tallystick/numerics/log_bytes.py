@@ -13,7 +13,7 @@ Ints = npt.NDArray[np.int64]
 
 LARGEST_WIDTH = 32
 LARGEST_FIELD = (1 << 32) - 1
-LARGEST_KIND = 7  # of a site
+LARGEST_KIND = 8  # of a site
 LARGEST_SCALE = 1100
 LARGEST_EXPONENT = 1000
 """Of a quantum and of a band (spec/rounding.md): they and their reciprocals are normal binary64 numbers."""

@@ -104,10 +104,11 @@ EXPORT void tally_square_sums(const void *x, int32_t type, int64_t rows, int64_t
         out[block] = tally_square_sum(x, type, block * rows, (block + 1) * rows);
 }
 
-/* Return the largest |x - y| of elements [begin, end); infinity if a difference is not a number. */
-FAST EXPORT double tally_max_difference(const void *x, int32_t x_type, const void *y, int32_t y_type, int64_t begin,
-                                        int64_t end) {
-    double a[RUN], b[RUN], largest[LANES] = {0};
+/* Write the largest |x - y| of elements [begin, end) and the sum of all to found; both infinite if a difference is not a
+ * number. */
+FAST EXPORT void tally_difference(const void *x, int32_t x_type, const void *y, int32_t y_type, int64_t begin, int64_t end,
+                                  double *found) {
+    double a[RUN], b[RUN], largest[LANES] = {0}, total[LANES] = {0};
     int64_t unordered[LANES] = {0};
     for (int64_t at = begin; at < end; at += RUN) {
         int n = (int)smaller(end - at, RUN);
@@ -119,22 +120,28 @@ FAST EXPORT double tally_max_difference(const void *x, int32_t x_type, const voi
                 double difference = fabs(a[i + lane] - b[i + lane]);
                 unordered[lane] |= !(difference <= HUGE_VAL);
                 largest[lane] = difference > largest[lane] ? difference : largest[lane];
+                total[lane] += difference;
             }
         }
     }
-    double found = 0.0;
+    found[0] = found[1] = 0.0;
     for (int lane = 0; lane < LANES; lane++) {
-        if (unordered[lane]) return HUGE_VAL;
-        if (largest[lane] > found) found = largest[lane];
+        if (unordered[lane]) {
+            found[0] = found[1] = HUGE_VAL;
+            return;
+        }
+        if (largest[lane] > found[0]) found[0] = largest[lane];
+        found[1] += total[lane];
     }
-    return found;
 }
 
-/* Raise out[block] to the largest difference of blocks [first, last) of rows elements each. */
-EXPORT void tally_max_differences(const void *x, int32_t x_type, const void *y, int32_t y_type, int64_t rows, int64_t first,
-                                  int64_t last, double *out) {
+/* Write the largest difference and the sum of all of blocks [first, last) of rows elements each. */
+EXPORT void tally_differences(const void *x, int32_t x_type, const void *y, int32_t y_type, int64_t rows, int64_t first,
+                              int64_t last, double *largest, double *total) {
     for (int64_t block = first; block < last; block++) {
-        double largest = tally_max_difference(x, x_type, y, y_type, block * rows, (block + 1) * rows);
-        if (largest > out[block]) out[block] = largest;
+        double found[2];
+        tally_difference(x, x_type, y, y_type, block * rows, (block + 1) * rows, found);
+        largest[block] = found[0];
+        total[block] = found[1];
     }
 }

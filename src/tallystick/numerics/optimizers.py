@@ -79,11 +79,14 @@ def adam_numbers(
     """Return the numbers of step ``step``, counted from 1; ``decoupled`` is AdamW.
 
     Raises:
-        Nondeterminism: a beta is so close to 1 that its bias correction is 0.
+        Nondeterminism: a beta is below 0 or so large that its bias correction is not above 0.
     """
     correction1, correction2 = 1.0 - power(betas[0], step), 1.0 - power(betas[1], step)
-    if correction1 == 0.0 or correction2 == 0.0:
-        raise Nondeterminism(f"Adam: betas {betas} give a bias correction of 0 at step {step}")
+    if min(betas) < 0.0 or not (correction1 > 0.0 and correction2 > 0.0):
+        raise Nondeterminism(
+            f"Adam: betas {betas} give bias corrections {correction1!r} and {correction2!r} at step {step}; "
+            "both must be above 0"
+        )
     return AdamNumbers(
         keep=1.0 - lr * weight_decay if decoupled else 1.0,
         decay=0.0 if decoupled else weight_decay,

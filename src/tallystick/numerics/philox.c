@@ -4,6 +4,7 @@
  * cipher's products are of 32 bits each and multiply 64 by 64, three times as slow; x86 is told by name.
  */
 
+#include <float.h>
 #include <math.h>
 
 #include "native.h"
@@ -146,28 +147,30 @@ FAST EXPORT void tally_keep(uint64_t key0, uint64_t key1, int64_t start, int64_t
     }
 }
 
-/* Write x + d x eps over [begin, end), d one of -1, 0, 1 from byte (start + i) of the stream; whole numbers, infinities and NaN
- * stay. out may be x. start, and begin where the work is cut, are multiples of 16: the bytes of one counter. */
-#define JITTER(name, T, round_to_whole, eps)                                                              \
-    INLINE void name(const T *x, T *out, const uint8_t *byte, int n) {                                    \
+/* Write x + d x size over [begin, end), d being -1 or 1 by byte (start + i) of the stream. Infinities and NaN stay, and
+ * so do whole numbers up to whole, which is negative where they move too. out may be x. start, and begin where the work is
+ * cut, are multiples of 16: the bytes of one counter. */
+#define JITTER(name, T, round_to_whole, absolute, greatest)                                               \
+    INLINE void name(const T *x, T *out, const uint8_t *byte, int n, T size, T whole) {                   \
         for (int i = 0; i < n; i++) {                                                                     \
-            T way = (T)(((int)byte[i] * 3 >> 8) - 1), whole = round_to_whole(x[i]);                       \
-            T moved = x[i] + x[i] * (way * (T)(eps));                                                     \
-            out[i] = x[i] == whole ? x[i] : moved;                                                        \
+            T way = (T)((byte[i] & 2) - 1), far = absolute(x[i]), moved = x[i] + x[i] * (way * size); \
+            int stays = !(far <= (T)(greatest)) | ((far <= whole) & (x[i] == round_to_whole(x[i])));      \
+            out[i] = stays ? x[i] : moved;                                                                \
         }                                                                                                 \
     }
-JITTER(jitter32, float, rintf, 0x1p-23)
-JITTER(jitter64, double, rint, 0x1p-52)
+JITTER(jitter32, float, rintf, fabsf, FLT_MAX)
+JITTER(jitter64, double, rint, fabs, DBL_MAX)
 
 FAST EXPORT void tally_jitter(const void *x, void *out, int32_t type, int64_t begin, int64_t end, uint64_t start,
-                              uint64_t key0, uint64_t key1) {
+                              uint64_t key0, uint64_t key1, double size, double whole) {
     uint32_t words[WORDS(RUN / 4)];
     for (int64_t at = begin; at < end; at += RUN) {
         int n = (int)smaller(end - at, RUN);
         tally_words(words, (start + (uint64_t)at) >> 4, (n + 15) >> 4, key0, key1);
+        const uint8_t *byte = (const uint8_t *)words;
         if (type == 0)
-            jitter32((const float *)x + at, (float *)out + at, (const uint8_t *)words, n);
+            jitter32((const float *)x + at, (float *)out + at, byte, n, (float)size, (float)whole);
         else
-            jitter64((const double *)x + at, (double *)out + at, (const uint8_t *)words, n);
+            jitter64((const double *)x + at, (double *)out + at, byte, n, size, whole);
     }
 }

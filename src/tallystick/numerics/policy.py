@@ -18,7 +18,7 @@ PER_LAYER, PER_KIND = "layer", "kind"
 
 OPTIONAL: Mapping[str, object] = {
     "parity": False, "dithered_buffers": False, "row_scales": False, "decision_safety": None, "loss_band": None,
-    "gradient_spacing": None, "gradient_coarsest": None,
+    "gradient_spacing": None, "gradient_coarsest": None, "heaviest_move": None,
 }  # fmt: skip
 """Numbers that not every policy has, with what their absence from a specification means."""
 
@@ -101,8 +101,6 @@ class Policy:
         buffer_precision: significant bits of floating buffers.
         loss_precision: significant bits of the loss as recorded.
         safety: factor, as a power of two, between the measured noise and the band.
-        noise_limit: a band set by the noise floor may not exceed this power of two times the largest
-            gradient scale of the step.
         recalibrate_every: steps between two measurements of the noise.
         optimizer_arithmetic: ``portable`` (spec/optimizers.md: no state sites) or ``general`` (torch's own optimizer
             in float64, its results rounded and logged). ``auto`` becomes one of them when a session is prepared.
@@ -118,6 +116,10 @@ class Policy:
         gradient_spacing: octaves wanted between a gradient's band and its quantum: with n, one element in 2**(n - 1) is
             ambiguous. None where ``SPARSEST`` is enough.
         gradient_coarsest: floor that is not passed to have so many.
+        heaviest_move: power of two that one quantum should not exceed, relative to the L2 size of the step's whole gradient:
+            where one does, the grid is finer, as far as the noise permits (docs/adr/0026).
+        revision: of what the numbers do not say, such as which operators are computed in double (spec/policies.md); a run
+            of another revision is refused.
     """
 
     name: str
@@ -132,7 +134,6 @@ class Policy:
     buffer_precision: int
     loss_precision: int
     safety: int
-    noise_limit: int
     recalibrate_every: int
     optimizer_arithmetic: str = "auto"
     activation: ActivationRule | None = None
@@ -143,12 +144,24 @@ class Policy:
     loss_band: tuple[int, int] | None = None
     gradient_spacing: int | None = None
     gradient_coarsest: int | None = None
+    heaviest_move: int | None = None
+    revision: int = 2
 
     def finest_floor(self, band: int) -> int:
         """Return the least floor of a gradient whose band that is: as fine as the policy goes, coarser where noise asks."""
         if self.gradient_spacing is None or self.gradient_coarsest is None:
             return self.gradient_floor
         return max(self.gradient_floor, min(band + self.gradient_spacing, self.gradient_coarsest))
+
+    @property
+    def cluster(self) -> int:
+        """How many roundings move together where one machine computes otherwise than another (docs/adr/0026)."""
+        return 16 if self.autocast else 1
+
+    @property
+    def most_path(self) -> float:
+        """How far all moves of a log together may carry the weights, relative to the distance trained (docs/adr/0026)."""
+        return {"bfloat16": 1.0, "float32": 0.1}.get(self.compute, 1e-3)
 
     @property
     def storage(self) -> str:
@@ -164,10 +177,13 @@ class Policy:
     def excuse(self) -> float:
         """How many times its own measured noise an auditor takes for possible.
 
-        Machines differ up to 2.2 times as much as two jittered passes show (docs/adr/0008). Under autocast jitter is
-        above what machines differ by (docs/adr/0006), and a band may be two times the noise: four would excuse all.
+        Machines differ up to 2.1 times as much as two jittered passes show (docs/adr/0025), under fp32 the deviation from
+        float64 counts too. Under autocast jitter is above what machines differ by (docs/adr/0006), and a band may be two
+        times the noise: four would excuse all.
         """
-        return 1.0 if self.autocast else 4.0
+        if self.autocast:
+            return 1.0
+        return 4.0 if self.compute == "float64" else 2.0
 
     def parameters(self) -> dict[str, int | str]:
         """Return the numbers as they stand in a specification; what only other policies have is left out."""
@@ -188,14 +204,14 @@ FP64 = Policy(
     gradient_precision=24,
     gradient_floor=-21,
     dithered=False,
-    gradient_band=(-44, -26),
+    gradient_band=(-44, -4),
     decision_band=(-34, -14),
     buffer_band=(-44, -28),
     state_band=(-47, -40),
     buffer_precision=24,
     loss_precision=24,
+    loss_band=(-44, -2),  # a loss that is nearly nothing is mostly noise, and no reason to stop
     safety=6,
-    noise_limit=-30,
     recalibrate_every=100,
     gradient_spacing=16,
     gradient_coarsest=-16,
@@ -207,17 +223,18 @@ FP32 = Policy(
     gradient_precision=0,
     gradient_floor=-5,
     dithered=True,
-    gradient_band=(-18, -3),
+    gradient_band=(-18, -2),
     decision_band=(-17, -6),
     buffer_band=(-20, -9),
     state_band=(-47, -40),
     buffer_precision=14,
     loss_precision=12,
-    safety=4,
-    noise_limit=-8,
+    loss_band=(-20, -2),
+    safety=3,
     recalibrate_every=100,
     gradient_spacing=4,  # 11 makes logs a third as long, and losses of small models worse (docs/adr/0011)
     gradient_coarsest=-3,
+    heaviest_move=-13,
 )
 
 BF16 = Policy(
@@ -233,7 +250,6 @@ BF16 = Policy(
     buffer_precision=0,
     loss_precision=0,
     safety=2,
-    noise_limit=-3,
     recalibrate_every=100,
     parity=True,
     dithered_buffers=True,
@@ -252,8 +268,6 @@ one in four and 1.07 bit, more than the one bit of a parity (spec/policies.md 7)
 LEAF = replace(
     FP64,
     name="leaf",
-    # a sum that cancels (of a convolution before batch norm, say) leaves what rounding left, 2**-24 of its terms
-    gradient_band=(-44, -10),
     activation=ActivationRule(),
 )
 

@@ -256,25 +256,30 @@ def _block_rms_tensor(x: Tensor, blocks: int) -> npt.NDArray[np.float64]:
     return np.sqrt(norms.square().cpu().numpy() / max(rows, 1))
 
 
-def block_max_difference(x: Tensor, y: Tensor, blocks: int) -> npt.NDArray[np.float64]:
-    """Return the largest ``|x - y|`` in each of ``blocks`` equal leading blocks, in binary64.
+def block_differences(
+    x: Tensor, y: Tensor, blocks: int
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return the largest ``|x - y|`` in each of ``blocks`` equal leading blocks, and the mean, in binary64.
 
     Infinity where a difference is infinite or not a number; 0 for blocks without elements.
     """
+    rows = x.numel() // blocks
     if x.device.type != "cpu":
-        return _block_max_difference_tensor(x, y, blocks)
-    largest = np.zeros(blocks, dtype=np.float64)
-    threads = torch.get_num_threads()
-    kernels.block_max_difference(_flat(x), _flat(y), x.numel() // blocks, largest, threads=threads)
-    return largest
+        return _block_differences_tensor(x, y, blocks)
+    largest, total = np.zeros(blocks, dtype=np.float64), np.zeros(blocks, dtype=np.float64)
+    kernels.block_differences(_flat(x), _flat(y), rows, largest, total, threads=torch.get_num_threads())
+    return largest, total / max(rows, 1)
 
 
-def _block_max_difference_tensor(x: Tensor, y: Tensor, blocks: int) -> npt.NDArray[np.float64]:
+def _block_differences_tensor(
+    x: Tensor, y: Tensor, blocks: int
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     if not x.numel():
-        return np.zeros(blocks, dtype=np.float64)
+        return np.zeros(blocks, dtype=np.float64), np.zeros(blocks, dtype=np.float64)
     difference = (x.detach().double() - y.detach().double()).abs_()
     difference.nan_to_num_(nan=torch.inf, posinf=torch.inf)
-    return difference.reshape(blocks, -1).amax(dim=1).cpu().numpy()
+    rows = difference.reshape(blocks, -1)
+    return rows.amax(dim=1).cpu().numpy(), rows.mean(dim=1).cpu().numpy()
 
 
 @dataclass(frozen=True)

@@ -766,8 +766,8 @@ def test_an_empty_tensor_is_rounded_to_an_empty_tensor(scales: tuple[int, ...], 
     x = torch.empty(0, dtype=FORMS[form][0])
     for blocks in (1, 3):
         assert rounding.block_rms(x, blocks).tolist() == [0.0] * blocks
-        assert rounding.block_max_difference(x, x, blocks).tolist() == [0.0] * blocks
-        assert rounding._block_max_difference_tensor(x, x, blocks).tolist() == [0.0] * blocks
+        for differences in (rounding.block_differences, rounding._block_differences_tensor):
+            assert [found.tolist() for found in differences(x, x, blocks)] == [[0.0] * blocks] * 2
     assert rounding.fingerprint(x, 3) == rounding._fingerprint_tensor(x, 3 << 40) == 0
 
 
@@ -929,13 +929,17 @@ def test_the_rms_of_a_sample_is_that_of_its_copy(n: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("blocks", "rows"), [(1, 1), (1, 1000), (7, 13), (30, 1)])
-def test_the_largest_difference_of_a_block_is_exact(dtype: torch.dtype, blocks: int, rows: int) -> None:
+def test_the_largest_difference_of_a_block_is_exact_and_the_mean_is_one(
+    dtype: torch.dtype, blocks: int, rows: int
+) -> None:
     generator = np.random.Generator(np.random.PCG64(rows))
     x, y = (torch.from_numpy(generator.normal(size=(blocks, rows))).to(dtype) for _ in range(2))
     pairs = zip(x.double().tolist(), y.double().tolist(), strict=True)
-    expected = [max(abs(a - b) for a, b in zip(left, right, strict=True)) for left, right in pairs]
-    assert rounding.block_max_difference(x, y, blocks).tolist() == expected
-    assert rounding._block_max_difference_tensor(x, y, blocks).tolist() == expected
+    each = [[abs(a - b) for a, b in zip(left, right, strict=True)] for left, right in pairs]
+    for differences in (rounding.block_differences, rounding._block_differences_tensor):
+        largest, mean = differences(x, y, blocks)
+        assert largest.tolist() == [max(block) for block in each]
+        assert mean == pytest.approx([math.fsum(block) / rows for block in each], rel=1e-12)
 
 
 def test_a_difference_that_is_no_number_is_infinite_in_its_own_block_only() -> None:
@@ -943,8 +947,10 @@ def test_a_difference_that_is_no_number_is_infinite_in_its_own_block_only() -> N
     x = torch.tensor([1.0, 2.0, nan, 1.0, inf, 1.0, inf, 1.0, -3.0, 0.0])
     y = torch.tensor([1.0, 2.5, 1.0, 9.0, inf, 1.0, 0.0, 1.0, -3.0, nan])
     expected = [0.5, inf, inf, inf, inf]
-    assert rounding.block_max_difference(x, y, 5).tolist() == expected
-    assert rounding._block_max_difference_tensor(x, y, 5).tolist() == expected
+    for differences in (rounding.block_differences, rounding._block_differences_tensor):
+        largest, mean = differences(x, y, 5)
+        assert largest.tolist() == expected
+        assert mean.tolist() == [0.25, inf, inf, inf, inf]
 
 
 @pytest.mark.parametrize("threshold", [0, 1, 2**31, 2**32 - 1, 2**32])
@@ -1018,7 +1024,8 @@ def test_results_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch, threa
         assert (bad, found > 10) == (-1, True)
         kernels.follow(y, none, followed, *grid, index[:found], side[:found], stats, threads=count)
         assert np.array_equal(out, followed)
-        plain, sums, gaps = np.empty_like(x), np.zeros(scales.size), np.zeros(scales.size)
+        plain = np.empty_like(x)
+        sums, gaps, totals = (np.zeros(scales.size) for _ in range(3))
         kernels.record(y, none, plain, *grid, index.copy(), side.copy(), threads=count)
         assert not np.array_equal(out, plain)  # the log was needed
         packed, moves = np.zeros(625, dtype=np.uint8), np.zeros(7)
@@ -1029,13 +1036,13 @@ def test_results_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch, threa
         assert np.array_equal(coarse, crossed)
         assert moves[4] > 5
         kernels.block_square_sums(x, rows, sums, threads=count)
-        kernels.block_max_difference(x, y, rows, gaps, threads=count)
+        kernels.block_differences(x, y, rows, gaps, totals, threads=count)
         words, kept = np.zeros(5000, dtype=np.uint32), np.zeros(5000, dtype=np.bool_)
         kernels.philox_words(*KEY, 5, words, threads=count)
         kernels.keep(*KEY, 5, 2**31, kept, threads=count)
         results.append(
             [
-                index, side, out, stats, packed, coarse, moves, sums, gaps, words, kept,
+                index, side, out, stats, packed, coarse, moves, sums, gaps, totals, words, kept,
                 kernels.fingerprint(x, 7, threads=count),
             ]
         )  # fmt: skip

@@ -317,7 +317,7 @@ def test_an_address_orders_by_rank_then_micro_batch_then_kind_then_ordinal() -> 
         (b"\x01\x01\x03\x00\x00", r"site \(0, 0, 0, 0\) has an empty payload"),
         (b"\x01\x01\x03\x02\x00", "payload lengths add up to 2, 1 bytes follow"),
         (b"\x01\x01\x03\x01\x00\x00", "payload lengths add up to 1, 2 bytes follow"),
-        (b"\x01\x01\x1e\x00\x01\x00", "kind 8 is not one of 0..7"),
+        (b"\x01\x01\x22\x00\x01\x00", "kind 9 is not one of 0..8"),
         (b"\x01\x01\x83\x80\x80\x80\x40\x01\x00", r"a field of .* is outside \[0, 2\*\*32\)"),
         (b"\x01\x00\x00", "add up to 0, 1 bytes follow"),
     ],
@@ -339,8 +339,8 @@ def test_frames_that_break_a_rule_cannot_be_made() -> None:
         Frame(((low, b""),))
     with pytest.raises(InvalidInput, match="outside"):
         SiteAddress(-1, 0, 0, 0)
-    with pytest.raises(InvalidInput, match="kind 8"):
-        SiteAddress(0, 0, 8, 0)
+    with pytest.raises(InvalidInput, match="kind 9"):
+        SiteAddress(0, 0, 9, 0)
 
 
 def test_an_absent_site_has_no_entries_and_a_present_one_must_have_some() -> None:
@@ -520,7 +520,7 @@ ONE = b"\x01\x01\x04\x00\x04\x30\x5d\x00\x00"
         (b"\x01\x01\x04\x00\x04\x30\x5d\x00\x01\x01\x03", "padding bits of byte 10"),
         (b"\x01\x01\x04\x00\x04\x30\x5d\x00\x01\x0c\xff\x0f", "scales -2048..-2048 outside"),
         (b"\x01\x01\x04\x00\x04\x30\x5d\x00\x01\x0c\xd2\x07", "scale 1001 with floor 0 and band -47 exceeds"),
-        (b"\x01\x01\x0e\x00\x04\x30\x5d\x00\x00", "kind 8 is not one of 0..7"),
+        (b"\x01\x01\x10\x00\x04\x30\x5d\x00\x00", "kind 9 is not one of 0..8"),
     ],
 )
 def test_malformed_tables_are_refused_with_their_reason(data: bytes, reason: str) -> None:
@@ -547,7 +547,7 @@ def test_scales_are_a_row_of_integers(scales: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "reason"), [((8, 0), "kind 8"), ((3, -1), "outside"), ((3, 2**32), "outside")]
+    ("key", "reason"), [((9, 0), "kind 9"), ((3, -1), "outside"), ((3, 2**32), "outside")]
 )
 def test_a_table_refuses_a_key_that_is_no_site(key: tuple[int, int], reason: str) -> None:
     with pytest.raises(InvalidInput, match=reason):

@@ -255,8 +255,14 @@ def test_a_parameter_and_eps_of_zero_divide_by_zero() -> None:
 
 
 def test_betas_too_near_one_are_refused() -> None:
-    with pytest.raises(Nondeterminism, match="bias correction of 0 at step 1"):
+    with pytest.raises(Nondeterminism, match=r"bias corrections 0\.0 and .* at step 1"):
         adam_numbers(1, lr=1.0, betas=(1.0, 0.5), eps=0.0, weight_decay=0.0, decoupled=False)
+
+
+@pytest.mark.parametrize("betas", [(1.8, 0.5), (0.9, 1.998), (-0.1, 0.5)])
+def test_betas_that_are_no_averages_are_refused(betas: tuple[float, float]) -> None:
+    with pytest.raises(Nondeterminism, match="both must be above 0"):
+        adam_numbers(2, lr=1.0, betas=betas, eps=0.0, weight_decay=0.0, decoupled=False)
 
 
 # ------------------------------------------------------------------------------------------- powers, and the machine

@@ -1,0 +1,41 @@
+"""How many roundings an honest log takes from its follower, at most (docs/adr/0026): pure arithmetic.
+
+A boundary lies between two values ``d`` apart with probability ``d`` over the quantum, so a log moves about the sum of
+those over all elements, one independent of the other where grids are dithered.
+"""
+
+from __future__ import annotations
+
+import math
+
+SLACK = 4.0
+"""How many times the follower's own mean deviation the two machines may differ by: measured 1 to 2.2 (docs/adr/0026)."""
+
+TAIL = 1e-9
+"""Probability with which an honest log exceeds one budget."""
+
+
+def most_moves(expected: float, slack: float = SLACK, *, cluster: int = 1) -> int:
+    """Return the largest number that is no surprise where ``slack`` times ``expected`` events are the mean.
+
+    Chernoff's bound of a Poisson variable: more have a probability of ``TAIL`` at most. Events come ``cluster`` at a time:
+    one sixteen-bit result that is rounded otherwise moves the gradients of all that it reaches.
+    """
+    return cluster * _most_events(slack * expected / cluster)
+
+
+def _most_events(mean: float) -> int:
+    if not mean > 0.0:
+        return 0
+    if not math.isfinite(mean):
+        return 1 << 62
+    low, high = math.floor(mean), math.ceil(mean + 8.0 * math.sqrt(mean)) + 24
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _is_rare(middle, mean) else (middle, high)
+    return high - 1
+
+
+def _is_rare(count: int, mean: float) -> bool:
+    """Whether a Poisson variable of this mean reaches ``count`` with a probability of ``TAIL`` at most."""
+    return count > mean and count - mean - count * math.log(count / mean) <= math.log(TAIL)

@@ -1,0 +1,61 @@
+"""The budget of moves against the exact tails of a Poisson variable."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tallystick.numerics.budget import SLACK, TAIL, most_moves
+
+MEANS = st.floats(-12.0, 5.0).map(lambda exponent: 10.0**exponent)
+
+
+def tail(least: int, mean: float) -> float:
+    """Return the probability that a Poisson variable is ``least``, which is above its mean, or more."""
+    terms = [math.exp(least * math.log(mean) - mean - math.lgamma(least + 1))]
+    while terms[-1] > 1e-20 * terms[0]:
+        terms.append(terms[-1] * mean / (least + len(terms)))
+    return math.fsum(terms)
+
+
+def test_the_tails_are_those_of_a_poisson_variable() -> None:
+    assert tail(1, 0.25) == pytest.approx(-math.expm1(-0.25), rel=1e-13)
+    assert tail(3, 2.0) == pytest.approx(1.0 - 5.0 * math.exp(-2.0), rel=1e-13)
+
+
+@given(MEANS)
+def test_more_than_the_budget_is_rare_and_the_budget_itself_is_none_too_rare(mean: float) -> None:
+    """Chernoff's bound is at most sqrt(2 pi k) exp(1 / 12k) times the probability of the very number k (Stirling)."""
+    budget = most_moves(mean, 1.0)
+    assert tail(budget + 1, mean) <= TAIL
+    if budget:
+        loss = math.sqrt(2.0 * math.pi * budget) * math.exp(1.0 / (12.0 * budget))
+        assert tail(budget, mean) * loss * (1.0 + 1e-6) > TAIL
+
+
+@pytest.mark.parametrize(
+    ("mean", "budget"), [(1e-3, 2), (1.0, 12), (8.0, 32), (100.0, 170), (4e6, 4_012_882)]
+)
+def test_budgets_by_hand(mean: float, budget: int) -> None:
+    """The largest k with k - m - k log(k / m) above log(1e-9), found by counting up."""
+    assert most_moves(mean, 1.0) == budget
+
+
+@given(MEANS, MEANS)
+def test_a_budget_grows_with_the_mean(one: float, other: float) -> None:
+    low, high = sorted((one, other))
+    assert most_moves(low) <= most_moves(high)
+
+
+@given(MEANS, st.integers(1, 64))
+def test_moves_that_come_in_clusters_have_a_budget_of_whole_clusters(mean: float, cluster: int) -> None:
+    assert most_moves(mean, cluster=cluster) == cluster * most_moves(SLACK * mean / cluster, 1.0)
+    assert most_moves(mean, cluster=cluster) >= SLACK * mean - cluster
+
+
+def test_nothing_expected_leaves_no_move_and_no_bound_leaves_all() -> None:
+    assert [most_moves(mean) for mean in (0.0, -1.0, math.nan, 1e-12)] == [0, 0, 0, 0]
+    assert most_moves(math.inf) == 1 << 62
