@@ -45,18 +45,9 @@ def near_point(flat: Tensor, point: Tensor, band: float) -> Tensor:
     return ((flat - point).abs() < band).nonzero().squeeze(1)
 
 
-def without_structural(flat: Tensor, point: Tensor, near: Tensor) -> Tensor:
-    """Return ``near`` without the elements that lie on a lattice point because of what they are, not by chance.
-
-    Zeros (of a ReLU, of padding) are such; other points where more than one element in eight hits one exactly,
-    as counts and codes do. A chance hit is logged: elsewhere it may fall beside the point.
-    """
-    value = flat[near]
-    exact = value == points_at(point, near)
-    structural = exact & (value == 0.0)
-    if int((exact & ~structural).sum()) > flat.numel() // 8:
-        structural = exact
-    return near[~structural]
+def beside_points(flat: Tensor, point: Tensor, near: Tensor) -> Tensor:
+    """Return ``near`` without the elements that lie exactly on their switching point."""
+    return near[flat[near] != points_at(point, near)]
 
 
 def points_at(point: Tensor, at: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Noise measured, bands chosen: one step repeated under last-bit jitter (Monte Carlo arithmetic).
+"""Noise measured, bands chosen: one step repeated under last-bit jitter (Monte Carlo arithmetic) and in float64.
 
 The band of a site is the largest deviation seen, times the policy's safety factor, rounded up to
 a power of two and never below the policy's smallest. A gradient that is nothing but noise gets a
@@ -8,39 +8,42 @@ floor that sends it to zero on both sides (numerics: trap 2).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Generator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tallystick.errors import Nondeterminism
-from tallystick.execution.follow_tape import MOST_LIFT
 from tallystick.execution.grids import (
+    MOST_LIFT,
     NOISE_BAND,
     ROW_SPREAD,
+    STILL,
     UNSEEN,
     activation_grid,
     activation_rule,
     expected_form,
     is_noise_only,
     kept_scales,
-    largest_scale,
+    lightened,
     row_scales_of,
     scale_exponents,
     settled_scales,
     site_grid,
 )
 from tallystick.execution.jitter import Jitter
-from tallystick.execution.probe_tapes import ActivationNoise, EchoTape, ProbeTape
+from tallystick.execution.probe_tapes import ActivationNoise, EchoTape, ProbeTape, still_sites
+from tallystick.execution.reference import in_float64
 from tallystick.execution.session import Session, Site
 from tallystick.execution.tape import Tape
 from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import Kind
 from tallystick.numerics.nearest import adapt_threshold, closed_threshold
 from tallystick.numerics.policy import PER_KIND, Policy
-from tallystick.numerics.rounding import block_max_difference, block_rms
+from tallystick.numerics.rounding import block_differences, block_rms
 
 REPEATS = 2
 FEWEST_ROWS = 64
@@ -66,6 +69,7 @@ class SiteNoise:
         largest: largest ``|x - y|``.
         elements: of the site.
         block_rms, block_largest: rms and largest deviation of each block of a gradient.
+        block_mean: mean deviation of each block, of a scalar site of the whole; the largest of the repetitions.
     """
 
     relative: float
@@ -75,6 +79,7 @@ class SiteNoise:
     elements: int = 0
     block_rms: np.ndarray | None = None
     block_largest: np.ndarray | None = None
+    block_mean: np.ndarray = field(default_factory=lambda: np.zeros(1))
 
 
 @dataclass(frozen=True)
@@ -101,11 +106,19 @@ class Threshold:
 
 @dataclass
 class Calibration:
-    """The noise of every site, and the grids that follow from it; with policy leaf the thresholds they amount to."""
+    """The noise of every site, and the grids that follow from it; with policy leaf the thresholds they amount to.
+
+    ``states`` is the mean deviation of what the optimizer writes, relative to the larger of old and new value;
+    ``flips`` is how many decisions of one step are expected to fall otherwise elsewhere, ``corrections`` the share of an
+    activation site's elements.
+    """
 
     noise: dict[Site, SiteNoise] = field(default_factory=dict[Site, SiteNoise])
     table: GridTable = field(default_factory=GridTable)
     thresholds: list[Threshold] = field(default_factory=list[Threshold])
+    states: dict[Site, float] = field(default_factory=dict[Site, float])
+    flips: float = 0.0
+    corrections: dict[Site, float] = field(default_factory=dict[Site, float])
 
 
 def calibrate(
@@ -115,6 +128,7 @@ def calibrate(
     repeats: int = REPEATS,
     seed: int = 0,
     units: float = 1.0,
+    for_audit: bool = False,
 ) -> Calibration:
     """Measure the noise of the session's next step and return the grids to use from it on.
 
@@ -124,6 +138,8 @@ def calibrate(
         repeats: jittered repetitions.
         seed: of the jitter.
         units: size of the jitter, see ``Jitter``.
+        for_audit: whether to measure what a follower holds a log against too: the optimizer's noise, and how often
+            sixteen-bit results differ that a calibration moves more often than that, to see what they do.
 
     Raises:
         Nondeterminism: a site is too noisy for the policy, or an operator is not in the table; by name.
@@ -141,23 +157,61 @@ def calibrate(
         first, plain_buffers, plain_loss = gradients_under(session, backward, probe, before)
         seen = Deviations(session, first)
         decisions: dict[int, float] = {}
+        flips, crossed, left = 0.0, list[int](), set[int]()
         activations: dict[tuple[int, int], ActivationNoise] = {}
-        for repeat in range(repeats):
-            session.jitter = Jitter(seed * 1000003 + session.step * 101 + repeat, units)
+        passes = _repetitions(session, repeats, seed, units)
+        if for_audit and session.policy.autocast:
+            passes.append(
+                _jittered(session, Jitter(seed * 1000003 + session.step * 101 + repeats, units, fewest=0))
+            )
+        for number, pass_ in enumerate(passes):
+            if (
+                number >= repeats and session.policy.autocast
+            ):  # how often what is rare happens shows in the last alone
+                flips, crossed = 0.0, []
+                seen.forget_means()
             echo = EchoTape(probe, activations=activations)
-            again, buffers, loss = gradients_under(session, backward, echo, before)
+            with pass_:
+                again, buffers, loss = gradients_under(session, backward, echo, before)
+            put_back(session, before)
             seen.compare(again)
             seen.compare_buffers(plain_buffers, buffers)
             seen.compare_loss(plain_loss, loss)
             for ordinal, noise in echo.noise.items():
                 decisions[ordinal] = max(decisions.get(ordinal, 0.0), noise)
+            flips, crossed = max(flips, echo.flips), [*crossed, echo.crossed]
+            left |= echo.left
     except BaseException:
         put_back(session, before)
         raise
     finally:
         session.jitter = own_jitter
-    chosen = choose_grids(session, seen, decisions)
-    return with_activations(session, chosen, probe, activations) if activations else chosen
+    chosen = choose_grids(session, seen, decisions, measure_states=for_audit)
+    chosen.table = with_still(session.policy, chosen.table, decisions, still_sites(probe, left))
+    if activations:
+        chosen = with_activations(session, chosen, probe, activations)
+    return replace(chosen, flips=max(flips, sum(crossed) / max(len(crossed), 1)))
+
+
+def _repetitions(
+    session: Session, repeats: int, seed: int, units: float
+) -> list[AbstractContextManager[None]]:
+    """Return what a step is repeated in: under jitter, and where float64 is more precise than the policy in float64.
+
+    Under autocast float64 would measure the error of bfloat16, which machines share.
+    """
+    seeds = [seed * 1000003 + session.step * 101 + repeat for repeat in range(repeats)]
+    plain = [in_float64(session)] if session.precision == torch.float32 else []
+    return [*(_jittered(session, Jitter(each, units)) for each in seeds), *plain]
+
+
+@contextmanager
+def _jittered(session: Session, jitter: Jitter) -> Generator[None]:
+    session.jitter = jitter
+    try:
+        yield
+    finally:
+        session.jitter = None
 
 
 def gradients_under(
@@ -184,7 +238,7 @@ def gradients_under(
         buffers = {
             name: tensor.detach().clone()
             for name, tensor in session.all_buffers()
-            if tensor.is_floating_point() and not torch.equal(tensor, before[name])
+            if tensor.is_floating_point() and not torch.equal(tensor, before[name].to(tensor.dtype))
         }
     put_back(session, before)
     return found, buffers, loss
@@ -195,7 +249,7 @@ def put_back(session: Session, before: dict[str, Tensor]) -> None:
     session.model.zero_grad(set_to_none=True)
     with torch.no_grad():
         for name, tensor in session.all_buffers():
-            if name in before and not torch.equal(tensor, before[name]):
+            if name in before and not torch.equal(tensor, before[name].to(tensor.dtype)):
                 tensor.copy_(before[name])
 
 
@@ -228,7 +282,14 @@ class Deviations:
             else:
                 scales = settled_scales(previous.scales.astype(np.int64), rms, policy.row_scales)
             whole = float(np.sqrt(np.mean(np.square(rms))))
-            self.noise[place] = SiteNoise(0.0, scales, whole, 0.0, gradient.numel(), rms, np.zeros(blocks))
+            self.noise[place] = SiteNoise(
+                0.0, scales, whole, 0.0, gradient.numel(), rms, np.zeros(blocks), np.zeros(blocks)
+            )
+
+    def forget_means(self) -> None:
+        """Forget how large deviations were on average; how large the largest were stays."""
+        for noise in self.noise.values():
+            noise.block_mean = np.zeros_like(noise.block_mean)
 
     def compare(self, again: list[Tensor | None]) -> None:
         """Take note of another repetition's gradients."""
@@ -236,8 +297,7 @@ class Deviations:
             noise = self.noise.get((Kind.GRADIENT, ordinal))
             if noise is None or x is None or y is None:
                 continue
-            largest = block_max_difference(x, y, noise.scales.size)
-            self._raise((Kind.GRADIENT, ordinal), largest)
+            self._raise((Kind.GRADIENT, ordinal), *block_differences(x, y, noise.scales.size))
 
     def compare_buffers(self, plain: dict[str, Tensor], again: dict[str, Tensor]) -> None:
         """Take note of another repetition's buffers."""
@@ -259,9 +319,9 @@ class Deviations:
             rms = block_rms(x.contiguous(), 1)
             scales = scale_exponents(rms) if rms.any() else np.zeros(1, dtype=np.int64)
             self.noise[place] = SiteNoise(0.0, scales, float(rms[0]), 0.0, x.numel())
-        self._raise(place, block_max_difference(x.contiguous(), y.contiguous(), 1))
+        self._raise(place, *block_differences(x.contiguous(), y.contiguous(), 1))
 
-    def _raise(self, place: Site, largest: np.ndarray) -> None:
+    def _raise(self, place: Site, largest: np.ndarray, mean: np.ndarray) -> None:
         noise = self.noise[place]
         if not np.isfinite(largest).all():
             raise Nondeterminism(
@@ -271,6 +331,7 @@ class Deviations:
             relative = largest * np.exp2(-noise.scales.astype(np.float64))
         noise.relative = max(noise.relative, float(np.max(relative)))
         noise.largest = max(noise.largest, float(largest.max()))
+        noise.block_mean = np.maximum(noise.block_mean, mean)
         if noise.block_largest is not None:
             noise.block_largest = np.maximum(noise.block_largest, largest)
 
@@ -292,8 +353,12 @@ def exponent_above(value: float) -> int:
     return -1000 if value <= 0.0 else int(scale_exponents(np.array([value]))[0])
 
 
-def choose_grids(session: Session, seen: Deviations, decisions: dict[int, float]) -> Calibration:
+def choose_grids(
+    session: Session, seen: Deviations, decisions: dict[int, float], *, measure_states: bool = False
+) -> Calibration:
     """Return the grids that follow from the deviations ``seen`` and, by ordinal, those of decisions' inputs.
+
+    The optimizer's noise is measured where the session has no grids of state sites yet, or if ``measure_states``.
 
     Raises:
         Nondeterminism: a site is too noisy for the policy; by name.
@@ -301,14 +366,27 @@ def choose_grids(session: Session, seen: Deviations, decisions: dict[int, float]
     policy = session.policy
     grids = dict(session.table.sites)
     noise = dict(seen.noise)
+    loudest = max((n.largest for (kind, _), n in noise.items() if kind == Kind.GRADIENT), default=0.0)
     for place, measured in seen.noise.items():
         if policy.row_scales and place[0] == Kind.GRADIENT:
             choose_rows(policy, measured, session.table.sites.get(place))
-        grids[place] = _grid_for(session, place, measured)
+        if place[0] == Kind.GRADIENT and measured.rms == measured.largest == 0.0 < loudest:
+            grids[place] = zero_grid(policy, measured, session.table.sites.get(place), loudest)
+        else:
+            grids[place] = _grid_for(session, place, measured)
+    size = math.sqrt(
+        sum(n.elements * n.rms**2 for (kind, _), n in seen.noise.items() if kind == Kind.GRADIENT)
+    )
+    for place in [place for place in seen.noise if place[0] == Kind.GRADIENT]:
+        grids[place] = lightened(policy, grids[place], size)
     grids |= _defaults(session, grids)
-    if not session.is_portable and not any(kind == Kind.STATE for kind, _ in session.table.sites):
-        for position, (typical, largest) in enumerate(_state_noise(session, seen.first)):
+    states: dict[Site, float] = {}
+    if not session.is_portable and (
+        measure_states or not any(kind == Kind.STATE for kind, _ in session.table.sites)
+    ):
+        for position, (typical, largest, mean) in enumerate(_state_noise(session, seen.first)):
             place = (Kind.STATE, position)
+            states[place] = mean
             lowest, highest = policy.state_band
             if exponent_above(typical) + STATE_SAFETY > highest:
                 raise Nondeterminism(
@@ -317,34 +395,47 @@ def choose_grids(session: Session, seen: Deviations, decisions: dict[int, float]
                 )
             band = min(highest, max(lowest, exponent_above(largest) + STATE_SAFETY))
             grids[place] = SiteGrid(24, band, -149)
-    _refuse_loud_noise(session, GridTable(grids), seen.noise.keys())
     lowest, highest = policy.decision_band
-    safety = policy.safety if policy.decision_safety is None else policy.decision_safety
     for ordinal, relative in decisions.items():
         band = decision_band(policy, relative)
         place = (Kind.DECISION, ordinal)
         if band > highest:
             raise Nondeterminism(
                 f"decision {ordinal}: its input moves by {relative:.2g} of its rms under last-bit noise, "
-                f"policy {policy.name} allows 2**{highest if policy.parity else highest - safety}"
+                f"policy {policy.name} allows 2**{highest if policy.parity else highest - 1}"
             )
         grids.pop(place, None)
         if band > lowest:
             grids[place] = SiteGrid(0, band, 0)
         noise[place] = SiteNoise(relative, np.zeros(0, dtype=np.int64), 0.0, 0.0)
-    return Calibration(noise, GridTable(grids))
+    return Calibration(noise, GridTable(grids), states=states)
+
+
+def with_still(
+    policy: Policy, table: GridTable, decisions: Collection[int], still: frozenset[int]
+) -> GridTable:
+    """Return ``table`` with what was seen of elements that lie exactly on a switching point, for decisions just measured."""
+    grids = dict(table.sites)
+    for ordinal in still.union(decisions):
+        place = (Kind.DECISION, ordinal)
+        grid = grids.get(place)
+        if ordinal in still:
+            grids[place] = SiteGrid(0, policy.decision_band[0] if grid is None else grid.band, STILL)
+        elif grid is not None and grid.floor == STILL:
+            grids[place] = SiteGrid(0, grid.band, 0)
+    return GridTable(grids)
 
 
 def decision_band(policy: Policy, relative: float) -> int:
     """Return the band exponent of a decision whose input moves by ``relative`` of its rms; it may lie above the policy's.
 
-    A policy with parities gives up the factor over the noise where its largest band leaves no room: jitter is above what
-    machines differ by there (docs/adr/0006).
+    Where the policy's largest band leaves no room for the factor over the noise it is given up: down to an octave, and with
+    parities altogether, as jitter is above what machines differ by there (docs/adr/0006).
     """
     lowest, highest = policy.decision_band
     noise = exponent_above(relative)
     band = noise + (policy.safety if policy.decision_safety is None else policy.decision_safety)
-    return max(lowest, min(band, max(highest, noise)) if policy.parity else band)
+    return max(lowest, min(band, max(highest, noise + (0 if policy.parity else 1))))
 
 
 def choose_rows(policy: Policy, measured: SiteNoise, previous: SiteGrid | None) -> None:
@@ -381,9 +472,21 @@ def _grid_for(session: Session, place: Site, measured: SiteNoise) -> SiteGrid:
         highest = form[2][1] - _safety_for(policy, measured)
         raise Nondeterminism(
             f"{session.site_name(place)}: its noise is 2**{exponent_above(measured.relative)} of its scale, "
-            f"policy {policy.name} allows 2**{highest}; use a more precise policy"
+            f"policy {policy.name} allows 2**{highest}"
         )
     return grid
+
+
+def zero_grid(policy: Policy, measured: SiteNoise, previous: SiteGrid | None, loudest: float) -> SiteGrid:
+    """Return the grid of a gradient that was exactly zero and did not move: noise only, up to the step's ``loudest`` noise.
+
+    Sums that cancel to zero here leave their last bits elsewhere, and nothing but the rest of the step says how large those
+    are. A gradient that had values before keeps its grid.
+    """
+    if previous is not None and not is_noise_only(previous) and int(previous.scales.max()) > UNSEEN:
+        return previous
+    floor = exponent_above(loudest) + policy.safety
+    return site_grid(policy, Kind.GRADIENT, NOISE_BAND, np.full(measured.scales.size, floor - NOISE_BAND))
 
 
 def grid_for(
@@ -391,7 +494,8 @@ def grid_for(
 ) -> SiteGrid | None:
     """Return the grid that ``policy`` gives a gradient, buffer or loss site of this noise; None if it is too loud.
 
-    ``previous`` is the site's grid so far, of which a policy with parities takes account.
+    A gradient that is too loud is noise only: what little signal it has is not worth its noise. ``previous`` is the site's
+    grid so far, of which a policy with parities takes account.
     """
     form = expected_form(policy, kind)
     assert form is not None
@@ -405,10 +509,14 @@ def grid_for(
         band = _within_room(band, noise, highest, previous, measured.elements)
     if band <= highest and not (is_noise and measured.rms == 0.0):
         return site_grid(policy, kind, band, measured.scales)
-    if is_noise:
-        scales = np.full(measured.scales.size, allowance - NOISE_BAND, dtype=np.int64)
-        return site_grid(policy, kind, NOISE_BAND, scales)
-    return None
+    if kind != Kind.GRADIENT:
+        return None
+    floor = max(
+        allowance, exponent_above(measured.rms) + 1
+    )  # an octave, lest it is as large as its floor elsewhere
+    return site_grid(
+        policy, kind, NOISE_BAND, np.full(measured.scales.size, floor - NOISE_BAND, dtype=np.int64)
+    )
 
 
 def with_activations(
@@ -446,7 +554,8 @@ def with_activations(
         elif rule.tau == PER_KIND:
             band = widest[(place[0], layers[place])]
         grids[place] = activation_grid(rule, band, probe.scales[place])
-    return Calibration(chosen.noise, GridTable(grids), chosen.thresholds)
+    corrections = {place: noise.total / max(noise.seen, 1) for place, noise in seen.items()}
+    return replace(chosen, table=GridTable(grids), corrections=corrections)
 
 
 def _within_room(band: int, noise: int, highest: int, previous: SiteGrid | None, elements: int) -> int:
@@ -473,24 +582,6 @@ def safety_of(octaves: int, elements: int) -> int:
     return max(octaves, min(SMALL_SITE_SAFETY, octaves + more))
 
 
-def _refuse_loud_noise(session: Session, table: GridTable, present: Collection[Site]) -> None:
-    """Raise if a gradient that is noise only is not far below the step's largest: a follower would not believe it."""
-    seen = {place: grid for place, grid in table.sites.items() if place in present}
-    largest, limit = largest_scale(GridTable(seen)), session.policy.noise_limit
-    for place, grid in table.sites.items():
-        if place not in present or place[0] != Kind.GRADIENT or not is_noise_only(grid):
-            continue
-        floor = int(grid.scales.max()) + grid.band
-        if largest is None or floor > largest + limit:
-            beside = (
-                "there is no other gradient" if largest is None else f"the step's largest has 2**{largest}"
-            )
-            raise Nondeterminism(
-                f"{session.site_name(place)}: is nothing but noise below 2**{floor}, and {beside}; policy "
-                f"{session.policy.name} needs 2**{-limit} between them"
-            )
-
-
 def _defaults(session: Session, grids: dict[tuple[int, int], SiteGrid]) -> dict[tuple[int, int], SiteGrid]:
     """Grids of sites that had no value in this step: unused parameters, buffers that did not move."""
     found: dict[tuple[int, int], SiteGrid] = {}
@@ -511,15 +602,15 @@ def _unseen(session: Session, kind: Kind, scales: np.ndarray) -> SiteGrid:
     return site_grid(session.policy, kind, band, scales)
 
 
-def _state_noise(session: Session, gradients: list[Tensor | None]) -> list[tuple[float, float]]:
+def _state_noise(session: Session, gradients: list[Tensor | None]) -> list[tuple[float, float, float]]:
     """Return, per state site, the optimizer's deviation relative to the larger of old and new value.
 
     The first number holds for 99 elements in a hundred: where momentum cancels over a tiny weight the largest,
-    the second number, says little about the others.
+    the second number, says little about the others. The third is the mean.
     """
     old, new = session.replica_step(1, None, gradients), session.replica_step(2, None, gradients)
     jittered = session.replica_step(2, Jitter(17), gradients)
-    found: list[tuple[float, float]] = []
+    found: list[tuple[float, float, float]] = []
     for position in range(len(session.parameters)):
         for key in ("parameter", *session.optimizer_keys):
             x, y, was = new[position].get(key), jittered[position].get(key), old[position].get(key)
@@ -529,10 +620,11 @@ def _state_noise(session: Session, gradients: list[Tensor | None]) -> list[tuple
                 or not isinstance(was, Tensor)
                 or not x.numel()
             ):
-                found.append((0.0, 0.0))
+                found.append((0.0, 0.0, 0.0))
                 continue
             size = torch.maximum(x.abs(), was.abs()).double()
             ratio = torch.where(size > 0.0, (x.double() - y.double()).abs() / size, 0.0).reshape(-1)
             ratio = ratio.nan_to_num_(nan=math.inf)
-            found.append((float(ratio.sort().values[(ratio.numel() * 99 - 1) // 100]), float(ratio.max())))
+            typical = float(ratio.sort().values[(ratio.numel() * 99 - 1) // 100])
+            found.append((typical, float(ratio.max()), float(ratio.mean())))
     return found

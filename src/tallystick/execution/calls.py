@@ -7,6 +7,9 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
 from tallystick.execution.operators import EXACT, RANDOM
 
 if TYPE_CHECKING:
@@ -48,3 +51,22 @@ def _declared(func: Operator, name: str) -> tuple[int, Any]:
         if declared.name == name:
             return position, declared.default_value
     return sys.maxsize, None
+
+
+def widened(func: Operator, args: Arguments, kwargs: dict[str, Any]) -> tuple[Arguments, dict[str, Any]]:
+    """Return the arguments of a call with float32 tensors as float64, those excepted that ``func`` writes to."""
+    declared = func._schema.arguments
+    written = {a.name for a in declared if a.alias_info is not None and a.alias_info.is_write}
+    wide = tuple(
+        value if position < len(declared) and declared[position].name in written else _wide(value)
+        for position, value in enumerate(args)
+    )
+    return wide, {name: value if name in written else _wide(value) for name, value in kwargs.items()}
+
+
+def _wide(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.double() if value.dtype == torch.float32 else value
+    if isinstance(value, (tuple, list)):
+        return type(value)(_wide(item) for item in value)
+    return value

@@ -25,16 +25,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tallystick.execution.boundaries import (
     DTYPES,
     NOWHERE,
+    beside_points,
     near_point,
     neighbours,
     points_at,
     sampled_rms,
-    without_structural,
 )
-from tallystick.execution.calls import Arguments, Handler, Operator, table_name
+from tallystick.execution.calls import Arguments, Handler, Operator, table_name, widened
 from tallystick.execution.handlers import handler_for
 from tallystick.execution.jitter import Jitter
-from tallystick.execution.operators import REDUCTIONS, STATEFUL
 from tallystick.execution.randomness import RandomStream
 from tallystick.numerics import kernels
 
@@ -51,6 +50,10 @@ class DecisionTape(Protocol):
 
     def band(self, rms: float) -> float:
         """Return the distance below which elements of this site are ambiguous."""
+        ...
+
+    def omits_exact(self) -> bool:
+        """Whether elements of this site that lie exactly on their switching point do so for what they are, on every machine."""
         ...
 
     def decide(self, numel: int, width: int, near: Tensor, symbols: Callable[[Tensor], Tensor],
@@ -94,6 +97,7 @@ class Capture(TorchDispatchMode):
         findings: Findings,
         smooth: frozenset[str] = frozenset(),
         jitter: Jitter | None = None,
+        widens: bool = False,
     ) -> None:
         super().__init__()
         self.tape = tape
@@ -102,6 +106,7 @@ class Capture(TorchDispatchMode):
         self.findings = findings
         self.smooth = smooth
         self.jitter = jitter
+        self.widens = widens
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -116,25 +121,21 @@ class Capture(TorchDispatchMode):
         if self.compute is torch.float64 and kwargs.get("dtype") in NARROW:
             self.findings.lifted.add(table_name(func))
             kwargs = {**kwargs, "dtype": torch.float64}
-        if self.jitter is not None and table_name(func) in REDUCTIONS:
-            inputs = 1 if table_name(func) in STATEFUL else len(args)
-            args = (*(self.jitter.disturbed(value) for value in args[:inputs]), *args[inputs:])
-        result = handler(self, func, args, kwargs)
-        if self.jitter is not None:
-            self.jitter.after(func, args, result)
-        return result
+        if self.widens:
+            args, kwargs = widened(func, args, kwargs)
+        if self.jitter is None:
+            return handler(self, func, args, kwargs)
+        return self.jitter.around(func, args, kwargs, lambda args, kwargs: handler(self, func, args, kwargs))
 
     # -- decisions -------------------------------------------------------------------------
 
-    def forced(
-        self, x: Tensor, nearest: Callable[[Tensor], Tensor], *, exact_is_structural: bool = False
-    ) -> Tensor | None:
+    def forced(self, x: Tensor, nearest: Callable[[Tensor], Tensor]) -> Tensor | None:
         """Take one decision on ``x`` against the switching point ``nearest(x)`` of each element.
 
         Returns a contiguous copy of ``x`` with the obeyed elements moved to the stated side, or None
         when there is nothing to obey.
         """
-        moved = self.moved(x, nearest, exact_is_structural=exact_is_structural)
+        moved = self.moved(x, nearest)
         if moved is None:
             return None
         target = x.detach().reshape(-1).clone()
@@ -142,9 +143,7 @@ class Capture(TorchDispatchMode):
         target[at] = values
         return target.reshape(x.shape)
 
-    def moved(
-        self, x: Tensor, nearest: Callable[[Tensor], Tensor], *, exact_is_structural: bool = False
-    ) -> tuple[Tensor, Tensor] | None:
+    def moved(self, x: Tensor, nearest: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor] | None:
         """Take the decision; return the flat indexes of the elements to obey and the values that put them there."""
         flat = x.detach().reshape(-1)
         if not self.tape.pending(flat):
@@ -152,8 +151,6 @@ class Capture(TorchDispatchMode):
         band = self.tape.band(sampled_rms(flat))
         point = nearest(flat)
         near = near_point(flat, point, band) if band > 0.0 else NOWHERE.to(x.device)
-        if exact_is_structural:
-            near = without_structural(flat, point, near)
         return self._obeyed(flat, point, near)
 
     def rectified(self, func: Operator, x: Tensor) -> Tensor:
@@ -177,6 +174,8 @@ class Capture(TorchDispatchMode):
 
     def _obeyed(self, flat: Tensor, point: Tensor, near: Tensor) -> tuple[Tensor, Tensor] | None:
         """Put the pending decision on the elements ``near`` to the tape; return what ``moved`` does."""
+        if self.tape.omits_exact():
+            near = beside_points(flat, point, near)
 
         def symbols(at: Tensor) -> Tensor:
             return (torch.sign(flat[at] - points_at(point, at)) + 1).to(torch.int64)

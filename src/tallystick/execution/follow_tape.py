@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tallystick.errors import InvalidInput
+from tallystick.execution.freedom import Excess, SiteMoves, StepFreedom, Yardstick, quantum_square
 from tallystick.execution.grids import (
     ACTIVATIONS,
+    STILL,
     UNSEEN,
     Site,
     activation_rule,
@@ -30,6 +32,7 @@ from tallystick.execution.grids import (
     scale_exponents,
     settled_scales,
     whole_scale,
+    widest_scales,
 )
 from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import (
@@ -42,7 +45,7 @@ from tallystick.numerics.log import (
     decode_parities,
 )
 from tallystick.numerics.nearest_tensors import FollowedNearest, find_reaches, follow_nearest
-from tallystick.numerics.policy import ActivationRule, Policy, entry_budget, move_budget
+from tallystick.numerics.policy import SPARSEST, ActivationRule, Policy, entry_budget, move_budget
 from tallystick.numerics.rounding import (
     NO_KEY,
     Followed,
@@ -56,7 +59,7 @@ SCALE_SLACK = 3  # a header's scale may exceed what the auditor measures by this
 EXACT_SCALE_SLACK = (
     1  # the same where every row has a scale, but in a calibrated step: those are kept without slack
 )
-MOST_LIFT = 2  # octaves by which a calibration may lift the scales of a gradient that its noise nearly hides
+UNSURE = 8.0  # times its own largest deviation, the rms of a site differs by less between machines
 
 
 @dataclass(frozen=True)
@@ -69,43 +72,12 @@ class Violation:
 
 
 @dataclass
-class Freedom:
-    """What a dishonest log could still have chosen, and what this one did.
-
-    Attributes:
-        near: elements that the log could have chosen.
-        elements: rounded ones in all.
-        largest_steer: relative L2 size of the largest steer of one step's gradient that they allow.
-        moved: elements that the log took from the follower's own rounding.
-        largest_move: relative L2 size of the largest such move of one step's gradient.
-    """
-
-    near: int = 0
-    elements: int = 0
-    largest_steer: float = 0.0
-    moved: int = 0
-    largest_move: float = 0.0
-
-    @property
-    def fraction(self) -> float:
-        """Share of all rounded elements that the log could have chosen."""
-        return self.near / self.elements if self.elements else 0.0
-
-    def add(self, other: Freedom) -> None:
-        """Count ``other`` in."""
-        self.near += other.near
-        self.elements += other.elements
-        self.largest_steer = max(self.largest_steer, other.largest_steer)
-        self.moved += other.moved
-        self.largest_move = max(self.largest_move, other.largest_move)
-
-
-@dataclass
 class FollowTape:
     """Reads one step's frame. A frame whose bytes are malformed raises; one that lies is followed and noted.
 
     ``sites`` are those that may have a grid (decisions and activations aside); None leaves that unchecked.
-    ``corrections`` counts the elements of activations that took the log's side instead of their own.
+    ``yardstick`` is the follower's own measurement of the noise, if it has one: what exceeds it is no violation, and noted
+    in ``excesses`` with its place.
     """
 
     policy: Policy
@@ -114,9 +86,11 @@ class FollowTape:
     base: GridTable = field(default_factory=GridTable)
     rank: int = 0
     violations: list[Violation] = field(default_factory=list[Violation])
-    freedom: Freedom = field(default_factory=Freedom)
+    freedom: StepFreedom = field(default_factory=StepFreedom)
     sites: frozenset[Site] | None = None
-    corrections: int = 0
+    yardstick: Yardstick | None = None
+    excesses: list[tuple[Site | None, Excess]] = field(default_factory=list[tuple[Site | None, Excess]])
+    site_name: Callable[[Site], str] = str
     _micro_batch: int = 0
     _ordinal: int = -1
 
@@ -129,9 +103,24 @@ class FollowTape:
             self.table = self.table.apply(update)
         self.violations += find_policy_breaches(self.policy, self.table, self.sites)
         self._largest: int | None = None
-        self._steer = 0.0
         self._energy = 0.0
-        self._shifted = 0.0
+        self.freedom.cluster = self.policy.cluster
+        self._payload(SiteAddress(self.rank, 0, Kind.CALIBRATION, 0))
+        if self.yardstick is not None:
+            self._compare_bands(self.yardstick)
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether the trainer measured the noise before this step."""
+        return not self.base.sites
+
+    def _compare_bands(self, yardstick: Yardstick) -> None:
+        for place in yardstick.noise:
+            ratio, limit, stated = yardstick.compare_band(place, self.table.sites.get(place))
+            if math.isfinite(ratio):
+                self.freedom.ratio = max(self.freedom.ratio, ratio)
+            if limit is not None:
+                self.excesses.append((place, Excess(self.site_name(place), limit, stated)))
 
     def _payload(self, address: SiteAddress) -> bytes | None:
         self._unread.discard(address)
@@ -151,10 +140,15 @@ class FollowTape:
 
     def band(self, rms: float) -> float:
         """Return what the site's band may be at most; nothing is searched for when following."""
+        self._rms = rms
         self._limit = (
             decision_exponent(self.policy, self.table.sites.get((Kind.DECISION, self._ordinal)), rms) + 1
         )
         return 0.0
+
+    def omits_exact(self) -> bool:
+        """Nothing is searched for when following."""
+        return False
 
     def decide(self, numel: int, width: int, near: Tensor, symbols: Callable[[Tensor], Tensor],
                distance: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor] | None:  # fmt: skip
@@ -183,8 +177,14 @@ class FollowTape:
                     f"{float(away[first]):.3g} from the switching point, twice the band is {reach:.3g}",
                 )
             )
-        self.freedom.near += int(at.numel())
-        return at[good], symbol[good]
+        at, symbol, away = at[good], symbol[good], away[good]
+        moved = symbols(at) != symbol
+        self.freedom.decisions_near += int(at.numel())
+        self.freedom.decisions_moved += int(moved.sum())
+        if self.yardstick is not None:
+            noise = self.yardstick.reach((Kind.DECISION, self._ordinal)) * self._rms
+            self.freedom.decisions_far += int((moved & (away > noise)).sum())
+        return at, symbol
 
     def round(self, kind: Kind, ordinal: int, x: Tensor, *, out: Tensor, old: Tensor | None = None,
               key: Key = NO_KEY, name: str) -> None:  # fmt: skip
@@ -201,6 +201,7 @@ class FollowTape:
                 f"log: {name} has {x.numel()} elements, not a multiple of its {grid.scales.size} blocks"
             )
         noted = len(self.violations)
+        self._energy = 0.0
         self._check_scales(kind, ordinal, grid, x, name)
         payload = self._payload(SiteAddress(self.rank, 0, kind, ordinal))
         if len(self.violations) > noted:
@@ -217,15 +218,29 @@ class FollowTape:
             if found.violations:
                 rule = f"{found.violations} of {len(entries)} entries lie farther than twice the band from a boundary"
                 self.violations.append(Violation(name, found.violation, rule))
-        self.freedom.near += near
-        self.freedom.elements += x.numel()
-        self.freedom.moved += found.moved
+        self._count(
+            (kind, ordinal), grid, x.numel(), SiteMoves(0.0, found.moved, near, quantum_square(grid), steer)
+        )
         if kind == Kind.GRADIENT and grid.scales.size and not is_noise_only(grid):
             self._largest = max(int(grid.scales.max()), -1000 if self._largest is None else self._largest)
         if kind == Kind.GRADIENT:
-            self._steer += steer
-            self._energy += found.energy
-            self._shifted += found.shifted
+            self.freedom.energy += self._energy
+            self.freedom.shifted += found.shifted
+            if is_noise_only(grid):
+                self.freedom.silenced += x.numel()
+                if self.yardstick is not None and self.yardstick.hears((int(kind), ordinal)):
+                    self.freedom.shifted += self._energy  # as far as the gradient goes, it was moved
+
+    def _count(self, place: Site, grid: SiteGrid, numel: int, found: SiteMoves) -> None:
+        self.freedom.elements += numel
+        expected = 0.0 if self.yardstick is None else self.yardstick.expected(place, grid, numel)
+        if place not in self.freedom.sites:
+            self.freedom.sites[place] = replace(found, expected=expected)
+            return
+        total = self.freedom.sites[place]  # an activation of another micro-batch
+        total.expected += expected
+        total.moved += found.moved
+        total.near += found.near
 
     def _round_parity(
         self, grid: SiteGrid, payload: bytes | None, x: Tensor, out: Tensor, key: Key, name: str
@@ -276,9 +291,9 @@ class FollowTape:
         if len(entries) > budget and _distinct(x, entries, rule, grid) > budget:
             text = f"{len(entries)} entries exceed the budget of {budget}"
             self.violations.append(Violation(name, -1, text))
-        self.freedom.near += found.near
-        self.freedom.elements += x.numel()
-        self.corrections += found.corrections
+        # What lies on a boundary because of what it is falls to either side by any noise.
+        moved = max(0, found.corrections - found.tied)
+        self._count(place, grid, x.numel(), SiteMoves(0.0, moved, found.near))
         return out
 
     def _check_activation_scale(self, place: tuple[Kind, int], grid: SiteGrid, x: Tensor, name: str) -> None:
@@ -298,27 +313,23 @@ class FollowTape:
         if not grid.scales.size:
             return
         if is_noise_only(grid):
-            allowed = -1000 if self._largest is None else self._largest + self.policy.noise_limit
-            if kind != Kind.GRADIENT or int(grid.scales.max()) + grid.band > allowed:
-                self.violations.append(
-                    Violation(
-                        name,
-                        -1,
-                        f"noise floor 2**{int(grid.scales.max()) + grid.band} is above the policy's 2**{allowed}",
-                    )
-                )
-            size = int(scale_exponents(block_rms(x, 1))[0])
-            if size > int(grid.scales.min()) + grid.band:
-                self.violations.append(
-                    Violation(
-                        name,
-                        -1,
-                        f"declared to be noise below 2**{int(grid.scales.min()) + grid.band}, its values have 2**{size}",
-                    )
+            own = block_rms(x, 1)
+            self._energy = float(own[0]) ** 2 * x.numel()
+            floor, size = int(grid.scales.min()) + grid.band, int(scale_exponents(own)[0])
+            if kind != Kind.GRADIENT:
+                self.violations.append(Violation(name, -1, "declared to be noise only, and no gradient"))
+            elif size > floor:
+                rule = f"declared to be noise below 2**{floor}, its values have 2**{size}"
+                self.violations.append(Violation(name, -1, rule))
+            elif self.yardstick is not None:
+                self._note(
+                    kind, ordinal, name, *self.yardstick.excess_floor((kind, ordinal), grid, self._largest)
                 )
             return
         rms = block_rms(x, grid.scales.size)
+        self._energy = float(np.square(rms).sum()) * x.numel() / grid.scales.size
         exact = self.policy.row_scales
+        self._check_rule(kind, ordinal, grid, rms, name)
         if rms.size == 1 and not exact and int(grid.scales[0]) <= scale_exponent(float(rms[0])) + SCALE_SLACK:
             return
         # Whether rows may lie below the whole is for the trainer's calibration to find: the whole's scale is always right.
@@ -339,6 +350,38 @@ class FollowTape:
                     f"scale 2**{grid.scales[block]} of block {block} is too wide, its values have 2**{own[block]}",
                 )
             )
+
+    def _check_rule(self, kind: Kind, ordinal: int, grid: SiteGrid, rms: np.ndarray, name: str) -> None:
+        """Note a scale above the one that follows from the step before and the follower's own values."""
+        place = (int(kind), ordinal)
+        if self.yardstick is None or not rms.any():
+            return
+        if self.policy.row_scales:
+            own = self.yardstick.measured.table.sites.get(place)
+            if not self.is_calibrated or own is None or own.scales.size != rms.size or is_noise_only(own):
+                return
+            kept = kept_scales(None, self._before.sites.get(place), self.policy, rms.size)
+            widest = own.scales.astype(np.int64) + 1
+            widest = widest if kept is None else np.maximum(widest, kept)
+        else:
+            noise = self.yardstick.noise.get(place)
+            kept = kept_scales(self.base.sites.get(place), None, self.policy, rms.size)
+            unsure = 0.0 if noise is None else UNSURE * noise.largest
+            widest = widest_scales(self._before.sites.get(place), rms, unsure, kept)
+        over = int((grid.scales.astype(np.int64) - widest).max())
+        block = int((grid.scales.astype(np.int64) - widest).argmax())
+        if over > 0:
+            self._note(
+                kind,
+                ordinal,
+                name,
+                f"scale 2**{widest[block]} of block {block} at most",
+                f"2**{grid.scales[block]}",
+            )
+
+    def _note(self, kind: Kind, ordinal: int, name: str, own: str | None, stated: str) -> None:
+        if own is not None:
+            self.excesses.append(((int(kind), ordinal), Excess(name, own, stated)))
 
     def _own_grid(self, kind: Kind, grid: SiteGrid, x: Tensor) -> SiteGrid:
         """Return the grid that an honest header would have had, as far as one follower can tell."""
@@ -369,9 +412,8 @@ class FollowTape:
             self.violations.append(
                 Violation(str(address), -1, "the log has a site that the step does not have")
             )
-        if self._energy > 0.0:
-            self.freedom.largest_steer = math.sqrt(self._steer / self._energy)
-            self.freedom.largest_move = math.sqrt(self._shifted / self._energy)
+        if self.yardstick is not None:
+            self.freedom.flips = self.yardstick.flips()
 
 
 def activation_budget(found: FollowedNearest) -> int:
@@ -415,6 +457,8 @@ def _breach(policy: Policy, kind: Kind, grid: SiteGrid) -> str | None:
         return f"policy {policy.name} has no such sites"
     precision, dithered, (lowest, highest) = expected
     if kind == Kind.DECISION:
+        if grid.floor not in (0, STILL):
+            return f"floor {grid.floor}, a decision has 0 or {STILL}"
         return (
             None
             if lowest <= grid.band <= highest
@@ -433,6 +477,8 @@ def _breach(policy: Policy, kind: Kind, grid: SiteGrid) -> str | None:
     if not is_noise_only(grid) and not lowest <= grid.band <= highest:
         return f"band 2**{grid.band} outside 2**{lowest}..2**{highest}"
     wanted = floor_exponent(grid.band, lowest_floor(policy, kind, grid.band), parity)
-    if grid.floor != wanted:
+    # A finer gradient grid leaves less to choose.
+    finest = grid.band + SPARSEST if kind == Kind.GRADIENT and policy.heaviest_move is not None else wanted
+    if not min(finest, wanted) <= grid.floor <= wanted:
         return f"floor 2**{grid.floor}, the policy has 2**{wanted} for band 2**{grid.band}"
     return None

@@ -7,6 +7,7 @@ last bit between machines; what the two may differ by is the follower's to check
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -23,6 +24,8 @@ ROW_RANGE = 16  # a row's scale exponent lies at most this far below the tensor'
 ROW_SPREAD = 8.0  # rows are uneven if the largest is this many times the median row
 ROW_DIP = 4  # octaves that a row's scale may lie below the whole matrix's, where its noise does too
 NOISE_BAND = -1  # band exponent that marks a noise-only gradient; no policy allows it otherwise
+MOST_LIFT = 2  # octaves by which a calibration may lift the scales of a gradient that its noise nearly hides
+STILL = 1  # floor of a decision's grid: what lies exactly on a switching point there was seen never to move; else 0
 UNSEEN = -900  # scale exponent of a site that has had no value but zero: it takes the first one's
 UNKNOWN_NOISE = 6  # octaves between the smallest band and that of an activation whose noise is not known yet
 Site = tuple[int, int]  # kind and ordinal
@@ -110,6 +113,19 @@ def _settled(previous: int | None, rms: float) -> int:
     """Return what ``settled_scales`` does for a single block."""
     wanted = scale_exponent(rms)
     return previous if previous is not None and wanted <= previous <= wanted + 2 else wanted + 1
+
+
+def widest_scales(
+    previous: SiteGrid | None, rms: np.ndarray, unsure: float, kept: np.ndarray | None
+) -> np.ndarray:
+    """Return the largest scales that ``settled_scales`` gives where each block's rms is known up to ``unsure``."""
+    before = None if previous is None or is_noise_only(previous) else previous.scales.astype(np.int64)
+    if before is not None and before.size != rms.size:
+        before = None
+    slack = np.maximum(rms * 2.0**-7, unsure)
+    both = [settled_scales(before, np.maximum(rms + way * slack, 0.0)) for way in (-1.0, 1.0)]
+    widest = np.maximum(*both)
+    return widest if kept is None else np.maximum(widest, kept)
 
 
 def kept_scales(
@@ -231,6 +247,15 @@ def site_grid(policy: Policy, kind: Kind, band: int, scales: np.ndarray) -> Site
     floor = floor_exponent(band, lowest_floor(policy, kind, band), parity)
     band = floor - 1 if parity else band
     return SiteGrid(precision, band, floor, dithered and band != NOISE_BAND, scales, parity=parity)
+
+
+def lightened(policy: Policy, grid: SiteGrid, size: float) -> SiteGrid:
+    """Return a gradient's grid, finer where one of its quanta weighs too much beside a whole gradient of L2 size ``size``."""
+    if policy.heaviest_move is None or is_noise_only(grid) or grid.parity or not size > 0.0:
+        return grid
+    wanted = math.floor(math.log2(size)) + policy.heaviest_move - int(grid.scales.max())
+    floor = max(min(grid.floor, wanted), grid.band + SPARSEST)
+    return replace(grid, floor=floor)
 
 
 def sample_stride(x: Tensor) -> int:

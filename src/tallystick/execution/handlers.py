@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tallystick.errors import Nondeterminism
 from tallystick.execution.boundaries import is_float
@@ -23,6 +24,7 @@ from tallystick.execution.operators import (
     SWITCHES,
     UNSET,
 )
+from tallystick.execution.row_operators import ROW_HANDLERS
 
 if TYPE_CHECKING:
     from tallystick.execution.capture import Capture
@@ -129,7 +131,7 @@ def _lattice(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, A
     if name in RESTRICTED:
         _refuse_jumping_form(func, args, kwargs)
     offset = LATTICES[name]
-    moved = mode.forced(x, lambda flat: torch.round(flat - offset) + offset, exact_is_structural=True)
+    moved = mode.forced(x, lambda flat: torch.round(flat - offset) + offset)
     if moved is None:
         return func(*args, **kwargs)
     if func._schema.is_mutable:
@@ -143,7 +145,7 @@ def _cast(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]
     if not is_float(x) or dtype is None or x.numel() == 0:
         return func(*args, **kwargs)
     if not dtype.is_floating_point and not dtype.is_complex:
-        moved = mode.forced(x, torch.round, exact_is_structural=True)
+        moved = mode.forced(x, torch.round)
         return func(x if moved is None else moved, *args[1:], **kwargs)
     if (
         torch.finfo(dtype).eps > torch.finfo(mode.compute).eps
@@ -155,6 +157,21 @@ def _cast(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]
             f"{mode.compute}; leave the cast (or autocast) out, or use a policy made for it"
         )
     return func(*args, **kwargs)
+
+
+@cache
+def _adds_up_narrowly(device: str) -> bool:
+    """Whether convolutions of bfloat16 add up in bfloat16: on processors without instructions for it."""
+    supported: Any = torch.ops.mkldnn._is_mkldnn_bf16_supported  # pyright: ignore[reportPrivateUsage]
+    return device == "cpu" and not supported()
+
+
+def _convolution(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    """Run a convolution of bfloat16 in float32 and round once, where the machine's own kernel would round every partial sum."""
+    if args[0].dtype is not torch.bfloat16 or not _adds_up_narrowly(args[0].device.type):
+        return func(*args, **kwargs)
+    wide = (x.float() if isinstance(x, Tensor) else x for x in args)
+    return tree_map_only(Tensor, Tensor.bfloat16, func(*wide, **kwargs))
 
 
 def _random(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
@@ -193,6 +210,8 @@ def handler_for(func: Operator) -> Handler:
     for key in (name, f"{name}.{func._schema.overload_name}"):
         if key in CHOICE_HANDLERS:
             return CHOICE_HANDLERS[key]
+    if name in ROW_HANDLERS and not func._schema.is_mutable:
+        return ROW_HANDLERS[name]
     if name in RANDOM:
         return _random
     if torch.Tag.nondeterministic_seeded in func.tags:
@@ -205,6 +224,8 @@ def handler_for(func: Operator) -> Handler:
         return _restricted
     if name == "aten::_to_copy":
         return _cast
+    if name in ("aten::convolution", "aten::convolution_backward"):
+        return _convolution
     if name == "aten::_local_scalar_dense":
         return _read
     if name in UNSET:

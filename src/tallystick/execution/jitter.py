@@ -2,107 +2,241 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from tallystick.execution.boundaries import DTYPES
-from tallystick.execution.calls import Arguments, Operator, table_name
-from tallystick.execution.operators import EXACT
+from tallystick.execution.calls import Arguments, Operator
+from tallystick.execution.operator_noise import (
+    ATTENTION_UNITS,
+    FEWEST,
+    ONE_IN,
+    SIXTEEN_BIT,
+    WHOLE,
+    Noise,
+    Sixteen,
+    find_noise,
+    only_moves,
+    sixteen_bit,
+    written_by,
+)
 from tallystick.numerics import kernels
 
-RARELY = 4  # one in so many sixteen-bit results is disturbed (docs/adr/0006)
-ACCUMULATOR = 4  # bytes of the narrowest format in which contractions add up
 MASK32 = 0xFFFFFFFF
+EPS32 = 2.0**-23
+Run = Callable[[Arguments, dict[str, Any]], Any]
 
 
 class Jitter:
     """Last-bit noise: Monte Carlo arithmetic in its simplest form (Parker 1997), for measuring and for auditing.
 
-    ``units`` is the noise's size in units of the last place: 1, but for experiments that need to see rare events.
+    How much an operator moves is said by ``operator_noise``. ``units`` multiplies it: 1, but for experiments that need to
+    see rare events. Of sixteen-bit results ``fewest`` move in each call at least, where what is rare has to be seen: none
+    where it counts how rare.
     """
 
-    def __init__(self, seed: int, units: float = 1.0) -> None:
-        self._seed, self._units = seed, units
+    def __init__(self, seed: int, units: float = 1.0, *, fewest: int = FEWEST) -> None:
+        self._seed, self._units, self._fewest = seed, units, fewest
         self._generators: dict[torch.device, torch.Generator] = {}
         self._drawn = 0  # bytes of the CPU's stream
 
-    def _noise(self, x: Tensor) -> Tensor:
-        generator = self._generators.get(x.device)
-        if generator is None:
-            generator = torch.Generator(device=x.device).manual_seed(self._seed)
-            self._generators[x.device] = generator
-        noise = torch.randint(-1, 2, x.shape, generator=generator, device=x.device, dtype=torch.int8)
-        if x.dtype.itemsize < ACCUMULATOR:
-            rare = torch.randint(0, RARELY, x.shape, generator=generator, device=x.device, dtype=torch.int8)
-            noise = torch.where(rare == 0, noise, 0)
-        # Whole numbers are mostly exact results (counts, masks, zeros) that every machine gets right.
-        return torch.where((x == x.round()) | ~torch.isfinite(x), 0, noise).to(x.dtype)
+    # -- one call --------------------------------------------------------------------------
 
-    def disturb_(self, x: Tensor) -> None:
-        """Move every element of ``x`` by up to one unit in the last place, whole numbers excepted."""
+    def around(self, func: Operator, args: Arguments, kwargs: dict[str, Any], run: Run) -> Any:
+        """Return what ``run`` makes of the arguments of ``func``, with the noise of another machine.
+
+        Arguments that ``func`` writes into are passed as they are, so that every view of them sees the write.
+        """
+        noise = find_noise(func)
+        if noise is None or only_moves(func, args, kwargs):
+            return run(args, kwargs)
+        written = written_by(func)
+        form = sixteen_bit(func, noise, args, kwargs)
+        if form is Sixteen.ACCUMULATED:
+            return self._accumulated(args, kwargs, run, noise)
+        if form is Sixteen.ATTENTION:
+            kwargs = {**kwargs, "scale": self._moved_scale(args, kwargs)}
+        count = noise.moved_inputs(func, args, kwargs)
+        given = tuple(
+            self.disturbed(value, whole=noise.whole) if at < count and at not in written else value
+            for at, value in enumerate(args)
+        )
+        before = (
+            tree_map(_cloned, args[0])
+            if noise.touched and 0 in written
+            else args[0]
+            if noise.touched
+            else None
+        )
+        result = run(given, kwargs)
+        for number, tensor in enumerate(_computed(func, args, kwargs, result, written)):
+            self._move_result(tensor, noise, args, before, noise.units(args, tensor, number, count > 0))
+        return result
+
+    def _accumulated(self, args: Arguments, kwargs: dict[str, Any], run: Run, noise: Noise) -> Any:
+        """Return the sixteen-bit sums of sixteen-bit arguments: added up in float32, disturbed there, and rounded once."""
+        narrow = next(t.dtype for t in tree_leaves(args) if _is_sixteen(t))
+        wanted = kwargs.get("dtype") or narrow
+        if wanted in SIXTEEN_BIT and "dtype" in kwargs:
+            kwargs = {**kwargs, "dtype": torch.float32}
+        wide = tree_map(lambda t: t.float() if _is_sixteen(t) else t, args)
+        plain = run(wide, kwargs)
+        noisy = run(tree_map(lambda t: self.disturbed(t, whole=noise.whole), wide), kwargs)
+        numbers = itertools.count()
+
+        def rounded(own: Any, moved: Any) -> Any:
+            number = next(numbers)
+            if not isinstance(own, Tensor) or not own.is_floating_point():
+                return own
+            self.disturb_(moved, whole=noise.whole, units=noise.units(args, moved, number, True))
+            if wanted not in SIXTEEN_BIT:
+                return moved
+            found = torch.where(_is_tie(own, wanted), own, moved).to(wanted)
+            if found.numel():
+                self._nudge_(found, 0.0)
+            return found
+
+        return tree_map(rounded, plain, noisy)
+
+    def _moved_scale(self, args: Arguments, kwargs: dict[str, Any]) -> float:
+        """Return the factor of attention's scores, moved by some last places of float32: the scores' noise on another machine."""
+        scale = kwargs.get("scale") or args[0].shape[-1] ** -0.5
+        way = float(self._noise(torch.zeros(())))
+        return scale * (1.0 + way * self._units * ATTENTION_UNITS * EPS32)
+
+    def _move_result(
+        self, x: Tensor, noise: Noise, args: Arguments, before: Tensor | None, units: float
+    ) -> None:
         if not _can_move(x):
             return
-        if self._units == 1.0 and _is_dense_on_cpu(x):
-            self._move(x, x)
+        if x.dtype in SIXTEEN_BIT:
+            if noise.sixteenths:
+                self._nudge_(x, noise.sixteenths)
+            return
+        old = before is not None and before.shape == x.shape and x == before
+        moved = x.clone() if isinstance(old, Tensor) else x
+        self.disturb_(moved, whole=noise.whole, units=units)
+        if isinstance(old, Tensor):
+            x.copy_(torch.where(old, x, moved))
+        if noise.beside is not None:
+            aside = _finite(args[noise.beside])
+            x.addcmul_(aside * (x != 0), self._noise(x), value=self._units * _eps(x))
+
+    # -- one tensor ------------------------------------------------------------------------
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device=device).manual_seed(self._seed)
+        return self._generators[device]
+
+    def _noise(self, x: Tensor) -> Tensor:
+        generator = self._generator(x.device)
+        way = torch.randint(0, 2, x.shape, generator=generator, device=x.device, dtype=torch.int8)
+        return (2 * way - 1).to(x.dtype)
+
+    def disturb_(self, x: Tensor, *, whole: bool = False, units: float = 1.0) -> None:
+        """Move every element of float32 or float64 by up to ``units`` last places; with ``whole`` not small whole numbers."""
+        if not _can_move(x) or x.dtype not in WHOLE:
+            return
+        if x.is_complex():
+            x = torch.view_as_real(x)
+        size = units * self._units * _eps(x)
+        if _is_dense_on_cpu(x):
+            self._move(x, x, size, whole)
         else:
-            x.addcmul_(_finite(x), self._noise(x), value=self._units * _last_bit(x))
+            x.copy_(self._moved(x, size, whole))
 
-    def disturbed(self, x: Any) -> Any:
-        """Return a disturbed copy of a floating tensor, anything else unchanged.
+    def disturbed(self, x: Any, *, whole: bool = False) -> Any:
+        """Return a disturbed copy of a tensor of float32 or float64 or the complex numbers of them, anything else unchanged.
 
-        Sixteen-bit inputs of a contraction stay: it accumulates in float32, whose noise is below their last bit.
+        A list of tensors becomes a list of copies.
         """
-        if not isinstance(x, Tensor) or not _can_move(x) or x.dtype.itemsize < ACCUMULATOR:
+        if isinstance(x, (list, tuple)):
+            return [self.disturbed(each, whole=whole) for each in x]
+        if not isinstance(x, Tensor) or not _can_move(x) or x.dtype not in WHOLE:
             return x
-        if self._units != 1.0 or not _is_dense_on_cpu(x):
-            return torch.addcmul(x, _finite(x), self._noise(x), value=self._units * _last_bit(x))
+        if x.is_complex():
+            return torch.view_as_complex(
+                self.disturbed(torch.view_as_real(x.resolve_conj()), whole=whole).contiguous()
+            )
+        size = self._units * _eps(x)
+        if not _is_dense_on_cpu(x):
+            return self._moved(x, size, whole)
         moved = torch.empty_like(x)
         if moved.stride() != x.stride():
-            return self.disturbed(x.contiguous())
-        self._move(x, moved)
+            return self.disturbed(x.contiguous(), whole=whole)
+        self._move(x, moved, size, whole)
         return moved
 
-    def _move(self, x: Tensor, out: Tensor) -> None:
+    def _moved(self, x: Tensor, size: float, whole: bool) -> Tensor:
+        stays = ~torch.isfinite(x)
+        if whole:
+            stays |= (x == x.round()) & (x.abs() <= WHOLE[x.dtype])
+        return torch.where(stays, x, torch.addcmul(x, _finite(x), self._noise(x), value=size))
+
+    def _move(self, x: Tensor, out: Tensor, size: float, whole: bool) -> None:
         kernels.jitter(
             x.data_ptr(), out.data_ptr(), DTYPES[x.dtype], x.numel(), self._seed & MASK32, self._seed >> 32 & MASK32,
-            self._drawn, threads=torch.get_num_threads(),
+            self._drawn, size=size, whole=WHOLE[x.dtype] if whole else -1.0, threads=torch.get_num_threads(),
         )  # fmt: skip
         self._drawn += -(-x.numel() // 16) * 16
 
-    def after(self, func: Operator, args: Arguments, result: Any) -> None:
-        """Disturb what ``func`` newly computed: its fresh outputs and the tensors it wrote in place."""
-        if table_name(func) in EXACT:
-            return
-        schema = func._schema
-        results = result if isinstance(result, (tuple, list)) else (result,)
-        for value, declared in zip(results, schema.returns, strict=False):
-            if declared.alias_info is None:
-                for tensor in value if isinstance(value, (tuple, list)) else (value,):
-                    if isinstance(tensor, Tensor):
-                        self.disturb_(tensor)
-        for value, declared in zip(args, schema.arguments, strict=False):
-            if declared.alias_info is not None and declared.alias_info.is_write:
-                for tensor in value if isinstance(value, (tuple, list)) else (value,):
-                    if isinstance(tensor, Tensor):
-                        self.disturb_(tensor)
+    def _nudge_(self, x: Tensor, share: float) -> None:
+        """Move this share of sixteen-bit elements, or a few, to a neighbour; zero and what is not finite stay."""
+        generator = self._generator(x.device)
+        mean = min(
+            float(x.numel()), self._units * max(x.numel() * share, min(x.numel() / ONE_IN, self._fewest))
+        )
+        count = int(torch.poisson(torch.tensor(mean, device=x.device), generator=generator))
+        at = torch.randint(0, x.numel(), (count,), generator=generator, device=x.device)
+        place = torch.unravel_index(at, x.shape) if x.dim() else ...
+        old = x[place]
+        up = torch.randint(0, 2, old.shape, generator=generator, device=x.device, dtype=torch.int16)
+        new = (old.contiguous().view(torch.int16) + (2 * up - 1)).view(x.dtype)
+        x[place] = torch.where((old == 0) | ~torch.isfinite(old) | ~torch.isfinite(new), old, new)
+
+
+def _computed(
+    func: Operator, args: Arguments, kwargs: dict[str, Any], result: Any, written: frozenset[int]
+) -> Iterator[Tensor]:
+    """Yield the tensors that ``func`` newly computed: its fresh outputs and those that it wrote in place."""
+    schema = func._schema
+    results = result if isinstance(result, (tuple, list)) and len(schema.returns) > 1 else (result,)
+    for value, declared in zip(results, schema.returns, strict=False):
+        if declared.alias_info is None:
+            yield from (each for each in tree_leaves(value) if isinstance(each, Tensor))
+    for at in sorted(written):
+        value = args[at] if at < len(args) else kwargs.get(schema.arguments[at].name)
+        yield from (each for each in tree_leaves(value) if isinstance(each, Tensor))
+
+
+def _cloned(x: Any) -> Any:
+    return x.clone() if isinstance(x, Tensor) else x
+
+
+def _is_sixteen(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.dtype in SIXTEEN_BIT
+
+
+def _is_tie(x: Tensor, narrow: torch.dtype) -> Tensor:
+    """Whether float32 numbers lie halfway between two of ``narrow``: short sums of its products are exact, and often do."""
+    bits = 16 if narrow is torch.bfloat16 else 13
+    return (x.contiguous().view(torch.int32) & ((1 << bits) - 1)).view(x.shape) == 1 << (bits - 1)
 
 
 def _can_move(x: Tensor) -> bool:
     """Whether noise can be added: to dense floating numbers (what a sparse tensor adds up was disturbed before)."""
-    return x.is_floating_point() and x.layout == torch.strided and x.numel() > 0
+    return (x.is_floating_point() or x.is_complex()) and x.layout == torch.strided and x.numel() > 0
 
 
-def _last_bit(x: Tensor) -> float:
-    """The factor by which noise moves a value: a unit in the last place of float32 and float64, or nearly two.
-
-    Sixteen-bit results were added up in float32 and rounded once: two machines are one unit apart, if at all
-    (docs/adr/0006), so half the factor, which rounds to one unit or to none.
-    """
-    eps = torch.finfo(x.dtype).eps
-    return eps if x.dtype.itemsize >= ACCUMULATOR else 0.5 * eps
+def _eps(x: Tensor) -> float:
+    return torch.finfo(x.dtype).eps
 
 
 def _is_dense_on_cpu(x: Tensor) -> bool:
@@ -134,6 +268,4 @@ class JitterMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Operator, types: Any, args: Arguments = (), kwargs: Any = None) -> Any:
         """Run ``func`` and disturb what it computed."""
-        result = func(*args, **(kwargs or {}))
-        self._jitter.after(func, args, result)
-        return result
+        return self._jitter.around(func, args, kwargs or {}, lambda args, kwargs: func(*args, **kwargs))

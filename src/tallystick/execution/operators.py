@@ -215,21 +215,6 @@ SMOOTH = frozenset(
     """.split()
 )
 
-# Contractions and reductions: their noise follows the inputs, not the (possibly cancelled) output.
-REDUCTIONS = frozenset(
-    f"aten::{name}"
-    for name in """
-    _adaptive_avg_pool2d _fused_rms_norm _fused_rms_norm_backward _log_softmax _log_softmax_backward_data
-    _native_batch_norm_legit _scaled_dot_product_flash_attention_for_cpu
-    _scaled_dot_product_flash_attention_for_cpu_backward _softmax _softmax_backward_data addmm addmv
-    avg_pool2d baddbmm bmm convolution convolution_backward cudnn_batch_norm cudnn_batch_norm_backward
-    cumsum dot embedding_dense_backward index_add index_put linalg_vector_norm linear logsumexp matmul
-    mean mkldnn_convolution mm mv native_batch_norm native_batch_norm_backward native_group_norm
-    native_group_norm_backward native_layer_norm native_layer_norm_backward nll_loss_backward
-    nll_loss_forward rms_norm scatter_add std sum var var_mean
-    """.split()
-)
-
 # Write into arguments (running statistics) without saying so: only their first input may be disturbed.
 STATEFUL = frozenset(
     f"aten::{name}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tallystick.errors import Nondeterminism
+from tallystick.execution.capture import EQUAL
 from tallystick.execution.grids import UNSEEN, Site, activation_grid, nearest_grid, sampled, sampled_scale
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Kind, SparseEntries
@@ -20,6 +21,7 @@ from tallystick.numerics.policy import ActivationRule
 from tallystick.numerics.rounding import NO_KEY, Key
 
 NOTHING = torch.empty(0, dtype=torch.int64)
+SIDES = 2  # bits of a symbol that is one of below, equal, above
 PROVISIONAL = -34  # band exponent of activations while their noise is measured
 
 
@@ -39,6 +41,8 @@ class ProbeTape:
     forms: dict[tuple[int, int], tuple[int, int]] = field(
         default_factory=dict[tuple[int, int], tuple[int, int]]
     )
+    exact: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
+    density: dict[tuple[int, int], float] = field(default_factory=dict[tuple[int, int], float])
     rule: ActivationRule | None = None
     table: GridTable = field(default_factory=GridTable)
     scales: dict[Site, np.ndarray] = field(default_factory=dict[Site, np.ndarray])
@@ -48,6 +52,7 @@ class ProbeTape:
     _micro_batch: int = 0
     _ordinal: int = -1
     _input: Tensor = NOTHING
+    _has_sides: bool = False
 
     def start_micro_batch(self, micro_batch: int) -> None:
         """Number the decisions of the next micro-batch from 0."""
@@ -57,6 +62,7 @@ class ProbeTape:
     def pending(self, x: Tensor) -> bool:
         """Keep an even sample of the next site's input."""
         self._ordinal += 1
+        self._has_sides = False
         self.samples[(self._micro_batch, self._ordinal)] = sampled(x)
         self._input = x
         return True
@@ -66,13 +72,25 @@ class ProbeTape:
         self.rms[(self._micro_batch, self._ordinal)] = rms
         return math.ldexp(rms, self.wide)
 
+    def omits_exact(self) -> bool:
+        """Take note that this decision is between the sides of a switching point; all of them are remembered."""
+        self._has_sides = True
+        return False
+
     def decide(self, numel: int, width: int, near: Tensor, symbols: Callable[[Tensor], Tensor],
                distance: Callable[[Tensor], Tensor]) -> None:  # fmt: skip
         """Remember the branches, the site's elements and symbol bits, and the inputs beside a switching point of their own."""
         place = (self._micro_batch, self._ordinal)
         self.forms[place] = (numel, width)
-        self.branches[place] = (near, symbols(near))
-        if self.only_near and width == 2 and numel == self._input.numel():
+        own = symbols(near)
+        self.branches[place] = (near, own)
+        if self._has_sides and bool((own == EQUAL).any()):
+            self.exact[place] = near[own == EQUAL]
+        # What lies exactly on a point does so for what it is; of the others those may cross that lie nearer than they move.
+        beside = int((own != EQUAL).sum()) if width == SIDES else near.numel()
+        reach = math.ldexp(self.rms[place], self.wide)
+        self.density[place] = beside / reach if reach > 0.0 else 0.0
+        if self.only_near and width == SIDES and numel == self._input.numel():
             self.near[place] = self._input[near].detach().to(torch.float64)
         self._input = NOTHING
 
@@ -135,11 +153,17 @@ class ActivationNoise:
 class EchoTape:
     """Repeats the branches of a ``ProbeTape`` and measures how far the inputs of decisions moved.
 
-    ``samples``, if given, receives an even sample of each input.
+    ``samples``, if given, receives an even sample of each input. ``noise`` is the largest deviation of an input over its
+    rms, by ordinal. ``flips`` is how many elements of all decisions are expected to change sides by such deviations,
+    ``crossed`` how many did: more where values lie exactly on a point, or two candidates are equal. ``left`` are the
+    decisions where something lay exactly on a switching point and moved.
     """
 
     probe: ProbeTape
     noise: dict[int, float] = field(default_factory=dict[int, float])
+    flips: float = 0.0
+    crossed: int = 0
+    left: set[int] = field(default_factory=set[int])
     activations: dict[Site, ActivationNoise] = field(default_factory=dict[Site, ActivationNoise])
     samples: dict[tuple[int, int], Tensor] | None = None
     _micro_batch: int = 0
@@ -164,18 +188,30 @@ class EchoTape:
             now = x[self.probe.branches[place][0]].detach().to(torch.float64)
         if before is not None and rms > 0.0 and before.numel():
             same = now.shape == before.shape  # else a branch was taken that is no decision
-            moved = float((now - before).abs().nan_to_num_(0.0).max()) / rms if same else math.inf
-            self.noise[self._ordinal] = max(self.noise.get(self._ordinal, 0.0), moved)
+            moved = (now - before).abs().nan_to_num_(0.0) if same else torch.full((1,), math.inf)
+            self.noise[self._ordinal] = max(self.noise.get(self._ordinal, 0.0), float(moved.max()) / rms)
+            self.flips += self.probe.density.get(place, 0.0) * float(moved.mean())
         return place in self.probe.branches
 
     def band(self, rms: float) -> float:
         """Nothing is searched for."""
         return 0.0
 
+    def omits_exact(self) -> bool:
+        """Nothing is searched for."""
+        return False
+
     def decide(self, numel: int, width: int, near: Tensor, symbols: Callable[[Tensor], Tensor],
                distance: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Return the probe's branches."""
-        return self.probe.branches[(self._micro_batch, self._ordinal)]
+        """Return the probe's branches, having counted those that are not its own, and seen which left a switching point."""
+        place = (self._micro_batch, self._ordinal)
+        at, taken = self.probe.branches[place]
+        if numel == self.probe.forms.get(place, (numel, width))[0]:
+            own = symbols(at)
+            self.crossed += int((own != taken).sum())
+            if place in self.probe.exact and bool((own[taken == EQUAL] != EQUAL).any()):
+                self.left.add(self._ordinal)
+        return at, taken
 
     def round(self, kind: Kind, ordinal: int, x: Tensor, *, out: Tensor, old: Tensor | None = None,
               key: Key = NO_KEY, name: str) -> None:  # fmt: skip
@@ -219,3 +255,11 @@ class EchoTape:
         noise.straddles += (0.5 - distance).tolist()
         reach = distance * torch.exp2(before.quantum[apart].double())
         noise.reach = max(noise.reach, float(reach.max()) * scale)
+
+
+def still_sites(probe: ProbeTape, left: Collection[int]) -> frozenset[int]:
+    """Return the decisions, by ordinal, where elements lay exactly on a switching point and none of them ``left`` it.
+
+    Zeros of a ReLU, padding and codes are such: what they are does not hang on the last bit of anything.
+    """
+    return frozenset(ordinal for _, ordinal in probe.exact) - frozenset(left)

@@ -29,6 +29,7 @@ from tallystick.errors import InvalidInput, Nondeterminism, ProtocolViolation
 from tallystick.execution.capture import Capture, Findings
 from tallystick.execution.determinism import repeatable
 from tallystick.execution.follow_tape import FollowTape
+from tallystick.execution.freedom import Yardstick
 from tallystick.execution.grids import is_noise_only
 from tallystick.execution.jitter import Jitter, JitterMode
 from tallystick.execution.leaves import LeafSites
@@ -36,7 +37,7 @@ from tallystick.execution.portable import portable_step, why_not_portable
 from tallystick.execution.randomness import RandomStream
 from tallystick.execution.tape import RecordTape, Tape
 from tallystick.numerics.grid_table import GridTable
-from tallystick.numerics.log import Kind, decode_frame
+from tallystick.numerics.log import CALIBRATED, Frame, Kind, SiteAddress, decode_frame
 from tallystick.numerics.optimizers import Marks
 from tallystick.numerics.policy import Policy, is_calibration_step
 from tallystick.numerics.random import stream_key
@@ -117,6 +118,7 @@ class Session:
         smooth: operators outside the table that the job declares continuous.
         jitter: last-bit noise for the whole step; None for the machine's own arithmetic.
         rank: of this process in a data-parallel run.
+        follows_up: whether something changes averages or other slow values after the optimizer (``following_up``).
     """
 
     def __init__(
@@ -131,11 +133,13 @@ class Session:
         smooth: frozenset[str] = frozenset(),
         jitter: Jitter | None = None,
         rank: int = 0,
+        follows_up: bool = False,
     ) -> None:
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
         self.policy, self.seed, self.rank = policy, seed, rank
         self.extra = dict(extra or {})
         self.smooth = smooth
+        self.follows_up = follows_up
         self.jitter = jitter
         self.compute: torch.dtype = getattr(torch, policy.storage)
         self.precision: torch.dtype = getattr(torch, policy.compute)
@@ -167,7 +171,11 @@ class Session:
         self._depth = 0  # of optimizer.step calls within each other
         self.on_schedule: Callable[[list[tuple[int, str, float]]], None] | None = None
         self.before_change: Callable[[], None] | None = None  # called before the optimizer changes the state
+        self.on_gradients: Callable[[], None] | None = (
+            None  # called when a step's gradients are there, unrounded
+        )
         self.probing = False
+        self.widens = False  # whether operators compute in float64 whatever they are given
         self.tracer: StepObserver | None = None
         self.seconds: dict[str, float] = dict.fromkeys(
             PHASES, 0.0
@@ -399,12 +407,25 @@ class Session:
             position: {"parameter": r.detach(), **clone.state.get(r, {})} for position, r in chosen.items()
         }
 
-    def _floating_buffers(self) -> Iterator[tuple[str, Tensor]]:
+    def _slow_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Tensors that something other than the optimizer changes: buffers, frozen parameters, extra modules."""
         trained = {id(p) for _, p in self.parameters}
         for name, tensor in self._all_floating():
             if id(tensor) not in trained:
-                yield name, tensor.detach()
+                yield name, tensor
+
+    def _floating_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """The same tensors without their history."""
+        for name, tensor in self._slow_tensors():
+            yield name, tensor.detach()
+
+    def floating_buffers(self) -> list[tuple[nn.Module, str, Tensor]]:
+        """Return every registered floating buffer with the module that holds it and what it is called there."""
+        return [
+            (owner, key, getattr(owner, key))
+            for name, owner, key in self._places
+            if "/buffer/" in name and getattr(owner, key).is_floating_point()
+        ]
 
     def _list_sites(self) -> list[SiteSpec]:
         sites = [SiteSpec(Kind.LOSS, 0, "loss", (), 1)]
@@ -418,7 +439,13 @@ class Session:
                 )
         for ordinal, (name, buffer) in enumerate(self._floating_buffers()):
             sites.append(SiteSpec(Kind.BUFFER, ordinal, name, tuple(buffer.shape), 1))
+            if self.follows_up:
+                sites.append(SiteSpec(Kind.STATE, self._slow_ordinal(ordinal), name, tuple(buffer.shape)))
         return sites
+
+    def _slow_ordinal(self, buffer: int) -> int:
+        """Return the state site of a buffer that changes after the optimizer: those of the optimizer come first."""
+        return buffer + (0 if self.is_portable else len(self.parameters) * (1 + len(self.optimizer_keys)))
 
     def site_name(self, place: tuple[int, int]) -> str:
         """Return what people call the site at ``place``."""
@@ -442,25 +469,43 @@ class Session:
         base = GridTable() if self.is_calibration_step(self.step) else self.base
         return RecordTape(self.policy, before, current=self.table, base=base, rank=self.rank)
 
-    def follow_tape(self, frame: bytes) -> FollowTape:
-        """Return the tape that follows ``frame`` in the next step.
+    def follow_tape(self, frame: bytes, yardstick: Yardstick | None = None) -> FollowTape:
+        """Return the tape that follows ``frame`` in the next step, held against ``yardstick`` if there is one.
 
         Raises:
             InvalidInput: the frame is malformed.
         """
-        base = GridTable() if self.is_calibration_step(self.step) else self.base
+        read = decode_frame(frame)
+        base = GridTable() if self.is_calibrated(read) else self.base
         sites = frozenset((int(site.kind), site.ordinal) for site in self.sites)
-        return FollowTape(self.policy, self.table, decode_frame(frame), base, self.rank, sites=sites)
+        return FollowTape(
+            self.policy, self.table, read, base, self.rank,
+            sites=sites, yardstick=yardstick, site_name=self.site_name,
+        )  # fmt: skip
+
+    def is_calibrated(self, frame: Frame) -> bool:
+        """Whether the trainer measured the noise before the next step, whose log is ``frame``: by schedule, or as it says.
+
+        Raises:
+            InvalidInput: it says so in other words than the one, or of a step where that was due.
+        """
+        said = frame.find(SiteAddress(self.rank, 0, Kind.CALIBRATION, 0))
+        due = self.is_calibration_step(self.step)
+        if said is not None and (due or said != CALIBRATED):
+            raise InvalidInput(
+                f"step {self.step}: the log's note of a calibration is {said[:8].hex()}, due {due}"
+            )
+        return due or said is not None
 
     def is_calibration_step(self, step: int) -> bool:
-        """Whether the noise is measured anew before ``step``."""
+        """Whether the noise is measured anew before ``step`` whatever happens."""
         return is_calibration_step(step, self.policy.recalibrate_every, self.policy.parity)
 
-    def settle(self, table: GridTable) -> None:
+    def settle(self, tape: RecordTape | FollowTape) -> None:
         """Take over the grids after the step just done."""
-        self.table = table
-        if self.is_calibration_step(self.step - 1):
-            self.base = table
+        self.table = tape.table
+        if tape.is_calibrated:
+            self.base = tape.table
 
     @contextmanager
     def drawing(self, stream: RandomStream) -> Generator[None]:
@@ -481,10 +526,7 @@ class Session:
         self._tape = tape
         self._clock = time.perf_counter()
         self.skipped, self.loss, self.schedule = True, 0.0, []
-        self._watched = {
-            name: (t.data_ptr(), t._version, t.clone() if t.numel() <= SMALL else _mark(t))
-            for name, t in self._floating_buffers()
-        }
+        self._watched = {name: _watch(t) for name, t in self._floating_buffers()}
         self._versions = [p._version for _, p in self.parameters]
         self._charge("end_of_step")
         try:
@@ -503,6 +545,36 @@ class Session:
             self.close_capture()
 
     @contextmanager
+    def interlude(self) -> Generator[None]:
+        """Between a step's backward pass and its rounding, be where the step has not begun: for other passes over it.
+
+        Inside, floating buffers of at most ``SMALL`` elements are what they were before the step and parameters have no
+        gradients; gradients, buffers, loss and tape are then put back.
+        """
+        held = self._tape, self._watched, self._versions, self._depth, self.loss, self.schedule, self.skipped
+        gradients = [p.grad for _, p in self.parameters]
+        after: list[tuple[Tensor, Tensor]] = []
+        for name, buffer in self._floating_buffers():
+            before = self._watched[name][2]
+            if isinstance(before, Tensor) and not torch.equal(buffer, before):
+                after.append((buffer, buffer.clone()))
+                with torch.no_grad():
+                    buffer.copy_(before)
+        for _, p in self.parameters:
+            p.grad = None
+        self._tape = None
+        try:
+            yield
+        finally:
+            self._tape, self._watched, self._versions, self._depth = held[:4]
+            self.loss, self.schedule, self.skipped = held[4:]
+            for (_, p), gradient in zip(self.parameters, gradients, strict=True):
+                p.grad = gradient
+            with torch.no_grad():
+                for buffer, values in after:
+                    buffer.copy_(values)
+
+    @contextmanager
     def micro_batch(self, number: int) -> Generator[None]:
         """Capture the operators of one micro-batch's forward and backward pass, under autocast if the policy says so."""
         assert self._tape is not None
@@ -516,6 +588,7 @@ class Session:
             findings=self.findings,
             smooth=self.smooth,
             jitter=self.jitter,
+            widens=self.widens,
         )
         leaves = nullcontext() if self.leaves is None else self.leaves.rounding(self._tape, self.step)
         with leaves, capture, self._autocast(True), self._observed(number):
@@ -579,14 +652,7 @@ class Session:
             self._charge("forward_backward")
         self.verify_tensors()
         self._snap_schedule()
-        for ordinal, (name, buffer) in enumerate(self._floating_buffers()):
-            if self._has_changed(name, buffer):
-                with torch.no_grad():
-                    dense = buffer.contiguous()  # a buffer assigned anew may have any layout
-                    key = self._buffer_key(ordinal)
-                    self._rounded(Kind.BUFFER, ordinal, dense, dense, key, name, name)
-                    if dense is not buffer:
-                        buffer.copy_(dense)
+        self._round_buffers()
         if not math.isfinite(self.loss):
             raise Nondeterminism(f"step {self.step}: the loss is {self.loss}, it cannot be rounded")
         loss = torch.tensor([self.loss], dtype=torch.float64)
@@ -595,6 +661,69 @@ class Session:
         found = self._closing_fingerprint()
         self._charge("end_of_step")
         return found
+
+    def _round_buffers(self) -> None:
+        """Round the buffers that changed since they were last looked at."""
+        for ordinal, (name, buffer) in enumerate(self._floating_buffers()):
+            if self._has_changed(name, buffer):
+                with torch.no_grad():
+                    dense = buffer.contiguous()  # a buffer assigned anew may have any layout
+                    key = self._buffer_key(ordinal)
+                    self._rounded(Kind.BUFFER, ordinal, dense, dense, key, name, name)
+                    if dense is not buffer:
+                        buffer.copy_(dense)
+                if self.follows_up:
+                    self._watched[name] = _watch(buffer)
+
+    @contextmanager
+    def following_up(self) -> Generator[None]:
+        """After the optimizer, be where averages and other slow values change: in float64, from numbers both sides know.
+
+        What is changed inside is rounded as the optimizer's state is, to float32 with a band of a few last bits of float64:
+        a coarser grid would hold a slow average where it is.
+
+        Raises:
+            Nondeterminism: a trained parameter was changed, which is the optimizer's to do; by name.
+        """
+        assert self._tape is not None and self.follows_up
+        self._round_buffers()
+        with torch.no_grad():
+            trained = [(name, p, p.data) for name, p in self.parameters]
+            slow = {
+                name: (t, t.data.to(torch.float32, copy=t.dtype == torch.float64))
+                for name, t in self._slow_tensors()
+            }
+            for _, p, _ in trained:
+                p.data = p.data.double()
+            for tensor, _ in slow.values():
+                tensor.data = tensor.data.double()
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(default_dtype(torch.float64))
+                if self.jitter is not None:
+                    stack.enter_context(JitterMode(self.jitter))
+                yield
+            for name, p, narrow in trained:
+                if not torch.equal(p.data, narrow.double()):
+                    raise _changed_outside(self.step, name)
+        finally:
+            for _, p, narrow in trained:
+                p.data = narrow
+            self._versions = [p._version for _, p in self.parameters]
+        self._round_slow({name: narrow for name, (_, narrow) in slow.items()})
+
+    def _round_slow(self, before: Mapping[str, Tensor]) -> None:
+        """Round what changed of buffers that are float64, and were ``before``, and give them back their dtype."""
+        with torch.no_grad():
+            for ordinal, (name, tensor) in enumerate(self._slow_tensors()):
+                old, new = before[name], tensor.data.double().contiguous()
+                if torch.equal(new, old.double()):
+                    tensor.data = old.to(self.compute)
+                    continue
+                out = new if self.compute == torch.float64 else torch.empty_like(new, dtype=torch.float32)
+                self._round_state(self._slow_ordinal(ordinal), new, old, out, name)
+                tensor.data = out
+                self._watched[name] = _watch(tensor)
 
     def _charge(self, phase: str) -> None:
         """Add the time since the last call to ``phase``."""
@@ -711,19 +840,10 @@ class Session:
         if self.on_schedule is not None:
             self.on_schedule(self.schedule)
         self.densify_gradients()
-        with torch.no_grad():
-            later: list[int] = []
-            for ordinal, (_, p) in enumerate(self.parameters):
-                if p.grad is None:
-                    continue
-                if self._is_noise_only(ordinal):
-                    later.append(ordinal)
-                else:
-                    self._round_gradient(ordinal)
-            if isinstance(tape, (RecordTape, FollowTape)):
-                tape.settle_noise()
-            for ordinal in later:
-                self._round_gradient(ordinal)
+        if self.on_gradients is not None and not self.probing:
+            self.on_gradients()
+            self._clock = time.perf_counter()
+        self._round_gradients(tape)
         self._charge("gradient_rounding")
         if self.is_portable:
             names = {id(p): name for name, p in self.parameters}
@@ -742,6 +862,22 @@ class Session:
         if self.jitter is not None:
             self._jitter_mode = JitterMode(self.jitter)
             self._jitter_mode.__enter__()
+
+    def _round_gradients(self, tape: Tape) -> None:
+        """Round all gradients, those that are noise only last: their floors move with the largest of the others."""
+        with torch.no_grad():
+            later: list[int] = []
+            for ordinal, (_, p) in enumerate(self.parameters):
+                if p.grad is None:
+                    continue
+                if self._is_noise_only(ordinal):
+                    later.append(ordinal)
+                else:
+                    self._round_gradient(ordinal)
+            if isinstance(tape, (RecordTape, FollowTape)):
+                tape.settle_noise()
+            for ordinal in later:
+                self._round_gradient(ordinal)
 
     def densify_gradients(self) -> None:
         """Make sparse gradients dense, and keep the names of their parameters."""
@@ -923,6 +1059,11 @@ def default_dtype(dtype: torch.dtype) -> Generator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
+
+
+def _watch(tensor: Tensor) -> tuple[int, int, Tensor | int]:
+    """Return what shows later whether a buffer was changed."""
+    return tensor.data_ptr(), tensor._version, tensor.clone() if tensor.numel() <= SMALL else _mark(tensor)
 
 
 def _mark(tensor: Tensor) -> int:

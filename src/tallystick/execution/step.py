@@ -53,7 +53,8 @@ def run_step(session: Session, job: Job, tape: Tape) -> StepOutcome:
             job.scheduler.step()
         if job.after_step is not None:
             before = session.trained_marks()
-            job.after_step(step)
+            with session.following_up():
+                job.after_step(step)
             session.verify_trained(before)
         fingerprint = session.finish_step()
     session.step = step + 1

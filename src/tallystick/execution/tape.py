@@ -20,6 +20,7 @@ from torch import Tensor
 from tallystick.execution.capture import DecisionTape
 from tallystick.execution.grids import (
     NOISE_BAND,
+    STILL,
     UNKNOWN_NOISE,
     UNSEEN,
     Site,
@@ -31,12 +32,14 @@ from tallystick.execution.grids import (
     kept_scales,
     nearest_grid,
     sampled_scale,
+    scale_exponent,
     scale_exponents,
     settled_scales,
     site_grid,
 )
 from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import (
+    CALIBRATED,
     Frame,
     Kind,
     SiteAddress,
@@ -49,6 +52,8 @@ from tallystick.numerics.log import (
 from tallystick.numerics.nearest_tensors import record_nearest
 from tallystick.numerics.policy import ActivationRule, Policy
 from tallystick.numerics.rounding import NO_KEY, Key, block_rms, round_recorded, round_recorded_parity
+
+OUTGROWN = 2  # octaves above the scale at the last calibration, itself at most two too wide, from which on one is due
 
 
 class Tape(DecisionTape, Protocol):
@@ -77,7 +82,8 @@ class RecordTape:
 
     ``table`` holds the grids before the step, ``current`` those calibrated since, if any; after
     ``finish``, ``table`` holds the grids after the step. No scale falls below that of ``base``, the grids of the last
-    calibration: where a batch happens to give a small gradient, the noise does not get smaller with it.
+    calibration: where a batch happens to give a small gradient, the noise does not get smaller with it. ``extra`` says that
+    the noise was measured before this step although that was not due.
     """
 
     policy: Policy
@@ -85,6 +91,7 @@ class RecordTape:
     current: GridTable | None = None
     base: GridTable = field(default_factory=GridTable)
     rank: int = 0
+    extra: bool = False
     payloads: dict[SiteAddress, bytes] = field(default_factory=dict[SiteAddress, bytes])
     _micro_batch: int = 0
     _ordinal: int = -1
@@ -92,12 +99,34 @@ class RecordTape:
 
     def __post_init__(self) -> None:
         self._before = self.table
+        self._start()
+
+    def _start(self) -> None:
         if self.current is not None:
             self.table = self.current
         self._grids = dict(self.table.sites)
         self._largest: int | None = None
         self._rounded: list[Site] = []
         self._settled: set[Site] = set()
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether the noise was measured before this step."""
+        return not self.base.sites
+
+    def restart(self, measured: GridTable) -> None:
+        """Forget what was logged, and log the step again from its beginning on grids just measured for it."""
+        self.payloads.clear()
+        self.table, self.current, self.base, self.extra = self._before, measured, GridTable(), True
+        self._start()
+
+    def has_outgrown(self, ordinal: int, rms: float) -> bool:
+        """Whether a gradient of this size is so much larger than when its noise was measured that it says nothing now."""
+        place = (Kind.GRADIENT, ordinal)
+        base = self.base.sites.get(place)
+        if base is None or is_noise_only(base) or not math.isfinite(rms):
+            return False
+        return scale_exponent(rms) > int(base.scales.max()) + OUTGROWN
 
     def start_micro_batch(self, micro_batch: int) -> None:
         """Number the decisions of the next micro-batch from 0."""
@@ -115,6 +144,11 @@ class RecordTape:
             self.policy, self._grids.get((Kind.DECISION, self._ordinal)), rms
         )
         return math.ldexp(1.0, self._band_exponent)
+
+    def omits_exact(self) -> bool:
+        """Whether calibration saw nothing move that lay exactly on a switching point; of a site it has not seen, log all."""
+        grid = self._grids.get((Kind.DECISION, self._ordinal))
+        return grid is not None and grid.floor == STILL
 
     def decide(self, numel: int, width: int, near: Tensor, symbols: Callable[[Tensor], Tensor],
                distance: Callable[[Tensor], Tensor]) -> None:  # fmt: skip
@@ -204,9 +238,7 @@ class RecordTape:
         scales = settled_scales(None, block_rms(x, grid.scales.size), self.policy.row_scales)
         band = max(lowest, noise - int(scales.max()))
         if band > highest:
-            if self._largest is not None and size + 1 <= self._largest + self.policy.noise_limit:
-                return grid.with_scales(np.full(grid.scales.size, size + 1 - NOISE_BAND))
-            band = highest
+            return grid.with_scales(np.full(grid.scales.size, size + 1 - NOISE_BAND))
         return site_grid(self.policy, Kind.GRADIENT, band, scales)
 
     def settle_noise(self) -> None:
@@ -228,6 +260,8 @@ class RecordTape:
     def finish(self) -> bytes:
         """Return the step's encoded frame; ``table`` is then the table after the step."""
         self.table = GridTable(self._grids)
+        if self.extra:
+            self.payloads[SiteAddress(self.rank, 0, Kind.CALIBRATION, 0)] = CALIBRATED
         if self.table != self._before:
             self.payloads[SiteAddress(self.rank, 0, Kind.GRID, 0)] = self._before.diff(self.table)
         return encode_frame(Frame.of(self.payloads))

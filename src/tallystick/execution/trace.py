@@ -611,7 +611,7 @@ def trace_step(
         with tracer.named_modules():
             tracer.trace.outcome = run_step(session, job, tape)
         tape.finish()
-        session.settle(tape.table)
+        session.settle(tape)
         tracer.finish(session)
     finally:
         session.tracer = None

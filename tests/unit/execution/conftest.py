@@ -45,6 +45,7 @@ def opened(job: Job, policy: Policy, *, jitter: int | None = None, seed: int = 3
         extra=job.extra,
         smooth=frozenset(job.smooth),
         jitter=None if jitter is None else Jitter(jitter),
+        follows_up=job.after_step is not None,
     )
     session.prepare()
     return session
@@ -92,7 +93,7 @@ def record_steps(make: Make, policy: str, steps: int, arithmetic: str = "auto") 
         tape = session.record_tape(before)
         run.outcomes.append(run_step(session, job, tape))
         run.frames.append(tape.finish())
-        session.settle(tape.table)
+        session.settle(tape)
         run.roots.append(root_of(session))
     return run
 
@@ -108,7 +109,7 @@ def follow_steps(make: Make, policy: str, run: Recorded, *, jitter: int | None =
         tape = session.follow_tape(frame)
         done.outcomes.append(run_step(session, job, tape))
         tape.finish()
-        session.settle(tape.table)
+        session.settle(tape)
         done.tapes.append(tape)
         done.violations.append(tape.violations)
         done.roots.append(root_of(session))

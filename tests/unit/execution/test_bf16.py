@@ -74,10 +74,22 @@ RUNS: dict[str, dict[str, str]] = {
 }
 
 
+def _has_bfloat16_lstm() -> bool:
+    """Whether plain torch can: without instructions for bfloat16 oneDNN has no such LSTM."""
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            nn.LSTM(4, 4)(torch.zeros(2, 1, 4))
+    except RuntimeError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_is_followed_to_the_same_roots_under_noise(
     name: str, zoo: Any, record_run: Any, follow_run: Any
 ) -> None:
+    if name == "recurrent" and not _has_bfloat16_lstm():
+        pytest.skip("torch's own LSTM does not compute in bfloat16 on this processor")
     make = lambda: zoo.build(RUNS[name])  # noqa: E731
     run = record_run(make, "bf16", 11)
     done = follow_run(make, "bf16", run)
@@ -107,6 +119,7 @@ def _own_roundings(make: Any, run: Any, jitter: int | None) -> str:
     session = Session(
         job.model, job.optimizer, policy=BF16, seed=3, scheduler=job.scheduler,
         jitter=None if jitter is None else Jitter(jitter),
+        follows_up=job.after_step is not None,
     )  # fmt: skip
     session.prepare()
     session.table = run.initial
@@ -114,7 +127,7 @@ def _own_roundings(make: Any, run: Any, jitter: int | None) -> str:
         tape = session.record_tape(session.table)
         run_step(session, job, tape)
         tape.finish()
-        session.settle(tape.table)
+        session.settle(tape)
     return state_summary(session).root().hex()
 
 
@@ -337,7 +350,9 @@ def test_a_decision_gives_up_its_safety_before_it_is_refused() -> None:
     ]
     assert BF16.decision_band[1] == -2
     assert decision_band(FP32, 2.0**-10) == -10 + FP32.safety
-    assert decision_band(FP64, 2.0**-10) == -10 + FP64.safety
+    assert decision_band(FP64, 2.0**-20) == -20 + FP64.safety
+    assert decision_band(FP64, 2.0**-17) == FP64.decision_band[1] == -14
+    assert decision_band(FP64, 2.0**-10) == -9, "an octave of safety, and that is refused"
 
 
 # ------------------------------------------------------------------------------------------ logs that lie
@@ -393,18 +408,25 @@ def test_parities_make_a_noisy_follower_round_as_the_recorder_did() -> None:
     different = int((alone != out).sum())
     assert tape.freedom.moved == different > 10, "the control: as many differ without the log"
     assert tape.freedom.largest_move == pytest.approx(
-        math.sqrt(different) * 2.0**-1 / float(out.norm()), rel=1e-9
+        math.sqrt(different) * 2.0**-1 / float(noisy(x).double().norm()), rel=1e-9
     )
 
 
 def test_the_freedom_of_parities_is_what_the_budget_leaves() -> None:
-    frame, out = recorded(gradient())
+    frame, _ = recorded(gradient())
     tape, _ = followed(gradient(), decode_frame(frame))
     grid = table_of().sites[GRADIENT]
-    budget = move_budget(grid, N)
-    assert budget == int(N / 16 + 8 * math.sqrt(N / 16)) + 16
-    assert (tape.freedom.near, tape.freedom.elements, tape.freedom.moved) == (budget, N, 0)
-    assert tape.freedom.largest_steer == pytest.approx(math.sqrt(budget) * 2.0**-1 / float(out.norm()))
+    most = move_budget(grid, N)
+    assert most == int(N / 16 + 8 * math.sqrt(N / 16)) + 16
+    freedom, site = tape.freedom, tape.freedom.sites[GRADIENT]
+    assert (site.near, freedom.elements, freedom.moved) == (most, N, 0)
+    assert freedom.largest_steer == 0.0, "nothing was measured that would explain a move"
+    site.expected = 2.0
+    allowed = freedom.budget(2.0)
+    assert 0 < allowed < most
+    assert freedom.largest_steer == pytest.approx(
+        math.sqrt(allowed) * 2.0**-1 / float(gradient().double().norm())
+    )
 
 
 def test_a_steered_element_is_followed_and_shows_in_what_was_moved() -> None:
@@ -490,19 +512,3 @@ def test_a_gradient_without_elements_has_no_parities() -> None:
     followed(torch.zeros(0), decode_frame(frame))
     with pytest.raises(InvalidInput, match="has no elements, and 1 bytes of parities"):
         followed(torch.zeros(0), Frame.of({AT: b"\0"}))
-
-
-# --------------------------------------------------------------------------------------------------- jitter
-
-
-def test_jitter_moves_a_sixth_of_bfloat16_values_by_one_unit_and_leaves_their_inputs() -> None:
-    x = torch.randn(200_000, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
-    x = x[x != x.round()]
-    moved = x.clone()
-    Jitter(3).disturb_(moved)
-    units = (moved.view(torch.int16).int() - x.view(torch.int16).int()).abs()
-    assert set(units.unique().tolist()) == {0, 1}
-    assert 0.1 < float((units != 0).float().mean()) < 0.25
-    assert Jitter(3).disturbed(x) is x
-    wide = x.float()
-    assert float((Jitter(3).disturbed(wide) != wide).float().mean()) > 0.6

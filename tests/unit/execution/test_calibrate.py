@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from tallystick.errors import Nondeterminism
 from tallystick.execution.calibrate import calibrate, exponent_above
-from tallystick.execution.grids import NOISE_BAND, UNSEEN, is_noise_only
+from tallystick.execution.grids import NOISE_BAND, is_noise_only
 from tallystick.execution.jitter import Jitter
 from tallystick.execution.job import Job
 from tallystick.execution.snapshot import state_entries
-from tallystick.execution.step import backward_of
+from tallystick.execution.step import backward_of, run_step
 from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import POLICIES
 
@@ -155,17 +155,22 @@ def test_a_jump_declared_smooth_is_found_too_noisy(policy: str, zoo: Any, open_j
 
 
 @BOTH
-def test_gradients_that_are_nothing_but_noise_are_refused(policy: str, zoo: Any, open_job: Any) -> None:
+def test_gradients_that_are_nothing_but_noise_stop_no_run_and_move_nothing(
+    policy: str, zoo: Any, open_job: Any
+) -> None:
     job = with_function(zoo, torch.tanh)
     job.loss = lambda model, batch: nn.functional.cross_entropy(
         model(batch[0]), torch.softmax(model(batch[0]).detach(), dim=1)
     )
     session = open_job(job, POLICIES[policy])
-    with pytest.raises(
-        Nondeterminism,
-        match=r"is nothing but noise below 2\*\*-\d+, and there is no other gradient|its noise is",
-    ):
-        calibrate(session, backward_of(session, job))
+    session.table = calibrate(session, backward_of(session, job)).table
+    before = [p.detach().clone() for _, p in session.parameters]
+    tape = session.record_tape(session.table)
+    run_step(session, job, tape)
+    assert any(
+        is_noise_only(grid) for (kind, _), grid in session.table.sites.items() if kind == Kind.GRADIENT
+    )
+    assert all(torch.equal(p, was) for (_, p), was in zip(session.parameters, before, strict=True))
 
 
 @BOTH
@@ -194,7 +199,7 @@ def test_a_zero_that_noise_makes_nonzero_is_noise_only(policy: str, zoo: Any, op
 
 
 @BOTH
-def test_gradients_that_are_exactly_zero_wait_for_their_first_size(
+def test_gradients_that_are_exactly_zero_are_noise_only_until_their_first_size(
     policy: str, zoo: Any, open_job: Any
 ) -> None:
     job = zoo.build({"model": "late"})
@@ -202,8 +207,7 @@ def test_gradients_that_are_exactly_zero_wait_for_their_first_size(
     table = calibrate(session, backward_of(session, job)).table
     names = [name for name, _ in session.parameters]
     for name in ("first.weight", "second.bias"):
-        grid = table.sites[(Kind.GRADIENT, names.index(name))]
-        assert grid.scales.tolist() == [UNSEEN]
+        assert is_noise_only(table.sites[(Kind.GRADIENT, names.index(name))])
     assert table.sites[(Kind.GRADIENT, names.index("head.bias"))].scales[0] > -20
 
 
@@ -229,32 +233,31 @@ def test_rows_of_very_different_size_have_their_own_scales(policy: str, zoo: Any
 
 
 @BOTH
-def test_jitter_moves_last_bits_only_and_leaves_whole_numbers(policy: str) -> None:
+def test_jitter_moves_last_bits_only_and_leaves_counts(policy: str) -> None:
     dtype = getattr(torch, POLICIES[policy].compute)
     x = torch.randn(4096, generator=torch.Generator().manual_seed(0), dtype=dtype)
     x[:4] = torch.tensor([3.0, -0.0, math.inf, math.nan])
-    moved = Jitter(1).disturbed(x)
+    moved = Jitter(1).disturbed(x, whole=True)
     assert torch.equal(moved[:3], x[:3])
     assert math.isnan(float(moved[3]))
-    share = (moved[4:] != x[4:]).double().mean()
-    assert 0.4 < share < 0.8
+    assert (moved[4:] != x[4:]).all()
+    assert float(Jitter(1).disturbed(x)[0]) != 3.0
     assert ((moved[4:] - x[4:]).abs() <= torch.finfo(dtype).eps * x[4:].abs() * 2.0).all()
     counts = torch.arange(9)
     assert Jitter(1).disturbed(counts) is counts
-    assert torch.equal(Jitter(1).disturbed(x)[4:], moved[4:])
-    assert not torch.equal(Jitter(2).disturbed(x)[4:], moved[4:])
+    assert torch.equal(Jitter(1).disturbed(x, whole=True)[4:], moved[4:])
+    assert not torch.equal(Jitter(2).disturbed(x, whole=True)[4:], moved[4:])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_jitter_moves_a_third_down_and_a_third_up_whatever_the_layout(dtype: torch.dtype) -> None:
+def test_jitter_moves_half_down_and_half_up_whatever_the_layout(dtype: torch.dtype) -> None:
     x = torch.linspace(1.001, 1.999, 30_000, dtype=dtype).reshape(300, 100)
 
     moved = Jitter(3).disturbed(x)
 
     places = ((moved - x) / torch.finfo(dtype).eps).round()
-    assert places.unique().tolist() == [-2.0, -1.0, 0.0, 1.0, 2.0]  # x * eps is one to two last places
-    for way in (places < 0, places == 0, places > 0):
-        assert 0.32 < float(way.double().mean()) < 0.35
+    assert places.unique().tolist() == [-2.0, -1.0, 1.0, 2.0]  # x * eps is one to two last places
+    assert 0.48 < float((places < 0).double().mean()) < 0.52
     assert torch.equal(Jitter(3).disturbed(x.t()).t(), moved)  # the same memory, seen otherwise
     again = x.clone()
     Jitter(3).disturb_(again)
@@ -269,4 +272,4 @@ def test_jitter_goes_on_with_new_numbers() -> None:
 
     first, second = jitter.disturbed(x), jitter.disturbed(x)
 
-    assert 0.5 < float((first != second).double().mean()) < 0.75
+    assert 0.48 < float((first != second).double().mean()) < 0.52

@@ -34,7 +34,7 @@ def go_on(session: Session, job: Job, frames: list[bytes]) -> None:
         run_step(session, job, tape)
         tape.finish()
         assert tape.violations == []
-        session.settle(tape.table)
+        session.settle(tape)
 
 
 @BOTH

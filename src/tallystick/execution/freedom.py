@@ -1,0 +1,373 @@
+"""The auditor's yardstick: what a log may move, by the auditor's own measurement of the noise (docs/adr/0026).
+
+A trainer declares its bands. What they are worth is not theirs to say: the auditor measures the same noise from the same
+committed state on its own hardware, and from that follows which bands are plausible, how many roundings and decisions
+an honest log takes from the follower's own, and so how far a dishonest one could steer.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tallystick.execution.grids import ACTIVATIONS, Site, is_noise_only, largest_scale, scale_exponent
+from tallystick.numerics.budget import most_moves
+from tallystick.numerics.grid_table import SiteGrid
+from tallystick.numerics.log import Kind
+from tallystick.numerics.policy import Policy
+
+if TYPE_CHECKING:
+    from tallystick.execution.calibrate import Calibration, SiteNoise
+
+BAND_OCTAVES = 2  # K = 4: how far a declared band may lie from the auditor's own (docs/adr/0026)
+REACH = (
+    4.0  # times its own largest deviation: a decision that lies farther from its switching point is counted
+)
+FEW_ELEMENTS = 256  # below which the mean deviation of a site says little
+FEW = 9  # bits: below 2**(FEW - 1) elements the largest deviation seen says less, and an octave more is allowed for every two
+STEP_SLACK = 4.0  # the noise of a single step may be that many times what the last calibration saw on average
+UNMEASURED = (
+    4  # octaves below a band that its mean deviation is taken to be where the auditor could measure none
+)
+
+
+@dataclass(frozen=True)
+class Excess:
+    """A limit that a log exceeds: no proof of a lie, and no ground to accept it.
+
+    Attributes:
+        site: what the log does it to.
+        own: what the auditor's measurement allows.
+        stated: what the log does.
+    """
+
+    site: str
+    own: str
+    stated: str
+
+
+@dataclass
+class SiteMoves:
+    """One site of one step, or of a run.
+
+    Attributes:
+        expected: roundings that the log of an honest trainer moves, on average, by the auditor's own mean deviation.
+        moved: roundings that this log moved.
+        near: those that it could have.
+        square: the largest squared quantum.
+        squares: sum of the squared quanta of those near, where that is known to be less than ``near * square``.
+    """
+
+    expected: float = 0.0
+    moved: int = 0
+    near: int = 0
+    square: float = 0.0
+    squares: float = math.inf
+
+
+class Yardstick:
+    """What one calibration on the auditor's own hardware makes plausible, until the next."""
+
+    def __init__(self, policy: Policy, measured: Calibration) -> None:
+        self.policy, self.measured = policy, measured
+        self.noise: dict[Site, SiteNoise] = {**measured.noise}
+        self._pooled = self._pooled_mean()
+        self._shares: dict[Site, float] = {**measured.states, **measured.corrections}
+
+    def _pooled_mean(self) -> float:
+        """Return the mean deviation of all gradients that are more than noise, each over its scale.
+
+        The mean of a few elements, or of what differs rarely, may be nothing in one measurement and something in the next.
+        """
+        total, elements = 0.0, 0
+        for place, noise in self.noise.items():
+            own = self.measured.table.sites.get((Kind(place[0]), place[1]))
+            if place[0] == Kind.GRADIENT and noise.scales.size and own is not None and not is_noise_only(own):
+                relative = noise.block_mean * np.exp2(-noise.scales.astype(np.float64))
+                total += float(relative.mean()) * noise.elements
+                elements += noise.elements
+        return total / elements if elements else 0.0
+
+    def expected(self, place: Site, grid: SiteGrid, numel: int) -> float:
+        """Return how many of a site's ``numel`` roundings two honest machines are expected to differ in."""
+        if is_noise_only(grid) or not numel:
+            return 0.0
+        if place[0] in ACTIVATIONS:
+            return numel * self._shares.get(place, 2.0**-UNMEASURED)
+        if place[0] == Kind.STATE:
+            share = self._shares.get(place, math.ldexp(1.0, grid.band - UNMEASURED))
+            return numel * min(1.0, math.ldexp(share, grid.precision))
+        noise = self.noise.get(place)
+        if noise is None or not noise.scales.size:
+            return numel * min(1.0, math.ldexp(1.0, grid.band - UNMEASURED - grid.floor))
+        rows = numel / noise.block_mean.size
+        relative = noise.block_mean * np.exp2(-noise.scales.astype(np.float64))
+        if place[0] == Kind.GRADIENT and (numel < FEW_ELEMENTS or self.policy.autocast):
+            relative = np.maximum(relative, self._pooled)
+        elif numel < FEW_ELEMENTS:
+            relative = np.maximum(relative, noise.relative)
+        return float(np.minimum(relative * 2.0**-grid.floor, 1.0).sum() * rows)
+
+    def hears(self, place: Site) -> bool:
+        """Whether a gradient is more than noise by the auditor's own measurement."""
+        own = self.measured.table.sites.get((Kind(place[0]), place[1]))
+        return own is not None and not is_noise_only(own)
+
+    def reach(self, place: Site) -> float:
+        """Return how far from a switching point, over the input's rms, noise may turn a decision; a tie is turned by any."""
+        noise = self.noise.get(place)
+        return math.inf if noise is None else REACH * noise.relative
+
+    def flips(self) -> float:
+        """Return how many decisions of a step two honest machines are expected to differ in."""
+        return self.measured.flips
+
+    def compare_band(self, place: Site, grid: SiteGrid | None) -> tuple[float, str | None, str]:
+        """Return how many times wider a declared band is than the auditor's own, and what is allowed and declared if too wide.
+
+        Also a band that is too narrow is wrong: other machines cannot follow it, and who they accuse would be chance.
+        """
+        noise = self.noise.get(place)
+        finest = SiteGrid(0, self.policy.decision_band[0], 0) if place[0] == Kind.DECISION else None
+        own, grid = self.measured.table.sites.get(place, finest), finest if grid is None else grid
+        if noise is None or own is None or grid is None:
+            return 0.0, None, ""
+        allowed = octaves_allowed(noise.elements or 1 << FEW)
+        if is_noise_only(grid):
+            return self._compare_silenced(own, noise, allowed)
+        if is_noise_only(own):
+            return 1.0, None, ""  # declared to be more than noise: where it is not, moves are counted
+        apart = grid.band - own.band
+        # What a narrow band costs is that others cannot follow; of rare events, and of decisions, one measurement sees too few.
+        unsure = self.policy.autocast or place[0] == Kind.DECISION
+        if apart <= allowed and (unsure or apart >= -allowed):
+            return 2.0**apart, None, ""
+        limit = f"a band of 2**{own.band} of its scale, 2**{allowed} times more or less at most"
+        return 2.0**apart, limit, f"2**{grid.band}"
+
+    def _compare_silenced(
+        self, own: SiteGrid, noise: SiteNoise, allowed: int
+    ) -> tuple[float, str | None, str]:
+        """Compare a gradient that is declared to be nothing but noise; how high its floor is, is checked against its values."""
+        # Near the limit one machine may find a band too wide for the policy that fits on the other.
+        needed = scale_exponent(noise.relative) + self.policy.safety  # with parities the band says less
+        if is_noise_only(own) or noise.rms == 0.0 or needed + allowed >= self.policy.gradient_band[1]:
+            return 1.0, None, ""
+        limit = f"a gradient of rms {noise.rms:.3g} with noise of {noise.largest:.3g}"
+        return math.inf, limit, "nothing but noise, and silenced"
+
+    def excess_floor(self, place: Site, grid: SiteGrid, largest: int | None) -> tuple[str | None, str]:
+        """Return the highest floor allowed of a gradient that is noise only, None if it is lower, and the declared one.
+
+        ``largest`` is the scale exponent of the step's largest gradient, with which such floors rise and fall.
+        """
+        floor, noise = int(grid.scales.max()) + grid.band, self.noise.get(place)
+        if noise is None:
+            return None, ""
+        before, now = largest_scale(self.measured.table), largest
+        risen = 0 if before is None or now is None else max(0, now - before)
+        spare = octaves_allowed(noise.elements) - self.policy.gradient_band[1] + 1
+        mine = self.measured.table.sites.get(
+            place
+        )  # of a gradient that is zero here it says how loud the others are
+        zero = -1000 if mine is None or not is_noise_only(mine) else int(mine.scales.max()) + mine.band
+        own = max(scale_exponent(noise.largest) + self.policy.safety, zero) + risen + spare
+        return (None, "") if floor <= own else (f"noise of 2**{own} at most", f"noise below 2**{floor}")
+
+
+def octaves_allowed(elements: int) -> int:
+    """Return by how many powers of two a band may differ from the auditor's own at a site of so many elements."""
+    return BAND_OCTAVES + -(-max(0, FEW - max(elements, 1).bit_length()) // 2)
+
+
+@dataclass
+class StepFreedom:
+    """What the log of one step could have chosen, and what it did.
+
+    Attributes:
+        sites: by place.
+        elements: rounded ones in all.
+        energy: sum of squares of the follower's own gradient, before rounding.
+        shifted: sum of the squared quanta by which the log moved it.
+        decisions_moved: branches taken from the follower's own.
+        decisions_far: of those the ones farther from their switching point than its own noise reaches.
+        flips: how many an honest log moves, on average, ties aside.
+        bent: relative L2 size of what the decisions moved make of the gradient.
+        silenced: elements of gradients declared to be noise only.
+        ratio: the widest band beside the auditor's own.
+        path: how far the moves carry the weights, in their own unit, at most.
+        cluster: how many roundings move together, see ``Policy.cluster``.
+    """
+
+    cluster: int = 1
+    sites: dict[Site, SiteMoves] = field(default_factory=dict[Site, SiteMoves])
+    elements: int = 0
+    energy: float = 0.0
+    shifted: float = 0.0
+    decisions_near: int = 0
+    decisions_moved: int = 0
+    decisions_far: int = 0
+    flips: float = 0.0
+    bent: float = 0.0
+    silenced: int = 0
+    ratio: float = 0.0
+    path: float = 0.0
+
+    @property
+    def moved(self) -> int:
+        """Roundings that the log moved."""
+        return sum(site.moved for site in self.sites.values())
+
+    @property
+    def expected(self) -> float:
+        """Roundings that an honest log moves, on average."""
+        return sum(site.expected for site in self.sites.values())
+
+    def budget(self, expected: float) -> int:
+        """Return how many of so many expected moves are none too many in one step."""
+        return most_moves(expected, STEP_SLACK, cluster=self.cluster)
+
+    @property
+    def largest_move(self) -> float:
+        """Relative L2 size of what the log did to the gradient, decisions included."""
+        return self.bent + (math.sqrt(self.shifted / self.energy) if self.energy > 0.0 else 0.0)
+
+    @property
+    def largest_steer(self) -> float:
+        """Relative L2 size of the largest steer that stays within the budget; decisions count with what they did."""
+        if self.energy <= 0.0:
+            return 0.0
+        left, squares = self.budget(self.expected), 0.0
+        gradients = [site for (kind, _), site in self.sites.items() if kind == Kind.GRADIENT]
+        for site in sorted(gradients, key=lambda site: site.square, reverse=True):
+            count = min(site.near, left, self.budget(site.expected))
+            squares += min(site.squares, count * site.square) if count else 0.0
+            left -= count
+        return self.bent + math.sqrt(squares / self.energy)
+
+
+@dataclass
+class Freedom:
+    """What a dishonest log could still have chosen over the steps repeated, and what this one did.
+
+    Attributes:
+        near: elements that the log could have chosen.
+        elements: rounded ones in all.
+        moved: elements that the log took from the follower's own rounding.
+        expected_moves: how many an honest log takes, on average, by the auditor's own measurement.
+        decisions_moved: branches that the log took from the follower's own.
+        decisions_far, expected_decisions: of those the ones that noise does not reach, and how many it turns on average.
+        largest_steer: relative L2 size of the largest steer of one step's gradient that the budget of moves allows.
+        largest_move: relative L2 size of the largest such move, decisions included, of one step's gradient.
+        silenced_parameters: parameters whose gradient was declared to be noise only, in the step where they are most.
+        widest_band_ratio: the widest declared band, beside the auditor's own measurement of the same.
+        path: how far all moves together carry the weights, in their own unit, at most.
+        distance: how far training carried them.
+        cluster: how many roundings move together, see ``Policy.cluster``.
+    """
+
+    cluster: int = 1
+    near: int = 0
+    elements: int = 0
+    moved: int = 0
+    expected_moves: float = 0.0
+    decisions_moved: int = 0
+    decisions_far: int = 0
+    expected_decisions: float = 0.0
+    largest_steer: float = 0.0
+    largest_move: float = 0.0
+    silenced_parameters: int = 0
+    widest_band_ratio: float = 0.0
+    path: float = 0.0
+    distance: float = 0.0
+    sites: dict[Site, SiteMoves] = field(default_factory=dict[Site, SiteMoves])
+
+    @property
+    def fraction(self) -> float:
+        """Share of all rounded elements that the log could have chosen."""
+        return self.near / self.elements if self.elements else 0.0
+
+    @property
+    def move_budget(self) -> int:
+        """The most that an honest log moves over these steps."""
+        return most_moves(self.expected_moves, cluster=self.cluster)
+
+    @property
+    def decision_budget(self) -> int:
+        """The most branches beyond the reach of noise that an honest log takes from its follower over these steps."""
+        return most_moves(self.expected_decisions, cluster=self.cluster)
+
+    @property
+    def path_steer(self) -> float:
+        """How far all moves together carry the weights at most, relative to the distance trained."""
+        if self.path == 0.0:
+            return 0.0
+        return self.path / self.distance if self.distance > 0.0 else math.inf
+
+    def fields(self) -> dict[str, float | int | None]:
+        """Return the numbers as ``--json`` prints them; null for what has no bound."""
+        numbers: dict[str, float | int] = {
+            name: getattr(self, name)
+            for name in (
+                "fraction", "elements", "near", "moved", "expected_moves", "move_budget", "decisions_moved",
+                "decisions_far", "expected_decisions", "decision_budget", "largest_move", "largest_steer", "path_steer",
+                "silenced_parameters", "widest_band_ratio",
+            )
+        }  # fmt: skip
+        return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+
+    def add(self, step: StepFreedom) -> list[tuple[Site | None, Excess]]:
+        """Count a step in, and return the budgets that are exceeded with it: of the step, and of all so far.
+
+        The place is None for what all sites do together.
+        """
+        self.elements += step.elements
+        self.near += sum(site.near for site in step.sites.values()) + step.decisions_near
+        self.moved += step.moved
+        self.expected_moves += step.expected
+        self.decisions_moved += step.decisions_moved
+        self.decisions_far += step.decisions_far
+        self.expected_decisions += step.flips
+        self.largest_steer = max(self.largest_steer, step.largest_steer)
+        self.largest_move = max(self.largest_move, step.largest_move)
+        self.silenced_parameters = max(self.silenced_parameters, step.silenced)
+        self.widest_band_ratio = max(self.widest_band_ratio, step.ratio)
+        self.path += step.path
+        found: list[tuple[Site | None, Excess]] = []
+
+        def check(place: Site | None, moved: int, budget: int, what: str) -> None:
+            if moved > budget:
+                found.append((place, Excess(what, f"{budget} at most", f"{moved}")))
+
+        check(None, step.moved, step.budget(step.expected), "roundings moved in this step")
+        check(None, step.decisions_far, step.budget(step.flips), "decisions moved in this step")
+        for place, site in step.sites.items():
+            total = self.sites.setdefault(place, SiteMoves())
+            total.expected += site.expected
+            total.moved += site.moved
+            if site.moved:
+                check(
+                    place,
+                    site.moved,
+                    step.budget(site.expected),
+                    "roundings moved here in this step",
+                )
+                check(
+                    place,
+                    total.moved,
+                    most_moves(total.expected, cluster=self.cluster),
+                    "roundings moved here so far",
+                )
+        check(None, self.moved, self.move_budget, "roundings moved so far")
+        check(None, self.decisions_far, self.decision_budget, "decisions moved so far")
+        return found
+
+
+def quantum_square(grid: SiteGrid) -> float:
+    """Return the largest squared quantum of an absolute grid; infinity for one relative to its values."""
+    if grid.precision or not grid.scales.size:
+        return math.inf
+    return 4.0 ** float(int(grid.scales.max()) + grid.floor)

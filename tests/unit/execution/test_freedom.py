@@ -1,0 +1,230 @@
+"""What a log may move, by the follower's own measurement: limits just kept and just broken; noise against float64."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tallystick.errors import InvalidInput
+from tallystick.execution.calibrate import Calibration, SiteNoise, calibrate
+from tallystick.execution.freedom import Freedom, SiteMoves, StepFreedom, Yardstick, octaves_allowed
+from tallystick.execution.grids import NOISE_BAND, site_grid
+from tallystick.execution.reference import in_float64
+from tallystick.execution.step import backward_of
+from tallystick.numerics.budget import most_moves
+from tallystick.numerics.grid_table import GridTable, SiteGrid
+from tallystick.numerics.log import Frame, Kind, SiteAddress, decode_frame, encode_frame
+from tallystick.numerics.policy import BF16, FP32, POLICIES
+from tallystick.roles.trainer import Order, record
+from tallystick.store.files import RunDirectory
+
+WEIGHT = (Kind.GRADIENT, 0)
+
+
+def noise_of(relative: float, elements: int = 4096, rms: float = 1.0) -> SiteNoise:
+    """A gradient of one block with scale 2**0."""
+    return SiteNoise(
+        relative, np.zeros(1, dtype=np.int64), rms, relative, elements, block_mean=np.full(1, relative / 8)
+    )
+
+
+def yardstick(noise: SiteNoise, grid: SiteGrid) -> Yardstick:
+    return Yardstick(FP32, Calibration({WEIGHT: noise}, GridTable({WEIGHT: grid})))
+
+
+def gradient_grid(band: int) -> SiteGrid:
+    return site_grid(FP32, Kind.GRADIENT, band, np.zeros(1, dtype=np.int64))
+
+
+# -- bands ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("elements", [4096, 256, 64, 10, 1])
+def test_a_band_two_octaves_off_is_accepted_and_one_more_is_not(elements: int) -> None:
+    own = yardstick(noise_of(2.0**-13, elements), gradient_grid(-10))
+    allowed = octaves_allowed(elements)
+    assert allowed == {4096: 2, 256: 2, 64: 3, 10: 5, 1: 6}[elements]
+    for way in (-1, 1):
+        kept, broken = -10 + way * allowed, -10 + way * (allowed + 1)
+        assert own.compare_band(WEIGHT, gradient_grid(kept))[:2] == (2.0 ** (way * allowed), None)
+        assert own.compare_band(WEIGHT, gradient_grid(broken))[1] is not None
+
+
+def test_a_gradient_that_is_more_than_noise_may_not_be_silenced_and_one_near_the_limit_may() -> None:
+    silent = SiteGrid(0, NOISE_BAND, 4, False, [1])
+    for relative, accepted in (
+        (2.0**-8, False),
+        (2.0**-7, True),
+    ):  # with safety 2**-5, 2**-4; the widest band is 2**-2
+        own = yardstick(noise_of(relative), gradient_grid(-4))
+        assert (own.compare_band(WEIGHT, silent)[1] is None) == accepted
+    noise = yardstick(noise_of(1.0), silent)
+    assert noise.compare_band(WEIGHT, silent)[1] is None
+
+
+def test_the_floor_of_noise_may_not_be_higher_than_measured_noise_makes_it() -> None:
+    measured = SiteGrid(0, NOISE_BAND, 4, False, [1])
+    own = Yardstick(FP32, Calibration({WEIGHT: noise_of(2.0**-6)}, GridTable({WEIGHT: measured})))
+    # noise 2**-6, safety 2**3, two octaves and the three from the widest band up
+    highest = max(-6 + 3, 1 + NOISE_BAND) + 2 + 2 + 1
+    for floor, accepted in ((highest, True), (highest + 1, False)):
+        declared = SiteGrid(0, NOISE_BAND, 4, False, [floor - NOISE_BAND])
+        assert (own.excess_floor(WEIGHT, declared, None)[0] is None) == accepted
+
+
+# -- budgets ----------------------------------------------------------------------------------------------------------
+
+
+def test_expected_moves_are_the_mean_deviation_over_the_quantum() -> None:
+    grid = gradient_grid(-10)
+    assert grid.floor == -5
+    assert yardstick(noise_of(2.0**-13), grid).expected(WEIGHT, grid, 4096) == pytest.approx(
+        4096 * 2.0**-16 * 2.0**5
+    )
+    own = yardstick(noise_of(2.0**-13), grid)
+    assert own.expected(WEIGHT, SiteGrid(0, NOISE_BAND, 4, False, [1]), 4096) == 0.0
+
+
+@pytest.mark.parametrize("cluster", [1, 16])
+def test_a_budget_may_be_used_up_and_not_exceeded(cluster: int) -> None:
+    def added(moved: int, expected: float) -> list[str]:
+        step = StepFreedom(cluster=cluster, energy=1.0)
+        step.sites[WEIGHT] = SiteMoves(expected, moved, near=1000, square=1e-9)
+        return [excess.site for _, excess in Freedom(cluster=cluster).add(step)]
+
+    budget = most_moves(2.0, cluster=cluster)
+    assert added(budget, 2.0) == []
+    assert "roundings moved in this step" in added(budget + 1, 2.0)
+    assert "roundings moved here so far" in added(budget + 1, 2.0)
+
+
+def test_a_run_may_not_use_up_every_steps_budget() -> None:
+    """What a single step may move by chance, every step may not."""
+    freedom, found = Freedom(), list[str]()
+    for _ in range(50):
+        step = StepFreedom(energy=1.0)
+        step.sites[WEIGHT] = SiteMoves(0.1, step.budget(0.1), near=1000, square=1e-9)
+        found += [excess.site for _, excess in freedom.add(step)]
+    assert set(found) == {"roundings moved here so far", "roundings moved so far"}
+
+
+def test_the_largest_steer_buys_the_largest_quanta_first() -> None:
+    step = StepFreedom(energy=4.0)
+    step.sites[WEIGHT] = SiteMoves(1.0, near=3, square=1e-2)
+    step.sites[(Kind.GRADIENT, 1)] = SiteMoves(1.0, near=1000, square=1e-4)
+    left = min(step.budget(2.0) - 3, step.budget(1.0))
+    assert step.largest_steer == pytest.approx(math.sqrt((3e-2 + left * 1e-4) / 4.0))
+    step.bent = 0.5
+    assert step.largest_steer > step.largest_move == 0.5
+
+
+def test_bf16_pools_what_differs_rarely_and_small_sites_do() -> None:
+    still = replace(noise_of(2.0**-6), block_mean=np.zeros(1))
+    table = GridTable({WEIGHT: gradient_grid(-4), (Kind.GRADIENT, 1): gradient_grid(-4)})
+    found = Calibration({WEIGHT: still, (Kind.GRADIENT, 1): noise_of(2.0**-6)}, table)
+    assert Yardstick(BF16, found).expected(WEIGHT, gradient_grid(-4), 4096) > 0.0
+    assert Yardstick(FP32, found).expected(WEIGHT, gradient_grid(-4), 4096) == 0.0
+    assert Yardstick(FP32, found).expected(WEIGHT, gradient_grid(-4), 255) > 0.0
+
+
+# -- the reference ----------------------------------------------------------------------------------------------------
+
+
+def test_a_pass_in_float64_leaves_tensors_policy_and_findings_as_they_were(zoo: Any, open_job: Any) -> None:
+    job = zoo.build({"model": "convolutions"})
+    session = open_job(job, POLICIES["fp32"])
+    tensors = {
+        name: (id(t), t.data_ptr(), t.clone()) for name, t in job.model.state_dict(keep_vars=True).items()
+    }
+    before = session.policy, session.compute, session.precision, session.findings
+    with in_float64(session):
+        assert {p.dtype for p in job.model.parameters()} == {torch.float64}
+        assert session.policy.storage == "float64"
+    after = job.model.state_dict(keep_vars=True)
+    assert {name: (id(t), t.data_ptr()) for name, t in after.items()} == {
+        name: (number, pointer) for name, (number, pointer, _) in tensors.items()
+    }
+    assert all(torch.equal(after[name], values) for name, (_, _, values) in tensors.items())
+    assert (session.policy, session.compute, session.precision, session.findings) == before
+
+
+def test_without_jitter_noise_is_the_deviation_from_float64_and_under_fp64_there_is_none(
+    zoo: Any, open_job: Any
+) -> None:
+    for policy in ("fp32", "fp64"):
+        job = zoo.build({"model": "plain"})
+        session = open_job(job, POLICIES[policy])
+        noise = calibrate(session, backward_of(session, job), repeats=1, units=0.0).noise[WEIGHT].largest
+        gradients: list[Tensor] = []
+        for dtype in (torch.float32, torch.float64):
+            model = copy.deepcopy(job.model).to(dtype)
+            job.loss(
+                model, tuple(t.to(dtype) if t.is_floating_point() else t for t in job.batch(0))
+            ).backward()
+            gradients.append(next(model.parameters()).grad.double())  # pyright: ignore[reportOptionalMemberAccess]
+        deviation = float((gradients[0] - gradients[1]).abs().max())
+        assert deviation > 0.0
+        # Row operators are in double here and in plain torch are not: within a factor, not to the bit.
+        assert (deviation / 8 < noise < 8 * deviation) if policy == "fp32" else noise == 0.0
+
+
+# -- events -----------------------------------------------------------------------------------------------------------
+
+LOUD_BATCH = """
+import torch
+from tallystick.execution.job import Job
+
+def build(settings):
+    generator = torch.Generator().manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.BatchNorm1d(32), torch.nn.Linear(32, 4))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randint(-32, 32, p.shape, generator=generator) / 64)
+
+    def batch(step):
+        drawn = torch.Generator().manual_seed(step)
+        x = torch.randint(-16, 16, (16, 8), generator=drawn) / 16
+        return x, torch.full((1,), 1000.0 if step == 6 else 1.0)
+
+    return Job(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-4), batch=batch,
+               loss=lambda model, b: (model(b[0]) * b[1]).square().mean(), steps=9)
+"""
+
+
+def test_a_batch_unlike_the_last_has_its_step_measured_anew_and_is_followed(tmp_path: Path) -> None:
+    from tallystick.execution.job import find_source
+    from tallystick.roles.auditor import audit
+
+    job = tmp_path / "loud.py"
+    job.write_text(LOUD_BATCH)
+    run, source = RunDirectory(tmp_path / "run"), find_source(str(job))
+    record(Order(source, {}, POLICIES["fp32"], checkpoint_every=3), run)
+    frames = run.load_frames(run.load_transcript(), 0, 9)
+    place = SiteAddress(0, 0, Kind.CALIBRATION, 0)
+    assert [step for step, frame in frames.items() if decode_frame(frame).find(place) is not None] == [6]
+    assert audit(run, source, jitter=True).verdict == "match"
+    # The step is what it would be without: only how it is logged differs.
+    again = RunDirectory(tmp_path / "again")
+    record(Order(source, {}, POLICIES["fp32"], checkpoint_every=3), again)
+    assert again.load_transcript().root() == run.load_transcript().root()
+
+
+def test_a_note_of_a_calibration_that_was_due_is_malformed(zoo: Any, open_job: Any) -> None:
+    session = open_job(zoo.build({}), POLICIES["fp32"])
+    place = SiteAddress(0, 0, Kind.CALIBRATION, 0)
+    for step, note, refused in ((0, b"\x01", True), (5, b"\x01", False), (5, b"\x02", True)):
+        session.step = step
+        frame = encode_frame(Frame.of({place: note}))
+        if refused:
+            with pytest.raises(InvalidInput, match="the log's note of a calibration"):
+                session.follow_tape(frame)
+        else:
+            assert session.follow_tape(frame).is_calibrated

@@ -1,0 +1,55 @@
+"""Which elements that lie exactly on a switching point are logged: those that moved when the step was repeated."""
+
+from __future__ import annotations
+
+import torch
+
+from tallystick.execution.capture import Capture, Findings
+from tallystick.execution.grids import STILL
+from tallystick.execution.probe_tapes import EchoTape, ProbeTape, still_sites
+from tallystick.execution.randomness import RandomStream
+from tallystick.execution.tape import RecordTape
+from tallystick.numerics.grid_table import GridTable, SiteGrid
+from tallystick.numerics.log import Kind, decode_frame
+from tallystick.numerics.policy import POLICIES
+
+FP32 = POLICIES["fp32"]
+ON_POINTS = torch.tensor([0.0, 1.0, 2.0, 2.5, 3.0])  # all but one on a whole number
+
+
+def cast(tape: ProbeTape | EchoTape | RecordTape, x: torch.Tensor) -> None:
+    tape.start_micro_batch(0)
+    with Capture(tape, RandomStream(0), compute=torch.float32, findings=Findings()):
+        x.to(torch.int64)
+
+
+def still_after(moved: torch.Tensor) -> frozenset[int]:
+    probe = ProbeTape()
+    cast(probe, ON_POINTS.clone())
+    echo = EchoTape(probe)
+    cast(echo, moved)
+    return still_sites(probe, echo.left)
+
+
+def test_what_never_left_its_point_is_still() -> None:
+    assert still_after(ON_POINTS + torch.tensor([0.0, 0.0, 0.0, 1e-6, 0.0])) == {0}
+
+
+def test_one_element_that_left_its_point_is_enough() -> None:
+    assert still_after(ON_POINTS - torch.tensor([0.0, 0.0, 2.4e-7, 0.0, 0.0])) == frozenset()
+
+
+def entries(grids: dict[tuple[int, int], SiteGrid]) -> int:
+    tape = RecordTape(FP32, GridTable(grids), base=GridTable(grids))
+    cast(tape, ON_POINTS.clone())
+    return len(decode_frame(tape.finish()).sites)
+
+
+def test_a_decision_that_was_not_measured_logs_them() -> None:
+    assert entries({}) == 1
+
+
+def test_only_a_still_decision_leaves_them_out() -> None:
+    place = (int(Kind.DECISION), 0)
+    assert entries({place: SiteGrid(0, -17, 0)}) == 1
+    assert entries({place: SiteGrid(0, -17, STILL)}) == 0
