@@ -44,7 +44,9 @@ if TYPE_CHECKING:
     from tallystick.roles.auditor import AuditReport
     from tallystick.roles.causes import Divergence
 
-EXIT_CODES: Mapping[str, int] = {"match": 0, "mismatch": 1, "log_violation": 1, "cannot_reproduce": 3}
+EXIT_CODES: Mapping[str, int] = {
+    "match": 0, "mismatch": 1, "log_violation": 1, "cannot_reproduce": 3, "not_accepted": 4
+}  # fmt: skip
 DISPUTE_CODES: Mapping[str, int] = {"agreement": 0, "both_acceptable": 0, "fault": 1, "cannot_reproduce": 3}
 
 
@@ -79,6 +81,30 @@ Effort = Annotated[
     ),
 ]
 DEFAULT_EFFORT = 60.0  # seconds
+MaxSteer = Annotated[
+    float | None,
+    typer.Option(
+        "--max-steer",
+        metavar="S",
+        help="Accept at most this relative steer of one step's gradient, possible or done (default: the budget of moves alone).",
+    ),
+]
+MaxMoves = Annotated[
+    int | None,
+    typer.Option(
+        "--max-moves",
+        metavar="N",
+        help="Accept at most N roundings and decisions that the log took from this machine's own (default: the budget).",
+    ),
+]
+MaxSilenced = Annotated[
+    float | None,
+    typer.Option(
+        "--max-silenced",
+        metavar="F",
+        help="Accept at most this share of the parameters with gradients declared to be nothing but noise (default 1).",
+    ),
+]
 TrainerRun = Annotated[Path, typer.Argument(metavar="TRAINER_DIR", help="The trainer's run directory.")]
 AuditorRun = Annotated[
     Path, typer.Argument(metavar="AUDITOR_DIR", help="The auditor's claim, written by tally audit --claim.")
@@ -163,6 +189,9 @@ def audit(
     claim: ClaimOut = None,
     out: ReportOut = None,
     effort: Effort = DEFAULT_EFFORT,
+    max_steer: MaxSteer = None,
+    max_moves: MaxMoves = None,
+    max_silenced: MaxSilenced = None,
     sample: Sample = False,
     detect: Detect = None,
     fraction: Fraction = None,
@@ -177,7 +206,11 @@ def audit(
     statement: StatementOut = None,
     as_json: AsJson = False,
 ) -> int:
-    """Repeat a recorded run on this machine and compare everything it committed to."""
+    """Repeat a recorded run on this machine and compare everything it committed to.
+
+    Exit codes: 0 match, 1 mismatch or log violation, 2 a wrong argument, 3 cannot reproduce, 4 not accepted: every byte
+    follows from the log, but the log could have steered more than is accepted; nobody is accused. 130 interrupted.
+    """
     chosen = parse_profile(profile)
     segment = parse_steps(steps)
     sampled = SampleOptions(
@@ -189,6 +222,10 @@ def audit(
             "--claim: writes a claim and no audit's statement; leave out --key and --statement"
         )
     _check_statement(key, statement)
+    if claim is not None and not (max_steer is max_moves is max_silenced is None):
+        raise InvalidInput(
+            "--claim: a claim accepts nothing; leave out --max-steer, --max-moves and --max-silenced"
+        )
     if claim is not None and segment is not None:
         raise InvalidInput("--claim: a claim is about the whole run; leave out --steps")
     code = rerun_under(chosen, context.obj)
@@ -205,7 +242,9 @@ def audit(
     source = choose_source(job, specification.job.path, [run])
 
     from tallystick.roles import auditor
+    from tallystick.roles.acceptance import Limits
 
+    limits = Limits(max_steer, max_moves, max_silenced)
     if claim is not None:
         return _write_claim(directory, RunDirectory(claim), source, chosen, device, as_json=as_json)
     started = time.perf_counter()
@@ -221,6 +260,7 @@ def audit(
                 profile=str(chosen),
                 jitter=chosen.jitter,
                 device=device,
+                limits=limits,
                 progress=display,
             )
     except KeyboardInterrupt:

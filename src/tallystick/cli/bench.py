@@ -200,7 +200,7 @@ def honest(
     ] = measure_honest.STEPS,
     as_json: AsJson = False,
 ) -> int:
-    """Record honest runs, audit them on other arithmetic and count false accusations; 1 if there is any, or no verdict."""
+    """Record honest runs, audit them on other arithmetic, count false accusations; 1 if any, or one run is not accepted."""
     for name in policy or []:
         find_policy(name)
     for name in profile or []:
@@ -214,8 +214,8 @@ def honest(
         print_json({**matrix.fields(), "machine": machine()})
         return 0 if matrix.is_met else 1
     table = Table(title=f"tally bench honest: {steps} steps, recorded under native", title_justify="left")
-    for heading in ("job", "policy", "audited under", "verdict", "rounded otherwise", "dispute"):
-        table.add_column(heading, justify="right" if heading.startswith("rounded") else "left")
+    for heading in ("job", "policy", "audited under", "verdict", "moved / budget", "dispute"):
+        table.add_column(heading, justify="right" if heading.startswith("moved") else "left")
     for audit in matrix.audits:
         verdict = audit.error or f"{audit.verdict}" + ("" if audit.first is None else f": {audit.first}")
         style = (
@@ -231,11 +231,14 @@ def honest(
             audit.policy,
             audit.profile,
             Text(printable(verdict), style=style),
-            f"{audit.moved:,}",
+            "" if audit.verdict is None else f"{audit.moved:,} / {audit.budget:,}",
             ruling,
         )
     console().print(table)
-    say(f"{matrix.false_accusations} false accusations in {len(matrix.audits)} audits, must be 0")
+    say(
+        f"{matrix.false_accusations} false accusations and {matrix.not_accepted} not accepted "
+        f"in {len(matrix.audits)} audits, must be 0"
+    )
     return 0 if matrix.is_met else 1
 
 

@@ -40,7 +40,15 @@ from tallystick.execution.step import StepOutcome, batch_digest, session_batch
 from tallystick.execution.tape import Tape
 from tallystick.numerics.policy import find_policy, policy_of
 from tallystick.protocol.run_documents import JobRecord, RunStatement
-from tallystick.roles.auditor import AuditReport, SegmentResult, adopting, compare_end, compare_step
+from tallystick.roles.acceptance import Acceptance, Limits
+from tallystick.roles.auditor import (
+    AuditReport,
+    SegmentResult,
+    accept,
+    adopting,
+    compare_end,
+    compare_step,
+)
 from tallystick.roles.trainer import Phases, RunWriter, specification_of
 from tallystick.store.files import RunDirectory
 
@@ -269,7 +277,7 @@ class Recorder(_Loop):
         with self._bracket(tape, batch) as placed:
             yield placed
         frame = tape.finish()
-        session.settle(tape.table)
+        session.settle(tape)
         self.phases.add("step", clock)
         writer.write_step(number, self._outcome, frame)
 
@@ -304,7 +312,11 @@ class Follower(_Loop):
     """Follows a recorded loop: the same program, run by an auditor. ``finish`` returns the report."""
 
     def __init__(
-        self, path: str | os.PathLike[str], *, program: str | os.PathLike[str] | None = None
+        self,
+        path: str | os.PathLike[str],
+        *,
+        program: str | os.PathLike[str] | None = None,
+        limits: Limits | None = None,
     ) -> None:
         super().__init__()
         self._directory = RunDirectory(Path(path))
@@ -319,6 +331,7 @@ class Follower(_Loop):
                 f"the run was recorded from {specification.job.source_digest[:16]}.."
             )
         self.report = AuditReport(str(path), "program", phases=self.phases)
+        self._acceptance = Acceptance(limits or Limits(), self.report.freedom)
         self._segment = SegmentResult(0, 0)
 
     def prepare(
@@ -338,6 +351,7 @@ class Follower(_Loop):
         session.prepare()
         load_state(session, self._directory.load_committed(0, specification.initial_state))
         self._session, self._loss = session, loss
+        self._acceptance.begin(session)
         return model, optimizer
 
     @contextmanager
@@ -349,13 +363,18 @@ class Follower(_Loop):
             raise ProtocolViolation(f"follower: the run has {transcript.num_steps} steps, this is one more")
         record = transcript.record(number)
         frame = self._directory.load_frames(transcript, number, number + 1)[number]
-        tape = session.follow_tape(frame)
-        with adopting(session, record), self._bracket(tape, batch) as placed:
+        acceptance, again = self._acceptance, self._probe(batch)
+        tape = acceptance.follow(session, frame, again)
+        with (
+            adopting(session, record),
+            acceptance.watching(session, tape, again),
+            self._bracket(tape, batch) as placed,
+        ):
             yield placed
         tape.finish()
-        session.settle(tape.table)
+        acceptance.count(session, tape)
+        session.settle(tape)
         self._segment.deviations += compare_step(record, self._outcome, tape.violations)
-        self.report.freedom.add(tape.freedom)
         if record.state_root is not None:
             self._close_segment(number)
 
@@ -364,11 +383,16 @@ class Follower(_Loop):
         record = self._transcript.record(number)
         segment.end = number + 1
         compare_end(session, self._directory, record, segment)
+        excesses = self._acceptance.end(session)
         if segment.deviations:
+            self._acceptance.discard()
             first = [d for d in segment.deviations if d.step == segment.first_step]
             segment.verdict = "log_violation" if any(d.kind == "log_violation" for d in first) else "mismatch"
             load_state(session, self._directory.load_committed(segment.end, str(record.state_root)))
+        else:
+            accept(segment, excesses)
         self.report.segments.append(segment)
+        self._acceptance.begin(session)
         self._segment = SegmentResult(segment.end, segment.end)
 
     def finish(self) -> AuditReport:

@@ -120,7 +120,7 @@ class RunReplayer:
                 tape = replay.session.record_tape(replay.session.table)
                 outcome = run_step(replay.session, replay.job, tape)
                 tape.finish()
-                replay.session.settle(tape.table)
+                replay.session.settle(tape)
                 if outcome.batch != self.transcript.record(step).batch:
                     text = f"step {step}: the data are not those of the record"
                     return SegmentOutcome(start, end, "ratio", "mismatch", text)

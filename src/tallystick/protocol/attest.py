@@ -34,7 +34,7 @@ BUILD_TYPE = "https://tallystick/training/v1"
 AUDIT_TYPE = "https://tallystick/replay-audit/v0.1"
 VERDICT_TYPE = "https://tallystick/dispute-verdict/v0.1"
 RUN_DIGEST = "tallystickRun"  # name of the digest of a subject that is a run: the root of its tree
-RESULTS = ("match", "mismatch", "log_violation", "cannot_reproduce")
+RESULTS = ("match", "mismatch", "log_violation", "cannot_reproduce", "not_accepted")
 OUTCOMES = ("fault", "agreement", "both_acceptable", "cannot_reproduce")
 LOSERS = ("trainer", "auditor", "both", "none")
 

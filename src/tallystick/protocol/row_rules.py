@@ -79,9 +79,10 @@ def _softmax_backward(log: bool) -> Rule:
             return Point(float(g[at]) - weight * total, units)
         total, magnitude = products(g, y)
         own = float(y[at])
-        return Point(
-            own * (float(g[at]) - total), abs(own) * (12.0 * abs(float(g[at])) + (n + 12.0) * magnitude)
-        )
+        # Differences from the gradient at the largest y give the same, but for that gradient times 1 - sum(y).
+        apart = 4.0 * abs(float(g[int(y.argmax())]))
+        units = abs(own) * (12.0 * abs(float(g[at])) + (n + 12.0) * magnitude + apart)
+        return Point(own * (float(g[at]) - total), units)
 
     return rule
 

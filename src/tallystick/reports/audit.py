@@ -25,12 +25,14 @@ STYLES: Mapping[str, str] = {
     "mismatch": BAD,
     "log_violation": BAD,
     "cannot_reproduce": UNSURE,
+    "not_accepted": UNSURE,
 }
 WORDS: Mapping[str, str] = {
     "match": "match",
     "mismatch": "mismatch",
     "log_violation": "log violation",
     "cannot_reproduce": "cannot reproduce",
+    "not_accepted": "not accepted",
 }
 
 
@@ -52,14 +54,7 @@ class AuditPage:
             "first_step": None if first is None else first.step,
             "steps": report.steps,
             "differing_elements": report.differing_elements,
-            "freedom": {
-                "fraction": report.freedom.fraction,
-                "largest_steer": report.freedom.largest_steer,
-                "near": report.freedom.near,
-                "elements": report.freedom.elements,
-                "moved": report.freedom.moved,
-                "largest_move": report.freedom.largest_move,
-            },
+            "freedom": report.freedom.fields(),
             "profile": report.profile,
             "sample": None if report.sample is None else sample_fields(report.sample),
             "segments": [_segment_fields(segment) for segment in report.segments],
@@ -99,6 +94,8 @@ class AuditPage:
         where = "" if first is None else f" at step {first.step}: {_subject(first)}"
         if report.verdict == "cannot_reproduce":
             return f"cannot reproduce{where} (nothing is said about the trainer)"
+        if report.verdict == "not_accepted":
+            return f"not accepted{where} (every byte follows from the log; nobody is accused)"
         return f"{WORDS[report.verdict]}{where}"
 
     def _segment_rows(self) -> list[Row]:
@@ -127,16 +124,29 @@ class AuditPage:
         freedom = self.report.freedom
         if not freedom.elements:
             return []
+        bands = (
+            ""
+            if not freedom.widest_band_ratio
+            else (f"; the widest band is {freedom.widest_band_ratio:g} times this machine's own")
+        )
+        silent = counted(freedom.silenced_parameters, "parameter")
         return [
             (
                 "freedom",
-                f"{share(freedom.fraction)} of {freedom.elements:,} roundings were a log's to choose",
+                f"{share(freedom.fraction)} of {freedom.elements:,} roundings were near enough for a log to choose{bands}",
             ),
-            ("", f"at most {share(freedom.largest_steer)} of a step's gradient could be steered by them"),
             (
                 "moved",
-                f"{freedom.moved:,} roundings by this log, at most {share(freedom.largest_move)} of a step's gradient",
+                f"{freedom.moved:,} roundings by this log, of {freedom.move_budget:,} that noise explains at most "
+                f"({freedom.expected_moves:.3g} expected), and {freedom.decisions_moved:,} decisions, "
+                f"{freedom.decisions_far:,} of {freedom.decision_budget:,} farther than noise reaches",
             ),
+            (
+                "steer",
+                f"{share(freedom.largest_move)} of a step's gradient by this log, {share(freedom.largest_steer)} within the "
+                f"budget; all moves together {share(freedom.path_steer)} of the distance trained",
+            ),
+            ("silenced", f"{silent} with a gradient that is nothing but noise"),
         ]
 
 
@@ -254,6 +264,10 @@ def _segment_line(segment: SegmentResult) -> str:
 
 
 def _line(deviation: Deviation) -> str:
+    if deviation.kind == "not_accepted":
+        return (
+            f"step {deviation.step}: {_subject(deviation)}: {deviation.stated}; accepted is {deviation.own}"
+        )
     where = "" if deviation.element is None else f" element {deviation.element:,}"
     return (
         f"step {deviation.step}: {_subject(deviation)}{where} is {_readable(deviation.own)}, "
@@ -265,10 +279,11 @@ def _first_rows(first: Deviation | None) -> list[Row]:
     if first is None:
         return []
     where = _subject(first) if first.element is None else f"{_subject(first)}, element {first.element:,}"
+    own, stated = ("accepted", "found") if first.kind == "not_accepted" else ("here", "trainer")
     return [
         ("where", f"step {first.step}, {where}"),
-        ("here", _readable(first.own)),
-        ("trainer", _readable(first.stated)),
+        (own, _readable(first.own)),
+        (stated, _readable(first.stated)),
     ]
 
 

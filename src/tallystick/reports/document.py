@@ -43,6 +43,7 @@ NOISE_ONLY = -1
 TEMPLATE = "document.html.j2"
 STANDINGS: Mapping[str, str] = {
     "match": "good", "agreement": "good", "confirmed": "bad", "mismatch": "bad", "log_violation": "bad", "fault": "bad",
+    "not_accepted": "unsure",
 }  # fmt: skip
 PROVES: Mapping[str, tuple[str, str]] = {
     "none": (
@@ -66,6 +67,12 @@ PROVES: Mapping[str, tuple[str, str]] = {
     "cannot_reproduce": (
         "Nothing about the trainer: this machine, code or data could not repeat the run.",
         "That the run is right, or that it is wrong.",
+    ),
+    "not_accepted": (
+        "Whoever made the audit repeated the segments shown and reached the committed states bit for bit, along a log that moves "
+        "more than that machine's own noise explains, or more than was accepted.",
+        "That anybody lied: noise that this machine does not have, or a stricter limit, gives the same verdict. Nor that "
+        "nobody did: by such a log training may have been steered.",
     ),
 }
 DISPUTED = (
@@ -108,7 +115,7 @@ class Document:
     def verdict(self) -> str:
         """The gravest of the audits' verdicts; ``none`` without audits."""
         found = {str(audit["verdict"]) for audit in self.audits}
-        for verdict in ("mismatch", "log_violation", "cannot_reproduce", "match"):
+        for verdict in ("mismatch", "log_violation", "cannot_reproduce", "not_accepted", "match"):
             if verdict in found:
                 return verdict
         return "none"
@@ -302,12 +309,14 @@ def _audit(given: dict[str, Any], name: str, steps: int) -> dict[str, Any]:
     verdict = _text(given.get("verdict"), 40) or "unknown"
     freedom = _table(given.get("freedom"))
     fraction, moved = _number(freedom.get("fraction")), _whole(freedom.get("moved"))
+    budget = _whole(freedom.get("move_budget"))
+    explained = "" if budget is None else f", of {budget:,} that noise explains at most"
     rows = [
         ("steps repeated", _text(given.get("steps"))),
         ("profile", _text(given.get("profile"))),
         ("elements that differ", _text(given.get("differing_elements"))),
         ("freedom", "" if fraction is None else f"{share(fraction)} of roundings were a log's to choose"),
-        ("moved", "" if moved is None else f"{moved:,} roundings by this log"),
+        ("moved", "" if moved is None else f"{moved:,} roundings by this log{explained}"),
         ("environment", _environment(given.get("environment"))),
     ]
     stretches: list[Stretch] = []

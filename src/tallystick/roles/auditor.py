@@ -22,7 +22,8 @@ from tallystick.commit.state import Entry, summarise
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
 from tallystick.execution.calibrate import calibrate
 from tallystick.execution.determinism import environment_versions
-from tallystick.execution.follow_tape import FollowTape, Freedom, Violation
+from tallystick.execution.follow_tape import FollowTape, Violation
+from tallystick.execution.freedom import Excess, Freedom
 from tallystick.execution.grids import is_noise_only
 from tallystick.execution.job import Job, JobSource
 from tallystick.execution.session import Session
@@ -35,11 +36,14 @@ from tallystick.protocol.run_documents import Specification, StepRecord
 from tallystick.protocol.sample import SegmentDraw
 from tallystick.protocol.transcript import Transcript
 from tallystick.protocol.verdict import LONGEST_TEXT, WHOLE_SITE, LogObjection
+from tallystick.roles.acceptance import Acceptance, Limits
 from tallystick.roles.beginning import find_other_setting, settings_of
 from tallystick.roles.trainer import Phases, Progress, open_session, step_record
 from tallystick.store.files import RunDirectory
 
-VerdictName = Literal["match", "mismatch", "log_violation", "cannot_reproduce"]
+VerdictName = Literal["match", "mismatch", "log_violation", "cannot_reproduce", "not_accepted"]
+ACCUSING: tuple[VerdictName, ...] = ("mismatch", "log_violation")
+UNDECIDED: tuple[VerdictName, ...] = ("cannot_reproduce", "not_accepted")
 FINGERPRINT = "state fingerprint"
 BEGINNING = "first state"
 EVERYTHING = "everything"
@@ -54,7 +58,7 @@ class Deviation:
 
     Attributes:
         step: where it showed.
-        kind: ``mismatch``, ``log_violation`` or ``cannot_reproduce``.
+        kind: ``mismatch``, ``log_violation``, ``cannot_reproduce`` or ``not_accepted``.
         subject: tensor, record field or log site.
         element: flat index, or None.
         own, stated: both values as text.
@@ -69,6 +73,8 @@ class Deviation:
 
     def __str__(self) -> str:
         where = "" if self.element is None else f" element {self.element}"
+        if self.kind == "not_accepted":
+            return f"step {self.step}: {self.subject}: {self.stated}; accepted is {self.own}"
         return f"step {self.step}: {self.subject}{where} is {self.own}, the trainer says {self.stated}"
 
 
@@ -103,13 +109,17 @@ class AuditReport:
 
     @property
     def verdict(self) -> VerdictName:
-        """The verdict on the whole: of the first segment that accuses, else ``cannot_reproduce`` if any, else ``match``."""
+        """The verdict on the whole: of the first segment that accuses, else the worst of the others."""
         if not self.segments:
             return "cannot_reproduce"
-        for segment in self.segments:
-            if segment.verdict in ("mismatch", "log_violation"):
-                return segment.verdict
-        return "match" if all(segment.verdict == "match" for segment in self.segments) else "cannot_reproduce"
+        found = [segment.verdict for segment in self.segments]
+        for verdict in found:
+            if verdict in ACCUSING:
+                return verdict
+        for undecided in UNDECIDED:
+            if undecided in found:
+                return undecided
+        return "match"
 
     @property
     def first(self) -> Deviation | None:
@@ -139,9 +149,12 @@ def audit(
     profile: str = "native",
     jitter: bool = False,
     device: str = "cpu",
+    limits: Limits | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> AuditReport:
     """Repeat the steps from ``steps[0]`` up to ``steps[1]`` (all by default), or those drawn, and compare everything.
+
+    ``limits`` are what the caller accepts of a log's freedom at most; the defaults of ``Limits`` hold besides.
 
     Raises:
         InvalidInput: a document is malformed, or ``steps`` are not two committed checkpoints.
@@ -162,6 +175,7 @@ def audit(
         report.segments = [SegmentResult(a, b, "cannot_reproduce", [replay]) for a, b in segments]
         return report
     report.environment = environment_differences(transcript.specification)
+    replay.acceptance = Acceptance(limits or Limits(), report.freedom)
     try:
         for start, end in segments:
             report.segments.append(
@@ -174,11 +188,15 @@ def audit(
 
 @dataclass
 class Replay:
-    """A job and a session that follow somebody's run; ``settings`` are the job's own before the first step."""
+    """A job and a session that follow somebody's run; ``settings`` are the job's own before the first step.
+
+    With ``acceptance`` the noise is measured at the trainer's calibration steps, and what a log moves is held against it.
+    """
 
     job: Job
     session: Session
     settings: Mapping[str, Entry] = field(default_factory=dict[str, Entry])
+    acceptance: Acceptance | None = None
 
     def follow(self, record: StepRecord, frame: bytes) -> tuple[StepOutcome, FollowTape]:
         """Repeat one step under the log ``frame``.
@@ -187,12 +205,22 @@ class Replay:
             InvalidInput: the frame is malformed, or asks for something the step does not have.
             Nondeterminism: a value is not finite.
         """
-        session = self.session
-        tape = session.follow_tape(frame)
-        with adopting(session, record):
-            outcome = run_step(session, self.job, tape)
-        tape.finish()
-        session.settle(tape.table)
+        session, acceptance = self.session, self.acceptance
+        if acceptance is None:
+            tape = session.follow_tape(frame)
+            with adopting(session, record):
+                outcome = run_step(session, self.job, tape)
+            tape.finish()
+        else:
+            tape = acceptance.follow(session, frame, backward_of(session, self.job))
+            with (
+                adopting(session, record),
+                acceptance.watching(session, tape, backward_of(session, self.job)),
+            ):
+                outcome = run_step(session, self.job, tape)
+            tape.finish()
+            acceptance.count(session, tape)
+        session.settle(tape)
         return outcome, tape
 
 
@@ -313,6 +341,9 @@ def _audit_segment(
         result.verdict = verdict
         return result
     clock = report.phases.add("load", clock)
+    acceptance = replay.acceptance
+    assert acceptance is not None
+    acceptance.begin(replay.session)
     for step in range(start, end):
         record = transcript.record(step)
         try:
@@ -324,15 +355,29 @@ def _audit_segment(
             break
         clock = report.phases.add("step", clock)
         result.deviations += compare_step(record, outcome, tape.violations)
-        report.freedom.add(tape.freedom)
         if progress is not None:
             progress(Progress(step, transcript.num_steps, outcome.loss, record.log_bytes))
     else:
         compare_end(replay.session, directory, transcript.record(end - 1), result)
         report.phases.add("commit", clock)
+    excesses = acceptance.end(replay.session)
     if result.deviations:
+        acceptance.discard()
+        replay.acceptance = None
         _judge_segment(replay, directory, transcript, result, frames, roots[start])
+        replay.acceptance = acceptance
+    else:
+        accept(result, excesses)
     return result
+
+
+def accept(result: SegmentResult, excesses: Iterable[tuple[int, Excess]]) -> None:
+    """Take note of the limits that a segment's logs exceed, each with the step in which it first did."""
+    for step, excess in excesses:
+        result.verdict = "not_accepted"
+        result.deviations.append(
+            Deviation(step, "not_accepted", excess.site, None, excess.own, excess.stated)
+        )
 
 
 def _load_or_refuse(session: Session, state: Mapping[str, Entry]) -> None:
@@ -614,7 +659,7 @@ class _ClaimWriter:
         own = session.record_tape(session.table)
         outcome = run_step(session, self.replay.job, own)
         frame = own.finish()
-        session.settle(own.table)
+        session.settle(own)
         return frame, outcome
 
     def _follow(self, step: int, frame: bytes) -> StepOutcome | None:

@@ -645,6 +645,10 @@ def _contradiction(one: Claim, other: Claim) -> str | None:
                 return f"runs {a.run.root} and {b.run.root} of one specification"
             return None if a.weights == b.weights else f"weights {a.weights} and {b.weights} of one run"
         case AuditClaim(), AuditClaim() if a.run == b.run and _overlap(one, other):
+            # What is not accepted followed from the log in every byte, as a match did; the limits may have been others.
+            held = ("match", "not_accepted")
+            if one.result in held and other.result in held:
+                return None
             results = {one.result, other.result} - {"cannot_reproduce"}
             return f"results {' and '.join(sorted(results))} for the same steps" if len(results) > 1 else None
         case VerdictClaim(), VerdictClaim() if (a.run, one.auditor_run) == (b.run, other.auditor_run):

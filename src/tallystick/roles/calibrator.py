@@ -128,7 +128,7 @@ def _train(session: Session, job: Job, seed: int) -> None:
     tape = session.record_tape(before)
     run_step(session, job, tape)
     tape.finish()
-    session.settle(tape.table)
+    session.settle(tape)
 
 
 def _survey(order: Order, job: Job, session: Session, child: Child, count: _Count) -> Survey:

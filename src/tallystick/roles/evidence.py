@@ -7,6 +7,7 @@ run can tell it without the trainer's file.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -89,7 +90,7 @@ def sign_audit(directory: RunDirectory, report: AuditReport, signer: Signer, at:
         policy=specification.policy.name,
         profile=report.profile,
         freedom=freedom.fraction,
-        steer=freedom.largest_steer,
+        steer=min(freedom.largest_steer, sys.float_info.max),  # decisions may bend a gradient that is nothing
     )
     first = report.first
     details: dict[str, object] = {
@@ -107,7 +108,7 @@ def sign_audit(directory: RunDirectory, report: AuditReport, signer: Signer, at:
             "step": first.step,
             "subject": first.subject,
         },
-        "largestMove": hex_float(freedom.largest_move),
+        "largestMove": hex_float(min(freedom.largest_move, sys.float_info.max)),
         "moved": freedom.moved,
         "near": freedom.near,
         "roundings": freedom.elements,

@@ -336,9 +336,11 @@ def _grids_before(
         raise InvalidInput(f"the state after {start} steps has no {' and no '.join(names)}")
     table, base = (GridTable.decode(bytes(state[name].data)) for name in names)
     for done, frame in run.load_frames(transcript, start, step).items() if step > start else ():
-        change = decode_frame(frame).find(SiteAddress(0, 0, Kind.GRID, 0))
+        read = decode_frame(frame)
+        change = read.find(SiteAddress(0, 0, Kind.GRID, 0))
         table = table if change is None else table.apply(change)
-        base = table if replay.session.is_calibration_step(done) else base
+        extra = read.find(SiteAddress(0, 0, Kind.CALIBRATION, 0)) is not None
+        base = table if extra or replay.session.is_calibration_step(done) else base
     return {
         name: Entry(name, "U8", (len(data),), data)
         for name, data in zip(names, (table.encode(), base.encode()), strict=True)

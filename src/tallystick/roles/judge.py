@@ -858,7 +858,7 @@ class AcceptableStates:
         tape = _TwoWayTape(session.policy, session.table, decode_frame(frame), base, sites=sites)
         self.outcome = run_step(session, replay.job, tape)
         tape.finish()
-        session.settle(tape.table)
+        session.settle(tape)
         self.violations = tape.violations
         self.entries = copied_state(session)
         self.values = tape.candidates
@@ -875,7 +875,10 @@ class AcceptableStates:
             self.other_entries = self.entries
         self.names = ["parameter", *session.optimizer_keys]
         self.parameters = [name for name, _ in session.parameters]
-        self.buffers = {site.name: site.ordinal for site in session.sites if site.kind == Kind.BUFFER}
+        self.buffers: dict[str, list[tuple[int, int]]] = {}
+        for site in session.sites:
+            if site.kind in (Kind.BUFFER, Kind.STATE):
+                self.buffers.setdefault(site.name, []).append((int(site.kind), site.ordinal))
 
     def find_fault(self, state: State) -> Deviation | None:
         """Return the first difference between ``state`` and what is acceptable, or None."""
@@ -900,13 +903,16 @@ class AcceptableStates:
         return None
 
     def _buffer_is_acceptable(self, subject: str, state: State) -> bool:
-        ordinal = self.buffers.get(subject)
-        if ordinal is None:
-            return False
-        own, theirs = _floats(self.entries[subject]), _floats(state[subject])
-        if own.shape != theirs.shape:
-            return False
-        return bool(_matches(own, theirs, self.values.get((Kind.BUFFER, ordinal))).all())
+        theirs = _floats(state[subject])
+        found = np.zeros(theirs.shape, dtype=bool)
+        for place in self.buffers.get(subject, []):
+            # An average follows the weights, so it too has a value for each of the two gradients.
+            for entries, values in ((self.entries, self.values), (self.other_entries, self.flipped)):
+                own = _floats(entries[subject])
+                if own.shape != theirs.shape:
+                    return False
+                found |= _matches(own, theirs, values.get(place))
+        return bool(found.all())
 
     def _find_bad_element(self, position: int, state: State) -> int | None:
         """Return the first element of a parameter, together with its optimizer state, that neither gradient choice explains."""

@@ -50,10 +50,9 @@ class PortableRandomness(TorchDispatchMode):
         """Run ``func``, drawing from the stream where it is random."""
         if func._schema.name in RANDOM:
             return self._stream.draw(func, args, kwargs or {})
-        result = func(*args, **(kwargs or {}))
-        if self._jitter is not None:
-            self._jitter.after(func, args, result)
-        return result
+        if self._jitter is None:
+            return func(*args, **(kwargs or {}))
+        return self._jitter.around(func, args, kwargs or {}, lambda args, kwargs: func(*args, **kwargs))
 
 
 class PlainLoop:
@@ -185,7 +184,7 @@ class MemoryRun:
         tape = session.record_tape(self._before)
         outcome = run_step(session, self.job, tape)
         frame = tape.finish()
-        session.settle(tape.table)
+        session.settle(tape)
         self._before = tape.table
         record = step_record(number, outcome, frame, None)
         return record, frame, _since(phases, session.seconds, started)

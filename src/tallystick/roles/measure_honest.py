@@ -22,7 +22,7 @@ JOBS: Mapping[str, Mapping[str, str]] = {
     "text": {},
     "resnet50": {"width": "8", "blocks": "1,1,1,1", "batch": "16"},
 }
-POLICIES = ("fp64", "fp32")
+POLICIES = ("fp64", "fp32", "bf16")
 PROFILES = ("avx2,threads=1", "sse4,threads=1", "native,jitter")
 STEPS, CHECKPOINT_EVERY = 200, 20
 ACCUSATIONS = ("mismatch", "log_violation")
@@ -37,6 +37,8 @@ class HonestAudit:
         steps: how many were recorded and repeated.
         verdict: the audit's, or None if it gave none.
         moved: roundings that the log took from the auditor's own: above zero the two machines really differ.
+        budget: of those, by the auditor's own measurement.
+        steer: the largest that the budget allows of one step's gradient.
         loser, outcome: of the dispute that followed, None if there was none.
         first: what the audit saw first, in words.
         error: why there is no verdict.
@@ -49,6 +51,8 @@ class HonestAudit:
     steps: int
     verdict: str | None = None
     moved: int = 0
+    budget: int = 0
+    steer: float | None = None
     loser: str | None = None
     outcome: str | None = None
     first: str | None = None
@@ -76,7 +80,12 @@ class HonestMatrix:
     def is_met(self) -> bool:
         """Whether every audit gave a verdict and none accuses."""
         whole = all(audit.verdict is not None and audit.error is None for audit in self.audits)
-        return self.false_accusations == 0 and whole
+        return self.false_accusations == 0 and self.not_accepted == 0 and whole
+
+    @property
+    def not_accepted(self) -> int:
+        """How many audits accuse nobody and do not accept either."""
+        return sum(audit.verdict == "not_accepted" for audit in self.audits)
 
     def fields(self) -> dict[str, Any]:
         """Return the matrix as JSON."""
@@ -85,6 +94,7 @@ class HonestMatrix:
                 {**asdict(audit), "false_accusation": audit.is_false_accusation} for audit in self.audits
             ],
             "false_accusations": self.false_accusations,
+            "not_accepted": self.not_accepted,
             "met": self.is_met,
         }
 
@@ -141,9 +151,11 @@ def _audit(child: Child, run: Path, asked: HonestAudit) -> HonestAudit:
     facts: dict[str, Any] = {}
     try:
         answer = child([*repeat, "--effort", "0"], profile)
-        facts |= {"verdict": answer["verdict"], "moved": answer["freedom"]["moved"]}
+        freedom = answer["freedom"]
+        facts |= {"verdict": answer["verdict"], "moved": freedom["moved"], "budget": freedom["move_budget"]}
+        facts |= {"steer": freedom["largest_steer"]}
         facts |= {"seconds": answer["seconds"]["total"], "first": _first(answer["first"])}
-        if answer["verdict"] != "match":
+        if answer["verdict"] not in ("match", "not_accepted"):
             claim = run.with_name(f"{run.name}-{asked.profile.replace(',', '-')}")
             child([*repeat, "--claim", str(claim)], profile)
             ruling = child(["dispute", str(run), str(claim), "--job", asked.job], Profile())

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from tallystick.errors import Mismatch
 from tallystick.execution.calibrate import calibrate
+from tallystick.execution.grids import ACTIVATIONS
 from tallystick.execution.jitter import Jitter
 from tallystick.execution.job import Job, find_source
 from tallystick.execution.leaves import LeafSites
@@ -114,7 +115,7 @@ def log_forms(
     built = source.build(dict(settings or {}))
     session = Session(
         built.model, built.optimizer, policy=policy, seed=0, scheduler=built.scheduler, extra=built.extra,
-        smooth=frozenset(built.smooth),
+        smooth=frozenset(built.smooth), follows_up=built.after_step is not None,
     )  # fmt: skip
     session.prepare()
     try:
@@ -130,7 +131,7 @@ def log_forms(
             tape = _SizingTape(policy, before, current=session.table, base=base)
             run_step(session, built, tape)
             tape.finish()
-            session.settle(tape.table)
+            session.settle(tape)
             before, sizes = tape.table, tape.measured()
         return {"sizes": sizes, "thresholds": thresholds}
     finally:
@@ -205,7 +206,7 @@ def _recorded_loudly(policy: Policy, steps: int) -> tuple[list[bytes], list[int]
         tape = session.record_tape(before)
         prints.append(run_step(session, job, tape).fingerprint)
         frames.append(tape.finish())
-        session.settle(tape.table)
+        session.settle(tape)
     session.close()
     return frames, prints, first
 
@@ -219,10 +220,10 @@ def _followed_loudly(policy: Policy, frames: list[bytes], prints: list[int], fir
         tape = session.follow_tape(frame)
         outcome = run_step(session, job, tape)
         tape.finish()
-        session.settle(tape.table)
+        session.settle(tape)
         if outcome.fingerprint != prints[step] or tape.violations:
             raise Mismatch(f"b_r {session.policy.parameters()['b_r']}: step {step} was not followed exactly")
-        total += tape.corrections
+        total += sum(site.moved for (kind, _), site in tape.freedom.sites.items() if kind in ACTIVATIONS)
     session.close()
     return total
 

@@ -24,7 +24,7 @@ from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
 from tallystick.execution.snapshot import load_state
 from tallystick.execution.step import map_tensors
 from tallystick.execution.trace import KINDS, StepTrace, array_of, trace_step, whole
-from tallystick.numerics.kernels import block_max_difference, block_square_sums
+from tallystick.numerics.kernels import block_differences, block_square_sums
 from tallystick.protocol.dispute import handed_digest
 from tallystick.protocol.formulas import Indexes, Point, Sum, is_right_partial, is_within
 from tallystick.protocol.game import Claim, Outcome
@@ -555,12 +555,12 @@ def _first_apart(mine: np.ndarray, other: np.ndarray) -> int | None:
 def _largest_difference(mine: np.ndarray, other: np.ndarray) -> tuple[int, float]:
     """Return where two tensors of one float type differ most, and by how much; infinity where that is not a number."""
     whole_blocks = mine.size // BLOCK
-    blocks = np.zeros(whole_blocks + 1)
+    blocks, sums = np.zeros(whole_blocks + 1), np.zeros(whole_blocks + 1)
     if whole_blocks:
         end = whole_blocks * BLOCK
-        block_max_difference(mine[:end], other[:end], BLOCK, blocks[:whole_blocks], THREADS)
+        block_differences(mine[:end], other[:end], BLOCK, blocks[:whole_blocks], sums[:whole_blocks], THREADS)
     if rest := mine.size - whole_blocks * BLOCK:
-        block_max_difference(mine[-rest:], other[-rest:], rest, blocks[whole_blocks:])
+        block_differences(mine[-rest:], other[-rest:], rest, blocks[whole_blocks:], sums[whole_blocks:])
     worst = int(blocks.argmax())
     largest = float(blocks[worst])
     if largest == 0.0 or not math.isfinite(largest):

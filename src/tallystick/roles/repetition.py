@@ -112,7 +112,7 @@ class Bench:
                     stack.enter_context(watching(session, job, watch))
                 outcome = run_step(session, job, tape)
             tape.finish()
-            session.settle(tape.table)
+            session.settle(tape)
         except (InvalidInput, Nondeterminism) as problem:
             self.problem = str(problem)
             return None

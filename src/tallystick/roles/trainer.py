@@ -9,20 +9,24 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from torch import Tensor
 
 from tallystick.commit.encoding import hex_float
 from tallystick.commit.state import Entry, EntrySummary, StateSummary, summarise
 from tallystick.errors import InvalidInput, Nondeterminism, StoreError
-from tallystick.execution.calibrate import calibrate
+from tallystick.execution.calibrate import calibrate, gradients_under
 from tallystick.execution.determinism import environment_versions
+from tallystick.execution.grids import sample_stride
 from tallystick.execution.hashing import leaf_hashes
 from tallystick.execution.jitter import Jitter
 from tallystick.execution.job import Job, JobSource
 from tallystick.execution.session import Session
 from tallystick.execution.snapshot import load_state, state_entries
 from tallystick.execution.step import StepOutcome, backward_of, run_step, verify_batches_are_pure
+from tallystick.execution.tape import RecordTape
 from tallystick.numerics import kernels
 from tallystick.numerics.policy import Policy
+from tallystick.numerics.rounding import sampled_rms
 from tallystick.protocol.run_documents import (
     JobRecord,
     Notes,
@@ -119,7 +123,8 @@ def open_session(
         scheduler=job.scheduler,
         extra=job.extra,
         smooth=frozenset(job.smooth),
-        jitter=Jitter(20241) if jitter else None,
+        jitter=Jitter(20241, fewest=0) if jitter else None,
+        follows_up=job.after_step is not None,
     )
     session.prepare()
     return session
@@ -359,13 +364,33 @@ class _Recording:
             self._calibrate(repeats=1)
         clock = time.perf_counter()
         tape = session.record_tape(before)
-        outcome = run_step(session, self.job, tape)
+        session.on_gradients = lambda: self._calibrate_if_outgrown(tape)
+        try:
+            outcome = run_step(session, self.job, tape)
+        finally:
+            session.on_gradients = None
         frame = tape.finish()
-        session.settle(tape.table)
+        session.settle(tape)
         self.writer.phases.add("step", clock)
         self.writer.write_step(step, outcome, frame)
         if progress is not None:
             progress(Progress(step, self.job.steps, outcome.loss, len(frame)))
+
+    def _calibrate_if_outgrown(self, tape: RecordTape) -> None:
+        """Measure the noise and log the step again where a gradient is far larger than when its noise was measured."""
+        session = self.session
+        if tape.is_calibrated or not any(
+            p.grad is not None and tape.has_outgrown(ordinal, _size_of(p.grad))
+            for ordinal, (_, p) in enumerate(session.parameters)
+        ):
+            return
+        with session.interlude():
+            self._calibrate(repeats=1)
+            before = {name: tensor.clone() for name, tensor in session.all_buffers()}
+            tape.restart(session.table)
+            again, _, _ = gradients_under(session, backward_of(session, self.job), tape, before)
+        for (_, p), gradient in zip(session.parameters, again, strict=True):
+            p.grad = gradient
 
     def _calibrate(self, repeats: int = 2) -> None:
         started = time.perf_counter()
@@ -374,6 +399,12 @@ class _Recording:
         )
         self.session.table = calibration.table
         self.writer.phases.add("calibrate", started)
+
+
+def _size_of(gradient: Tensor) -> float:
+    """Return the rms of an even sample of a gradient."""
+    flat = gradient.detach().reshape(-1)
+    return float(sampled_rms(flat, sample_stride(flat))[0]) if flat.numel() else 0.0
 
 
 def specification_of(

@@ -23,6 +23,7 @@ from torch import Tensor
 from tallystick.commit.encoding import hex_float
 from tallystick.commit.state import Entry, summarise
 from tallystick.errors import InvalidInput
+from tallystick.execution.freedom import Yardstick
 from tallystick.execution.job import Batch, Job, JobSource, find_source
 from tallystick.execution.session import Session
 from tallystick.execution.step import batch_digest
@@ -443,9 +444,9 @@ class ForgedEntry:
             replay = _replay(specification, source)
             follow, session = replay.session.follow_tape, replay.session
 
-            def tape(frame: bytes) -> Any:
+            def tape(frame: bytes, yardstick: Yardstick | None = None) -> Any:
                 if session.step != self.at:
-                    return follow(frame)
+                    return follow(frame, yardstick)
                 base = session.record_tape(session.table).base
                 return _ForgingTape(
                     session.policy, session.table, current=session.table, base=base, rank=session.rank,

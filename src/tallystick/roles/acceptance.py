@@ -1,0 +1,226 @@
+"""What an auditor accepts: a log that led to the stated bytes may still have steered, and how far is measured here.
+
+At the trainer's calibration steps, and at the beginning of what is audited, the auditor measures the noise from the same
+committed state on its own hardware. Bands, scales and silenced gradients are held against that, moves against the budget
+that follows from it (``execution.freedom``). What is above a limit is ``not_accepted``: neither a match nor an accusation.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tallystick.errors import InvalidInput, Nondeterminism
+from tallystick.execution.calibrate import calibrate, gradients_under
+from tallystick.execution.follow_tape import FollowTape
+from tallystick.execution.freedom import Excess, Freedom, Yardstick
+from tallystick.execution.session import Session
+from tallystick.execution.tape import Tape
+from tallystick.numerics.log import decode_frame
+from tallystick.numerics.policy import POLICIES
+
+Backward = Callable[[Tape], None]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a caller accepts at most, besides bands and budgets; ``PATH`` and ``STEER`` hold anyway.
+
+    Attributes:
+        steer: relative L2 size of a steer of one step's gradient, as the budget allows it and as the log did it.
+        moves: roundings and decisions that the log takes from the follower's own, in all.
+        silenced: share of the parameters whose gradient is declared to be noise only.
+    """
+
+    steer: float | None = None
+    moves: int | None = None
+    silenced: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, value, most in (
+            ("--max-steer", self.steer, math.inf),
+            ("--max-moves", self.moves, math.inf),
+            ("--max-silenced", self.silenced, 1.0),
+        ):
+            if value is not None and not 0.0 <= value <= most:
+                raise InvalidInput(f"{name} must be a number from 0 to {most:g}, got {value!r}")
+
+
+@dataclass
+class Acceptance:
+    """One auditor's measurements on its way through a run.
+
+    Attributes:
+        limits: the caller's.
+        freedom: what is found, over all steps.
+    """
+
+    limits: Limits
+    freedom: Freedom
+    _yardstick: Yardstick | None = None
+    _excesses: list[tuple[int, Excess]] = field(default_factory=list[tuple[int, Excess]])
+    _weights: list[Tensor] = field(default_factory=list[Tensor])
+    _first: list[Tensor] = field(default_factory=list[Tensor])
+    _end: int = -1
+    _measured: int = 0
+    _travelled: float = 0.0
+    _before: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def begin(self, session: Session) -> None:
+        """Begin with steps that follow the session's state: the noise is measured before the first, whatever the schedule."""
+        self._before = copy.deepcopy(vars(self.freedom))
+        self._yardstick = None if self._end != session.step else self._yardstick
+        self._weights = _copied(session)
+        if self._end != session.step:
+            self._travelled, self._first = self.freedom.distance, _copied(session)
+
+    def discard(self) -> None:
+        """Take back what was counted since ``begin``: steps that differ say nothing of what a log moves."""
+        vars(self.freedom).update(self._before)
+        self._excesses, self._end = [], -1
+
+    def end(self, session: Session) -> list[tuple[int, Excess]]:
+        """Return what exceeded a limit since ``begin``, with the step in which it first did."""
+        self._end = session.step
+        self.freedom.distance = self._travelled + _distance(_tensors(session), self._first)
+        found, self._excesses = self._excesses, []
+        return found + [(max(session.step - 1, 0), excess) for excess in self._of_limits(session)]
+
+    def follow(self, session: Session, frame: bytes, backward: Backward) -> FollowTape:
+        """Return the tape for the next step, the noise measured first where the trainer did, or where that is long ago.
+
+        Raises:
+            InvalidInput: the frame is malformed.
+        """
+        overdue = session.step - self._measured >= POLICIES[session.policy.name].recalibrate_every
+        if self._yardstick is None or overdue or session.is_calibrated(decode_frame(frame)):
+            self._measured = session.step
+            first = self._yardstick is None
+            try:
+                measured = calibrate(
+                    session, backward, repeats=2 if first else 1, seed=session.seed + 1, for_audit=True
+                )
+            except Nondeterminism as problem:
+                self._exceed(session.step, Excess("noise", str(problem), "that it can be measured"))
+            else:
+                self._yardstick = Yardstick(session.policy, measured)
+        return session.follow_tape(frame, self._yardstick)
+
+    @contextmanager
+    def watching(self, session: Session, tape: FollowTape, backward: Backward) -> Generator[None]:
+        """Inside, a step whose decisions the log moved is repeated with the follower's own, and the gradients compared."""
+        if self._yardstick is None:
+            yield
+            return
+
+        def measure() -> None:
+            if tape.freedom.decisions_moved:
+                tape.freedom.bent = _bent(session, tape, backward)
+
+        session.on_gradients = measure
+        try:
+            yield
+        finally:
+            session.on_gradients = None
+
+    def count(self, session: Session, tape: FollowTape) -> None:
+        """Count in what the step just done showed."""
+        step, freedom = session.step - 1, tape.freedom
+        self.freedom.cluster = session.policy.cluster
+        moved = _tensors(session)
+        update = _distance(moved, self._weights)
+        if freedom.largest_move > 0.0 and update > 0.0:
+            freedom.path = freedom.largest_move * update * _memory(session)
+        for before, now in zip(self._weights, moved, strict=True):
+            before.copy_(now)
+        for _, excess in [*tape.excesses, *self.freedom.add(freedom)]:
+            self._exceed(step, excess)
+
+    def _exceed(self, step: int, excess: Excess) -> None:
+        if all(known.site != excess.site for _, known in self._excesses):
+            self._excesses.append((step, excess))
+
+    def _of_limits(self, session: Session) -> list[Excess]:
+        found: list[Excess] = []
+        freedom, policy = self.freedom, session.policy
+        total = sum(p.numel() for _, p in session.parameters)
+        steer = max(freedom.largest_steer, freedom.largest_move)
+        moves = freedom.moved + freedom.decisions_moved
+        for name, value, limit in (
+            ("path of all moves over the distance trained", freedom.path_steer, policy.most_path),
+            ("steer of one step's gradient", steer, self.limits.steer),
+            ("roundings and decisions moved", moves, self.limits.moves),
+            (
+                "share of parameters silenced",
+                freedom.silenced_parameters / max(total, 1),
+                self.limits.silenced,
+            ),
+        ):
+            if limit is not None and not value <= limit:
+                found.append(Excess(name, f"{limit:.3g} at most", f"{value:.3g}"))
+        return found
+
+
+class _OwnBranches(FollowTape):
+    """Follows a log but for its decisions: the follower's own stay."""
+
+    def pending(self, x: Tensor) -> bool:
+        """Go to the next site; nothing is obeyed there."""
+        super().pending(x)
+        return False
+
+
+def _bent(session: Session, tape: FollowTape, backward: Backward) -> float:
+    """Return the relative L2 size of what the log's decisions make of the step's gradient, which is there, unrounded."""
+    bent = [None if p.grad is None else p.grad.detach() for _, p in session.parameters]
+    own = _OwnBranches(tape.policy, session.table, tape.frame, tape.base, tape.rank, sites=tape.sites)
+    with session.interlude():
+        before = {name: tensor.clone() for name, tensor in session.all_buffers()}
+        plain, _, _ = gradients_under(session, backward, own, before)
+    difference = energy = 0.0
+    for x, y in zip(bent, plain, strict=True):
+        if y is not None:
+            energy += float(torch.linalg.vector_norm(y, dtype=torch.float64)) ** 2
+            moved = y if x is None else x.double() - y.double()
+            difference += float(torch.linalg.vector_norm(moved, dtype=torch.float64)) ** 2
+        elif x is not None:
+            difference += float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2
+    return math.sqrt(difference / energy) if energy > 0.0 else (math.inf if difference else 0.0)
+
+
+def _tensors(session: Session) -> list[Tensor]:
+    return [p.detach() for _, p in session.parameters]
+
+
+def _copied(session: Session) -> list[Tensor]:
+    return [tensor.clone() for tensor in _tensors(session)]
+
+
+def _distance(now: list[Tensor], then: list[Tensor]) -> float:
+    return math.sqrt(
+        sum(
+            float(torch.linalg.vector_norm(x - y, dtype=torch.float64)) ** 2
+            for x, y in zip(now, then, strict=True)
+        )
+    )
+
+
+def _memory(session: Session) -> float:
+    """Return how much farther a push goes than the update it is part of: momentum keeps it, and averages updates out.
+
+    With a decay m a push goes 1 / (1 - m) times as far as without, updates of no common direction 1 / sqrt(1 - m**2).
+    """
+    decays = [
+        value
+        for _, name, value in session.hyperparameters()
+        if name in ("momentum", "betas.0") and 0.0 <= value < 1.0
+    ]
+    decay = max(decays, default=0.0)
+    return math.sqrt((1.0 + decay) / (1.0 - decay))
