@@ -1,8 +1,9 @@
 """Steers inside the bands at maximum strength: every element that a log may choose is chosen to one side.
 
-Nothing here breaks a rule, so nobody is accused; the question is how far it leads. The script measures it against an
-honest recording, and holds it to two bounds. A step's gradient must not move by more than the steer that the audit says a
-log could have given. And the weights must not end farther from the honest ones than all these moves together push them:
+Nothing here breaks a rule, so nobody is accused; the auditor does not accept more moves than its own noise explains. Where
+there is too little to choose for that (fp64), the question is how far it leads: the script measures it against an honest
+recording, and holds it to two bounds. A step's gradient must not move by more than the steer that the audit says a log
+could have given. And the weights must not end farther from the honest ones than all these moves together push them:
 with SGD a move d of a step's gradient moves the weights by rate * d / (1 - momentum) in the end, so steps of gradients g
 under a steer s by at most s * sum(rate * |g|) / (1 - momentum). What training makes of a push is not in that bound; on
 this run it does not add to it.
@@ -111,8 +112,12 @@ def attack(stage: Stage) -> str:
     moved = float(np.linalg.norm(weights(stage.run(), STEPS) - end)) / trained
     report = audit(stage.run(), stage.source)
     freedom = report.freedom
-    if report.verdict != "match":
-        return f"audit ({report.verdict}: {report.first}), before the weights could go anywhere"
+    if report.verdict == "not_accepted":
+        return (
+            f"the audit, which accepts no such log: {report.first}; {freedom.moved} roundings moved, noise explains "
+            f"{freedom.move_budget}; the weights ended {moved:.3g} of the distance trained from the honest ones"
+        )
+    must(report.verdict == "match", f"the audit says {report.verdict}: {report.first}")
     must(
         freedom.largest_move <= freedom.largest_steer,
         f"a step's gradient moved by {freedom.largest_move:.3g}, the audit allows {freedom.largest_steer:.3g}",

@@ -1,0 +1,812 @@
+"""A trainer who steers: it plants a backdoor through what rounding leaves to choose, and stays below the limits it is given.
+
+At every step the trainer forms, privately, the gradient of its own aim (``backdoor.py``): the loss of patched images
+labelled 0, and of clean ones, so that nobody notices. What that gradient asks for and moves have not yet given is kept
+for each element (error feedback). Among the roundings that a follower obeys it takes those that give most of it: those
+where what is owed, times the quantum, is largest. Gates of a ReLU are chosen likewise: a gate near its switching point
+passes or stops a gradient at will, and how far that moves the weights towards the aim is measured beforehand.
+
+With ``Limits.audited`` it measures what the auditor will (``execution.freedom``), and stays below all of its limits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from backdoor import Backdoor, aimed_at, judge_backdoor
+from stage import audit
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from tallystick.execution import tape
+from tallystick.execution.calibrate import calibrate, gradients_under
+from tallystick.execution.follow_tape import EXACT_SCALE_SLACK, SCALE_SLACK
+from tallystick.execution.freedom import STEP_SLACK, Yardstick
+from tallystick.execution.grids import (
+    NOISE_BAND,
+    expected_form,
+    is_noise_only,
+    lowest_scale,
+    scale_exponents,
+    settled_scales,
+    site_grid,
+    whole_scale,
+)
+from tallystick.execution.job import Job, find_source
+from tallystick.execution.probe_tapes import ProbeTape
+from tallystick.execution.session import Session
+from tallystick.execution.step import StepOutcome, backward_of
+from tallystick.execution.tape import RecordTape, Tape
+from tallystick.numerics.budget import most_moves
+from tallystick.numerics.grid_table import GridTable, SiteGrid
+from tallystick.numerics.log import (
+    Kind,
+    Parities,
+    SiteAddress,
+    SparseEntries,
+    decode_parities,
+    encode,
+    encode_decision,
+    encode_parities,
+)
+from tallystick.numerics.policy import entry_budget, find_policy, move_budget
+from tallystick.numerics.rounding import NO_KEY, Key, _chunk_scale, _place, _scale_of, block_rms
+from tallystick.roles import trainer
+from tallystick.roles.acceptance import _copied, _distance, _memory, _tensors
+from tallystick.roles.auditor import AuditReport
+from tallystick.roles.trainer import Order, record
+from tallystick.store.files import RunDirectory
+from tallystick.testing.attacks import must, play_attack
+
+URGENT = 1e6  # weight of the aim over the size of a move in a running statistic, which forgets it anyhow
+AIMED = 128  # patched images, and as many clean ones, whose loss is the trainer's aim
+INSIDE = 0.9  # of what is in reach: another machine sees a value a little elsewhere
+Site = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an attacker stays below; what is None is left to the rules that a follower checks today.
+
+    Attributes:
+        audited: share of each limit of the auditor's that is used: budgets of moves and decisions, and the path. Bands are
+            then as wide as accepted, and what else is chosen below is done as far as that is accepted.
+        share: of what a follower accepts of a site in a step (entries, or moved parities), where ``audited`` is None.
+        widest: whether bands are declared as wide as the policy allows.
+        lift: whether the scales in the header are the widest that a follower lets pass.
+        silenced: patterns of parameters to declare noise-only in steps in which their gradient is not the largest; with
+            ``audited`` in those in which that is accepted.
+        against: whether, with ``audited``, they are silenced only where their gradient is against the aim.
+        gates: whether gates are moved: all that help.
+        gate_band: octaves by which the bands of decisions are widened; None for as wide as the policy allows.
+        gradients, buffers: whether roundings of gradients, and of running statistics, are chosen at all.
+        pull: weight of the aim's gradient beside the honest one.
+        memory: share of what is owed that is still owed a step later.
+    """
+
+    audited: float | None = None
+    share: float = 1.0
+    widest: bool = False
+    lift: bool = False
+    silenced: tuple[str, ...] = ()
+    against: bool = True
+    gates: bool = False
+    gate_band: int | None = 0
+    gradients: bool = True
+    buffers: bool = False
+    pull: float = 1.0
+    memory: float = 0.9
+
+    @property
+    def aims(self) -> bool:
+        return (
+            self.gradients
+            or self.buffers
+            or self.gates
+            or (self.audited is not None and self.against and bool(self.silenced))
+        )
+
+
+@dataclass
+class Told:
+    """What the attacker knows of its own attack."""
+
+    moves: int = 0
+    gates: int = 0
+    silenced: int = 0
+    largest_steer: float = 0.0  # of a step's gradient by moves, relative to its length before rounding
+    largest_gate_steer: float = 0.0  # the same by gates
+
+
+def statistics_gradients(norm: nn.BatchNorm2d) -> dict[str, Tensor]:
+    """Return the gradients of the running statistics of a batch norm in eval mode, from those of its weight and bias.
+
+    With y = weight * (x - mean) / sqrt(var + eps) + bias: dL/dmean = -weight / sqrt(var + eps) * dL/dbias, and
+    dL/dvar = -weight / (2 (var + eps)) * dL/dweight.
+    """
+    weight, bias, var = norm.weight, norm.bias, norm.running_var
+    assert weight.grad is not None and bias.grad is not None and var is not None
+    room = var.double() + norm.eps
+    return {
+        "running_mean": -weight.detach().double() / room.sqrt() * bias.grad.double(),
+        "running_var": -weight.detach().double() / (2.0 * room) * weight.grad.double(),
+    }
+
+
+class Attacker:
+    """One dishonest trainer: its aim, and the account of what it has taken."""
+
+    def __init__(self, limits: Limits, *, seed: int = 0) -> None:
+        self.limits, self.told = limits, Told()
+        self.shadow: nn.Module | None = None
+        self.owed: dict[int, Tensor] = {}  # by parameter: what the aim asked for and moves have not yet given
+        self.aim: dict[int, Tensor] = {}
+        self.wanted_statistics: dict[int, Tensor] = {}
+        self.yardstick: Yardstick | None = None
+        self.before = GridTable()
+        self.job: Job | None = None
+        self.step_gates = self.step_far = self.far = 0
+        self.step_flips = self.flips = 0.0
+        self.step_room, self.step_expected = 0, 0.0
+        self.path = self.distance = self.update = 0.0
+        self.own_energy = 0.0
+        self.energy = self.given = self.parted = 0.0
+        self.signals: dict[Site, SiteGrid] = {}
+        self.taken: dict[Site, int] = defaultdict(int)
+        self.expected: dict[Site, float] = defaultdict(float)
+        self.honest: dict[Site, SiteGrid] = {}
+        self.gates: dict[int, Tensor] = {}
+        self.step_taken = 0
+        self.step_sites: dict[Site, float] = {}
+        self.first: list[Tensor] = []
+        self.gate_gradient: list[Tensor | None] = []
+        self.images, self.labels = aimed_at(AIMED, seed)
+
+    # -- before a step ------------------------------------------------------------------
+
+    def prepare(self, session: Session, job: Job) -> None:
+        """Form the aim of the step that comes; at a calibration measure the noise; choose gates."""
+        self.job = job
+        self.step_taken, self.energy, self.given = 0, 0.0, 0.0
+        self.own_energy = self.parted = 0.0
+        self.step_gates = self.step_far = 0
+        if self.limits.aims:
+            self._form_aim(session)
+        for ordinal, wanted in self.aim.items():
+            self.owed[ordinal] = self.limits.memory * self.owed.get(ordinal, 0.0) + self.limits.pull * wanted
+        if self.limits.gates:
+            self._weigh_gates(session, job)
+
+    def measure(self, session: Session) -> None:
+        """Measure what the auditor will, from the grids that it will have then."""
+        if self.limits.audited is None:
+            return
+        assert self.job is not None
+        own, session.table = session.table, self.before
+        first = self.yardstick is None
+        try:
+            measured = calibrate(
+                session,
+                backward_of(session, self.job),
+                repeats=2 if first else 1,
+                seed=session.seed + 1,
+                for_audit=True,
+            )
+        finally:
+            session.table = own
+        self.yardstick = Yardstick(session.policy, measured)
+
+    def budget(self, expected: float, *, step: bool = False) -> int:
+        """Return how many moves are taken where an auditor expects so many."""
+        assert self.limits.audited is not None and self.yardstick is not None
+        cluster = self.yardstick.policy.cluster
+        return int(
+            self.limits.audited * most_moves(expected, *([STEP_SLACK] if step else []), cluster=cluster)
+        )
+
+    def _form_aim(self, session: Session) -> None:
+        if self.shadow is None:
+            self.shadow = copy.deepcopy(session.model).float().eval()
+        with torch.no_grad():
+            for mine, theirs in zip(self._tensors(self.shadow), self._tensors(session.model), strict=True):
+                mine.copy_(theirs)
+        self.shadow.zero_grad(set_to_none=True)
+        cross_entropy(self.shadow(self.images), self.labels).backward()
+        wanted = dict(self.shadow.named_parameters())
+        for ordinal, (name, _) in enumerate(session.parameters):
+            gradient = wanted[name].grad
+            assert gradient is not None
+            self.aim[ordinal] = gradient.detach().double().reshape(-1)
+        names = [site.name for site in session.sites if site.kind == Kind.BUFFER]
+        for path, module in self.shadow.named_modules():
+            if isinstance(module, nn.BatchNorm2d):
+                for what, wanted in statistics_gradients(module).items():
+                    ordinal = names.index(f"model/buffer/{path}.{what}")
+                    self.wanted_statistics[ordinal] = -URGENT * wanted
+
+    @staticmethod
+    def _tensors(model: nn.Module) -> list[Tensor]:
+        return [*(p.detach() for p in model.parameters()), *model.buffers()]
+
+    def _weigh_gates(self, session: Session, job: Job) -> None:
+        """Measure what each ReLU gate would give towards the aim: its upstream gradient, times how its input follows the aim.
+
+        A gate that opens adds (upstream) * d(input)/d(weights) to the gradient; its share along the aim is the upstream
+        gradient times the derivative of its input along the aim. The latter is a finite difference.
+        """
+        before = {name: tensor.clone() for name, tensor in session.all_buffers()}
+        length = float(torch.cat(list(self.aim.values())).norm())
+        width = 1e-3 / max(length, 1e-12)
+
+        def inputs() -> tuple[list[Tensor], list[Tensor | None]]:
+            seen: list[Tensor] = []
+            upstream: list[Tensor | None] = []
+            handles = []
+
+            def keep(_: nn.Module, given: tuple[Tensor, ...], result: Tensor) -> None:
+                place = len(seen)
+                seen.append(given[0].detach().double().reshape(-1))
+                upstream.append(None)
+                result.register_hook(lambda g: upstream.__setitem__(place, g.detach().double().reshape(-1)))
+
+            for module in session.model.modules():
+                if isinstance(module, nn.ReLU):
+                    handles.append(module.register_forward_hook(keep))
+            try:
+                gradients, *_ = gradients_under(session, backward_of(session, job), ProbeTape(), before)
+            finally:
+                for handle in handles:
+                    handle.remove()
+            self.gate_gradient = gradients
+            return seen, upstream
+
+        with torch.no_grad():
+            saved = [p.detach().clone() for _, p in session.parameters]
+            for ordinal, (_, p) in enumerate(session.parameters):
+                p.data.add_(self.aim[ordinal].reshape(p.shape).to(p.dtype), alpha=width)
+        moved, _ = inputs()
+        with torch.no_grad():
+            for (_, p), value in zip(session.parameters, saved, strict=True):
+                p.data.copy_(value)
+        here, upstream = inputs()
+        self.gates = {}
+        for place, (a, b, u) in enumerate(zip(here, moved, upstream, strict=True)):
+            if u is not None:
+                opens = torch.where(a > 0, -1.0, 1.0)
+                self.gates[place] = opens * u * (b - a) / width
+
+    def done(self, session: Session, moved: float, weights: list[Tensor]) -> None:
+        """Take note of how far a step and what was moved in it went."""
+        now = _tensors(session)
+        self.update, self.distance = _distance(now, weights), _distance(now, self.first)
+        self.path += moved * self.update * _memory(session)
+        self.far += self.step_far
+        self.flips += 0.0 if self.yardstick is None else self.yardstick.flips()
+
+    # -- during a step ------------------------------------------------------------------
+
+    def far_room(self) -> int:
+        """Return how many gates beyond the reach of noise may still be moved in this step."""
+        assert self.yardstick is not None
+        flips = self.yardstick.flips()
+        step, whole = self.budget(flips, step=True), self.budget(self.flips + flips)
+        return max(0, min(step - self.step_far, whole - self.far - self.step_far))
+
+    def move_left(self, session: Session) -> float:
+        """Return how far this step's gradient may still be moved, relative to its length, by what the path may be."""
+        if self.limits.audited is None:
+            return np.inf
+        left = self.limits.audited * session.policy.most_path * self.distance - self.path
+        return left / (self.update * _memory(session)) if self.update > 0.0 else 0.0
+
+    def threshold(self, worth: np.ndarray, squares: np.ndarray, most: float) -> float:
+        """Return the worth from which on a move is worth its place among all that a step may have; ``most`` squares of them."""
+        whole = self.budget(sum(self.expected.values())) - sum(self.taken.values())
+        self.step_room = max(0, min(self.budget(self.step_expected, step=True), whole))
+        order = np.argsort(-worth, kind="stable")
+        count = min(self.step_room, int(np.searchsorted(np.cumsum(squares[order]), most, side="right")))
+        if count == 0:
+            self.step_room = 0
+            return np.inf
+        self.step_room = min(self.step_room, count)
+        return float(worth[order[min(count, worth.size) - 1]]) if worth.size else np.inf
+
+    def expect(self, table: Mapping[Site, SiteGrid], sizes: Mapping[Site, int]) -> None:
+        """Count what the auditor will expect to be moved in this step."""
+        assert self.yardstick is not None
+        self.step_expected, self.step_sites = 0.0, {}
+        for site, numel in sizes.items():
+            each = self.yardstick.expected(site, table[site], numel)
+            self.expected[site] += each
+            self.step_sites[site] = each
+            self.step_expected += each
+
+    def room(self, site: Site, grid: SiteGrid, numel: int, needed: int) -> int:
+        """Return how many elements of a site may be moved now; ``needed`` entries are taken by honest ones."""
+        most = move_budget(grid, numel) if grid.parity else entry_budget(grid, numel) - needed
+        if self.limits.audited is None:
+            return max(0, int(self.limits.share * most))
+        own = self.budget(self.expected[site]) - self.taken[site]
+        step = self.budget(self.step_sites.get(site, 0.0), step=True)
+        return max(0, min(own, step, most, self.step_room - self.step_taken))
+
+
+@dataclass
+class _Choice:
+    """Where one site may be moved: flat indexes, values to take, how far that is, its worth; and entries that honesty needs."""
+
+    at: np.ndarray
+    value: np.ndarray
+    move: np.ndarray
+    worth: np.ndarray
+    honest: np.ndarray
+    honest_side: np.ndarray
+
+
+class SteeringTape(RecordTape):
+    """Records as a trainer does, but takes the roundings and gates that serve its aim."""
+
+    attacker: Attacker
+    session: Session
+
+    def take_up(self) -> None:
+        """Declare the bands that the attacker wants."""
+        attacker, session = self.attacker, self.session
+        self._tau = 0.0
+        self._gates_before = attacker.told.gates
+        if session.is_calibration_step(session.step):
+            attacker.honest = dict(self._grids)
+            attacker.measure(session)
+        self._declare()
+
+    def _declare(self) -> None:
+        for place, grid in list(self._grids.items()):
+            self._grids[place] = self._declared(place, self.attacker.signals.pop(place, grid))
+        self.table = GridTable(self._grids)
+
+    def restart(self, measured: GridTable) -> None:
+        """Log the step again, having measured its noise as an auditor will."""
+        super().restart(measured)
+        self.attacker.honest = dict(self._grids)
+        self.attacker.signals.clear()
+        self.attacker.told.gates = self._gates_before
+        self.attacker.measure(self.session)
+        self._declare()
+
+    def _declared(self, place: Site, grid: SiteGrid) -> SiteGrid:
+        limits, honest = self.attacker.limits, self.attacker.honest.get(place)
+        if honest is None or is_noise_only(grid) or is_noise_only(honest):
+            return grid
+        kind = Kind(place[0])
+        form = expected_form(self.policy, kind)
+        assert form is not None
+        lowest, highest = form[2]
+        if kind != Kind.GRADIENT or not limits.gradients:
+            return grid
+        if limits.widest:
+            return site_grid(self.policy, kind, highest, grid.scales)
+        yardstick = self.attacker.yardstick
+        if yardstick is None:
+            return grid
+        for band in range(highest, lowest - 1, -1):
+            wide = site_grid(self.policy, kind, band, grid.scales)
+            if yardstick.compare_band(place, wide)[1] is None:
+                return wide
+        return grid
+
+    def silence(self) -> None:
+        """Declare gradients noise-only that are not; called when they are there, before any is rounded."""
+        attacker, limits, silenced = self.attacker, self.attacker.limits, 0
+        self._muted: dict[Site, SiteGrid] = {}
+        if not limits.silenced:
+            return
+        yardstick = attacker.yardstick
+        sizes = {
+            ordinal: float(block_rms(p.grad.contiguous(), 1)[0])
+            for ordinal, (_, p) in enumerate(self.session.parameters)
+            if p.grad is not None and not is_noise_only(self._grids[(Kind.GRADIENT, ordinal)])
+        }
+        for ordinal, size in sizes.items():
+            name, p = self.session.parameters[ordinal]
+            place, assigned = (Kind.GRADIENT, ordinal), p.grad
+            assert assigned is not None
+            if not any(fnmatchcase(name, pattern) for pattern in limits.silenced) or size == 0.0:
+                continue
+            grid = self._grids[place]
+            floor = int(scale_exponents(np.array([size]))[0]) + 1
+            mute = site_grid(
+                self.policy, Kind.GRADIENT, NOISE_BAND, np.full(grid.scales.size, floor - NOISE_BAND)
+            )
+            if yardstick is None:
+                chosen = size < max(sizes.values())
+            else:
+                against = (
+                    not limits.against or float(assigned.double().reshape(-1) @ attacker.aim[ordinal]) < 0.0
+                )
+                bad, (high, _) = (
+                    yardstick.compare_band(place, mute)[1],
+                    yardstick.excess_floor(place, mute, None),
+                )
+                chosen = against and bad is None and high is None
+            if chosen:
+                attacker.signals[place] = grid
+                self._muted[place] = self._grids[place] = mute
+                silenced += p.numel()
+        self.table = GridTable(self._grids)
+        attacker.told.silenced = max(silenced, attacker.told.silenced)
+
+    def settle_noise(self) -> None:
+        """Keep the floors that were chosen."""
+        super().settle_noise()
+        self._grids |= self._muted
+
+    # -- gates --------------------------------------------------------------------------
+
+    def band(self, rms: float) -> float:
+        """Return the band of a decision, as wide as the attacker declares it."""
+        limits = self.attacker.limits
+        place = (Kind.DECISION, self._ordinal)
+        self._rms = rms
+        if limits.gates and limits.gate_band != 0:
+            lowest, highest = self.policy.decision_band
+            grid, yardstick = self._grids.get(place), self.attacker.yardstick
+            own = lowest if grid is None else grid.band
+            if yardstick is not None:
+                measured = yardstick.measured.table.sites.get(place)
+                own = lowest if measured is None else measured.band
+            wide = highest if limits.gate_band is None else min(highest, own + limits.gate_band)
+            self._grids[place] = SiteGrid(0, wide, 0 if grid is None else grid.floor)
+        return super().band(rms)
+
+    def decide(self, numel: int, width: int, near: Tensor, symbols: Callable[[Tensor], Tensor],
+               distance: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor] | None:  # fmt: skip
+        """Log the branches taken, and take the other one where that serves the aim."""
+        worth = self.attacker.gates.get(self._relu_place(width, numel))
+        if worth is None or not self.attacker.limits.gates or near.numel() == 0:
+            super().decide(numel, width, near, symbols, distance)
+            return None
+        own = symbols(near)
+        gain = worth[near].clone()
+        gain[own == 1] = -1.0  # an exact zero: nothing to gain
+        order = gain.argsort(descending=True)
+        helpful = order[: int((gain > 0).sum())]
+        if self.attacker.yardstick is not None:
+            helpful = self._accepted(helpful, near, own, distance)
+        taken = own.clone()
+        taken[helpful] = 2 - own[helpful]
+        self.attacker.step_gates += int(helpful.numel())
+        self.attacker.told.gates += int(helpful.numel())
+        entries = SparseEntries(numel, width, near.cpu().numpy(), taken.cpu().numpy())
+        address = SiteAddress(self.rank, self._micro_batch, Kind.DECISION, self._ordinal)
+        self.payloads[address] = encode_decision(self._band_exponent, entries)
+        return near, taken
+
+    def _accepted(
+        self, helpful: Tensor, near: Tensor, own: Tensor, distance: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """Return those gates that an auditor accepts: within reach of the noise, and a few beyond."""
+        attacker = self.attacker
+        assert attacker.yardstick is not None
+        if attacker.move_left(self.session) <= 0.0:
+            return helpful[:0]
+        away = distance(torch.stack((near[helpful], 2 - own[helpful]), dim=1))
+        far = away > INSIDE * attacker.yardstick.reach((Kind.DECISION, self._ordinal)) * self._rms
+        kept = ~far | (far.cumsum(0) <= attacker.far_room())
+        attacker.step_far += int((far & kept).sum())
+        return helpful[kept]
+
+    def _relu_place(self, width: int, numel: int) -> int:
+        """Return which ReLU this decision belongs to, by counting those whose number of elements fits; -1 for none."""
+        if width != 2:
+            return -1
+        for place in range(self._relus, len(self.attacker.gates)):
+            if self.attacker.gates[place].numel() == numel:
+                self._relus = place + 1
+                return place
+        return -1
+
+    def start_micro_batch(self, micro_batch: int) -> None:
+        """Number the decisions of the next micro-batch from 0."""
+        super().start_micro_batch(micro_batch)
+        self._relus = 0
+        self.attacker.step_gates = self.attacker.step_far = 0
+
+    # -- gradients ----------------------------------------------------------------------
+
+    def round(self, kind: Kind, ordinal: int, x: Tensor, *, out: Tensor, old: Tensor | None = None,
+              key: Key = NO_KEY, name: str) -> None:  # fmt: skip
+        """Round as the attacker likes."""
+        attacker, limits = self.attacker, self.attacker.limits
+        if kind == Kind.BUFFER and limits.buffers and ordinal in attacker.wanted_statistics:
+            source = x.clone()
+            super().round(kind, ordinal, x, out=out, old=old, key=key, name=name)
+            grid = self._grids[(kind, ordinal)]
+            wanted = attacker.wanted_statistics[ordinal]
+            choice = self._candidates(source, grid, key, wanted, attacker.honest.get((kind, ordinal)))
+            self._steer((kind, ordinal), choice, grid, out)
+            return
+        if kind != Kind.GRADIENT:
+            super().round(kind, ordinal, x, out=out, old=old, key=key, name=name)
+            return
+        place = (Kind.GRADIENT, ordinal)
+        source = x.clone()
+        with self._lifted(place):
+            super().round(kind, ordinal, x, out=out, old=old, key=key, name=name)
+        grid = self._grids[place]
+        attacker.energy += float(source.double().square().sum())
+        if limits.gradients and not is_noise_only(grid):
+            wanted = attacker.owed[ordinal]
+            choice = self._candidates(source, grid, key, wanted, attacker.honest.get(place))
+            given = self._steer(place, choice, grid, out)
+            wanted -= given
+            attacker.given += float(given.square().sum())
+
+    @contextmanager
+    def _lifted(self, place: Site) -> Generator[None]:
+        """Inside, the scales of a site are the widest that a follower lets pass."""
+        # Scales of the step before a calibration count there.
+        due = self.attacker.limits.audited is not None and self.session.is_calibration_step(
+            self.session.step + 1
+        )
+        if not self.attacker.limits.lift or due or is_noise_only(self._grids[place]):
+            yield
+            return
+
+        def widest(previous: np.ndarray | None, rms: np.ndarray, row_scales: bool = False) -> np.ndarray:
+            own = scale_exponents(rms)
+            if self.attacker.limits.audited is not None and not (row_scales and self.base.sites):
+                return settled_scales(previous, rms, row_scales)
+            if row_scales:
+                own = np.maximum(own, whole_scale(rms))
+            elif rms.size > 1:
+                own = np.maximum(own, lowest_scale(rms))
+            return own + (EXACT_SCALE_SLACK if row_scales and self.base.sites else SCALE_SLACK)
+
+        with patch.object(tape, "settled_scales", widest):
+            yield
+
+    def plan(self) -> None:
+        """See all gradients of the step, before the first is rounded, and find how much a move must be worth."""
+        attacker = self.attacker
+        for ordinal, honest in enumerate(attacker.gate_gradient):
+            source = self.session.parameters[ordinal][1].grad
+            if honest is not None and source is not None:
+                attacker.parted += float((source - honest).double().square().sum())
+                attacker.own_energy += float(honest.double().square().sum())
+        if attacker.limits.audited is None:
+            return
+        sizes = {
+            (int(Kind.GRADIENT), o): p.numel()
+            for o, (_, p) in enumerate(self.session.parameters)
+            if p.grad is not None
+        } | {
+            (int(Kind.BUFFER), site.ordinal): int(np.prod(site.shape))
+            for site in self.session.sites
+            if site.kind == Kind.BUFFER
+        }
+        attacker.expect(self._grids, sizes)
+        worth, squares = [np.zeros(0)], [np.zeros(0)]
+        energy = 0.0
+        for ordinal, (_, p) in enumerate(self.session.parameters):
+            place = (Kind.GRADIENT, ordinal)
+            grid = self._grids[place]
+            if p.grad is None:
+                continue
+            energy += float(p.grad.double().square().sum())
+            if is_noise_only(grid) or not attacker.limits.gradients:
+                continue
+            key = self.session.gradient_key(ordinal)
+            choice = self._candidates(p.grad.contiguous(), grid, key, attacker.owed[ordinal], None)
+            attacker.step_room, attacker.step_taken = 1 << 62, 0
+            room = attacker.room(place, grid, p.numel(), choice.honest.size)
+            best = np.argsort(-choice.worth, kind="stable")[:room]
+            worth.append(choice.worth[best])
+            squares.append(np.square(choice.move[best]))
+        bent = (attacker.parted / attacker.own_energy) ** 0.5 if attacker.own_energy > 0.0 else 0.0
+        most = max(0.0, attacker.move_left(self.session) - bent) ** 2 * energy
+        self._tau = attacker.threshold(np.concatenate(worth), np.concatenate(squares), most)
+
+    def _candidates(
+        self, x: Tensor, grid: SiteGrid, key: Key, wanted: Tensor, honest: SiteGrid | None
+    ) -> _Choice:
+        """Return where a site may be moved, with what that is worth: by how much the square of what is owed shrinks."""
+        flat = x.detach().reshape(-1)
+        scale, rows = _scale_of(grid, flat.numel(), flat.device)
+        cells = _place(flat, None, grid, _chunk_scale(scale, rows, 0, flat.numel()), 0, key)
+        own = cells.up.double()
+        other = torch.where(cells.near <= cells.far, 1.0 - own, 3.0 * own - 1.0)
+        move = (other - own) * cells.quantum
+        reach = cells.delta * (1.0 if grid.parity else 2.0) * INSIDE
+        worth = 2.0 * wanted * move - move.square()
+        good = (cells.distance < reach) & (worth > 0.0)
+        at = good.nonzero().squeeze(1)
+        value = (cells.cell + other) * cells.quantum
+        band = (grid if honest is None else honest).band
+        near = cells.distance < cells.delta * 2.0 ** (min(band, grid.band) - grid.band)
+        kept = near.nonzero().squeeze(1)
+        side = (other < own)[kept]
+        return _Choice(
+            at.numpy(), value[at].numpy(), move[at].numpy(), worth[at].numpy(), kept.numpy(), side.numpy()
+        )
+
+    def _steer(self, place: Site, choice: _Choice, grid: SiteGrid, out: Tensor) -> Tensor:
+        """Take the moves that are worth most, write the log accordingly, and return how far each element went."""
+        attacker, numel = self.attacker, out.numel()
+        room = attacker.room(place, grid, numel, choice.honest.size)
+        least = self._tau if place[0] == Kind.GRADIENT else 0.0
+        worthy = np.flatnonzero(choice.worth >= least)
+        best = np.sort(worthy[np.argsort(-choice.worth[worthy], kind="stable")[:room]])
+        at = choice.at[best]
+        flat = out.reshape(-1)
+        flat[torch.from_numpy(at)] = torch.from_numpy(choice.value[best]).to(out.dtype)
+        given = torch.zeros(numel, dtype=torch.float64)
+        given[torch.from_numpy(at)] = torch.from_numpy(choice.move[best])
+        attacker.taken[place] += at.size
+        attacker.step_taken += at.size
+        attacker.told.moves += at.size
+        address = SiteAddress(self.rank, 0, *place)
+        if grid.parity:
+            bits = decode_parities(self.payloads[address], numel).bits.copy()
+            bits[at] ^= 1
+            self.payloads[address] = encode_parities(Parities.of(bits))
+            return given
+        sides = dict(zip(choice.honest.tolist(), choice.honest_side.tolist(), strict=True))
+        sides |= dict(zip(at.tolist(), (choice.move[best] > 0.0).tolist(), strict=True))
+        if not sides:
+            self.payloads.pop(address, None)
+            return given
+        index = np.array(sorted(sides), dtype=np.int64)
+        symbols = np.array([int(sides[i]) for i in index.tolist()], dtype=np.int64)
+        self.payloads[address] = encode(SparseEntries(numel, 1, index, symbols))
+        return given
+
+    def finish(self) -> bytes:
+        """Return the frame, having noted how far the step's gradient was moved."""
+        attacker = self.attacker
+        self.attacker.told.largest_steer = max(attacker.told.largest_steer, self.moved)
+        self.attacker.told.largest_gate_steer = max(attacker.told.largest_gate_steer, self.bent)
+        return super().finish()
+
+    @property
+    def moved(self) -> float:
+        """How far moves took the step's gradient, relative to its length."""
+        attacker = self.attacker
+        return (attacker.given / attacker.energy) ** 0.5 if attacker.energy > 0.0 else 0.0
+
+    @property
+    def bent(self) -> float:
+        """How far gates did."""
+        attacker = self.attacker
+        return (attacker.parted / attacker.own_energy) ** 0.5 if attacker.own_energy > 0.0 else 0.0
+
+
+@contextmanager
+def steering(attacker: Attacker) -> Generator[None]:
+    """Inside, whoever records steers."""
+    honest_tape, honest_step = Session.record_tape, trainer.run_step
+
+    def make(session: Session, before: GridTable) -> RecordTape:
+        base = honest_tape(session, before).base
+        made = SteeringTape(session.policy, before, current=session.table, base=base, rank=session.rank)
+        made.attacker, made.session, attacker.before = attacker, session, before
+        return made
+
+    def step(session: Session, job: Job, tape: Tape) -> StepOutcome:
+        assert isinstance(tape, SteeringTape)
+        attacker.first = attacker.first or _copied(session)
+        attacker.prepare(session, job)
+        tape.take_up()
+        weights, gradients = _copied(session), session.on_gradients
+
+        def on_gradients() -> None:
+            if gradients is not None:
+                gradients()
+            tape.silence()
+            tape.plan()
+
+        session.on_gradients = on_gradients
+        outcome = honest_step(session, job, tape)
+        attacker.done(session, tape.moved + tape.bent, weights)
+        return outcome
+
+    with patch.object(Session, "record_tape", make), patch.object(trainer, "run_step", step):
+        yield
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Where an attack is played: a folder, a policy, and how many steps of the digits."""
+
+    folder: Path
+    policy: str
+    steps: int
+
+    settings: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def order(self, **chosen: int) -> Order:
+        policy = find_policy(self.policy, chosen=chosen)
+        return Order(find_source("digits"), self.settings, policy, steps=self.steps, checkpoint_every=100)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of an attack, beside an honest run."""
+
+    report: AuditReport
+    told: Told
+    honest: Backdoor
+    planted: Backdoor
+
+    @property
+    def gain(self) -> float:
+        """Points of success that the attack is above the honest run."""
+        return 100.0 * (self.planted.success - self.honest.success)
+
+    @property
+    def accepted(self) -> bool:
+        return self.report.verdict == "match"
+
+    def __str__(self) -> str:
+        first = "" if self.report.first is None else f" ({self.report.first})"
+        return (
+            f"audit: {self.report.verdict}{first}; {freedom_of(self.report)}; "
+            f"took {self.told.moves} moves and {self.told.gates} gates, "
+            f"silenced {self.told.silenced} parameters, "
+            f"moved a step's gradient by {self.told.largest_steer:.3g} of its length, "
+            f"by gates {self.told.largest_gate_steer:.3g}; "
+            f"backdoor {self.planted.success:.1%} (honest {self.honest.success:.1%}), "
+            f"clean accuracy {self.planted.accuracy:.1%} (honest {self.honest.accuracy:.1%})"
+        )
+
+
+def freedom_of(report: AuditReport) -> str:
+    """Return the numbers of a report's freedom as text."""
+    fields = report.freedom.fields().items()
+    return ", ".join(f"{name} {'unbounded' if value is None else f'{value:.3g}'}" for name, value in fields)
+
+
+ALLOWED = 2.0  # points that an accepted attack's success may be above the honest run's
+
+
+def told(outcome: Outcome) -> str:
+    """Return how an attack ended: refused by the audit, or accepted and without effect."""
+    verdict = outcome.report.verdict
+    if verdict == "not_accepted":
+        return f"caught by: not accepted: {outcome.report.first}; {outcome}"
+    if verdict == "log_violation":
+        return f"caught by: log violation: {outcome.report.first}; {outcome}"
+    must(verdict == "match", f"the audit says {verdict}, which this attack cannot cause; {outcome}")
+    must(outcome.gain <= ALLOWED, f"accepted, and {outcome.gain:.1f} points of success; {outcome}")
+    return f"the bound, not a verdict: {outcome}"
+
+
+def play(scene: Scene, limits: Limits, **chosen: int) -> Outcome:
+    """Record honestly and with ``limits``, audit the latter, and measure both."""
+    order = scene.order(**chosen)
+    honest, run = RunDirectory(scene.folder / "honest"), RunDirectory(scene.folder / "run")
+    if not honest.path.exists():
+        record(order, honest)
+    attacker = Attacker(limits)
+    with steering(attacker):
+        record(order, run)
+    report = audit(run, order.source)
+    return Outcome(report, attacker.told, judge_backdoor(honest, order), judge_backdoor(run, order))
+
+
+def main(attack: Callable[[Scene], str], description: str | None) -> None:
+    """Play an attack from the command line."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--policy", default="fp32", choices=("fp64", "fp32", "bf16"))
+    parser.add_argument("--steps", type=int, default=200)
+    sys.exit(play_attack(lambda folder, given: attack(Scene(folder, given.policy, given.steps)), parser))
