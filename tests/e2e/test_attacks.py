@@ -13,8 +13,12 @@ import pytest
 from tallystick.testing.attacks import NotCaught
 
 FOLDER = Path(__file__).resolve().parents[2] / "attacks"
-SHARED = {"stage", "court", "forgery"}  # what the scripts have in common
-ATTACKS = sorted(path for path in FOLDER.glob("*.py") if path.stem not in SHARED)
+SHARED = {"stage", "court", "forgery", "steering", "backdoor"}  # what the scripts have in common
+STEERED = {  # minutes each, and of their own form: run by hand
+    "wide_bands_backdoor", "backdoor_by_moves", "flipped_gates", "lifted_scales", "inflated_output",
+    "silenced_parameters", "combined_steering",
+}  # fmt: skip
+ATTACKS = sorted(path for path in FOLDER.glob("*.py") if path.stem not in SHARED | STEERED)
 ALSO_FP64 = {"edited_weights", "forged_entry", "other_form", "steered_log", "wide_band", "wide_scale"}
 CASES = [(path, "fp32") for path in ATTACKS] + [(path, "fp64") for path in ATTACKS if path.stem in ALSO_FP64]
 CASES += [(FOLDER / "steered_log.py", "bf16")]
@@ -24,7 +28,7 @@ BY = {
     "false_objection": "judge: auditor loses", "flooding_auditor": "auditor loses", "forged_record": "the reader of the record",
     "invented_list": "to whom nothing shows that the trainer made the list", "replayed_moves": "the reader of the bundle",
     "lying_auditor": "judge: auditor loses", "other_chunk_size": "the verifier", "proof_of_another_run": "the verifier",
-    "rewritten_log": "witness", "steered_log": "the bound, not a verdict", "swapped_statements": "the reader",
+    "rewritten_log": "witness", "steered_log": "the audit, which accepts no such log", "swapped_statements": "the reader",
     "two_answers": "the reader of the bundle", "unopened_state": "the judge, who takes no state",
 }  # fmt: skip
 
@@ -39,7 +43,8 @@ def test_an_attack_is_caught(path: Path, policy: str, tmp_path: Path) -> None:
     attack = importlib.import_module(path.stem).attack
     stage = importlib.import_module("stage").Stage(tmp_path, policy)
 
-    assert BY.get(path.stem, "trainer loses") in attack(stage)
+    quiet = (path.stem, policy) == ("steered_log", "fp64")  # there is next to nothing to choose
+    assert ("the bound, not a verdict" if quiet else BY.get(path.stem, "trainer loses")) in attack(stage)
 
 
 def test_an_attack_that_nobody_notices_is_told_apart(tmp_path: Path) -> None:

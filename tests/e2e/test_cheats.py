@@ -250,7 +250,8 @@ def test_what_honest_arithmetic_can_give_is_acceptable_and_nothing_else(tmp_path
     assert fault(other(weight, at), other(momentum, at)) in (weight, momentum)  # far from a boundary
     # A statistic is one of two neighbours.
     name = "model/buffer/norm2.running_mean"
-    near = states.values[int(Kind.BUFFER), states.buffers[name]]
+    (place,) = states.buffers[name]
+    near = states.values[place]
     at, lower, upper = int(near.index[0]), float(near.lower[0]), float(near.upper[0])
     assert lower < upper
     assert (fault((name, at, lower)), fault((name, at, upper))) == (None, None)

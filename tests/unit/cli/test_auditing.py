@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import base64
 import json
 import platform
 import shutil
 from pathlib import Path
 
 import pytest
+
+from tallystick.protocol.attest import AuditClaim, read_claim
+from tallystick.protocol.envelope import parse_statement
 
 FIELDS = {
     "verdict", "first_step", "steps", "differing_elements", "freedom",
@@ -26,14 +30,16 @@ def test_an_honest_run_matches(tally, recorded: Path) -> None:
         (2, 4, "match"),
         (4, 6, "match"),
     ]
-    assert set(fields["freedom"]) == {
-        "fraction",
-        "largest_steer",
-        "near",
-        "elements",
-        "moved",
-        "largest_move",
-    }
+    freedom = fields["freedom"]
+    assert set(freedom) == {
+        "fraction", "elements", "near", "moved", "expected_moves", "move_budget", "decisions_moved", "decisions_far",
+        "expected_decisions", "decision_budget", "largest_move", "largest_steer", "path_steer", "silenced_parameters",
+        "widest_band_ratio",
+    }  # fmt: skip
+    assert (freedom["moved"], freedom["largest_move"], freedom["path_steer"]) == (0, 0.0, 0.0)
+    assert 0.0 < freedom["expected_moves"] < freedom["move_budget"] < freedom["elements"]
+    assert 0.0 < freedom["largest_steer"] < 1e-2
+    assert 0.25 <= freedom["widest_band_ratio"] <= 4.0
     assert "total" in fields["seconds"]
 
 
@@ -43,6 +49,61 @@ def test_the_page_says_match_and_how_much_was_compared(tally, recorded: Path) ->
     assert answer.out.startswith("match: 6 steps repeated, every committed byte is the same\n")
     assert "3 of 3 match" in answer.out
     assert "0 differ" in answer.out
+
+
+def test_what_exceeds_a_limit_is_not_accepted_and_accuses_nobody(
+    tally, recorded: Path, tmp_path: Path
+) -> None:
+    steer = json.loads(tally("audit", recorded, "--json").out)["freedom"]["largest_steer"]
+
+    answer = tally("audit", recorded, "--max-steer", str(steer / 2), "--json")
+    page = tally("audit", recorded, "--max-steer", str(steer / 2))
+
+    fields = json.loads(answer.out)
+    assert (answer.code, page.code) == (4, 4)
+    assert (fields["verdict"], fields["differing_elements"], fields["divergence"]) == (
+        "not_accepted",
+        0,
+        None,
+    )
+    assert (fields["first"]["kind"], fields["first"]["own"]) == ("not_accepted", f"{steer / 2:.3g} at most")
+    assert fields["first"]["subject"] == "steer of one step's gradient"
+    assert fields["first_step"] == fields["first"]["step"]
+    assert page.out.startswith(
+        f"not accepted at step {fields['first_step']}: steer of one step's gradient (every byte"
+    )
+    assert "nobody is accused" in " ".join(page.out.split())
+    assert "the trainer says" not in page.out
+
+
+def test_a_statement_of_what_is_not_accepted_says_so(tally, recorded: Path, tmp_path: Path) -> None:
+    assert tally("key", "generate", tmp_path / "auditor").code == 0
+
+    answer = tally(
+        "audit",
+        recorded,
+        "--max-steer",
+        "0",
+        "--key",
+        tmp_path / "auditor",
+        "--statement",
+        tmp_path / "statement",
+    )
+
+    assert answer.code == 4
+    envelope = json.loads((tmp_path / "statement").read_bytes())
+    claim = read_claim(parse_statement(base64.b64decode(envelope["payload"])))
+    assert isinstance(claim, AuditClaim)
+    assert (claim.result, claim.segments) == ("not_accepted", ((0, 6),))
+
+
+def test_limits_that_nothing_exceeds_change_nothing(tally, recorded: Path) -> None:
+    """Recorded and audited on one machine: the log moves nothing, and no gradient of this job is noise only."""
+    limits = ("--max-steer", "inf", "--max-moves", "0", "--max-silenced", "0")
+
+    answer = tally("audit", recorded, *limits, "--json")
+
+    assert (answer.code, json.loads(answer.out)["verdict"]) == (0, "match")
 
 
 def test_a_segment_is_repeated_alone(tally, recorded: Path) -> None:
@@ -178,6 +239,13 @@ def test_a_source_that_is_not_here_must_be_given(tally, copied: Path) -> None:
         (["--device", "abacus"], "device abacus: unknown"),
         (["--job", "nowhere.py"], "no such file"),
         (["--seed", "1"], "--seed"),
+        (["--max-steer", "-0.1"], "--max-steer must be a number from 0 to inf, got -0.1"),
+        (["--max-steer", "nan"], "--max-steer must be a number from 0 to inf, got nan"),
+        (["--max-moves", "-1"], "--max-moves must be a number from 0 to inf, got -1"),
+        (["--max-moves", "1.5"], "--max-moves"),
+        (["--max-silenced", "-0.1"], "--max-silenced must be a number from 0 to 1, got -0.1"),
+        (["--max-silenced", "1.01"], "--max-silenced must be a number from 0 to 1, got 1.01"),
+        (["--max-silenced", "nan"], "--max-silenced must be a number from 0 to 1, got nan"),
     ],
 )
 def test_a_wrong_argument_is_refused_with_its_reason(

@@ -9,6 +9,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tallystick.roles import measure_honest
+from tallystick.roles.measure_honest import HonestAudit, HonestMatrix
+
 JOB = """
 import torch
 from torch import nn
@@ -137,3 +140,29 @@ LEARNING = (
     .replace("batch=lambda step: x,", "batch=at,")
     .replace('settings["init_seed"]', 'settings.get("init_seed", "0")')
 )
+
+
+@pytest.mark.parametrize("verdict", ["match", "not_accepted", None])
+def test_the_table_of_honest_audits_shows_moves_beside_their_budget(
+    tally: Any, monkeypatch: pytest.MonkeyPatch, verdict: str | None
+) -> None:
+    error = "audit: no" if verdict is None else None
+    first = "step 3: roundings moved so far is 40 at most, stated 1234" if verdict == "not_accepted" else None
+    moved, budget = (0, 0) if verdict is None else (1234, 5678)
+    audit = HonestAudit(
+        "digits", "fp32", "native", 20, verdict=verdict, moved=moved, budget=budget, first=first, error=error
+    )
+    monkeypatch.setattr(measure_honest, "measure_honest", lambda *_, **__: HonestMatrix((audit,)))
+
+    answer = tally("bench", "honest")
+    fields = json.loads(tally("bench", "honest", "--json").out)
+
+    assert answer.code == (0 if verdict == "match" else 1)
+    assert ("1,234 / 5,678" in " ".join(answer.out.split())) == (verdict is not None)
+    refused = int(verdict == "not_accepted")
+    assert f"0 false accusations and {refused} not accepted in 1 audits, must be 0" in answer.err
+    assert (fields["not_accepted"], fields["met"], fields["audits"][0]["budget"]) == (
+        refused,
+        verdict == "match",
+        budget,
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -35,7 +36,7 @@ def test_every_kind_of_site_is_measured_at_every_step_asked_for(tally, job: Path
     assert all(0 < site["in_rms"]["jitter"]["max"] < 1e-4 for site in gradients), "last-bit noise of binary32"
     assert all(2.0 ** site["band"] > site["largest_in_scale"]["jitter"] for site in gradients)
     assert fields["parameters"] == {
-        "gradient_floor": -5, "gradient_spacing": 4, "safety": 4, "recalibrate_every": 100,
+        "gradient_floor": -5, "gradient_spacing": 4, "safety": 3, "recalibrate_every": 100,
     }  # fmt: skip
     assert fields["expected"] == fields["expected_of_policy"]
 
@@ -165,13 +166,13 @@ def test_a_wrong_argument_is_refused_with_its_reason(
     assert reason in answer.err
 
 
-def test_a_site_too_noisy_for_the_policy_is_named_with_exit_3(tally, tmp_path: Path) -> None:
-    """The only gradient is 4,096 numbers less the same ones in another order: what rounding leaves, in any order of adding.
+def cancelling(place: Path, more: str) -> Path:
+    """A job whose loss is a sum over numbers and the same ones negated, in another order: what rounding leaves of nothing.
 
     Whole numbers would not do: a machine may add them up without an error, and jitter leaves them alone.
     """
-    noisy = tmp_path / "noisy.py"
-    noisy.write_text(
+    job = place / "noisy.py"
+    job.write_text(
         "import torch\n"
         "from tallystick.execution.job import Job\n"
         "def build(settings):\n"
@@ -180,13 +181,26 @@ def test_a_site_too_noisy_for_the_policy_is_named_with_exit_3(tally, tmp_path: P
         "    x = torch.randn(4096, 4, generator=chance)\n"
         "    rows = torch.cat((x, -x))[torch.randperm(8192, generator=chance)]\n"
         "    return Job(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-3), steps=4,\n"
-        "               batch=lambda step: rows, loss=lambda model, x: model(x).sum() + 1e6)\n"
+        f"               batch=lambda step: rows, loss=lambda model, x: model(x).sum(){more})\n"
     )
-    answer = tally("calibrate", noisy, "--policy", "fp32", "--json")
+    return job
+
+
+def test_a_site_too_noisy_for_the_policy_is_named_with_exit_3(tally, tmp_path: Path) -> None:
+    answer = tally("calibrate", cancelling(tmp_path, ""), "--policy", "fp32", "--json")
     assert answer.code == 3
     assert json.loads(answer.out)["kind"] == "Nondeterminism"
-    assert "gradient weight: is nothing but noise below 2**" in answer.err
-    assert "and there is no other gradient" in answer.err
+    assert re.search(
+        r"loss loss: its noise is 2\*\*-?\d+ of its scale, policy fp32 allows 2\*\*-5", answer.err
+    )
+
+
+def test_a_gradient_too_noisy_for_the_policy_is_noise_only_and_stops_nothing(tally, tmp_path: Path) -> None:
+    """Also where it is the only one; with 1e6 added the loss is no noise, its gradient is all that rounding left."""
+    answer = tally("calibrate", cancelling(tmp_path, " + 1e6"), "--policy", "fp32", "--json")
+    assert (answer.code, answer.err) == (0, "")
+    noisy = {site["name"]: site["noise_only"] for site in json.loads(answer.out)["sites"]}
+    assert noisy["weight"] and not noisy["loss"]
 
 
 @pytest.mark.parametrize(

@@ -158,6 +158,50 @@ def test_audits_divergence_and_dispute_are_shown(run: RunDirectory, tmp_path: Pa
         assert text in reader.text
 
 
+@pytest.mark.parametrize(
+    ("verdicts", "gravest"),
+    [
+        (["match", "not_accepted"], "not_accepted"),
+        (["not_accepted", "cannot_reproduce", "match"], "cannot_reproduce"),
+        (["cannot_reproduce", "not_accepted", "log_violation"], "log_violation"),
+        (["log_violation", "not_accepted", "mismatch"], "mismatch"),
+        (["match"], "match"),
+    ],
+)
+def test_the_gravest_verdict_is_the_pages(
+    run: RunDirectory, tmp_path: Path, verdicts: list[str], gravest: str
+) -> None:
+    audits = [
+        written(tmp_path / f"{i}.json", {"verdict": verdict, "steps": 6})
+        for i, verdict in enumerate(verdicts)
+    ]
+
+    assert read_document(run, read_run(run), Sources(audits)).verdict == gravest
+
+
+def test_an_audit_that_does_not_accept_accuses_nobody_on_the_page(run: RunDirectory, tmp_path: Path) -> None:
+    audit = {
+        "verdict": "not_accepted", "first_step": 4, "steps": 6, "freedom": {"moved": 400, "move_budget": 32},
+        "segments": [{"start": 0, "end": 6, "verdict": "not_accepted", "deviations": []}],
+    }  # fmt: skip
+
+    document = read_document(run, read_run(run), Sources([written(tmp_path / "a.json", audit)]))
+    reader = Reader()
+    reader.feed(document.html())
+
+    must_be_inert(reader)
+    assert {a["class"] for tag, a in reader.tags if tag == "span" and "badge" in str(a.get("class"))} == {
+        "badge unsure"
+    }
+    for text in (
+        "not accepted",
+        "400 roundings by this log, of 32 that noise explains at most",
+        "That anybody lied",
+    ):
+        assert text in reader.text
+    assert "could not be reached" not in reader.text
+
+
 def hostile(value: Any) -> Any:
     if isinstance(value, dict):
         return {f"{name}": hostile(item) for name, item in value.items()} | {HOSTILE: HOSTILE}

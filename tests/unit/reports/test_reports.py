@@ -4,11 +4,14 @@ import io
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 from rich.console import Console
 
+from tallystick.execution.freedom import Freedom
+from tallystick.numerics.budget import most_moves
 from tallystick.numerics.log import (
     Frame,
     Kind,
@@ -208,14 +211,11 @@ class Segment:
         return min((deviation.step for deviation in self.deviations), default=None)
 
 
-@dataclass
-class Freedom:
-    near: int = 5
-    elements: int = 2000
-    largest_steer: float = 0.001
-    fraction: float = 0.0025
-    moved: int = 3
-    largest_move: float = 0.0005
+def freedom() -> Freedom:
+    return Freedom(
+        near=5, elements=2000, moved=3, expected_moves=2.0, decisions_moved=2, decisions_far=1, expected_decisions=0.5,
+        largest_steer=0.001, largest_move=0.0005, silenced_parameters=10, widest_band_ratio=2.0, path=0.25, distance=50.0,
+    )  # fmt: skip
 
 
 @dataclass
@@ -234,7 +234,7 @@ class Report:
     profile: str = "sse4,threads=1"
     steps: int = 4
     differing_elements: int = 0
-    freedom: Freedom = field(default_factory=Freedom)
+    freedom: Freedom = field(default_factory=freedom)
     environment: dict[str, tuple[str, str]] = field(default_factory=lambda: {"threads": ("1", "2")})
     phases: Phases = field(default_factory=Phases)
     sample: None = None
@@ -257,13 +257,11 @@ def test_a_match_has_no_first_step_and_says_what_was_free() -> None:
     fields = page.fields()
     assert (fields["verdict"], fields["first_step"], fields["first"]) == ("match", None, None)
     assert fields["freedom"] == {
-        "fraction": 0.0025,
-        "largest_steer": 0.001,
-        "near": 5,
-        "elements": 2000,
-        "moved": 3,
-        "largest_move": 0.0005,
-    }
+        "fraction": 0.0025, "elements": 2000, "near": 5, "moved": 3, "expected_moves": 2.0, "move_budget": most_moves(2.0),
+        "decisions_moved": 2, "decisions_far": 1, "expected_decisions": 0.5, "decision_budget": most_moves(0.5),
+        "largest_move": 0.0005, "largest_steer": 0.001, "path_steer": 0.005, "silenced_parameters": 10,
+        "widest_band_ratio": 2.0,
+    }  # fmt: skip
     assert fields["environment"] == {"threads": {"own": "1", "trainer": "2"}}
     assert fields["seconds"] == {"step": 1.25, "load": 0.5, "total": 2.0}
     text = joined(page)
@@ -271,6 +269,12 @@ def test_a_match_has_no_first_step_and_says_what_was_free() -> None:
         "match: 4 steps repeated",
         "2 of 2 match",
         "0.25 % of 2,000",
+        "the widest band is 2 times this machine's own",
+        f"3 roundings by this log, of {most_moves(2.0)} that noise explains at most (2 expected), and 2 decisions, "
+        f"1 of {most_moves(0.5)} farther than noise reaches",
+        "0.05 % of a step's gradient by this log, 0.1 % within the budget",
+        "all moves together 0.5 % of the distance trained",
+        "10 parameters with a gradient that is nothing but noise",
         "threads 1 (trainer: 2)",
         "step 1.2 s, load 0.5 s",
     ):
@@ -305,6 +309,38 @@ def test_a_run_that_cannot_be_reproduced_accuses_nobody() -> None:
     text = joined(AuditPage(report, 1.0))  # pyright: ignore[reportArgumentType]
 
     assert "cannot reproduce at step 0: dataset (nothing is said about the trainer)" in text
+
+
+def test_what_is_not_accepted_accuses_nobody_and_says_what_is_accepted() -> None:
+    first = Deviation(3, "not_accepted", "roundings moved so far", None, "31 at most", "400")
+    report = Report(
+        "not_accepted",
+        [Segment(0, 2), Segment(2, 4, "not_accepted", [first])],
+        first,
+        freedom=replace(freedom(), moved=400, path=1.0, distance=0.0),
+    )
+    page = AuditPage(report, 1.0)  # pyright: ignore[reportArgumentType]
+
+    fields = page.fields()
+    assert (fields["verdict"], fields["first_step"]) == ("not_accepted", 3)
+    assert fields["first"] == {
+        "step": 3, "kind": "not_accepted", "subject": "roundings moved so far", "element": None,
+        "own": "31 at most", "stated": "400",
+    }  # fmt: skip
+    assert cast("dict[str, object]", fields["freedom"])["path_steer"] is None, (
+        "no bound, and JSON has no infinity"
+    )
+    assert json.loads(json.dumps(fields, allow_nan=False)) == fields
+    text = joined(page)
+    for part in (
+        "not accepted at step 3: roundings moved so far (every byte follows from the log; nobody is accused)",
+        "1 of 2 match",
+        "2:4 not accepted from step 3 on",
+        f"400 roundings by this log, of {most_moves(2.0)} that noise explains at most",
+        "accepted 31 at most found 400",
+    ):
+        assert part in text
+    assert "mismatch" not in text
 
 
 CLAIM = ClaimPage("/runs/one", "/runs/claim", "native", 6, None, 0, "ab" * 32, "ab" * 32, {"total": 1.0})

@@ -301,6 +301,7 @@ OTHER_MODEL = Manifest({"model.safetensors": "45" * 32})
         ([put("audit", audit(identity=replace(IDENTITY, weights="55" * 32)))], {}, 5, "weights are 55"),
         ([put("audit", audit(identity=replace(IDENTITY, run=OTHER.statement())))], {}, 5, "is about run"),
         ([put("run", *about(OTHER), run_member(HONEST))], {}, 5, "leads to root"),
+        ([put("audit", audit(result="not_accepted"))], {}, 12, "its result is not_accepted"),
         ([put("audit", audit(result="mismatch"))], {}, 11, "found a mismatch, and no judge has ruled"),
         ([extend("audit", audit(SECOND, result="log_violation")), keys(SECOND)], {}, 11, "found a log_violation"),
     ],
@@ -329,6 +330,33 @@ def test_two_auditors_make_a_quorum_of_two() -> None:
     keys(SECOND)(parts)
     parts["audit"].append(audit(SECOND, profile="cuda"))
     assert check(parts, policy(auditor_quorum=2)).verdict == "match"
+
+
+def test_a_match_and_a_stricter_limit_are_no_two_answers() -> None:
+    """What is not accepted depends on limits, which an auditor may ask for once and not another time."""
+    parts = honest()
+    parts["audit"].append(audit(result="not_accepted"))
+    assert check(parts).verdict == "match"
+
+
+def test_who_does_not_accept_does_not_count_and_accuses_nobody() -> None:
+    parts = honest()
+    keys(SECOND)(parts)
+    parts["audit"].append(audit(SECOND, result="not_accepted"))
+    assert check(parts).verdict == "match"
+    found = check(parts, policy(auditor_quorum=2))
+    assert (found.verdict, found.failed) == ("mismatch", 12)
+    assert "its result is not_accepted" in found.why
+    assert "accused" not in found.finding
+
+
+@pytest.mark.parametrize("one", ["mismatch", "log_violation"])
+def test_what_followed_in_every_byte_did_not_differ(one: str) -> None:
+    parts = honest()
+    parts["audit"] = [audit(result="not_accepted"), audit(result=one)]
+    found = check(parts)
+    assert (found.verdict, found.failed) == ("mismatch", 4)
+    assert found.finding.startswith("equivocation: ")
 
 
 @pytest.mark.parametrize(

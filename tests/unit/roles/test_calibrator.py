@@ -20,6 +20,7 @@ N = 1 << 16
 
 
 FIXED = replace(FP32, gradient_spacing=SPARSEST)  # one grid, however much of it is ambiguous
+WIDER = replace(FIXED, safety=FP32.safety + 1)  # FP32 has the least safety that it allows
 
 
 def survey(jitter: float, other: float | None) -> Survey:
@@ -57,20 +58,20 @@ def test_more_than_the_policy_allows_is_refused_with_the_site_and_both_values() 
 
 def test_the_grid_gives_way_before_the_safety_and_the_safety_only_where_profiles_were_compared() -> None:
     quiet = [survey(2.0**-18, 2.0**-20)]
-    own = expect(FIXED, quiet)
+    own = expect(WIDER, quiet)
     assert own is not None
     coarsest = CHOICES["fp32"]["gradient_floor"][1]
-    near = propose(FIXED, quiet, Wanted(freedom=own.freedom / 4))
+    near = propose(WIDER, quiet, Wanted(freedom=own.freedom / 4))
     assert (near.policy.gradient_floor, near.policy.safety, near.warnings) == (
         FP32.gradient_floor + 2,
-        FP32.safety,
+        WIDER.safety,
         [],
     )
-    far = propose(FIXED, quiet, Wanted(freedom=own.freedom / 16))
-    assert (far.policy.gradient_floor, far.policy.safety) == (coarsest, FP32.safety - 1)
+    far = propose(WIDER, quiet, Wanted(freedom=own.freedom / 16))
+    assert (far.policy.gradient_floor, far.policy.safety) == (coarsest, WIDER.safety - 1)
     assert "safety 2**3 instead of the policy's 2**4" in far.warnings[0]
-    alone = propose(FIXED, [survey(2.0**-18, None)], Wanted(freedom=own.freedom / 16))
-    assert alone.policy.safety == FP32.safety
+    alone = propose(WIDER, [survey(2.0**-18, None)], Wanted(freedom=own.freedom / 16))
+    assert alone.policy.safety == WIDER.safety
     assert alone.problems
     assert alone.needed is None
 

@@ -26,7 +26,8 @@ def answers(
         if arguments[0] == "dispute":
             return {"loser": loser, "outcome": outcome}
         first = None if verdict == "match" else FIRST
-        return {"verdict": verdict, "freedom": {"moved": 7}, "seconds": {"total": 1.0}, "first": first}
+        freedom = {"moved": 7, "move_budget": 40, "largest_steer": 0.01}
+        return {"verdict": verdict, "freedom": freedom, "seconds": {"total": 1.0}, "first": first}
 
     return child, asked
 
@@ -40,10 +41,11 @@ def test_every_job_is_recorded_once_and_audited_under_every_profile(tmp_path: Pa
 
     found = measure_honest(tmp_path, child=child)
 
-    assert len(found.audits) == len(JOBS) * len(POLICIES) * len(PROFILES) == 18
+    assert len(found.audits) == len(JOBS) * len(POLICIES) * len(PROFILES) == 27
+    assert {(audit.moved, audit.budget, audit.steer) for audit in found.audits} == {(7, 40, 0.01)}
     assert (found.false_accusations, found.is_met) == (0, True)
-    assert [a for a in asked if a[0] == "record"] == [["record", "native"]] * 6
-    assert [a for a in asked if a[0] == "audit"] == [["audit", profile] for profile in PROFILES] * 6
+    assert [a for a in asked if a[0] == "record"] == [["record", "native"]] * 9
+    assert [a for a in asked if a[0] == "audit"] == [["audit", profile] for profile in PROFILES] * 9
 
 
 @pytest.mark.parametrize(
@@ -55,6 +57,7 @@ def test_every_job_is_recorded_once_and_audited_under_every_profile(tmp_path: Pa
         ("cannot_reproduce", "auditor", "fault", 1, False),
         ("mismatch", "none", "both_acceptable", 1, False),
         ("log_violation", "trainer", "fault", 1, False),
+        ("not_accepted", "trainer", "fault", 0, False),
     ],
 )
 def test_an_audit_or_a_dispute_that_accuses_anybody_is_false(
@@ -66,7 +69,8 @@ def test_an_audit_or_a_dispute_that_accuses_anybody_is_false(
 
     assert (found.false_accusations, found.is_met) == (false, met)
     went_on = [["audit", PROFILES[0], "claim"], ["dispute", "native"]]
-    assert asked[2:] == ([] if verdict == "match" else went_on)
+    assert asked[2:] == ([] if verdict in ("match", "not_accepted") else went_on)
+    assert found.not_accepted == found.fields()["not_accepted"] == (verdict == "not_accepted")
     assert found.audits[0].first == (
         None if verdict == "match" else "step 3: loss is 0x1.0p+0, stated 0x1.8p+0"
     )

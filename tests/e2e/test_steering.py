@@ -1,0 +1,126 @@
+"""Steering trainers on a small run: what exceeds the auditor's own measurement is not accepted, and what is moved is seen.
+
+These are statements about limits, whatever the processor. How far a backdoor gets, the scripts in attacks/ measure.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tallystick.roles.auditor import AuditReport, audit
+from tallystick.roles.trainer import record
+from tallystick.store.files import RunDirectory
+
+FOLDER = Path(__file__).resolve().parents[2] / "attacks"
+SETTINGS = {"width": "4", "batch": "16"}
+STEPS = 30
+NEARLY = 0.99  # two sums of the same squares, in another order
+
+
+@pytest.fixture
+def steering(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module("steering")
+
+
+def played(steering: Any, folder: Path, policy: str = "fp32", **limits: Any) -> tuple[AuditReport, Any]:
+    """Record under these limits, and return what an audit says and what the attacker knows."""
+    order = steering.Scene(folder, policy, STEPS, SETTINGS).order()
+    run, attacker = RunDirectory(folder / "run"), steering.Attacker(steering.Limits(**limits))
+    with steering.steering(attacker):
+        record(order, run)
+    return audit(run, order.source), attacker.told
+
+
+def excesses(report: AuditReport) -> list[str]:
+    return [
+        str(deviation)
+        for segment in report.segments
+        for deviation in segment.deviations
+        if deviation.kind == "not_accepted"
+    ]
+
+
+@pytest.mark.parametrize("policy", ["fp32", "bf16", "fp64"])
+def test_a_trainer_that_steers_nothing_is_accepted(steering: ModuleType, tmp_path: Path, policy: str) -> None:
+    """The control: the same tape, with nothing chosen."""
+    report, told = played(steering, tmp_path, policy, gradients=False)
+
+    assert report.verdict == "match", report.first
+    assert (
+        told.moves
+        == told.gates
+        == told.silenced
+        == report.freedom.moved
+        == report.freedom.decisions_moved
+        == 0
+    )
+
+
+def test_the_widest_bands_are_not_accepted(steering: ModuleType, tmp_path: Path) -> None:
+    report, told = played(steering, tmp_path, widest=True)
+
+    assert told.moves > 0
+    assert report.verdict == "not_accepted", report.first
+    assert any("a band of 2**" in text for text in excesses(report))
+    assert report.freedom.moved > report.freedom.move_budget
+    assert report.freedom.largest_move >= NEARLY * told.largest_steer
+
+
+def test_scales_above_the_rule_are_not_accepted(steering: ModuleType, tmp_path: Path) -> None:
+    report, told = played(steering, tmp_path, lift=True)
+
+    assert told.moves > 0
+    assert report.verdict == "not_accepted", report.first
+    assert any("scale 2**" in text for text in excesses(report))
+    assert report.freedom.largest_move >= NEARLY * told.largest_steer
+
+
+def test_moves_above_the_budget_are_not_accepted(steering: ModuleType, tmp_path: Path) -> None:
+    """Honest bands and scales, and every move that the rules let a follower obey."""
+    report, told = played(steering, tmp_path)
+
+    assert told.moves > 0
+    assert report.verdict == "not_accepted", report.first
+    assert any("roundings moved" in text for text in excesses(report))
+    assert report.freedom.largest_move >= NEARLY * told.largest_steer
+
+
+def test_silenced_parameters_that_are_not_noise_are_not_accepted(
+    steering: ModuleType, tmp_path: Path
+) -> None:
+    report, told = played(steering, tmp_path, gradients=False, silenced=("*",))
+
+    assert told.silenced > 0
+    assert report.verdict == "not_accepted", report.first
+    assert any("silenced" in text for text in excesses(report))
+    assert report.freedom.silenced_parameters >= told.silenced
+
+
+@pytest.mark.parametrize("policy", ["fp32", "bf16"])
+def test_flipped_gates_are_charged_with_what_they_do(
+    steering: ModuleType, tmp_path: Path, policy: str
+) -> None:
+    report, told = played(steering, tmp_path, policy, gates=True, gate_band=None, gradients=False)
+
+    assert told.gates > 0
+    assert report.verdict in ("match", "not_accepted"), report.first
+    assert report.freedom.largest_move >= NEARLY * told.largest_gate_steer
+
+
+@pytest.mark.parametrize("policy", ["fp32", "bf16"])
+def test_who_knows_the_limits_ends_within_them(steering: ModuleType, tmp_path: Path, policy: str) -> None:
+    """Whoever measures what an auditor will can use the budgets up, and what that did is printed."""
+    report, told = played(
+        steering, tmp_path, policy, audited=0.9, gates=True, gate_band=2, buffers=True, pull=30.0
+    )
+
+    assert told.moves > 0
+    assert report.verdict == "match", report.first
+    assert report.freedom.moved <= report.freedom.move_budget
+    assert report.freedom.largest_move >= NEARLY * max(told.largest_steer, told.largest_gate_steer)
