@@ -106,7 +106,7 @@ def test_the_command_says_who_is_not_accused_with_exit_3(
     assert fields["first"]["subject"] == "gradient loud.weight"
 
 
-def test_noise_of_more_than_a_quarter_of_a_band_excuses_and_of_less_does_not(
+def test_noise_that_the_policys_factor_lifts_above_a_band_excuses_and_less_does_not(
     source: JobSource, tmp_path: Path
 ) -> None:
     policy = find_policy("fp32")
@@ -118,7 +118,8 @@ def test_noise_of_more_than_a_quarter_of_a_band_excuses_and_of_less_does_not(
     measured = calibrate(session, backward_of(session, job), seed=session.seed + 1)
     entries = {entry.name: entry for entry in state_entries(session)}
     place = next((kind, n) for kind, n in measured.noise if kind == Kind.GRADIENT)
-    noise = exponent_above(measured.noise[place].relative)  # 2**(noise - 1) < relative <= 2**noise
+    # 2**(noise - 1) < excuse * relative <= 2**noise
+    noise = exponent_above(policy.excuse * measured.noise[place].relative)
 
     def excused(band: int) -> list[str]:
         session.table = GridTable()
@@ -133,8 +134,8 @@ def test_noise_of_more_than_a_quarter_of_a_band_excuses_and_of_less_does_not(
         return [deviation.subject for deviation in found]
 
     try:
-        assert excused(noise + 1) == [session.site_name(place)]
-        assert excused(noise + 2) == []
+        assert excused(noise - 1) == [session.site_name(place)]
+        assert excused(noise) == []
     finally:
         session.close()
 
