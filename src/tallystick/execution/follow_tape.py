@@ -357,11 +357,10 @@ class FollowTape:
         if self.yardstick is None or not rms.any():
             return
         if self.policy.row_scales:
-            own = self.yardstick.measured.table.sites.get(place)
-            if not self.is_calibrated or own is None or own.scales.size != rms.size or is_noise_only(own):
+            widest = self.yardstick.widest_rows(place)
+            if not self.is_calibrated or widest is None or widest.size != rms.size:
                 return
             kept = kept_scales(None, self._before.sites.get(place), self.policy, rms.size)
-            widest = own.scales.astype(np.int64) + 1
             widest = widest if kept is None else np.maximum(widest, kept)
         else:
             noise = self.yardstick.noise.get(place)

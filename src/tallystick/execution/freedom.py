@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tallystick.execution.grids import ACTIVATIONS, Site, is_noise_only, largest_scale, scale_exponent
+from tallystick.execution.grids import (
+    ACTIVATIONS,
+    MOST_LIFT,
+    Site,
+    is_noise_only,
+    largest_scale,
+    row_scales_of,
+    scale_exponent,
+)
 from tallystick.numerics.budget import most_moves
 from tallystick.numerics.grid_table import SiteGrid
 from tallystick.numerics.log import Kind
@@ -22,7 +30,7 @@ from tallystick.numerics.policy import Policy
 if TYPE_CHECKING:
     from tallystick.execution.calibrate import Calibration, SiteNoise
 
-BAND_OCTAVES = 2  # K = 4: how far a declared band may lie from the auditor's own (docs/adr/0026)
+BAND_OCTAVES = 2  # K = 4: how far a declared band may lie above the auditor's own (docs/adr/0026)
 REACH = (
     4.0  # times its own largest deviation: a decision that lies farther from its switching point is counted
 )
@@ -128,7 +136,7 @@ class Yardstick:
     def compare_band(self, place: Site, grid: SiteGrid | None) -> tuple[float, str | None, str]:
         """Return how many times wider a declared band is than the auditor's own, and what is allowed and declared if too wide.
 
-        Also a band that is too narrow is wrong: other machines cannot follow it, and who they accuse would be chance.
+        A band that is narrower moves nothing: machines that cannot follow it find that out, and accuse nobody of it.
         """
         noise = self.noise.get(place)
         finest = SiteGrid(0, self.policy.decision_band[0], 0) if place[0] == Kind.DECISION else None
@@ -141,12 +149,31 @@ class Yardstick:
         if is_noise_only(own):
             return 1.0, None, ""  # declared to be more than noise: where it is not, moves are counted
         apart = grid.band - own.band
-        # What a narrow band costs is that others cannot follow; of rare events, and of decisions, one measurement sees too few.
-        unsure = self.policy.autocast or place[0] == Kind.DECISION
-        if apart <= allowed and (unsure or apart >= -allowed):
+        if apart <= allowed:
             return 2.0**apart, None, ""
-        limit = f"a band of 2**{own.band} of its scale, 2**{allowed} times more or less at most"
+        limit = f"a band of 2**{own.band} of its scale, 2**{allowed} times more at most"
         return 2.0**apart, limit, f"2**{grid.band}"
+
+    def widest_rows(self, place: Site) -> np.ndarray | None:
+        """Return the largest scale exponents allowed of a gradient's rows where each has one; None if that is not known.
+
+        Whether small rows may lie below the whole matrix's, and whether all are lifted above their noise, is for the trainer's
+        own noise to say, which may be as much above the auditor's as its bands.
+        """
+        noise, own = self.noise.get(place), self.measured.table.sites.get(place)
+        if (
+            noise is None
+            or own is None
+            or is_noise_only(own)
+            or noise.block_rms is None
+            or noise.block_largest is None
+        ):
+            return None
+        scales = row_scales_of(noise.block_rms, dips=False)
+        relative = float(np.max(noise.block_largest * np.exp2(-scales.astype(np.float64))))
+        needed = scale_exponent(relative) + octaves_allowed(noise.elements) + 1 - self.policy.gradient_band[1]
+        lifted = scales + min(MOST_LIFT, max(0, needed))
+        return np.maximum(lifted, own.scales.astype(np.int64)) + 1
 
     def _compare_silenced(
         self, own: SiteGrid, noise: SiteNoise, allowed: int

@@ -28,6 +28,9 @@ from tallystick.numerics.policy import POLICIES
 
 Backward = Callable[[Tape], None]
 
+REPEATS = 3
+"""Jittered repetitions of a measurement, one more of the first: twice a trainer's, whose largest of few may be the larger."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -105,7 +108,11 @@ class Acceptance:
             first = self._yardstick is None
             try:
                 measured = calibrate(
-                    session, backward, repeats=2 if first else 1, seed=session.seed + 1, for_audit=True
+                    session,
+                    backward,
+                    repeats=REPEATS + (1 if first else 0),
+                    seed=session.seed + 1,
+                    for_audit=True,
                 )
             except Nondeterminism as problem:
                 self._exceed(session.step, Excess("noise", str(problem), "that it can be measured"))
