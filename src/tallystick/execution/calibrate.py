@@ -53,6 +53,9 @@ UNSEEN_SAFETY = (
 )
 SMALL_SITE_SAFETY = 6
 SMALL_SITE = 256  # elements
+STAYS_NOISE = (
+    3  # octaves above its noise, besides the safety, from which on a small gradient is more than noise again
+)
 STATE_SAFETY = (
     2  # factor, as a power of two, over the optimizer's measured noise: few operations, no long sums
 )
@@ -494,20 +497,23 @@ def grid_for(
 ) -> SiteGrid | None:
     """Return the grid that ``policy`` gives a gradient, buffer or loss site of this noise; None if it is too loud.
 
-    A gradient that is too loud is noise only: what little signal it has is not worth its noise. ``previous`` is the site's
-    grid so far, of which a policy with parities takes account.
+    A gradient that is too loud is noise only: what little signal it has is not worth its noise. With parities also one of few
+    elements no larger than its noise: the next deviation of a bias before a batch norm may be twenty times those seen. Such
+    a one stays noise until it is far larger than that. ``previous`` is the site's grid so far.
     """
     form = expected_form(policy, kind)
     assert form is not None
     _, _, (lowest, highest) = form
     safety = _safety_for(policy, measured)
     allowance = exponent_above(measured.largest) + policy.safety
-    is_noise = kind == Kind.GRADIENT and exponent_above(measured.rms) <= allowance
+    is_few = policy.parity and measured.elements < SMALL_SITE
+    stays = STAYS_NOISE if is_few and previous is not None and is_noise_only(previous) else 0
+    is_noise = kind == Kind.GRADIENT and exponent_above(measured.rms) <= allowance + stays
     noise = exponent_above(measured.relative)
     band = max(lowest, noise + safety)
     if policy.parity:
         band = _within_room(band, noise, highest, previous, measured.elements)
-    if band <= highest and not (is_noise and measured.rms == 0.0):
+    if band <= highest and not (is_noise and (is_few or measured.rms == 0.0)):
         return site_grid(policy, kind, band, measured.scales)
     if kind != Kind.GRADIENT:
         return None
