@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from tallystick.errors import Nondeterminism
+from tallystick.execution.freedom import finer_grids
 from tallystick.execution.grids import (
     MOST_LIFT,
     NOISE_BAND,
@@ -28,7 +29,6 @@ from tallystick.execution.grids import (
     expected_form,
     is_noise_only,
     kept_scales,
-    lightened,
     row_scales_of,
     scale_exponents,
     settled_scales,
@@ -377,11 +377,7 @@ def choose_grids(
             grids[place] = zero_grid(policy, measured, session.table.sites.get(place), loudest)
         else:
             grids[place] = _grid_for(session, place, measured)
-    size = math.sqrt(
-        sum(n.elements * n.rms**2 for (kind, _), n in seen.noise.items() if kind == Kind.GRADIENT)
-    )
-    for place in [place for place in seen.noise if place[0] == Kind.GRADIENT]:
-        grids[place] = lightened(policy, grids[place], size)
+    grids |= finer_grids(policy, Calibration(seen.noise, GridTable(grids)))
     grids |= _defaults(session, grids)
     states: dict[Site, float] = {}
     if not session.is_portable and (

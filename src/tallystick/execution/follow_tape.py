@@ -477,7 +477,7 @@ def _breach(policy: Policy, kind: Kind, grid: SiteGrid) -> str | None:
         return f"band 2**{grid.band} outside 2**{lowest}..2**{highest}"
     wanted = floor_exponent(grid.band, lowest_floor(policy, kind, grid.band), parity)
     # A finer gradient grid leaves less to choose.
-    finest = grid.band + SPARSEST if kind == Kind.GRADIENT and policy.heaviest_move is not None else wanted
+    finest = grid.band + SPARSEST if kind == Kind.GRADIENT and policy.gradient_steer is not None else wanted
     if not min(finest, wanted) <= grid.floor <= wanted:
         return f"floor 2**{grid.floor}, the policy has 2**{wanted} for band 2**{grid.band}"
     return None

@@ -8,7 +8,7 @@ an honest log takes from the follower's own, and so how far a dishonest one coul
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,10 +22,11 @@ from tallystick.execution.grids import (
     row_scales_of,
     scale_exponent,
 )
-from tallystick.numerics.budget import most_moves
+from tallystick.numerics.budget import STEP_TAIL, most_moves
 from tallystick.numerics.grid_table import SiteGrid
 from tallystick.numerics.log import Kind
-from tallystick.numerics.policy import Policy
+from tallystick.numerics.noise import entry_bits
+from tallystick.numerics.policy import SPARSEST, Policy
 
 if TYPE_CHECKING:
     from tallystick.execution.calibrate import Calibration, SiteNoise
@@ -255,7 +256,7 @@ class StepFreedom:
 
     def budget(self, expected: float) -> int:
         """Return how many of so many expected moves are none too many in one step."""
-        return most_moves(expected, STEP_SLACK, cluster=self.cluster)
+        return most_moves(expected, STEP_SLACK, cluster=self.cluster, tail=STEP_TAIL)
 
     @property
     def largest_move(self) -> float:
@@ -398,3 +399,55 @@ def quantum_square(grid: SiteGrid) -> float:
     if grid.precision or not grid.scales.size:
         return math.inf
     return 4.0 ** float(int(grid.scales.max()) + grid.floor)
+
+
+def finer_grids(policy: Policy, measured: Calibration) -> dict[Site, SiteGrid]:
+    """Return the gradients' grids that ``gradient_steer`` wants finer: an octave at a time, where one costs the log least.
+
+    What a site lets a log steer in one step is its budget of moves times its squared quantum: small tensors with large
+    gradients, and rows of rare tokens, are worth more than all others together.
+    """
+    if policy.gradient_steer is None:
+        return {}
+    yardstick = Yardstick(policy, measured)
+    gradients = {
+        place: noise
+        for place, noise in measured.noise.items()
+        if place[0] == Kind.GRADIENT and noise.rms > 0.0
+    }
+    energy = sum(noise.elements * noise.rms**2 for noise in gradients.values())
+    grids = {place: measured.table.sites[place] for place in gradients}
+    grids = {place: grid for place, grid in grids.items() if not is_noise_only(grid) and not grid.parity}
+
+    def steer(place: Site, grid: SiteGrid) -> float:
+        numel = gradients[place].elements
+        moves = most_moves(yardstick.expected(place, grid, numel), STEP_SLACK, tail=STEP_TAIL)
+        return min(moves, numel * _near(grid)) * quantum_square(grid) / energy
+
+    def gain(place: Site) -> float:
+        """What an octave buys for each bit that it adds to the log."""
+        grid, finer = grids[place], _an_octave_finer(grids[place])
+        if finer.floor < grid.band + SPARSEST:
+            return 0.0
+        bits = gradients[place].elements * (entry_bits(_near(finer)) - entry_bits(_near(grid)))
+        return (steers[place] - steer(place, finer)) / bits
+
+    steers = {place: steer(place, grid) for place, grid in grids.items()}
+    gains = {place: gain(place) for place in grids}
+    finer: dict[Site, SiteGrid] = {}
+    while sum(steers.values()) > 2.0**policy.gradient_steer:
+        best = max(gains, key=lambda place: gains[place])
+        if gains[best] <= 0.0:
+            break
+        finer[best] = grids[best] = _an_octave_finer(grids[best])
+        steers[best] = steer(best, grids[best])
+        gains[best] = gain(best)
+    return finer
+
+
+def _near(grid: SiteGrid) -> float:
+    return min(1.0, math.ldexp(1.0, grid.band + 1 - grid.floor))
+
+
+def _an_octave_finer(grid: SiteGrid) -> SiteGrid:
+    return replace(grid, floor=grid.floor - 1)

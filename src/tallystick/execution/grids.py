@@ -7,7 +7,6 @@ last bit between machines; what the two may differ by is the follower's to check
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -247,15 +246,6 @@ def site_grid(policy: Policy, kind: Kind, band: int, scales: np.ndarray) -> Site
     floor = floor_exponent(band, lowest_floor(policy, kind, band), parity)
     band = floor - 1 if parity else band
     return SiteGrid(precision, band, floor, dithered and band != NOISE_BAND, scales, parity=parity)
-
-
-def lightened(policy: Policy, grid: SiteGrid, size: float) -> SiteGrid:
-    """Return a gradient's grid, finer where one of its quanta weighs too much beside a whole gradient of L2 size ``size``."""
-    if policy.heaviest_move is None or is_noise_only(grid) or grid.parity or not size > 0.0:
-        return grid
-    wanted = math.floor(math.log2(size)) + policy.heaviest_move - int(grid.scales.max())
-    floor = max(min(grid.floor, wanted), grid.band + SPARSEST)
-    return replace(grid, floor=floor)
 
 
 def sample_stride(x: Tensor) -> int:

@@ -12,19 +12,22 @@ SLACK = 4.0
 """How many times the follower's own mean deviation the two machines may differ by: measured 1 to 2.2 (docs/adr/0026)."""
 
 TAIL = 1e-9
-"""Probability with which an honest log exceeds one budget."""
+"""Probability with which an honest log exceeds one budget, were ``SLACK`` all used up."""
+
+STEP_TAIL = 1e-6
+"""The same for a single step: of budgets of single steps there are many, and each move more in one is a larger steer."""
 
 
-def most_moves(expected: float, slack: float = SLACK, *, cluster: int = 1) -> int:
+def most_moves(expected: float, slack: float = SLACK, *, cluster: int = 1, tail: float = TAIL) -> int:
     """Return the largest number that is no surprise where ``slack`` times ``expected`` events are the mean.
 
-    Chernoff's bound of a Poisson variable: more have a probability of ``TAIL`` at most. Events come ``cluster`` at a time:
+    Chernoff's bound of a Poisson variable: more have a probability of ``tail`` at most. Events come ``cluster`` at a time:
     one sixteen-bit result that is rounded otherwise moves the gradients of all that it reaches.
     """
-    return cluster * _most_events(slack * expected / cluster)
+    return cluster * _most_events(slack * expected / cluster, tail)
 
 
-def _most_events(mean: float) -> int:
+def _most_events(mean: float, tail: float) -> int:
     if not mean > 0.0:
         return 0
     if not math.isfinite(mean):
@@ -32,10 +35,10 @@ def _most_events(mean: float) -> int:
     low, high = math.floor(mean), math.ceil(mean + 8.0 * math.sqrt(mean)) + 24
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if _is_rare(middle, mean) else (middle, high)
+        low, high = (low, middle) if _is_rare(middle, mean, tail) else (middle, high)
     return high - 1
 
 
-def _is_rare(count: int, mean: float) -> bool:
-    """Whether a Poisson variable of this mean reaches ``count`` with a probability of ``TAIL`` at most."""
-    return count > mean and count - mean - count * math.log(count / mean) <= math.log(TAIL)
+def _is_rare(count: int, mean: float, tail: float) -> bool:
+    """Whether a Poisson variable of this mean reaches ``count`` with a probability of ``tail`` at most."""
+    return count > mean and count - mean - count * math.log(count / mean) <= math.log(tail)

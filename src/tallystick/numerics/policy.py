@@ -18,7 +18,7 @@ PER_LAYER, PER_KIND = "layer", "kind"
 
 OPTIONAL: Mapping[str, object] = {
     "parity": False, "dithered_buffers": False, "row_scales": False, "decision_safety": None, "loss_band": None,
-    "gradient_spacing": None, "gradient_coarsest": None, "heaviest_move": None,
+    "gradient_spacing": None, "gradient_coarsest": None, "gradient_steer": None,
 }  # fmt: skip
 """Numbers that not every policy has, with what their absence from a specification means."""
 
@@ -116,8 +116,8 @@ class Policy:
         gradient_spacing: octaves wanted between a gradient's band and its quantum: with n, one element in 2**(n - 1) is
             ambiguous. None where ``SPARSEST`` is enough.
         gradient_coarsest: floor that is not passed to have so many.
-        heaviest_move: power of two that one quantum should not exceed, relative to the L2 size of the step's whole gradient:
-            where one does, the grid is finer, as far as the noise permits (docs/adr/0026).
+        gradient_steer: power of two that the square of a steer within a step's budget of moves should not exceed, relative to
+            that of the step's whole gradient: where it may, grids are finer, as far as the noise permits (docs/adr/0026).
         revision: of what the numbers do not say, such as which operators are computed in double (spec/policies.md); a run
             of another revision is refused.
     """
@@ -144,7 +144,7 @@ class Policy:
     loss_band: tuple[int, int] | None = None
     gradient_spacing: int | None = None
     gradient_coarsest: int | None = None
-    heaviest_move: int | None = None
+    gradient_steer: int | None = None
     revision: int = 2
 
     def finest_floor(self, band: int) -> int:
@@ -234,7 +234,7 @@ FP32 = Policy(
     recalibrate_every=100,
     gradient_spacing=4,  # 11 makes logs a third as long, and losses of small models worse (docs/adr/0011)
     gradient_coarsest=-3,
-    heaviest_move=-13,
+    gradient_steer=-21,
 )
 
 BF16 = Policy(
