@@ -38,6 +38,7 @@ REACH = (
 FEW_ELEMENTS = 256  # below which the mean deviation of a site says little
 FEW = 9  # bits: below 2**(FEW - 1) elements the largest deviation seen says less, and an octave more is allowed for every two
 STEP_SLACK = 4.0  # the noise of a single step may be that many times what the last calibration saw on average
+DEAREST = 3.0  # times the log that finer grids may cost, where the noise leaves no steer as small as wanted
 UNMEASURED = (
     4  # octaves below a band that its mean deviation is taken to be where the auditor could measure none
 )
@@ -401,7 +402,7 @@ def quantum_square(grid: SiteGrid) -> float:
     return 4.0 ** float(int(grid.scales.max()) + grid.floor)
 
 
-def finer_grids(policy: Policy, measured: Calibration) -> dict[Site, SiteGrid]:
+def finer_grids(policy: Policy, measured: Calibration) -> dict[tuple[Kind, int], SiteGrid]:
     """Return the gradients' grids that ``gradient_steer`` wants finer: an octave at a time, where one costs the log least.
 
     What a site lets a log steer in one step is its budget of moves times its squared quantum: small tensors with large
@@ -411,33 +412,37 @@ def finer_grids(policy: Policy, measured: Calibration) -> dict[Site, SiteGrid]:
         return {}
     yardstick = Yardstick(policy, measured)
     gradients = {
-        place: noise
-        for place, noise in measured.noise.items()
-        if place[0] == Kind.GRADIENT and noise.rms > 0.0
+        (Kind.GRADIENT, n): noise
+        for (kind, n), noise in measured.noise.items()
+        if kind == Kind.GRADIENT and noise.rms > 0.0
     }
     energy = sum(noise.elements * noise.rms**2 for noise in gradients.values())
     grids = {place: measured.table.sites[place] for place in gradients}
     grids = {place: grid for place, grid in grids.items() if not is_noise_only(grid) and not grid.parity}
 
-    def steer(place: Site, grid: SiteGrid) -> float:
+    def steer(place: tuple[Kind, int], grid: SiteGrid) -> float:
         numel = gradients[place].elements
         moves = most_moves(yardstick.expected(place, grid, numel), STEP_SLACK, tail=STEP_TAIL)
         return min(moves, numel * _near(grid)) * quantum_square(grid) / energy
 
-    def gain(place: Site) -> float:
+    def bits(place: tuple[Kind, int], grid: SiteGrid) -> float:
+        return gradients[place].elements * entry_bits(_near(grid))
+
+    def gain(place: tuple[Kind, int]) -> float:
         """What an octave buys for each bit that it adds to the log."""
         grid, finer = grids[place], _an_octave_finer(grids[place])
         if finer.floor < grid.band + SPARSEST:
             return 0.0
-        bits = gradients[place].elements * (entry_bits(_near(finer)) - entry_bits(_near(grid)))
-        return (steers[place] - steer(place, finer)) / bits
+        return (steers[place] - steer(place, finer)) / (bits(place, finer) - bits(place, grid))
 
     steers = {place: steer(place, grid) for place, grid in grids.items()}
     gains = {place: gain(place) for place in grids}
-    finer: dict[Site, SiteGrid] = {}
-    while sum(steers.values()) > 2.0**policy.gradient_steer:
+    spare = (DEAREST - 1.0) * sum(bits(place, grid) for place, grid in grids.items())
+    finer: dict[tuple[Kind, int], SiteGrid] = {}
+    while grids and sum(steers.values()) > 2.0**policy.gradient_steer:
         best = max(gains, key=lambda place: gains[place])
-        if gains[best] <= 0.0:
+        spare -= bits(best, _an_octave_finer(grids[best])) - bits(best, grids[best])
+        if gains[best] <= 0.0 or spare < 0.0:
             break
         finer[best] = grids[best] = _an_octave_finer(grids[best])
         steers[best] = steer(best, grids[best])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tallystick.errors import InvalidInput, Nondeterminism
-from tallystick.execution.calibrate import SiteNoise, choose_rows, decision_band, safety_of
+from tallystick.execution.calibrate import SiteNoise, choose_rows, decision_band, grid_for, safety_of
 from tallystick.execution.capture import Capture, Findings
 from tallystick.execution.follow_tape import FollowTape, find_policy_breaches
 from tallystick.execution.grids import (
@@ -238,10 +238,30 @@ def test_no_other_policy_has_parities_and_none_of_their_grids_changed() -> None:
         policy_of("bf16", {k: v for k, v in stated.items() if k != "parity"})
 
 
+NOISE_GRID = site_grid(BF16, Kind.GRADIENT, NOISE_BAND, np.array([-20]))
+
+
 def test_a_noise_only_gradient_is_never_coded_by_parity() -> None:
     grid = site_grid(BF16, Kind.GRADIENT, NOISE_BAND, np.array([-20]))
     assert (grid.parity, grid.dithered, is_noise_only(grid)) == (False, False, True)
     assert find_policy_breaches(BF16, GridTable({GRADIENT: grid})) == []
+
+
+@pytest.mark.parametrize(
+    ("elements", "signal", "silent"), [(24, 4.0, True), (24, 8.0, False), (4096, 4.0, False)]
+)
+def test_a_small_gradient_as_large_as_its_noise_is_noise_only(
+    elements: int, signal: float, silent: bool
+) -> None:
+    """``signal`` is its rms over its largest deviation; scales are lifted two octaves, so the band would have room."""
+    measured = SiteNoise(0.25 / signal, np.array([3]), 1.0, 1.0 / signal, elements)
+    grid = grid_for(BF16, Kind.GRADIENT, measured)
+    assert grid is not None and is_noise_only(grid) == silent
+    if elements < 256:  # what was noise once is noise until it is eight times as large
+        assert is_noise_only(grid_for(BF16, Kind.GRADIENT, replace(measured, largest=1.0 / 32.0), NOISE_GRID))
+        assert not is_noise_only(
+            grid_for(BF16, Kind.GRADIENT, replace(measured, largest=1.0 / 64.0), NOISE_GRID)
+        )
 
 
 def test_every_row_has_a_scale_of_at_least_the_whole() -> None:

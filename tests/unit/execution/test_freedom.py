@@ -15,7 +15,15 @@ from torch import Tensor
 
 from tallystick.errors import InvalidInput
 from tallystick.execution.calibrate import Calibration, SiteNoise, calibrate
-from tallystick.execution.freedom import Freedom, SiteMoves, StepFreedom, Yardstick, octaves_allowed
+from tallystick.execution.freedom import (
+    Freedom,
+    SiteMoves,
+    StepFreedom,
+    Yardstick,
+    finer_grids,
+    octaves_allowed,
+    quantum_square,
+)
 from tallystick.execution.grids import NOISE_BAND, site_grid
 from tallystick.execution.reference import in_float64
 from tallystick.execution.step import backward_of
@@ -112,10 +120,13 @@ def test_a_budget_may_be_used_up_and_not_exceeded(cluster: int) -> None:
         step.sites[WEIGHT] = SiteMoves(expected, moved, near=1000, square=1e-9)
         return [excess.site for _, excess in Freedom(cluster=cluster).add(step)]
 
-    budget = most_moves(2.0, cluster=cluster)
-    assert added(budget, 2.0) == []
-    assert "roundings moved in this step" in added(budget + 1, 2.0)
-    assert "roundings moved here so far" in added(budget + 1, 2.0)
+    of_step = StepFreedom(cluster=cluster).budget(2.0)
+    assert added(of_step, 2.0) == []
+    assert added(of_step + 1, 2.0) == ["roundings moved in this step", "roundings moved here in this step"]
+    of_run = most_moves(2.0, cluster=cluster)
+    assert of_run > of_step  # one step is all so far: a run's budget is the rarer surprise
+    assert "roundings moved here so far" not in added(of_run, 2.0)
+    assert "roundings moved here so far" in added(of_run + 1, 2.0)
 
 
 def test_a_run_may_not_use_up_every_steps_budget() -> None:
@@ -145,6 +156,55 @@ def test_bf16_pools_what_differs_rarely_and_small_sites_do() -> None:
     assert Yardstick(BF16, found).expected(WEIGHT, gradient_grid(-4), 4096) > 0.0
     assert Yardstick(FP32, found).expected(WEIGHT, gradient_grid(-4), 4096) == 0.0
     assert Yardstick(FP32, found).expected(WEIGHT, gradient_grid(-4), 255) > 0.0
+
+
+def measured_sites(*sites: tuple[int, float, float]) -> Calibration:
+    """Gradients of so many elements, rms (a power of two: their scale) and mean deviation over it; bands of 2**-14."""
+    noise = {
+        (Kind.GRADIENT, n): SiteNoise(
+            2.0**-18,
+            np.array([round(math.log2(rms))]),
+            rms,
+            rms * 2.0**-18,
+            elements,
+            block_mean=np.array([rms * mean]),
+        )
+        for n, (elements, rms, mean) in enumerate(sites)
+    }
+    grids = {
+        place: site_grid(FP32, Kind.GRADIENT, -14, each.scales.astype(np.int64))
+        for place, each in noise.items()
+    }
+    return Calibration(noise, GridTable(grids))
+
+
+def test_grids_are_made_finer_where_a_move_weighs_much_and_only_as_far_as_needed() -> None:
+    """A small loud tensor beside a large quiet one: all the steer is the small one's, and refining it is nearly free."""
+    policy = replace(FP32, gradient_steer=-21)
+    measured = measured_sites((64, 1.0, 2.0**-22), (1 << 20, 2.0**-10, 2.0**-22))
+    finer = finer_grids(policy, measured)
+    assert set(finer) == {WEIGHT}
+    before = measured.table.sites[WEIGHT]
+    assert before.band + 4 < finer[WEIGHT].floor < before.floor
+
+    def steer(grid: SiteGrid) -> float:
+        step = StepFreedom(energy=65.0)
+        for place, each in (measured.table.sites | {WEIGHT: grid}).items():
+            noise = measured.noise[place]
+            expected = Yardstick(policy, measured).expected(place, each, noise.elements)
+            near = round(noise.elements * 2.0 ** (each.band + 1 - each.floor))
+            step.sites[place] = SiteMoves(expected, near=max(near, 1), square=quantum_square(each))
+        return step.largest_steer**2
+
+    assert steer(finer[WEIGHT]) <= 2.0**-21 < steer(replace(finer[WEIGHT], floor=finer[WEIGHT].floor + 1))
+
+
+def test_grids_stay_above_sixteen_bands_whatever_the_steer_and_only_where_the_policy_says_so() -> None:
+    measured = measured_sites((64, 1.0, 2.0**-22), (64, 0.5, 2.0**-22))
+    finest = finer_grids(replace(FP32, gradient_steer=-200), measured)
+    assert {grid.floor - grid.band for grid in finest.values()} == {4}
+    assert finer_grids(FP32, measured_sites((1 << 20, 1.0, 2.0**-30))) == {}
+    assert finer_grids(replace(FP32, gradient_steer=None), measured) == {}
 
 
 # -- the reference ----------------------------------------------------------------------------------------------------
