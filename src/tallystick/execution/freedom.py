@@ -22,7 +22,7 @@ from tallystick.execution.grids import (
     row_scales_of,
     scale_exponent,
 )
-from tallystick.numerics.budget import STEP_TAIL, most_moves
+from tallystick.numerics.budget import STEP_TAIL, TAIL, most_moves
 from tallystick.numerics.grid_table import SiteGrid
 from tallystick.numerics.log import Kind
 from tallystick.numerics.noise import entry_bits
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tallystick.execution.calibrate import Calibration, SiteNoise
 
 BAND_OCTAVES = 2  # K = 4: how far a declared band may lie above the auditor's own (docs/adr/0026)
+KERNEL_OCTAVES = 2  # more, K = 16, of gradients held against float64: kernels that add up in another order (docs/adr/0026)
 REACH = (
     4.0  # times its own largest deviation: a decision that lies farther from its switching point is counted
 )
@@ -146,6 +147,8 @@ class Yardstick:
         if noise is None or own is None or grid is None:
             return 0.0, None, ""
         allowed = octaves_allowed(noise.elements or 1 << FEW)
+        if place[0] == Kind.GRADIENT and self.policy.compute == "float32":
+            allowed += KERNEL_OCTAVES
         if is_noise_only(grid):
             return self._compare_silenced(own, noise, allowed)
         if is_noise_only(own):
@@ -257,7 +260,9 @@ class StepFreedom:
 
     def budget(self, expected: float) -> int:
         """Return how many of so many expected moves are none too many in one step."""
-        return most_moves(expected, STEP_SLACK, cluster=self.cluster, tail=STEP_TAIL)
+        return most_moves(
+            expected, STEP_SLACK, cluster=self.cluster, tail=STEP_TAIL if self.cluster == 1 else TAIL
+        )
 
     @property
     def largest_move(self) -> float:
