@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tallystick.execution.calibrate import Calibration, SiteNoise
 
 BAND_OCTAVES = 2  # K = 4: how far a declared band may lie above the auditor's own (docs/adr/0026)
-KERNEL_OCTAVES = 2  # more, K = 16, of gradients held against float64: kernels that add up in another order (docs/adr/0026)
+KERNEL_OCTAVES = 2  # more, K = 16, of fp32 gradients: kernels that add up in another order (docs/adr/0026)
 REACH = (
     4.0  # times its own largest deviation: a decision that lies farther from its switching point is counted
 )
