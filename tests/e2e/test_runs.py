@@ -240,6 +240,13 @@ def test_an_existing_directory_is_left_alone(job_file: Path, tmp_path: Path) -> 
     assert (tmp_path / "mine.txt").read_text() == "keep me"
 
 
+def test_a_second_recorder_of_one_directory_is_refused(job_file: Path, tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    with run.writing(), pytest.raises(StoreError, match="another recorder is writing there"):
+        record(order(job_file), run)
+    record(order(job_file), run)
+
+
 def test_resuming_another_order_is_refused(job_file: Path, tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
     record(order(job_file, steps="12"), run)

@@ -24,8 +24,9 @@ import hashlib
 import os
 import sys
 import time
+import weakref
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -218,6 +219,9 @@ class Recorder(_Loop):
         self._settings = dict(settings or {})
         self._dataset = dataset_digest
         self._directory = RunDirectory(Path(path))
+        held = ExitStack()
+        held.enter_context(self._directory.writing())
+        self._release = weakref.finalize(self, held.close)
         self._directory.create()
         self._writer: RunWriter | None = None
 
@@ -301,11 +305,14 @@ class Recorder(_Loop):
         session, writer = self.session, self._writer
         assert writer is not None
         session.close()
-        if session.step != self._steps:
-            raise ProtocolViolation(
-                f"recorder: {self._steps} steps were announced, {session.step} were taken; the run stays unfinished"
-            )
-        return writer.finish()
+        try:
+            if session.step != self._steps:
+                raise ProtocolViolation(
+                    f"recorder: {self._steps} steps were announced, {session.step} were taken; the run stays unfinished"
+                )
+            return writer.finish()
+        finally:
+            self._release()
 
 
 class Follower(_Loop):

@@ -15,10 +15,14 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from tallystick.commit.merkle import consistency_proof, inclusion_proof, leaf_hash
 from tallystick.commit.merkle import root as merkle_root
+from tallystick.commit.state import Entry
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.protocol.run_documents import (
     RunStatement,
@@ -30,6 +34,40 @@ from tallystick.protocol.run_documents import (
     parse_step_records,
 )
 from tallystick.protocol.run_proofs import ExtensionProof, SpecificationProof, StepProof
+
+GOLDEN = 0x9E3779B97F4A7C15
+SLICE = 1 << 18  # elements of which a fingerprint is taken at a time
+
+
+def state_fingerprint(entries: Mapping[str, Entry]) -> int:
+    """Return the 64-bit fingerprint of a committed state's floating tensors (spec/transcript.md 3)."""
+    total = 0
+    floating = [entries[name] for name in sorted(entries, key=str.encode) if entries[name].dtype in _FLOATING]
+    for ordinal, entry in enumerate(floating):
+        values = np.frombuffer(entry.data, dtype=_FLOATING[entry.dtype])
+        for first in range(0, values.size, SLICE):
+            some = values[first : first + SLICE]
+            bits = some.astype(np.uint64) << 16 if entry.dtype == "BF16" else some.astype("<f4").view("<u4")
+            place = np.arange(some.size, dtype=np.uint64) + np.uint64((ordinal << 40) + first)
+            weight = place * np.uint64(GOLDEN) | np.uint64(1)
+            total += int(((bits.astype(np.uint64) + np.uint64(1)) * weight).sum(dtype=np.uint64))
+    return total % (1 << 64)
+
+
+_FLOATING = {"F32": "<f4", "F64": "<f8", "F16": "<f2", "BF16": "<u2"}
+
+
+def check_fingerprint(record: StepRecord, entries: Mapping[str, Entry]) -> None:
+    """Return if the state that a record commits to is the one whose fingerprint it states.
+
+    Raises:
+        Mismatch: it is another: whoever signed the record contradicts themselves.
+    """
+    found = f"{state_fingerprint(entries):016x}"
+    if found != record.fingerprint:
+        raise Mismatch(
+            f"step {record.step}: the committed state's fingerprint is {found}, the record says {record.fingerprint}"
+        )
 
 
 @dataclass(frozen=True)

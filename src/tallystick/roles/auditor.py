@@ -7,10 +7,11 @@ entries, schedule values, data and states are each compared with the auditor's o
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal
@@ -34,7 +35,7 @@ from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import policy_of
 from tallystick.protocol.run_documents import Specification, StepRecord
 from tallystick.protocol.sample import SegmentDraw
-from tallystick.protocol.transcript import Transcript
+from tallystick.protocol.transcript import Transcript, check_fingerprint
 from tallystick.protocol.verdict import LONGEST_TEXT, WHOLE_SITE, LogObjection
 from tallystick.roles.acceptance import Acceptance, Limits
 from tallystick.roles.beginning import find_other_setting, settings_of
@@ -45,6 +46,10 @@ VerdictName = Literal["match", "mismatch", "log_violation", "cannot_reproduce", 
 ACCUSING: tuple[VerdictName, ...] = ("mismatch", "log_violation")
 UNDECIDED: tuple[VerdictName, ...] = ("cannot_reproduce", "not_accepted")
 FINGERPRINT = "state fingerprint"
+EVIDENCE = "evidence"
+MOST_NOISE = (
+    8.0  # times the way that training carried a tensor: what noise above the bands may do to it at most
+)
 BEGINNING = "first state"
 EVERYTHING = "everything"
 SCHEDULE_TOLERANCE = (
@@ -271,6 +276,8 @@ def open_program(
     job.steps = specification.steps
     if job.dataset_digest != specification.job.dataset_digest:
         return _cannot("dataset", str(job.dataset_digest), str(specification.job.dataset_digest))
+    if specification.world_size != 1:
+        return _cannot("ranks", "one is repeated", f"{specification.world_size} were recorded")
     if job.accumulation != specification.accumulation:
         return _cannot("accumulation", str(job.accumulation), str(specification.accumulation))
     session = open_session(job, policy, specification.seed, device=device, jitter=jitter)
@@ -326,12 +333,12 @@ def _audit_segment(
     clock = time.perf_counter()
     try:
         state = directory.load_committed(start, roots[start])
+        if start:
+            check_fingerprint(transcript.record(start - 1), state)
         frames = directory.load_frames(transcript, start, end)
         _load_or_refuse(replay.session, state)
     except Mismatch as problem:
-        result.deviations.append(
-            Deviation(start, "mismatch", "evidence", None, str(problem), "its own digest")
-        )
+        result.deviations.append(Deviation(start, "mismatch", EVIDENCE, None, str(problem), "its own digest"))
         result.verdict = "mismatch"
         return result
     other = find_other_setting(replay.settings, state) if start == 0 and replay.settings else None
@@ -359,16 +366,76 @@ def _audit_segment(
             progress(Progress(step, transcript.num_steps, outcome.loss, record.log_bytes))
     else:
         compare_end(replay.session, directory, transcript.record(end - 1), result)
+        # Every other checkpoint is where a segment begins, and is compared when it is loaded.
+        if end == transcript.num_steps or report.sample is not None or result.deviations:
+            result.deviations += _contradictions(directory, transcript, end)
         report.phases.add("commit", clock)
     excesses = acceptance.end(replay.session)
-    if result.deviations:
+    if any(deviation.subject == EVIDENCE for deviation in result.deviations):
+        result.verdict = "mismatch"
+    elif result.deviations:
         acceptance.discard()
         replay.acceptance = None
-        _judge_segment(replay, directory, transcript, result, frames, roots[start])
+        far = _beyond_noise(replay.session, directory, state, result, roots[end])
+        _judge_segment(replay, directory, transcript, result, frames, roots[start], far)
         replay.acceptance = acceptance
     else:
         accept(result, excesses)
     return result
+
+
+def _contradictions(directory: RunDirectory, transcript: Transcript, end: int) -> list[Deviation]:
+    """Return that a checkpoint's file is not what was committed, or that its record speaks of another state.
+
+    No noise explains either: who takes the file gets another model than was trained.
+
+    Raises:
+        InvalidInput: the final checkpoint is missing, or the file is no state.
+    """
+    if end < transcript.num_steps and not os.path.lexists(directory.checkpoint_path(end)):
+        return []
+    record = transcript.record(end - 1)
+    try:
+        check_fingerprint(record, directory.load_committed(end, str(record.state_root)))
+    except Mismatch as problem:
+        return [Deviation(end - 1, "mismatch", EVIDENCE, None, str(problem), "its own digest")]
+    return []
+
+
+def _beyond_noise(
+    session: Session, directory: RunDirectory, start: Mapping[str, Entry], result: SegmentResult, root: str
+) -> str | None:
+    """Return which tensor lies farther from the auditor's own than noise can carry it within this segment, None if none does."""
+    if session.step != result.end:
+        return None
+    try:
+        stated = directory.load_committed(result.end, root)
+    except (InvalidInput, Mismatch):
+        return None
+    return farther_than_trained(start, {entry.name: entry for entry in state_entries(session)}, stated)
+
+
+def farther_than_trained(
+    before: Mapping[str, Entry], own: Mapping[str, Entry], stated: Mapping[str, Entry]
+) -> str | None:
+    """Return the first tensor whose stated values lie ``MOST_NOISE`` times farther from ``own`` than training carried it.
+
+    Noise above the bands may turn a gradient's direction; it does not make a step a hundred times as long.
+    """
+    for name, mine in own.items():
+        was, theirs = before.get(name), stated.get(name)
+        if mine.dtype not in ("F32", "F64") or was is None or theirs is None:
+            continue
+        if not mine.dtype == was.dtype == theirs.dtype or not mine.shape == was.shape == theirs.shape:
+            return name
+        kind = {"F32": "<f4", "F64": "<f8"}[mine.dtype]
+        x, a, b = (np.frombuffer(entry.data, dtype=kind).astype(np.float64) for entry in (was, mine, theirs))
+        if (
+            a.size
+            and not np.abs(b - a).max() <= MOST_NOISE * np.abs(a - x).max() + 2.0**-16 * np.abs(a).max()
+        ):
+            return name
+    return None
 
 
 def accept(result: SegmentResult, excesses: Iterable[tuple[int, Excess]]) -> None:
@@ -492,14 +559,18 @@ def _judge_segment(
     result: SegmentResult,
     frames: Mapping[int, bytes],
     root: str,
+    far: str | None,
 ) -> None:
-    """Name the segment's verdict, having asked first whether this machine's own noise is to blame."""
+    """Name the segment's verdict, having asked first whether this machine's own noise is to blame.
+
+    It is not for ``far``, a tensor that lies farther from the auditor's own than noise carries it.
+    """
     step = result.first_step
     assert step is not None
     state = directory.load_committed(result.start, root)
     noisy = find_noisy_sites(replay, transcript, result.start, step, frames, state)
     at_first = [deviation for deviation in result.deviations if deviation.step == step]
-    if all(is_excused(deviation, noisy) for deviation in at_first):
+    if far is None and all(is_excused(deviation, noisy) for deviation in at_first):
         result.verdict = "cannot_reproduce"
         result.deviations = noisy + result.deviations
         return
@@ -553,7 +624,7 @@ def is_excused(deviation: Deviation, noisy: Iterable[Deviation]) -> bool:
     or the schedule.
     """
     names = [site.subject for site in noisy]
-    if not names or deviation.subject.startswith(("batch", "skipped", "micro", "hyper", "evidence")):
+    if not names or deviation.subject.startswith(("batch", "skipped", "micro", "hyper", EVIDENCE)):
         return False
     if (
         EVERYTHING in names
@@ -605,8 +676,10 @@ def write_claim(
     if isinstance(replay, Deviation):
         return replay
     session = replay.session
-    out.create()
+    held = ExitStack()
     try:
+        held.enter_context(out.writing())
+        out.create()
         entries = directory.load_committed(0, specification.initial_state)
         load_state(session, entries)
         out.write_checkpoint(0, list(entries.values()))
@@ -624,6 +697,7 @@ def write_claim(
         first = [at for at in (writing.left, writing.objection and writing.objection.step) if at is not None]
         return Claim(min(first, default=None), statement.final_state, writing.objection)
     finally:
+        held.close()
         session.close()
 
 

@@ -43,15 +43,17 @@ from tallystick.protocol.signing import PublicKey, Signer
 from tallystick.protocol.step_rules import StepFacts, needs_log
 from tallystick.protocol.strategy import next_moves
 from tallystick.protocol.trace import PARTIES, DisputedPosition, Party, Ruling
-from tallystick.protocol.transcript import Transcript
+from tallystick.protocol.transcript import Transcript, check_fingerprint
 from tallystick.protocol.verdict import LogObjection, Pair, Verdict, record_claims
 from tallystick.roles.auditor import (
+    EVIDENCE,
     FINGERPRINT,
     Deviation,
     Replay,
     adopting,
     compare_states,
     compare_step,
+    farther_than_trained,
     find_noisy_sites,
     is_excused,
     open_program,
@@ -793,8 +795,11 @@ class StepJudge:
             if any(faults.values())
             else []
         )
-        for party, fault in faults.items():
-            if fault is not None and is_excused(fault, noisy):
+        parties: tuple[Party, Party] = ("trainer", "auditor")
+        for party in parties:
+            fault = faults[party]
+            excused = fault is not None and is_excused(fault, noisy)
+            if excused and not self._is_far(party, position, state, repeated):
                 self.outcome = "cannot_reproduce"
                 return Ruling(
                     "none", f"step {step}: the judge cannot reproduce what the {party} did: {noisy[0]}"
@@ -805,6 +810,15 @@ class StepJudge:
             return Ruling("auditor", str(faults["auditor"]))
         self.outcome = "both_acceptable"
         return Ruling("none", f"step {step}: honest arithmetic can give both states")
+
+    def _is_far(
+        self, party: Party, position: DisputedPosition, before: HeldState, repeated: AcceptableStates
+    ) -> bool:
+        """Whether the party's state lies farther from the judge's than noise carries it in one step."""
+        state = self.traces[party].witness_at(position.disputed)
+        if state is None:
+            return False
+        return farther_than_trained(before.entries, repeated.entries, state.entries) is not None
 
     def _rule_without_log(self, step: int, state: HeldState, problem: Nondeterminism) -> Ruling:
         """Rule where the step does not come to an end: the log is to blame only if the job's own step does without it."""
@@ -830,9 +844,7 @@ class StepJudge:
     ) -> Deviation | None:
         state = self.traces[party].witness_at(position.disputed)
         if state is None and (problem := self.traces[party].find_unopened_checkpoint(position.agreed)):
-            return Deviation(
-                position.agreed, "mismatch", "evidence", None, problem, f"the {party}'s own root"
-            )
+            return Deviation(position.agreed, "mismatch", EVIDENCE, None, problem, f"the {party}'s own root")
         if state is None or state.root != position.claims[party]:
             own = f"{repeated.outcome.fingerprint:016x}"
             return Deviation(
@@ -843,6 +855,14 @@ class StepJudge:
                 own,
                 f"another one, which the {party} cannot open",
             )
+        record = (self.transcript if party == "trainer" else self.auditors_transcript).record(position.agreed)
+        if record.state_root is not None:
+            try:
+                check_fingerprint(record, state.entries)
+            except Mismatch as problem:
+                return Deviation(
+                    position.agreed, "mismatch", EVIDENCE, None, str(problem), f"the {party}'s own"
+                )
         return repeated.find_fault(state.entries)
 
 

@@ -148,12 +148,26 @@ def record(
         Nondeterminism: the job cannot be repeated elsewhere; the message names the part.
         InvalidInput: the job is malformed, or ``resume`` meets a run of another order.
     """
+    if resume and not directory.path.is_dir():
+        raise StoreError(f"{directory.path}: there is no run to resume")
+    with directory.writing():
+        return _record(order, directory, resume, progress, phases or Phases(), began)
+
+
+def _record(
+    order: Order,
+    directory: RunDirectory,
+    resume: bool,
+    progress: Callable[[Progress], None] | None,
+    phases: Phases,
+    began: Callable[[Session, Specification], None] | None,
+) -> RunStatement:
     job = order.build()
     verify_batches_are_pure(job)
     session = order.session(job)
     try:
         done = _start(directory, resume=resume)
-        writer = RunWriter(session, directory, phases or Phases(), overlap=True)
+        writer = RunWriter(session, directory, phases, overlap=True)
         try:
             recording = _Recording(order, job, session, writer)
             if done is None:
@@ -176,8 +190,6 @@ def _start(directory: RunDirectory, *, resume: bool) -> int | None:
     if not resume:
         directory.create()
         return None
-    if not directory.path.is_dir():
-        raise StoreError(f"{directory.path}: there is no run to resume")
     return directory.cut_back()
 
 

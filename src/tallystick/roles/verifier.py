@@ -37,7 +37,7 @@ from tallystick.protocol.run_documents import RECORD_LIMIT, Specification
 from tallystick.protocol.run_proofs import STEP_PROOF_FORMAT, parse_step_proof, verify_step_proof
 from tallystick.protocol.signing import PublicKey
 from tallystick.protocol.trace import Party
-from tallystick.protocol.transcript import Transcript
+from tallystick.protocol.transcript import Transcript, check_fingerprint
 from tallystick.store.files import RunDirectory
 
 Outcome = Literal["passed", "failed", "not judged", "not reached"]
@@ -232,6 +232,8 @@ class _RunChecks:
         for checkpoint in checkpoints:
             what = f"checkpoint after {checkpoint.steps_done} steps"
             entries = self.directory.load_committed(checkpoint.steps_done, checkpoint.state_root)
+            if checkpoint.steps_done:
+                check_fingerprint(self.transcript.record(checkpoint.steps_done - 1), entries)
             for name in (GRIDS, CURSOR):
                 if name not in entries:
                     raise InvalidInput(f"{what}: entry {name} is missing")

@@ -15,8 +15,10 @@ leaves a directory that ``cut_back`` returns to its last checkpoint.
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
+import stat
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -31,6 +33,9 @@ from tallystick.commit.encoding import digest
 from tallystick.commit.state import DTYPE_BYTES, Entry, HeldState, hold, summarise
 from tallystick.errors import InvalidInput, Mismatch, StoreError
 from tallystick.protocol.run_documents import (
+    RECORD_LIMIT,
+    SPECIFICATION_LIMIT,
+    STATEMENT_LIMIT,
     Specification,
     StepRecord,
     parse_run_statement,
@@ -44,6 +49,7 @@ from tallystick.protocol.verdict import OBJECTION_LIMIT, LogObjection, parse_log
 FRAME_TAG = "tallystick/log-frame/1"
 STATE_METADATA = "tallystick/state/1"
 FRAME_LIMIT = 1 << 32  # bytes of one step's log
+SPARSEST_FILE = 64  # times more bytes than it has on the disk: a stranger's file is not read that says so
 
 
 def frame_digest(frame: bytes) -> str:
@@ -120,6 +126,65 @@ def read_whole(path: Path, *, limit: int, what: str) -> bytes:
     return data
 
 
+def open_regular(path: Path, needed: str, *, folder: bool = False) -> BufferedReader:
+    """Return a file of a directory that may be a stranger's, opened: a regular file, at once, through no link.
+
+    With ``folder`` the directory that holds it is no link either: one that the stranger made.
+
+    Raises:
+        InvalidInput: it is not there, or it or its directory is a link, a device, a pipe or a directory.
+        StoreError: it cannot be read.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        if folder:
+            holder = os.open(path.parent, flags | os.O_DIRECTORY)
+            try:
+                descriptor = os.open(path.name, flags, dir_fd=holder)
+            finally:
+                os.close(holder)
+        else:
+            descriptor = os.open(path, flags)
+    except FileNotFoundError:
+        raise InvalidInput(f"{path}: not found; {needed}") from None
+    except OSError as problem:
+        if problem.errno in (errno.ELOOP, errno.ENXIO, errno.ENOTDIR):
+            raise InvalidInput(
+                f"{path}: is not a regular file; links, pipes and devices are not followed"
+            ) from None
+        raise StoreError(f"{path}: cannot be read ({problem.strerror})") from problem
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise InvalidInput(f"{path}: is not a regular file; links, pipes and devices are not followed")
+    return os.fdopen(descriptor, "rb")
+
+
+def _read(path: Path, needed: str, limit: int | None = None, *, folder: bool = False) -> bytes:
+    """Return a whole file of a stranger's directory; ``limit`` is what earlier documents allow, None if they say nothing.
+
+    Raises:
+        InvalidInput: it is no regular file, longer than ``limit``, hardly on the disk at all, or grows.
+        StoreError: it cannot be read.
+    """
+    with open_regular(path, needed, folder=folder) as file:
+        found = os.fstat(file.fileno())
+        if limit is not None and found.st_size > limit:
+            raise InvalidInput(f"{path}: has {found.st_size} bytes, at most {limit} are allowed")
+        if found.st_size > FRAME_LIMIT and found.st_size > SPARSEST_FILE * 512 * found.st_blocks:
+            raise InvalidInput(
+                f"{path}: claims {found.st_size} bytes and has {512 * found.st_blocks} on the disk; it is not read"
+            )
+        try:
+            data = file.read(found.st_size + 1)
+        except OSError as problem:
+            raise StoreError(f"{path}: cannot be read ({problem.strerror})") from problem
+    if len(data) > found.st_size:
+        raise InvalidInput(
+            f"{path}: has more than the {found.st_size} bytes it said; it grows while it is read"
+        )
+    return data
+
+
 @dataclass(frozen=True)
 class RunDirectory:
     """Reads and writes the files of one run."""
@@ -155,6 +220,29 @@ class RunDirectory:
         return self.path / "logs" / f"{first_step:06d}.tlog"
 
     # -- writing -----------------------------------------------------------------------------
+
+    @contextmanager
+    def writing(self) -> Generator[None]:
+        """Hold the directory, made if it is absent: nobody else who asks so writes there.
+
+        Raises:
+            StoreError: somebody does, or it cannot be made.
+        """
+        with storing(f"{self.path}: cannot be created"):
+            self.path.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise StoreError(
+                    f"{self.path}: another recorder is writing there; wait for it or choose another directory"
+                ) from None
+            except OSError:  # a file system without locks
+                pass
+            yield
+        finally:
+            os.close(descriptor)
 
     def create(self) -> None:
         """Make the directory; it must be absent or hold no file.
@@ -291,7 +379,15 @@ class RunDirectory:
         Raises:
             InvalidInput: it is missing or malformed.
         """
-        return parse_specification(_read(self.specification_path, "a run directory has a specification.json"))
+        return parse_specification(self._specification())
+
+    def _specification(self) -> bytes:
+        return _read(self.specification_path, "a run directory has a specification.json", SPECIFICATION_LIMIT)
+
+    def _records(self, specification: bytes) -> bytes:
+        stated = parse_specification(specification)
+        limit = stated.steps * stated.world_size * (RECORD_LIMIT + 1)
+        return _read(self.records_path, "a run directory has a steps.jsonl", limit)
 
     def load_transcript(self) -> Transcript:
         """Return the transcript of a finished run, its three documents checked against each other.
@@ -300,23 +396,29 @@ class RunDirectory:
             InvalidInput: a document is missing or malformed.
             Mismatch: they disagree.
         """
+        specification = self._specification()
         return verify_transcript(
-            _read(self.specification_path, "a run directory has a specification.json"),
-            _read(self.records_path, "a run directory has a steps.jsonl"),
-            _read(self.statement_path, "the run is not finished; `tally record --resume` goes on with it"),
+            specification,
+            self._records(specification),
+            _read(
+                self.statement_path,
+                "the run is not finished; `tally record --resume` goes on with it",
+                STATEMENT_LIMIT,
+            ),
         )
 
     def load_partial(self) -> Transcript:
         """Return what there is of a transcript, finished or not."""
         if self.statement_path.exists():
             return self.load_transcript()
-        records = self.records_path.read_bytes() if self.records_path.exists() else b""
+        specification = self._specification()
+        records = self._records(specification) if self.records_path.exists() else b""
         whole = records[: records.rfind(b"\n") + 1]
-        return Transcript(self.load_specification(), parse_step_records(whole))
+        return Transcript(parse_specification(specification), parse_step_records(whole))
 
     def load_statement(self) -> bytes:
         """Return the bytes of the statement, checked to be one."""
-        data = _read(self.statement_path, "the run is not finished")
+        data = _read(self.statement_path, "the run is not finished", STATEMENT_LIMIT)
         parse_run_statement(data)
         return data
 
@@ -326,10 +428,9 @@ class RunDirectory:
         Raises:
             InvalidInput: it is malformed.
         """
-        if not self.objection_path.exists():
+        if not os.path.lexists(self.objection_path):
             return None
-        data = read_whole(self.objection_path, limit=OBJECTION_LIMIT, what="an objection")
-        return parse_log_objection(data)
+        return parse_log_objection(_read(self.objection_path, "an objection", OBJECTION_LIMIT))
 
     def load_checkpoint(self, steps_done: int) -> dict[str, Entry]:
         """Return the entries of the state after ``steps_done`` steps, by name.
@@ -338,7 +439,9 @@ class RunDirectory:
             InvalidInput: the file is missing, or no safetensors file of a state.
         """
         return load_state_file(
-            self.checkpoint_path(steps_done), f"the checkpoint after {steps_done} steps is needed"
+            self.checkpoint_path(steps_done),
+            f"the checkpoint after {steps_done} steps is needed",
+            folder=True,
         )
 
     def load_entry(self, steps_done: int, name: str) -> bytes:
@@ -348,6 +451,7 @@ class RunDirectory:
             InvalidInput: the file is missing, no safetensors file, or has no such entry of bytes.
         """
         path = self.checkpoint_path(steps_done)
+        open_regular(path, f"the checkpoint after {steps_done} steps is needed", folder=True).close()
         try:
             with safetensors.safe_open(path, framework="np") as file:
                 return file.get_tensor(name).tobytes()
@@ -392,7 +496,8 @@ class RunDirectory:
         while first < end:
             last = min(first + transcript.specification.checkpoint_every, transcript.num_steps)
             path = self.log_path(first)
-            data = _read(path, f"the log of steps {first} to {last - 1} is needed")
+            stated = sum(transcript.record(step).log_bytes for step in range(first, last))
+            data = _read(path, f"the log of steps {first} to {last - 1} is needed", stated, folder=True)
             offset = 0
             for step in range(first, last):
                 record = transcript.record(step)
@@ -411,14 +516,16 @@ class RunDirectory:
         return frames
 
 
-def load_state_file(path: Path, needed: str = "a safetensors file is needed") -> dict[str, Entry]:
+def load_state_file(
+    path: Path, needed: str = "a safetensors file is needed", *, folder: bool = False
+) -> dict[str, Entry]:
     """Return the entries of a safetensors file, by name.
 
     Raises:
         InvalidInput: the file is missing, no safetensors file, or has a tensor of a dtype that no state holds.
         StoreError: it cannot be read.
     """
-    data = _read(path, needed)
+    data = _read(path, needed, folder=folder)
     try:
         tensors = safetensors.deserialize(data)
     except (safetensors.SafetensorError, ValueError) as problem:
@@ -430,15 +537,6 @@ def load_state_file(path: Path, needed: str = "a safetensors file is needed") ->
             raise InvalidInput(f"{path.name}: {name} has dtype {code}, which no state holds")
         entries[name] = Entry(name, code, tuple(tensor["shape"]), memoryview(tensor["data"]))
     return entries
-
-
-def _read(path: Path, needed: str) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise InvalidInput(f"{path}: not found; {needed}") from None
-    except OSError as problem:
-        raise StoreError(f"{path}: cannot be read ({problem.strerror})") from problem
 
 
 def _number(path: Path) -> int:

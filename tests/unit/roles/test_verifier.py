@@ -26,7 +26,7 @@ from tallystick.numerics.policy import BF16, FP32
 from tallystick.protocol.run_documents import JobRecord, PolicyRecord, SiteRecord, Specification, StepRecord
 from tallystick.protocol.signing import PublicKey, parse_public_key
 from tallystick.protocol.trace import Party
-from tallystick.protocol.transcript import Transcript
+from tallystick.protocol.transcript import Transcript, state_fingerprint
 from tallystick.roles.verifier import Verification, site_sizes, verify_proof, verify_run
 from tallystick.store.files import RunDirectory, frame_digest
 
@@ -53,6 +53,7 @@ class PaperRun:
     tables: dict[int, GridTable] = field(default_factory=lambda: {0: grids(0), 2: grids(1), 4: grids(1)})
     cursors: dict[int, int] = field(default_factory=lambda: {0: 0, 2: 2, 4: 4})
     left_out: str = ""
+    misstated: int = -1
 
     def __post_init__(self) -> None:
         self.payloads = {step: {SiteAddress(0, 0, *GRADIENT): ENTRIES} for step in range(STEPS)}
@@ -69,6 +70,11 @@ class PaperRun:
         entries = [Entry(name, "U8", (len(data),), data) for name, data in documents.items()]
         entries.append(Entry("model/weight", "F32", (SIZE,), np.full(SIZE, done, dtype="<f4").tobytes()))
         return [entry for entry in entries if entry.name != self.left_out]
+
+    def fingerprint(self, done: int) -> str:
+        if done not in (2, 4) or done == self.misstated:
+            return "33" * 8
+        return f"{state_fingerprint({entry.name: entry for entry in self.state(done)}):016x}"
 
     def write(self, path: Path) -> RunDirectory:
         directory = RunDirectory(path)
@@ -92,7 +98,17 @@ class PaperRun:
             frame = encode_frame(Frame.of(self.payloads[step]))
             root = roots[step + 1] if specification.is_checkpoint(step) else None
             record = StepRecord(
-                step, 0, 1, "22" * 32, frame_digest(frame), len(frame), None, (), False, "33" * 8, root
+                step,
+                0,
+                1,
+                "22" * 32,
+                frame_digest(frame),
+                len(frame),
+                None,
+                (),
+                False,
+                self.fingerprint(step + 1),
+                root,
             )
             directory.append_step(step - step % EVERY, frame, record, durable=False)
             if root is not None:
@@ -110,6 +126,14 @@ def failed(found: Verification) -> tuple[int, str]:
     at = outcomes.index("failed")
     assert outcomes == ["passed"] * at + ["failed"] + ["not reached"] * (len(outcomes) - at - 1)
     return found.checks[at].number, found.checks[at].detail
+
+
+@pytest.mark.parametrize("done", [2, 4])
+def test_a_state_that_its_own_record_contradicts_is_a_mismatch(done: int, tmp_path: Path) -> None:
+    found = verify_run(PaperRun(misstated=done).write(tmp_path / "run"))
+    number, why = failed(found)
+    assert (found.verdict, number) == ("mismatch", 4)
+    assert f"step {done - 1}: the committed state's fingerprint is" in why
 
 
 def parity_grids(parity: bool = True) -> GridTable:
@@ -246,7 +270,7 @@ def test_a_log_with_bytes_left_over_fails_the_third_check(tmp_path: Path) -> Non
     with directory.log_path(0).open("ab") as file:
         file.write(b"\0")
 
-    assert "its records speak of" in failed(verify_run(directory))[1]
+    assert "at most 25 are allowed" in failed(verify_run(directory))[1]
 
 
 WRONG_PAYLOADS: dict[str, tuple[SiteAddress, bytes, str]] = {

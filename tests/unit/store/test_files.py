@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import socket
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -266,7 +267,7 @@ def test_frames_are_checked_against_their_records(tmp_path: Path) -> None:
         run.load_frames(transcript, 3, 6)
     assert run.load_frames(transcript, 0, 3).keys() == {0, 1, 2}
     run.log_path(3).write_bytes(whole + b"\x00")
-    with pytest.raises(InvalidInput, match=r"000003\.tlog: holds 28 bytes, its records speak of 27"):
+    with pytest.raises(InvalidInput, match=r"000003\.tlog: has 28 bytes, at most 27 are allowed"):
         run.load_frames(transcript, 3, 6)
     run.log_path(3).write_bytes(whole[:-4])
     with pytest.raises((InvalidInput, Mismatch)):
@@ -402,3 +403,93 @@ def test_a_secret_is_at_no_moment_open_to_others_and_a_link_is_not_followed(tmp_
     assert (secret.read_bytes(), elsewhere.read_bytes()) == (b"s", b"untouched")
     assert secret.stat().st_mode & 0o777 == 0o600
     assert not secret.is_symlink()
+
+
+# -- a stranger's directory -------------------------------------------------------------------------------------------
+
+FILES: dict[str, Callable[[RunDirectory], Path]] = {
+    "specification": lambda run: run.specification_path,
+    "records": lambda run: run.records_path,
+    "statement": lambda run: run.statement_path,
+    "log": lambda run: run.log_path(0),
+    "checkpoint": lambda run: run.checkpoint_path(0),
+    "objection": lambda run: run.objection_path,
+}
+
+
+def read_all(run: RunDirectory) -> None:
+    run.load_objection()
+    transcript = run.load_transcript()
+    run.load_frames(transcript, 0, STEPS)
+    run.load_statement()
+    run.load_committed(0, root_at(0))
+    run.load_entry(0, "a/document")
+
+
+@pytest.mark.parametrize("kind", ["device", "pipe", "link", "link to nothing", "directory", "socket"])
+@pytest.mark.parametrize("name", FILES)
+def test_only_regular_files_of_a_run_are_read_and_nothing_is_waited_for(
+    name: str, kind: str, tmp_path: Path
+) -> None:
+    run = written(tmp_path / "run", STEPS)
+    path = FILES[name](run)
+    honest = tmp_path / "honest"
+    if path.exists():
+        path.rename(honest)
+    if kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link":
+        path.symlink_to(honest)
+    elif kind == "link to nothing":
+        path.symlink_to(tmp_path / "absent")
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        with socket.socket(socket.AF_UNIX) as open_socket:
+            os.chdir(path.parent)  # the name of a socket is short
+            open_socket.bind(path.name)
+    with pytest.raises((InvalidInput, StoreError), match=r"regular file|No such device"):
+        read_all(run)
+
+
+@pytest.mark.parametrize("folder", ["logs", "checkpoints"])
+def test_a_folder_of_a_run_that_is_a_link_is_not_followed(folder: str, tmp_path: Path) -> None:
+    run = written(tmp_path / "run", STEPS)
+    read_all(run)
+    (run.path / folder).rename(tmp_path / "elsewhere")
+    (run.path / folder).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InvalidInput, match="is not a regular file"):
+        read_all(run)
+
+
+@pytest.mark.parametrize(
+    ("name", "more"), [("specification", 1 << 26), ("statement", 1 << 12), ("log", 1), ("objection", 1 << 27)]
+)
+def test_a_file_longer_than_earlier_documents_allow_is_refused_unread(
+    name: str, more: int, tmp_path: Path
+) -> None:
+    run = written(tmp_path / "run", STEPS)
+    path = FILES[name](run)
+    path.touch()
+    os.truncate(path, path.stat().st_size + more)
+    with pytest.raises(InvalidInput, match=r"has \d+ bytes, at most \d+ are allowed"):
+        read_all(run)
+
+
+def test_a_checkpoint_that_is_hardly_on_the_disk_is_not_read(tmp_path: Path) -> None:
+    run = written(tmp_path / "run", STEPS)
+    os.truncate(run.checkpoint_path(0), 1 << 40)
+    with pytest.raises(InvalidInput, match=r"claims 1099511627776 bytes and has \d+ on the disk"):
+        run.load_checkpoint(0)
+
+
+def test_a_directory_has_one_writer(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    with run.writing():
+        with pytest.raises(StoreError, match="another recorder is writing there"), run.writing():
+            raise AssertionError
+        run.create()  # an empty directory still
+    with run.writing():
+        pass
