@@ -161,7 +161,7 @@ class Policy:
     @property
     def most_path(self) -> float:
         """How far all moves of a log together may carry the weights, relative to the distance trained (docs/adr/0026)."""
-        return {"bfloat16": 3.0, "float32": 0.1}.get(self.compute, 1e-3)
+        return {"bfloat16": 3.0, "float32": 0.3}.get(self.compute, 1e-3)
 
     @property
     def storage(self) -> str:

@@ -193,7 +193,7 @@ class Diagnosis:
             (
                 r.step
                 for r in self.transcript.records
-                if r.log == record.log and r.step != record.step and r.log_bytes > 64
+                if r.log == record.log and r.step != record.step and r.log_bytes > 32
             ),
             None,
         )

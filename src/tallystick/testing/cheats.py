@@ -40,7 +40,7 @@ from tallystick.numerics.log import (
     encode_parities,
 )
 from tallystick.numerics.policy import find_policy
-from tallystick.numerics.rounding import NO_KEY, Key
+from tallystick.numerics.rounding import NO_KEY, Key, round_recorded
 from tallystick.protocol.run_documents import Specification, StepRecord
 from tallystick.protocol.transcript import Transcript
 from tallystick.roles.auditor import Replay, open_replay, write_claim
@@ -359,6 +359,7 @@ class _ForgingTape(RecordTape):
 
     def round(self, kind: Kind, ordinal: int, x: Tensor, *, out: Tensor, old: Tensor | None = None,
               key: Key = NO_KEY, name: str) -> None:  # fmt: skip
+        exact = x.clone() if self.forging and kind == self.forged else x
         super().round(kind, ordinal, x, out=out, old=old, key=key, name=name)
         if not self.forging or kind != self.forged:
             return
@@ -378,8 +379,16 @@ class _ForgingTape(RecordTape):
                 inverted = 1 - decode_parities(payload, x.numel()).bits
                 self.payloads[address] = encode_parities(Parities.of(inverted))
             return
-        far = int(flat.abs().argmax())
-        if flat[far] == 0:
+        # Of the elements whose nearest boundary lies above, so that the log leads where the forger goes.
+        weight = flat.abs()
+        if grid.precision == 0:
+            each = torch.from_numpy(grid.scales.astype(np.int64)).to(flat.device) + grid.floor
+            half = torch.exp2(each.double() - 1).repeat_interleave(x.numel() // each.numel())
+            beyond = (exact.reshape(-1).double() + half).to(exact.dtype).reshape(exact.shape)
+            round_recorded(beyond, grid, out=beyond, old=old, key=key, name=name)
+            weight = torch.where(beyond.reshape(-1).to(flat.dtype) != flat, weight, 0.0)
+        far = int(weight.argmax())
+        if weight[far] == 0:
             return
         honest = SparseEntries.none(x.numel(), 1) if payload is None else decode(payload, x.numel(), 1)
         if far in honest.indexes:
