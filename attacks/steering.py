@@ -32,7 +32,7 @@ from torch.nn.functional import cross_entropy
 from tallystick.execution import tape
 from tallystick.execution.calibrate import calibrate, gradients_under
 from tallystick.execution.follow_tape import EXACT_SCALE_SLACK, SCALE_SLACK
-from tallystick.execution.freedom import STEP_SLACK, Yardstick
+from tallystick.execution.freedom import STEP_SLACK, SiteMoves, StepFreedom, Yardstick, quantum_square
 from tallystick.execution.grids import (
     NOISE_BAND,
     expected_form,
@@ -48,7 +48,7 @@ from tallystick.execution.probe_tapes import ProbeTape
 from tallystick.execution.session import Session
 from tallystick.execution.step import StepOutcome, backward_of
 from tallystick.execution.tape import RecordTape, Tape
-from tallystick.numerics.budget import most_moves
+from tallystick.numerics.budget import SLACK, STEP_TAIL, TAIL, most_moves
 from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import (
     Kind,
@@ -63,7 +63,7 @@ from tallystick.numerics.log import (
 from tallystick.numerics.policy import entry_budget, find_policy, move_budget
 from tallystick.numerics.rounding import NO_KEY, Key, _chunk_scale, _place, _scale_of, block_rms
 from tallystick.roles import trainer
-from tallystick.roles.acceptance import _copied, _distance, _memory, _tensors
+from tallystick.roles.acceptance import REPEATS, _copied, _distance, _memory, _tensors
 from tallystick.roles.auditor import AuditReport
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
@@ -159,6 +159,7 @@ class Attacker:
         self.step_gates = self.step_far = self.far = 0
         self.step_flips = self.flips = 0.0
         self.step_room, self.step_expected = 0, 0.0
+        self.told_step = StepFreedom()
         self.path = self.distance = self.update = 0.0
         self.own_energy = 0.0
         self.energy = self.given = self.parted = 0.0
@@ -199,7 +200,7 @@ class Attacker:
             measured = calibrate(
                 session,
                 backward_of(session, self.job),
-                repeats=2 if first else 1,
+                repeats=REPEATS + (1 if first else 0),
                 seed=session.seed + 1,
                 for_audit=True,
             )
@@ -211,9 +212,11 @@ class Attacker:
         """Return how many moves are taken where an auditor expects so many."""
         assert self.limits.audited is not None and self.yardstick is not None
         cluster = self.yardstick.policy.cluster
-        return int(
-            self.limits.audited * most_moves(expected, *([STEP_SLACK] if step else []), cluster=cluster)
-        )
+        if step and cluster > 1:
+            return 1 << 62  # a single step is held by the size of its move alone
+        tail = STEP_TAIL if step else TAIL
+        slack = STEP_SLACK if step else SLACK
+        return int(self.limits.audited * most_moves(expected, slack, cluster=cluster, tail=tail))
 
     def _form_aim(self, session: Session) -> None:
         if self.shadow is None:
@@ -314,6 +317,8 @@ class Attacker:
         """Return the worth from which on a move is worth its place among all that a step may have; ``most`` squares of them."""
         whole = self.budget(sum(self.expected.values())) - sum(self.taken.values())
         self.step_room = max(0, min(self.budget(self.step_expected, step=True), whole))
+        if self.limits.audited is not None:
+            most = min(most, self.limits.audited**2 * self.told_step.square_budget)
         order = np.argsort(-worth, kind="stable")
         count = min(self.step_room, int(np.searchsorted(np.cumsum(squares[order]), most, side="right")))
         if count == 0:
@@ -326,10 +331,14 @@ class Attacker:
         """Count what the auditor will expect to be moved in this step."""
         assert self.yardstick is not None
         self.step_expected, self.step_sites = 0.0, {}
+        self.told_step = StepFreedom(cluster=self.yardstick.policy.cluster)
         for site, numel in sizes.items():
             each = self.yardstick.expected(site, table[site], numel)
             self.expected[site] += each
             self.step_sites[site] = each
+            mean, spread = self.yardstick.expected_squares(site, table[site], numel)
+            square = 0.0 if is_noise_only(table[site]) else quantum_square(table[site])
+            self.told_step.sites[site] = SiteMoves(each, 0, numel, square, mean_square=mean, spread=spread)
             self.step_expected += each
 
     def room(self, site: Site, grid: SiteGrid, numel: int, needed: int) -> int:

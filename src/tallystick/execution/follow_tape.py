@@ -226,6 +226,8 @@ class FollowTape:
         if kind == Kind.GRADIENT:
             self.freedom.energy += self._energy
             self.freedom.shifted += found.shifted
+            if not grid.precision:
+                self.freedom.squared += found.shifted
             if is_noise_only(grid):
                 self.freedom.silenced += x.numel()
                 if self.yardstick is not None and self.yardstick.hears((int(kind), ordinal)):
@@ -233,9 +235,14 @@ class FollowTape:
 
     def _count(self, place: Site, grid: SiteGrid, numel: int, found: SiteMoves) -> None:
         self.freedom.elements += numel
-        expected = 0.0 if self.yardstick is None else self.yardstick.expected(place, grid, numel)
+        expected, mean_square, spread = 0.0, 0.0, 0.0
+        if self.yardstick is not None:
+            expected = self.yardstick.expected(place, grid, numel)
+            mean_square, spread = self.yardstick.expected_squares(place, grid, numel)
         if place not in self.freedom.sites:
-            self.freedom.sites[place] = replace(found, expected=expected)
+            self.freedom.sites[place] = replace(
+                found, expected=expected, mean_square=mean_square, spread=spread
+            )
             return
         total = self.freedom.sites[place]  # an activation of another micro-batch
         total.expected += expected

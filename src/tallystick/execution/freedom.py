@@ -22,7 +22,7 @@ from tallystick.execution.grids import (
     row_scales_of,
     scale_exponent,
 )
-from tallystick.numerics.budget import STEP_TAIL, TAIL, most_moves
+from tallystick.numerics.budget import STEP_TAIL, TAIL, most_moves, most_square
 from tallystick.numerics.grid_table import SiteGrid
 from tallystick.numerics.log import Kind
 from tallystick.numerics.noise import entry_bits
@@ -70,6 +70,7 @@ class SiteMoves:
         near: those that it could have.
         square: the largest squared quantum.
         squares: sum of the squared quanta of those near, where that is known to be less than ``near * square``.
+        mean_square, spread: sum of the squared quanta of those expected, and of the squares of these.
     """
 
     expected: float = 0.0
@@ -77,6 +78,8 @@ class SiteMoves:
     near: int = 0
     square: float = 0.0
     squares: float = math.inf
+    mean_square: float = 0.0
+    spread: float = 0.0
 
 
 class Yardstick:
@@ -114,13 +117,34 @@ class Yardstick:
         noise = self.noise.get(place)
         if noise is None or not noise.scales.size:
             return numel * min(1.0, math.ldexp(1.0, grid.band - UNMEASURED - grid.floor))
+        return float(self._expected_rows(place, noise, grid, numel).sum())
+
+    def _expected_rows(self, place: Site, noise: SiteNoise, grid: SiteGrid, numel: int) -> np.ndarray:
         rows = numel / noise.block_mean.size
         relative = noise.block_mean * np.exp2(-noise.scales.astype(np.float64))
         if place[0] == Kind.GRADIENT and (numel < FEW_ELEMENTS or self.policy.autocast):
             relative = np.maximum(relative, self._pooled)
         elif numel < FEW_ELEMENTS:
             relative = np.maximum(relative, noise.relative)
-        return float(np.minimum(relative * 2.0**-grid.floor, 1.0).sum() * rows)
+        return np.minimum(relative * 2.0**-grid.floor, 1.0) * rows
+
+    def expected_squares(self, place: Site, grid: SiteGrid, numel: int) -> tuple[float, float]:
+        """Return the squared quanta that honest machines are expected to differ by at a gradient, summed, and their squares'."""
+        noise = self.noise.get(place)
+        if (
+            place[0] != Kind.GRADIENT
+            or is_noise_only(grid)
+            or not numel
+            or not grid.scales.size
+            or grid.precision
+        ):
+            return 0.0, 0.0
+        squares = np.exp2(2.0 * (grid.scales.astype(np.float64) + grid.floor))
+        if noise is None or noise.block_mean.size != grid.scales.size:
+            moves = np.full(grid.scales.size, self.expected(place, grid, numel) / grid.scales.size)
+        else:
+            moves = self._expected_rows(place, noise, grid, numel)
+        return float((moves * squares).sum()), float((moves * squares**2).sum())
 
     def hears(self, place: Site) -> bool:
         """Whether a gradient is more than noise by the auditor's own measurement."""
@@ -223,7 +247,8 @@ class StepFreedom:
         sites: by place.
         elements: rounded ones in all.
         energy: sum of squares of the follower's own gradient, before rounding.
-        shifted: sum of the squared quanta by which the log moved it.
+        shifted: sum of the squared quanta by which the log moved it, and of what it silenced.
+        squared: the former alone, as far as grids are absolute.
         decisions_moved: branches taken from the follower's own.
         decisions_far: of those the ones farther from their switching point than its own noise reaches.
         flips: how many an honest log moves, on average, ties aside.
@@ -239,6 +264,7 @@ class StepFreedom:
     elements: int = 0
     energy: float = 0.0
     shifted: float = 0.0
+    squared: float = 0.0
     decisions_near: int = 0
     decisions_moved: int = 0
     decisions_far: int = 0
@@ -265,6 +291,19 @@ class StepFreedom:
         )
 
     @property
+    def square_budget(self) -> float:
+        """The most that the squared quanta of an honest log's moves of the gradient add up to in one step."""
+        gradients = [site for (kind, _), site in self.sites.items() if kind == Kind.GRADIENT and site.near]
+        if any(not math.isfinite(site.square) for site in gradients):
+            return math.inf
+        return most_square(
+            STEP_SLACK * sum(site.mean_square for site in gradients),
+            STEP_SLACK * self.cluster * sum(site.spread for site in gradients),
+            self.cluster * max((site.square for site in gradients), default=0.0),
+            STEP_TAIL if self.cluster == 1 else TAIL,
+        )
+
+    @property
     def largest_move(self) -> float:
         """Relative L2 size of what the log did to the gradient, decisions included."""
         return self.bent + (math.sqrt(self.shifted / self.energy) if self.energy > 0.0 else 0.0)
@@ -280,7 +319,7 @@ class StepFreedom:
             count = min(site.near, left, self.budget(site.expected))
             squares += min(site.squares, count * site.square) if count else 0.0
             left -= count
-        return self.bent + math.sqrt(squares / self.energy)
+        return self.bent + math.sqrt(min(squares, self.square_budget) / self.energy)
 
 
 @dataclass
@@ -376,19 +415,23 @@ class Freedom:
             if moved > budget:
                 found.append((place, Excess(what, f"{budget} at most", f"{moved}")))
 
-        check(None, step.moved, step.budget(step.expected), "roundings moved in this step")
+        # Where moves come in clusters a step's number says little; what they carry the gradient says it.
+        single = self.cluster == 1
+        if single:
+            check(None, step.moved, step.budget(step.expected), "roundings moved in this step")
+        if step.squared > step.square_budget:
+            bound, stated = (math.sqrt(x / step.energy) for x in (step.square_budget, step.squared))
+            found.append(
+                (None, Excess("move of this step's gradient", f"{bound:.3g} of it at most", f"{stated:.3g}"))
+            )
         check(None, step.decisions_far, step.budget(step.flips), "decisions moved in this step")
         for place, site in step.sites.items():
             total = self.sites.setdefault(place, SiteMoves())
             total.expected += site.expected
             total.moved += site.moved
             if site.moved:
-                check(
-                    place,
-                    site.moved,
-                    step.budget(site.expected),
-                    "roundings moved here in this step",
-                )
+                if single:
+                    check(place, site.moved, step.budget(site.expected), "roundings moved here in this step")
                 check(
                     place,
                     total.moved,

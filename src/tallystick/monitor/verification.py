@@ -28,7 +28,7 @@ from tallystick.numerics.random import permutation
 
 SELECTION_TAG = "tallystick/segment-selection/1"
 RATIO_LIMIT = 0.1
-"""Of |W' - W| / |dW|, where there is no log: measured 0.02, 0.07 at the finest rates, of honest replays; interpolation gives about 1."""
+"""Of |W' - W| / |dW| where there is no log: honest replays have 0.02, or 0.07 at the finest rates, interpolation about 1."""
 UNEXPLAINED_LIMIT = 0.0  # share of a snapshot's memory that may belong to nothing declared
 LEAST_RANDOM = 1
 

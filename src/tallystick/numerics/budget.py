@@ -24,7 +24,18 @@ def most_moves(expected: float, slack: float = SLACK, *, cluster: int = 1, tail:
     Chernoff's bound of a Poisson variable: more have a probability of ``tail`` at most. Events come ``cluster`` at a time:
     one sixteen-bit result that is rounded otherwise moves the gradients of all that it reaches.
     """
-    return cluster * _most_events(slack * expected / cluster, tail)
+    events = _most_events(slack * expected / cluster, tail)
+    return cluster * (events if cluster == 1 else max(1, events))
+
+
+def most_square(mean: float, spread: float, largest: float, tail: float) -> float:
+    """Return what the sum of squared moves exceeds with a probability of ``tail`` at most.
+
+    Bernstein's bound of a compound Poisson variable: ``mean`` is the sum of each event's probability times its square,
+    ``spread`` of that times its square again, ``largest`` the largest square that one event adds.
+    """
+    bits = -math.log(tail)
+    return mean + math.sqrt(2.0 * spread * bits) + largest * bits / 3.0
 
 
 def _most_events(mean: float, tail: float) -> int:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallystick.numerics.budget import SLACK, TAIL, most_moves
+from tallystick.numerics.budget import SLACK, TAIL, most_moves, most_square
 
 MEANS = st.floats(-12.0, 5.0).map(lambda exponent: 10.0**exponent)
 
@@ -52,8 +53,21 @@ def test_a_budget_grows_with_the_mean(one: float, other: float) -> None:
 
 @given(MEANS, st.integers(1, 64))
 def test_moves_that_come_in_clusters_have_a_budget_of_whole_clusters(mean: float, cluster: int) -> None:
-    assert most_moves(mean, cluster=cluster) == cluster * most_moves(SLACK * mean / cluster, 1.0)
+    events = most_moves(SLACK * mean / cluster, 1.0)
+    assert most_moves(mean, cluster=cluster) == cluster * (events if cluster == 1 else max(1, events))
     assert most_moves(mean, cluster=cluster) >= SLACK * mean - cluster
+
+
+@given(st.integers(0, 2**32), MEANS)
+def test_the_squares_of_chance_moves_stay_below_their_bound(seed: int, mean: float) -> None:
+    """Three kinds of quanta; a chance of 1e-9 does not happen in a thousand draws."""
+    rng = np.random.default_rng(seed)
+    squares = np.exp2(2.0 * rng.integers(-12, 4, 3))
+    means = mean * rng.random(3)
+    bound = most_square(float(means @ squares), float(means @ squares**2), float(squares.max()), 1e-9)
+    drawn = rng.poisson(means, (1000, 3)) @ squares
+    assert drawn.max() <= bound
+    assert bound <= means @ squares + 8.0 * math.sqrt(means @ squares**2) + 7.0 * squares.max()
 
 
 def test_nothing_expected_leaves_no_move_and_no_bound_leaves_all() -> None:
