@@ -25,7 +25,7 @@ from tallystick.cli.sampling import (
     SampleOptions,
 )
 from tallystick.cli.terminal import StepDisplay, TrialDisplay, answer, json_bytes, say
-from tallystick.errors import InvalidInput, Nondeterminism, ProtocolViolation, StoreError
+from tallystick.errors import InvalidInput, Nondeterminism, ProtocolViolation, StoreError, TallyError
 from tallystick.execution.determinism import Profile, parse_profile
 from tallystick.protocol.dispute import DISPUTE_LIMIT, find_contradiction, parse_dispute
 from tallystick.protocol.envelope import ENVELOPE_LIMIT
@@ -269,14 +269,20 @@ def audit(
     total = time.perf_counter() - started
     if signer is not None and statement is not None:
         write_whole(statement, sign_audit(directory, report, signer, int(time.time()), device))
-    divergence = None
-    if effort > 0 and report.verdict in ("mismatch", "log_violation"):
-        divergence = _explain(directory, source, report, chosen, device, effort)
-    page = AuditPage(report, total, divergence)
+    page = AuditPage(report, total)
     if out is not None:
         directory.write_document(out, json_bytes(page.fields()))
+    if effort > 0 and report.verdict in ("mismatch", "log_violation"):
+        page = AuditPage(report, total, _explain(directory, source, report, chosen, device, effort))
+        if out is not None:
+            directory.write_document(out, json_bytes(page.fields()))
     answer(page, as_json=as_json)
     return EXIT_CODES[report.verdict]
+
+
+DIAGNOSIS_FAILS = (
+    ArithmeticError, AssertionError, LookupError, MemoryError, OSError, RuntimeError, TallyError, TypeError, ValueError
+)  # fmt: skip
 
 
 def _explain(
@@ -297,6 +303,11 @@ def _explain(
             )
     except KeyboardInterrupt:
         say("interrupted while looking for the cause; the verdict stands")
+        return None
+    except (
+        DIAGNOSIS_FAILS
+    ) as problem:  # whatever a stranger's run does to a diagnosis, it does not touch the verdict
+        say(f"the search for the cause failed ({type(problem).__name__}: {problem}); the verdict stands")
         return None
 
 

@@ -383,3 +383,28 @@ def test_a_dispute_needs_two_run_directories(tally, arguments: list[str]) -> Non
     answer = tally("dispute", *arguments)
 
     assert (answer.code, answer.out) == (2, "")
+
+
+@pytest.mark.parametrize(
+    "problem", [ValueError("math domain error"), ZeroDivisionError(), RuntimeError("torch")]
+)
+def test_a_search_for_causes_that_fails_leaves_the_verdict_and_its_report(
+    tally, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: Exception
+) -> None:
+    run, out = tmp_path / "run", tmp_path / "report.json"
+    shutil.copytree(recorded, run)
+    last = sorted((run / "checkpoints").iterdir())[-1]
+    data = bytearray(last.read_bytes())
+    data[-4] ^= 1
+    last.write_bytes(data)
+    early: list[str] = []
+
+    def fail(*args: object, **named: object) -> None:
+        early.append(json.loads(out.read_text())["verdict"])
+        raise problem
+
+    monkeypatch.setattr("tallystick.roles.explain.explain_audit", fail)
+    answer = tally("audit", run, "--out", out, "--json")
+    assert (answer.code, early) == (1, ["mismatch"])
+    assert json.loads(answer.out)["verdict"] == json.loads(out.read_text())["verdict"] == "mismatch"
+    assert f"the search for the cause failed ({type(problem).__name__}" in answer.err
