@@ -54,7 +54,7 @@ from tallystick.protocol.tlog import (
 )
 from tallystick.protocol.trace import Party
 from tallystick.protocol.verdict import parse_verdict, verify_verdict
-from tallystick.roles.verifier import Check, Verification
+from tallystick.roles.verifier import Check, Verification, quoted
 
 SHOWS_NOT = (
     "that the data is good, that an auditor's machine was honest beyond the quorum asked for, or what the auditors "
@@ -575,8 +575,9 @@ class _BundleChecks:
         for signed, claim in self.facts.verdicts():
             if claim.loser in ("trainer", "both"):
                 basis = self._basis_of(signed)
-                self.facts.finding = f"trainer at fault at step {claim.step}: {claim.reason} ({basis})"
-                raise Mismatch(f"judge {signed.key_id[:16]}.. ruled against the trainer: {claim.reason}")
+                words = quoted(claim.reason)
+                self.facts.finding = f"trainer at fault at step {claim.step} ({basis}); unchecked, the judge's own words: {words}"
+                raise Mismatch(f"judge {signed.key_id[:16]}.. ruled against the trainer: {words}")
             if claim.outcome != "cannot_reproduce" and claim.accusation is not None:
                 (seen_alike if claim.outcome == "agreement" else answered).add(claim.accusation)
         accusing = [(s, c) for s, c in self.facts.audits() if c.result in ("mismatch", "log_violation")]

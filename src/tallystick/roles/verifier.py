@@ -50,6 +50,7 @@ RUN_SHOWS_NOT = (
 STEP_SHOWS_NOT = "that the step was computed, or that the root is the one the trainer is held to"
 DISPUTE_SHOWS_NOT = "that the root is the one the trainer is held to, or anything about other steps"
 CHUNK_SHOWS_NOT = "that training led to these bytes, or that the root is the one the trainer is held to"
+MOST_WORDS = 200  # characters of free text that are repeated
 GRIDS = "document/grids"  # entry of a state that holds the grid table (spec/state-commitment.md)
 CURSOR = "document/cursor"
 
@@ -150,13 +151,19 @@ def _verify_dispute(data: bytes, root: bytes, keys: Mapping[Party, PublicKey]) -
     if outcomes & {"failed", "not reached"}:
         found.verdict = "mismatch"
     elif outcomes == {"passed"}:
-        found.finding = f"the {record.loser} loses at step {step}: {record.reason}"
+        found.finding = f"the {record.loser} loses at step {step}; unchecked, the record's own words: {quoted(record.reason)}"
     else:
         found.verdict, found.missing = "unjudged", "the checks say why"
         if record.loser not in keys:
             found.missing = f"no key of the {record.loser}: --{record.loser}-signs"
         found.finding = f"not proven: that the {record.loser} is to blame for step {step}"
     return found
+
+
+def quoted(text: str) -> str:
+    """Return somebody's free text as what it is: in quotation marks, on one line, escaped and cut."""
+    escaped = text.encode("unicode_escape").decode().replace('"', '\\"')
+    return f'"{escaped if len(escaped) <= MOST_WORDS else escaped[:MOST_WORDS] + ".."}"'
 
 
 def _work_through(found: Verification, checks: list[tuple[str, Callable[[], str]]]) -> None:

@@ -208,7 +208,7 @@ def test_a_verdict_against_the_trainer_convinces_a_stranger(tally, edited: Path,
     fields = accusing(tally, edited, tmp_path)
 
     assert fields["finding"].startswith("trainer at fault at step 5")
-    assert fields["finding"].endswith("(by moves that the trainer signed)")
+    assert "(by moves that the trainer signed)" in fields["finding"]
     assert "the game over states leads to step 5" in fields["checks"][8]["detail"]
 
 
@@ -223,7 +223,7 @@ def test_a_list_that_the_trainer_did_not_sign_convinces_nobody_but_who_trusts_th
 
     fields = accusing(tally, edited, tmp_path / "b", signed=False, judges_word=True)
     assert fields["finding"].startswith("trainer at fault at step 5")
-    assert fields["finding"].endswith("(the judge's word about who made the list)")
+    assert "(the judge's word about who made the list)" in fields["finding"]
 
 
 def test_a_key_signs_one_list_in_one_dispute_and_a_party_that_is_asked_must_sign(

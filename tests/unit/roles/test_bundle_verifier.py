@@ -512,7 +512,10 @@ def disputed(
 def test_a_verdict_against_the_trainer_is_a_finding() -> None:
     found = check(disputed("trainer"))
     assert (found.verdict, found.failed) == ("mismatch", 11)
-    assert found.finding == f"trainer at fault at step 9: step 9: another batch ({JUDGES_WORD})"
+    assert (
+        found.finding
+        == f'trainer at fault at step 9 ({JUDGES_WORD}); unchecked, the judge\'s own words: "step 9: another batch"'
+    )
 
 
 def test_a_verdict_against_the_accuser_answers_its_accusation_and_no_other() -> None:
@@ -545,7 +548,7 @@ def test_a_false_state_in_the_middle_can_be_ruled_on_where_both_end_in_one() -> 
     found = check(disputed("trainer", until=12))
     assert (found.failed, found.finding) == (
         11,
-        f"trainer at fault at step 9: step 9: another batch ({JUDGES_WORD})",
+        f'trainer at fault at step 9 ({JUDGES_WORD}); unchecked, the judge\'s own words: "step 9: another batch"',
     )
 
 
@@ -607,7 +610,7 @@ def test_a_verdict_about_records_or_a_log_of_an_agreed_step_is_followed() -> Non
     convicted = check(disputed("trainer", write=lambda v: replace(v, step=4, objection=OBJECTION, **played)))
     assert (convicted.failed, convicted.finding) == (
         11,
-        f"trainer at fault at step 4: step 9: another batch ({JUDGES_WORD})",
+        f'trainer at fault at step 4 ({JUDGES_WORD}); unchecked, the judge\'s own words: "step 9: another batch"',
     )
 
 
@@ -662,7 +665,7 @@ def test_an_operators_record_must_blame_whom_the_verdict_blames_at_its_step() ->
     word = "the judge's word about who made the list"
     assert (held.failed, held.finding) == (
         11,
-        f"trainer at fault at step 2: why ({word})",
+        f'trainer at fault at step 2 ({word}); unchecked, the judge\'s own words: "why"',
     )  # the control: the record holds
     other = check(recorded(loser="auditor"))
     assert (other.failed, "the trainer loses, the verdict says auditor" in other.why) == (9, True)
@@ -778,7 +781,7 @@ def test_a_fault_at_an_operator_is_shown_by_what_the_loser_signed() -> None:
         found = check(over_an_operator("trainer", signers)[1])
         assert found.failed == 11
         assert found.finding.startswith("trainer at fault at step 9")
-        assert found.finding.endswith("(by moves that the trainer signed)")
+        assert "(by moves that the trainer signed)" in found.finding
     assert check(over_an_operator("auditor", BOTH)[1]).finding == "trained as stated"
     assert check(over_an_operator("auditor", {"auditor": AUDITOR})[1]).finding == "trained as stated"
 
@@ -814,7 +817,7 @@ def test_moves_that_the_loser_did_not_sign_blame_nobody(loser: Party, signers: S
         (11, "mismatch") if loser == "trainer" else (None, "match")
     )
     if loser == "trainer":
-        assert trusting.finding.endswith("(the judge's word about who made the list)")
+        assert "(the judge's word about who made the list)" in trusting.finding
     assert check(parts, policy(judges_word=False)).failed == 10
 
 
@@ -831,9 +834,7 @@ def test_a_ruling_that_needs_the_job_is_the_judges_word_however_well_signed(lose
     trusting = check(parts, policy(judges_word=True))
     assert trusting.failed == (11 if loser == "trainer" else None)
     if loser == "trainer":
-        assert trusting.finding.endswith(
-            "(the judge's word about what the job asks for, which the job tests)"
-        )
+        assert "(the judge's word about what the job asks for, which the job tests)" in trusting.finding
 
 
 def test_without_a_policy_nobody_is_said_to_have_signed() -> None:
@@ -846,7 +847,7 @@ def test_without_a_policy_nobody_is_said_to_have_signed() -> None:
         found = verify_bundle(data, None, now=NOW)
         assert found.checks[9].outcome == "not judged"
         assert found.finding is not None
-        assert found.finding.endswith(f"({words})")
+        assert f"({words})" in found.finding
 
 
 def test_moves_of_another_dispute_are_refused() -> None:

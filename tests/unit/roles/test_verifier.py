@@ -27,7 +27,7 @@ from tallystick.protocol.run_documents import JobRecord, PolicyRecord, SiteRecor
 from tallystick.protocol.signing import PublicKey, parse_public_key
 from tallystick.protocol.trace import Party
 from tallystick.protocol.transcript import Transcript, state_fingerprint
-from tallystick.roles.verifier import Verification, site_sizes, verify_proof, verify_run
+from tallystick.roles.verifier import Verification, quoted, site_sizes, verify_proof, verify_run
 from tallystick.store.files import RunDirectory, frame_digest
 
 VECTORS = Path(__file__).resolve().parents[3] / "vectors"
@@ -461,3 +461,16 @@ def test_a_disputes_record_blames_only_with_the_losers_key() -> None:
     fields["ruling"]["loser"] = "auditor"
     forged = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
     assert verify_proof(forged, root, keys=trainer).verdict == "mismatch"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("why", '"why"'),
+        ('accepted"\n\x1b[32mtrained as stated', '"accepted\\"\\n\\x1b[32mtrained as stated"'),
+        ("x" * 201, '"' + "x" * 200 + '.."'),
+        ("\u202egnitaehc", '"\\u202egnitaehc"'),
+    ],
+)
+def test_free_text_is_quoted_on_one_line_escaped_and_cut(text: str, shown: str) -> None:
+    assert quoted(text) == shown
