@@ -25,7 +25,7 @@ CASES += [(FOLDER / "steered_log.py", "bf16")]
 # Who notices, or loses, in the words of each script; of all others it is the trainer that loses.
 BY = {
     "altered_proofs": "the verifier", "back_dated_log": "the reader", "clock_games": "the rules of the game",
-    "delivered_file": "audit: checkpoint after",
+    "delivered_file": "audit: checkpoint after", "invented_rank": "audit, which repeats one rank",
     "false_objection": "judge: auditor loses", "flooding_auditor": "auditor loses", "forged_record": "the reader of the record",
     "invented_list": "to whom nothing shows that the trainer made the list", "replayed_moves": "the reader of the bundle",
     "lying_auditor": "judge: auditor loses", "other_chunk_size": "the verifier", "proof_of_another_run": "the verifier",
