@@ -26,6 +26,7 @@ CASES += [(FOLDER / "steered_log.py", "bf16")]
 BY = {
     "altered_proofs": "the verifier", "back_dated_log": "the reader", "clock_games": "the rules of the game",
     "delivered_file": "audit: checkpoint after", "invented_rank": "audit, which repeats one rank",
+    "other_beginning": "audit, which says no match: model/buffer/importance",
     "false_objection": "judge: auditor loses", "flooding_auditor": "auditor loses", "forged_record": "the reader of the record",
     "invented_list": "to whom nothing shows that the trainer made the list", "replayed_moves": "the reader of the bundle",
     "lying_auditor": "judge: auditor loses", "other_chunk_size": "the verifier", "proof_of_another_run": "the verifier",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -58,6 +58,7 @@ class AuditPage:
             "profile": report.profile,
             "sample": None if report.sample is None else sample_fields(report.sample),
             "segments": [_segment_fields(segment) for segment in report.segments],
+            "beginning": None if report.beginning is None else asdict(report.beginning),
             "first": None if first is None else deviation_fields(first),
             "environment": {
                 name: {"own": own, "trainer": trainer} for name, (own, trainer) in report.environment.items()
@@ -74,6 +75,7 @@ class AuditPage:
         rows += self._segment_rows()
         rows += [] if report.sample is None else sample_rows(report.sample, report.verdict)
         rows += self._freedom_rows()
+        rows += _beginning_rows(report)
         if report.environment:
             rows.append(("environment", _environment(report.environment)))
         rows.append(("time", f"{duration(report.phases.seconds)}; {self.total:.1f} s in all"))
@@ -298,6 +300,22 @@ def _readable(value: str) -> str:
     except InvalidInput:
         return value
     return f"{value} ({number:.7g})"
+
+
+def _beginning_rows(report: AuditReport) -> list[Row]:
+    """What nobody compared: initial weights that this machine draws otherwise, and frozen ones that it rounds otherwise."""
+    begin = report.beginning
+    if begin is None or not (begin.other or begin.rounded):
+        return []
+    parts: list[str] = []
+    if begin.other:
+        parts.append(
+            f"{begin.other:,} of {begin.trained:,} trained parameters are not those that the job builds here"
+        )
+    if begin.rounded:
+        names = ", ".join(begin.rounded[:3]) + (", .." if len(begin.rounded) > 3 else "")
+        parts.append(f"{names} differ from them in their last bits")
+    return [("beginning", "; ".join(parts))]
 
 
 def _environment(differences: Mapping[str, tuple[str, str]]) -> str:

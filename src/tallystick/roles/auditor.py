@@ -38,7 +38,14 @@ from tallystick.protocol.sample import SegmentDraw
 from tallystick.protocol.transcript import Transcript, check_fingerprint
 from tallystick.protocol.verdict import LONGEST_TEXT, WHOLE_SITE, LogObjection
 from tallystick.roles.acceptance import Acceptance, Limits
-from tallystick.roles.beginning import find_other_setting, settings_of
+from tallystick.roles.beginning import (
+    Beginning,
+    Built,
+    built_of,
+    compare_beginning,
+    find_other_setting,
+    settings_of,
+)
 from tallystick.roles.trainer import Phases, Progress, open_session, step_record
 from tallystick.store.files import RunDirectory
 
@@ -111,6 +118,7 @@ class AuditReport:
     environment: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
     phases: Phases = field(default_factory=Phases)
     sample: SegmentDraw | None = None
+    beginning: Beginning | None = None
 
     @property
     def verdict(self) -> VerdictName:
@@ -202,6 +210,7 @@ class Replay:
     session: Session
     settings: Mapping[str, Entry] = field(default_factory=dict[str, Entry])
     acceptance: Acceptance | None = None
+    built: Mapping[str, Built] = field(default_factory=dict[str, Built])
 
     def follow(self, record: StepRecord, frame: bytes) -> tuple[StepOutcome, FollowTape]:
         """Repeat one step under the log ``frame``.
@@ -286,7 +295,7 @@ def open_program(
     if own != stated:
         session.close()
         return _cannot("list of sites", f"{len(own)} sites", f"{len(stated)} sites, not the same")
-    return Replay(job, session, settings_of(session))
+    return Replay(job, session, settings_of(session), built=built_of(session))
 
 
 def _cannot(subject: str, own: str, stated: str) -> Deviation:
@@ -341,11 +350,10 @@ def _audit_segment(
         result.deviations.append(Deviation(start, "mismatch", EVIDENCE, None, str(problem), "its own digest"))
         result.verdict = "mismatch"
         return result
-    other = find_other_setting(replay.settings, state) if start == 0 and replay.settings else None
+    other = _other_beginning(replay, state, report) if start == 0 else None
     if other is not None:
-        verdict: VerdictName = "mismatch" if other.is_number else "cannot_reproduce"
-        result.deviations.append(Deviation(0, verdict, BEGINNING, None, "the job's own", other.text))
-        result.verdict = verdict
+        result.deviations.append(other)
+        result.verdict = other.kind
         return result
     clock = report.phases.add("load", clock)
     acceptance = replay.acceptance
@@ -382,6 +390,18 @@ def _audit_segment(
     else:
         accept(result, excesses)
     return result
+
+
+def _other_beginning(replay: Replay, state: Mapping[str, Entry], report: AuditReport) -> Deviation | None:
+    """Return in what the first state is not where the job begins; what of its weights is nobody's to compare is noted."""
+    other = find_other_setting(replay.settings, state) if replay.settings else None
+    if other is not None:
+        verdict: VerdictName = "mismatch" if other.is_number else "cannot_reproduce"
+        return Deviation(0, verdict, BEGINNING, None, "the job's own", other.text)
+    report.beginning = compare_beginning(replay.built, state)
+    if report.beginning.changed is None:
+        return None
+    return Deviation(0, "cannot_reproduce", BEGINNING, None, "the job's own", report.beginning.changed)
 
 
 def _contradictions(directory: RunDirectory, transcript: Transcript, end: int) -> list[Deviation]:

@@ -1,15 +1,20 @@
-"""Where a run begins: whether the first state's optimizer and scheduler are the job's own.
+"""Where a run begins: whether the first state's optimizer, scheduler, frozen tensors and buffers are the job's own.
 
 A state says with which numbers the steps after it were computed. So repeating these steps shows nothing of where the numbers
-come from; only the job, built anew, does. Weights are not compared: that a job draws the same ones everywhere, nobody promises.
+come from; only the job, built anew, does. What the job does not train is part of the job (class weights, masks, frozen
+matrices): it is the job's to within the last bits of another machine's functions. That a job draws the same weights to train
+everywhere, nobody promises: how many are others is counted.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import cast
+
+import numpy as np
 
 from tallystick.commit.encoding import parse_canonical_json, parse_hex_float
 from tallystick.commit.state import Entry
@@ -17,7 +22,12 @@ from tallystick.execution.session import Session
 from tallystick.execution.snapshot import state_entries
 
 DOCUMENTS = ("document/optimizer", "document/scheduler")
+MODULES = ("model/", "extra/")
 OPTIMIZER = "optimizer/"  # entries of tensors that the optimizer holds: momentum can carry weights anywhere
+SAMPLED = 1 << 16  # elements of a tensor that are kept to compare
+BUILT_ROUNDING = (
+    2.0**-16
+)  # of a tensor's largest element: what sines, exponentials and normal numbers differ by elsewhere
 SETTING_ROUNDING = 2.0**-40  # of a hyper-parameter: schedules are computed by the machine's own library
 
 
@@ -28,6 +38,87 @@ def settings_of(session: Session) -> dict[str, Entry]:
         for entry in state_entries(session)
         if entry.name in DOCUMENTS or entry.name.startswith(OPTIMIZER)
     }
+
+
+@dataclass(frozen=True)
+class Built:
+    """One tensor as the job builds it here: digest, evenly spaced elements, their number, and whether the job trains it."""
+
+    digest: bytes
+    sample: np.ndarray
+    elements: int
+    trained: bool
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What of the first state's weights is the job's own.
+
+    Attributes:
+        trained, other: parameters that the job trains, and those of them in tensors that begin with other bits than here.
+        rounded: tensors that the job does not train and that differ in their last bits, by name.
+        changed: the first one that differs by more, or is missing, and how.
+    """
+
+    trained: int = 0
+    other: int = 0
+    rounded: tuple[str, ...] = ()
+    changed: str | None = None
+
+
+def built_of(session: Session) -> dict[str, Built]:
+    """Return the tensors of model and further modules as the session has them before its first step, by entry name."""
+    trained = {f"model/{name}" for name, _ in session.parameters}
+    found: dict[str, Built] = {}
+    for entry in state_entries(session):
+        if entry.name.startswith(MODULES):
+            values = _values(entry)
+            found[entry.name] = Built(
+                hashlib.sha256(entry.data).digest(),
+                _spaced(values).copy(),
+                values.size,
+                entry.name in trained,
+            )
+    return found
+
+
+def compare_beginning(built: Mapping[str, Built], stated: Mapping[str, Entry]) -> Beginning:
+    """Return how the ``stated`` first state's weights compare with those that the job builds here."""
+    trained = other = 0
+    rounded: list[str] = []
+    changed: str | None = None
+    for name, own in built.items():
+        theirs = stated.get(name)
+        trained += own.elements * own.trained
+        if theirs is not None and hashlib.sha256(theirs.data).digest() == own.digest:
+            continue
+        if own.trained:
+            other += own.elements
+        elif theirs is not None and _is_rounding(own, theirs):
+            rounded.append(name)
+        elif changed is None:
+            changed = f"{name}: the job does not train it, and it is not what the job builds"
+    return Beginning(trained, other, tuple(rounded), changed)
+
+
+def _is_rounding(own: Built, theirs: Entry) -> bool:
+    values = _values(theirs)
+    if values.size != own.elements or theirs.dtype not in ("F32", "F64"):
+        return False
+    a, b = own.sample.astype(np.float64), _spaced(values).astype(np.float64)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))  # infinities of masks among them
+    largest = float(np.abs(np.where(np.isfinite(a), a, 0.0)).max(initial=0.0))
+    with np.errstate(invalid="ignore"):
+        return bool((same | (np.abs(a - b) <= BUILT_ROUNDING * largest)).all())
+
+
+def _values(entry: Entry) -> np.ndarray:
+    kind = {"F32": "<f4", "F64": "<f8", "I64": "<i8", "I32": "<i4", "I16": "<i2"}.get(entry.dtype, "u1")
+    return np.frombuffer(entry.data, dtype=kind)
+
+
+def _spaced(values: np.ndarray) -> np.ndarray:
+    return values[:: -(-values.size // SAMPLED) or 1]
 
 
 @dataclass(frozen=True)
