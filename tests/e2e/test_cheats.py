@@ -36,7 +36,7 @@ from tallystick.roles.auditor import (
 from tallystick.roles.judge import AcceptableStates, dispute
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
-from tallystick.testing.cheats import CHEATS, claim_path, forge, tampered
+from tallystick.testing.cheats import CHEATS, claim_path, forge, forge_state, tampered
 
 SETTINGS = {"width": "8", "batch": "16"}
 STEPS = 14
@@ -200,9 +200,7 @@ def test_a_state_one_rounding_away_at_an_ambiguous_element_is_acceptable_and_els
     values = np.frombuffer(bytes(entries[name].data), dtype="<f4").copy()
     values[3] = np.nextafter(values[3], np.float32(np.inf))
     entries[name] = Entry(name, "F32", entries[name].shape, values.tobytes())
-    root = summarise(entries.values()).root().hex()
-    claim.write_checkpoint(STEPS, list(entries.values()))
-    forge(claim, lambda r: r if r.step != STEPS - 1 else type(r)(**{**vars(r), "state_root": root}))
+    forge_state(claim, STEPS, entries)
 
     result = dispute(honest, claim, source)
 
@@ -318,9 +316,15 @@ def test_a_fault_that_the_judges_own_noise_explains_is_nobodys(
     values = np.frombuffer(bytes(entries[name].data), dtype="<f4").copy()
     values[3] = np.nextafter(values[3], np.float32(np.inf))
     entries[name] = Entry(name, "F32", entries[name].shape, values.tobytes())
-    false_state.write_checkpoint(2, list(entries.values()))
+    forge_state(false_state, 2, entries)
+    contradicted = RunDirectory(tmp_path / "contradicted")
+    write_claim(run, source, contradicted)
+    contradicted.write_checkpoint(2, list(entries.values()))
     root = summarise(entries.values()).root().hex()
-    forge(false_state, lambda r: replace(r, state_root=root) if r.step == 1 else r)
+    forge(contradicted, lambda r: replace(r, state_root=root) if r.step == 1 else r)
+    far = RunDirectory(tmp_path / "far")
+    write_claim(run, source, far)
+    forge_state(far, 2, {**entries, name: Entry(name, "F32", entries[name].shape, (3 * values).tobytes())})
 
     def ruled(claim: RunDirectory, *noisy: str) -> tuple[str, str]:
         found = [Deviation(1, "cannot_reproduce", site, None, "noise 1", "band 0.1") for site in noisy]
@@ -333,6 +337,8 @@ def test_a_fault_that_the_judges_own_noise_explains_is_nobodys(
         assert ruled(claim) == auditor
         assert ruled(claim, EVERYTHING) == nobody
     assert ruled(false_state, "gradient hidden.weight") == nobody
+    # No noise makes a record contradict its own state, or a step many times as long as it is.
+    assert ruled(contradicted, EVERYTHING) == ruled(far, EVERYTHING) == auditor
     for claim in (false_state, false_loss):
         assert ruled(claim, "gradient conv1.weight") == auditor  # noise elsewhere explains nothing here
 

@@ -126,16 +126,17 @@ def read_whole(path: Path, *, limit: int, what: str) -> bytes:
     return data
 
 
-def open_regular(path: Path, needed: str, *, folder: bool = False) -> BufferedReader:
+def open_regular(path: Path, needed: str, *, folder: bool = False, follow: bool = False) -> BufferedReader:
     """Return a file of a directory that may be a stranger's, opened: a regular file, at once, through no link.
 
-    With ``folder`` the directory that holds it is no link either: one that the stranger made.
+    With ``folder`` the directory that holds it is no link either: one that the stranger made. With ``follow`` a link is
+    followed: one that the caller named.
 
     Raises:
         InvalidInput: it is not there, or it or its directory is a link, a device, a pipe or a directory.
         StoreError: it cannot be read.
     """
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     try:
         if folder:
             holder = os.open(path.parent, flags | os.O_DIRECTORY)
@@ -159,14 +160,16 @@ def open_regular(path: Path, needed: str, *, folder: bool = False) -> BufferedRe
     return os.fdopen(descriptor, "rb")
 
 
-def _read(path: Path, needed: str, limit: int | None = None, *, folder: bool = False) -> bytes:
+def _read(
+    path: Path, needed: str, limit: int | None = None, *, folder: bool = False, follow: bool = False
+) -> bytes:
     """Return a whole file of a stranger's directory; ``limit`` is what earlier documents allow, None if they say nothing.
 
     Raises:
         InvalidInput: it is no regular file, longer than ``limit``, hardly on the disk at all, or grows.
         StoreError: it cannot be read.
     """
-    with open_regular(path, needed, folder=folder) as file:
+    with open_regular(path, needed, folder=folder, follow=follow) as file:
         found = os.fstat(file.fileno())
         if limit is not None and found.st_size > limit:
             raise InvalidInput(f"{path}: has {found.st_size} bytes, at most {limit} are allowed")
@@ -525,7 +528,7 @@ def load_state_file(
         InvalidInput: the file is missing, no safetensors file, or has a tensor of a dtype that no state holds.
         StoreError: it cannot be read.
     """
-    data = _read(path, needed, folder=folder)
+    data = _read(path, needed, folder=folder, follow=not folder)
     try:
         tensors = safetensors.deserialize(data)
     except (safetensors.SafetensorError, ValueError) as problem:

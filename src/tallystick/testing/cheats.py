@@ -42,7 +42,7 @@ from tallystick.numerics.log import (
 from tallystick.numerics.policy import find_policy
 from tallystick.numerics.rounding import NO_KEY, Key, round_recorded
 from tallystick.protocol.run_documents import Specification, StepRecord
-from tallystick.protocol.transcript import Transcript
+from tallystick.protocol.transcript import Transcript, state_fingerprint
 from tallystick.roles.auditor import Replay, open_replay, write_claim
 from tallystick.roles.judge import Defence
 from tallystick.roles.trainer import Order, record
@@ -118,6 +118,13 @@ def forge(directory: RunDirectory, edit: Callable[[StepRecord], StepRecord]) -> 
     forged = Transcript(transcript.specification, tuple(edit(record) for record in transcript.records))
     directory.write_document(directory.records_path, forged.encode_records())
     directory.write_document(directory.statement_path, forged.statement().encode())
+
+
+def forge_state(directory: RunDirectory, done: int, entries: Mapping[str, Entry]) -> None:
+    """Commit to other ``entries`` after ``done`` steps; root and fingerprint of the record are theirs."""
+    directory.write_checkpoint(done, list(entries.values()))
+    root, mark = summarise(entries.values()).root().hex(), f"{state_fingerprint(entries):016x}"
+    forge(directory, lambda r: replace(r, state_root=root, fingerprint=mark) if r.step == done - 1 else r)
 
 
 def claim_other_data(

@@ -440,13 +440,14 @@ def test_the_freedom_of_parities_is_what_the_budget_leaves() -> None:
     assert most == int(N / 16 + 8 * math.sqrt(N / 16)) + 16
     freedom, site = tape.freedom, tape.freedom.sites[GRADIENT]
     assert (site.near, freedom.elements, freedom.moved) == (most, N, 0)
-    assert freedom.largest_steer == 0.0, "nothing was measured that would explain a move"
-    site.expected = 2.0
-    allowed = freedom.budget(2.0)
-    assert 0 < allowed < most
-    assert freedom.largest_steer == pytest.approx(
-        math.sqrt(allowed) * 2.0**-1 / float(gradient().double().norm())
-    )
+    length = float(gradient().double().norm())
+    cluster = math.sqrt(BF16.cluster) * 2.0**-1 / length
+    assert freedom.largest_steer == pytest.approx(cluster), "nothing was measured that would explain more"
+    site.expected, site.mean_square, site.spread = 2.0, 2.0 * 2.0**-2, 2.0 * 2.0**-4
+    assert 0 < freedom.budget(2.0) < most
+    squares = min(freedom.budget(2.0) * 2.0**-2, freedom.square_budget)
+    assert freedom.largest_steer == pytest.approx(math.sqrt(squares) / length)
+    assert freedom.largest_steer > cluster
 
 
 def test_a_steered_element_is_followed_and_shows_in_what_was_moved() -> None:

@@ -351,8 +351,8 @@ def test_every_segment_is_chosen_as_often_as_the_others() -> None:
     ("distance", "change", "verdict"),
     [
         (0.0, 1.0, "match"),
-        (0.04, 1.0, "match"),
-        (0.06, 1.0, "mismatch"),
+        (0.09, 1.0, "match"),
+        (0.11, 1.0, "mismatch"),
         (0.0, 0.0, "match"),
         (1e-12, 0.0, "mismatch"),
     ],
