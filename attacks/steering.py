@@ -212,9 +212,7 @@ class Attacker:
         """Return how many moves are taken where an auditor expects so many."""
         assert self.limits.audited is not None and self.yardstick is not None
         cluster = self.yardstick.policy.cluster
-        if step and cluster > 1:
-            return 1 << 62  # a single step is held by the size of its move alone
-        tail = STEP_TAIL if step else TAIL
+        tail = STEP_TAIL if step and cluster == 1 else TAIL
         slack = STEP_SLACK if step else SLACK
         return int(self.limits.audited * most_moves(expected, slack, cluster=cluster, tail=tail))
 
@@ -316,7 +314,9 @@ class Attacker:
     def threshold(self, worth: np.ndarray, squares: np.ndarray, most: float) -> float:
         """Return the worth from which on a move is worth its place among all that a step may have; ``most`` squares of them."""
         whole = self.budget(sum(self.expected.values())) - sum(self.taken.values())
-        self.step_room = max(0, min(self.budget(self.step_expected, step=True), whole))
+        # Where moves come in clusters a single step is held by the size of its move alone.
+        single = self.yardstick is not None and self.yardstick.policy.cluster == 1
+        self.step_room = max(0, min(self.budget(self.step_expected, step=True), whole) if single else whole)
         if self.limits.audited is not None:
             most = min(most, self.limits.audited**2 * self.told_step.square_budget)
         order = np.argsort(-worth, kind="stable")
@@ -347,8 +347,9 @@ class Attacker:
         if self.limits.audited is None:
             return max(0, int(self.limits.share * most))
         own = self.budget(self.expected[site]) - self.taken[site]
-        step = self.budget(self.step_sites.get(site, 0.0), step=True)
-        return max(0, min(own, step, most, self.step_room - self.step_taken))
+        if self.yardstick is not None and self.yardstick.policy.cluster == 1:
+            own = min(own, self.budget(self.step_sites.get(site, 0.0), step=True))
+        return max(0, min(own, most, self.step_room - self.step_taken))
 
 
 @dataclass
