@@ -29,7 +29,7 @@ def attack(stage: Stage) -> str:
     guilty = forger.convicted(outside_its_bound, naming="must be")
     found = reads(convicted(forger.run, forger.claim, guilty, guilty.record), published=False)
     must(
-        found.finding is not None and found.finding.endswith("(by moves that the trainer signed)"),
+        found.finding is not None and "(by moves that the trainer signed)" in found.finding,
         f"the control: {found.finding}",
     )
     # An honest run, an auditor who claims another last state, and a judge who makes up what the trainer answered.
@@ -51,7 +51,7 @@ def attack(stage: Stage) -> str:
         must(finding == f"not proven: that the trainer is to blame for step {STEPS - 1}", str(finding))
         trusting = reads(members, published=False, judges_word=True).finding
         must(
-            trusting is not None and trusting.endswith("(the judge's word about who made the list)"),
+            trusting is not None and "(the judge's word about who made the list)" in trusting,
             f"who takes the judge's word is told {trusting}",
         )
         return said
