@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
@@ -37,6 +37,7 @@ from tallystick.reports.dispute import DisputePage
 from tallystick.reports.layout import counted, duration, printable, share
 from tallystick.reports.run import RunReport, read_run
 from tallystick.reports.verification import VerificationPage
+from tallystick.roles.beginning import Beginning
 from tallystick.roles.judge import DisputeResult
 from tallystick.roles.operators import Cost, OperatorResult
 from tallystick.roles.verifier import Check, Verification
@@ -238,6 +239,7 @@ class Report:
     environment: dict[str, tuple[str, str]] = field(default_factory=lambda: {"threads": ("1", "2")})
     phases: Phases = field(default_factory=Phases)
     sample: None = None
+    beginning: Beginning | None = None
 
 
 DEVIATION = Deviation(
@@ -249,6 +251,24 @@ WRONG = Report(
     DEVIATION,
     differing_elements=7,
 )
+
+
+@pytest.mark.parametrize(
+    ("beginning", "said"),
+    [
+        (Beginning(1000, 0), None),
+        (
+            Beginning(1000, 20),
+            "20 of 1,000 trained parameters are not those that the job builds here",
+        ),
+        (Beginning(5, 0, ("a", "b", "c", "d")), "a, b, c, .. differ from them in their last bits"),
+    ],
+)
+def test_what_nobody_compared_of_the_first_state_is_said(beginning: Beginning, said: str | None) -> None:
+    page = AuditPage(Report("match", [Segment(0, 4)], beginning=beginning), 2.0)  # pyright: ignore[reportArgumentType]
+    assert page.fields()["beginning"] == asdict(beginning)
+    text = joined(page)
+    assert ("beginning" in text, said is None or said in text) == (said is not None, True)
 
 
 def test_a_match_has_no_first_step_and_says_what_was_free() -> None:
