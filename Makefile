@@ -8,7 +8,7 @@ BIN := .venv/bin
 WORKERS ?= 2
 say = @printf '\n== %s\n' "$(1)"
 
-.PHONY: help setup demo test test-slow fuzz format vectors demo-monitor \
+.PHONY: help setup demo test test-slow test-anywhere fuzz format vectors demo-monitor \
         check-format check-lint check-layers check-bare check-types check-vectors check-tests
 
 help: ## list the targets
@@ -32,6 +32,16 @@ test: setup ## every check and all tests but the slow ones
 test-slow: setup ## the tests marked slow
 	$(call say,slow tests: pytest -m slow)
 	@$(BIN)/python -m pytest -m slow
+
+AVX2 := ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 DNNL_MAX_CPU_ISA=AVX2
+SSE4 := ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41 DNNL_MAX_CPU_ISA=SSE41
+test-anywhere: setup ## the tests as on other machines: one thread, AVX2, SSE4.2
+	$(call say,tests on one thread)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(call say,tests under AVX2)
+	@env $(AVX2) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(call say,tests under SSE4.2)
+	@env $(SSE4) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 FUZZ_SECONDS ?= 600
 fuzz: setup ## fuzz every parser of other parties' bytes, FUZZ_SECONDS each (ten minutes)
