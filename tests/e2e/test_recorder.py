@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,46 @@ def test_a_loop_that_breaks_the_rules_is_told_which(tmp_path: Path) -> None:
         optimizer.step()
     with pytest.raises(ProtocolViolation, match="2 steps were announced, 0 were taken"):
         recorder.finish()
+
+
+def _no_grad(p: torch.Tensor) -> None:
+    with torch.no_grad():
+        p.mul_(0.99)
+
+
+def _through_data(p: torch.Tensor) -> None:
+    p.data.mul_(0.99)
+
+
+@pytest.mark.parametrize("edit", [_no_grad, _through_data])
+@pytest.mark.parametrize("put_back", [False, True])
+def test_weights_edited_between_two_steps_are_refused_unless_they_are_put_back(
+    edit: Callable[[torch.Tensor], None], put_back: bool, tmp_path: Path
+) -> None:
+    """Lookahead or an average by hand: nobody who follows the log does it, and it would be called the trainer's lie."""
+    loop, model = tallystick.Recorder(tmp_path / "run", policy="fp32", steps=3), make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    loop.prepare(model, optimizer, loss=lambda batch: CRITERION(model(batch[0]), batch[1]))
+
+    def step(number: int) -> None:
+        with loop.step(data(number)) as (x, y):
+            loop.backward(CRITERION(model(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+
+    step(0)
+    kept = [p.detach().clone() for p in model.parameters()]
+    for p in model.parameters():
+        edit(p)
+    if put_back:
+        for p, value in zip(model.parameters(), kept, strict=True):
+            p.data.copy_(value)
+        step(1)
+    else:
+        with pytest.raises(
+            Nondeterminism, match=r"step 1: 0\.weight was changed by something other than the optimizer"
+        ):
+            step(1)
 
 
 def test_optimizer_steps_outside_a_recorded_step_are_refused(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ REFUSED_OPTIMIZERS = {
 }
 REFUSED_SCHEDULERS = {"ReduceLROnPlateau": "it branches on the loss, whose last bits differ between machines"}
 SMALL = 1 << 16  # elements up to which a buffer is compared by value
+MARKED = 16  # trained parameters of which some values are looked at between two steps
 PHASES = ("forward_backward", "gradient_rounding", "optimizer", "state_rounding", "end_of_step")
 SCHEDULE_BITS = 40  # hyper-parameters are kept to 40 significant bits: libraries differ in the 53rd
 
@@ -784,6 +785,36 @@ class Session:
             if p._version != version:
                 raise _changed_outside(self.step, name)
 
+    def marks(self) -> list[int]:
+        """Return by what a change of each trained parameter shows: how often torch has seen one, and some of its values.
+
+        The values are what shows a change through ``.data``; they are taken of ``MARKED`` parameters in host memory.
+        """
+        every = -(-len(self.parameters) // MARKED) or 1
+        return [
+            p._version
+            + (
+                fingerprint_all([p.detach().reshape(-1)[:SMALL]]) << 64
+                if n % every == 0 and _is_plain(p)
+                else 0
+            )
+            for n, (_, p) in enumerate(self.parameters)
+        ]
+
+    def verify_unedited(self, marks: list[int], fingerprint: int) -> None:
+        """Return if nobody has changed what is trained since a step ended with these ``marks`` and this ``fingerprint``.
+
+        Values that were changed and put back are as they were.
+
+        Raises:
+            Nondeterminism: somebody has; by name.
+        """
+        now = self.marks()
+        if now == marks or self.state_fingerprint() == fingerprint:
+            return
+        changed = next(n for n, (a, b) in enumerate(zip(now, marks, strict=True)) if a != b)
+        raise _changed_outside(self.step, self.parameters[changed][0])
+
     def state_fingerprint(self) -> int:
         """Return the 64-bit fingerprint over all floating state tensors, in order of their names."""
         return fingerprint_all(self._ordered_state())
@@ -1041,6 +1072,10 @@ def _outside_generators() -> dict[str, object]:
     numpy_state: Any = np.random.get_state(legacy=False)
     words = numpy_state["state"]
     return {"Python's random": random.getstate(), "numpy.random": (words["pos"], words["key"].tobytes())}
+
+
+def _is_plain(p: Tensor) -> bool:
+    return p.device.type == "cpu" and p.is_contiguous()
 
 
 def _changed_outside(step: int, name: str) -> Nondeterminism:

@@ -224,6 +224,7 @@ class Recorder(_Loop):
         self._release = weakref.finalize(self, held.close)
         self._directory.create()
         self._writer: RunWriter | None = None
+        self._left: tuple[list[int], int] | None = None
 
     def prepare(
         self,
@@ -260,11 +261,14 @@ class Recorder(_Loop):
 
         Raises:
             ProtocolViolation: more steps than announced, or a step without ``backward``.
+            Nondeterminism: something that no other machine could repeat, by name; weights edited since the step before.
         """
         session, writer = self.session, self._writer
         assert writer is not None
         if session.step >= self._steps:
             raise ProtocolViolation(f"recorder: {self._steps} steps were announced, this is one more")
+        if self._left is not None:
+            session.verify_unedited(*self._left)
         before = session.table
         number = session.step
         if session.is_calibration_step(number):
@@ -284,6 +288,7 @@ class Recorder(_Loop):
         session.settle(tape)
         self.phases.add("step", clock)
         writer.write_step(number, self._outcome, frame)
+        self._left = session.marks(), self._outcome.fingerprint
 
     def _specification(self, root: str) -> Any:
         digest = hashlib.sha256(self._source).hexdigest()
