@@ -130,7 +130,8 @@ def test_weights_edited_between_two_steps_are_refused_unless_they_are_put_back(
     edit: Callable[[torch.Tensor], None], put_back: bool, tmp_path: Path
 ) -> None:
     """Lookahead or an average by hand: nobody who follows the log does it, and it would be called the trainer's lie."""
-    loop, model = tallystick.Recorder(tmp_path / "run", policy="fp32", steps=3), make_model()
+    loop = tallystick.Recorder(tmp_path / "run", policy="fp32", steps=3, program=__file__)
+    model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     loop.prepare(model, optimizer, loss=lambda batch: CRITERION(model(batch[0]), batch[1]))
 
