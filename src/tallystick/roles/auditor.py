@@ -376,7 +376,7 @@ def _audit_segment(
         compare_end(replay.session, directory, transcript.record(end - 1), result)
         # Every other checkpoint is where a segment begins, and is compared when it is loaded.
         if end == transcript.num_steps or report.sample is not None or result.deviations:
-            result.deviations += _contradictions(directory, transcript, end)
+            result.deviations += _contradictions(directory, transcript, end, result)
         report.phases.add("commit", clock)
     excesses = acceptance.end(replay.session)
     if any(deviation.subject == EVIDENCE for deviation in result.deviations):
@@ -404,13 +404,16 @@ def _other_beginning(replay: Replay, state: Mapping[str, Entry], report: AuditRe
     return Deviation(0, "cannot_reproduce", BEGINNING, None, "the job's own", report.beginning.changed)
 
 
-def _contradictions(directory: RunDirectory, transcript: Transcript, end: int) -> list[Deviation]:
+def _contradictions(
+    directory: RunDirectory, transcript: Transcript, end: int, result: SegmentResult
+) -> list[Deviation]:
     """Return that a checkpoint's file is not what was committed, or that its record speaks of another state.
 
-    No noise explains either: who takes the file gets another model than was trained.
+    No noise explains either: who takes the file gets another model than was trained. Where the file cannot be read, what
+    ``result`` shows already stands.
 
     Raises:
-        InvalidInput: the final checkpoint is missing, or the file is no state.
+        InvalidInput: nothing deviates, and the final checkpoint is missing or the file is no state.
     """
     if end < transcript.num_steps and not os.path.lexists(directory.checkpoint_path(end)):
         return []
@@ -419,6 +422,9 @@ def _contradictions(directory: RunDirectory, transcript: Transcript, end: int) -
         check_fingerprint(record, directory.load_committed(end, str(record.state_root)))
     except Mismatch as problem:
         return [Deviation(end - 1, "mismatch", EVIDENCE, None, str(problem), "its own digest")]
+    except InvalidInput:
+        if not result.deviations:
+            raise
     return []
 
 
@@ -438,24 +444,48 @@ def _beyond_noise(
 def farther_than_trained(
     before: Mapping[str, Entry], own: Mapping[str, Entry], stated: Mapping[str, Entry]
 ) -> str | None:
-    """Return the first tensor whose stated values lie ``MOST_NOISE`` times farther from ``own`` than training carried it.
+    """Return the first tensor whose stated values lie ``MOST_NOISE`` times farther from ``own`` than training carried its kind.
 
-    Noise above the bands may turn a gradient's direction; it does not make a step a hundred times as long.
+    Noise above the bands may turn a gradient's direction; it does not make a step a hundred times as long. Weights are one
+    kind, buffers another, and each of the optimizer's numbers: a single tensor's own gradient may be rounded to nothing here
+    and not there.
     """
+    apart: dict[str, tuple[str, float, float]] = {}
+    carried: dict[str, float] = {}
     for name, mine in own.items():
         was, theirs = before.get(name), stated.get(name)
         if mine.dtype not in ("F32", "F64") or was is None or theirs is None:
             continue
         if not mine.dtype == was.dtype == theirs.dtype or not mine.shape == was.shape == theirs.shape:
             return name
-        kind = {"F32": "<f4", "F64": "<f8"}[mine.dtype]
-        x, a, b = (np.frombuffer(entry.data, dtype=kind).astype(np.float64) for entry in (was, mine, theirs))
-        if (
-            a.size
-            and not np.abs(b - a).max() <= MOST_NOISE * np.abs(a - x).max() + 2.0**-16 * np.abs(a).max()
-        ):
+        kind = _kind_of(name)
+        values = [
+            np.frombuffer(entry.data, dtype="<f8" if mine.dtype == "F64" else "<f4").astype(np.float64)
+            for entry in (was, mine, theirs)
+        ]
+        carried[kind] = max(carried.get(kind, 0.0), _distance(values[1], values[0]))
+        apart[name] = kind, _distance(values[2], values[1]), _largest(values[1])
+    for name, (kind, distance, largest) in apart.items():
+        if distance > MOST_NOISE * carried[kind] + 2.0**-16 * largest:
             return name
     return None
+
+
+def _kind_of(name: str) -> str:
+    if name.startswith("optimizer/"):
+        return name.rpartition("/")[2]
+    return "buffer" if "/buffer/" in name else "weight"
+
+
+def _distance(x: np.ndarray, y: np.ndarray) -> float:
+    """Return the largest difference; infinities and NaN of masks that are the same on both sides are none."""
+    other = (x != y) & ~(np.isnan(x) & np.isnan(y))
+    difference = np.abs(x[other] - y[other])
+    return float(np.where(np.isnan(difference), np.inf, difference).max(initial=0.0))
+
+
+def _largest(x: np.ndarray) -> float:
+    return float(np.abs(x[np.isfinite(x)]).max(initial=0.0))
 
 
 def accept(result: SegmentResult, excesses: Iterable[tuple[int, Excess]]) -> None:
