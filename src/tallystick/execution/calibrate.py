@@ -60,6 +60,10 @@ STATE_SAFETY = (
     2  # factor, as a power of two, over the optimizer's measured noise: few operations, no long sums
 )
 
+AS_RARE = 3
+"""Repetitions under autocast that move no more sixteen-bit results than really fall otherwise: an auditor's."""
+UNSTEADY = 4.0  # times as large as the smallest of them one may be
+
 
 @dataclass
 class SiteNoise:
@@ -113,7 +117,8 @@ class Calibration:
 
     ``states`` is the mean deviation of what the optimizer writes, relative to the larger of old and new value;
     ``flips`` is how many decisions of one step are expected to fall otherwise elsewhere, ``corrections`` the share of an
-    activation site's elements.
+    activation site's elements. ``steady`` says that repetitions with as many flips as there really are moved the gradient
+    alike: then none of those flips is most of its noise.
     """
 
     noise: dict[Site, SiteNoise] = field(default_factory=dict[Site, SiteNoise])
@@ -122,6 +127,7 @@ class Calibration:
     states: dict[Site, float] = field(default_factory=dict[Site, float])
     flips: float = 0.0
     corrections: dict[Site, float] = field(default_factory=dict[Site, float])
+    steady: bool = True
 
 
 def calibrate(
@@ -162,15 +168,14 @@ def calibrate(
         decisions: dict[int, float] = {}
         flips, crossed, left = 0.0, list[int](), set[int]()
         activations: dict[tuple[int, int], ActivationNoise] = {}
+        counting = AS_RARE if for_audit and session.policy.autocast else 0
+        repeats -= min(counting, 1)
         passes = _repetitions(session, repeats, seed, units)
-        if for_audit and session.policy.autocast:
-            passes.append(
-                _jittered(session, Jitter(seed * 1000003 + session.step * 101 + repeats, units, fewest=0))
-            )
+        for extra in range(counting):
+            rare = Jitter(seed * 1000003 + session.step * 101 + repeats + extra, units, fewest=0)
+            passes.append(_jittered(session, rare))
         for number, pass_ in enumerate(passes):
-            if (
-                number >= repeats and session.policy.autocast
-            ):  # how often what is rare happens shows in the last alone
+            if counting and number == repeats:  # how often what is rare happens shows in the last alone
                 flips, crossed = 0.0, []
                 seen.forget_means()
             echo = EchoTape(probe, activations=activations)
@@ -193,7 +198,9 @@ def calibrate(
     chosen.table = with_still(session.policy, chosen.table, decisions, still_sites(probe, left))
     if activations:
         chosen = with_activations(session, chosen, probe, activations)
-    return replace(chosen, flips=max(flips, sum(crossed) / max(len(crossed), 1)))
+    sizes = seen.sizes[-counting:]
+    steady = not counting or (min(sizes) > 0.0 and min(sizes) * UNSTEADY >= max(sizes))
+    return replace(chosen, flips=max(flips, sum(crossed) / max(len(crossed), 1)), steady=steady)
 
 
 def _repetitions(
@@ -263,6 +270,7 @@ class Deviations:
         self.session = session
         self.first = first
         self.noise: dict[Site, SiteNoise] = {}
+        self.sizes: list[float] = []
         policy = session.policy
         for ordinal, gradient in enumerate(first):
             if gradient is None or gradient.numel() == 0:
@@ -295,12 +303,17 @@ class Deviations:
             noise.block_mean = np.zeros_like(noise.block_mean)
 
     def compare(self, again: list[Tensor | None]) -> None:
-        """Take note of another repetition's gradients."""
+        """Take note of another repetition's gradients, and how large all their deviations together are, by what they weigh."""
+        self.sizes.append(0.0)
         for ordinal, (x, y) in enumerate(zip(self.first, again, strict=True)):
             noise = self.noise.get((Kind.GRADIENT, ordinal))
             if noise is None or x is None or y is None:
                 continue
-            self._raise((Kind.GRADIENT, ordinal), *block_differences(x, y, noise.scales.size))
+            largest, mean = block_differences(x, y, noise.scales.size)
+            if noise.rms > noise.largest:
+                weights = np.exp2(noise.scales.astype(np.float64))
+                self.sizes[-1] += float(mean @ weights) * noise.elements / weights.size
+            self._raise((Kind.GRADIENT, ordinal), largest, mean)
 
     def compare_buffers(self, plain: dict[str, Tensor], again: dict[str, Tensor]) -> None:
         """Take note of another repetition's buffers."""

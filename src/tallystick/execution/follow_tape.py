@@ -104,9 +104,9 @@ class FollowTape:
         self.violations += find_policy_breaches(self.policy, self.table, self.sites)
         self._largest: int | None = None
         self._energy = 0.0
-        self.freedom.cluster = self.policy.cluster
         self._payload(SiteAddress(self.rank, 0, Kind.CALIBRATION, 0))
         if self.yardstick is not None:
+            self.freedom.carried = self.yardstick.flips_allowed
             self._compare_bands(self.yardstick)
 
     @property
@@ -228,6 +228,8 @@ class FollowTape:
             self.freedom.shifted += found.shifted
             if not grid.precision:
                 self.freedom.squared += found.shifted
+                if x.numel() and grid.scales.size and not is_noise_only(grid):
+                    self.freedom.quanta += _largest_squares(grid, x.numel(), x.numel())
             if is_noise_only(grid):
                 self.freedom.silenced += x.numel()
                 if self.yardstick is not None and self.yardstick.hears((int(kind), ordinal)):
@@ -235,13 +237,13 @@ class FollowTape:
 
     def _count(self, place: Site, grid: SiteGrid, numel: int, found: SiteMoves) -> None:
         self.freedom.elements += numel
-        expected, mean_square, spread = 0.0, 0.0, 0.0
+        expected, by_square, cluster = 0.0, dict[int, float](), 1
         if self.yardstick is not None:
             expected = self.yardstick.expected(place, grid, numel)
-            mean_square, spread = self.yardstick.expected_squares(place, grid, numel)
+            by_square, cluster = self.yardstick.by_square(place, grid, numel), self.yardstick.cluster(numel)
         if place not in self.freedom.sites:
             self.freedom.sites[place] = replace(
-                found, expected=expected, mean_square=mean_square, spread=spread
+                found, expected=expected, by_square=by_square, cluster=cluster
             )
             return
         total = self.freedom.sites[place]  # an activation of another micro-batch
@@ -269,8 +271,9 @@ class FollowTape:
             self.violations.append(Violation(name, found.violation, rule))
         budget = move_budget(grid, x.numel())
         if found.moved > budget:
-            rule = f"its parities move {found.moved} elements, the budget is {budget}"
-            self.violations.append(Violation(name, -1, rule))
+            self.excesses.append(
+                (None, Excess(f"parities of {name}", f"{budget} moved at most", f"{found.moved}"))
+            )
         chosen = min(found.near, budget)
         return found, chosen, min(found.steer, _largest_squares(grid, x.numel(), chosen))
 
@@ -420,6 +423,7 @@ class FollowTape:
             )
         if self.yardstick is not None:
             self.freedom.flips = self.yardstick.flips()
+            self.freedom.cluster = self.yardstick.cluster(self.freedom.elements)
 
 
 def activation_budget(found: FollowedNearest) -> int:

@@ -8,6 +8,8 @@ an honest log takes from the follower's own, and so how far a dishonest one coul
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -40,6 +42,13 @@ FEW_ELEMENTS = 256  # below which the mean deviation of a site says little
 FEW = 9  # bits: below 2**(FEW - 1) elements the largest deviation seen says less, and an octave more is allowed for every two
 STEP_SLACK = 4.0  # the noise of a single step may be that many times what the last calibration saw on average
 DEAREST = 3.0  # times the log that finer grids may cost, where the noise leaves no steer as small as wanted
+FLIP = 2.0**-8
+"""How far one sixteen-bit result that is rounded otherwise carries a gradient that hangs on it, relative (docs/adr/0026)."""
+FLIPS, STEADY_FLIPS = 12.0, 2.0  # of those in one step, and where no single one is most of the noise
+CLUSTER, LARGEST_CLUSTER = (
+    64,
+    16,
+)  # roundings that one moves: so many, or where it may be most of the noise 1 in so many
 UNMEASURED = (
     4  # octaves below a band that its mean deviation is taken to be where the auditor could measure none
 )
@@ -70,7 +79,8 @@ class SiteMoves:
         near: those that it could have.
         square: the largest squared quantum.
         squares: sum of the squared quanta of those near, where that is known to be less than ``near * square``.
-        mean_square, spread: sum of the squared quanta of those expected, and of the squares of these.
+        by_square: of those expected, how many have each squared quantum, by its exponent of two; of absolute grids alone.
+        cluster: how many are moved together, see ``Yardstick.cluster``.
     """
 
     expected: float = 0.0
@@ -78,8 +88,8 @@ class SiteMoves:
     near: int = 0
     square: float = 0.0
     squares: float = math.inf
-    mean_square: float = 0.0
-    spread: float = 0.0
+    by_square: Mapping[int, float] = field(default_factory=dict[int, float])
+    cluster: int = 1
 
 
 class Yardstick:
@@ -122,14 +132,14 @@ class Yardstick:
     def _expected_rows(self, place: Site, noise: SiteNoise, grid: SiteGrid, numel: int) -> np.ndarray:
         rows = numel / noise.block_mean.size
         relative = noise.block_mean * np.exp2(-noise.scales.astype(np.float64))
-        if place[0] == Kind.GRADIENT and (numel < FEW_ELEMENTS or self.policy.autocast):
+        if place[0] == Kind.GRADIENT and numel < FEW_ELEMENTS:
             relative = np.maximum(relative, self._pooled)
         elif numel < FEW_ELEMENTS:
             relative = np.maximum(relative, noise.relative)
         return np.minimum(relative * 2.0**-grid.floor, 1.0) * rows
 
-    def expected_squares(self, place: Site, grid: SiteGrid, numel: int) -> tuple[float, float]:
-        """Return the squared quanta that honest machines are expected to differ by at a gradient, summed, and their squares'."""
+    def by_square(self, place: Site, grid: SiteGrid, numel: int) -> dict[int, float]:
+        """Return how many of a gradient's roundings are expected to differ, by the exponent of two of their squared quantum."""
         noise = self.noise.get(place)
         if (
             place[0] != Kind.GRADIENT
@@ -138,13 +148,30 @@ class Yardstick:
             or not grid.scales.size
             or grid.precision
         ):
-            return 0.0, 0.0
-        squares = np.exp2(2.0 * (grid.scales.astype(np.float64) + grid.floor))
-        if noise is None or noise.block_mean.size != grid.scales.size:
-            moves = np.full(grid.scales.size, self.expected(place, grid, numel) / grid.scales.size)
+            return {}
+        scales = grid.scales.astype(np.int64)
+        if noise is None or noise.block_mean.size != scales.size:
+            moves = np.full(scales.size, self.expected(place, grid, numel) / scales.size)
         else:
             moves = self._expected_rows(place, noise, grid, numel)
-        return float((moves * squares).sum()), float((moves * squares**2).sum())
+            unheard = self._pooled * 2.0**-grid.floor * numel / scales.size  # a row whose token did not occur
+            moves = np.where(noise.block_mean > 0.0, moves, unheard)
+        quanta, place_of = np.unique(scales + grid.floor, return_inverse=True)
+        sums = np.bincount(place_of, weights=moves)
+        return {2 * int(quantum): float(mean) for quantum, mean in zip(quanta, sums, strict=True)}
+
+    @property
+    def flips_allowed(self) -> float:
+        """How many sixteen-bit results that carry the gradient as far as one can may fall otherwise in one step."""
+        if not self.policy.autocast:
+            return 0.0
+        return STEADY_FLIPS if self.measured.steady else FLIPS
+
+    def cluster(self, numel: int) -> int:
+        """Return how many of ``numel`` roundings one sixteen-bit result that falls otherwise moves together, at most."""
+        if not self.policy.autocast:
+            return 1
+        return CLUSTER if self.measured.steady else max(CLUSTER, numel // LARGEST_CLUSTER)
 
     def hears(self, place: Site) -> bool:
         """Whether a gradient is more than noise by the auditor's own measurement."""
@@ -177,6 +204,12 @@ class Yardstick:
             return self._compare_silenced(own, noise, allowed)
         if is_noise_only(own):
             return 1.0, None, ""  # declared to be more than noise: where it is not, moves are counted
+        if grid.parity and grid.floor <= max(own.floor, self.policy.gradient_floor):
+            return (
+                2.0 ** (grid.floor - own.floor),
+                None,
+                "",
+            )  # its band is the policy's, and all that is chosen is counted
         apart = grid.band - own.band
         if apart <= allowed:
             return 2.0**apart, None, ""
@@ -256,10 +289,14 @@ class StepFreedom:
         silenced: elements of gradients declared to be noise only.
         ratio: the widest band beside the auditor's own.
         path: how far the moves carry the weights, in their own unit, at most.
-        cluster: how many roundings move together, see ``Policy.cluster``.
+        cluster: how many roundings move together, see ``Yardstick.cluster``.
+        quanta: sum of the squared quanta of all elements of gradients on absolute grids.
+        carried: how many times ``FLIP`` of the gradient single results may carry it, see ``Yardstick.flips_allowed``.
     """
 
     cluster: int = 1
+    quanta: float = 0.0
+    carried: float = 0.0
     sites: dict[Site, SiteMoves] = field(default_factory=dict[Site, SiteMoves])
     elements: int = 0
     energy: float = 0.0
@@ -286,22 +323,32 @@ class StepFreedom:
 
     def budget(self, expected: float) -> int:
         """Return how many of so many expected moves are none too many in one step."""
-        return most_moves(
-            expected, STEP_SLACK, cluster=self.cluster, tail=STEP_TAIL if self.cluster == 1 else TAIL
-        )
+        return most_moves(expected, STEP_SLACK, cluster=self.cluster, tail=self._tail)
+
+    @property
+    def decision_budget(self) -> int:
+        """Return how many decisions beyond the reach of noise are none too many in one step."""
+        return most_moves(self.flips, STEP_SLACK, cluster=min(self.cluster, CLUSTER), tail=self._tail)
 
     @property
     def square_budget(self) -> float:
-        """The most that the squared quanta of an honest log's moves of the gradient add up to in one step."""
-        gradients = [site for (kind, _), site in self.sites.items() if kind == Kind.GRADIENT and site.near]
-        if any(not math.isfinite(site.square) for site in gradients):
-            return math.inf
-        return most_square(
-            STEP_SLACK * sum(site.mean_square for site in gradients),
-            STEP_SLACK * self.cluster * sum(site.spread for site in gradients),
-            self.cluster * max((site.square for site in gradients), default=0.0),
-            STEP_TAIL if self.cluster == 1 else TAIL,
-        )
+        """The most that the squared quanta of an honest log's moves of the gradient add up to in one step.
+
+        Roundings move independently of each other, and those together that one sixteen-bit result carries: a boundary lies
+        between two values ``d`` apart with probability ``d / q`` and then moves ``q * q``, so they add up to ``|d| |q|`` at most.
+        """
+        expected = Counter[int]()
+        for (kind, _), site in self.sites.items():
+            if kind == Kind.GRADIENT and site.near:
+                if not math.isfinite(site.square):
+                    return math.inf
+                expected.update(site.by_square)
+        together = self.carried * FLIP * math.sqrt(self.energy * self.quanta)
+        return together + most_square(expected, STEP_TAIL, slack=STEP_SLACK)
+
+    @property
+    def _tail(self) -> float:
+        return STEP_TAIL if self.cluster == 1 else TAIL
 
     @property
     def largest_move(self) -> float:
@@ -316,7 +363,9 @@ class StepFreedom:
         left, squares = self.budget(self.expected), 0.0
         gradients = [site for (kind, _), site in self.sites.items() if kind == Kind.GRADIENT]
         for site in sorted(gradients, key=lambda site: site.square, reverse=True):
-            count = min(site.near, left, self.budget(site.expected))
+            count = min(
+                site.near, left, most_moves(site.expected, STEP_SLACK, cluster=site.cluster, tail=self._tail)
+            )
             squares += min(site.squares, count * site.square) if count else 0.0
             left -= count
         return self.bent + math.sqrt(min(squares, self.square_budget) / self.energy)
@@ -335,11 +384,12 @@ class Freedom:
         decisions_far, expected_decisions: of those the ones that noise does not reach, and how many it turns on average.
         largest_steer: relative L2 size of the largest steer of one step's gradient that the budget of moves allows.
         largest_move: relative L2 size of the largest such move, decisions included, of one step's gradient.
+        fullest_step: the largest share of its budget of size that one step used, squared moves over squared moves allowed.
         silenced_parameters: parameters whose gradient was declared to be noise only, in the step where they are most.
         widest_band_ratio: the widest declared band, beside the auditor's own measurement of the same.
         path: how far all moves together carry the weights, in their own unit, at most.
         distance: how far training carried them.
-        cluster: how many roundings move together, see ``Policy.cluster``.
+        cluster: how many roundings move together, in the step where they are most.
     """
 
     cluster: int = 1
@@ -352,6 +402,7 @@ class Freedom:
     expected_decisions: float = 0.0
     largest_steer: float = 0.0
     largest_move: float = 0.0
+    fullest_step: float = 0.0
     silenced_parameters: int = 0
     widest_band_ratio: float = 0.0
     path: float = 0.0
@@ -371,7 +422,7 @@ class Freedom:
     @property
     def decision_budget(self) -> int:
         """The most branches beyond the reach of noise that an honest log takes from its follower over these steps."""
-        return most_moves(self.expected_decisions, cluster=self.cluster)
+        return most_moves(self.expected_decisions, cluster=min(self.cluster, CLUSTER))
 
     @property
     def path_steer(self) -> float:
@@ -386,8 +437,8 @@ class Freedom:
             name: getattr(self, name)
             for name in (
                 "fraction", "elements", "near", "moved", "expected_moves", "move_budget", "decisions_moved",
-                "decisions_far", "expected_decisions", "decision_budget", "largest_move", "largest_steer", "path_steer",
-                "silenced_parameters", "widest_band_ratio",
+                "decisions_far", "expected_decisions", "decision_budget", "largest_move", "largest_steer", "fullest_step",
+                "path_steer", "silenced_parameters", "widest_band_ratio",
             )
         }  # fmt: skip
         return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
@@ -397,6 +448,7 @@ class Freedom:
 
         The place is None for what all sites do together.
         """
+        self.cluster = max(self.cluster, step.cluster)
         self.elements += step.elements
         self.near += sum(site.near for site in step.sites.values()) + step.decisions_near
         self.moved += step.moved
@@ -416,26 +468,30 @@ class Freedom:
                 found.append((place, Excess(what, f"{budget} at most", f"{moved}")))
 
         # Where moves come in clusters a step's number says little; what they carry the gradient says it.
-        single = self.cluster == 1
+        single = step.cluster == 1
         if single:
             check(None, step.moved, step.budget(step.expected), "roundings moved in this step")
-        if step.squared > step.square_budget:
-            bound, stated = (math.sqrt(x / step.energy) for x in (step.square_budget, step.squared))
+        allowed = step.square_budget
+        if step.squared > 0.0:
+            self.fullest_step = max(self.fullest_step, step.squared / allowed if allowed > 0.0 else math.inf)
+        if step.squared > allowed:
+            bound, stated = (math.sqrt(x / step.energy) for x in (allowed, step.squared))
             found.append(
                 (None, Excess("move of this step's gradient", f"{bound:.3g} of it at most", f"{stated:.3g}"))
             )
-        check(None, step.decisions_far, step.budget(step.flips), "decisions moved in this step")
+        check(None, step.decisions_far, step.decision_budget, "decisions moved in this step")
         for place, site in step.sites.items():
             total = self.sites.setdefault(place, SiteMoves())
             total.expected += site.expected
             total.moved += site.moved
+            total.cluster = max(total.cluster, site.cluster)
             if site.moved:
                 if single:
                     check(place, site.moved, step.budget(site.expected), "roundings moved here in this step")
                 check(
                     place,
                     total.moved,
-                    most_moves(total.expected, cluster=self.cluster),
+                    most_moves(total.expected, cluster=total.cluster),
                     "roundings moved here so far",
                 )
         check(None, self.moved, self.move_budget, "roundings moved so far")

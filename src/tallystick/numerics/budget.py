@@ -7,6 +7,9 @@ those over all elements, one independent of the other where grids are dithered.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+
+import numpy as np
 
 SLACK = 4.0
 """How many times the follower's own mean deviation the two machines may differ by: measured 1 to 2.2 (docs/adr/0026)."""
@@ -28,14 +31,37 @@ def most_moves(expected: float, slack: float = SLACK, *, cluster: int = 1, tail:
     return cluster * (events if cluster == 1 else max(1, events))
 
 
-def most_square(mean: float, spread: float, largest: float, tail: float) -> float:
+def most_square(expected: Mapping[int, float], tail: float, *, slack: float = 1.0) -> float:
     """Return what the sum of squared moves exceeds with a probability of ``tail`` at most.
 
-    Bernstein's bound of a compound Poisson variable: ``mean`` is the sum of each event's probability times its square,
-    ``spread`` of that times its square again, ``largest`` the largest square that one event adds.
+    Chernoff's bound of a compound Poisson variable: ``exp(sum of l * (exp(t * w) - 1) - t * x)`` bounds the probability of ``x``
+    or more, whatever ``t``; the best one is searched.
+
+    Args:
+        expected: events on average, by the exponent of two of the square that each adds.
+        tail: the probability.
+        slack: how many times more events are allowed on average.
     """
+    exponents = np.array([e for e, mean in expected.items() if mean > 0.0], dtype=np.float64)
+    if not exponents.size:
+        return 0.0
+    means = np.array([mean for mean in expected.values() if mean > 0.0]) * slack
+    heaviest = float(exponents.max())
+    weights = np.exp2(exponents - heaviest)  # over the heaviest
     bits = -math.log(tail)
-    return mean + math.sqrt(2.0 * spread * bits) + largest * bits / 3.0
+
+    def bound(t: float) -> float:
+        return float((means * np.expm1(t * weights)).sum() + bits) / t
+
+    # bound(t) has one minimum, below where a single heaviest event outweighs the tail: ternary search over log t.
+    low, high = math.log(1e-9), math.log(300.0)
+    for _ in range(80):
+        third = (high - low) / 3.0
+        if bound(math.exp(low + third)) < bound(math.exp(high - third)):
+            high -= third
+        else:
+            low += third
+    return bound(math.exp(low)) * math.ldexp(1.0, int(heaviest))
 
 
 def _most_events(mean: float, tail: float) -> int:

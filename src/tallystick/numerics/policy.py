@@ -154,11 +154,6 @@ class Policy:
         return max(self.gradient_floor, min(band + self.gradient_spacing, self.gradient_coarsest))
 
     @property
-    def cluster(self) -> int:
-        """How many roundings move together where one machine computes otherwise than another (docs/adr/0026)."""
-        return 64 if self.autocast else 1
-
-    @property
     def most_path(self) -> float:
         """How far all moves of a log together may carry the weights, relative to the distance trained (docs/adr/0026)."""
         return {"bfloat16": 3.0, "float32": 0.3}.get(self.compute, 1e-3)

@@ -140,7 +140,6 @@ class Acceptance:
     def count(self, session: Session, tape: FollowTape) -> None:
         """Count in what the step just done showed."""
         step, freedom = session.step - 1, tape.freedom
-        self.freedom.cluster = session.policy.cluster
         moved = _tensors(session)
         update = _distance(moved, self._weights)
         if freedom.largest_move > 0.0 and update > 0.0:

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from tallystick.errors import InvalidInput
-from tallystick.execution.calibrate import Calibration, SiteNoise, calibrate
+from tallystick.execution.calibrate import Calibration, SiteNoise, calibrate, grid_for
 from tallystick.execution.freedom import (
+    FLIP,
     Freedom,
     SiteMoves,
     StepFreedom,
@@ -125,8 +126,8 @@ def test_expected_moves_are_the_mean_deviation_over_the_quantum() -> None:
 def test_a_budget_may_be_used_up_and_not_exceeded(cluster: int) -> None:
     def added(moved: int, expected: float) -> list[str]:
         step = StepFreedom(cluster=cluster, energy=1.0)
-        step.sites[WEIGHT] = SiteMoves(expected, moved, near=1000, square=1e-9)
-        return [excess.site for _, excess in Freedom(cluster=cluster).add(step)]
+        step.sites[WEIGHT] = SiteMoves(expected, moved, near=1000, square=1e-9, cluster=cluster)
+        return [excess.site for _, excess in Freedom().add(step)]
 
     of_step = StepFreedom(cluster=cluster).budget(2.0)
     assert added(of_step, 2.0) == []
@@ -142,15 +143,29 @@ def test_a_budget_may_be_used_up_and_not_exceeded(cluster: int) -> None:
     assert "roundings moved here so far" in added(of_run + 1, 2.0)
 
 
-@pytest.mark.parametrize("cluster", [1, 64])
-def test_the_size_of_a_steps_move_has_a_budget(cluster: int) -> None:
-    step = StepFreedom(cluster=cluster, energy=1.0)
-    step.sites[WEIGHT] = SiteMoves(100.0, 0, near=10**6, square=1e-6, mean_square=1e-6, spread=1e-14)
-    assert 4e-6 < step.square_budget < 4e-6 + 8.0 * cluster * 1e-6
+@pytest.mark.parametrize("carried", [0.0, 12.0])
+def test_the_size_of_a_steps_move_has_a_budget(carried: float) -> None:
+    step = StepFreedom(energy=1.0, quanta=0.25, carried=carried)
+    step.sites[WEIGHT] = SiteMoves(100.0, 0, near=10**6, square=2.0**-20, by_square={-20: 1.0})
+    alone = step.square_budget - carried * FLIP * 0.5
+    assert 4.0 * 2.0**-20 < alone < 32.0 * 2.0**-20
     assert step.largest_steer <= math.sqrt(step.square_budget) * (1.0 + 1e-12)
     for factor, found in ((0.999, []), (1.001, ["move of this step's gradient"])):
-        step.squared = factor * step.square_budget
-        assert [excess.site for _, excess in Freedom(cluster=cluster).add(step)] == found
+        step.squared, freedom = factor * step.square_budget, Freedom()
+        assert [excess.site for _, excess in freedom.add(step)] == found
+        assert freedom.fullest_step == pytest.approx(factor)
+
+
+def test_one_sixteen_bit_result_that_falls_otherwise_moves_no_more_than_its_bound() -> None:
+    """The whole gradient carried by 2**-8 of its size: boundaries lie between with probability ``d / q``."""
+    rng = np.random.default_rng(0)
+    gradient = rng.normal(size=10**5)
+    quantum = 0.25
+    offsets = rng.random(gradient.size)
+    moved = np.floor(gradient * (1.0 + FLIP) / quantum + offsets) != np.floor(gradient / quantum + offsets)
+    energy, quanta = float(gradient @ gradient), quantum**2 * gradient.size
+    step = StepFreedom(energy=energy, quanta=quanta, carried=1.0)
+    assert 0.5 < moved.sum() * quantum**2 / step.square_budget < 1.0
 
 
 def test_a_run_may_not_use_up_every_steps_budget() -> None:
@@ -165,21 +180,49 @@ def test_a_run_may_not_use_up_every_steps_budget() -> None:
 
 def test_the_largest_steer_buys_the_largest_quanta_first() -> None:
     step = StepFreedom(energy=4.0)
-    step.sites[WEIGHT] = SiteMoves(1.0, near=3, square=1e-2)
-    step.sites[(Kind.GRADIENT, 1)] = SiteMoves(1.0, near=1000, square=1e-4)
+    step.sites[WEIGHT] = SiteMoves(1.0, near=3, square=2.0**-6, by_square={-6: 1.0})
+    step.sites[(Kind.GRADIENT, 1)] = SiteMoves(1.0, near=1000, square=2.0**-14, by_square={-14: 1.0})
     left = min(step.budget(2.0) - 3, step.budget(1.0))
-    assert step.largest_steer == pytest.approx(math.sqrt((3e-2 + left * 1e-4) / 4.0))
+    assert step.largest_steer == pytest.approx(math.sqrt((3 * 2.0**-6 + left * 2.0**-14) / 4.0))
     step.bent = 0.5
     assert step.largest_steer > step.largest_move == 0.5
 
 
-def test_bf16_pools_what_differs_rarely_and_small_sites_do() -> None:
+def test_a_site_that_never_differed_is_pooled_if_it_is_small_and_its_silent_rows_are() -> None:
     still = replace(noise_of(2.0**-6), block_mean=np.zeros(1))
     table = GridTable({WEIGHT: gradient_grid(-4), (Kind.GRADIENT, 1): gradient_grid(-4)})
     found = Calibration({WEIGHT: still, (Kind.GRADIENT, 1): noise_of(2.0**-6)}, table)
-    assert Yardstick(BF16, found).expected(WEIGHT, gradient_grid(-4), 4096) > 0.0
-    assert Yardstick(FP32, found).expected(WEIGHT, gradient_grid(-4), 4096) == 0.0
-    assert Yardstick(FP32, found).expected(WEIGHT, gradient_grid(-4), 255) > 0.0
+    yardstick = Yardstick(FP32, found)
+    assert yardstick.expected(WEIGHT, gradient_grid(-4), 4096) == 0.0
+    assert yardstick.expected(WEIGHT, gradient_grid(-4), 255) > 0.0
+    assert yardstick.by_square(WEIGHT, gradient_grid(-4), 4096)[0] > 0.0, (
+        "a token may occur in the next batch"
+    )
+
+
+def test_where_single_results_may_be_most_of_the_noise_more_is_allowed() -> None:
+    found = Calibration({WEIGHT: noise_of(2.0**-6)}, GridTable({WEIGHT: gradient_grid(-4)}))
+    steady, unsteady = Yardstick(BF16, found), Yardstick(BF16, replace(found, steady=False))
+    assert (steady.flips_allowed, unsteady.flips_allowed, Yardstick(FP32, found).flips_allowed) == (
+        2.0,
+        12.0,
+        0.0,
+    )
+    assert [y.cluster(4096) for y in (steady, unsteady, Yardstick(FP32, found))] == [64, 256, 1]
+    assert unsteady.cluster(10) == 64
+
+
+def test_a_parity_band_at_the_policys_finest_floor_is_the_policys_own() -> None:
+    """One repetition sees a result fall otherwise and the next does not: the band says little, and the moves are counted."""
+    quiet = replace(noise_of(2.0**-9), relative=2.0**-9)
+    own = grid_for(BF16, Kind.GRADIENT, quiet)
+    finest = site_grid(BF16, Kind.GRADIENT, -3, np.zeros(1, dtype=np.int64))
+    coarser = site_grid(BF16, Kind.GRADIENT, -2, np.zeros(1, dtype=np.int64))
+    assert own is not None and finest.parity and not own.parity and own.band == -7
+    yardstick = Yardstick(BF16, Calibration({WEIGHT: quiet}, GridTable({WEIGHT: own})))
+    assert yardstick.compare_band(WEIGHT, finest) == (1.0, None, "")
+    ratio, limit, stated = yardstick.compare_band(WEIGHT, coarser)
+    assert (ratio, stated) == (32.0, "2**-2") and limit is not None
 
 
 def measured_sites(*sites: tuple[int, float, float]) -> Calibration:
@@ -215,9 +258,15 @@ def test_grids_are_made_finer_where_a_move_weighs_much_and_only_as_far_as_needed
         step = StepFreedom(energy=65.0)
         for place, each in (measured.table.sites | {WEIGHT: grid}).items():
             noise = measured.noise[place]
-            expected = Yardstick(policy, measured).expected(place, each, noise.elements)
+            yardstick = Yardstick(policy, measured)
+            expected = yardstick.expected(place, each, noise.elements)
             near = round(noise.elements * 2.0 ** (each.band + 1 - each.floor))
-            step.sites[place] = SiteMoves(expected, near=max(near, 1), square=quantum_square(each))
+            step.sites[place] = SiteMoves(
+                expected,
+                near=max(near, 1),
+                square=quantum_square(each),
+                by_square=yardstick.by_square(place, each, noise.elements),
+            )
         return step.largest_steer**2
 
     assert steer(finer[WEIGHT]) <= 2.0**-21 < steer(replace(finer[WEIGHT], floor=finer[WEIGHT].floor + 1))

@@ -62,12 +62,31 @@ def test_moves_that_come_in_clusters_have_a_budget_of_whole_clusters(mean: float
 def test_the_squares_of_chance_moves_stay_below_their_bound(seed: int, mean: float) -> None:
     """Three kinds of quanta; a chance of 1e-9 does not happen in a thousand draws."""
     rng = np.random.default_rng(seed)
-    squares = np.exp2(2.0 * rng.integers(-12, 4, 3))
-    means = mean * rng.random(3)
-    bound = most_square(float(means @ squares), float(means @ squares**2), float(squares.max()), 1e-9)
+    exponents = rng.choice(np.arange(-24, 8), 3, replace=False)
+    squares, means = np.exp2(exponents.astype(float)), mean * rng.random(3)
+    bound = most_square(dict(zip(exponents.tolist(), means.tolist(), strict=True)), 1e-9)
     drawn = rng.poisson(means, (1000, 3)) @ squares
     assert drawn.max() <= bound
-    assert bound <= means @ squares + 8.0 * math.sqrt(means @ squares**2) + 7.0 * squares.max()
+    bernstein = (
+        means @ squares
+        + math.sqrt(2.0 * math.log(1e9) * (means @ squares**2))
+        + math.log(1e9) / 3.0 * squares.max()
+    )
+    assert bound <= bernstein * (1.0 + 1e-6), "no looser than the bound that knows the variance alone"
+
+
+@given(MEANS, st.integers(-60, 60))
+def test_the_squares_of_one_quantum_have_the_budget_of_its_moves(mean: float, exponent: int) -> None:
+    """Between the largest number that is no surprise and one more."""
+    events = most_square({exponent: mean}, TAIL) / 2.0**exponent
+    assert most_moves(mean, 1.0) - 1e-6 * events <= events <= most_moves(mean, 1.0) + 1.0 + 1e-6 * events
+
+
+def test_a_slack_is_that_many_times_the_mean() -> None:
+    assert most_square({0: 3.0, -4: 50.0}, 1e-6, slack=4.0) == pytest.approx(
+        most_square({0: 12.0, -4: 200.0}, 1e-6)
+    )
+    assert most_square({}, 1e-6) == most_square({3: 0.0}, 1e-6) == 0.0
 
 
 def test_nothing_expected_leaves_no_move_and_no_bound_leaves_all() -> None:
