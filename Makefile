@@ -8,7 +8,7 @@ BIN := .venv/bin
 WORKERS ?= 2
 say = @printf '\n== %s\n' "$(1)"
 
-.PHONY: help setup demo test test-slow test-anywhere fuzz format vectors demo-monitor \
+.PHONY: help setup demo test test-slow test-anywhere foreign fuzz format vectors demo-monitor \
         check-format check-lint check-layers check-bare check-types check-vectors check-tests
 
 help: ## list the targets
@@ -42,6 +42,11 @@ test-anywhere: setup ## the tests as on other machines: one thread, AVX2, SSE4.2
 	@env $(AVX2) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 	$(call say,tests under SSE4.2)
 	@env $(SSE4) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+foreign: setup ## record the runs of tests/foreign on this processor, also with fewer of its instructions
+	@$(BIN)/python scripts/record_foreign.py
+	@env $(AVX2) OMP_NUM_THREADS=1 $(BIN)/python scripts/record_foreign.py
+	@env $(SSE4) OMP_NUM_THREADS=1 $(BIN)/python scripts/record_foreign.py
 
 FUZZ_SECONDS ?= 600
 fuzz: setup ## fuzz every parser of other parties' bytes, FUZZ_SECONDS each (ten minutes)
