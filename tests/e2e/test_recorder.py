@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import tallystick
 from tallystick.errors import InvalidInput, Nondeterminism, ProtocolViolation
@@ -154,6 +157,58 @@ def test_weights_edited_between_two_steps_are_refused_unless_they_are_put_back(
             Nondeterminism, match=r"step 1: 0\.weight was changed by something other than the optimizer"
         ):
             step(1)
+
+
+def averaged(loop: Any, *, where: str = "follow_up", decay: float = 0.9999) -> tuple[Any, nn.Module]:
+    """Train with an average of the weights, changed in ``follow_up`` or wherever else; return the result and the average."""
+    model = make_model()
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    loop.prepare(
+        model, optimizer, loss=lambda batch: CRITERION(model(batch[0]), batch[1]), extra={"average": average},
+        follows_up=where != "unannounced",
+    )  # fmt: skip
+    for step in range(STEPS):
+        with loop.step(data(step)) as (x, y):
+            loop.backward(CRITERION(model(x), y))
+            if where == "too early":
+                with loop.follow_up():
+                    pass
+            optimizer.step()
+            with nullcontext() if where == "beside" else loop.follow_up():
+                average.update_parameters(model)
+                if where == "weights":
+                    next(model.parameters()).data.mul_(2.0)
+            optimizer.zero_grad()
+    return loop.finish(), average
+
+
+@pytest.mark.parametrize("policy", ["fp32", "fp64", "bf16"])
+def test_an_average_of_the_weights_is_followed_and_moves(policy: str, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    _, slow = averaged(tallystick.Recorder(path, policy=policy, steps=STEPS, program=__file__))
+    report, again = averaged(tallystick.Follower(path, program=__file__))
+    assert report.verdict == "match"
+    assert all(torch.equal(a, b) for a, b in zip(slow.parameters(), again.parameters(), strict=True))
+    start = dict(make_model().named_parameters())
+    changed = [bool((p != start[name.removeprefix("module.")]).any()) for name, p in slow.named_parameters()]
+    assert all(changed), "a grid of running statistics would have held it where it was"
+
+
+@pytest.mark.parametrize(
+    ("where", "refusal"),
+    [
+        ("beside", "average/module.0.weight is a parameter that no optimizer trains"),
+        ("too early", "after optimizer.step"),
+        ("unannounced", "follows_up=True"),
+        ("weights", "0.weight was changed by something other than the optimizer"),
+    ],
+)
+def test_slow_values_change_where_they_are_rounded_finely_or_not_at_all(
+    where: str, refusal: str, tmp_path: Path
+) -> None:
+    with pytest.raises((Nondeterminism, ProtocolViolation), match=re.escape(refusal)):
+        averaged(tallystick.Recorder(tmp_path / "run", steps=STEPS, program=__file__), where=where)
 
 
 def test_optimizer_steps_outside_a_recorded_step_are_refused(tmp_path: Path) -> None:

@@ -636,6 +636,11 @@ class Session:
         """Whether ``open_capture`` is in force."""
         return self._bracket is not None
 
+    @property
+    def has_stepped(self) -> bool:
+        """Whether a step is open and its optimizer has stepped."""
+        return self._tape is not None and not self.skipped
+
     def close_capture(self) -> None:
         """Stop capturing, if ``open_capture`` started it."""
         if self._bracket is not None:
@@ -667,6 +672,12 @@ class Session:
         """Round the buffers that changed since they were last looked at."""
         for ordinal, (name, buffer) in enumerate(self._floating_buffers()):
             if self._has_changed(name, buffer):
+                if "/buffer/" not in name:
+                    raise Nondeterminism(
+                        f"step {self.step}: {name} is a parameter that no optimizer trains, and it was changed where the grid of "
+                        "running statistics would hold it still; change averages of weights and such in a job's `after_step`, "
+                        "or in `with recorder.follow_up()` after prepare(.., follows_up=True)"
+                    )
                 with torch.no_grad():
                     dense = buffer.contiguous()  # a buffer assigned anew may have any layout
                     key = self._buffer_key(ordinal)

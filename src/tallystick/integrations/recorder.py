@@ -26,7 +26,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Generator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -68,6 +68,7 @@ class Loop(Protocol):
         *,
         loss: Loss,
         extra: Mapping[str, nn.Module] | None = None,
+        follows_up: bool = False,
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
         """Convert the model to the policy's precision and put hooks on the optimizer."""
         ...
@@ -78,6 +79,10 @@ class Loop(Protocol):
 
     def backward(self, loss: Tensor) -> None:
         """Run the backward pass of one micro-batch and note its loss."""
+        ...
+
+    def follow_up(self) -> AbstractContextManager[None]:
+        """Be where averages of the weights and other slow values change, after the optimizer."""
         ...
 
     def finish(self) -> RunStatement | AuditReport:
@@ -131,6 +136,32 @@ class _Loop:
         session.note_loss(loss)
         self._micro_batch += 1
         session.open_capture(self._micro_batch)
+
+    @contextmanager
+    def follow_up(self) -> Generator[None]:
+        """Be where averages of the weights and other slow values change: inside ``step``, after ``optimizer.step()``.
+
+        All tensors are float64 inside, and what changes is rounded finely enough for a decay of 0.9999. For instance::
+
+            optimizer.step()
+            with recorder.follow_up():
+                average.update_parameters(model)
+
+        Raises:
+            ProtocolViolation: outside ``step``, before the optimizer's, or without ``prepare(.., follows_up=True)``.
+            Nondeterminism: a trained parameter was changed, which is the optimizer's to do; by name.
+        """
+        session = self.session
+        if not session.follows_up:
+            raise ProtocolViolation("recorder: follow_up needs prepare(.., follows_up=True)")
+        if not session.has_stepped:
+            raise ProtocolViolation(
+                "recorder: follow_up belongs inside `with recorder.step(batch)`, after optimizer.step()"
+            )
+        before = session.trained_marks()
+        with session.following_up():
+            yield
+        session.verify_trained(before)
 
     @contextmanager
     def _bracket(self, tape: Tape, batch: Any) -> Generator[Any]:
@@ -234,6 +265,7 @@ class Recorder(_Loop):
         *,
         loss: Loss,
         extra: Mapping[str, nn.Module] | None = None,
+        follows_up: bool = False,
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
         """Convert ``model`` to the policy's precision, put hooks on ``optimizer`` and return both, the same objects.
 
@@ -243,13 +275,15 @@ class Recorder(_Loop):
             scheduler: part of the state, if given.
             loss: the loss of one batch, as the loop computes it; used to measure the noise.
             extra: further modules whose tensors are part of the state.
+            follows_up: whether the loop changes averages or other slow values after the optimizer, in ``follow_up``.
 
         Raises:
             Nondeterminism: something that no other machine could repeat, by name.
         """
         session = Session(
-            model, optimizer, policy=self._policy, seed=self._seed, scheduler=scheduler, extra=extra
-        )
+            model, optimizer, policy=self._policy, seed=self._seed, scheduler=scheduler, extra=extra,
+            follows_up=follows_up,
+        )  # fmt: skip
         session.prepare()
         self._session, self._loss = session, loss
         self._writer = RunWriter(session, self._directory, self.phases)
@@ -354,12 +388,14 @@ class Follower(_Loop):
         *,
         loss: Loss,
         extra: Mapping[str, nn.Module] | None = None,
+        follows_up: bool = False,
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
         """Put the model into the committed initial state and hooks on the optimizer."""
         specification = self._transcript.specification
         session = Session(
-            model, optimizer, policy=self._policy, seed=specification.seed, scheduler=scheduler, extra=extra
-        )
+            model, optimizer, policy=self._policy, seed=specification.seed, scheduler=scheduler, extra=extra,
+            follows_up=follows_up,
+        )  # fmt: skip
         session.prepare()
         load_state(session, self._directory.load_committed(0, specification.initial_state))
         self._session, self._loss = session, loss
