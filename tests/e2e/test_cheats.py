@@ -64,7 +64,11 @@ WHERE = {
     "forged_entry": (ROUND, "gradient of conv1.weight"),
 }
 # The loss, coarse, goes with the log; the gradient needs other parities than the log's, which are against the rules.
-ALSO_UNDER_BF16 = {name: {"log_violation"} for name in ("other_data", "poisoned_label", "skipped_steps")}
+ALSO_UNDER_BF16 = {name: {"log_violation"} for name in ("other_data", "poisoned_label", "skipped_steps")} | {
+    "forged_entry": {
+        "mismatch"
+    }  # parities that move more than noise break no rule, and do not lead to its state
+}
 
 
 def order(policy: str) -> Order:

@@ -62,6 +62,7 @@ STATE_SAFETY = (
 
 AS_RARE = 3
 """Repetitions under autocast that move no more sixteen-bit results than really fall otherwise: an auditor's."""
+OUTPUTS_TO_EXCUSE = 4  # repetitions that move what a loss is made of, before somebody is accused
 UNSTEADY = 4.0  # times as large as the smallest of them one may be
 
 
@@ -138,6 +139,7 @@ def calibrate(
     seed: int = 0,
     units: float = 1.0,
     for_audit: bool = False,
+    to_excuse: bool = False,
 ) -> Calibration:
     """Measure the noise of the session's next step and return the grids to use from it on.
 
@@ -149,6 +151,8 @@ def calibrate(
         units: size of the jitter, see ``Jitter``.
         for_audit: whether to measure what a follower holds a log against too: the optimizer's noise, and how often
             sixteen-bit results differ that a calibration moves more often than that, to see what they do.
+        to_excuse: whether to take what the sixteen-bit numbers of a loss may do, all moved at once, for noise like any other:
+            not for what bands are multiples of, which must be above it.
 
     Raises:
         Nondeterminism: a site is too noisy for the policy, or an operator is not in the table; by name.
@@ -189,6 +193,12 @@ def calibrate(
                 decisions[ordinal] = max(decisions.get(ordinal, 0.0), noise)
             flips, crossed = max(flips, echo.flips), [*crossed, echo.crossed]
             left |= echo.left
+        for extra in range((OUTPUTS_TO_EXCUSE if to_excuse else 1) if session.policy.autocast else 0):
+            moved = Jitter(seed * 1000003 + session.step * 101 + 97 - extra, units, fewest=0, outputs=True)
+            with _jittered(session, moved):
+                again, _, _ = gradients_under(session, backward, EchoTape(probe), before)
+            put_back(session, before)
+            seen.compare_outputs(again, whole=to_excuse)
     except BaseException:
         put_back(session, before)
         raise
@@ -314,6 +324,16 @@ class Deviations:
                 weights = np.exp2(noise.scales.astype(np.float64))
                 self.sizes[-1] += float(mean @ weights) * noise.elements / weights.size
             self._raise((Kind.GRADIENT, ordinal), largest, mean)
+
+    def compare_outputs(self, again: list[Tensor | None], *, whole: bool) -> None:
+        """Take note of what the numbers of a loss do to gradients: bands need be no wider, so it counts as less noise."""
+        for ordinal, (x, y) in enumerate(zip(self.first, again, strict=True)):
+            noise = self.noise.get((Kind.GRADIENT, ordinal))
+            if noise is None or x is None or y is None:
+                continue
+            largest, _ = block_differences(x, y, noise.scales.size)
+            share = 1.0 if whole else 2.0 ** -_safety_for(self.session.policy, noise)
+            self._raise((Kind.GRADIENT, ordinal), share * largest, np.zeros_like(largest))
 
     def compare_buffers(self, plain: dict[str, Tensor], again: dict[str, Tensor]) -> None:
         """Take note of another repetition's buffers."""

@@ -28,6 +28,13 @@ from tallystick.execution.operator_noise import (
 )
 from tallystick.numerics import kernels
 
+LOSSES = frozenset(
+    f"aten::{name}"
+    for name in (
+        "_log_softmax", "binary_cross_entropy_with_logits", "huber_loss", "log_sigmoid_forward", "mse_loss", "smooth_l1_loss"
+    )
+)  # fmt: skip
+"""Operators whose first argument is what a model says: one last place of sixteen bits there may be a tenth of a gradient."""
 MASK32 = 0xFFFFFFFF
 EPS32 = 2.0**-23
 Run = Callable[[Arguments, dict[str, Any]], Any]
@@ -38,11 +45,12 @@ class Jitter:
 
     How much an operator moves is said by ``operator_noise``. ``units`` multiplies it: 1, but for experiments that need to
     see rare events. Of sixteen-bit results ``fewest`` move in each call at least, where what is rare has to be seen: none
-    where it counts how rare.
+    where it counts how rare. With ``outputs`` all sixteen-bit numbers that a loss is made of move by their last place: what the
+    worst of them would do, which a few drawn ones rarely show.
     """
 
-    def __init__(self, seed: int, units: float = 1.0, *, fewest: int = FEWEST) -> None:
-        self._seed, self._units, self._fewest = seed, units, fewest
+    def __init__(self, seed: int, units: float = 1.0, *, fewest: int = FEWEST, outputs: bool = False) -> None:
+        self._seed, self._units, self._fewest, self._outputs = seed, units, fewest, outputs
         self._generators: dict[torch.device, torch.Generator] = {}
         self._drawn = 0  # bytes of the CPU's stream
 
@@ -53,6 +61,8 @@ class Jitter:
 
         Arguments that ``func`` writes into are passed as they are, so that every view of them sees the write.
         """
+        if self._outputs and func._schema.name in LOSSES:
+            args = (self._at_last_place(args[0]), *args[1:])
         noise = find_noise(func)
         if noise is None or only_moves(func, args, kwargs):
             return run(args, kwargs)
@@ -78,6 +88,28 @@ class Jitter:
         for number, tensor in enumerate(_computed(func, args, kwargs, result, written)):
             self._move_result(tensor, noise, args, before, noise.units(args, tensor, number, count > 0))
         return result
+
+    def _at_last_place(self, x: Any) -> Any:
+        """Return a tensor of sixteen-bit numbers, or of float32 that were, each moved to a neighbour; anything else as it is."""
+        if not isinstance(x, Tensor) or not x.numel():
+            return x
+        if x.dtype in SIXTEEN_BIT:
+            return self._neighbours(x)
+        if x.dtype != torch.float32:
+            return x
+        for narrow in (
+            torch.bfloat16,
+            torch.float16,
+        ):  # most numbers of the first are some of the second, too
+            if torch.equal(x, x.to(narrow).to(x.dtype)):
+                return self._neighbours(x.to(narrow)).to(x.dtype)
+        return x
+
+    def _neighbours(self, x: Tensor) -> Tensor:
+        up = torch.randint(
+            0, 2, x.shape, generator=self._generator(x.device), device=x.device, dtype=torch.int16
+        )
+        return _neighbour(x, up)
 
     def _accumulated(self, args: Arguments, kwargs: dict[str, Any], run: Run, noise: Noise) -> Any:
         """Return the sixteen-bit sums of sixteen-bit arguments: added up in float32, disturbed there, and rounded once."""
@@ -198,8 +230,13 @@ class Jitter:
         place = torch.unravel_index(at, x.shape) if x.dim() else ...
         old = x[place]
         up = torch.randint(0, 2, old.shape, generator=generator, device=x.device, dtype=torch.int16)
-        new = (old.contiguous().view(torch.int16) + (2 * up - 1)).view(x.dtype)
-        x[place] = torch.where((old == 0) | ~torch.isfinite(old) | ~torch.isfinite(new), old, new)
+        x[place] = _neighbour(old, up)
+
+
+def _neighbour(x: Tensor, up: Tensor) -> Tensor:
+    """Return the sixteen-bit neighbour of each of ``x``, larger in size where ``up`` is 1; zero and what is not finite stay."""
+    new = (x.contiguous().view(torch.int16) + (2 * up - 1)).view(x.dtype)
+    return torch.where((x == 0) | ~torch.isfinite(x) | ~torch.isfinite(new), x, new)
 
 
 def _computed(

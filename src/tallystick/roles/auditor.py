@@ -21,7 +21,7 @@ import numpy as np
 from tallystick.commit.encoding import hex_float, parse_hex_float
 from tallystick.commit.state import Entry, summarise
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
-from tallystick.execution.calibrate import calibrate
+from tallystick.execution.calibrate import SiteNoise, calibrate
 from tallystick.execution.determinism import environment_versions
 from tallystick.execution.follow_tape import FollowTape, Violation
 from tallystick.execution.freedom import Excess, Freedom
@@ -645,7 +645,7 @@ def find_noisy_sites(
         for before in range(start, step):
             replay.follow(transcript.record(before), frames[before])
         declared = session.follow_tape(frames[step]).table
-        measured = calibrate(session, backward_of(session, replay.job), seed=session.seed + 1)
+        measured = calibrate(session, backward_of(session, replay.job), seed=session.seed + 1, to_excuse=True)
     except InvalidInput:
         return []
     except Nondeterminism as problem:
@@ -661,10 +661,19 @@ def find_noisy_sites(
             grid = SiteGrid(0, session.policy.decision_band[0], 0) if place[0] == Kind.DECISION else None
         if place[0] == Kind.STATE or grid is None or is_noise_only(grid):
             continue
-        if session.policy.excuse * noise.relative > 2.0**grid.band:
-            own, stated = f"noise {noise.relative:.3g} of its scale", f"band {2.0**grid.band:.3g}"
+        relative = _over_scales(noise, grid)
+        if session.policy.excuse * relative > 2.0**grid.band:
+            own, stated = f"noise {relative:.3g} of its scale", f"band {2.0**grid.band:.3g}"
             found.append(Deviation(step, "cannot_reproduce", session.site_name(place), None, own, stated))
     return found
+
+
+def _over_scales(noise: SiteNoise, grid: SiteGrid) -> float:
+    """Return the largest deviation over the scales declared, those that bands are relative to."""
+    if noise.block_largest is None or noise.block_largest.size != grid.scales.size:
+        return noise.relative
+    with np.errstate(over="ignore"):
+        return float(np.max(noise.block_largest * np.exp2(-grid.scales.astype(np.float64))))
 
 
 def is_excused(deviation: Deviation, noisy: Iterable[Deviation]) -> bool:

@@ -366,3 +366,56 @@ def test_sums_over_bfloat16_into_float32_keep_their_dtype() -> None:
     with JitterMode(Jitter(2)):
         found = x.sum(0, dtype=torch.float32), x.sum(0), x.float().sum(0, dtype=torch.bfloat16)
     assert [t.dtype for t in found] == [torch.float32, torch.bfloat16, torch.bfloat16]
+
+
+# -- what a loss is made of --------------------------------------------------------------------------
+
+
+def under(jitter: Jitter, func: Any, *args: Any) -> tuple[Tensor, Tensor]:
+    """Return the first argument that the operator was called with, and its result."""
+    seen: list[Tensor] = []
+
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        seen.append(args[0].clone())
+        return func(*args, **kwargs)
+
+    result = jitter.around(func, args, {}, run)
+    return seen[0], result
+
+
+def test_every_sixteen_bit_number_that_a_loss_is_made_of_moves_by_its_last_place() -> None:
+    logits = (torch.randn(64, 10) * 8).bfloat16()
+    log_softmax = torch.ops.aten._log_softmax.default
+    moved, _ = under(Jitter(0, 0.0, fewest=0, outputs=True), log_softmax, logits.float(), 1, False)
+    steps = moved.bfloat16().view(torch.int16).int() - logits.view(torch.int16).int()
+    assert torch.equal(moved, moved.bfloat16().float())
+    assert set(steps.abs().unique().tolist()) == {1}
+    assert 0.3 < float((steps > 0).float().mean()) < 0.7
+    plain, _ = under(Jitter(0, 0.0, fewest=0), log_softmax, logits.float(), 1, False)
+    assert torch.equal(plain, logits.float())
+
+
+@pytest.mark.parametrize("x", [torch.randn(8, 4), torch.randn(8, 4, dtype=torch.float64), torch.zeros(8, 4)])
+def test_numbers_of_a_loss_that_never_had_sixteen_bits_stay(x: Tensor) -> None:
+    moved, _ = under(Jitter(0, 0.0, fewest=0, outputs=True), torch.ops.aten._log_softmax.default, x, 1, False)
+    assert torch.equal(moved, x)
+
+
+def test_one_last_place_of_a_sure_logit_is_a_large_part_of_its_gradient() -> None:
+    """Sixteen has a last place of 1/8: the error's gradient goes with exp of it. Drawn results would rarely show that one."""
+    logits = torch.zeros(256, 10)
+    logits[:, 0] = 40.0  # all but the last example know their answer
+    logits[255, 0], logits[255, 1] = 16.0, 10.0
+    labels = torch.zeros(256, dtype=torch.int64)
+
+    def gradient(jitter: Jitter) -> Tensor:
+        x = logits.clone().bfloat16().requires_grad_()
+        with JitterMode(jitter):
+            loss = torch.nn.functional.cross_entropy(x.float(), labels)
+        (found,) = torch.autograd.grad(loss, x)
+        return found.float()
+
+    plain = gradient(Jitter(0, 0.0, fewest=0))
+    assert bool((plain[:255] == 0).all()) or float(plain[255].norm() / plain.norm()) > 0.99
+    moved = [gradient(Jitter(seed, 0.0, fewest=0, outputs=True)) for seed in range(8)]
+    assert max(float((each - plain).norm() / plain.norm()) for each in moved) > 0.1
