@@ -777,10 +777,11 @@ class Scene:
     steps: int
 
     settings: Mapping[str, str] = field(default_factory=dict[str, str])
+    job: str = "digits"
 
     def order(self, **chosen: int) -> Order:
         policy = find_policy(self.policy, chosen=chosen)
-        return Order(find_source("digits"), self.settings, policy, steps=self.steps, checkpoint_every=100)
+        return Order(find_source(self.job), self.settings, policy, steps=self.steps, checkpoint_every=100)
 
 
 @dataclass(frozen=True)

@@ -171,7 +171,8 @@ class Yardstick:
         """Return how many of ``numel`` roundings one sixteen-bit result that falls otherwise moves together, at most."""
         if not self.policy.autocast:
             return 1
-        return CLUSTER if self.measured.steady else max(CLUSTER, numel // LARGEST_CLUSTER)
+        largest = CLUSTER if self.measured.steady else max(CLUSTER, numel // LARGEST_CLUSTER)
+        return min(largest, max(1, numel))
 
     def hears(self, place: Site) -> bool:
         """Whether a gradient is more than noise by the auditor's own measurement."""
@@ -204,12 +205,10 @@ class Yardstick:
             return self._compare_silenced(own, noise, allowed)
         if is_noise_only(own):
             return 1.0, None, ""  # declared to be more than noise: where it is not, moves are counted
-        if grid.parity and grid.floor <= max(own.floor, self.policy.gradient_floor):
-            return (
-                2.0 ** (grid.floor - own.floor),
-                None,
-                "",
-            )  # its band is the policy's, and all that is chosen is counted
+        finest = max(own.floor, self.policy.gradient_floor)
+        if place[0] == Kind.GRADIENT and grid.parity and grid.floor <= finest:
+            # Its band is the policy's, and the size of all that is chosen is held to; of buffers and losses it is not.
+            return 2.0 ** (grid.floor - own.floor), None, ""
         apart = grid.band - own.band
         if apart <= allowed:
             return 2.0**apart, None, ""
