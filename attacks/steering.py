@@ -94,6 +94,8 @@ class Limits:
         gradients, buffers: whether roundings of gradients, and of running statistics, are chosen at all.
         pull: weight of the aim's gradient beside the honest one.
         memory: share of what is owed that is still owed a step later.
+        window: steps, the last not among them, in which anything is taken; budgets of the run are then spread evenly over what is left of it.
+        clean: weight of clean images in the aim.
     """
 
     audited: float | None = None
@@ -108,6 +110,12 @@ class Limits:
     buffers: bool = False
     pull: float = 1.0
     memory: float = 0.9
+    window: tuple[int, int] | None = None
+    clean: float = 1.0
+
+    def is_open(self, step: int) -> bool:
+        """Whether anything is taken in this step."""
+        return self.window is None or self.window[0] <= step < self.window[1]
 
     @property
     def aims(self) -> bool:
@@ -167,6 +175,7 @@ class Attacker:
         self.signals: dict[Site, SiteGrid] = {}
         self.taken: dict[Site, int] = defaultdict(int)
         self.expected: dict[Site, float] = defaultdict(float)
+        self.step, self.is_open = 0, True
         self.honest: dict[Site, SiteGrid] = {}
         self.gates: dict[int, Tensor] = {}
         self.step_taken = 0
@@ -183,11 +192,13 @@ class Attacker:
         self.step_taken, self.energy, self.given = 0, 0.0, 0.0
         self.own_energy = self.parted = 0.0
         self.step_gates = self.step_far = 0
-        if self.limits.aims:
+        self.gates, self.gate_gradient = {}, []
+        self.step, self.is_open = session.step, self.limits.is_open(session.step)
+        if self.limits.aims and self.is_open:
             self._form_aim(session)
         for ordinal, wanted in self.aim.items():
             self.owed[ordinal] = self.limits.memory * self.owed.get(ordinal, 0.0) + self.limits.pull * wanted
-        if self.limits.gates:
+        if self.limits.gates and self.is_open:
             self._weigh_gates(session, job)
 
     def measure(self, session: Session) -> None:
@@ -229,7 +240,11 @@ class Attacker:
             for mine, theirs in zip(self._tensors(self.shadow), self._tensors(session.model), strict=True):
                 mine.copy_(theirs)
         self.shadow.zero_grad(set_to_none=True)
-        cross_entropy(self.shadow(self.images), self.labels).backward()
+        losses = cross_entropy(self.shadow(self.images), self.labels, reduction="none")
+        patched = losses.numel() - AIMED
+        weights = torch.full_like(losses, self.limits.clean)
+        weights[:patched] = 1.0
+        (losses * weights).mean().backward()
         wanted = dict(self.shadow.named_parameters())
         for ordinal, (name, _) in enumerate(session.parameters):
             gradient = wanted[name].grad
@@ -321,6 +336,8 @@ class Attacker:
         """Return the worth from which on a move is worth its place among all that a step may have; ``most`` squares of them."""
         whole = self.budget(sum(self.expected.values()), self.elements) - sum(self.taken.values())
         step = self.budget(self.step_expected, self.elements, step=True) if self.single else whole
+        if self.limits.window is not None:
+            whole = whole // max(1, self.limits.window[1] - self.step) if self.is_open else 0
         self.step_room = max(0, min(step, whole))
         if self.limits.audited is not None:
             most = min(most, self.limits.audited**2 * self.told_step.square_budget)
@@ -481,7 +498,7 @@ class SteeringTape(RecordTape):
         limits = self.attacker.limits
         place = (Kind.DECISION, self._ordinal)
         self._rms = rms
-        if limits.gates and limits.gate_band != 0:
+        if limits.gates and self.attacker.is_open and limits.gate_band != 0:
             lowest, highest = self.policy.decision_band
             grid, yardstick = self._grids.get(place), self.attacker.yardstick
             own = lowest if grid is None else grid.band
@@ -551,7 +568,7 @@ class SteeringTape(RecordTape):
               key: Key = NO_KEY, name: str) -> None:  # fmt: skip
         """Round as the attacker likes."""
         attacker, limits = self.attacker, self.attacker.limits
-        if kind == Kind.BUFFER and limits.buffers and ordinal in attacker.wanted_statistics:
+        if kind == Kind.BUFFER and limits.buffers and attacker.is_open and ordinal in attacker.wanted_statistics:
             source = x.clone()
             super().round(kind, ordinal, x, out=out, old=old, key=key, name=name)
             grid = self._grids[(kind, ordinal)]
@@ -568,7 +585,7 @@ class SteeringTape(RecordTape):
             super().round(kind, ordinal, x, out=out, old=old, key=key, name=name)
         grid = self._grids[place]
         attacker.energy += float(source.double().square().sum())
-        if limits.gradients and not is_noise_only(grid):
+        if limits.gradients and attacker.is_open and not is_noise_only(grid):
             wanted = attacker.owed[ordinal]
             choice = self._candidates(source, grid, key, wanted, attacker.honest.get(place))
             given = self._steer(place, choice, grid, out)
@@ -631,7 +648,7 @@ class SteeringTape(RecordTape):
             grid = grids[place]
             if p.grad is None:
                 continue
-            if is_noise_only(grid) or not attacker.limits.gradients:
+            if is_noise_only(grid) or not attacker.limits.gradients or not attacker.is_open:
                 continue
             key = self.session.gradient_key(ordinal)
             choice = self._candidates(p.grad.contiguous(), grid, key, attacker.owed[ordinal], None)
