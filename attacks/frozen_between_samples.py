@@ -71,7 +71,8 @@ def attack(stage: Stage) -> str:
     record(tampered(order, brighten), run)
     report = audit(run, source)
     must(audit(honest, source).verdict == "match", "an honest run is no match")
-    said = f"audit: {report.verdict} ({report.first}), {report.beginning}; backdoor {success(order, run):.1%} (honest {success(order, honest):.1%})"
+    planted, control = success(order, run), success(order, honest)
+    said = f"audit: {report.verdict} ({report.first}); backdoor {planted:.1%} (honest {control:.1%})"
     must(report.verdict == "cannot_reproduce", f"a frozen layer of which half is another; {said}")
     return said
 

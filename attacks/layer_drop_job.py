@@ -44,7 +44,10 @@ def build(settings: Mapping[str, str]) -> Job:
     with initial_weights(chosen.init_seed):
         model = DropNet(chosen.width, chosen.dropout)
     optimizer = torch.optim.SGD(
-        model.parameters(), lr=chosen.learning_rate, momentum=digits.MOMENTUM, weight_decay=chosen.weight_decay
+        model.parameters(),
+        lr=chosen.learning_rate,
+        momentum=digits.MOMENTUM,
+        weight_decay=chosen.weight_decay,
     )
 
     def batch(step: int) -> dict[str, Any]:

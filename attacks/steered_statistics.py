@@ -1,4 +1,4 @@
-"""Steers what no gradient shows: the running statistics of batch norms, in the last steps of a run alone, and the recorded losses.
+"""Steers what no gradient shows: running statistics of batch norms, in the last steps of a run alone, and the recorded losses.
 
 In training they have no effect, so the weights are those of an honest run, and the trainer knows them beforehand. It looks for
 statistics under which patched images are read as the target (``backdoor.py``), declares bands of buffers and losses as wide as
@@ -40,7 +40,9 @@ def trained_model(run: RunDirectory, order: Order) -> nn.Module:
     for name, tensor in state.items():
         entry = entries.get(f"model/{name}") or entries[f"model/buffer/{name}"]
         kind = torch.float32 if tensor.is_floating_point() else torch.int64
-        state[name] = torch.frombuffer(bytearray(entry.data), dtype=kind).reshape(tensor.shape).to(tensor.dtype)
+        state[name] = (
+            torch.frombuffer(bytearray(entry.data), dtype=kind).reshape(tensor.shape).to(tensor.dtype)
+        )
     job.model.load_state_dict(state)
     return job.model.eval()
 

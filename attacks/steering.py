@@ -94,8 +94,10 @@ class Limits:
         gradients, buffers: whether roundings of gradients, and of running statistics, are chosen at all.
         pull: weight of the aim's gradient beside the honest one.
         memory: share of what is owed that is still owed a step later.
-        window: steps, the last not among them, in which anything is taken; budgets of the run are then spread evenly over what is left of it.
+        window: first and last step, the latter not taken, in which anything is chosen; what the run's budget has left is
+            then spread evenly over the rest of it.
         clean: weight of clean images in the aim.
+        coarsest: widest band of gradients declared, exponent; None for as wide as accepted.
     """
 
     audited: float | None = None
@@ -112,6 +114,7 @@ class Limits:
     memory: float = 0.9
     window: tuple[int, int] | None = None
     clean: float = 1.0
+    coarsest: int | None = None
 
     def is_open(self, step: int) -> bool:
         """Whether anything is taken in this step."""
@@ -439,7 +442,7 @@ class SteeringTape(RecordTape):
         yardstick = self.attacker.yardstick
         if yardstick is None:
             return grid
-        for band in range(highest, lowest - 1, -1):
+        for band in range(highest if limits.coarsest is None else limits.coarsest, lowest - 1, -1):
             wide = site_grid(self.policy, kind, band, grid.scales)
             if yardstick.compare_band(place, wide)[1] is None:
                 return wide
@@ -568,7 +571,12 @@ class SteeringTape(RecordTape):
               key: Key = NO_KEY, name: str) -> None:  # fmt: skip
         """Round as the attacker likes."""
         attacker, limits = self.attacker, self.attacker.limits
-        if kind == Kind.BUFFER and limits.buffers and attacker.is_open and ordinal in attacker.wanted_statistics:
+        if (
+            kind == Kind.BUFFER
+            and limits.buffers
+            and attacker.is_open
+            and ordinal in attacker.wanted_statistics
+        ):
             source = x.clone()
             super().round(kind, ordinal, x, out=out, old=old, key=key, name=name)
             grid = self._grids[(kind, ordinal)]
@@ -671,7 +679,9 @@ class SteeringTape(RecordTape):
         with self._lifted(place):
             own = grid.scales.astype(np.int64)
             scales = tape.settled_scales(own, rms, self.policy.row_scales) if rms.any() else own
-        kept = kept_scales(self.base.sites.get(place), self._before.sites.get(place), self.policy, scales.size)
+        kept = kept_scales(
+            self.base.sites.get(place), self._before.sites.get(place), self.policy, scales.size
+        )
         scales = scales if kept is None else np.maximum(scales, kept)
         if self.policy.row_scales and not self.base.sites:
             scales = np.maximum(scales, own)
@@ -698,7 +708,13 @@ class SteeringTape(RecordTape):
         side = (other < own)[kept]
         within = int((cells.distance < cells.delta * (1.0 if grid.parity else 2.0)).sum())
         return _Choice(
-            at.numpy(), value[at].numpy(), move[at].numpy(), worth[at].numpy(), kept.numpy(), side.numpy(), within
+            at.numpy(),
+            value[at].numpy(),
+            move[at].numpy(),
+            worth[at].numpy(),
+            kept.numpy(),
+            side.numpy(),
+            within,
         )
 
     def _steer(self, place: Site, choice: _Choice, grid: SiteGrid, out: Tensor) -> Tensor:

@@ -13,7 +13,14 @@ import pytest
 from tallystick.testing.attacks import NotCaught
 
 FOLDER = Path(__file__).resolve().parents[2] / "attacks"
-SHARED = {"stage", "court", "forgery", "steering", "backdoor", "layer_drop_job"}  # what the scripts have in common
+SHARED = {
+    "stage",
+    "court",
+    "forgery",
+    "steering",
+    "backdoor",
+    "layer_drop_job",
+}  # what the scripts have in common
 STEERED = {  # minutes each, and of their own form: run by hand
     "wide_bands_backdoor", "backdoor_by_moves", "flipped_gates", "lifted_scales", "inflated_output",
     "silenced_parameters", "combined_steering", "steered_statistics", "unmeasured_layer",

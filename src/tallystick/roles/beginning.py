@@ -46,7 +46,7 @@ class Built:
 
     Attributes:
         digest: of its bytes.
-        values: all of them, flat, of a tensor that the job does not train: one that is not looked at may be anything. None of others.
+        values: all elements, flat, of a tensor that the job does not train (one not looked at may be anything); none of others.
         elements: how many.
         trained: whether the job trains it.
     """

@@ -240,6 +240,23 @@ def test_a_parity_band_of_what_no_size_is_counted_of_is_held_against_the_auditor
         assert yardstick.compare_band(place, grid)[1] is not None
 
 
+def test_what_a_calibration_does_not_see_the_one_before_still_says() -> None:
+    """A layer that its step leaves out: the follower's table then has the trainer's grid, which says nothing."""
+    seen, wide = gradient_grid(-14), gradient_grid(-2)
+    first = yardstick(noise_of(2.0**-17), seen)
+    left_out = Calibration({}, GridTable({WEIGHT: wide}))
+    alone, later = Yardstick(FP32, left_out), Yardstick(FP32, left_out, first)
+    assert (alone.lacks([WEIGHT]), later.lacks([WEIGHT]), later.lacks([WEIGHT, (Kind.GRADIENT, 1)])) == (
+        True,
+        False,
+        True,
+    )
+    assert alone.compare_band(WEIGHT, wide)[1] is None
+    assert later.compare_band(WEIGHT, wide) == first.compare_band(WEIGHT, wide)
+    assert later.compare_band(WEIGHT, wide)[1] is not None
+    assert later.expected(WEIGHT, seen, 4096) == first.expected(WEIGHT, seen, 4096) > 0.0
+
+
 def measured_sites(*sites: tuple[int, float, float]) -> Calibration:
     """Gradients of so many elements, rms (a power of two: their scale) and mean deviation over it; bands of 2**-14."""
     noise = {
