@@ -31,12 +31,13 @@ from torch.nn.functional import cross_entropy
 
 from tallystick.execution import tape
 from tallystick.execution.calibrate import calibrate, gradients_under
-from tallystick.execution.follow_tape import EXACT_SCALE_SLACK, SCALE_SLACK
+from tallystick.execution.follow_tape import EXACT_SCALE_SLACK, SCALE_SLACK, _largest_squares
 from tallystick.execution.freedom import STEP_SLACK, SiteMoves, StepFreedom, Yardstick, quantum_square
 from tallystick.execution.grids import (
     NOISE_BAND,
     expected_form,
     is_noise_only,
+    kept_scales,
     lowest_scale,
     scale_exponents,
     settled_scales,
@@ -93,6 +94,10 @@ class Limits:
         gradients, buffers: whether roundings of gradients, and of running statistics, are chosen at all.
         pull: weight of the aim's gradient beside the honest one.
         memory: share of what is owed that is still owed a step later.
+        window: first and last step, the latter not taken, in which anything is chosen; what the run's budget has left is
+            then spread evenly over the rest of it.
+        clean: weight of clean images in the aim.
+        coarsest: widest band of gradients declared, exponent; None for as wide as accepted.
     """
 
     audited: float | None = None
@@ -107,6 +112,13 @@ class Limits:
     buffers: bool = False
     pull: float = 1.0
     memory: float = 0.9
+    window: tuple[int, int] | None = None
+    clean: float = 1.0
+    coarsest: int | None = None
+
+    def is_open(self, step: int) -> bool:
+        """Whether anything is taken in this step."""
+        return self.window is None or self.window[0] <= step < self.window[1]
 
     @property
     def aims(self) -> bool:
@@ -158,7 +170,7 @@ class Attacker:
         self.job: Job | None = None
         self.step_gates = self.step_far = self.far = 0
         self.step_flips = self.flips = 0.0
-        self.step_room, self.step_expected = 0, 0.0
+        self.step_room, self.step_expected, self.elements = 0, 0.0, 0
         self.told_step = StepFreedom()
         self.path = self.distance = self.update = 0.0
         self.own_energy = 0.0
@@ -166,6 +178,7 @@ class Attacker:
         self.signals: dict[Site, SiteGrid] = {}
         self.taken: dict[Site, int] = defaultdict(int)
         self.expected: dict[Site, float] = defaultdict(float)
+        self.step, self.is_open = 0, True
         self.honest: dict[Site, SiteGrid] = {}
         self.gates: dict[int, Tensor] = {}
         self.step_taken = 0
@@ -182,11 +195,13 @@ class Attacker:
         self.step_taken, self.energy, self.given = 0, 0.0, 0.0
         self.own_energy = self.parted = 0.0
         self.step_gates = self.step_far = 0
-        if self.limits.aims:
+        self.gates, self.gate_gradient = {}, []
+        self.step, self.is_open = session.step, self.limits.is_open(session.step)
+        if self.limits.aims and self.is_open:
             self._form_aim(session)
         for ordinal, wanted in self.aim.items():
             self.owed[ordinal] = self.limits.memory * self.owed.get(ordinal, 0.0) + self.limits.pull * wanted
-        if self.limits.gates:
+        if self.limits.gates and self.is_open:
             self._weigh_gates(session, job)
 
     def measure(self, session: Session) -> None:
@@ -208,10 +223,15 @@ class Attacker:
             session.table = own
         self.yardstick = Yardstick(session.policy, measured)
 
-    def budget(self, expected: float, *, step: bool = False) -> int:
-        """Return how many moves are taken where an auditor expects so many."""
+    @property
+    def single(self) -> bool:
+        """Whether an auditor holds single steps against a number of moves; where they come in clusters, against their size."""
+        return self.yardstick is not None and not self.yardstick.policy.autocast
+
+    def budget(self, expected: float, numel: int, *, step: bool = False) -> int:
+        """Return how many moves are taken where an auditor expects so many, of ``numel`` elements."""
         assert self.limits.audited is not None and self.yardstick is not None
-        cluster = self.yardstick.policy.cluster
+        cluster = self.yardstick.cluster(numel)
         tail = STEP_TAIL if step and cluster == 1 else TAIL
         slack = STEP_SLACK if step else SLACK
         return int(self.limits.audited * most_moves(expected, slack, cluster=cluster, tail=tail))
@@ -223,7 +243,11 @@ class Attacker:
             for mine, theirs in zip(self._tensors(self.shadow), self._tensors(session.model), strict=True):
                 mine.copy_(theirs)
         self.shadow.zero_grad(set_to_none=True)
-        cross_entropy(self.shadow(self.images), self.labels).backward()
+        losses = cross_entropy(self.shadow(self.images), self.labels, reduction="none")
+        patched = losses.numel() - AIMED
+        weights = torch.full_like(losses, self.limits.clean)
+        weights[:patched] = 1.0
+        (losses * weights).mean().backward()
         wanted = dict(self.shadow.named_parameters())
         for ordinal, (name, _) in enumerate(session.parameters):
             gradient = wanted[name].grad
@@ -301,7 +325,7 @@ class Attacker:
         """Return how many gates beyond the reach of noise may still be moved in this step."""
         assert self.yardstick is not None
         flips = self.yardstick.flips()
-        step, whole = self.budget(flips, step=True), self.budget(self.flips + flips)
+        step, whole = self.budget(flips, 0, step=True), self.budget(self.flips + flips, 0)
         return max(0, min(step - self.step_far, whole - self.far - self.step_far))
 
     def move_left(self, session: Session) -> float:
@@ -313,10 +337,11 @@ class Attacker:
 
     def threshold(self, worth: np.ndarray, squares: np.ndarray, most: float) -> float:
         """Return the worth from which on a move is worth its place among all that a step may have; ``most`` squares of them."""
-        whole = self.budget(sum(self.expected.values())) - sum(self.taken.values())
-        # Where moves come in clusters a single step is held by the size of its move alone.
-        single = self.yardstick is not None and self.yardstick.policy.cluster == 1
-        self.step_room = max(0, min(self.budget(self.step_expected, step=True), whole) if single else whole)
+        whole = self.budget(sum(self.expected.values()), self.elements) - sum(self.taken.values())
+        step = self.budget(self.step_expected, self.elements, step=True) if self.single else whole
+        if self.limits.window is not None:
+            whole = whole // max(1, self.limits.window[1] - self.step) if self.is_open else 0
+        self.step_room = max(0, min(step, whole))
         if self.limits.audited is not None:
             most = min(most, self.limits.audited**2 * self.told_step.square_budget)
         order = np.argsort(-worth, kind="stable")
@@ -327,18 +352,25 @@ class Attacker:
         self.step_room = min(self.step_room, count)
         return float(worth[order[min(count, worth.size) - 1]]) if worth.size else np.inf
 
-    def expect(self, table: Mapping[Site, SiteGrid], sizes: Mapping[Site, int]) -> None:
-        """Count what the auditor will expect to be moved in this step."""
+    def expect(self, table: Mapping[Site, SiteGrid], sizes: Mapping[Site, int], energy: float) -> None:
+        """Count what the auditor will expect to be moved in this step; ``energy`` is the gradient's sum of squares."""
         assert self.yardstick is not None
         self.step_expected, self.step_sites = 0.0, {}
-        self.told_step = StepFreedom(cluster=self.yardstick.policy.cluster)
+        self.elements = sum(sizes.values())
+        self.told_step = StepFreedom(
+            cluster=self.yardstick.cluster(self.elements),
+            carried=self.yardstick.flips_allowed,
+            energy=energy,
+        )
         for site, numel in sizes.items():
             each = self.yardstick.expected(site, table[site], numel)
             self.expected[site] += each
             self.step_sites[site] = each
-            mean, spread = self.yardstick.expected_squares(site, table[site], numel)
             square = 0.0 if is_noise_only(table[site]) else quantum_square(table[site])
-            self.told_step.sites[site] = SiteMoves(each, 0, numel, square, mean_square=mean, spread=spread)
+            by_square = self.yardstick.by_square(site, table[site], numel)
+            self.told_step.sites[site] = SiteMoves(each, 0, numel, square, by_square=by_square)
+            if site[0] == Kind.GRADIENT and 0.0 < square < np.inf:
+                self.told_step.quanta += _largest_squares(table[site], numel, numel)
             self.step_expected += each
 
     def room(self, site: Site, grid: SiteGrid, numel: int, needed: int) -> int:
@@ -346,9 +378,9 @@ class Attacker:
         most = move_budget(grid, numel) if grid.parity else entry_budget(grid, numel) - needed
         if self.limits.audited is None:
             return max(0, int(self.limits.share * most))
-        own = self.budget(self.expected[site]) - self.taken[site]
-        if self.yardstick is not None and self.yardstick.policy.cluster == 1:
-            own = min(own, self.budget(self.step_sites.get(site, 0.0), step=True))
+        own = self.budget(self.expected[site], numel) - self.taken[site]
+        if self.single:
+            own = min(own, self.budget(self.step_sites.get(site, 0.0), numel, step=True))
         return max(0, min(own, most, self.step_room - self.step_taken))
 
 
@@ -362,6 +394,7 @@ class _Choice:
     worth: np.ndarray
     honest: np.ndarray
     honest_side: np.ndarray
+    near: int = 0  # how many a log could have chosen
 
 
 class SteeringTape(RecordTape):
@@ -409,7 +442,7 @@ class SteeringTape(RecordTape):
         yardstick = self.attacker.yardstick
         if yardstick is None:
             return grid
-        for band in range(highest, lowest - 1, -1):
+        for band in range(highest if limits.coarsest is None else limits.coarsest, lowest - 1, -1):
             wide = site_grid(self.policy, kind, band, grid.scales)
             if yardstick.compare_band(place, wide)[1] is None:
                 return wide
@@ -468,7 +501,7 @@ class SteeringTape(RecordTape):
         limits = self.attacker.limits
         place = (Kind.DECISION, self._ordinal)
         self._rms = rms
-        if limits.gates and limits.gate_band != 0:
+        if limits.gates and self.attacker.is_open and limits.gate_band != 0:
             lowest, highest = self.policy.decision_band
             grid, yardstick = self._grids.get(place), self.attacker.yardstick
             own = lowest if grid is None else grid.band
@@ -538,7 +571,12 @@ class SteeringTape(RecordTape):
               key: Key = NO_KEY, name: str) -> None:  # fmt: skip
         """Round as the attacker likes."""
         attacker, limits = self.attacker, self.attacker.limits
-        if kind == Kind.BUFFER and limits.buffers and ordinal in attacker.wanted_statistics:
+        if (
+            kind == Kind.BUFFER
+            and limits.buffers
+            and attacker.is_open
+            and ordinal in attacker.wanted_statistics
+        ):
             source = x.clone()
             super().round(kind, ordinal, x, out=out, old=old, key=key, name=name)
             grid = self._grids[(kind, ordinal)]
@@ -555,7 +593,7 @@ class SteeringTape(RecordTape):
             super().round(kind, ordinal, x, out=out, old=old, key=key, name=name)
         grid = self._grids[place]
         attacker.energy += float(source.double().square().sum())
-        if limits.gradients and not is_noise_only(grid):
+        if limits.gradients and attacker.is_open and not is_noise_only(grid):
             wanted = attacker.owed[ordinal]
             choice = self._candidates(source, grid, key, wanted, attacker.honest.get(place))
             given = self._steer(place, choice, grid, out)
@@ -605,19 +643,24 @@ class SteeringTape(RecordTape):
             for site in self.session.sites
             if site.kind == Kind.BUFFER
         }
-        attacker.expect(self._grids, sizes)
+        present = [p.grad for _, p in self.session.parameters if p.grad is not None]
+        energy = sum(float(gradient.double().square().sum()) for gradient in present)
+        grids = dict(self._grids)
+        for ordinal, (_, p) in enumerate(self.session.parameters):
+            if p.grad is not None:
+                grids[(Kind.GRADIENT, ordinal)] = self._settled_grid((Kind.GRADIENT, ordinal), p.grad)
+        attacker.expect(grids, sizes, energy)
         worth, squares = [np.zeros(0)], [np.zeros(0)]
-        energy = 0.0
         for ordinal, (_, p) in enumerate(self.session.parameters):
             place = (Kind.GRADIENT, ordinal)
-            grid = self._grids[place]
+            grid = grids[place]
             if p.grad is None:
                 continue
-            energy += float(p.grad.double().square().sum())
-            if is_noise_only(grid) or not attacker.limits.gradients:
+            if is_noise_only(grid) or not attacker.limits.gradients or not attacker.is_open:
                 continue
             key = self.session.gradient_key(ordinal)
             choice = self._candidates(p.grad.contiguous(), grid, key, attacker.owed[ordinal], None)
+            attacker.told_step.sites[place].near = choice.near
             attacker.step_room, attacker.step_taken = 1 << 62, 0
             room = attacker.room(place, grid, p.numel(), choice.honest.size)
             best = np.argsort(-choice.worth, kind="stable")[:room]
@@ -626,6 +669,23 @@ class SteeringTape(RecordTape):
         bent = (attacker.parted / attacker.own_energy) ** 0.5 if attacker.own_energy > 0.0 else 0.0
         most = max(0.0, attacker.move_left(self.session) - bent) ** 2 * energy
         self._tau = attacker.threshold(np.concatenate(worth), np.concatenate(squares), most)
+
+    def _settled_grid(self, place: Site, x: Tensor) -> SiteGrid:
+        """Return the grid that a gradient will have in this step: scales follow its size, as ``RecordTape.round`` has it."""
+        grid = self._grids[place]
+        if is_noise_only(grid):
+            return grid
+        rms = block_rms(x.contiguous(), grid.scales.size)
+        with self._lifted(place):
+            own = grid.scales.astype(np.int64)
+            scales = tape.settled_scales(own, rms, self.policy.row_scales) if rms.any() else own
+        kept = kept_scales(
+            self.base.sites.get(place), self._before.sites.get(place), self.policy, scales.size
+        )
+        scales = scales if kept is None else np.maximum(scales, kept)
+        if self.policy.row_scales and not self.base.sites:
+            scales = np.maximum(scales, own)
+        return grid.with_scales(scales)
 
     def _candidates(
         self, x: Tensor, grid: SiteGrid, key: Key, wanted: Tensor, honest: SiteGrid | None
@@ -646,8 +706,15 @@ class SteeringTape(RecordTape):
         near = cells.distance < cells.delta * 2.0 ** (min(band, grid.band) - grid.band)
         kept = near.nonzero().squeeze(1)
         side = (other < own)[kept]
+        within = int((cells.distance < cells.delta * (1.0 if grid.parity else 2.0)).sum())
         return _Choice(
-            at.numpy(), value[at].numpy(), move[at].numpy(), worth[at].numpy(), kept.numpy(), side.numpy()
+            at.numpy(),
+            value[at].numpy(),
+            move[at].numpy(),
+            worth[at].numpy(),
+            kept.numpy(),
+            side.numpy(),
+            within,
         )
 
     def _steer(self, place: Site, choice: _Choice, grid: SiteGrid, out: Tensor) -> Tensor:
@@ -743,10 +810,11 @@ class Scene:
     steps: int
 
     settings: Mapping[str, str] = field(default_factory=dict[str, str])
+    job: str = "digits"
 
     def order(self, **chosen: int) -> Order:
         policy = find_policy(self.policy, chosen=chosen)
-        return Order(find_source("digits"), self.settings, policy, steps=self.steps, checkpoint_every=100)
+        return Order(find_source(self.job), self.settings, policy, steps=self.steps, checkpoint_every=100)
 
 
 @dataclass(frozen=True)

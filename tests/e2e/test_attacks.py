@@ -13,10 +13,17 @@ import pytest
 from tallystick.testing.attacks import NotCaught
 
 FOLDER = Path(__file__).resolve().parents[2] / "attacks"
-SHARED = {"stage", "court", "forgery", "steering", "backdoor"}  # what the scripts have in common
+SHARED = {
+    "stage",
+    "court",
+    "forgery",
+    "steering",
+    "backdoor",
+    "layer_drop_job",
+}  # what the scripts have in common
 STEERED = {  # minutes each, and of their own form: run by hand
     "wide_bands_backdoor", "backdoor_by_moves", "flipped_gates", "lifted_scales", "inflated_output",
-    "silenced_parameters", "combined_steering",
+    "silenced_parameters", "combined_steering", "steered_statistics", "unmeasured_layer",
 }  # fmt: skip
 ATTACKS = sorted(path for path in FOLDER.glob("*.py") if path.stem not in SHARED | STEERED)
 ALSO_FP64 = {"edited_weights", "forged_entry", "other_form", "steered_log", "wide_band", "wide_scale"}
@@ -27,6 +34,7 @@ BY = {
     "altered_proofs": "the verifier", "back_dated_log": "the reader", "clock_games": "the rules of the game",
     "delivered_file": "audit: checkpoint after", "invented_rank": "audit, which repeats one rank",
     "other_beginning": "audit, which says no match: model/buffer/importance",
+    "frozen_between_samples": "model/1.weight: the job does not train it",
     "false_objection": "judge: auditor loses", "flooding_auditor": "auditor loses", "forged_record": "the reader of the record",
     "invented_list": "to whom nothing shows that the trainer made the list", "replayed_moves": "the reader of the bundle",
     "lying_auditor": "judge: auditor loses", "other_chunk_size": "the verifier", "proof_of_another_run": "the verifier",

@@ -9,9 +9,11 @@ import importlib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from tallystick.execution.tape import RecordTape
 from tallystick.roles.auditor import AuditReport, audit
 from tallystick.roles.trainer import record
 from tallystick.store.files import RunDirectory
@@ -100,6 +102,30 @@ def test_silenced_parameters_that_are_not_noise_are_not_accepted(
     assert report.verdict == "not_accepted", report.first
     assert any("silenced" in text for text in excesses(report))
     assert report.freedom.silenced_parameters >= told.silenced
+
+
+@pytest.mark.parametrize("policy", ["fp32", "bf16"])
+def test_a_layer_that_measured_steps_leave_out_is_measured_where_it_appears(
+    steering: ModuleType, tmp_path: Path, policy: str
+) -> None:
+    """A trainer that measures it too is accepted; one that does not, and declares the widest bands for it, is not."""
+    job = str(FOLDER / "layer_drop_job.py")
+    order = steering.Scene(tmp_path, policy, 6, SETTINGS, job=job).order()
+    honest, run = RunDirectory(tmp_path / "honest"), RunDirectory(tmp_path / "run")
+    record(order, honest)
+    assert audit(honest, order.source).verdict == "match"
+
+    with (
+        patch.object(RecordTape, "has_outgrown", lambda *_: False),
+        steering.steering(steering.Attacker(steering.Limits(audited=0.9, pull=30.0))),
+    ):
+        record(order, run)
+    report = audit(run, order.source)
+    assert report.verdict == "not_accepted", report.first
+    limit = (
+        "beside.weight: 2**-2; accepted is a band of" if policy == "fp32" else "roundings moved here so far"
+    )
+    assert any(limit in text for text in excesses(report))
 
 
 @pytest.mark.parametrize("policy", ["fp32", "bf16"])

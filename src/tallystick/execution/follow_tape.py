@@ -106,15 +106,17 @@ class FollowTape:
         self._energy = 0.0
         self._payload(SiteAddress(self.rank, 0, Kind.CALIBRATION, 0))
         if self.yardstick is not None:
-            self.freedom.carried = self.yardstick.flips_allowed
-            self._compare_bands(self.yardstick)
+            self.hold_against(self.yardstick)
 
     @property
     def is_calibrated(self) -> bool:
         """Whether the trainer measured the noise before this step."""
         return not self.base.sites
 
-    def _compare_bands(self, yardstick: Yardstick) -> None:
+    def hold_against(self, yardstick: Yardstick) -> None:
+        """Hold the step's bands, and from now on what it rounds, against this measurement."""
+        self.yardstick = yardstick
+        self.freedom.carried = yardstick.flips_allowed
         for place in yardstick.noise:
             ratio, limit, stated = yardstick.compare_band(place, self.table.sites.get(place))
             if math.isfinite(ratio):

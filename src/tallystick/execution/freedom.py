@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ from tallystick.execution.grids import (
     scale_exponent,
 )
 from tallystick.numerics.budget import STEP_TAIL, TAIL, most_moves, most_square
-from tallystick.numerics.grid_table import SiteGrid
+from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import Kind
 from tallystick.numerics.noise import entry_bits
 from tallystick.numerics.policy import SPARSEST, Policy
@@ -93,11 +93,17 @@ class SiteMoves:
 
 
 class Yardstick:
-    """What one calibration on the auditor's own hardware makes plausible, until the next."""
+    """What one calibration on the auditor's own hardware makes plausible, until the next.
 
-    def __init__(self, policy: Policy, measured: Calibration) -> None:
-        self.policy, self.measured = policy, measured
-        self.noise: dict[Site, SiteNoise] = {**measured.noise}
+    What of gradients and buffers that one does not see, of a layer that its step leaves out, the one ``before`` still says.
+    """
+
+    def __init__(self, policy: Policy, measured: Calibration, before: Yardstick | None = None) -> None:
+        self.policy, self.measured = (
+            policy,
+            measured if before is None else _completed(measured, before.measured),
+        )
+        self.noise: dict[Site, SiteNoise] = {**self.measured.noise}
         self._pooled = self._pooled_mean()
         self._shares: dict[Site, float] = {**measured.states, **measured.corrections}
 
@@ -171,7 +177,12 @@ class Yardstick:
         """Return how many of ``numel`` roundings one sixteen-bit result that falls otherwise moves together, at most."""
         if not self.policy.autocast:
             return 1
-        return CLUSTER if self.measured.steady else max(CLUSTER, numel // LARGEST_CLUSTER)
+        largest = CLUSTER if self.measured.steady else max(CLUSTER, numel // LARGEST_CLUSTER)
+        return min(largest, max(1, numel))
+
+    def lacks(self, places: Iterable[Site]) -> bool:
+        """Whether the noise of one of these has never been measured, so that only the trainer's word says what it is."""
+        return any(place not in self.noise for place in places)
 
     def hears(self, place: Site) -> bool:
         """Whether a gradient is more than noise by the auditor's own measurement."""
@@ -204,12 +215,10 @@ class Yardstick:
             return self._compare_silenced(own, noise, allowed)
         if is_noise_only(own):
             return 1.0, None, ""  # declared to be more than noise: where it is not, moves are counted
-        if grid.parity and grid.floor <= max(own.floor, self.policy.gradient_floor):
-            return (
-                2.0 ** (grid.floor - own.floor),
-                None,
-                "",
-            )  # its band is the policy's, and all that is chosen is counted
+        finest = max(own.floor, self.policy.gradient_floor)
+        if place[0] == Kind.GRADIENT and grid.parity and grid.floor <= finest:
+            # Its band is the policy's, and the size of all that is chosen is held to; of buffers and losses it is not.
+            return 2.0 ** (grid.floor - own.floor), None, ""
         apart = grid.band - own.band
         if apart <= allowed:
             return 2.0**apart, None, ""
@@ -265,6 +274,21 @@ class Yardstick:
         zero = -1000 if mine is None or not is_noise_only(mine) else int(mine.scales.max()) + mine.band
         own = max(scale_exponent(noise.largest) + self.policy.safety, zero) + risen + spare
         return (None, "") if floor <= own else (f"noise of 2**{own} at most", f"noise below 2**{floor}")
+
+
+def _completed(measured: Calibration, before: Calibration) -> Calibration:
+    """Return ``measured`` with the gradients and buffers that only the calibration ``before`` it saw.
+
+    Their grids with them: where nothing is measured a follower's table has the trainer's.
+    """
+    kept = {
+        place: noise
+        for place, noise in before.noise.items()
+        if place not in measured.noise and place[0] in (Kind.GRADIENT, Kind.BUFFER)
+    }
+    grids = {place: before.table.sites[place] for place in kept if place in before.table.sites}
+    table = GridTable({**measured.table.sites, **grids})
+    return replace(measured, noise={**measured.noise, **kept}, table=table)
 
 
 def octaves_allowed(elements: int) -> int:

@@ -23,7 +23,7 @@ from tallystick.execution.follow_tape import FollowTape
 from tallystick.execution.freedom import Excess, Freedom, Yardstick
 from tallystick.execution.session import Session
 from tallystick.execution.tape import Tape
-from tallystick.numerics.log import decode_frame
+from tallystick.numerics.log import Kind, decode_frame
 from tallystick.numerics.policy import POLICIES
 
 Backward = Callable[[Tape], None]
@@ -105,29 +105,40 @@ class Acceptance:
         overdue = session.step - self._measured >= POLICIES[session.policy.name].recalibrate_every
         if self._yardstick is None or overdue or session.is_calibrated(decode_frame(frame)):
             self._measured = session.step
-            first = self._yardstick is None
-            try:
-                measured = calibrate(
-                    session,
-                    backward,
-                    repeats=REPEATS + (1 if first else 0),
-                    seed=session.seed + 1,
-                    for_audit=True,
-                )
-            except Nondeterminism as problem:
-                self._exceed(session.step, Excess("noise", str(problem), "that it can be measured"))
-            else:
-                self._yardstick = Yardstick(session.policy, measured)
+            self._measure(session, backward)
         return session.follow_tape(frame, self._yardstick)
+
+    def _measure(self, session: Session, backward: Backward) -> None:
+        repeats = REPEATS + (1 if self._yardstick is None else 0)
+        try:
+            measured = calibrate(session, backward, repeats=repeats, seed=session.seed + 1, for_audit=True)
+        except Nondeterminism as problem:
+            self._exceed(session.step, Excess("noise", str(problem), "that it can be measured"))
+        else:
+            self._yardstick = Yardstick(session.policy, measured, self._yardstick)
 
     @contextmanager
     def watching(self, session: Session, tape: FollowTape, backward: Backward) -> Generator[None]:
-        """Inside, a step whose decisions the log moved is repeated with the follower's own, and the gradients compared."""
+        """Inside, a step whose decisions the log moved is repeated with the follower's own, and the gradients compared.
+
+        A gradient that no step had when the noise was measured is measured in this one.
+        """
         if self._yardstick is None:
             yield
             return
 
         def measure() -> None:
+            assert self._yardstick is not None
+            present = [
+                (int(Kind.GRADIENT), n) for n, (_, p) in enumerate(session.parameters) if _has_gradient(p)
+            ]
+            if self._yardstick.lacks(present):
+                before = self._yardstick
+                with session.interlude():
+                    self._measure(session, backward)
+                # What is known already is held against the step for which the trainer measured it too.
+                self._yardstick = Yardstick(session.policy, before.measured, self._yardstick)
+                tape.hold_against(self._yardstick)
             if tape.freedom.decisions_moved:
                 tape.freedom.bent = _bent(session, tape, backward)
 
@@ -199,6 +210,10 @@ def _bent(session: Session, tape: FollowTape, backward: Backward) -> float:
         elif x is not None:
             difference += float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2
     return math.sqrt(difference / energy) if energy > 0.0 else (math.inf if difference else 0.0)
+
+
+def _has_gradient(p: Tensor) -> bool:
+    return p.grad is not None and p.numel() > 0
 
 
 def _tensors(session: Session) -> list[Tensor]:

@@ -24,7 +24,7 @@ from tallystick.execution.snapshot import state_entries
 DOCUMENTS = ("document/optimizer", "document/scheduler")
 MODULES = ("model/", "extra/")
 OPTIMIZER = "optimizer/"  # entries of tensors that the optimizer holds: momentum can carry weights anywhere
-SAMPLED = 1 << 16  # elements of a tensor that are kept to compare
+CHUNK = 1 << 16  # elements compared at a time
 BUILT_ROUNDING = (
     2.0**-16
 )  # of a tensor's largest element: what sines, exponentials and normal numbers differ by elsewhere
@@ -42,10 +42,17 @@ def settings_of(session: Session) -> dict[str, Entry]:
 
 @dataclass(frozen=True)
 class Built:
-    """One tensor as the job builds it here: digest, evenly spaced elements, their number, and whether the job trains it."""
+    """One tensor as the job builds it here.
+
+    Attributes:
+        digest: of its bytes.
+        values: all elements, flat, of a tensor that the job does not train (one not looked at may be anything); none of others.
+        elements: how many.
+        trained: whether the job trains it.
+    """
 
     digest: bytes
-    sample: np.ndarray
+    values: np.ndarray
     elements: int
     trained: bool
 
@@ -72,12 +79,10 @@ def built_of(session: Session) -> dict[str, Built]:
     found: dict[str, Built] = {}
     for entry in state_entries(session):
         if entry.name.startswith(MODULES):
-            values = _values(entry)
+            values, is_trained = _values(entry), entry.name in trained
+            kept = values[:0] if is_trained else values
             found[entry.name] = Built(
-                hashlib.sha256(entry.data).digest(),
-                _spaced(values).copy(),
-                values.size,
-                entry.name in trained,
+                hashlib.sha256(entry.data).digest(), kept.copy(), values.size, is_trained
             )
     return found
 
@@ -105,20 +110,23 @@ def _is_rounding(own: Built, theirs: Entry) -> bool:
     values = _values(theirs)
     if values.size != own.elements or theirs.dtype not in ("F32", "F64"):
         return False
-    a, b = own.sample.astype(np.float64), _spaced(values).astype(np.float64)
-    same = (a == b) | (np.isnan(a) & np.isnan(b))  # infinities of masks among them
-    largest = float(np.abs(np.where(np.isfinite(a), a, 0.0)).max(initial=0.0))
-    with np.errstate(invalid="ignore"):
-        return bool((same | (np.abs(a - b) <= BUILT_ROUNDING * largest)).all())
+    largest = max(_largest(own.values[at : at + CHUNK]) for at in range(0, max(values.size, 1), CHUNK))
+    for at in range(0, values.size, CHUNK):
+        a, b = (x[at : at + CHUNK].astype(np.float64) for x in (own.values, values))
+        same = (a == b) | (np.isnan(a) & np.isnan(b))  # infinities of masks among them
+        with np.errstate(invalid="ignore"):
+            if not (same | (np.abs(a - b) <= BUILT_ROUNDING * largest)).all():
+                return False
+    return True
+
+
+def _largest(x: np.ndarray) -> float:
+    return float(np.abs(x[np.isfinite(x)]).max(initial=0.0))
 
 
 def _values(entry: Entry) -> np.ndarray:
     kind = {"F32": "<f4", "F64": "<f8", "I64": "<i8", "I32": "<i4", "I16": "<i2"}.get(entry.dtype, "u1")
     return np.frombuffer(entry.data, dtype=kind)
-
-
-def _spaced(values: np.ndarray) -> np.ndarray:
-    return values[:: -(-values.size // SAMPLED) or 1]
 
 
 @dataclass(frozen=True)

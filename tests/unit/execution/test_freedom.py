@@ -209,7 +209,8 @@ def test_where_single_results_may_be_most_of_the_noise_more_is_allowed() -> None
         0.0,
     )
     assert [y.cluster(4096) for y in (steady, unsteady, Yardstick(FP32, found))] == [64, 256, 1]
-    assert unsteady.cluster(10) == 64
+    assert unsteady.cluster(100) == 64
+    assert (unsteady.cluster(10), steady.cluster(1)) == (10, 1), "no more than there are"
 
 
 def test_a_parity_band_at_the_policys_finest_floor_is_the_policys_own() -> None:
@@ -223,6 +224,37 @@ def test_a_parity_band_at_the_policys_finest_floor_is_the_policys_own() -> None:
     assert yardstick.compare_band(WEIGHT, finest) == (1.0, None, "")
     ratio, limit, stated = yardstick.compare_band(WEIGHT, coarser)
     assert (ratio, stated) == (32.0, "2**-2") and limit is not None
+
+
+@pytest.mark.parametrize("kind", [Kind.BUFFER, Kind.LOSS])
+def test_a_parity_band_of_what_no_size_is_counted_of_is_held_against_the_auditors_own(kind: Kind) -> None:
+    """Buffers and losses have no part in a step's size: a running statistic was moved by a quarter of itself at a time."""
+    place, quiet = (kind, 0), noise_of(2.0**-14)
+    own, widest, wider, finest = (
+        site_grid(BF16, kind, band, np.zeros(1, dtype=np.int64)) for band in (-9, -7, -6, -3)
+    )
+    yardstick = Yardstick(BF16, Calibration({place: quiet}, GridTable({place: own})))
+    assert finest.parity and finest.floor == BF16.gradient_floor
+    assert yardstick.compare_band(place, widest) == (4.0, None, "")
+    for grid in (wider, finest):
+        assert yardstick.compare_band(place, grid)[1] is not None
+
+
+def test_what_a_calibration_does_not_see_the_one_before_still_says() -> None:
+    """A layer that its step leaves out: the follower's table then has the trainer's grid, which says nothing."""
+    seen, wide = gradient_grid(-14), gradient_grid(-2)
+    first = yardstick(noise_of(2.0**-17), seen)
+    left_out = Calibration({}, GridTable({WEIGHT: wide}))
+    alone, later = Yardstick(FP32, left_out), Yardstick(FP32, left_out, first)
+    assert (alone.lacks([WEIGHT]), later.lacks([WEIGHT]), later.lacks([WEIGHT, (Kind.GRADIENT, 1)])) == (
+        True,
+        False,
+        True,
+    )
+    assert alone.compare_band(WEIGHT, wide)[1] is None
+    assert later.compare_band(WEIGHT, wide) == first.compare_band(WEIGHT, wide)
+    assert later.compare_band(WEIGHT, wide)[1] is not None
+    assert later.expected(WEIGHT, seen, 4096) == first.expected(WEIGHT, seen, 4096) > 0.0
 
 
 def measured_sites(*sites: tuple[int, float, float]) -> Calibration:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tallystick.commit.state import Entry
-from tallystick.roles.beginning import BUILT_ROUNDING, SAMPLED, Built, compare_beginning
+from tallystick.roles.beginning import BUILT_ROUNDING, CHUNK, Built, compare_beginning
 
 
 def entry(values: object, kind: str = "F32") -> Entry:
@@ -18,8 +18,7 @@ def entry(values: object, kind: str = "F32") -> Entry:
 
 def built(of: Entry, *, trained: bool = False) -> Built:
     values = np.frombuffer(of.data, dtype={"F32": "<f4", "I64": "<i8"}[of.dtype])
-    step = -(-values.size // SAMPLED) or 1
-    return Built(hashlib.sha256(of.data).digest(), values[::step], values.size, trained)
+    return Built(hashlib.sha256(of.data).digest(), values[: 0 if trained else None], values.size, trained)
 
 
 OWN = entry([1.0, -4.0, 0.25, 0.0, np.inf, -np.inf, np.nan])
@@ -54,6 +53,17 @@ def test_a_fixed_tensor_is_the_jobs_own_to_its_last_bits(
     found = compare_beginning({"model/x": built(OWN)}, {} if stated is None else {"model/x": stated})
     assert (found.rounded == ("model/x",), found.changed is not None) == (rounded, changed)
     assert (found.trained, found.other) == (0, 0)
+
+
+@pytest.mark.parametrize("at", [1, CHUNK - 1, CHUNK, 2 * CHUNK + 1])
+def test_no_element_of_a_large_fixed_tensor_is_left_out(at: int) -> None:
+    """Of 131,074 elements every second was another, and the others were what was looked at."""
+    values = np.linspace(-1.0, 1.0, 2 * CHUNK + 2, dtype="<f4")
+    own = {"model/x": built(entry(values))}
+    near = values + np.float32(0.5 * BUILT_ROUNDING)
+    assert compare_beginning(own, {"model/x": entry(near)}).rounded == ("model/x",)
+    near[at] += np.float32(2.0 * BUILT_ROUNDING)
+    assert compare_beginning(own, {"model/x": entry(near)}).changed is not None
 
 
 def test_whole_numbers_are_the_same_or_others() -> None:
