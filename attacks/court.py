@@ -15,7 +15,7 @@ from stage import Stage
 
 from tallystick.commit.encoding import canonical_json
 from tallystick.protocol.bundle import Member, make_bundle, named
-from tallystick.protocol.evidence_policy import parse_evidence_policy
+from tallystick.protocol.evidence_policy import FORMAT, LIMITS, PINS, parse_evidence_policy
 from tallystick.protocol.notes import COSIGNATURE, NOTE, NoteKey, NoteSigner
 from tallystick.protocol.published import entry_of
 from tallystick.protocol.signing import SigningKey, ed25519_key
@@ -72,15 +72,17 @@ def reads(
 ) -> Verification:
     """Return what a stranger with the policy says to a bundle of these members; ``changes`` are to the policy."""
     policy = {
-        "format": "tallystick/evidence-policy/1",
+        "format": FORMAT,
         "trainers": [TRAINER.public_key.key_id],
         "auditors": [AUDITOR.public_key.key_id, SECOND.public_key.key_id],
         "judges": [JUDGE.public_key.key_id],
         "auditor_quorum": 1,
         "coverage": "whole",
         "rounding_policies": ["fp64", "fp32", "bf16"],
+        **dict.fromkeys((*PINS, *(f"most_{limit}" for limit in LIMITS))),
         "most_freedom": "1",
         "most_steer": "1",
+        "judges_word": False,
         "most_age_days": 30,
         "log_policy": log_policy() if published else None,
         "model_signature": False,

@@ -1,24 +1,28 @@
-"""tally bundle: one file with everything a stranger needs; and how tally verify checks one; without torch."""
+"""tally bundle and tally policy: one file with everything a stranger needs, and what to ask of it; without torch."""
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.models import OptionInfo
 
 from tallystick.cli.options import AsJson
-from tallystick.cli.terminal import answer
-from tallystick.errors import InvalidInput
+from tallystick.cli.terminal import answer, say
+from tallystick.errors import InvalidInput, Mismatch, StoreError
 from tallystick.protocol.bundle import BUNDLE_LIMIT, Member, make_bundle
-from tallystick.protocol.evidence_policy import POLICY_LIMIT, parse_evidence_policy
+from tallystick.protocol.evidence_policy import POLICY_LIMIT, parse_evidence_policy, policy_template
 from tallystick.protocol.published import DOCUMENT_LIMIT
 from tallystick.protocol.tlog import LOG_PROOF_LIMIT
 from tallystick.reports.layout import DonePage, Row
 from tallystick.roles.evidence import gather, log_proof_of
+from tallystick.roles.recognition import recognise
 from tallystick.roles.verifier import Verification
 from tallystick.store.files import RunDirectory, read_whole, write_whole
+from tallystick.store.keys import load_public_key
 from tallystick.store.models import read_manifest
 
 PolicyFile = Annotated[
@@ -26,7 +30,7 @@ PolicyFile = Annotated[
     typer.Option(
         "--policy",
         metavar="FILE",
-        help="For a bundle: which keys, how many auditors, which freedom, how old.",
+        help="For a bundle: whose keys, what was to be trained, how much freedom; tally policy init writes one.",
     ),
 ]
 ModelDirectory = Annotated[
@@ -34,10 +38,88 @@ ModelDirectory = Annotated[
     typer.Option("--model", metavar="DIR", help="For a bundle: the weights' files, to be compared."),
 ]
 
+BundleFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--bundle", metavar="FILE", help="For weights: the bundle that they should be the result of."
+    ),
+]
+
+
+policies = typer.Typer(help="What is asked of a bundle of evidence.", no_args_is_help=True)
+
+
+def _keys_of(role: str) -> OptionInfo:
+    return typer.Option(f"--{role}", metavar="PUB", help=f"Public key of a {role}; may be repeated.")
+
 
 def register(parent: typer.Typer) -> None:
-    """Add ``tally bundle`` to ``parent``."""
+    """Add ``tally bundle`` and ``tally policy`` to ``parent``."""
     parent.command()(bundle)
+    parent.add_typer(policies, name="policy")
+
+
+@policies.callback()
+def policy() -> None:
+    """What is asked of a bundle of evidence."""
+
+
+@policies.command()
+def init(
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Where to write it; by default stdout.")
+    ] = None,
+    trainer: Annotated[list[Path] | None, _keys_of("trainer")] = None,
+    auditor: Annotated[list[Path] | None, _keys_of("auditor")] = None,
+    judge: Annotated[list[Path] | None, _keys_of("judge")] = None,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(
+            "--bundle", metavar="FILE", help="Pin what this bundle states; see that it is what you want."
+        ),
+    ] = None,
+) -> int:
+    """Write an evidence policy with a comment about every field, to be edited."""
+    roles: dict[str, str] = {}
+    for role, files in (("trainer", trainer), ("auditor", auditor), ("judge", judge)):
+        for file in files or []:
+            key_id = load_public_key(file).key_id
+            if roles.setdefault(key_id, role) != role:
+                raise InvalidInput(
+                    f"{file}: is the key of a {roles[key_id]} and of a {role}; one party, one role"
+                )
+    notes: list[str] = []
+    stated = None
+    if bundle is not None:
+        found = verify_file(bundle, None, None)
+        if found.stated is None or found.verdict != "unjudged":
+            failed = next(check for check in found.checks if check.outcome == "failed")
+            raise Mismatch(
+                f"{bundle}: states nothing that could be pinned: check {failed.number}: {failed.detail}"
+            )
+        stated = found.stated.fields()
+        notes = [
+            "What it pins is what one bundle stated. See that this is what you want:",
+            "a policy copied from a bundle accepts whatever that bundle says.",
+            f"The provenance is signed by key {found.stated.trainer};",
+            "whose that is, its owner must tell you.",
+        ]
+        for audited in found.audits:
+            numbers = audited.measured().items()
+            notes.append(f"Auditor {audited.key_id} says {audited.claim.result} and measured")
+            notes.append(
+                "  " + ", ".join(f"{n} {'nothing' if v is None else format(v, '.4g')}" for n, v in numbers)
+            )
+    text = policy_template(roles, stated, notes)
+    parse_evidence_policy(text.encode())
+    if out is None:
+        sys.stdout.write(text)
+        return 0
+    if out.exists():
+        raise StoreError(f"{out}: is there already, and a policy is not overwritten")
+    write_whole(out, text.encode())
+    say(f"{out}: edit it, then tally verify BUNDLE --policy {out}")
+    return 0
 
 
 def bundle(
@@ -69,31 +151,26 @@ def bundle(
     return 0
 
 
-def verify_file(path: Path, data: bytes, policy: Path | None, model: Path | None) -> Verification:
-    """Return the checks of the bundle in ``data``."""
+def verify_file(
+    bundle: Path, policy: Path | None, model: Path | None, *, file: Path | None = None
+) -> Verification:
+    """Return the checks of the file ``bundle``, and whether ``file`` is the result that it speaks of.
+
+    Raises:
+        InvalidInput: it is no bundle, or the policy is malformed.
+        StoreError: a file is not there or cannot be read.
+    """
     from tallystick.roles.bundle_verifier import verify_bundle
 
+    if not (kind := recognise(bundle)).is_bundle:
+        raise InvalidInput(f"--bundle {bundle}: {kind}")
     rules = None
     if policy is not None:
         text = read_whole(policy, limit=POLICY_LIMIT, what="a policy")
         rules = parse_evidence_policy(text, what=str(policy))
     files = None if model is None else read_manifest(model)
-    return verify_bundle(data, rules, now=int(time.time()), model=files, name=f"bundle {path}")
-
-
-def is_bundle(path: Path) -> bool:
-    """Return whether the file ``path`` says that it is a bundle; only so much of it is read."""
-    head = b'{"format":"tallystick/bundle/'
-    try:
-        with path.open("rb") as file:
-            return file.read(len(head)) == head
-    except OSError:
-        return False
-
-
-def load_bundle(path: Path) -> bytes:
-    """Return the bytes of a bundle's file."""
-    return read_whole(path, limit=BUNDLE_LIMIT, what="a bundle")
+    data = read_whole(bundle, limit=BUNDLE_LIMIT, what="a bundle")
+    return verify_bundle(data, rules, now=int(time.time()), model=files, file=file, name=f"bundle {bundle}")
 
 
 def _members(text: str) -> list[Member]:

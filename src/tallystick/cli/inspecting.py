@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from tallystick.cli.bundling import ModelDirectory, PolicyFile, is_bundle, load_bundle, verify_file
+from tallystick.cli.bundling import BundleFile, ModelDirectory, PolicyFile, verify_file
 from tallystick.cli.options import AsJson, parse_root
 from tallystick.cli.terminal import answer, say
 from tallystick.commit.state import CHUNK_BYTES, Entry, open_chunk
@@ -20,7 +20,8 @@ from tallystick.protocol.trace import Party
 from tallystick.protocol.transcript import Transcript
 from tallystick.reports.run import read_run
 from tallystick.reports.verification import VerificationPage
-from tallystick.roles.verifier import verify_proof, verify_run
+from tallystick.roles.recognition import RUN, Recognised, recognise
+from tallystick.roles.verifier import Verification, verify_proof, verify_run
 from tallystick.store.files import RunDirectory, read_whole, write_whole
 from tallystick.store.keys import load_public_key
 
@@ -34,7 +35,7 @@ Subject = Annotated[
     Path,
     typer.Argument(
         metavar="PATH",
-        help="A bundle of evidence, a run directory, a proof written by tally prove, or a dispute's record.",
+        help="A bundle of evidence, a run directory, a proof by tally prove, a dispute's record; weights with --bundle.",
     ),
 ]
 Root = Annotated[
@@ -83,44 +84,74 @@ def verify(
     chunk: ChunkFile = None,
     policy: PolicyFile = None,
     model: ModelDirectory = None,
+    bundle: BundleFile = None,
     trainer_signs: TrainerSigns = None,
     auditor_signs: AuditorSigns = None,
     as_json: AsJson = False,
 ) -> int:
-    """Check a bundle of evidence, a run's documents, log and committed states, a proof or a dispute; repeat nothing."""
+    """Check a bundle of evidence, a run's documents, log and committed states, a proof or a dispute; repeat nothing.
+
+    With --bundle: whether weights are the very result that the bundle speaks of. Exit codes: 0 accepted or consistent,
+    1 something does not fit or is not accepted, or the weights are others, 2 malformed or a wrong argument, 3 not judged.
+    """
     public: dict[Party, Path | None] = {"trainer": trainer_signs, "auditor": auditor_signs}
     keys: dict[Party, PublicKey] = {
         party: load_public_key(given) for party, given in public.items() if given is not None
     }
-    if keys and (is_bundle(path) or path.is_dir()):
-        raise InvalidInput(f"--trainer-signs, --auditor-signs: are for a dispute's record; {path} is none")
-    expected = None if root is None else parse_root(root)
-    if is_bundle(path):
+    kind = recognise(path)
+    is_run = kind.what == RUN
+    if bundle is not None:
+        _only_for(
+            kind.is_bundle or is_run or kind.is_proof,
+            "--bundle",
+            "weights, a model or a checkpoint",
+            path,
+            kind,
+        )
+        if root is not None or chunk is not None or model is not None or keys:
+            raise InvalidInput(
+                "--bundle: asks of a file whether it is the bundle's result, and goes with --policy alone"
+            )
+        found = verify_file(bundle, policy, None, file=path)
+    elif kind.is_bundle:
+        _only_for(bool(keys), "--trainer-signs, --auditor-signs", "a dispute's record", path, kind)
         if root is not None or chunk is not None:
             raise InvalidInput("--root, --chunk: are for runs and proofs; a bundle has --policy and --model")
-        found = verify_file(path, load_bundle(path), policy, model)
-    elif policy is not None or model is not None:
-        raise InvalidInput(f"--policy, --model: are for bundles; {path} is none")
-    elif path.is_dir():
-        if chunk is not None:
-            raise InvalidInput(f"--chunk: {path} is a run directory; only a chunk proof has a chunk")
-        found = verify_run(RunDirectory(path), root=expected)
+        found = verify_file(path, policy, model)
+    elif is_run:
+        _only_for(policy is not None or model is not None, "--policy, --model", "bundles", path, kind)
+        _only_for(bool(keys), "--trainer-signs, --auditor-signs", "a dispute's record", path, kind)
+        _only_for(chunk is not None, "--chunk", "a chunk proof", path, kind)
+        found = verify_run(RunDirectory(path), root=None if root is None else parse_root(root))
+    elif kind.is_proof:
+        _only_for(policy is not None or model is not None, "--policy, --model", "bundles", path, kind)
+        found = _verify_proof(path, root, chunk, keys)
     else:
-        data = read_whole(path, limit=PROOF_LIMIT, what="a proof")
-        if expected is None:
-            raise InvalidInput(
-                "--root: a proof is verified against a root known from elsewhere; give it with --root HEX"
-            )
-        beside = path.with_name(path.name + CHUNK_SUFFIX)
-        given = chunk if chunk is not None else (beside if beside.exists() else None)
-        found = verify_proof(
-            data,
-            expected,
-            chunk=None if given is None else read_whole(given, limit=CHUNK_BYTES, what="a chunk"),
-            keys=keys,
-        )
+        raise InvalidInput(f"{path}: {kind}")
     answer(VerificationPage(found), as_json=as_json)
     return EXIT_CODES[found.verdict]
+
+
+def _only_for(wrong: bool, options: str, things: str, path: Path, kind: Recognised) -> None:
+    if wrong:
+        raise InvalidInput(f"{options}: for {things}; {path} is {kind.what}")
+
+
+def _verify_proof(
+    path: Path, root: str | None, chunk: Path | None, keys: Mapping[Party, PublicKey]
+) -> Verification:
+    if root is None:
+        raise InvalidInput(
+            "--root: a proof is verified against a root known from elsewhere; give it with --root HEX"
+        )
+    beside = path.with_name(path.name + CHUNK_SUFFIX)
+    given = chunk if chunk is not None else (beside if beside.exists() else None)
+    return verify_proof(
+        read_whole(path, limit=PROOF_LIMIT, what="a proof"),
+        parse_root(root),
+        chunk=None if given is None else read_whole(given, limit=CHUNK_BYTES, what="a chunk"),
+        keys=keys,
+    )
 
 
 def prove(

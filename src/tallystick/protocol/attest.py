@@ -1,7 +1,7 @@
 """What trainer, auditor and judge sign about a run, and what a reader takes from it (spec/attestation.md).
 
     provenance          SLSA provenance v1, build type https://tallystick/training/v1
-    replay audit        https://tallystick/replay-audit/v0.1
+    replay audit        https://tallystick/replay-audit/v0.2
     dispute verdict     https://tallystick/dispute-verdict/v0.1
 
 All have one subject ``run`` (the root of the run tree) and, where the weights are known, one ``weights`` (their
@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 
 from tallystick.commit.encoding import (
     HASH_BYTES,
+    Fields,
     hex_float,
     parse_hex,
     parse_hex_float,
@@ -31,12 +32,13 @@ from tallystick.protocol.sample import SegmentDraw, parse_draw
 
 PROVENANCE_TYPE = "https://slsa.dev/provenance/v1"
 BUILD_TYPE = "https://tallystick/training/v1"
-AUDIT_TYPE = "https://tallystick/replay-audit/v0.1"
+AUDIT_TYPE = "https://tallystick/replay-audit/v0.2"
 VERDICT_TYPE = "https://tallystick/dispute-verdict/v0.1"
 RUN_DIGEST = "tallystickRun"  # name of the digest of a subject that is a run: the root of its tree
 RESULTS = ("match", "mismatch", "log_violation", "cannot_reproduce", "not_accepted")
 OUTCOMES = ("fault", "agreement", "both_acceptable", "cannot_reproduce")
 LOSERS = ("trainer", "auditor", "both", "none")
+MOST_NAMES = 1000  # of tensors that an audit's statement lists
 
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z", re.ASCII)
 
@@ -62,6 +64,87 @@ class TrainerClaim:
     identity: RunIdentity
     at: int
     policy: str
+    definition: Mapping[str, object]  # what it says of job, data and settings; the specification decides
+
+
+@dataclass(frozen=True)
+class MeasuredFreedom:
+    """What an auditor measured of what a log could have chosen, and did; infinity is what has no bound.
+
+    Attributes:
+        fraction: share of roundings that the log could choose.
+        largest_steer, largest_move: the largest steer of one step's gradient that the budget allows, and the log's own.
+        fullest_step: the largest share of its budget of size that one step used.
+        path_steer: how far all moves together carry the weights, over the distance trained.
+        moves: roundings and decisions that the log took from the auditor's own.
+        silenced: parameters whose gradient was declared to be noise only, in the step where they are most.
+    """
+
+    fraction: float
+    largest_steer: float
+    largest_move: float
+    fullest_step: float
+    path_steer: float
+    moves: int
+    silenced: int
+
+    @property
+    def steer(self) -> float:
+        """The larger of what the budget allows in one step and of what the log did."""
+        return max(self.largest_steer, self.largest_move)
+
+    def fields(self) -> dict[str, object]:
+        """Return the numbers as an audit's statement holds them."""
+        real = {name: hex_float(getattr(self, attribute)) for name, attribute in _REAL.items()}
+        return {**real, "moves": self.moves, "silenced": self.silenced}
+
+
+_REAL = {
+    "fraction": "fraction", "fullestStep": "fullest_step", "largestMove": "largest_move", "largestSteer": "largest_steer",
+    "pathSteer": "path_steer",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Uncompared:
+    """Tensors of a run's first state that are not, bit for bit, what the job builds on the auditor's machine.
+
+    Attributes:
+        parameters, tensors: how many, of both.
+        names: of the first ``MOST_NAMES`` of them.
+    """
+
+    parameters: int
+    tensors: int
+    names: tuple[str, ...]
+
+    def fields(self) -> dict[str, object]:
+        """Return the numbers and names as an audit's statement holds them."""
+        return {"names": list(self.names), "parameters": self.parameters, "tensors": self.tensors}
+
+
+@dataclass(frozen=True)
+class FirstState:
+    """How a run's first state compares with what the job builds on the auditor's machine.
+
+    Attributes:
+        trained: parameters that the job trains.
+        other: of those, what begins otherwise; no two machines need draw the same ones.
+        rounded: what the job does not train and what is the job's to within the last bits only.
+    """
+
+    trained: int
+    other: Uncompared
+    rounded: Uncompared
+
+    @property
+    def uncompared(self) -> int:
+        """Parameters that are not, bit for bit, the job's own."""
+        return self.other.parameters + self.rounded.parameters
+
+    def fields(self) -> dict[str, object]:
+        """Return the comparison as an audit's statement holds it."""
+        return {"other": self.other.fields(), "rounded": self.rounded.fields(), "trained": self.trained}
 
 
 @dataclass(frozen=True)
@@ -76,7 +159,8 @@ class AuditClaim:
         draw: from which public randomness they were drawn; None if they were chosen otherwise.
         policy: name of the rounding policy.
         profile: the auditor's arithmetic, in words.
-        freedom, steer: share of roundings that a log could choose, and the largest steer of a step's gradient.
+        freedom: what was measured of the log's freedom over these steps.
+        beginning: how the first state compares with the job's; None if the steps repeated do not begin there.
     """
 
     identity: RunIdentity
@@ -86,8 +170,8 @@ class AuditClaim:
     draw: SegmentDraw | None
     policy: str
     profile: str
-    freedom: float
-    steer: float
+    freedom: MeasuredFreedom
+    beginning: FirstState | None
 
     @property
     def steps(self) -> int:
@@ -124,28 +208,8 @@ def provenance_statement(
 ) -> Statement:
     """Return the trainer's statement: what was ordered, from what, and what came out; ``at`` is the signing's second."""
     run = identity.run.encode()
-    job = specification.job
-    dependencies = [{"digest": {"sha256": job.source_digest}, "name": "job source"}]
-    if job.dataset_digest is not None:
-        dependencies.append({"digest": {"sha256": job.dataset_digest}, "name": "dataset"})
     predicate = {
-        "buildDefinition": {
-            "buildType": BUILD_TYPE,
-            "externalParameters": {
-                "accumulation": specification.accumulation,
-                "checkpointEvery": specification.checkpoint_every,
-                "job": {"path": job.path, "settings": dict(job.settings)},
-                "policy": {
-                    "name": specification.policy.name,
-                    "parameters": dict(specification.policy.parameters),
-                },
-                "seed": specification.seed,
-                "steps": specification.steps,
-                "worldSize": specification.world_size,
-            },
-            "internalParameters": {"versions": dict(specification.versions)},
-            "resolvedDependencies": dependencies,
-        },
+        "buildDefinition": {"buildType": BUILD_TYPE, **build_definition(specification)},
         "runDetails": {
             "builder": {"id": BUILD_TYPE, "version": {"tallystick": version}},
             "byproducts": [
@@ -162,12 +226,35 @@ def provenance_statement(
     return Statement(identity.subjects(), PROVENANCE_TYPE, predicate)
 
 
+def build_definition(specification: Specification) -> dict[str, object]:
+    """Return what a provenance says of job, data and settings."""
+    job = specification.job
+    dependencies = [{"digest": {"sha256": job.source_digest}, "name": "job source"}]
+    if job.dataset_digest is not None:
+        dependencies.append({"digest": {"sha256": job.dataset_digest}, "name": "dataset"})
+    policy = {"name": specification.policy.name, "parameters": dict(specification.policy.parameters)}
+    return {
+        "externalParameters": {
+            "accumulation": specification.accumulation,
+            "checkpointEvery": specification.checkpoint_every,
+            "job": {"path": job.path, "settings": dict(job.settings)},
+            "policy": policy,
+            "seed": specification.seed,
+            "steps": specification.steps,
+            "worldSize": specification.world_size,
+        },
+        "internalParameters": {"versions": dict(specification.versions)},
+        "resolvedDependencies": dependencies,
+    }
+
+
 def audit_statement(claim: AuditClaim, *, details: Mapping[str, object], version: str) -> Statement:
     """Return the auditor's statement; ``details`` are for people and must be canonical JSON's values."""
     predicate = {
         "auditor": {"version": {"tallystick": version}},
+        "beginning": None if claim.beginning is None else claim.beginning.fields(),
         "details": dict(details),
-        "freedom": {"fraction": hex_float(claim.freedom), "largestSteer": hex_float(claim.steer)},
+        "freedom": claim.freedom.fields(),
         "policy": claim.policy,
         "profile": claim.profile,
         "replayedAt": time_text(claim.at),
@@ -248,7 +335,7 @@ def _trainer_claim(statement: Statement, what: str) -> TrainerClaim:
         ("buildDefinition", "runDetails", "tallystick_signedAt"),
         what=f"{what}: predicate",
     )
-    names = ("buildType", "externalParameters", "resolvedDependencies")
+    names = ("buildType", "externalParameters", "internalParameters", "resolvedDependencies")
     build = known_fields(top.value("buildDefinition"), names, what=f"{what}: buildDefinition")
     build.constant("buildType", BUILD_TYPE)
     parameters = known_fields(
@@ -271,15 +358,14 @@ def _trainer_claim(statement: Statement, what: str) -> TrainerClaim:
     )
     identity = _identity(statement, run.text("content"), specification.text_mapping("digest"), what)
     at = parse_time(top.text("tallystick_signedAt"), what=f"{what}: tallystick_signedAt")
-    return TrainerClaim(identity, at, policy.text("name"))
+    return TrainerClaim(identity, at, policy.text("name"), {name: build.value(name) for name in names[1:]})
 
 
 def _audit_claim(statement: Statement, what: str) -> AuditClaim:
-    names = ("freedom", "policy", "profile", "replayedAt", "result", "run", "sample", "segments")
+    names = ("beginning", "freedom", "policy", "profile", "replayedAt", "result", "run", "sample", "segments")
     top = known_fields(statement.predicate, names, what=f"{what}: predicate")
     identity = _run_identity(statement, top.value("run"), what)
     result = _one_of(top.text("result"), RESULTS, f"{what}: result")
-    freedom = known_fields(top.value("freedom"), ("fraction", "largestSteer"), what=f"{what}: freedom")
     segments = tuple(_segment(item, what) for item in top.items("segments"))
     borders = [step for segment in segments for step in segment]
     if borders != sorted(borders) or (borders and borders[-1] > identity.run.steps):
@@ -294,8 +380,10 @@ def _audit_claim(statement: Statement, what: str) -> AuditClaim:
         draw=draw,
         policy=top.text("policy"),
         profile=top.text("profile"),
-        freedom=_share(freedom.text("fraction"), f"{what}: freedom"),
-        steer=_share(freedom.text("largestSteer"), f"{what}: largestSteer"),
+        freedom=_freedom(top.value("freedom"), f"{what}: freedom"),
+        beginning=None
+        if top.value("beginning") is None
+        else _first_state(top.value("beginning"), f"{what}: beginning"),
     )
     if draw is not None and (draw.announcement.run_root.hex(), draw.segments) != (
         identity.run.root,
@@ -362,10 +450,42 @@ def _one_of(text: str, known: tuple[str, ...], what: str) -> str:
     return text
 
 
-def _share(text: str, what: str) -> float:
+def _freedom(value: object, what: str) -> MeasuredFreedom:
+    fields = known_fields(value, (*_REAL, "moves", "silenced"), what=what)
+    real = {attribute: _size(fields.text(name), f"{what}: {name}") for name, attribute in _REAL.items()}
+    return MeasuredFreedom(
+        **real, moves=_count(fields, "moves", what), silenced=_count(fields, "silenced", what)
+    )
+
+
+def _first_state(value: object, what: str) -> FirstState:
+    fields = known_fields(value, ("other", "rounded", "trained"), what=what)
+    other, rounded = (_uncompared(fields.value(name), f"{what}: {name}") for name in ("other", "rounded"))
+    return FirstState(_count(fields, "trained", what), other, rounded)
+
+
+def _uncompared(value: object, what: str) -> Uncompared:
+    fields = known_fields(value, ("names", "parameters", "tensors"), what=what)
+    names, tensors = fields.texts("names"), _count(fields, "tensors", what)
+    if len(names) != min(tensors, MOST_NAMES):
+        raise InvalidInput(
+            f"{what}: must name {min(tensors, MOST_NAMES)} of {tensors} tensors, names {len(names)}"
+        )
+    if not tensors and fields.integer("parameters"):
+        raise InvalidInput(f"{what}: {fields.integer('parameters')} parameters stand in no tensor")
+    return Uncompared(_count(fields, "parameters", what), tensors, names)
+
+
+def _count(fields: Fields, name: str, what: str) -> int:
+    if (number := fields.integer(name)) < 0:
+        raise InvalidInput(f"{what}: {name} must not be negative, is {number}")
+    return number
+
+
+def _size(text: str, what: str) -> float:
     number = parse_hex_float(text, what=what)
-    if not 0.0 <= number < float("inf"):
-        raise InvalidInput(f"{what}: must be finite and not negative, is {text}")
+    if not number >= 0.0:
+        raise InvalidInput(f"{what}: must be a number and not negative, is {text}")
     return number
 
 

@@ -311,11 +311,15 @@ def _beginning_rows(report: AuditReport) -> list[Row]:
     if begin.other:
         parts.append(
             f"{begin.other:,} of {begin.trained:,} trained parameters are not those that the job builds here"
+            + (f" ({_few(begin.others)})" if begin.others else "")
         )
     if begin.rounded:
-        names = ", ".join(begin.rounded[:3]) + (", .." if len(begin.rounded) > 3 else "")
-        parts.append(f"{names} differ from them in their last bits")
+        parts.append(f"{_few(begin.rounded)} differ from them in their last bits")
     return [("beginning", "; ".join(parts))]
+
+
+def _few(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:3]) + (", .." if len(names) > 3 else "")
 
 
 def _environment(differences: Mapping[str, tuple[str, str]]) -> str:

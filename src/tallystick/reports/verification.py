@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from tallystick.reports.layout import BAD, GOOD, QUIET, UNSURE, Row, page
-from tallystick.roles.verifier import Verification
+from tallystick.protocol.attest import FirstState, Uncompared, time_text
+from tallystick.reports.layout import BAD, GOOD, QUIET, UNSURE, Row, page, share
+from tallystick.roles.verifier import Audited, Stated, Verification, quoted
 
 MARKS: Mapping[str, tuple[str, str]] = {
     "passed": ("yes", "green"),
     "failed": ("NO", BAD),
     "not judged": ("not judged", UNSURE),
     "not reached": ("not reached", QUIET),
+}
+
+
+_ANSWERS: Mapping[bool | None, str] = {
+    True: "yes, this is the result that the bundle speaks of",
+    False: "NO, this is not the result that the bundle speaks of",
+    None: "cannot be told",
 }
 
 
@@ -33,6 +41,9 @@ class VerificationPage:
             "finding": self.found.finding,
             "root": self.found.root,
             "steps": self.found.steps,
+            "stated": None if self.found.stated is None else self.found.stated.fields(),
+            "file": None if self.found.file is None else asdict(self.found.file),
+            "audits": [_audit_fields(audited) for audited in self.found.audits],
             "checks": [
                 {
                     "number": check.number,
@@ -60,9 +71,83 @@ class VerificationPage:
             what = "malformed" if found.verdict == "malformed" else "does not fit together"
             headline, style = f"{what}: check {failed.number} failed for {found.subject}", BAD
         rows: list[Row] = [] if found.finding is None else [("", Text(f"finding: {found.finding}"))]
+        rows += (
+            [] if found.file is None else [("file", f"{_ANSWERS[found.file.is_result]}: {found.file.why}")]
+        )
+        rows += [] if found.stated is None else _stated_rows(found.stated)
+        for audited in found.audits:
+            rows += _audit_rows(audited)
         for check in found.checks:
             mark, colour = MARKS[check.outcome]
             rows.append((f"{check.number}", Text.assemble(f"{check.claim}: ", (mark, colour))))
             if check.detail:
                 rows.append(("", Text(check.detail, style=QUIET if check.outcome == "passed" else "")))
         return page(headline, style, rows, Text(f"This does not show {found.shows_not}."))
+
+
+def _stated_rows(stated: Stated) -> list[Row]:
+    """What the run states, by the names that evidence policies pin; names and settings are somebody's text."""
+    settings = ", ".join(f"{quoted(name)} = {quoted(text)}" for name, text in sorted(stated.settings.items()))
+    rows: list[Row] = [
+        ("job", f"{quoted(stated.job)}, a name that nobody checked; the program's digest decides"),
+        ("program", stated.program),
+        ("data", stated.data or "none stated: the program makes or fetches its own"),
+        ("settings", settings or "none: the job's own"),
+        ("seed", str(stated.seed)),
+        ("steps", f"{stated.steps:,}"),
+        ("policy", quoted(stated.policy)),
+    ]
+    rows += [] if stated.trainer is None else [("trainer", stated.trainer)]
+    return rows + ([] if stated.weights is None else [("weights", stated.weights)])
+
+
+def _audit_rows(audited: Audited) -> list[Row]:
+    """What one auditor signed; all of it is its word."""
+    claim, freedom = audited.claim, audited.claim.freedom
+    drawn = "" if claim.draw is None else ", drawn"
+    rows: list[Row] = [
+        (
+            "audit",
+            f"{claim.result}, {claim.steps:,} of {claim.identity.run.steps:,} steps{drawn}, by auditor {audited.key_id[:16]}.., "
+            f"{time_text(claim.at)}",
+        )
+    ]
+    rows.append(
+        (
+            "",
+            f"freedom {share(freedom.fraction)}, steer {share(freedom.steer)}, fullest step {share(freedom.fullest_step)}, "
+            f"path {share(freedom.path_steer)}, {freedom.moves:,} moves, {share(audited.silenced)} silenced",
+        )
+    )
+    begin = claim.beginning
+    rows.append(("", "first state: not repeated" if begin is None else f"first state: {_beginning(begin)}"))
+    rows.append(("", f"unchecked, the auditor's own words: profile {quoted(claim.profile)}"))
+    return [(label, Text(str(text), style=QUIET if not label else "")) for label, text in rows]
+
+
+def _beginning(begin: FirstState) -> str:
+    parts = [f"{begin.uncompared:,} parameters are not, bit for bit, what the job builds"]
+    for what, found in (("trained", begin.other), ("not trained, to their last bits", begin.rounded)):
+        if found.tensors:
+            parts.append(f"{what}: {found.parameters:,} in {_names(found)}")
+    return "; ".join(parts)
+
+
+def _names(found: Uncompared) -> str:
+    rest = found.tensors - len(found.names[:3])
+    return ", ".join(quoted(name) for name in found.names[:3]) + (f" and {rest:,} more" if rest else "")
+
+
+def _audit_fields(audited: Audited) -> dict[str, object]:
+    claim = audited.claim
+    return {
+        "auditor": audited.key_id,
+        "result": claim.result,
+        "at": claim.at,
+        "steps": claim.steps,
+        "drawn": claim.draw is not None,
+        "policy": claim.policy,
+        "measured": audited.measured(),
+        "beginning": None if claim.beginning is None else claim.beginning.fields(),
+        "unchecked": {"profile": claim.profile},
+    }

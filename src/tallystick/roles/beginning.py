@@ -63,7 +63,9 @@ class Beginning:
 
     Attributes:
         trained, other: parameters that the job trains, and those of them in tensors that begin with other bits than here.
-        rounded: tensors that the job does not train and that differ in their last bits, by name.
+        others: these tensors, by name.
+        rounded, rounded_parameters: tensors that the job does not train and that differ in their last bits, by name, and
+            their elements.
         changed: the first one that differs by more, or is missing, and how.
     """
 
@@ -71,6 +73,8 @@ class Beginning:
     other: int = 0
     rounded: tuple[str, ...] = ()
     changed: str | None = None
+    others: tuple[str, ...] = ()
+    rounded_parameters: int = 0
 
 
 def built_of(session: Session) -> dict[str, Built]:
@@ -89,7 +93,8 @@ def built_of(session: Session) -> dict[str, Built]:
 
 def compare_beginning(built: Mapping[str, Built], stated: Mapping[str, Entry]) -> Beginning:
     """Return how the ``stated`` first state's weights compare with those that the job builds here."""
-    trained = other = 0
+    trained = other = rounded_parameters = 0
+    others: list[str] = []
     rounded: list[str] = []
     changed: str | None = None
     for name, own in built.items():
@@ -99,11 +104,13 @@ def compare_beginning(built: Mapping[str, Built], stated: Mapping[str, Entry]) -
             continue
         if own.trained:
             other += own.elements
+            others.append(name)
         elif theirs is not None and _is_rounding(own, theirs):
             rounded.append(name)
+            rounded_parameters += own.elements
         elif changed is None:
             changed = f"{name}: the job does not train it, and it is not what the job builds"
-    return Beginning(trained, other, tuple(rounded), changed)
+    return Beginning(trained, other, tuple(rounded), changed, tuple(others), rounded_parameters)
 
 
 def _is_rounding(own: Built, theirs: Entry) -> bool:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from pathlib import Path
+from typing import cast
 
 from tallystick.errors import InvalidInput, Mismatch, ProtocolViolation
 from tallystick.protocol.attest import (
@@ -18,6 +21,7 @@ from tallystick.protocol.attest import (
     Claim,
     TrainerClaim,
     VerdictClaim,
+    build_definition,
     read_claim,
     time_text,
 )
@@ -54,7 +58,8 @@ from tallystick.protocol.tlog import (
 )
 from tallystick.protocol.trace import Party
 from tallystick.protocol.verdict import parse_verdict, verify_verdict
-from tallystick.roles.verifier import Check, Verification, quoted
+from tallystick.roles.verifier import Audited, Check, FileAnswer, Stated, Verification, quoted, stated_by
+from tallystick.store.models import compare_model
 
 SHOWS_NOT = (
     "that the data is good, that an auditor's machine was honest beyond the quorum asked for, or what the auditors "
@@ -73,6 +78,7 @@ CHECKS = (
     "whoever loses at an operator loses by what it signed, not by the judge's word",
     "no accusation stands",
     "enough auditors found a match, recently, within the freedom accepted",
+    "what the run states is what is asked for",
 )
 
 
@@ -134,6 +140,8 @@ class _Facts:
     checkpoints: list[Checkpoint] = field(default_factory=list[Checkpoint])
     specification: Specification | None = None
     trainer: TrainerClaim | None = None
+    stated: Stated | None = None
+    file: FileAnswer | None = None
     finding: str | None = None
 
     @property
@@ -149,6 +157,12 @@ class _Facts:
             (s, s.claim) for s in self.signed if isinstance(s.claim, AuditClaim) and _root(s.claim) == root
         ]
 
+    def audited(self) -> list[Audited]:
+        """The same, with the number of parameters that the specification speaks of."""
+        sites = () if self.specification is None else self.specification.sites
+        parameters = sum(math.prod(site.shape) for site in sites if site.kind == "gradient")
+        return [Audited(signed.key_id, claim, parameters) for signed, claim in self.audits()]
+
     def verdicts(self) -> list[tuple[Signed, VerdictClaim]]:
         """The judges' statements."""
         return [(s, s.claim) for s in self.signed if isinstance(s.claim, VerdictClaim)]
@@ -160,19 +174,22 @@ def verify_bundle(
     *,
     now: int,
     model: Manifest | None = None,
+    file: Path | None = None,
     name: str = "bundle",
 ) -> Verification:
     """Return the numbered checks of a bundle; ``now`` in seconds since 1970, ``model`` the files that are at hand.
+
+    With ``file`` it is also answered whether that is the very result that the bundle speaks of.
 
     ``verdict`` is ``match`` only if a policy was given and every check passed; ``unjudged`` if no policy was given and
     none failed. ``finding`` says in words what the evidence shows.
     """
     found = Verification(name, SHOWS_NOT)
-    run = _BundleChecks(data, policy, now, model)
+    run = _BundleChecks(data, policy, now, model, file)
     checks: tuple[Callable[[], str | None], ...] = (
         run.check_documents, run.check_signatures, run.check_roles, run.check_equivocation, run.check_one_run,
         run.check_model, run.check_published, run.check_draws, run.check_verdicts, run.check_signed_moves, run.check_accusations,
-        run.check_quorum,
+        run.check_quorum, run.check_stated,
     )  # fmt: skip
     for number, (claim, check) in enumerate(zip(CHECKS, checks, strict=True), start=1):
         if found.verdict in ("mismatch", "malformed"):
@@ -192,6 +209,10 @@ def verify_bundle(
     facts = run.facts
     if facts.trainer is not None:
         found.root, found.steps = facts.trainer.identity.run.root, facts.trainer.identity.run.steps
+    found.stated, found.file = facts.stated, facts.file
+    found.audits = facts.audited() if facts.stated is not None else []
+    if file is not None and found.file is None:
+        found.file = FileAnswer(str(file), None, "the bundle's own checks failed before it was compared")
     accepted = "trained as stated" if found.verdict == "match" else "nothing is accepted"
     found.finding = facts.finding or accepted
     return found
@@ -200,8 +221,10 @@ def verify_bundle(
 class _BundleChecks:
     """The checks of one bundle; each returns what it saw, None where a policy is needed, and raises what is wrong."""
 
-    def __init__(self, data: bytes, policy: EvidencePolicy | None, now: int, model: Manifest | None) -> None:
-        self.data, self.policy, self.now, self.model = data, policy, now, model
+    def __init__(
+        self, data: bytes, policy: EvidencePolicy | None, now: int, model: Manifest | None, file: Path | None
+    ) -> None:
+        self.data, self.policy, self.now, self.model, self.file = data, policy, now, model, file
         self.facts = _Facts()
 
     def check_documents(self) -> str:
@@ -372,7 +395,14 @@ class _BundleChecks:
             raise Mismatch(
                 f"provenance: {own.run.steps} steps under {facts.trainer.policy}, ordered were {stated}"
             )
-        return f"run {own.run.root}, {own.run.steps} steps, policy {facts.trainer.policy}"
+        for name, value in build_definition(facts.specification).items():
+            if facts.trainer.definition[name] != value:
+                raise Mismatch(
+                    f"provenance: its {name} are not those of the specification under the run's root"
+                )
+        signer = next(signed.key_id for signed in facts.signed if signed.claim is facts.trainer)
+        facts.stated = stated_by(facts.specification, trainer=signer, weights=own.weights)
+        return f"run {own.run.root}, {own.run.steps} steps"
 
     def check_model(self) -> str | None:
         """6. model.sig is the trainer's, its root digest is the one all statements name, and the files at hand have it."""
@@ -382,7 +412,17 @@ class _BundleChecks:
             raise Mismatch(
                 f"model: the files have root digest {self.model.root_digest()}, the statements say {weights}"
             )
-        at_hand = "no files were given to compare" if self.model is None else "the files at hand are these"
+        if self.file is not None:
+            if weights is None:
+                raise Mismatch(f"{self.file}: the statements name no weights to compare it with")
+            final_state = self.facts.claimed.identity.run.final_state
+            self.facts.file = FileAnswer(str(self.file), *compare_model(self.file, weights, final_state))
+            if not self.facts.file.is_result:
+                raise Mismatch(
+                    f"{self.file}: is not the result that the bundle speaks of: {self.facts.file.why}"
+                )
+        given = self.model is not None or self.file is not None
+        at_hand = "the files at hand are these" if given else "no files were given to compare"
         if member is None:
             if self.policy is None:
                 return None
@@ -608,20 +648,40 @@ class _BundleChecks:
             return None
         counted: dict[str, AuditClaim] = {}
         reasons: list[str] = []
-        for signed, claim in self.facts.audits():
-            reason = _shortfall(claim, self.policy, self.now)
+        for audited in self.facts.audited():
+            reason = _shortfall(audited, self.policy, self.now)
             if reason is None:
-                counted[signed.key_id] = claim
+                counted[audited.key_id] = audited.claim
             else:
-                reasons.append(f"{signed.key_id[:16]}..: {reason}")
+                reasons.append(f"{audited.key_id[:16]}..: {reason}")
+        why = f"; not counted: {'; '.join(reasons)}" if reasons else ""
         if len(counted) < self.policy.auditor_quorum:
-            why = f"; {'; '.join(reasons)}" if reasons else ""
             raise Mismatch(
                 f"{len(counted)} auditors count, the policy asks for {self.policy.auditor_quorum}{why}"
             )
-        return f"{len(counted)} of {self.policy.auditor_quorum} asked for: " + ", ".join(
-            f"{key_id[:16]}.. ({claim.steps} steps, {claim.profile})" for key_id, claim in counted.items()
+        said = ", ".join(
+            f"{key_id[:16]}.. ({claim.steps} of {claim.identity.run.steps} steps)"
+            for key_id, claim in counted.items()
         )
+        return f"{len(counted)} of {self.policy.auditor_quorum} asked for: {said}{why}"
+
+    def check_stated(self) -> str | None:
+        """13. Job, program, data, settings, seed, steps and weights are those that the policy names, if it names any."""
+        if self.policy is None:
+            return None
+        assert self.facts.stated is not None
+        stated = self.facts.stated.fields()
+        for name, wanted in self.policy.pins.items():
+            if (found := stated[name]) != wanted:
+                raise Mismatch(
+                    f"{name}: the run states {_shown(found)}, the policy asks for {_shown(wanted)}"
+                )
+        if self.facts.stated.policy not in self.policy.rounding_policies:
+            asked = ", ".join(quoted(each) for each in self.policy.rounding_policies) or "none"
+            raise Mismatch(
+                f"rounding_policies: the run states {quoted(self.facts.stated.policy)}, the policy asks for one of {asked}"
+            )
+        return f"{', '.join(self.policy.pins) or 'nothing'} asked for beside the rounding policy"
 
     def _only(self, kind: str) -> Member | None:
         found = self.facts.bundle.of(kind)
@@ -668,8 +728,17 @@ def _covers(one: AuditClaim, other: AuditClaim) -> bool:
     return all(any(a <= start and end <= b for a, b in one.segments) for start, end in other.segments)
 
 
-def _shortfall(claim: AuditClaim, policy: EvidencePolicy, now: int) -> str | None:
+def _shown(value: object) -> str:
+    """Return what is stated, or asked for, as text: quoted where it is somebody's."""
+    if isinstance(value, Mapping):
+        pairs = sorted(cast("Mapping[str, str]", value).items())
+        return ", ".join(f"{quoted(name)}: {quoted(text)}" for name, text in pairs) or "no settings"
+    return "none" if value is None else quoted(value) if isinstance(value, str) else str(value)
+
+
+def _shortfall(audited: Audited, policy: EvidencePolicy, now: int) -> str | None:
     """Return why an audit does not count, or None."""
+    claim = audited.claim
     age = now - claim.at
     if claim.result != "match":
         return f"its result is {claim.result}"
@@ -678,11 +747,15 @@ def _shortfall(claim: AuditClaim, policy: EvidencePolicy, now: int) -> str | Non
     if age > policy.most_age_days * 86400:
         return f"it is {age // 86400} days old, accepted are {policy.most_age_days}"
     if claim.policy not in policy.rounding_policies:
-        return f"rounding policy {claim.policy} is not accepted"
-    if Fraction(claim.freedom) > policy.most_freedom:
-        return f"freedom {claim.freedom:.3g} exceeds {float(policy.most_freedom):.3g}"
-    if Fraction(claim.steer) > policy.most_steer:
-        return f"steer {claim.steer:.3g} exceeds {float(policy.most_steer):.3g}"
+        return f"rounding policy {quoted(claim.policy)} is not accepted"
+    for name, value in audited.measured().items():
+        limit = policy.limits.get(name)
+        if limit is None:
+            continue
+        if value is None:
+            return f"it did not repeat the beginning, and the policy has most_{name} {limit}"
+        if value == math.inf or Fraction(value) > limit:
+            return f"{name} {value:.9g} exceeds most_{name} {float(limit):.9g}"
     return None if claim.is_whole else _weak_sample(claim, policy)
 
 

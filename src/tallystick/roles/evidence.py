@@ -7,16 +7,20 @@ run can tell it without the trainer's file.
 from __future__ import annotations
 
 import hashlib
-import sys
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from tallystick.commit.encoding import hex_float, parse_json
+from tallystick.commit.encoding import parse_json
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.protocol.attest import (
+    MOST_NAMES,
     AuditClaim,
+    FirstState,
+    MeasuredFreedom,
     RunIdentity,
+    Uncompared,
     VerdictClaim,
     audit_statement,
     provenance_statement,
@@ -40,6 +44,7 @@ from tallystick.version import __version__
 
 if TYPE_CHECKING:
     from tallystick.roles.auditor import AuditReport
+    from tallystick.roles.beginning import Beginning
     from tallystick.roles.judge import DisputeResult
 
 
@@ -89,8 +94,16 @@ def sign_audit(directory: RunDirectory, report: AuditReport, signer: Signer, at:
         draw=report.sample,
         policy=specification.policy.name,
         profile=report.profile,
-        freedom=freedom.fraction,
-        steer=min(freedom.largest_steer, sys.float_info.max),  # decisions may bend a gradient that is nothing
+        freedom=MeasuredFreedom(
+            fraction=freedom.fraction,
+            largest_steer=_or_infinity(freedom.largest_steer),
+            largest_move=_or_infinity(freedom.largest_move),
+            fullest_step=_or_infinity(freedom.fullest_step),
+            path_steer=_or_infinity(freedom.path_steer),
+            moves=freedom.moved + freedom.decisions_moved,
+            silenced=freedom.silenced_parameters,
+        ),
+        beginning=None if report.beginning is None else _first_state(report.beginning),
     )
     first = report.first
     details: dict[str, object] = {
@@ -108,8 +121,6 @@ def sign_audit(directory: RunDirectory, report: AuditReport, signer: Signer, at:
             "step": first.step,
             "subject": first.subject,
         },
-        "largestMove": hex_float(min(freedom.largest_move, sys.float_info.max)),
-        "moved": freedom.moved,
         "near": freedom.near,
         "roundings": freedom.elements,
     }
@@ -246,6 +257,19 @@ def _checked(data: bytes, parse: Callable[[bytes], object]) -> bytes:
 
 def _identity(transcript: Transcript, weights: str | None) -> RunIdentity:
     return RunIdentity(transcript.statement(), transcript.specification.digest().hex(), weights)
+
+
+def _or_infinity(number: float) -> float:
+    """What is no number has no bound."""
+    return math.inf if math.isnan(number) else number
+
+
+def _first_state(found: Beginning) -> FirstState:
+    def named_ones(parameters: int, names: tuple[str, ...]) -> Uncompared:
+        return Uncompared(parameters, len(names), names[:MOST_NAMES])
+
+    rounded = named_ones(found.rounded_parameters, found.rounded)
+    return FirstState(found.trained, named_ones(found.other, found.others), rounded)
 
 
 def _joined(report: AuditReport) -> tuple[tuple[int, int], ...]:

@@ -22,7 +22,10 @@ from tallystick.commit.merkle import root as merkle_root
 from tallystick.errors import TallyError
 from tallystick.protocol.attest import (
     AuditClaim,
+    FirstState,
+    MeasuredFreedom,
     RunIdentity,
+    Uncompared,
     VerdictClaim,
     audit_statement,
     provenance_statement,
@@ -30,6 +33,7 @@ from tallystick.protocol.attest import (
 )
 from tallystick.protocol.bundle import Member, make_bundle, named, parse_bundle
 from tallystick.protocol.envelope import sign_statement
+from tallystick.protocol.evidence_policy import FORMAT
 from tallystick.protocol.game import Claim, Level, apply, open_game
 from tallystick.protocol.model_signature import Manifest, sign_model
 from tallystick.protocol.notes import COSIGNATURE, NOTE, Note, NoteKey, NoteSigner
@@ -211,7 +215,9 @@ class _Example:
     def _audit(self, key: SigningKey, segments: tuple[tuple[int, int], ...], **changes: Any) -> bytes:
         claim = AuditClaim(
             identity=self.identity, at=self.now, result=changes.get("result", "match"), segments=segments,
-            draw=changes.get("draw"), policy="fp64", profile="avx2", freedom=2.0**-20, steer=2.0**-20,
+            draw=changes.get("draw"), policy="fp64", profile="avx2",
+            freedom=MeasuredFreedom(2.0**-20, 2.0**-20, 0.0, 0.5, 0.0, 3, 0),
+            beginning=FirstState(0, Uncompared(0, 0, ()), Uncompared(0, 0, ())),
         )  # fmt: skip
         return sign_statement(audit_statement(claim, details={}, version=__version__), key)
 
@@ -265,15 +271,28 @@ class _Example:
                 "auditor_quorum": 2,
                 "auditors": [key.public_key.key_id for key in self.auditors],
                 "coverage": {"detect": "0.99", "fraction": "0.1"},
-                "format": "tallystick/evidence-policy/1",
+                "data": self.run.specification.job.dataset_digest,
+                "format": FORMAT,
+                "job": self.run.specification.job.path,
                 "judges": [self.judge.public_key.key_id],
+                "judges_word": False,
                 "log_policy": [*log_policy, "group two 2 W0 W1 W2", "quorum two"],
                 "model_signature": True,
                 "most_age_days": 30,
                 "most_freedom": "0.001",
+                "most_fullest_step": "1",
+                "most_moves": 10,
+                "most_path_steer": "0.01",
+                "most_silenced": "0.01",
                 "most_steer": "0.001",
+                "most_uncompared": 0,
+                "program": self.run.specification.job.source_digest,
                 "rounding_policies": ["fp64"],
+                "seed": 1,
+                "settings": dict(self.run.specification.job.settings),
+                "steps": STEPS,
                 "trainers": [self.trainer.public_key.key_id, self.model_key.public_key.key_id],
+                "weights": self.manifest.root_digest(),
             }
         )
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from tallystick.commit.encoding import canonical_json, parse_canonical_json
 from tallystick.commit.state import (
     PROOF_FORMAT,
     PROOF_LIMIT,
+    Entry,
     parse_chunk_proof,
     verify_chunk,
 )
@@ -32,6 +33,7 @@ from tallystick.numerics.log import (
     read_decision_head,
 )
 from tallystick.numerics.policy import policy_of
+from tallystick.protocol.attest import AuditClaim
 from tallystick.protocol.dispute import DISPUTE_FORMAT, parse_dispute, verify_dispute
 from tallystick.protocol.run_documents import RECORD_LIMIT, Specification
 from tallystick.protocol.run_proofs import STEP_PROOF_FORMAT, parse_step_proof, verify_step_proof
@@ -39,6 +41,7 @@ from tallystick.protocol.signing import PublicKey
 from tallystick.protocol.trace import Party
 from tallystick.protocol.transcript import Transcript, check_fingerprint
 from tallystick.store.files import RunDirectory
+from tallystick.store.models import weights_manifest
 
 Outcome = Literal["passed", "failed", "not judged", "not reached"]
 VerificationVerdict = Literal["match", "mismatch", "malformed", "unjudged"]
@@ -65,6 +68,88 @@ class Check:
     detail: str = ""
 
 
+@dataclass(frozen=True)
+class Stated:
+    """What a run states that it is: read from documents that lie under its root, repeated by nobody here.
+
+    Attributes:
+        job: the trainer's name for it; the digest decides what ran.
+        program, data: SHA-256 of the job's source and of its data, hexadecimal; no data where the job makes its own.
+        settings: the job's arguments.
+        seed, steps: of the specification.
+        policy: name of the rounding policy.
+        trainer: id of the key that signed the provenance; None of a bare run.
+        weights: root digest of the file that the final state makes, hexadecimal; None where it is not known.
+    """
+
+    job: str
+    program: str
+    data: str | None
+    settings: Mapping[str, str]
+    seed: int
+    steps: int
+    policy: str
+    trainer: str | None
+    weights: str | None
+
+    def fields(self) -> dict[str, object]:
+        """Return what ``--json`` prints; what evidence policies pin goes by the same names."""
+        return {**vars(self), "settings": dict(self.settings)}
+
+
+def stated_by(specification: Specification, *, trainer: str | None, weights: str | None) -> Stated:
+    """Return what a specification states, with who signed for it and what came out."""
+    job = specification.job
+    return Stated(
+        job=job.path,
+        program=job.source_digest,
+        data=job.dataset_digest,
+        settings=dict(job.settings),
+        seed=specification.seed,
+        steps=specification.steps,
+        policy=specification.policy.name,
+        trainer=trainer,
+        weights=weights,
+    )
+
+
+@dataclass(frozen=True)
+class Audited:
+    """What one auditor signed about a run: its own word, held against the policy elsewhere."""
+
+    key_id: str
+    claim: AuditClaim
+    parameters: int  # of the run, by its specification
+
+    @property
+    def silenced(self) -> float:
+        """The share of the run's parameters whose gradient was declared to be noise only."""
+        silenced = self.claim.freedom.silenced
+        return silenced / self.parameters if self.parameters else (math.inf if silenced else 0.0)
+
+    def measured(self) -> dict[str, float | None]:
+        """Return the numbers that evidence policies limit, by the names they have there; None is not measured."""
+        freedom, begin = self.claim.freedom, self.claim.beginning
+        return {
+            "freedom": freedom.fraction,
+            "steer": freedom.steer,
+            "fullest_step": freedom.fullest_step,
+            "path_steer": freedom.path_steer,
+            "silenced": self.silenced,
+            "moves": freedom.moves,
+            "uncompared": None if begin is None else begin.uncompared,
+        }
+
+
+@dataclass(frozen=True)
+class FileAnswer:
+    """Whether a file is the very result that a bundle speaks of; None where nothing can be told."""
+
+    file: str
+    is_result: bool | None
+    why: str
+
+
 @dataclass
 class Verification:
     """All checks of one subject.
@@ -79,6 +164,9 @@ class Verification:
             none failed and some need what was not given.
         finding: of a bundle or a dispute's record: what its evidence shows, in words.
         missing: what a verdict would need, in words, where some checks were not judged.
+        stated: what the run states that it is, once its documents were found under its root.
+        audits: of a bundle: what its auditors signed about the run, counted or not.
+        file: of a bundle, where a file was given: whether it is the result.
     """
 
     subject: str
@@ -89,6 +177,9 @@ class Verification:
     steps: int | None = None
     finding: str | None = None
     missing: str = "no --policy"
+    stated: Stated | None = None
+    audits: list[Audited] = field(default_factory=list[Audited])
+    file: FileAnswer | None = None
 
 
 def verify_run(directory: RunDirectory, *, root: bytes | None = None) -> Verification:
@@ -212,6 +303,7 @@ class _RunChecks:
         if self.root is not None and root != self.root:
             raise Mismatch(f"run: root is {root.hex()}, expected is {self.root.hex()}")
         self.found.root, self.found.steps = root.hex(), self.transcript.num_steps
+        self.found.stated = stated_by(self.transcript.specification, trainer=None, weights=None)
         return f"root {root.hex()}"
 
     def check_logs(self) -> str:
@@ -256,6 +348,8 @@ class _RunChecks:
                         f"{what}: its grid table is not what the log's changes since step {done} lead to"
                     )
             table, done = stated, checkpoint.steps_done
+            if done == self.transcript.num_steps and self.found.stated is not None:
+                self.found.stated = replace(self.found.stated, weights=_weights_of(entries))
         return f"{len(checkpoints)} checkpoints, {len(self._updates)} changes of grids"
 
     def _check_codings(self, step: int, table: GridTable) -> None:
@@ -278,6 +372,13 @@ class _RunChecks:
         stated = self.transcript.specification.policy
         policy = policy_of(stated.name, stated.parameters)
         return f"{policy.name}, noise measured every {policy.recalibrate_every} steps"
+
+
+def _weights_of(state: Mapping[str, Entry]) -> str | None:
+    try:
+        return weights_manifest(state.values()).root_digest()
+    except InvalidInput:
+        return None  # a state without a model, or with two tensors of one name: there is no such file
 
 
 def site_sizes(specification: Specification) -> dict[tuple[int, int], int]:

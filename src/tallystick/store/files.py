@@ -585,6 +585,11 @@ def weights_pieces(state: Iterable[Entry]) -> Iterator[bytes | memoryview]:
         raise InvalidInput(
             f"weights: the state has {len(entries)} parameters and buffers, or two of one name"
         )
+    yield from tensor_pieces(entries)
+
+
+def tensor_pieces(entries: list[Entry]) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of the one file that ``tally export`` writes for these tensors, piece by piece."""
     header, ordered = _safetensors_header(entries, "pt")
     yield header
     for entry in ordered:

@@ -7,10 +7,10 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from tallystick.commit.state import Entry
+from tallystick.commit.state import Entry, summarise
 from tallystick.errors import InvalidInput, StoreError
 from tallystick.protocol.model_signature import EXCLUDED, SIGNATURE_FILE, Manifest
-from tallystick.store.files import storing, weights_pieces
+from tallystick.store.files import load_state_file, open_regular, storing, tensor_pieces, weights_pieces
 
 WEIGHTS_FILE = "model.safetensors"
 _READ = 1 << 20
@@ -67,10 +67,49 @@ def write_weights(directory: Path, state: Iterable[Entry]) -> Manifest:
 
 def weights_manifest(state: Iterable[Entry]) -> Manifest:
     """Return the manifest of the file that ``write_weights`` would write."""
+    return _digest_of(weights_pieces(state))
+
+
+def _digest_of(pieces: Iterable[bytes | memoryview]) -> Manifest:
     found = hashlib.sha256()
-    for piece in weights_pieces(state):
+    for piece in pieces:
         found.update(piece)
     return Manifest({WEIGHTS_FILE: found.hexdigest()})
+
+
+def compare_model(path: Path, weights: str, final_state: str) -> tuple[bool, str]:
+    """Return whether the file or directory ``path`` is the result of a run, and why.
+
+    The result is what has the root digest ``weights``; or one file with exactly these tensors, however it is spelled; or
+    the committed state with the root ``final_state``, from which the weights are made.
+
+    Raises:
+        InvalidInput: it is no regular file and no model's directory.
+        StoreError: it cannot be read.
+    """
+    if path.is_dir():
+        found = read_manifest(path).root_digest()
+        return found == weights, f"its files have root digest {found}, the statements say {weights}"
+    with open_regular(path, "the weights' file", follow=True) as file, storing(f"{path}: cannot be read"):
+        found = Manifest({WEIGHTS_FILE: hashlib.file_digest(file, "sha256").hexdigest()}).root_digest()
+    if found == weights:
+        return True, f"it is, byte for byte, what tally export writes; root digest {weights}"
+    differs = f"its root digest is {found}, the statements say {weights}"
+    try:
+        entries = load_state_file(path)
+    except InvalidInput as problem:
+        return False, f"{differs}; it is not read as tensors either ({problem})"
+    if _digest_of(tensor_pieces(list(entries.values()))).root_digest() == weights:
+        return (
+            True,
+            f"its tensors are those of root digest {weights}, bit for bit, in another spelling of the file",
+        )
+    if any(name.startswith("document/") for name in entries):
+        root = summarise(entries.values()).root().hex()
+        if root == final_state:
+            return True, f"it is the run's committed final state, root {root}, whole"
+        return False, f"it is a state with root {root}, the run's final state has {final_state}"
+    return False, f"{differs}; its tensors differ, or their names, types or shapes"
 
 
 def _name_of(path: Path) -> str:

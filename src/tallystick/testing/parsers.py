@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -168,8 +169,10 @@ def _evidence() -> Iterator[bytes]:
     )  # fmt: skip
     draw = sample.draw_segments(announcement, bytes(32))
     audit = attest.AuditClaim(
-        identity, 1_800_000_100, "match", draw.segments, draw, "fp64", "avx2", 2.0**-20, 0.0
-    )
+        identity, 1_800_000_100, "match", draw.segments, draw, "fp64", "avx2",
+        attest.MeasuredFreedom(2.0**-20, 0.0, 0.0, math.inf, 0.5, 3, 7),
+        attest.FirstState(64, attest.Uncompared(9, 1, ("model/w",)), attest.Uncompared(0, 0, ())),
+    )  # fmt: skip
     verdict = attest.VerdictClaim(
         identity,
         1_800_000_200,
@@ -195,10 +198,12 @@ def _evidence() -> Iterator[bytes]:
     yield log.sign(Note(tlog.checkpoint_text("log.example/a", 7, bytes(32)))).encode()
     yield json.dumps(
         {
-            "format": "tallystick/evidence-policy/1", "trainers": ["11" * 32], "auditors": ["22" * 32], "judges": [],
+            "format": "tallystick/evidence-policy/2", "trainers": ["11" * 32], "auditors": ["22" * 32], "judges": [],
             "auditor_quorum": 1, "coverage": {"fraction": "0.1", "detect": "0.9"}, "rounding_policies": ["fp64"],
-            "most_freedom": "0.01", "most_steer": "2", "most_age_days": 30, "log_policy": ["quorum none"],
-            "model_signature": False,
+            "most_freedom": "0.01", "most_steer": "2", "most_fullest_step": "1", "most_path_steer": None, "most_moves": 9,
+            "most_silenced": "0.5", "most_uncompared": 0, "most_age_days": 30, "log_policy": ["quorum none"],
+            "model_signature": False, "judges_word": False, "job": "digits", "program": "33" * 32, "data": None,
+            "settings": {"width": "8"}, "seed": 1, "steps": 4, "weights": "44" * 32,
         }
     ).encode()  # fmt: skip
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tallystick.commit.state import summarise
+from tallystick.protocol.evidence_policy import FORMAT, LIMITS, PINS
 
 WITHOUT_EXTRAS = """
 import sys
@@ -26,6 +27,10 @@ sys.meta_path.insert(0, Absent())
 from tallystick.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """
+
+OPEN = {
+    "format": FORMAT, "judges_word": False, **dict.fromkeys((*PINS, *(f"most_{limit}" for limit in LIMITS))),
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -67,7 +72,7 @@ def evidence(tally, recorded: Path, tmp_path: Path) -> dict[str, Path]:
         return json.loads(tally("key", "show", tmp_path / f"{name}.pub", "--json").out)["key_id"]
 
     policy = {
-        "format": "tallystick/evidence-policy/1", "trainers": [key_id("trainer"), key_id("model")],
+        **OPEN, "trainers": [key_id("trainer"), key_id("model")],
         "auditors": [key_id("auditor")], "judges": [], "auditor_quorum": 1, "coverage": "whole",
         "rounding_policies": ["fp32"], "most_freedom": "1", "most_steer": "1", "most_age_days": 30,
         "log_policy": [f"log {vkey}", f"witness W {witness}", "quorum W"], "model_signature": True,
@@ -109,7 +114,7 @@ def test_a_stranger_accepts_the_bundle_without_torch(evidence: dict[str, Path]) 
     )  # fmt: skip
     fields = json.loads(child.stdout)
     assert (child.returncode, fields["verdict"], fields["finding"]) == (0, "match", "trained as stated")
-    assert [check["outcome"] for check in fields["checks"]] == ["passed"] * 12
+    assert [check["outcome"] for check in fields["checks"]] == ["passed"] * 13
 
 
 def test_no_policy_other_weights_and_a_changed_byte_are_not_accepted(
@@ -133,7 +138,7 @@ def test_wrong_arguments_are_refused(
 ) -> None:
     for arguments, reason in (
         (("verify", evidence["bundle"], "--root", "00" * 32), "a bundle has --policy"),
-        (("verify", recorded, "--policy", evidence["policy"]), "are for bundles"),
+        (("verify", recorded, "--policy", evidence["policy"]), "is a run directory"),
         (("verify", evidence["bundle"], "--policy", evidence["audit"]), "field 'auditor_quorum' is missing"),
         (
             ("bundle", evidence["model"] / "model.safetensors", "-o", tmp_path / "x"),
@@ -188,7 +193,7 @@ def accusing(tally, edited: Path, tmp_path: Path, *, signed: bool = True, **more
     assert tally("bundle", *paths, "-o", tmp_path / "accusing.bundle").code == 0
     ids = [json.loads(tally("key", "show", key, "--json").out)["key_id"] for key in keys]
     policy = {
-        "format": "tallystick/evidence-policy/1", "trainers": [ids[0]], "auditors": [ids[1]], "judges": [ids[2]],
+        **OPEN, "trainers": [ids[0]], "auditors": [ids[1]], "judges": [ids[2]],
         "auditor_quorum": 1, "coverage": "whole", "rounding_policies": ["fp32"], "most_freedom": "1", "most_steer": "1",
         "most_age_days": 30, "log_policy": None, "model_signature": False, **more,
     }  # fmt: skip
@@ -198,9 +203,9 @@ def accusing(tally, edited: Path, tmp_path: Path, *, signed: bool = True, **more
     assert (found.code, fields["verdict"]) == (1, "mismatch")
     outcomes = [check["outcome"] for check in fields["checks"]][8:]
     if signed or more.get("judges_word", False):
-        assert outcomes == ["passed", "passed", "failed", "not reached"]
+        assert outcomes == ["passed", "passed", "failed", "not reached", "not reached"]
     else:
-        assert outcomes == ["passed", "failed", "not reached", "not reached"]
+        assert outcomes == ["passed", "failed", "not reached", "not reached", "not reached"]
     return fields
 
 

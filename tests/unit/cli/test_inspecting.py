@@ -201,8 +201,8 @@ def test_a_proof_that_cannot_be_made_is_refused_with_its_reason(
     ("data", "reason"),
     [
         (b"", "proof"),
-        (b"[]", "must be an object"),
-        (b'{"format":"tallystick/run/1"}', "format 'tallystick/run/1' is unknown"),
+        (b"[]", "is none of the documents that tally knows"),
+        (b'{"format":"tallystick/run/1"}', "is a run's specification; `tally verify DIR`"),
         (b'{"format": "tallystick/step-proof/1"}', "not the canonical encoding"),
         (b'{"format":"tallystick/step-proof/1"}', "is missing"),
         (b'{"format":"tallystick/chunk-proof/1"}', "is missing"),
@@ -232,7 +232,7 @@ def test_a_proof_needs_a_root_of_64_digits(tally, recorded: Path, tmp_path: Path
 
 def test_wrong_arguments_of_verify_are_refused(tally, recorded: Path, tmp_path: Path) -> None:
     assert "there is no such file" in tally("verify", tmp_path / "missing", "--root", "00" * 32).err
-    assert "only a chunk proof has a chunk" in tally("verify", recorded, "--chunk", recorded / "run.json").err
+    assert "--chunk: for a chunk proof;" in tally("verify", recorded, "--chunk", recorded / "run.json").err
     assert tally("verify").code == 2
     assert tally("show").code == 2
 

@@ -18,7 +18,10 @@ from tallystick.commit.merkle import root as merkle_root
 from tallystick.errors import InvalidInput
 from tallystick.protocol.attest import (
     AuditClaim,
+    FirstState,
+    MeasuredFreedom,
     RunIdentity,
+    Uncompared,
     VerdictClaim,
     audit_statement,
     provenance_statement,
@@ -35,7 +38,7 @@ from tallystick.protocol.dispute import (
     verify_dispute,
 )
 from tallystick.protocol.envelope import Statement, sign_statement
-from tallystick.protocol.evidence_policy import EvidencePolicy, parse_evidence_policy
+from tallystick.protocol.evidence_policy import FORMAT, LIMITS, PINS, EvidencePolicy, parse_evidence_policy
 from tallystick.protocol.game import Claim, Level, apply, open_game
 from tallystick.protocol.model_signature import Manifest, sign_model
 from tallystick.protocol.notes import COSIGNATURE, NOTE, Note, NoteKey, NoteSigner
@@ -106,21 +109,30 @@ HONEST = run()
 IDENTITY = RunIdentity(HONEST.statement(), HONEST.specification.digest().hex(), MODEL.root_digest())
 
 
+FREEDOM = MeasuredFreedom(
+    fraction=2.0**-20, largest_steer=2.0**-20, largest_move=0.0, fullest_step=0.5, path_steer=2.0**-10, moves=3, silenced=0
+)  # fmt: skip
+NONE = Uncompared(0, 0, ())
+FIRST = FirstState(100, NONE, NONE)
+
+
 def policy(**changes: Any) -> EvidencePolicy:
     return parse_evidence_policy(policy_json(**changes))
 
 
 def policy_json(**changes: Any) -> bytes:
     fields: dict[str, Any] = {
-        "format": "tallystick/evidence-policy/1",
+        "format": FORMAT,
         "trainers": [TRAINER.public_key.key_id, OMS.public_key.key_id],
         "auditors": [AUDITOR.public_key.key_id, SECOND.public_key.key_id],
         "judges": [JUDGE.public_key.key_id],
         "auditor_quorum": 1,
         "coverage": "whole",
         "rounding_policies": ["fp64"],
+        **dict.fromkeys((*PINS, *(f"most_{limit}" for limit in LIMITS))),
         "most_freedom": "0.001",
         "most_steer": "0.001",
+        "judges_word": False,
         "most_age_days": 30,
         "log_policy": [
             f"log {LOG.key}", f"witness A {WITNESSES[0].key}", f"witness B {WITNESSES[1].key}",
@@ -153,7 +165,7 @@ def provenance(key: SigningKey = TRAINER, transcript: Transcript = HONEST, **cha
 def audit(key: SigningKey = AUDITOR, **changes: Any) -> Member:
     claim = AuditClaim(
         identity=IDENTITY, at=AUDITED, result="match", segments=((0, STEPS),), draw=None, policy="fp64",
-        profile="avx2", freedom=2.0**-20, steer=2.0**-20,
+        profile="avx2", freedom=FREEDOM, beginning=FIRST,
     )  # fmt: skip
     return statement_member(audit_statement(replace(claim, **changes), details={}, version="0"), key)
 
@@ -288,9 +300,9 @@ OTHER_MODEL = Manifest({"model.safetensors": "45" * 32})
         ([put("audit", audit(result="cannot_reproduce"))], {}, 12, "its result is cannot_reproduce"),
         ([put("audit", audit(segments=((0, 8),)))], {}, 12, "it covers 8 of 16 steps"),
         ([put("audit", audit(segments=((0, 8),)))], {"coverage": {"fraction": "0.5", "detect": "0.5"}}, 12, "chosen, not drawn"),
-        ([put("audit", audit(freedom=0.5))], {}, 12, "freedom 0.5 exceeds 0.001"),
-        ([put("audit", audit(steer=1.5))], {}, 12, "steer 1.5 exceeds 0.001"),
-        ([put("audit", audit(policy="bf16"))], {}, 12, "rounding policy bf16 is not accepted"),
+        ([put("audit", audit(freedom=replace(FREEDOM, fraction=0.5)))], {}, 12, "freedom 0.5 exceeds most_freedom 0.001"),
+        ([put("audit", audit(freedom=replace(FREEDOM, largest_steer=1.5)))], {}, 12, "steer 1.5 exceeds most_steer 0.001"),
+        ([put("audit", audit(policy="bf16"))], {}, 12, 'rounding policy "bf16" is not accepted'),
         ([put("audit", audit(at=NOW + DAY))], {}, 12, "which is to come"),
         ([put("audit", audit(at=PUBLISHED - 1))], {}, 7, "the run was published at"),
         ([put("log", *log_proofs(HONEST.statement().encode(), witnesses=WITNESSES[:1]))], {}, 7, "quorum 'both' is not met"),
@@ -954,7 +966,7 @@ def test_a_bundle_has_one_encoding() -> None:
         ({"coverage": "some"}, "coverage: must be an object"),
         ({"log_policy": ["log x"]}, "vkey"),
         ({"model_signature": 1}, "must be true or false"),
-        ({"format": "tallystick/evidence-policy/2"}, "format must be"),
+        ({"format": "tallystick/evidence-policy/1"}, "format must be"),
     ],
 )
 def test_a_malformed_policy_is_refused(changes: dict[str, Any], reason: str) -> None:
