@@ -108,7 +108,8 @@ def init(
             numbers = audited.measured().items()
             notes.append(f"Auditor {audited.key_id} says {audited.claim.result} and measured")
             notes.append(
-                "  " + ", ".join(f"{n} {'nothing' if v is None else format(v, '.4g')}" for n, v in numbers)
+                "  "
+                + ", ".join(f"{n} {'nothing' if v is None else format(float(v), '.4g')}" for n, v in numbers)
             )
     text = policy_template(roles, stated, notes)
     parse_evidence_policy(text.encode())
@@ -166,6 +167,8 @@ def verify_file(
         raise InvalidInput(f"--bundle {bundle}: {kind}")
     rules = None
     if policy is not None:
+        if policy.exists() and not policy.is_file():
+            raise InvalidInput(f"--policy {policy}: is not a regular file")
         text = read_whole(policy, limit=POLICY_LIMIT, what="a policy")
         rules = parse_evidence_policy(text, what=str(policy))
     files = None if model is None else read_manifest(model)

@@ -116,7 +116,7 @@ def _audit_rows(audited: Audited) -> list[Row]:
         (
             "",
             f"freedom {share(freedom.fraction)}, steer {share(freedom.steer)}, fullest step {share(freedom.fullest_step)}, "
-            f"path {share(freedom.path_steer)}, {freedom.moves:,} moves, {share(audited.silenced)} silenced",
+            f"path {share(freedom.path_steer)}, {freedom.moves:,} moves, {share(float(audited.silenced))} silenced",
         )
     )
     begin = claim.beginning
@@ -147,7 +147,7 @@ def _audit_fields(audited: Audited) -> dict[str, object]:
         "steps": claim.steps,
         "drawn": claim.draw is not None,
         "policy": claim.policy,
-        "measured": audited.measured(),
+        "measured": {name: None if v is None else float(v) for name, v in audited.measured().items()},
         "beginning": None if claim.beginning is None else claim.beginning.fields(),
         "unchecked": {"profile": claim.profile},
     }

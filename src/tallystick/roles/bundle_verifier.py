@@ -755,7 +755,7 @@ def _shortfall(audited: Audited, policy: EvidencePolicy, now: int) -> str | None
         if value is None:
             return f"it did not repeat the beginning, and the policy has most_{name} {limit}"
         if value == math.inf or Fraction(value) > limit:
-            return f"{name} {value:.9g} exceeds most_{name} {float(limit):.9g}"
+            return f"{name} {float(value):.9g} exceeds most_{name} {float(limit):.9g}"
     return None if claim.is_whole else _weak_sample(claim, policy)
 
 

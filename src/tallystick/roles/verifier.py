@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Literal
 
 from tallystick.commit.encoding import canonical_json, parse_canonical_json
@@ -122,12 +123,12 @@ class Audited:
     parameters: int  # of the run, by its specification
 
     @property
-    def silenced(self) -> float:
+    def silenced(self) -> Fraction | float:
         """The share of the run's parameters whose gradient was declared to be noise only."""
         silenced = self.claim.freedom.silenced
-        return silenced / self.parameters if self.parameters else (math.inf if silenced else 0.0)
+        return Fraction(silenced, self.parameters) if self.parameters else (math.inf if silenced else 0.0)
 
-    def measured(self) -> dict[str, float | None]:
+    def measured(self) -> dict[str, Fraction | float | None]:
         """Return the numbers that evidence policies limit, by the names they have there; None is not measured."""
         freedom, begin = self.claim.freedom, self.claim.beginning
         return {

@@ -89,7 +89,9 @@ def compare_model(path: Path, weights: str, final_state: str) -> tuple[bool, str
     """
     if path.is_dir():
         found = read_manifest(path).root_digest()
-        return found == weights, f"its files have root digest {found}, the statements say {weights}"
+        if found == weights:
+            return True, f"its files have the root digest that the statements name, {weights}"
+        return False, f"its files have root digest {found}, the statements say {weights}"
     with open_regular(path, "the weights' file", follow=True) as file, storing(f"{path}: cannot be read"):
         found = Manifest({WEIGHTS_FILE: hashlib.file_digest(file, "sha256").hexdigest()}).root_digest()
     if found == weights:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -11,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from tallystick.commit.encoding import canonical_json
 from tallystick.commit.merkle import inclusion_proof, leaf_hash
 from tallystick.commit.merkle import root as merkle_root
+from tallystick.commit.state import Entry, summarise
 from tallystick.errors import InvalidInput
 from tallystick.protocol.attest import (
     AuditClaim,
@@ -38,7 +41,14 @@ from tallystick.protocol.dispute import (
     verify_dispute,
 )
 from tallystick.protocol.envelope import Statement, sign_statement
-from tallystick.protocol.evidence_policy import FORMAT, LIMITS, PINS, EvidencePolicy, parse_evidence_policy
+from tallystick.protocol.evidence_policy import (
+    FORMAT,
+    LIMITS,
+    PINS,
+    EvidencePolicy,
+    parse_evidence_policy,
+    policy_template,
+)
 from tallystick.protocol.game import Claim, Level, apply, open_game
 from tallystick.protocol.model_signature import Manifest, sign_model
 from tallystick.protocol.notes import COSIGNATURE, NOTE, Note, NoteKey, NoteSigner
@@ -46,7 +56,14 @@ from tallystick.protocol.openings import Opening
 from tallystick.protocol.operator_game import Answered, Committed, Handed, Move, Opened, Revealed
 from tallystick.protocol.operators import Objection, OpenedLeaf, OperatorList
 from tallystick.protocol.published import entry_of
-from tallystick.protocol.run_documents import JobRecord, PolicyRecord, RunStatement, Specification, StepRecord
+from tallystick.protocol.run_documents import (
+    JobRecord,
+    PolicyRecord,
+    RunStatement,
+    SiteRecord,
+    Specification,
+    StepRecord,
+)
 from tallystick.protocol.sample import LogPosition, SegmentDraw, announce, draw_segments
 from tallystick.protocol.signed_moves import Terms, claims_of, move_envelope, sign_move
 from tallystick.protocol.signing import SigningKey, ed25519_key, generate_key
@@ -54,7 +71,11 @@ from tallystick.protocol.tlog import LogProof, checkpoint_text, parse_checkpoint
 from tallystick.protocol.trace import PARTIES, Party
 from tallystick.protocol.transcript import Transcript
 from tallystick.protocol.verdict import LogObjection, Verdict
+from tallystick.reports.verification import VerificationPage
 from tallystick.roles.bundle_verifier import CHECKS, verify_bundle
+from tallystick.roles.verifier import Verification
+from tallystick.store.files import STATE_METADATA, weights_pieces
+from tallystick.store.models import weights_manifest
 
 VECTORS = Path(__file__).resolve().parents[3] / "vectors"
 DAY = 86400
@@ -995,3 +1016,289 @@ def test_every_byte_of_a_bundle_matters() -> None:
 def test_the_sample_of_the_fixture_is_half_of_the_segments() -> None:
     assert drawn().announcement.power() == Fraction(5, 6)
     assert isinstance(Bundle(()), Bundle)
+
+
+PROGRAM, DATA = "11" * 32, "22" * 32
+
+
+def ordered(**changes: Any) -> tuple[dict[str, list[Member]], Transcript]:
+    """An honest bundle about a run whose job has data, settings and, by ``changes``, whatever else."""
+    job = JobRecord(**{
+        "path": "jobs/letters.py", "source_digest": PROGRAM, "settings": {"width": "8"}, "dataset_digest": DATA, **changes,
+    })  # fmt: skip
+    transcript = replace(HONEST, specification=replace(HONEST.specification, job=job))
+    identity = RunIdentity(
+        transcript.statement(), transcript.specification.digest().hex(), MODEL.root_digest()
+    )
+    parts = honest()
+    parts["run"] = about(transcript)
+    parts["provenance"] = [provenance(transcript=transcript)]
+    parts["audit"] = [audit(identity=identity)]
+    parts["log"] = log_proofs(transcript.statement().encode())
+    return parts, transcript
+
+
+STATED = {
+    "job": "jobs/letters.py", "program": PROGRAM, "data": DATA, "settings": {"width": "8"}, "seed": 1, "steps": STEPS,
+    "weights": MODEL.root_digest(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "shown"),
+    [
+        ("job", "jobs/other.py", '"jobs/letters.py", the policy asks for "jobs/other.py"'),
+        ("program", DATA, f'"{PROGRAM}", the policy asks for "{DATA}"'),
+        ("data", PROGRAM, f'"{DATA}", the policy asks for "{PROGRAM}"'),
+        ("settings", {"width": "9"}, '"width": "8", the policy asks for "width": "9"'),
+        ("settings", {}, '"width": "8", the policy asks for no settings'),
+        ("seed", 2, "1, the policy asks for 2"),
+        ("steps", STEPS + 1, f"{STEPS}, the policy asks for {STEPS + 1}"),
+        ("weights", "45" * 32, f'"{MODEL.root_digest()}", the policy asks for "{"45" * 32}"'),
+    ],
+)
+def test_a_policy_pins_each_item_that_a_run_states(name: str, other: object, shown: str) -> None:
+    parts, _ = ordered()
+    assert check(parts, policy(**STATED)).verdict == "match"
+    assert check(parts, policy(**{name: STATED[name]})).verdict == "match"
+    found = check(parts, policy(**{**STATED, name: other}))
+    assert (found.verdict, found.failed, found.finding) == ("mismatch", 13, "nothing is accepted")
+    assert found.why == f"{name}: the run states {shown}"
+
+
+def test_data_that_the_run_does_not_state_is_not_the_data_asked_for() -> None:
+    found = check(honest(), policy(data=DATA))
+    assert (found.failed, found.why) == (
+        13, f'data: the run states none, the policy asks for "{DATA}"',
+    )  # fmt: skip
+
+
+def test_what_is_stated_is_told_with_and_without_a_policy_but_not_before_it_was_found_under_the_root() -> (
+    None
+):
+    parts, transcript = ordered()
+    data = make_bundle(m for members in parts.values() for m in members).encode()
+    for rules in (None, policy()):
+        stated = verify_bundle(data, rules, now=NOW).stated
+        assert stated is not None
+        assert stated.fields() == {**STATED, "policy": "fp64", "trainer": TRAINER.public_key.key_id}
+    parts["run"] = [*about(HONEST)[:2], run_member(transcript), about(HONEST)[2]]
+    data = make_bundle(m for members in parts.values() for m in members).encode()
+    assert verify_bundle(data, policy(), now=NOW).stated is None
+
+
+def test_a_provenance_that_tells_its_readers_of_another_job_is_refused() -> None:
+    parts = honest()
+    _, other = ordered(path="jobs/finer.py")
+    made = provenance_statement(other.specification, IDENTITY, at=PUBLISHED, version="0")
+    parts["provenance"] = [statement_member(made, TRAINER)]
+    found = check(parts)
+    assert (found.verdict, found.failed) == ("mismatch", 5)
+    assert "its externalParameters are not those of the specification" in found.why
+
+
+GRADIENT = SiteRecord("gradient", "w", (10, 10), "F32")
+
+
+@pytest.mark.parametrize(
+    ("field", "limit", "inside", "outside"),
+    [
+        ("most_freedom", "0.25", {"fraction": 0.25}, {"fraction": 0.2500001}),
+        ("most_steer", "2", {"largest_steer": 2.0}, {"largest_steer": math.inf}),
+        ("most_steer", "0.5", {"largest_move": 0.5}, {"largest_move": 0.5000001}),
+        ("most_fullest_step", "1", {"fullest_step": 1.0}, {"fullest_step": 1.0000001}),
+        ("most_path_steer", "0.125", {"path_steer": 0.125}, {"path_steer": math.inf}),
+        ("most_moves", 7, {"moves": 7}, {"moves": 8}),
+        ("most_silenced", "0.02", {"silenced": 2}, {"silenced": 3}),
+    ],
+)
+def test_a_policy_limits_each_number_that_an_audit_measured(
+    field: str, limit: object, inside: dict[str, Any], outside: dict[str, Any]
+) -> None:
+    transcript = replace(HONEST, specification=replace(HONEST.specification, sites=(GRADIENT,)))
+    identity = RunIdentity(
+        transcript.statement(), transcript.specification.digest().hex(), MODEL.root_digest()
+    )
+    parts = honest()
+    parts["run"], parts["log"] = about(transcript), log_proofs(transcript.statement().encode())
+    parts["provenance"] = [provenance(transcript=transcript)]
+    rules = policy(**{"most_freedom": None, "most_steer": None, field: limit})
+    parts["audit"] = [audit(identity=identity, freedom=replace(FREEDOM, **inside))]
+    assert check(parts, rules).verdict == "match"
+    parts["audit"] = [audit(identity=identity, freedom=replace(FREEDOM, **outside))]
+    assert check(parts, policy(most_freedom=None, most_steer=None)).verdict == "match"
+    found = check(parts, rules)
+    assert (found.verdict, found.failed) == ("mismatch", 12)
+    assert f"exceeds {field} {float(Fraction(limit)):.9g}" in found.why
+
+
+def test_parameters_that_began_otherwise_are_named_and_limited() -> None:
+    begin = FirstState(100, Uncompared(8, 1, ("model/w",)), Uncompared(4, 1, ("model/buffer/mask",)))
+    parts = honest()
+    parts["audit"] = [audit(beginning=begin)]
+    assert check(parts).verdict == "match"
+    assert check(parts, policy(most_uncompared=12)).verdict == "match"
+    assert "uncompared 12 exceeds most_uncompared 11" in check(parts, policy(most_uncompared=11)).why
+    data = make_bundle(m for members in parts.values() for m in members).encode()
+    page = VerificationPage(verify_bundle(data, policy(), now=NOW))
+    console = Console(width=300)
+    with console.capture() as shown:
+        console.print(page)
+    assert '12 parameters are not, bit for bit, what the job builds; trained: 8 in "model/w"' in shown.get()
+    assert page.fields()["audits"][0]["beginning"]["rounded"]["names"] == ["model/buffer/mask"]
+    # Whoever did not repeat the beginning cannot say.
+    parts["audit"] = [audit(beginning=None)]
+    assert check(parts).verdict == "match"
+    assert "did not repeat the beginning" in check(parts, policy(most_uncompared=10**9)).why
+
+
+@pytest.mark.parametrize(
+    ("beginning", "freedom"),
+    [
+        (replace(FIRST, other=Uncompared(1, 2, ("model/w",))), FREEDOM),
+        (replace(FIRST, other=Uncompared(1, 0, ())), FREEDOM),
+        (replace(FIRST, rounded=Uncompared(-1, 1, ("model/w",))), FREEDOM),
+        (FIRST, replace(FREEDOM, moves=-1)),
+        (FIRST, replace(FREEDOM, fraction=math.nan)),
+        (FIRST, replace(FREEDOM, path_steer=-0.5)),
+    ],
+)
+def test_numbers_that_no_audit_measures_are_malformed(
+    beginning: FirstState, freedom: MeasuredFreedom
+) -> None:
+    parts = honest()
+    parts["audit"] = [audit(beginning=beginning, freedom=freedom)]
+    found = check(parts)
+    assert (found.verdict, found.failed) == ("malformed", 2)
+
+
+def test_what_an_auditor_did_not_accept_is_never_accepted_however_open_the_policy() -> None:
+    nothing = dict.fromkeys(f"most_{name}" for name in LIMITS)
+    for changes in ({}, {"segments": ((0, 8),)}, {"draw": drawn(), "segments": drawn().segments}):
+        parts = honest()
+        parts["audit"] = [audit(result="not_accepted", **changes)]
+        rules = policy(**nothing, coverage={"fraction": "0.000001", "detect": "0.000001"})
+        for found in (check(parts, rules), check(parts, replace(rules, log=None))):
+            assert found.verdict == "mismatch"
+            assert found.finding == "nothing is accepted"
+    parts = honest()
+    keys(SECOND)(parts)
+    parts["audit"].append(audit(SECOND, result="not_accepted"))
+    data = make_bundle(m for members in parts.values() for m in members).encode()
+    quorum = verify_bundle(data, policy(), now=NOW).checks[11]
+    assert f"not counted: {SECOND.public_key.key_id[:16]}..: its result is not_accepted" in quorum.detail
+
+
+def test_free_text_of_signed_documents_is_quoted_escaped_and_labelled() -> None:
+    evil = 'x"\x1b]0;owned\x07\n  finding: accepted\u202e<b>'
+    parts, transcript = ordered(path=evil, settings={evil: evil})
+    identity = RunIdentity(
+        transcript.statement(), transcript.specification.digest().hex(), MODEL.root_digest()
+    )
+    begin = FirstState(1, Uncompared(1, 1, (evil,)), NONE)
+    parts["audit"] = [audit(identity=identity, profile=evil, policy=evil, beginning=begin)]
+    for rules in (None, policy(), policy(job="other", auditor_quorum=1)):
+        data = make_bundle(m for members in parts.values() for m in members).encode()
+        page = VerificationPage(verify_bundle(data, rules, now=NOW))
+        console = Console(width=1000)
+        with console.capture() as shown:
+            console.print(page)
+        text = shown.get()
+        assert not any(c != "\n" and not c.isprintable() for c in text)
+        assert 'x"' not in text
+        assert text.count("\n  finding: accepted") == 0
+        assert 'unchecked, the auditor\'s own words: profile "x\\"\\x1b' in text
+        assert 'job      "x\\"' in text
+
+
+def safetensors_of(entries: list[Entry], metadata: str = "pt") -> bytes:
+    header: dict[str, object] = {"__metadata__": {"format": metadata}}
+    at = 0
+    for entry in entries:
+        header[entry.name] = {
+            "dtype": entry.dtype,
+            "shape": list(entry.shape),
+            "data_offsets": [at, at + len(entry.data)],
+        }
+        at += len(entry.data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + b"".join(bytes(entry.data) for entry in entries)
+
+
+def test_a_file_is_the_result_or_it_is_not(tmp_path: Path) -> None:
+    state = [
+        Entry("document/cursor", "U8", (2,), b"{}"), Entry("model/b", "F32", (1,), bytes(4)),
+        Entry("model/w", "F32", (2,), b"\1" * 8),
+    ]  # fmt: skip
+    weights = [Entry(entry.name[6:], entry.dtype, entry.shape, entry.data) for entry in state[1:]]
+    root, own = summarise(state).root().hex(), weights_manifest(state)
+    records = (*HONEST.records[:-1], replace(HONEST.records[-1], state_root=root))
+    transcript = replace(HONEST, records=records)
+    identity = RunIdentity(transcript.statement(), transcript.specification.digest().hex(), own.root_digest())
+    parts = honest()
+    parts["run"], parts["log"] = about(transcript), log_proofs(transcript.statement().encode())
+    parts["provenance"] = [provenance(transcript=transcript, weights=own.root_digest())]
+    parts["audit"] = [audit(identity=identity)]
+    parts["model"] = [named("model-signature", sign_model(own, "m", OMS))]
+    data = make_bundle(m for members in parts.values() for m in members).encode()
+    path = tmp_path / "any-name.safetensors"
+
+    def ask(content: bytes, rules: EvidencePolicy | None = None) -> Verification:
+        path.write_bytes(content)
+        return verify_bundle(data, rules, now=NOW, file=path)
+
+    exact = b"".join(bytes(piece) for piece in weights_pieces(state))
+    for content, why in (
+        (exact, "byte for byte"),
+        (safetensors_of(weights[::-1], "np"), "in another spelling of the file"),
+        (safetensors_of(state, STATE_METADATA), "committed final state"),
+    ):
+        found = ask(content, policy())
+        assert (found.verdict, found.file and found.file.is_result) == ("match", True)
+        assert found.file is not None and why in found.file.why
+        found = ask(content)  # a stranger's bundle, and no policy: the answer stands, and nothing is accepted
+        assert (found.verdict, found.file and found.file.is_result) == ("unjudged", True)
+    renamed = [replace(weights[0], name="buffer/b"), weights[1]]
+    for content in (
+        exact[:-1], exact[:-1] + b"\2", b"", b"\x80\4.", safetensors_of(renamed), safetensors_of(weights[:1]),
+        safetensors_of([replace(weights[0], dtype="I32"), weights[1]]),
+        safetensors_of([state[0], state[1], replace(state[2], data=bytes(8))], STATE_METADATA),
+    ):  # fmt: skip
+        for rules in (None, policy()):
+            found = ask(content, rules)
+            assert (found.verdict, found.file and found.file.is_result) == ("mismatch", False)
+    parts["keys"] = []
+    broken = make_bundle(m for members in parts.values() for m in members).encode()
+    path.write_bytes(exact)
+    found = verify_bundle(broken, policy(), now=NOW, file=path)
+    assert (found.verdict, found.file and found.file.is_result) == ("mismatch", None)
+
+
+def test_the_template_parses_and_accepts_nothing_until_somebody_says_whom_to_trust() -> None:
+    text = policy_template({})
+    parsed = parse_evidence_policy(text.encode())
+    assert not parsed.pins
+    assert check(honest(), parsed).verdict == "mismatch"
+    parts, _ = ordered()
+    data = make_bundle(m for members in parts.values() for m in members).encode()
+    stated = verify_bundle(data, None, now=NOW).stated
+    assert stated is not None
+    roles = {
+        TRAINER.public_key.key_id: "trainer", OMS.public_key.key_id: "trainer", AUDITOR.public_key.key_id: "auditor",
+    }  # fmt: skip
+    text = policy_template(roles, stated.fields(), ["a note"])
+    parsed = parse_evidence_policy(text.encode())
+    assert parsed.pins == STATED
+    assert check(parts, parsed, now=NOW).verdict == "match"
+    for name in json.loads(
+        "\n".join(line for line in text.split("\n") if not line.lstrip().startswith("//"))
+    ):
+        assert text.count(f'  "{name}": ') == 1
+
+
+def test_a_comment_in_a_policy_is_a_line_of_its_own() -> None:
+    data = policy_json(job="// not a comment")
+    assert parse_evidence_policy(b"// one\n   // two\n" + data).pins == {"job": "// not a comment"}
+    with pytest.raises(InvalidInput, match="not JSON"):
+        parse_evidence_policy(data + b" // behind")
