@@ -34,6 +34,7 @@ from tallystick.reports.chart import (
 )
 from tallystick.reports.layout import printable, share
 from tallystick.reports.run import RunReport
+from tallystick.roles.verifier import quoted
 from tallystick.store.files import RunDirectory
 
 LIMIT = 1 << 25  # bytes of an audit's or a dispute's JSON
@@ -467,7 +468,7 @@ def _dispute(given: dict[str, Any], name: str, steps: int) -> dict[str, Any]:
         "standing": "bad" if loser not in ("", "none") else ("good" if outcome == "agreement" else "unsure"),
         "outcome": outcome,
         "word": _word(outcome),
-        "reason": _text(given.get("reason"), 2000),
+        "reason": quoted(str(given.get("reason", "")), most=2000),
         "rounds": rounds,
         "tree": tree_svg("Rounds of the bisection", levels, ruling) if levels else "",
         "others": [(key, text) for key, text in others if text][:LISTED],

@@ -34,6 +34,7 @@ from tallystick.protocol.trace import Ruling
 from tallystick.protocol.transcript import Transcript
 from tallystick.protocol.verdict import LogObjection
 from tallystick.roles.auditor import Replay, adopting, find_noisy_sites, is_excused, violations_of
+from tallystick.roles.verifier import quoted
 from tallystick.store.files import RunDirectory
 
 State = Mapping[str, Entry]
@@ -86,7 +87,7 @@ def rule_on_log(
         return LogRuling(Ruling("trainer", reason), "fault")
     if objection.site in {doubt.removeprefix(f"step {step}: ") for doubt in tape.doubts}:
         return _nobody(f"step {step}: {objection.site} lies too near a rule's limit to tell who is right")
-    reason = f"step {step}: the auditor objects to {objection.site}, and nothing there comes near to breaking a rule"
+    reason = f"step {step}: the auditor objects to {quoted(objection.site)}, and nothing there comes near to breaking a rule"
     return LogRuling(Ruling("auditor", reason), "fault")
 
 

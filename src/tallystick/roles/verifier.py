@@ -252,10 +252,10 @@ def _verify_dispute(data: bytes, root: bytes, keys: Mapping[Party, PublicKey]) -
     return found
 
 
-def quoted(text: str) -> str:
-    """Return somebody's free text as what it is: in quotation marks, on one line, escaped and cut."""
+def quoted(text: str, most: int = MOST_WORDS) -> str:
+    """Return somebody's free text as what it is: in quotation marks, on one line, escaped and cut to ``most`` characters."""
     escaped = text.encode("unicode_escape").decode().replace('"', '\\"')
-    return f'"{escaped if len(escaped) <= MOST_WORDS else escaped[:MOST_WORDS] + ".."}"'
+    return f'"{escaped if len(escaped) <= most else escaped[:most] + ".."}"'
 
 
 def _work_through(found: Verification, checks: list[tuple[str, Callable[[], str]]]) -> None:

@@ -133,6 +133,58 @@ def test_no_policy_other_weights_and_a_changed_byte_are_not_accepted(
     assert tally("verify", evidence["bundle"], "--policy", evidence["policy"]).code == 1
 
 
+def test_the_downloader_asks_whether_a_file_is_the_result(tally, evidence: dict[str, Path]) -> None:
+    weights, bundle, rules = evidence["model"] / "model.safetensors", evidence["bundle"], evidence["policy"]
+    answer = tally("verify", weights, "--bundle", bundle, "--policy", rules, "--json")
+    fields = json.loads(answer.out)
+    assert (answer.code, fields["verdict"], fields["file"]["is_result"]) == (0, "match", True)
+    stated = fields["stated"]
+    assert ("tiny" in stated["job"], stated["policy"], stated["steps"]) == (True, "fp32", 6)
+    measured = fields["audits"][0]["measured"]
+    assert (measured["uncompared"], measured["silenced"] <= 1.0) == (0, True)
+    answer = tally("verify", weights, "--bundle", bundle)
+    assert (answer.code, "yes, this is the result" in answer.out) == (3, True)
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    answer = tally("verify", weights, "--bundle", bundle, "--policy", rules)
+    assert (answer.code, "NO, this is not the result" in answer.out) == (1, True)
+    for given in (weights, evidence["audit"], evidence["model"] / "model.sig", rules):
+        answer = tally("verify", given)
+        assert answer.code == 2
+        assert "malformed" not in answer.err
+        assert "`tally verify" in answer.err
+
+
+def test_a_policy_is_begun_from_a_bundle_and_pins_what_it_states(
+    tally, evidence: dict[str, Path], tmp_path: Path
+) -> None:
+    written, bundle = tmp_path / "begun.json", evidence["bundle"]
+    keys = [
+        ("--trainer", tmp_path / "trainer.pub"),
+        ("--trainer", tmp_path / "model.pub"),
+        ("--auditor", tmp_path / "auditor.pub"),
+    ]
+    arguments = [text for pair in keys for text in pair]
+    assert tally("policy", "init", *arguments, "--bundle", bundle, "--out", written).code == 0
+    assert tally("verify", bundle, "--policy", written).code == 0
+    assert "is not overwritten" in tally("policy", "init", "--out", written).err
+    text = written.read_text()
+    for field, stated, other in (("steps", "6", "7"), ("seed", "0", "1")):
+        assert f'"{field}": {stated},' in text
+        written.write_text(text.replace(f'"{field}": {stated},', f'"{field}": {other},'))
+        answer = tally("verify", bundle, "--policy", written)
+        assert answer.code == 1
+        assert f"{field}: the run states {stated}, the policy asks for {other}" in " ".join(
+            answer.out.split()
+        )
+    answer = tally(
+        "policy", "init", "--trainer", tmp_path / "trainer.pub", "--judge", tmp_path / "trainer.pub"
+    )
+    assert (answer.code, "one party, one role" in answer.err) == (2, True)
+    assert tally("policy", "init", "--bundle", evidence["audit"]).code == 2
+
+
 def test_wrong_arguments_are_refused(
     tally, evidence: dict[str, Path], recorded: Path, tmp_path: Path
 ) -> None:

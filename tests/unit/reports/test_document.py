@@ -152,7 +152,7 @@ def test_audits_divergence_and_dispute_are_shown(run: RunDirectory, tmp_path: Pa
     must_be_inert(reader)
     for text in (
         "mismatch", "another learning rate", "0x1.8000000000000p+0 (1.5)", "12 of 100 elements differ",
-        "the trainer loses, at step 4",
+        "the trainer loses, at step 4", 'Unchecked, the verdict\'s own words: "step 4: wrong"',
         "at 3: aa = aa", "agreed at 4, differ at 6", "steps: 3 to 6", "2 to 3", "The judge repeated one step", "a note",
     ):  # fmt: skip
         assert text in reader.text
