@@ -86,7 +86,7 @@ def init(
             key_id = load_public_key(file).key_id
             if roles.setdefault(key_id, role) != role:
                 raise InvalidInput(
-                    f"{file}: is the key of a {roles[key_id]} and of a {role}; one party, one role"
+                    f"{file}: is given as {roles[key_id]} and as {role}; one party, one role"
                 )
     notes: list[str] = []
     stated = None
