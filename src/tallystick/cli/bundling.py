@@ -85,9 +85,7 @@ def init(
         for file in files or []:
             key_id = load_public_key(file).key_id
             if roles.setdefault(key_id, role) != role:
-                raise InvalidInput(
-                    f"{file}: is given as {roles[key_id]} and as {role}; one party, one role"
-                )
+                raise InvalidInput(f"{file}: is given as {roles[key_id]} and as {role}; one party, one role")
     notes: list[str] = []
     stated = None
     if bundle is not None:
