@@ -1,7 +1,8 @@
 """A run directory: the documents of one run as files, crash-safe (spec/transcript.md 6).
 
     specification.json            what was ordered; written once, first
-    job.py                        the job's source as its digest names it; for people, never executed
+    program/helper.py             the files that the run's code came from, as the specification names them; for people to
+                                  read, never executed
     steps.jsonl                   one record a line, appended
     logs/000000.tlog              frames of the steps from there to the next checkpoint, back to back
     checkpoints/000020.safetensors  the whole state after 20 steps
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import stat
@@ -214,6 +216,11 @@ class RunDirectory:
         """Where an auditor's claim holds its objection to the trainer's log, if it has one."""
         return self.path / "objection.json"
 
+    @property
+    def program_path(self) -> Path:
+        """Where the files of the run's program lie."""
+        return self.path / "program"
+
     def checkpoint_path(self, steps_done: int) -> Path:
         """Where the state after ``steps_done`` steps lies."""
         return self.path / "checkpoints" / f"{steps_done:06d}.safetensors"
@@ -268,6 +275,11 @@ class RunDirectory:
         """Write a whole document so that it is there completely or not at all."""
         write_whole(path, data)
 
+    def write_program(self, contents: Mapping[str, bytes]) -> None:
+        """Write the files of the run's program by their names, which ``ProgramFile`` has checked."""
+        for name, data in contents.items():
+            write_whole(self.program_path / name, data)
+
     def write_checkpoint(
         self, steps_done: int, entries: list[Entry], *, each: Callable[[Entry], Entry] | None = None
     ) -> None:
@@ -308,7 +320,7 @@ class RunDirectory:
         with storing(f"{self.path}: cannot be resumed"):
             self._remove_parts()
             if not self.specification_path.exists():
-                stray = [p for p in self.path.iterdir() if p.name not in ("logs", "checkpoints", "job.py")]
+                stray = [p for p in self.path.iterdir() if p.name not in ("logs", "checkpoints", "program")]
                 if stray:
                     raise InvalidInput(
                         f"{self.path}: holds {stray[0].name} and no specification; this is not a run"
@@ -424,6 +436,27 @@ class RunDirectory:
         data = _read(self.statement_path, "the run is not finished", STATEMENT_LIMIT)
         parse_run_statement(data)
         return data
+
+    def load_program(self) -> dict[str, bytes]:
+        """Return the files of the run's program by name, as they lie here, checked against the specification.
+
+        Raises:
+            InvalidInput: one is missing, no regular file behind no link, or longer than stated.
+            Mismatch: one has another digest.
+        """
+        found: dict[str, bytes] = {}
+        for file in self.load_specification().job.program.files:
+            *folders, last = file.name.split("/")
+            place = self.program_path
+            for folder in ("", *folders):
+                place = place / folder if folder else place
+                if place.is_symlink():
+                    raise InvalidInput(f"{place}: is a link; a run's program is read through none")
+            data = _read(place / last, "a run carries its program", file.size, folder=True)
+            if (own := hashlib.sha256(data).hexdigest()) != file.sha256:
+                raise Mismatch(f"program/{file.name}: SHA-256 is {own}, the specification says {file.sha256}")
+            found[file.name] = data
+        return found
 
     def load_objection(self) -> LogObjection | None:
         """Return the objection to the trainer's log that this claim holds, or None if it holds none.
