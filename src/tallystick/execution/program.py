@@ -11,7 +11,6 @@ import ast
 import functools
 import hashlib
 import importlib.metadata
-import importlib.util
 import os
 import site
 import stat
@@ -274,10 +273,7 @@ def locate(name: str, root: Path | None = None) -> Path | None:
         if count == 1 and root is not None:
             spec = PathFinder.find_spec(full, [str(root)])
         if spec is None or spec.origin is None:
-            try:
-                own = importlib.util.find_spec(full) if count == 1 else PathFinder.find_spec(full, places)
-            except (ImportError, ValueError):
-                own = None
+            own = _found(full) if count == 1 else PathFinder.find_spec(full, places)
             spec = own if own is not None else spec
         if spec is None:
             return None
@@ -317,6 +313,12 @@ def _document_name(module: str, file: Path) -> str:
         return "/".join([*parts, file.name])
     suffix = next((s for s in (".py", *EXTENSION_SUFFIXES, ".pyc") if file.name.endswith(s)), file.suffix)
     return "/".join(parts) + suffix
+
+
+def _found(name: str) -> ModuleSpec | None:
+    """Return how a top-level name would be imported were it not, and no program active."""
+    specs = (finder.find_spec(name, None) for finder in sys.meta_path if finder is not _FINDER)
+    return next((spec for spec in specs if spec is not None), None)
 
 
 @functools.cache

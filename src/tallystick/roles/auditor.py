@@ -20,7 +20,7 @@ import numpy as np
 
 from tallystick.commit.encoding import hex_float, parse_hex_float
 from tallystick.commit.state import Entry, summarise
-from tallystick.errors import InvalidInput, Mismatch, Nondeterminism, OtherProgram
+from tallystick.errors import EditedOutside, InvalidInput, Mismatch, Nondeterminism, OtherProgram
 from tallystick.execution.calibrate import SiteNoise, calibrate
 from tallystick.execution.determinism import environment_versions
 from tallystick.execution.follow_tape import FollowTape, Violation
@@ -391,6 +391,13 @@ def _audit_segment(
         record = transcript.record(step)
         try:
             outcome, tape = replay.follow(record, frames[step])
+        except EditedOutside as problem:  # the job's own doing, whoever recorded it
+            acceptance.discard()
+            result.verdict = "cannot_reproduce"
+            result.deviations.append(
+                Deviation(step, result.verdict, PROGRAM, None, str(problem), "a run of this job")
+            )
+            return result
         except (InvalidInput, Nondeterminism) as problem:
             result.deviations.append(
                 Deviation(step, "log_violation", "log", None, str(problem), "a valid log")

@@ -199,7 +199,11 @@ def test_no_path_in_a_run_directory_is_ever_executed(
         "innocent/program/tiny.py", "tiny.py", "/no/such/job.py", "no_such_module", "..", "",
     ):  # fmt: skip
         restate(run, path=str(path))
-        for command in (("audit", run), ("audit", run, "--claim", tmp_path / "claim"), ("dispute", run, recorded)):
+        for command in (
+            ("audit", run),
+            ("audit", run, "--claim", tmp_path / "claim"),
+            ("dispute", run, recorded),
+        ):
             answer = tally(*command, unasked=True)
 
             assert answer.code == 2
@@ -356,7 +360,7 @@ def test_a_claim_with_another_source_cannot_be_made(tally, recorded: Path, job: 
     answer = tally("audit", recorded, "--claim", tmp_path / "claim", "--job", other)
 
     assert answer.code == 3
-    assert "this machine cannot repeat the job: job source" in answer.err
+    assert "this machine cannot repeat the job: program file tiny.py" in answer.err
 
 
 def test_runs_of_two_orders_have_no_dispute(tally, recorded: Path, job: Path, tmp_path: Path) -> None:
