@@ -6,8 +6,9 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -137,7 +138,7 @@ def test_a_module_that_the_run_does_not_state_is_not_executed(run: RunDirectory,
     here = Path(shutil.copytree(run.path, tmp_path / "run"))
     text = FILES["helper.py"] + "import trap\n"
     directory = RunDirectory(here)
-    restate(directory, **{"helper.py": text})
+    restate(directory, changes={"helper.py": text})
     (here / "program" / "helper.py").write_text(text)
     (here / "program" / "trap.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
 
@@ -148,7 +149,11 @@ def test_a_module_that_the_run_does_not_state_is_not_executed(run: RunDirectory,
     assert not (tmp_path / "ran").exists()
 
 
-def restate(run: RunDirectory, versions: dict[str, str] | None = None, **changes: str) -> None:
+def restate(
+    run: RunDirectory,
+    versions: Mapping[str, str] | None = None,
+    changes: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Commit to other files, or versions, in a run's specification, and let its statement fit."""
     import hashlib
     from dataclasses import replace

@@ -174,7 +174,7 @@ def audit(
 
     Raises:
         InvalidInput: a document is malformed, or ``steps`` are not two committed checkpoints.
-        Mismatch: the documents contradict each other.
+        Mismatch: the documents contradict each other, or the program's files that are carried are not those committed to.
     """
     transcript = directory.load_transcript()
     report = AuditReport(str(directory.path), profile, sample=sample)
@@ -187,6 +187,8 @@ def audit(
     else:
         segments = list(sample.segments)
     specification = transcript.specification
+    if os.path.lexists(directory.program_path):
+        directory.load_program()
     other = program_deviations(source.program.compare_before(specification.job.program))
     replay = other[0] if other else open_replay(specification, source, jitter=jitter, device=device)
     if isinstance(replay, Deviation):

@@ -138,6 +138,7 @@ def open_regular(path: Path, needed: str, *, folder: bool = False, follow: bool 
         InvalidInput: it is not there, or it or its directory is a link, a device, a pipe or a directory.
         StoreError: it cannot be read.
     """
+    shown = _shown(path, folder=folder)
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     try:
         if folder:
@@ -149,17 +150,22 @@ def open_regular(path: Path, needed: str, *, folder: bool = False, follow: bool 
         else:
             descriptor = os.open(path, flags)
     except FileNotFoundError:
-        raise InvalidInput(f"{path}: not found; {needed}") from None
+        raise InvalidInput(f"{shown}: not found; {needed}") from None
     except OSError as problem:
         if problem.errno in (errno.ELOOP, errno.ENXIO, errno.ENOTDIR):
             raise InvalidInput(
-                f"{path}: is not a regular file; links, pipes and devices are not followed"
+                f"{shown}: is not a regular file; links, pipes and devices are not followed"
             ) from None
-        raise StoreError(f"{path}: cannot be read ({problem.strerror})") from problem
+        raise StoreError(f"{shown}: cannot be read ({problem.strerror})") from problem
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise InvalidInput(f"{path}: is not a regular file; links, pipes and devices are not followed")
+        raise InvalidInput(f"{shown}: is not a regular file; links, pipes and devices are not followed")
     return os.fdopen(descriptor, "rb")
+
+
+def _shown(path: Path, *, folder: bool) -> str:
+    """Return how messages name a file; what lies in a run's folders without the run's path, as verdicts quote these."""
+    return f"{path.parent.name}/{path.name}" if folder else str(path)
 
 
 def _read(
@@ -171,21 +177,22 @@ def _read(
         InvalidInput: it is no regular file, longer than ``limit``, hardly on the disk at all, or grows.
         StoreError: it cannot be read.
     """
+    shown = _shown(path, folder=folder)
     with open_regular(path, needed, folder=folder, follow=follow) as file:
         found = os.fstat(file.fileno())
         if limit is not None and found.st_size > limit:
-            raise InvalidInput(f"{path}: has {found.st_size} bytes, at most {limit} are allowed")
+            raise InvalidInput(f"{shown}: has {found.st_size} bytes, at most {limit} are allowed")
         if found.st_size > FRAME_LIMIT and found.st_size > SPARSEST_FILE * 512 * found.st_blocks:
             raise InvalidInput(
-                f"{path}: claims {found.st_size} bytes and has {512 * found.st_blocks} on the disk; it is not read"
+                f"{shown}: claims {found.st_size} bytes and has {512 * found.st_blocks} on the disk; it is not read"
             )
         try:
             data = file.read(found.st_size + 1)
         except OSError as problem:
-            raise StoreError(f"{path}: cannot be read ({problem.strerror})") from problem
+            raise StoreError(f"{shown}: cannot be read ({problem.strerror})") from problem
     if len(data) > found.st_size:
         raise InvalidInput(
-            f"{path}: has more than the {found.st_size} bytes it said; it grows while it is read"
+            f"{shown}: has more than the {found.st_size} bytes it said; it grows while it is read"
         )
     return data
 
