@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import tallystick
-from tallystick.errors import InvalidInput, Nondeterminism, ProtocolViolation
+from tallystick.errors import InvalidInput, Nondeterminism, OtherProgram, ProtocolViolation
 from tallystick.execution.determinism import parse_profile
 from tallystick.integrations import recorder as module
 from tallystick.roles.auditor import AuditReport
@@ -236,7 +236,9 @@ def test_another_program_may_not_follow(tmp_path: Path) -> None:
     other = tmp_path / "other.py"
     other.write_text("print('another program')\n")
 
-    with pytest.raises(InvalidInput, match="its digest is"):
+    with pytest.raises(
+        OtherProgram, match=r"the run was recorded from another one: program file test_recorder.py is"
+    ):
         tallystick.Follower(path, program=other)
 
 

@@ -85,15 +85,15 @@ def _compare(
         return explain_states(own.load_checkpoint(after), stated.load_checkpoint(after), names)
     from tallystick.roles.explain import explain_runs
 
-    source = _source(job, own, (first, second)) if effort > 0 else None
+    source = _source(job, own) if effort > 0 else None
     with TrialDisplay("looking for the cause") as display:
         return explain_runs(own, stated, source, device=device, seconds=effort, tell=display)
 
 
-def _source(job: str | None, own: RunDirectory, runs: tuple[Path, Path]) -> JobSource | None:
-    """Return the job's source; None, having said so, where only the specification names it and it is not at hand."""
+def _source(job: str | None, own: RunDirectory) -> JobSource | None:
+    """Return the job's source; None, having said so, where only the specification names it and it is no shipped one."""
     try:
-        return choose_source(job, own.load_specification().job.path, runs)
+        return choose_source(job, own.load_specification().job.path)
     except InvalidInput as problem:
         if job is not None:
             raise

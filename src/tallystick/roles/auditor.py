@@ -20,19 +20,21 @@ import numpy as np
 
 from tallystick.commit.encoding import hex_float, parse_hex_float
 from tallystick.commit.state import Entry, summarise
-from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
+from tallystick.errors import EditedOutside, InvalidInput, Mismatch, Nondeterminism, OtherProgram
 from tallystick.execution.calibrate import SiteNoise, calibrate
 from tallystick.execution.determinism import environment_versions
 from tallystick.execution.follow_tape import FollowTape, Violation
 from tallystick.execution.freedom import Excess, Freedom
 from tallystick.execution.grids import is_noise_only
 from tallystick.execution.job import Job, JobSource
+from tallystick.execution.program import verify_program
 from tallystick.execution.session import Session
 from tallystick.execution.snapshot import copied_state, load_state, state_entries
 from tallystick.execution.step import StepOutcome, backward_of, run_step
 from tallystick.numerics.grid_table import SiteGrid
 from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import policy_of
+from tallystick.protocol.program import ProgramDifference
 from tallystick.protocol.run_documents import Specification, StepRecord
 from tallystick.protocol.sample import SegmentDraw
 from tallystick.protocol.transcript import Transcript, check_fingerprint
@@ -58,6 +60,7 @@ MOST_NOISE = (
     8.0  # times the way that training carried a tensor: what noise above the bands may do to it at most
 )
 BEGINNING = "first state"
+PROGRAM = "program"
 EVERYTHING = "everything"
 SCHEDULE_TOLERANCE = (
     2.0**-36
@@ -171,7 +174,7 @@ def audit(
 
     Raises:
         InvalidInput: a document is malformed, or ``steps`` are not two committed checkpoints.
-        Mismatch: the documents contradict each other.
+        Mismatch: the documents contradict each other, or the program's files that are carried are not those committed to.
     """
     transcript = directory.load_transcript()
     report = AuditReport(str(directory.path), profile, sample=sample)
@@ -183,17 +186,26 @@ def audit(
         )
     else:
         segments = list(sample.segments)
-    replay = open_replay(transcript.specification, source, jitter=jitter, device=device)
+    specification = transcript.specification
+    if os.path.lexists(directory.program_path):
+        directory.load_program()
+    other = program_deviations(source.program.compare_before(specification.job.program))
+    replay = other[0] if other else open_replay(specification, source, jitter=jitter, device=device)
     if isinstance(replay, Deviation):
-        report.segments = [SegmentResult(a, b, "cannot_reproduce", [replay]) for a, b in segments]
+        found = other or [replay]
+        report.segments = [SegmentResult(a, b, "cannot_reproduce", list(found)) for a, b in segments]
         return report
-    report.environment = environment_differences(transcript.specification)
+    report.environment = environment_differences(specification)
     replay.acceptance = Acceptance(limits or Limits(), report.freedom)
     try:
         for start, end in segments:
             report.segments.append(
                 _audit_segment(replay, directory, transcript, start, end, report, progress)
             )
+        verify_program(source.program, specification.job.program)
+    except OtherProgram as problem:  # whatever was found before, other code may have found
+        cause = _uncommitted(problem)
+        report.segments = [SegmentResult(a, b, "cannot_reproduce", [cause]) for a, b in segments]
     finally:
         replay.session.close()
     return report
@@ -267,9 +279,27 @@ def open_replay(
         InvalidInput: the specification states a policy that does not exist.
     """
     policy_of(specification.policy.name, specification.policy.parameters)
-    if source.digest != specification.job.source_digest:
-        return _cannot("job source", source.digest, specification.job.source_digest)
-    return open_program(specification, source, jitter=jitter, device=device)
+    stated, program = specification.job.program, source.program
+    if other := program_deviations(program.compare_before(stated)):
+        return other[0]
+    program.allowed = stated
+    try:
+        opened = open_program(specification, source, jitter=jitter, device=device)
+        if isinstance(opened, Replay) and (other := program_deviations(program.compare_loaded(stated))):
+            opened.session.close()
+            return other[0]
+    except OtherProgram as problem:
+        return _uncommitted(problem)
+    return opened
+
+
+def program_deviations(found: Iterable[ProgramDifference]) -> list[Deviation]:
+    """Return in which files and distributions this party's program differs: it can say nothing about the run."""
+    return [Deviation(0, "cannot_reproduce", each.subject, None, each.own, each.stated) for each in found]
+
+
+def _uncommitted(problem: OtherProgram) -> Deviation:
+    return Deviation(0, "cannot_reproduce", PROGRAM, None, str(problem), "committed to as a whole")
 
 
 def open_program(
@@ -363,6 +393,13 @@ def _audit_segment(
         record = transcript.record(step)
         try:
             outcome, tape = replay.follow(record, frames[step])
+        except EditedOutside as problem:  # the job's own doing, whoever recorded it
+            acceptance.discard()
+            result.verdict = "cannot_reproduce"
+            result.deviations.append(
+                Deviation(step, result.verdict, PROGRAM, None, str(problem), "a run of this job")
+            )
+            return result
         except (InvalidInput, Nondeterminism) as problem:
             result.deviations.append(
                 Deviation(step, "log_violation", "log", None, str(problem), "a valid log")

@@ -461,7 +461,7 @@ def choice_of(order: Order, surveys: Sequence[Survey], proposal: Proposal) -> Ca
     return CalibrationChoice(
         policy=proposal.policy.name,
         parameters=proposal.chosen(),
-        job=order.source.path,
+        job=order.source.name,
         source_digest=order.source.digest,
         settings=dict(order.settings),
         seed=order.seed,

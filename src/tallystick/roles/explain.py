@@ -13,6 +13,7 @@ from tallystick.execution.operations import Watch
 from tallystick.execution.snapshot import load_state
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Kind, SiteAddress, decode_frame
+from tallystick.protocol.program import compare_programs
 from tallystick.protocol.run_documents import Specification, StepRecord
 from tallystick.protocol.transcript import Transcript
 from tallystick.roles.auditor import AuditReport, Deviation, Replay, SegmentResult, open_replay
@@ -146,6 +147,8 @@ def specification_differences(own: Specification, stated: Specification) -> dict
     pairs: dict[str, tuple[str, str]] = {}
     for name in ("seed", "steps", "checkpoint_every", "accumulation", "world_size"):
         pairs[name] = (str(getattr(own, name)), str(getattr(stated, name)))
+    programs = compare_programs(own.job.program, stated.job.program)
+    pairs |= {each.subject: (each.own, each.stated) for each in programs}
     pairs["job source"] = (own.job.source_digest, stated.job.source_digest)
     pairs["dataset"] = (str(own.job.dataset_digest), str(stated.job.dataset_digest))
     pairs["policy"] = (own.policy.name, stated.policy.name)

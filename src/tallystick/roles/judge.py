@@ -30,6 +30,7 @@ from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
 from tallystick.execution.follow_tape import FollowTape
 from tallystick.execution.hashing import leaf_hashes
 from tallystick.execution.job import JobSource
+from tallystick.execution.program import verify_program
 from tallystick.execution.snapshot import copied_state, held_state, load_state, state_entries
 from tallystick.execution.step import StepOutcome, batch_digest, run_step
 from tallystick.execution.trace import StepTrace, trace_step
@@ -134,7 +135,7 @@ def defend_with(source: JobSource) -> Defence:
         opened = open_program(specification, source)
         if isinstance(opened, Deviation):
             raise InvalidInput(
-                f"the trainer's program {source.path}: {opened.subject} is {opened.own}.., the order has {opened.stated}.."
+                f"the trainer's program {source.path}: {opened.subject} is {opened.own}, the order has {opened.stated}"
             )
         return opened
 
@@ -167,7 +168,8 @@ def dispute(
     Raises:
         InvalidInput: a document is malformed, or the two runs are not of one specification.
         Mismatch: one side's documents contradict each other.
-        Nondeterminism: this machine cannot repeat the job.
+        Nondeterminism: this machine cannot repeat the job, or has another program: nobody is convicted.
+        OtherProgram: the job imported something on the way that the run does not state: nobody either.
     """
     ours, theirs = trainer.load_transcript(), auditor.load_transcript()
     if ours.specification.encode() != theirs.specification.encode():
@@ -177,12 +179,14 @@ def dispute(
     replay = open_replay(ours.specification, source)
     if isinstance(replay, Deviation):
         raise Nondeterminism(
-            f"this machine cannot repeat the job: {replay.subject} is {replay.own}.., the run has {replay.stated}.."
+            f"this machine cannot repeat the job: {replay.subject} is {replay.own}, the run has {replay.stated}"
         )
     own = replay if defence is None else defence(ours.specification)
     try:
         hands = signers or {}, asked or {}
-        return _play(trainer, ours, auditor, theirs, replay, own, level, objection, *hands)
+        result = _play(trainer, ours, auditor, theirs, replay, own, level, objection, *hands)
+        verify_program(source.program, ours.specification.job.program)
+        return result
     finally:
         replay.session.close()
         if own is not replay:

@@ -70,7 +70,7 @@ def record_at(step: int) -> StepRecord:
 
 def write_begin(run: RunDirectory) -> None:
     run.write_checkpoint(0, entries_at(0))
-    run.write_document(run.path / "job.py", b"x = 1\n")
+    run.write_program({"job.py": b"x = 1\n"})
     run.write_document(run.specification_path, SPECIFICATION.encode())
 
 
@@ -114,10 +114,10 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
         "checkpoints/000003.safetensors",
         "checkpoints/000006.safetensors",
         "checkpoints/000008.safetensors",
-        "job.py",
         "logs/000000.tlog",
         "logs/000003.tlog",
         "logs/000006.tlog",
+        "program/job.py",
         "run.json",
         "specification.json",
         "steps.jsonl",
@@ -381,7 +381,7 @@ def refusals(run: RunDirectory) -> list[str]:
     found: list[str] = []
     for act in (
         RunDirectory(run.path / "new").create,
-        lambda: run.write_document(run.path / "job.py", b"other"),
+        lambda: run.write_program({"job.py": b"other"}),
         lambda: run.write_checkpoint(9, []),
         lambda: run.append_step(3, b"frame", record_at(4), durable=False),
         run.cut_back,
