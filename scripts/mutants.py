@@ -10,7 +10,9 @@ unbroken copy. What survives, does not even import, or runs too long is listed, 
 from __future__ import annotations
 
 import argparse
+import compileall
 import os
+import py_compile
 import queue
 import shutil
 import subprocess
@@ -92,8 +94,9 @@ def read_table(path: Path = TABLE) -> list[Mutant]:
     for entry in tomllib.loads(path.read_text(encoding="utf-8"))["mutant"]:
         if not entry.keys() >= KEYS or entry.keys() - KEYS - {"within"}:
             raise ValueError(f"{path.name}: an entry has {sorted(entry)}, must have {sorted(KEYS)}")
-        words = [str(entry.get(key, "")) for key in ("name", "file", "line", "becomes")]
-        found.append(Mutant(*words, tuple(map(str, entry["tests"])), str(entry.get("within", ""))))
+        tests = tuple(map(str, entry["tests"]))
+        name, file, line, becomes = (str(entry[key]) for key in ("name", "file", "line", "becomes"))
+        found.append(Mutant(name, file, line, becomes, tests, str(entry.get("within", ""))))
     names = [mutant.name for mutant in found]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"{path.name}: named twice: {', '.join(sorted(twice))}")
@@ -135,7 +138,7 @@ class Copy:
         environment: Mapping[str, str] = {
             **os.environ,
             "PYTHONPATH": str(self.place / "src"),
-            "PYTHONDONTWRITEBYTECODE": "1",  # a stale one would hide a mutant written within the same second
+            "PYTHONDONTWRITEBYTECODE": "1",
             "OMP_NUM_THREADS": "1",
             "CI": "1",  # hypothesis repeats itself
         }
@@ -168,6 +171,8 @@ class Copy:
 def copied(place: Path) -> Copy:
     """Return a copy of src under ``place``, which the tests import in place of the installed package."""
     shutil.copytree(ROOT / "src", place / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    # Compiled code that goes by the source's digest: one that goes by its time would hide a mutant of the same second.
+    compileall.compile_dir(place / "src", quiet=2, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH)
     found = subprocess.run(
         [sys.executable, "-c", "import tallystick; print(tallystick.__file__)"],
         env={**os.environ, "PYTHONPATH": str(place / "src"), "PYTHONDONTWRITEBYTECODE": "1"},

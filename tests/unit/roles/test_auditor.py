@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,17 @@ import pytest
 
 from tallystick.commit.encoding import hex_float
 from tallystick.commit.state import Entry
+from tallystick.execution.calibrate import Calibration, SiteNoise
 from tallystick.execution.follow_tape import Violation
 from tallystick.execution.freedom import Excess
+from tallystick.execution.grids import site_grid
 from tallystick.execution.step import StepOutcome
+from tallystick.numerics.grid_table import GridTable
+from tallystick.numerics.log import Kind
+from tallystick.numerics.policy import FP32
 from tallystick.protocol.run_documents import StepRecord
 from tallystick.protocol.transcript import state_fingerprint
+from tallystick.roles import auditor
 from tallystick.roles.auditor import (
     MOST_NOISE,
     AuditReport,
@@ -174,3 +181,21 @@ def test_a_limit_that_a_log_exceeds_is_neither_match_nor_accusation() -> None:
     assert (result.verdict, result.deviations) == ("match", [])
     accept(result, [(2, Excess("roundings moved so far", "3 at most", "4"))])
     assert (result.verdict, result.first_step) == ("not_accepted", 2)
+
+
+def test_noise_is_to_blame_from_the_declared_band_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under fp32 twice what is measured here is taken for possible, docs/adr/0025."""
+    place, band = (Kind.GRADIENT, 0), 2.0**-10
+    table = GridTable({place: site_grid(FP32, Kind.GRADIENT, -10, np.zeros(1, dtype=np.int64))})
+    session: Any = SimpleNamespace(
+        policy=FP32, seed=1, follow_tape=lambda frame: SimpleNamespace(table=table), site_name=lambda place: "gradient w"
+    )
+    replay: Any = SimpleNamespace(session=session, job=None)
+    transcript: Any = None
+    for name in ("load_state", "backward_of"):
+        monkeypatch.setattr(auditor, name, lambda *given: None)
+    for relative, noisy in ((band / 2, False), (band / 2 * 1.001, True)):
+        noise = SiteNoise(relative, np.zeros(1, dtype=np.int64), 1.0, relative)
+        monkeypatch.setattr(auditor, "calibrate", lambda *given, noise=noise, **more: Calibration({place: noise}))
+        found = auditor.find_noisy_sites(replay, transcript, 3, 3, {3: b""}, {})
+        assert [(each.kind, each.subject) for each in found] == [("cannot_reproduce", "gradient w")] * noisy
