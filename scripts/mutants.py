@@ -172,7 +172,9 @@ def copied(place: Path) -> Copy:
     """Return a copy of src under ``place``, which the tests import in place of the installed package."""
     shutil.copytree(ROOT / "src", place / "src", ignore=shutil.ignore_patterns("__pycache__"))
     # Compiled code that goes by the source's digest: one that goes by its time would hide a mutant of the same second.
-    compileall.compile_dir(place / "src", quiet=2, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH)
+    compileall.compile_dir(
+        place / "src", quiet=2, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH
+    )
     found = subprocess.run(
         [sys.executable, "-c", "import tallystick; print(tallystick.__file__)"],
         env={**os.environ, "PYTHONPATH": str(place / "src"), "PYTHONDONTWRITEBYTECODE": "1"},

@@ -297,14 +297,18 @@ def test_an_optimizers_noise_has_a_factor_of_four_and_a_limit(
     count = len(session.parameters) * (1 + len(session.optimizer_keys))
 
     def bands(typical: float, largest: float) -> set[int]:
-        monkeypatch.setattr(calibrate_module, "_state_noise", lambda *given: [(typical, largest, 0.0)] * count)
+        monkeypatch.setattr(
+            calibrate_module, "_state_noise", lambda *given: [(typical, largest, 0.0)] * count
+        )
         table = calibrate(session, backward_of(session, job)).table
         return {grid.band for (kind, _), grid in table.sites.items() if kind == Kind.STATE}
 
     assert bands(2.0**-60, 2.0**-45) == {-43}
     assert bands(2.0**-60, 2.0**-60) == {-47}
     assert bands(2.0**-42, 1.0) == {-40}
-    with pytest.raises(Nondeterminism, match=r"the optimizer's noise is .* of the value, policy fp32 allows 2\*\*-42"):
+    with pytest.raises(
+        Nondeterminism, match=r"the optimizer's noise is .* of the value, policy fp32 allows 2\*\*-42"
+    ):
         bands(2.0**-42 * 1.001, 1.0)
 
 

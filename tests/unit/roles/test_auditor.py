@@ -188,7 +188,10 @@ def test_noise_is_to_blame_from_the_declared_band_on(monkeypatch: pytest.MonkeyP
     place, band = (Kind.GRADIENT, 0), 2.0**-10
     table = GridTable({place: site_grid(FP32, Kind.GRADIENT, -10, np.zeros(1, dtype=np.int64))})
     session: Any = SimpleNamespace(
-        policy=FP32, seed=1, follow_tape=lambda frame: SimpleNamespace(table=table), site_name=lambda place: "gradient w"
+        policy=FP32,
+        seed=1,
+        follow_tape=lambda frame: SimpleNamespace(table=table),
+        site_name=lambda place: "gradient w",
     )
     replay: Any = SimpleNamespace(session=session, job=None)
     transcript: Any = None
@@ -196,6 +199,8 @@ def test_noise_is_to_blame_from_the_declared_band_on(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(auditor, name, lambda *given: None)
     for relative, noisy in ((band / 2, False), (band / 2 * 1.001, True)):
         noise = SiteNoise(relative, np.zeros(1, dtype=np.int64), 1.0, relative)
-        monkeypatch.setattr(auditor, "calibrate", lambda *given, noise=noise, **more: Calibration({place: noise}))
+        monkeypatch.setattr(
+            auditor, "calibrate", lambda *given, noise=noise, **more: Calibration({place: noise})
+        )
         found = auditor.find_noisy_sites(replay, transcript, 3, 3, {3: b""}, {})
         assert [(each.kind, each.subject) for each in found] == [("cannot_reproduce", "gradient w")] * noisy
