@@ -336,6 +336,35 @@ def test_tensors_that_appear_or_change_identity_during_a_run_are_refused(
 
 
 @BOTH
+@pytest.mark.parametrize("late", [False, True])
+def test_a_parameter_changed_outside_the_optimizer_is_refused_by_its_version(
+    policy: str, late: bool, zoo: Any, record_run: Any
+) -> None:
+    """A forward pass that decays its own weights: the gradient is of the decayed ones, the optimizer steps from them."""
+
+    class Decaying(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.passes = nn.Linear(12, 5), 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.passes += 1
+            if not late or self.passes > 40:  # after the measurements of noise
+                with torch.no_grad():
+                    self.inner.weight.mul_(0.5)
+            return self.inner(x)
+
+    def make() -> Any:
+        job = zoo.build({})
+        job.model = Decaying()
+        job.optimizer = torch.optim.SGD(job.model.parameters(), lr=0.1)
+        return job
+
+    with pytest.raises(Nondeterminism, match=r"inner\.weight"):
+        record_run(make, policy, 60)
+
+
+@BOTH
 def test_a_parameter_that_begins_to_train_during_the_run_is_refused(policy: str) -> None:
     model, optimizer, session = small(policy)
     session.close()
