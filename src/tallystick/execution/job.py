@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from tallystick.errors import InvalidInput
+from tallystick.execution.draws import drawing_portably, portable_draws
 
 Batch = Any  # a tensor, or tuples, lists and string-keyed dicts of tensors and plain values
 
@@ -83,8 +84,8 @@ class JobSource:
         """SHA-256 of the source file's bytes, hexadecimal."""
         return hashlib.sha256(self.source).hexdigest()
 
-    def build(self, settings: Mapping[str, str]) -> Job:
-        """Return the job that this source builds from ``settings``.
+    def build(self, settings: Mapping[str, str], seed: int = 0) -> Job:
+        """Return the job that this source builds from ``settings``; it and its batches draw portably, of the run's ``seed``.
 
         Raises:
             InvalidInput: the source has no ``build`` or it returns something else.
@@ -93,9 +94,11 @@ class JobSource:
         build = getattr(module, "build", None)
         if not callable(build):
             raise InvalidInput(f"job {self.path}: a job needs a function build(settings) -> Job, found none")
-        job = build(dict(settings))
+        with portable_draws(seed, "build"):
+            job = build(dict(settings))
         if not isinstance(job, Job):
             raise InvalidInput(f"job {self.path}: build returned {type(job).__name__}, a Job is needed")
+        job.batch = drawing_portably(job.batch, seed)
         return job
 
 
