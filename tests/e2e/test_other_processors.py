@@ -126,6 +126,9 @@ class Says(Member):
         super().__init__(parse_profile("native"))
         self.answer, self.asked = answer, list[bytes]()
 
+    def start(self) -> Any:
+        """Nothing has to load."""
+
     def ask(self, question: bytes) -> Opinion | None:
         self.asked.append(question)
         return None if self.answer is None else Opinion(self.answer, "its own values")

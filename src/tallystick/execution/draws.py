@@ -126,7 +126,7 @@ def _drawn(
 
 
 def _open_unit(whole: Whole) -> Floats:
-    return (whole + 0.5) * 2.0**-32
+    return (whole.astype(np.float64) + 0.5) * 2.0**-32
 
 
 def _uniform(func: Any, given: dict[str, Any], like: Tensor) -> Tensor:

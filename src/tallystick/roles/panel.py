@@ -115,7 +115,7 @@ class Member:
 
     def ask(self, question: bytes) -> Opinion | None:
         """Return the answer, None if the process died of the question or answers no longer."""
-        process = self._started()
+        process = self.start()
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -130,7 +130,8 @@ class Member:
         said: Any = json.loads(line)
         return Opinion(str(said["answer"]), str(said["reason"]))
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def start(self) -> subprocess.Popen[bytes]:
+        """Return the process, started if it is not there yet: loading takes seconds, in which others can load too."""
         if self._process is None:
             paths = os.pathsep.join(path for path in sys.path if path)
             self._process = subprocess.Popen(
@@ -167,7 +168,10 @@ def find_dissent(question: Question, own: str) -> str | None:
     said: dict[str, Opinion | None] = {}
     with tempfile.TemporaryDirectory(prefix="tally-panel-") as place:
         written = question.write(Path(place))
-        for member in sitting_panel():
+        members = sitting_panel()
+        for member in members:
+            member.start()
+        for member in members:
             said[str(member.profile)] = member.ask(written)
     others = [
         f"{name} {'does not answer' if opinion is None else f'says {opinion.answer}: {opinion.reason}'}"

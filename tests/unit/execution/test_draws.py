@@ -146,7 +146,7 @@ def test_normal_numbers_follow_the_specification() -> None:
     mt: Any = np.random.MT19937()
     mt._legacy_seeding(11)
     words = mt.random_raw(2 * 30).reshape(30, 2)[:, 1]  # the second word of a pair is the lower half
-    expected = inverse_normal(np.asarray((words + 0.5) * 2.0**-32, dtype=np.float64))
+    expected = inverse_normal((words.astype(np.float64) + 0.5) * 2.0**-32)
     got = drawn(lambda: torch.randn(30, generator=seeded(11), dtype=torch.float64))
     assert np.array_equal(got.numpy(), expected)
     assert np.array_equal(
