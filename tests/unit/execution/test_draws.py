@@ -145,7 +145,7 @@ def test_integers_and_uniform_numbers_are_torchs_own() -> None:
 def test_normal_numbers_follow_the_specification() -> None:
     mt: Any = np.random.MT19937()
     mt._legacy_seeding(11)
-    words = mt.random_raw(2 * 30).reshape(30, 2)[:, 1]  # the second word of a pair is the lower half
+    words: Any = mt.random_raw(2 * 30).reshape(30, 2)[:, 1]  # the second word of a pair is the lower half
     expected = inverse_normal((words.astype(np.float64) + 0.5) * 2.0**-32)
     got = drawn(lambda: torch.randn(30, generator=seeded(11), dtype=torch.float64))
     assert np.array_equal(got.numpy(), expected)
@@ -161,7 +161,7 @@ def test_the_compiled_normal_numbers_are_the_references_bits() -> None:
     out = np.empty(words.size)
     kernels.normal(words, COEFFICIENTS, out)
     assert np.array_equal(
-        out.view(np.int64), inverse_normal(np.asarray((words + 0.5) * 2.0**-32)).view(np.int64)
+        out.view(np.int64), inverse_normal((words.astype(np.float64) + 0.5) * 2.0**-32).view(np.int64)
     )
 
 
