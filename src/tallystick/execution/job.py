@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from tallystick.errors import InvalidInput
+from tallystick.execution.draws import drawing_portably, portable_draws
 from tallystick.execution.program import LocalProgram, locate
 
 Batch = Any  # a tensor, or tuples, lists and string-keyed dicts of tensors and plain values
@@ -97,8 +98,8 @@ class JobSource:
             _PROGRAMS[key] = _program_of(self)
         return _PROGRAMS[key]
 
-    def build(self, settings: Mapping[str, str]) -> Job:
-        """Return the job that this source builds from ``settings``.
+    def build(self, settings: Mapping[str, str], seed: int = 0) -> Job:
+        """Return the job that this source builds from ``settings``; it and its batches draw portably, of the run's ``seed``.
 
         Raises:
             InvalidInput: the source has no ``build``, it returns something else, or it imports what is not there.
@@ -110,13 +111,15 @@ class JobSource:
                 raise InvalidInput(
                     f"job {self.path}: a job needs a function build(settings) -> Job, found none"
                 )
-            job = build(dict(settings))
+            with portable_draws(seed, "build"):
+                job = build(dict(settings))
         except ImportError as problem:
             raise InvalidInput(
                 f"job {self.path}: {problem}; its own modules lie beside its file, all others are installed here"
             ) from problem
         if not isinstance(job, Job):
             raise InvalidInput(f"job {self.path}: build returned {type(job).__name__}, a Job is needed")
+        job.batch = drawing_portably(job.batch, seed)
         return job
 
 

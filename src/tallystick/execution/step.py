@@ -220,5 +220,5 @@ def verify_batches_are_pure(job: Job) -> None:
         if first != second:
             raise Nondeterminism(
                 f"job: batch({step}) gave digest {first[:16]}.. and later {second[:16]}..; it must depend on the step alone, "
-                "so draw from tallystick.numerics.random or a generator seeded by the step"
+                "so draw from torch without a seed, or from a generator seeded by the step"
             )

@@ -48,6 +48,7 @@ from tallystick.roles.beginning import (
     find_other_setting,
     settings_of,
 )
+from tallystick.roles.data_noise import REMEDY, has_floats, is_explained, shaking
 from tallystick.roles.trainer import Phases, Progress, open_session, step_record
 from tallystick.store.files import RunDirectory
 
@@ -56,6 +57,7 @@ ACCUSING: tuple[VerdictName, ...] = ("mismatch", "log_violation")
 UNDECIDED: tuple[VerdictName, ...] = ("cannot_reproduce", "not_accepted")
 FINGERPRINT = "state fingerprint"
 EVIDENCE = "evidence"
+BATCH_DIGEST = "batch digest"
 MOST_NOISE = (
     8.0  # times the way that training carried a tensor: what noise above the bands may do to it at most
 )
@@ -311,7 +313,7 @@ def open_program(
         InvalidInput: the specification states a policy that does not exist.
     """
     policy = policy_of(specification.policy.name, specification.policy.parameters)
-    job = source.build(specification.job.settings)
+    job = source.build(specification.job.settings, specification.seed)
     job.steps = specification.steps
     if job.dataset_digest != specification.job.dataset_digest:
         return _cannot("dataset", str(job.dataset_digest), str(specification.job.dataset_digest))
@@ -419,7 +421,12 @@ def _audit_segment(
     if any(deviation.subject == EVIDENCE for deviation in result.deviations):
         result.verdict = "mismatch"
     elif result.deviations:
+        noisy_data = _find_noisy_data(replay, directory, transcript, result, frames, state)
         acceptance.discard()
+        if noisy_data is not None:
+            result.verdict = "cannot_reproduce"
+            result.deviations = [noisy_data, *result.deviations]
+            return result
         replay.acceptance = None
         far = _beyond_noise(replay.session, directory, state, result, roots[end])
         _judge_segment(replay, directory, transcript, result, frames, roots[start], far)
@@ -463,6 +470,44 @@ def _contradictions(
         if not result.deviations:
             raise
     return []
+
+
+def _find_noisy_data(
+    replay: Replay,
+    directory: RunDirectory,
+    transcript: Transcript,
+    result: SegmentResult,
+    frames: Mapping[int, bytes],
+    before: Mapping[str, Entry],
+) -> Deviation | None:
+    """Return that data differ by what floating noise explains, and what to do, if that is all that happened in a segment.
+
+    The session stands at the segment's end, where it got there; it is left somewhere within.
+    """
+    found = [deviation for deviation in result.deviations if deviation.subject == BATCH_DIGEST]
+    if not found or result.first_step != found[0].step:
+        return None
+    session, first = replay.session, found[0]
+    if session.step != result.end or not all(has_floats(replay.job.batch(each.step)) for each in found):
+        return None
+    if len(found) < len(result.deviations):
+        own, acceptance, replay.acceptance = copied_state(session), replay.acceptance, None
+        try:
+            stated = directory.load_committed(result.end, str(transcript.record(result.end - 1).state_root))
+            load_state(session, before)
+            with shaking(replay.job):
+                for step in range(result.start, result.end):
+                    replay.follow(transcript.record(step), frames[step])
+        except (InvalidInput, Mismatch, Nondeterminism):
+            return None
+        finally:
+            replay.acceptance = acceptance
+            moved = copied_state(session)
+            load_state(session, own)
+        if not is_explained(before, own, moved, stated):
+            return None
+    why = f"{first.own[:16]}.. here, by no more than floating noise explains ({REMEDY})"
+    return Deviation(first.step, "cannot_reproduce", BATCH_DIGEST, None, why, f"{first.stated[:16]}..")
 
 
 def _beyond_noise(
@@ -557,7 +602,7 @@ def compare_step(
         if own != stated:
             found.append(Deviation(step, "mismatch", subject, None, own, stated))
 
-    differs("batch digest", outcome.batch, record.batch)
+    differs(BATCH_DIGEST, outcome.batch, record.batch)
     differs("skipped optimizer", str(outcome.skipped), str(record.skipped))
     differs("micro-batches", str(outcome.micro_batches), str(record.micro_batches))
     found += _compare_schedule(record, outcome)

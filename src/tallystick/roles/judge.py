@@ -16,8 +16,9 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -47,6 +48,7 @@ from tallystick.protocol.trace import PARTIES, DisputedPosition, Party, Ruling
 from tallystick.protocol.transcript import Transcript, check_fingerprint
 from tallystick.protocol.verdict import LogObjection, Pair, Verdict, record_claims
 from tallystick.roles.auditor import (
+    BATCH_DIGEST,
     EVIDENCE,
     FINGERPRINT,
     Deviation,
@@ -61,13 +63,19 @@ from tallystick.roles.auditor import (
     open_replay,
 )
 from tallystick.roles.beginning import find_other_setting
+from tallystick.roles.data_noise import REMEDY, has_floats, is_explained, shaking
 from tallystick.roles.ledger import Ledger, Spent
 from tallystick.roles.log_judge import rule_on_log
 from tallystick.roles.operators import OperatorDispute, OperatorResult, Signing
+from tallystick.roles.panel import Question, find_dissent
 from tallystick.store.files import RunDirectory
 
 CANNOT = "cannot_reproduce"
+NOT_PROVEN = "not_proven"
 UNOPENED_TAG = "tallystick/unopened-state/1"
+DATA_NOISE_REASON = (
+    f"the {{}}'s data differ from the judge's by no more than floating noise explains; {REMEDY}"
+)
 TRACED = ("fp32", "fp64")  # policies whose steps have a list of operators
 State = Mapping[str, Entry]
 
@@ -79,7 +87,8 @@ class DisputeResult:
     Attributes:
         loser: ``trainer``, ``auditor`` or ``none``.
         outcome: ``fault`` (somebody loses), ``agreement`` (nothing is in dispute), ``both_acceptable`` (honest arithmetic
-            can give either state), or ``cannot_reproduce`` (the judge could not find out; nobody is cleared).
+            can give either state), ``not_proven`` (arithmetics of the judge's own machine disagree on who is at fault) or
+            ``cannot_reproduce`` (the judge could not find out). After the last two nobody is cleared.
         step: the disputed step, or None if nothing was in dispute.
         rounds: of bisection, all levels together.
         rounds_per_level: the same, by level.
@@ -184,7 +193,7 @@ def dispute(
     own = replay if defence is None else defence(ours.specification)
     try:
         hands = signers or {}, asked or {}
-        result = _play(trainer, ours, auditor, theirs, replay, own, level, objection, *hands)
+        result = _play(trainer, ours, auditor, theirs, replay, own, source, level, objection, *hands)
         verify_program(source.program, ours.specification.job.program)
         return result
     finally:
@@ -200,6 +209,7 @@ def _play(
     theirs: Transcript,
     replay: Replay,
     defence: Replay,
+    source: JobSource,
     level: str,
     operator_objection: Objection | None,
     signers: Mapping[Party, Signer],
@@ -212,12 +222,10 @@ def _play(
         "auditor": RecordedTrace(auditor, theirs, replay, "auditor", ledger),
     }
     _prepare(traces, find_parting(ours, theirs), traced=level == "operators")
-    if (other := _other_beginning(trainer, ours, replay)) is not None:
-        return DisputeResult(
-            "trainer", 0, 0, {}, f"step 0: the first state is not the job's: {other}", ledger=ledger
-        )
+    if (begun := _judged_beginning(trainer, auditor, ours, replay, source, ledger)) is not None:
+        return begun
     claims = {party: [trace.commitment_at(done) for done in checkpoints] for party, trace in traces.items()}
-    step_judge = StepJudge(trainer, ours, auditor, theirs, replay, traces)
+    step_judge = StepJudge(trainer, ours, auditor, theirs, replay, traces, source)
     objection = _objection_of(auditor, ours)
     # A false state in the middle is disputed too, where both sides end in the same one.
     last = next(
@@ -340,7 +348,27 @@ def _first_ground(grounds: Sequence[Ground], otherwise: DisputeResult) -> Disput
     )
 
 
-def _other_beginning(trainer: RunDirectory, ours: Transcript, replay: Replay) -> str | None:
+def _judged_beginning(
+    trainer: RunDirectory,
+    auditor: RunDirectory,
+    ours: Transcript,
+    replay: Replay,
+    source: JobSource,
+    ledger: Ledger,
+) -> DisputeResult | None:
+    other = find_other_beginning(trainer, ours, replay)
+    if other is None:
+        return None
+    why = f"step 0: the first state is not the job's: {other}"
+    with ledger.charging("judge", "panel"):
+        dissent = find_dissent(Question("beginning", trainer.path, auditor.path, source, 0), "trainer")
+    if dissent is None:
+        return DisputeResult("trainer", 0, 0, {}, why, ledger=ledger)
+    reason = f"{why}; not proven: {dissent}"
+    return DisputeResult("none", 0, 0, {}, reason, outcome=NOT_PROVEN, ledger=ledger)
+
+
+def find_other_beginning(trainer: RunDirectory, ours: Transcript, replay: Replay) -> str | None:
     """Return a number in the run's first state that is not the job's own, or None; both parties' runs begin there."""
     try:
         state = trainer.load_committed(0, ours.specification.initial_state)
@@ -458,7 +486,8 @@ def _operator_case(
     made, own = (judge.traces[party].traced_under(record) for party in PARTIES)
     return OperatorDispute(
         step, state, facts, defence, judge.replay, root, claimed, made, own, objection, signing,
-        ledger=judge.traces["trainer"].ledger,
+        ledger=judge.ledger,
+        confirms=lambda at, structure: judge.confirms_structure(state, step, at, structure),
     )  # fmt: skip
 
 
@@ -650,7 +679,10 @@ def _has_form_of(entry: Entry | None, other: Entry | None) -> bool:
 
 @dataclass
 class StepJudge:
-    """Repeats one step from the agreed state and compares both sides' claims with what honest arithmetic allows."""
+    """Repeats one step from the agreed state and compares both sides' claims with what honest arithmetic allows.
+
+    With ``source`` it asks its panel before it convicts anybody.
+    """
 
     trainer: RunDirectory
     transcript: Transcript
@@ -658,6 +690,7 @@ class StepJudge:
     auditors_transcript: Transcript
     replay: Replay
     traces: Mapping[Party, RecordedTrace]
+    source: JobSource | None = None
     outcome: str = "fault"
     step: int | None = None
 
@@ -694,21 +727,52 @@ class StepJudge:
         state = self._agreed_state(objection.step)
         entries = None if state is None else state.entries
         found = rule_on_log(self.trainer, self.transcript, self.replay, objection, entries)
-        return Ground(objection.step, found.ruling, found.outcome, objection=objection)
+        asked = self._question("log", objection.step, state, objection=objection)
+        ruling, outcome = self._confirmed(asked, found.ruling, found.outcome)
+        return Ground(objection.step, ruling, outcome, objection=objection)
 
     def _agreed_state(self, step: int) -> HeldState | None:
         """Return the state before ``step``, which both agree on, from whichever side can open it."""
         return next((s for trace in self.traces.values() if (s := trace.witness_at(step)) is not None), None)
 
     def _rule_on_records(self, step: int) -> Ground | None:
-        who = self._who_misstates(step)
+        who = self.who_misstates(step)
         if who is None:
             return None
-        ruling, outcome = who
+        ruling, outcome = self._confirmed(self._question("records", step, self._agreed_state(step)), *who)
         pair = (self.transcript.prove_step(step), self.auditors_transcript.prove_step(step))
         return Ground(step, ruling, outcome, records=pair)
 
-    def _who_misstates(self, step: int) -> tuple[Ruling, str] | None:
+    def _question(self, kind: str, step: int, agreed: HeldState | None, **more: Any) -> Question | None:
+        """Return the question for the panel; None for a member of one."""
+        if self.source is None:
+            return None
+        return Question(kind, self.trainer.path, self.auditor.path, self.source, step, agreed=agreed, **more)
+
+    def _confirmed(self, question: Question | None, ruling: Ruling, outcome: str) -> tuple[Ruling, str]:
+        """Return a ruling and its outcome as they stand once the panel has been asked: it convicts with one voice or not."""
+        if ruling.loser == "none" or question is None:
+            return ruling, outcome
+        with self.ledger.charging("judge", "panel"):
+            dissent = find_dissent(question, ruling.loser)
+        if dissent is None:
+            return ruling, outcome
+        return Ruling("none", f"step {question.step}: not proven: {dissent}; {ruling.reason}"), NOT_PROVEN
+
+    @property
+    def ledger(self) -> Ledger:
+        """What the parties and the judge spend."""
+        return self.traces["trainer"].ledger
+
+    def confirms_structure(self, agreed: HeldState, step: int, at: int, structure: bytes) -> str | None:
+        """Return which arithmetics list another operator at leaf ``at`` of the job's step than the judge; None if none does."""
+        question = self._question("structure", step, agreed, at=at)
+        if question is None:
+            return None
+        with self.ledger.charging("judge", "panel"):
+            return find_dissent(question, structure.hex())
+
+    def who_misstates(self, step: int) -> tuple[Ruling, str] | None:
         """Return who misstates a step on whose states both agree, and the outcome; None if the difference is nobody's fault.
 
         Logs and what is derived from them may differ honestly.
@@ -733,6 +797,8 @@ class StepJudge:
             found = compare_step(stated, outcome, [])
             if not found:
                 continue
+            if all(each.subject == BATCH_DIGEST for each in found) and self._may_be_noise(step):
+                return Ruling("none", f"step {step}: {DATA_NOISE_REASON.format(party)}"), CANNOT
             noisy = find_noisy_sites(self.replay, self.transcript, step, step, {step: frame}, state.entries)
             if all(is_excused(deviation, noisy) for deviation in found):
                 why = f"step {step}: the judge cannot reproduce what the {party} did: {noisy[0]}"
@@ -745,6 +811,18 @@ class StepJudge:
     def rule(self, position: DisputedPosition, witnesses: Mapping[Party, object]) -> Ruling:
         """Return who is at fault at ``position``; the parties' states are asked for here, one at a time."""
         del witnesses
+        ruling = self._rule(position)
+        if ruling.loser == "none" or self.source is None:
+            return ruling
+        states = {party: trace.witness_at(position.disputed) for party, trace in self.traces.items()}
+        asked = self._question(
+            "state", position.agreed, self.opened(position.agreed, position.agreed_commitment), position=position,
+            states={party: state for party, state in states.items() if state is not None},
+        )  # fmt: skip
+        ruling, self.outcome = self._confirmed(asked, ruling, self.outcome)
+        return ruling
+
+    def _rule(self, position: DisputedPosition) -> Ruling:
         step = self.step = position.agreed
         record = self.transcript.record(step)
         # 1. Somebody opens the agreed commitment.
@@ -755,6 +833,9 @@ class StepJudge:
         # 2. The trainer's record speaks of the job's own data.
         own_batch = batch_digest(self.replay.job.batch(step))
         if own_batch != record.batch:
+            if self._is_data_noise("trainer", position, state):
+                self.outcome = CANNOT
+                return Ruling("none", f"step {step}: {DATA_NOISE_REASON.format('trainer')}")
             return Ruling(
                 "trainer",
                 f"step {step}: the committed batch {record.batch[:16]}.. is not the job's, {own_batch[:16]}..",
@@ -811,9 +892,34 @@ class StepJudge:
         if faults["trainer"] is not None:
             return Ruling("trainer", str(faults["trainer"]))
         if faults["auditor"] is not None:
+            other_data = self.auditors_transcript.record(step).batch != own_batch
+            if other_data and self._is_data_noise("auditor", position, state):
+                self.outcome = CANNOT
+                return Ruling("none", f"step {step}: {DATA_NOISE_REASON.format('auditor')}")
             return Ruling("auditor", str(faults["auditor"]))
         self.outcome = "both_acceptable"
         return Ruling("none", f"step {step}: honest arithmetic can give both states")
+
+    def _may_be_noise(self, step: int) -> bool:
+        return has_floats(self.replay.job.batch(step))
+
+    def _is_data_noise(self, party: Party, position: DisputedPosition, before: HeldState) -> bool:
+        """Whether floating noise in the step's data explains the state that ``party`` claims."""
+        step, session = position.agreed, self.replay.session
+        claimed = self.traces[party].witness_at(position.disputed)
+        if claimed is None or not self._may_be_noise(step):
+            return False
+        states: list[dict[str, Entry]] = []
+        try:
+            frame = self.trainer.load_frames(self.transcript, step, step + 1)[step]
+            for bracket in (nullcontext(), shaking(self.replay.job)):
+                load_state(session, before.entries)
+                with bracket:
+                    self.replay.follow(self.transcript.record(step), frame)
+                states.append(copied_state(session))
+        except (InvalidInput, Mismatch, Nondeterminism):
+            return False
+        return is_explained(before.entries, states[0], states[1], claimed.entries)
 
     def _is_far(
         self, party: Party, position: DisputedPosition, before: HeldState, repeated: AcceptableStates

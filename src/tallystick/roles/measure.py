@@ -358,7 +358,7 @@ def control(directory: str, out: str, jitter: bool) -> dict[str, Any]:
 
     run = RunDirectory(Path(directory))
     stated = run.load_specification()
-    job = find_shipped(stated.job.path).build(stated.job.settings)
+    job = find_shipped(stated.job.path).build(stated.job.settings, stated.seed)
     initial = run.load_committed(0, stated.initial_state)
     with torch.no_grad():
         for name, parameter in job.model.named_parameters():

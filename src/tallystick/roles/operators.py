@@ -623,6 +623,26 @@ def examine(
     return seen
 
 
+def find_structure(replay: Replay, agreed: HeldState, record: Any, frame: bytes, at: int) -> bytes:
+    """Return the structure of leaf ``at`` of the list that ``replay`` makes of a step; empty if it ends before."""
+    found: list[bytes] = []
+
+    def watch(number: int, op: Operator, results: Sequence[Tensor]) -> None:
+        if number == at:
+            found.append(op.structure)
+            raise _StoppedError
+
+    session = replay.session
+    load_state(session, agreed.entries)
+    try:
+        with adopting(session, record):
+            tape = session.follow_tape(frame)
+            trace_step(session, replay.job, agreed, tape, chunk=CHUNK_BYTES, keep=False, watch=watch)
+    except _StoppedError:
+        pass
+    return found[0] if found else b""
+
+
 # -- all three -----------------------------------------------------------------------------------
 
 
@@ -639,6 +659,7 @@ class OperatorDispute:
         made, own: the lists of trainer and auditor, if they made them while they repeated the segment.
         objection: what a dishonest auditor objects to, whatever it saw.
         signing: who signs its moves; None if nobody does.
+        confirms: says in which arithmetics the job's own list has another leaf at a place than the judge's; None in none.
     """
 
     step: int
@@ -653,6 +674,7 @@ class OperatorDispute:
     objection: Objection | None = None
     signing: Signing | None = None
     ledger: Ledger = field(default_factory=Ledger)
+    confirms: Callable[[int, bytes], str | None] = lambda at, structure: None
 
     def play(self) -> OperatorResult:
         """Play level three and return how it ended."""
@@ -693,24 +715,7 @@ class OperatorDispute:
 
     def own_structure(self, at: int) -> bytes:
         """Return the structure of leaf ``at`` of the job's own list; empty if it ends before."""
-        found: list[bytes] = []
-
-        def watch(number: int, op: Operator, results: Sequence[Tensor]) -> None:
-            if number == at:
-                found.append(op.structure)
-                raise _StoppedError
-
-        session = self.auditor.session
-        load_state(session, self.agreed.entries)
-        try:
-            with adopting(session, self.facts.record):
-                tape = session.follow_tape(self.facts.frame)
-                trace_step(
-                    session, self.auditor.job, self.agreed, tape, chunk=CHUNK_BYTES, keep=False, watch=watch
-                )
-        except _StoppedError:
-            pass
-        return found[0] if found else b""
+        return find_structure(self.auditor, self.agreed, self.facts.record, self.facts.frame, at)
 
     def own_batch(self) -> dict[str, bytes]:
         """Return the job's own data of the step, by place."""
@@ -730,7 +735,7 @@ def _seconds(ledger: Ledger) -> dict[str, float]:
     found = {
         "trainer": ledger.of("trainer", "list", "moves").wall,
         "auditor": ledger.of("auditor", "examination", "moves").wall,
-        "judge": ledger.of("judge").wall,
+        "judge": ledger.of("judge", "ruling").wall,
     }
     return {who: seconds for who, seconds in found.items() if seconds}
 
@@ -887,6 +892,9 @@ class _Table:
                 agreed_state=case.agreed.root, claimed_state=case.claimed_root, accusation=accusation, opening=opening,
                 own_structure=structure, own_batch=batch,
             )  # fmt: skip
+        if structure is not None and (dissent := case.confirms(at, structure)) is not None:
+            fallback = _fallback(f"the operator's structure is not proven: {dissent}", self.cost())
+            return replace(fallback, rounds=game.rounds, index=at, operator=op)
         self.judged = opening.nbytes + (len(case.facts.frame) + len(case.facts.grids) if needs_log(op) else 0)
         if batch is not None:
             self.judged += sum(map(len, batch.values()))

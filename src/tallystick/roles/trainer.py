@@ -93,7 +93,7 @@ class Order:
 
     def build(self) -> Job:
         """Return the job, with ``steps`` in place."""
-        job = self.source.build(self.settings)
+        job = self.source.build(self.settings, self.seed)
         return job if self.steps is None else replace(job, steps=self.steps)
 
     def session(self, job: Job) -> Session:
