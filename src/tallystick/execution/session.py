@@ -1063,7 +1063,7 @@ class Session:
     # -- hyper-parameters --------------------------------------------------------------------
 
     def hyperparameters(self) -> list[tuple[int, str, float]]:
-        """Return the optimizer's numbers now: (group, name, value); pairs such as betas as ``betas.0`` and ``betas.1``, no None."""
+        """Return the optimizer's numbers now: (group, name, value); pairs as ``betas.0`` and ``betas.1``, without None."""
         found: list[tuple[int, str, float]] = []
         for index, group in enumerate(self.optimizer.param_groups):
             for name, value in sorted(group.items()):
