@@ -389,7 +389,7 @@ def test_hyperparameters_have_names_and_can_be_set() -> None:
 
 @pytest.mark.parametrize("pair", [(0, 0.75), [0.5, 0.75], [0, 1]])
 def test_adopting_the_numbers_an_optimizer_has_changes_no_committed_byte(pair: Any) -> None:
-    """``betas=(0, 0.9)`` has a whole number, a configuration file gives a list: both are committed as they are."""
+    """Rprop's ``step_sizes=(1e-06, 50)`` has a whole number, a configuration file gives a list: both stay as they are."""
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
     optimizer.param_groups[0]["pair"] = pair
