@@ -1063,24 +1063,29 @@ class Session:
     # -- hyper-parameters --------------------------------------------------------------------
 
     def hyperparameters(self) -> list[tuple[int, str, float]]:
-        """Return the optimizer's numbers now: (group, name, value); pairs such as betas as ``betas.0``, ``betas.1``."""
+        """Return the optimizer's numbers now: (group, name, value); pairs as ``betas.0`` and ``betas.1``, without None."""
         found: list[tuple[int, str, float]] = []
         for index, group in enumerate(self.optimizer.param_groups):
             for name, value in sorted(group.items()):
                 if isinstance(value, float):
                     found.append((index, name, value))
                 elif isinstance(value, (tuple, list)) and name != "params":
-                    found += [(index, f"{name}.{i}", float(v)) for i, v in enumerate(value)]
+                    found += [(index, f"{name}.{i}", float(v)) for i, v in enumerate(value) if v is not None]
         return found
 
     def set_hyperparameter(self, index: int, name: str, value: float) -> None:
-        """Set one number under the name ``hyperparameters`` gives it."""
+        """Set one number under the name ``hyperparameters`` gives it; what has that value already stays the object it is.
+
+        A whole number in a pair, and a list, are committed as such.
+        """
         group = self.optimizer.param_groups[index]
         base, _, position = name.partition(".")
         if position:
             values = list(group[base])
+            if values[int(position)] == value:
+                return
             values[int(position)] = value
-            group[base] = tuple(values)
+            group[base] = values if isinstance(group[base], list) else tuple(values)
         else:
             group[name] = value
 

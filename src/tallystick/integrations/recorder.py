@@ -24,7 +24,7 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -70,6 +70,7 @@ class Loop(Protocol):
         loss: Loss,
         extra: Mapping[str, nn.Module] | None = None,
         follows_up: bool = False,
+        smooth: Collection[str] = (),
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
         """Convert the model to the policy's precision and put hooks on the optimizer."""
         ...
@@ -267,6 +268,7 @@ class Recorder(_Loop):
         loss: Loss,
         extra: Mapping[str, nn.Module] | None = None,
         follows_up: bool = False,
+        smooth: Collection[str] = (),
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
         """Convert ``model`` to the policy's precision, put hooks on ``optimizer`` and return both, the same objects.
 
@@ -277,13 +279,14 @@ class Recorder(_Loop):
             loss: the loss of one batch, as the loop computes it; used to measure the noise.
             extra: further modules whose tensors are part of the state.
             follows_up: whether the loop changes averages or other slow values after the optimizer, in ``follow_up``.
+            smooth: operators outside the table that the loop declares continuous (``"mylib::op"``).
 
         Raises:
             Nondeterminism: something that no other machine could repeat, by name.
         """
         session = Session(
             model, optimizer, policy=self._policy, seed=self._seed, scheduler=scheduler, extra=extra,
-            follows_up=follows_up,
+            follows_up=follows_up, smooth=frozenset(smooth),
         )  # fmt: skip
         session.prepare()
         self._session, self._loss = session, loss
@@ -387,12 +390,13 @@ class Follower(_Loop):
         loss: Loss,
         extra: Mapping[str, nn.Module] | None = None,
         follows_up: bool = False,
+        smooth: Collection[str] = (),
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
         """Put the model into the committed initial state and hooks on the optimizer."""
         specification = self._transcript.specification
         session = Session(
             model, optimizer, policy=self._policy, seed=specification.seed, scheduler=scheduler, extra=extra,
-            follows_up=follows_up,
+            follows_up=follows_up, smooth=frozenset(smooth),
         )  # fmt: skip
         session.prepare()
         load_state(session, self._directory.load_committed(0, specification.initial_state))

@@ -368,6 +368,20 @@ def test_a_noise_floor_is_the_followers_to_measure_and_no_violation() -> None:
     assert tape.freedom.silenced == 4096
 
 
+def test_a_gradient_of_zeros_is_silent_under_any_floor() -> None:
+    """With a measurement of its own a follower objects to a floor far above its noise, unless nothing is there to silence."""
+    floor = floor_exponent(NOISE_BAND, FP32.finest_floor(NOISE_BAND))
+    start = table_of(FP32, SiteGrid(0, NOISE_BAND, floor, False, [21]))
+    noise = SiteNoise(2.0**-9, np.zeros(1, dtype=np.int64), 0.0, 2.0**-9, 4096)
+    quiet = table_of(FP32, SiteGrid(0, NOISE_BAND, floor, False, [1]))
+    own = Yardstick(FP32, Calibration({(Kind.GRADIENT, 0): noise}, quiet))
+    for x, excesses in ((gradient(), 1), (torch.zeros(4096), 0)):
+        tape, out = followed(FP32, x.float(), Frame(), start, yardstick=own)
+        assert not out.any()
+        assert tape.violations == []
+        assert len([excess for _, excess in tape.excesses if "2**" in excess.stated]) == excesses
+
+
 def test_scales_follow_size_with_slack() -> None:
     rms = np.array([1.0, 0.4, 3.0])
     assert scale_exponents(rms).tolist() == [0, -1, 2]
