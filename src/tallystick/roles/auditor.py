@@ -418,22 +418,35 @@ def _audit_segment(
             result.deviations += _contradictions(directory, transcript, end, result)
         report.phases.add("commit", clock)
     excesses = acceptance.end(replay.session)
+    if result.deviations:
+        acceptance.discard()
     if any(deviation.subject == EVIDENCE for deviation in result.deviations):
         result.verdict = "mismatch"
     elif result.deviations:
-        noisy_data = _find_noisy_data(replay, directory, transcript, result, frames, state)
-        acceptance.discard()
-        if noisy_data is not None:
-            result.verdict = "cannot_reproduce"
-            result.deviations = [noisy_data, *result.deviations]
-            return result
-        replay.acceptance = None
-        far = _beyond_noise(replay.session, directory, state, result, roots[end])
-        _judge_segment(replay, directory, transcript, result, frames, roots[start], far)
-        replay.acceptance = acceptance
+        _explain_segment(replay, directory, transcript, result, frames, state)
     else:
         accept(result, excesses)
     return result
+
+
+def _explain_segment(
+    replay: Replay,
+    directory: RunDirectory,
+    transcript: Transcript,
+    result: SegmentResult,
+    frames: Mapping[int, bytes],
+    state: Mapping[str, Entry],
+) -> None:
+    """Say whether noise explains what deviates in a segment that begins with ``state``: of its data, or of the step."""
+    noisy_data = _find_noisy_data(replay, directory, transcript, result, frames, state)
+    if noisy_data is not None:
+        result.verdict, result.deviations = "cannot_reproduce", [noisy_data, *result.deviations]
+        return
+    roots = {checkpoint.steps_done: checkpoint.state_root for checkpoint in transcript.checkpoints()}
+    acceptance, replay.acceptance = replay.acceptance, None
+    far = _beyond_noise(replay.session, directory, state, result, roots[result.end])
+    _judge_segment(replay, directory, transcript, result, frames, roots[result.start], far)
+    replay.acceptance = acceptance
 
 
 def _other_beginning(replay: Replay, state: Mapping[str, Entry], report: AuditReport) -> Deviation | None:
