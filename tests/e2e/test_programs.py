@@ -384,3 +384,16 @@ def test_a_job_that_changes_nothing_between_steps_may_write_what_is_there(tmp_pa
     run = recorded(job, tmp_path / "run")
     assert audit(run, find_source(str(job))).verdict == "match"
     assert json.loads((run.path / "run.json").read_bytes())["steps"] == STEPS
+
+
+def test_a_step_that_does_not_end_on_the_auditors_machine_is_nobodys_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    helper = "import os\n\ndef loss(x):\n    if os.environ.get('NO_SUCH_KERNEL'):\n"
+    helper += "        raise RuntimeError('could not create a primitive')\n    return x.square().mean()\n"
+    job = written(tmp_path / "mine", helper=helper)
+    run = recorded(job, tmp_path / "run")
+    monkeypatch.setenv("NO_SUCH_KERNEL", "1")
+    report = audit(run, find_source(str(job)))
+    assert report.verdict == "cannot_reproduce"
+    assert "the step does not end here: could not create a primitive" in str(report.first)

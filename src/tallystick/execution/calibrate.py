@@ -168,6 +168,9 @@ def calibrate(
             table=session.table,
         )
         first, plain_buffers, plain_loss = gradients_under(session, backward, probe, before)
+        if session.step == 0 and not for_audit and not to_excuse:
+            again, _, _ = gradients_under(session, backward, EchoTape(probe), before)
+            _verify_repeated(session, first, again)
         seen = Deviations(session, first)
         decisions: dict[int, float] = {}
         flips, crossed, left = 0.0, list[int](), set[int]()
@@ -211,6 +214,22 @@ def calibrate(
     sizes = seen.sizes[-counting:]
     steady = not counting or (min(sizes) > 0.0 and min(sizes) * UNSTEADY >= max(sizes))
     return replace(chosen, flips=max(flips, sum(crossed) / max(len(crossed), 1)), steady=steady)
+
+
+def _verify_repeated(session: Session, first: list[Tensor | None], again: list[Tensor | None]) -> None:
+    """Return if a step gives the same gradients twice.
+
+    Raises:
+        Nondeterminism: it does not; by name.
+    """
+    for (name, _), x, y in zip(session.parameters, first, again, strict=True):
+        is_same = x is y if x is None or y is None else torch.equal(x.nan_to_num(), y.nan_to_num())
+        if not is_same:
+            raise Nondeterminism(
+                f"gradient of {name}: the same step gives another one when it is repeated here; something in the program keeps "
+                "count beside the model's tensors (a counter, a cache, a random generator of its own): make it a buffer, or a "
+                "function of the step"
+            )
 
 
 def _repetitions(
@@ -409,7 +428,7 @@ def choose_grids(
         if place[0] == Kind.GRADIENT and measured.rms == measured.largest == 0.0 < loudest:
             grids[place] = zero_grid(policy, measured, session.table.sites.get(place), loudest)
         else:
-            grids[place] = _grid_for(session, place, measured)
+            grids[place] = _grid_for(session, place, measured, for_audit=measure_states)
     grids |= finer_grids(policy, Calibration(seen.noise, GridTable(grids)))
     grids |= _defaults(session, grids)
     states: dict[Site, float] = {}
@@ -493,7 +512,8 @@ def choose_rows(policy: Policy, measured: SiteNoise, previous: SiteGrid | None) 
     measured.scales, measured.relative = scales + lift, math.ldexp(relative, -lift)
 
 
-def _grid_for(session: Session, place: Site, measured: SiteNoise) -> SiteGrid:
+def _grid_for(session: Session, place: Site, measured: SiteNoise, *, for_audit: bool) -> SiteGrid:
+    """Return a site's grid; of a loss that is too loud for its policy an auditor takes the widest: nothing moves by it."""
     policy = session.policy
     if place[0] == Kind.GRADIENT and measured.rms == 0.0 and measured.largest == 0.0:
         return session.table.sites.get(place) or _unseen(session, place[0], measured.scales)
@@ -501,6 +521,8 @@ def _grid_for(session: Session, place: Site, measured: SiteNoise) -> SiteGrid:
     if grid is None:
         form = expected_form(policy, place[0])
         assert form is not None
+        if for_audit and place[0] == Kind.LOSS:
+            return site_grid(policy, Kind.LOSS, form[2][1], measured.scales)
         highest = form[2][1] - _safety_for(policy, measured)
         raise Nondeterminism(
             f"{session.site_name(place)}: its noise is 2**{exponent_above(measured.relative)} of its scale, "

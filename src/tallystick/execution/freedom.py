@@ -216,8 +216,9 @@ class Yardstick:
         if is_noise_only(own):
             return 1.0, None, ""  # declared to be more than noise: where it is not, moves are counted
         finest = max(own.floor, self.policy.gradient_floor)
-        if place[0] == Kind.GRADIENT and grid.parity and grid.floor <= finest:
-            # Its band is the policy's, and the size of all that is chosen is held to; of buffers and losses it is not.
+        if place[0] == Kind.GRADIENT and grid.parity and (grid.floor <= finest or not self.measured.steady):
+            # Its band is the policy's, and the size of all that is chosen is held to; of buffers and losses it is not. Where
+            # single results are most of the noise, one measurement sees them and the next does not.
             return 2.0 ** (grid.floor - own.floor), None, ""
         apart = grid.band - own.band
         if apart <= allowed:

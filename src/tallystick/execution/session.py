@@ -455,7 +455,8 @@ class Session:
             return f"{Kind(place[0]).name.lower()} {self.leaves.names[place]}"
         for site in self.sites:
             if (site.kind, site.ordinal) == place:
-                return f"{site.kind.name.lower()} {site.name}"
+                kind = site.kind.name.lower()
+                return kind if kind == site.name else f"{kind} {site.name}"
         return f"{Kind(place[0]).name.lower()} {place[1]}"
 
     def all_buffers(self) -> Iterator[tuple[str, Tensor]]:

@@ -397,16 +397,17 @@ def _audit_segment(
             outcome, tape = replay.follow(record, frames[step])
         except EditedOutside as problem:  # the job's own doing, whoever recorded it
             acceptance.discard()
-            result.verdict = "cannot_reproduce"
-            result.deviations.append(
-                Deviation(step, result.verdict, PROGRAM, None, str(problem), "a run of this job")
-            )
-            return result
+            return _not_done(result, step, str(problem))
         except (InvalidInput, Nondeterminism) as problem:
             result.deviations.append(
                 Deviation(step, "log_violation", "log", None, str(problem), "a valid log")
             )
             break
+        except RuntimeError as problem:  # of torch: this machine has no such operator, or no memory for it
+            acceptance.discard()
+            return _not_done(
+                result, step, f"the step does not end here: {str(problem).splitlines()[0][:200]}"
+            )
         clock = report.phases.add("step", clock)
         result.deviations += compare_step(record, outcome, tape.violations)
         if progress is not None:
@@ -426,6 +427,12 @@ def _audit_segment(
         _explain_segment(replay, directory, transcript, result, frames, state)
     else:
         accept(result, excesses)
+    return result
+
+
+def _not_done(result: SegmentResult, step: int, why: str) -> SegmentResult:
+    result.verdict = "cannot_reproduce"
+    result.deviations.append(Deviation(step, result.verdict, PROGRAM, None, why, "a run of this job"))
     return result
 
 

@@ -359,3 +359,45 @@ def test_repetitions_are_steady_that_move_the_gradient_alike(
     session = open_job(job, POLICIES["bf16"])
     assert calibrate(session, backward_of(session, job), for_audit=True).steady == steady
     assert calibrate(session, backward_of(session, job)).steady, "a trainer's own does not ask"
+
+
+class Counting(nn.Module):
+    """Scales its output by how often it was called, which no state holds."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.calls = model, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.model(x) * (1.0 + 0.01 * self.calls)
+
+
+@pytest.mark.parametrize("policy", ["fp32", "fp64", "bf16", "leaf"])
+def test_a_program_that_keeps_count_beside_its_tensors_is_refused(
+    policy: str, zoo: Any, open_job: Any
+) -> None:
+    plain = zoo.build({"model": "convolutions"})
+    session = open_job(plain, POLICIES[policy])
+    calibrate(session, backward_of(session, plain))
+    session.close()
+
+    job = zoo.build({"model": "convolutions"})
+    job.model = Counting(job.model)
+    job.optimizer = torch.optim.SGD(job.model.parameters(), lr=0.1)
+    counted = open_job(job, POLICIES[policy])
+    with pytest.raises(Nondeterminism, match="keeps count beside the model's tensors"):
+        calibrate(counted, backward_of(counted, job))
+
+
+@pytest.mark.parametrize("policy", ["fp32", "bf16"])
+def test_a_loss_that_is_only_noise_is_no_reason_for_an_auditor_not_to_accept(
+    policy: str, zoo: Any, open_job: Any
+) -> None:
+    session = open_job(zoo.build({"model": "convolutions"}), POLICIES[policy])
+    seen = calibrate_module.Deviations(session, [None] * len(session.parameters))
+    seen.noise[(Kind.LOSS, 0)] = SiteNoise(0.5, np.zeros(1, dtype=np.int64), 1.0, 0.5, 1)
+    with pytest.raises(Nondeterminism, match=r"^loss: its noise is 2\*\*-1 of its scale"):
+        calibrate_module.choose_grids(session, seen, {})
+    widest = calibrate_module.choose_grids(session, seen, {}, measure_states=True).table.sites[(Kind.LOSS, 0)]
+    assert widest.band == -2

@@ -224,6 +224,8 @@ def test_a_parity_band_at_the_policys_finest_floor_is_the_policys_own() -> None:
     assert yardstick.compare_band(WEIGHT, finest) == (1.0, None, "")
     ratio, limit, stated = yardstick.compare_band(WEIGHT, coarser)
     assert (ratio, stated) == (32.0, "2**-2") and limit is not None
+    unsteady = Calibration({WEIGHT: quiet}, GridTable({WEIGHT: own}), steady=False)
+    assert Yardstick(BF16, unsteady).compare_band(WEIGHT, coarser) == (2.0, None, "")
 
 
 @pytest.mark.parametrize("kind", [Kind.BUFFER, Kind.LOSS])
