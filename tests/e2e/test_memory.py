@@ -157,7 +157,7 @@ def test_other_data_than_the_records_name_are_refused(remembered: Remembered, tm
 def test_the_command_tells_found_from_doubtful(
     remembered: Remembered, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    beacon = ["--beacon", BEACON.hex()]
+    beacon = ["--beacon", BEACON.hex(), "--job", "tallystick.testing.noise_job"]
     for trained, code, verdict in ((honest, 0, "confirmed"), (nothing_of_it, 3, "doubtful")):
         directory, _ = remembered(trained)
         picture = tmp_path / f"{verdict}.svg"

@@ -13,7 +13,7 @@ from pathlib import Path
 from tallystick.store.files import RunDirectory
 
 
-def plain_seconds(directory: RunDirectory) -> float:
+def plain_seconds(directory: RunDirectory, job: str | None = None) -> float:
     """Return the seconds of the plain loop over all steps of the run; the first step, which allocates, counts too.
 
     Raises:
@@ -21,18 +21,18 @@ def plain_seconds(directory: RunDirectory) -> float:
     """
     import torch
 
-    from tallystick.execution.job import find_shipped
+    from tallystick.cli.options import choose_source
     from tallystick.roles.measure import PlainLoop
 
     specification = directory.load_specification()
-    job = find_shipped(specification.job.path).build(specification.job.settings, specification.seed)
-    loop = PlainLoop(job, torch.float32)
+    built = choose_source(job, specification.job.path).build(specification.job.settings, specification.seed)
+    loop = PlainLoop(built, torch.float32)
     return sum(loop.step(number)["total"] for number in range(specification.steps))
 
 
 def main(arguments: list[str]) -> int:
-    """Print the plain loop's seconds for the run in ``arguments[0]``."""
-    print(plain_seconds(RunDirectory(Path(arguments[0]))))
+    """Print the plain loop's seconds for the run in ``arguments[0]``, of the job ``arguments[1]`` if that is no shipped one."""
+    print(plain_seconds(RunDirectory(Path(arguments[0])), *arguments[1:]))
     return 0
 
 

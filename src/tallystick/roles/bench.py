@@ -365,7 +365,7 @@ class Bench:
         if not out.exists():
             self.say(f"  control: plain loop under {profile}")
             jitter = parse_profile(profile).jitter
-            self._measure("control", profile, directory=str(run), out=str(out), jitter=jitter)
+            self._measure("control", profile, directory=str(run), out=str(out), jitter=jitter, job=job)
         return np.frombuffer(out.read_bytes(), dtype="<u4" if policy in ("fp32", "bf16") else "<u8")
 
     # -- log -----------------------------------------------------------------------------------

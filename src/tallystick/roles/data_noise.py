@@ -22,10 +22,12 @@ from tallystick.execution.job import Batch, Job
 from tallystick.execution.step import map_tensors
 from tallystick.numerics.random import stream_key, words
 
-SHAKEN = (
-    2.0**-16
-)  # of a tensor's largest element: what sines, exponentials and interpolations differ by elsewhere
-MOST_TIMES = 8.0  # what shaking does to a state, this often, may noise have done
+SHAKEN = 2.0**-13
+"""Of a tensor's largest element: eight times what sines, exponentials and interpolations differ by elsewhere.
+
+Less would often move no rounding at all, and then noise that moves one would be a lie.
+"""
+MOST_TIMES = 2.0  # what shaking does to a state, this often, may noise have done
 MOST_SHARE = 2.0**-4  # of the way that training carried the state, at most
 REMEDY = "commit the batch's bytes (read its numbers from a file), or use integers"
 FLOATS = {"F32": "<f4", "F64": "<f8"}

@@ -346,11 +346,12 @@ def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def control(directory: str, out: str, jitter: bool) -> dict[str, Any]:
+def control(directory: str, out: str, jitter: bool, job: str | None = None) -> dict[str, Any]:
     """Train a recorded job plainly from its committed initial weights; write the final ones to ``out``.
 
     Same precision, data, schedule and dropout masks as the run in ``directory``; no site and no log. The file holds
-    the weights in the order of the model's parameters, little-endian, in the precision of the policy.
+    the weights in the order of the model's parameters, little-endian, in the precision of the policy. ``job`` is its source,
+    by default the shipped one that the run names.
     """
     from tallystick.execution.jitter import Jitter
     from tallystick.execution.randomness import RandomStream
@@ -358,17 +359,18 @@ def control(directory: str, out: str, jitter: bool) -> dict[str, Any]:
 
     run = RunDirectory(Path(directory))
     stated = run.load_specification()
-    job = find_shipped(stated.job.path).build(stated.job.settings, stated.seed)
+    source = find_shipped(stated.job.path) if job is None else find_source(job)
+    built = source.build(stated.job.settings, stated.seed)
     initial = run.load_committed(0, stated.initial_state)
     with torch.no_grad():
-        for name, parameter in job.model.named_parameters():
+        for name, parameter in built.model.named_parameters():
             values = torch.frombuffer(bytearray(initial[f"model/{name}"].data), dtype=torch.float32)
             parameter.copy_(values.reshape(parameter.shape))
     noise = Jitter(20241) if jitter else None
-    loop = PlainLoop(job, COMPUTE[stated.policy.name], stream=RandomStream(stated.seed), jitter=noise)
+    loop = PlainLoop(built, COMPUTE[stated.policy.name], stream=RandomStream(stated.seed), jitter=noise)
     for number in range(stated.steps):
         loop.step(number)
-    weights = torch.cat([p.detach().reshape(-1) for p in job.model.parameters()])
+    weights = torch.cat([p.detach().reshape(-1) for p in built.model.parameters()])
     with storing(out):
         Path(out).write_bytes(weights.numpy().tobytes())
     return {"weights": weights.numel(), "bytes_each": weights.element_size()}

@@ -70,7 +70,13 @@ def tally(capfd: pytest.CaptureFixture[str], job: Path) -> Tally:
     def call(*arguments: str | Path, unasked: bool = False) -> Answer:
         capfd.readouterr()
         given = [str(argument) for argument in arguments]
-        repeats = given[0] in REPEATING and given[1:] and Path(given[1]).is_dir() and "--job" not in given
+        repeats = (
+            given[:1]
+            and given[0] in REPEATING
+            and given[1:]
+            and Path(given[1]).is_dir()
+            and "--job" not in given
+        )
         code = main([*given, "--job", str(job)] if repeats and not unasked else given)
         caught = capfd.readouterr()
         return Answer(code, caught.out, caught.err)

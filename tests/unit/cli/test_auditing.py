@@ -33,8 +33,8 @@ def test_an_honest_run_matches(tally, recorded: Path) -> None:
     freedom = fields["freedom"]
     assert set(freedom) == {
         "fraction", "elements", "near", "moved", "expected_moves", "move_budget", "decisions_moved", "decisions_far",
-        "expected_decisions", "decision_budget", "largest_move", "largest_steer", "path_steer", "silenced_parameters",
-        "widest_band_ratio",
+        "expected_decisions", "decision_budget", "largest_move", "largest_steer", "fullest_step", "path_steer",
+        "silenced_parameters", "widest_band_ratio",
     }  # fmt: skip
     assert (freedom["moved"], freedom["largest_move"], freedom["path_steer"]) == (0, 0.0, 0.0)
     assert 0.0 < freedom["expected_moves"] < freedom["move_budget"] < freedom["elements"]
@@ -172,7 +172,9 @@ def test_another_source_cannot_reproduce_the_run(tally, recorded: Path, job: Pat
 
     assert answer.code == page.code == 3
     assert json.loads(answer.out)["verdict"] == "cannot_reproduce"
-    assert "cannot reproduce at step 0: program file tiny.py (nothing is said about the trainer)" in page.out
+    assert "cannot reproduce at step 0: program file tiny.py (nothing is said about the trainer)" in " ".join(
+        page.out.split()
+    )
     assert tally("audit", recorded, "--job", job).code == 0
 
 
@@ -209,8 +211,7 @@ def test_no_path_in_a_run_directory_is_ever_executed(
             assert answer.code == 2
             assert "is no shipped job" in answer.err
             assert "give --job FILE" in answer.err
-        difference = tally("diff", run, recorded, "--json", unasked=True)
-        assert "nothing was repeated: job" in difference.out
+        tally("diff", run, recorded, unasked=True)
     assert not (tmp_path / "ran").exists()
     assert not (tmp_path / "claim").exists()
 

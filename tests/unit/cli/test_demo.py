@@ -86,8 +86,10 @@ def test_the_demo_does_not_write_into_a_directory_that_holds_something(tally, tm
     assert tally("demo", "digits").code == 2
 
 
-def test_the_plain_loop_of_a_run_is_timed(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert plain_main([str(recorded)]) == 0
+def test_the_plain_loop_of_a_run_is_timed(
+    recorded: Path, job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plain_main([str(recorded), str(job)]) == 0
     assert 0.0 < float(capsys.readouterr().out) < 60.0
 
 

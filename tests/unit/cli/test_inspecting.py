@@ -83,7 +83,7 @@ def test_an_honest_run_verifies_and_says_what_that_does_not_show(tally, recorded
     assert answer.code == 0
     assert answer.out.startswith("consistent: run ")
     assert "This does not show that the steps were computed" in answer.out
-    assert [check["outcome"] for check in fields["checks"]] == ["passed"] * 5
+    assert [check["outcome"] for check in fields["checks"]] == ["passed"] * 6
     assert fields["verdict"] == "match"
 
 
@@ -94,7 +94,7 @@ def test_a_run_verifies_against_its_root_only(tally, recorded: Path) -> None:
     other = tally("verify", recorded, "--root", "00" * 32, "--json")
     assert other.code == 1
     assert [check["outcome"] for check in json.loads(other.out)["checks"]] == [
-        "passed", "failed", "not reached", "not reached", "not reached",
+        "passed", "failed", "not reached", "not reached", "not reached", "not reached",
     ]  # fmt: skip
 
 
@@ -202,7 +202,7 @@ def test_a_proof_that_cannot_be_made_is_refused_with_its_reason(
     [
         (b"", "proof"),
         (b"[]", "is none of the documents that tally knows"),
-        (b'{"format":"tallystick/run/1"}', "is a run's specification; `tally verify DIR`"),
+        (b'{"format":"tallystick/run/2"}', "is a run's specification; `tally verify DIR`"),
         (b'{"format": "tallystick/step-proof/1"}', "not the canonical encoding"),
         (b'{"format":"tallystick/step-proof/1"}', "is missing"),
         (b'{"format":"tallystick/chunk-proof/1"}', "is missing"),

@@ -187,7 +187,7 @@ def test_the_control_repeats_itself_and_differs_under_jitter(job: str, policy: s
     results: list[bytes] = []
     for number, jitter in enumerate((False, False, True)):
         out = tmp_path / f"weights-{number}"
-        found = measure.control(str(run.path), str(out), jitter)
+        found = measure.control(str(run.path), str(out), jitter, job)
         results.append(out.read_bytes())
         assert len(results[-1]) == found["weights"] * found["bytes_each"]
     assert results[0] == results[1]
@@ -196,7 +196,7 @@ def test_the_control_repeats_itself_and_differs_under_jitter(job: str, policy: s
 
 def test_the_control_draws_the_dropout_of_the_recorded_run(job: str, tmp_path: Path) -> None:
     run = recorded(job, "fp64", tmp_path / "run", steps=1)
-    measure.control(str(run.path), str(tmp_path / "weights"), False)
+    measure.control(str(run.path), str(tmp_path / "weights"), False, job)
     plain = torch.frombuffer(bytearray((tmp_path / "weights").read_bytes()), dtype=torch.float64)
     entries = run.load_checkpoint(1)
     names = ["0.weight", "1.weight", "1.bias", "4.weight", "4.bias"]

@@ -53,7 +53,7 @@ AS_BUNDLE = "-o B`"
         (b'{"format":"tallystick/chunk-proof/1"}', "the proof of a chunk", "--root HEX"),
         (b'{"format":"tallystick/dispute/1"}', "the record of a dispute", "--trainer-signs PUB"),
         (b'{"format":"tallystick/dispute-verdict/1"}', "a judge's verdict", AS_BUNDLE),
-        (b'{"format":"tallystick/run/1"}', "a run's specification", "tally verify DIR"),
+        (b'{"format":"tallystick/run/2"}', "a run's specification", "tally verify DIR"),
         (b'{"format":"tallystick/run-statement/1"}', "a run's statement", "tally verify DIR"),
         (b'{"batch":"","fingerprint":"","state_root":null}\n{}', "the step records", "tally verify DIR"),
         (policy_template({}).encode(), "an evidence policy", "tally verify B --policy"),
