@@ -47,7 +47,13 @@ if TYPE_CHECKING:
 EXIT_CODES: Mapping[str, int] = {
     "match": 0, "mismatch": 1, "log_violation": 1, "cannot_reproduce": 3, "not_accepted": 4
 }  # fmt: skip
-DISPUTE_CODES: Mapping[str, int] = {"agreement": 0, "both_acceptable": 0, "fault": 1, "cannot_reproduce": 3}
+DISPUTE_CODES: Mapping[str, int] = {
+    "agreement": 0,
+    "both_acceptable": 0,
+    "fault": 1,
+    "forfeit": 1,
+    "cannot_reproduce": 3,
+}
 
 
 Run = Annotated[Path, typer.Argument(metavar="DIR", help="The trainer's run directory.")]

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Protocol
 from tallystick.commit.encoding import digest
 from tallystick.errors import ProtocolViolation
 from tallystick.protocol.game import Claim, Game, Level, Move, Tick, apply, open_game, receive
-from tallystick.protocol.strategy import find_witness, next_moves
 from tallystick.protocol.trace import PARTIES, DisputedPosition, Loser, Party, Ruling, Trace
 
 if TYPE_CHECKING:
@@ -57,6 +56,13 @@ class LettersTrace:
 def wrong_from(length: int, start: int) -> LettersTrace:
     """Return a trace that makes one wrong step, to index ``start``, and goes on honestly from there."""
     return LettersTrace(length, range(start, length + 1))
+
+
+def next_moves(game: Game, party: Party, trace: Trace) -> list[Move]:
+    """Return what ``party``, whose own computation is ``trace``, owes the game: one claim or nothing."""
+    if game.midpoint is None or party not in game.awaited:
+        return []
+    return [Claim(party, game.midpoint, trace.commitment_at(game.midpoint))]
 
 
 class LettersJudge:
@@ -102,8 +108,8 @@ class Player:
         return next_moves(game, party, self.trace)
 
     def witness(self, game: Game) -> object:
-        """Return the trace's witness."""
-        return find_witness(game, self.trace)
+        """Return the trace's witness, which the party owes once the position is found."""
+        return None if game.position is None else self.trace.witness_at(game.position.agreed)
 
 
 @dataclass(frozen=True)
