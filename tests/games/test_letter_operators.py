@@ -276,7 +276,7 @@ def refused(game: OperatorGame, party: Party | None, move: Move) -> str:
 
 
 def test_moves_out_of_turn_are_refused_and_change_nothing() -> None:
-    game = open_operator_game(BASE, timeout_s=60)
+    game = open_operator_game(BASE)
 
     assert "must come from the trainer" in refused(game, "auditor", Committed(3, ROOT))
     assert "the game awaits commit" in refused(game, "auditor", Declined())

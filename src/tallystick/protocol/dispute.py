@@ -56,7 +56,7 @@ from tallystick.protocol.trace import PARTIES, DisputedPosition, Party
 
 DISPUTE_FORMAT = "tallystick/dispute/1"
 DISPUTE_LIMIT = 1 << 27  # bytes of JSON
-MOST_MOVES = 256  # two claims for each of 24 rounds, seven more, and a tick before each are 112
+MOST_MOVES = 256  # two claims for each of 24 rounds and seven more are 55
 LONGEST_SIGNATURE = 128  # bytes; ECDSA on P-384 in DER has 104 at most
 HANDED_TAG = "tallystick/handed/1"
 GRIDS_ENTRY = "document/grids"

@@ -365,12 +365,6 @@ class ForfeitError(Exception):
         self.loser: Loser = loser
 
 
-def silence(silent: Sequence[Party], owed: str, table: Table) -> ForfeitError:
-    """Return the error that says who did not answer what in time; silence is the referee's word."""
-    loser: Loser = silent[0] if len(silent) == 1 else "both"
-    return ForfeitError(loser, f"no answer: {' and '.join(silent)} owed {owed} by {table.deadline}")
-
-
 def ask_one(table: Table, question: Question, read: Callable[[Answer], Value]) -> Value:
     """Return what one party answers.
 
@@ -380,5 +374,5 @@ def ask_one(table: Table, question: Question, read: Callable[[Answer], Value]) -
     party = question.party
     replies = table.ask({party: question}, lambda _, answer: read(answer))
     if party not in replies:
-        raise silence([party], f"an answer to a question ({question.kind})", table)
+        raise ForfeitError(party, f"no answer: {party} owed {question.kind} by {table.deadline}")
     return replies[party]

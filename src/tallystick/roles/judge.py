@@ -41,8 +41,8 @@ from tallystick.execution.step import batch_digest, run_step
 from tallystick.numerics.log import Kind, decode_frame
 from tallystick.numerics.rounding import NO_KEY, Candidates, Key, find_candidates
 from tallystick.protocol.dispute import GRIDS_ENTRY, DisputeRecord, StepsGame
-from tallystick.protocol.exchange import Answer, ForfeitError, Question, Table, ask_one, silence, size_of
-from tallystick.protocol.game import Claim, Game, Level, open_game, receive
+from tallystick.protocol.exchange import Answer, ForfeitError, Question, Table, ask_one, size_of
+from tallystick.protocol.game import Claim, Game, Level, Silence, apply, open_game, receive
 from tallystick.protocol.operator_moves import hash_in
 from tallystick.protocol.operators import Objection
 from tallystick.protocol.run_documents import Specification, StepRecord
@@ -497,13 +497,15 @@ class Referee:
                 party: seat.question(index) for party, seat in self.seats.items() if index not in seat.claims
             }
             replies = self.table.ask(asked, lambda _, answer: read_claim(answer)) if asked else {}
-            silent: list[Party] = [party for party in asked if party not in replies]
-            if silent:
-                raise silence(silent, f"a claim at {name} {index}", self.table)
             for party, seat in self.seats.items():
                 if party in replies:
                     seat.claims[index] = replies[party]
-                game = receive(game, party, Claim(party, index, seat.claims[index]))
+                if index in seat.claims:
+                    game = receive(game, party, Claim(party, index, seat.claims[index]))
+            if len(replies) < len(asked):
+                game = apply(game, Silence(self.table.deadline))
+                assert game.outcome is not None
+                raise ForfeitError(game.outcome.loser, game.outcome.reason)
             rounds[name] = rounds.get(name, 0) + 1
             claims = [move for move in game.log if isinstance(move, Claim)]
             self.played = replace(

@@ -32,14 +32,14 @@ from tallystick.protocol.exchange import (
     LONGEST_REASON,
     MOST_PARTS,
     Answer,
+    ForfeitError,
     Part,
     Question,
     Table,
     ask_one,
-    silence,
 )
 from tallystick.protocol.formulas import Indexes, Point, Sum, is_within
-from tallystick.protocol.game import Outcome, Tick
+from tallystick.protocol.game import Outcome, Silence
 from tallystick.protocol.openings import Opening, store_nodes, stores_opened, widened
 from tallystick.protocol.operands import UnknownFormError, stored_at
 from tallystick.protocol.operator_game import (
@@ -798,7 +798,7 @@ class OperatorDispute:
         """Return what every question of level three says; to the auditor also the trainer's record of the step."""
         if party == "auditor":
             more["step_proof"] = self.step_proof.encode().decode("ascii")
-        moves = [move_fields(move) for move in self.game.log if not isinstance(move, (Tick, Ruling))]
+        moves = [move_fields(move) for move in self.game.log if not isinstance(move, (Silence, Ruling))]
         claims = {party: claim.hex() for party, claim in self.terms.claims.items()}
         return {"claims": claims, "moves": moves, "step": self.step, **more}
 
@@ -897,7 +897,9 @@ class OperatorDispute:
 
         replies = self.table.ask({party: Question(party, "move", self.body(party), (), OPENING_LIMIT)}, read)
         if party not in replies:
-            raise silence([party], f"a move over operators ({self.game.stage})", self.table)
+            self.game = play_move(self.game, None, Silence(self.table.deadline))
+            assert self.game.outcome is not None
+            raise ForfeitError(self.game.outcome.loser, self.game.outcome.reason)
         self._moved(party, replies[party])
 
     def _moved(self, party: Party, said: SaidMove) -> None:
