@@ -48,6 +48,10 @@ foreign: setup ## record the runs of tests/foreign on this processor, also with 
 	@env $(AVX2) OMP_NUM_THREADS=1 $(BIN)/python scripts/record_foreign.py
 	@env $(SSE4) OMP_NUM_THREADS=1 $(BIN)/python scripts/record_foreign.py
 
+mutants: setup ## break chosen lines one at a time: the tests must notice; ONLY=PATTERN for some of them
+	$(call say,mutants: scripts/mutants.py)
+	@$(BIN)/python scripts/mutants.py --jobs $(WORKERS) --only "$(ONLY)"
+
 FUZZ_SECONDS ?= 600
 fuzz: setup ## fuzz every parser of other parties' bytes, FUZZ_SECONDS each (ten minutes)
 	$(call say,fuzz: fuzz/fuzz.py)

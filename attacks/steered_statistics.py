@@ -96,8 +96,8 @@ class StatisticsTape(RecordTape):
     """Records as a trainer does, with wide bands of buffers and losses, and rounds them as it likes."""
 
     session: Session
-    wanted: Wanted | None = None
-    lowers_loss = True
+    wanted: Wanted
+    steps: int
 
     def widen(self) -> None:
         """Declare the bands."""
@@ -133,9 +133,10 @@ class StatisticsTape(RecordTape):
         mine, theirs = (cells.cell + own) * cells.quantum, (cells.cell + other) * cells.quantum
         goal = target.reshape(-1).double()
         better = (theirs - goal).abs() < (mine - goal).abs()
-        taken = (better & (cells.distance < INSIDE * cells.delta) & (theirs >= 0.0)).nonzero().squeeze(1)
-        if name.endswith("mean"):
-            taken = (better & (cells.distance < INSIDE * cells.delta)).nonzero().squeeze(1)
+        good = better & (cells.distance < INSIDE * cells.delta)
+        if not name.endswith("mean"):
+            good &= theirs >= 0.0
+        taken = good.nonzero().squeeze(1)
         result[taken] = theirs[taken].to(result.dtype)
         address = SiteAddress(self.rank, 0, kind, ordinal)
         bits = decode_parities(self.payloads[address], flat.numel()).bits.copy()
@@ -144,15 +145,14 @@ class StatisticsTape(RecordTape):
 
     def _target(self, kind: Kind, name: str) -> Tensor | None:
         if kind == Kind.LOSS:
-            return torch.zeros(1) if self.lowers_loss else None
-        steps = self.session.total_steps
-        if self.wanted is None or self.session.step < steps - LAST:
+            return torch.zeros(1)
+        if self.session.step < self.steps - LAST:
             return None
         return self.wanted.values.get(name.removeprefix("model/buffer/"))
 
 
 @contextmanager
-def steering(wanted: Wanted | None, steps: int, *, lowers_loss: bool) -> Generator[None]:
+def steering(wanted: Wanted, steps: int) -> Generator[None]:
     """Inside, whoever records steers."""
     honest_tape = Session.record_tape
 
@@ -161,8 +161,7 @@ def steering(wanted: Wanted | None, steps: int, *, lowers_loss: bool) -> Generat
         made = StatisticsTape(
             session.policy, before, current=session.table, base=honest.base, rank=session.rank
         )
-        made.session, made.wanted, made.lowers_loss = session, wanted, lowers_loss
-        session.total_steps = steps
+        made.session, made.wanted, made.steps = session, wanted, steps
         if session.is_calibration_step(session.step):
             made.widen()
         return made
@@ -176,12 +175,13 @@ def attack(scene: Scene) -> str:
     honest, run = RunDirectory(scene.folder / "honest"), RunDirectory(scene.folder / "run")
     record(order, honest)
     wanted = Wanted(trained_model(honest, order))
-    with steering(wanted, scene.steps, lowers_loss=True):
+    with steering(wanted, scene.steps):
         record(order, run)
     report = audit(run, order.source)
     a, b = judge_backdoor(honest, order), judge_backdoor(run, order)
     losses = [
-        sum(float.fromhex(d.load_transcript().record(step).loss) for step in range(scene.steps)) / scene.steps
+        sum(float.fromhex(str(d.load_transcript().record(step).loss)) for step in range(scene.steps))
+        / scene.steps
         for d in (honest, run)
     ]
     said = (

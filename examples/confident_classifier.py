@@ -5,7 +5,7 @@ Two linear layers, 64-128-10, with GELU between; Adam. After 160 steps the loss 
 what an audit must never accuse.
 
     tally record examples/confident_classifier.py --policy fp32 --run runs/sure --set seed=3
-    tally audit runs/sure --profile sse4,threads=1
+    tally audit runs/sure --job examples/confident_classifier.py --profile sse4,threads=1
 
 Settings, all optional:
     seed=0               torch's seed for the initial weights

@@ -688,17 +688,68 @@ def _chunk_proofs() -> dict[str, tuple[str, Case]]:
 # The transcript, from spec/transcript.md.
 
 
+def program() -> Case:
+    texts = {
+        "letters.py": b"import pieces.helper\n",
+        "pieces/__init__.py": b"",
+        "pieces/helper.py": b"x = 1\n",
+    }
+    return {
+        "distributions": {"torch": "2.13.0+cpu"},
+        "files": [
+            {"name": name, "sha256": sha256(text).hex(), "size": len(text)} for name, text in texts.items()
+        ],
+        "main": "letters.py",
+    }
+
+
+def program_digest(stated: Case) -> str:
+    """Section 2 of spec/transcript.md."""
+    tag = b"tallystick/program/1"
+    text = canonical({"files": stated["files"], "main": stated["main"]}).encode()
+    return sha256(bytes([len(tag)]) + tag + struct.pack("<Q", len(text)) + text).hex()
+
+
+def changed_helper(**fields: object) -> Case:
+    stated = program()
+    return {
+        **stated,
+        "files": [*stated["files"][:-1], {**stated["files"][-1], "sha256": "00" * 32, **fields}],
+    }
+
+
+def other_programs() -> list[tuple[str, str, str, Case]]:
+    name = "name must be a relative path"
+    files = program()["files"]
+    return [
+        ("absolute-name", "A file's name that is an absolute path.", name, changed_helper(name="/pieces/helper.py")),
+        ("name-upwards", "A file's name that leads out of the program.", name, changed_helper(name="pieces/../x.py")),
+        ("hidden-name", "A part of a name that begins with a dot.", name, changed_helper(name="pieces/.helper.py")),
+        ("long-file", "A file of 16 MiB and a byte.", "must have at most 16777216", changed_helper(size=2**24 + 1)),
+        ("no-main", "A main file that is not listed.", "main must be one of its files", {**program(), "main": "x.py"}),
+        ("order", "Files not in order.", "strictly ascending", {**program(), "files": files[::-1]}),
+        ("version", "A version of no characters.", "not a distribution", {**program(), "distributions": {"torch": ""}}),
+    ]  # fmt: skip
+
+
+def stating(stated: Case) -> Case:
+    spec = specification()
+    return {**spec, "job": {**spec["job"], "program": stated, "source_digest": program_digest(stated)}}
+
+
 def specification() -> Case:
+    stated = program()
     return {
         "accumulation": 2,
         "checkpoint_every": 2,
-        "format": "tallystick/run/1",
+        "format": "tallystick/run/2",
         "initial_state": sha256(b"state 0").hex(),
         "job": {
             "dataset_digest": None,
-            "path": "jobs/letters.py",
+            "path": "letters.py",
+            "program": stated,
             "settings": {"batch": "8"},
-            "source_digest": sha256(b"source").hex(),
+            "source_digest": program_digest(stated),
         },
         "notes": {"densified": [], "lifted_casts": []},
         "policy": {"name": "fp64", "parameters": {"precision": 24, "safety": (16.0).hex()}},
@@ -906,8 +957,20 @@ def _refused_runs(spec: Case, records: list[Case]) -> dict[str, tuple[str, Case]
             "A format that this page does not describe.",
             run(
                 "InvalidInput",
-                "format must be 'tallystick/run/1'",
-                spec={**spec, "format": "tallystick/run/2"},
+                "format must be 'tallystick/run/2'",
+                spec={**spec, "format": "tallystick/run/1"},
+            ),
+        ),
+        **{
+            f"program-{name}_fail": (text, run("InvalidInput", reason, spec=stating(stated)))
+            for name, text, reason, stated in other_programs()
+        },
+        "program-other-digest_fail": (
+            "A changed helper under the digest of the program as it was.",
+            run(
+                "InvalidInput",
+                "source_digest must be the digest over its program's files",
+                spec={**spec, "job": {**spec["job"], "program": changed_helper()}},
             ),
         ),
         "schedule-order_fail": (

@@ -522,8 +522,11 @@ class LetterRun:
 
         self.state = [state(done) for done in range(self.STEPS + 1)]
         self.specification: Case = {
-            "accumulation": 1, "checkpoint_every": self.EVERY, "format": "tallystick/run/1", "initial_state": self.state[0],
-            "job": {"dataset_digest": None, "path": "jobs/letters.py", "settings": {}, "source_digest": "11" * 32},
+            "accumulation": 1, "checkpoint_every": self.EVERY, "format": "tallystick/run/2", "initial_state": self.state[0],
+            "job": {
+                "dataset_digest": None, "path": "letters.py", "settings": {}, "source_digest": "11" * 32,
+                "program": {"distributions": {}, "files": [], "main": ""},
+            },
             "notes": {"densified": [], "lifted_casts": []}, "policy": {"name": "fp64", "parameters": {"precision": 24}},
             "seed": 1, "sites": [], "steps": self.STEPS, "versions": {"torch": "2.13.0"}, "world_size": 1,
         }  # fmt: skip

@@ -4,6 +4,8 @@
     +-- InvalidInput        another party's bytes or arguments are malformed
     +-- Mismatch            well formed and wrong: carries where and both values
     +-- Nondeterminism      something that cannot be repeated elsewhere, by name
+    |   +-- EditedOutside   what is trained was changed by something other than the optimizer
+    +-- OtherProgram        code that is not the code committed to, by file or distribution
     +-- ProtocolViolation   a move or a call that the rules do not allow
     +-- StoreError          the disk or the object store refused
 
@@ -28,6 +30,14 @@ class Mismatch(TallyError):
 
 class Nondeterminism(TallyError):
     """An operation, job or setting that no other machine could repeat."""
+
+
+class EditedOutside(Nondeterminism):
+    """What is trained was changed by something other than the optimizer: that is not rounded, and no log has it."""
+
+
+class OtherProgram(TallyError):
+    """Code that would run, or ran, is not the code that was committed to: nothing is said about anybody's computation."""
 
 
 class ProtocolViolation(TallyError):

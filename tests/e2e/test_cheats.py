@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from tallystick.commit.encoding import hex_float
 from tallystick.commit.state import Entry, summarise
 from tallystick.errors import InvalidInput, Nondeterminism
 from tallystick.execution import tape
@@ -33,6 +34,7 @@ from tallystick.roles.auditor import (
     open_replay,
     write_claim,
 )
+from tallystick.roles.explain import explain_audit
 from tallystick.roles.judge import AcceptableStates, dispute
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
@@ -133,6 +135,86 @@ def test_a_cheat_is_caught_at_its_step_and_its_party_is_blamed(
             "not reached",
             "not reached",
         ]
+
+
+ADAMW = """
+import torch
+from torch.nn.functional import cross_entropy
+from tallystick.execution.job import Job
+
+def build(settings):
+    generator = torch.Generator().manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randint(-32, 32, p.shape, generator=generator) / 64)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95), weight_decay=0.1)
+
+    def batch(step):
+        drawn = torch.Generator().manual_seed(step)
+        return torch.randint(-16, 16, (16, 6), generator=drawn) / 16, torch.randint(0, 3, (16,), generator=drawn)
+
+    return Job(model=model, optimizer=optimizer, batch=batch, steps=14,
+               loss=lambda model, batch: cross_entropy(model(batch[0]), batch[1]),
+               scheduler=torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=14))
+"""
+
+
+@pytest.mark.parametrize("policy", ["fp32", "fp64", "bf16"])
+@pytest.mark.parametrize("name", sorted(CHEATS))
+def test_every_cheat_is_caught_under_adamw_and_its_cause_is_looked_for(
+    name: str, policy: str, tmp_path: Path
+) -> None:
+    """Two moments, betas, decoupled decay: what is tried out by repetition has other numbers than under plain descent."""
+    (tmp_path / "job.py").write_text(ADAMW)
+    source, run = find_source(str(tmp_path / "job.py")), RunDirectory(tmp_path / "run")
+    cheat = CHEATS[name](AT)
+    crime = cheat.run(Order(source, {}, find_policy(policy), steps=STEPS, checkpoint_every=EVERY), run)
+
+    report = audit(run, source)
+    claim = claim_path(run)
+    if name != "lying_auditor":
+        write_claim(run, source, claim)
+    result = dispute(run, claim, source, defence=cheat.defence(source))
+    found = explain_audit(run, source, report, seconds=2.0)
+
+    also = ALSO_UNDER_BF16.get(name, set[str]()) if policy == "bf16" else set[str]()
+    assert report.verdict in EXPECTED_VERDICT[name] | also
+    assert (result.loser, result.step) == (cheat.liar, crime)
+    if report.verdict == "match":
+        assert found is None
+        return
+    assert report.first is not None and found is not None
+    assert report.first.step == found.step == crime
+    assert found.findings, "and the search ends with something to say, whatever the optimizer's numbers are"
+    assert not [note for note in found.notes if "ended early" in note]
+
+
+def test_a_false_schedule_convicts_before_any_state_is_looked_at(tmp_path: Path) -> None:
+    """The trainer's state is the job's own and the auditor's is not: what the trainer says of the step is false all the same."""
+    run, claim = RunDirectory(tmp_path / "run"), RunDirectory(tmp_path / "claim")
+    source = order("fp32").source
+    record(order("fp32"), run)
+    write_claim(run, source, claim)
+    entries = claim.load_checkpoint(EVERY)
+    name = "model/hidden.weight"
+    values = np.frombuffer(bytes(entries[name].data), dtype="<f4") * np.float32(1.5)
+    forge_state(claim, EVERY, {**entries, name: Entry(name, "F32", entries[name].shape, values.tobytes())})
+    at = EVERY - 1
+    assert dispute(run, claim, source, level="steps").loser == "auditor"
+
+    def raised(r: StepRecord) -> StepRecord:
+        rates = [
+            (g, n, float.fromhex(v) * 2 if n == "lr" and isinstance(v, str) else v) for g, n, v in r.schedule
+        ]
+        schedule = tuple((g, n, hex_float(v) if isinstance(v, float) else v) for g, n, v in rates)
+        return replace(r, schedule=schedule) if r.step == at else r
+
+    forge(run, raised)
+    result = dispute(run, claim, source, level="steps")
+
+    assert (result.loser, result.step) == ("trainer", at)
+    assert "hyper-parameter lr of group 0" in result.reason
 
 
 @pytest.mark.parametrize("policy", ["fp32", "fp64", "bf16"])

@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import tallystick
-from tallystick.errors import InvalidInput, Nondeterminism, ProtocolViolation
+from tallystick.errors import InvalidInput, Nondeterminism, OtherProgram, ProtocolViolation
 from tallystick.execution.determinism import parse_profile
 from tallystick.integrations import recorder as module
 from tallystick.roles.auditor import AuditReport
@@ -230,13 +230,40 @@ def test_lbfgs_is_refused_with_its_reason(tmp_path: Path) -> None:
         recorder.prepare(model, optimizer, loss=lambda batch: CRITERION(model(batch[0]), batch[1]))
 
 
+def solve(loop: Any, smooth: tuple[str, ...]) -> Any:
+    """Two steps over an operator that is not in the table."""
+    model, factor = nn.Linear(10, 3), 2.0 * torch.eye(3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+
+    def loss(batch: Any) -> torch.Tensor:
+        return torch.cholesky_solve(model(batch[0]).t(), factor).square().mean()
+
+    loop.prepare(model, optimizer, loss=loss, smooth=smooth)
+    for step in range(2):
+        with loop.step(data(step)) as batch:
+            loop.backward(loss(batch))
+            optimizer.step()
+            optimizer.zero_grad()
+    return loop.finish()
+
+
+def test_an_operator_outside_the_table_may_be_declared_continuous(tmp_path: Path) -> None:
+    with pytest.raises(Nondeterminism, match=r'prepare\(\).* smooth=\("aten::cholesky_solve",\)'):
+        solve(tallystick.Recorder(tmp_path / "refused", steps=2, program=__file__), ())
+    declared = ("aten::cholesky_solve",)
+    solve(tallystick.Recorder(tmp_path / "run", steps=2, program=__file__), declared)
+    assert solve(tallystick.Follower(tmp_path / "run", program=__file__), declared).verdict == "match"
+
+
 def test_another_program_may_not_follow(tmp_path: Path) -> None:
     path = tmp_path / "run"
     train(tallystick.Recorder(path, steps=STEPS, program=__file__))
     other = tmp_path / "other.py"
     other.write_text("print('another program')\n")
 
-    with pytest.raises(InvalidInput, match="its digest is"):
+    with pytest.raises(
+        OtherProgram, match=r"the run was recorded from another one: program file test_recorder.py is"
+    ):
         tallystick.Follower(path, program=other)
 
 

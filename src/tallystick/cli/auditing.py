@@ -52,6 +52,7 @@ DISPUTE_CODES: Mapping[str, int] = {
     "both_acceptable": 0,
     "fault": 1,
     "forfeit": 1,
+    "not_proven": 3,
     "cannot_reproduce": 3,
 }
 
@@ -245,7 +246,7 @@ def audit(
         return 0
     signer = None if key is None else load_key(key)
     check_device(device)
-    source = choose_source(job, specification.job.path, [run])
+    source = choose_source(job, specification.job.path)
 
     from tallystick.roles import auditor
     from tallystick.roles.acceptance import Limits
@@ -390,7 +391,7 @@ def dispute(
     if level not in LEVELS:
         raise InvalidInput(f"--level: must be {' or '.join(LEVELS)}, got {level!r}")
     ours, theirs = RunDirectory(_existing(trainer)), RunDirectory(_existing(auditor))
-    source = choose_source(job, ours.load_specification().job.path, [trainer, auditor])
+    source = choose_source(job, ours.load_specification().job.path)
     _check_statement(key, statement)
     if defence is not None and level != "operators":
         raise InvalidInput(

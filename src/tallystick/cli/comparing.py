@@ -82,20 +82,25 @@ def _compare(
         return explain_states(load_state_file(first), load_state_file(second), names)
     own, stated = RunDirectory(first), RunDirectory(second)
     if after is not None:
-        return explain_states(own.load_checkpoint(after), stated.load_checkpoint(after), names)
+        found = explain_states(own.load_checkpoint(after), stated.load_checkpoint(after), names)
+        found.notes.append(
+            f"the states after {after} steps alone were compared: no other state, no record and no log"
+        )
+        return found
     from tallystick.roles.explain import explain_runs
 
-    source = _source(job, own, (first, second)) if effort > 0 else None
+    source, unasked = (
+        _source(job, own) if effort > 0 else (None, "--effort 0 asks for nothing to be repeated")
+    )
     with TrialDisplay("looking for the cause") as display:
-        return explain_runs(own, stated, source, device=device, seconds=effort, tell=display)
+        return explain_runs(own, stated, source, device=device, seconds=effort, tell=display, unasked=unasked)
 
 
-def _source(job: str | None, own: RunDirectory, runs: tuple[Path, Path]) -> JobSource | None:
-    """Return the job's source; None, having said so, where only the specification names it and it is not at hand."""
+def _source(job: str | None, own: RunDirectory) -> tuple[JobSource | None, str]:
+    """Return the source of a job that the caller names, or of a shipped one; else None and why nothing is run."""
     try:
-        return choose_source(job, own.load_specification().job.path, runs)
+        return choose_source(job, own.load_specification().job.path), ""
     except InvalidInput as problem:
         if job is not None:
             raise
-        say(f"nothing is repeated: {problem}", style="yellow")
-        return None
+        return None, str(problem)

@@ -128,7 +128,7 @@ def rule(
     Exit codes: as `tally dispute run`, and 5 while an answer is awaited.
     """
     docket = Docket(folder, follow=follow)
-    source = choose_source(job, docket.run("trainer").load_specification().job.path, [folder])
+    source = choose_source(job, docket.run("trainer").load_specification().job.path)
 
     from tallystick.roles import judge
 
@@ -184,7 +184,7 @@ def answer(
     """
     box, directory, signer = Mailbox(mailbox), RunDirectory(run), load_key(key)
     specification = directory.load_specification()
-    source = choose_source(job, specification.job.path, [run])
+    source = choose_source(job, specification.job.path)
 
     from tallystick.roles import judge
 

@@ -45,7 +45,7 @@ from tallystick.cli.profiles import interrupt_once
 from tallystick.cli.recording import record
 from tallystick.cli.reporting import report
 from tallystick.cli.terminal import print_json, say
-from tallystick.errors import Mismatch, Nondeterminism, TallyError
+from tallystick.errors import Mismatch, Nondeterminism, OtherProgram, TallyError
 
 # The root of click's usage errors, which typer carries under a name that changes between its versions.
 UNUSABLE: type[Exception] = typer.BadParameter.__mro__[2]
@@ -131,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _code_of(problem: TallyError) -> int:
     if isinstance(problem, Mismatch):
         return 1
-    return 3 if isinstance(problem, Nondeterminism) else 2
+    return 3 if isinstance(problem, (Nondeterminism, OtherProgram)) else 2
 
 
 def _usage(problem: Exception) -> tuple[str, str]:

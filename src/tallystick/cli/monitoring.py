@@ -132,7 +132,7 @@ def verify(
     )
 
     def source_of(stated: str) -> JobSource:
-        return choose_source(job, stated, [folder])
+        return choose_source(job, stated)
 
     started = time.perf_counter()
     found = verify_owner(folder.name, OwnerFolder(folder), known, source_of, inquiry, progress=say)
@@ -160,7 +160,7 @@ def report(
     from tallystick.store.files import RunDirectory
     from tallystick.store.keys import load_public_key
 
-    source = choose_source(job, RunDirectory(run).load_specification().job.path, [run])
+    source = choose_source(job, RunDirectory(run).load_specification().job.path)
     shown = [ChipDirectory(path) for path in chips]
     logs = {chip: boot_log(chip, load_public_key(chip.key_path.with_name("chip.key.pub"))) for chip in shown}
     made = report_run(run, source, logs)
@@ -205,7 +205,7 @@ def memory(
 
     spoken = parse_hex(beacon, n_bytes=32, what="--beacon")
     directory = RunDirectory(run)
-    replayer = RunReplayer(directory, choose_source(job, directory.load_specification().job.path, [run]))
+    replayer = RunReplayer(directory, choose_source(job, directory.load_specification().job.path))
     losses = measure_memory(
         replayer, beacon=spoken, records=records, progress=lambda done, of: say(f"state {done} of {of}")
     )
@@ -219,7 +219,7 @@ def memory(
 @app.command()
 def demo(keep: Keep = None, as_json: AsJson = False) -> int:
     """Watch eight simulated chips, one honest owner and two who cheat, from snapshot to verdict."""
-    from tallystick.execution.job import find_source
+    from tallystick.execution.job import find_shipped
     from tallystick.integrations.watching import Inquiry, OwnerFolder, Plausibility, verify_owner
 
     started = time.perf_counter()
@@ -237,7 +237,7 @@ def demo(keep: Keep = None, as_json: AsJson = False) -> int:
         inquiry = Inquiry(beacon, plausibility=Plausibility(1e6))
         say(f"- inspecting the chips of {owner}")
         owners.append(
-            OwnerReport(*verify_owner(owner, folder, known, find_source, inquiry, progress=lambda _: None))
+            OwnerReport(*verify_owner(owner, folder, known, find_shipped, inquiry, progress=lambda _: None))
         )
     facts = {
         "beacon": beacon.hex(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 import time
@@ -31,7 +30,11 @@ ProfileName = Annotated[
 Device = Annotated[str, typer.Option("--device", metavar="cpu|cuda", help="Where to compute.")]
 JobName = Annotated[
     str | None,
-    typer.Option("--job", metavar="JOB", help="The job's source; by default what the specification names."),
+    typer.Option(
+        "--job",
+        metavar="JOB",
+        help="The job to run; by default the shipped job that the specification names.",
+    ),
 ]
 
 Settings = Annotated[
@@ -178,45 +181,12 @@ def find_job(name: str) -> JobSource:
     return find_source(name)
 
 
-def choose_source(job: str | None, stated: str, run_directories: Sequence[Path]) -> JobSource:
-    """Return the source of ``job``, or of the path ``stated`` by a specification if that is at hand.
-
-    Somebody else wrote the run directories, so nothing inside them is ever executed on the
-    specification's word; naming a file there with ``--job`` is the caller's own decision.
+def choose_source(job: str | None, stated: str) -> JobSource:
+    """Return the source of ``job``, or by default of the shipped job whose name a specification states.
 
     Raises:
-        InvalidInput: there is no such source, or the specification's lies where it must not.
+        InvalidInput: there is no such source, or the specification states no shipped job.
     """
-    from tallystick.execution.job import find_source
+    from tallystick.execution.job import find_shipped
 
-    if job is not None:
-        return find_job(job)
-    file = _file_of(stated)
-    if file is None:
-        raise InvalidInput(
-            f"job {stated}: the specification names it and it is not on this machine; give --job"
-        )
-    for directory in run_directories:
-        if file.resolve().is_relative_to(directory.resolve()):
-            raise InvalidInput(
-                f"job {stated}: the specification names a file in {directory}, "
-                "and nothing there is executed; give --job"
-            )
-    return find_source(stated)
-
-
-def _file_of(stated: str) -> Path | None:
-    """Where a specification's job would be loaded from; importing nothing."""
-    if stated.endswith(".py"):
-        file = Path(stated)
-        return file if file.is_absolute() and file.is_file() else None
-    try:
-        top = importlib.util.find_spec(stated.partition(".")[0])
-    except (ImportError, ValueError):
-        return None
-    places = (
-        []
-        if top is None
-        else [*(top.submodule_search_locations or ()), *([top.origin] if top.origin else ())]
-    )
-    return Path(places[0]) if places else None
+    return find_shipped(stated) if job is None else find_job(job)

@@ -21,11 +21,11 @@ def plain_seconds(directory: RunDirectory) -> float:
     """
     import torch
 
-    from tallystick.execution.job import find_source
+    from tallystick.execution.job import find_shipped
     from tallystick.roles.measure import PlainLoop
 
     specification = directory.load_specification()
-    job = find_source(specification.job.path).build(specification.job.settings)
+    job = find_shipped(specification.job.path).build(specification.job.settings, specification.seed)
     loop = PlainLoop(job, torch.float32)
     return sum(loop.step(number)["total"] for number in range(specification.steps))
 

@@ -199,7 +199,7 @@ def open_records(
     from tallystick.integrations.committing import open_batches
 
     specification = RunDirectory(run).load_specification()
-    source = choose_source(job, specification.job.path, [run])
+    source = choose_source(job, specification.job.path)
     chosen = sorted(set(steps)) if steps else list(range(specification.steps))
     place = run.with_name(f"{run.name}.batches") if out is None else out
     tenth = max(1, len(chosen) // 10)

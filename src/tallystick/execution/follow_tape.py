@@ -167,7 +167,7 @@ class FollowTape:
             return None
         at = torch.from_numpy(entries.indexes).to(near.device)
         symbol = torch.from_numpy(entries.symbols).to(near.device)
-        away = distance(torch.stack((at, symbol), dim=1))
+        away = distance(torch.stack((at, symbol), dim=1)).double()  # the band of zeros is none in float32
         reach = math.ldexp(2.0, exponent)
         good = away < reach
         if not bool(good.all()):
@@ -333,7 +333,7 @@ class FollowTape:
             elif size > floor:
                 rule = f"declared to be noise below 2**{floor}, its values have 2**{size}"
                 self.violations.append(Violation(name, -1, rule))
-            elif self.yardstick is not None:
+            elif self.yardstick is not None and own.any():  # zeros are silent under any floor
                 self._note(
                     kind, ordinal, name, *self.yardstick.excess_floor((kind, ordinal), grid, self._largest)
                 )

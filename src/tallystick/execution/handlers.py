@@ -52,7 +52,7 @@ def _unknown(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, A
         mode.findings.unknown.add(name)
         raise Nondeterminism(
             f"operator {func}: not in the operator table, so nobody can say whether its output jumps; "
-            f'if it is continuous, declare it: smooth={{"{name}"}}'
+            f'if it and its derivative are continuous, declare it to the Job or to prepare(): smooth=("{name}",)'
         )
     return func(*args, **kwargs)
 

@@ -1,8 +1,8 @@
 """A job: what the client ordered, as a Python file or dotted path with ``build(settings) -> Job``.
 
-The job is trusted by nobody and known to everybody: its source digest, settings and
-dataset digest stand in the run's specification, and trainer, auditor and judge all
-build it from the same source. A minimal job file::
+The job is trusted by nobody and known to everybody: the digests of its file and of every module beside it that it
+imports, its settings and its dataset digest stand in the run's specification, and trainer, auditor and judge all build it
+from the same sources (``program``). A minimal job file::
 
     def build(settings):
         model = torch.nn.Linear(4, 2)
@@ -14,17 +14,19 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.util
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tallystick.errors import InvalidInput
+from tallystick.execution.draws import drawing_portably, portable_draws
+from tallystick.execution.program import LocalProgram, locate
 
 Batch = Any  # a tensor, or tuples, lists and string-keyed dicts of tensors and plain values
 
@@ -83,22 +85,45 @@ class JobSource:
         """SHA-256 of the source file's bytes, hexadecimal."""
         return hashlib.sha256(self.source).hexdigest()
 
-    def build(self, settings: Mapping[str, str]) -> Job:
-        """Return the job that this source builds from ``settings``.
+    @property
+    def name(self) -> str:
+        """What documents call it: the file's name, or the dotted path."""
+        return Path(self.path).name if self.path.endswith(".py") else self.path
+
+    @property
+    def program(self) -> LocalProgram:
+        """The program that it is: one for each file and its bytes."""
+        key = self.path, self.digest
+        if key not in _PROGRAMS:
+            _PROGRAMS[key] = _program_of(self)
+        return _PROGRAMS[key]
+
+    def build(self, settings: Mapping[str, str], seed: int = 0) -> Job:
+        """Return the job that this source builds from ``settings``; it and its batches draw portably, of the run's ``seed``.
 
         Raises:
-            InvalidInput: the source has no ``build`` or it returns something else.
+            InvalidInput: the source has no ``build``, it returns something else, or it imports what is not there.
+            OtherProgram: it imports what the run that is repeated does not state.
         """
-        module = _module_of(self)
-        build = getattr(module, "build", None)
-        if not callable(build):
-            raise InvalidInput(f"job {self.path}: a job needs a function build(settings) -> Job, found none")
-        job = build(dict(settings))
+        try:
+            build = getattr(_module_of(self), "build", None)
+            if not callable(build):
+                raise InvalidInput(
+                    f"job {self.path}: a job needs a function build(settings) -> Job, found none"
+                )
+            with portable_draws(seed, "build"):
+                job = build(dict(settings))
+        except ImportError as problem:
+            raise InvalidInput(
+                f"job {self.path}: {problem}; its own modules lie beside its file, all others are installed here"
+            ) from problem
         if not isinstance(job, Job):
             raise InvalidInput(f"job {self.path}: build returned {type(job).__name__}, a Job is needed")
+        job.batch = drawing_portably(job.batch, seed)
         return job
 
 
+_PROGRAMS: dict[tuple[str, str], LocalProgram] = {}
 SHIPPED = ("digits", "text", "gpt2", "resnet50")  # short names for tallystick.jobs.<name>
 
 
@@ -114,33 +139,64 @@ def find_source(path: str) -> JobSource:
         if not file.is_file():
             raise InvalidInput(f"job {path}: no such file")
         return JobSource(str(file.resolve()), file.read_bytes())
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        spec = None
-    if spec is None or spec.origin is None:
+    file = locate(name)
+    if file is None:
         raise InvalidInput(
             f"job {path}: neither a shipped job ({', '.join(SHIPPED)}), an importable module nor a .py file"
         )
-    return JobSource(name, Path(spec.origin).read_bytes())
+    return JobSource(name, file.read_bytes())
+
+
+def find_shipped(stated: str) -> JobSource:
+    """Return the source of the shipped job that a specification names.
+
+    Somebody else may have written the specification: nothing else that it names is looked for, wherever it points. Running
+    what was carried in the run directory, or any other file, is the caller's own decision (``find_source``).
+
+    Raises:
+        InvalidInput: it names no shipped job.
+    """
+    if stated not in (f"tallystick.jobs.{name}" for name in SHIPPED):
+        raise InvalidInput(
+            f"job {stated[:80]!r}: is no shipped job, and no code is run because a specification names it; read the files in "
+            "the run directory's program/ and give --job FILE, one of your own or the copy there"
+        )
+    return find_source(stated)
+
+
+def _program_of(source: JobSource) -> LocalProgram:
+    if source.path.endswith(".py"):
+        file = Path(source.path).resolve()
+        return LocalProgram(file.name, file, source.source, file.parent)
+    file, parts = locate(source.path), source.path.split(".")
+    assert file is not None
+    parts = parts if file.stem == "__init__" else parts[:-1]
+    root = file.parents[len(parts)]
+    return LocalProgram(file.relative_to(root).as_posix(), file, source.source, root)
 
 
 def _module_of(source: JobSource) -> Any:
-    if not source.path.endswith(".py"):
-        return importlib.import_module(source.path)
-    name = f"tallystick_job_{source.digest[:16]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_loader(name, loader=None, origin=source.path)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
+    program = source.program
+    if program.module is not None and program.is_stale():
+        program.forget()
+    program.activate()
+    if program.module is None and not source.path.endswith(".py"):
+        program.module = importlib.import_module(source.path)
+    return program.module or _executed(source, program)
+
+
+def _executed(source: JobSource, program: LocalProgram) -> ModuleType:
+    """Execute the bytes of a job's file as a module of its own."""
+    name = f"tallystick_job_{hashlib.sha256(source.path.encode() + source.source).hexdigest()[:16]}"
+    module = ModuleType(name)
     module.__file__ = source.path
-    sys.modules[name] = module
+    sys.modules[name] = program.module = module
     try:
         exec(
             compile(source.source, source.path, "exec"), module.__dict__
         )  # the job's own code, asked for by name
     except BaseException:
+        program.forget()
         del sys.modules[name]
         raise
     return module

@@ -47,7 +47,7 @@ class RandomStream:
         Raises:
             Nondeterminism: an overload that has no portable form.
         """
-        given = _bound(func, args, kwargs)
+        given = bound_arguments(func, args, kwargs)
         if given.get("generator") is not None:
             raise _own_generator(func)
         name = func._schema.name.removeprefix("aten::")
@@ -157,7 +157,8 @@ def _own_generator(func: Any) -> Nondeterminism:
     return Nondeterminism(f"operator {func}: uses a generator of its own, which other devices cannot repeat")
 
 
-def _bound(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def bound_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call by the names that the operator's schema gives them, defaults included."""
     given: dict[str, Any] = {}
     for position, declared in enumerate(func._schema.arguments):
         if position < len(args):

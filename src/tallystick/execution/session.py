@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tallystick.errors import InvalidInput, Nondeterminism, ProtocolViolation
+from tallystick.errors import EditedOutside, InvalidInput, Nondeterminism, ProtocolViolation
 from tallystick.execution.capture import Capture, Findings
 from tallystick.execution.determinism import repeatable
 from tallystick.execution.follow_tape import FollowTape
@@ -158,6 +158,7 @@ class Session:
         self._tape: Tape | None = None
         self._jitter_mode: JitterMode | None = None
         self._marks: Marks | None = None
+        self._left: tuple[list[int], int] | None = None
         self._bracket: ExitStack | None = None
         self._random = RandomStream(seed)
         self._held: dict[int, _Held] = {}
@@ -826,6 +827,24 @@ class Session:
         changed = next(n for n, (a, b) in enumerate(zip(now, marks, strict=True)) if a != b)
         raise _changed_outside(self.step, self.parameters[changed][0])
 
+    def leave(self, fingerprint: int | None) -> None:
+        """Note how a step has left the state, and its fingerprint; None where the state was put here instead."""
+        self._left = None if fingerprint is None else (self.marks(), fingerprint)
+
+    def note_state(self) -> None:
+        """Note how the state is, unless a step has: before anything of the job's own is called between two steps."""
+        if self._left is None:
+            self.leave(self.state_fingerprint())
+
+    def verify_left(self) -> None:
+        """Return if nobody has changed what is trained since the last step ended, or the state was noted.
+
+        Raises:
+            EditedOutside: somebody has; by name.
+        """
+        if self._left is not None:
+            self.verify_unedited(*self._left)
+
     def state_fingerprint(self) -> int:
         """Return the 64-bit fingerprint over all floating state tensors, in order of their names."""
         return fingerprint_all(self._ordered_state())
@@ -1044,24 +1063,29 @@ class Session:
     # -- hyper-parameters --------------------------------------------------------------------
 
     def hyperparameters(self) -> list[tuple[int, str, float]]:
-        """Return the optimizer's numbers now: (group, name, value); pairs such as betas as ``betas.0``, ``betas.1``."""
+        """Return the optimizer's numbers now: (group, name, value); pairs as ``betas.0`` and ``betas.1``, without None."""
         found: list[tuple[int, str, float]] = []
         for index, group in enumerate(self.optimizer.param_groups):
             for name, value in sorted(group.items()):
                 if isinstance(value, float):
                     found.append((index, name, value))
                 elif isinstance(value, (tuple, list)) and name != "params":
-                    found += [(index, f"{name}.{i}", float(v)) for i, v in enumerate(value)]
+                    found += [(index, f"{name}.{i}", float(v)) for i, v in enumerate(value) if v is not None]
         return found
 
     def set_hyperparameter(self, index: int, name: str, value: float) -> None:
-        """Set one number under the name ``hyperparameters`` gives it."""
+        """Set one number under the name ``hyperparameters`` gives it; what has that value already stays the object it is.
+
+        A whole number in a pair, and a list, are committed as such.
+        """
         group = self.optimizer.param_groups[index]
         base, _, position = name.partition(".")
         if position:
             values = list(group[base])
+            if values[int(position)] == value:
+                return
             values[int(position)] = value
-            group[base] = tuple(values)
+            group[base] = values if isinstance(group[base], list) else tuple(values)
         else:
             group[name] = value
 
@@ -1089,8 +1113,8 @@ def _is_plain(p: Tensor) -> bool:
     return p.device.type == "cpu" and p.is_contiguous()
 
 
-def _changed_outside(step: int, name: str) -> Nondeterminism:
-    return Nondeterminism(
+def _changed_outside(step: int, name: str) -> EditedOutside:
+    return EditedOutside(
         f"step {step}: {name} was changed by something other than the optimizer, and that is not rounded; "
         "let the optimizer do it, or train another parameter from which this one follows"
     )

@@ -154,6 +154,7 @@ def load_state(session: Session, entries: Mapping[str, Entry]) -> None:
         InvalidInput: an entry is missing, left over, or does not fit the job's model and optimizer.
     """
     left = dict(entries)
+    session.leave(None)
 
     def take(name: str) -> Entry:
         if name not in left:

@@ -42,9 +42,14 @@ class StepOutcome:
 
 
 def run_step(session: Session, job: Job, tape: Tape) -> StepOutcome:
-    """Run step ``session.step`` of ``job`` under ``tape`` and go to the next one."""
+    """Run step ``session.step`` of ``job`` under ``tape`` and go to the next one.
+
+    Raises:
+        EditedOutside: what is trained was changed since the step before, by the job's own ``batch`` or anything else.
+    """
     step = session.step
-    batch = job.batch(step)
+    batch = _batch_of(session, job)
+    session.verify_left()
     with session.stepping(tape):
         forward_backward(session, job, batch, tape)
         job.optimizer.step()
@@ -58,9 +63,15 @@ def run_step(session: Session, job: Job, tape: Tape) -> StepOutcome:
             session.verify_trained(before)
         fingerprint = session.finish_step()
     session.step = step + 1
+    session.leave(fingerprint)
     return StepOutcome(
         batch_digest(batch), job.accumulation, session.loss, session.schedule, session.skipped, fingerprint
     )
+
+
+def _batch_of(session: Session, job: Job) -> Batch:
+    session.note_state()
+    return job.batch(session.step)
 
 
 def forward_backward(session: Session, job: Job, batch: Batch, tape: Tape) -> None:
@@ -83,7 +94,7 @@ def forward_backward(session: Session, job: Job, batch: Batch, tape: Tape) -> No
 
 def backward_of(session: Session, job: Job) -> Callable[[Tape], None]:
     """Return the forward and backward pass of the session's next step, for calibration."""
-    batch = job.batch(session.step)
+    batch = _batch_of(session, job)
     return lambda tape: forward_backward(session, job, batch, tape)
 
 
@@ -209,5 +220,5 @@ def verify_batches_are_pure(job: Job) -> None:
         if first != second:
             raise Nondeterminism(
                 f"job: batch({step}) gave digest {first[:16]}.. and later {second[:16]}..; it must depend on the step alone, "
-                "so draw from tallystick.numerics.random or a generator seeded by the step"
+                "so draw from torch without a seed, or from a generator seeded by the step"
             )

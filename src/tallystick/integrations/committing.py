@@ -76,7 +76,7 @@ def commit_run(
     def began(session: Session, specification: Specification) -> None:
         if session.step == 0 and not beside(run, "precommit").exists():
             opening = Opening(secrets.token_bytes(32), even_shards(elements_of(session), 1))
-            batches = batch_digests(source, settings, specification.steps)
+            batches = batch_digests(source, settings, specification.steps, specification.seed)
             precommit = make_precommit(specification, opening, ranks=[ueid], lineage=lineage, batches=batches)
             write_whole(beside(run, "opening"), opening.encode(), mode=0o600)
             write_whole(beside(run, "precommit"), precommit.encode())
@@ -129,7 +129,7 @@ def open_batches(
     """
     transcript = RunDirectory(run).load_transcript()
     made = batch_openings(transcript, parse_opening(_read(run, "opening")))
-    job = source.build(transcript.specification.job.settings)
+    job = source.build(transcript.specification.job.settings, transcript.specification.seed)
     with storing(f"{out}: cannot be created"):
         out.mkdir(parents=True, exist_ok=True)
     written = 0

@@ -20,12 +20,11 @@ The model is neither wrapped nor renamed: parameter names and ``state_dict`` sta
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,13 +32,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from tallystick.errors import InvalidInput, ProtocolViolation
+from tallystick.errors import InvalidInput, OtherProgram, ProtocolViolation
 from tallystick.execution.calibrate import calibrate
+from tallystick.execution.program import LocalProgram
 from tallystick.execution.session import Session
 from tallystick.execution.snapshot import load_state
 from tallystick.execution.step import StepOutcome, batch_digest, session_batch
 from tallystick.execution.tape import Tape
 from tallystick.numerics.policy import find_policy, policy_of
+from tallystick.protocol.program import Program, in_words
 from tallystick.protocol.run_documents import JobRecord, RunStatement
 from tallystick.roles.acceptance import Acceptance, Limits
 from tallystick.roles.auditor import (
@@ -69,6 +70,7 @@ class Loop(Protocol):
         loss: Loss,
         extra: Mapping[str, nn.Module] | None = None,
         follows_up: bool = False,
+        smooth: Collection[str] = (),
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
         """Convert the model to the policy's precision and put hooks on the optimizer."""
         ...
@@ -246,7 +248,7 @@ class Recorder(_Loop):
                 f"recorder: steps and checkpoint_every must be at least 1, are {steps} and {checkpoint_every}"
             )
         self._steps, self._seed, self._every = steps, seed, checkpoint_every
-        self._source, self._source_path = program_source(program)
+        self._program = main_program(program)
         self._settings = dict(settings or {})
         self._dataset = dataset_digest
         self._directory = RunDirectory(Path(path))
@@ -266,6 +268,7 @@ class Recorder(_Loop):
         loss: Loss,
         extra: Mapping[str, nn.Module] | None = None,
         follows_up: bool = False,
+        smooth: Collection[str] = (),
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
         """Convert ``model`` to the policy's precision, put hooks on ``optimizer`` and return both, the same objects.
 
@@ -276,13 +279,14 @@ class Recorder(_Loop):
             loss: the loss of one batch, as the loop computes it; used to measure the noise.
             extra: further modules whose tensors are part of the state.
             follows_up: whether the loop changes averages or other slow values after the optimizer, in ``follow_up``.
+            smooth: operators outside the table that the loop declares continuous (``"mylib::op"``).
 
         Raises:
             Nondeterminism: something that no other machine could repeat, by name.
         """
         session = Session(
             model, optimizer, policy=self._policy, seed=self._seed, scheduler=scheduler, extra=extra,
-            follows_up=follows_up,
+            follows_up=follows_up, smooth=frozenset(smooth),
         )  # fmt: skip
         session.prepare()
         self._session, self._loss = session, loss
@@ -313,7 +317,7 @@ class Recorder(_Loop):
             self.phases.add("calibrate", clock)
         if number == 0:
             before = session.table
-            writer.begin(self._specification, self._source)
+            writer.begin(self._specification, self._program)
         tape = session.record_tape(before)
         clock = time.perf_counter()
         with self._bracket(tape, batch) as placed:
@@ -324,11 +328,10 @@ class Recorder(_Loop):
         writer.write_step(number, self._outcome, frame)
         self._left = session.marks(), self._outcome.fingerprint
 
-    def _specification(self, root: str) -> Any:
-        digest = hashlib.sha256(self._source).hexdigest()
+    def _specification(self, root: str, program: Program) -> Any:
         return specification_of(
             self.session,
-            job=JobRecord(self._source_path, digest, self._settings, self._dataset),
+            job=JobRecord(program.main, program.digest(), self._settings, self._dataset, program),
             steps=self._steps,
             checkpoint_every=self._every,
             accumulation=MOST_MICRO_BATCHES,
@@ -369,12 +372,10 @@ class Follower(_Loop):
         self._transcript = self._directory.load_transcript()
         specification = self._transcript.specification
         self._policy = policy_of(specification.policy.name, specification.policy.parameters)
-        source, source_path = program_source(program)
-        digest = hashlib.sha256(source).hexdigest()
-        if digest != specification.job.source_digest:
-            raise InvalidInput(
-                f"program {source_path}: its digest is {digest[:16]}.., "
-                f"the run was recorded from {specification.job.source_digest[:16]}.."
+        self._program, stated = main_program(program), specification.job.program
+        if found := self._program.compare_before(stated) or self._program.compare_loaded(stated):
+            raise OtherProgram(
+                f"program {self._program.file}: the run was recorded from another one: {in_words(found)}"
             )
         self.report = AuditReport(str(path), "program", phases=self.phases)
         self._acceptance = Acceptance(limits or Limits(), self.report.freedom)
@@ -389,12 +390,13 @@ class Follower(_Loop):
         loss: Loss,
         extra: Mapping[str, nn.Module] | None = None,
         follows_up: bool = False,
+        smooth: Collection[str] = (),
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
         """Put the model into the committed initial state and hooks on the optimizer."""
         specification = self._transcript.specification
         session = Session(
             model, optimizer, policy=self._policy, seed=specification.seed, scheduler=scheduler, extra=extra,
-            follows_up=follows_up,
+            follows_up=follows_up, smooth=frozenset(smooth),
         )  # fmt: skip
         session.prepare()
         load_state(session, self._directory.load_committed(0, specification.initial_state))
@@ -422,6 +424,7 @@ class Follower(_Loop):
         tape.finish()
         acceptance.count(session, tape)
         session.settle(tape)
+        self._program.verify_committed(transcript.specification.job.program, number)
         self._segment.deviations += compare_step(record, self._outcome, tape.violations)
         if record.state_root is not None:
             self._close_segment(number)
@@ -457,13 +460,20 @@ class Follower(_Loop):
 MOST_MICRO_BATCHES = 1 << 20  # a loop of the user's own says with each step how many there were
 
 
-def program_source(program: str | os.PathLike[str] | None) -> tuple[bytes, str]:
-    """Return the bytes and the path of the program's source file.
+def main_program(program: str | os.PathLike[str] | None) -> LocalProgram:
+    """Return the program that is running: ``program``, its source file, or the main program.
 
     Raises:
-        InvalidInput: there is none (an interactive session, say) and none was given.
+        InvalidInput: it has no source file (an interactive session, say) and none was given.
     """
     path = program or getattr(sys.modules.get("__main__"), "__file__", None)
     if path is None or not Path(path).is_file():
         raise InvalidInput("recorder: the main program has no source file; name one with program=")
-    return Path(path).read_bytes(), str(path)
+    file = Path(path).resolve()
+    running = (m for m in list(sys.modules.values()) if _is_from(m, file))
+    return LocalProgram(file.name, file, file.read_bytes(), file.parent, next(running, None))
+
+
+def _is_from(module: object, file: Path) -> bool:
+    stated = getattr(module, "__dict__", {}).get("__file__")
+    return isinstance(stated, str) and stated.endswith(file.name) and Path(stated).resolve() == file

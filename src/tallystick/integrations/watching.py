@@ -257,9 +257,9 @@ def tokens_per_step(source: JobSource, settings: Mapping[str, str]) -> int:
     return parts[0].shape[0] if parts and parts[0].dim() else 0
 
 
-def batch_digests(source: JobSource, settings: Mapping[str, str], steps: int) -> list[str]:
+def batch_digests(source: JobSource, settings: Mapping[str, str], steps: int, seed: int) -> list[str]:
     """Return the digest of every step's data, before anything is trained."""
-    job = source.build(settings)
+    job = source.build(settings, seed)
     return [batch_digest(job.batch(step)) for step in range(steps)]
 
 

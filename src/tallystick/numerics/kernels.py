@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tallystick.errors import TallyError
+from tallystick.errors import InvalidInput, TallyError
 
 T_FIXED = 486260413 * 2.0**-30  # spec/rounding.md 3: off every simple fraction, in the middle range
 MIN_EXPONENT = -149  # the smallest positive FP32 value is 2**-149
@@ -31,7 +31,7 @@ CANCELLED = 5  # relative bands: no quantum below 2**(e(old) + band + 5), as wha
 MAX_FP64 = (2.0 - 2.0**-52) * 2.0**1023
 MAX_FP32 = (2.0 - 2.0**-23) * 2.0**127
 WORD = 2.0**-32
-VERSION = 15  # of the C sources (native.h)
+VERSION = 16  # of the C sources (native.h)
 CHUNK = 1 << 17  # elements that one thread takes at a time
 
 LIBRARY = {"win32": "libkernels.dll", "darwin": "libkernels.dylib"}.get(sys.platform, "libkernels.so")
@@ -93,6 +93,7 @@ def _library() -> Any:
         ("tally_read_entries", n, (p, n, n, n, i, i, p, p)),
         ("tally_philox", None, (u, u, n, n, p)),
         ("tally_keep", None, (u, u, n, n, u, p)),
+        ("tally_normal", None, (p, n, p, p)),
         ("tally_jitter", None, (p, p, i, n, n, u, u, u, d, d)),
         ("tally_fingerprint", u, (p, i, n, n, u)),
         ("tally_near", n, (p, i, d, d, n, n, p)),
@@ -489,6 +490,20 @@ def philox_words(key0: int, key1: int, start: int, out: npt.NDArray[np.uint32], 
         library.tally_philox(int(key0), int(key1), start + begin, end - begin, there + 4 * begin)
 
     in_chunks(one, out.size, threads)
+
+
+def normal(
+    words: npt.NDArray[np.int64], coefficients: npt.NDArray[np.float64], out: npt.NDArray[np.float64]
+) -> None:
+    """Write the normal number that belongs to each word below 2**32, bit for bit as ``random.inverse_normal`` gives it.
+
+    ``coefficients`` are those of the routine's three ratios, 6 x 8 doubles.
+    """
+    if coefficients.shape != (6, 8) or out.shape != words.shape:
+        raise InvalidInput(
+            f"normal numbers: coefficients of shape {coefficients.shape}, must be (6, 8); {words.size} words for {out.size}"
+        )
+    _library().tally_normal(_address(words), words.size, _address(coefficients), _address(out))
 
 
 def keep(

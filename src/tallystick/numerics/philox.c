@@ -147,6 +147,37 @@ FAST EXPORT void tally_keep(uint64_t key0, uint64_t key1, int64_t start, int64_t
     }
 }
 
+/* log(x) of a positive normal number and the normal number of u in (0, 1): spec/random.md 4, operation by operation. */
+INLINE double plain_log(double x) {
+    int exponent;
+    double fraction = frexp(x, &exponent);
+    if (fraction < 0x1.6a09e667f3bcdp-1) fraction *= 2.0, exponent--;
+    double e = (double)exponent, s = (fraction - 1.0) / (fraction + 1.0), s2 = s * s, series = 1.0 / 25.0;
+    for (int term = 23; term > 1; term -= 2) series = series * s2 + 1.0 / term;
+    double small = e * 0x1.a39ef35793c76p-33 + 2.0 * s * s2 * series;
+    return e * 0x1.62e42feep-1 + (2.0 * s + small);
+}
+
+INLINE double ratio(double x, const double *parts) {
+    double above = parts[7], below = parts[15];
+    for (int i = 6; i >= 0; i--) above = above * x + parts[i], below = below * x + parts[8 + i];
+    return above / below;
+}
+
+/* Write the normal number of each word below 2**32; parts are the coefficients of the three ratios, lowest first. */
+EXPORT void tally_normal(const int64_t *words, int64_t n, const double *parts, double *out) {
+    for (int64_t at = 0; at < n; at++) {
+        double u = ((double)words[at] + 0.5) * 0x1p-32, q = u - 0.5;
+        if (fabs(q) <= 0.425) {
+            out[at] = q * ratio(0.180625 - q * q, parts);
+            continue;
+        }
+        double r = sqrt(-plain_log(u < 1.0 - u ? u : 1.0 - u));
+        double size = r <= 5.0 ? ratio(r - 1.6, parts + 16) : ratio(r - 5.0, parts + 32);
+        out[at] = q < 0.0 ? -size : size;
+    }
+}
+
 /* Write x + d x size over [begin, end), d being -1 or 1 by byte (start + i) of the stream. Infinities and NaN stay, and
  * so do whole numbers up to whole, which is negative where they move too. out may be x. start, and begin where the work is
  * cut, are multiples of 16: the bytes of one counter. */

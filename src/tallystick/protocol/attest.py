@@ -36,7 +36,7 @@ AUDIT_TYPE = "https://tallystick/replay-audit/v0.2"
 VERDICT_TYPE = "https://tallystick/dispute-verdict/v0.1"
 RUN_DIGEST = "tallystickRun"  # name of the digest of a subject that is a run: the root of its tree
 RESULTS = ("match", "mismatch", "log_violation", "cannot_reproduce", "not_accepted")
-OUTCOMES = ("fault", "agreement", "both_acceptable", "cannot_reproduce")
+OUTCOMES = ("fault", "agreement", "both_acceptable", "not_proven", "cannot_reproduce")
 LOSERS = ("trainer", "auditor", "both", "none")
 MOST_NAMES = 1000  # of tensors that an audit's statement lists
 

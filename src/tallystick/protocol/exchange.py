@@ -1,4 +1,4 @@
-"""Questions and answers: what passes between the referee of a dispute and its two parties (spec/dispute.md 14).
+"""Questions and answers: what passes between the referee of a dispute and its two parties (spec/dispute.md 15).
 
     posting = Posting(terms, round, Question("auditor", "claim", {"index": 50}), deadline)
     for piece in posting.encode(): file.write(piece)         # on the referee's machine

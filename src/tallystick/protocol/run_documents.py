@@ -23,11 +23,12 @@ from tallystick.commit.encoding import (
 )
 from tallystick.commit.state import check_tensor
 from tallystick.errors import InvalidInput
+from tallystick.protocol.program import Program, parse_program
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-SPECIFICATION_FORMAT = "tallystick/run/1"
+SPECIFICATION_FORMAT = "tallystick/run/2"
 STATEMENT_FORMAT = "tallystick/run-statement/1"
 
 SPECIFICATION_TAG = "tallystick/specification/1"
@@ -37,6 +38,7 @@ SPECIFICATION_LIMIT = 2**26  # bytes; some 400,000 sites
 RECORD_LIMIT = 2**20  # bytes; some 20,000 scheduled values
 STATEMENT_LIMIT = 2**12  # bytes
 
+NO_FILES = Program()
 SITE_KINDS = ("decision", "loss", "gradient", "state", "buffer", "activation", "activation_gradient")
 FINGERPRINT_BYTES = 8
 
@@ -76,19 +78,26 @@ class JobRecord:
     """Which code ran on which data.
 
     Attributes:
-        path: where the job is found, for people; the digest decides.
-        source_digest: hexadecimal SHA-256 over the job's source.
+        path: the job's file name or dotted path, for people; the digest decides. No reader looks for a job there.
+        source_digest: hexadecimal digest over all files of the program; where none are stated, of whatever was run.
         settings: the job's arguments, as text.
         dataset_digest: hexadecimal SHA-256 over the data, or None if the job makes its own.
+        program: the files themselves; one that states none can be repeated by nobody.
     """
 
     path: str
     source_digest: str
     settings: Mapping[str, str]
     dataset_digest: str | None
+    program: Program = NO_FILES
 
     def __post_init__(self) -> None:
         _check_hash(self.source_digest, "job: source_digest")
+        if self.program.files and self.program.digest() != self.source_digest:
+            raise InvalidInput(
+                f"job: source_digest must be the digest over its program's files, {self.program.digest()}, "
+                f"is {self.source_digest}"
+            )
         if self.dataset_digest is not None:
             _check_hash(self.dataset_digest, "job: dataset_digest")
 
@@ -174,6 +183,7 @@ class Specification:
                 "job": {
                     "dataset_digest": self.job.dataset_digest,
                     "path": self.job.path,
+                    "program": self.job.program.fields(),
                     "settings": dict(self.job.settings),
                     "source_digest": self.job.source_digest,
                 },
@@ -377,13 +387,14 @@ def parse_run_statement(data: bytes) -> RunStatement:
 
 
 def _parse_job(value: object) -> JobRecord:
-    names = ("dataset_digest", "path", "settings", "source_digest")
+    names = ("dataset_digest", "path", "program", "settings", "source_digest")
     fields = Fields(value, what="specification: job", names=names)
     return JobRecord(
         path=fields.text("path"),
         source_digest=fields.text("source_digest"),
         settings=fields.text_mapping("settings"),
         dataset_digest=fields.optional_text("dataset_digest"),
+        program=parse_program(fields.value("program"), what="specification: job: program"),
     )
 
 

@@ -187,7 +187,10 @@ def verify_verdict(
         raise Mismatch("verdict: rests on records and on an objection to a log; one of them decided")
     if verdict.records is None and verdict.objection is None:
         if reached is None:
-            if (verdict.step, verdict.loser, verdict.outcome) == (0, "trainer", "fault"):
+            if verdict.step == 0 and (verdict.loser, verdict.outcome) in (
+                ("trainer", "fault"),
+                ("none", "not_proven"),
+            ):
                 return (
                     "the run's first state is held not to be the job's; with the job anybody can compare it"
                 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -49,7 +50,7 @@ class AuditPage:
         report = self.report
         first = report.first
         return {
-            "run": report.directory,
+            "run": Path(report.directory).resolve().name,
             "verdict": report.verdict,
             "first_step": None if first is None else first.step,
             "steps": report.steps,

@@ -40,7 +40,7 @@ class CalibrationReport:
         """Return what ``--json`` prints."""
         made = self.proposal
         return {
-            "job": self.order.source.path,
+            "job": self.order.source.name,
             "policy": self.order.policy.name,
             "steps": list(self.order.at),
             "repeats": self.order.repeats,
@@ -184,7 +184,7 @@ class CalibrationReport:
             points = self._noise_above(source, first, last)
             curves.append(Curve(f"noise above the band, {source}", points, measured=True))
         steps = ", ".join(map(str, self.order.at))
-        name = self.order.source.path.rpartition("/")[2].removeprefix("tallystick.jobs.")
+        name = self.order.source.name.removeprefix("tallystick.jobs.")
         return Plot(
             title=f"{name}, policy {policy.name}, before step {steps}",
             x_label="band, over the gradient's scale (its rms rounded up to a power of two)",

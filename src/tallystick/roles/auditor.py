@@ -20,19 +20,21 @@ import numpy as np
 
 from tallystick.commit.encoding import hex_float, parse_hex_float
 from tallystick.commit.state import Entry, summarise
-from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
+from tallystick.errors import EditedOutside, InvalidInput, Mismatch, Nondeterminism, OtherProgram
 from tallystick.execution.calibrate import SiteNoise, calibrate
 from tallystick.execution.determinism import environment_versions
 from tallystick.execution.follow_tape import FollowTape, Violation
 from tallystick.execution.freedom import Excess, Freedom
 from tallystick.execution.grids import is_noise_only
 from tallystick.execution.job import Job, JobSource
+from tallystick.execution.program import verify_program
 from tallystick.execution.session import Session
 from tallystick.execution.snapshot import copied_state, load_state, state_entries
 from tallystick.execution.step import StepOutcome, backward_of, run_step
 from tallystick.numerics.grid_table import SiteGrid
 from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import policy_of
+from tallystick.protocol.program import ProgramDifference
 from tallystick.protocol.run_documents import Specification, StepRecord
 from tallystick.protocol.sample import SegmentDraw
 from tallystick.protocol.transcript import Transcript, check_fingerprint
@@ -46,6 +48,7 @@ from tallystick.roles.beginning import (
     find_other_setting,
     settings_of,
 )
+from tallystick.roles.data_noise import REMEDY, has_floats, is_explained, shaking
 from tallystick.roles.trainer import Phases, Progress, open_session, step_record
 from tallystick.store.files import RunDirectory
 
@@ -54,10 +57,12 @@ ACCUSING: tuple[VerdictName, ...] = ("mismatch", "log_violation")
 UNDECIDED: tuple[VerdictName, ...] = ("cannot_reproduce", "not_accepted")
 FINGERPRINT = "state fingerprint"
 EVIDENCE = "evidence"
+BATCH_DIGEST = "batch digest"
 MOST_NOISE = (
     8.0  # times the way that training carried a tensor: what noise above the bands may do to it at most
 )
 BEGINNING = "first state"
+PROGRAM = "program"
 EVERYTHING = "everything"
 SCHEDULE_TOLERANCE = (
     2.0**-36
@@ -171,7 +176,7 @@ def audit(
 
     Raises:
         InvalidInput: a document is malformed, or ``steps`` are not two committed checkpoints.
-        Mismatch: the documents contradict each other.
+        Mismatch: the documents contradict each other, or the program's files that are carried are not those committed to.
     """
     transcript = directory.load_transcript()
     report = AuditReport(str(directory.path), profile, sample=sample)
@@ -183,17 +188,26 @@ def audit(
         )
     else:
         segments = list(sample.segments)
-    replay = open_replay(transcript.specification, source, jitter=jitter, device=device)
+    specification = transcript.specification
+    if os.path.lexists(directory.program_path):
+        directory.load_program()
+    other = program_deviations(source.program.compare_before(specification.job.program))
+    replay = other[0] if other else open_replay(specification, source, jitter=jitter, device=device)
     if isinstance(replay, Deviation):
-        report.segments = [SegmentResult(a, b, "cannot_reproduce", [replay]) for a, b in segments]
+        found = other or [replay]
+        report.segments = [SegmentResult(a, b, "cannot_reproduce", list(found)) for a, b in segments]
         return report
-    report.environment = environment_differences(transcript.specification)
+    report.environment = environment_differences(specification)
     replay.acceptance = Acceptance(limits or Limits(), report.freedom)
     try:
         for start, end in segments:
             report.segments.append(
                 _audit_segment(replay, directory, transcript, start, end, report, progress)
             )
+        verify_program(source.program, specification.job.program)
+    except OtherProgram as problem:  # whatever was found before, other code may have found
+        cause = _uncommitted(problem)
+        report.segments = [SegmentResult(a, b, "cannot_reproduce", [cause]) for a, b in segments]
     finally:
         replay.session.close()
     return report
@@ -267,9 +281,27 @@ def open_replay(
         InvalidInput: the specification states a policy that does not exist.
     """
     policy_of(specification.policy.name, specification.policy.parameters)
-    if source.digest != specification.job.source_digest:
-        return _cannot("job source", source.digest, specification.job.source_digest)
-    return open_program(specification, source, jitter=jitter, device=device)
+    stated, program = specification.job.program, source.program
+    if other := program_deviations(program.compare_before(stated)):
+        return other[0]
+    program.allowed = stated
+    try:
+        opened = open_program(specification, source, jitter=jitter, device=device)
+        if isinstance(opened, Replay) and (other := program_deviations(program.compare_loaded(stated))):
+            opened.session.close()
+            return other[0]
+    except OtherProgram as problem:
+        return _uncommitted(problem)
+    return opened
+
+
+def program_deviations(found: Iterable[ProgramDifference]) -> list[Deviation]:
+    """Return in which files and distributions this party's program differs: it can say nothing about the run."""
+    return [Deviation(0, "cannot_reproduce", each.subject, None, each.own, each.stated) for each in found]
+
+
+def _uncommitted(problem: OtherProgram) -> Deviation:
+    return Deviation(0, "cannot_reproduce", PROGRAM, None, str(problem), "committed to as a whole")
 
 
 def open_program(
@@ -281,7 +313,7 @@ def open_program(
         InvalidInput: the specification states a policy that does not exist.
     """
     policy = policy_of(specification.policy.name, specification.policy.parameters)
-    job = source.build(specification.job.settings)
+    job = source.build(specification.job.settings, specification.seed)
     job.steps = specification.steps
     if job.dataset_digest != specification.job.dataset_digest:
         return _cannot("dataset", str(job.dataset_digest), str(specification.job.dataset_digest))
@@ -363,6 +395,13 @@ def _audit_segment(
         record = transcript.record(step)
         try:
             outcome, tape = replay.follow(record, frames[step])
+        except EditedOutside as problem:  # the job's own doing, whoever recorded it
+            acceptance.discard()
+            result.verdict = "cannot_reproduce"
+            result.deviations.append(
+                Deviation(step, result.verdict, PROGRAM, None, str(problem), "a run of this job")
+            )
+            return result
         except (InvalidInput, Nondeterminism) as problem:
             result.deviations.append(
                 Deviation(step, "log_violation", "log", None, str(problem), "a valid log")
@@ -379,17 +418,35 @@ def _audit_segment(
             result.deviations += _contradictions(directory, transcript, end, result)
         report.phases.add("commit", clock)
     excesses = acceptance.end(replay.session)
+    if result.deviations:
+        acceptance.discard()
     if any(deviation.subject == EVIDENCE for deviation in result.deviations):
         result.verdict = "mismatch"
     elif result.deviations:
-        acceptance.discard()
-        replay.acceptance = None
-        far = _beyond_noise(replay.session, directory, state, result, roots[end])
-        _judge_segment(replay, directory, transcript, result, frames, roots[start], far)
-        replay.acceptance = acceptance
+        _explain_segment(replay, directory, transcript, result, frames, state)
     else:
         accept(result, excesses)
     return result
+
+
+def _explain_segment(
+    replay: Replay,
+    directory: RunDirectory,
+    transcript: Transcript,
+    result: SegmentResult,
+    frames: Mapping[int, bytes],
+    state: Mapping[str, Entry],
+) -> None:
+    """Say whether noise explains what deviates in a segment that begins with ``state``: of its data, or of the step."""
+    noisy_data = _find_noisy_data(replay, directory, transcript, result, frames, state)
+    if noisy_data is not None:
+        result.verdict, result.deviations = "cannot_reproduce", [noisy_data, *result.deviations]
+        return
+    roots = {checkpoint.steps_done: checkpoint.state_root for checkpoint in transcript.checkpoints()}
+    acceptance, replay.acceptance = replay.acceptance, None
+    far = _beyond_noise(replay.session, directory, state, result, roots[result.end])
+    _judge_segment(replay, directory, transcript, result, frames, roots[result.start], far)
+    replay.acceptance = acceptance
 
 
 def _other_beginning(replay: Replay, state: Mapping[str, Entry], report: AuditReport) -> Deviation | None:
@@ -426,6 +483,44 @@ def _contradictions(
         if not result.deviations:
             raise
     return []
+
+
+def _find_noisy_data(
+    replay: Replay,
+    directory: RunDirectory,
+    transcript: Transcript,
+    result: SegmentResult,
+    frames: Mapping[int, bytes],
+    before: Mapping[str, Entry],
+) -> Deviation | None:
+    """Return that data differ by what floating noise explains, and what to do, if that is all that happened in a segment.
+
+    The session stands at the segment's end, where it got there; it is left somewhere within.
+    """
+    found = [deviation for deviation in result.deviations if deviation.subject == BATCH_DIGEST]
+    if not found or result.first_step != found[0].step:
+        return None
+    session, first = replay.session, found[0]
+    if session.step != result.end or not all(has_floats(replay.job.batch(each.step)) for each in found):
+        return None
+    if len(found) < len(result.deviations):
+        own, acceptance, replay.acceptance = copied_state(session), replay.acceptance, None
+        try:
+            stated = directory.load_committed(result.end, str(transcript.record(result.end - 1).state_root))
+            load_state(session, before)
+            with shaking(replay.job):
+                for step in range(result.start, result.end):
+                    replay.follow(transcript.record(step), frames[step])
+        except (InvalidInput, Mismatch, Nondeterminism):
+            return None
+        finally:
+            replay.acceptance = acceptance
+            moved = copied_state(session)
+            load_state(session, own)
+        if not is_explained(before, own, moved, stated):
+            return None
+    why = f"{first.own[:16]}.. here, by no more than floating noise explains ({REMEDY})"
+    return Deviation(first.step, "cannot_reproduce", BATCH_DIGEST, None, why, f"{first.stated[:16]}..")
 
 
 def _beyond_noise(
@@ -520,7 +615,7 @@ def compare_step(
         if own != stated:
             found.append(Deviation(step, "mismatch", subject, None, own, stated))
 
-    differs("batch digest", outcome.batch, record.batch)
+    differs(BATCH_DIGEST, outcome.batch, record.batch)
     differs("skipped optimizer", str(outcome.skipped), str(record.skipped))
     differs("micro-batches", str(outcome.micro_batches), str(record.micro_batches))
     found += _compare_schedule(record, outcome)

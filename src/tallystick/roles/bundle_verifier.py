@@ -618,7 +618,7 @@ class _BundleChecks:
                 words = quoted(claim.reason)
                 self.facts.finding = f"trainer at fault at step {claim.step} ({basis}); unchecked, the judge's own words: {words}"
                 raise Mismatch(f"judge {signed.key_id[:16]}.. ruled against the trainer: {words}")
-            if claim.outcome != "cannot_reproduce" and claim.accusation is not None:
+            if claim.outcome not in ("cannot_reproduce", "not_proven") and claim.accusation is not None:
                 (seen_alike if claim.outcome == "agreement" else answered).add(claim.accusation)
         accusing = [(s, c) for s, c in self.facts.audits() if c.result in ("mismatch", "log_violation")]
         for signed, claim in accusing:

@@ -83,7 +83,7 @@ def measure(order: Order, child: Child, progress: Progress) -> list[Survey]:
         InvalidInput: the job is malformed, or has fewer steps.
         TallyError: a child process failed; the message has its own words.
     """
-    job = order.source.build(order.settings)
+    job = order.source.build(order.settings, order.seed)
     if not order.at or list(order.at) != sorted(set(order.at)) or order.at[0] < 0:
         raise InvalidInput(f"--at {','.join(map(str, order.at))}: must be ascending steps, each once")
     if order.at[-1] >= job.steps:
@@ -206,7 +206,7 @@ def answer_request(place: Path, find: Callable[[str], JobSource]) -> None:
         name: value for name, value in fields.mapping("parameters").items() if isinstance(value, int | str)
     }
     policy = policy_of(fields.text("policy"), parameters)
-    job = source.build(fields.text_mapping("settings"))
+    job = source.build(fields.text_mapping("settings"), fields.integer("seed"))
     session = open_session(
         job, policy, fields.integer("seed"), device=fields.text("device"), jitter=fields.boolean("jitter")
     )
@@ -461,7 +461,7 @@ def choice_of(order: Order, surveys: Sequence[Survey], proposal: Proposal) -> Ca
     return CalibrationChoice(
         policy=proposal.policy.name,
         parameters=proposal.chosen(),
-        job=order.source.path,
+        job=order.source.name,
         source_digest=order.source.digest,
         settings=dict(order.settings),
         seed=order.seed,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from tallystick.commit.encoding import parse_hex_float
 from tallystick.commit.state import Entry
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
 from tallystick.execution.job import JobSource
@@ -13,6 +14,7 @@ from tallystick.execution.operations import Watch
 from tallystick.execution.snapshot import load_state
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Kind, SiteAddress, decode_frame
+from tallystick.protocol.program import compare_programs
 from tallystick.protocol.run_documents import Specification, StepRecord
 from tallystick.protocol.transcript import Transcript
 from tallystick.roles.auditor import AuditReport, Deviation, Replay, SegmentResult, open_replay
@@ -146,6 +148,8 @@ def specification_differences(own: Specification, stated: Specification) -> dict
     pairs: dict[str, tuple[str, str]] = {}
     for name in ("seed", "steps", "checkpoint_every", "accumulation", "world_size"):
         pairs[name] = (str(getattr(own, name)), str(getattr(stated, name)))
+    programs = compare_programs(own.job.program, stated.job.program)
+    pairs |= {each.subject: (each.own, each.stated) for each in programs}
     pairs["job source"] = (own.job.source_digest, stated.job.source_digest)
     pairs["dataset"] = (str(own.job.dataset_digest), str(stated.job.dataset_digest))
     pairs["policy"] = (own.policy.name, stated.policy.name)
@@ -158,6 +162,74 @@ def specification_differences(own: Specification, stated: Specification) -> dict
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
+def record_differences(own: StepRecord, stated: StepRecord, batches: Mapping[str, int]) -> list[Finding]:
+    """Return what two records of one step say of different work: data, hyper-parameters, a skipped optimizer.
+
+    ``batches`` are the steps of our own run by their batches' digests.
+    """
+    found: list[Finding] = []
+    if own.batch != stated.batch:
+        there = batches.get(stated.batch)
+        where = "" if there is None else f"; the latter is that of our step {there}"
+        text = f"by their own records step {own.step} has other data: batch {_short(own.batch)} against {_short(stated.batch)}"
+        found.append(Finding("other_data", "confirmed", text + where))
+    if own.micro_batches != stated.micro_batches:
+        text = f"by their own records step {own.step} has {own.micro_batches} micro-batches against {stated.micro_batches}"
+        found.append(Finding("other_data", "confirmed", text))
+    mine, theirs = ({(g, n): v for g, n, v in record.schedule} for record in (own, stated))
+    for group, name in sorted(mine.keys() | theirs.keys()):
+        pair = mine.get((group, name)), theirs.get((group, name))
+        if (
+            pair[0] == pair[1] or name == "initial_lr"
+        ):  # a note of the scheduler's, which the optimizer does not read
+            continue
+        shown = " against ".join(_value(value) for value in pair)
+        cause = "other_rate" if name == "lr" else "other_hyperparameter"
+        text = f"by their own records step {own.step} has {name} of group {group} {shown}"
+        found.append(Finding(cause, "confirmed", text))
+    if own.skipped != stated.skipped:
+        who = "first" if own.skipped else "second"
+        text = f"by their own records the {who} run leaves the optimizer out in step {own.step}, the other does not"
+        found.append(Finding("skipped_step", "confirmed", text))
+    return found
+
+
+def _value(value: str | bool | int | None) -> str:
+    if not isinstance(value, str):
+        return "none" if value is None else str(value)
+    return f"{parse_hex_float(value, what='a hyper-parameter'):.9g}"
+
+
+def _read_documents(
+    mine: Transcript, theirs: Transcript, found: Divergence
+) -> tuple[list[Finding], int | None]:
+    """Return in what two runs are different work by their own documents, and the first step whose records say so.
+
+    What is not compared is noted.
+    """
+    said: list[Finding] = []
+    orders = specification_differences(mine.specification, theirs.specification)
+    if orders:
+        shown = [f"{name}: {_short(a)} against {_short(b)}" for name, (a, b) in orders.items()]
+        text = "; ".join(shown[:6]) + (f"; and {len(shown) - 6} more" if len(shown) > 6 else "")
+        said.append(Finding("other_specification", "confirmed", f"the runs were ordered differently: {text}"))
+    lengths = mine.num_steps, theirs.num_steps
+    if lengths[0] != lengths[1]:
+        found.notes.append(
+            f"the runs have {lengths[0]} and {lengths[1]} recorded steps: those after {min(lengths)} were not compared"
+        )
+    batches = {record.batch: record.step for record in reversed(mine.records)}
+    for one, other in zip(mine.records, theirs.records, strict=False):
+        if (one.step, one.rank) != (other.step, other.rank):
+            found.notes.append(
+                f"the runs have other ranks: records from step {one.step} on were not compared"
+            )
+            break
+        if differences := record_differences(one, other, batches):
+            return said + differences, one.step
+    return said, None
+
+
 def explain_runs(
     own: RunDirectory,
     stated: RunDirectory,
@@ -166,8 +238,11 @@ def explain_runs(
     device: str = "cpu",
     seconds: float = EFFORT,
     tell: Tell | None = None,
+    unasked: str = "the job is not at hand",
 ) -> Divergence:
-    """Return where and why two runs part; with ``source``, their job's, causes are tried out by repetition.
+    """Return where and why two runs part: first what their documents say; with ``source``, their job's, causes are tried out.
+
+    A step that is other work by the two records themselves is not repeated. ``unasked`` is why there is no ``source``.
 
     Raises:
         InvalidInput: a document is malformed or missing.
@@ -180,7 +255,7 @@ def explain_runs(
     names = sorted(versions[0].keys() | versions[1].keys())
     pairs = {name: (versions[0].get(name, "none"), versions[1].get(name, "none")) for name in names}
     found.environment = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-    orders = specification_differences(mine.specification, theirs.specification)
+    said, other_work = _read_documents(mine, theirs, found)
     roots = [{c.steps_done: c.state_root for c in transcript.checkpoints()} for transcript in (mine, theirs)]
 
     def between(done: int) -> StateDivergence:
@@ -203,8 +278,12 @@ def explain_runs(
     elif step is not None:
         found.step = step
         start = max(done for done in roots[0] if done <= step and done in roots[1])
-        if source is None:
-            found.notes.append("the job is not at hand, so nothing was repeated")
+        if other_work == step:
+            found.notes.append(
+                f"step {step} was not repeated: by their own records the runs do different work in it"
+            )
+        elif source is None:
+            found.notes.append(f"nothing was repeated: {unasked}")
         else:
             try:
                 _explain_pair(own, mine, stated, theirs, source, start, step, found, device, seconds, tell)
@@ -212,16 +291,15 @@ def explain_runs(
                 found.notes.append(f"looking for the cause ended early: {problem}")
         if found.state is None:
             _compare_next(own, mine, stated, theirs, step, found)
-    if orders:
-        text = "; ".join(
-            f"{name}: {_short(a)} against {_short(b)}" for name, (a, b) in list(orders.items())[:6]
-        )
-        found.findings.append(
-            Finding("other_specification", "confirmed", f"the runs were ordered differently: {text}")
-        )
-    if not found.findings and found.state is not None and not found.state.is_empty:
+    if not said and not found.findings and found.state is not None and not found.state.is_empty:
         loss = found.loss
         found.findings = fitting(Evidence(found.state, None, loss, found.environment, one_step=False))
+    if other_work is not None and other_work != step:
+        # What the documents say of a later step is no cause of where the runs part.
+        later = [finding for finding in said if finding.cause != "other_specification"]
+        found.notes += [f"after the runs have parted: {finding.text}" for finding in later]
+        said = [finding for finding in said if finding not in later]
+    found.findings = said + found.findings
     found.seconds = time.monotonic() - started
     return found
 

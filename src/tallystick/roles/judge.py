@@ -15,8 +15,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -36,6 +38,7 @@ from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
 from tallystick.execution.follow_tape import FollowTape
 from tallystick.execution.hashing import leaf_hashes
 from tallystick.execution.job import JobSource
+from tallystick.execution.program import verify_program
 from tallystick.execution.snapshot import copied_state, load_state
 from tallystick.execution.step import batch_digest, run_step
 from tallystick.numerics.log import Kind, decode_frame
@@ -53,6 +56,7 @@ from tallystick.protocol.trace import PARTIES, DisputedPosition, Party, Ruling
 from tallystick.protocol.transcript import Transcript, check_fingerprint
 from tallystick.protocol.verdict import FORFEIT, LogObjection, Pair, Verdict, record_claims
 from tallystick.roles.auditor import (
+    BATCH_DIGEST,
     EVIDENCE,
     FINGERPRINT,
     Deviation,
@@ -66,14 +70,20 @@ from tallystick.roles.auditor import (
     open_replay,
 )
 from tallystick.roles.beginning import DOCUMENTS, find_other_setting
+from tallystick.roles.data_noise import REMEDY, has_floats, is_explained, shaking
 from tallystick.roles.ledger import Ledger
 from tallystick.roles.log_judge import rule_on_log
 from tallystick.roles.operators import OperatorDispute, OperatorResult, Signing, list_base
+from tallystick.roles.panel import Panel
 from tallystick.roles.parties import LocalTable, RecordedTrace, Respondent
 from tallystick.store.docket import Docket
 from tallystick.store.files import RunDirectory, frame_digest
 
 CANNOT = "cannot_reproduce"
+NOT_PROVEN = "not_proven"
+DATA_NOISE_REASON = (
+    f"the {{}}'s data differ from the judge's by no more than floating noise explains; {REMEDY}"
+)
 State = Mapping[str, Entry]
 
 
@@ -84,8 +94,9 @@ class DisputeResult:
     Attributes:
         loser: ``trainer``, ``auditor`` or ``none``.
         outcome: ``fault`` (somebody loses), ``agreement`` (nothing is in dispute), ``both_acceptable`` (honest arithmetic
-            can give either state), ``cannot_reproduce`` (the judge could not find out; nobody is cleared), or ``forfeit``
-            (somebody did not answer in time, or contradicted itself).
+            can give either state), ``not_proven`` (arithmetics of the judge's own machine disagree on who is at fault),
+            ``cannot_reproduce`` (the judge could not find out; after these two nobody is cleared), or ``forfeit`` (somebody
+            did not answer in time, or contradicted itself).
         step: the disputed step, or None if nothing was in dispute.
         rounds: of bisection, all levels together.
         rounds_per_level: the same, by level.
@@ -141,7 +152,7 @@ def defend_with(source: JobSource) -> Defence:
         opened = open_program(specification, source)
         if isinstance(opened, Deviation):
             raise InvalidInput(
-                f"the trainer's program {source.path}: {opened.subject} is {opened.own}.., the order has {opened.stated}.."
+                f"the trainer's program {source.path}: {opened.subject} is {opened.own}, the order has {opened.stated}"
             )
         return opened
 
@@ -174,7 +185,8 @@ def dispute(
     Raises:
         InvalidInput: a document is malformed, or the two runs are not of one specification.
         Mismatch: one side's documents contradict each other.
-        Nondeterminism: this machine cannot repeat the job.
+        Nondeterminism: this machine cannot repeat the job, or has another program: nobody is convicted.
+        OtherProgram: the job imported something on the way that the run does not state: nobody either.
     """
     ours, theirs = trainer.load_transcript(), auditor.load_transcript()
     if ours.specification.encode() != theirs.specification.encode():
@@ -196,11 +208,14 @@ def dispute(
         ),
     }
     try:
+        panel = Panel(trainer.path, auditor.path, source, ledger)
         referee = Referee(
             LocalTable(parties), ours, theirs, replay, auditor.load_objection(), level,
-            Signing(keys, asked or {}), answers_itself=defence is not None, ledger=ledger,
+            Signing(keys, asked or {}), answers_itself=defence is not None, ledger=ledger, panel=panel,
         )  # fmt: skip
-        return referee.rule()
+        result = referee.rule()
+        verify_program(source.program, ours.specification.job.program)
+        return result
     finally:
         replay.session.close()
         if own is not replay:
@@ -212,16 +227,20 @@ def referee(docket: Docket, source: JobSource) -> DisputeResult:
 
     Raises:
         AwaitingError: an answer is missing.
-        InvalidInput, Mismatch, Nondeterminism: as ``dispute``.
+        InvalidInput, Mismatch, Nondeterminism, OtherProgram: as ``dispute``.
     """
-    ours, theirs = (docket.run(party).load_transcript() for party in PARTIES)
-    replay, keys = open_job(ours.specification, source), docket.exchange.keys
+    directories = [docket.run(party) for party in PARTIES]
+    ours, theirs = (directory.load_transcript() for directory in directories)
+    replay, keys, ledger = open_job(ours.specification, source), docket.exchange.keys, Ledger()
+    panel = Panel(directories[0].path, directories[1].path, source, ledger)
     try:
         referee = Referee(
-            docket, ours, theirs, replay, docket.run("auditor").load_objection(), docket.exchange.level,
-            Signing(keys, keys), answers_itself=True, ledger=Ledger(),
+            docket, ours, theirs, replay, directories[1].load_objection(), docket.exchange.level,
+            Signing(keys, keys), answers_itself=True, ledger=ledger, panel=panel,
         )  # fmt: skip
-        return referee.rule()
+        result = referee.rule()
+        verify_program(source.program, ours.specification.job.program)
+        return result
     finally:
         replay.session.close()
 
@@ -237,8 +256,16 @@ def respondent(
     """
     transcript = directory.load_transcript()
     specification = transcript.specification
-    replay = defend_with(source)(specification) if party == "trainer" else open_job(specification, source)
-    return Respondent(RecordedTrace(directory, transcript, replay, party, Ledger()), other_run, signer=signer)
+    if party == "trainer":
+        trace = RecordedTrace(directory, transcript, defend_with(source)(specification), party, Ledger())
+        return Respondent(trace, other_run, signer=signer)
+    trace = RecordedTrace(directory, transcript, open_job(specification, source), party, Ledger())
+    return Respondent(
+        trace,
+        other_run,
+        signer=signer,
+        verify=lambda: verify_program(source.program, specification.job.program),
+    )
 
 
 def open_job(specification: Specification, source: JobSource) -> Replay:
@@ -250,9 +277,29 @@ def open_job(specification: Specification, source: JobSource) -> Replay:
     replay = open_replay(specification, source)
     if isinstance(replay, Deviation):
         raise Nondeterminism(
-            f"this machine cannot repeat the job: {replay.subject} is {replay.own}.., the run has {replay.stated}.."
+            f"this machine cannot repeat the job: {replay.subject} is {replay.own}, the run has {replay.stated}"
         )
     return replay
+
+
+class Witness(Protocol):
+    """What a judge of one step asks of a party."""
+
+    def witness_at(self, index: int, names: Sequence[str] | None = None) -> HeldState | None:
+        """Return the state after ``index`` steps, or entries of it; None if the party cannot open it."""
+        ...
+
+    def find_unopened_checkpoint(self, index: int) -> str | None:
+        """Return why the party cannot open its own last checkpoint up to ``index``, or None if it can."""
+        ...
+
+    def frame(self, step: int) -> bytes:
+        """Return the trainer's log of a step.
+
+        Raises:
+            InvalidInput: there is none.
+        """
+        ...
 
 
 class Seat:
@@ -381,6 +428,7 @@ class Referee:
         signing: whose signatures over operators count.
         answers_itself: whether the trainer plays its own part with its own program.
         ledger: what each party spent.
+        panel: whom it asks before it convicts on what it computed.
     """
 
     table: Table
@@ -392,6 +440,7 @@ class Referee:
     signing: Signing
     answers_itself: bool
     ledger: Ledger
+    panel: Panel
 
     def rule(self) -> DisputeResult:
         """Play the dispute and return the ruling.
@@ -415,12 +464,10 @@ class Referee:
         ours, theirs, seats, ledger = self.ours, self.theirs, self.seats, self.ledger
         checkpoints = [checkpoint.steps_done for checkpoint in ours.checkpoints()]
         objection = _checked_objection(self.objection, ours)
-        if (other := _other_beginning(seats["trainer"], self.replay)) is not None:
-            return DisputeResult(
-                "trainer", 0, 0, {}, f"step 0: the first state is not the job's: {other}", ledger=ledger
-            )
+        if (begun := self._judged_beginning()) is not None:
+            return begun
         claims = {party: [seat.commitment_at(done) for done in checkpoints] for party, seat in seats.items()}
-        step_judge = StepJudge(ours, theirs, self.replay, seats)
+        step_judge = StepJudge(ours, theirs, self.replay, seats, self.panel)
         # A false state in the middle is disputed too, where both sides end in the same one.
         last = next(
             (i for i in reversed(range(len(checkpoints))) if claims["trainer"][i] != claims["auditor"][i]),
@@ -483,6 +530,18 @@ class Referee:
         # Who objects falsely to a log loses, unless the trainer's state convicts the trainer all the same.
         return result if result.loser == "trainer" else _first_ground(earlier, result)
 
+    def _judged_beginning(self) -> DisputeResult | None:
+        trainer = self.seats["trainer"]
+        other = find_other_beginning(trainer, self.replay)
+        if other is None:
+            return None
+        why = f"step 0: the first state is not the job's: {other}"
+        dissent = self.panel.find_dissent("beginning", "trainer", 0, agreed=trainer.witness_at(0, DOCUMENTS))
+        if dissent is None:
+            return DisputeResult("trainer", 0, 0, {}, why, ledger=self.ledger)
+        reason = f"{why}; not proven: {dissent}"
+        return DisputeResult("none", 0, 0, {}, reason, outcome=NOT_PROVEN, ledger=self.ledger)
+
     def _bisect(self, game: Game) -> tuple[Game, dict[str, int]]:
         """Play until one step is disputed; return the game and the rounds of each level.
 
@@ -536,6 +595,9 @@ class Referee:
         return OperatorDispute(
             self.table, step, state, lambda: judge.opened(step, position.agreed_commitment), facts,
             self.ours.prove_step(step), terms, chunk, self.replay, self.signing, self.ledger,
+            confirms=lambda agreed, at, structure: self.panel.find_dissent(
+                "structure", structure.hex(), step, agreed=agreed, frame=frame, at=at
+            ),
         )  # fmt: skip
 
 
@@ -592,7 +654,7 @@ def _first_ground(grounds: Sequence[Ground], otherwise: DisputeResult) -> Disput
     )
 
 
-def _other_beginning(trainer: Seat, replay: Replay) -> str | None:
+def find_other_beginning(trainer: Witness, replay: Replay) -> str | None:
     """Return a number in the run's first state that is not the job's own, or None; both parties' runs begin there."""
     state = trainer.witness_at(0, DOCUMENTS)
     if state is None:
@@ -662,12 +724,16 @@ def _has_form_of(entry: Entry | None, other: Entry | None) -> bool:
 
 @dataclass
 class StepJudge:
-    """Repeats one step from the agreed state and compares both sides' claims with what honest arithmetic allows."""
+    """Repeats one step from the agreed state and compares both sides' claims with what honest arithmetic allows.
+
+    With a ``panel`` it asks that before it convicts anybody.
+    """
 
     transcript: Transcript
     auditors_transcript: Transcript
     replay: Replay
-    seats: Mapping[Party, Seat]
+    seats: Mapping[Party, Witness]
+    panel: Panel | None = None
     outcome: str = "fault"
     step: int | None = None
 
@@ -704,21 +770,39 @@ class StepJudge:
         state = self._agreed_state(objection.step)
         entries = None if state is None else state.entries
         found = rule_on_log(self.seats["trainer"].frame, self.transcript, self.replay, objection, entries)
-        return Ground(objection.step, found.ruling, found.outcome, objection=objection)
+        ruling, outcome = self._confirmed(
+            found.ruling, found.outcome, "log", objection.step, agreed=state, objection=objection
+        )
+        return Ground(objection.step, ruling, outcome, objection=objection)
 
     def _agreed_state(self, step: int) -> HeldState | None:
         """Return the state before ``step``, which both agree on, from whichever side can open it."""
         return next((s for seat in self.seats.values() if (s := seat.witness_at(step)) is not None), None)
 
     def _rule_on_records(self, step: int) -> Ground | None:
-        who = self._who_misstates(step)
+        who = self.who_misstates(step)
         if who is None:
             return None
-        ruling, outcome = who
+        ruling, outcome = self._confirmed(*who, "records", step, agreed=self._agreed_state(step))
         pair = (self.transcript.prove_step(step), self.auditors_transcript.prove_step(step))
         return Ground(step, ruling, outcome, records=pair)
 
-    def _who_misstates(self, step: int) -> tuple[Ruling, str] | None:
+    def _confirmed(
+        self, ruling: Ruling, outcome: str, kind: str, step: int, **more: Any
+    ) -> tuple[Ruling, str]:
+        """Return a ruling and its outcome as they stand once the panel has been asked: it convicts with one voice or not."""
+        if ruling.loser == "none" or self.panel is None:
+            return ruling, outcome
+        try:
+            logged: dict[str, Any] = {"frame": self.seats["trainer"].frame(step)}
+        except InvalidInput as problem:
+            logged = {"no_frame": str(problem)}
+        dissent = self.panel.find_dissent(kind, ruling.loser, step, **logged, **more)
+        if dissent is None:
+            return ruling, outcome
+        return Ruling("none", f"step {step}: not proven: {dissent}; {ruling.reason}"), NOT_PROVEN
+
+    def who_misstates(self, step: int) -> tuple[Ruling, str] | None:
         """Return who misstates a step on whose states both agree, and the outcome; None if the difference is nobody's fault.
 
         Logs and what is derived from them may differ honestly.
@@ -743,6 +827,8 @@ class StepJudge:
             found = compare_step(stated, outcome, [])
             if not found:
                 continue
+            if all(each.subject == BATCH_DIGEST for each in found) and self._may_be_noise(step):
+                return Ruling("none", f"step {step}: {DATA_NOISE_REASON.format(party)}"), CANNOT
             noisy = find_noisy_sites(self.replay, self.transcript, step, step, {step: frame}, state.entries)
             if all(is_excused(deviation, noisy) for deviation in found):
                 why = f"step {step}: the judge cannot reproduce what the {party} did: {noisy[0]}"
@@ -754,6 +840,24 @@ class StepJudge:
 
     def rule(self, position: DisputedPosition) -> Ruling:
         """Return who is at fault at ``position``; the parties' states are asked for here, one at a time."""
+        ruling = self._rule(position)
+        if ruling.loser == "none" or self.panel is None:
+            return ruling
+        states = {party: seat.witness_at(position.disputed) for party, seat in self.seats.items()}
+        unopened = {
+            party: seat.find_unopened_checkpoint(position.agreed)
+            for party, seat in self.seats.items()
+            if states[party] is None
+        }
+        ruling, self.outcome = self._confirmed(
+            ruling, self.outcome, "state", position.agreed, position=position,
+            agreed=self.opened(position.agreed, position.agreed_commitment),
+            states={party: state for party, state in states.items() if state is not None},
+            unopened={party: why for party, why in unopened.items() if why is not None},
+        )  # fmt: skip
+        return ruling
+
+    def _rule(self, position: DisputedPosition) -> Ruling:
         step = self.step = position.agreed
         record = self.transcript.record(step)
         # 1. Somebody opens the agreed commitment.
@@ -764,6 +868,9 @@ class StepJudge:
         # 2. The trainer's record speaks of the job's own data.
         own_batch = batch_digest(self.replay.job.batch(step))
         if own_batch != record.batch:
+            if self._is_data_noise("trainer", position, state):
+                self.outcome = CANNOT
+                return Ruling("none", f"step {step}: {DATA_NOISE_REASON.format('trainer')}")
             return Ruling(
                 "trainer",
                 f"step {step}: the committed batch {record.batch[:16]}.. is not the job's, {own_batch[:16]}..",
@@ -820,9 +927,34 @@ class StepJudge:
         if faults["trainer"] is not None:
             return Ruling("trainer", str(faults["trainer"]))
         if faults["auditor"] is not None:
+            other_data = self.auditors_transcript.record(step).batch != own_batch
+            if other_data and self._is_data_noise("auditor", position, state):
+                self.outcome = CANNOT
+                return Ruling("none", f"step {step}: {DATA_NOISE_REASON.format('auditor')}")
             return Ruling("auditor", str(faults["auditor"]))
         self.outcome = "both_acceptable"
         return Ruling("none", f"step {step}: honest arithmetic can give both states")
+
+    def _may_be_noise(self, step: int) -> bool:
+        return has_floats(self.replay.job.batch(step))
+
+    def _is_data_noise(self, party: Party, position: DisputedPosition, before: HeldState) -> bool:
+        """Whether floating noise in the step's data explains the state that ``party`` claims."""
+        step, session = position.agreed, self.replay.session
+        claimed = self.seats[party].witness_at(position.disputed)
+        if claimed is None or not self._may_be_noise(step):
+            return False
+        states: list[dict[str, Entry]] = []
+        try:
+            frame = self.seats["trainer"].frame(step)
+            for bracket in (nullcontext(), shaking(self.replay.job)):
+                load_state(session, before.entries)
+                with bracket:
+                    self.replay.follow(self.transcript.record(step), frame)
+                states.append(copied_state(session))
+        except (InvalidInput, Mismatch, Nondeterminism):
+            return False
+        return is_explained(before.entries, states[0], states[1], claimed.entries)
 
     def _is_far(
         self, party: Party, position: DisputedPosition, before: HeldState, repeated: AcceptableStates

@@ -15,9 +15,11 @@ from statistics import median
 from typing import Literal, get_args
 
 Spender = Literal["trainer", "auditor", "judge"]
-Deed = Literal["load", "segment", "traced", "again", "roots", "list", "examination", "moves", "ruling"]
+Deed = Literal[
+    "load", "segment", "traced", "again", "roots", "list", "examination", "moves", "ruling", "panel"
+]
 """Load a checkpoint, repeat the segment, the disputed step of it operator by operator, repeat more than that, state roots;
-commit to the list, examine it, answer; rule."""
+commit to the list, examine it, answer; rule; ask the judge's other arithmetics."""
 
 
 @dataclass

@@ -34,6 +34,7 @@ from tallystick.protocol.trace import Ruling
 from tallystick.protocol.transcript import Transcript
 from tallystick.protocol.verdict import LogObjection
 from tallystick.roles.auditor import Replay, adopting, find_noisy_sites, is_excused, violations_of
+from tallystick.roles.data_noise import REMEDY, has_floats
 from tallystick.roles.verifier import quoted
 
 State = Mapping[str, Entry]
@@ -69,12 +70,16 @@ def rule_on_log(
         frame = frame_of(step)
         tape = _doubting(replay, frame)
         with adopting(replay.session, record):
-            run_step(replay.session, replay.job, tape)
+            outcome = run_step(replay.session, replay.job, tape)
         tape.finish()
     except (InvalidInput, Mismatch) as problem:
         return LogRuling(Ruling("trainer", f"step {step}: the log cannot be followed: {problem}"), "fault")
     except Nondeterminism as problem:
         return _nobody(f"step {step}: the judge cannot repeat the step under this log: {problem}")
+    if outcome.batch != record.batch and has_floats(replay.job.batch(step)):
+        return _nobody(
+            f"step {step}: the data are not the judge's to the bit, so nor is what the log says of them; {REMEDY}"
+        )
     found = violations_of(step, tape.violations)
     if found:
         noisy = find_noisy_sites(replay, transcript, step, step, {step: frame}, state)

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.execution.job import Batch, Job, find_source
+from tallystick.execution.job import Batch, Job, find_shipped, find_source
 from tallystick.execution.operators import RANDOM
 from tallystick.numerics.policy import Policy, find_policy
 
@@ -358,7 +358,7 @@ def control(directory: str, out: str, jitter: bool) -> dict[str, Any]:
 
     run = RunDirectory(Path(directory))
     stated = run.load_specification()
-    job = find_source(stated.job.path).build(stated.job.settings)
+    job = find_shipped(stated.job.path).build(stated.job.settings, stated.seed)
     initial = run.load_committed(0, stated.initial_state)
     with torch.no_grad():
         for name, parameter in job.model.named_parameters():

@@ -219,8 +219,8 @@ class _Swapping(JobSource):
 
     at: int = 0
 
-    def build(self, settings: Mapping[str, str]) -> Job:
-        job = super().build(settings)
+    def build(self, settings: Mapping[str, str], seed: int = 0) -> Job:
+        job = super().build(settings, seed)
         own: Callable[[int], Batch] = job.batch
         job.batch = lambda step: own(step + 1_000_003 if step == self.at else step)
         return job

@@ -711,6 +711,26 @@ def own_step(replay: Replay, agreed: HeldState, frame: bytes, record: StepRecord
         return trace_step(session, replay.job, agreed, tape, chunk=chunk, keep=True)
 
 
+def find_structure(replay: Replay, agreed: HeldState, record: Any, frame: bytes, at: int) -> bytes:
+    """Return the structure of leaf ``at`` of the list that ``replay`` makes of a step; empty if it ends before."""
+    found: list[bytes] = []
+
+    def watch(number: int, op: Operator, results: Sequence[Tensor]) -> None:
+        if number == at:
+            found.append(op.structure)
+            raise _StoppedError
+
+    session = replay.session
+    load_state(session, agreed.entries)
+    try:
+        with adopting(session, record):
+            tape = session.follow_tape(frame)
+            trace_step(session, replay.job, agreed, tape, chunk=CHUNK_BYTES, keep=False, watch=watch)
+    except _StoppedError:
+        pass
+    return found[0] if found else b""
+
+
 # -- the referee ---------------------------------------------------------------------------------
 
 LIST_LIMIT = 1 << 28  # bytes of a list
@@ -731,6 +751,8 @@ class OperatorDispute:
         terms: which dispute it is.
         replay: the job, for where structure or data are disputed.
         signing: keys whose signatures are asked for, and those that sign at all.
+        confirms: says, for the whole state before the step and a leaf's place and structure, in which arithmetics the job's
+            own list has another leaf there than the judge's; None if in none.
     """
 
     table: Table
@@ -744,6 +766,7 @@ class OperatorDispute:
     replay: Replay
     signing: Signing
     ledger: Ledger = field(default_factory=Ledger)
+    confirms: Callable[[HeldState, int, bytes], str | None] = lambda agreed, at, structure: None
 
     def __post_init__(self) -> None:
         self.sent: dict[Party, int] = dict.fromkeys(PARTIES, 0)
@@ -964,6 +987,11 @@ class OperatorDispute:
                 agreed_state=self.agreed.root, claimed_state=self.terms.claims["trainer"], accusation=accusation,
                 opening=opening, own_structure=structure, own_batch=batch,
             )  # fmt: skip
+        if state is not None and structure is not None:
+            dissent = self.confirms(state, at, structure)
+            if dissent is not None:
+                fallback = _fallback(f"the operator's structure is not proven: {dissent}", self.cost())
+                return replace(fallback, rounds=game.rounds, index=at, operator=op)
         self.judged = opening.nbytes + (len(facts.frame) + len(facts.grids) if needs_log(op) else 0)
         if batch is not None:
             self.judged += sum(map(len, batch.values()))
@@ -980,22 +1008,7 @@ class OperatorDispute:
 
     def own_structure(self, state: HeldState, at: int) -> bytes:
         """Return the structure of leaf ``at`` of the job's own list; empty if it ends before."""
-        found: list[bytes] = []
-
-        def watch(number: int, op: Operator, results: Sequence[Tensor]) -> None:
-            if number == at:
-                found.append(op.structure)
-                raise _StoppedError
-
-        session = self.replay.session
-        load_state(session, state.entries)
-        try:
-            with adopting(session, self.facts.record):
-                tape = session.follow_tape(self.facts.frame)
-                trace_step(session, self.replay.job, state, tape, chunk=CHUNK_BYTES, keep=False, watch=watch)
-        except _StoppedError:
-            pass
-        return found[0] if found else b""
+        return find_structure(self.replay, state, self.facts.record, self.facts.frame, at)
 
     def own_batch(self) -> dict[str, bytes]:
         """Return the job's own data of the step, by place."""
@@ -1027,7 +1040,7 @@ def _seconds(ledger: Ledger) -> dict[str, float]:
     found = {
         "trainer": ledger.of("trainer", "list", "moves").wall,
         "auditor": ledger.of("auditor", "examination", "moves").wall,
-        "judge": ledger.of("judge").wall,
+        "judge": ledger.of("judge", "ruling").wall,
     }
     return {who: seconds for who, seconds in found.items() if seconds}
 

@@ -269,6 +269,7 @@ class Respondent:
         other_run: root of the other party's run.
         signer: signs its moves over operators; None where nobody asks for that.
         objection: what a dishonest auditor objects to, whatever it saw.
+        verify: called before an answer is given out; raises where the program that found it is another one.
     """
 
     def __init__(
@@ -278,8 +279,10 @@ class Respondent:
         *,
         signer: Signer | None = None,
         objection: Objection | None = None,
+        verify: Callable[[], None] = lambda: None,
     ) -> None:
         self.trace, self.other_run, self.signer, self.objection = trace, other_run, signer, objection
+        self.verify = verify
         self.party: Party = trace.party
         self._case: _Case | None = None
         self._side: TrainerSide | None = None
@@ -294,6 +297,7 @@ class Respondent:
         Raises:
             InvalidInput: the question is malformed.
             Mismatch: the question contradicts what this party published or said; nothing is signed.
+            OtherProgram: the job imported something on the way that the run does not state; nothing is signed either.
         """
         if question.party != self.party:
             raise Mismatch(f"question: is put to the {question.party}, this is the {self.party}")
@@ -304,7 +308,9 @@ class Respondent:
         }  # fmt: skip
         if question.kind not in said:
             raise InvalidInput(f"question: kind {question.kind[:40]!r} is unknown")
-        return said[question.kind](question)
+        found = said[question.kind](question)
+        self.verify()
+        return found
 
     def learn(self, question: Question) -> None:
         """Take in what a question brings with it."""

@@ -13,13 +13,14 @@ from torch import Tensor
 
 from tallystick.commit.encoding import hex_float
 from tallystick.commit.state import Entry, EntrySummary, StateSummary, summarise
-from tallystick.errors import InvalidInput, Nondeterminism, StoreError
+from tallystick.errors import InvalidInput, Nondeterminism, OtherProgram, StoreError
 from tallystick.execution.calibrate import calibrate, gradients_under
 from tallystick.execution.determinism import environment_versions
 from tallystick.execution.grids import sample_stride
 from tallystick.execution.hashing import leaf_hashes
 from tallystick.execution.jitter import Jitter
 from tallystick.execution.job import Job, JobSource
+from tallystick.execution.program import LocalProgram
 from tallystick.execution.session import Session
 from tallystick.execution.snapshot import load_state, state_entries
 from tallystick.execution.step import StepOutcome, backward_of, run_step, verify_batches_are_pure
@@ -27,6 +28,7 @@ from tallystick.execution.tape import RecordTape
 from tallystick.numerics import kernels
 from tallystick.numerics.policy import Policy
 from tallystick.numerics.rounding import sampled_rms
+from tallystick.protocol.program import Program, in_words
 from tallystick.protocol.run_documents import (
     JobRecord,
     Notes,
@@ -91,7 +93,7 @@ class Order:
 
     def build(self) -> Job:
         """Return the job, with ``steps`` in place."""
-        job = self.source.build(self.settings)
+        job = self.source.build(self.settings, self.seed)
         return job if self.steps is None else replace(job, steps=self.steps)
 
     def session(self, job: Job) -> Session:
@@ -162,6 +164,7 @@ def _record(
     phases: Phases,
     began: Callable[[Session, Specification], None] | None,
 ) -> RunStatement:
+    order.source.program.allowed = None
     job = order.build()
     verify_batches_are_pure(job)
     session = order.session(job)
@@ -262,20 +265,21 @@ class RunWriter:
         self._committing: Future[bool] | None = None
         self._commitment: _Commitment | None = None
         self._entries: list[Entry] = []
+        self._program: LocalProgram | None = None
 
-    def begin(self, specification: Callable[[str], Specification], source: bytes) -> None:
-        """Commit the initial state, then write the specification that names its root."""
+    def begin(self, specification: Callable[[str, Program], Specification], program: LocalProgram) -> None:
+        """Commit the initial state, then write the files of ``program`` and the specification that names both."""
         entries = state_entries(self.session)
-        self.specification = specification(
-            summarise(entries, pool=self._hashers, leaves=leaf_hashes).root().hex()
-        )
+        committed, contents = program.collect()
+        root = summarise(entries, pool=self._hashers, leaves=leaf_hashes).root().hex()
+        self.specification, self._program = specification(root, committed), program
         self.directory.write_checkpoint(0, entries)
-        self.directory.write_document(self.directory.path / "job.py", source)
+        self.directory.write_program(contents)
         self.directory.write_document(self.directory.specification_path, self.specification.encode())
 
-    def take_up(self, specification: Specification, done: int) -> None:
+    def take_up(self, specification: Specification, program: LocalProgram, done: int) -> None:
         """Go on from the checkpoint after ``done`` steps."""
-        self.specification = specification
+        self.specification, self._program = specification, program
         load_state(self.session, self.directory.load_checkpoint(done))
 
     def write_step(self, step: int, outcome: StepOutcome, frame: bytes) -> None:
@@ -285,8 +289,9 @@ class RunWriter:
         ``wait``) and before the next record is written, so that a process that is killed leaves what it would leave
         without that thread.
         """
-        assert self.specification is not None
+        assert self.specification is not None and self._program is not None
         self.wait()
+        self._program.verify_committed(self.specification.job.program, step)
         clock = time.perf_counter()
         first = step - step % self.specification.checkpoint_every
         if not self.specification.is_checkpoint(step):
@@ -331,6 +336,8 @@ class RunWriter:
         """Write the statement."""
         self.wait()
         self.close()
+        if self.specification is not None and self._program is not None:
+            self._program.verify_committed(self.specification.job.program, self.session.step)
         statement = self.directory.load_partial().statement()
         self.directory.write_document(self.directory.statement_path, statement.encode())
         return statement
@@ -346,27 +353,28 @@ class _Recording:
         """Measure the noise and write what comes before the first step."""
         self._calibrate()
         self.writer.begin(
-            lambda root: specification_of(
+            lambda root, program: specification_of(
                 self.session,
                 job=JobRecord(
-                    self.order.source.path,
-                    self.order.source.digest,
+                    self.order.source.name,
+                    program.digest(),
                     dict(self.order.settings),
                     self.job.dataset_digest,
+                    program,
                 ),
                 steps=self.job.steps,
                 checkpoint_every=self.order.checkpoint_every,
                 accumulation=self.job.accumulation,
                 initial_state=root,
             ),
-            self.order.source.source,
+            self.order.source.program,
         )
 
     def take_up(self, done: int) -> None:
         """Load the checkpoint after ``done`` steps of the same order."""
         specification = self.writer.directory.load_specification()
         _must_be_same_order(specification, self.order, self.job, self.session.policy)
-        self.writer.take_up(specification, done)
+        self.writer.take_up(specification, self.order.source.program, done)
 
     def step(self, progress: Callable[[Progress], None] | None) -> None:
         """Record one step."""
@@ -466,7 +474,6 @@ def step_record(step: int, outcome: StepOutcome, frame: bytes, root: str | None)
 def _must_be_same_order(specification: Specification, order: Order, job: Job, policy: Policy) -> None:
     stated = specification
     pairs = (
-        ("job source", stated.job.source_digest, order.source.digest),
         ("settings", dict(stated.job.settings), dict(order.settings)),
         ("dataset", stated.job.dataset_digest, job.dataset_digest),
         (
@@ -481,3 +488,6 @@ def _must_be_same_order(specification: Specification, order: Order, job: Job, po
     for what, was, wanted in pairs:
         if was != wanted:
             raise InvalidInput(f"--resume: {what} of the run is {was}, this order has {wanted}")
+    program = order.source.program
+    if found := program.compare_before(stated.job.program) or program.compare_loaded(stated.job.program):
+        raise OtherProgram(f"--resume: the run's program is another one: {in_words(found)}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -199,6 +200,7 @@ def verify_run(directory: RunDirectory, *, root: bytes | None = None) -> Verific
             ("every log frame has its digest and decodes", run.check_logs),
             ("every checkpoint has its root, and the log leads to its grids", run.check_checkpoints),
             ("the policy's numbers are the known policy's", run.check_policy),
+            ("the program's files, where they are carried, have their digests", run.check_program),
         ],
     )
     return found
@@ -323,6 +325,14 @@ class _RunChecks:
             total += len(data)
             frames += 1
         return f"{frames} frames, {total} bytes"
+
+    def check_program(self) -> str:
+        """6. Each file of the program that lies in the directory is the one committed to."""
+        stated = self.transcript.specification.job.program.files
+        if not os.path.lexists(self.directory.program_path):
+            return f"{len(stated)} files are stated, none is carried"
+        carried = self.directory.load_program()
+        return f"{len(carried)} files, {sum(map(len, carried.values()))} bytes"
 
     def check_checkpoints(self) -> str:
         """4. Each committed state has its root and its step, and holds the grids that the log leads to."""

@@ -1,4 +1,4 @@
-"""A dispute on disk: what the referee keeps, and the mailboxes of the two parties (spec/dispute.md 14).
+"""A dispute on disk: what the referee keeps, and the mailboxes of the two parties (spec/dispute.md 15).
 
     docket.json                     which dispute, whose keys, how long an answer may take; written once
     documents/trainer, /auditor     both runs' documents: no state, no log

@@ -1,7 +1,8 @@
 """A run directory: the documents of one run as files, crash-safe (spec/transcript.md 6).
 
     specification.json            what was ordered; written once, first
-    job.py                        the job's source as its digest names it; for people, never executed
+    program/helper.py             the files that the run's code came from, as the specification names them; for people to
+                                  read, never executed
     steps.jsonl                   one record a line, appended
     logs/000000.tlog              frames of the steps from there to the next checkpoint, back to back
     checkpoints/000020.safetensors  the whole state after 20 steps
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import stat
@@ -148,6 +150,7 @@ def open_regular(path: Path, needed: str, *, folder: bool = False, follow: bool 
         InvalidInput: it is not there, or it or its directory is a link, a device, a pipe or a directory.
         StoreError: it cannot be read.
     """
+    shown = _shown(path, folder=folder)
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     try:
         if folder:
@@ -159,17 +162,22 @@ def open_regular(path: Path, needed: str, *, folder: bool = False, follow: bool 
         else:
             descriptor = os.open(path, flags)
     except FileNotFoundError:
-        raise InvalidInput(f"{path}: not found; {needed}") from None
+        raise InvalidInput(f"{shown}: not found; {needed}") from None
     except OSError as problem:
         if problem.errno in (errno.ELOOP, errno.ENXIO, errno.ENOTDIR):
             raise InvalidInput(
-                f"{path}: is not a regular file; links, pipes and devices are not followed"
+                f"{shown}: is not a regular file; links, pipes and devices are not followed"
             ) from None
-        raise StoreError(f"{path}: cannot be read ({problem.strerror})") from problem
+        raise StoreError(f"{shown}: cannot be read ({problem.strerror})") from problem
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise InvalidInput(f"{path}: is not a regular file; links, pipes and devices are not followed")
+        raise InvalidInput(f"{shown}: is not a regular file; links, pipes and devices are not followed")
     return os.fdopen(descriptor, "rb")
+
+
+def _shown(path: Path, *, folder: bool) -> str:
+    """Return how messages name a file; what lies in a run's folders without the run's path, as verdicts quote these."""
+    return f"{path.parent.name}/{path.name}" if folder else str(path)
 
 
 def _read(
@@ -181,21 +189,22 @@ def _read(
         InvalidInput: it is no regular file, longer than ``limit``, hardly on the disk at all, or grows.
         StoreError: it cannot be read.
     """
+    shown = _shown(path, folder=folder)
     with open_regular(path, needed, folder=folder, follow=follow) as file:
         found = os.fstat(file.fileno())
         if limit is not None and found.st_size > limit:
-            raise InvalidInput(f"{path}: has {found.st_size} bytes, at most {limit} are allowed")
+            raise InvalidInput(f"{shown}: has {found.st_size} bytes, at most {limit} are allowed")
         if found.st_size > FRAME_LIMIT and found.st_size > SPARSEST_FILE * 512 * found.st_blocks:
             raise InvalidInput(
-                f"{path}: claims {found.st_size} bytes and has {512 * found.st_blocks} on the disk; it is not read"
+                f"{shown}: claims {found.st_size} bytes and has {512 * found.st_blocks} on the disk; it is not read"
             )
         try:
             data = file.read(found.st_size + 1)
         except OSError as problem:
-            raise StoreError(f"{path}: cannot be read ({problem.strerror})") from problem
+            raise StoreError(f"{shown}: cannot be read ({problem.strerror})") from problem
     if len(data) > found.st_size:
         raise InvalidInput(
-            f"{path}: has more than the {found.st_size} bytes it said; it grows while it is read"
+            f"{shown}: has more than the {found.st_size} bytes it said; it grows while it is read"
         )
     return data
 
@@ -225,6 +234,11 @@ class RunDirectory:
     def objection_path(self) -> Path:
         """Where an auditor's claim holds its objection to the trainer's log, if it has one."""
         return self.path / "objection.json"
+
+    @property
+    def program_path(self) -> Path:
+        """Where the files of the run's program lie."""
+        return self.path / "program"
 
     def checkpoint_path(self, steps_done: int) -> Path:
         """Where the state after ``steps_done`` steps lies."""
@@ -280,6 +294,11 @@ class RunDirectory:
         """Write a whole document so that it is there completely or not at all."""
         write_whole(path, data)
 
+    def write_program(self, contents: Mapping[str, bytes]) -> None:
+        """Write the files of the run's program by their names, which ``ProgramFile`` has checked."""
+        for name, data in contents.items():
+            write_whole(self.program_path / name, data)
+
     def write_checkpoint(
         self, steps_done: int, entries: list[Entry], *, each: Callable[[Entry], Entry] | None = None
     ) -> None:
@@ -320,7 +339,7 @@ class RunDirectory:
         with storing(f"{self.path}: cannot be resumed"):
             self._remove_parts()
             if not self.specification_path.exists():
-                stray = [p for p in self.path.iterdir() if p.name not in ("logs", "checkpoints", "job.py")]
+                stray = [p for p in self.path.iterdir() if p.name not in ("logs", "checkpoints", "program")]
                 if stray:
                     raise InvalidInput(
                         f"{self.path}: holds {stray[0].name} and no specification; this is not a run"
@@ -436,6 +455,27 @@ class RunDirectory:
         data = _read(self.statement_path, "the run is not finished", STATEMENT_LIMIT)
         parse_run_statement(data)
         return data
+
+    def load_program(self) -> dict[str, bytes]:
+        """Return the files of the run's program by name, as they lie here, checked against the specification.
+
+        Raises:
+            InvalidInput: one is missing, no regular file behind no link, or longer than stated.
+            Mismatch: one has another digest.
+        """
+        found: dict[str, bytes] = {}
+        for file in self.load_specification().job.program.files:
+            *folders, last = file.name.split("/")
+            place = self.program_path
+            for folder in ("", *folders):
+                place = place / folder if folder else place
+                if place.is_symlink():
+                    raise InvalidInput(f"{place}: is a link; a run's program is read through none")
+            data = _read(place / last, "a run carries its program", file.size, folder=True)
+            if (own := hashlib.sha256(data).hexdigest()) != file.sha256:
+                raise Mismatch(f"program/{file.name}: SHA-256 is {own}, the specification says {file.sha256}")
+            found[file.name] = data
+        return found
 
     def load_objection(self) -> LogObjection | None:
         """Return the objection to the trainer's log that this claim holds, or None if it holds none.

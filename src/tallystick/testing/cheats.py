@@ -71,9 +71,9 @@ class TamperedSource(JobSource):
 
     tamper: Tamper = lambda job: None
 
-    def build(self, settings: Mapping[str, str]) -> Job:
+    def build(self, settings: Mapping[str, str], seed: int = 0) -> Job:
         """Return the tampered job."""
-        job = super().build(settings)
+        job = super().build(settings, seed)
         self.tamper(job)
         return job
 
@@ -131,7 +131,7 @@ def claim_other_data(
     order: Order, out: RunDirectory, trained: Callable[[Callable[[int], Batch], int], Batch]
 ) -> None:
     """Train every step on ``trained(batch, step)`` and claim the job's own data, ``batch(step)``."""
-    honest = order.source.build(order.settings)
+    honest = order.source.build(order.settings, order.seed)
 
     def tamper(job: Job) -> None:
         job.batch = lambda step: trained(honest.batch, step)

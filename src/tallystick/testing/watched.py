@@ -224,7 +224,8 @@ def train(
         opening = Opening(secrets.token_bytes(32), shards)
         precommit = make_precommit(
             specification, opening, ranks=[chip.ueid.hex() for chip in chips],
-            lineage=lineage or Lineage("initialised"), batches=batch_digests(declared, settings, course.steps),
+            lineage=lineage or Lineage("initialised"),
+            batches=batch_digests(declared, settings, course.steps, specification.seed),
         )  # fmt: skip
         if commits:
             for chip in chips:

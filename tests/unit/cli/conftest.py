@@ -44,6 +44,7 @@ def build(settings):
     )
 """
 STEPS, EVERY = 6, 2
+REPEATING = ("audit", "dispute", "diff")
 PARAMETERS = 8 * 16 + 16 + 16 * 4 + 4
 
 
@@ -60,12 +61,17 @@ Tally = Callable[..., Answer]
 
 
 @pytest.fixture
-def tally(capfd: pytest.CaptureFixture[str]) -> Tally:
-    """The command line as a function of its arguments; children's output is caught too."""
+def tally(capfd: pytest.CaptureFixture[str], job: Path) -> Tally:
+    """The command line as a function of its arguments; children's output is caught too.
 
-    def call(*arguments: str | Path) -> Answer:
+    What repeats a run is told to run the fixtures' job, unless ``unasked`` or another one is named.
+    """
+
+    def call(*arguments: str | Path, unasked: bool = False) -> Answer:
         capfd.readouterr()
-        code = main([str(argument) for argument in arguments])
+        given = [str(argument) for argument in arguments]
+        repeats = given[0] in REPEATING and given[1:] and Path(given[1]).is_dir() and "--job" not in given
+        code = main([*given, "--job", str(job)] if repeats and not unasked else given)
         caught = capfd.readouterr()
         return Answer(code, caught.out, caught.err)
 

@@ -172,57 +172,53 @@ def test_another_source_cannot_reproduce_the_run(tally, recorded: Path, job: Pat
 
     assert answer.code == page.code == 3
     assert json.loads(answer.out)["verdict"] == "cannot_reproduce"
-    assert "cannot reproduce at step 0: job source (nothing is said about the trainer)" in page.out
+    assert "cannot reproduce at step 0: program file tiny.py (nothing is said about the trainer)" in page.out
     assert tally("audit", recorded, "--job", job).code == 0
 
 
-def test_a_source_inside_the_run_directory_is_never_executed(tally, recorded: Path, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(recorded, tmp_path / "run"))
-    (run / "job.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+def restate(run: Path, **changes: object) -> None:
     specification = json.loads((run / "specification.json").read_bytes())
-    specification["job"]["path"] = str(run / "job.py")
+    specification["job"].update(changes)
     (run / "specification.json").write_bytes(
         json.dumps(specification, sort_keys=True, separators=(",", ":")).encode()
     )
 
-    answer = tally("audit", run)
 
-    assert answer.code == 2
-    assert "nothing there is executed; give --job" in answer.err
-    assert not (tmp_path / "ran").exists()
-
-
-def test_a_package_inside_the_run_directory_is_never_imported(
+def test_no_path_in_a_run_directory_is_ever_executed(
     tally, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Inside the directory, outside it, relative, or as a module that could be imported."""
     run = Path(shutil.copytree(recorded, tmp_path / "innocent"))
-    (run / "__init__.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
-    specification = json.loads((run / "specification.json").read_bytes())
-    specification["job"]["path"] = "innocent.job"
-    (run / "specification.json").write_bytes(
-        json.dumps(specification, sort_keys=True, separators=(",", ":")).encode()
-    )
+    trap = f"open({str(tmp_path / 'ran')!r}, 'w')\n"
+    for place in (run / "program" / "tiny.py", run / "__init__.py", tmp_path / "elsewhere.py"):
+        place.write_text(trap)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for path in (
+        run / "program" / "tiny.py", tmp_path / "elsewhere.py", "elsewhere.py", "elsewhere", "innocent.program.tiny",
+        "innocent/program/tiny.py", "tiny.py", "/no/such/job.py", "no_such_module", "..", "",
+    ):  # fmt: skip
+        restate(run, path=str(path))
+        for command in (
+            ("audit", run),
+            ("audit", run, "--claim", tmp_path / "claim"),
+            ("dispute", run, recorded),
+        ):
+            answer = tally(*command, unasked=True)
 
-    answer = tally("audit", run)
-
-    assert answer.code == 2
-    assert "nothing there is executed" in answer.err
+            assert answer.code == 2
+            assert "is no shipped job" in answer.err
+            assert "give --job FILE" in answer.err
+        difference = tally("diff", run, recorded, "--json", unasked=True)
+        assert "nothing was repeated: job" in difference.out
     assert not (tmp_path / "ran").exists()
+    assert not (tmp_path / "claim").exists()
 
 
-def test_a_source_that_is_not_here_must_be_given(tally, copied: Path) -> None:
-    specification = json.loads((copied / "specification.json").read_bytes())
-    for path in ("/no/such/job.py", "relative.py", "no_such_module", "..", ""):
-        specification["job"]["path"] = path
-        (copied / "specification.json").write_bytes(
-            json.dumps(specification, sort_keys=True, separators=(",", ":")).encode()
-        )
+def test_the_carried_program_is_run_where_the_auditor_names_it(tally, recorded: Path) -> None:
+    answer = tally("audit", recorded, "--job", recorded / "program" / "tiny.py", "--json")
 
-        answer = tally("audit", copied)
-
-        assert answer.code == 2
-        assert "not on this machine; give --job" in answer.err
+    assert (answer.code, json.loads(answer.out)["verdict"]) == (0, "match")
 
 
 @pytest.mark.parametrize(
@@ -364,7 +360,7 @@ def test_a_claim_with_another_source_cannot_be_made(tally, recorded: Path, job: 
     answer = tally("audit", recorded, "--claim", tmp_path / "claim", "--job", other)
 
     assert answer.code == 3
-    assert "this machine cannot repeat the job: job source" in answer.err
+    assert "this machine cannot repeat the job: program file tiny.py" in answer.err
 
 
 def test_runs_of_two_orders_have_no_dispute(tally, recorded: Path, job: Path, tmp_path: Path) -> None:

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
+
+from tallystick.protocol.run_documents import NO_FILES
+from tallystick.protocol.transcript import Transcript
+from tallystick.store.files import RunDirectory
 
 
 def test_a_run_and_itself_are_the_same(tally, recorded: Path) -> None:
@@ -15,9 +21,9 @@ def test_a_run_and_itself_are_the_same(tally, recorded: Path) -> None:
 
 
 def test_edited_weights_are_found_between_two_runs_and_between_two_files(
-    tally, recorded: Path, edited: Path
+    tally, recorded: Path, edited: Path, job: Path
 ) -> None:
-    runs = tally("diff", recorded, edited, "--json")
+    runs = tally("diff", recorded, edited, "--job", job, "--json")
     files = tally(
         "diff", *(run / "checkpoints" / "000006.safetensors" for run in (recorded, edited)), "--json"
     )
@@ -84,3 +90,65 @@ def test_a_report_lies_in_the_run_directory_unless_told_otherwise(tally, recorde
     assert tally("report", recorded, "--audit", recorded / "missing.json").code == 2
     assert tally("report", recorded / "missing").code == 2
     assert tally("report", recorded, "-o", recorded).code == 2
+
+
+def test_no_program_is_run_unasked_and_what_was_not_looked_at_is_said(
+    tally, recorded: Path, edited: Path, tmp_path: Path
+) -> None:
+    """The specification names a script that lies on this machine: to look at two runs is not to train."""
+    script, mark = tmp_path / "train.py", tmp_path / "it-ran"
+    script.write_text(f"import pathlib\npathlib.Path({str(mark)!r}).touch()\n")
+    runs: list[Path] = []
+    for run in (recorded, edited):
+        copy = Path(shutil.copytree(run, tmp_path / run.name))
+        transcript = RunDirectory(copy).load_transcript()
+        stated = transcript.specification
+        named = replace(stated.job, path=str(script), program=NO_FILES)
+        forged = Transcript(replace(stated, job=named), transcript.records)
+        (copy / "specification.json").write_bytes(forged.specification.encode())
+        (copy / "run.json").write_bytes(forged.statement().encode())
+        runs.append(copy)
+
+    found = json.loads(tally("diff", *runs, "--json", unasked=True).out)
+
+    assert not mark.exists()
+    assert (found["step"], found["tries"]) == (5, 0)
+    assert any(
+        note.startswith("nothing was repeated: job") and "is no shipped job" in note
+        for note in found["notes"]
+    )
+    idle = json.loads(tally("diff", recorded, edited, "--effort", 0, "--json").out)
+    assert any("nothing was repeated: --effort 0" in note for note in idle["notes"])
+    after = json.loads(tally("diff", recorded, recorded, "--after", 2, "--json").out)
+    assert any("after 2 steps alone were compared: no other state" in note for note in after["notes"])
+
+
+def test_what_the_documents_say_is_said_first_and_nothing_is_tried_for_it(
+    tally, job: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "rates.py"
+    path.write_text(job.read_text().replace("lr=0.125", 'lr=float(settings.get("lr", "0.125"))'))
+    runs = [tmp_path / name for name in ("slow", "fast", "other")]
+    for run, settings in zip(runs, ([], ["--set", "lr=0.25"], ["--steps", 4]), strict=True):
+        answer = tally(
+            "record", path, "--run", run, "--policy", "fp32", "--checkpoint-every", 2, *map(str, settings)
+        )
+        assert answer.code == 0
+
+    answer = tally("diff", runs[0], runs[1], "--job", path, "--json")
+    found = json.loads(answer.out)
+
+    assert answer.code == 1
+    assert [(f["cause"], f["status"]) for f in found["findings"]] == [
+        ("other_specification", "confirmed"),
+        ("other_rate", "confirmed"),
+    ]
+    assert (
+        found["findings"][0]["text"] == "the runs were ordered differently: setting lr: default against 0.25"
+    )
+    assert found["findings"][1]["text"] == "by their own records step 0 has lr of group 0 0.125 against 0.25"
+    assert (found["step"], found["tries"], found["after"]) == (0, 0, 2)
+    assert "step 0 was not repeated: by their own records the runs do different work in it" in found["notes"]
+    shorter = json.loads(tally("diff", runs[0], runs[2], "--json").out)
+    assert shorter["cause"] == "other_specification"
+    assert "the runs have 6 and 4 recorded steps: those after 4 were not compared" in shorter["notes"]

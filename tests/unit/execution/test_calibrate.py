@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from tallystick.errors import Nondeterminism
-from tallystick.execution.calibrate import calibrate, exponent_above
+from tallystick.execution import calibrate as calibrate_module
+from tallystick.execution.calibrate import (
+    Deviations,
+    SiteNoise,
+    calibrate,
+    choose_grids,
+    exponent_above,
+    grid_for,
+    zero_grid,
+)
 from tallystick.execution.grids import NOISE_BAND, is_noise_only
 from tallystick.execution.jitter import Jitter
 from tallystick.execution.job import Job
@@ -273,3 +284,78 @@ def test_jitter_goes_on_with_new_numbers() -> None:
     first, second = jitter.disturbed(x), jitter.disturbed(x)
 
     assert 0.48 < float((first != second).double().mean()) < 0.52
+
+
+# -- just inside and just outside -------------------------------------------------------------------------------------
+
+
+def test_an_optimizers_noise_has_a_factor_of_four_and_a_limit(
+    zoo: Any, open_job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = zoo.build({})
+    session = open_job(job, replace(POLICIES["fp32"], optimizer_arithmetic="general"))
+    count = len(session.parameters) * (1 + len(session.optimizer_keys))
+
+    def bands(typical: float, largest: float) -> set[int]:
+        monkeypatch.setattr(
+            calibrate_module, "_state_noise", lambda *given: [(typical, largest, 0.0)] * count
+        )
+        table = calibrate(session, backward_of(session, job)).table
+        return {grid.band for (kind, _), grid in table.sites.items() if kind == Kind.STATE}
+
+    assert bands(2.0**-60, 2.0**-45) == {-43}
+    assert bands(2.0**-60, 2.0**-60) == {-47}
+    assert bands(2.0**-42, 1.0) == {-40}
+    with pytest.raises(
+        Nondeterminism, match=r"the optimizer's noise is .* of the value, policy fp32 allows 2\*\*-42"
+    ):
+        bands(2.0**-42 * 1.001, 1.0)
+
+
+def test_a_decision_and_a_buffer_may_be_as_noisy_as_the_policys_widest_band(zoo: Any, open_job: Any) -> None:
+    session = open_job(zoo.build({}), POLICIES["fp64"])
+    seen = Deviations(session, [])
+    found = choose_grids(session, seen, {0: 2.0**-15})  # its factor given up, but for an octave
+    assert found.table.sites[(Kind.DECISION, 0)].band == -14
+    with pytest.raises(Nondeterminism, match=r"decision 0: its input moves by .* allows 2\*\*-15"):
+        choose_grids(session, seen, {0: 2.0**-15 * 1.001})
+    for policy in (POLICIES["fp32"], POLICIES["fp64"]):
+        widest = policy.buffer_band[1] - policy.safety
+        for more, fits in ((0, True), (1, False)):
+            noise = SiteNoise(2.0 ** (widest + more), np.zeros(1, dtype=np.int64), 1.0, 0.0, 4096)
+            assert (grid_for(policy, Kind.BUFFER, noise) is not None) == fits
+
+
+def test_a_silent_gradients_floor_is_the_steps_loudest_noise_times_the_safety() -> None:
+    silent = SiteNoise(0.0, np.zeros(2, dtype=np.int64), 0.0, 0.0, 64)
+    for policy in (POLICIES["fp64"], POLICIES["fp32"]):
+        grid = zero_grid(policy, silent, None, 2.0**-10)
+        assert (grid.scales + grid.band).tolist() == [-10 + policy.safety] * 2
+
+
+def test_a_deviation_that_is_not_finite_is_no_noise(zoo: Any, open_job: Any) -> None:
+    seen = Deviations(open_job(zoo.build({}), POLICIES["fp64"]), [])
+    seen.compare_loss(1.0, 2.0)
+    with pytest.raises(Nondeterminism, match="is not finite when the step is repeated"):
+        seen.compare_loss(1.0, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "steady"), [((1.0, 2.0, 4.0), True), ((1.0, 2.0, 4.01), False), ((0.0, 0.0, 0.0), False)]
+)
+def test_repetitions_are_steady_that_move_the_gradient_alike(
+    sizes: tuple[float, ...], steady: bool, zoo: Any, open_job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Measured(Deviations):
+        def compare(self, again: list[Tensor | None]) -> None:
+            super().compare(again)
+            at = len(self.sizes) - (self.expected - len(sizes)) - 1
+            self.sizes[-1] = sizes[at] if at >= 0 else 1e9
+
+        expected = 1 + len(sizes)
+
+    monkeypatch.setattr(calibrate_module, "Deviations", Measured)
+    job = zoo.build({})
+    session = open_job(job, POLICIES["bf16"])
+    assert calibrate(session, backward_of(session, job), for_audit=True).steady == steady
+    assert calibrate(session, backward_of(session, job)).steady, "a trainer's own does not ask"

@@ -417,3 +417,51 @@ def test_a_note_of_a_calibration_that_was_due_is_malformed(zoo: Any, open_job: A
                 session.follow_tape(frame)
         else:
             assert session.follow_tape(frame).is_calibrated
+
+
+# -- what was decided, to the number ----------------------------------------------------------------------------------
+
+
+def test_limits_are_those_of_the_decision() -> None:
+    """docs/adr/0026: by how much bands may be wider, noise larger, and one sixteen-bit result heavier."""
+    own = yardstick(noise_of(2.0**-17), gradient_grid(-14))
+    assert own.reach(WEIGHT) == 4.0 * 2.0**-17
+    assert own.reach((Kind.DECISION, 9)) == math.inf
+    for octaves, accepted in ((4, True), (5, False)):
+        assert (own.compare_band(WEIGHT, gradient_grid(-14 + octaves))[1] is None) == accepted
+    step = StepFreedom(energy=4.0, quanta=1.0, carried=2.0)
+    assert step.square_budget == 2.0 * 2.0**-8 * 2.0
+    assert step.budget(2.0) == most_moves(8.0, 1.0, tail=1e-6)
+
+
+def test_decisions_beyond_the_reach_of_noise_have_a_budget_by_step_and_run() -> None:
+    def added(steps: int, far: int, flips: float, cluster: int = 1) -> list[str]:
+        freedom, found = Freedom(), list[str]()
+        for _ in range(steps):
+            step = StepFreedom(
+                energy=1.0, decisions_moved=far, decisions_far=far, flips=flips, cluster=cluster
+            )
+            found += [excess.site for _, excess in freedom.add(step)]
+        return found
+
+    one = StepFreedom(flips=0.5).decision_budget
+    assert added(1, one, 0.5) == []
+    assert added(1, one + 1, 0.5) == ["decisions moved in this step"]
+    assert added(1, 1, 0.0) == ["decisions moved in this step", "decisions moved so far"]
+    whole = [steps for steps in range(1, 20) if "decisions moved so far" in added(steps, one, 0.5)]
+    assert whole and whole[0] == next(n for n in range(1, 20) if n * one > most_moves(0.5 * n))
+    # However many roundings one result moves, it turns 64 decisions at most.
+    assert added(1, 64, 0.0, cluster=4096) == []
+    assert "decisions moved in this step" in added(1, 65, 0.0, cluster=4096)
+
+
+def test_moves_over_no_distance_are_an_endless_path_and_relative_grids_have_no_size() -> None:
+    assert (Freedom(path=0.0).path_steer, Freedom(path=2.0, distance=8.0).path_steer) == (0.0, 0.25)
+    assert Freedom(path=2.0).path_steer == math.inf
+    assert Freedom(path=2.0).fields()["path_steer"] is None
+    assert (
+        quantum_square(SiteGrid(24, -30, -20, False, [0]))
+        == quantum_square(SiteGrid(0, -30, -20))
+        == math.inf
+    )
+    assert quantum_square(SiteGrid(0, -10, -4, True, [0, 3])) == 2.0**-2

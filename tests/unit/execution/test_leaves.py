@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,8 +15,8 @@ from torch.nn import functional as F
 
 from tallystick.errors import InvalidInput, Nondeterminism
 from tallystick.execution.calibrate import calibrate
-from tallystick.execution.follow_tape import FollowTape
-from tallystick.execution.grids import activation_grid, is_noise_only
+from tallystick.execution.follow_tape import FollowTape, activation_budget
+from tallystick.execution.grids import activation_grid, activation_rule, is_noise_only, sampled_scale
 from tallystick.execution.jitter import Jitter
 from tallystick.execution.job import Job
 from tallystick.execution.leaves import LeafSites
@@ -548,3 +550,16 @@ def test_resnet50_logs_as_many_entries_as_derived_from_the_paper_s_code() -> Non
     forward, backward = counted(model, images, lambda y: y)
     assert (forward, backward) == (523_240_064, 523_371_136)
     assert f"{forward + backward:.4e}" == "1.0466e+09"
+
+
+def test_an_activations_entries_have_a_budget_of_eight_deviations_and_its_scale_three_octaves() -> None:
+    found: Any = SimpleNamespace(chance=100.0, tied=3)
+    assert activation_budget(found) == 100 + 80 + 16 + 3
+    rule, x = activation_rule(LEAF), torch.full((64,), 1.5, dtype=torch.float64)
+    own = int(sampled_scale(None, x)[0]) - 1  # pyright: ignore[reportOptionalSubscript]
+    assert own == 1
+    for more, refused in ((3, False), (4, True)):
+        grid = activation_grid(rule, -30, np.array([own + more]))
+        tape = FollowTape(LEAF, GridTable({(int(Kind.ACTIVATION), 0): grid}), Frame())
+        tape.activation(Kind.ACTIVATION, 0, x, name="activation of relu")
+        assert ["is too wide" in v.rule for v in tape.violations] == [True] * refused

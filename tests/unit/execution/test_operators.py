@@ -410,7 +410,7 @@ cube.register_autograd(
 
 def test_a_custom_operator_is_refused_by_name_and_runs_when_declared_smooth(branches: Any) -> None:
     x = torch.tensor(SPREAD, dtype=getattr(torch, branches.policy.compute))
-    with pytest.raises(Nondeterminism, match=r'declare it: smooth=\{"tallystick_tests::cube"\}'):
+    with pytest.raises(Nondeterminism, match=r'declare it .* smooth=\("tallystick_tests::cube",\)'):
         branches.record(cube, x)
     declared = branches.record(cube, x, smooth=frozenset({"tallystick_tests::cube"}))
     torch.testing.assert_close(declared.output, x**3)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tallystick.errors import InvalidInput, Nondeterminism, ProtocolViolation
 from tallystick.execution.calibrate import calibrate
 from tallystick.execution.session import Session, snap
+from tallystick.execution.snapshot import state_documents
 from tallystick.execution.step import backward_of, run_step
 from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import FP32, POLICIES, find_policy
@@ -336,6 +337,35 @@ def test_tensors_that_appear_or_change_identity_during_a_run_are_refused(
 
 
 @BOTH
+@pytest.mark.parametrize("late", [False, True])
+def test_a_parameter_changed_outside_the_optimizer_is_refused_by_its_version(
+    policy: str, late: bool, zoo: Any, record_run: Any
+) -> None:
+    """A forward pass that decays its own weights: the gradient is of the decayed ones, the optimizer steps from them."""
+
+    class Decaying(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.passes = nn.Linear(12, 5), 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.passes += 1
+            if not late or self.passes > 40:  # after the measurements of noise
+                with torch.no_grad():
+                    self.inner.weight.mul_(0.5)
+            return self.inner(x)
+
+    def make() -> Any:
+        job = zoo.build({})
+        job.model = Decaying()
+        job.optimizer = torch.optim.SGD(job.model.parameters(), lr=0.1)
+        return job
+
+    with pytest.raises(Nondeterminism, match=r"inner\.weight"):
+        record_run(make, policy, 60)
+
+
+@BOTH
 def test_a_parameter_that_begins_to_train_during_the_run_is_refused(policy: str) -> None:
     model, optimizer, session = small(policy)
     session.close()
@@ -384,6 +414,30 @@ def test_hyperparameters_have_names_and_can_be_set() -> None:
     session.set_hyperparameter(0, "lr", 0.5)
     assert optimizer.param_groups[0]["betas"] == (0.5, 0.5)
     assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+@pytest.mark.parametrize("pair", [(0, 0.75), [0.5, 0.75], [0, 1]])
+def test_adopting_the_numbers_an_optimizer_has_changes_no_committed_byte(pair: Any) -> None:
+    """Rprop's ``step_sizes=(1e-06, 50)`` has a whole number, a configuration file gives a list: both stay as they are."""
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+    optimizer.param_groups[0]["pair"] = pair
+    session = prepared(model, optimizer)
+    before = state_documents(session)["document/optimizer"]
+    for index, name, value in session.hyperparameters():
+        session.set_hyperparameter(index, name, value)
+    assert state_documents(session)["document/optimizer"] == before
+    session.set_hyperparameter(0, "pair.1", 0.25)
+    assert optimizer.param_groups[0]["pair"] == type(pair)((pair[0], 0.25))
+
+
+def test_a_pair_may_have_a_none() -> None:
+    """Adafactor's ``eps`` is ``(None, 0.001)``."""
+    model = nn.Linear(2, 2)
+    session = prepared(model, torch.optim.Adafactor(model.parameters(), lr=0.25))
+    named = {name: value for _, name, value in session.hyperparameters()}
+    assert named["eps.1"] == 0.001
+    assert "eps.0" not in named
 
 
 @BOTH

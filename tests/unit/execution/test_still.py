@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from tallystick.execution.capture import Capture, Findings
@@ -53,3 +55,11 @@ def test_only_a_still_decision_leaves_them_out() -> None:
     place = (int(Kind.DECISION), 0)
     assert entries({place: SiteGrid(0, -17, 0)}) == 1
     assert entries({place: SiteGrid(0, -17, STILL)}) == 0
+
+
+def test_a_relu_of_nothing_but_zeros_is_followed(branches: Any) -> None:
+    """The band of zeros lies below the smallest float32: zero is nearer all the same."""
+    x = torch.zeros(4, dtype=getattr(torch, branches.policy.compute))
+    trainer = branches.record(torch.relu, x)
+    assert len(trainer.frame.sites) == 1
+    assert branches.follow(torch.relu, x, trainer.frame).violations == []

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from tallystick.errors import InvalidInput, Nondeterminism
+from tallystick.execution.calibrate import Calibration, SiteNoise
 from tallystick.execution.follow_tape import FollowTape, find_policy_breaches
+from tallystick.execution.freedom import Yardstick
 from tallystick.execution.grids import (
     NOISE_BAND,
     UNSEEN,
@@ -38,6 +40,7 @@ from tallystick.numerics.log import (
     decode,
     decode_frame,
     encode,
+    encode_decision,
     encode_frame,
 )
 from tallystick.numerics.policy import FP32, FP64, SPARSEST, Policy, entry_budget, policy_of
@@ -365,6 +368,20 @@ def test_a_noise_floor_is_the_followers_to_measure_and_no_violation() -> None:
     assert tape.freedom.silenced == 4096
 
 
+def test_a_gradient_of_zeros_is_silent_under_any_floor() -> None:
+    """With a measurement of its own a follower objects to a floor far above its noise, unless nothing is there to silence."""
+    floor = floor_exponent(NOISE_BAND, FP32.finest_floor(NOISE_BAND))
+    start = table_of(FP32, SiteGrid(0, NOISE_BAND, floor, False, [21]))
+    noise = SiteNoise(2.0**-9, np.zeros(1, dtype=np.int64), 0.0, 2.0**-9, 4096)
+    quiet = table_of(FP32, SiteGrid(0, NOISE_BAND, floor, False, [1]))
+    own = Yardstick(FP32, Calibration({(Kind.GRADIENT, 0): noise}, quiet))
+    for x, excesses in ((gradient(), 1), (torch.zeros(4096), 0)):
+        tape, out = followed(FP32, x.float(), Frame(), start, yardstick=own)
+        assert not out.any()
+        assert tape.violations == []
+        assert len([excess for _, excess in tape.excesses if "2**" in excess.stated]) == excesses
+
+
 def test_scales_follow_size_with_slack() -> None:
     rms = np.array([1.0, 0.4, 3.0])
     assert scale_exponents(rms).tolist() == [0, -1, 2]
@@ -577,3 +594,77 @@ def test_a_specification_cannot_make_the_grid_coarser_than_the_policy_goes(
     allowed = {**stated, "gradient_spacing": 11, "gradient_coarsest": -3}
     assert policy_of("fp32", allowed).finest_floor(-10) == -3
     assert policy_of("fp32", {**allowed, "gradient_spacing": 4}).finest_floor(-10) == FP32.gradient_floor
+
+
+# -- just inside and just outside -------------------------------------------------------------------------------------
+
+
+def decided(
+    away: list[float], *, exponent: int = -14, rms: float = 1.0, limit: int = -14, noise: float | None = None
+) -> FollowTape:
+    """Follow one decision's log: elements at these distances from the switching point, all turned."""
+    entries = SparseEntries(len(away), 1, np.arange(len(away)), np.ones(len(away), dtype=np.int64))
+    frame = Frame.of({SiteAddress(0, 0, Kind.DECISION, 0): encode_decision(exponent, entries)})
+    table = GridTable({(int(Kind.DECISION), 0): SiteGrid(0, limit, 0)})
+    yardstick = None
+    if noise is not None:
+        measured = SiteNoise(noise, np.zeros(0, dtype=np.int64), 0.0, 0.0)
+        yardstick = Yardstick(FP64, Calibration({(Kind.DECISION, 0): measured}, table))
+    tape = FollowTape(FP64, table, decode_frame(encode_frame(frame)), yardstick=yardstick)
+    x = torch.zeros(len(away), dtype=torch.float64)
+    assert tape.pending(x)
+    tape.band(rms)
+    distances = torch.tensor(away, dtype=torch.float64)
+    found = tape.decide(
+        len(away), 1, torch.arange(len(away)), torch.zeros_like, lambda pairs: distances[pairs[:, 0]]
+    )
+    assert found is not None or tape.violations
+    return tape
+
+
+def test_a_decision_is_obeyed_below_twice_its_band_and_not_at_it() -> None:
+    twice = 2.0**-13
+    assert decided([math.nextafter(twice, 0.0)]).violations == []
+    tape = decided([0.0, twice])
+    assert [(v.element, "from the switching point" in v.rule) for v in tape.violations] == [(1, True)]
+    assert (tape.freedom.decisions_near, tape.freedom.decisions_moved) == (1, 1)
+
+
+def test_a_decisions_band_is_at_most_the_declared_one_for_its_input() -> None:
+    """2**-14 of an rms of one, and an octave more for an rms that rounds up elsewhere."""
+    assert decided([0.0], exponent=-13).violations == []
+    assert ["above the policy's" in v.rule for v in decided([0.0], exponent=-12).violations] == [True]
+
+
+def test_a_decision_is_counted_beyond_four_times_the_followers_own_noise() -> None:
+    for away, far in ((2.0**-18, 0), (math.nextafter(2.0**-18, 1.0), 1)):
+        assert decided([away], noise=2.0**-20).freedom.decisions_far == far
+        assert decided([2.0 * away], noise=2.0**-20, rms=2.0).freedom.decisions_far == far
+    assert decided([2.0**-15], noise=None).freedom.decisions_far == 0
+
+
+@POLICIES
+def test_a_headers_scale_may_be_three_octaves_too_wide(policy: Policy) -> None:
+    """The values' own scale is 2**1."""
+    for scale, refused in ((4, False), (5, True)):
+        tape, _ = followed(policy, gradient(), Frame(), other(policy, scales=[scale]))
+        assert ["too wide" in v.rule for v in tape.violations] == [True] * refused
+
+
+def test_silenced_values_may_be_as_large_as_their_floor() -> None:
+    """The values have 2**1."""
+    for floor, refused in ((1, False), (0, True)):
+        grid = site_grid(FP64, Kind.GRADIENT, NOISE_BAND, np.array([floor - NOISE_BAND]))
+        tape, _ = followed(FP64, gradient(), Frame(), table_of(FP64, grid))
+        assert ["declared to be noise below" in v.rule for v in tape.violations] == [True] * refused
+
+
+@POLICIES
+def test_a_band_and_a_floor_are_the_policys_to_the_octave(policy: Policy) -> None:
+    highest = policy.gradient_band[1]
+    for band, refused in ((highest, False), (highest + 1, True)):
+        floor = floor_exponent(band, policy.finest_floor(band))
+        assert bool(find_policy_breaches(policy, other(policy, band=band, floor=floor))) == refused
+    own = gradient_grid(policy).floor
+    for floor, refused in ((own, False), (own + 1, True)):
+        assert bool(find_policy_breaches(policy, other(policy, floor=floor))) == refused

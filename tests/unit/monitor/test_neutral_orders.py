@@ -9,9 +9,20 @@ import pytest
 
 from tallystick.commit.encoding import canonical_json
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.monitor.neutral import Input, Order, Outcome, integer_output, judge, parse_order, sign_order
+from tallystick.monitor.neutral import (
+    Input,
+    Order,
+    Outcome,
+    integer_output,
+    judge,
+    parse_order,
+    result_statement,
+    sign_order,
+    verify_result,
+)
 from tallystick.monitor.sandbox import Bounds, End
 from tallystick.monitor.sealed_job import parse_index
+from tallystick.protocol.envelope import sign_statement
 from tallystick.protocol.signing import ed25519_key
 
 VERIFIER, OWNER = ed25519_key(b"\1" * 32), ed25519_key(b"\2" * 32)
@@ -72,3 +83,28 @@ def test_a_sealed_job_is_as_long_as_its_index_says() -> None:
     for other in (size - 1, size + 1):
         with pytest.raises(InvalidInput, match=f"speaks of {size} bytes, there are {other}"):
             parse_index(head, other, Path("job"))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("order", {"nonce": "01" * 16}),
+        ("program", {"program": "33" * 32}),
+        ("inputs", {"inputs": (Input("a", "file", "44" * 32),)}),
+        ("schema", {"outputs": (integer_output("n", 0, 6),)}),
+    ],
+)
+def test_a_result_is_of_its_order_program_inputs_and_schema(name: str, changes: dict[str, object]) -> None:
+    place = ed25519_key(b"\3" * 32)
+    done = Outcome("completed", {"n": 3})
+
+    def signed(order: Order, named: str) -> bytes:
+        statement = result_statement(order, done, started="2026-01-01T00:00:00Z", versions={}, refused=())
+        subject = replace(statement.subject[0], digest={"tallystickNeutralOrder": named})
+        return sign_statement(replace(statement, subject=(subject,)), place)
+
+    assert verify_result(signed(ORDER, ORDER.digest()), ORDER, place.public_key).outcome == done
+    other = replace(ORDER, **changes)  # pyright: ignore[reportArgumentType]
+    stated = other.digest() if name == "order" else ORDER.digest()
+    with pytest.raises(Mismatch, match=f"result: {name} is "):
+        verify_result(signed(other, stated), ORDER, place.public_key)

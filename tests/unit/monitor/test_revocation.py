@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from tallystick.cli.main import main
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.monitor.certificates import parse_chain
+from tallystick.monitor.certificates import parse_chain, verify_chain
 from tallystick.monitor.revocation import RevocationList, check_revocation, parse_revocation_list
 from tallystick.monitor.spdm import encode_device_file
 from tallystick.testing.devices import NOW, START, FakeMaker, issue, revoke, serial_of
@@ -157,3 +157,33 @@ def test_a_device_is_shown_with_what_is_known_of_its_revocation(
     shown.append("--require-crl")
     assert "revocation must be checked" in run("line", code=2)
     run("line", "root")
+
+
+def test_a_certificate_holds_from_its_first_second_to_its_last() -> None:
+    for at, holds in (
+        (DEVICE.starts, True),
+        (DEVICE.ends, True),
+        (DEVICE.starts - 1, False),
+        (DEVICE.ends + 1, False),
+    ):
+        if holds:
+            verify_chain((LEAF, *CHAIN), ROOT, at=at)
+            continue
+        with pytest.raises(Mismatch, match=f"the moment is {at}"):
+            verify_chain((LEAF, *CHAIN), ROOT, at=at)
+
+
+@pytest.mark.parametrize(("depth", "holds"), [(0, False), (1, True), (None, True)])
+def test_an_issuer_stands_as_high_above_a_leaf_as_it_may(depth: int | None, holds: bool) -> None:
+    made = (
+        issue("leaf", "low", is_ca=False),
+        issue("low", "high"),
+        issue("high", "top", depth=depth),
+        issue("top", "top"),
+    )
+    chain = parse_chain(b"".join(each.public_bytes(Encoding.PEM) for each in made))
+    if holds:
+        verify_chain(chain[:-1], chain[-1], at=NOW)
+        return
+    with pytest.raises(Mismatch, match="may stand 0 above a leaf's issuer, stands 1"):
+        verify_chain(chain[:-1], chain[-1], at=NOW)

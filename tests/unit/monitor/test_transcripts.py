@@ -352,6 +352,7 @@ def test_every_segment_is_chosen_as_often_as_the_others() -> None:
     [
         (0.0, 1.0, "match"),
         (0.09, 1.0, "match"),
+        (0.1, 1.0, "match"),
         (0.11, 1.0, "mismatch"),
         (0.0, 0.0, "match"),
         (1e-12, 0.0, "mismatch"),
@@ -443,6 +444,11 @@ def test_each_false_statement_has_its_rule() -> None:
     assert judged(report, initial=None) == ("unknown", {107})
     assert judged(report, flop_counted=2000) == ("fail", {108})
     assert judged(report, other_setting="lr is 0.08, the job's own is 0.02") == ("fail", {114})
+    assert judged(report, initial=1e-6) == ("fail", {107})  # one weight of a million
+    seconds = 86_400  # of the chip, which does a thousand FLOP in each: as many may be stated, and no more
+    for flop, found in ((seconds * 1000, set[int]()), (seconds * 1000 + 1, {109})):
+        stated = replace(report, totals=Totals(flop, 1, 1))
+        assert judged(stated, flop_counted=flop)[1] == found
     much = replace(report, totals=Totals(10**12, 1, 1))
     assert judged(much, flop_counted=10**12) == ("fail", {109})  # more than the chips can have done
     online = replace(report, precommit=replace(report.precommit, data=None))
@@ -475,7 +481,10 @@ def test_unexplained_and_hidden_snapshots_are_found() -> None:
     assert judge_owner("o", [doubtful], []).complete == "unknown"
     cut = chip_view({3: (run, GOOD)}, findings=(Finding(11, "truncated", 9, "x"),))
     assert judge_owner("o", [cut], []).complete == "fail"
-    assert judge_owner("o", [], []).verdict == "unknown"
+    assert judge_owner("o", [], []).verdict == judge_owner("o", [], []).complete == "unknown"
+    for unexplained, complete in ((0, "pass"), (1, "fail")):
+        some = replace(GOOD, unexplained_bytes=unexplained)
+        assert judge_owner("o", [chip_view({3: (run, some)})], []).complete == complete
     assert (
         judge_owner("o", [chip_view({3: (run, GOOD)})], []).fleet == "unknown"
     )  # never a transcript's to say

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallystick.numerics.budget import SLACK, TAIL, most_moves, most_square
+from tallystick.numerics.budget import SLACK, STEP_TAIL, TAIL, most_moves, most_square
+from tallystick.numerics.grid_table import SiteGrid
+from tallystick.numerics.policy import entry_budget, move_budget
 
 MEANS = st.floats(-12.0, 5.0).map(lambda exponent: 10.0**exponent)
 
@@ -92,3 +94,19 @@ def test_a_slack_is_that_many_times_the_mean() -> None:
 def test_nothing_expected_leaves_no_move_and_no_bound_leaves_all() -> None:
     assert [most_moves(mean) for mean in (0.0, -1.0, math.nan, 1e-12)] == [0, 0, 0, 0]
     assert most_moves(math.inf) == 1 << 62
+
+
+def test_the_probabilities_and_slacks_are_those_that_were_decided() -> None:
+    """docs/adr/0026: four times the mean, one in 1e9 for a run's budget, one in 1e6 for a step's."""
+    assert [most_moves(2.0), most_moves(2.0, 1.0), most_moves(8.0, 1.0)] == [32, 16, 32]
+    assert most_moves(100.0, 1.0, tail=STEP_TAIL) == 156
+    assert most_moves(1e-12, cluster=64) == 64, "one result may always fall otherwise"
+
+
+def test_budgets_of_entries_and_parities_by_hand() -> None:
+    """Mean, eight standard deviations and 16: 10**6 elements, of which 1 in 64 is ambiguous, 1 in 1024 moves."""
+    grid = SiteGrid(0, -12, -5, True, [0])
+    assert entry_budget(grid, 10**6) == 15_625 + 8 * 125 + 16
+    assert move_budget(grid, 10**6) == math.floor(976.5625 + 8 * 31.25) + 16
+    assert entry_budget(SiteGrid(24, -36, -149), 1 << 20) == 2048 + math.floor(8 * 2**5.5) + 16
+    assert entry_budget(grid, 10) == move_budget(grid, 10) == 10

@@ -222,3 +222,40 @@ def test_any_bytes_are_refused_with_one_kind_of_error(data: bytes) -> None:
         parse_operator(data)
     with pytest.raises(InvalidInput):
         parse_objection(data)
+
+
+@pytest.mark.parametrize("name", ["mm", "addmm", "baddbmm", "sum", "mean", "linalg_vector_norm"])
+def test_a_sums_bound_is_that_of_its_terms_and_hardly_more(name: str) -> None:
+    """Of ``n`` terms any order may differ by ``n u`` times their magnitudes; four times that nobody's arithmetic does."""
+    n, u = 40, 2.0**-24
+    rng = np.random.default_rng(3)
+    a, b, bias = (rng.standard_normal(n) for _ in range(3))
+    a, b, bias = (each.astype(np.float32) for each in (a, b, bias[:1]))
+    exact, size = float(a.astype(float) @ b.astype(float)), float(np.abs(a.astype(float) * b).sum())
+    attributes: dict[str, object] = {"self": {"input": 0}}
+    if name in ("mm", "addmm", "baddbmm"):
+        outer = (1,) if name == "baddbmm" else ()
+        row, column = a.reshape(*outer, 1, n), b.reshape(*outer, n, 1)
+        names = {"mm": ("self", "mat2"), "addmm": ("mat1", "mat2"), "baddbmm": ("batch1", "batch2")}[name]
+        inputs = [row, column]
+        attributes = {each: {"input": at} for at, each in enumerate(names)}
+        if name != "mm":
+            inputs, attributes = [*inputs, bias.reshape(*outer, 1, 1)], {**attributes, "self": {"input": 2}}
+            exact, size = exact + float(bias[0]), size + abs(float(bias[0]))
+        shape: tuple[int, ...] = (*outer, 1, 1)
+    else:
+        inputs, shape, attributes = [a], (1,), {**attributes, "dim": [0]}
+        exact, size = float(a.astype(float).sum()), float(np.abs(a.astype(float)).sum())
+        if name == "mean":
+            exact, size = exact / n, size / n
+        if name == "linalg_vector_norm":
+            exact = size = math.sqrt(float(a.astype(float) @ a.astype(float)))
+    for factor, within in ((0.4, True), (-0.4, True), (4.0, False), (-4.0, False)):
+        stated = np.full(shape, np.float32(exact + factor * (n + 13) * u * size))
+        assert evaluate(f"aten::{name}", attributes, inputs, stated, 0) == within, factor
+
+
+def test_a_partial_sum_is_right_to_its_last_bits_and_an_infinity_is_no_number() -> None:
+    for bits, right in ((-52, True), (-49, False)):
+        assert is_right_partial((1.0 + 2.0**bits, 1.0), (1.0, 1.0)) == right
+    assert not is_within(math.inf, Point(1.0, math.inf), "F64")  # whatever a bound without end allows

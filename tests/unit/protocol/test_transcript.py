@@ -6,12 +6,14 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.commit.encoding import canonical_json, digest
 from tallystick.commit.merkle import Accumulator, leaf_hash
+from tallystick.commit.state import Entry
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.protocol.run_documents import (
     JobRecord,
@@ -34,7 +36,13 @@ from tallystick.protocol.run_proofs import (
     verify_specification_proof,
     verify_step_proof,
 )
-from tallystick.protocol.transcript import Checkpoint, Transcript, verify_transcript
+from tallystick.protocol.transcript import (
+    Checkpoint,
+    Transcript,
+    check_fingerprint,
+    state_fingerprint,
+    verify_transcript,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -373,3 +381,13 @@ def test_a_proof_of_a_rank_beyond_the_world_is_refused() -> None:
 
     with pytest.raises(InvalidInput, match="rank 1 is out of range for world size 1"):
         verify_step_proof(beyond, run().root())
+
+
+def test_a_record_speaks_of_the_state_it_commits_to() -> None:
+    """spec/transcript.md 3: whoever signs a fingerprint of another state contradicts itself."""
+    entries = {"a": Entry("a", "F32", (2,), np.array([1.0, -2.0], dtype="<f4").tobytes())}
+    mark = state_fingerprint(entries)
+    check_fingerprint(record(2, fingerprint=f"{mark:016x}"), entries)
+    for other in (mark ^ 1, mark ^ 1 << 63):
+        with pytest.raises(Mismatch, match="step 2: the committed state's fingerprint is"):
+            check_fingerprint(record(2, fingerprint=f"{other:016x}"), entries)

@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
+from tallystick.commit.encoding import hex_float
 from tallystick.commit.state import Entry
+from tallystick.execution.calibrate import Calibration, SiteNoise
+from tallystick.execution.follow_tape import Violation
+from tallystick.execution.freedom import Excess
+from tallystick.execution.grids import site_grid
+from tallystick.execution.step import StepOutcome
+from tallystick.numerics.grid_table import GridTable
+from tallystick.numerics.log import Kind
+from tallystick.numerics.policy import FP32
+from tallystick.protocol.run_documents import StepRecord
 from tallystick.protocol.transcript import state_fingerprint
-from tallystick.roles.auditor import MOST_NOISE, farther_than_trained
+from tallystick.roles import auditor
+from tallystick.roles.auditor import (
+    MOST_NOISE,
+    AuditReport,
+    Deviation,
+    SegmentResult,
+    VerdictName,
+    accept,
+    compare_step,
+    farther_than_trained,
+    is_excused,
+)
 
 
 def state(**values: list[float]) -> dict[str, Entry]:
@@ -51,3 +76,131 @@ def test_the_fingerprint_of_entries_is_that_of_the_specification() -> None:
     }
     entries["0"] = Entry("0", "I64", (1,), bytes(8))
     assert f"{state_fingerprint(entries):016x}" == "082b6bc9bdca7c17"
+
+
+def test_eight_times_the_way_trained_is_the_most_and_a_states_own_size_excuses_last_bits_alone() -> None:
+    for times, far in ((7.9, None), (8.1, "model/w")):
+        assert farther_than_trained(BEFORE, OWN, OWN | state(w=[1.125 + 0.125 * times, 2.0])) == far
+    still = state(w=[1.0, 2.0])  # not trained at all: what is allowed is 2**-15
+    for apart, far in ((2.0**-16, None), (2.0**-14, "model/w")):
+        assert farther_than_trained(still, still, state(w=[1.0 + apart, 2.0])) == far
+
+
+# -- verdicts ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("segments", "verdict"),
+    [
+        ([], "cannot_reproduce"),
+        (["match", "match"], "match"),
+        (["match", "not_accepted"], "not_accepted"),
+        (["not_accepted", "cannot_reproduce", "match"], "cannot_reproduce"),
+        (["cannot_reproduce", "not_accepted", "mismatch"], "mismatch"),
+        (["match", "log_violation", "mismatch"], "log_violation"),
+        (["mismatch", "log_violation"], "mismatch"),
+    ],
+)
+def test_what_accuses_outweighs_what_is_open_and_of_what_accuses_the_first_decides(
+    segments: list[VerdictName], verdict: str
+) -> None:
+    report = AuditReport("run", "native", [SegmentResult(n, n + 1, each) for n, each in enumerate(segments)])
+    assert report.verdict == verdict
+
+
+RECORD = StepRecord(
+    step=3, rank=0, micro_batches=1, batch="00" * 32, log="11" * 32, log_bytes=0, loss=hex_float(0.5),
+    schedule=((0, "lr", hex_float(0.125)),), skipped=False, fingerprint="0" * 16, state_root=None,
+)  # fmt: skip
+
+
+def outcome(**changes: Any) -> StepOutcome:
+    made: dict[str, Any] = {
+        "loss": 0.5, "batch": "00" * 32, "fingerprint": 0, "micro_batches": 1, "skipped": False, "schedule": [(0, "lr", 0.125)],
+    }  # fmt: skip
+    return StepOutcome(**(made | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "subject"),
+    [
+        ({"batch": "01" * 32}, "batch digest"),
+        ({"skipped": True}, "skipped optimizer"),
+        ({"micro_batches": 2}, "micro-batches"),
+        ({"loss": float(np.nextafter(0.5, 1.0))}, "loss"),
+        ({"fingerprint": 1}, "state fingerprint"),
+        ({"schedule": [(0, "lr", 0.25)]}, "hyper-parameter lr of group 0"),
+        ({"schedule": [(0, "lr", -0.125)]}, "hyper-parameter lr of group 0"),
+        ({"schedule": []}, "hyper-parameter lr of group 0"),
+    ],
+)
+def test_everything_that_a_record_says_is_compared(changes: dict[str, Any], subject: str) -> None:
+    assert compare_step(RECORD, outcome(), []) == []
+    (found,) = compare_step(RECORD, outcome(**changes), [])
+    assert (found.step, found.kind, found.subject) == (3, "mismatch", subject)
+
+
+@pytest.mark.parametrize(("bits", "alike"), [(-52, True), (-37, True), (-35, False), (-21, False)])
+def test_a_schedule_may_differ_by_two_to_the_minus_thirty_six(bits: int, alike: bool) -> None:
+    """Of the value: libraries differ in the last bits of a cosine, and nobody trains with what one of them would give."""
+    for sign in (1.0, -1.0):
+        found = compare_step(RECORD, outcome(schedule=[(0, "lr", 0.125 * (1.0 + sign * 2.0**bits))]), [])
+        assert (found == []) == alike
+
+
+def test_a_log_is_to_blame_where_nothing_else_is() -> None:
+    breach = [Violation("step 3: gradient of w", 5, "a rule")]
+    assert [(d.kind, d.subject, d.element) for d in compare_step(RECORD, outcome(), breach)] == [
+        ("log_violation", "gradient of w", 5)
+    ]
+    both = compare_step(RECORD, outcome(batch="01" * 32), breach)
+    assert [d.kind for d in both] == ["mismatch", "mismatch"]
+    later = compare_step(RECORD, outcome(fingerprint=1), breach)
+    assert [d.kind for d in later] == ["log_violation", "mismatch"]
+
+
+def test_noise_excuses_no_data_and_no_schedule_and_no_other_gradient() -> None:
+    one = Deviation(1, "mismatch", "model/a.weight", None, "0x1", "0x2")
+    everything, elsewhere = replace(one, subject="everything"), replace(one, subject="gradient b.weight")
+    assert is_excused(one, [everything])
+    assert not is_excused(one, [elsewhere])
+    assert not is_excused(one, [])
+    for subject in (
+        "batch digest",
+        "skipped optimizer",
+        "micro-batches",
+        "hyper-parameter lr of group 0",
+        "evidence",
+    ):
+        assert not is_excused(replace(one, subject=subject), [everything])
+
+
+def test_a_limit_that_a_log_exceeds_is_neither_match_nor_accusation() -> None:
+    result = SegmentResult(0, 4)
+    accept(result, [])
+    assert (result.verdict, result.deviations) == ("match", [])
+    accept(result, [(2, Excess("roundings moved so far", "3 at most", "4"))])
+    assert (result.verdict, result.first_step) == ("not_accepted", 2)
+
+
+def test_noise_is_to_blame_from_the_declared_band_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under fp32 twice what is measured here is taken for possible, docs/adr/0025."""
+    place, band = (Kind.GRADIENT, 0), 2.0**-10
+    table = GridTable({place: site_grid(FP32, Kind.GRADIENT, -10, np.zeros(1, dtype=np.int64))})
+    session: Any = SimpleNamespace(
+        policy=FP32,
+        seed=1,
+        follow_tape=lambda frame: SimpleNamespace(table=table),
+        site_name=lambda place: "gradient w",
+    )
+    replay: Any = SimpleNamespace(session=session, job=None)
+    transcript: Any = None
+    for name in ("load_state", "backward_of"):
+        monkeypatch.setattr(auditor, name, lambda *given: None)
+    for relative, noisy in ((band / 2, False), (band / 2 * 1.001, True)):
+        noise = SiteNoise(relative, np.zeros(1, dtype=np.int64), 1.0, relative)
+        monkeypatch.setattr(
+            auditor, "calibrate", lambda *given, noise=noise, **more: Calibration({place: noise})
+        )
+        found = auditor.find_noisy_sites(replay, transcript, 3, 3, {3: b""}, {})
+        assert [(each.kind, each.subject) for each in found] == [("cannot_reproduce", "gradient w")] * noisy

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import math
 
 import numpy as np
 import pytest
 
+from tallystick.commit.encoding import canonical_json, hex_float
 from tallystick.commit.state import Entry
-from tallystick.roles.beginning import BUILT_ROUNDING, CHUNK, Built, compare_beginning
+from tallystick.roles.beginning import BUILT_ROUNDING, CHUNK, Built, compare_beginning, find_other_setting
 
 
 def entry(values: object, kind: str = "F32") -> Entry:
@@ -76,3 +78,73 @@ def test_whole_numbers_are_the_same_or_others() -> None:
 def test_trained_tensors_are_counted_whatever_they_are() -> None:
     found = compare_beginning({"model/x": built(OWN, trained=True)}, {"model/x": moved(0, 100.0)})
     assert (found.trained, found.other, found.changed) == (7, 7, None)
+
+
+@pytest.mark.parametrize(("apart", "rounded"), [(2.0**-15, True), (2.0**-13, False)])
+def test_a_fixed_tensor_may_differ_by_two_to_the_minus_sixteen_of_its_largest_element(
+    apart: float, rounded: bool
+) -> None:
+    """The largest is 4: what is allowed is 2**-14."""
+    found = compare_beginning({"model/x": built(OWN)}, {"model/x": moved(0, 1.0 + apart)})
+    assert (found.rounded == ("model/x",), found.changed is None) == (rounded, rounded)
+
+
+# -- settings ---------------------------------------------------------------------------------------------------------
+
+
+def settings(value: object, more: dict[str, Entry] | None = None) -> dict[str, Entry]:
+    data = canonical_json({"groups": [["lr", value]]})
+    return {"document/optimizer": Entry("document/optimizer", "U8", (len(data),), data), **(more or {})}
+
+
+def real(value: float) -> dict[str, str]:
+    return {"float": hex_float(value)}
+
+
+@pytest.mark.parametrize(
+    ("stated", "other"),
+    [
+        (real(0.5), None),
+        (real(0.5 * (1.0 + 2.0**-41)), None),
+        (real(0.5 * (1.0 + 2.0**-39)), True),
+        (real(0.75), True),
+        (real(-0.5), True),
+        (1, True),
+        ("fast", False),
+        (None, False),
+    ],
+)
+def test_a_setting_is_the_jobs_own_to_forty_bits(stated: object, other: bool | None) -> None:
+    """And what is another number accuses, what is another kind of value does not."""
+    found = find_other_setting(settings(real(0.5)), settings(stated))
+    assert (None if found is None else found.is_number) == other
+
+
+def test_no_number_is_near_an_infinite_one_and_whole_numbers_are_exact() -> None:
+    for own, stated, same in (
+        (real(math.inf), real(math.inf), True),
+        (real(math.inf), real(1.0), False),
+        (real(1.0), real(math.inf), False),
+        (1 << 50, (1 << 50) + 1, False),
+        (1 << 50, 1 << 50, True),
+    ):
+        assert (find_other_setting(settings(own), settings(stated)) is None) == same
+
+
+def test_an_optimizer_has_not_been_at_work_before_but_in_the_parent_run() -> None:
+    name = "optimizer/w/momentum_buffer"
+    used = {name: Entry(name, "F32", (1,), np.array([3.0], dtype="<f4").tobytes())}
+    other = {name: Entry(name, "F32", (1,), np.array([4.0], dtype="<f4").tobytes())}
+    own = settings(real(0.5))
+    found = find_other_setting(own, settings(real(0.5), used))
+    assert found is not None and found.text.endswith("the job's optimizer has none") and not found.is_number
+    assert find_other_setting(own, settings(real(0.5), used), settings(real(0.5), used)) is None
+    assert find_other_setting(own, settings(real(0.5), used), settings(real(0.5), other)) is not None
+
+
+def test_a_continued_run_may_have_its_parents_settings_or_the_jobs_own() -> None:
+    own, parent = settings(real(0.5)), settings(real(0.25))
+    assert find_other_setting(own, settings(real(0.25)), parent) is None
+    assert find_other_setting(own, settings(real(0.5)), parent) is None
+    third = find_other_setting(own, settings(real(0.125)), parent)
+    assert third is not None and third.is_number

@@ -1,15 +1,19 @@
-"""Where states differ, and which causes two states alone fit; no torch."""
+"""Where states differ, which causes two states alone fit, and what two records say of themselves."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from tallystick.commit.encoding import hex_float
 from tallystick.commit.state import Entry
+from tallystick.protocol.run_documents import StepRecord
 from tallystick.roles.causes import Divergence, Evidence, explain_states, fitting
 from tallystick.roles.divergence import compare, relate_updates
+from tallystick.roles.explain import record_differences
 
 generator = np.random.default_rng(3)
 BASE = {
@@ -146,3 +150,48 @@ def test_equal_states_have_no_findings() -> None:
     assert isinstance(found, Divergence)
     assert found.state is not None
     assert (found.state.is_empty, found.findings, found.cause) == (True, [], None)
+
+
+# -- two records ------------------------------------------------------------------------------------------------------
+
+RECORD = StepRecord(
+    step=3, rank=0, micro_batches=1, batch="00" * 32, log="11" * 32, log_bytes=0, loss=None,
+    schedule=((0, "initial_lr", hex_float(1.0)), (0, "lr", hex_float(0.125)), (0, "momentum", hex_float(0.5))),
+    skipped=False, fingerprint="0" * 16, state_root=None,
+)  # fmt: skip
+
+
+def scheduled(**numbers: float | None) -> StepRecord:
+    values = {n: v for _, n, v in RECORD.schedule} | {
+        name: None if value is None else hex_float(value) for name, value in numbers.items()
+    }
+    return replace(RECORD, schedule=tuple((0, name, value) for name, value in values.items()))
+
+
+@pytest.mark.parametrize(
+    ("stated", "cause", "text"),
+    [
+        (
+            replace(RECORD, batch="22" * 32),
+            "other_data",
+            "batch 0000000000000000.. against 2222222222222222..",
+        ),
+        (replace(RECORD, batch="33" * 32), "other_data", "; the latter is that of our step 7"),
+        (replace(RECORD, micro_batches=2), "other_data", "has 1 micro-batches against 2"),
+        (scheduled(lr=0.25), "other_rate", "lr of group 0 0.125 against 0.25"),
+        (scheduled(momentum=0.75), "other_hyperparameter", "momentum of group 0 0.5 against 0.75"),
+        (scheduled(momentum=None), "other_hyperparameter", "momentum of group 0 0.5 against none"),
+        (replace(RECORD, skipped=True), "skipped_step", "the second run leaves the optimizer out in step 3"),
+    ],
+)
+def test_records_of_different_work_say_so(stated: StepRecord, cause: str, text: str) -> None:
+    (found,) = record_differences(RECORD, stated, {"00" * 32: 3, "33" * 32: 7})
+    assert (found.cause, found.status) == (cause, "confirmed")
+    assert text in found.text
+
+
+def test_records_of_one_work_say_nothing_of_how_it_went() -> None:
+    other = replace(
+        scheduled(initial_lr=2.0), log="44" * 32, log_bytes=9, loss=hex_float(1.0), fingerprint="1" * 16
+    )
+    assert record_differences(RECORD, other, {}) == []

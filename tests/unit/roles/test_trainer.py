@@ -28,7 +28,7 @@ class Source(JobSource):
 
     during: Callable[[nn.Module], None] = staticmethod(lambda model: None)
 
-    def build(self, settings: Any) -> Job:
+    def build(self, settings: Any, seed: int = 0) -> Job:
         with torch.random.fork_rng():
             torch.manual_seed(1)
             model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))

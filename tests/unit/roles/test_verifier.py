@@ -153,7 +153,7 @@ PARITIES = bytes(range(128, 128 + SIZE // 8))
 
 def test_a_run_logged_by_parities_passes_every_check(tmp_path: Path) -> None:
     found = verify_run(parity_run(PARITIES, parity_grids()).write(tmp_path / "run"))
-    assert [check.outcome for check in found.checks] == ["passed"] * 5
+    assert [check.outcome for check in found.checks] == ["passed"] * 6
 
 
 REFUSED_CODES: dict[str, tuple[bytes, GridTable, int, str]] = {
@@ -183,7 +183,7 @@ def test_a_run_that_fits_together_passes_every_check(tmp_path: Path) -> None:
 
     found = verify_run(directory)
 
-    assert [check.outcome for check in found.checks] == ["passed"] * 5
+    assert [check.outcome for check in found.checks] == ["passed"] * 6
     assert (found.verdict, found.steps) == ("match", STEPS)
     assert found.root == directory.load_transcript().root().hex()
     assert "tally audit" in found.shows_not

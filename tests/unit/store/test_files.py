@@ -15,7 +15,8 @@ import pytest
 from tallystick.commit.state import Entry, summarise
 from tallystick.errors import InvalidInput, Mismatch, StoreError
 from tallystick.protocol.run_documents import JobRecord, Notes, PolicyRecord, Specification, StepRecord
-from tallystick.store.files import RunDirectory, frame_digest, write_whole
+from tallystick.protocol.verdict import OBJECTION_LIMIT
+from tallystick.store.files import RunDirectory, frame_digest, read_whole, write_whole
 
 EVERY, STEPS = 3, 8
 
@@ -70,7 +71,7 @@ def record_at(step: int) -> StepRecord:
 
 def write_begin(run: RunDirectory) -> None:
     run.write_checkpoint(0, entries_at(0))
-    run.write_document(run.path / "job.py", b"x = 1\n")
+    run.write_program({"job.py": b"x = 1\n"})
     run.write_document(run.specification_path, SPECIFICATION.encode())
 
 
@@ -114,10 +115,10 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
         "checkpoints/000003.safetensors",
         "checkpoints/000006.safetensors",
         "checkpoints/000008.safetensors",
-        "job.py",
         "logs/000000.tlog",
         "logs/000003.tlog",
         "logs/000006.tlog",
+        "program/job.py",
         "run.json",
         "specification.json",
         "steps.jsonl",
@@ -381,7 +382,7 @@ def refusals(run: RunDirectory) -> list[str]:
     found: list[str] = []
     for act in (
         RunDirectory(run.path / "new").create,
-        lambda: run.write_document(run.path / "job.py", b"other"),
+        lambda: run.write_program({"job.py": b"other"}),
         lambda: run.write_checkpoint(9, []),
         lambda: run.append_step(3, b"frame", record_at(4), durable=False),
         run.cut_back,
@@ -493,3 +494,33 @@ def test_a_directory_has_one_writer(tmp_path: Path) -> None:
         run.create()  # an empty directory still
     with run.writing():
         pass
+
+
+def test_a_strangers_file_may_be_as_long_as_its_limit_and_not_longer(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(16))
+    assert len(read_whole(path, limit=16, what="a file")) == 16
+    with pytest.raises(InvalidInput, match="must have at most 15 bytes"):
+        read_whole(path, limit=15, what="a file")
+    run = written(tmp_path / "run", STEPS)
+    limit = len(run.load_objection().encode()) if run.load_objection() else OBJECTION_LIMIT
+    for size, refused in ((limit, False), (OBJECTION_LIMIT + 1, True)):
+        run.objection_path.unlink(missing_ok=True)
+        run.objection_path.write_bytes(b" " * size)
+        with pytest.raises(InvalidInput, match="at most 16384 are allowed" if refused else "log objection"):
+            run.load_objection()
+
+
+def test_a_file_that_grows_while_it_is_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = written(tmp_path / "run", STEPS)
+    honest, size = os.fstat, run.specification_path.stat().st_size
+
+    def shrunk(descriptor: int) -> os.stat_result:
+        found = honest(descriptor)
+        return os.stat_result((*found[:6], size - 1, *found[7:])) if found.st_size == size else found
+
+    monkeypatch.setattr(os, "fstat", shrunk)
+    with pytest.raises(InvalidInput, match="it grows while it is read"):
+        run.load_specification()

@@ -1,0 +1,175 @@
+"""What code a run was computed with: the program's own files, and the installed distributions they import (spec/transcript.md 2).
+
+Names are module paths relative to the program (``helper.py``, ``models/net.py``): no document says where a file lies on
+anybody's machine.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tallystick.commit.encoding import HASH_BYTES, Fields, canonical_json, digest, parse_hex
+from tallystick.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PROGRAM_TAG = "tallystick/program/1"
+FILE_LIMIT = 2**24  # bytes of one file
+PROGRAM_LIMIT = 2**26  # bytes of all files
+MOST_FILES = 4096
+MOST_DISTRIBUTIONS = 4096
+LONGEST_NAME = 240  # bytes
+LONGEST_VERSION = 100
+
+# Printable ASCII that every file system takes as part of a name; no part begins with a dot or ends with a dot or space.
+_PART = r"(?!\.)[ !#-)+-.0-9;=@-\[\]-{}~]*[!#-)+,\-0-9;=@-\[\]-{}~]"
+_NAME = re.compile(rf"{_PART}(?:/{_PART})*", re.ASCII)
+_DISTRIBUTION = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?", re.ASCII)
+_VERSION = re.compile(rf"[!-~]{{1,{LONGEST_VERSION}}}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class ProgramFile:
+    """One file of a program.
+
+    Attributes:
+        name: relative, with ``/`` between its parts.
+        size: bytes.
+        sha256: of its bytes, hexadecimal.
+    """
+
+    name: str
+    size: int
+    sha256: str
+
+    def __post_init__(self) -> None:
+        if len(self.name) > LONGEST_NAME or _NAME.fullmatch(self.name) is None:
+            raise InvalidInput(
+                f"program: a file's name must be a relative path in printable ASCII of at most {LONGEST_NAME} bytes, "
+                f"is {self.name[:80]!r}"
+            )
+        if not 0 <= self.size <= FILE_LIMIT:
+            raise InvalidInput(f"program: {self.name} must have at most {FILE_LIMIT} bytes, has {self.size}")
+        parse_hex(self.sha256, n_bytes=HASH_BYTES, what=f"program: {self.name}: sha256")
+
+
+@dataclass(frozen=True)
+class Program:
+    """The files that a run's code came from, and what they import of installed distributions.
+
+    Attributes:
+        main: name of the file that was run: the job's, or the main program's; empty if there are no files.
+        files: ascending by name.
+        distributions: version by name.
+
+    Raises:
+        InvalidInput: a name, size, digest or version breaks its rule, or the files are not in order.
+    """
+
+    main: str = ""
+    files: tuple[ProgramFile, ...] = ()
+    distributions: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def __post_init__(self) -> None:
+        if len(self.files) > MOST_FILES or len(self.distributions) > MOST_DISTRIBUTIONS:
+            raise InvalidInput(
+                f"program: at most {MOST_FILES} files and {MOST_DISTRIBUTIONS} distributions are allowed, "
+                f"there are {len(self.files)} and {len(self.distributions)}"
+            )
+        for one, following in itertools.pairwise(self.files):
+            if one.name >= following.name:
+                raise InvalidInput(
+                    f"program: files must be strictly ascending by name, {following.name!r} follows {one.name!r}"
+                )
+        if (total := sum(file.size for file in self.files)) > PROGRAM_LIMIT:
+            raise InvalidInput(f"program: all files must have at most {PROGRAM_LIMIT} bytes, have {total}")
+        if self.main not in (file.name for file in self.files) and (self.main or self.files):
+            raise InvalidInput(f"program: main must be one of its files, is {self.main[:80]!r}")
+        for name, version in self.distributions.items():
+            if _DISTRIBUTION.fullmatch(name) is None or _VERSION.fullmatch(version) is None:
+                raise InvalidInput(
+                    f"program: not a distribution and its version: {name[:80]!r} {version[:80]!r}"
+                )
+
+    def digests(self) -> dict[str, str]:
+        """Return the digest of each file by name, hexadecimal."""
+        return {file.name: file.sha256 for file in self.files}
+
+    def digest(self) -> str:
+        """Return the hexadecimal digest over all files and which of them is run; distributions are no part of it."""
+        return digest(PROGRAM_TAG, canonical_json({"files": self._files(), "main": self.main})).hex()
+
+    def _files(self) -> list[dict[str, object]]:
+        return [{"name": f.name, "sha256": f.sha256, "size": f.size} for f in self.files]
+
+    def fields(self) -> dict[str, object]:
+        """Return the program as a JSON object."""
+        return {"distributions": dict(self.distributions), "files": self._files(), "main": self.main}
+
+
+def parse_program(value: object, *, what: str) -> Program:
+    """Return the program that a JSON value states.
+
+    Raises:
+        InvalidInput: it is malformed.
+    """
+    fields = Fields(value, what=what, names=("distributions", "files", "main"))
+    files: list[ProgramFile] = []
+    for item in fields.items("files"):
+        file = Fields(item, what=f"{what}: file", names=("name", "sha256", "size"))
+        files.append(ProgramFile(file.text("name"), file.integer("size"), file.text("sha256")))
+    return Program(fields.text("main"), tuple(files), fields.text_mapping("distributions"))
+
+
+@dataclass(frozen=True)
+class ProgramDifference:
+    """One file or distribution in which two programs differ; ``own`` and ``stated`` are digests, versions or ``absent``."""
+
+    subject: str
+    own: str
+    stated: str
+
+    def __str__(self) -> str:
+        return f"{self.subject} is {self.own}, stated is {self.stated}"
+
+
+ABSENT = "absent"
+
+
+def compare_programs(own: Program, stated: Program) -> list[ProgramDifference]:
+    """Return in which files and distributions two programs differ, files first."""
+    return compare_files(own.digests(), stated.digests()) + compare_versions(
+        own.distributions, stated.distributions
+    )
+
+
+def compare_files(own: Mapping[str, str], stated: Mapping[str, str]) -> list[ProgramDifference]:
+    """Return the files whose digests differ, or that one side alone has."""
+    return [
+        ProgramDifference(f"program file {name}", own.get(name, ABSENT), stated.get(name, ABSENT))
+        for name in sorted(own.keys() | stated.keys())
+        if own.get(name) != stated.get(name)
+    ]
+
+
+def compare_versions(own: Mapping[str, str], stated: Mapping[str, str]) -> list[ProgramDifference]:
+    """Return the distributions whose public versions differ, or that one side alone has.
+
+    What stands behind a plus sign says how a release was built (``2.9.1+cpu``), not which it is.
+    """
+    return [
+        ProgramDifference(f"distribution {name}", own.get(name, ABSENT), stated.get(name, ABSENT))
+        for name in sorted(own.keys() | stated.keys())
+        if own.get(name, ABSENT).partition("+")[0] != stated.get(name, ABSENT).partition("+")[0]
+    ]
+
+
+def in_words(found: Sequence[ProgramDifference], *, most: int = 3) -> str:
+    """Return differences as one line, the first few in full."""
+    shown = "; ".join(map(str, found[:most]))
+    return shown if len(found) <= most else f"{shown}; and {len(found) - most} more"

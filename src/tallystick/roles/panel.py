@@ -1,0 +1,220 @@
+"""A judge's panel: the same question asked under other arithmetics, before anybody is convicted (spec/dispute.md 14).
+
+What the judge computes depends on its processor. So whoever it would convict is judged again by child processes of the same
+machine, under AVX2 and under SSE4.2, from the same states and documents; a conviction stands if all answer alike. A member
+that does not answer convicts nobody. Members start with the first question and live as long as the process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from tallystick.commit.state import HeldState
+from tallystick.execution.determinism import X86_ONLY, Profile
+from tallystick.execution.job import JobSource
+from tallystick.protocol.trace import DisputedPosition, Party
+from tallystick.protocol.verdict import LogObjection
+from tallystick.roles.ledger import Ledger
+from tallystick.store.files import RunDirectory, write_whole
+
+X86 = ("x86_64", "amd64")
+OWN = "the judge's own"
+
+
+def panel_profiles() -> tuple[Profile, ...]:
+    """Return the arithmetics of a panel besides the judge's own; where there are no instruction sets to choose, noise is one."""
+    if platform.machine().lower() in X86:
+        return tuple(Profile(name, threads=1) for name in X86_ONLY)
+    return Profile(threads=1), Profile(threads=1, jitter=True)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a member is asked, and everything that it needs for an answer.
+
+    Attributes:
+        kind: ``state``, ``records``, ``log``, ``beginning`` or ``structure``: which ruling.
+        trainer, auditor: directories with the documents of the runs.
+        source: the job's.
+        step: the one that is ruled on.
+        agreed: the state before it.
+        states: after it, of the parties that can open their claims.
+        unopened: why a party cannot open its last checkpoint before, where it can not.
+        frame: the trainer's log of the step, or None.
+        no_frame: why the trainer has none, if it said so.
+        position: where the game ended; for ``state``.
+        objection: for ``log``.
+        at: for ``structure``: the leaf.
+    """
+
+    kind: str
+    trainer: Path
+    auditor: Path
+    source: JobSource
+    step: int
+    agreed: HeldState | None = None
+    states: Mapping[Party, HeldState] = field(default_factory=dict[Party, HeldState])
+    unopened: Mapping[Party, str] = field(default_factory=dict[Party, str])
+    frame: bytes | None = None
+    no_frame: str | None = None
+    position: DisputedPosition | None = None
+    objection: LogObjection | None = None
+    at: int = 0
+
+    def write(self, place: Path) -> bytes:
+        """Write the states below ``place`` and return the rest as one line of JSON."""
+        for name, state in {"agreed": self.agreed, **self.states}.items():
+            if state is not None:
+                folder = place / name
+                folder.mkdir()
+                RunDirectory(folder).write_checkpoint(0, list(state.entries.values()))
+        if self.frame is not None:
+            write_whole(place / "frame", self.frame)
+        position = self.position
+        asked = {
+            "agreed": self.agreed is not None,
+            "at": self.at,
+            "auditor": str(self.auditor.resolve()),
+            "frame": self.frame is not None,
+            "job": self.source.path,
+            "kind": self.kind,
+            "no_frame": self.no_frame,
+            "objection": None if self.objection is None else self.objection.encode().decode(),
+            "place": str(place),
+            "position": None
+            if position is None
+            else {
+                "agreed": position.agreed,
+                "agreed_commitment": position.agreed_commitment.hex(),
+                "claims": {party: claim.hex() for party, claim in position.claims.items()},
+                "disputed": position.disputed,
+                "level": position.level,
+            },
+            "source": base64.b64encode(self.source.source).decode(),
+            "states": sorted(self.states),
+            "step": self.step,
+            "trainer": str(self.trainer.resolve()),
+            "unopened": dict(self.unopened),
+        }
+        return json.dumps(asked).encode() + b"\n"
+
+
+@dataclass(frozen=True)
+class Opinion:
+    """A member's answer (whom it would convict, or what its list has) and why."""
+
+    answer: str
+    reason: str
+
+
+class Member:
+    """One arithmetic: a child process that answers questions one after another."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, question: bytes) -> Opinion | None:
+        """Return the answer, None if the process died of the question or answers no longer."""
+        process = self.start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(question)
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except OSError:
+            line = b""
+        if not line:
+            self.close()
+            return None
+        said: Any = json.loads(line)
+        return Opinion(str(said["answer"]), str(said["reason"]))
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Return the process, started if it is not there yet: loading takes seconds, in which others can load too."""
+        if self._process is None:
+            paths = os.pathsep.join(path for path in sys.path if path)
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "tallystick.roles.panel_member", str(self.profile)],
+                env={**os.environ, **self.profile.environment(), "PYTHONPATH": paths},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+            atexit.register(self.close)
+        return self._process
+
+    def close(self) -> None:
+        """Let the process end."""
+        process, self._process = self._process, None
+        if process is not None:
+            atexit.unregister(self.close)
+            process.kill()
+            process.communicate()
+
+
+_MEMBERS: dict[str, Member] = {}
+
+
+def sitting_panel() -> Sequence[Member]:
+    """Return this process's panel; members that have started stay."""
+    return [_MEMBERS.setdefault(str(profile), Member(profile)) for profile in panel_profiles()]
+
+
+def find_dissent(question: Question, own: str) -> str | None:
+    """Return which arithmetics do not answer ``question`` as the judge's ``own`` does, and what they say; None if all agree."""
+    if type(question.source) is not JobSource:
+        return f"the job {question.source.path} cannot be given to another process"
+    said: dict[str, Opinion | None] = {}
+    with tempfile.TemporaryDirectory(prefix="tally-panel-") as place:
+        written = question.write(Path(place))
+        members = sitting_panel()
+        for member in members:
+            member.start()
+        for member in members:
+            said[str(member.profile)] = member.ask(written)
+    others = [
+        f"{name} {'does not answer' if opinion is None else f'says {opinion.answer}: {opinion.reason}'}"
+        for name, opinion in said.items()
+        if opinion is None or opinion.answer != own
+    ]
+    if not others:
+        return None
+    alike = [OWN, *(name for name, opinion in said.items() if opinion is not None and opinion.answer == own)]
+    return f"arithmetics disagree: {', '.join(alike)}: {own}; {'; '.join(others)}"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Whom the judge of one dispute asks, and about which runs; ``ledger`` is charged.
+
+    ``trainer`` and ``auditor`` are directories with the documents of both runs, ``source`` is the job's.
+    """
+
+    trainer: Path
+    auditor: Path
+    source: JobSource
+    ledger: Ledger
+
+    def find_dissent(self, kind: str, own: str, step: int, **more: Any) -> str | None:
+        """Return which arithmetics do not answer a ``Question`` as the judge's ``own`` does; None if all agree."""
+        with self.ledger.charging("judge", "panel"):
+            question = Question(kind, self.trainer, self.auditor, self.source, step, **more)
+            return find_dissent(question, own)
+
+
+def asked_of(line: bytes) -> Mapping[str, Any]:
+    """Return what ``Question.write`` wrote."""
+    return cast("Mapping[str, Any]", json.loads(line))

@@ -1,0 +1,145 @@
+"""A member of a judge's panel (``roles.panel``): reads questions line by line and answers each, until its input ends."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tallystick.commit.state import HeldState, hold
+from tallystick.errors import InvalidInput, Nondeterminism, TallyError
+from tallystick.execution.determinism import parse_profile
+from tallystick.execution.job import JobSource
+from tallystick.protocol.trace import PARTIES, DisputedPosition, Party
+from tallystick.protocol.transcript import Transcript
+from tallystick.protocol.verdict import parse_log_objection
+from tallystick.roles.auditor import Deviation, Replay, open_replay
+from tallystick.roles.judge import StepJudge, find_other_beginning
+from tallystick.roles.log_judge import rule_on_log
+from tallystick.roles.operators import find_structure
+from tallystick.roles.panel import Opinion, asked_of
+from tallystick.store.files import RunDirectory
+
+
+@dataclass
+class HandedSeat:
+    """A party as a member sees it: what the judge has handed over; what is not among that cannot be opened."""
+
+    held: dict[int, HeldState] = field(default_factory=dict[int, HeldState])
+    unopened: str | None = None
+    log: bytes | None = None
+    no_log: str | None = None
+
+    def witness_at(self, index: int, names: Sequence[str] | None = None) -> HeldState | None:
+        """Return the state after ``index`` steps, if it was handed over."""
+        del names
+        return self.held.get(index)
+
+    def find_unopened_checkpoint(self, index: int) -> str | None:
+        """Return what the judge was told about the checkpoint before the step."""
+        del index
+        return self.unopened
+
+    def frame(self, step: int) -> bytes:
+        """Return the trainer's log of the step.
+
+        Raises:
+            InvalidInput: the trainer has none.
+            Nondeterminism: the judge did not hand it over.
+        """
+        if self.log is not None:
+            return self.log
+        if self.no_log is None:
+            raise Nondeterminism(f"step {step}: the judge did not hand over the log")
+        raise InvalidInput(self.no_log)
+
+
+def answer(line: bytes, *, jitter: bool = False) -> Opinion:
+    """Return the opinion on one question.
+
+    Raises:
+        TallyError: this arithmetic cannot find out.
+    """
+    asked = asked_of(line)
+    trainer, auditor = RunDirectory(Path(asked["trainer"])), RunDirectory(Path(asked["auditor"]))
+    ours, theirs = trainer.load_transcript(), auditor.load_transcript()
+    source = JobSource(asked["job"], base64.b64decode(asked["source"]))
+    replay = open_replay(ours.specification, source, jitter=jitter)
+    if isinstance(replay, Deviation):
+        return Opinion("none", f"{replay.subject} is {replay.own}")
+    try:
+        if asked["kind"] == "beginning":
+            other = find_other_beginning(HandedSeat({0: _state(Path(asked["place"]) / "agreed")}), replay)
+            return Opinion("none" if other is None else "trainer", str(other))
+        return _answer(asked, ours, theirs, replay)
+    finally:
+        replay.session.close()
+
+
+def _answer(
+    asked: Mapping[str, Any],
+    ours: Transcript,
+    theirs: Transcript,
+    replay: Replay,
+) -> Opinion:
+    step, place = asked["step"], Path(asked["place"])
+    agreed = _state(place / "agreed") if asked["agreed"] else None
+    if asked["kind"] == "structure":
+        assert agreed is not None
+        found = find_structure(replay, agreed, ours.record(step), (place / "frame").read_bytes(), asked["at"])
+        return Opinion(found.hex(), "its own list has it")
+    frame = (place / "frame").read_bytes() if asked["frame"] else None
+    seats: dict[Party, HandedSeat] = {}
+    for party in PARTIES:
+        seat = seats[party] = HandedSeat({}, asked["unopened"].get(party), frame, asked["no_frame"])
+        if agreed is not None:
+            seat.held[step] = agreed
+        if party in asked["states"]:
+            seat.held[step + 1] = _state(place / party)
+    judge = StepJudge(ours, theirs, replay, seats)
+    if asked["kind"] == "log":
+        objection = parse_log_objection(asked["objection"].encode())
+        found = rule_on_log(
+            seats["trainer"].frame, ours, replay, objection, None if agreed is None else agreed.entries
+        )
+        return Opinion(found.ruling.loser, found.ruling.reason)
+    if asked["kind"] == "records":
+        who = judge.who_misstates(step)
+        return Opinion("none", "the records agree") if who is None else Opinion(who[0].loser, who[0].reason)
+    where = asked["position"]
+    position = DisputedPosition(
+        where["level"],
+        where["agreed"],
+        where["disputed"],
+        bytes.fromhex(where["agreed_commitment"]),
+        {party: bytes.fromhex(claim) for party, claim in where["claims"].items()},
+    )
+    ruling = judge.rule(position)
+    return Opinion(ruling.loser, ruling.reason)
+
+
+def _state(folder: Path) -> HeldState:
+    return hold(RunDirectory(folder).load_checkpoint(0).values())
+
+
+def main() -> None:
+    """Answer on what was standard output; what a job prints goes nowhere."""
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    profile = parse_profile(sys.argv[1])
+    for line in sys.stdin.buffer:
+        try:
+            opinion = answer(line, jitter=profile.jitter)
+        except TallyError as problem:
+            opinion = Opinion("none", f"it cannot find out: {problem}")
+        out.write(json.dumps({"answer": opinion.answer, "reason": opinion.reason}).encode() + b"\n")
+        out.flush()
+
+
+if __name__ == "__main__":
+    main()

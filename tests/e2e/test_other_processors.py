@@ -1,0 +1,314 @@
+"""Data and verdicts do not depend on whose processor computes them: portable draws, noise in data, the judge's panel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tallystick.execution.determinism import parse_profile
+from tallystick.execution.job import Job, JobSource, find_source
+from tallystick.numerics.policy import find_policy
+from tallystick.roles import judge as judging
+from tallystick.roles import panel
+from tallystick.roles.auditor import Replay, audit, open_replay, write_claim
+from tallystick.roles.data_noise import SHAKEN, has_floats, is_explained, shaken
+from tallystick.roles.judge import dispute
+from tallystick.roles.operators import find_structure
+from tallystick.roles.panel import Member, Opinion, Question
+from tallystick.roles.trainer import Order, record
+from tallystick.store.files import RunDirectory
+
+DRAWING = """
+import torch
+from tallystick.execution.job import Job
+
+
+def build(settings):
+    model = torch.nn.Sequential(torch.nn.Linear(12, 24), torch.nn.Tanh(), torch.nn.Linear(24, 4))
+    torch.nn.init.normal_(model[0].weight, std=0.3)
+
+    def batch(step):
+        generator = torch.Generator().manual_seed(step)
+        x = torch.randn(32, 12, generator=generator) + 0.1 * torch.randn(32, 12)
+        return x, torch.randint(0, 4, (32,), generator=generator)
+
+    def loss(net, both):
+        return torch.nn.functional.cross_entropy(net(both[0]), both[1])
+
+    return Job(model, torch.optim.SGD(model.parameters(), lr=0.2), batch, loss, steps=6)
+"""
+TURNING = """
+import math
+import torch
+from tallystick.execution.job import Job
+
+CHANGE = []
+
+
+def build(settings):
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.Tanh(), torch.nn.Flatten(), torch.nn.Linear(144, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def batch(step):
+        images = torch.randn(16, 1, 8, 8)
+        angle = 2 * math.pi * torch.rand(16)
+        turn = torch.stack([angle.cos(), -angle.sin(), angle * 0, angle.sin(), angle.cos(), angle * 0], 1)
+        grid = torch.nn.functional.affine_grid(turn.reshape(16, 2, 3), [16, 1, 8, 8], align_corners=False)
+        return torch.nn.functional.grid_sample(images, grid, align_corners=False), torch.randint(0, 3, (16,))
+
+    def loss(net, both):
+        return torch.nn.functional.cross_entropy(net(both[0]), both[1])
+
+    return Job(model, optimizer, batch, loss, steps=6)
+"""
+
+
+class ChangedSource(JobSource):
+    """A job whose data are changed, as another processor or another party would change them."""
+
+    change: Callable[[Tensor], Tensor] = staticmethod(lambda x: x)
+
+    def build(self, settings: Any, seed: int = 0) -> Job:
+        job = super().build(settings, seed)
+        own = job.batch
+        job.batch = lambda step: (self.change(own(step)[0]), own(step)[1])
+        return job
+
+
+def changed(source: JobSource, change: Callable[[Tensor], Tensor]) -> ChangedSource:
+    found = ChangedSource(source.path, source.source)
+    object.__setattr__(found, "change", change)
+    return found
+
+
+def an_ulp_up(x: Tensor) -> Tensor:
+    return torch.nextafter(x, torch.full_like(x, torch.inf))
+
+
+def other_images(x: Tensor) -> Tensor:
+    return x.roll(1, dims=0)
+
+
+def recorded(place: Path, source: JobSource) -> RunDirectory:
+    run = RunDirectory(place)
+    record(Order(source, {}, find_policy("fp32"), seed=3, checkpoint_every=3), run)
+    return run
+
+
+def source_of(place: Path, name: str, text: str) -> JobSource:
+    path = place / f"{name}.py"
+    path.write_text(text)
+    return JobSource(str(path), text.encode())
+
+
+@pytest.fixture(autouse=True)
+def one_arithmetic(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Most of these tests say themselves what the panel answers."""
+    if "real_panel" not in request.node.name:
+        monkeypatch.setattr(panel, "sitting_panel", list)
+
+
+@pytest.fixture
+def turning(tmp_path: Path) -> JobSource:
+    return source_of(tmp_path, "turning", TURNING)
+
+
+class Says(Member):
+    """A member of a panel whose answer is known."""
+
+    def __init__(self, name: str, answer: str | None) -> None:
+        super().__init__(parse_profile("native"))
+        self.answer, self.asked = answer, list[bytes]()
+
+    def start(self) -> Any:
+        """Nothing has to load."""
+
+    def ask(self, question: bytes) -> Opinion | None:
+        self.asked.append(question)
+        return None if self.answer is None else Opinion(self.answer, "its own values")
+
+
+def test_data_that_differ_by_an_ulp_are_not_reproduced_and_accuse_nobody(
+    turning: JobSource, tmp_path: Path
+) -> None:
+    run = recorded(tmp_path / "run", turning)
+    assert audit(run, turning).verdict == "match"
+    elsewhere = changed(turning, an_ulp_up)
+    report = audit(run, elsewhere)
+    assert report.verdict == "cannot_reproduce"
+    assert report.first is not None
+    assert "commit the batch's bytes" in report.first.own
+    claim = RunDirectory(tmp_path / "claim")
+    write_claim(run, elsewhere, claim)
+    for source in (turning, elsewhere):
+        result = dispute(run, claim, source, level="steps")
+        assert (result.loser, result.outcome in ("cannot_reproduce", "both_acceptable", "agreement")) == (
+            "none",
+            True,
+        )
+
+
+def test_noise_that_leads_elsewhere_is_still_noise(turning: JobSource, tmp_path: Path) -> None:
+    """Data a thousand times farther apart than the bands of the log allow for: the states differ, by what noise does."""
+    run = recorded(tmp_path / "run", turning)
+    report = audit(run, changed(turning, lambda x: x + 2.0**-14 * float(x.abs().max())))
+    assert len({each.subject for segment in report.segments for each in segment.deviations}) > 1
+    assert report.verdict == "cannot_reproduce"
+
+
+@pytest.mark.parametrize(
+    "change", [other_images, lambda x: x * 1.01], ids=["other images", "a hundredth brighter"]
+)
+def test_data_that_differ_by_more_are_other_data(
+    turning: JobSource, tmp_path: Path, change: Callable[[Tensor], Tensor]
+) -> None:
+    run = recorded(tmp_path / "run", changed(turning, change))
+    report = audit(run, turning)
+    assert report.verdict in ("mismatch", "log_violation")
+    claim = RunDirectory(tmp_path / "claim")
+    write_claim(run, turning, claim)
+    result = dispute(run, claim, turning, level="steps")
+    assert (result.loser, result.outcome) == ("trainer", "fault")
+    assert "the committed batch" in result.reason
+
+
+def test_whole_numbers_are_never_noise() -> None:
+    text = find_source("text").build({"steps": "1"})
+    assert not has_floats(text.batch(0))
+    both = torch.randn(4, 3), torch.arange(4)
+    other = shaken(both, 0)
+    assert torch.equal(other[1], both[1])
+    away = (other[0] - both[0]).abs()
+    assert float(away.max()) <= SHAKEN * float(both[0].abs().max()) * 1.01
+    assert float(away.min()) > 0.0
+    with_nan = shaken((torch.tensor([float("nan"), float("inf"), 1.0]),), 0)[0]
+    assert with_nan.isnan().tolist() == [True, False, False]
+    assert with_nan.isinf().tolist() == [False, True, False]
+
+
+def test_the_bounds_of_what_noise_explains() -> None:
+    from tallystick.commit.state import Entry
+
+    def state(value: float, count: int = 7, mark: float = 0.0) -> dict[str, Entry]:
+        values = torch.tensor([value, mark, 0.0, 0.0]).numpy().tobytes()
+        steps = torch.tensor([count]).numpy().tobytes()
+        return {"w": Entry("w", "F32", (4,), values), "n": Entry("n", "I64", (1,), steps)}
+
+    before, own, moved = state(0.0), state(1.0), state(1.0 + 2.0**-10)
+    assert is_explained(before, own, moved, own)
+    assert is_explained(before, own, moved, state(1.0 + 2.0**-7))
+    assert not is_explained(before, own, moved, state(1.0 + 2.0**-7 + 2.0**-20))
+    far = state(1.5)
+    assert is_explained(before, own, far, state(1.0 + 2.0**-4))
+    assert not is_explained(before, own, far, state(1.0 + 2.0**-4 + 2.0**-20))
+    assert not is_explained(before, own, far, state(1.0, count=8))
+    assert not is_explained(before, own, far, state(1.0, mark=float("nan")))
+    assert not is_explained(before, own, far, {"w": own["w"]})
+    assert not is_explained(before, own, own, moved)  # shaking did nothing: nor did noise
+
+
+@pytest.fixture(scope="module")
+def forged(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDirectory, RunDirectory, JobSource]:
+    """A run on other data, and the claim of the auditor who found out."""
+    place = tmp_path_factory.mktemp("forged")
+    source = source_of(place, "turning", TURNING)
+    run, claim = recorded(place / "run", changed(source, other_images)), RunDirectory(place / "claim")
+    write_claim(run, source, claim)
+    return run, claim, source
+
+
+@pytest.mark.parametrize("answer", ["none", "auditor", None])
+def test_an_arithmetic_that_disagrees_convicts_nobody(
+    forged: tuple[RunDirectory, RunDirectory, JobSource], monkeypatch: pytest.MonkeyPatch, answer: str | None
+) -> None:
+    run, claim, source = forged
+    members = [Says("one", "trainer"), Says("two", answer)]
+    monkeypatch.setattr(panel, "sitting_panel", lambda: members)
+    result = dispute(run, claim, source, level="steps")
+    assert (result.loser, result.outcome) == ("none", "not_proven")
+    assert "arithmetics disagree" in result.reason
+    assert "does not answer" in result.reason if answer is None else f"says {answer}" in result.reason
+    assert [len(each.asked) for each in members] == [1, 1]
+    members[1].answer = "trainer"
+    assert dispute(run, claim, source, level="steps").loser == "trainer"
+
+
+def test_a_ruling_on_records_and_on_the_beginning_asks_the_panel_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tallystick.testing.cheats import forge
+
+    source = source_of(tmp_path, "drawing", DRAWING)
+    run, claim = recorded(tmp_path / "run", source), RunDirectory(tmp_path / "claim")
+    forge(run, lambda each: replace(each, loss=(1.5).hex()) if each.step == 1 else each)
+    write_claim(run, source, claim)
+    asked = Says("one", "trainer")
+    monkeypatch.setattr(panel, "sitting_panel", lambda: [asked])
+    assert dispute(run, claim, source).loser == "trainer"
+    assert b'"kind": "records"' in asked.asked[0]
+    asked.answer = "none"
+    assert dispute(run, claim, source).outcome == "not_proven"
+    with monkeypatch.context() as patch:
+        patch.setattr(judging, "find_other_beginning", lambda *_: "another rate")
+        assert dispute(run, claim, source).outcome == "not_proven"
+        asked.answer = "trainer"
+        assert dispute(run, claim, source).step == 0
+
+
+def test_a_forged_digest_over_floats_accuses_nobody_and_is_no_match(tmp_path: Path) -> None:
+    """Nothing shows how far the numbers behind a digest lie apart, where all that they led to is the same."""
+    from tallystick.testing.cheats import forge
+
+    source = source_of(tmp_path, "drawing", DRAWING)
+    run, claim = recorded(tmp_path / "run", source), RunDirectory(tmp_path / "claim")
+    forge(run, lambda each: replace(each, batch="ab" * 32) if each.step == 1 else each)
+    report = audit(run, source)
+    assert report.verdict == "cannot_reproduce"
+    write_claim(run, source, claim)
+    assert dispute(run, claim, source).loser == "none"
+
+
+def test_the_real_panel_repeats_drawn_data_to_the_bit_and_convicts(
+    forged: tuple[RunDirectory, RunDirectory, JobSource], tmp_path: Path
+) -> None:
+    """Where this machine has other instructions, torch's own kernels would draw other numbers under AVX2 and SSE4.2."""
+    source = source_of(tmp_path, "drawing", DRAWING)
+    drawn = recorded(tmp_path / "run", source)
+    assert audit(drawn, source).verdict == "match"
+    state = drawn.load_held(0, drawn.load_transcript().specification.initial_state)
+    frame = drawn.load_frames(drawn.load_transcript(), 0, 1)[0]
+    question = Question("records", drawn.path, drawn.path, source, 0, agreed=state, frame=frame)
+    (tmp_path / "asked").mkdir()
+    written = question.write(tmp_path / "asked")
+    members = panel.sitting_panel()
+    assert [str(each.profile) for each in members] == [str(each) for each in panel.panel_profiles()]
+    assert [each.ask(written) for each in members] == [Opinion("none", "the records agree")] * 2
+
+    run, claim, false = forged
+    assert dispute(run, claim, false, level="steps").loser == "trainer"
+    leaf = replace(question, kind="structure")
+    dissent = panel.find_dissent(leaf, "00")
+    assert dissent is not None
+    assert "arithmetics disagree" in dissent
+    own = structure_of(drawn, source)
+    assert panel.find_dissent(leaf, own) is None
+    missing = replace(question, trainer=tmp_path / "nowhere")
+    assert panel.find_dissent(missing, "trainer") is not None  # who cannot find out convicts nobody
+
+
+def structure_of(run: RunDirectory, source: JobSource) -> str:
+    transcript = run.load_transcript()
+    replay = open_replay(transcript.specification, source)
+    assert isinstance(replay, Replay)
+    state = run.load_held(0, transcript.specification.initial_state)
+    frame = run.load_frames(transcript, 0, 1)[0]
+    try:
+        return find_structure(replay, state, transcript.record(0), frame, 0).hex()
+    finally:
+        replay.session.close()

@@ -1,0 +1,386 @@
+"""The code behind a run: what is committed, carried and compared, and what is never executed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+import tallystick
+from tallystick.errors import InvalidInput, Mismatch, Nondeterminism, OtherProgram
+from tallystick.execution.job import find_source
+from tallystick.numerics.policy import find_policy
+from tallystick.protocol.program import Program
+from tallystick.roles.auditor import AuditReport, Deviation, audit, write_claim
+from tallystick.roles.judge import dispute
+from tallystick.roles.trainer import Order, record
+from tallystick.store.files import RunDirectory
+
+STEPS, EVERY = 4, 2
+JOB = """
+import importlib
+import torch
+import helper
+from shapes.net import net
+from tallystick.execution.job import Job
+
+def build(settings):
+    model = net()
+    extra = importlib.import_module("drawn")
+
+    def batch(step):
+        import data_of_a_step
+        return data_of_a_step.draw(step) * extra.FACTOR
+
+    def after_step(step):
+        if step == 2 and "late" in settings:
+            import late
+        if step == 2 and "gone" in settings:
+            importlib.import_module("late")
+
+    return Job(model, torch.optim.SGD(model.parameters(), lr=0.125), batch,
+               lambda m, x: helper.loss(m(x)), 4, after_step=after_step)
+"""
+FILES = {
+    "work.py": JOB,
+    "helper.py": "def loss(x):\n    return x.square().mean()\n",
+    "shapes/__init__.py": "",
+    "shapes/net.py": (
+        "import torch\nfrom .sizes import WIDE\n\ndef net():\n    made = torch.nn.Linear(WIDE, 1)\n"
+        "    with torch.no_grad():\n        for p in made.parameters():\n            p.fill_(0.5)\n    return made\n"
+    ),
+    "shapes/sizes.py": "WIDE = 4\n",
+    "data_of_a_step.py": "import torch\n\ndef draw(step):\n    return torch.arange(8.0).reshape(2, 4) / (8 + step)\n",
+    "drawn.py": "FACTOR = 2.0\n",
+    "late.py": "LATE = True\n",
+    "unused.py": "raise RuntimeError('nobody imports this')\n",
+}
+COMMITTED = sorted(FILES.keys() - {"late.py", "unused.py"})
+
+
+def written(folder: Path, **changes: str | None) -> Path:
+    """The job's file, with all its modules beside it; ``changes`` by stem, None to leave one out."""
+    for name, own in FILES.items():
+        text = changes.get(Path(name).stem, own)
+        if text is not None:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+    return folder / "work.py"
+
+
+def recorded(job: Path, run: Path, **settings: str) -> RunDirectory:
+    directory = RunDirectory(run)
+    record(Order(find_source(str(job)), settings, find_policy("fp64"), checkpoint_every=EVERY), directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    folder = tmp_path_factory.mktemp("program")
+    return recorded(written(folder / "mine"), folder / "run")
+
+
+def firsts(report: AuditReport) -> list[tuple[str, str, str]]:
+    return [(d.subject, d.own, d.stated) for d in report.segments[0].deviations]
+
+
+def test_every_local_module_is_committed_and_carried(run: RunDirectory) -> None:
+    """Imported at the top, inside a function, inside a package or by a name made at run time."""
+    program = run.load_specification().job.program
+    assert program.main == "work.py"
+    assert [file.name for file in program.files] == COMMITTED
+    assert run.load_program() == {name: FILES[name].encode() for name in COMMITTED}
+    assert set(program.distributions) >= {"torch", "tallystick"}
+    assert run.load_specification().job.source_digest == program.digest()
+    written_there = [p for p in run.path.rglob("*") if p.is_file()]
+    folder = str(run.path.parent).encode()
+    assert len(written_there) > len(COMMITTED)
+    assert not [p for p in written_there if folder in p.read_bytes()]
+
+
+def test_a_run_with_modules_beside_its_job_matches(run: RunDirectory, tmp_path: Path) -> None:
+    assert audit(run, find_source(str(written(tmp_path)))).verdict == "match"
+    renamed = written(tmp_path).rename(tmp_path / "another_name.py")
+    assert audit(run, find_source(str(renamed))).verdict == "match"
+    assert audit(run, find_source(str(run.program_path / "work.py"))).verdict == "match"
+    assert not list(run.path.rglob("__pycache__"))
+
+
+def test_another_helper_is_said_first_and_blames_nobody(run: RunDirectory, tmp_path: Path) -> None:
+    stated = run.load_specification().job.program.digests()
+    changed = written(
+        tmp_path,
+        helper="raise SystemExit('never executed')\n",
+        data_of_a_step="raise SystemExit\n",
+        drawn=None,
+    )
+    source = find_source(str(changed))
+    report = audit(run, source)
+
+    assert report.verdict == "cannot_reproduce"
+    assert firsts(report)[0][0] == "program file data_of_a_step.py"
+    assert ("program file drawn.py", "absent", stated["drawn.py"]) in firsts(report)
+    assert [d[2] for d in firsts(report) if d[0] == "program file helper.py"] == [stated["helper.py"]]
+    claim = write_claim(run, source, RunDirectory(tmp_path / "claim"))
+    assert isinstance(claim, Deviation) and claim.kind == "cannot_reproduce"
+    with pytest.raises(Nondeterminism, match="cannot repeat the job: program file data_of_a_step"):
+        dispute(run, run, source)
+
+
+def test_a_module_that_the_run_does_not_state_is_not_executed(run: RunDirectory, tmp_path: Path) -> None:
+    """A copy in the run directory next to what is stated, a .pyc, or the auditor's own."""
+    here = Path(shutil.copytree(run.path, tmp_path / "run"))
+    text = FILES["helper.py"] + "import trap\n"
+    directory = RunDirectory(here)
+    restate(directory, changes={"helper.py": text})
+    (here / "program" / "helper.py").write_text(text)
+    (here / "program" / "trap.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+
+    report = audit(directory, find_source(str(here / "program" / "work.py")))
+
+    assert report.verdict == "cannot_reproduce"
+    assert "program file trap.py" in firsts(report)[0][1]
+    assert not (tmp_path / "ran").exists()
+
+
+def restate(
+    run: RunDirectory,
+    versions: Mapping[str, str] | None = None,
+    changes: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Commit to other files, or versions, in a run's specification, and let its statement fit."""
+    import hashlib
+    from dataclasses import replace
+
+    from tallystick.protocol.transcript import Transcript
+
+    transcript = run.load_transcript()
+    job = transcript.specification.job
+    files = tuple(
+        replace(f, sha256=hashlib.sha256(changes[f.name].encode()).hexdigest(), size=len(changes[f.name]))
+        if f.name in changes
+        else f
+        for f in job.program.files
+    )
+    program = Program(job.program.main, files, job.program.distributions if versions is None else versions)
+    specification = replace(
+        transcript.specification, job=replace(job, program=program, source_digest=program.digest())
+    )
+    other = Transcript(specification, transcript.records)
+    run.write_document(run.specification_path, specification.encode())
+    run.write_document(run.statement_path, other.statement().encode())
+
+
+def test_a_compiled_module_beside_the_source_is_not_executed(run: RunDirectory, tmp_path: Path) -> None:
+    """A ``.pyc`` that claims to be of helper.py as it stands holds whatever its author likes."""
+    import importlib.util
+    import py_compile
+
+    job = written(tmp_path / "job")
+    helper = tmp_path / "job" / "helper.py"
+    honest = helper.read_text()
+    helper.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n" + honest)
+    forged = py_compile.compile(
+        str(helper), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH, doraise=True
+    )
+    helper.write_text(honest)
+    assert forged == importlib.util.cache_from_source(str(helper))
+
+    assert audit(run, find_source(str(job))).verdict == "match"
+    assert not (tmp_path / "ran").exists()
+
+
+def test_another_version_of_a_distribution_is_said_first(run: RunDirectory, tmp_path: Path) -> None:
+    here = RunDirectory(Path(shutil.copytree(run.path, tmp_path / "run")))
+    own = run.load_specification().job.program.distributions
+    job = find_source(str(written(tmp_path / "job")))
+    restate(here, {**own, "torch": "1.0", "no-such-thing": "2"})
+    report = audit(here, job)
+    assert report.verdict == "cannot_reproduce"
+    assert firsts(report) == [
+        ("distribution no-such-thing", "absent", "2"),
+        ("distribution torch", own["torch"], "1.0"),
+    ]
+    restate(here, {**own, "torch": own["torch"].partition("+")[0] + "+of.another.build"})
+    assert audit(here, job).verdict == "match"
+
+
+def test_a_run_that_states_no_files_is_repeated_by_nobody(run: RunDirectory, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from tallystick.roles.auditor import open_replay
+
+    stated = run.load_specification()
+    empty = replace(stated, job=replace(stated.job, program=Program(), source_digest="00" * 32))
+    found = open_replay(empty, find_source(str(written(tmp_path))))
+    assert isinstance(found, Deviation) and (found.kind, found.stated) == ("cannot_reproduce", "no files")
+
+
+@pytest.mark.parametrize("setting", ["late", "gone"])
+def test_a_module_first_imported_after_the_first_step_is_refused_by_name(
+    setting: str, tmp_path: Path
+) -> None:
+    job = written(tmp_path / "job")
+    with pytest.raises(OtherProgram, match=r"step 2: program file late.py was loaded after"):
+        recorded(job, tmp_path / "run", **{setting: "1"})
+    assert len((tmp_path / "run" / "steps.jsonl").read_bytes().splitlines()) == 2
+
+
+def test_a_job_may_change_and_have_another_helper_in_one_process(tmp_path: Path) -> None:
+    first = recorded(written(tmp_path / "a"), tmp_path / "run_a")
+    second = recorded(written(tmp_path / "b", drawn="FACTOR = 4.0\n"), tmp_path / "run_b")
+    source = find_source(str(tmp_path / "a" / "work.py"))
+    assert audit(first, source).verdict == "match"
+    assert audit(second, source).verdict == "cannot_reproduce"
+    assert audit(second, find_source(str(tmp_path / "b" / "work.py"))).verdict == "match"
+    (tmp_path / "a" / "drawn.py").write_text("FACTOR = 4.0\n")
+    assert audit(first, source).verdict == "cannot_reproduce"
+    assert audit(second, source).verdict == "match"
+    assert "drawn" in sys.modules
+
+
+def test_resuming_with_another_helper_is_refused(tmp_path: Path) -> None:
+    job = written(tmp_path / "job")
+    recorded(job, tmp_path / "run")
+    (tmp_path / "run" / "run.json").unlink()
+    (tmp_path / "job" / "helper.py").write_text(FILES["helper.py"] + "\n")
+    order = Order(find_source(str(job)), {}, find_policy("fp64"), checkpoint_every=EVERY)
+    with pytest.raises(OtherProgram, match=r"the run's program is another one: program file helper.py is"):
+        record(order, RunDirectory(tmp_path / "run"), resume=True)
+
+
+LOOP = """
+import sys
+import torch, tallystick
+from shapes.net import net
+
+model = net()
+recorder = tallystick.Recorder(sys.argv[1], policy="fp64", steps=2, checkpoint_every=1)
+model, optimizer = recorder.prepare(
+    model, torch.optim.SGD(model.parameters(), lr=0.125), loss=lambda x: model(x).square().mean())
+for number in range(2):
+    with recorder.step(torch.ones(2, 4)) as x:
+        if number == 1 and len(sys.argv) > 2:
+            import late
+        recorder.backward(model(x).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+recorder.finish()
+"""
+
+
+def test_a_loop_of_the_users_own_commits_to_its_modules_too(tmp_path: Path) -> None:
+    written(tmp_path / "mine", work=LOOP)
+
+    def ran(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "mine/work.py", *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert ran("run").returncode == 0
+    run = RunDirectory(tmp_path / "run")
+    stated = run.load_specification().job
+    assert (stated.path, stated.program.main) == ("work.py", "work.py")
+    names = ["shapes/__init__.py", "shapes/net.py", "shapes/sizes.py", "work.py"]
+    assert list(run.load_program()) == names == [file.name for file in stated.program.files]
+    late = ran("other", "late")
+    assert late.returncode == 1 and "step 1: program file late.py was loaded after" in late.stderr
+    written(tmp_path / "changed", work=LOOP, sizes="WIDE = 2 + 2\n")
+    tallystick.Follower(run.path, program=tmp_path / "mine" / "work.py")
+    with pytest.raises(
+        OtherProgram, match=r"another one: program file shapes/sizes.py is [0-9a-f]{64}, stated is"
+    ):
+        tallystick.Follower(run.path, program=tmp_path / "changed" / "work.py")
+
+
+def test_an_import_that_is_not_there_is_an_error_without_a_traceback(tmp_path: Path) -> None:
+    job = written(tmp_path, sizes=None)
+    with pytest.raises(InvalidInput, match=r"No module named 'shapes.sizes'; its own modules lie beside"):
+        find_source(str(job)).build({})
+
+
+def spoil_link(place: Path) -> None:
+    (place / "helper.py").unlink()
+    (place / "helper.py").symlink_to(place / "drawn.py")
+
+
+def spoil_folder(place: Path) -> None:
+    (place / "shapes").rename(place.parent / "elsewhere")
+    (place / "shapes").symlink_to(place.parent / "elsewhere")
+
+
+SPOILED: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
+    "changed": (lambda p: (p / "helper.py").write_text(FILES["helper.py"].replace("mean", "sums")), Mismatch, "SHA-256 is"),
+    "longer": (lambda p: (p / "helper.py").write_text("#" * 4096), InvalidInput, "at most"),
+    "gone": (lambda p: (p / "helper.py").unlink(), InvalidInput, "not found"),
+    "a link": (spoil_link, InvalidInput, "not a regular file"),
+    "a linked folder": (spoil_folder, InvalidInput, "is a link"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", SPOILED)
+def test_carried_files_are_checked(how: str, run: RunDirectory, tmp_path: Path) -> None:
+    here = RunDirectory(Path(shutil.copytree(run.path, tmp_path / "run")))
+    spoil, error, reason = SPOILED[how]
+    spoil(here.program_path)
+    with pytest.raises(error, match=reason):
+        here.load_program()
+
+
+EDITS = {
+    "in place": "model.weight.add_(1.0)",
+    "behind autograd": "model.weight.data.add_(1.0)",
+    "only once": "model.weight.add_(float(step == 1))",
+}
+
+
+@pytest.mark.parametrize("how", EDITS)
+def test_weights_edited_in_batch_are_refused_by_name(how: str, tmp_path: Path) -> None:
+    job = tmp_path / "job.py"
+    job.write_text(EDITING.replace("EDIT", EDITS[how]))
+    with pytest.raises(Nondeterminism, match=r"step [01]: weight was changed by something other than"):
+        recorded(job, tmp_path / "run")
+
+
+EDITING = """
+import torch
+from tallystick.execution.job import Job
+
+def build(settings):
+    model = torch.nn.Linear(4, 1)
+
+    def batch(step):
+        with torch.no_grad():
+            EDIT
+        return torch.ones(2, 4)
+
+    return Job(model, torch.optim.SGD(model.parameters(), lr=0.125), batch, lambda m, x: m(x).square().mean(), 4)
+"""
+
+
+def test_an_audit_notices_weights_edited_in_batch_and_blames_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tallystick.execution.session import Session
+
+    job = tmp_path / "job.py"
+    job.write_text(EDITING.replace("EDIT", EDITS["only once"]))
+    with monkeypatch.context() as patched:
+        patched.setattr(Session, "verify_left", lambda self: None)
+        run = recorded(job, tmp_path / "run")
+    report = audit(run, find_source(str(job)))
+    assert (report.verdict, report.segments[0].first_step) == ("cannot_reproduce", 1)
+    assert "weight was changed by something other than the optimizer" in firsts(report)[-1][1]
+
+
+def test_a_job_that_changes_nothing_between_steps_may_write_what_is_there(tmp_path: Path) -> None:
+    job = tmp_path / "job.py"
+    job.write_text(EDITING.replace("EDIT", "model.weight.copy_(model.weight.clone())"))
+    run = recorded(job, tmp_path / "run")
+    assert audit(run, find_source(str(job))).verdict == "match"
+    assert json.loads((run.path / "run.json").read_bytes())["steps"] == STEPS

@@ -1,0 +1,48 @@
+"""What a policy fixes: limits of what a trainer may choose, and how far an auditor lets noise and moves go."""
+
+from __future__ import annotations
+
+import pytest
+
+from tallystick.errors import InvalidInput
+from tallystick.numerics.policy import CHOICES, POLICIES, Policy, find_policy, policy_of
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "excuse"),
+    [("fp64", 1e-3, 4.0), ("leaf", 1e-3, 4.0), ("fp32", 0.3, 2.0), ("bf16", 3.0, 1.0)],
+)
+def test_how_far_moves_and_noise_may_go_is_what_was_decided(name: str, path: float, excuse: float) -> None:
+    """docs/adr/0025 and 0026: an auditor's answer, and in no specification."""
+    policy = POLICIES[name]
+    assert (policy.most_path, policy.excuse) == (path, excuse)
+
+
+@pytest.mark.parametrize(("name", "key"), [(name, key) for name, limits in CHOICES.items() for key in limits])
+def test_a_chosen_number_may_be_at_its_limits_and_not_beyond(name: str, key: str) -> None:
+    least, greatest = CHOICES[name][key]
+    for value in (least, greatest):
+        assert getattr(find_policy(name, chosen={key: value}), key) == value
+    for value in (least - 1, greatest + 1):
+        with pytest.raises(InvalidInput, match=f"{key} is {value}, the policy allows {least} to {greatest}"):
+            find_policy(name, chosen={key: value})
+
+
+def stated(policy: Policy) -> dict[str, int | str]:
+    return {**policy.parameters(), "optimizer_arithmetic": "portable"}
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_every_number_of_a_specification_is_the_policys_own(name: str) -> None:
+    numbers = stated(POLICIES[name])
+    free = {"recalibrate_every", "optimizer_arithmetic", "b_r", "tau", *CHOICES.get(name, {})}
+    assert policy_of(name, numbers).parameters() == numbers
+    for key in numbers.keys() - free:
+        value = numbers[key]
+        for other in (value + 1, value - 1) if isinstance(value, int) else (value + "x",):
+            with pytest.raises(InvalidInput, match=f"{key} is .* in the specification"):
+                policy_of(name, {**numbers, key: other})
+        with pytest.raises(InvalidInput, match=f"{key} is None"):
+            policy_of(name, {each: numbers[each] for each in numbers if each != key})
+    with pytest.raises(InvalidInput, match="steering is 1 in the specification"):
+        policy_of(name, {**numbers, "steering": 1})

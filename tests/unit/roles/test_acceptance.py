@@ -1,0 +1,138 @@
+"""What an auditor accepts: limits just kept and just passed, noise measured when it is due, and what steps that differ leave."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tallystick.errors import InvalidInput
+from tallystick.execution.calibrate import Calibration
+from tallystick.execution.freedom import Freedom, StepFreedom
+from tallystick.numerics.log import Frame, encode_frame
+from tallystick.numerics.policy import POLICIES
+from tallystick.roles import acceptance
+from tallystick.roles.acceptance import Acceptance, Limits
+
+
+def session(step: int = 1, numbers: Mapping[str, float] | None = None) -> Any:
+    """As much of a session as is asked for: one parameter of four elements."""
+    return SimpleNamespace(
+        policy=POLICIES["fp32"],
+        step=step,
+        seed=1,
+        parameters=[("w", torch.nn.Parameter(torch.ones(4)))],
+        hyperparameters=lambda: [(0, name, value) for name, value in (numbers or {}).items()],
+        is_calibrated=lambda frame: False,
+        follow_tape=lambda frame, yardstick: yardstick,
+    )
+
+
+@pytest.mark.parametrize(("name", "most"), [("steer", math.inf), ("moves", math.inf), ("silenced", 1.0)])
+def test_a_limit_is_a_number_from_nothing_on_and_a_share_at_most_all(name: str, most: float) -> None:
+    limits: Any = Limits
+    for good in (0, 1):
+        assert getattr(limits(**{name: good}), name) == good
+    for bad in (-0.001, math.nan, *([1.001] if most == 1.0 else [])):
+        with pytest.raises(InvalidInput, match=f"--max-{name} must be a number from 0 to {most:g}"):
+            limits(**{name: bad})
+
+
+@pytest.mark.parametrize(
+    ("limits", "found", "inside", "outside"),
+    [
+        (Limits(steer=0.5), "largest_steer", 0.5, 0.501),
+        (Limits(steer=0.5), "largest_move", 0.5, 0.501),
+        (Limits(moves=7), "moved", 7, 8),
+        (Limits(moves=7), "decisions_moved", 7, 8),
+        (Limits(silenced=0.5), "silenced_parameters", 2, 3),
+        (Limits(), "path", 0.3, 0.3001),
+    ],
+)
+def test_a_limit_may_be_reached_and_not_passed(
+    limits: Limits, found: str, inside: float, outside: float
+) -> None:
+    for value, excesses in ((inside, 0), (outside, 1)):
+        freedom = Freedom()
+        setattr(freedom, found, value)
+        measured = Acceptance(limits, freedom)
+        measured.begin(session(step=0))
+        after = session()
+        with torch.no_grad():
+            after.parameters[0][1].add_(0.5)  # four elements by a half: a distance of one
+        found_now = measured.end(after)
+        assert freedom.distance == 1.0
+        assert len(found_now) == excesses, value
+
+
+def test_steps_that_differ_are_not_counted() -> None:
+    measured = Acceptance(Limits(moves=0), Freedom(moved=3))
+    measured.begin(session(step=4))
+    measured.freedom.add(StepFreedom(energy=1.0, decisions_moved=9, decisions_far=9))
+    measured.discard()
+    assert (measured.freedom.moved, measured.freedom.decisions_moved, measured.freedom.sites) == (3, 0, {})
+
+
+def test_noise_is_measured_at_the_beginning_and_as_often_as_the_policy_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever the trainer's own interval is, which is the trainer's to choose."""
+    asked: list[tuple[int, int]] = []
+
+    def calibrate(at: Any, backward: object, *, repeats: int, seed: int, for_audit: bool) -> Calibration:
+        assert for_audit
+        asked.append((at.step, repeats))
+        return Calibration()
+
+    monkeypatch.setattr(acceptance, "calibrate", calibrate)
+    measured, frame = Acceptance(Limits(), Freedom()), encode_frame(Frame())
+    every = POLICIES["fp32"].recalibrate_every
+    for step in (3, 4, 3 + every - 1, 3 + every, 3 + every + 1):
+        measured.follow(session(step=step), frame, lambda tape: None)
+    assert asked == [(3, 4), (3 + every, 3)]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "factor"),
+    [
+        ({}, 1.0),
+        ({"momentum": 0.6}, 2.0),  # sqrt(1.6 / 0.4)
+        ({"betas.0": 0.6, "momentum": 0.0}, 2.0),
+        ({"momentum": 1.0}, 1.0),  # no decay of an average
+    ],
+)
+def test_momentum_carries_a_push_farther_than_the_update_it_is_part_of(
+    numbers: dict[str, float], factor: float
+) -> None:
+    measured, before = Acceptance(Limits(), Freedom()), session(0, numbers)
+    measured.begin(before)
+    after = session(1, numbers)
+    with torch.no_grad():
+        after.parameters[0][1].add_(1.0)  # four elements by one: a distance of two
+    tape: Any = SimpleNamespace(freedom=StepFreedom(energy=4.0, shifted=1.0), excesses=[])
+    measured.count(after, tape)
+    assert measured.freedom.path == pytest.approx(0.5 * 2.0 * factor)
+
+
+def test_decisions_that_make_a_gradient_out_of_none_bend_it_without_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from contextlib import nullcontext
+
+    p = torch.nn.Parameter(torch.ones(4))
+    made: Any = SimpleNamespace(parameters=[("w", p)], table=None, interlude=nullcontext, all_buffers=list)
+    tape: Any = SimpleNamespace(policy=None, frame=None, base=None, rank=0, sites=None)
+    monkeypatch.setattr(acceptance, "_OwnBranches", lambda *given, **more: None)
+    for bent, plain, size in (
+        ([3.0, 0, 0, 4.0], [0.0] * 4, math.inf),
+        ([0.0] * 4, [0.0] * 4, 0.0),
+        ([3.0, 0, 0, 0], [0.0, 0, 0, 4.0], 1.25),
+    ):
+        p.grad = torch.tensor(bent)
+        own = torch.tensor(plain)
+        monkeypatch.setattr(acceptance, "gradients_under", lambda *given, own=own: ([own], {}, 0.0))
+        assert acceptance._bent(made, tape, lambda tape: None) == size
