@@ -486,7 +486,7 @@ def test_an_audit_of_an_edited_job_cannot_reproduce_and_does_not_accuse(honest: 
 
     assert report.verdict == "cannot_reproduce", report.first
     assert report.first is not None
-    assert report.first.subject == "job source"
+    assert report.first.subject == "program file tallystick/jobs/digits.py"
 
 
 def test_only_committed_checkpoints_bound_a_segment(honest: RunDirectory) -> None:
