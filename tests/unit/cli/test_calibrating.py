@@ -203,7 +203,7 @@ def test_a_site_too_noisy_for_the_policy_is_named_with_exit_3(tally, tmp_path: P
     assert answer.code == 3
     assert json.loads(answer.out)["kind"] == "Nondeterminism"
     assert re.search(
-        r"loss loss: its noise is 2\*\*-?\d+ of its scale, policy fp32 allows 2\*\*-5", answer.err
+        r"tally: loss: its noise is 2\*\*-?\d+ of its scale, policy fp32 allows 2\*\*-5", answer.err
     )
 
 
