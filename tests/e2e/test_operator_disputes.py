@@ -24,7 +24,7 @@ from tallystick.protocol.rulings import Accusation, rule_on_operator
 from tallystick.protocol.step_rules import StepFacts
 from tallystick.roles.auditor import Replay, open_replay, write_claim
 from tallystick.roles.judge import dispute
-from tallystick.roles.operators import TrainerSide, defend, end_root, examine, nodes_of
+from tallystick.roles.operators import Examination, TrainerSide, defend, end_root, nodes_of, own_step
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
 from tallystick.testing.cheats import CHEATS, forge
@@ -112,9 +112,12 @@ class HonestStep:
         )  # fmt: skip
         return finding.fault, finding.reason
 
+    def examination(self, side: TrainerSide) -> Examination:
+        own = own_step(self.auditor, self.agreed, self.frame, self.record, chunk=self.chunk)
+        return Examination(own, side.trace.operators, self.agreed)
+
     def objection(self, side: TrainerSide) -> Objection | None:
-        seen = examine(self.auditor, self.agreed, self.frame, self.record, side)
-        return seen.objection(self.facts)
+        return self.examination(side).objection(self.facts, side.show)
 
 
 @pytest.fixture(
@@ -157,9 +160,9 @@ def test_no_accusation_of_an_honest_operator_holds_even_under_other_arithmetic(h
 
 
 def test_an_honest_auditor_objects_to_no_honest_list_and_its_own_bits_do_differ(honest: HonestStep) -> None:
-    seen = examine(honest.auditor, honest.agreed, honest.frame, honest.record, honest.side)
+    seen = honest.examination(honest.side)
 
-    assert seen.objection(honest.facts) is None
+    assert seen.objection(honest.facts, honest.side.show) is None
     assert len(seen.suspects) > 20  # the control: operator by operator the two machines are not bit-equal
 
 

@@ -298,7 +298,8 @@ def test_the_real_panel_repeats_drawn_data_to_the_bit_and_convicts(
     drawn = recorded(tmp_path / "run", source)
     assert audit(drawn, source).verdict == "match"
     state = drawn.load_held(0, drawn.load_transcript().specification.initial_state)
-    question = Question("records", drawn.path, drawn.path, source, 0, agreed=state)
+    frame = drawn.load_frames(drawn.load_transcript(), 0, 1)[0]
+    question = Question("records", drawn.path, drawn.path, source, 0, agreed=state, frame=frame)
     (tmp_path / "asked").mkdir()
     written = question.write(tmp_path / "asked")
     members = panel.sitting_panel()

@@ -26,7 +26,6 @@ from tallystick.protocol.operator_game import (
     play_move,
 )
 from tallystick.protocol.operators import verify_opened_leaf
-from tallystick.protocol.strategy import next_moves
 from tallystick.protocol.trace import PARTIES, Party
 from tallystick.testing.letter_operators import (
     BASE,
@@ -42,7 +41,7 @@ from tallystick.testing.letter_operators import (
     list_of,
     play_letters,
 )
-from tallystick.testing.letters import LettersTrace, open_letters, wrong_from
+from tallystick.testing.letters import LettersTrace, next_moves, open_letters, wrong_from
 
 ROOT = bytes(range(32))
 
@@ -277,7 +276,7 @@ def refused(game: OperatorGame, party: Party | None, move: Move) -> str:
 
 
 def test_moves_out_of_turn_are_refused_and_change_nothing() -> None:
-    game = open_operator_game(BASE, timeout_s=60)
+    game = open_operator_game(BASE)
 
     assert "must come from the trainer" in refused(game, "auditor", Committed(3, ROOT))
     assert "the game awaits commit" in refused(game, "auditor", Declined())

@@ -155,7 +155,7 @@ def test_a_silent_party_forfeits(liar: Party) -> None:
     match = dispute(levels_of(100, 10), liar, wrong_from(100, 42), actor=Silent)
 
     assert match.game.outcome is not None
-    assert match.game.outcome.reason == f"no answer: {liar} owed a claim at checkpoints 50 by 60"
+    assert match.game.outcome.reason == f"no answer: {liar} owed a claim at checkpoints 50 by the deadline"
 
 
 @pytest.mark.parametrize("liar", PARTIES)

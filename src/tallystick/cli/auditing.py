@@ -51,6 +51,7 @@ DISPUTE_CODES: Mapping[str, int] = {
     "agreement": 0,
     "both_acceptable": 0,
     "fault": 1,
+    "forfeit": 1,
     "not_proven": 3,
     "cannot_reproduce": 3,
 }

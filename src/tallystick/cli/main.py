@@ -25,6 +25,7 @@ from tallystick.cli import (
     calibrating,
     chips,
     conforming,
+    disputing,
     inspection,
     keys,
     logs,
@@ -36,7 +37,7 @@ from tallystick.cli import (
     signing,
     simulating,
 )
-from tallystick.cli.auditing import audit, dispute
+from tallystick.cli.auditing import audit
 from tallystick.cli.comparing import diff
 from tallystick.cli.demo import demo
 from tallystick.cli.inspecting import prove, show, verify
@@ -73,7 +74,7 @@ def start(
     return None
 
 
-for command in (record, audit, show, verify, prove, dispute, diff, report, demo):
+for command in (record, audit, show, verify, prove, diff, report, demo):
     app.command()(command)
 if importlib.util.find_spec("tallystick.cli.bench") is not None:
     app.add_typer(importlib.import_module("tallystick.cli.bench").app, name="bench")
@@ -84,6 +85,7 @@ inspection.register(app)
 calibrating.register(app)
 keys.register(app)
 conforming.register(app)
+disputing.register(app)
 chips.register(app)
 monitoring.register(app)
 neutral.register(app)

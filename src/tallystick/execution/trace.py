@@ -71,7 +71,7 @@ Array = np.ndarray
 
 
 @dataclass
-class _Value:
+class Value:
     """One result: where it stands in the list, and its elements as they lie in memory, as long as they are kept."""
 
     source: tuple[int, int]
@@ -103,7 +103,7 @@ class StepTrace:
     """
 
     operators: list[Operator]
-    values: dict[tuple[int, int], _Value]
+    values: dict[tuple[int, int], Value]
     chunk: int
     incomplete: str | None
     outcome: StepOutcome | None = None
@@ -166,7 +166,7 @@ class StepTracer(TorchDispatchMode):
         super().__init__()
         self.trace = StepTrace([], {}, chunk, None)
         self.keep, self.hashed, self.watch = keep, hashed, watch
-        self._current: dict[int, tuple[StorageWeakRef, _Value]] = {}
+        self._current: dict[int, tuple[StorageWeakRef, Value]] = {}
         self._pool = ThreadPoolExecutor(max(1, min(4, os.cpu_count() or 1)))
         self._phase, self._micro_batch = "forward", 0
         self._modules: list[str] = []
@@ -242,7 +242,7 @@ class StepTracer(TorchDispatchMode):
             found.append(tensor)
         return found + written
 
-    def _find(self, tensor: Tensor) -> _Value | None:
+    def _find(self, tensor: Tensor) -> Value | None:
         held = self._current.get(storage_key(tensor))
         return None if held is None or held[0].expired() else held[1]
 
@@ -263,7 +263,7 @@ class StepTracer(TorchDispatchMode):
             found.append(Input(value.source, dtype, view))
         return found
 
-    def _constant(self, tensor: Tensor) -> _Value | None:
+    def _constant(self, tensor: Tensor) -> Value | None:
         """Write a small tensor that no operator made into the list; None for memory not yet filled."""
         if storage_key(tensor) in self._unfilled:
             return None
@@ -332,7 +332,7 @@ class StepTracer(TorchDispatchMode):
         if dtype is None or tensor.device.type != "cpu":
             self.give_up(f"a tensor of {tensor.dtype} on {tensor.device} has no digest here")
             dtype = "U8"
-        value = _Value(source, dtype, flat.numel(), None)
+        value = Value(source, dtype, flat.numel(), None)
         if self.keep:
             value.data = flat
             self.trace.values[source] = value
@@ -439,7 +439,7 @@ class StepTracer(TorchDispatchMode):
                 lazily=lazily,
             )
             if narrow is not p.data:
-                value = self.trace.values.get((at, 0)) or _Value((at, 0), "F32", narrow.numel(), None)
+                value = self.trace.values.get((at, 0)) or Value((at, 0), "F32", narrow.numel(), None)
                 storage = p.data.untyped_storage()
                 self._current[storage_key(p.data)] = (StorageWeakRef(storage), value)
             entries = [f"model/{name}", *(f"optimizer/{name}/{key}" for key in keys if key in held)]
@@ -466,7 +466,7 @@ class StepTracer(TorchDispatchMode):
                 root = digest_of(
                     entry.dtype, data.size, memoryview(entry.data).cast("B"), self.trace.chunk
                 ).root
-            value = _Value((at, 0), entry.dtype, data.size, data)
+            value = Value((at, 0), entry.dtype, data.size, data)
             self.trace.values[(at, 0)] = value
             storage = tensor.untyped_storage()
             self._current[storage_key(tensor)] = (StorageWeakRef(storage), value)

@@ -56,7 +56,7 @@ from tallystick.protocol.trace import PARTIES, DisputedPosition, Party
 
 DISPUTE_FORMAT = "tallystick/dispute/1"
 DISPUTE_LIMIT = 1 << 27  # bytes of JSON
-MOST_MOVES = 256  # two claims for each of 24 rounds, seven more, and a tick before each are 112
+MOST_MOVES = 256  # two claims for each of 24 rounds and seven more are 55
 LONGEST_SIGNATURE = 128  # bytes; ECDSA on P-384 in DER has 104 at most
 HANDED_TAG = "tallystick/handed/1"
 GRIDS_ENTRY = "document/grids"
@@ -94,15 +94,24 @@ class StepsGame:
         Raises:
             ProtocolViolation: a claim breaks a rule, or the game does not end.
         """
+        game = self.play()
+        if game.position is None:
+            raise ProtocolViolation("the claims do not lead to one step")
+        return game.position
+
+    def play(self) -> Game:
+        """Return the game after these claims.
+
+        Raises:
+            ProtocolViolation: a claim breaks a rule.
+        """
         levels = [Level("checkpoints", self.checkpoints), Level("steps", range(self.checkpoints[-1] + 1))]
         game: Game = open_game(
             levels, agreed=self.agreed, trainer=self.ends["trainer"], auditor=self.ends["auditor"]
         )
         for claim in self.claims:
             game = apply(game, claim)
-        if game.position is None:
-            raise ProtocolViolation("the claims do not lead to one step")
-        return game.position
+        return game
 
 
 @dataclass(frozen=True)
@@ -472,7 +481,7 @@ def parse_dispute(data: bytes) -> DisputeRecord:
         frame=bytes_of(fields.text("frame"), "frame"),
         grids=tuple(_parse_state(item) for item in fields.items("grids")),
         moves=moves,
-        opening=_parse_opening(fields.value("opening"), moves),
+        opening=parse_opening(fields.value("opening"), moves),
         loser=party_in(ruling.text("loser")),
         reason=ruling.text("reason"),
         auditor_run=hash_in(fields.text("auditor_run"), "auditor_run"),
@@ -546,7 +555,12 @@ def _parse_piece(value: object) -> OpenedChunk:
     return OpenedChunk(fields.integer("index"), bytes_of(fields.text("data"), "data"), fields.hashes("path"))
 
 
-def _parse_opening(value: object, moves: Sequence[Move]) -> Opening:
+def parse_opening(value: object, moves: Sequence[Move]) -> Opening:
+    """Return the opening that ``opening_fields`` writes; leaf, partial sums and nodes stand in the trainer's move.
+
+    Raises:
+        InvalidInput: it is malformed.
+    """
     fields = Fields(value, what="dispute: opening", names=("pieces", "sources", "state", "stored"))
     opened = next((move for move in moves if isinstance(move, Opened)), None)
     leaf = OpenedLeaf(0, None, ()) if opened is None else opened.leaf

@@ -5,13 +5,13 @@ on and the first they are known to differ on; the answer halves the interval. n 
 at most ceil(log2 n) rounds. Levels nest: checkpoints first, then the steps between two
 checkpoints.
 
-    game = open_game([Level("steps", range(101))], agreed=a, trainer=t, auditor=u, timeout_s=3600, now=0)
+    game = open_game([Level("steps", range(101))], agreed=a, trainer=t, auditor=u)
     game = apply(game, Claim("trainer", 50, commitment))
     game.position            # None, or where the judge must look
     game.outcome             # None, or who lost and why
 
-The state is a value, and a move makes another one. There is no clock: whoever referees applies
-``Tick(now)`` before each move, so the log of moves alone reproduces the game. What a party sends
+The state is a value, and a move makes another one. There is no clock: whoever referees holds it, and applies
+``Silence`` when a deadline has passed, so the log of moves alone reproduces the game. What a party sends
 goes through ``receive``; that it was this party who sent it is for the referee to check.
 
 If a dishonest party agrees again later, several positions qualify; any one decides.
@@ -76,13 +76,13 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Tick:
-    """The referee states the time, in seconds of any clock that does not run backwards."""
+class Silence:
+    """The referee states that whoever owes an answer has let the deadline pass; ``by`` says in words when that was."""
 
-    now: int
+    by: str
 
 
-Move = Claim | Tick | Ruling
+Move = Claim | Silence | Ruling
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,7 @@ class Game:
         pending: claims of the running round, one at most for each party.
         stated: everything that was stated, the opening included.
         rounds, round_limit: finished rounds of this level, and the most it can take.
-        log: accepted moves of the whole game; of consecutive ticks only the last.
-        timeout_s: time for an answer, or None for no deadline.
-        now, round_opened_at: the referee's clock.
+        log: accepted moves of the whole game.
         outcome: None while nobody has lost.
     """
 
@@ -122,9 +120,6 @@ class Game:
     rounds: int
     round_limit: int
     log: tuple[Move, ...]
-    timeout_s: int | None
-    now: int
-    round_opened_at: int
     outcome: Outcome | None
 
     @property
@@ -153,13 +148,6 @@ class Game:
         claims: dict[Party, bytes] = {"trainer": self.trainer_claim, "auditor": self.auditor_claim}
         return DisputedPosition(self.level.name, self.agreed, self.disputed, self.agreed_commitment, claims)
 
-    @property
-    def deadline(self) -> int | None:
-        """The last moment at which an answer to this round is in time, or None."""
-        return (
-            None if self.timeout_s is None or self.midpoint is None else self.round_opened_at + self.timeout_s
-        )
-
 
 def open_game(
     levels: Sequence[Level],
@@ -167,8 +155,6 @@ def open_game(
     agreed: bytes,
     trainer: bytes,
     auditor: bytes,
-    timeout_s: int | None = None,
-    now: int = 0,
 ) -> Game:
     """Return a game between parties who agree at the first of the positions and differ at the last.
 
@@ -211,9 +197,6 @@ def open_game(
         rounds=0,
         round_limit=0,
         log=(),
-        timeout_s=timeout_s,
-        now=now,
-        round_opened_at=now,
         outcome=None,
     )
     return _enter_level(game, 0)
@@ -223,13 +206,13 @@ def apply(game: Game, move: Move) -> Game:
     """Return the game after ``move``.
 
     A claim that contradicts what its party stated at the same position loses the game at once.
-    A tick past the deadline makes whoever still owes an answer lose.
+    Silence makes whoever still owes an answer lose.
 
     Raises:
         ProtocolViolation: the move breaks a rule; the game stays as it was. All broken rules are named.
     """
-    if isinstance(move, Tick):
-        return _apply_tick(game, move)
+    if isinstance(move, Silence):
+        return _apply_silence(game, move)
     if isinstance(move, Ruling):
         return _apply_ruling(game, move)
     _refuse_if_broken(WELL_FORMED_CLAIM_RULES, game, move)
@@ -337,7 +320,6 @@ def _answered(game: Game, claim: Claim) -> Game:
         stated=stated,
         log=log,
         rounds=game.rounds + 1,
-        round_opened_at=game.now,
     )
     narrowed = game.level.midpoint(game.agreed, game.disputed) is None
     return _enter_level(game, game.depth + 1) if narrowed and game.depth + 1 < len(game.levels) else game
@@ -352,20 +334,15 @@ def _enter_level(game: Game, depth: int) -> Game:
     return replace(game, depth=depth, rounds=0, round_limit=limit)
 
 
-def _apply_tick(game: Game, tick: Tick) -> Game:
-    if tick.now < game.now:
-        raise ProtocolViolation(
-            f"time must not run backwards (the tick is at {tick.now}, the game at {game.now})"
-        )
-    log = game.log[:-1] if game.log and isinstance(game.log[-1], Tick) else game.log
-    ticked = replace(game, now=tick.now, log=(*log, tick))
-    if game.deadline is None or tick.now <= game.deadline:
-        return ticked
+def _apply_silence(game: Game, silence: Silence) -> Game:
     late = game.awaited
+    if not late:
+        raise ProtocolViolation("silence must be that of a party who owes an answer (nobody does)")
     loser: Loser = late[0] if len(late) == 1 else "both"
-    owed = f"a claim at {game.level.name} {game.midpoint} by {game.deadline}"
-    reason = f"no answer: {' and '.join(late)} owed {owed}"
-    return replace(ticked, outcome=Outcome(loser, reason))
+    reason = (
+        f"no answer: {' and '.join(late)} owed a claim at {game.level.name} {game.midpoint} by {silence.by}"
+    )
+    return replace(game, log=(*game.log, silence), outcome=Outcome(loser, reason))
 
 
 def _apply_ruling(game: Game, ruling: Ruling) -> Game:

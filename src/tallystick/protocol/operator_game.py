@@ -20,7 +20,7 @@ from typing import Literal
 
 from tallystick.commit.merkle import EMPTY_ROOT
 from tallystick.errors import InvalidInput, Mismatch, ProtocolViolation
-from tallystick.protocol.game import Claim, Game, Level, Outcome, Tick, apply, open_game
+from tallystick.protocol.game import Claim, Game, Level, Outcome, Silence, apply, open_game
 from tallystick.protocol.operators import (
     MOST_LEAVES,
     Objection,
@@ -87,7 +87,7 @@ class Handed:
     digest: bytes
 
 
-Move = Committed | Answered | Declined | Claim | Revealed | Opened | Pointed | Handed | Tick | Ruling
+Move = Committed | Answered | Declined | Claim | Revealed | Opened | Pointed | Handed | Silence | Ruling
 SENDER: Mapping[type, Party] = {
     Committed: "trainer", Answered: "auditor", Declined: "auditor", Revealed: "auditor", Opened: "trainer",
     Pointed: "auditor", Handed: "trainer",
@@ -107,14 +107,11 @@ class OperatorGame:
         stage: what is owed next.
         bisection: the game of ``protocol.game``, once both have committed.
         committed, answered, objection, opened, block: what was said so far.
-        log: accepted moves; of consecutive ticks only the last.
+        log: accepted moves.
         outcome: None while nobody has lost; with ``step`` as stage, the whole step is judged instead.
     """
 
     base: bytes
-    timeout_s: int | None
-    now: int
-    since: int
     stage: Stage = "commit"
     bisection: Game | None = None
     committed: Committed | None = None
@@ -147,13 +144,13 @@ class OperatorGame:
         return self.bisection.position.agreed
 
 
-def open_operator_game(base: bytes, *, timeout_s: int | None = None, now: int = 0) -> OperatorGame:
+def open_operator_game(base: bytes) -> OperatorGame:
     """Return the game over the operators of one step; ``base`` is what ``operators.base_of`` gives."""
-    return OperatorGame(base, timeout_s, now, now)
+    return OperatorGame(base)
 
 
 def play_move(game: OperatorGame, sender: Party | None, move: Move) -> OperatorGame:
-    """Return the game after a move that ``sender`` sent; ticks and rulings come from the referee, who is None.
+    """Return the game after a move that ``sender`` sent; silence and rulings come from the referee, who is None.
 
     Raises:
         ProtocolViolation: the move breaks a rule; the game stays as it was.
@@ -162,10 +159,10 @@ def play_move(game: OperatorGame, sender: Party | None, move: Move) -> OperatorG
         raise ProtocolViolation(
             f"the game is over: {game.outcome.reason if game.outcome else 'it goes to the step'}"
         )
-    if isinstance(move, (Tick, Ruling)):
+    if isinstance(move, (Silence, Ruling)):
         if sender is not None:
             raise ProtocolViolation(f"{sender} must not send a {type(move).__name__.lower()}")
-        return _ticked(game, move) if isinstance(move, Tick) else _ruled(game, move)
+        return _silent(game, move) if isinstance(move, Silence) else _ruled(game, move)
     if isinstance(move, Claim):
         return _claimed(game, sender, move)
     if sender is None or sender != SENDER[type(move)]:
@@ -189,7 +186,7 @@ def _same_move(game: OperatorGame, move: Move) -> Move | None:
 
 
 def _advanced(game: OperatorGame, move: Move) -> OperatorGame:
-    at = replace(game, log=(*game.log, move), since=game.now)
+    at = replace(game, log=(*game.log, move))
     if isinstance(move, Committed):
         _check_list(move.count, move.root, 0)
         return replace(at, committed=move, stage="answer")
@@ -235,8 +232,7 @@ def _bisecting(game: OperatorGame) -> OperatorGame:
         raise ProtocolViolation("the answer is the trainer's own list: there is no objection in it")
     start = prefix_commitment(game.base, 0, EMPTY_ROOT)
     bisection = open_game(
-        [Level(OPERATORS, range(last + 1))], agreed=start, trainer=ends[0], auditor=ends[1],
-        timeout_s=game.timeout_s, now=game.now,
+        [Level(OPERATORS, range(last + 1))], agreed=start, trainer=ends[0], auditor=ends[1]
     )  # fmt: skip
     return _after_round(replace(game, bisection=bisection, stage="bisect"))
 
@@ -246,7 +242,7 @@ def _after_round(game: OperatorGame) -> OperatorGame:
     assert bisection is not None
     if bisection.outcome is not None:
         return replace(game, outcome=bisection.outcome, stage="over")
-    return replace(game, stage="reveal", since=game.now) if bisection.position is not None else game
+    return replace(game, stage="reveal") if bisection.position is not None else game
 
 
 def _claimed(game: OperatorGame, sender: Party | None, claim: Claim) -> OperatorGame:
@@ -316,19 +312,15 @@ def _lost(game: OperatorGame, move: Move | None, loser: Party, reason: str) -> O
     return replace(game, log=log, outcome=Outcome(loser, reason), stage="over")
 
 
-def _ticked(game: OperatorGame, tick: Tick) -> OperatorGame:
-    if tick.now < game.now:
-        raise ProtocolViolation(
-            f"time must not run backwards (the tick is at {tick.now}, the game at {game.now})"
-        )
-    log = game.log[:-1] if game.log and isinstance(game.log[-1], Tick) else game.log
-    game = replace(game, now=tick.now, log=(*log, tick))
+def _silent(game: OperatorGame, silence: Silence) -> OperatorGame:
     if game.stage == "bisect" and game.bisection is not None:
-        return _after_round(replace(game, bisection=apply(game.bisection, tick)))
-    if game.timeout_s is None or not game.awaited or tick.now <= game.since + game.timeout_s:
-        return game
+        return _after_round(replace(game, bisection=apply(game.bisection, silence), log=(*game.log, silence)))
+    if not game.awaited:
+        raise ProtocolViolation(
+            f"silence must be that of a party who owes a move (the game awaits {game.stage})"
+        )
     late = game.awaited[0]
-    return _lost(game, None, late, f"no answer: {late} owed {game.stage} by {game.since + game.timeout_s}")
+    return _lost(game, silence, late, f"no answer: {late} owed {game.stage} by {silence.by}")
 
 
 def _ruled(game: OperatorGame, ruling: Ruling) -> OperatorGame:

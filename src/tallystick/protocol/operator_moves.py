@@ -10,7 +10,7 @@ from typing import cast
 
 from tallystick.commit.encoding import HASH_BYTES, Fields, hex_float, parse_hex, parse_hex_float
 from tallystick.errors import InvalidInput
-from tallystick.protocol.game import Claim, Tick
+from tallystick.protocol.game import Claim
 from tallystick.protocol.operator_game import (
     SENDER,
     Answered,
@@ -101,7 +101,7 @@ def move_fields(move: Move) -> list[object]:
     """Return the move as JSON.
 
     Raises:
-        InvalidInput: a ruling, which no party makes.
+        InvalidInput: a ruling or silence, which no party makes.
     """
     if isinstance(move, Committed):
         return ["committed", move.count, move.root.hex()]
@@ -120,8 +120,6 @@ def move_fields(move: Move) -> list[object]:
         return ["pointed", move.block]
     if isinstance(move, Handed):
         return ["handed", move.digest.hex()]
-    if isinstance(move, Tick):
-        return ["tick", move.now]
     raise InvalidInput(f"dispute: a {type(move).__name__} has no place in a record")
 
 
@@ -151,8 +149,6 @@ def parse_move(value: object) -> Move:
             return Pointed(whole_in(block, "a block"))
         case ["handed", named]:
             return Handed(hash_in(named, "a digest"))
-        case ["tick", now]:
-            return Tick(whole_in(now, "a tick"))
         case _:
             raise InvalidInput("dispute: a move is of no known kind")
 
@@ -165,5 +161,5 @@ def _parse_partial(value: object) -> tuple[float, float]:
 
 
 def sender_of(move: Move) -> Party | None:
-    """Return which party makes such a move; None for the clock and the judge."""
+    """Return which party makes such a move; None for the referee and the judge."""
     return move.party if isinstance(move, Claim) else SENDER.get(type(move))

@@ -141,7 +141,7 @@ class History:
         return MoveClaim(self.terms, party, str(fields[0]), answers, digest(MOVE_TAG, canonical_json(fields)))
 
     def add(self, move: Move) -> None:
-        """Take in a move that was made; ticks and rulings are nobody's and leave no trace."""
+        """Take in a move that was made; silence and rulings are nobody's and leave no trace."""
         if (party := sender_of(move)) is not None:
             self._asked.setdefault((party, *_question_of(move)), self._digest)
             self._digest = digest(HISTORY_TAG, self._digest, canonical_json(move_fields(move)))

@@ -1,4 +1,4 @@
-"""The ports of a dispute: what the game needs from a computation, and from a judge.
+"""The port of a dispute: what the game needs from a computation.
 
 A trace is a computation cut into positions. A replay on torch is one, letters of the alphabet
 are another; the game cannot tell them apart.
@@ -59,15 +59,3 @@ class Ruling:
 
     loser: Loser
     reason: str
-
-
-class Judge(Protocol):
-    """Who repeats the one disputed piece of the computation."""
-
-    def rule(self, position: DisputedPosition, witnesses: Mapping[Party, object]) -> Ruling:
-        """Return who is at fault.
-
-        ``witnesses`` holds each party's ``witness_at(position.agreed)``. Either will do if it
-        opens ``position.agreed_commitment``; the judge must not use one that does not.
-        """
-        ...

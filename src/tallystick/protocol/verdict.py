@@ -23,6 +23,7 @@ from tallystick.protocol.trace import PARTIES, Party
 
 VERDICT_FORMAT = "tallystick/dispute-verdict/1"
 VERDICT_LIMIT = 1 << 24  # bytes of JSON
+FORFEIT = "forfeit"
 OBJECTION_FORMAT = "tallystick/log-objection/1"
 OBJECTION_LIMIT = 1 << 14
 LONGEST_TEXT = 1 << 10  # of a site's name and of a rule
@@ -174,6 +175,8 @@ def verify_verdict(
         Mismatch: a proof leads elsewhere, the moves do not follow from what the parties published, or they do not lead to
             the step that is ruled on.
     """
+    if verdict.outcome == FORFEIT:
+        return _verify_forfeit(verdict, trainer, auditor, specification)
     if verdict.step is None:
         return _verify_agreement(verdict)
     for name, pair in (("ends", verdict.ends), ("records", verdict.records)):
@@ -218,6 +221,20 @@ def verify_verdict(
     return f"the records of step {verdict.step} differ"
 
 
+def _verify_forfeit(
+    verdict: Verdict, trainer: RunStatement, auditor: RunStatement, specification: Specification
+) -> str:
+    """The game was not played to its end: what was claimed keeps the rules, and who was silent is the referee's word."""
+    if verdict.step is not None or verdict.records is not None or verdict.objection is not None:
+        raise Mismatch("verdict: somebody forfeited, and it holds what a ruling on a step would rest on")
+    if verdict.loser not in (*PARTIES, "none"):
+        raise Mismatch(f"verdict: {verdict.loser[:40]!a} is said to have forfeited")
+    if verdict.ends is not None:
+        _verify_pair(verdict.ends, trainer, auditor, "ends", specification.world_size)
+    _reached(verdict, specification, is_over=False)
+    return "somebody did not answer in time or contradicted itself, on the referee's word"
+
+
 def _verify_agreement(verdict: Verdict) -> str:
     if verdict.ends is not None or verdict.records is not None or verdict.objection is not None:
         raise Mismatch("verdict: names no step, and holds what one would rest on")
@@ -243,8 +260,8 @@ def record_claims(record: StepRecord) -> tuple[object, ...]:
     )
 
 
-def _reached(verdict: Verdict, specification: Specification) -> int | None:
-    """Return the step that the moves lead to, None if no game was played."""
+def _reached(verdict: Verdict, specification: Specification, *, is_over: bool = True) -> int | None:
+    """Return the step that the moves lead to, None if no game was played, or if it is not over."""
     if verdict.ends is None:
         if verdict.moves:
             raise Mismatch("verdict: holds moves, and not what the game began with")
@@ -265,7 +282,10 @@ def _reached(verdict: Verdict, specification: Specification) -> int | None:
     )
     game = StepsGame(checkpoints, bytes.fromhex(specification.initial_state), ends, claims)
     try:
-        return game.replay().agreed
+        if is_over:
+            return game.replay().agreed
+        position = game.play().position
+        return None if position is None else position.agreed
     except ProtocolViolation as problem:
         raise Mismatch(f"verdict: {problem}") from None
 

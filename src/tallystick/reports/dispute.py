@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 
-from tallystick.protocol.trace import PARTIES
+from tallystick.protocol.trace import PARTIES, Party
 from tallystick.reports.layout import BAD, UNSURE, Row, counted, page
 
 if TYPE_CHECKING:
@@ -51,6 +52,11 @@ class DisputePage:
         result = self.result
         where = "" if result.step is None else f" at step {result.step}"
         headline = f"nobody loses{where}" if result.loser == "none" else f"the {result.loser} loses{where}"
+        return page(headline, UNSURE if result.loser == "none" else BAD, self.rows())
+
+    def rows(self) -> list[Row]:
+        """Return the rows of the page."""
+        result = self.result
         levels = ", ".join(f"{count} over {level}" for level, count in result.rounds_per_level.items())
         rows: list[Row] = [
             ("outcome", result.outcome.replace("_", " ")),
@@ -61,7 +67,7 @@ class DisputePage:
         ]
         if self.record_file is not None:
             rows.append(("record", self.record_file))
-        return page(headline, UNSURE if result.loser == "none" else BAD, rows)
+        return rows
 
     def _operator_rows(self) -> list[Row]:
         found = self.result.operator
@@ -94,3 +100,68 @@ def _signed(found: OperatorResult) -> str:
     options = " and ".join(f"--{party}-key" for party in missing)
     left = "the moves are unsigned" if len(missing) == 2 else f"those of the {missing[0]} are unsigned"
     return (f"the moves of {who}; " if who else "") + f"{left}: who made them is the judge's word ({options})"
+
+
+@dataclass(frozen=True)
+class RuledPage(DisputePage):
+    """The ruling of a dispute by files, and what passed."""
+
+    exchanged: int = 0
+    spent: Mapping[Party, Mapping[str, int]] = field(default_factory=dict[Party, Mapping[str, int]])
+    refused: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def fields(self) -> dict[str, object]:
+        """Return what ``--json`` prints."""
+        return {**super().fields(), **_exchange_fields(self.exchanged, self.spent, self.refused)}
+
+    def rows(self) -> list[Row]:
+        """Return the rows of the page."""
+        return [*super().rows(), *_exchange_rows(self.exchanged, self.spent, self.refused)]
+
+
+@dataclass(frozen=True)
+class AwaitingPage:
+    """A dispute by files that waits for answers."""
+
+    number: int
+    awaited: tuple[Party, ...]
+    deadline: int | None
+    refused: Mapping[str, str]
+    spent: Mapping[Party, Mapping[str, int]]
+
+    def fields(self) -> dict[str, object]:
+        """Return what ``--json`` prints."""
+        return {
+            "awaited": list(self.awaited),
+            "deadline": self.deadline,
+            "outcome": "awaiting",
+            "round": self.number,
+            **_exchange_fields(self.number + 1, self.spent, self.refused),
+        }
+
+    def __rich__(self) -> RenderableType:
+        """Return the page that ``tally dispute rule`` prints."""
+        until = "at any time" if self.deadline is None else f"until second {self.deadline} (UTC, since 1970)"
+        rows: list[Row] = [
+            ("awaited", f"an answer of {' and '.join(self.awaited)} {until}"),
+            *_exchange_rows(self.number + 1, self.spent, self.refused),
+        ]
+        return page(f"round {self.number} is open", UNSURE, rows)
+
+
+def _exchange_fields(
+    rounds: int, spent: Mapping[Party, Mapping[str, int]], refused: Mapping[str, str]
+) -> dict[str, object]:
+    parties = {party: dict(each) for party, each in spent.items()}
+    return {"exchange": {"parties": parties, "refused": dict(refused), "rounds": rounds}}
+
+
+def _exchange_rows(
+    rounds: int, spent: Mapping[Party, Mapping[str, int]], refused: Mapping[str, str]
+) -> list[Row]:
+    rows: list[Row] = [("exchanged", counted(rounds, "round"))]
+    for party, each in spent.items():
+        sent, seconds = f"sent {each['sent_bytes']:,} B, got {each['received_bytes']:,} B", each["seconds"]
+        rows.append((party, f"{counted(each['questions'], 'question')}, {sent}, answered in {seconds:,} s"))
+    rows += [("refused", f"{file}: {why}") for file, why in refused.items()]
+    return rows

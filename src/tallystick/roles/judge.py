@@ -13,47 +13,54 @@ optimizer's arithmetic is portable the state has no bands: for each choice of th
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tallystick.commit.encoding import digest
-from tallystick.commit.state import CHUNK_BYTES, Entry, HeldState, hold, summarise
-from tallystick.commit.tensors import chunk_size
+from tallystick.commit.state import (
+    CHUNK_BYTES,
+    SUMMARY_LIMIT,
+    Entry,
+    EntrySummary,
+    HeldState,
+    StateSummary,
+    parse_state_summary,
+    summarise,
+)
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
 from tallystick.execution.follow_tape import FollowTape
 from tallystick.execution.hashing import leaf_hashes
 from tallystick.execution.job import JobSource
 from tallystick.execution.program import verify_program
-from tallystick.execution.snapshot import copied_state, held_state, load_state, state_entries
-from tallystick.execution.step import StepOutcome, batch_digest, run_step
-from tallystick.execution.trace import StepTrace, trace_step
+from tallystick.execution.snapshot import copied_state, load_state
+from tallystick.execution.step import batch_digest, run_step
 from tallystick.numerics.log import Kind, decode_frame
 from tallystick.numerics.rounding import NO_KEY, Candidates, Key, find_candidates
 from tallystick.protocol.dispute import GRIDS_ENTRY, DisputeRecord, StepsGame
-from tallystick.protocol.game import Claim, Game, Level, apply, open_game
+from tallystick.protocol.exchange import Answer, ForfeitError, Question, Table, ask_one, size_of
+from tallystick.protocol.game import Claim, Game, Level, Silence, apply, open_game, receive
+from tallystick.protocol.operator_moves import hash_in
 from tallystick.protocol.operators import Objection
 from tallystick.protocol.run_documents import Specification, StepRecord
+from tallystick.protocol.signed_moves import Terms
 from tallystick.protocol.signing import PublicKey, Signer
 from tallystick.protocol.step_rules import StepFacts, needs_log
-from tallystick.protocol.strategy import next_moves
 from tallystick.protocol.trace import PARTIES, DisputedPosition, Party, Ruling
 from tallystick.protocol.transcript import Transcript, check_fingerprint
-from tallystick.protocol.verdict import LogObjection, Pair, Verdict, record_claims
+from tallystick.protocol.verdict import FORFEIT, LogObjection, Pair, Verdict, record_claims
 from tallystick.roles.auditor import (
     BATCH_DIGEST,
     EVIDENCE,
     FINGERPRINT,
     Deviation,
     Replay,
-    adopting,
     compare_states,
     compare_step,
     farther_than_trained,
@@ -62,21 +69,21 @@ from tallystick.roles.auditor import (
     open_program,
     open_replay,
 )
-from tallystick.roles.beginning import find_other_setting
+from tallystick.roles.beginning import DOCUMENTS, find_other_setting
 from tallystick.roles.data_noise import REMEDY, has_floats, is_explained, shaking
-from tallystick.roles.ledger import Ledger, Spent
+from tallystick.roles.ledger import Ledger
 from tallystick.roles.log_judge import rule_on_log
-from tallystick.roles.operators import OperatorDispute, OperatorResult, Signing
-from tallystick.roles.panel import Question, find_dissent
-from tallystick.store.files import RunDirectory
+from tallystick.roles.operators import OperatorDispute, OperatorResult, Signing, list_base
+from tallystick.roles.panel import Panel
+from tallystick.roles.parties import LocalTable, RecordedTrace, Respondent
+from tallystick.store.docket import Docket
+from tallystick.store.files import RunDirectory, frame_digest
 
 CANNOT = "cannot_reproduce"
 NOT_PROVEN = "not_proven"
-UNOPENED_TAG = "tallystick/unopened-state/1"
 DATA_NOISE_REASON = (
     f"the {{}}'s data differ from the judge's by no more than floating noise explains; {REMEDY}"
 )
-TRACED = ("fp32", "fp64")  # policies whose steps have a list of operators
 State = Mapping[str, Entry]
 
 
@@ -87,8 +94,9 @@ class DisputeResult:
     Attributes:
         loser: ``trainer``, ``auditor`` or ``none``.
         outcome: ``fault`` (somebody loses), ``agreement`` (nothing is in dispute), ``both_acceptable`` (honest arithmetic
-            can give either state), ``not_proven`` (arithmetics of the judge's own machine disagree on who is at fault) or
-            ``cannot_reproduce`` (the judge could not find out). After the last two nobody is cleared.
+            can give either state), ``not_proven`` (arithmetics of the judge's own machine disagree on who is at fault),
+            ``cannot_reproduce`` (the judge could not find out; after these two nobody is cleared), or ``forfeit`` (somebody
+            did not answer in time, or contradicted itself).
         step: the disputed step, or None if nothing was in dispute.
         rounds: of bisection, all levels together.
         rounds_per_level: the same, by level.
@@ -185,15 +193,27 @@ def dispute(
         raise InvalidInput(
             "dispute: the two runs have different specifications, so they are not about one order"
         )
-    replay = open_replay(ours.specification, source)
-    if isinstance(replay, Deviation):
-        raise Nondeterminism(
-            f"this machine cannot repeat the job: {replay.subject} is {replay.own}, the run has {replay.stated}"
-        )
+    replay = open_job(ours.specification, source)
     own = replay if defence is None else defence(ours.specification)
+    keys: dict[Party, PublicKey] = {party: each.public_key for party, each in (signers or {}).items()}
+    ledger, hands = Ledger(), signers or {}
+    traces: dict[Party, RecordedTrace] = {
+        "trainer": RecordedTrace(trainer, ours, own, "trainer", ledger),
+        "auditor": RecordedTrace(auditor, theirs, replay, "auditor", ledger),
+    }
+    parties: dict[Party, Respondent] = {
+        "trainer": Respondent(traces["trainer"], theirs.root(), signer=hands.get("trainer")),
+        "auditor": Respondent(
+            traces["auditor"], ours.root(), signer=hands.get("auditor"), objection=objection
+        ),
+    }
     try:
-        hands = signers or {}, asked or {}
-        result = _play(trainer, ours, auditor, theirs, replay, own, source, level, objection, *hands)
+        panel = Panel(trainer.path, auditor.path, source, ledger)
+        referee = Referee(
+            LocalTable(parties), ours, theirs, replay, auditor.load_objection(), level,
+            Signing(keys, asked or {}), answers_itself=defence is not None, ledger=ledger, panel=panel,
+        )  # fmt: skip
+        result = referee.rule()
         verify_program(source.program, ours.specification.job.program)
         return result
     finally:
@@ -202,112 +222,398 @@ def dispute(
             own.session.close()
 
 
-def _play(
-    trainer: RunDirectory,
-    ours: Transcript,
-    auditor: RunDirectory,
-    theirs: Transcript,
-    replay: Replay,
-    defence: Replay,
-    source: JobSource,
-    level: str,
-    operator_objection: Objection | None,
-    signers: Mapping[Party, Signer],
-    asked: Mapping[Party, PublicKey],
-) -> DisputeResult:
-    checkpoints = [checkpoint.steps_done for checkpoint in ours.checkpoints()]
-    ledger = Ledger()
-    traces: dict[Party, RecordedTrace] = {
-        "trainer": RecordedTrace(trainer, ours, defence, "trainer", ledger),
-        "auditor": RecordedTrace(auditor, theirs, replay, "auditor", ledger),
-    }
-    _prepare(traces, find_parting(ours, theirs), traced=level == "operators")
-    if (begun := _judged_beginning(trainer, auditor, ours, replay, source, ledger)) is not None:
-        return begun
-    claims = {party: [trace.commitment_at(done) for done in checkpoints] for party, trace in traces.items()}
-    step_judge = StepJudge(trainer, ours, auditor, theirs, replay, traces, source)
-    objection = _objection_of(auditor, ours)
-    # A false state in the middle is disputed too, where both sides end in the same one.
-    last = next(
-        (i for i in reversed(range(len(checkpoints))) if claims["trainer"][i] != claims["auditor"][i]), None
+def referee(docket: Docket, source: JobSource) -> DisputeResult:
+    """Go on with the dispute on disk and return the ruling.
+
+    Raises:
+        AwaitingError: an answer is missing.
+        InvalidInput, Mismatch, Nondeterminism, OtherProgram: as ``dispute``.
+    """
+    directories = [docket.run(party) for party in PARTIES]
+    ours, theirs = (directory.load_transcript() for directory in directories)
+    replay, keys, ledger = open_job(ours.specification, source), docket.exchange.keys, Ledger()
+    panel = Panel(directories[0].path, directories[1].path, source, ledger)
+    try:
+        referee = Referee(
+            docket, ours, theirs, replay, directories[1].load_objection(), docket.exchange.level,
+            Signing(keys, keys), answers_itself=True, ledger=ledger, panel=panel,
+        )  # fmt: skip
+        result = referee.rule()
+        verify_program(source.program, ours.specification.job.program)
+        return result
+    finally:
+        replay.session.close()
+
+
+def respondent(
+    directory: RunDirectory, source: JobSource, party: Party, other_run: bytes, signer: Signer
+) -> Respondent:
+    """Return the party that answers for a run with its own program; the auditor's must be the job's.
+
+    Raises:
+        InvalidInput, Mismatch: the run's documents are malformed, or contradict each other.
+        Nondeterminism: this machine cannot repeat the job.
+    """
+    transcript = directory.load_transcript()
+    specification = transcript.specification
+    if party == "trainer":
+        trace = RecordedTrace(directory, transcript, defend_with(source)(specification), party, Ledger())
+        return Respondent(trace, other_run, signer=signer)
+    trace = RecordedTrace(directory, transcript, open_job(specification, source), party, Ledger())
+    return Respondent(
+        trace,
+        other_run,
+        signer=signer,
+        verify=lambda: verify_program(source.program, specification.job.program),
     )
-    if last is None:
-        why = "both sides reached the same state"
-        same = DisputeResult("none", None, 0, {}, why, outcome="agreement", ledger=ledger)
-        return _first_ground(step_judge.rule_on_agreed(ours.num_steps, objection), same)
-    levels = [Level("checkpoints", checkpoints[: last + 1]), Level("steps", range(checkpoints[last] + 1))]
-    agreed, trainers, auditors = claims["trainer"][0], claims["trainer"][last], claims["auditor"][last]
-    game = open_game(levels, agreed=agreed, trainer=trainers, auditor=auditors)
-    game, rounds = _bisect(game, traces)
-    assert game.position is not None
-    share_agreed(traces, game.position.agreed)
-    stated = tuple(move for move in game.log if isinstance(move, Claim))
-    ended = checkpoints[last] - 1
-    played = DisputeResult(
-        "none", None, sum(rounds.values()), rounds, "", [(m.party, m.index, m.commitment.hex()) for m in stated],
-        ends=(ours.prove_step(ended), theirs.prove_step(ended)), ledger=ledger,
-    )  # fmt: skip
-    # What records and log say of the steps before, on whose states both agree, can be false all the same.
-    earlier = step_judge.rule_on_agreed(game.position.agreed, objection)
-    if any(ground.decides for ground in earlier):
-        return _first_ground(earlier, played)
-    found: OperatorResult | None = None
-    written: bytes | None = None
-    if level == "operators":
-        case = _operator_case(step_judge, game.position, defence, operator_objection, signers, asked)
-        found = None if case is None else case.play()
-        if found is not None and ledger.steps:
-            found = replace(found, step_seconds=min(step.wall for step in ledger.steps))
-        if case is not None and found is not None:
-            ends: dict[Party, bytes] = {"trainer": trainers, "auditor": auditors}
-            steps = StepsGame(tuple(checkpoints[: last + 1]), agreed, ends, stated)
-            written = _record_of(ours, theirs, case.agreed, steps, game.position, found)
-    if found is not None and found.rounds:
-        rounds["operators"] = found.rounds
-    played = replace(played, rounds=sum(rounds.values()), operator=found)
-    ruling: Ruling | None = None
-    if found is not None and found.loser == "trainer" and defence is replay:
-        # The trainer's part was played by the job's program on this machine, whose noise may be to blame for where it
-        # ended: the whole step is judged as well, and only if that convicts too does the operator stand.
-        ruling = step_judge.rule(game.position, {})
-        if ruling.loser != "trainer":
-            why = f"the trainer did not answer itself, and the whole step does not convict it: {found.reason}"
-            found, written = replace(found, loser=None, reason=why, evidence=None), None
-            played = replace(played, operator=found)
-    if found is not None and found.loser is not None:
-        reason = f"step {game.agreed}: {found.reason}"
-        result = replace(played, loser=found.loser, step=game.agreed, reason=reason, record=written)
-    else:
-        ruling = ruling or step_judge.rule(game.position, {})
-        result = replace(
-            played,
-            loser=ruling.loser,
-            step=step_judge.step,
-            reason=ruling.reason,
-            outcome=step_judge.outcome,
+
+
+def open_job(specification: Specification, source: JobSource) -> Replay:
+    """Return a replay of the job.
+
+    Raises:
+        Nondeterminism: this machine cannot repeat it.
+    """
+    replay = open_replay(specification, source)
+    if isinstance(replay, Deviation):
+        raise Nondeterminism(
+            f"this machine cannot repeat the job: {replay.subject} is {replay.own}, the run has {replay.stated}"
         )
-    # Who objects falsely to a log loses, unless the trainer's state convicts the trainer all the same.
-    return result if result.loser == "trainer" else _first_ground(earlier, result)
+    return replay
 
 
-def _objection_of(auditor: RunDirectory, ours: Transcript) -> LogObjection | None:
+class Witness(Protocol):
+    """What a judge of one step asks of a party."""
+
+    def witness_at(self, index: int, names: Sequence[str] | None = None) -> HeldState | None:
+        """Return the state after ``index`` steps, or entries of it; None if the party cannot open it."""
+        ...
+
+    def find_unopened_checkpoint(self, index: int) -> str | None:
+        """Return why the party cannot open its own last checkpoint up to ``index``, or None if it can."""
+        ...
+
+    def frame(self, step: int) -> bytes:
+        """Return the trainer's log of a step.
+
+        Raises:
+            InvalidInput: there is none.
+        """
+        ...
+
+
+class Seat:
+    """What the referee knows of one party, and how it asks for more; nothing is asked for twice."""
+
+    def __init__(
+        self, table: Table, party: Party, transcript: Transcript, hints: Mapping[str, object]
+    ) -> None:
+        self.table, self.transcript, self.hints = table, transcript, hints
+        self.party: Party = party
+        self.claims = {c.steps_done: bytes.fromhex(c.state_root) for c in transcript.checkpoints()}
+        self.claims[0] = bytes.fromhex(transcript.specification.initial_state)
+        self._summaries: dict[int, StateSummary | str] = {}
+        self._states: dict[tuple[int, tuple[str, ...]], HeldState | None] = {}
+        self._frames: dict[int, bytes | str] = {}
+
+    def question(self, index: int) -> Question:
+        """Return the question for the state's root after ``index`` steps."""
+        return Question(self.party, "claim", {"index": index, **self.hints})
+
+    def commitment_at(self, index: int) -> bytes:
+        """Return what the party claims for the state after ``index`` steps: what it published, else what it answers."""
+        if index not in self.claims:
+            self.claims[index] = ask_one(self.table, self.question(index), read_claim)
+        return self.claims[index]
+
+    def summary_at(self, index: int) -> StateSummary | str:
+        """Return the summary of the state that opens the party's claim, or why there is none."""
+        if index not in self._summaries:
+            root = self.commitment_at(index)
+
+            def read(answer: Answer) -> StateSummary | str:
+                if answer.cannot is not None:
+                    return answer.cannot
+                (part,) = answer.expect_parts(1)
+                summary = parse_state_summary(bytes(part))
+                if summary.root() != root:
+                    raise Mismatch(
+                        f"answer: the summary is of state {summary.root().hex()}, claimed is {root.hex()}"
+                    )
+                return summary
+
+            question = Question(self.party, "summary", {"index": index}, (), SUMMARY_LIMIT)
+            self._summaries[index] = ask_one(self.table, question, read)
+        return self._summaries[index]
+
+    def witness_at(self, index: int, names: Sequence[str] | None = None) -> HeldState | None:
+        """Return the state that opens the party's claim, all of it or the entries of those names; None if it cannot open it."""
+        summary = self.summary_at(index)
+        if isinstance(summary, str):
+            return None
+        entries = [entry for entry in summary.entries if names is None or entry.name in names]
+        wanted = tuple(entry.name for entry in entries)
+        if (index, wanted) not in self._states:
+            body = {"index": index, "names": list(wanted)}
+            question = Question(self.party, "entries", body, (), sum(entry.nbytes for entry in entries))
+            self._states[(index, wanted)] = ask_one(
+                self.table, question, partial(_read_entries, entries, summary)
+            )
+        return self._states[(index, wanted)]
+
+    def find_unopened_checkpoint(self, index: int) -> str | None:
+        """Return why the party cannot open its own last checkpoint up to ``index``, or None if it can."""
+        start = max(c.steps_done for c in self.transcript.checkpoints() if c.steps_done <= index)
+        summary = self.summary_at(start)
+        return summary if isinstance(summary, str) else None
+
+    def frame(self, step: int) -> bytes:
+        """Return the trainer's log of a step, which its record names.
+
+        Raises:
+            InvalidInput: the trainer says that it has none.
+        """
+        if step not in self._frames:
+            record = self.transcript.record(step)
+
+            def read(answer: Answer) -> bytes | str:
+                if answer.cannot is not None:
+                    return answer.cannot
+                data = bytes(answer.expect_parts(1)[0])
+                if frame_digest(data) != record.log:
+                    raise Mismatch(f"answer: the log of step {step} is not the one that its record names")
+                return data
+
+            question = Question(self.party, "frame", {"step": step}, (), record.log_bytes)
+            self._frames[step] = ask_one(self.table, question, read)
+        found = self._frames[step]
+        if isinstance(found, str):
+            raise InvalidInput(found)
+        return found
+
+
+def read_claim(answer: Answer) -> bytes:
+    """Return the root that an answer claims."""
+    answer.expect_parts(0)
+    return hash_in(answer.fields("commitment").text("commitment"), "a commitment")
+
+
+def _read_entries(entries: Sequence[EntrySummary], summary: StateSummary, answer: Answer) -> HeldState | None:
+    if answer.cannot is not None:
+        return None
+    held: dict[str, Entry] = {}
+    for stated, part in zip(entries, answer.expect_parts(len(entries)), strict=True):
+        if size_of(part) != stated.nbytes:
+            raise InvalidInput(
+                f"answer: entry {stated.name!r} has {stated.nbytes} bytes, got {size_of(part)}"
+            )
+        held[stated.name] = Entry(stated.name, stated.dtype, stated.shape, memoryview(part))
+    with ThreadPoolExecutor(os.cpu_count() or 1, "tally-hash") as pool:
+        found = summarise(held.values(), pool=pool, leaves=leaf_hashes)
+    if list(found.entries) != list(entries):
+        raise Mismatch("answer: the entries are not those of the summary")
+    return HeldState(held, summary)
+
+
+@dataclass
+class Referee:
+    """Leads one dispute: asks both parties at ``table``, and rules.
+
+    Attributes:
+        table: where it asks.
+        ours, theirs: the trainer's transcript and the auditor's.
+        replay: the job, which it repeats where it has to judge.
+        objection: what the auditor's claim objects to in the trainer's log, or None.
+        level: ``operators`` or ``steps``.
+        signing: whose signatures over operators count.
+        answers_itself: whether the trainer plays its own part with its own program.
+        ledger: what each party spent.
+        panel: whom it asks before it convicts on what it computed.
+    """
+
+    table: Table
+    ours: Transcript
+    theirs: Transcript
+    replay: Replay
+    objection: LogObjection | None
+    level: str
+    signing: Signing
+    answers_itself: bool
+    ledger: Ledger
+    panel: Panel
+
+    def rule(self) -> DisputeResult:
+        """Play the dispute and return the ruling.
+
+        Raises:
+            InvalidInput, Mismatch: the auditor's objection is not one to this run.
+        """
+        hints = {"suspected": find_parting(self.ours, self.theirs), "traced": self.level == "operators"}
+        self.seats: dict[Party, Seat] = {
+            "trainer": Seat(self.table, "trainer", self.ours, hints),
+            "auditor": Seat(self.table, "auditor", self.theirs, hints),
+        }
+        self.played = DisputeResult("none", None, 0, {}, "", ledger=self.ledger)
+        try:
+            return self._rule()
+        except ForfeitError as forfeit:
+            loser = "none" if forfeit.loser == "both" else forfeit.loser
+            return replace(self.played, loser=loser, reason=str(forfeit), outcome=FORFEIT)
+
+    def _rule(self) -> DisputeResult:
+        ours, theirs, seats, ledger = self.ours, self.theirs, self.seats, self.ledger
+        checkpoints = [checkpoint.steps_done for checkpoint in ours.checkpoints()]
+        objection = _checked_objection(self.objection, ours)
+        if (begun := self._judged_beginning()) is not None:
+            return begun
+        claims = {party: [seat.commitment_at(done) for done in checkpoints] for party, seat in seats.items()}
+        step_judge = StepJudge(ours, theirs, self.replay, seats, self.panel)
+        # A false state in the middle is disputed too, where both sides end in the same one.
+        last = next(
+            (i for i in reversed(range(len(checkpoints))) if claims["trainer"][i] != claims["auditor"][i]),
+            None,
+        )
+        if last is None:
+            why = "both sides reached the same state"
+            same = DisputeResult("none", None, 0, {}, why, outcome="agreement", ledger=ledger)
+            return _first_ground(step_judge.rule_on_agreed(ours.num_steps, objection), same)
+        levels = [Level("checkpoints", checkpoints[: last + 1]), Level("steps", range(checkpoints[last] + 1))]
+        agreed, trainers, auditors = claims["trainer"][0], claims["trainer"][last], claims["auditor"][last]
+        ended = checkpoints[last] - 1
+        self.played = replace(self.played, ends=(ours.prove_step(ended), theirs.prove_step(ended)))
+        game = open_game(levels, agreed=agreed, trainer=trainers, auditor=auditors)
+        game, rounds = self._bisect(game)
+        position = game.position
+        assert position is not None
+        for party, claim in position.claims.items():
+            seats[party].claims[position.disputed] = claim
+        stated = tuple(move for move in game.log if isinstance(move, Claim))
+        # What records and log say of the steps before, on whose states both agree, can be false all the same.
+        earlier = step_judge.rule_on_agreed(position.agreed, objection)
+        if any(ground.decides for ground in earlier):
+            return _first_ground(earlier, self.played)
+        found: OperatorResult | None = None
+        written: bytes | None = None
+        if self.level == "operators":
+            case = self._operator_case(step_judge, position)
+            found = None if case is None else case.play()
+            if found is not None and ledger.steps:
+                found = replace(found, step_seconds=min(step.wall for step in ledger.steps))
+            if case is not None and found is not None:
+                ends: dict[Party, bytes] = {"trainer": trainers, "auditor": auditors}
+                steps = StepsGame(tuple(checkpoints[: last + 1]), agreed, ends, stated)
+                written = _record_of(ours, theirs, case.agreed, steps, position, found)
+        if found is not None and found.rounds:
+            rounds["operators"] = found.rounds
+        played = replace(self.played, rounds=sum(rounds.values()), rounds_per_level=rounds, operator=found)
+        ruling: Ruling | None = None
+        if found is not None and found.loser == "trainer" and not self.answers_itself:
+            # The trainer's part was played by the job's program on this machine, whose noise may be to blame for where it
+            # ended: the whole step is judged as well, and only if that convicts too does the operator stand.
+            ruling = step_judge.rule(position)
+            if ruling.loser != "trainer":
+                why = f"the trainer did not answer itself, and the whole step does not convict it: {found.reason}"
+                found, written = replace(found, loser=None, reason=why, evidence=None), None
+                played = replace(played, operator=found)
+        if found is not None and found.loser is not None:
+            reason = f"step {game.agreed}: {found.reason}"
+            result = replace(played, loser=found.loser, step=game.agreed, reason=reason, record=written)
+        else:
+            ruling = ruling or step_judge.rule(position)
+            result = replace(
+                played,
+                loser=ruling.loser,
+                step=step_judge.step,
+                reason=ruling.reason,
+                outcome=step_judge.outcome,
+            )
+        # Who objects falsely to a log loses, unless the trainer's state convicts the trainer all the same.
+        return result if result.loser == "trainer" else _first_ground(earlier, result)
+
+    def _judged_beginning(self) -> DisputeResult | None:
+        trainer = self.seats["trainer"]
+        other = find_other_beginning(trainer, self.replay)
+        if other is None:
+            return None
+        why = f"step 0: the first state is not the job's: {other}"
+        dissent = self.panel.find_dissent("beginning", "trainer", 0, agreed=trainer.witness_at(0, DOCUMENTS))
+        if dissent is None:
+            return DisputeResult("trainer", 0, 0, {}, why, ledger=self.ledger)
+        reason = f"{why}; not proven: {dissent}"
+        return DisputeResult("none", 0, 0, {}, reason, outcome=NOT_PROVEN, ledger=self.ledger)
+
+    def _bisect(self, game: Game) -> tuple[Game, dict[str, int]]:
+        """Play until one step is disputed; return the game and the rounds of each level.
+
+        Raises:
+            ForfeitError: a party did not answer in time.
+        """
+        rounds: dict[str, int] = {}
+        while game.position is None:
+            name, index = game.level.name, game.midpoint
+            assert index is not None
+            asked: dict[Party, Question] = {
+                party: seat.question(index) for party, seat in self.seats.items() if index not in seat.claims
+            }
+            replies = self.table.ask(asked, lambda _, answer: read_claim(answer)) if asked else {}
+            for party, seat in self.seats.items():
+                if party in replies:
+                    seat.claims[index] = replies[party]
+                if index in seat.claims:
+                    game = receive(game, party, Claim(party, index, seat.claims[index]))
+            if len(replies) < len(asked):
+                game = apply(game, Silence(self.table.deadline))
+                assert game.outcome is not None
+                raise ForfeitError(game.outcome.loser, game.outcome.reason)
+            rounds[name] = rounds.get(name, 0) + 1
+            claims = [move for move in game.log if isinstance(move, Claim)]
+            self.played = replace(
+                self.played, rounds=sum(rounds.values()), rounds_per_level=dict(rounds),
+                moves=[(move.party, move.index, move.commitment.hex()) for move in claims],
+            )  # fmt: skip
+        return game, rounds
+
+    def _operator_case(self, judge: StepJudge, position: DisputedPosition) -> OperatorDispute | None:
+        """Return the case for level three, or None where the step fails before any operator: no state, other data, no log."""
+        step = position.agreed
+        record = self.ours.record(step)
+        state = judge.opened(step, position.agreed_commitment, (GRIDS_ENTRY,))
+        if (
+            state is None
+            or GRIDS_ENTRY not in state.entries
+            or batch_digest(self.replay.job.batch(step)) != record.batch
+        ):
+            return None
+        try:
+            frame = self.seats["trainer"].frame(step)
+            decode_frame(frame)
+        except (InvalidInput, Mismatch):
+            return None
+        facts = StepFacts(self.ours.specification, record, frame, bytes(state.entries[GRIDS_ENTRY].data))
+        base, chunk = list_base(state, facts)
+        terms = Terms(self.ours.root(), self.theirs.root(), step, base, position.claims)
+        return OperatorDispute(
+            self.table, step, state, lambda: judge.opened(step, position.agreed_commitment), facts,
+            self.ours.prove_step(step), terms, chunk, self.replay, self.signing, self.ledger,
+            confirms=lambda agreed, at, structure: self.panel.find_dissent(
+                "structure", structure.hex(), step, agreed=agreed, frame=frame, at=at
+            ),
+        )  # fmt: skip
+
+
+def _checked_objection(objection: LogObjection | None, ours: Transcript) -> LogObjection | None:
     """Return what the auditor's claim objects to in the trainer's log, or None.
 
     Raises:
-        InvalidInput: the objection is malformed, or to a step that the run does not have.
+        InvalidInput: the objection is to a step that the run does not have.
         Mismatch: it is about another run.
     """
-    objection = auditor.load_objection()
     if objection is None:
         return None
     if objection.run != ours.root().hex():
-        raise Mismatch(
-            f"{auditor.objection_path}: objects to run {objection.run}, disputed is {ours.root().hex()}"
-        )
+        raise Mismatch(f"objection.json: objects to run {objection.run}, disputed is {ours.root().hex()}")
     if objection.step >= ours.num_steps:
-        raise InvalidInput(
-            f"{auditor.objection_path}: objects to step {objection.step}, the run has {ours.num_steps}"
-        )
+        raise InvalidInput(f"objection.json: objects to step {objection.step}, the run has {ours.num_steps}")
     return objection
 
 
@@ -348,59 +654,16 @@ def _first_ground(grounds: Sequence[Ground], otherwise: DisputeResult) -> Disput
     )
 
 
-def _judged_beginning(
-    trainer: RunDirectory,
-    auditor: RunDirectory,
-    ours: Transcript,
-    replay: Replay,
-    source: JobSource,
-    ledger: Ledger,
-) -> DisputeResult | None:
-    other = find_other_beginning(trainer, ours, replay)
-    if other is None:
-        return None
-    why = f"step 0: the first state is not the job's: {other}"
-    with ledger.charging("judge", "panel"):
-        dissent = find_dissent(Question("beginning", trainer.path, auditor.path, source, 0), "trainer")
-    if dissent is None:
-        return DisputeResult("trainer", 0, 0, {}, why, ledger=ledger)
-    reason = f"{why}; not proven: {dissent}"
-    return DisputeResult("none", 0, 0, {}, reason, outcome=NOT_PROVEN, ledger=ledger)
-
-
-def find_other_beginning(trainer: RunDirectory, ours: Transcript, replay: Replay) -> str | None:
+def find_other_beginning(trainer: Witness, replay: Replay) -> str | None:
     """Return a number in the run's first state that is not the job's own, or None; both parties' runs begin there."""
-    try:
-        state = trainer.load_committed(0, ours.specification.initial_state)
-        other = find_other_setting(replay.settings, state)
-    except (InvalidInput, Mismatch):
+    state = trainer.witness_at(0, DOCUMENTS)
+    if state is None:
         return None  # judged where the state is asked for
+    try:
+        other = find_other_setting(replay.settings, state.entries)
+    except (InvalidInput, Mismatch):
+        return None
     return other.text if other is not None and other.is_number else None
-
-
-def _bisect(game: Game, traces: Mapping[Party, RecordedTrace]) -> tuple[Game, dict[str, int]]:
-    """Play until one step is disputed; return the game and the rounds of each level."""
-    rounds: dict[str, int] = {}
-    while game.position is None:
-        name = game.level.name
-        for party, trace in traces.items():
-            for move in next_moves(game, party, trace):
-                game = apply(game, move)
-        rounds[name] = rounds.get(name, 0) + 1
-    return game, rounds
-
-
-def _prepare(traces: Mapping[Party, RecordedTrace], suspected: int | None, *, traced: bool) -> None:
-    for trace in traces.values():
-        trace.suspected = suspected
-        trace.traces = traced and trace.transcript.specification.policy.name in TRACED
-
-
-def share_agreed(traces: Mapping[Party, RecordedTrace], index: int) -> None:
-    """Let both parties hold the state they agree on only once in this process's memory."""
-    mine, other = traces["trainer"].held.get(index), traces["auditor"].held.get(index)
-    if mine is not None and other is not None and mine.root == other.root:
-        traces["auditor"].held[index] = mine
 
 
 def find_parting(ours: Transcript, theirs: Transcript) -> int | None:
@@ -453,224 +716,6 @@ def _record_of(
     return record.encode()
 
 
-def _operator_case(
-    judge: StepJudge,
-    position: DisputedPosition,
-    defence: Replay,
-    objection: Objection | None,
-    signers: Mapping[Party, Signer],
-    asked: Mapping[Party, PublicKey],
-) -> OperatorDispute | None:
-    """Return the case for level three, or None where the step fails before any operator: no state, other data, no log."""
-    step = position.agreed
-    record = judge.transcript.record(step)
-    state = judge.opened(step, position.agreed_commitment)
-    if (
-        state is None
-        or GRIDS_ENTRY not in state.entries
-        or batch_digest(judge.replay.job.batch(step)) != record.batch
-    ):
-        return None
-    try:
-        frame = judge.trainer.load_frames(judge.transcript, step, step + 1)[step]
-        decode_frame(frame)
-    except (InvalidInput, Mismatch):
-        return None
-    facts = StepFacts(judge.transcript.specification, record, frame, bytes(state.entries[GRIDS_ENTRY].data))
-    claimed = judge.traces["trainer"].witness_at(position.disputed)
-    root = position.claims["trainer"]
-    if claimed is not None and claimed.root != root:
-        claimed = None
-    roots = judge.transcript.root(), judge.auditors_transcript.root()
-    signing = Signing(*roots, position.claims, signers, asked)
-    made, own = (judge.traces[party].traced_under(record) for party in PARTIES)
-    return OperatorDispute(
-        step, state, facts, defence, judge.replay, root, claimed, made, own, objection, signing,
-        ledger=judge.ledger,
-        confirms=lambda at, structure: judge.confirms_structure(state, step, at, structure),
-    )  # fmt: skip
-
-
-class RecordedTrace:
-    """One party's claims, from its run directory; positions are numbers of steps done.
-
-    At checkpoints the claim is the committed root. In between the party repeats its segment from the checkpoint. Where that
-    leads elsewhere than its own committed fingerprints, it cannot open what it committed to: the claim is then a digest of the
-    fingerprint, which no state opens.
-
-    Where the two runs part is known from their records before the first round, unless these lie. So a segment is repeated
-    once: the states that bisection will ask for are hashed on the way, and those on both sides of the ``suspected`` step
-    are kept. Asked for anything else, the party repeats the segment again.
-
-    Attributes:
-        suspected: first step after which the records of the two runs differ; None if they do not say.
-        held: states at hand, by number of steps done.
-        traces: whether the suspected step is traced operator by operator while it is repeated.
-        traced: that list; the trainer's with the roots of all results.
-    """
-
-    def __init__(
-        self,
-        directory: RunDirectory,
-        transcript: Transcript,
-        replay: Replay,
-        party: Party,
-        ledger: Ledger,
-        *,
-        suspected: int | None = None,
-    ) -> None:
-        self.directory, self.transcript, self.replay = directory, transcript, replay
-        self.party: Party = party
-        self.ledger, self.suspected = ledger, suspected
-        self._roots = {c.steps_done: bytes.fromhex(c.state_root) for c in transcript.checkpoints()}
-        self._repeated: dict[int, bytes] = {}
-        self.held: dict[int, HeldState] = {}
-        self.traces = False
-        self.traced: StepTrace | None = None
-        self._deed: Literal["segment", "again"] = "segment"
-
-    def commitment_at(self, index: int) -> bytes:
-        """Return the 32 bytes this party claims for the state after ``index`` steps."""
-        if index in self._roots:
-            return self._roots[index]
-        if index not in self._repeated:
-            start = max(done for done in self._roots if done < index)
-            end = min(done for done in self._roots if done > index)
-            wanted = self._asked_for(start, end)
-            self._repeat(start, wanted if index in wanted else set(range(start + 1, end)))
-        return self._repeated[index]
-
-    def _asked_for(self, start: int, end: int) -> set[int]:
-        """Return the positions that bisection between two checkpoints asks for if the suspicion holds."""
-        found: set[int] = set()
-        if self.suspected is None or not start <= self.suspected < end:
-            return found
-        while end - start > 1:
-            middle = (start + end) // 2
-            found.add(middle)
-            start, end = (middle, end) if middle <= self.suspected else (start, middle)
-        return found
-
-    def _repeat(self, start: int, wanted: set[int]) -> None:
-        honest = self._load(start)
-        last = max(wanted)
-        if self.traces and self.suspected is not None and self.suspected >= start:
-            last = max(last, min(self.suspected + 1, *(done for done in self._roots if done > start)))
-        for step in range(start, last):
-            honest = honest and self._follow(step)
-            if step + 1 not in wanted:
-                continue
-            if honest:
-                self._repeated[step + 1] = self._own_root(step + 1)
-            else:
-                self._repeated[step + 1] = digest(UNOPENED_TAG, self.transcript.record(step).leaf())
-        self._deed = "again"
-
-    def _is_kept(self, index: int) -> bool:
-        return self.suspected is not None and index in (self.suspected, self.suspected + 1)
-
-    def _own_root(self, index: int) -> bytes:
-        """Return the root of the state that the session is in, and keep that state if it is wanted."""
-        if index in self.held:
-            return self.held[index].root
-        session = self.replay.session
-        with (
-            self.ledger.charging(self.party, "roots"),
-            ThreadPoolExecutor(os.cpu_count() or 1, "tally-hash") as pool,
-        ):
-            if not self._is_kept(index):
-                return summarise(state_entries(session), pool=pool, leaves=leaf_hashes).root()
-            self.held[index] = held_state(session, pool)
-            return self.held[index].root
-
-    def _load(self, start: int) -> bool:
-        with self.ledger.charging(self.party, "load" if self._deed == "segment" else "again"):
-            state = self._committed(start)
-            if state is None:
-                return False
-            try:
-                load_state(self.replay.session, state.entries)
-            except InvalidInput:
-                return False
-        return True
-
-    def _committed(self, index: int) -> HeldState | None:
-        """Return the state of a checkpoint, None if this party cannot open it."""
-        if index not in self.held:
-            try:
-                state = self.directory.load_held(index, self._roots[index].hex())
-            except (InvalidInput, Mismatch):
-                return None
-            if not self._is_kept(index):
-                return state
-            self.held[index] = state
-        return self.held[index]
-
-    def _follow(self, step: int) -> bool:
-        """Repeat one step under this party's own log; whether it ends where the party's record says."""
-        record = self.transcript.record(step)
-        agreed = self.held.get(step)
-        tracing = self.traces and step == self.suspected and self.traced is None and agreed is not None
-        try:
-            with self.ledger.charging(self.party, "traced" if tracing else self._deed):
-                frame = self.directory.load_frames(self.transcript, step, step + 1)[step]
-                if tracing and agreed is not None:
-                    outcome = self._trace(record, frame, agreed)
-                else:
-                    clock = time.perf_counter(), time.process_time()
-                    outcome, _ = self.replay.follow(record, frame)
-                    passed = Spent(time.perf_counter() - clock[0], time.process_time() - clock[1])
-                    self.ledger.steps.append(passed)
-        except (InvalidInput, Mismatch, Nondeterminism):
-            return False
-        return f"{outcome.fingerprint:016x}" == record.fingerprint
-
-    def _trace(self, record: StepRecord, frame: bytes, agreed: HeldState) -> StepOutcome:
-        """Repeat the suspected step operator by operator; the state after it is kept as well."""
-        session = self.replay.session
-        tape = session.follow_tape(frame)
-        with adopting(session, record):
-            traced = trace_step(
-                session, self.replay.job, agreed, tape,
-                chunk=chunk_size(agreed.nbytes), keep=True, hashed=self.party == "trainer",
-            )  # fmt: skip
-        assert traced.outcome is not None
-        assert traced.after is not None
-        self.traced = traced
-        after, committed = traced.after, self._roots.get(record.step + 1, traced.after.root)
-        if f"{traced.outcome.fingerprint:016x}" == record.fingerprint and after.root == committed:
-            self.held[record.step + 1] = after
-        return traced.outcome
-
-    def traced_under(self, record: StepRecord) -> StepTrace | None:
-        """Return the list of the suspected step, if it was made under a record with the same log, data and schedule."""
-        own = self.transcript.record(record.step)
-        same = (own.log, own.batch, own.schedule) == (record.log, record.batch, record.schedule)
-        return self.traced if same and self.suspected == record.step else None
-
-    def find_unopened_checkpoint(self, index: int) -> str | None:
-        """Return why this party cannot open its own last checkpoint up to ``index``, or None if it can."""
-        start = max(done for done in self._roots if done <= index)
-        try:
-            self.directory.load_committed(start, self._roots[start].hex())
-        except (InvalidInput, Mismatch) as problem:
-            return str(problem)
-        return None
-
-    def witness_at(self, index: int) -> HeldState | None:
-        """Return the state after ``index`` steps that opens this party's claim, or None if it cannot open it."""
-        if index in self.held:
-            return self.held[index]
-        if index in self._roots:
-            with self.ledger.charging(self.party, "again"):
-                return self._committed(index)
-        self._deed = "again"
-        start = max(done for done in self._roots if done < index)
-        if not self._load(start) or not all(self._follow(step) for step in range(start, index)):
-            return None
-        return hold(copied_state(self.replay.session).values())
-
-
 def _has_form_of(entry: Entry | None, other: Entry | None) -> bool:
     return (
         entry is not None and other is not None and (entry.dtype, entry.shape) == (other.dtype, other.shape)
@@ -681,16 +726,14 @@ def _has_form_of(entry: Entry | None, other: Entry | None) -> bool:
 class StepJudge:
     """Repeats one step from the agreed state and compares both sides' claims with what honest arithmetic allows.
 
-    With ``source`` it asks its panel before it convicts anybody.
+    With a ``panel`` it asks that before it convicts anybody.
     """
 
-    trainer: RunDirectory
     transcript: Transcript
-    auditor: RunDirectory
     auditors_transcript: Transcript
     replay: Replay
-    traces: Mapping[Party, RecordedTrace]
-    source: JobSource | None = None
+    seats: Mapping[Party, Witness]
+    panel: Panel | None = None
     outcome: str = "fault"
     step: int | None = None
 
@@ -726,51 +769,38 @@ class StepJudge:
     def _rule_on_log(self, objection: LogObjection) -> Ground:
         state = self._agreed_state(objection.step)
         entries = None if state is None else state.entries
-        found = rule_on_log(self.trainer, self.transcript, self.replay, objection, entries)
-        asked = self._question("log", objection.step, state, objection=objection)
-        ruling, outcome = self._confirmed(asked, found.ruling, found.outcome)
+        found = rule_on_log(self.seats["trainer"].frame, self.transcript, self.replay, objection, entries)
+        ruling, outcome = self._confirmed(
+            found.ruling, found.outcome, "log", objection.step, agreed=state, objection=objection
+        )
         return Ground(objection.step, ruling, outcome, objection=objection)
 
     def _agreed_state(self, step: int) -> HeldState | None:
         """Return the state before ``step``, which both agree on, from whichever side can open it."""
-        return next((s for trace in self.traces.values() if (s := trace.witness_at(step)) is not None), None)
+        return next((s for seat in self.seats.values() if (s := seat.witness_at(step)) is not None), None)
 
     def _rule_on_records(self, step: int) -> Ground | None:
         who = self.who_misstates(step)
         if who is None:
             return None
-        ruling, outcome = self._confirmed(self._question("records", step, self._agreed_state(step)), *who)
+        ruling, outcome = self._confirmed(*who, "records", step, agreed=self._agreed_state(step))
         pair = (self.transcript.prove_step(step), self.auditors_transcript.prove_step(step))
         return Ground(step, ruling, outcome, records=pair)
 
-    def _question(self, kind: str, step: int, agreed: HeldState | None, **more: Any) -> Question | None:
-        """Return the question for the panel; None for a member of one."""
-        if self.source is None:
-            return None
-        return Question(kind, self.trainer.path, self.auditor.path, self.source, step, agreed=agreed, **more)
-
-    def _confirmed(self, question: Question | None, ruling: Ruling, outcome: str) -> tuple[Ruling, str]:
+    def _confirmed(
+        self, ruling: Ruling, outcome: str, kind: str, step: int, **more: Any
+    ) -> tuple[Ruling, str]:
         """Return a ruling and its outcome as they stand once the panel has been asked: it convicts with one voice or not."""
-        if ruling.loser == "none" or question is None:
+        if ruling.loser == "none" or self.panel is None:
             return ruling, outcome
-        with self.ledger.charging("judge", "panel"):
-            dissent = find_dissent(question, ruling.loser)
+        try:
+            logged: dict[str, Any] = {"frame": self.seats["trainer"].frame(step)}
+        except InvalidInput as problem:
+            logged = {"no_frame": str(problem)}
+        dissent = self.panel.find_dissent(kind, ruling.loser, step, **logged, **more)
         if dissent is None:
             return ruling, outcome
-        return Ruling("none", f"step {question.step}: not proven: {dissent}; {ruling.reason}"), NOT_PROVEN
-
-    @property
-    def ledger(self) -> Ledger:
-        """What the parties and the judge spend."""
-        return self.traces["trainer"].ledger
-
-    def confirms_structure(self, agreed: HeldState, step: int, at: int, structure: bytes) -> str | None:
-        """Return which arithmetics list another operator at leaf ``at`` of the job's step than the judge; None if none does."""
-        question = self._question("structure", step, agreed, at=at)
-        if question is None:
-            return None
-        with self.ledger.charging("judge", "panel"):
-            return find_dissent(question, structure.hex())
+        return Ruling("none", f"step {step}: not proven: {dissent}; {ruling.reason}"), NOT_PROVEN
 
     def who_misstates(self, step: int) -> tuple[Ruling, str] | None:
         """Return who misstates a step on whose states both agree, and the outcome; None if the difference is nobody's fault.
@@ -783,7 +813,7 @@ class StepJudge:
         load_state(self.replay.session, state.entries)
         record = self.transcript.record(step)
         try:
-            frame = self.trainer.load_frames(self.transcript, step, step + 1)[step]
+            frame = self.seats["trainer"].frame(step)
             outcome, _ = self.replay.follow(record, frame)
         except (InvalidInput, Mismatch) as problem:
             return Ruling("trainer", f"step {step}: the log cannot be followed: {problem}"), "fault"
@@ -808,18 +838,23 @@ class StepJudge:
             return Ruling(party, why), "fault"
         return None
 
-    def rule(self, position: DisputedPosition, witnesses: Mapping[Party, object]) -> Ruling:
+    def rule(self, position: DisputedPosition) -> Ruling:
         """Return who is at fault at ``position``; the parties' states are asked for here, one at a time."""
-        del witnesses
         ruling = self._rule(position)
-        if ruling.loser == "none" or self.source is None:
+        if ruling.loser == "none" or self.panel is None:
             return ruling
-        states = {party: trace.witness_at(position.disputed) for party, trace in self.traces.items()}
-        asked = self._question(
-            "state", position.agreed, self.opened(position.agreed, position.agreed_commitment), position=position,
+        states = {party: seat.witness_at(position.disputed) for party, seat in self.seats.items()}
+        unopened = {
+            party: seat.find_unopened_checkpoint(position.agreed)
+            for party, seat in self.seats.items()
+            if states[party] is None
+        }
+        ruling, self.outcome = self._confirmed(
+            ruling, self.outcome, "state", position.agreed, position=position,
+            agreed=self.opened(position.agreed, position.agreed_commitment),
             states={party: state for party, state in states.items() if state is not None},
+            unopened={party: why for party, why in unopened.items() if why is not None},
         )  # fmt: skip
-        ruling, self.outcome = self._confirmed(asked, ruling, self.outcome)
         return ruling
 
     def _rule(self, position: DisputedPosition) -> Ruling:
@@ -842,7 +877,7 @@ class StepJudge:
             )
         # 3. The trainer's log is there and well formed.
         try:
-            frame = self.trainer.load_frames(self.transcript, step, step + 1)[step]
+            frame = self.seats["trainer"].frame(step)
             decode_frame(frame)
         except (InvalidInput, Mismatch) as problem:
             return Ruling("trainer", f"step {step}: the log cannot be used: {problem}")
@@ -863,7 +898,7 @@ class StepJudge:
         if schedule:
             return Ruling("trainer", str(schedule[0]))
         # 6. Entries and headers that honest arithmetic could not have written; then both states, element by element.
-        faults = {party: self._find_fault(party, position, repeated) for party in self.traces}
+        faults = {party: self._find_fault(party, position, repeated) for party in self.seats}
         if repeated.violations:
             violation = repeated.violations[0]
             faults["trainer"] = Deviation(
@@ -906,12 +941,12 @@ class StepJudge:
     def _is_data_noise(self, party: Party, position: DisputedPosition, before: HeldState) -> bool:
         """Whether floating noise in the step's data explains the state that ``party`` claims."""
         step, session = position.agreed, self.replay.session
-        claimed = self.traces[party].witness_at(position.disputed)
+        claimed = self.seats[party].witness_at(position.disputed)
         if claimed is None or not self._may_be_noise(step):
             return False
         states: list[dict[str, Entry]] = []
         try:
-            frame = self.trainer.load_frames(self.transcript, step, step + 1)[step]
+            frame = self.seats["trainer"].frame(step)
             for bracket in (nullcontext(), shaking(self.replay.job)):
                 load_state(session, before.entries)
                 with bracket:
@@ -925,7 +960,7 @@ class StepJudge:
         self, party: Party, position: DisputedPosition, before: HeldState, repeated: AcceptableStates
     ) -> bool:
         """Whether the party's state lies farther from the judge's than noise carries it in one step."""
-        state = self.traces[party].witness_at(position.disputed)
+        state = self.seats[party].witness_at(position.disputed)
         if state is None:
             return False
         return farther_than_trained(before.entries, repeated.entries, state.entries) is not None
@@ -941,10 +976,10 @@ class StepJudge:
             return Ruling("none", f"step {step}: the judge cannot repeat the job's own step: {own}")
         return Ruling("trainer", f"step {step}: the log cannot be followed: {problem}")
 
-    def opened(self, index: int, commitment: bytes) -> HeldState | None:
-        """Return the state after ``index`` steps that opens ``commitment``, from whichever side has it, or None."""
-        for trace in self.traces.values():
-            state = trace.witness_at(index)
+    def opened(self, index: int, commitment: bytes, names: Sequence[str] | None = None) -> HeldState | None:
+        """Return the state after ``index`` steps that opens ``commitment``, or entries of it, from whichever side has it."""
+        for seat in self.seats.values():
+            state = seat.witness_at(index, names)
             if state is not None and state.root == commitment:
                 return state
         return None
@@ -952,8 +987,8 @@ class StepJudge:
     def _find_fault(
         self, party: Party, position: DisputedPosition, repeated: AcceptableStates
     ) -> Deviation | None:
-        state = self.traces[party].witness_at(position.disputed)
-        if state is None and (problem := self.traces[party].find_unopened_checkpoint(position.agreed)):
+        state = self.seats[party].witness_at(position.disputed)
+        if state is None and (problem := self.seats[party].find_unopened_checkpoint(position.agreed)):
             return Deviation(position.agreed, "mismatch", EVIDENCE, None, problem, f"the {party}'s own root")
         if state is None or state.root != position.claims[party]:
             own = f"{repeated.outcome.fingerprint:016x}"

@@ -36,7 +36,6 @@ from tallystick.protocol.verdict import LogObjection
 from tallystick.roles.auditor import Replay, adopting, find_noisy_sites, is_excused, violations_of
 from tallystick.roles.data_noise import REMEDY, has_floats
 from tallystick.roles.verifier import quoted
-from tallystick.store.files import RunDirectory
 
 State = Mapping[str, Entry]
 
@@ -50,13 +49,15 @@ class LogRuling:
 
 
 def rule_on_log(
-    trainer: RunDirectory,
+    frame_of: Callable[[int], bytes],
     transcript: Transcript,
     replay: Replay,
     objection: LogObjection,
     state: State | None,
 ) -> LogRuling:
     """Return who is at fault where the auditor objects to the log of a step; ``state`` is the one agreed on before it.
+
+    ``frame_of`` gives the trainer's log of a step.
 
     The caller has made sure that both parties agree on the states before and after, and that the objection is about this run.
     """
@@ -66,7 +67,7 @@ def rule_on_log(
     record = transcript.record(step)
     load_state(replay.session, state)
     try:
-        frame = trainer.load_frames(transcript, step, step + 1)[step]
+        frame = frame_of(step)
         tape = _doubting(replay, frame)
         with adopting(replay.session, record):
             outcome = run_step(replay.session, replay.job, tape)

@@ -35,9 +35,10 @@ from tallystick.protocol.run_documents import Specification, StepRecord
 from tallystick.protocol.step_rules import StepFacts, needs_log
 from tallystick.protocol.transcript import Transcript
 from tallystick.roles.auditor import Replay, adopting, open_replay, write_claim
-from tallystick.roles.judge import RecordedTrace, dispute
+from tallystick.roles.judge import dispute
 from tallystick.roles.ledger import Ledger, Spent
 from tallystick.roles.operators import TrainerSide, list_base
+from tallystick.roles.parties import RecordedTrace
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
 

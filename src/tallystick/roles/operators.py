@@ -12,37 +12,46 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 from torch import Tensor
 
+from tallystick.commit.encoding import parse_canonical_json
 from tallystick.commit.merkle import root as merkle_root
-from tallystick.commit.state import CHUNK_BYTES, Entry, HeldState, StateSummary, parse_entry
-from tallystick.commit.tensors import OpenedChunk, chunk_size, digest_of, open_chunks
-from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
+from tallystick.commit.state import CHUNK_BYTES, DTYPE_BYTES, Entry, HeldState, StateSummary, parse_entry
+from tallystick.commit.tensors import OpenedChunk, TensorDigest, chunk_size, digest_of, open_chunks
+from tallystick.errors import InvalidInput, Mismatch
 from tallystick.execution.snapshot import load_state
 from tallystick.execution.step import map_tensors
-from tallystick.execution.trace import KINDS, StepTrace, array_of, trace_step, whole
+from tallystick.execution.trace import KINDS, StepTrace, Value, array_of, trace_step, whole
 from tallystick.numerics.kernels import block_differences, block_square_sums
-from tallystick.protocol.dispute import handed_digest
-from tallystick.protocol.formulas import Indexes, Point, Sum, is_right_partial, is_within
-from tallystick.protocol.game import Claim, Outcome
+from tallystick.protocol.dispute import DISPUTE_LIMIT, LONGEST_SIGNATURE, handed_digest, parse_opening
+from tallystick.protocol.exchange import (
+    LONGEST_REASON,
+    MOST_PARTS,
+    Answer,
+    ForfeitError,
+    Part,
+    Question,
+    Table,
+    ask_one,
+)
+from tallystick.protocol.formulas import Indexes, Point, Sum, is_within
+from tallystick.protocol.game import Outcome, Silence
 from tallystick.protocol.openings import Opening, store_nodes, stores_opened, widened
 from tallystick.protocol.operands import UnknownFormError, stored_at
 from tallystick.protocol.operator_game import (
-    Answered,
     Committed,
     Declined,
     Handed,
     Move,
-    Opened,
     OperatorGame,
-    Pointed,
-    Revealed,
     open_operator_game,
     play_move,
 )
+from tallystick.protocol.operator_moves import bytes_of, items_in, move_fields, parse_move, whole_in
 from tallystick.protocol.operators import (
     ADAM,
     BATCH,
@@ -58,10 +67,14 @@ from tallystick.protocol.operators import (
     OperatorList,
     Output,
     base_of,
+    hash_of,
+    parse_operator,
 )
 from tallystick.protocol.rulings import Accusation, Finding, rule_on_operator
-from tallystick.protocol.signed_moves import History, Terms, is_move_signed, sign_move
-from tallystick.protocol.signing import PublicKey, Signer
+from tallystick.protocol.run_documents import StepRecord
+from tallystick.protocol.run_proofs import StepProof
+from tallystick.protocol.signed_moves import History, Terms, is_move_signed
+from tallystick.protocol.signing import PublicKey
 from tallystick.protocol.step_rules import StepFacts, formula_for, needs_log
 from tallystick.protocol.trace import PARTIES, Party, Ruling
 from tallystick.roles.auditor import Replay, adopting
@@ -71,6 +84,7 @@ State = Mapping[str, Entry]
 NOISE = {"F32": 2.0**-13, "F64": 2.0**-40}  # of a result's rms; what differs by more is looked at first
 PORTABLE = frozenset({ROUND, ADAM, SGD, LOAD, BATCH, "aten::bernoulli_"})
 LOOKED_AT = 64
+SHOWN_LIMIT = 1 << 26  # bytes of results that an auditor asks for at a time
 BLOCK = 1 << 14  # elements compared at a time
 THREADS = os.cpu_count() or 1
 
@@ -151,18 +165,14 @@ class OperatorResult:
 
 @dataclass(frozen=True)
 class Signing:
-    """Who signs its moves at level three, and for which dispute.
+    """Whose signatures over operators count.
 
     Attributes:
-        run, auditor_run, claims: as ``protocol.signed_moves.Terms`` has them.
-        signers: of the parties that sign; moves of one that is absent are unsigned.
+        known: keys of the parties that sign; moves of one that is absent are unsigned.
         asked: keys that the judge knows; a party's move without a signature of its key here counts as not made.
     """
 
-    run: bytes
-    auditor_run: bytes
-    claims: Mapping[Party, bytes]
-    signers: Mapping[Party, Signer] = field(default_factory=dict[Party, Signer])
+    known: Mapping[Party, PublicKey] = field(default_factory=dict[Party, PublicKey])
     asked: Mapping[Party, PublicKey] = field(default_factory=dict[Party, PublicKey])
 
 
@@ -182,6 +192,23 @@ class Evidence:
     signatures: tuple[bytes | None, ...]
 
 
+Source = tuple[int, int]
+
+
+def reader_of(trace: StepTrace, at: int) -> Callable[[int, Indexes], np.ndarray]:
+    """Return a reader of the inputs and outputs of operator ``at`` of a list."""
+    op = trace.operators[at]
+
+    def reading(slot: int, flat: Indexes) -> np.ndarray:
+        if slot < 0:
+            return trace.array((at, -1 - slot))[flat]
+        source = op.inputs[slot].source
+        stored = trace.operators[source[0]].outputs[source[1]].tensor.dtype
+        return widened(trace.array(source)[flat], stored, op.inputs[slot].dtype)
+
+    return reading
+
+
 class TrainerSide:
     """The trainer at level three: its list, and everything it opens."""
 
@@ -199,16 +226,14 @@ class TrainerSide:
 
     def read(self, at: int) -> Callable[[int, Indexes], np.ndarray]:
         """Return a reader of the inputs and outputs of operator ``at``."""
-        op = self.trace.operators[at]
+        return reader_of(self.trace, at)
 
-        def reading(slot: int, flat: Indexes) -> np.ndarray:
-            if slot < 0:
-                return self.trace.array((at, -1 - slot))[flat]
-            source = op.inputs[slot].source
-            stored = self.trace.operators[source[0]].outputs[source[1]].tensor.dtype
-            return widened(self.trace.array(source)[flat], stored, op.inputs[slot].dtype)
-
-        return reading
+    def show(self, source: Source) -> memoryview:
+        """Return the bytes of a result, or of the state entry that leaf ``source`` stores."""
+        if self.trace.operators[source[0]].name == STORE:
+            return self.stored_data(source[0])
+        data = np.ascontiguousarray(self.trace.array(source))
+        return data.data.cast("B") if data.size else memoryview(b"")
 
     def partials(self, accusation: Accusation, at: int, facts: StepFacts) -> tuple[tuple[float, float], ...]:
         """Return the partial sums of the accused element, none if it is no long sum."""
@@ -332,7 +357,7 @@ def defend(
     replay: Replay,
     agreed: HeldState,
     frame: bytes,
-    record: Any,
+    record: StepRecord,
     *,
     base: bytes,
     chunk: int,
@@ -398,64 +423,122 @@ def _override(trace: StepTrace, source: tuple[int, int], entry: Entry) -> None:
 
 
 class _StoppedError(Exception):
-    """The auditor's own list parts from the trainer's in its structure: the rest of the step shows nothing."""
+    """What was looked for in a step is found."""
 
 
-@dataclass
+@dataclass(frozen=True)
+class Wanted:
+    """What an auditor asks the trainer to show: results by (leaf, output), and what a store writes at (leaf, 0)."""
+
+    sources: tuple[Source, ...]
+
+
 class Examination:
-    """What an auditor saw while it repeated the step beside the trainer's list.
+    """An honest auditor who has repeated the step looks for a false operator in the trainer's list.
+
+    Where the list states the root of a result of its own, the auditor has that result; the others it asks for, in the
+    list's order and as many bytes at a time as ``most``.
 
     Attributes:
+        own, theirs: the auditor's step with its results and roots; the trainer's operators.
         structure: first leaf whose structure is not its own.
         suspects: (leaf, output, element, by how much) where results differ.
-        opened_bytes: of results that it compared.
-        summary: of its own state after the step.
+        opened_bytes: of what it was shown.
+        unknown: why an operator could not be evaluated, or None.
     """
 
-    trainer: TrainerSide
-    structure: int | None = None
-    own_count: int = 0
-    suspects: list[tuple[int, int, int, float]] = field(default_factory=list[tuple[int, int, int, float]])
-    opened_bytes: int = 0
-    summary: StateSummary | None = None
-    unknown: str | None = None
+    def __init__(
+        self, own: StepTrace, theirs: Sequence[Operator], agreed: HeldState, most: int = SHOWN_LIMIT
+    ) -> None:
+        self.own, self.theirs, self.agreed, self.most = own, list(theirs), agreed, most
+        pairs = zip(own.operators, self.theirs, strict=False)
+        self.structure = next((at for at, (a, b) in enumerate(pairs) if not a.has_structure_of(b)), None)
+        if self.structure is None and len(own.operators) != len(self.theirs):
+            self.structure = min(len(own.operators), len(self.theirs))
+        self.suspects: list[tuple[int, int, int, float]] = []
+        self._new: list[tuple[int, int, int, float]] = []
+        self.opened_bytes = 0
+        self.unknown: str | None = None
+        self._checked = 0
+        self._stored: dict[int, memoryview] = {}
+        self._asked: list[Source] = []
+        self.seen = StepTrace(self.theirs, {}, own.chunk, None)
+        self._left: list[Source] = []
+        for at in range(len(own.operators) if self.structure is None else self.structure):
+            for number, (mine, stated) in enumerate(
+                zip(own.operators[at].outputs, self.theirs[at].outputs, strict=True)
+            ):
+                if mine.tensor == stated.tensor:
+                    self.seen.values[(at, number)] = own.values[(at, number)]
+                else:
+                    self._left.append((at, number))
 
-    def look_at(self, own: StepTrace) -> None:
-        """Compare a step that the auditor has repeated and kept."""
-        try:
-            for at, op in enumerate(own.operators):
-                outputs = range(len(op.outputs) if op.name != LOAD else 0)
-                self._look(at, op, [own.array((at, number)) for number in outputs])
-        except _StoppedError:
-            return
-        self.end(own)
+    def show(self, shown: Sequence[memoryview | bytes]) -> None:
+        """Take in what was asked for, in that order, each of the length that ``nbytes_of`` gives."""
+        for source, data in zip(self._asked, shown, strict=True):
+            self.opened_bytes += memoryview(data).nbytes
+            op = self.theirs[source[0]]
+            if op.name == STORE:
+                self._stored[source[0]] = memoryview(data)
+                continue
+            tensor = op.outputs[source[1]].tensor
+            array = np.frombuffer(data, dtype=KINDS[tensor.dtype])
+            self.seen.values[source] = Value(source, tensor.dtype, tensor.elements, array)
+            self._compare(source[0], source[1], op, self._own(source), array)
+        self._asked = []
 
-    def end(self, own: StepTrace) -> None:
-        """Take in how the auditor's own step ended."""
-        self.summary = own.summary
-        if len(own.operators) < len(self.trainer.trace.operators) and self.structure is None:
-            self.structure = len(own.operators)
+    def next(self, facts: StepFacts) -> Wanted | Objection | None:
+        """Return what has to be shown next, or the objection to the first operator that is false; None if there is none."""
+        if self._asked:
+            return Wanted(tuple(self._asked))
+        if (
+            found := self._first_false(sorted(each for each in self._new if each[3] > 1.0), facts)
+        ) is not None:
+            return found
+        self._new = []
+        if self._left:
+            return self._want(self._left)
+        quiet = sorted((each for each in self.suspects if each[3] <= 1.0), key=lambda s: -s[3])[:LOOKED_AT]
+        if (found := self._first_false(sorted(quiet), facts)) is not None:
+            return found
+        if self.structure is not None:
+            return Objection(self.structure, structure=True)
+        return self._at_the_end()
 
-    def watch(self, at: int, op: Operator, results: Sequence[Tensor]) -> None:
-        """Compare one operator of the auditor's own step with the trainer's, while it runs."""
-        self._look(at, op, [array_of(whole(tensor)) for tensor in results])
+    def objection(
+        self, facts: StepFacts, show: Callable[[Source], memoryview] | None = None
+    ) -> Objection | None:
+        """Return what ``next`` ends with, where ``show`` gives what it asks for."""
+        found = self.next(facts)
+        while isinstance(found, Wanted):
+            assert show is not None
+            self.show([show(source) for source in found.sources])
+            found = self.next(facts)
+        return found
 
-    def _look(self, at: int, op: Operator, results: Sequence[np.ndarray]) -> None:
-        theirs = self.trainer.trace.operators
-        self.own_count = at + 1
-        if at >= len(theirs) or not op.has_structure_of(theirs[at]):
-            self.structure = at
-            raise _StoppedError
+    def _want(self, left: list[Source]) -> Wanted:
+        total = 0
+        while left and (not self._asked or total + nbytes_of(self.theirs, left[0]) <= self.most):
+            total += nbytes_of(self.theirs, left[0])
+            self._asked.append(left.pop(0))
+        return Wanted(tuple(self._asked))
+
+    def _own(self, source: Source) -> np.ndarray:
+        op = self.own.operators[source[0]]
         if op.name == LOAD:
-            if op.outputs[0].tensor.root != theirs[at].outputs[0].tensor.root:
-                held = self.trainer.agreed.entries[op.module]
-                mine = np.frombuffer(held.data, dtype=KINDS[op.outputs[0].tensor.dtype])
-                self._compare(at, 0, op, mine, self.trainer.trace.array((at, 0)))
-            return
-        for number, mine in enumerate(results):
-            other = self.trainer.trace.array((at, number))
-            self.opened_bytes += other.nbytes
-            self._compare(at, number, op, mine, other)
+            return np.frombuffer(self.agreed.entries[op.module].data, dtype=KINDS[op.outputs[0].tensor.dtype])
+        return self.own.array(source)
+
+    def _first_false(
+        self, suspects: Sequence[tuple[int, int, int, float]], facts: StepFacts
+    ) -> Objection | None:
+        for at, number, element, _ in suspects:
+            self._checked += 1
+            if self._checked > 8 * LOOKED_AT:
+                break
+            if self._is_false(at, number, element, facts):
+                return Objection(at, number, element)
+        return None
 
     def _compare(self, at: int, number: int, op: Operator, mine: np.ndarray, other: np.ndarray) -> None:
         if not mine.size:
@@ -483,31 +566,13 @@ class Examination:
         element = _logical(op.outputs[number], stored)
         if element is not None:
             self.suspects.append((at, number, element, measure))
-
-    def objection(self, facts: StepFacts) -> Objection | None:
-        """Return the objection to the first operator that can be shown to be false; None if there is none."""
-        loud = sorted(suspect for suspect in self.suspects if suspect[3] > 1.0)
-        quiet = sorted((suspect for suspect in self.suspects if suspect[3] <= 1.0), key=lambda s: -s[3])[
-            :LOOKED_AT
-        ]
-        checked = 0
-        for at, number, element, _ in [*loud, *sorted(quiet)]:
-            if self.structure is not None and at >= self.structure:
-                continue
-            checked += 1
-            if checked > 8 * LOOKED_AT:
-                break
-            if self._is_false(at, number, element, facts):
-                return Objection(at, number, element)
-        if self.structure is not None:
-            return Objection(self.structure, structure=True)
-        return self._at_the_end()
+            self._new.append(self.suspects[-1])
 
     def _is_false(self, at: int, number: int, element: int, facts: StepFacts) -> bool:
-        op = self.trainer.trace.operators[at]
+        op = self.theirs[at]
         if op.name in (LOAD, BATCH):
             return True  # the state is agreed upon, and the data is the job's
-        read = self.trainer.read(at)
+        read = reader_of(self.seen, at)
         stated = read(-1 - number, np.asarray([stored_at(op.outputs[number].view, element)]))[0].item()
         try:
             formula = formula_for(op, number, element, read, facts)
@@ -519,26 +584,69 @@ class Examination:
         point = formula.total(formula.partials()) if isinstance(formula, Sum) else formula
         return not is_within(stated, point, op.outputs[number].tensor.dtype)
 
-    def _at_the_end(self) -> Objection | None:
+    def _at_the_end(self) -> Wanted | Objection | None:
         """Compare what the trainer stores with what its own operators gave, and with its claim."""
-        assert self.summary is not None
-        own = {entry.name: entry.fields() for entry in self.summary.entries}
-        for at, op in enumerate(self.trainer.trace.operators):
-            if op.name == STORE and op.attributes["entry"] != own.get(op.module) and op.inputs:
-                data = self.trainer.trace.array(op.inputs[0].source)
-                written = self.trainer.stored_data(at)
-                if written.nbytes != data.nbytes:
+        for at, op in enumerate(self.theirs):
+            if op.name == STORE and op.attributes != self.own.operators[at].attributes and op.inputs:
+                data = np.ascontiguousarray(self.seen.array(op.inputs[0].source))
+                entry = parse_entry(op.attributes["entry"], "operator")
+                if entry.nbytes != data.nbytes:
                     return Objection(at)
-                stored = np.frombuffer(written, dtype=data.dtype)
                 bits = f"u{data.dtype.itemsize}"
+                if at not in self._stored:
+                    made = digest_of(
+                        entry.dtype, data.size, data.data if data.size else memoryview(b""), CHUNK_BYTES
+                    )
+                    if made.root == entry.tensor_root:
+                        continue
+                    return self._want([(at, 0)])
+                stored = np.frombuffer(self._stored[at], dtype=data.dtype)
                 apart = np.flatnonzero(data.view(bits) != stored.view(bits))
                 if apart.size:
                     return Objection(at, 0, int(apart[0]))
             if op.name == END:
-                stores = [each for each in self.trainer.trace.operators[:at] if each.name == STORE]
+                stores = [each for each in self.theirs[:at] if each.name == STORE]
                 if end_root(stores) != op.attributes["state_root"]:
                     return Objection(at)
         return None
+
+
+def nbytes_of(operators: Sequence[Operator], source: Source) -> int:
+    """Return how long a result is, or what a store writes.
+
+    Raises:
+        InvalidInput: the list has no such result.
+    """
+    at, number = source
+    if not 0 <= at < len(operators):
+        raise InvalidInput(f"operator {at}: the list has {len(operators)}")
+    op = operators[at]
+    if op.name == STORE:
+        return parse_entry(op.attributes.get("entry"), "operator").nbytes
+    if not 0 <= number < len(op.outputs):
+        raise InvalidInput(f"operator {at}: has no output {number}")
+    return op.outputs[number].tensor.nbytes
+
+
+def verify_shown(operators: Sequence[Operator], source: Source, data: memoryview, chunk: int) -> None:
+    """Return if ``data`` is the result that the list commits to at ``source``, or what a store writes there.
+
+    Raises:
+        InvalidInput, Mismatch: it is not.
+    """
+    if memoryview(data).nbytes != (wanted := nbytes_of(operators, source)):
+        raise InvalidInput(
+            f"operator {source[0]}: {wanted} bytes were asked for, {memoryview(data).nbytes} shown"
+        )
+    op = operators[source[0]]
+    if op.name == STORE:
+        entry = parse_entry(op.attributes.get("entry"), "operator")
+        stated = TensorDigest(entry.dtype, entry.nbytes // DTYPE_BYTES[entry.dtype], entry.tensor_root)
+        chunk = CHUNK_BYTES
+    else:
+        stated = op.outputs[source[1]].tensor
+    if digest_of(stated.dtype, stated.elements, memoryview(data), chunk).root != stated.root:
+        raise Mismatch(f"operator {source[0]}: what was shown is not what the list commits to")
 
 
 def _first_apart(mine: np.ndarray, other: np.ndarray) -> int | None:
@@ -590,37 +698,17 @@ def _logical(output: Output, stored: int) -> int | None:
     return found
 
 
-def examine(
-    replay: Replay,
-    agreed: HeldState,
-    frame: bytes,
-    record: Any,
-    trainer: TrainerSide,
-    *,
-    own: StepTrace | None = None,
-) -> Examination:
-    """Repeat the step as an honest auditor beside the trainer's list; ``own`` is what it kept of it, if it has repeated it.
+def own_step(replay: Replay, agreed: HeldState, frame: bytes, record: StepRecord, *, chunk: int) -> StepTrace:
+    """Return the step with its list, results and their roots, repeated from the agreed state under the trainer's log.
 
     Raises:
-        InvalidInput, Nondeterminism: the auditor cannot repeat the step.
+        InvalidInput, Nondeterminism: this party cannot repeat the step.
     """
-    seen = Examination(trainer)
-    if own is not None:
-        seen.look_at(own)
-        return seen
     session = replay.session
     load_state(session, agreed.entries)
     tape = session.follow_tape(frame)
-    try:
-        with adopting(session, record):
-            trace = trace_step(
-                session, replay.job, agreed, tape,
-                chunk=trainer.trace.chunk, keep=False, watch=seen.watch,
-            )  # fmt: skip
-        seen.end(trace)
-    except _StoppedError:
-        pass
-    return seen
+    with adopting(session, record):
+        return trace_step(session, replay.job, agreed, tape, chunk=chunk, keep=True)
 
 
 def find_structure(replay: Replay, agreed: HeldState, record: Any, frame: bytes, at: int) -> bytes:
@@ -643,79 +731,284 @@ def find_structure(replay: Replay, agreed: HeldState, record: Any, frame: bytes,
     return found[0] if found else b""
 
 
-# -- all three -----------------------------------------------------------------------------------
+# -- the referee ---------------------------------------------------------------------------------
+
+LIST_LIMIT = 1 << 28  # bytes of a list
+OPENING_LIMIT = DISPUTE_LIMIT // 2
 
 
 @dataclass
 class OperatorDispute:
-    """Everything that the parties of level three have at hand.
+    """Level three as the referee leads it: it asks both parties, checks what they say, and rules.
 
     Attributes:
+        table: where questions are asked.
         step: the disputed one.
-        agreed: state before it.
+        agreed: state before it: its summary, and the grids.
+        agreed_whole: asks for all of it, where structure is disputed.
         facts: agreed facts of the step.
-        trainer, auditor: how each repeats the step; the judge uses the auditor's where structure is disputed.
-        claimed_root, claimed: the trainer's claim after the step, and the state that opens it, if there is one.
-        made, own: the lists of trainer and auditor, if they made them while they repeated the segment.
-        objection: what a dishonest auditor objects to, whatever it saw.
-        signing: who signs its moves; None if nobody does.
-        confirms: says in which arithmetics the job's own list has another leaf at a place than the judge's; None in none.
+        step_proof: the trainer's record of the step under its run's root, for the auditor.
+        terms: which dispute it is.
+        replay: the job, for where structure or data are disputed.
+        signing: keys whose signatures are asked for, and those that sign at all.
+        confirms: says, for the whole state before the step and a leaf's place and structure, in which arithmetics the job's
+            own list has another leaf there than the judge's; None if in none.
     """
 
+    table: Table
     step: int
     agreed: HeldState
+    agreed_whole: Callable[[], HeldState | None]
     facts: StepFacts
-    trainer: Replay
-    auditor: Replay
-    claimed_root: bytes
-    claimed: HeldState | None
-    made: StepTrace | None = None
-    own: StepTrace | None = None
-    objection: Objection | None = None
-    signing: Signing | None = None
+    step_proof: StepProof
+    terms: Terms
+    chunk: int
+    replay: Replay
+    signing: Signing
     ledger: Ledger = field(default_factory=Ledger)
-    confirms: Callable[[int, bytes], str | None] = lambda at, structure: None
+    confirms: Callable[[HeldState, int, bytes], str | None] = lambda agreed, at, structure: None
+
+    def __post_init__(self) -> None:
+        self.sent: dict[Party, int] = dict.fromkeys(PARTIES, 0)
+        self.opened = self.judged = self.count = 0
+        self.signatures: list[bytes | None] = []
+        self.said = History(self.terms)
+        self.operators: list[Operator] = []
+        self.game = open_operator_game(self.terms.base)
 
     def play(self) -> OperatorResult:
-        """Play level three and return how it ended."""
-        record, frame = self.facts.record, self.facts.frame
-        base, chunk = list_base(self.agreed, self.facts)
-        try:
-            with self.ledger.charging("trainer", "list"):
-                side = defend(
-                    self.trainer, self.agreed, frame, record,
-                    base=base, chunk=chunk, claimed_root=self.claimed_root, claimed=self.claimed, made=self.made,
-                )  # fmt: skip
-                count = side.committed.count
-        except (InvalidInput, Nondeterminism) as problem:
-            return _fallback(f"the trainer cannot repeat its step: {problem}", Cost(0, 0, 0, 0, 0, {}))
-        if side.trace.incomplete is not None:
-            return _fallback(side.trace.incomplete, Cost(count, 0, 0, 0, 0, _seconds(self.ledger)))
-        objection, seen = self.objection, None
-        if objection is None:
-            try:
-                with self.ledger.charging("auditor", "examination"):
-                    seen = examine(self.auditor, self.agreed, frame, record, side, own=self.own)
-                    objection = seen.objection(self.facts)
-            except (InvalidInput, Nondeterminism) as problem:
-                cost = Cost(count, 0, 0, 0, 0, _seconds(self.ledger))
-                return _fallback(f"the auditor cannot repeat the step: {problem}", cost)
-        table = _Table(self, side, base, chunk, 0 if seen is None else seen.opened_bytes)
-        try:
-            if objection is None:
-                why = "no operator lies outside its error bound"
-                if seen is not None and seen.unknown is not None:
-                    why = f"{why}, and one is not in the table: {seen.unknown}"
-                found = table.declined(why)
-            else:
-                found = table.play(objection)
-        except _SilentError as silent:
-            found = table.silent(silent)
-        return replace(found, signed=table.keys)
+        """Play level three and return how it ended.
 
-    def own_structure(self, at: int) -> bytes:
+        Raises:
+            ForfeitError: a party did not answer in time.
+        """
+        try:
+            return replace(self._play(), signed=dict(self.signing.known))
+        except _UnsignedError as unsigned:
+            # At the judge's table alone: files without a signature are not taken.
+            return OperatorResult(
+                unsigned.party, str(unsigned), self.game.rounds, None, None, None, self.cost(), signed=dict(self.signing.known)
+            )  # fmt: skip
+
+    def _play(self) -> OperatorResult:
+        listed = self._ask("trainer", "list", self._listed, most=LIST_LIMIT)
+        if isinstance(listed, str):
+            return _fallback(listed, self.cost())
+        blob, said = listed
+        self._moved("trainer", said)
+        looked = self._ask("auditor", "look", self._looked, parts=(self.facts.frame, blob), sources=[])
+        while isinstance(looked, list):
+            wanted, sources = looked, [list(source) for source in looked]
+            most = sum(nbytes_of(self.operators, source) for source in wanted)
+            shown = self._ask("trainer", "show", partial(self._shown, wanted), most=most, sources=sources)
+            self.opened += most
+            looked = self._ask("auditor", "look", self._looked, parts=shown, sources=sources)
+        if isinstance(looked, str):
+            return _fallback(looked, self.cost())
+        said, why = looked
+        self._moved("auditor", said)
+        if self.game.stage == "step":
+            return replace(_fallback(why, self.cost()), rounds=self.game.rounds)
+        while self.game.awaited:
+            self._round(self.game.awaited[0])
+        if self.game.outcome is not None:
+            return self._broken(self.game.outcome)
+        return self._ruled()
+
+    # -- asking --
+
+    def body(self, party: Party, **more: object) -> dict[str, object]:
+        """Return what every question of level three says; to the auditor also the trainer's record of the step."""
+        if party == "auditor":
+            more["step_proof"] = self.step_proof.encode().decode("ascii")
+        moves = [move_fields(move) for move in self.game.log if not isinstance(move, (Silence, Ruling))]
+        claims = {party: claim.hex() for party, claim in self.terms.claims.items()}
+        return {"claims": claims, "moves": moves, "step": self.step, **more}
+
+    def _ask(
+        self, party: Party, kind: str, read: Callable[[Answer], Read], *,
+        most: int = 0, parts: Sequence[Part] = (), **more: object,
+    ) -> Read:  # fmt: skip
+        question = Question(party, kind, self.body(party, **more), tuple(parts), most)
+
+        def reading(answer: Answer) -> Read:
+            found = read(answer)
+            self.sent[party] += answer.nbytes if kind != "show" else 0
+            return found
+
+        return ask_one(self.table, question, reading)
+
+    def _listed(self, answer: Answer) -> str | tuple[bytes, SaidMove]:
+        if answer.cannot is not None:
+            return answer.cannot
+        (blob,) = answer.expect_parts(1)
+        leaves = bytes(blob).split(b"\n") if blob else []
+        said = self._said(answer, "trainer")
+        if not isinstance(said.move, Committed):
+            raise InvalidInput("answer: the trainer must commit to its list")
+        if (said.move.count, said.move.root) != (
+            len(leaves),
+            merkle_root([hash_of(leaf) for leaf in leaves]),
+        ):
+            raise Mismatch("answer: the list is not the one that the move commits to")
+        self.operators = [parse_operator(leaf) for leaf in leaves]
+        self.count = len(leaves)
+        return bytes(blob), said
+
+    def _looked(self, answer: Answer) -> str | list[Source] | tuple[SaidMove, str]:
+        answer.expect_parts(0)
+        if answer.cannot is not None:
+            return f"the auditor cannot repeat the step: {answer.cannot}"
+        if "wanted" in answer.body:
+            wanted: list[Source] = []
+            for item in answer.fields("wanted").items("wanted"):
+                at, number = items_in(item, "a result", 2)
+                wanted.append((whole_in(at, "a leaf"), whole_in(number, "an output")))
+            if not 0 < len(wanted) <= MOST_PARTS or len({*wanted}) != len(wanted):
+                raise InvalidInput(f"answer: must want 1 to {MOST_PARTS} results, each once")
+            if sum(nbytes_of(self.operators, source) for source in wanted) > SHOWN_LIMIT and len(wanted) > 1:
+                raise InvalidInput(f"answer: several results may have {SHOWN_LIMIT} bytes together")
+            return wanted
+        why = answer.body.get("why", "")
+        if not isinstance(why, str) or len(why) > LONGEST_REASON:
+            raise InvalidInput("answer: why must be a short text")
+        return self._said(answer, "auditor"), why
+
+    def _shown(self, wanted: Sequence[Source], answer: Answer) -> tuple[Part, ...]:
+        answer.fields()
+        for source, data in zip(wanted, answer.expect_parts(len(wanted)), strict=True):
+            verify_shown(self.operators, source, memoryview(data), self.chunk)
+        return answer.parts
+
+    def _said(self, answer: Answer, party: Party) -> SaidMove:
+        """Return the move in an answer, whose signature fits and that the rules allow now.
+
+        Raises:
+            InvalidInput, Mismatch, ProtocolViolation: it is none.
+        """
+        signature = answer.body.get("signature")
+        if signature is not None and not (
+            isinstance(signature, str) and 0 < len(signature) <= 2 * LONGEST_SIGNATURE
+        ):
+            raise InvalidInput(f"answer: signature must be null or 1 to {LONGEST_SIGNATURE} bytes")
+        fields = answer.body.get("move")
+        move = Declined() if fields == ["declined"] else parse_move(fields)
+        opening: Opening | None = None
+        if isinstance(move, Handed):
+            (part,) = answer.expect_parts(1)
+            value = parse_canonical_json(bytes(part), what="opening", limit=OPENING_LIMIT)
+            opening = parse_opening(value, self.game.log)
+            if handed_digest(opening) != move.digest:
+                raise Mismatch("answer: what was handed over is not what the move names")
+        found = SaidMove(move, None if signature is None else bytes_of(signature, "signature"), opening)
+        key = self.signing.known.get(party)
+        claim = self.said.claim(move)
+        if key is not None and (found.signature is None or not is_move_signed(claim, found.signature, key)):
+            raise Mismatch(f"answer: the move is not signed with key {key.key_id[:16]}..")
+        play_move(
+            self.game, party, move
+        )  # raises where the rules do not allow it; its effect is taken when its turn comes
+        return found
+
+    def _round(self, party: Party) -> None:
+        """Ask a party for the move that it owes; one after the other, as each signs what was said before."""
+
+        def read(asked: Party, answer: Answer) -> SaidMove:
+            found = self._said(answer, asked)
+            self.sent[asked] += answer.nbytes
+            return found
+
+        replies = self.table.ask({party: Question(party, "move", self.body(party), (), OPENING_LIMIT)}, read)
+        if party not in replies:
+            self.game = play_move(self.game, None, Silence(self.table.deadline))
+            assert self.game.outcome is not None
+            raise ForfeitError(self.game.outcome.loser, self.game.outcome.reason)
+        self._moved(party, replies[party])
+
+    def _moved(self, party: Party, said: SaidMove) -> None:
+        """Take in a move; where a signature is asked for and there is none, it was not made in time.
+
+        Raises:
+            _UnsignedError: as said.
+        """
+        asked = self.signing.asked.get(party)
+        claim = self.said.claim(said.move)
+        if asked is not None and not (
+            said.signature is not None and is_move_signed(claim, said.signature, asked)
+        ):
+            raise _UnsignedError(party, self.game, asked)
+        self.game = play_move(self.game, party, said.move)
+        self.signatures.append(said.signature)
+        self.said.add(said.move)
+        if said.opening is not None:
+            self.opening = said.opening
+
+    # -- how it ends --
+
+    def cost(self) -> Cost:
+        """Return what was counted so far."""
+        return Cost(
+            self.count,
+            self.sent["trainer"],
+            self.sent["auditor"],
+            self.opened,
+            self.judged,
+            _seconds(self.ledger),
+        )
+
+    def _broken(self, outcome: Outcome) -> OperatorResult:
+        """Return the result where a party lost by a rule of the game: no operator was judged."""
+        loser: Party = "trainer" if outcome.loser == "trainer" else "auditor"
+        return OperatorResult(loser, outcome.reason, self.game.rounds, None, None, None, self.cost())
+
+    def _ruled(self) -> OperatorResult:
+        game, at, opening = self.game, self.game.index, self.opening
+        assert game.objection is not None
+        assert game.opened is not None
+        assert game.bisection is not None
+        position = game.bisection.position
+        assert position is not None
+        accusation = Accusation(
+            game.objection.output, game.objection.element, game.block, game.objection.structure
+        )
+        opening = replace(
+            opening, leaf=game.opened.leaf, partials=game.opened.partials, nodes=game.opened.nodes
+        )
+        op = self.operators[at] if at < len(self.operators) else None
+        state = self.agreed_whole() if accusation.structure else None
+        with self.ledger.charging("judge", "ruling"):
+            structure = None if state is None else self.own_structure(state, at)
+            batch = self.own_batch() if op is not None and op.name == BATCH else None
+        # As a judge of its own, who has decoded nothing for the parties.
+        facts = replace(self.facts)
+        with self.ledger.charging("judge", "ruling"):
+            finding = rule_on_operator(
+                facts, self.terms.base, self.chunk, agreed=position.agreed_commitment, claimed=position.claims["trainer"],
+                agreed_state=self.agreed.root, claimed_state=self.terms.claims["trainer"], accusation=accusation,
+                opening=opening, own_structure=structure, own_batch=batch,
+            )  # fmt: skip
+        if state is not None and structure is not None:
+            dissent = self.confirms(state, at, structure)
+            if dissent is not None:
+                fallback = _fallback(f"the operator's structure is not proven: {dissent}", self.cost())
+                return replace(fallback, rounds=game.rounds, index=at, operator=op)
+        self.judged = opening.nbytes + (len(facts.frame) + len(facts.grids) if needs_log(op) else 0)
+        if batch is not None:
+            self.judged += sum(map(len, batch.values()))
+        if finding.fault == "unknown":
+            fallback = _fallback(f"the operator cannot be judged by itself: {finding.reason}", self.cost())
+            return replace(fallback, rounds=game.rounds, index=at, operator=op)
+        loser: Party = "trainer" if finding.fault == "faulty" else "auditor"
+        game = play_move(game, None, Ruling(loser, finding.reason))
+        evidence = Evidence(
+            self.facts, self.terms.base, self.chunk, game, accusation, opening, self.agreed.root, finding,
+            self.signing.known, tuple(self.signatures),
+        )  # fmt: skip
+        return OperatorResult(loser, finding.reason, game.rounds, at, op, accusation, self.cost(), evidence)
+
+    def own_structure(self, state: HeldState, at: int) -> bytes:
         """Return the structure of leaf ``at`` of the job's own list; empty if it ends before."""
-        return find_structure(self.auditor, self.agreed, self.facts.record, self.facts.frame, at)
+        return find_structure(self.replay, state, self.facts.record, self.facts.frame, at)
 
     def own_batch(self) -> dict[str, bytes]:
         """Return the job's own data of the step, by place."""
@@ -726,8 +1019,20 @@ class OperatorDispute:
             found[where] = array_of(whole(plain.clone())).tobytes()
             return tensor
 
-        map_tensors(self.auditor.job.batch(self.step), one, "batch")
+        map_tensors(self.replay.job.batch(self.step), one, "batch")
         return found
+
+
+Read = TypeVar("Read")
+
+
+@dataclass(frozen=True)
+class SaidMove:
+    """A move as a party said it: with its signature, and what it handed over."""
+
+    move: Move
+    signature: bytes | None
+    opening: Opening | None = None
 
 
 def _seconds(ledger: Ledger) -> dict[str, float]:
@@ -744,182 +1049,10 @@ def _fallback(reason: str, cost: Cost) -> OperatorResult:
     return OperatorResult(None, reason, 0, None, None, None, cost)
 
 
-class _SilentError(Exception):
+class _UnsignedError(Exception):
     """A party owed a signed move and none came by the deadline."""
 
     def __init__(self, party: Party, game: OperatorGame, key: PublicKey) -> None:
         owed = f"the {party} owed a signed move ({game.stage}), and none came with key {key.key_id[:16]}.."
         super().__init__(f"no answer: {owed}; that is the judge's word")
         self.party: Party = party
-        self.game = game
-
-
-class _Table:
-    """The table at which one game of level three is played; counts what goes over it."""
-
-    def __init__(
-        self,
-        case: OperatorDispute,
-        side: TrainerSide,
-        base: bytes,
-        chunk: int,
-        opened: int,
-    ) -> None:
-        self.case, self.side, self.base, self.chunk, self.opened = case, side, base, chunk, opened
-        self.sent = {"trainer": 36 + sum(map(len, side.leaves.leaves)), "auditor": 0}
-        self.judged = 0
-        self.signatures: list[bytes | None] = []
-        signing = case.signing
-        signers = {} if signing is None else signing.signers
-        self.keys: dict[Party, PublicKey] = {party: each.public_key for party, each in signers.items()}
-        self.said = (
-            None
-            if signing is None
-            else History(Terms(signing.run, signing.auditor_run, case.step, base, signing.claims))
-        )
-
-    def _moved(self, game: OperatorGame, party: Party, move: Move) -> OperatorGame:
-        """Return the game after a move that its party has signed, if it signs.
-
-        Raises:
-            _SilentError: the judge asks for a signature that it did not get, so the move was not made in time.
-        """
-        signing = self.case.signing
-        signature: bytes | None = None
-        if signing is not None and self.said is not None:
-            claim = self.said.claim(move)
-            signer, asked = signing.signers.get(party), signing.asked.get(party)
-            if signer is not None:
-                with self.case.ledger.charging(party, "moves"):
-                    signature = sign_move(claim, signer)
-                self.sent[party] += len(signature)
-            if asked is not None and not (signature is not None and is_move_signed(claim, signature, asked)):
-                raise _SilentError(party, game, asked)
-        after = play_move(game, party, move)
-        self.signatures.append(signature)
-        if self.said is not None:
-            self.said.add(move)
-        return after
-
-    def silent(self, silent: _SilentError) -> OperatorResult:
-        """Return the result where a party did not answer: it loses, on the judge's word and without a record."""
-        return OperatorResult(silent.party, str(silent), silent.game.rounds, None, None, None, self.cost())
-
-    def cost(self) -> Cost:
-        """Return what was counted so far."""
-        count = len(self.side.leaves.leaves)
-        seconds = _seconds(self.case.ledger)
-        return Cost(count, self.sent["trainer"], self.sent["auditor"], self.opened, self.judged, seconds)
-
-    def declined(self, why: str) -> OperatorResult:
-        """Return the fallback to the whole step."""
-        game = open_operator_game(self.base)
-        game = self._moved(game, "trainer", self.side.committed)
-        game = self._moved(game, "auditor", Declined())
-        self.sent["auditor"] += 1
-        return replace(_fallback(why, self.cost()), rounds=game.rounds)
-
-    def play(self, objection: Objection) -> OperatorResult:
-        """Play the game to its ruling."""
-        side, facts, charging = self.side, self.case.facts, self.case.ledger.charging
-        with charging("auditor", "moves"):
-            own = OperatorList(self.base, [*side.leaves.leaves[: objection.index], objection.encode()])
-            answered = Answered(len(own.leaves), merkle_root(own.hashes))
-        game = self._moved(open_operator_game(self.base), "trainer", side.committed)
-        game = self._moved(game, "auditor", answered)
-        self.sent["auditor"] += 36
-        lists: dict[Party, OperatorList] = {"trainer": side.leaves, "auditor": own}
-        while game.stage == "bisect":
-            for party in game.awaited:
-                bisection = game.bisection
-                assert bisection is not None
-                at = bisection.midpoint
-                assert at is not None
-                with charging(party, "moves"):
-                    claim = Claim(party, at, lists[party].commitment_at(at))
-                game = self._moved(game, party, claim)
-                self.sent[party] += 32
-        at = game.index
-        with charging("auditor", "moves"):
-            revealed = Revealed(own.witness_at(at))
-        self.sent["auditor"] += revealed.opened.nbytes
-        game = self._moved(game, "auditor", revealed)
-        accusation = Accusation(objection.output, objection.element, structure=objection.structure)
-        with charging("trainer", "moves"):
-            nodes = () if accusation.structure else side.nodes(at)
-            opened = Opened(side.leaves.witness_at(at), side.partials(accusation, at, facts), nodes)
-        self.sent["trainer"] += opened.leaf.nbytes + 16 * len(opened.partials) + 32 * len(opened.nodes)
-        game = self._moved(game, "trainer", opened)
-        if game.stage == "point":
-            with charging("auditor", "moves"):
-                accusation = replace(accusation, block=self._block(accusation, at, opened))
-            self.sent["auditor"] += 4
-            game = self._moved(game, "auditor", Pointed(accusation.block))
-        with charging("trainer", "moves"):
-            opening = side.open(accusation, at, facts)
-        self.sent["trainer"] += opening.nbytes
-        game = self._moved(game, "trainer", Handed(handed_digest(opening)))
-        return self._ruled(game, at, accusation, opening)
-
-    def _block(self, accusation: Accusation, at: int, opened: Opened) -> int:
-        """Return which partial sum or node the auditor points at."""
-        if opened.nodes:
-            pairs = zip(opened.nodes, nodes_of(self.side.trace.operators, at), strict=False)
-            return next((number for number, (stated, own) in enumerate(pairs) if stated != own), -1)
-        op = self.side.trace.operators[at]
-        formula = formula_for(op, accusation.output, accusation.element, self.side.read(at), self.case.facts)
-        if isinstance(formula, Sum):
-            for number, (stated, found) in enumerate(zip(opened.partials, formula.partials(), strict=True)):
-                if not is_right_partial(stated, found):
-                    return number
-        return -1
-
-    def _ruled(self, game: OperatorGame, at: int, accusation: Accusation, opening: Opening) -> OperatorResult:
-        case = self.case
-        ops = self.side.trace.operators
-        op = ops[at] if at < len(ops) else None
-        with case.ledger.charging("judge", "ruling"):
-            structure = case.own_structure(at) if accusation.structure else None
-            batch = case.own_batch() if op is not None and op.name == BATCH else None
-        assert game.bisection is not None
-        position = game.bisection.position
-        assert position is not None
-        # As a judge of its own, who has decoded nothing for the parties.
-        facts = replace(case.facts)
-        with case.ledger.charging("judge", "ruling"):
-            finding = rule_on_operator(
-                facts, self.base, self.chunk, agreed=position.agreed_commitment, claimed=position.claims["trainer"],
-                agreed_state=case.agreed.root, claimed_state=case.claimed_root, accusation=accusation, opening=opening,
-                own_structure=structure, own_batch=batch,
-            )  # fmt: skip
-        if structure is not None and (dissent := case.confirms(at, structure)) is not None:
-            fallback = _fallback(f"the operator's structure is not proven: {dissent}", self.cost())
-            return replace(fallback, rounds=game.rounds, index=at, operator=op)
-        self.judged = opening.nbytes + (len(case.facts.frame) + len(case.facts.grids) if needs_log(op) else 0)
-        if batch is not None:
-            self.judged += sum(map(len, batch.values()))
-        evidence = Evidence(
-            case.facts, self.base, self.chunk, game, accusation, opening, case.agreed.root, finding,
-            self.keys, tuple(self.signatures),
-        )  # fmt: skip
-        if finding.fault == "unknown":
-            fallback = _fallback(f"the operator cannot be judged by itself: {finding.reason}", self.cost())
-            return replace(fallback, rounds=game.rounds, index=at, operator=op)
-        loser: Party = "trainer" if finding.fault == "faulty" else "auditor"
-        game = play_move(game, None, Ruling(loser, finding.reason))
-        return OperatorResult(
-            loser, finding.reason, game.rounds, at, op, accusation, self.cost(), replace(evidence, game=game)
-        )
-
-
-__all__ = [
-    "Cost",
-    "Evidence",
-    "Mismatch",
-    "OperatorDispute",
-    "OperatorResult",
-    "Outcome",
-    "Signing",
-    "defend",
-    "examine",
-]

@@ -25,7 +25,8 @@ from tallystick.execution.determinism import X86_ONLY, Profile
 from tallystick.execution.job import JobSource
 from tallystick.protocol.trace import DisputedPosition, Party
 from tallystick.protocol.verdict import LogObjection
-from tallystick.store.files import RunDirectory
+from tallystick.roles.ledger import Ledger
+from tallystick.store.files import RunDirectory, write_whole
 
 X86 = ("x86_64", "amd64")
 OWN = "the judge's own"
@@ -44,11 +45,14 @@ class Question:
 
     Attributes:
         kind: ``state``, ``records``, ``log``, ``beginning`` or ``structure``: which ruling.
-        trainer, auditor: the run directories.
+        trainer, auditor: directories with the documents of the runs.
         source: the job's.
         step: the one that is ruled on.
         agreed: the state before it.
         states: after it, of the parties that can open their claims.
+        unopened: why a party cannot open its last checkpoint before, where it can not.
+        frame: the trainer's log of the step, or None.
+        no_frame: why the trainer has none, if it said so.
         position: where the game ended; for ``state``.
         objection: for ``log``.
         at: for ``structure``: the leaf.
@@ -61,6 +65,9 @@ class Question:
     step: int
     agreed: HeldState | None = None
     states: Mapping[Party, HeldState] = field(default_factory=dict[Party, HeldState])
+    unopened: Mapping[Party, str] = field(default_factory=dict[Party, str])
+    frame: bytes | None = None
+    no_frame: str | None = None
     position: DisputedPosition | None = None
     objection: LogObjection | None = None
     at: int = 0
@@ -72,13 +79,17 @@ class Question:
                 folder = place / name
                 folder.mkdir()
                 RunDirectory(folder).write_checkpoint(0, list(state.entries.values()))
+        if self.frame is not None:
+            write_whole(place / "frame", self.frame)
         position = self.position
         asked = {
             "agreed": self.agreed is not None,
             "at": self.at,
             "auditor": str(self.auditor.resolve()),
+            "frame": self.frame is not None,
             "job": self.source.path,
             "kind": self.kind,
+            "no_frame": self.no_frame,
             "objection": None if self.objection is None else self.objection.encode().decode(),
             "place": str(place),
             "position": None
@@ -94,6 +105,7 @@ class Question:
             "states": sorted(self.states),
             "step": self.step,
             "trainer": str(self.trainer.resolve()),
+            "unopened": dict(self.unopened),
         }
         return json.dumps(asked).encode() + b"\n"
 
@@ -182,6 +194,25 @@ def find_dissent(question: Question, own: str) -> str | None:
         return None
     alike = [OWN, *(name for name, opinion in said.items() if opinion is not None and opinion.answer == own)]
     return f"arithmetics disagree: {', '.join(alike)}: {own}; {'; '.join(others)}"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Whom the judge of one dispute asks, and about which runs; ``ledger`` is charged.
+
+    ``trainer`` and ``auditor`` are directories with the documents of both runs, ``source`` is the job's.
+    """
+
+    trainer: Path
+    auditor: Path
+    source: JobSource
+    ledger: Ledger
+
+    def find_dissent(self, kind: str, own: str, step: int, **more: Any) -> str | None:
+        """Return which arithmetics do not answer a ``Question`` as the judge's ``own`` does; None if all agree."""
+        with self.ledger.charging("judge", "panel"):
+            question = Question(kind, self.trainer, self.auditor, self.source, step, **more)
+            return find_dissent(question, own)
 
 
 def asked_of(line: bytes) -> Mapping[str, Any]:

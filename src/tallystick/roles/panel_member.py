@@ -6,32 +6,57 @@ import base64
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tallystick.commit.state import HeldState, hold
-from tallystick.errors import TallyError
+from tallystick.errors import InvalidInput, Nondeterminism, TallyError
 from tallystick.execution.determinism import parse_profile
 from tallystick.execution.job import JobSource
 from tallystick.protocol.trace import PARTIES, DisputedPosition, Party
 from tallystick.protocol.transcript import Transcript
 from tallystick.protocol.verdict import parse_log_objection
 from tallystick.roles.auditor import Deviation, Replay, open_replay
-from tallystick.roles.judge import RecordedTrace, StepJudge, find_other_beginning
-from tallystick.roles.ledger import Ledger
+from tallystick.roles.judge import StepJudge, find_other_beginning
 from tallystick.roles.log_judge import rule_on_log
 from tallystick.roles.operators import find_structure
 from tallystick.roles.panel import Opinion, asked_of
 from tallystick.store.files import RunDirectory
 
 
-class HandedTrace(RecordedTrace):
-    """A party's trace whose states the judge has handed over; what is not among them cannot be opened."""
+@dataclass
+class HandedSeat:
+    """A party as a member sees it: what the judge has handed over; what is not among that cannot be opened."""
 
-    def witness_at(self, index: int) -> HeldState | None:
+    held: dict[int, HeldState] = field(default_factory=dict[int, HeldState])
+    unopened: str | None = None
+    log: bytes | None = None
+    no_log: str | None = None
+
+    def witness_at(self, index: int, names: Sequence[str] | None = None) -> HeldState | None:
         """Return the state after ``index`` steps, if it was handed over."""
+        del names
         return self.held.get(index)
+
+    def find_unopened_checkpoint(self, index: int) -> str | None:
+        """Return what the judge was told about the checkpoint before the step."""
+        del index
+        return self.unopened
+
+    def frame(self, step: int) -> bytes:
+        """Return the trainer's log of the step.
+
+        Raises:
+            InvalidInput: the trainer has none.
+            Nondeterminism: the judge did not hand it over.
+        """
+        if self.log is not None:
+            return self.log
+        if self.no_log is None:
+            raise Nondeterminism(f"step {step}: the judge did not hand over the log")
+        raise InvalidInput(self.no_log)
 
 
 def answer(line: bytes, *, jitter: bool = False) -> Opinion:
@@ -49,39 +74,39 @@ def answer(line: bytes, *, jitter: bool = False) -> Opinion:
         return Opinion("none", f"{replay.subject} is {replay.own}")
     try:
         if asked["kind"] == "beginning":
-            other = find_other_beginning(trainer, ours, replay)
+            other = find_other_beginning(HandedSeat({0: _state(Path(asked["place"]) / "agreed")}), replay)
             return Opinion("none" if other is None else "trainer", str(other))
-        return _answer(asked, (trainer, ours), (auditor, theirs), replay)
+        return _answer(asked, ours, theirs, replay)
     finally:
         replay.session.close()
 
 
 def _answer(
     asked: Mapping[str, Any],
-    trainers: tuple[RunDirectory, Transcript],
-    auditors: tuple[RunDirectory, Transcript],
+    ours: Transcript,
+    theirs: Transcript,
     replay: Replay,
 ) -> Opinion:
     step, place = asked["step"], Path(asked["place"])
     agreed = _state(place / "agreed") if asked["agreed"] else None
     if asked["kind"] == "structure":
         assert agreed is not None
-        record = trainers[1].record(step)
-        frame = trainers[0].load_frames(trainers[1], step, step + 1)[step]
-        return Opinion(
-            find_structure(replay, agreed, record, frame, asked["at"]).hex(), "its own list has it"
-        )
-    traces: dict[Party, RecordedTrace] = {}
-    for party, (directory, transcript) in zip(PARTIES, (trainers, auditors), strict=True):
-        trace = traces[party] = HandedTrace(directory, transcript, replay, party, Ledger())
+        found = find_structure(replay, agreed, ours.record(step), (place / "frame").read_bytes(), asked["at"])
+        return Opinion(found.hex(), "its own list has it")
+    frame = (place / "frame").read_bytes() if asked["frame"] else None
+    seats: dict[Party, HandedSeat] = {}
+    for party in PARTIES:
+        seat = seats[party] = HandedSeat({}, asked["unopened"].get(party), frame, asked["no_frame"])
         if agreed is not None:
-            trace.held[step] = agreed
+            seat.held[step] = agreed
         if party in asked["states"]:
-            trace.held[step + 1] = _state(place / party)
-    judge = StepJudge(*trainers, *auditors, replay, traces, source=None)
+            seat.held[step + 1] = _state(place / party)
+    judge = StepJudge(ours, theirs, replay, seats)
     if asked["kind"] == "log":
         objection = parse_log_objection(asked["objection"].encode())
-        found = rule_on_log(*trainers, replay, objection, None if agreed is None else agreed.entries)
+        found = rule_on_log(
+            seats["trainer"].frame, ours, replay, objection, None if agreed is None else agreed.entries
+        )
         return Opinion(found.ruling.loser, found.ruling.reason)
     if asked["kind"] == "records":
         who = judge.who_misstates(step)
@@ -94,7 +119,7 @@ def _answer(
         bytes.fromhex(where["agreed_commitment"]),
         {party: bytes.fromhex(claim) for party, claim in where["claims"].items()},
     )
-    ruling = judge.rule(position, {})
+    ruling = judge.rule(position)
     return Opinion(ruling.loser, ruling.reason)
 
 

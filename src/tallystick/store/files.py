@@ -84,17 +84,29 @@ def write_whole(path: Path, data: bytes, *, mode: int = 0o666) -> None:
     Raises:
         StoreError: the disk refused; what stood there still does.
     """
+    write_pieces(path, (data,), mode=mode)
+
+
+def write_pieces(path: Path, pieces: Iterable[bytes | memoryview], *, mode: int = 0o666) -> int:
+    """Write ``pieces`` one after the other as ``write_whole`` does, and return how many bytes they are.
+
+    Raises:
+        StoreError: the disk refused; what stood there still does.
+    """
     with storing(f"{path}: cannot be written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.part")
         temporary.unlink(missing_ok=True)  # of a process that died; never followed if it is a link
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
         with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
+            for piece in pieces:
+                file.write(piece)
             file.flush()
+            size = file.tell()
             os.fsync(file.fileno())
         temporary.replace(path)
         sync_directory(path.parent)
+    return size
 
 
 def open_file(path: Path, *, what: str) -> BufferedReader:

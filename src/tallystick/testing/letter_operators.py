@@ -14,7 +14,7 @@ from tallystick.commit.encoding import digest
 from tallystick.commit.merkle import root as merkle_root
 from tallystick.commit.merkle import verify_inclusion
 from tallystick.errors import ProtocolViolation
-from tallystick.protocol.game import Claim, Tick
+from tallystick.protocol.game import Claim, Silence
 from tallystick.protocol.operator_game import (
     Answered,
     Committed,
@@ -36,7 +36,7 @@ from tallystick.protocol.operators import (
     verify_opened_leaf,
 )
 from tallystick.protocol.trace import PARTIES, Party, Ruling
-from tallystick.testing.letters import ALPHABET, next_letter
+from tallystick.testing.letters import ALPHABET, DEADLINE, next_letter
 
 BASE = digest("tallystick/letters/1", b"operators")
 
@@ -173,7 +173,7 @@ class Flood:
     def moves(self, game: OperatorGame) -> Sequence[Move]:
         """Return far more than was asked for; nothing that contradicts what it owes."""
         owed = list(self.actor.moves(game))
-        noise: list[Move] = [Claim(self.party, 1, b"short"), Tick(game.now)]
+        noise: list[Move] = [Claim(self.party, 1, b"short"), Silence("now")]
         return [Ruling("trainer" if self.party == "auditor" else "auditor", "because"), *noise, *owed, *owed]
 
 
@@ -190,11 +190,10 @@ def play_letters(
     actors: Mapping[Party, Actor],
     *,
     order: Sequence[Party] = PARTIES,
-    timeout_s: int = 60,
     check: Callable[[OperatorGame], None] = lambda game: None,
 ) -> LetterMatch:
-    """Return the finished game between ``actors``; when nobody moves, time passes. ``check`` sees every state."""
-    match = LetterMatch(open_operator_game(BASE, timeout_s=timeout_s), refused=dict.fromkeys(PARTIES, 0))
+    """Return the finished game between ``actors``; when nobody moves, the referee states silence. ``check`` sees every state."""
+    match = LetterMatch(open_operator_game(BASE), refused=dict.fromkeys(PARTIES, 0))
     while match.game.stage not in ("over", "step"):
         before = match.game
         for party in order:
@@ -208,7 +207,7 @@ def play_letters(
             match.judged.append(match.game.index)
             match.game = play_move(match.game, None, rule_on_letter(match.game, actors["trainer"]))
         elif match.game is before:
-            match.game = play_move(match.game, None, Tick(match.game.now + timeout_s + 1))
+            match.game = play_move(match.game, None, Silence(DEADLINE))
         check(match.game)
     return match
 

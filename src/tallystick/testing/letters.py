@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from tallystick.commit.encoding import digest
 from tallystick.errors import ProtocolViolation
-from tallystick.protocol.game import Claim, Game, Level, Move, Tick, apply, open_game, receive
-from tallystick.protocol.strategy import find_witness, next_moves
+from tallystick.protocol.game import Claim, Game, Level, Move, Silence, apply, open_game, receive
 from tallystick.protocol.trace import PARTIES, DisputedPosition, Loser, Party, Ruling, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
 ALPHABET = string.ascii_lowercase
+DEADLINE = "the deadline"
 
 
 def next_letter(letter: str) -> str:
@@ -57,6 +57,13 @@ class LettersTrace:
 def wrong_from(length: int, start: int) -> LettersTrace:
     """Return a trace that makes one wrong step, to index ``start``, and goes on honestly from there."""
     return LettersTrace(length, range(start, length + 1))
+
+
+def next_moves(game: Game, party: Party, trace: Trace) -> list[Move]:
+    """Return what ``party``, whose own computation is ``trace``, owes the game: one claim or nothing."""
+    if game.midpoint is None or party not in game.awaited:
+        return []
+    return [Claim(party, game.midpoint, trace.commitment_at(game.midpoint))]
 
 
 class LettersJudge:
@@ -102,8 +109,8 @@ class Player:
         return next_moves(game, party, self.trace)
 
     def witness(self, game: Game) -> object:
-        """Return the trace's witness."""
-        return find_witness(game, self.trace)
+        """Return the trace's witness, which the party owes once the position is found."""
+        return None if game.position is None else self.trace.witness_at(game.position.agreed)
 
 
 @dataclass(frozen=True)
@@ -148,7 +155,7 @@ class Flooder(Player):
             [Ruling("trainer" if party == "auditor" else "auditor", "because")] if game.midpoint else []
         )
         owed = super().moves(game, party)
-        return [*everywhere[::2], *malformed, *early_ruling, *owed, *owed, Tick(game.now - 1)]
+        return [*everywhere[::2], *malformed, *early_ruling, *owed, *owed, Silence("now")]
 
 
 @dataclass(frozen=True)
@@ -159,9 +166,7 @@ class Match:
     refused: Mapping[Party, int]
 
 
-def open_letters(
-    levels: Sequence[Level], traces: Mapping[Party, Trace], *, timeout_s: int | None = 60
-) -> Game:
+def open_letters(levels: Sequence[Level], traces: Mapping[Party, Trace]) -> Game:
     """Return a game in which each party claims the end of its own trace."""
     end = levels[0].positions[-1]
     return open_game(
@@ -169,7 +174,6 @@ def open_letters(
         agreed=LettersTrace(end).commitment_at(0),
         trainer=traces["trainer"].commitment_at(end),
         auditor=traces["auditor"].commitment_at(end),
-        timeout_s=timeout_s,
     )
 
 
@@ -182,8 +186,7 @@ def play(
 ) -> Match:
     """Return the finished game between ``actors``, who move in ``order``; ``check`` sees every state.
 
-    When nobody moves, time passes until the deadline is over. The caller gives a game that has one,
-    unless both parties answer.
+    When nobody moves, the referee states silence.
     """
     judge, refused = LettersJudge(), dict.fromkeys(PARTIES, 0)
     while game.outcome is None:
@@ -200,6 +203,6 @@ def play(
                 game, judge.rule(position, {party: actors[party].witness(game) for party in PARTIES})
             )
         elif game is before:
-            game = apply(game, Tick(game.now + 1 + (game.timeout_s or 0)))
+            game = apply(game, Silence(DEADLINE))
         check(game)
     return Match(game, refused)

@@ -14,7 +14,7 @@ from tallystick.protocol.game import (
     Level,
     Move,
     Outcome,
-    Tick,
+    Silence,
     apply,
     open_game,
     receive,
@@ -25,7 +25,7 @@ A, B, C, D = (bytes([n]) * 32 for n in (0xAA, 0xBB, 0xCC, 0xDD))
 
 
 def game(n: int = 8, **changes: Any) -> Game:
-    values: dict[str, Any] = {"agreed": A, "trainer": B, "auditor": C, "timeout_s": 60, "now": 1000}
+    values: dict[str, Any] = {"agreed": A, "trainer": B, "auditor": C}
     return open_game([Level("steps", range(n + 1))], **(values | changes))
 
 
@@ -47,7 +47,7 @@ def test_a_game_opens_at_the_midpoint_and_awaits_both() -> None:
 
     assert (opened.agreed, opened.disputed, opened.midpoint) == (0, 8, 4)
     assert opened.awaited == ("trainer", "auditor")
-    assert (opened.rounds, opened.round_limit, opened.deadline) == (0, 3, 1060)
+    assert (opened.rounds, opened.round_limit) == (0, 3)
     assert (opened.position, opened.outcome) == (None, None)
 
 
@@ -79,7 +79,7 @@ def test_bisection_ends_at_one_position_with_both_claims() -> None:
     assert (narrowed.position.agreed, narrowed.position.disputed) == (5, 6)
     assert narrowed.position.agreed_commitment == A
     assert narrowed.position.claims == {"trainer": B, "auditor": C}
-    assert (narrowed.midpoint, narrowed.awaited, narrowed.deadline) == (None, (), None)
+    assert (narrowed.midpoint, narrowed.awaited) == (None, ())
     assert narrowed.rounds == narrowed.round_limit == 3
 
 
@@ -133,7 +133,7 @@ def test_the_judge_ends_the_game() -> None:
         ([Claim("judge", 4, B)], "party must be trainer or auditor (the party is 'judge')"),  # type: ignore[arg-type]
         ([*both(4, D, D), Claim("auditor", 4, D)], "the claim is at 4, the midpoint at 6"),
         ([Ruling("trainer", "")], "a ruling must wait for the disputed position (steps 4 is open)"),
-        ([Tick(999)], "time must not run backwards (the tick is at 999, the game at 1000)"),
+        ([*both(4, D, D), *both(6, D, B), *both(5, D, B), Silence("noon")], "a party who owes an answer"),
     ],
 )
 def test_a_move_against_a_rule_is_refused_by_its_name(moves: list[Move], reason: str) -> None:
@@ -162,7 +162,7 @@ def test_a_narrowed_game_asks_for_no_claims() -> None:
 
 @pytest.mark.parametrize("move", [Claim("auditor", 4, B), Ruling("auditor", "")])
 def test_a_game_that_is_over_takes_no_moves(move: Move) -> None:
-    over = apply(game(), Tick(1061))
+    over = apply(game(), Silence("noon"))
 
     with pytest.raises(ProtocolViolation, match="the game is over"):
         apply(over, move)
@@ -173,36 +173,26 @@ def test_a_party_sends_claims_only_and_only_its_own() -> None:
 
     with pytest.raises(ProtocolViolation, match="a party must speak for itself"):
         receive(game(), "trainer", Claim("auditor", 4, B))
-    for move in (Tick(2000), Ruling("auditor", "")):
+    for move in (Silence("noon"), Ruling("auditor", "")):
         with pytest.raises(ProtocolViolation, match=f"trainer sent a {type(move).__name__}"):
             receive(game(1), "trainer", move)
 
 
-def test_an_answer_is_in_time_until_the_deadline_is_over() -> None:
-    late = apply(apply(game(), Claim("trainer", 4, B)), Tick(1060))
-    assert late.outcome is None
+def test_who_owes_an_answer_and_is_silent_loses() -> None:
+    forfeited = apply(apply(game(), Claim("trainer", 4, B)), Silence("noon"))
 
-    forfeited = apply(late, Tick(1061))
-
-    assert forfeited.outcome == Outcome("auditor", "no answer: auditor owed a claim at steps 4 by 1060")
+    assert forfeited.outcome == Outcome("auditor", "no answer: auditor owed a claim at steps 4 by noon")
 
 
 def test_two_silent_parties_both_lose() -> None:
-    over = apply(game(), Tick(1061))
+    over = apply(game(), Silence("noon"))
 
-    assert over.outcome == Outcome("both", "no answer: trainer and auditor owed a claim at steps 4 by 1060")
-
-
-def test_every_round_has_its_own_deadline() -> None:
-    after = played(game(), Tick(1050), *both(4, D, D))
-
-    assert after.deadline == 1110
-    assert apply(after, Tick(1110)).outcome is None
+    assert over.outcome == Outcome("both", "no answer: trainer and auditor owed a claim at steps 4 by noon")
 
 
-def test_time_alone_ends_no_game_without_a_deadline_or_before_the_judge() -> None:
-    assert apply(game(timeout_s=None), Tick(10**9)).outcome is None
-    assert apply(game(1), Tick(10**9)).outcome is None
+def test_silence_ends_no_game_that_waits_for_the_judge() -> None:
+    with pytest.raises(ProtocolViolation, match="nobody does"):
+        apply(game(1), Silence("noon"))
 
 
 @pytest.mark.parametrize("party", ["trainer", "auditor"])
@@ -244,11 +234,11 @@ def test_taking_back_a_checkpoint_on_the_next_level_loses() -> None:
 
 def test_the_log_alone_reproduces_the_game() -> None:
     opened = game()
-    moves: list[Move] = [Tick(1010), Tick(1020), *both(4, D, D), Tick(1030), *both(6, B, C), *both(5, A, A)]
+    moves: list[Move] = [*both(4, D, D), *both(6, B, C), *both(5, A, A)]
     over = played(opened, *moves, Ruling("auditor", "wrong"))
 
     assert played(opened, *over.log) == over
-    assert over.log[0] == Tick(1020)
+    assert over.log[0] == moves[0]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.protocol.envelope import Statement, parse_envelope, parse_statement
-from tallystick.protocol.game import Claim, Tick
+from tallystick.protocol.game import Claim, Silence
 from tallystick.protocol.operator_game import (
     Answered,
     Committed,
@@ -130,9 +130,9 @@ def test_two_lists_contradict_each_other_whatever_is_said_to_have_gone_before() 
 
 def test_the_clock_leaves_no_trace_and_rulings_are_nobodys_to_sign() -> None:
     moves = said(LetterTrainer(LETTERS), LetterAuditor(LETTERS))
-    ticking = [each for move in moves for each in (Tick(3), move)]
+    ticking = [each for move in moves for each in (Silence("noon"), move)]
     assert claims_of(TERMS, ticking) == claims_of(TERMS, moves)
-    for move in (Tick(3), Ruling("trainer", "because")):
+    for move in (Silence("noon"), Ruling("trainer", "because")):
         with pytest.raises(InvalidInput):
             History(TERMS).claim(move)
 

@@ -1,0 +1,649 @@
+"""The two parties of a dispute: each answers questions from its own run directory, with its own program and key.
+
+    party = Respondent(RecordedTrace(directory, transcript, replay, "auditor", ledger), other_run, signer=key)
+    answer = party.answer(question)                 # protocol.exchange
+
+What a party answers follows from the question, the earlier questions of the same dispute, its run and its key, so one that
+was killed and started again goes on: ``learn`` takes in the earlier questions without answering them again. In one process
+a ``LocalTable`` puts the same questions to the same parties.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar, cast
+
+from tallystick.commit.encoding import canonical_json, digest, parse_canonical_json
+from tallystick.commit.merkle import root as merkle_root
+from tallystick.commit.state import Entry, HeldState, hold, summarise
+from tallystick.commit.tensors import chunk_size
+from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
+from tallystick.execution.hashing import leaf_hashes
+from tallystick.execution.snapshot import copied_state, held_state, load_state, state_entries
+from tallystick.execution.step import StepOutcome
+from tallystick.execution.trace import StepTrace, trace_step
+from tallystick.protocol.dispute import GRIDS_ENTRY, handed_digest, opening_fields
+from tallystick.protocol.exchange import HEAD_LIMIT, Answer, Question, unable
+from tallystick.protocol.formulas import Sum, is_right_partial
+from tallystick.protocol.game import Claim
+from tallystick.protocol.openings import Opening
+from tallystick.protocol.operator_game import (
+    Answered,
+    Declined,
+    Handed,
+    Move,
+    Opened,
+    OperatorGame,
+    Pointed,
+    Revealed,
+    open_operator_game,
+    play_move,
+)
+from tallystick.protocol.operator_moves import hash_in, items_in, move_fields, parse_move, sender_of, whole_in
+from tallystick.protocol.operators import Objection, OperatorList, parse_operator
+from tallystick.protocol.rulings import Accusation
+from tallystick.protocol.run_documents import StepRecord
+from tallystick.protocol.run_proofs import parse_step_proof, verify_step_proof
+from tallystick.protocol.signed_moves import History, Terms, sign_move
+from tallystick.protocol.signing import Signer
+from tallystick.protocol.step_rules import StepFacts, formula_for
+from tallystick.protocol.trace import PARTIES, Party
+from tallystick.protocol.transcript import Transcript
+from tallystick.roles import operators
+from tallystick.roles.auditor import Replay, adopting
+from tallystick.roles.ledger import Ledger, Spent
+from tallystick.roles.operators import Examination, Source, TrainerSide, Wanted, nodes_of, reader_of
+from tallystick.store.files import RunDirectory, frame_digest
+
+UNOPENED_TAG = "tallystick/unopened-state/1"
+TRACED = ("fp32", "fp64")  # policies whose steps have a list of operators
+Value = TypeVar("Value")
+
+
+class RecordedTrace:
+    """One party's claims, from its run directory; positions are numbers of steps done.
+
+    At checkpoints the claim is the committed root. In between the party repeats its segment from the checkpoint. Where that
+    leads elsewhere than its own committed fingerprints, it cannot open what it committed to: the claim is then a digest of the
+    fingerprint, which no state opens.
+
+    Where the two runs part is known from their records before the first round, unless these lie. So a segment is repeated
+    once: the states that bisection will ask for are hashed on the way, and those on both sides of the ``suspected`` step
+    are kept. Asked for anything else, the party repeats the segment again.
+
+    Attributes:
+        suspected: first step after which the records of the two runs differ; None if they do not say.
+        held: states at hand, by number of steps done.
+        traces: whether the suspected step is traced operator by operator while it is repeated.
+        traced: that list.
+    """
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        transcript: Transcript,
+        replay: Replay,
+        party: Party,
+        ledger: Ledger,
+        *,
+        suspected: int | None = None,
+    ) -> None:
+        self.directory, self.transcript, self.replay = directory, transcript, replay
+        self.party: Party = party
+        self.ledger, self.suspected = ledger, suspected
+        self._roots = {c.steps_done: bytes.fromhex(c.state_root) for c in transcript.checkpoints()}
+        self._repeated: dict[int, bytes] = {}
+        self.held: dict[int, HeldState] = {}
+        self.traces = False
+        self.traced: StepTrace | None = None
+        self._deed: Literal["segment", "again"] = "segment"
+
+    def commitment_at(self, index: int) -> bytes:
+        """Return the 32 bytes this party claims for the state after ``index`` steps."""
+        if index in self._roots:
+            return self._roots[index]
+        if index not in self._repeated:
+            start = max(done for done in self._roots if done < index)
+            end = min(done for done in self._roots if done > index)
+            wanted = self._asked_for(start, end)
+            self._repeat(start, wanted if index in wanted else set(range(start + 1, end)))
+        return self._repeated[index]
+
+    def _asked_for(self, start: int, end: int) -> set[int]:
+        """Return the positions that bisection between two checkpoints asks for if the suspicion holds."""
+        found: set[int] = set()
+        if self.suspected is None or not start <= self.suspected < end:
+            return found
+        while end - start > 1:
+            middle = (start + end) // 2
+            found.add(middle)
+            start, end = (middle, end) if middle <= self.suspected else (start, middle)
+        return found
+
+    def _repeat(self, start: int, wanted: set[int]) -> None:
+        honest = self._load(start)
+        last = max(wanted)
+        if self.traces and self.suspected is not None and self.suspected >= start:
+            last = max(last, min(self.suspected + 1, *(done for done in self._roots if done > start)))
+        for step in range(start, last):
+            honest = honest and self._follow(step)
+            if step + 1 not in wanted:
+                continue
+            if honest:
+                self._repeated[step + 1] = self._own_root(step + 1)
+            else:
+                self._repeated[step + 1] = digest(UNOPENED_TAG, self.transcript.record(step).leaf())
+        self._deed = "again"
+
+    def _is_kept(self, index: int) -> bool:
+        return self.suspected is not None and index in (self.suspected, self.suspected + 1)
+
+    def _own_root(self, index: int) -> bytes:
+        """Return the root of the state that the session is in, and keep that state if it is wanted."""
+        if index in self.held:
+            return self.held[index].root
+        session = self.replay.session
+        with (
+            self.ledger.charging(self.party, "roots"),
+            ThreadPoolExecutor(os.cpu_count() or 1, "tally-hash") as pool,
+        ):
+            if not self._is_kept(index):
+                return summarise(state_entries(session), pool=pool, leaves=leaf_hashes).root()
+            self.held[index] = held_state(session, pool)
+            return self.held[index].root
+
+    def _load(self, start: int) -> bool:
+        with self.ledger.charging(self.party, "load" if self._deed == "segment" else "again"):
+            state = self._committed(start)
+            if state is None:
+                return False
+            try:
+                load_state(self.replay.session, state.entries)
+            except InvalidInput:
+                return False
+        return True
+
+    def _committed(self, index: int) -> HeldState | None:
+        """Return the state of a checkpoint, None if this party cannot open it."""
+        if index not in self.held:
+            try:
+                state = self.directory.load_held(index, self._roots[index].hex())
+            except (InvalidInput, Mismatch):
+                return None
+            if not self._is_kept(index):
+                return state
+            self.held[index] = state
+        return self.held[index]
+
+    def _follow(self, step: int) -> bool:
+        """Repeat one step under this party's own log; whether it ends where the party's record says."""
+        record = self.transcript.record(step)
+        agreed = self.held.get(step)
+        tracing = self.traces and step == self.suspected and self.traced is None and agreed is not None
+        try:
+            with self.ledger.charging(self.party, "traced" if tracing else self._deed):
+                frame = self.directory.load_frames(self.transcript, step, step + 1)[step]
+                if tracing and agreed is not None:
+                    outcome = self._trace(record, frame, agreed)
+                else:
+                    clock = time.perf_counter(), time.process_time()
+                    outcome, _ = self.replay.follow(record, frame)
+                    passed = Spent(time.perf_counter() - clock[0], time.process_time() - clock[1])
+                    self.ledger.steps.append(passed)
+        except (InvalidInput, Mismatch, Nondeterminism):
+            return False
+        return f"{outcome.fingerprint:016x}" == record.fingerprint
+
+    def _trace(self, record: StepRecord, frame: bytes, agreed: HeldState) -> StepOutcome:
+        """Repeat the suspected step operator by operator; the state after it is kept as well."""
+        session = self.replay.session
+        tape = session.follow_tape(frame)
+        with adopting(session, record):
+            traced = trace_step(
+                session, self.replay.job, agreed, tape,
+                chunk=chunk_size(agreed.nbytes), keep=True,
+            )  # fmt: skip
+        assert traced.outcome is not None
+        assert traced.after is not None
+        self.traced = traced
+        after, committed = traced.after, self._roots.get(record.step + 1, traced.after.root)
+        if f"{traced.outcome.fingerprint:016x}" == record.fingerprint and after.root == committed:
+            self.held[record.step + 1] = after
+        return traced.outcome
+
+    def traced_under(self, record: StepRecord) -> StepTrace | None:
+        """Return the list of the suspected step, if it was made under a record with the same log, data and schedule."""
+        own = self.transcript.record(record.step)
+        same = (own.log, own.batch, own.schedule) == (record.log, record.batch, record.schedule)
+        return self.traced if same and self.suspected == record.step else None
+
+    def find_unopened_checkpoint(self, index: int) -> str | None:
+        """Return why this party cannot open its own last checkpoint up to ``index``, or None if it can."""
+        start = max(done for done in self._roots if done <= index)
+        try:
+            self.directory.load_committed(start, self._roots[start].hex())
+        except (InvalidInput, Mismatch) as problem:
+            return str(problem)
+        return None
+
+    def witness_at(self, index: int) -> HeldState | None:
+        """Return the state after ``index`` steps that opens this party's claim, or None if it cannot open it."""
+        if index in self.held:
+            return self.held[index]
+        if index in self._roots:
+            with self.ledger.charging(self.party, "load" if self._deed == "segment" else "again"):
+                return self._committed(index)
+        self._deed = "again"
+        start = max(done for done in self._roots if done < index)
+        if not self._load(start) or not all(self._follow(step) for step in range(start, index)):
+            return None
+        return hold(copied_state(self.replay.session).values())
+
+
+@dataclass
+class _Case:
+    """A step in dispute over operators, as one party has it.
+
+    Attributes:
+        step, facts, agreed: the step, its facts with the trainer's record and log, and the state before it.
+        terms: which dispute it is.
+        chunk: bytes in a chunk of a result's tree.
+    """
+
+    step: int
+    facts: StepFacts
+    agreed: HeldState
+    terms: Terms
+    chunk: int
+
+
+class Respondent:
+    """A party that answers questions.
+
+    Args:
+        trace: its run, and the program that repeats it.
+        other_run: root of the other party's run.
+        signer: signs its moves over operators; None where nobody asks for that.
+        objection: what a dishonest auditor objects to, whatever it saw.
+        verify: called before an answer is given out; raises where the program that found it is another one.
+    """
+
+    def __init__(
+        self,
+        trace: RecordedTrace,
+        other_run: bytes,
+        *,
+        signer: Signer | None = None,
+        objection: Objection | None = None,
+        verify: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.trace, self.other_run, self.signer, self.objection = trace, other_run, signer, objection
+        self.verify = verify
+        self.party: Party = trace.party
+        self._case: _Case | None = None
+        self._side: TrainerSide | None = None
+        self._seen: Examination | None = None
+        self._list: OperatorList | None = None
+        self._given: tuple[bytes, bytes] | None = None  # the trainer's log and list
+        self._shown: dict[Source, memoryview] = {}
+
+    def answer(self, question: Question) -> Answer:
+        """Return the answer to a question; where the party cannot give one it says why.
+
+        Raises:
+            InvalidInput: the question is malformed.
+            Mismatch: the question contradicts what this party published or said; nothing is signed.
+            OtherProgram: the job imported something on the way that the run does not state; nothing is signed either.
+        """
+        if question.party != self.party:
+            raise Mismatch(f"question: is put to the {question.party}, this is the {self.party}")
+        self.learn(question)
+        said: Mapping[str, Callable[[Question], Answer]] = {
+            "claim": self._claim, "summary": self._summary, "entries": self._entries, "frame": self._frame,
+            "list": self._committed, "look": self._looked, "show": self._show, "move": self._move,
+        }  # fmt: skip
+        if question.kind not in said:
+            raise InvalidInput(f"question: kind {question.kind[:40]!r} is unknown")
+        found = said[question.kind](question)
+        self.verify()
+        return found
+
+    def learn(self, question: Question) -> None:
+        """Take in what a question brings with it."""
+        if question.kind == "claim" and self.trace.suspected is None:
+            suspected = question.body.get("suspected")
+            self.trace.suspected = None if suspected is None else whole_in(suspected, "a suspected step")
+            named = self.trace.transcript.specification.policy.name
+            self.trace.traces = question.body.get("traced") is True and named in TRACED
+        if question.kind != "look":
+            return
+        sources = [_source(item) for item in items_in(question.body.get("sources"), "sources")]
+        parts = question.parts
+        if not sources:
+            if len(parts) != 2:
+                raise InvalidInput(f"question: must bring the log and the list, brings {len(parts)} parts")
+            self._given = bytes(parts[0]), bytes(parts[1])
+            return
+        if len(sources) != len(parts):
+            raise InvalidInput(f"question: {len(parts)} parts show {len(sources)} results")
+        self._shown.update((source, memoryview(part)) for source, part in zip(sources, parts, strict=True))
+
+    # -- states and logs --
+
+    def _claim(self, question: Question) -> Answer:
+        index = self._index(question)
+        return Answer({"commitment": self.trace.commitment_at(index).hex()})
+
+    def _index(self, question: Question) -> int:
+        index = whole_in(question.body.get("index"), "an index")
+        if not 0 <= index <= self.trace.transcript.num_steps:
+            raise InvalidInput(
+                f"question: index {index}, the run has {self.trace.transcript.num_steps} steps"
+            )
+        return index
+
+    def _summary(self, question: Question) -> Answer:
+        index = self._index(question)
+        state = self.trace.witness_at(index)
+        if state is None or state.root != self.trace.commitment_at(index):
+            return unable(self.trace.find_unopened_checkpoint(index) or "the state cannot be made again")
+        return Answer({}, (state.summary.encode(),))
+
+    def _entries(self, question: Question) -> Answer:
+        state = self.trace.witness_at(self._index(question))
+        if state is None:
+            return unable("the state cannot be made again")
+        names = items_in(question.body.get("names"), "names")
+        held = [state.entries[name] for name in names if isinstance(name, str) and name in state.entries]
+        return Answer({}, tuple(_bytes_of(entry) for entry in held))
+
+    def _frame(self, question: Question) -> Answer:
+        step, transcript = whole_in(question.body.get("step"), "a step"), self.trace.transcript
+        if not 0 <= step < transcript.num_steps:
+            raise InvalidInput(f"question: step {step}, the run has {transcript.num_steps}")
+        try:
+            return Answer({}, (self.trace.directory.load_frames(transcript, step, step + 1)[step],))
+        except (InvalidInput, Mismatch) as problem:
+            return unable(problem)
+
+    # -- operators --
+
+    def _committed(self, question: Question) -> Answer:
+        try:
+            side = self._trainer(question)
+        except (InvalidInput, Nondeterminism) as problem:
+            return unable(f"the trainer cannot repeat its step: {problem}")
+        if side.trace.incomplete is not None:
+            return unable(side.trace.incomplete)
+        return self._signed(question, side.committed, parts=(b"\n".join(side.leaves.leaves),))
+
+    def _show(self, question: Question) -> Answer:
+        side = self._trainer(question)
+        sources = [_source(item) for item in items_in(question.body.get("sources"), "sources")]
+        for source in sources:
+            operators.nbytes_of(side.trace.operators, source)  # raises where there is none
+        return Answer({}, tuple(side.show(source) for source in sources))
+
+    def _looked(self, question: Question) -> Answer:
+        try:
+            case, seen = self._auditor(question)
+            with self.trace.ledger.charging("auditor", "examination"):
+                found = seen.next(case.facts)
+                while isinstance(found, Wanted) and all(source in self._shown for source in found.sources):
+                    seen.show([self._shown[source] for source in found.sources])
+                    found = seen.next(case.facts)
+        except Nondeterminism as problem:
+            return unable(problem)
+        if isinstance(found, Wanted):
+            missing = [source for source in found.sources if source not in self._shown]
+            return Answer({"wanted": [list(source) for source in missing]})
+        if self.objection is not None:
+            found = self.objection
+        if found is None:
+            why = "no operator lies outside its error bound"
+            if seen.unknown is not None:
+                why = f"{why}, and one is not in the table: {seen.unknown}"
+            return self._signed(question, Declined(), why=why[:1000])
+        with self.trace.ledger.charging("auditor", "moves"):
+            own = self._answer_with(found)
+            answered = Answered(len(own.leaves), merkle_root(own.hashes))
+        return self._signed(question, answered)
+
+    def _answer_with(self, objection: Objection) -> OperatorList:
+        assert self._case is not None
+        leaves = self._leaves()
+        self._list = OperatorList(self._case.terms.base, [*leaves[: objection.index], objection.encode()])
+        return self._list
+
+    def _leaves(self) -> list[bytes]:
+        if self._given is None:
+            raise Mismatch("question: the trainer's list was not handed over before")
+        return self._given[1].split(b"\n") if self._given[1] else []
+
+    def _move(self, question: Question) -> Answer:
+        """Answer with the move that the game awaits of this party."""
+        if self.party == "auditor" and self._list is None:
+            self._looked(question)  # a party that was started again objects to what it objected to
+        case = self._case_of(question)
+        side = self._trainer(question) if self.party == "trainer" else None
+        game = self._game(question, case)
+        if self.party not in game.awaited:
+            raise Mismatch(f"question: the game awaits {game.stage}, which is not the {self.party}'s to make")
+        with self.trace.ledger.charging(self.party, "moves"):
+            move, parts = self._owed(game, case, side)
+        return self._signed(question, move, parts=parts)
+
+    def _owed(
+        self, game: OperatorGame, case: _Case, side: TrainerSide | None
+    ) -> tuple[Move, tuple[bytes, ...]]:
+        own = side.leaves if side is not None else self._list
+        if own is None:
+            raise Mismatch("question: this auditor has not answered with a list")
+        if game.stage == "bisect" and game.bisection is not None and game.bisection.midpoint is not None:
+            at = game.bisection.midpoint
+            return Claim(self.party, at, own.commitment_at(at)), ()
+        if game.stage == "reveal":
+            return Revealed(own.witness_at(game.index)), ()
+        accusation = None
+        if game.objection is not None:
+            said = game.objection
+            accusation = Accusation(said.output, said.element, game.block, said.structure)
+        if game.stage == "point" and accusation is not None and game.opened is not None:
+            return Pointed(self._block(accusation, game.index, game.opened, case.facts)), ()
+        if side is not None and game.stage == "open":
+            return self._opened(side, accusation, game.index, case.facts), ()
+        if side is not None and game.stage == "chunks" and accusation is not None:
+            opening: Opening = side.open(accusation, game.index, case.facts)
+            return Handed(handed_digest(opening)), (canonical_json(opening_fields(opening)),)
+        raise Mismatch(f"question: the game awaits {game.stage}")
+
+    def _opened(self, side: TrainerSide, accusation: Accusation | None, at: int, facts: StepFacts) -> Opened:
+        if accusation is None:
+            return Opened(side.leaves.witness_at(at))
+        nodes = () if accusation.structure else side.nodes(at)
+        return Opened(side.leaves.witness_at(at), side.partials(accusation, at, facts), nodes)
+
+    def _block(self, accusation: Accusation, at: int, opened: Opened, facts: StepFacts) -> int:
+        """Return which partial sum or node the auditor points at."""
+        seen = self._seen
+        assert seen is not None
+        if opened.nodes:
+            pairs = zip(opened.nodes, nodes_of(seen.theirs, at), strict=False)
+            return next((number for number, (stated, own) in enumerate(pairs) if stated != own), -1)
+        try:
+            read = reader_of(seen.seen, at)
+            formula = formula_for(seen.theirs[at], accusation.output, accusation.element, read, facts)
+        except (InvalidInput, ArithmeticError, LookupError, ValueError):
+            return -1
+        if isinstance(formula, Sum) and formula.num_blocks == len(opened.partials):
+            for number, (stated, found) in enumerate(zip(opened.partials, formula.partials(), strict=True)):
+                if not is_right_partial(stated, found):
+                    return number
+        return -1
+
+    def _trainer(self, question: Question) -> TrainerSide:
+        """Return the trainer's side of the disputed step, repeated once."""
+        if self.party != "trainer":
+            raise Mismatch(f"question: {question.kind} is the trainer's to answer")
+        case = self._case_of(question)
+        if self._side is None:
+            claimed = self.trace.witness_at(case.step + 1)
+            root = case.terms.claims["trainer"]
+            with self.trace.ledger.charging("trainer", "list"):
+                self._side = operators.defend(
+                    self.trace.replay, case.agreed, case.facts.frame, case.facts.record, base=case.terms.base,
+                    chunk=case.chunk, claimed_root=root,
+                    claimed=None if claimed is None or claimed.root != root else claimed,
+                    made=self.trace.traced_under(case.facts.record),
+                )  # fmt: skip
+                merkle_root(self._side.leaves.hashes)  # hashed at the list's expense
+        return self._side
+
+    def _auditor(self, question: Question) -> tuple[_Case, Examination]:
+        if self.party != "auditor":
+            raise Mismatch(f"question: {question.kind} is the auditor's to answer")
+        case = self._case_of(question)
+        if self._seen is None:
+            own = self.trace.traced_under(case.facts.record)
+            with self.trace.ledger.charging("auditor", "examination"):
+                if own is None:
+                    own = operators.own_step(
+                        self.trace.replay, case.agreed, case.facts.frame, case.facts.record, chunk=case.chunk
+                    )
+                self._seen = Examination(own, [parse_operator(leaf) for leaf in self._leaves()], case.agreed)
+        return case, self._seen
+
+    def _case_of(self, question: Question) -> _Case:
+        """Return the step in dispute, having checked that the question speaks of what this party published."""
+        step = whole_in(question.body.get("step"), "a step")
+        stated = question.body.get("claims")
+        if not isinstance(stated, dict) or set(stated) != set(PARTIES):
+            raise InvalidInput("question: claims must hold one for each party")
+        claims: dict[Party, bytes] = {party: hash_in(stated[party], "a claim") for party in PARTIES}
+        if self._case is None:
+            self._case = self._open_case(step, claims, question)
+        if (self._case.step, self._case.terms.claims) != (step, claims):
+            raise Mismatch(f"question: speaks of step {step}, before that of step {self._case.step}")
+        return self._case
+
+    def _open_case(self, step: int, claims: Mapping[Party, bytes], question: Question) -> _Case:
+        transcript, trace = self.trace.transcript, self.trace
+        if not 0 <= step < transcript.num_steps:
+            raise InvalidInput(f"question: step {step}, the run has {transcript.num_steps}")
+        if claims[self.party] != trace.commitment_at(step + 1):
+            raise Mismatch(
+                f"question: the {self.party} is said to claim {claims[self.party].hex()} after step {step}"
+            )
+        agreed = trace.witness_at(step)
+        if agreed is None or agreed.root != trace.commitment_at(step) or GRIDS_ENTRY not in agreed.entries:
+            raise Nondeterminism(f"the {self.party} cannot make the state before step {step} again")
+        if self.party == "trainer":
+            record, frame = (
+                transcript.record(step),
+                trace.directory.load_frames(transcript, step, step + 1)[step],
+            )
+            run, auditor_run = transcript.root(), self.other_run
+        else:
+            run, auditor_run = self.other_run, transcript.root()
+            record, frame = self._record(question, step, run), b"" if self._given is None else self._given[0]
+            if frame_digest(frame) != record.log:
+                raise Mismatch(
+                    f"question: the log of step {step} is not the one that the trainer's record names"
+                )
+        facts = StepFacts(transcript.specification, record, frame, bytes(agreed.entries[GRIDS_ENTRY].data))
+        base, chunk = operators.list_base(agreed, facts)
+        return _Case(step, facts, agreed, Terms(run, auditor_run, step, base, claims), chunk)
+
+    def _record(self, question: Question, step: int, run: bytes) -> StepRecord:
+        text = question.body.get("step_proof")
+        if not isinstance(text, str) or not text.isascii():
+            raise InvalidInput("question: the proof of the trainer's record is missing")
+        proof = parse_step_proof(text.encode("ascii"))
+        verify_step_proof(proof, run)
+        if proof.record.step != step:
+            raise Mismatch(
+                f"question: the trainer's record is of step {proof.record.step}, asked is step {step}"
+            )
+        return proof.record
+
+    def _game(self, question: Question, case: _Case) -> OperatorGame:
+        game = open_operator_game(case.terms.base)
+        for move in _moves(question):
+            game = play_move(game, sender_of(move), move)
+        return game
+
+    def _signed(
+        self, question: Question, move: Move, *, parts: Sequence[bytes] = (), **more: object
+    ) -> Answer:
+        """Return the answer with a move, signed after everything that the question says was said before."""
+        signature: bytes | None = None
+        if self.signer is not None:
+            with self.trace.ledger.charging(self.party, "moves"):
+                said = History(self._case_of(question).terms)
+                for earlier in _moves(question):
+                    said.add(earlier)
+                signature = sign_move(said.claim(move), self.signer)
+        stated = ["declined"] if isinstance(move, Declined) else move_fields(move)
+        return Answer(
+            {"move": stated, "signature": None if signature is None else signature.hex(), **more},
+            tuple(parts),
+        )
+
+
+def _moves(question: Question) -> list[Move]:
+    return [parse_move(item) for item in items_in(question.body.get("moves"), "moves")]
+
+
+def _source(item: object) -> Source:
+    at, number = items_in(item, "a result", 2)
+    return whole_in(at, "a leaf"), whole_in(number, "an output")
+
+
+def _bytes_of(entry: Entry) -> memoryview:
+    view = memoryview(entry.data)
+    return view.cast("B") if view.nbytes else memoryview(b"")
+
+
+def _as_asked(question: Question) -> Question:
+    """Return the question as a file would bring it; bulk data is passed on as it is."""
+    return replace(question, body=_through_json(question.body))
+
+
+def _as_sent(answer: Answer) -> Answer:
+    return replace(answer, body=_through_json(answer.body))
+
+
+def _through_json(body: Mapping[str, object]) -> dict[str, object]:
+    data = canonical_json(dict(body))
+    return cast("dict[str, object]", parse_canonical_json(data, what="message", limit=HEAD_LIMIT))
+
+
+class LocalTable:
+    """Both parties in one process, which answer at once and without a clock."""
+
+    deadline = "no deadline"
+
+    def __init__(self, parties: Mapping[Party, Respondent]) -> None:
+        self.parties = parties
+
+    def ask(
+        self, questions: Mapping[Party, Question], read: Callable[[Party, Answer], Value]
+    ) -> Mapping[Party, Value]:
+        """Put each question to its party."""
+        if any(question.kind == "list" for question in questions.values()):
+            self._share()
+        return {
+            party: read(party, _as_sent(self.parties[party].answer(_as_asked(question))))
+            for party, question in questions.items()
+        }
+
+    def _share(self) -> None:
+        """Let both parties hold a state they agree on only once in this process's memory."""
+        mine, other = self.parties["trainer"].trace.held, self.parties["auditor"].trace.held
+        for index in mine.keys() & other.keys():
+            if mine[index].root == other[index].root:
+                other[index] = mine[index]

@@ -1,0 +1,436 @@
+"""A dispute on disk: what the referee keeps, and the mailboxes of the two parties (spec/dispute.md 15).
+
+    docket.json                     which dispute, whose keys, how long an answer may take; written once
+    documents/trainer, /auditor     both runs' documents: no state, no log
+    trainer/0003.question, .answer  the trainer's mailbox: what it is asked and what it says; auditor/ likewise
+    accepted/0003.trainer.answer    the referee's own copy of an answer that counts
+    journal.json                    when what was asked, and what has arrived; written whole or not at all
+    verdict.json, record.json       how it ended
+
+The mailboxes may be anybody's to write. The referee reads an answer, checks it and copies it before it counts; what is in
+a mailbox later changes nothing, except that two answers which one party signed to one question cost it the game.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from tallystick.commit.encoding import HASH_BYTES, Fields, canonical_json, parse_canonical_json, parse_hex
+from tallystick.errors import InvalidInput, Mismatch, StoreError, TallyError
+from tallystick.protocol.exchange import (
+    HEAD_LIMIT,
+    Answer,
+    Exchange,
+    ForfeitError,
+    Posting,
+    Question,
+    read_answer,
+    read_question,
+    signed_payload,
+)
+from tallystick.protocol.signing import PublicKey, parse_public_key
+from tallystick.protocol.trace import PARTIES, Party
+from tallystick.store.files import RunDirectory, open_regular, read_whole, storing, write_pieces, write_whole
+
+DOCKET_FORMAT = "tallystick/dispute-docket/1"
+JOURNAL_FORMAT = "tallystick/dispute-journal/1"
+DOCKET_LIMIT = 1 << 16
+JOURNAL_LIMIT = 1 << 24
+QUESTION_FILE_LIMIT = 1 << 31  # bytes of a question that a party reads
+POLL_SECONDS = 0.2
+RULING = "verdict.json"
+Value = TypeVar("Value")
+
+
+class AwaitingError(Exception):
+    """The referee waits for answers; ``awaited`` are parties, ``deadline`` a UTC second or None."""
+
+    def __init__(self, number: int, awaited: list[Party], deadline: int | None) -> None:
+        super().__init__(f"round {number}: awaiting {' and '.join(awaited)}")
+        self.number, self.awaited, self.deadline = number, awaited, deadline
+
+
+@dataclass(frozen=True)
+class Taken:
+    """An answer that counts: when it was there, its file's length, digests of the file's first line and of what was signed."""
+
+    at: int
+    nbytes: int
+    head: str
+    payload: str
+
+
+@dataclass
+class Round:
+    """One round: when it was posted, what was asked (digest, and length of the file), what has arrived, who was silent."""
+
+    posted: int
+    asked: dict[Party, tuple[str, int]]
+    taken: dict[Party, Taken] = field(default_factory=dict[Party, Taken])
+    silent: list[Party] = field(default_factory=list[Party])
+
+    def fields(self) -> dict[str, object]:
+        """Return the round as a JSON object."""
+        return {
+            "asked": {party: list(each) for party, each in self.asked.items()},
+            "posted": self.posted,
+            "silent": list(self.silent),
+            "taken": {party: vars(each) for party, each in self.taken.items()},
+        }
+
+
+def question_name(number: int) -> str:
+    """Return the name of a round's question in a mailbox."""
+    return f"{number:04d}.question"
+
+
+def answer_name(number: int) -> str:
+    """Return the name of a round's answer in a mailbox."""
+    return f"{number:04d}.answer"
+
+
+class Docket:
+    """One dispute on the referee's disk; a table (``protocol.exchange.Table``) at which files pass.
+
+    Attributes:
+        refused: answers that were refused since this object was made, and why, by file.
+        follow: whether ``ask`` waits for what it asked, or raises ``AwaitingError``.
+        clock: UTC seconds since 1970.
+    """
+
+    def __init__(self, path: Path, *, follow: bool = False, clock: Callable[[], float] = time.time) -> None:
+        self.path, self.follow, self.clock = path, follow, clock
+        data = read_whole(path / "docket.json", limit=DOCKET_LIMIT, what="a dispute's docket")
+        names = ("auditor_run", "format", "keys", "level", "opened", "run", "timeout_s")
+        fields = Fields(
+            parse_canonical_json(data, what="docket", limit=DOCKET_LIMIT), what="docket", names=names
+        )
+        fields.constant("format", DOCKET_FORMAT)
+        keys = Fields(fields.value("keys"), what="docket: keys", names=PARTIES)
+        self.exchange = Exchange(
+            _hash(fields.text("run")), _hash(fields.text("auditor_run")), fields.text("level"),
+            {party: parse_public_key(bytes.fromhex(keys.text(party)), what=f"docket: key of the {party}") for party in PARTIES},
+        )  # fmt: skip
+        self.timeout_s = None if fields.value("timeout_s") is None else fields.integer("timeout_s")
+        self.opened = fields.integer("opened")
+        self.rounds = self._load_journal()
+        self.refused: dict[str, str] = {}
+        self.deadline = "no deadline"
+        self._next = 0
+
+    @classmethod
+    def open(
+        cls, path: Path, exchange: Exchange, documents: Mapping[Party, Mapping[str, bytes]], *,
+        timeout_s: int | None, now: int,
+    ) -> Docket:  # fmt: skip
+        """Write a new docket; opening the same dispute there again changes nothing.
+
+        Raises:
+            StoreError: another dispute is there, or the disk refused.
+        """
+        keys = {party: exchange.keys[party].spki.hex() for party in PARTIES}
+        if (path / "docket.json").exists():
+            docket = cls(path)
+            if (docket.exchange.id, docket.timeout_s) != (exchange.id, timeout_s):
+                raise StoreError(f"{path}: another dispute is there")
+            return docket
+        for party in PARTIES:
+            with storing(str(path)):
+                (path / party).mkdir(parents=True, exist_ok=True)
+            for name, data in documents[party].items():
+                write_whole(path / "documents" / party / name, data)
+        said = {
+            "auditor_run": exchange.auditor_run.hex(), "format": DOCKET_FORMAT, "keys": keys, "level": exchange.level,
+            "opened": now, "run": exchange.run.hex(), "timeout_s": timeout_s,
+        }  # fmt: skip
+        write_whole(path / "docket.json", canonical_json(said))
+        return cls(path)
+
+    def run(self, party: Party) -> RunDirectory:
+        """Return the directory with a party's documents."""
+        return RunDirectory(self.path / "documents" / party)
+
+    @contextmanager
+    def locked(self) -> Generator[None]:
+        """Inside, no other process rules on this dispute.
+
+        Raises:
+            StoreError: one does.
+        """
+        with storing(str(self.path)), (self.path / "lock").open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise StoreError(f"{self.path}: another process is ruling on this dispute") from None
+            yield
+
+    # -- the table --
+
+    def ask(
+        self, questions: Mapping[Party, Question], read: Callable[[Party, Answer], Value]
+    ) -> Mapping[Party, Value]:
+        """Post the questions of the next round, unless they are, and return what was answered; see ``Table``.
+
+        Raises:
+            AwaitingError: an answer is missing, and its deadline is not over.
+            ForfeitError: a party signed two different answers to one question.
+        """
+        number, self._next = self._next, self._next + 1
+        held = self._post(number, questions)
+        found: dict[Party, Value] = {}
+        while True:
+            now = int(self.clock())
+            self._check_words()
+            for party in questions:
+                if party in found or party in held.silent:
+                    continue
+                posting = self._posting(number, held, questions[party])
+                if party in held.taken:
+                    found[party] = read(party, self._read(self._accepted(number, party), posting)[0])
+                elif (value := self._take(number, party, posting, read, now)) is not None:
+                    found[party] = value[0]
+            awaited: list[Party] = [
+                party for party in questions if party not in found and party not in held.silent
+            ]
+            if not awaited:
+                return found
+            if self.timeout_s is not None and now > held.posted + self.timeout_s:
+                # Only now, after another look: an answer that is there when the referee looks is in time.
+                held.silent += awaited
+                self._save_journal()
+                return found
+            if not self.follow:
+                deadline = None if self.timeout_s is None else held.posted + self.timeout_s
+                raise AwaitingError(number, awaited, deadline)
+            time.sleep(POLL_SECONDS)
+
+    def _post(self, number: int, questions: Mapping[Party, Question]) -> Round:
+        if number == len(self.rounds):
+            held = Round(int(self.clock()), {})
+            for party, question in questions.items():
+                posting = self._posting(number, held, question)
+                held.asked[party] = posting.digest().hex(), posting.nbytes
+            self.rounds.append(held)
+            self._save_journal()  # before anybody can answer: asked again, it is the same question
+        held = self.rounds[number]
+        for party, question in questions.items():
+            posting = self._posting(number, held, question)
+            if held.asked.get(party, ("", 0))[0] != posting.digest().hex():
+                raise StoreError(
+                    f"{self.path}: round {number} asked the {party} something else before; was the job or the program changed?"
+                )
+            file = self.path / party / question_name(number)
+            if party not in held.taken and party not in held.silent and not file.exists():
+                write_pieces(file, posting.encode())
+        self.deadline = "no deadline" if self.timeout_s is None else f"second {held.posted + self.timeout_s}"
+        return held
+
+    def _posting(self, number: int, held: Round, question: Question) -> Posting:
+        deadline = None if self.timeout_s is None else held.posted + self.timeout_s
+        return Posting(
+            self.exchange.id, self.exchange.run, self.exchange.auditor_run, number, question, deadline
+        )
+
+    def _read(self, path: Path, posting: Posting) -> tuple[Answer, bytes, int]:
+        """Return the answer in a file, the digest of what was signed, and the file's length."""
+        key = self.exchange.keys[posting.question.party]
+        with open_regular(path, "an answer is awaited", folder=True) as file:
+            size = os.fstat(file.fileno()).st_size
+            answer, payload = read_answer(file, size, posting, key, what=path.name)
+            return answer, payload, size
+
+    def _take(
+        self,
+        number: int,
+        party: Party,
+        posting: Posting,
+        read: Callable[[Party, Answer], Value],
+        now: int,
+    ) -> tuple[Value] | None:
+        """Return what an answer says that has arrived, and keep it; None if there is none that counts."""
+        path, key = self.path / party / answer_name(number), self.exchange.keys[party]
+        if not os.path.lexists(path):
+            return None
+        try:
+            answer, payload, size = self._read(path, posting)
+            value = read(party, answer)
+            head = _head(path)  # the file may have been changed in between
+            if signed_payload(head, posting.digest().hex(), key, what=path.name) != payload:
+                raise Mismatch(f"{path.name}: changed while it was read")
+        except TallyError as problem:
+            self.refused[f"{party}/{path.name}"] = str(problem)
+            return None
+        self.refused.pop(f"{party}/{path.name}", None)
+        copy = self._accepted(number, party)
+        write_pieces(copy, (head + b"\n", *answer.parts))
+        at = now if self.timeout_s is None else min(now, self.rounds[number].posted + self.timeout_s)
+        self.rounds[number].taken[party] = Taken(at, size, hashlib.sha256(head).hexdigest(), payload.hex())
+        self._save_journal()
+        return (value,)
+
+    def _check_words(self) -> None:
+        """Return if no mailbox holds another signed answer to a question than the one that was taken.
+
+        Raises:
+            ForfeitError: one does; its first line, the signed statement, is kept beside the answer that was taken.
+        """
+        for number, held in enumerate(self.rounds):
+            for party, taken in held.taken.items():
+                kept = self._accepted(number, party).with_suffix(".contradiction")
+                path = kept if kept.exists() else self.path / party / answer_name(number)
+                if not os.path.lexists(path):
+                    continue
+                try:
+                    head = _head(path)
+                    if hashlib.sha256(head).hexdigest() == taken.head:
+                        continue
+                    signed = signed_payload(
+                        head, held.asked[party][0], self.exchange.keys[party], what=path.name
+                    )
+                except TallyError as problem:
+                    self.refused[f"{party}/{answer_name(number)}"] = f"answered already; {problem}"
+                    continue
+                if signed.hex() != taken.payload:
+                    write_whole(kept, head + b"\n")
+                    raise ForfeitError(
+                        party,
+                        f"equivocation: {party} signed two different answers to the question of round {number}",
+                    )
+
+    def _accepted(self, number: int, party: Party) -> Path:
+        return self.path / "accepted" / f"{number:04d}.{party}.answer"
+
+    # -- the journal --
+
+    def _load_journal(self) -> list[Round]:
+        path = self.path / "journal.json"
+        if not path.exists():
+            return []
+        value = parse_canonical_json(
+            read_whole(path, limit=JOURNAL_LIMIT, what="a journal"), what="journal", limit=JOURNAL_LIMIT
+        )
+        fields = Fields(value, what="journal", names=("format", "rounds"))
+        fields.constant("format", JOURNAL_FORMAT)
+        return [_round(item) for item in fields.items("rounds")]
+
+    def _save_journal(self) -> None:
+        said = {"format": JOURNAL_FORMAT, "rounds": [held.fields() for held in self.rounds]}
+        write_whole(self.path / "journal.json", canonical_json(said))
+
+    def end(self, verdict: bytes, record: bytes | None) -> None:
+        """Write how the dispute ended, for the parties too."""
+        if record is not None:
+            write_whole(self.path / "record.json", record)
+        for place in (*PARTIES, "."):
+            write_whole(self.path / place / RULING, verdict)
+
+    def spent(self) -> dict[Party, dict[str, int]]:
+        """Return by party: questions asked, bytes it was sent and sent, seconds between question and answer."""
+        found: dict[Party, dict[str, int]] = {}
+        for party in PARTIES:
+            asked = [held for held in self.rounds if party in held.asked]
+            taken = [(held, held.taken[party]) for held in asked if party in held.taken]
+            found[party] = {
+                "questions": len(asked),
+                "received_bytes": sum(held.asked[party][1] for held in asked),
+                "seconds": sum(each.at - held.posted for held, each in taken),
+                "sent_bytes": sum(each.nbytes for _, each in taken),
+            }
+        return found
+
+
+class Mailbox:
+    """A party's end of the exchange: questions that have arrived, and the answers it gave."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def numbers(self) -> list[int]:
+        """Return the rounds of the questions that are there, in order."""
+        try:
+            names = [entry.name for entry in self.path.iterdir()]
+        except OSError as problem:
+            raise StoreError(f"{self.path}: cannot be read ({problem.strerror})") from problem
+        found = [name.partition(".")[0] for name in names if name.endswith(".question")]
+        return sorted(int(name) for name in found if name.isascii() and name.isdigit() and len(name) <= 8)
+
+    def load(self, number: int) -> Posting:
+        """Return a question.
+
+        Raises:
+            InvalidInput: it is no regular file, malformed, or too long.
+            Mismatch: a part is another than it announces.
+        """
+        path = self.path / question_name(number)
+        with open_regular(path, "a question is awaited") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > QUESTION_FILE_LIMIT:
+                raise InvalidInput(f"{path.name}: has {size} bytes, at most {QUESTION_FILE_LIMIT} are read")
+            posting = read_question(file, size, what=path.name)
+        if posting.round != number:
+            raise Mismatch(f"{path.name}: is the question of round {posting.round}")
+        return posting
+
+    def is_answered(self, number: int) -> bool:
+        """Whether this party has answered: what it said it does not say again otherwise."""
+        return (self.path / answer_name(number)).exists()
+
+    def is_over(self) -> bool:
+        """Whether the referee has ruled."""
+        return (self.path / RULING).exists()
+
+
+def _head(path: Path) -> bytes:
+    with open_regular(path, "an answer is awaited", folder=True) as file:
+        line = file.readline(HEAD_LIMIT + 1)
+    if not line.endswith(b"\n"):
+        raise InvalidInput(f"{path.name}: must begin with a line of at most {HEAD_LIMIT} bytes")
+    return line[:-1]
+
+
+def _hash(text: str) -> bytes:
+    return parse_hex(text, n_bytes=HASH_BYTES, what="docket")
+
+
+def _round(value: object) -> Round:
+    fields = Fields(value, what="journal: round", names=("asked", "posted", "silent", "taken"))
+    asked: dict[Party, tuple[str, int]] = {}
+    taken: dict[Party, Taken] = {}
+    silent = fields.items("silent")
+    for party in PARTIES:
+        match fields.mapping("asked").get(party):
+            case [str(named), int(size)]:
+                asked[party] = named, size
+            case _:
+                pass
+        if (stated := fields.mapping("taken").get(party)) is not None:
+            each = Fields(stated, what="journal: answer", names=("at", "head", "nbytes", "payload"))
+            taken[party] = Taken(
+                each.integer("at"), each.integer("nbytes"), each.text("head"), each.text("payload")
+            )
+    return Round(fields.integer("posted"), asked, taken, [party for party in PARTIES if party in silent])
+
+
+def exchange_of(
+    run: RunDirectory, claim: RunDirectory, level: str, keys: Mapping[Party, PublicKey]
+) -> Exchange:
+    """Return which dispute it is between two runs, whose documents are checked.
+
+    Raises:
+        InvalidInput: a document is malformed, or the runs are not of one specification.
+        Mismatch: one side's documents contradict each other.
+    """
+    ours, theirs = run.load_transcript(), claim.load_transcript()
+    if ours.specification.encode() != theirs.specification.encode():
+        raise InvalidInput(
+            "dispute: the two runs have different specifications, so they are not about one order"
+        )
+    return Exchange(ours.root(), theirs.root(), level, dict(keys))

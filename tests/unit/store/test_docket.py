@@ -1,0 +1,362 @@
+"""Answers in a mailbox that are late, double, out of order, giant, foreign or malformed harm nobody but their signer."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tallystick.commit.encoding import canonical_json
+from tallystick.errors import InvalidInput, Mismatch, StoreError
+from tallystick.protocol.exchange import (
+    Answer,
+    Exchange,
+    ForfeitError,
+    Posting,
+    Question,
+    encode_answer,
+    read_question,
+)
+from tallystick.protocol.operator_moves import hash_in
+from tallystick.protocol.signing import SigningKey, ed25519_key, generate_key
+from tallystick.protocol.trace import PARTIES, Party
+from tallystick.store.docket import AwaitingError, Docket, Mailbox, answer_name, question_name
+
+KEYS: dict[Party, SigningKey] = {"trainer": ed25519_key(b"\x02" * 32), "auditor": ed25519_key(b"\x01" * 32)}
+RUN, CLAIM, ROOT, OTHER = (bytes([n]) * 32 for n in (7, 8, 9, 10))
+EXCHANGE = Exchange(RUN, CLAIM, "steps", {party: key.public_key for party, key in KEYS.items()})
+ASKED: dict[Party, Question] = {
+    party: Question(party, "claim", {"index": 5, "suspected": None, "traced": False}, (b"given",), 64)
+    for party in PARTIES
+}
+SAID = Answer({"commitment": ROOT.hex()})
+
+
+def read(party: Party, answer: Answer) -> bytes:
+    return hash_in(answer.fields("commitment").text("commitment"), "a commitment")
+
+
+class Stage:
+    """A referee who has asked both parties one question, at second 1000 with 60 seconds' time."""
+
+    def __init__(self, place: Path) -> None:
+        self.place, self.now = place, 1000
+        Docket.open(place, EXCHANGE, {party: {} for party in PARTIES}, timeout_s=60, now=1000)
+        with pytest.raises(AwaitingError):
+            self.ask()
+
+    def docket(self) -> Docket:
+        return Docket(self.place, clock=lambda: self.now)
+
+    def ask(self) -> dict[Party, bytes]:
+        return dict(self.docket().ask(ASKED, read))
+
+    def refused(self) -> dict[str, str]:
+        docket = self.docket()
+        with pytest.raises(AwaitingError):
+            docket.ask(ASKED, read)
+        return docket.refused
+
+    def file(self, party: Party, number: int = 0) -> Path:
+        return self.place / party / answer_name(number)
+
+    def posting(self, party: Party) -> Posting:
+        return Mailbox(self.place / party).load(0)
+
+    def encoded(
+        self, party: Party, said: Answer = SAID, key: SigningKey | None = None, posting: Posting | None = None
+    ) -> bytes:
+        return b"".join(encode_answer(posting or self.posting(party), said, key or KEYS[party]))
+
+    def put(self, party: Party, data: bytes | None = None) -> None:
+        self.file(party).write_bytes(self.encoded(party) if data is None else data)
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path / "docket")
+
+
+def test_both_answer_and_a_referee_who_starts_anew_has_the_same_answers(stage: Stage) -> None:
+    stage.put("trainer")
+    assert stage.refused() == {}
+    stage.put("auditor")
+
+    assert stage.ask() == {"trainer": ROOT, "auditor": ROOT}
+    stage.now += 10_000
+    for party in PARTIES:
+        stage.file(party).unlink()
+    assert stage.ask() == {"trainer": ROOT, "auditor": ROOT}
+    spent = stage.docket().spent()["trainer"]
+    assert (spent["questions"], spent["seconds"]) == (1, 0)
+    assert spent["sent_bytes"] == len(stage.encoded("trainer"))
+    assert spent["received_bytes"] == (stage.place / "trainer" / question_name(0)).stat().st_size
+
+
+def test_who_is_silent_until_the_deadline_is_missing_and_comes_too_late_after_it(stage: Stage) -> None:
+    stage.put("auditor")
+    stage.now = 1060
+    assert stage.refused() == {}  # the last second counts
+    stage.now = 1061
+
+    assert stage.ask() == {"auditor": ROOT}
+    stage.put("trainer")
+    stage.now = 1000
+    assert stage.ask() == {"auditor": ROOT}
+
+
+def test_an_answer_that_is_there_when_the_referee_looks_is_in_time(stage: Stage) -> None:
+    for party in PARTIES:
+        stage.put(party)
+    stage.now = 99_999
+
+    assert set(stage.ask()) == set(PARTIES)
+    assert stage.docket().spent()["trainer"]["seconds"] == 60
+
+
+def test_the_same_answer_twice_is_one_answer(stage: Stage) -> None:
+    stage.put("trainer")
+    stage.refused()
+    stage.put("trainer")
+
+    assert stage.refused() == {}
+
+
+def test_another_signature_of_the_same_answer_is_the_same_answer(tmp_path: Path) -> None:
+    key = generate_key("ecdsa-p256")  # whose signatures differ each time
+    exchange = replace(EXCHANGE, keys={**EXCHANGE.keys, "trainer": key.public_key})
+    Docket.open(tmp_path, exchange, {party: {} for party in PARTIES}, timeout_s=None, now=0)
+    questions: dict[Party, Question] = {"trainer": ASKED["trainer"]}
+    with pytest.raises(AwaitingError):
+        Docket(tmp_path).ask(questions, read)
+    posting = Mailbox(tmp_path / "trainer").load(0)
+    files = [b"".join(encode_answer(posting, SAID, key)) for _ in range(2)]
+    assert files[0] != files[1]
+
+    for data in files:
+        (tmp_path / "trainer" / answer_name(0)).write_bytes(data)
+        docket = Docket(tmp_path)
+        assert docket.ask(questions, read) == {"trainer": ROOT}
+        assert docket.refused == {}
+
+
+def test_two_signed_answers_to_one_question_lose_and_both_are_kept(stage: Stage) -> None:
+    stage.put("trainer")
+    stage.refused()
+    stage.put("trainer", stage.encoded("trainer", Answer({"commitment": OTHER.hex()})))
+
+    for _ in range(2):
+        with pytest.raises(ForfeitError, match="equivocation: trainer signed two") as caught:
+            stage.ask()
+        assert caught.value.loser == "trainer"
+        stage.put("trainer")  # taking it back does not help
+    kept = sorted(path.name for path in (stage.place / "accepted").iterdir())
+    assert kept == ["0000.trainer.answer", "0000.trainer.contradiction"]
+
+
+def test_a_second_answer_that_the_party_did_not_sign_changes_nothing(stage: Stage) -> None:
+    stage.put("trainer")
+    stage.refused()
+    stage.put("trainer", stage.encoded("trainer", Answer({"commitment": OTHER.hex()}), KEYS["auditor"]))
+
+    assert "answered already; 0000.answer: is not signed" in stage.refused()["trainer/0000.answer"]
+    stage.put("auditor")
+    assert stage.ask() == {"trainer": ROOT, "auditor": ROOT}
+
+
+def resigned(stage: Stage, **changes: object) -> bytes:
+    """Return the trainer's answer with other fields in its statement, signed by the trainer."""
+    from tallystick.protocol.envelope import Statement, parse_envelope, sign_statement
+
+    line, _, parts = stage.encoded("trainer").partition(b"\n")
+    statement = parse_envelope(line).statement()
+    other = Statement(statement.subject, statement.predicate_type, {**statement.predicate, **changes})
+    return sign_statement(other, KEYS["trainer"]) + b"\n" + parts
+
+
+def other_posting(stage: Stage, **changes: object) -> bytes:
+    return stage.encoded("trainer", posting=replace(stage.posting("trainer"), **changes))  # pyright: ignore[reportArgumentType]
+
+
+BAD: dict[str, tuple[Callable[[Stage], bytes], str]] = {
+    "empty": (lambda stage: b"", "must begin with a line"),
+    "no json": (lambda stage: b"hello\n", "not JSON"),
+    "no line": (lambda stage: b"x" * 100, "must begin with a line"),
+    "unsigned": (lambda stage: b'{"payload":"","payloadType":"","signatures":[]}\n', "1 to 16 signatures"),
+    "other key": (lambda stage: stage.encoded("trainer", key=KEYS["auditor"]), "is not signed by"),
+    "the other party's": (lambda stage: stage.encoded("auditor"), "is not signed by"),
+    "other dispute": (lambda stage: other_posting(stage, dispute=OTHER), "is to question"),
+    "other round": (lambda stage: other_posting(stage, round=1), "of round 1"),
+    "other run": (lambda stage: other_posting(stage, auditor_run=OTHER), "is to question"),
+    "other deadline": (lambda stage: other_posting(stage, deadline=None), "is to question"),
+    "restated round": (lambda stage: resigned(stage, round=3), "is to round '3'"),
+    "restated round as a truth": (lambda stage: resigned(stage, round=False), "is to round 'False'"),
+    "restated dispute": (lambda stage: resigned(stage, dispute=OTHER.hex()), "is to dispute"),
+    "restated party": (lambda stage: resigned(stage, party="auditor"), "is to party 'auditor'"),
+    "parts of no form": (lambda stage: resigned(stage, parts=[[1]]), "a part must be a list of 2"),
+    "a part of negative length": (lambda stage: resigned(stage, parts=[[-1, ROOT.hex()]]), "must be [length"),
+    "parts announced and not there": (lambda stage: resigned(stage, parts=[[9, ROOT.hex()]]), "9 bytes of parts, 0"),
+    "a part that is another": (
+        lambda stage: stage.encoded("trainer", replace(SAID, parts=(b"abc",)))[:-1] + b"d", "part 0 is not the one",
+    ),
+    "parts beyond what was asked": (
+        lambda stage: stage.encoded("trainer", replace(SAID, parts=(b"x" * 65,))), "at most 64 were asked for",
+    ),
+    "bytes behind the end": (lambda stage: stage.encoded("trainer") + b"x", "announces 0 bytes of parts, 1 are"),
+    "terabytes announced": (lambda stage: resigned(stage, parts=[[1 << 50, ROOT.hex()]]), "at most 64"),
+    "other body": (lambda stage: stage.encoded("trainer", Answer({"commitment": 5})), "commitment"),
+    "a field too many": (lambda stage: stage.encoded("trainer", Answer({"commitment": ROOT.hex(), "x": 1})), "x"),
+    "a short hash": (lambda stage: stage.encoded("trainer", Answer({"commitment": "00"})), "64 lower-case"),
+    "no body": (lambda stage: resigned(stage, body=[]), "body"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(BAD))
+def test_a_bad_answer_is_refused_with_its_reason_and_a_good_one_still_counts(name: str, stage: Stage) -> None:
+    make, naming = BAD[name]
+    stage.put("auditor")
+    stage.put("trainer", make(stage))
+
+    refused = stage.refused()
+
+    assert list(refused) == ["trainer/0000.answer"]
+    assert naming in refused["trainer/0000.answer"]
+    stage.put("trainer")
+    assert stage.ask() == {"trainer": ROOT, "auditor": ROOT}
+
+
+def test_a_file_of_terabytes_is_refused_before_it_is_read(stage: Stage) -> None:
+    with stage.file("trainer").open("wb") as file:
+        file.write(stage.encoded("trainer"))
+        file.truncate(1 << 40)  # sparse
+    assert "bytes of parts" in stage.refused()["trainer/0000.answer"]
+    with stage.file("trainer").open("wb") as file:
+        file.truncate(1 << 40)
+    assert "must begin with a line" in stage.refused()["trainer/0000.answer"]
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_only_regular_files_are_read(kind: str, stage: Stage, tmp_path: Path) -> None:
+    file = stage.file("trainer")
+    if kind == "link":
+        (tmp_path / "elsewhere").write_bytes(stage.encoded("trainer"))
+        file.symlink_to(tmp_path / "elsewhere")
+    elif kind == "pipe":
+        os.mkfifo(file)
+    else:
+        file.mkdir()
+
+    assert "not a regular file" in stage.refused()["trainer/0000.answer"]
+
+
+def test_answers_to_rounds_that_are_not_open_are_not_looked_at(stage: Stage) -> None:
+    stage.file("trainer", 1).write_bytes(other_posting(stage, round=1))
+    stage.file("trainer", 7).write_bytes(b"\xff" * 100)
+
+    assert stage.refused() == {}
+    for party in PARTIES:
+        stage.put(party)
+    docket = stage.docket()
+    assert set(docket.ask(ASKED, read)) == set(PARTIES)
+    later: dict[Party, Question] = {
+        party: replace(question, body={"index": 6}) for party, question in ASKED.items()
+    }
+    with pytest.raises(AwaitingError):
+        docket.ask(later, read)  # the early answer is none to this round's question
+    assert "is to question" in docket.refused["trainer/0001.answer"]
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_no_bytes_in_a_mailbox_stop_the_referee(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    stage = Stage(tmp_path_factory.mktemp("stage") / "docket")
+    good = stage.encoded("trainer", replace(SAID, parts=(b"abc",)))
+    at = data.draw(st.integers(0, len(good) - 1))
+    piece = data.draw(st.binary(max_size=8))
+    stage.put("trainer", good[:at] + piece + good[at + data.draw(st.integers(0, 9)) :])
+    docket = stage.docket()
+
+    with pytest.raises(AwaitingError):
+        docket.ask(ASKED, read)
+
+    stage.put("trainer", stage.encoded("trainer"))
+    stage.put("auditor")
+    try:
+        assert set(stage.ask()) == set(PARTIES)
+    except ForfeitError:  # what was drawn is the good answer with its part
+        assert docket.refused == {}
+
+
+def test_a_referee_who_is_killed_while_it_takes_an_answer_takes_it_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for party in PARTIES:
+        stage.put(party)
+    with monkeypatch.context() as dying:
+        dying.setattr(Docket, "_save_journal", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            stage.ask()
+
+    assert stage.ask() == {"trainer": ROOT, "auditor": ROOT}
+
+
+def test_a_question_is_the_same_after_a_restart_and_a_lost_one_is_posted_again(stage: Stage) -> None:
+    before = (stage.place / "trainer" / question_name(0)).read_bytes()
+    (stage.place / "trainer" / question_name(0)).unlink()
+    stage.now = 1030
+    stage.refused()
+
+    assert (stage.place / "trainer" / question_name(0)).read_bytes() == before
+    assert stage.posting("trainer").deadline == 1060
+    assert stage.posting("trainer").question == ASKED["trainer"]
+    with pytest.raises(StoreError, match="asked the trainer something else"):
+        stage.docket().ask({**ASKED, "trainer": replace(ASKED["trainer"], body={"index": 6})}, read)
+
+
+def test_one_referee_at_a_time_and_one_dispute_a_directory(stage: Stage) -> None:
+    with stage.docket().locked(), pytest.raises(StoreError, match="another process"), stage.docket().locked():
+        pass
+    none: dict[Party, dict[str, bytes]] = {party: {} for party in PARTIES}
+    assert Docket.open(stage.place, EXCHANGE, none, timeout_s=60, now=5).opened == 1000
+    with pytest.raises(StoreError, match="another dispute"):
+        Docket.open(stage.place, replace(EXCHANGE, level="operators"), none, timeout_s=60, now=5)
+
+
+def test_a_party_refuses_questions_that_are_not_what_they_say(stage: Stage) -> None:
+    box, file = Mailbox(stage.place / "trainer"), stage.place / "trainer" / question_name(0)
+    good = file.read_bytes()
+    head = json.loads(good.partition(b"\n")[0])
+
+    def changed(**fields: object) -> bytes:
+        return canonical_json({**head, **fields}) + b"\ngiven"
+
+    for data, error, naming in (
+        (good + b"x", InvalidInput, "5 bytes of parts, 6 are there"),
+        (good[:-1] + b"x", Mismatch, "part 0"),
+        (changed(kind="key"), InvalidInput, "kind 'key'"),
+        (changed(round=-1), InvalidInput, "round -1"),
+        (changed(round=1), Mismatch, "is the question of round 1"),
+        (changed(party="judge"), InvalidInput, "'judge' is no party"),
+        (changed(most="all"), InvalidInput, "most"),
+        (changed(body=[]), InvalidInput, "body"),
+        (b" " + good, InvalidInput, "canonical"),
+        (b"{}\n", InvalidInput, "question"),
+    ):
+        file.write_bytes(data)
+        with pytest.raises(error, match=naming):
+            box.load(0)
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(InvalidInput, match="not a regular file"):
+        box.load(0)
+    assert box.numbers() == [0]
+    with (stage.place / "auditor" / question_name(0)).open("rb") as whole:
+        assert read_question(whole, os.fstat(whole.fileno()).st_size).question.parts == (b"given",)
