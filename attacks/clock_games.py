@@ -1,12 +1,19 @@
-"""Plays with the clock: silence, an answer after the deadline, a clock that runs backwards, a verdict too early."""
+"""Plays with the clock: silence at any time, an answer after the deadline, silence stated by a party, a verdict too early."""
 
 from stage import Stage, main
 
-from tallystick.protocol.game import Level, Tick, apply, receive
-from tallystick.protocol.strategy import next_moves
+from tallystick.protocol.game import Level, Silence, apply, receive
 from tallystick.protocol.trace import Ruling
 from tallystick.testing.attacks import must, must_refuse
-from tallystick.testing.letters import LettersTrace, Player, Silent, open_letters, play, wrong_from
+from tallystick.testing.letters import (
+    LettersTrace,
+    Player,
+    Silent,
+    next_moves,
+    open_letters,
+    play,
+    wrong_from,
+)  # fmt: skip
 
 LENGTH = 100
 
@@ -15,7 +22,7 @@ def attack(stage: Stage) -> str:
     del stage
     levels = [Level("checkpoints", range(0, LENGTH + 1, 10)), Level("steps", range(LENGTH + 1))]
     traces = {"trainer": wrong_from(LENGTH, 41), "auditor": LettersTrace(LENGTH)}
-    game = open_letters(levels, traces, timeout_s=60)
+    game = open_letters(levels, traces)
     # Silence loses, whenever it begins.
     for rounds in range(3):
         over = play(
@@ -25,19 +32,18 @@ def attack(stage: Stage) -> str:
             over.outcome is not None and over.outcome.loser == "trainer",
             f"silence from round {rounds}: {over.outcome}",
         )
-    # The honest side answers, the other comes a second late.
+    # The honest side answers, the other comes after the referee has stated its silence.
     (mine,) = next_moves(game, "auditor", traces["auditor"])
     (late,) = next_moves(game, "trainer", traces["trainer"])
     waiting = receive(game, "auditor", mine)
-    must(apply(waiting, Tick(60)).outcome is None, "an answer within the deadline loses")
-    over = apply(waiting, Tick(61))
+    over = apply(waiting, Silence("noon"))
     must(
         over.outcome is not None and over.outcome.loser == "trainer",
         f"the late side does not lose: {over.outcome}",
     )
     must_refuse(lambda: receive(over, "trainer", late), naming="the game is over")
-    must_refuse(lambda: apply(apply(game, Tick(50)), Tick(49)), naming="backwards")
-    must_refuse(lambda: receive(game, "trainer", Tick(10**6)), naming="claims only")
+    must_refuse(lambda: receive(waiting, "trainer", Silence("now")), naming="claims only")
+    must_refuse(lambda: apply(over, Silence("later")), naming="nobody does")
     must_refuse(lambda: receive(game, "trainer", Ruling("auditor", "late")), naming="claims only")
     must_refuse(lambda: apply(game, Ruling("auditor", "early")), naming="must wait")
     assert over.outcome is not None

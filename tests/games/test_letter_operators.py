@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tallystick.commit.merkle import root as merkle_root
 from tallystick.errors import InvalidInput, Mismatch, ProtocolViolation
-from tallystick.protocol.game import Claim, Level, Tick, apply
+from tallystick.protocol.game import Claim, Level, Silence, apply
 from tallystick.protocol.operator_game import (
     Answered,
     Committed,
@@ -283,7 +283,11 @@ def test_moves_out_of_turn_are_refused_and_change_nothing() -> None:
     assert "the game awaits commit" in refused(game, "trainer", Claim("trainer", 1, ROOT))
     assert "must have 0 to 2**24 leaves" in refused(game, "trainer", Committed(1 << 24, ROOT))
     assert play_move(game, "trainer", Committed((1 << 24) - 1, ROOT)).stage == "answer"
-    assert "time must not run backwards" in refused(play_move(game, None, Tick(5)), None, Tick(4))
+    assert "silence must be that of a party who owes a move" in refused(
+        play_move(play_move(game, "trainer", Committed(3, ROOT)), "auditor", Declined()),
+        None,
+        Silence("noon"),
+    )
     game = play_move(game, "trainer", Committed(3, ROOT))
     assert "has made this move" in refused(game, "trainer", Committed(3, ROOT))
     assert "within the list" in refused(game, "auditor", Answered(5, ROOT))
@@ -293,13 +297,15 @@ def test_moves_out_of_turn_are_refused_and_change_nothing() -> None:
     assert "a party must speak for itself" in refused(bisecting, "auditor", Claim("trainer", 2, ROOT))
 
 
-def test_an_answer_is_in_time_until_the_deadline_is_over() -> None:
-    game = play_move(open_operator_game(BASE, timeout_s=60, now=5), None, Tick(65))
-    assert (game.outcome, game.awaited) == (None, ("trainer",))
-    assert play_move(game, "trainer", Committed(3, ROOT)).stage == "answer"
-    late = play_move(game, None, Tick(66))
+def test_silence_loses_for_whoever_owes_the_move() -> None:
+    game = open_operator_game(BASE)
+    assert game.awaited == ("trainer",)
+    late = play_move(game, None, Silence("noon"))
     assert late.outcome is not None
-    assert (late.outcome.loser, late.outcome.reason) == ("trainer", "no answer: trainer owed commit by 65")
+    assert (late.outcome.loser, late.outcome.reason) == ("trainer", "no answer: trainer owed commit by noon")
+    late = play_move(play_move(game, "trainer", Committed(3, ROOT)), None, Silence("noon"))
+    assert late.outcome is not None
+    assert (late.outcome.loser, late.outcome.reason) == ("auditor", "no answer: auditor owed answer by noon")
 
 
 @pytest.mark.parametrize("length", range(1, 34))
