@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tallystick.errors import InvalidInput
 from tallystick.execution.determinism import parse_profile
 from tallystick.execution.job import Job, JobSource, find_source
 from tallystick.numerics.policy import find_policy
@@ -316,6 +317,46 @@ def test_the_real_panel_repeats_drawn_data_to_the_bit_and_convicts(
     assert panel.find_dissent(leaf, own) is None
     missing = replace(question, trainer=tmp_path / "nowhere")
     assert panel.find_dissent(missing, "trainer") is not None  # who cannot find out convicts nobody
+
+
+def test_a_panel_is_asked_once_where_its_opinions_are_kept(
+    turning: JobSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A referee by files starts again for every answer that arrives, and asks the same again."""
+    run = recorded(tmp_path / "run", turning)
+    state = run.load_held(0, run.load_transcript().specification.initial_state)
+    last = run.load_held(6, run.load_transcript().checkpoints()[-1].state_root)
+    members = [Says("avx2", "trainer"), Says("sse4", "none")]
+    members[1].profile = parse_profile("threads=2")
+    monkeypatch.setattr(panel, "sitting_panel", lambda: members)
+    asked = Question("records", run.path, run.path, turning, 0, agreed=state, frame=b"log")
+    kept = tmp_path / "kept"
+
+    said = panel.find_dissent(asked, "trainer", kept)
+    assert said is not None
+    assert "says none: its own values" in said
+    assert panel.find_dissent(asked, "trainer", kept) == said
+    assert [len(each.asked) for each in members] == [1, 1]
+    others = [
+        replace(asked, step=1), replace(asked, agreed=last), replace(asked, frame=b"other"), replace(asked, frame=None),
+        replace(asked, unopened={"trainer": "lost"}), replace(asked, kind="log"), replace(asked, states={"trainer": last}),
+        replace(asked, source=JobSource(turning.path, turning.source + b"#")), replace(asked, no_frame="lost"),
+    ]  # fmt: skip
+    for other in others:
+        panel.find_dissent(other, "trainer", kept)
+    assert [len(each.asked) for each in members] == [1 + len(others)] * 2
+    assert panel.find_dissent(asked, "trainer", kept) == said
+    members[1].answer = None  # who does not answer is asked again, and convicts nobody
+    missing = replace(asked, step=2)
+    for count in (1, 2):
+        dissent = panel.find_dissent(missing, "trainer", kept)
+        assert dissent is not None
+        assert "does not answer" in dissent
+        assert len(members[0].asked) == 1 + len(others) + count
+    file = kept / f"{asked.digest([str(each.profile) for each in members])}.json"
+    file.write_bytes(b"{}")
+    with pytest.raises(InvalidInput, match="panel"):
+        panel.find_dissent(asked, "trainer", kept)
 
 
 def structure_of(run: RunDirectory, source: JobSource) -> str:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from tallystick.execution.job import JobSource
     from tallystick.roles.auditor import AuditReport
     from tallystick.roles.causes import Divergence
+    from tallystick.roles.judge import DisputeResult
 
 EXIT_CODES: Mapping[str, int] = {
     "match": 0, "mismatch": 1, "log_violation": 1, "cannot_reproduce": 3, "not_accepted": 4
@@ -228,7 +229,7 @@ def audit(
         raise InvalidInput(
             "--claim: writes a claim and no audit's statement; leave out --key and --statement"
         )
-    _check_statement(key, statement)
+    check_statement(key, statement)
     if claim is not None and not (max_steer is max_moves is max_silenced is None):
         raise InvalidInput(
             "--claim: a claim accepts nothing; leave out --max-steer, --max-moves and --max-silenced"
@@ -392,7 +393,7 @@ def dispute(
         raise InvalidInput(f"--level: must be {' or '.join(LEVELS)}, got {level!r}")
     ours, theirs = RunDirectory(_existing(trainer)), RunDirectory(_existing(auditor))
     source = choose_source(job, ours.load_specification().job.path)
-    _check_statement(key, statement)
+    check_statement(key, statement)
     if defence is not None and level != "operators":
         raise InvalidInput(
             "--defence: the trainer's program is heard over operators only; leave out --level steps"
@@ -433,14 +434,28 @@ def dispute(
         theirs.write_document(path, result.record)
         written = str(path)
     if signer is not None and statement is not None:
-        answered = (
-            None if accusation is None else read_whole(accusation, limit=ENVELOPE_LIMIT, what="an accusation")
-        )
-        now = int(time.time())
-        signed = sign_verdict(ours, theirs, result, signer, now, accusation=answered, dispute=result.record)
-        write_whole(statement, signed)
+        sign_ruling(ours, theirs, result, signer, statement, read_accusation(accusation))
     answer(DisputePage(result, str(verdict), written), as_json=as_json)
     return DISPUTE_CODES[result.outcome]
+
+
+def sign_ruling(
+    trainer: RunDirectory,
+    auditor: RunDirectory,
+    result: DisputeResult,
+    signer: Signer,
+    statement: Path,
+    accusation: bytes | None,
+) -> None:
+    """Write the judge's signed statement of how a dispute ended."""
+    now = int(time.time())
+    signed = sign_verdict(trainer, auditor, result, signer, now, accusation=accusation, dispute=result.record)
+    write_whole(statement, signed)
+
+
+def read_accusation(path: Path | None) -> bytes | None:
+    """Return the auditor's signed statement that a verdict answers, or None."""
+    return None if path is None else read_whole(path, limit=ENVELOPE_LIMIT, what="an accusation")
 
 
 def _keep_word(path: Path, record: bytes) -> None:
@@ -463,7 +478,12 @@ def _keep_word(path: Path, record: bytes) -> None:
         )
 
 
-def _check_statement(key: str | None, statement: Path | None) -> None:
+def check_statement(key: str | None, statement: Path | None) -> None:
+    """Return if both are given, or neither.
+
+    Raises:
+        InvalidInput: one of them alone.
+    """
     if (key is None) != (statement is None):
         raise InvalidInput(
             "--key: needs --statement FILE to say where the signed statement goes, and the reverse"

@@ -10,11 +10,23 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.core import TyperGroup
 
-from tallystick.cli.auditing import DISPUTE_CODES, LEVELS, LevelName, dispute
+from tallystick.cli.auditing import (
+    DISPUTE_CODES,
+    LEVELS,
+    Accusation,
+    LevelName,
+    StatementKey,
+    StatementOut,
+    check_statement,
+    dispute,
+    read_accusation,
+    sign_ruling,
+)
 from tallystick.cli.options import AsJson, JobName, OwnKey, choose_source
 from tallystick.cli.terminal import answer as show
 from tallystick.cli.terminal import say
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism, TallyError
+from tallystick.protocol.envelope import parse_envelope
 from tallystick.protocol.exchange import Posting, encode_answer
 from tallystick.protocol.signing import PublicKey, SigningKey
 from tallystick.protocol.trace import Party
@@ -121,13 +133,22 @@ def rule(
     follow: Annotated[
         bool, typer.Option("--follow", help="Wait for answers, to the end of the dispute.")
     ] = False,
+    key: StatementKey = None,
+    statement: StatementOut = None,
+    accusation: Accusation = None,
     as_json: AsJson = False,
 ) -> int:
     """Take the answers that have arrived, then post the next questions or rule.
 
     Exit codes: as `tally dispute run`, and 5 while an answer is awaited.
     """
+    check_statement(key, statement)
+    signer = None if key is None else load_key(key)
     docket = Docket(folder, follow=follow)
+    accused = read_accusation(accusation)
+    if accused is not None:
+        # Or whoever opens a dispute in an auditor's place, and stays silent, would answer that auditor's accusation.
+        parse_envelope(accused, what="accusation").open([docket.exchange.keys["auditor"]], what="accusation")
     source = choose_source(job, docket.run("trainer").load_specification().job.path)
 
     from tallystick.roles import judge
@@ -150,6 +171,8 @@ def rule(
         except KeyboardInterrupt:
             say("interrupted: what has arrived is kept; rule again to go on")
             return 130
+        if signer is not None and statement is not None:
+            sign_ruling(docket.run("trainer"), docket.run("auditor"), result, signer, statement, accused)
         docket.end(result.encode(), result.record)
     record = None if result.record is None else str(folder / "record.json")
     page = RuledPage(
@@ -231,7 +254,7 @@ class _Hand:
             try:
                 posting = self.box.load(number)
                 party = self._party_for(posting)
-                if self.box.is_answered(number):
+                if self.box.is_answered(posting, self.signer.public_key):
                     party.learn(posting.question)
                 else:
                     self._answer(party, posting)

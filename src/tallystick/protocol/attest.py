@@ -36,7 +36,7 @@ AUDIT_TYPE = "https://tallystick/replay-audit/v0.2"
 VERDICT_TYPE = "https://tallystick/dispute-verdict/v0.1"
 RUN_DIGEST = "tallystickRun"  # name of the digest of a subject that is a run: the root of its tree
 RESULTS = ("match", "mismatch", "log_violation", "cannot_reproduce", "not_accepted")
-OUTCOMES = ("fault", "agreement", "both_acceptable", "not_proven", "cannot_reproduce")
+OUTCOMES = ("fault", "agreement", "both_acceptable", "not_proven", "cannot_reproduce", "forfeit")
 LOSERS = ("trainer", "auditor", "both", "none")
 MOST_NAMES = 1000  # of tensors that an audit's statement lists
 
@@ -419,8 +419,10 @@ def _verdict_claim(statement: Statement, what: str) -> VerdictClaim:
         dispute=_named_or_none(top.value("dispute"), f"{what}: dispute"),
         accusation=_named_or_none(top.value("accusation"), f"{what}: accusation"),
     )
-    if (claim.outcome == "fault") == (claim.loser == "none"):
+    if claim.outcome != "forfeit" and (claim.outcome == "fault") == (claim.loser == "none"):
         raise Mismatch(f"{what}: outcome {claim.outcome} and loser {claim.loser} contradict each other")
+    if claim.outcome == "forfeit" and claim.step is not None:
+        raise Mismatch(f"{what}: outcome forfeit and step {claim.step} contradict each other")
     return claim
 
 

@@ -38,6 +38,7 @@ ANSWER_TYPE = "https://tallystick/dispute-answer/v0.1"
 EXCHANGE_TAG = "tallystick/dispute-exchange/1"
 HEAD_LIMIT = 1 << 23  # bytes of the line before the parts
 MOST_PARTS = 1 << 16
+ANSWER_LIMIT = 1 << 33  # bytes of parts that a referee asks for at once
 LONGEST_REASON = 1 << 10  # characters with which a party says why it cannot answer
 KINDS = ("claim", "summary", "entries", "frame", "list", "look", "show", "move")
 Part = bytes | memoryview

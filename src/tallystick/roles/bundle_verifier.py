@@ -57,7 +57,7 @@ from tallystick.protocol.tlog import (
     parse_log_proof,
 )
 from tallystick.protocol.trace import Party
-from tallystick.protocol.verdict import parse_verdict, verify_verdict
+from tallystick.protocol.verdict import FORFEIT, parse_verdict, verify_verdict
 from tallystick.roles.verifier import Audited, Check, FileAnswer, Stated, Verification, quoted, stated_by
 from tallystick.store.models import compare_model
 
@@ -517,7 +517,7 @@ class _BundleChecks:
             member.digest: member for kind in ("verdict", "dispute") for member in self.facts.bundle.of(kind)
         }
         for signed, claim in self.facts.verdicts():
-            if claim.outcome == "fault" and claim.record not in records:
+            if claim.outcome in ("fault", FORFEIT) and claim.record not in records:
                 raise Mismatch(f"statement {signed.name}: the record it names is not in the bundle")
             if (record := records.pop(claim.record, None)) is not None:
                 why = self._check_grounds(signed.name, claim, record)
@@ -614,11 +614,22 @@ class _BundleChecks:
         seen_alike: set[str] = set()
         for signed, claim in self.facts.verdicts():
             if claim.loser in ("trainer", "both"):
-                basis = self._basis_of(signed)
+                basis = self._basis_of(signed, claim)
                 words = quoted(claim.reason)
-                self.facts.finding = f"trainer at fault at step {claim.step} ({basis}); unchecked, the judge's own words: {words}"
+                fault = (
+                    "trainer forfeited"
+                    if claim.outcome == FORFEIT
+                    else f"trainer at fault at step {claim.step}"
+                )
+                self.facts.finding = f"{fault} ({basis}); unchecked, the judge's own words: {words}"
                 raise Mismatch(f"judge {signed.key_id[:16]}.. ruled against the trainer: {words}")
-            if claim.outcome not in ("cannot_reproduce", "not_proven") and claim.accusation is not None:
+            # Where both parties were silent nobody found out anything.
+            idle = claim.outcome == FORFEIT and claim.loser == "none"
+            if (
+                claim.outcome not in ("cannot_reproduce", "not_proven")
+                and not idle
+                and claim.accusation is not None
+            ):
                 (seen_alike if claim.outcome == "agreement" else answered).add(claim.accusation)
         accusing = [(s, c) for s, c in self.facts.audits() if c.result in ("mismatch", "log_violation")]
         for signed, claim in accusing:
@@ -631,8 +642,10 @@ class _BundleChecks:
                 )
         return f"{len(accusing)} accusations, each answered by a judge" if accusing else "none was made"
 
-    def _basis_of(self, verdict: Signed) -> str:
+    def _basis_of(self, verdict: Signed, claim: VerdictClaim) -> str:
         """Return in words what a verdict against a party rests on beside the judge's signature."""
+        if claim.outcome == FORFEIT:
+            return "the judge's word about who was silent or contradicted itself"
         dispute = next((each for each in self.facts.disputes if each.verdict is verdict), None)
         if dispute is None:
             return "the judge's word, which repeating the step tests"

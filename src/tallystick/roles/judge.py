@@ -39,7 +39,7 @@ from tallystick.execution.follow_tape import FollowTape
 from tallystick.execution.hashing import leaf_hashes
 from tallystick.execution.job import JobSource
 from tallystick.execution.program import verify_program
-from tallystick.execution.snapshot import copied_state, load_state
+from tallystick.execution.snapshot import copied_state, load_state, state_entries
 from tallystick.execution.step import batch_digest, run_step
 from tallystick.numerics.log import Kind, decode_frame
 from tallystick.numerics.rounding import NO_KEY, Candidates, Key, find_candidates
@@ -81,6 +81,10 @@ from tallystick.store.files import RunDirectory, frame_digest
 
 CANNOT = "cannot_reproduce"
 NOT_PROVEN = "not_proven"
+LARGER_STATE, LARGER_BY = (
+    8,
+    1 << 26,
+)  # times the job's own first state, and bytes: what a state may have at most
 DATA_NOISE_REASON = (
     f"the {{}}'s data differ from the judge's by no more than floating noise explains; {REMEDY}"
 )
@@ -232,7 +236,7 @@ def referee(docket: Docket, source: JobSource) -> DisputeResult:
     directories = [docket.run(party) for party in PARTIES]
     ours, theirs = (directory.load_transcript() for directory in directories)
     replay, keys, ledger = open_job(ours.specification, source), docket.exchange.keys, Ledger()
-    panel = Panel(directories[0].path, directories[1].path, source, ledger)
+    panel = Panel(directories[0].path, directories[1].path, source, ledger, docket.path / "panel")
     try:
         referee = Referee(
             docket, ours, theirs, replay, directories[1].load_objection(), docket.exchange.level,
@@ -303,12 +307,15 @@ class Witness(Protocol):
 
 
 class Seat:
-    """What the referee knows of one party, and how it asks for more; nothing is asked for twice."""
+    """What the referee knows of one party, and how it asks for more; nothing is asked for twice.
+
+    A state of more than ``most`` bytes is not taken: the party that claims it cannot open it.
+    """
 
     def __init__(
-        self, table: Table, party: Party, transcript: Transcript, hints: Mapping[str, object]
+        self, table: Table, party: Party, transcript: Transcript, hints: Mapping[str, object], most: int
     ) -> None:
-        self.table, self.transcript, self.hints = table, transcript, hints
+        self.table, self.transcript, self.hints, self.most = table, transcript, hints, most
         self.party: Party = party
         self.claims = {c.steps_done: bytes.fromhex(c.state_root) for c in transcript.checkpoints()}
         self.claims[0] = bytes.fromhex(transcript.specification.initial_state)
@@ -340,6 +347,8 @@ class Seat:
                     raise Mismatch(
                         f"answer: the summary is of state {summary.root().hex()}, claimed is {root.hex()}"
                     )
+                if (size := sum(entry.nbytes for entry in summary.entries)) > self.most:
+                    return f"the state has {size} bytes, at most {self.most} are taken"
                 return summary
 
             question = Question(self.party, "summary", {"index": index}, (), SUMMARY_LIMIT)
@@ -449,9 +458,11 @@ class Referee:
             InvalidInput, Mismatch: the auditor's objection is not one to this run.
         """
         hints = {"suspected": find_parting(self.ours, self.theirs), "traced": self.level == "operators"}
+        own = sum(memoryview(entry.data).nbytes for entry in state_entries(self.replay.session))
+        most = LARGER_STATE * own + LARGER_BY
         self.seats: dict[Party, Seat] = {
-            "trainer": Seat(self.table, "trainer", self.ours, hints),
-            "auditor": Seat(self.table, "auditor", self.theirs, hints),
+            "trainer": Seat(self.table, "trainer", self.ours, hints, most),
+            "auditor": Seat(self.table, "auditor", self.theirs, hints, most),
         }
         self.played = DisputeResult("none", None, 0, {}, "", ledger=self.ledger)
         try:

@@ -3,12 +3,16 @@
 What the judge computes depends on its processor. So whoever it would convict is judged again by child processes of the same
 machine, under AVX2 and under SSE4.2, from the same states and documents; a conviction stands if all answer alike. A member
 that does not answer convicts nobody. Members start with the first question and live as long as the process.
+
+A referee that is started again for every answer that arrives asks every question again. What the members said is kept
+beside the dispute, by the digest of the question, so they compute it once.
 """
 
 from __future__ import annotations
 
 import atexit
 import base64
+import hashlib
 import json
 import os
 import platform
@@ -20,14 +24,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from tallystick.commit.encoding import Fields, canonical_json, parse_canonical_json
 from tallystick.commit.state import HeldState
 from tallystick.execution.determinism import X86_ONLY, Profile
 from tallystick.execution.job import JobSource
 from tallystick.protocol.trace import DisputedPosition, Party
 from tallystick.protocol.verdict import LogObjection
 from tallystick.roles.ledger import Ledger
-from tallystick.store.files import RunDirectory, write_whole
+from tallystick.store.files import RunDirectory, read_whole, write_whole
+from tallystick.version import __version__
 
+KEPT_FORMAT = "tallystick/panel-opinions/1"
+KEPT_LIMIT = 1 << 20  # bytes of what a panel said to one question
 X86 = ("x86_64", "amd64")
 OWN = "the judge's own"
 
@@ -72,26 +80,17 @@ class Question:
     objection: LogObjection | None = None
     at: int = 0
 
-    def write(self, place: Path) -> bytes:
-        """Write the states below ``place`` and return the rest as one line of JSON."""
-        for name, state in {"agreed": self.agreed, **self.states}.items():
-            if state is not None:
-                folder = place / name
-                folder.mkdir()
-                RunDirectory(folder).write_checkpoint(0, list(state.entries.values()))
-        if self.frame is not None:
-            write_whole(place / "frame", self.frame)
+    def body(self) -> dict[str, object]:
+        """Return what is asked as JSON, without the states and where anything lies."""
         position = self.position
-        asked = {
+        return {
             "agreed": self.agreed is not None,
             "at": self.at,
-            "auditor": str(self.auditor.resolve()),
             "frame": self.frame is not None,
             "job": self.source.path,
             "kind": self.kind,
             "no_frame": self.no_frame,
             "objection": None if self.objection is None else self.objection.encode().decode(),
-            "place": str(place),
             "position": None
             if position is None
             else {
@@ -104,9 +103,34 @@ class Question:
             "source": base64.b64encode(self.source.source).decode(),
             "states": sorted(self.states),
             "step": self.step,
-            "trainer": str(self.trainer.resolve()),
             "unopened": dict(self.unopened),
         }
+
+    def digest(self, members: Sequence[str]) -> str:
+        """Return the SHA-256, in hexadecimal, of everything that the opinions of ``members`` follow from."""
+        documents = [
+            RunDirectory(place).load_transcript().root().hex() for place in (self.trainer, self.auditor)
+        ]
+        held = {"agreed": self.agreed, **self.states}
+        states = {name: [s.root.hex(), sorted(s.entries)] for name, s in held.items() if s is not None}
+        frame = None if self.frame is None else hashlib.sha256(self.frame).hexdigest()
+        asked = {
+            "body": self.body(), "documents": documents, "frame": frame, "members": list(members), "states": states,
+            "version": __version__,
+        }  # fmt: skip
+        return hashlib.sha256(canonical_json(asked)).hexdigest()
+
+    def write(self, place: Path) -> bytes:
+        """Write the states below ``place`` and return the rest as one line of JSON."""
+        for name, state in {"agreed": self.agreed, **self.states}.items():
+            if state is not None:
+                folder = place / name
+                folder.mkdir()
+                RunDirectory(folder).write_checkpoint(0, list(state.entries.values()))
+        if self.frame is not None:
+            write_whole(place / "frame", self.frame)
+        places = {"auditor": self.auditor.resolve(), "place": place, "trainer": self.trainer.resolve()}
+        asked = {**self.body(), **{name: str(path) for name, path in places.items()}}
         return json.dumps(asked).encode() + b"\n"
 
 
@@ -173,10 +197,8 @@ def sitting_panel() -> Sequence[Member]:
     return [_MEMBERS.setdefault(str(profile), Member(profile)) for profile in panel_profiles()]
 
 
-def find_dissent(question: Question, own: str) -> str | None:
-    """Return which arithmetics do not answer ``question`` as the judge's ``own`` does, and what they say; None if all agree."""
-    if type(question.source) is not JobSource:
-        return f"the job {question.source.path} cannot be given to another process"
+def opinions_on(question: Question) -> dict[str, Opinion | None]:
+    """Return what each member says; None of one that does not answer."""
     said: dict[str, Opinion | None] = {}
     with tempfile.TemporaryDirectory(prefix="tally-panel-") as place:
         written = question.write(Path(place))
@@ -185,6 +207,17 @@ def find_dissent(question: Question, own: str) -> str | None:
             member.start()
         for member in members:
             said[str(member.profile)] = member.ask(written)
+    return said
+
+
+def find_dissent(question: Question, own: str, kept: Path | None = None) -> str | None:
+    """Return which arithmetics do not answer ``question`` as the judge's ``own`` does, and what they say; None if all agree.
+
+    ``kept`` is a folder of the judge's own with what they said before.
+    """
+    if type(question.source) is not JobSource:
+        return f"the job {question.source.path} cannot be given to another process"
+    said = opinions_on(question) if kept is None else _said_or_kept(question, kept)
     others = [
         f"{name} {'does not answer' if opinion is None else f'says {opinion.answer}: {opinion.reason}'}"
         for name, opinion in said.items()
@@ -196,23 +229,49 @@ def find_dissent(question: Question, own: str) -> str | None:
     return f"arithmetics disagree: {', '.join(alike)}: {own}; {'; '.join(others)}"
 
 
+def _said_or_kept(question: Question, kept: Path) -> Mapping[str, Opinion | None]:
+    """Return what the members said before, else what they say now; that is kept if all of them answer."""
+    names = [str(member.profile) for member in sitting_panel()]
+    path = kept / f"{question.digest(names)}.json"
+    if path.exists():
+        data = read_whole(path, limit=KEPT_LIMIT, what="what a panel said")
+        fields = Fields(
+            parse_canonical_json(data, what="panel", limit=KEPT_LIMIT), what="panel", names=("format", "said")
+        )
+        fields.constant("format", KEPT_FORMAT)
+        held = Fields(fields.value("said"), what="panel: said", names=names)
+        return {name: _opinion(held.value(name)) for name in names}
+    said = opinions_on(question)
+    if None not in said.values():
+        each = {name: vars(opinion) for name, opinion in said.items() if opinion is not None}
+        write_whole(path, canonical_json({"format": KEPT_FORMAT, "said": each}))
+    return said
+
+
+def _opinion(value: object) -> Opinion:
+    fields = Fields(value, what="panel: opinion", names=("answer", "reason"))
+    return Opinion(fields.text("answer"), fields.text("reason"))
+
+
 @dataclass(frozen=True)
 class Panel:
     """Whom the judge of one dispute asks, and about which runs; ``ledger`` is charged.
 
-    ``trainer`` and ``auditor`` are directories with the documents of both runs, ``source`` is the job's.
+    ``trainer`` and ``auditor`` are directories with the documents of both runs, ``source`` is the job's, ``kept`` is where
+    what the members say outlives the process, or None.
     """
 
     trainer: Path
     auditor: Path
     source: JobSource
     ledger: Ledger
+    kept: Path | None = None
 
     def find_dissent(self, kind: str, own: str, step: int, **more: Any) -> str | None:
         """Return which arithmetics do not answer a ``Question`` as the judge's ``own`` does; None if all agree."""
         with self.ledger.charging("judge", "panel"):
             question = Question(kind, self.trainer, self.auditor, self.source, step, **more)
-            return find_dissent(question, own)
+            return find_dissent(question, own, self.kept)
 
 
 def asked_of(line: bytes) -> Mapping[str, Any]:

@@ -5,6 +5,7 @@
     trainer/0003.question, .answer  the trainer's mailbox: what it is asked and what it says; auditor/ likewise
     accepted/0003.trainer.answer    the referee's own copy of an answer that counts
     journal.json                    when what was asked, and what has arrived; written whole or not at all
+    panel/DIGEST.json               what the judge's other arithmetics said to one question (roles.panel)
     verdict.json, record.json       how it ended
 
 The mailboxes may be anybody's to write. The referee reads an answer, checks it and copies it before it counts; what is in
@@ -24,8 +25,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from tallystick.commit.encoding import HASH_BYTES, Fields, canonical_json, parse_canonical_json, parse_hex
-from tallystick.errors import InvalidInput, Mismatch, StoreError, TallyError
+from tallystick.errors import InvalidInput, Mismatch, Nondeterminism, StoreError, TallyError
 from tallystick.protocol.exchange import (
+    ANSWER_LIMIT,
     HEAD_LIMIT,
     Answer,
     Exchange,
@@ -181,8 +183,14 @@ class Docket:
 
         Raises:
             AwaitingError: an answer is missing, and its deadline is not over.
+            Nondeterminism: what would have to be asked for is more than a referee takes.
             ForfeitError: a party signed two different answers to one question.
         """
+        for party, question in questions.items():
+            if question.most > ANSWER_LIMIT:
+                raise Nondeterminism(
+                    f"the {party}'s {question.kind} may have {question.most} bytes, a referee takes at most {ANSWER_LIMIT}"
+                )
         number, self._next = self._next, self._next + 1
         held = self._post(number, questions)
         found: dict[Party, Value] = {}
@@ -379,9 +387,20 @@ class Mailbox:
             raise Mismatch(f"{path.name}: is the question of round {posting.round}")
         return posting
 
-    def is_answered(self, number: int) -> bool:
-        """Whether this party has answered: what it said it does not say again otherwise."""
-        return (self.path / answer_name(number)).exists()
+    def is_answered(self, posting: Posting, key: PublicKey) -> bool:
+        """Whether the party with ``key`` has answered: what it said it does not say again otherwise.
+
+        What somebody else has put there, or cut short, is no answer.
+        """
+        path = self.path / answer_name(posting.round)
+        if not os.path.lexists(path):
+            return False
+        try:
+            with open_regular(path, "an answer is looked for", folder=True) as file:
+                read_answer(file, os.fstat(file.fileno()).st_size, posting, key, what=path.name)
+        except (InvalidInput, Mismatch):
+            return False
+        return True
 
     def is_over(self) -> bool:
         """Whether the referee has ruled."""

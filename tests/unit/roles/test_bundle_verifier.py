@@ -738,6 +738,57 @@ def test_runs_that_agree_answer_no_accusation_of_their_log() -> None:
     assert objection.verdict == "match", "a judge who was shown the objection has answered"
 
 
+SILENT: dict[str, Any] = {"outcome": "forfeit", "step": None, "reason": "no answer"}
+
+
+def test_a_forfeit_is_the_judges_word_about_who_was_silent() -> None:
+    """Of the game over states there is what was played; the verdict's document must be there, as for a fault."""
+
+    def told(loser: str, **changes: Any) -> Result:
+        return check(
+            disputed(loser, write=lambda v: replace(v, **{**SILENT, "moves": v.moves[:3], **changes}))
+        )
+
+    found = told("trainer")
+    word = "the judge's word about who was silent or contradicted itself"
+    assert (found.verdict, found.failed) == ("mismatch", 11)
+    assert found.finding == f'trainer forfeited ({word}); unchecked, the judge\'s own words: "no answer"'
+    assert told("auditor").verdict == "match", "an accuser that does not answer has been answered"
+    assert told("auditor", moves=(), ends=None).verdict == "match", "silence may come before the first claim"
+    both = told("none")
+    assert (both.failed, "no judge has ruled on it" in both.why) == (11, True)
+    alone = disputed("auditor", write=lambda v: replace(v, **SILENT))
+    alone["verdict"] = alone["verdict"][:1]
+    assert "the record it names is not in the bundle" in check(alone).why
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"objection": OBJECTION}, "holds what a ruling on a step would rest on"),
+        ({"records": (T.prove_step(4), A.prove_step(4))}, "holds what a ruling on a step would rest on"),
+        ({"ends": None}, "holds moves, and not what the game began with"),
+        ({"ends": (OTHERS.prove_step(15), A.prove_step(15))}, "leads to root"),
+        ({"moves": verdict_of(T, A, "auditor").moves[1:]}, "claim must be"),
+        ({"loser": "both"}, "'both' is said to have forfeited"),
+    ],
+)
+def test_a_forfeit_that_does_not_keep_the_rules_is_refused(changes: dict[str, Any], why: str) -> None:
+    found = check(disputed("auditor", write=lambda v: replace(v, **{**SILENT, **changes})))
+    assert (found.failed, why in found.why) == (9, True), found.why
+
+
+def test_a_statement_of_a_forfeit_names_no_step_and_one_of_a_fault_a_loser() -> None:
+    for loser, outcome, step in (
+        ("auditor", "forfeit", 9),
+        ("none", "fault", 9),
+        ("trainer", "agreement", None),
+    ):
+        said: dict[str, Any] = {"loser": loser, "outcome": outcome, "step": step}
+        found = check(disputed(loser, write=lambda v, said=said: replace(v, **said)))
+        assert (found.failed, "contradict each other" in found.why) == (2, True), found.why
+
+
 def test_a_dispute_record_that_nothing_can_check_is_no_pass() -> None:
     record = named("dispute", b"{}")
     parts = disputed("auditor", dispute=record.digest)
