@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,16 @@ from tallystick.numerics.policy import find_policy
 from tallystick.protocol.dispute import parse_dispute, verify_dispute
 from tallystick.protocol.exchange import Answer, Posting, encode_answer
 from tallystick.protocol.signing import SigningKey, ed25519_key
+from tallystick.protocol.trace import PARTIES, Party
 from tallystick.protocol.verdict import parse_verdict, verify_verdict
 from tallystick.roles.auditor import write_claim
 from tallystick.roles.judge import dispute
 from tallystick.roles.trainer import Order
-from tallystick.store.docket import Mailbox, answer_name
+from tallystick.store.docket import POLL_SECONDS, Mailbox, answer_name
 from tallystick.store.files import RunDirectory, write_pieces
 from tallystick.store.keys import write_key
 from tallystick.testing.cheats import CHEATS
+from tallystick.testing.commands import start_command
 
 AT = 3
 PROGRAM = f"""
@@ -231,52 +234,156 @@ def test_answers_that_break_the_rules_of_the_game_are_refused_and_the_game_goes_
     assert (code, said["loser"], said["step"]) == (1, "trainer", AT)
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
-    while not condition():
-        assert process.poll() is None, "the process ended before its time"
-        time.sleep(0.05)
+class Processes:
+    """A referee and two parties, each a process, killed at the end; ``out`` is where what they print goes."""
+
+    def __init__(self, court: Court, out: Path) -> None:
+        self.court, self.out = court, out
+        self.started: list[BaseProcess] = []
+
+    def start(self, who: str) -> BaseProcess:
+        arguments = ["rule", self.court.docket, "--follow"]
+        if who != "referee":
+            arguments = [*self.court.answering(who), "--follow", "3600"]
+        process = start_command(["dispute", *map(str, arguments), "--json"], self.out / f"{who}.json")
+        self.started.append(process)
+        return process
+
+    def wait(self, condition: Callable[[], bool], *running: BaseProcess) -> None:
+        while not condition():
+            assert all(process.is_alive() for process in running), "a process ended before its time"
+            time.sleep(0.05)
+
+    def kill(self, *processes: BaseProcess) -> None:
+        for process in processes:
+            process.kill()
+            process.join()
+
+    def end(self, process: BaseProcess, who: str) -> tuple[int | None, dict[str, Any]]:
+        process.join()
+        return process.exitcode, json.loads((self.out / f"{who}.json").read_bytes())
+
+    def answered(self, party: str) -> int:
+        """How many answers of a party the referee has taken."""
+        return len(list((self.court.docket / "accepted").glob(f"*.{party}.answer")))
+
+    def asked(self, party: str) -> int:
+        return len(list((self.court.docket / party).glob("*.question")))
+
+
+@pytest.fixture
+def processes(court: Court, tmp_path: Path) -> Generator[Processes]:
+    held = Processes(court, tmp_path)
+    yield held
+    held.kill(*held.started)
+
+
+def bad_files(court: Court, party: Party) -> Generator[None]:
+    """Put what is no answer into the mailbox of a party that has been asked, one thing after another."""
+    posting, other = court.posting(party), "auditor" if party == "trainer" else "trainer"
+    place = court.docket / party / answer_name(posting.round)
+    said = Answer({"commitment": "00" * 32})
+    yield court.put(party, posting, said, KEYS[other])  # foreign: the other party's signature
+    yield court.put(party, replace(posting, round=posting.round + 1), said, KEYS[party])  # to another round
+    place.unlink()
+    court.put(party, posting, said, KEYS[other])
+    with place.open("r+b") as file:
+        file.truncate(1 << 40)  # giant, and sparse
+    yield
+    place.write_bytes(b"\xff" * 5000)
+    yield
+
+
+def test_three_processes_go_on_among_bad_files_and_after_one_is_killed(
+    court: Court, processes: Processes
+) -> None:
+    court.open("--deadline", "3600")
+    referee, trainer = processes.start("referee"), processes.start("trainer")
+    processes.wait(lambda: processes.asked("auditor") > 0, referee, trainer)
+    # The auditor is late, and others write into its mailbox.
+    for _ in bad_files(court, "auditor"):
+        time.sleep(2 * POLL_SECONDS)
+    assert processes.answered("auditor") == 0
+    processes.kill(trainer)
+    auditor = processes.start("auditor")
+    processes.wait(lambda: processes.answered("auditor") > 0, referee, auditor)
+    first = next((court.docket / "auditor").glob("*.answer"))
+    first.write_bytes(first.read_bytes())  # the same answer twice
+    early = court.docket / "trainer" / answer_name(99)
+    early.write_bytes(first.read_bytes())  # to a question that was not asked
+    trainer = processes.start("trainer")
+
+    code, said = processes.end(referee, "referee")
+
+    assert (code, said["loser"], said["step"], said["outcome"]) == (1, "trainer", AT, "fault")
+    assert said["exchange"]["refused"] == {}
+    assert parse_dispute((court.docket / "record.json").read_bytes()).loser == "trainer"
+    for party, process in {"trainer": trainer, "auditor": auditor}.items():
+        ended, page = processes.end(process, party)
+        assert (ended, page["refused"]) == (0, {})
+    assert processes.answered("auditor") == said["exchange"]["parties"]["auditor"]["questions"]
 
 
 @pytest.mark.slow
-def test_three_processes_of_which_two_are_killed_and_start_again(court: Court) -> None:
+def test_three_processes_that_are_killed_and_start_again(court: Court, processes: Processes) -> None:
+    """Whoever is killed, at whatever round, goes on; the record is that of one process."""
     court.open("--deadline", "3600")
-    command = [sys.executable, "-m", "tallystick", "dispute"]
-    rule = [*command, "rule", str(court.docket), "--follow", "--json"]
-    answering = {
-        party: [*command, *map(str, court.answering(party)), "--follow", "3600", "--json"] for party in KEYS
-    }
+    running = {who: processes.start(who) for who in ("referee", *KEYS)}
+    for turn in range(2, 12):
+        who = ("trainer", "referee", "auditor")[turn % 3]
+        processes.wait(lambda turn=turn: sum(map(processes.answered, KEYS)) >= turn)
+        processes.kill(running[who])
+        running[who] = processes.start(who)
 
-    def answered(party: str) -> int:
-        return len(list((court.docket / party).glob("*.answer")))
+    code, said = processes.end(running["referee"], "referee")
 
-    started: list[subprocess.Popen[bytes]] = []
-
-    def start(arguments: list[str]) -> subprocess.Popen[bytes]:
-        started.append(subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL))
-        return started[-1]
-
-    try:
-        referee, trainer, auditor = start(rule), start(answering["trainer"]), start(answering["auditor"])
-        wait_for(lambda: answered("trainer") >= 3, trainer)
-        trainer.kill()
-        trainer.wait()
-        trainer = start(answering["trainer"])
-        wait_for(lambda: answered("auditor") >= 5, auditor)
-        referee.kill()
-        auditor.kill()
-        referee.wait()
-        auditor.wait()
-        referee, auditor = start(rule), start(answering["auditor"])
-        said = json.loads(referee.communicate()[0])
-        for party in (trainer, auditor):
-            assert json.loads(party.communicate()[0])["refused"] == {}
-            assert party.returncode == 0
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-
-    assert referee.returncode == 1
-    assert (said["loser"], said["step"], said["outcome"]) == ("trainer", AT, "fault")
-    assert parse_dispute((court.docket / "record.json").read_bytes()).loser == "trainer"
+    assert (code, said["loser"], said["step"], said["outcome"]) == (1, "trainer", AT, "fault")
     assert said["exchange"]["refused"] == {}
+    for party in KEYS:
+        ended, page = processes.end(running[party], party)
+        assert (ended, page["refused"]) == (0, {})
+    plain = dispute(
+        RunDirectory(court.runs / "trainer-run"), RunDirectory(court.runs / "auditor-run"), find_source("digits"),
+        defence=CHEATS["other_data"](AT).defence(find_source("digits")),
+        signers={"trainer": KEYS["trainer"], "auditor": KEYS["auditor"]},
+    )  # fmt: skip
+    assert (court.docket / "record.json").read_bytes() == plain.record
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("party", PARTIES)
+def test_a_process_that_stalls_loses_and_its_late_answer_changes_nothing(
+    party: Party, court: Court, processes: Processes
+) -> None:
+    """It is stopped, not killed, when both are asked for a claim, and goes on when the referee has ruled."""
+    court.open("--deadline", "60")
+    running = {who: processes.start(who) for who in ("referee", *KEYS)}
+    processes.wait(lambda: processes.answered("trainer") > 0, *running.values())
+    pid = running[party].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+
+    code, said = processes.end(running["referee"], "referee")
+
+    assert (code, said["loser"], said["outcome"]) == (1, party, "forfeit")
+    verdict = (court.docket / "verdict.json").read_bytes()
+    os.kill(pid, signal.SIGCONT)
+    for each in KEYS:
+        assert processes.end(running[each], each)[1]["refused"] == {}
+    assert court.rule()[1]["outcome"] == "forfeit"
+    assert (court.docket / "verdict.json").read_bytes() == verdict
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("party", PARTIES)
+def test_a_process_that_signs_two_answers_loses(party: Party, court: Court, processes: Processes) -> None:
+    court.open("--deadline", "3600")
+    running = {who: processes.start(who) for who in ("referee", *KEYS)}
+    processes.wait(lambda: processes.answered(party) > 0, *running.values())
+    box = Mailbox(court.docket / party)
+    court.put(party, box.load(box.numbers()[0]), Answer({"cannot": "I have forgotten"}), KEYS[party])
+
+    code, said = processes.end(running["referee"], "referee")
+
+    assert (code, said["loser"], said["outcome"]) == (1, party, "forfeit")
+    assert f"equivocation: {party} signed two different answers" in said["reason"]
