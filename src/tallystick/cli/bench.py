@@ -28,6 +28,7 @@ from tallystick.store.files import write_whole
 
 if TYPE_CHECKING:
     from tallystick.roles.measure_dispute import DisputeCost
+    from tallystick.roles.measure_exchange import ExchangeCost
 
 DEFAULT_SEEDS = len(SEEDS)
 STYLES = {"met": GOOD, "not met": BAD, "printed only": QUIET, "inconclusive": UNSURE, "failed": BAD}
@@ -139,20 +140,27 @@ def write_losses(directory: Path, curves: Sequence[Losses], facts: dict[str, Any
 
 @app.command()
 def evidence(
-    part: Annotated[str, typer.Argument(metavar="[PART]", help="bundle, or dispute.")] = "bundle",
+    part: Annotated[str, typer.Argument(metavar="[PART]", help="bundle, dispute, or exchange.")] = "bundle",
     runs: Annotated[int, typer.Option("--runs", metavar="N", min=1, help="bundle: fresh processes.")] = 7,
     job: Annotated[
-        str, typer.Option("--job", metavar="JOB", help="dispute: text, gpt2, or another.")
+        str, typer.Option("--job", metavar="JOB", help="dispute, exchange: text, gpt2, or another.")
     ] = "text",
-    policy: Annotated[str, typer.Option("--policy", metavar="NAME", help="dispute: fp32 or fp64.")] = "fp32",
+    policy: Annotated[
+        str, typer.Option("--policy", metavar="NAME", help="dispute, exchange: fp32 or fp64.")
+    ] = "fp32",
     segment: Annotated[
-        int, typer.Option("--segment", metavar="N", min=2, max=64, help="dispute: steps between checkpoints.")
+        int,
+        typer.Option(
+            "--segment", metavar="N", min=2, max=64, help="dispute, exchange: steps between checkpoints."
+        ),
     ] = 8,
     as_json: AsJson = False,
 ) -> int:
     """Measure what verifying a bundle takes a stranger, or what a dispute takes all parties; 1 if it is too much."""
-    if part not in ("bundle", "dispute"):
-        raise InvalidInput(f"part {part}: unknown; known are bundle, dispute")
+    if part not in ("bundle", "dispute", "exchange"):
+        raise InvalidInput(f"part {part}: unknown; known are bundle, dispute, exchange")
+    if part == "exchange":
+        return _bench_exchange(job, policy, segment, as_json=as_json)
     if part == "dispute":
         return _bench_dispute(job, policy, segment, as_json=as_json)
     return _bench_bundle(runs, as_json=as_json)
@@ -255,6 +263,40 @@ def _bench_dispute(job: str, policy: str, segment: int, *, as_json: bool) -> int
         for table in dispute_tables(cost, machine()):
             console().print(table)
     return 0 if cost.is_met else 1
+
+
+def _bench_exchange(job: str, policy: str, segment: int, *, as_json: bool) -> int:
+    from tallystick.roles.measure_exchange import measure_exchange
+
+    find_policy(policy)
+    with tempfile.TemporaryDirectory(prefix="tallystick-bench-") as place:
+        cost = measure_exchange(Path(place), job, policy, segment, say)
+    if as_json:
+        print_json({**cost.fields(), "machine": machine()})
+    else:
+        console().print(exchange_table(cost, machine()))
+    return 0
+
+
+def exchange_table(cost: ExchangeCost, facts: dict[str, Any]) -> Table:
+    """Return what a dispute by files took as people read it."""
+    levels = ", ".join(f"{count} of {level}" for level, count in cost.rounds_per_level.items())
+    title = f"tally bench evidence exchange: {cost.job}, {cost.policy}, step {cost.segment // 2} of {cost.segment}"
+    facts = {**facts, "state": f"{cost.state_bytes:,} B"}
+    caption = (
+        f"{cost.rounds} rounds of questions and answers, {cost.seconds:.1f} s in all; bisection: {levels}; "
+        f"the {cost.loser} lost at {cost.operator}\n"
+        + ", ".join(f"{name} {value}" for name, value in facts.items() if value not in (None, False))
+    )
+    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
+    for heading in ("who", "questions", "bytes sent", "bytes received", "seconds", "CPU seconds"):
+        table.add_column(heading, justify="left" if heading == "who" else "right")
+    for who, each in cost.parties.items():
+        table.add_row(
+            who, str(each.questions), f"{each.sent_bytes:,}", f"{each.received_bytes:,}", f"{each.seconds:.1f}",
+            f"{each.cpu_seconds:.1f}",
+        )  # fmt: skip
+    return table
 
 
 def dispute_tables(cost: DisputeCost, facts: dict[str, Any]) -> Iterator[Table]:

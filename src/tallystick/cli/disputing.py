@@ -30,7 +30,7 @@ from tallystick.protocol.envelope import parse_envelope
 from tallystick.protocol.exchange import Posting, encode_answer
 from tallystick.protocol.signing import PublicKey, SigningKey
 from tallystick.protocol.trace import Party
-from tallystick.reports.dispute import AwaitingPage, RuledPage
+from tallystick.reports.dispute import AwaitingPage, Passed, RuledPage
 from tallystick.reports.layout import DonePage
 from tallystick.store.docket import POLL_SECONDS, AwaitingError, Docket, Mailbox, answer_name, exchange_of
 from tallystick.store.files import RunDirectory, write_pieces
@@ -153,20 +153,18 @@ def rule(
 
     from tallystick.roles import judge
 
+    began, worked = time.perf_counter(), time.process_time()
+
+    def passed() -> Passed:
+        seconds = time.perf_counter() - began - docket.waited
+        cpu = time.process_time() - worked
+        return Passed(len(docket.rounds), docket.spent(), docket.refused, seconds, cpu)
+
     with docket.locked():
         try:
             result = judge.referee(docket, source)
         except AwaitingError as awaiting:
-            show(
-                AwaitingPage(
-                    awaiting.number,
-                    tuple(awaiting.awaited),
-                    awaiting.deadline,
-                    docket.refused,
-                    docket.spent(),
-                ),
-                as_json=as_json,
-            )
+            show(AwaitingPage(tuple(awaiting.awaited), awaiting.deadline, passed()), as_json=as_json)
             return AWAITING
         except KeyboardInterrupt:
             say("interrupted: what has arrived is kept; rule again to go on")
@@ -175,10 +173,7 @@ def rule(
             sign_ruling(docket.run("trainer"), docket.run("auditor"), result, signer, statement, accused)
         docket.end(result.encode(), result.record)
     record = None if result.record is None else str(folder / "record.json")
-    page = RuledPage(
-        result, str(folder / "verdict.json"), record, len(docket.rounds), docket.spent(), docket.refused
-    )
-    show(page, as_json=as_json)
+    show(RuledPage(result, str(folder / "verdict.json"), record, passed=passed()), as_json=as_json)
     return DISPUTE_CODES[result.outcome]
 
 
@@ -223,7 +218,8 @@ def answer(
     finally:
         hand.close()
     values: dict[str, object] = {
-        "answered": hand.answered, "refused": hand.refused, "seconds": round(hand.seconds, 3), "sent_bytes": hand.sent,
+        "answered": hand.answered, "cpu_seconds": round(hand.cpu_seconds, 3), "refused": hand.refused,
+        "seconds": round(hand.seconds, 3), "sent_bytes": hand.sent,
     }  # fmt: skip
     show(
         DonePage(f"answered {hand.answered}", values, [(k, str(v)) for k, v in values.items()]),
@@ -243,7 +239,7 @@ class _Hand:
         self.dispute: bytes | None = None
         self.learnt: set[int] = set()
         self.refused: dict[str, str] = {}
-        self.answered, self.sent, self.seconds = 0, 0, 0.0
+        self.answered, self.sent, self.seconds, self.cpu_seconds = 0, 0, 0.0, 0.0
 
     def answer_all(self) -> bool:
         """Answer what is there; whether anything was."""
@@ -251,13 +247,16 @@ class _Hand:
         for number in self.box.numbers():
             if number in self.learnt:
                 continue
+            began, worked = time.perf_counter(), time.process_time()
             try:
                 posting = self.box.load(number)
                 party = self._party_for(posting)
                 if self.box.is_answered(posting, self.signer.public_key):
                     party.learn(posting.question)
                 else:
-                    self._answer(party, posting)
+                    size = self._answer(party, posting)
+                    took = time.perf_counter() - began
+                    say(f"round {number}: {posting.question.kind}, {size:,} bytes, {took:.2f} s")
                     any_new = True
             except Nondeterminism:
                 raise
@@ -266,18 +265,18 @@ class _Hand:
                     say(f"question {number} is refused: {problem}")
                 self.refused[f"{number}"] = str(problem)
                 continue
+            self.seconds += time.perf_counter() - began
+            self.cpu_seconds += time.process_time() - worked
             self.refused.pop(f"{number}", None)
             self.learnt.add(number)
         return any_new
 
-    def _answer(self, party: Respondent, posting: Posting) -> None:
-        began = time.perf_counter()
+    def _answer(self, party: Respondent, posting: Posting) -> int:
         said = party.answer(posting.question)
         place = self.box.path / answer_name(posting.round)
         size = write_pieces(place, encode_answer(posting, said, self.signer))
-        took = time.perf_counter() - began
-        self.answered, self.sent, self.seconds = self.answered + 1, self.sent + size, self.seconds + took
-        say(f"round {posting.round}: {posting.question.kind}, {size:,} bytes, {took:.2f} s")
+        self.answered, self.sent = self.answered + 1, self.sent + size
+        return size
 
     def _party_for(self, posting: Posting) -> Respondent:
         """Return the party that answers for this run; a question about another dispute or run is refused."""

@@ -103,40 +103,77 @@ def _signed(found: OperatorResult) -> str:
 
 
 @dataclass(frozen=True)
-class RuledPage(DisputePage):
-    """The ruling of a dispute by files, and what passed."""
+class Passed:
+    """What passed in a dispute by files.
 
-    exchanged: int = 0
-    spent: Mapping[Party, Mapping[str, int]] = field(default_factory=dict[Party, Mapping[str, int]])
-    refused: Mapping[str, str] = field(default_factory=dict[str, str])
+    Attributes:
+        rounds: of questions and answers.
+        parties: by party ``questions``, ``sent_bytes``, ``received_bytes``, and ``seconds`` between question and answer.
+        refused: by file, why an answer was not taken.
+        seconds, cpu_seconds: what this call of the referee took, without waiting.
+    """
+
+    rounds: int
+    parties: Mapping[Party, Mapping[str, int]]
+    refused: Mapping[str, str]
+    seconds: float
+    cpu_seconds: float
 
     def fields(self) -> dict[str, object]:
         """Return what ``--json`` prints."""
-        return {**super().fields(), **_exchange_fields(self.exchanged, self.spent, self.refused)}
+        return {
+            "parties": {party: dict(each) for party, each in self.parties.items()},
+            "referee": {"cpu_seconds": round(self.cpu_seconds, 3), "seconds": round(self.seconds, 3)},
+            "refused": dict(self.refused),
+            "rounds": self.rounds,
+        }
+
+    def rows(self) -> list[Row]:
+        """Return the rows of a page."""
+        rows: list[Row] = [("exchanged", counted(self.rounds, "round"))]
+        for party, each in self.parties.items():
+            sent, seconds = (
+                f"sent {each['sent_bytes']:,} B, got {each['received_bytes']:,} B",
+                each["seconds"],
+            )
+            rows.append(
+                (party, f"{counted(each['questions'], 'question')}, {sent}, answered in {seconds:,} s")
+            )
+        rows.append(("referee", f"worked {self.seconds:,.1f} s in this call"))
+        return rows + [("refused", f"{file}: {why}") for file, why in self.refused.items()]
+
+
+@dataclass(frozen=True)
+class RuledPage(DisputePage):
+    """The ruling of a dispute by files, and what passed."""
+
+    passed: Passed = field(kw_only=True)
+
+    def fields(self) -> dict[str, object]:
+        """Return what ``--json`` prints."""
+        return {**super().fields(), "exchange": self.passed.fields()}
 
     def rows(self) -> list[Row]:
         """Return the rows of the page."""
-        return [*super().rows(), *_exchange_rows(self.exchanged, self.spent, self.refused)]
+        return [*super().rows(), *self.passed.rows()]
 
 
 @dataclass(frozen=True)
 class AwaitingPage:
     """A dispute by files that waits for answers."""
 
-    number: int
     awaited: tuple[Party, ...]
     deadline: int | None
-    refused: Mapping[str, str]
-    spent: Mapping[Party, Mapping[str, int]]
+    passed: Passed
 
     def fields(self) -> dict[str, object]:
         """Return what ``--json`` prints."""
         return {
             "awaited": list(self.awaited),
             "deadline": self.deadline,
+            "exchange": self.passed.fields(),
             "outcome": "awaiting",
-            "round": self.number,
-            **_exchange_fields(self.number + 1, self.spent, self.refused),
+            "round": self.passed.rounds - 1,
         }
 
     def __rich__(self) -> RenderableType:
@@ -144,24 +181,6 @@ class AwaitingPage:
         until = "at any time" if self.deadline is None else f"until second {self.deadline} (UTC, since 1970)"
         rows: list[Row] = [
             ("awaited", f"an answer of {' and '.join(self.awaited)} {until}"),
-            *_exchange_rows(self.number + 1, self.spent, self.refused),
+            *self.passed.rows(),
         ]
-        return page(f"round {self.number} is open", UNSURE, rows)
-
-
-def _exchange_fields(
-    rounds: int, spent: Mapping[Party, Mapping[str, int]], refused: Mapping[str, str]
-) -> dict[str, object]:
-    parties = {party: dict(each) for party, each in spent.items()}
-    return {"exchange": {"parties": parties, "refused": dict(refused), "rounds": rounds}}
-
-
-def _exchange_rows(
-    rounds: int, spent: Mapping[Party, Mapping[str, int]], refused: Mapping[str, str]
-) -> list[Row]:
-    rows: list[Row] = [("exchanged", counted(rounds, "round"))]
-    for party, each in spent.items():
-        sent, seconds = f"sent {each['sent_bytes']:,} B, got {each['received_bytes']:,} B", each["seconds"]
-        rows.append((party, f"{counted(each['questions'], 'question')}, {sent}, answered in {seconds:,} s"))
-    rows += [("refused", f"{file}: {why}") for file, why in refused.items()]
-    return rows
+        return page(f"round {self.passed.rounds - 1} is open", UNSURE, rows)

@@ -188,6 +188,26 @@ def measure_dispute(place: Path, job: str, policy: str, segment: int, say: Say) 
     Raises:
         TallyError: the dispute did not end at an operator.
     """
+    source, false, run, claim = make_false_run(place, job, policy, segment, say)
+    last = run.load_transcript().checkpoints()[-1]
+    touched = touch_memory(STATES_TOUCHED * run.load_held(last.steps_done, last.state_root).nbytes)
+    say(f"disputing, with {touched / 1e9:.1f} GB of memory at hand")
+    result = dispute(run, claim, source, defence=lambda specification: _replay(specification, false))
+    found = result.operator
+    if found is None or found.loser is None or found.operator is None:
+        raise TallyError(f"bench: the dispute did not end at an operator: {result.reason}")
+    say("asking the judge about operators of every kind")
+    kinds, agreed, operators = _judged(claim, source, segment // 2, say)
+    return DisputeCost(
+        job, policy, segment, result.ledger, result.rounds_per_level, operators, agreed.nbytes,
+        found.cost.opened_bytes, kinds, result.loser, str(found.operator), touched,
+    )  # fmt: skip
+
+
+def make_false_run(
+    place: Path, job: str, policy: str, segment: int, say: Say
+) -> tuple[JobSource, JobSource, RunDirectory, RunDirectory]:
+    """Return the job, the trainer's, its run in ``place`` with the middle step on other data, and the auditor's claim."""
     source, at = find_source(job), segment // 2
     false = _Swapping(source.path, source.source, at)
     run, claim = RunDirectory(place / "run"), RunDirectory(place / "claim")
@@ -198,19 +218,7 @@ def measure_dispute(place: Path, job: str, policy: str, segment: int, say: Say) 
     _restate(run, lambda each: replace(each, batch=batch_digest(honest(each.step))))
     say("repeating them as the auditor")
     write_claim(run, source, claim)
-    last = run.load_transcript().checkpoints()[-1]
-    touched = touch_memory(STATES_TOUCHED * run.load_held(last.steps_done, last.state_root).nbytes)
-    say(f"disputing, with {touched / 1e9:.1f} GB of memory at hand")
-    result = dispute(run, claim, source, defence=lambda specification: _replay(specification, false))
-    found = result.operator
-    if found is None or found.loser is None or found.operator is None:
-        raise TallyError(f"bench: the dispute did not end at an operator: {result.reason}")
-    say("asking the judge about operators of every kind")
-    kinds, agreed, operators = _judged(claim, source, at, say)
-    return DisputeCost(
-        job, policy, segment, result.ledger, result.rounds_per_level, operators, agreed.nbytes,
-        found.cost.opened_bytes, kinds, result.loser, str(found.operator), touched,
-    )  # fmt: skip
+    return source, false, run, claim
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,7 @@ class Docket:
 
     Attributes:
         refused: answers that were refused since this object was made, and why, by file.
+        waited: seconds that ``ask`` spent waiting.
         follow: whether ``ask`` waits for what it asked, or raises ``AwaitingError``.
         clock: UTC seconds since 1970.
     """
@@ -126,6 +127,7 @@ class Docket:
         self.rounds = self._load_journal()
         self.refused: dict[str, str] = {}
         self.deadline = "no deadline"
+        self.waited = 0.0
         self._next = 0
 
     @classmethod
@@ -219,6 +221,7 @@ class Docket:
                 deadline = None if self.timeout_s is None else held.posted + self.timeout_s
                 raise AwaitingError(number, awaited, deadline)
             time.sleep(POLL_SECONDS)
+            self.waited += POLL_SECONDS
 
     def _post(self, number: int, questions: Mapping[Party, Question]) -> Round:
         if number == len(self.rounds):
