@@ -1,4 +1,4 @@
-"""Write the test vectors of transparency-log, attestation, audit-draw, evidence-bundle and dispute-verdict.
+"""Write the test vectors of transparency-log, attestation, audit-draw, evidence-bundle, dispute-verdict and -exchange.
 
 Everything comes from hashlib, json and an Ed25519 library used straight from the spec pages, or was published or made by
 another implementation; nothing here imports the package.
@@ -61,6 +61,7 @@ def write(root: Path) -> None:
     write_cases(root / "audit-draw", draw_cases())
     write_cases(root / "evidence-bundle", bundle_cases())
     write_cases(root / "dispute-verdict", verdict_cases())
+    write_cases(root / "dispute-exchange", exchange_cases())
 
 
 class Key:
@@ -618,7 +619,40 @@ def verdict_cases() -> dict[str, tuple[str, Case]]:
         "auditor_run": said.statement,
     }
     other = LetterRun("other", range(4, 7))
+    silent: Case = {"outcome": "forfeit", "step": None}
     return {
+        "forfeit": (
+            "The trainer fell silent after two rounds: the moves keep the rules and lead to no step.",
+            case(**silent, moves=moves[:4]),
+        ),
+        "forfeit-within-a-round": (
+            "Both were asked, and the auditor alone answered.",
+            case(**silent, moves=[*moves[:4], moves[5]]),
+        ),
+        "forfeit-before-the-game": (
+            "Nobody had claimed anything; both were silent.",
+            case(**{**unplayed, **silent}, loser="none"),
+        ),
+        "forfeit-names-a-step_fail": (
+            "Somebody was silent, and a step is ruled on.",
+            wrong("what a ruling on a step would rest on", **{**silent, "step": 3}),
+        ),
+        "forfeit-and-an-objection_fail": (
+            "Somebody was silent, and there is an objection.",
+            wrong("what a ruling on a step would rest on", **{**silent, **unplayed}, objection=objection),
+        ),
+        "forfeit-of-the-judge_fail": (
+            "A judge who was silent.",
+            wrong("is said to have forfeited", **silent, loser="judge"),
+        ),
+        "forfeit-after-other-moves_fail": (
+            "The first claims are missing.",
+            wrong("claim must be at the midpoint", **silent, moves=moves[2:]),
+        ),
+        "forfeit-without-its-opening_fail": (
+            "Moves, and not what the game began with.",
+            wrong("not what the game began with", **silent, ends=None),
+        ),
         "false-state-in-the-middle": (
             "Both sides end in one state; the game opens at the last checkpoint on which they differ.",
             case(),
@@ -730,6 +764,104 @@ def verdict_cases() -> dict[str, tuple[str, Case]]:
             ),
         ),
     }
+
+
+def exchange_cases() -> dict[str, tuple[str, Case]]:
+    """One question with a part, for the state after four steps, and the trainer's signed answer with one."""
+    keys = {
+        party: Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32)
+        for party, n in (("trainer", 2), ("auditor", 1))
+    }
+    public = {
+        party: bytes.fromhex("302a300506032b6570032100") + key.public_key().public_bytes_raw()
+        for party, key in keys.items()
+    }
+    named: Case = {
+        "auditor_run": "22" * 32, "keys": {party: hashlib.sha256(spki).hexdigest() for party, spki in public.items()},
+        "level": "operators", "run": "11" * 32,
+    }  # fmt: skip
+    dispute = sha("tallystick/dispute-exchange/1", canonical(named)).hex()
+    brought, answered = b"what the other party gave", b"bytes of an entry"
+
+    def parts(*each: bytes) -> list[Any]:
+        return [[len(part), hashlib.sha256(part).hexdigest()] for part in each]
+
+    asked: Case = {
+        "auditor_run": "22" * 32, "body": {"index": 4, "names": ["model/w"]}, "deadline": 1_800_000_000, "dispute": dispute,
+        "format": "tallystick/dispute-question/1", "kind": "entries", "most": len(answered), "parts": parts(brought),
+        "party": "trainer", "round": 3, "run": "11" * 32,
+    }  # fmt: skip
+    said: Case = {
+        "body": {}, "dispute": dispute, "parts": parts(answered), "party": "trainer",
+        "question": hashlib.sha256(canonical(asked)).hexdigest(), "round": 3,
+    }  # fmt: skip
+
+    def question(given: bytes = brought, **changes: Any) -> bytes:
+        return canonical({**asked, **changes}) + b"\n" + given
+
+    def answer(
+        given: bytes = answered, key: str = "trainer", kind: str = "dispute-answer", **changes: Any
+    ) -> bytes:
+        statement = {
+            "_type": "https://in-toto.io/Statement/v1", "predicate": {**said, **changes},
+            "predicateType": f"https://tallystick/{kind}/v0.1",
+            "subject": [{"digest": {"tallystickRun": "11" * 32}, "name": "run"}],
+        }  # fmt: skip
+        return envelope(canonical(statement), keys[key]).encode() + b"\n" + given
+
+    def case(asking: bytes | None = None, answering: bytes | None = None) -> Case:
+        return {
+            "operation": "exchange", "question": (question() if asking is None else asking).hex(),
+            "answer": (answer() if answering is None else answering).hex(), "key": public["trainer"].hex(),
+        }  # fmt: skip
+
+    def wrong(reason: str, error: str = "InvalidInput", **files: bytes) -> Case:
+        return refused(case(**files), error, reason)
+
+    later = hashlib.sha256(canonical({**asked, "deadline": None})).hexdigest()
+    return {
+        "entries": ("A question that brings a part, and its answer with one.", {**case(), "dispute": named}),
+        "cannot": (
+            "The party says why it cannot answer.",
+            case(answering=answer(b"", body={"cannot": "the file is missing"}, parts=[])),
+        ),
+        "question-of-unknown-kind_fail": ("A question for a key.", wrong("kind 'key'", asking=question(kind="key"))),
+        "question-cut-short_fail": ("The part lacks a byte.", wrong("25 bytes of parts, 24", asking=question(brought[:-1]))),
+        "question-with-another-part_fail": (
+            "A part of the same length.", wrong("part 0", "Mismatch", asking=question(brought[::-1])),
+        ),
+        "question-without-line_fail": ("No line feed.", wrong("must begin with a line", asking=b"{}")),
+        "answer-of-the-other-party_fail": (
+            "The auditor's key.", wrong("is not signed by", "Mismatch", answering=answer(key="auditor")),
+        ),
+        "answer-to-another-question_fail": (
+            "The same question without a deadline.", wrong("is to question", "Mismatch", answering=answer(question=later)),
+        ),
+        "answer-to-another-round_fail": (
+            "It names the question, and another round.", wrong("is to round '4'", "Mismatch", answering=answer(round=4)),
+        ),
+        "answer-in-another-dispute_fail": (
+            "It names the question, and another dispute.",
+            wrong("is to dispute", "Mismatch", answering=answer(dispute="33" * 32)),
+        ),
+        "answer-of-another-type_fail": (
+            "A signed move is no answer.", wrong("predicateType must be", answering=answer(kind="dispute-move")),
+        ),
+        "answer-longer-than-asked_fail": (
+            "One byte more than was asked for.",
+            wrong("at most 17 were asked for", answering=answer(answered + b"x", parts=parts(answered + b"x"))),
+        ),
+        "answer-with-more-bytes_fail": (
+            "A byte that is not announced.", wrong("announces 17 bytes of parts, 18", answering=answer(answered + b"x")),
+        ),
+        "answer-of-terabytes_fail": (
+            "It announces what is not there.",
+            wrong("at most 17 were asked for", answering=answer(parts=[[1 << 50, "00" * 32]])),
+        ),
+        "answer-with-another-part_fail": (
+            "A part of the same length.", wrong("part 0", "Mismatch", answering=answer(answered[::-1])),
+        ),
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Every case of vectors/{transparency-log,attestation,audit-draw,evidence-bundle,dispute-verdict}."""
+"""Every case of vectors/{transparency-log,attestation,audit-draw,evidence-bundle,dispute-verdict,dispute-exchange}."""
 
 from __future__ import annotations
 
@@ -8,25 +8,35 @@ import subprocess
 import sys
 from collections.abc import Callable
 from fractions import Fraction
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tallystick.commit.encoding import canonical_json, digest
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.protocol.bundle import parse_bundle
 from tallystick.protocol.envelope import parse_envelope
+from tallystick.protocol.exchange import encode_answer, read_answer, read_question
 from tallystick.protocol.log_policy import parse_log_policy
 from tallystick.protocol.model_signature import Manifest, parse_model_signature
 from tallystick.protocol.notes import parse_note, parse_vkey
 from tallystick.protocol.run_documents import parse_run_statement, parse_specification
 from tallystick.protocol.sample import parse_draw
-from tallystick.protocol.signing import parse_public_key
+from tallystick.protocol.signing import ed25519_key, parse_public_key
 from tallystick.protocol.tlog import LogEntry, parse_log_proof
 from tallystick.protocol.verdict import parse_verdict, verify_verdict
 
 REPOSITORY = Path(__file__).parents[2]
-ROOMS = ("transparency-log", "attestation", "audit-draw", "evidence-bundle", "dispute-verdict")
+ROOMS = (
+    "transparency-log",
+    "attestation",
+    "audit-draw",
+    "evidence-bundle",
+    "dispute-verdict",
+    "dispute-exchange",
+)
 CASES = sorted(folder for room in ROOMS for folder in (REPOSITORY / "vectors" / room).iterdir())
 ERRORS = {"InvalidInput": InvalidInput, "Mismatch": Mismatch}
 
@@ -79,6 +89,19 @@ def verdict(verdict: str, run: str, auditor_run: str, specification: str) -> Non
     assert verify_verdict(parsed, trainer, auditor, parse_specification(specification.encode()))
 
 
+def exchange(question: str, answer: str, key: str, dispute: dict[str, Any] | None = None) -> None:
+    asked, said = bytes.fromhex(question), bytes.fromhex(answer)
+    posting = read_question(BytesIO(asked), len(asked))
+    assert b"".join(posting.encode()) == asked
+    signer = parse_public_key(bytes.fromhex(key))
+    found, _ = read_answer(BytesIO(said), len(said), posting, signer)
+    assert (
+        dispute is None or digest("tallystick/dispute-exchange/1", canonical_json(dispute)) == posting.dispute
+    )
+    again = b"".join(encode_answer(posting, found, ed25519_key(bytes([2]) * 32)))
+    assert read_answer(BytesIO(again), len(again), posting, signer)[0] == found
+
+
 OPERATIONS: dict[str, Callable[..., None]] = {
     "note": note,
     "log-proof": log_proof,
@@ -88,6 +111,7 @@ OPERATIONS: dict[str, Callable[..., None]] = {
     "audit-draw": audit_draw,
     "bundle": bundle,
     "verdict": verdict,
+    "exchange": exchange,
 }
 
 

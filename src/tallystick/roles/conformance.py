@@ -18,6 +18,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,6 +28,7 @@ from tallystick.errors import InvalidInput, Mismatch
 from tallystick.protocol import run_documents, run_proofs, transcript
 from tallystick.protocol.bundle import parse_bundle
 from tallystick.protocol.envelope import parse_envelope
+from tallystick.protocol.exchange import read_answer, read_question
 from tallystick.protocol.log_policy import parse_log_policy
 from tallystick.protocol.model_signature import Manifest, parse_model_signature
 from tallystick.protocol.notes import parse_note, parse_vkey
@@ -292,6 +294,12 @@ def _verdict(verdict: str, run: str, auditor_run: str, specification: str) -> No
     verify_verdict(parse_verdict(verdict.encode()), trainer, auditor, stated)
 
 
+def _exchange(question: str, answer: str, key: str) -> None:
+    asked, said = bytes.fromhex(question), bytes.fromhex(answer)
+    posting = read_question(BytesIO(asked), len(asked))
+    read_answer(BytesIO(said), len(said), posting, parse_public_key(bytes.fromhex(key)))
+
+
 def _same(found: bytes, stated: str) -> None:
     if found.hex() != stated:
         raise Mismatch(f"root is {found.hex()}, stated is {stated}")
@@ -315,4 +323,5 @@ OPERATIONS: Mapping[str, Operation] = {
     "audit-draw": Operation(("draw",), _audit_draw),
     "bundle": Operation(("bundle",), _bundle),
     "verdict": Operation(("verdict", "run", "auditor_run", "specification"), _verdict),
+    "exchange": Operation(("question", "answer", "key"), _exchange),
 }
