@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -15,16 +16,17 @@ from typing import Any
 import pytest
 
 from tallystick.cli.main import main
-from tallystick.errors import Mismatch
+from tallystick.commit.state import EntrySummary, StateSummary
+from tallystick.errors import InvalidInput, Mismatch
 from tallystick.execution.job import find_source
 from tallystick.numerics.policy import find_policy
 from tallystick.protocol.dispute import parse_dispute, verify_dispute
-from tallystick.protocol.exchange import Answer, Posting, encode_answer
+from tallystick.protocol.exchange import Answer, Posting, Question, encode_answer
 from tallystick.protocol.signing import SigningKey, ed25519_key
 from tallystick.protocol.trace import PARTIES, Party
 from tallystick.protocol.verdict import parse_verdict, verify_verdict
 from tallystick.roles.auditor import write_claim
-from tallystick.roles.judge import dispute
+from tallystick.roles.judge import Seat, dispute
 from tallystick.roles.trainer import Order
 from tallystick.store.docket import POLL_SECONDS, Mailbox, answer_name
 from tallystick.store.files import RunDirectory, write_pieces
@@ -234,6 +236,30 @@ def test_answers_that_break_the_rules_of_the_game_are_refused_and_the_game_goes_
     assert (code, said["loser"], said["step"]) == (1, "trainer", AT)
 
 
+def test_a_state_larger_than_the_job_could_have_is_one_that_its_party_cannot_open(runs: Path) -> None:
+    """Its sizes are a stranger's to state: nobody asks for terabytes."""
+    huge = StateSummary((EntrySummary("model/w", "F32", (1 << 40,), 1 << 42, b"\1" * 32),))
+    asked: list[Question] = []
+
+    class Giving:
+        deadline = "no deadline"
+
+        def ask(
+            self, questions: Mapping[Party, Question], read: Callable[[Party, Answer], Any]
+        ) -> dict[Party, Any]:
+            asked.extend(questions.values())
+            return {party: read(party, Answer({}, (huge.encode(),))) for party in questions}
+
+    for most, kinds in ((1000, ["summary"]), (1 << 43, ["summary", "entries"])):
+        asked.clear()
+        seat = Seat(Giving(), "trainer", RunDirectory(runs / "trainer-run").load_transcript(), {}, most)
+        seat.claims[3] = huge.root()
+        with contextlib.suppress(InvalidInput):  # what it gives are not the entries
+            assert seat.witness_at(3) is None
+            assert seat.summary_at(3) == f"the state has {1 << 42} bytes, at most 1000 are taken"
+        assert [question.kind for question in asked] == kinds
+
+
 class Processes:
     """A referee and two parties, each a process, killed at the end; ``out`` is where what they print goes."""
 
@@ -355,13 +381,13 @@ def test_three_processes_that_are_killed_and_start_again(court: Court, processes
 def test_a_process_that_stalls_loses_and_its_late_answer_changes_nothing(
     party: Party, court: Court, processes: Processes
 ) -> None:
-    """It is stopped, not killed, when both are asked for a claim, and goes on when the referee has ruled."""
-    court.open("--deadline", "60")
-    running = {who: processes.start(who) for who in ("referee", *KEYS)}
-    processes.wait(lambda: processes.answered("trainer") > 0, *running.values())
+    """It is stopped before it says anything, not killed, and goes on when the referee has ruled."""
+    court.open("--deadline", "100")
+    running = {party: processes.start(party)}
     pid = running[party].pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
+    running |= {who: processes.start(who) for who in ("referee", *KEYS) if who != party}
 
     code, said = processes.end(running["referee"], "referee")
 

@@ -24,7 +24,7 @@ from tallystick.protocol.rulings import Accusation, rule_on_operator
 from tallystick.protocol.step_rules import StepFacts
 from tallystick.roles.auditor import Replay, open_replay, write_claim
 from tallystick.roles.judge import dispute
-from tallystick.roles.operators import Examination, TrainerSide, defend, end_root, nodes_of, own_step
+from tallystick.roles.operators import Examination, TrainerSide, Wanted, defend, end_root, nodes_of, own_step
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
 from tallystick.testing.cheats import CHEATS, forge
@@ -117,7 +117,10 @@ class HonestStep:
         return Examination(own, side.trace.operators, self.agreed)
 
     def objection(self, side: TrainerSide) -> Objection | None:
-        return self.examination(side).objection(self.facts, side.show)
+        seen = self.examination(side)
+        while isinstance(found := seen.next(self.facts), Wanted):
+            seen.show([side.show(source) for source in found.sources])
+        return found
 
 
 @pytest.fixture(

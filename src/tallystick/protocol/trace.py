@@ -1,4 +1,4 @@
-"""The port of a dispute: what the game needs from a computation.
+"""The words of a dispute: who plays, where a bisection ends, what a judge finds.
 
 A trace is a computation cut into positions. A replay on torch is one, letters of the alphabet
 are another; the game cannot tell them apart.
@@ -7,7 +7,7 @@ are another; the game cannot tell them apart.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,22 +16,6 @@ Party = Literal["trainer", "auditor"]
 Loser = Literal["trainer", "auditor", "both", "none"]
 
 PARTIES: tuple[Party, Party] = ("trainer", "auditor")
-
-
-class Trace(Protocol):
-    """One party's view of the computation."""
-
-    def commitment_at(self, index: int) -> bytes:
-        """Return the 32-byte commitment to the state at ``index``; 0 is the state before anything ran."""
-        ...
-
-    def witness_at(self, index: int) -> object:
-        """Return what a judge needs to repeat the computation from ``index`` on.
-
-        It opens ``commitment_at(index)``: the witness at 10 is the pre-image of the commitment
-        at 10 and the input of the step whose result is committed at 11.
-        """
-        ...
 
 
 @dataclass(frozen=True)

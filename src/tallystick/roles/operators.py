@@ -85,6 +85,7 @@ NOISE = {"F32": 2.0**-13, "F64": 2.0**-40}  # of a result's rms; what differs by
 PORTABLE = frozenset({ROUND, ADAM, SGD, LOAD, BATCH, "aten::bernoulli_"})
 LOOKED_AT = 64
 SHOWN_LIMIT = 1 << 26  # bytes of results that an auditor asks for at a time
+SHOWN_FIRST = 1 << 20  # and the first time; then four times as many each time
 BLOCK = 1 << 14  # elements compared at a time
 THREADS = os.cpu_count() or 1
 
@@ -437,7 +438,7 @@ class Examination:
     """An honest auditor who has repeated the step looks for a false operator in the trainer's list.
 
     Where the list states the root of a result of its own, the auditor has that result; the others it asks for, in the
-    list's order and as many bytes at a time as ``most``.
+    list's order, few at first, as the first false operator ends it, and at most as many bytes at a time as ``most``.
 
     Attributes:
         own, theirs: the auditor's step with its results and roots; the trainer's operators.
@@ -451,6 +452,7 @@ class Examination:
         self, own: StepTrace, theirs: Sequence[Operator], agreed: HeldState, most: int = SHOWN_LIMIT
     ) -> None:
         self.own, self.theirs, self.agreed, self.most = own, list(theirs), agreed, most
+        self._next_most = min(SHOWN_FIRST, most)
         pairs = zip(own.operators, self.theirs, strict=False)
         self.structure = next((at for at, (a, b) in enumerate(pairs) if not a.has_structure_of(b)), None)
         if self.structure is None and len(own.operators) != len(self.theirs):
@@ -505,22 +507,12 @@ class Examination:
             return Objection(self.structure, structure=True)
         return self._at_the_end()
 
-    def objection(
-        self, facts: StepFacts, show: Callable[[Source], memoryview] | None = None
-    ) -> Objection | None:
-        """Return what ``next`` ends with, where ``show`` gives what it asks for."""
-        found = self.next(facts)
-        while isinstance(found, Wanted):
-            assert show is not None
-            self.show([show(source) for source in found.sources])
-            found = self.next(facts)
-        return found
-
     def _want(self, left: list[Source]) -> Wanted:
         total = 0
-        while left and (not self._asked or total + nbytes_of(self.theirs, left[0]) <= self.most):
+        while left and (not self._asked or total + nbytes_of(self.theirs, left[0]) <= self._next_most):
             total += nbytes_of(self.theirs, left[0])
             self._asked.append(left.pop(0))
+        self._next_most = min(4 * self._next_most, self.most)
         return Wanted(tuple(self._asked))
 
     def _own(self, source: Source) -> np.ndarray:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from tallystick.commit.encoding import digest
 from tallystick.errors import ProtocolViolation
 from tallystick.protocol.game import Claim, Game, Level, Move, Silence, apply, open_game, receive
-from tallystick.protocol.trace import PARTIES, DisputedPosition, Loser, Party, Ruling, Trace
+from tallystick.protocol.trace import PARTIES, DisputedPosition, Loser, Party, Ruling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -34,6 +34,22 @@ def next_letter(letter: str) -> str:
 def commit(index: int, letter: str) -> bytes:
     """Return the commitment to ``letter`` at ``index``."""
     return digest("tallystick/letters/1", index.to_bytes(8, "little"), letter.encode("ascii"))
+
+
+class Trace(Protocol):
+    """One party's view of the computation."""
+
+    def commitment_at(self, index: int) -> bytes:
+        """Return the 32-byte commitment to the state at ``index``; 0 is the state before anything ran."""
+        ...
+
+    def witness_at(self, index: int) -> object:
+        """Return what a judge needs to repeat the computation from ``index`` on.
+
+        It opens ``commitment_at(index)``: the witness at 10 is the pre-image of the commitment
+        at 10 and the input of the step whose result is committed at 11.
+        """
+        ...
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tallystick.commit.encoding import canonical_json
-from tallystick.errors import InvalidInput, Mismatch, StoreError
+from tallystick.errors import InvalidInput, Mismatch, Nondeterminism, StoreError
 from tallystick.protocol.exchange import (
+    ANSWER_LIMIT,
     Answer,
     Exchange,
     ForfeitError,
@@ -319,6 +320,28 @@ def test_a_question_is_the_same_after_a_restart_and_a_lost_one_is_posted_again(s
     assert stage.posting("trainer").question == ASKED["trainer"]
     with pytest.raises(StoreError, match="asked the trainer something else"):
         stage.docket().ask({**ASKED, "trainer": replace(ASKED["trainer"], body={"index": 6})}, read)
+
+
+def test_more_than_a_referee_takes_is_not_asked_for(tmp_path: Path) -> None:
+    Docket.open(tmp_path, EXCHANGE, {party: {} for party in PARTIES}, timeout_s=60, now=0)
+    for most, error in ((ANSWER_LIMIT, AwaitingError), (ANSWER_LIMIT + 1, Nondeterminism)):
+        questions: dict[Party, Question] = {"trainer": replace(ASKED["trainer"], most=most)}
+        with pytest.raises(error):
+            Docket(tmp_path).ask(questions, read)
+
+
+def test_what_somebody_else_put_in_an_answers_place_is_no_answer(stage: Stage) -> None:
+    """Or whoever can write to a mailbox could make a party believe that it has answered, and lose by silence."""
+    box, posting, own = Mailbox(stage.place / "trainer"), stage.posting("trainer"), KEYS["trainer"].public_key
+    assert not box.is_answered(posting, own)
+    good = stage.encoded("trainer", replace(SAID, parts=(b"abc",)))
+    for data in (b"", good[:-1], good + b"x", stage.encoded("trainer", key=KEYS["auditor"])):
+        stage.put("trainer", data)
+        assert not box.is_answered(posting, own)
+    stage.put("trainer", other_posting(stage, round=1))
+    assert not box.is_answered(posting, own)
+    stage.put("trainer", good)
+    assert box.is_answered(posting, own)
 
 
 def test_one_referee_at_a_time_and_one_dispute_a_directory(stage: Stage) -> None:
