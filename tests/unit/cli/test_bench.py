@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from rich.console import Console
 
+from tallystick.cli.bench import exchange_table
 from tallystick.roles import measure_honest
+from tallystick.roles.measure_exchange import ExchangeCost, PartyCost
 from tallystick.roles.measure_honest import HonestAudit, HonestMatrix
 
 JOB = """
@@ -116,10 +120,49 @@ def test_a_dispute_is_measured_and_its_limits_are_judged(tally: Any, tmp_path: P
     assert found["met"] == within
 
 
+@pytest.mark.slow
+def test_a_dispute_by_files_is_measured(tally: Any, tmp_path: Path) -> None:
+    """Three processes; tests/e2e/test_exchange.py plays such disputes in every run of the tests."""
+    path = tmp_path / "learning.py"
+    path.write_text(LEARNING)
+
+    result = tally("bench", "evidence", "exchange", "--job", str(path), "--segment", "4", "--json")
+
+    found = json.loads(result.out)
+    assert result.code == 0, result.err
+    assert (found["loser"], found["segment"], found["rounds_per_level"]["steps"]) == ("trainer", 4, 2)
+    trainer, auditor, referee = (found["parties"][who] for who in ("trainer", "auditor", "referee"))
+    assert referee["questions"] == trainer["questions"] + auditor["questions"] >= found["rounds"]
+    assert referee["received_bytes"] == trainer["sent_bytes"] + auditor["sent_bytes"]
+    assert referee["sent_bytes"] == trainer["received_bytes"] + auditor["received_bytes"]
+    assert all(0.0 < each["seconds"] < found["seconds"] for each in (trainer, auditor, referee))
+
+
+def test_what_a_dispute_by_files_took_is_a_table() -> None:
+    parties = {
+        "trainer": PartyCost(7, 10_000, 2_000_000, 1.5, 1.25),
+        "referee": PartyCost(9, 2_000_000, 10_000, 2.5, 2.0),
+    }
+    cost = ExchangeCost(
+        "text", "fp32", 8, 9, {"steps": 3, "operators": 11}, parties, 12.5, 4_096, "trainer", "aten::mm"
+    )
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(exchange_table(cost, {"cores": 2}))
+    page = " ".join(console.export_text().split())
+    for said in (
+        "text, fp32, step 4 of 8",
+        "2,000,000",
+        "9 rounds",
+        "3 of steps, 11 of operators",
+        "lost at aten::mm",
+    ):
+        assert said in page
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["debate"], "part debate: unknown; known are bundle, dispute"),
+        (["debate"], "part debate: unknown; known are bundle, dispute, exchange"),
         (["dispute", "--policy", "fp33"], "fp33"),
         (["dispute", "--job", "no_such_job"], "no_such_job"),
         (["dispute", "--segment", "1"], "--segment"),
