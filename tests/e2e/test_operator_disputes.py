@@ -117,7 +117,9 @@ class HonestStep:
         return Examination(own, side.trace.operators, self.agreed)
 
     def objection(self, side: TrainerSide) -> Objection | None:
-        seen = self.examination(side)
+        return self.looked(self.examination(side), side)
+
+    def looked(self, seen: Examination, side: TrainerSide) -> Objection | None:
         while isinstance(found := seen.next(self.facts), Wanted):
             seen.show([side.show(source) for source in found.sources])
         return found
@@ -165,7 +167,7 @@ def test_no_accusation_of_an_honest_operator_holds_even_under_other_arithmetic(h
 def test_an_honest_auditor_objects_to_no_honest_list_and_its_own_bits_do_differ(honest: HonestStep) -> None:
     seen = honest.examination(honest.side)
 
-    assert seen.objection(honest.facts, honest.side.show) is None
+    assert honest.looked(seen, honest.side) is None
     assert len(seen.suspects) > 20  # the control: operator by operator the two machines are not bit-equal
 
 
