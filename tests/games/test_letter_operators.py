@@ -283,11 +283,9 @@ def test_moves_out_of_turn_are_refused_and_change_nothing() -> None:
     assert "the game awaits commit" in refused(game, "trainer", Claim("trainer", 1, ROOT))
     assert "must have 0 to 2**24 leaves" in refused(game, "trainer", Committed(1 << 24, ROOT))
     assert play_move(game, "trainer", Committed((1 << 24) - 1, ROOT)).stage == "answer"
-    assert "silence must be that of a party who owes a move" in refused(
-        play_move(play_move(game, "trainer", Committed(3, ROOT)), "auditor", Declined()),
-        None,
-        Silence("noon"),
-    )
+    assert "trainer must not send a silence" in refused(game, "trainer", Silence("noon"))
+    declined = play_move(play_move(game, "trainer", Committed(3, ROOT)), "auditor", Declined())
+    assert "it goes to the step" in refused(declined, None, Silence("noon"))
     game = play_move(game, "trainer", Committed(3, ROOT))
     assert "has made this move" in refused(game, "trainer", Committed(3, ROOT))
     assert "within the list" in refused(game, "auditor", Answered(5, ROOT))
