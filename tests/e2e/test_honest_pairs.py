@@ -26,15 +26,16 @@ from tallystick.roles.panel import panel_profiles
 JOBS = Path(__file__).parent / "honest_jobs"
 NATIVE = Profile(threads=1)
 JUDGES = (NATIVE, *panel_profiles())
-AUDITORS = (*JUDGES, Profile(threads=1, jitter=True))
+JITTER = Profile(threads=1, jitter=True)
+AUDITORS = (*JUDGES, JITTER)
 ACCUSATIONS = ("mismatch", "log_violation")
 CASES = (
     "seeded_data", "noisy_inputs", "turned_images", "turned_pixels", "crops_and_flips", "mixed_up", "blurred", "spectra",
-    "standardised", "whitened", "whitened by=svd", "whitened by=numpy", "taught", "taught labels=choice", "taught labels=bucket", "rings",
-    "drawn_choices", "masked_text",
+    "standardised", "whitened", "whitened by=svd", "whitened by=numpy", "taught", "taught labels=choice",
+    "taught labels=bucket", "rings", "drawn_choices", "masked_text",
 )  # fmt: skip
 PAIRS = (
-    *((case, "fp32", NATIVE) for case in CASES),
+    *((case, "fp32", profile) for profile in (NATIVE, JITTER) for case in CASES),
     *((case, policy, NATIVE) for case in ("turned_images", "rings") for policy in ("fp64", "bf16")),
     *((case, "fp32", JUDGES[-1]) for case in ("noisy_inputs", "turned_pixels")),
 )  # fmt: skip
@@ -48,16 +49,39 @@ for line in sys.stdin:
         code = main(json.loads(line))
     print(json.dumps([code, said.getvalue()]), flush=True)
 """
+FOREIGN = """
+from tallystick.execution.jitter import Jitter, JitterMode
+from tallystick.execution.job import JobSource
+own = JobSource.build
+
+def build(source, settings, seed=0):
+    with JitterMode(Jitter(99)):
+        job = own(source, settings, seed)
+    batch = job.batch
+
+    def elsewhere(step):
+        with JitterMode(Jitter(100 + step)):
+            return batch(step)
+
+    job.batch = elsewhere
+    return job
+
+JobSource.build = build
+"""
 
 
 class Seat:
-    """A process under one arithmetic in which commands run one after another."""
+    """A process under one arithmetic in which commands run one after another.
+
+    With jitter it has a processor like no judge's: each of torch's operators is off by a last place, in the job's ``build`` and
+    ``batch`` (``FOREIGN``) as in its steps (the profile).
+    """
 
     def __init__(self, profile: Profile) -> None:
         chosen = {name for names in INSTRUCTION_SETS.values() for name in names}
         environment = {name: value for name, value in os.environ.items() if name not in chosen}
         self._process = subprocess.Popen(
-            [sys.executable, "-c", SEAT], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [sys.executable, "-c", FOREIGN * profile.jitter + SEAT], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, env={**environment, **profile.environment()},
         )  # fmt: skip
 
@@ -88,7 +112,11 @@ class Found:
 
     @property
     def convicted(self) -> list[str]:
-        return [f"{judge}: {r['loser']}: {r['reason']}" for judge, r in self.rulings.items() if r["loser"] != "none"]
+        return [
+            f"{judge}: {r['loser']}: {r['reason']}"
+            for judge, r in self.rulings.items()
+            if r["loser"] != "none"
+        ]
 
     def __str__(self) -> str:
         outcomes = [ruling["outcome"] for ruling in self.rulings.values()]
@@ -103,7 +131,7 @@ class Room:
         self.table: dict[tuple[str, str, str], dict[str, Found]] = {}
 
     def seat(self, role: str, profile: Profile) -> Seat:
-        key = role, profile.instructions
+        key = role, str(profile)
         if key not in self._seats:
             self._seats[key] = Seat(profile)
         return self._seats[key]
@@ -112,7 +140,16 @@ class Room:
         """Record a run and return the arguments that name its job."""
         name, *settings = case.split()
         job = str(JOBS / f"{name}.py")
-        options = ["--policy", policy, "--checkpoint-every", "4", "--run", str(run)]
+        options = [
+            "--profile",
+            str(profile),
+            "--policy",
+            policy,
+            "--checkpoint-every",
+            "4",
+            "--run",
+            str(run),
+        ]
         options += [part for setting in settings for part in ("--set", setting)]
         assert self.seat("recorder", profile).tally("record", job, *options)["code"] == 0
         return ["--job", job]
@@ -147,7 +184,9 @@ def room() -> Iterator[Room]:
     made.close()
 
 
-def judged(room: Room, place: Path, case: str, policy: str, profile: Profile, auditors: Sequence[Profile]) -> None:
+def judged(
+    room: Room, place: Path, case: str, policy: str, profile: Profile, auditors: Sequence[Profile]
+) -> None:
     job = room.record(place / "run", case, policy, profile)
     row = {str(auditor): room.audit(place / "run", job, auditor) for auditor in auditors}
     room.table[case, policy, str(profile)] = row

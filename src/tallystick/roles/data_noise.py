@@ -34,7 +34,9 @@ Less would often move no rounding at all, and then noise that moves one would be
 """
 MOST_TIMES = 2.0  # what shaking does to a state, this often, may noise have done
 MOST_SHARE = 2.0**-4  # of the way that training carried the state, at most
-MOST_SHARE_WHOLE = 2.0**-1  # the same where whole numbers hang on noise: one label of 32 is a quarter of a step
+MOST_SHARE_WHOLE = (
+    2.0**-1
+)  # the same where whole numbers hang on noise: one label of 32 is a quarter of a step
 REBUILT = 4  # jobs built with noise: what noise reaches differs in one of them, but for one time in 16
 REBUILT_UNITS = 2.0**10  # last places by which each of their operators is off: as far as what is ``SHAKEN``
 JOBS_ERRORS = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
@@ -164,8 +166,8 @@ def is_explained(
 ) -> bool:
     """Whether noise in the data explains that a state is ``stated`` and not ``own``, where shaken data lead to ``moved``.
 
-    ``before`` is the state from which all three set out; ``most_share`` of the way from there it may be at most. What is no floating tensor must be equal, and so must be where a
-    tensor is not finite.
+    ``before`` is the state from which all three set out; ``most_share`` of the way from there it may be at most. What is no
+    floating tensor must be equal, and so must be where a tensor is not finite.
     """
     apart = {"way": 0.0, "shaking": 0.0, "training": 0.0}
     if own.keys() != stated.keys():

@@ -1,4 +1,4 @@
-"""The same images turned, their gamma changed, and stored as bytes again, as image libraries do: whole numbers that come of floating ones."""
+"""Images turned, their gamma changed, and stored as bytes again, as image libraries do: whole numbers made of floating ones."""
 
 import torch
 from sklearn.datasets import load_digits
@@ -21,7 +21,9 @@ def batch(step):
     larger = F.interpolate(images[at], scale_factor=2, mode="bicubic", align_corners=False)
     turned = F.grid_sample(larger, grid, padding_mode="border", align_corners=False)
     gamma = torch.exp(0.3 * torch.randn(64, 1, 1, 1, generator=generator))
-    bright = 255 * (turned.clamp(0, 255) / 255).pow(gamma) + 4 * torch.randn(turned.shape, generator=generator)
+    bright = 255 * (turned.clamp(0, 255) / 255).pow(gamma) + 4 * torch.randn(
+        turned.shape, generator=generator
+    )
     return bright.clamp(0, 255).round().to(torch.uint8), labels[at]
 
 
