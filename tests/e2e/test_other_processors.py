@@ -18,14 +18,14 @@ from tallystick.roles import judge as judging
 from tallystick.roles import panel
 from tallystick.roles.auditor import Replay, audit, open_replay, write_claim
 from tallystick.roles.data_noise import (
-    MOST_SHARE_WHOLE,
+    MOST_SHARE,
     SHAKEN,
     NoisyData,
+    Shaking,
     has_floats,
     is_explained,
     is_reached,
     shaken,
-    whole_numbers_moved,
 )
 from tallystick.roles.judge import dispute
 from tallystick.roles.operators import find_structure
@@ -265,12 +265,15 @@ def test_noise_reaches_whole_numbers_through_building_and_drawing_alone() -> Non
     text = find_source("text")
     noisy = NoisyData(text, {"steps": "1"}, 0)
     own = text.build({"steps": "1"}).batch(0)
-    assert whole_numbers_moved(own, noisy.batches(0))[1] == 0
     assert not is_reached(own, 0, noisy)
     other = own[0].clone()
     other[0, 0] += 1
-    moved, count = whole_numbers_moved(own, [own, (other, own[1].double()), (own[0][:1],)])
-    assert count == 1 and torch.equal(moved[0], other) and torch.equal(moved[1], own[1])
+    done = Shaking()
+    assert done.most_share == MOST_SHARE
+    moved = done.whole(own, [own, (other, own[1].double()), (own[0][:1],)])
+    assert torch.equal(moved[0], other) and torch.equal(moved[1], own[1])
+    assert (done.moved, done.of) == (1, own[0].numel())
+    assert Shaking(1, 16).most_share == 0.5 and Shaking(1, 1 << 20).most_share == MOST_SHARE
 
 
 def test_the_bounds_of_what_noise_explains() -> None:
@@ -288,8 +291,8 @@ def test_the_bounds_of_what_noise_explains() -> None:
     far = state(1.5)
     assert is_explained(before, own, far, state(1.0 + 2.0**-4))
     assert not is_explained(before, own, far, state(1.0 + 2.0**-4 + 2.0**-20))
-    assert is_explained(before, own, far, state(1.5), MOST_SHARE_WHOLE)
-    assert not is_explained(before, own, far, state(1.5 + 2.0**-20), MOST_SHARE_WHOLE)
+    assert is_explained(before, own, far, state(1.5), 0.5)
+    assert not is_explained(before, own, far, state(1.5 + 2.0**-20), 0.5)
     assert not is_explained(before, own, far, state(1.0, count=8))
     assert not is_explained(before, own, far, state(1.0, mark=float("nan")))
     assert not is_explained(before, own, far, {"w": own["w"]})

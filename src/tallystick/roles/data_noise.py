@@ -13,7 +13,7 @@ shaken: other labels or tokens are other data.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -34,9 +34,6 @@ Less would often move no rounding at all, and then noise that moves one would be
 """
 MOST_TIMES = 2.0  # what shaking does to a state, this often, may noise have done
 MOST_SHARE = 2.0**-4  # of the way that training carried the state, at most
-MOST_SHARE_WHOLE = (
-    2.0**-1
-)  # the same where whole numbers hang on noise: one label of 32 is a quarter of a step
 REBUILT = 4  # jobs built with noise: what noise reaches differs in one of them, but for one time in 16
 REBUILT_UNITS = 2.0**10  # last places by which each of their operators is off: as far as what is ``SHAKEN``
 JOBS_ERRORS = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
@@ -79,27 +76,45 @@ class NoisyData:
         return found
 
 
-def whole_numbers_moved(batch: Batch, others: Sequence[Batch]) -> tuple[Batch, int]:
-    """Return ``batch`` with every whole number that is another one in ``others`` as it is there, and how many these are."""
-    tensors = [list(_tensors(other)) for other in others]
-    at, moved = 0, 0
+@dataclass
+class Shaking:
+    """What was shaken of the whole numbers of data.
 
-    def move(_: str, x: Tensor) -> Tensor:
-        nonlocal at, moved
-        number, at = at, at + 1
-        if x.is_floating_point():
-            return x
-        found = x
-        for there in (each[number] for each in tensors if number < len(each)):
-            if there.shape == x.shape and there.dtype == x.dtype:
-                found = torch.where(there != x, there, found)
-        moved += int((found != x).sum())
-        return found
+    Attributes:
+        moved, of: those that are others, and all in the tensors that hold such.
+    """
 
-    return map_tensors(batch, move, "batch"), moved
+    moved: int = 0
+    of: int = 0
+
+    @property
+    def most_share(self) -> float:
+        """Of the way of training, how far noise may have led: of labels a share f turns the noise of a gradient by sqrt(2 f)."""
+        return max(MOST_SHARE, 2.0 * math.sqrt(self.moved / self.of) if self.of else 0.0)
+
+    def whole(self, batch: Batch, others: Sequence[Batch]) -> Batch:
+        """Return ``batch`` with every whole number that is another one in ``others`` as it is there, and count these."""
+        tensors = [_tensors(other) for other in others]
+        at = 0
+
+        def move(_: str, x: Tensor) -> Tensor:
+            nonlocal at
+            number, at = at, at + 1
+            if x.is_floating_point():
+                return x
+            found = x
+            for there in (each[number] for each in tensors if number < len(each)):
+                if there.shape == x.shape and there.dtype == x.dtype:
+                    found = torch.where(there != x, there, found)
+            moved = int((found != x).sum())
+            self.moved += moved
+            self.of += x.numel() if moved else 0
+            return found
+
+        return map_tensors(batch, move, "batch")
 
 
-def _tensors(batch: Batch) -> Iterator[Tensor]:
+def _tensors(batch: Batch) -> list[Tensor]:
     found: list[Tensor] = []
 
     def note(_: str, x: Tensor) -> Tensor:
@@ -107,12 +122,16 @@ def _tensors(batch: Batch) -> Iterator[Tensor]:
         return x
 
     map_tensors(batch, note, "batch")
-    return iter(found)
+    return found
 
 
 def is_reached(batch: Batch, step: int, noisy: NoisyData | None) -> bool:
     """Whether noise may have reached a batch: it holds floating numbers, or whole ones that come of them."""
-    return has_floats(batch) or (noisy is not None and whole_numbers_moved(batch, noisy.batches(step))[1] > 0)
+    if has_floats(batch) or noisy is None:
+        return has_floats(batch)
+    tried = Shaking()
+    tried.whole(batch, noisy.batches(step))
+    return tried.moved > 0
 
 
 def shaken(batch: Batch, step: int) -> Batch:
@@ -129,18 +148,6 @@ def shaken(batch: Batch, step: int) -> Batch:
     return map_tensors(batch, shake, "batch")
 
 
-@dataclass
-class Shaking:
-    """What was shaken: ``whole`` numbers among it."""
-
-    whole: int = 0
-
-    @property
-    def most_share(self) -> float:
-        """Of the way of training, how far noise may have led."""
-        return MOST_SHARE_WHOLE if self.whole else MOST_SHARE
-
-
 @contextmanager
 def shaking(job: Job, noisy: NoisyData | None = None) -> Generator[Shaking]:
     """Inside, the job's data are shaken, with ``noisy`` also the whole numbers that noise reaches."""
@@ -150,8 +157,7 @@ def shaking(job: Job, noisy: NoisyData | None = None) -> Generator[Shaking]:
     def batch(step: int) -> Batch:
         found = own(step)
         if noisy is not None:
-            found, moved = whole_numbers_moved(found, noisy.batches(step))
-            done.whole += moved
+            found = done.whole(found, noisy.batches(step))
         return shaken(found, step)
 
     job.batch = batch
