@@ -39,7 +39,7 @@ PAIRS = (
     *((case, policy, NATIVE) for case in ("turned_images", "rings") for policy in ("fp64", "bf16")),
     *((case, "fp32", JUDGES[-1]) for case in ("noisy_inputs", "turned_pixels")),
 )  # fmt: skip
-QUICK = (("turned_pixels", "fp32", NATIVE, JUDGES[-1]), ("noisy_inputs", "fp32", JUDGES[-1], NATIVE))
+QUICK = (("turned_pixels", "fp32"), ("turned_images", "fp64"))  # a judge under SSE4.2 convicted both before
 SEAT = """
 import contextlib, io, json, sys
 from tallystick.cli.main import main
@@ -154,15 +154,15 @@ class Room:
         assert self.seat("recorder", profile).tally("record", job, *options)["code"] == 0
         return ["--job", job]
 
-    def audit(self, run: Path, job: Sequence[str], profile: Profile) -> Found:
-        """Audit a run; if that is no match, claim otherwise, and hear three judges."""
+    def audit(self, run: Path, job: Sequence[str], profile: Profile, judges: Sequence[Profile]) -> Found:
+        """Audit a run; if that is no match, claim otherwise, and hear the judges."""
         seat, claim = self.seat("auditor", profile), run.with_name(f"{run.name}-{profile}")
         repeat = ["audit", str(run), *job, "--profile", str(profile)]
         said = seat.tally(*repeat, "--effort", "0")
         found = Found(said["verdict"], said["first"])
         if found.verdict != "match":
             seat.tally(*repeat, "--claim", str(claim))
-            for judge in JUDGES:
+            for judge in judges:
                 ruling = self.seat("auditor", judge).tally("dispute", str(run), str(claim), *job)
                 found.rulings[str(judge)] = ruling
         return found
@@ -185,25 +185,28 @@ def room() -> Iterator[Room]:
 
 
 def judged(
-    room: Room, place: Path, case: str, policy: str, profile: Profile, auditors: Sequence[Profile]
+    room: Room,
+    place: Path,
+    pair: tuple[str, str, Profile],
+    auditors: Sequence[Profile],
+    judges: Sequence[Profile] = JUDGES,
 ) -> None:
+    case, policy, profile = pair
     job = room.record(place / "run", case, policy, profile)
-    row = {str(auditor): room.audit(place / "run", job, auditor) for auditor in auditors}
+    row = {str(auditor): room.audit(place / "run", job, auditor, judges) for auditor in auditors}
     room.table[case, policy, str(profile)] = row
     assert {name: found.convicted for name, found in row.items() if found.convicted} == {}
     assert {name: found.first for name, found in row.items() if found.verdict in ACCUSATIONS} == {}
 
 
-@pytest.mark.parametrize(("case", "policy", "profile", "auditor"), QUICK)
-def test_nobody_honest_is_convicted(
-    room: Room, tmp_path: Path, case: str, policy: str, profile: Profile, auditor: Profile
-) -> None:
-    judged(room, tmp_path, case, policy, profile, [auditor])
+@pytest.mark.parametrize(("case", "policy"), QUICK)
+def test_nobody_honest_is_convicted(room: Room, tmp_path: Path, case: str, policy: str) -> None:
+    judged(room, tmp_path, (case, policy, NATIVE), JUDGES[-1:], JUDGES[-1:])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("case", "policy", "profile"), PAIRS, ids=lambda x: str(x).replace(" ", "-"))
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: "-".join(map(str, pair)).replace(" ", "-"))
 def test_nobody_honest_is_convicted_whoever_audits_and_judges(
-    room: Room, tmp_path: Path, case: str, policy: str, profile: Profile
+    room: Room, tmp_path: Path, pair: tuple[str, str, Profile]
 ) -> None:
-    judged(room, tmp_path, case, policy, profile, AUDITORS)
+    judged(room, tmp_path, pair, AUDITORS)
