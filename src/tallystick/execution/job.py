@@ -114,9 +114,10 @@ class JobSource:
             with portable_draws(seed, "build"):
                 job = build(dict(settings))
         except ImportError as problem:
-            raise InvalidInput(
-                f"job {self.path}: {problem}; its own modules lie beside its file, all others are installed here"
-            ) from problem
+            hint = "its own modules lie beside its file, all others are installed here"
+            if "relative import" in str(problem):
+                hint = "name a job that is part of a package by its dotted path, package.module, from the directory above"
+            raise InvalidInput(f"job {self.path}: {problem}; {hint}") from problem
         if not isinstance(job, Job):
             raise InvalidInput(f"job {self.path}: build returned {type(job).__name__}, a Job is needed")
         job.batch = drawing_portably(job.batch, seed)
