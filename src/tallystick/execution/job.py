@@ -190,7 +190,7 @@ def _executed(source: JobSource, program: LocalProgram) -> ModuleType:
     """Execute the bytes of a job's file as a module of its own."""
     name = f"tallystick_job_{hashlib.sha256(source.path.encode() + source.source).hexdigest()[:16]}"
     module = ModuleType(name)
-    module.__file__ = source.path
+    module.__file__, module.__package__ = source.path, ""
     sys.modules[name] = program.module = module
     try:
         exec(
