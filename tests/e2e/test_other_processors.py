@@ -18,7 +18,16 @@ from tallystick.numerics.policy import find_policy
 from tallystick.roles import judge as judging
 from tallystick.roles import panel
 from tallystick.roles.auditor import Replay, audit, open_replay, write_claim
-from tallystick.roles.data_noise import SHAKEN, has_floats, is_explained, shaken
+from tallystick.roles.data_noise import (
+    MOST_SHARE,
+    SHAKEN,
+    NoisyData,
+    Shaking,
+    has_floats,
+    is_explained,
+    is_reached,
+    shaken,
+)
 from tallystick.roles.judge import dispute
 from tallystick.roles.operators import find_structure
 from tallystick.roles.panel import Member, Opinion, Question
@@ -67,6 +76,25 @@ def build(settings):
         return torch.nn.functional.cross_entropy(net(both[0]), both[1])
 
     return Job(model, optimizer, batch, loss, steps=6)
+"""
+
+BYTES = """
+import torch
+from tallystick.execution.job import Job
+
+
+def build(settings):
+    model = torch.nn.Sequential(torch.nn.Linear(12, 24), torch.nn.Tanh(), torch.nn.Linear(24, 4))
+
+    def batch(step):
+        whole = torch.randint(0, 200, (32, 12))
+        whole[:, 0] = torch.full((32,), 100.0).log().exp().floor().long()  # 99 or 100, as processors have it
+        return whole, torch.randint(0, 4, (32,))
+
+    def loss(net, both):
+        return torch.nn.functional.cross_entropy(net(both[0].float() / 200), both[1])
+
+    return Job(model, torch.optim.SGD(model.parameters(), lr=0.2), batch, loss, steps=6)
 """
 
 
@@ -209,6 +237,46 @@ def test_whole_numbers_are_never_noise() -> None:
     assert with_nan.isinf().tolist() == [False, True, False]
 
 
+def column(x: Tensor, at: int, value: Tensor | int) -> Tensor:
+    return x.index_copy(1, torch.tensor([at]), torch.as_tensor(value).expand(len(x)).reshape(-1, 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict", "loser"),
+    [
+        (lambda x: column(x, 0, 199 - x[:, 0]), "cannot_reproduce", "none"),
+        (lambda x: column(x, 0, 0), "mismatch", "trainer"),
+        (lambda x: column(x, 1, 199 - x[:, 1]), "mismatch", "trainer"),
+    ],
+    ids=["on the other side", "far from the boundary", "that hang on nothing"],
+)
+def test_whole_numbers_that_hang_on_noise(
+    tmp_path: Path, change: Callable[[Tensor], Tensor], verdict: str, loser: str
+) -> None:
+    """Labels, choices and bytes made of floating numbers: noise has them on either side of a boundary, and no farther."""
+    source = source_of(tmp_path, "bytes", BYTES)
+    run, claim = recorded(tmp_path / "run", changed(source, change)), RunDirectory(tmp_path / "claim")
+    assert audit(run, source).verdict == verdict
+    write_claim(run, source, claim)
+    for level in ("steps", "operators"):
+        assert dispute(run, claim, source, level=level).loser == loser
+
+
+def test_noise_reaches_whole_numbers_through_building_and_drawing_alone() -> None:
+    text = find_source("text")
+    noisy = NoisyData(text, {"steps": "1"}, 0)
+    own = text.build({"steps": "1"}).batch(0)
+    assert not is_reached(own, 0, noisy)
+    other = own[0].clone()
+    other[0, 0] += 1
+    done = Shaking()
+    assert done.most_share == MOST_SHARE
+    moved = done.whole(own, [own, (other, own[1].double()), (own[0][:1],)])
+    assert torch.equal(moved[0], other) and torch.equal(moved[1], own[1])
+    assert (done.moved, done.of) == (1, own[0].numel())
+    assert Shaking(1, 16).most_share == 0.5 and Shaking(1, 1 << 20).most_share == MOST_SHARE
+
+
 def test_the_bounds_of_what_noise_explains() -> None:
     from tallystick.commit.state import Entry
 
@@ -224,6 +292,8 @@ def test_the_bounds_of_what_noise_explains() -> None:
     far = state(1.5)
     assert is_explained(before, own, far, state(1.0 + 2.0**-4))
     assert not is_explained(before, own, far, state(1.0 + 2.0**-4 + 2.0**-20))
+    assert is_explained(before, own, far, state(1.5), 0.5)
+    assert not is_explained(before, own, far, state(1.5 + 2.0**-20), 0.5)
     assert not is_explained(before, own, far, state(1.0, count=8))
     assert not is_explained(before, own, far, state(1.0, mark=float("nan")))
     assert not is_explained(before, own, far, {"w": own["w"]})

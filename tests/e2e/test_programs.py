@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -302,6 +303,36 @@ def test_an_import_that_is_not_there_is_an_error_without_a_traceback(tmp_path: P
     job = written(tmp_path, sizes=None)
     with pytest.raises(InvalidInput, match=r"No module named 'shapes.sizes'; its own modules lie beside"):
         find_source(str(job)).build({})
+    (tmp_path / "shapes" / "job.py").write_text("from .net import net\n")
+    with pytest.raises(InvalidInput, match=r"by its dotted path, package\.module"):
+        find_source(str(tmp_path / "shapes" / "job.py")).build({})
+
+
+def test_distributions_elsewhere_on_the_path_are_installed(tmp_path: Path) -> None:
+    """As PYTHONPATH has them where modules are loaded by a cluster; what lies beside a job, or is edited in place, is not."""
+    job, place, edited = written(tmp_path / "mine"), tmp_path / "apps", tmp_path / "edited"
+    for name, where in (("placed", place), ("worked_on", edited)):
+        (where / name).mkdir(parents=True)
+        (where / name / "__init__.py").write_text("FACTOR = 2.0\n")
+        (place / f"{name}-1.0.dist-info").mkdir()
+        (place / f"{name}-1.0.dist-info" / "METADATA").write_text(f"Name: {name}\nVersion: 1.0\n")
+        (place / f"{name}-1.0.dist-info" / "top_level.txt").write_text(f"{name}\n")
+    job.write_text("import placed\nimport worked_on\n" + JOB)
+    code = (
+        "from tallystick.execution.job import find_source\n"
+        f"source = find_source({str(job)!r})\nsource.build({{}})\nprogram = source.program.collect()[0]\n"
+        "names = [file.name for file in program.files]\n"
+        "assert 'worked_on/__init__.py' in names and 'placed/__init__.py' not in names, names\n"
+        "assert program.distributions['placed'] == '1.0', program.distributions\n"
+    )
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(place), str(edited), *filter(None, sys.path)]),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def spoil_link(place: Path) -> None:

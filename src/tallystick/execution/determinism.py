@@ -15,7 +15,7 @@ from typing import Any
 
 from tallystick.errors import InvalidInput
 
-# Instruction sets are chosen by ATen, MKL and oneDNN each for itself.
+# Instruction sets are chosen by ATen, MKL, oneDNN, numpy (names since 2.4), its OpenBLAS and the C library each for itself.
 INSTRUCTION_SETS: Mapping[str, Mapping[str, str]] = {
     "native": {},
     "avx2": {
@@ -23,12 +23,18 @@ INSTRUCTION_SETS: Mapping[str, Mapping[str, str]] = {
         "MKL_ENABLE_INSTRUCTIONS": "AVX2",
         "ONEDNN_MAX_CPU_ISA": "AVX2",
         "DNNL_MAX_CPU_ISA": "AVX2",
+        "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR",
+        "OPENBLAS_CORETYPE": "Haswell",
+        "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX512F",
     },
     "sse4": {
         "ATEN_CPU_CAPABILITY": "default",
         "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
         "ONEDNN_MAX_CPU_ISA": "SSE41",
         "DNNL_MAX_CPU_ISA": "SSE41",
+        "NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4 AVX512_ICL AVX512_SPR",
+        "OPENBLAS_CORETYPE": "Nehalem",
+        "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX,-AVX2,-FMA,-FMA4,-AVX512F",
     },
 }
 X86_ONLY = ("avx2", "sse4")

@@ -114,9 +114,10 @@ class JobSource:
             with portable_draws(seed, "build"):
                 job = build(dict(settings))
         except ImportError as problem:
-            raise InvalidInput(
-                f"job {self.path}: {problem}; its own modules lie beside its file, all others are installed here"
-            ) from problem
+            hint = "its own modules lie beside its file, all others are installed here"
+            if "relative import" in str(problem):
+                hint = "name a job that is part of a package by its dotted path, package.module, from the directory above"
+            raise InvalidInput(f"job {self.path}: {problem}; {hint}") from problem
         if not isinstance(job, Job):
             raise InvalidInput(f"job {self.path}: build returned {type(job).__name__}, a Job is needed")
         job.batch = drawing_portably(job.batch, seed)
@@ -189,7 +190,7 @@ def _executed(source: JobSource, program: LocalProgram) -> ModuleType:
     """Execute the bytes of a job's file as a module of its own."""
     name = f"tallystick_job_{hashlib.sha256(source.path.encode() + source.source).hexdigest()[:16]}"
     module = ModuleType(name)
-    module.__file__ = source.path
+    module.__file__, module.__package__ = source.path, ""
     sys.modules[name] = program.module = module
     try:
         exec(

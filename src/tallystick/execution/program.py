@@ -326,6 +326,9 @@ def _places() -> tuple[tuple[Path, ...], tuple[Path, ...]]:
     """The directories of installed distributions, and those of the standard library."""
     paths = sysconfig.get_paths()
     sites = {paths["purelib"], paths["platlib"], *site.getsitepackages(), site.getusersitepackages()}
+    # PYTHONPATH and .pth files add more; a distribution with an egg-info may lie in its own sources, under work.
+    found = importlib.metadata.distributions()
+    sites |= {str(each.locate_file("")) for each in found if each.read_text("METADATA") is not None}
     return (
         tuple({Path(place).resolve() for place in sites}),
         tuple({Path(paths[name]).resolve() for name in ("stdlib", "platstdlib")}),

@@ -220,5 +220,6 @@ def verify_batches_are_pure(job: Job) -> None:
         if first != second:
             raise Nondeterminism(
                 f"job: batch({step}) gave digest {first[:16]}.. and later {second[:16]}..; it must depend on the step alone, "
-                "so draw from torch without a seed, or from a generator seeded by the step"
+                "so choose records by the step, not from an iterator; draw from torch without a seed, or seed from the step the "
+                "generator that draws (random's and numpy's too)"
             )

@@ -48,7 +48,7 @@ from tallystick.roles.beginning import (
     find_other_setting,
     settings_of,
 )
-from tallystick.roles.data_noise import REMEDY, has_floats, is_explained, shaking
+from tallystick.roles.data_noise import REMEDY, NoisyData, is_explained, is_reached, shaking
 from tallystick.roles.trainer import Phases, Progress, open_session, step_record
 from tallystick.store.files import RunDirectory
 
@@ -218,6 +218,7 @@ class Replay:
     """A job and a session that follow somebody's run; ``settings`` are the job's own before the first step.
 
     With ``acceptance`` the noise is measured at the trainer's calibration steps, and what a log moves is held against it.
+    ``noisy`` says which whole numbers of the data hang on noise.
     """
 
     job: Job
@@ -225,6 +226,11 @@ class Replay:
     settings: Mapping[str, Entry] = field(default_factory=dict[str, Entry])
     acceptance: Acceptance | None = None
     built: Mapping[str, Built] = field(default_factory=dict[str, Built])
+    noisy: NoisyData | None = None
+
+    def may_be_noise(self, step: int) -> bool:
+        """Whether another processor's noise may have made the data of a step other ones."""
+        return is_reached(self.job.batch(step), step, self.noisy)
 
     def follow(self, record: StepRecord, frame: bytes) -> tuple[StepOutcome, FollowTape]:
         """Repeat one step under the log ``frame``.
@@ -327,7 +333,8 @@ def open_program(
     if own != stated:
         session.close()
         return _cannot("list of sites", f"{len(own)} sites", f"{len(stated)} sites, not the same")
-    return Replay(job, session, settings_of(session), built=built_of(session))
+    noisy = NoisyData(source, specification.job.settings, specification.seed)
+    return Replay(job, session, settings_of(session), built=built_of(session), noisy=noisy)
 
 
 def _cannot(subject: str, own: str, stated: str) -> Deviation:
@@ -508,14 +515,14 @@ def _find_noisy_data(
     if not found or result.first_step != found[0].step:
         return None
     session, first = replay.session, found[0]
-    if session.step != result.end or not all(has_floats(replay.job.batch(each.step)) for each in found):
+    if session.step != result.end or not all(replay.may_be_noise(each.step) for each in found):
         return None
     if len(found) < len(result.deviations):
         own, acceptance, replay.acceptance = copied_state(session), replay.acceptance, None
         try:
             stated = directory.load_committed(result.end, str(transcript.record(result.end - 1).state_root))
             load_state(session, before)
-            with shaking(replay.job):
+            with shaking(replay.job, replay.noisy) as shaken:
                 for step in range(result.start, result.end):
                     replay.follow(transcript.record(step), frames[step])
         except (InvalidInput, Mismatch, Nondeterminism):
@@ -524,7 +531,7 @@ def _find_noisy_data(
             replay.acceptance = acceptance
             moved = copied_state(session)
             load_state(session, own)
-        if not is_explained(before, own, moved, stated):
+        if not is_explained(before, own, moved, stated, shaken.most_share):
             return None
     why = f"{first.own[:16]}.. here, by no more than floating noise explains ({REMEDY})"
     return Deviation(first.step, "cannot_reproduce", BATCH_DIGEST, None, why, f"{first.stated[:16]}..")

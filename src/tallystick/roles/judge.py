@@ -70,7 +70,7 @@ from tallystick.roles.auditor import (
     open_replay,
 )
 from tallystick.roles.beginning import DOCUMENTS, find_other_setting
-from tallystick.roles.data_noise import REMEDY, has_floats, is_explained, shaking
+from tallystick.roles.data_noise import REMEDY, Shaking, is_explained, shaking
 from tallystick.roles.ledger import Ledger
 from tallystick.roles.log_judge import rule_on_log
 from tallystick.roles.operators import OperatorDispute, OperatorResult, Signing, list_base
@@ -838,7 +838,7 @@ class StepJudge:
             found = compare_step(stated, outcome, [])
             if not found:
                 continue
-            if all(each.subject == BATCH_DIGEST for each in found) and self._may_be_noise(step):
+            if all(each.subject == BATCH_DIGEST for each in found) and self.replay.may_be_noise(step):
                 return Ruling("none", f"step {step}: {DATA_NOISE_REASON.format(party)}"), CANNOT
             noisy = find_noisy_sites(self.replay, self.transcript, step, step, {step: frame}, state.entries)
             if all(is_excused(deviation, noisy) for deviation in found):
@@ -946,26 +946,37 @@ class StepJudge:
         self.outcome = "both_acceptable"
         return Ruling("none", f"step {step}: honest arithmetic can give both states")
 
-    def _may_be_noise(self, step: int) -> bool:
-        return has_floats(self.replay.job.batch(step))
-
     def _is_data_noise(self, party: Party, position: DisputedPosition, before: HeldState) -> bool:
-        """Whether floating noise in the step's data explains the state that ``party`` claims."""
-        step, session = position.agreed, self.replay.session
-        claimed = self.seats[party].witness_at(position.disputed)
-        if claimed is None or not self._may_be_noise(step):
+        """Whether floating noise in the data explains the state that ``party`` claims after the disputed step.
+
+        Where nobody can open that claim (a party played on this machine, with other bits in its data), the states that the
+        party committed to on both sides of the step are compared instead.
+        """
+        step, session, seat = position.agreed, self.replay.session, self.seats[party]
+        if not self.replay.may_be_noise(step):
+            return False
+        steps, logs, transcript = range(step, step + 1), self.seats["trainer"], self.transcript
+        first: HeldState | None = before
+        claimed = seat.witness_at(position.disputed)
+        if claimed is None:
+            transcript = self.transcript if party == "trainer" else self.auditors_transcript
+            done = [checkpoint.steps_done for checkpoint in transcript.checkpoints()]
+            steps = range(max(n for n in done if n <= step), min(n for n in done if n > step))
+            first, claimed, logs = seat.witness_at(steps.start), seat.witness_at(steps.stop), seat
+        if first is None or claimed is None:
             return False
         states: list[dict[str, Entry]] = []
         try:
-            frame = self.seats["trainer"].frame(step)
-            for bracket in (nullcontext(), shaking(self.replay.job)):
-                load_state(session, before.entries)
-                with bracket:
-                    self.replay.follow(self.transcript.record(step), frame)
+            frames = {each: logs.frame(each) for each in steps}
+            for bracket in (nullcontext(Shaking()), shaking(self.replay.job, self.replay.noisy)):
+                load_state(session, first.entries)
+                with bracket as shaken:
+                    for each in steps:
+                        self.replay.follow(transcript.record(each), frames[each])
                 states.append(copied_state(session))
         except (InvalidInput, Mismatch, Nondeterminism):
             return False
-        return is_explained(before.entries, states[0], states[1], claimed.entries)
+        return is_explained(first.entries, states[0], states[1], claimed.entries, shaken.most_share)
 
     def _is_far(
         self, party: Party, position: DisputedPosition, before: HeldState, repeated: AcceptableStates

@@ -1,0 +1,3 @@
+"""How fast."""
+
+LEARNING_RATE = 0.003
