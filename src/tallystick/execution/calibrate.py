@@ -22,6 +22,7 @@ from tallystick.execution.grids import (
     MOST_LIFT,
     NOISE_BAND,
     ROW_SPREAD,
+    SMALL_SITE,
     STILL,
     UNSEEN,
     activation_grid,
@@ -52,10 +53,10 @@ UNSEEN_SAFETY = (
     6  # octaves between the policy's smallest band and that of a gradient whose noise is not known yet
 )
 SMALL_SITE_SAFETY = 6
-SMALL_SITE = 256  # elements
 STAYS_NOISE = (
     3  # octaves above its noise, besides the safety, from which on a small gradient is more than noise again
 )
+LOUDER = 2  # octaves above a policy's widest band that the noise of a large gradient may ask of residues
 STATE_SAFETY = (
     2  # factor, as a power of two, over the optimizer's measured noise: few operations, no long sums
 )
@@ -453,7 +454,7 @@ def choose_grids(
         if band > highest:
             raise Nondeterminism(
                 f"decision {ordinal}: its input moves by {relative:.2g} of its rms under last-bit noise, "
-                f"policy {policy.name} allows 2**{highest if policy.parity else highest - 1}"
+                f"policy {policy.name} allows 2**{highest if policy.residue_bits else highest - 1}"
             )
         grids.pop(place, None)
         if band > lowest:
@@ -486,7 +487,7 @@ def decision_band(policy: Policy, relative: float) -> int:
     lowest, highest = policy.decision_band
     noise = exponent_above(relative)
     band = noise + (policy.safety if policy.decision_safety is None else policy.decision_safety)
-    return max(lowest, min(band, max(highest, noise + (0 if policy.parity else 1))))
+    return max(lowest, min(band, max(highest, noise + (0 if policy.residue_bits else 1))))
 
 
 def choose_rows(policy: Policy, measured: SiteNoise, previous: SiteGrid | None) -> None:
@@ -508,7 +509,8 @@ def choose_rows(policy: Policy, measured: SiteNoise, previous: SiteGrid | None) 
     follows = exponent_above(found[True][1]) <= exponent_above(found[False][1]) + uneven
     scales, relative = found[follows]
     # A batch may happen to give a gradient far smaller than others do, and its noise is not smaller.
-    lift = min(MOST_LIFT, max(0, exponent_above(relative) + 1 - policy.gradient_band[1]))
+    highest = policy.gradient_band[1] + _louder(Kind.GRADIENT, measured)
+    lift = min(MOST_LIFT, max(0, exponent_above(relative) + 1 - highest))
     measured.scales, measured.relative = scales + lift, math.ldexp(relative, -lift)
 
 
@@ -557,13 +559,15 @@ def grid_for(
     _, _, (lowest, highest) = form
     safety = _safety_for(policy, measured)
     allowance = exponent_above(measured.largest) + policy.safety
-    is_few = policy.parity and measured.elements < SMALL_SITE
+    is_few = policy.residue_bits and measured.elements < SMALL_SITE
     stays = STAYS_NOISE if is_few and previous is not None and is_noise_only(previous) else 0
     is_noise = kind == Kind.GRADIENT and exponent_above(measured.rms) <= allowance + stays
     noise = exponent_above(measured.relative)
     band = max(lowest, noise + safety)
-    if policy.parity:
+    if policy.residue_bits:
+        highest += _louder(kind, measured)
         band = _within_room(band, noise, highest, previous, measured.elements)
+        band += band == NOISE_BAND  # which means something else; residues have a bit more instead
     if band <= highest and not (is_noise and (is_few or measured.rms == 0.0)):
         return site_grid(policy, kind, band, measured.scales)
     if kind != Kind.GRADIENT:
@@ -615,6 +619,11 @@ def with_activations(
     return replace(chosen, table=GridTable(grids), corrections=corrections)
 
 
+def _louder(kind: Kind, measured: SiteNoise) -> int:
+    """Return how many octaves above the policy's widest band residues may reach: of small gradients such noise is all there is."""
+    return LOUDER if kind == Kind.GRADIENT and measured.elements >= SMALL_SITE else 0
+
+
 def _within_room(band: int, noise: int, highest: int, previous: SiteGrid | None, elements: int) -> int:
     """Return the band where it must stay far below the quantum: as much safety as there is room for, an octave at least.
 
@@ -626,7 +635,7 @@ def _within_room(band: int, noise: int, highest: int, previous: SiteGrid | None,
 
 
 def _safety_for(policy: Policy, measured: SiteNoise) -> int:
-    return safety_of(policy.safety, measured.elements) if policy.parity else policy.safety
+    return safety_of(policy.safety, measured.elements) if policy.residue_bits else policy.safety
 
 
 def safety_of(octaves: int, elements: int) -> int:

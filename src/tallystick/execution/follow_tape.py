@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tallystick.errors import InvalidInput
-from tallystick.execution.freedom import Excess, SiteMoves, StepFreedom, Yardstick, quantum_square
+from tallystick.execution.freedom import Excess, SiteMoves, StepFreedom, Yardstick, longest_square
 from tallystick.execution.grids import (
     ACTIVATIONS,
     STILL,
@@ -22,11 +22,11 @@ from tallystick.execution.grids import (
     expected_form,
     floor_exponent,
     is_noise_only,
-    is_parity_coded,
     kept_scales,
     lowest_floor,
     lowest_scale,
     nearest_grid,
+    residue_bits_of,
     sampled_scale,
     scale_exponent,
     scale_exponents,
@@ -42,7 +42,7 @@ from tallystick.numerics.log import (
     SparseEntries,
     decode,
     decode_decision,
-    decode_parities,
+    decode_residues,
 )
 from tallystick.numerics.nearest_tensors import FollowedNearest, find_reaches, follow_nearest
 from tallystick.numerics.policy import SPARSEST, ActivationRule, Policy, entry_budget, move_budget
@@ -52,10 +52,11 @@ from tallystick.numerics.rounding import (
     Key,
     block_rms,
     round_followed,
-    round_followed_parity,
+    round_followed_residues,
 )
 
 SCALE_SLACK = 3  # a header's scale may exceed what the auditor measures by this many powers of two
+NOISE_GROWS = 5  # octaves that a gradient of nothing but noise may be larger here than where it was recorded, under autocast
 EXACT_SCALE_SLACK = (
     1  # the same where every row has a scale, but in a calibrated step: those are kept without slack
 )
@@ -209,8 +210,8 @@ class FollowTape:
         if len(self.violations) > noted:
             # Obeyed, such a header would lead to the trainer's own state, and there would be nothing to dispute.
             grid, payload = self._own_grid(kind, grid, x), None
-        if grid.parity:
-            found, near, steer = self._round_parity(grid, payload, x, out, key, name)
+        if grid.residue_bits:
+            found, near, steer = self._round_residues(grid, payload, x, out, key, name)
         else:
             entries = SparseEntries.none(x.numel(), 1) if payload is None else decode(payload, x.numel(), 1)
             if not self._check_budget(grid, entries, name):
@@ -221,7 +222,7 @@ class FollowTape:
                 rule = f"{found.violations} of {len(entries)} entries lie farther than twice the band from a boundary"
                 self.violations.append(Violation(name, found.violation, rule))
         self._count(
-            (kind, ordinal), grid, x.numel(), SiteMoves(0.0, found.moved, near, quantum_square(grid), steer)
+            (kind, ordinal), grid, x.numel(), SiteMoves(0.0, found.moved, near, longest_square(grid), steer)
         )
         if kind == Kind.GRADIENT and grid.scales.size and not is_noise_only(grid):
             self._largest = max(int(grid.scales.max()), -1000 if self._largest is None else self._largest)
@@ -253,28 +254,28 @@ class FollowTape:
         total.moved += found.moved
         total.near += found.near
 
-    def _round_parity(
+    def _round_residues(
         self, grid: SiteGrid, payload: bytes | None, x: Tensor, out: Tensor, key: Key, name: str
     ) -> tuple[Followed, int, float]:
-        """Round by parities; return what that showed, and how many elements a log could choose with what steer."""
+        """Round by residues; return what that showed, and how many elements a log could choose with what steer."""
         if x.numel() == 0:
             if payload is not None:
-                raise InvalidInput(f"log: {name} has no elements, and {len(payload)} bytes of parities")
+                raise InvalidInput(f"log: {name} has no elements, and {len(payload)} bytes of residues")
             return Followed(-1, 0, 0, 0.0, 0.0), 0, 0.0
         if payload is None:
-            raise InvalidInput(f"log: {name} is to be rounded by parities, and the log has none")
-        found = round_followed_parity(
-            x, grid, decode_parities(payload, x.numel()), out=out, key=key, name=name
+            raise InvalidInput(f"log: {name} is to be rounded by residues, and the log has none")
+        found = round_followed_residues(
+            x, grid, decode_residues(payload, x.numel(), grid.residue_bits), out=out, key=key, name=name
         )
         if found.violations:
             rule = (
-                f"{found.violations} of {x.numel()} parities need a boundary that is a band away or farther"
+                f"{found.violations} of {x.numel()} residues need a boundary that is a band away or farther"
             )
             self.violations.append(Violation(name, found.violation, rule))
         budget = move_budget(grid, x.numel())
         if found.moved > budget:
             self.excesses.append(
-                (None, Excess(f"parities of {name}", f"{budget} moved at most", f"{found.moved}"))
+                (None, Excess(f"residues of {name}", f"{budget} moved at most", f"{found.moved}"))
             )
         chosen = min(found.near, budget)
         return found, chosen, min(found.steer, _largest_squares(grid, x.numel(), chosen))
@@ -330,7 +331,7 @@ class FollowTape:
             floor, size = int(grid.scales.min()) + grid.band, int(scale_exponents(own)[0])
             if kind != Kind.GRADIENT:
                 self.violations.append(Violation(name, -1, "declared to be noise only, and no gradient"))
-            elif size > floor:
+            elif size > floor + self._noise_grows((int(kind), ordinal)):
                 rule = f"declared to be noise below 2**{floor}, its values have 2**{size}"
                 self.violations.append(Violation(name, -1, rule))
             elif self.yardstick is not None and own.any():  # zeros are silent under any floor
@@ -362,6 +363,16 @@ class FollowTape:
                     f"scale 2**{grid.scales[block]} of block {block} is too wide, its values have 2**{own[block]}",
                 )
             )
+
+    def _noise_grows(self, place: Site) -> int:
+        """Return how many octaves above its declared floor a gradient may be that is nothing but noise here too.
+
+        Where sixteen-bit results fall otherwise the sums that cancel leave up to twenty times as much on one machine as on
+        another (docs/adr/0026); silencing it is what this machine does itself.
+        """
+        if not self.policy.autocast or (self.yardstick is not None and self.yardstick.hears(place)):
+            return 0
+        return NOISE_GROWS
 
     def _check_rule(self, kind: Kind, ordinal: int, grid: SiteGrid, rms: np.ndarray, name: str) -> None:
         """Note a scale above the one that follows from the step before and the follower's own values."""
@@ -479,16 +490,16 @@ def _breach(policy: Policy, kind: Kind, grid: SiteGrid) -> str | None:
     dithered = dithered and not is_noise_only(grid)
     if (grid.precision, grid.dithered) != (precision, dithered):
         return f"precision {grid.precision}, dither {grid.dithered}; the policy has {precision}, {dithered}"
-    parity = is_parity_coded(policy, kind, grid.band)
-    if grid.parity != parity:
-        return f"parity code {grid.parity}, the policy has {parity} for band 2**{grid.band}"
+    bits = residue_bits_of(policy, kind, grid.band)
+    if (grid.residue_bits > bits and kind != Kind.GRADIENT) or bool(grid.residue_bits) != bool(bits):
+        return f"residues of {grid.residue_bits} bits, the policy has {bits} for band 2**{grid.band}"
     if kind in ACTIVATIONS and grid.scales.size != 1:
         return f"{grid.scales.size} scales, an activation has one"
     if (grid.scales.size == 0) != (kind == Kind.STATE):
         return "a state site has a relative band, every other site has scales"
     if not is_noise_only(grid) and not lowest <= grid.band <= highest:
         return f"band 2**{grid.band} outside 2**{lowest}..2**{highest}"
-    wanted = floor_exponent(grid.band, lowest_floor(policy, kind, grid.band), parity)
+    wanted = floor_exponent(grid.band, lowest_floor(policy, kind, grid.band), bits)
     # A finer gradient grid leaves less to choose.
     finest = grid.band + SPARSEST if kind == Kind.GRADIENT and policy.gradient_steer is not None else wanted
     if not min(finest, wanted) <= grid.floor <= wanted:
