@@ -21,7 +21,9 @@ from vector_cases import Case, write_cases
 
 Cases = dict[str, tuple[str, Case]]
 Pairs = dict[int, int]  # index to symbol
-Site = tuple[Any, ...]  # precision, band, floor, dithered, scales; and the bits of its residues, if it is logged by them
+Site = tuple[
+    Any, ...
+]  # precision, band, floor, dithered, scales; and the bits of its residues, if it is logged by them
 Table = dict[tuple[int, int], Site]
 
 T = Fraction(486260413, 2**30)
@@ -114,7 +116,9 @@ class Rounding:
         """Return what record makes of xs on a grid with residues: values, and their multiples modulo 2**bits."""
         multiples = [place(x, *self.element(i, len(xs), x)[:2])[0] for i, x in enumerate(xs)]
         quanta = [self.element(i, len(xs), x)[0] for i, x in enumerate(xs)]
-        return [float(m * q) for m, q in zip(multiples, quanta, strict=True)], [m % 2**bits for m in multiples]
+        return [float(m * q) for m, q in zip(multiples, quanta, strict=True)], [
+            m % 2**bits for m in multiples
+        ]
 
     def residue_case(
         self, xs: list[float], ys: list[float] | None = None, stated: list[int] | None = None, bits: int = 1
@@ -297,7 +301,13 @@ def residue_cases() -> Cases:
     rows = [1.0] * 4 + [2.0**-10] * 4 + [8.0] * 4
 
     def refuse(why: str, reason: str, band: Case, xs: list[float], used: list[int]) -> tuple[str, Case]:
-        case = {"operation": "residues", **Rounding(0, band).arguments, "bits": 1, "xs": hexes(xs), "used": used}
+        case = {
+            "operation": "residues",
+            **Rounding(0, band).arguments,
+            "bits": 1,
+            "xs": hexes(xs),
+            "used": used,
+        }
         return why, {**case, "error": "InvalidInput", "reason": reason}
 
     return {
@@ -308,7 +318,9 @@ def residue_cases() -> Cases:
         "parity-ties": (
             "y half a quantum from both boundaries of its cell, and a little to either side. The band is half a"
             " quantum: a violation, then across the upper boundary, then across the own one.",
-            Rounding(0, half).residue_case([0.0, 2.0, 0.0], [t + 0.5, t + 0.5 + 2.0**-20, t + 0.5 - 2.0**-20]),
+            Rounding(0, half).residue_case(
+                [0.0, 2.0, 0.0], [t + 0.5, t + 0.5 + 2.0**-20, t + 0.5 - 2.0**-20]
+            ),
         ),
         "parity-out-of-reach": (
             "The band is a quarter of the quantum: a boundary closer than that, at that distance, and far.",
@@ -383,7 +395,9 @@ def residue_cases() -> Cases:
         "parity-too-few_fail": refuse(
             "One bit for each element.", "1 residues of 1 bits for 2 elements", half, [0.25, 0.75], [0]
         ),
-        "parity-not-a-bit_fail": refuse("A parity is 0 or 1.", "2 residues of 1 bits for 2 elements", half, [0.25, 0.75], [0, 2]),
+        "parity-not-a-bit_fail": refuse(
+            "A parity is 0 or 1.", "2 residues of 1 bits for 2 elements", half, [0.25, 0.75], [0, 2]
+        ),
         "parity-not-a-number_fail": refuse(
             "NaN is neither even nor odd.", "element 1: nan is not finite", half, [0.25, math.nan], [0, 1]
         ),
@@ -591,11 +605,7 @@ def frame_bytes(sites: dict[tuple[int, int, int, int], bytes]) -> bytes:
 def fields_bytes(site: Site) -> bytes:
     precision, band, floor, dithered = site[:4]
     head = 128 + 2 * (site[5] - 1) if site[5:] else 2 * precision
-    return (
-        bytes([head + dithered])
-        + varint(zigzag(band))
-        + varint(zigzag(floor))
-    )
+    return bytes([head + dithered]) + varint(zigzag(band)) + varint(zigzag(floor))
 
 
 def site_change(old: Site | None, new: Site | None) -> bytes:
@@ -960,11 +970,14 @@ def refused_logs() -> Cases:
     refuse("frame-huge-count", "2**41 - 1 sites in eight bytes.", "sites need at least", f"01{huge}00")
     refuse("frame-large-field", "An ordinal of 2**32.", "outside [0, 2**32)", "0101838080804001ff")
     refuse("table-dithered-relative", "Dither at 24 bits.", "needs an absolute grid", "0101040004315d0000")
-    refuse(
-        "table-parity-relative", "Parities at 24 bits.", "got 25 bits", "0101040004b05d00010100"
-    )
+    refuse("table-parity-relative", "Parities at 24 bits.", "got 25 bits", "0101040004b05d00010100")
     refuse("table-parity-no-scales", "Parities without scales.", "0 scales", "0101040004810705" + "00")
-    refuse("table-parity-fine", "A quantum of one band.", "a band of at most floor + n - 2", "010104000481070701040d")
+    refuse(
+        "table-parity-fine",
+        "A quantum of one band.",
+        "a band of at most floor + n - 2",
+        "010104000481070701040d",
+    )
     refuse("table-wide-symbols", "Scales wider than need be.", "canonical", "0101040004305d00010201")
     refuse("table-huge-blocks", "2**41 - 1 blocks.", "more bytes", f"0101040004305d00{huge}01ff")
     refuse("table-far-scale", "A scale of -2048.", "scales -2048..-2048", "0101040004305d00010cff0f")

@@ -14,6 +14,8 @@ from tallystick.errors import InvalidInput
 from tallystick.execution.freedom import Excess, SiteMoves, StepFreedom, Yardstick, longest_square
 from tallystick.execution.grids import (
     ACTIVATIONS,
+    SMALL_FINER,
+    SMALL_SITE,
     STILL,
     UNSEEN,
     Site,
@@ -56,6 +58,7 @@ from tallystick.numerics.rounding import (
 )
 
 SCALE_SLACK = 3  # a header's scale may exceed what the auditor measures by this many powers of two
+MOSTLY_NOISE = 8.0  # times its own noise that a gradient is at most whose size says little
 NOISE_GROWS = 5  # octaves that a gradient of nothing but noise may be larger here than where it was recorded, under autocast
 EXACT_SCALE_SLACK = (
     1  # the same where every row has a scale, but in a calibrated step: those are kept without slack
@@ -342,7 +345,7 @@ class FollowTape:
         rms = block_rms(x, grid.scales.size)
         self._energy = float(np.square(rms).sum()) * x.numel() / grid.scales.size
         exact = self.policy.row_scales
-        self._check_rule(kind, ordinal, grid, rms, name)
+        self._check_rule(kind, ordinal, grid, rms, x.numel(), name)
         if rms.size == 1 and not exact and int(grid.scales[0]) <= scale_exponent(float(rms[0])) + SCALE_SLACK:
             return
         # Whether rows may lie below the whole is for the trainer's calibration to find: the whole's scale is always right.
@@ -352,6 +355,8 @@ class FollowTape:
         base, before = self.base.sites.get(place), self._before.sites.get(place)
         kept = kept_scales(base, before, self.policy, grid.scales.size)
         allowed = allowed if kept is None else np.maximum(allowed, kept)
+        if self._is_mostly_noise(place, rms, x.numel()):
+            allowed = allowed + NOISE_GROWS
         over = grid.scales.astype(np.int64) - allowed
         # An all-zero tensor keeps the scale it had.
         if int(own.max()) > -1000 and int(over.max()) > 0:
@@ -374,7 +379,16 @@ class FollowTape:
             return 0
         return NOISE_GROWS
 
-    def _check_rule(self, kind: Kind, ordinal: int, grid: SiteGrid, rms: np.ndarray, name: str) -> None:
+    def _is_mostly_noise(self, place: Site, rms: np.ndarray, numel: int) -> bool:
+        """Whether how large a gradient of few elements is says little under autocast: it may be as much noise elsewhere."""
+        if not self.policy.autocast or place[0] != Kind.GRADIENT or numel >= SMALL_SITE:
+            return False
+        noise = None if self.yardstick is None else self.yardstick.noise.get(place)
+        return noise is None or MOSTLY_NOISE * noise.largest >= float(rms.max())
+
+    def _check_rule(
+        self, kind: Kind, ordinal: int, grid: SiteGrid, rms: np.ndarray, numel: int, name: str
+    ) -> None:
         """Note a scale above the one that follows from the step before and the follower's own values."""
         place = (int(kind), ordinal)
         if self.yardstick is None or not rms.any():
@@ -385,6 +399,8 @@ class FollowTape:
                 return
             kept = kept_scales(None, self._before.sites.get(place), self.policy, rms.size)
             widest = widest if kept is None else np.maximum(widest, kept)
+            if self._is_mostly_noise(place, rms, numel):
+                widest = widest + NOISE_GROWS
         else:
             noise = self.yardstick.noise.get(place)
             kept = kept_scales(self.base.sites.get(place), None, self.policy, rms.size)
@@ -491,7 +507,7 @@ def _breach(policy: Policy, kind: Kind, grid: SiteGrid) -> str | None:
     if (grid.precision, grid.dithered) != (precision, dithered):
         return f"precision {grid.precision}, dither {grid.dithered}; the policy has {precision}, {dithered}"
     bits = residue_bits_of(policy, kind, grid.band)
-    if (grid.residue_bits > bits and kind != Kind.GRADIENT) or bool(grid.residue_bits) != bool(bits):
+    if grid.residue_bits < bits or (grid.residue_bits > bits and (kind != Kind.GRADIENT or not bits)):
         return f"residues of {grid.residue_bits} bits, the policy has {bits} for band 2**{grid.band}"
     if kind in ACTIVATIONS and grid.scales.size != 1:
         return f"{grid.scales.size} scales, an activation has one"
@@ -501,7 +517,11 @@ def _breach(policy: Policy, kind: Kind, grid: SiteGrid) -> str | None:
         return f"band 2**{grid.band} outside 2**{lowest}..2**{highest}"
     wanted = floor_exponent(grid.band, lowest_floor(policy, kind, grid.band), bits)
     # A finer gradient grid leaves less to choose.
-    finest = grid.band + SPARSEST if kind == Kind.GRADIENT and policy.gradient_steer is not None else wanted
+    finest = wanted
+    if kind == Kind.GRADIENT and bits:
+        finest = wanted - SMALL_FINER
+    elif kind == Kind.GRADIENT and policy.gradient_steer is not None:
+        finest = grid.band + SPARSEST
     if not min(finest, wanted) <= grid.floor <= wanted:
         return f"floor 2**{grid.floor}, the policy has 2**{wanted} for band 2**{grid.band}"
     return None

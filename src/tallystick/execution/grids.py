@@ -30,10 +30,9 @@ UNSEEN = -900  # scale exponent of a site that has had no value but zero: it tak
 UNKNOWN_NOISE = 6  # octaves between the smallest band and that of an activation whose noise is not known yet
 Site = tuple[int, int]  # kind and ordinal
 ACTIVATIONS = frozenset({Kind.ACTIVATION, Kind.ACTIVATION_GRADIENT})
-REACHED = (
-    2  # octaves of a gradient's largest element over its scale that the fewest bits of residues are made for
-)
-SMALL_SITE, SMALL_BITS = 256, 3  # elements below which so many bits more cost nothing beside the others
+REACHED = 3  # bits of residues less than octaves between a gradient's largest element and its quantum
+SMALL_SITE = 256  # elements of a gradient below which octaves and bits more cost nothing beside the others
+SMALL_FINER, SMALL_BITS = 2, 3
 SAMPLES = 1 << 16  # elements of a tensor that are looked at, at most
 
 

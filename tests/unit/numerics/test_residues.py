@@ -67,7 +67,9 @@ def check(
             assert found.violation == (violations[0] if violations else -1)
             quanta = [Fraction(2) ** max(s + grid.floor, -149) for s in grid.scales.tolist()]
             each = [quanta[i * len(quanta) // n] ** 2 for i in range(n)]
-            assert found.shifted == pytest.approx(float(sum(each[i] * steps**2 for i, steps in moved)), rel=1e-12)
+            assert found.shifted == pytest.approx(
+                float(sum(each[i] * steps**2 for i, steps in moved)), rel=1e-12
+            )
             longest = 4 ** (bits - 1)
             assert found.largest == float(max(quanta) ** 2 * longest)
             if bits == 1:
@@ -329,7 +331,11 @@ def test_a_sparse_follower_counts_what_its_entries_moved() -> None:
 
 @pytest.mark.parametrize(
     "folder",
-    [f for f in (*sorted(VECTORS.glob("parity-*")), *sorted(VECTORS.glob("residues-*"))) if not f.name.endswith("_fail")],
+    [
+        f
+        for f in (*sorted(VECTORS.glob("parity-*")), *sorted(VECTORS.glob("residues-*")))
+        if not f.name.endswith("_fail")
+    ],
     ids=lambda folder: folder.name,
 )
 def test_kernels_and_tensor_operations_give_the_vectors(folder: Path) -> None:
