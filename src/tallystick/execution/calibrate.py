@@ -480,7 +480,7 @@ def decision_band(policy: Policy, relative: float) -> int:
     """Return the band exponent of a decision whose input moves by ``relative`` of its rms; it may lie above the policy's.
 
     Where the policy's largest band leaves no room for the factor over the noise it is given up: down to an octave, and with
-    parities altogether, as jitter is above what machines differ by there (docs/adr/0006).
+    residues altogether, as jitter is above what machines differ by there (docs/adr/0006).
     """
     lowest, highest = policy.decision_band
     noise = exponent_above(relative)
@@ -549,24 +549,23 @@ def grid_for(
     """Return the grid that ``policy`` gives a gradient, buffer or loss site of this noise; None if it is too loud.
 
     A gradient that is too loud is noise only: what little signal it has is not worth its noise. Of few elements residues have
-    all the bits there are and a finer quantum: a bias before a batch norm, whose next deviation may be twenty times those
-    seen, is followed whatever it is. ``previous`` is the site's grid so far.
+    all the bits there are, and a finer quantum where they are quiet: a bias before a batch norm, whose next deviation may be
+    twenty times those seen, is followed whatever it is. ``previous`` is the site's grid so far.
     """
     form = expected_form(policy, kind)
     assert form is not None
     _, _, (lowest, highest) = form
     noise = exponent_above(measured.relative)
     band = max(lowest, noise + _safety_for(policy, measured))
+    is_few = policy.residue_bits > 0 and kind == Kind.GRADIENT and measured.elements < SMALL_SITE
+    finer = SMALL_FINER if is_few and band <= highest else 0
     if policy.residue_bits:
         highest += LOUDER if kind == Kind.GRADIENT else 0
         band = _within_room(band, noise, highest, previous, measured.elements)
         band += band == NOISE_BAND  # which means something else; residues have a bit more instead
     if band <= highest and not (kind == Kind.GRADIENT and measured.rms == 0.0):
         grid = site_grid(policy, kind, band, measured.scales)
-        is_few = kind == Kind.GRADIENT and grid.residue_bits > 0 and measured.elements < SMALL_SITE
-        return (
-            replace(grid, floor=grid.floor - SMALL_FINER, residue_bits=MOST_RESIDUE_BITS) if is_few else grid
-        )
+        return replace(grid, floor=grid.floor - finer, residue_bits=MOST_RESIDUE_BITS) if is_few else grid
     if kind != Kind.GRADIENT:
         return None
     allowance = exponent_above(measured.largest) + policy.safety

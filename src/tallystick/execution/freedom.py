@@ -259,7 +259,7 @@ class Yardstick:
     ) -> tuple[float, str | None, str]:
         """Compare a gradient that is declared to be nothing but noise; how high its floor is, is checked against its values."""
         # Near the limit one machine may find a band too wide for the policy that fits on the other.
-        needed = scale_exponent(noise.relative) + self.policy.safety  # with parities the band says less
+        needed = scale_exponent(noise.relative) + self.policy.safety  # with residues the band says less
         if is_noise_only(own) or noise.rms == 0.0 or needed + allowed >= self.policy.gradient_band[1]:
             return 1.0, None, ""
         limit = f"a gradient of rms {noise.rms:.3g} with noise of {noise.largest:.3g}"

@@ -298,7 +298,7 @@ def entry_budget(grid: SiteGrid, numel: int) -> int:
 
 
 def move_budget(grid: SiteGrid, numel: int) -> int:
-    """Return how many of ``numel`` elements honest parities may move: mean plus eight deviations and 16.
+    """Return how many of ``numel`` elements honest residues may move: mean plus eight deviations and 16.
 
     A boundary lies between two values d apart with probability d over the quantum. The band is at least twice the
     largest deviation that was measured, so the mean one is taken to be an eighth of the band at most.
