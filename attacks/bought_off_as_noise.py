@@ -44,7 +44,7 @@ def attack(stage: Stage) -> str:
         lowest = self.policy.gradient_band[0]
         narrow = {
             place: replace(grid, band=lowest)
-            if place[0] == Kind.GRADIENT and not is_noise_only(grid) and not grid.parity
+            if place[0] == Kind.GRADIENT and not is_noise_only(grid) and not grid.residue_bits
             else grid
             for place, grid in made.table.sites.items()
         }

@@ -24,12 +24,12 @@ from tallystick.execution.tape import RecordTape
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import (
     Kind,
-    Parities,
+    Residues,
     SiteAddress,
     SparseEntries,
-    decode_parities,
+    decode_residues,
     encode,
-    encode_parities,
+    encode_residues,
 )
 from tallystick.numerics.policy import entry_budget, move_budget
 from tallystick.numerics.rounding import NO_KEY, Key, find_candidates
@@ -56,15 +56,16 @@ class SteeringTape(RecordTape):
         found = find_candidates(source, grid, old=old, key=key)
         flat, upper = out.reshape(-1), torch.from_numpy(found.upper).to(out)
         address = SiteAddress(self.rank, 0, kind, ordinal)
-        if grid.parity:
+        if grid.residue_bits:
             # An honest log between two machines moves a few elements; all that a follower lets pass go upwards.
             apart = torch.from_numpy(found.index)[flat[torch.from_numpy(found.index)] != upper]
             at = apart[: move_budget(grid, x.numel())].numpy()
             chosen = np.isin(found.index, at)
             flat[torch.from_numpy(at)] = upper[torch.from_numpy(chosen)]
-            bits = decode_parities(self.payloads[address], x.numel()).bits.copy()
-            bits[at] ^= 1
-            self.payloads[address] = encode_parities(Parities.of(bits))
+            bits = grid.residue_bits
+            values = decode_residues(self.payloads[address], x.numel(), bits).values
+            values[at] = (values[at] + 1) % (1 << bits)
+            self.payloads[address] = encode_residues(Residues.of(values, bits))
             SteeringTape.steered += int(at.size)
             return
         at = found.index[: entry_budget(grid, x.numel())]

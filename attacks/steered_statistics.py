@@ -22,7 +22,7 @@ from tallystick.execution.grids import expected_form, site_grid
 from tallystick.execution.session import Session
 from tallystick.execution.tape import RecordTape
 from tallystick.numerics.grid_table import GridTable
-from tallystick.numerics.log import Kind, Parities, SiteAddress, decode_parities, encode_parities
+from tallystick.numerics.log import Kind, Residues, SiteAddress, decode_residues, encode_residues
 from tallystick.numerics.rounding import NO_KEY, Key, _chunk_scale, _place, _scale_of
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
@@ -101,7 +101,7 @@ class StatisticsTape(RecordTape):
 
     def widen(self) -> None:
         """Declare the bands."""
-        if not self.policy.parity:
+        if not self.policy.residue_bits:
             return
         for place, grid in list(self._grids.items()):
             form = expected_form(self.policy, Kind(place[0]))
@@ -120,7 +120,7 @@ class StatisticsTape(RecordTape):
         source = x.clone()
         super().round(kind, ordinal, x, out=out, old=old, key=key, name=name)
         grid = self._grids[(kind, ordinal)]
-        if not grid.parity or kind not in (Kind.BUFFER, Kind.LOSS):
+        if not grid.residue_bits or kind not in (Kind.BUFFER, Kind.LOSS):
             return
         target = self._target(kind, name)
         if target is None:
@@ -139,9 +139,9 @@ class StatisticsTape(RecordTape):
         taken = good.nonzero().squeeze(1)
         result[taken] = theirs[taken].to(result.dtype)
         address = SiteAddress(self.rank, 0, kind, ordinal)
-        bits = decode_parities(self.payloads[address], flat.numel()).bits.copy()
+        bits = decode_residues(self.payloads[address], flat.numel(), 1).values.copy()
         bits[taken.numpy()] ^= 1
-        self.payloads[address] = encode_parities(Parities.of(bits))
+        self.payloads[address] = encode_residues(Residues.of(bits))
 
     def _target(self, kind: Kind, name: str) -> Tensor | None:
         if kind == Kind.LOSS:

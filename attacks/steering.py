@@ -53,13 +53,13 @@ from tallystick.numerics.budget import SLACK, STEP_TAIL, TAIL, most_moves
 from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import (
     Kind,
-    Parities,
+    Residues,
     SiteAddress,
     SparseEntries,
-    decode_parities,
+    decode_residues,
     encode,
     encode_decision,
-    encode_parities,
+    encode_residues,
 )
 from tallystick.numerics.policy import entry_budget, find_policy, move_budget
 from tallystick.numerics.rounding import NO_KEY, Key, _chunk_scale, _place, _scale_of, block_rms
@@ -83,7 +83,7 @@ class Limits:
     Attributes:
         audited: share of each limit of the auditor's that is used: budgets of moves and decisions, and the path. Bands are
             then as wide as accepted, and what else is chosen below is done as far as that is accepted.
-        share: of what a follower accepts of a site in a step (entries, or moved parities), where ``audited`` is None.
+        share: of what a follower accepts of a site in a step (entries, or moved residues), where ``audited`` is None.
         widest: whether bands are declared as wide as the policy allows.
         lift: whether the scales in the header are the widest that a follower lets pass.
         silenced: patterns of parameters to declare noise-only in steps in which their gradient is not the largest; with
@@ -375,7 +375,7 @@ class Attacker:
 
     def room(self, site: Site, grid: SiteGrid, numel: int, needed: int) -> int:
         """Return how many elements of a site may be moved now; ``needed`` entries are taken by honest ones."""
-        most = move_budget(grid, numel) if grid.parity else entry_budget(grid, numel) - needed
+        most = move_budget(grid, numel) if grid.residue_bits else entry_budget(grid, numel) - needed
         if self.limits.audited is None:
             return max(0, int(self.limits.share * most))
         own = self.budget(self.expected[site], numel) - self.taken[site]
@@ -395,6 +395,7 @@ class _Choice:
     honest: np.ndarray
     honest_side: np.ndarray
     near: int = 0  # how many a log could have chosen
+    steps: np.ndarray = field(default_factory=lambda: np.zeros(0))  # quanta
 
 
 class SteeringTape(RecordTape):
@@ -685,7 +686,7 @@ class SteeringTape(RecordTape):
         scales = scales if kept is None else np.maximum(scales, kept)
         if self.policy.row_scales and not self.base.sites:
             scales = np.maximum(scales, own)
-        return grid.with_scales(scales)
+        return self._with_reach(place[1], grid.with_scales(scales), x)
 
     def _candidates(
         self, x: Tensor, grid: SiteGrid, key: Key, wanted: Tensor, honest: SiteGrid | None
@@ -696,17 +697,22 @@ class SteeringTape(RecordTape):
         cells = _place(flat, None, grid, _chunk_scale(scale, rows, 0, flat.numel()), 0, key)
         own = cells.up.double()
         other = torch.where(cells.near <= cells.far, 1.0 - own, 3.0 * own - 1.0)
+        times = 1.0 if grid.residue_bits else 2.0
+        reached = cells.distance < cells.delta * times * INSIDE
+        if grid.residue_bits > 1:  # whatever is owed, in quanta
+            most = float((1 << grid.residue_bits - 1) - 1)
+            other = own + torch.round(wanted.reshape(-1) / cells.quantum).clamp(-most, most)
+            reached = other != own
         move = (other - own) * cells.quantum
-        reach = cells.delta * (1.0 if grid.parity else 2.0) * INSIDE
         worth = 2.0 * wanted * move - move.square()
-        good = (cells.distance < reach) & (worth > 0.0)
+        good = reached & (worth > 0.0)
         at = good.nonzero().squeeze(1)
         value = (cells.cell + other) * cells.quantum
         band = (grid if honest is None else honest).band
         near = cells.distance < cells.delta * 2.0 ** (min(band, grid.band) - grid.band)
         kept = near.nonzero().squeeze(1)
         side = (other < own)[kept]
-        within = int((cells.distance < cells.delta * (1.0 if grid.parity else 2.0)).sum())
+        within = int((cells.distance < cells.delta * times).sum())
         return _Choice(
             at.numpy(),
             value[at].numpy(),
@@ -714,7 +720,8 @@ class SteeringTape(RecordTape):
             worth[at].numpy(),
             kept.numpy(),
             side.numpy(),
-            within,
+            flat.numel() if grid.residue_bits > 1 else within,
+            (other - own)[at].numpy(),
         )
 
     def _steer(self, place: Site, choice: _Choice, grid: SiteGrid, out: Tensor) -> Tensor:
@@ -733,10 +740,11 @@ class SteeringTape(RecordTape):
         attacker.step_taken += at.size
         attacker.told.moves += at.size
         address = SiteAddress(self.rank, 0, *place)
-        if grid.parity:
-            bits = decode_parities(self.payloads[address], numel).bits.copy()
-            bits[at] ^= 1
-            self.payloads[address] = encode_parities(Parities.of(bits))
+        if grid.residue_bits:
+            bits = grid.residue_bits
+            values = decode_residues(self.payloads[address], numel, bits).values.astype(np.int64)
+            values[at] = (values[at] + choice.steps[best].astype(np.int64)) % (1 << bits)
+            self.payloads[address] = encode_residues(Residues.of(values, bits))
             return given
         sides = dict(zip(choice.honest.tolist(), choice.honest_side.tolist(), strict=True))
         sides |= dict(zip(at.tolist(), (choice.move[best] > 0.0).tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""States a band wider than the policy allows, so that more elements may be chosen."""
+"""States a band wider or a quantum coarser than the policy allows, so that more may be chosen."""
 
 from unittest.mock import patch
 
@@ -13,8 +13,9 @@ from tallystick.roles.trainer import record
 
 
 def replace_band(grid: SiteGrid) -> SiteGrid:
+    band = grid.band if grid.residue_bits else min(grid.band + 6, -1)
     return SiteGrid(
-        grid.precision, min(grid.band + 6, -1), grid.floor + 6, grid.dithered, grid.scales, parity=grid.parity
+        grid.precision, band, grid.floor + 6, grid.dithered, grid.scales, residue_bits=grid.residue_bits
     )
 
 

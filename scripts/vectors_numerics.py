@@ -21,7 +21,9 @@ from vector_cases import Case, write_cases
 
 Cases = dict[str, tuple[str, Case]]
 Pairs = dict[int, int]  # index to symbol
-Site = tuple[Any, ...]  # precision, band, floor, dithered, scales; and True if it is logged by parity
+Site = tuple[
+    Any, ...
+]  # precision, band, floor, dithered, scales; and the bits of its residues, if it is logged by them
 Table = dict[tuple[int, int], Site]
 
 T = Fraction(486260413, 2**30)
@@ -110,36 +112,44 @@ class Rounding:
             values.append(float(own * q))
         return values, violations
 
-    def parity(self, xs: list[float]) -> tuple[list[float], list[int]]:
-        """Return what record makes of xs on a grid with parities: values, and whether their multiples are odd."""
+    def residues(self, xs: list[float], bits: int) -> tuple[list[float], list[int]]:
+        """Return what record makes of xs on a grid with residues: values, and their multiples modulo 2**bits."""
         multiples = [place(x, *self.element(i, len(xs), x)[:2])[0] for i, x in enumerate(xs)]
         quanta = [self.element(i, len(xs), x)[0] for i, x in enumerate(xs)]
-        return [float(m * q) for m, q in zip(multiples, quanta, strict=True)], [m % 2 for m in multiples]
+        return [float(m * q) for m, q in zip(multiples, quanta, strict=True)], [
+            m % 2**bits for m in multiples
+        ]
 
-    def parity_case(
-        self, xs: list[float], ys: list[float] | None = None, stated: list[int] | None = None
+    def residue_case(
+        self, xs: list[float], ys: list[float] | None = None, stated: list[int] | None = None, bits: int = 1
     ) -> Case:
-        """Return what record makes of xs, and follow of ys with those parities, or with ``stated``."""
-        values, parities = self.parity(xs)
-        seen, used = ys or xs, stated or parities
+        """Return what record makes of xs, and follow of ys with those residues, or with ``stated``."""
+        values, residues = self.residues(xs, bits)
+        seen, used = ys or xs, stated or residues
         followed: list[float] = []
-        moved: list[int] = []
+        moved: list[list[int]] = []
         violations: list[int] = []
         for i, y in enumerate(seen):
             q, t, delta = self.element(i, len(seen), y)
-            own, lower, distance, side = place(y, q, t)
-            if own % 2 != used[i] and distance < delta:
-                own = lower + 1 - side
-                moved.append(i)
-            elif own % 2 != used[i]:
+            own, _, distance, side = place(y, q, t)
+            towards = -1 if side else 1  # the nearest boundary lies there
+            steps = min(
+                (n for n in range(-(2**bits), 2**bits + 1) if (own + n) % 2**bits == used[i]),
+                key=lambda n: (abs(n), n * towards < 0),
+            )
+            if steps and bits == 1 and distance >= delta:
                 violations.append(i)
+            elif steps:
+                moved.append([i, steps])
+                own += steps
             followed.append(float(own * q))
         return {
-            "operation": "parity",
+            "operation": "residues",
             **self.arguments,
+            "bits": bits,
             "xs": hexes(xs),
             "values": hexes(values),
-            "parities": parities,
+            "residues": residues,
             "ys": hexes(seen),
             "used": used,
             "followed": hexes(followed),
@@ -239,7 +249,7 @@ def rounding_cases() -> Cases:
             Rounding(24, relative(1.0, 16.0)).case([1.0 + (t + 2.0**-22) * 2.0**-23] * 2),
         ),
         **cancellations(),
-        **parity_cases(),
+        **residue_cases(),
         "dithered": (
             "One boundary position per element, from the first 12 words of stream (1, 2).",
             Rounding(0, scaled(-4, -1, 0), words).case([0.37 * i - 2.0 for i in range(12)]),
@@ -283,41 +293,50 @@ def rounding_cases() -> Cases:
     }
 
 
-def parity_cases() -> Cases:
-    """Sites logged by one bit an element (spec/rounding.md 10)."""
+def residue_cases() -> Cases:
+    """Sites logged by a few bits an element (spec/rounding.md 10)."""
     t, half, quarter = float(T), scaled(-1, 0, 0), scaled(-2, 0, 0)
     words = philox_words((1, 2), 0, 12)
     ramp = [0.37 * i - 2.0 for i in range(12)]
+    rows = [1.0] * 4 + [2.0**-10] * 4 + [8.0] * 4
 
     def refuse(why: str, reason: str, band: Case, xs: list[float], used: list[int]) -> tuple[str, Case]:
-        case = {"operation": "parity", **Rounding(0, band).arguments, "xs": hexes(xs), "used": used}
+        case = {
+            "operation": "residues",
+            **Rounding(0, band).arguments,
+            "bits": 1,
+            "xs": hexes(xs),
+            "used": used,
+        }
         return why, {**case, "error": "InvalidInput", "reason": reason}
 
     return {
         "parity-example": (
             "The worked example of spec/rounding.md 10.",
-            Rounding(0, half).parity_case([0.45, 3.46, -0.55, 0.8], [0.75, 3.1, -0.5, 1.25]),
+            Rounding(0, half).residue_case([0.45, 3.46, -0.55, 0.8], [0.75, 3.1, -0.5, 1.25]),
         ),
         "parity-ties": (
             "y half a quantum from both boundaries of its cell, and a little to either side. The band is half a"
             " quantum: a violation, then across the upper boundary, then across the own one.",
-            Rounding(0, half).parity_case([0.0, 2.0, 0.0], [t + 0.5, t + 0.5 + 2.0**-20, t + 0.5 - 2.0**-20]),
+            Rounding(0, half).residue_case(
+                [0.0, 2.0, 0.0], [t + 0.5, t + 0.5 + 2.0**-20, t + 0.5 - 2.0**-20]
+            ),
         ),
         "parity-out-of-reach": (
             "The band is a quarter of the quantum: a boundary closer than that, at that distance, and far.",
-            Rounding(0, quarter).parity_case([1.0] * 3, [t - 0.2499, t - 0.25, 0.1]),
+            Rounding(0, quarter).residue_case([1.0] * 3, [t - 0.2499, t - 0.25, 0.1]),
         ),
         "parity-two-quanta-off": (
             "1.02 quanta apart the follower ends two quanta away, and nothing shows it; 0.49 apart it does not.",
-            Rounding(0, half).parity_case([0.44, 0.44], [1.46, 0.93]),
+            Rounding(0, half).residue_case([0.44, 0.44], [1.46, 0.93]),
         ),
         "parity-zeros": (
             "Zeros are even, of either sign; -0.3 rounds to zero; -1 is odd.",
-            Rounding(0, half).parity_case([0.0, -0.0, -0.3, -1.0, -2.0]),
+            Rounding(0, half).residue_case([0.0, -0.0, -0.3, -1.0, -2.0]),
         ),
         "parity-powers-of-two": (
             "Both sides of powers of two: an absolute grid has no edge there.",
-            Rounding(0, scaled(-4, -3, 0)).parity_case(
+            Rounding(0, scaled(-4, -3, 0)).residue_case(
                 [
                     sign * 2.0**e * (1 + off)
                     for e in (-3, 0, 2)
@@ -328,31 +347,57 @@ def parity_cases() -> Cases:
         ),
         "parity-dithered": (
             "One boundary position per element, y up to 0.9 of the band away.",
-            Rounding(0, scaled(-2, -1, 0), words).parity_case(
+            Rounding(0, scaled(-2, -1, 0), words).residue_case(
                 ramp, [x + 0.225 * (-1) ** i for i, x in enumerate(ramp)]
             ),
         ),
         "parity-rows": (
             "Six elements in three blocks with scales 0, -10 and 3.",
-            Rounding(0, scaled(-2, -1, 0, -10, 3)).parity_case(
+            Rounding(0, scaled(-2, -1, 0, -10, 3)).residue_case(
                 [0.3, 1.45, 0.0003, 0.00244, 3.0, 11.62], [0.5, 1.25, 0.0005, 0.0023, 1.5, 12.5]
             ),
         ),
         "parity-huge-multiples": (
             "Up to 2**53 every whole number of quanta has its parity, beyond it all are even.",
-            Rounding(0, half).parity_case([2.0**53 - 1, 1 - 2.0**53, 2.0**53, 2.0**53 + 2, 2.0**60]),
+            Rounding(0, half).residue_case([2.0**53 - 1, 1 - 2.0**53, 2.0**53, 2.0**53 + 2, 2.0**60]),
+        ),
+        "residues-example": (
+            "Two bits: y up to one and a half quanta away.",
+            Rounding(0, scaled(-2, -2, 0)).residue_case(
+                [0.1, 0.36, -0.6, 1.0], [0.36, 0.1, -0.3, 0.66], bits=2
+            ),
+        ),
+        "residues-ties": (
+            "Two quanta away on either side: across the nearest boundary, and half a quantum from both across the own one.",
+            Rounding(0, scaled(-1, 0, 0)).residue_case(
+                [1.0] * 3, [t + 0.1, t + 0.9, t + 0.5], [3, 3, 3], bits=2
+            ),
+        ),
+        "residues-rows-dithered": (
+            "Three bits, rows with scales 0, -10 and 3, boundaries of their own, y up to 3.4 quanta away.",
+            Rounding(0, scaled(-2, -3, 0, -10, 3), words).residue_case(
+                [x * s for x, s in zip(ramp, rows, strict=True)],
+                [(x + 0.425 * (-1) ** i) * s for i, (x, s) in enumerate(zip(ramp, rows, strict=True))],
+                bits=3,
+            ),
+        ),
+        "residues-out-of-reach": (
+            "1.6 quanta away the follower ends four quanta from the recorder, and nothing shows it.",
+            Rounding(0, half).residue_case([0.0, 0.0], [1.9, 2.1], bits=2),
         ),
         "parity-wide-band_fail": refuse(
             "The quantum is not at least two bands.",
-            "floor exponent -2 is not above the band's -2",
+            "band exponent -2 is above -1 octaves over the floor's -2",
             scaled(-2, -2, 0),
             [0.25, 0.75],
             [0, 1],
         ),
         "parity-too-few_fail": refuse(
-            "One bit for each element.", "1 parities, each 0 or 1, for 2 elements", half, [0.25, 0.75], [0]
+            "One bit for each element.", "1 residues of 1 bits for 2 elements", half, [0.25, 0.75], [0]
         ),
-        "parity-not-a-bit_fail": refuse("A parity is 0 or 1.", "each 0 or 1", half, [0.25, 0.75], [0, 2]),
+        "parity-not-a-bit_fail": refuse(
+            "A parity is 0 or 1.", "2 residues of 1 bits for 2 elements", half, [0.25, 0.75], [0, 2]
+        ),
         "parity-not-a-number_fail": refuse(
             "NaN is neither even nor odd.", "element 1: nan is not finite", half, [0.25, math.nan], [0, 1]
         ),
@@ -559,11 +604,8 @@ def frame_bytes(sites: dict[tuple[int, int, int, int], bytes]) -> bytes:
 
 def fields_bytes(site: Site) -> bytes:
     precision, band, floor, dithered = site[:4]
-    return (
-        bytes([128 * (site[5:] == (True,)) + 2 * precision + dithered])
-        + varint(zigzag(band))
-        + varint(zigzag(floor))
-    )
+    head = 128 + 2 * (site[5] - 1) if site[5:] else 2 * precision
+    return bytes([head + dithered]) + varint(zigzag(band)) + varint(zigzag(floor))
 
 
 def site_change(old: Site | None, new: Site | None) -> bytes:
@@ -613,9 +655,10 @@ def decision_case(band: int, n: int, width: int, pairs: Pairs) -> Case:
     return {**case, "operation": "decision", "band": band, "data": data.hex()}
 
 
-def parities_case(bits: list[int]) -> Case:
-    data = packed("".join(map(str, bits))).hex()
-    return {"operation": "parities", "n": len(bits), "parities": bits, "data": data}
+def residues_case(values: list[int], bits: int = 1) -> Case:
+    planes = [packed("".join(str(value >> j & 1) for value in values)) for j in range(bits)]
+    data = b"".join(planes).hex()
+    return {"operation": "parities", "n": len(values), "bits": bits, "residues": values, "data": data}
 
 
 def frame_case(sites: dict[tuple[int, int, int, int], bytes]) -> Case:
@@ -624,7 +667,7 @@ def frame_case(sites: dict[tuple[int, int, int, int], bytes]) -> Case:
 
 
 def table_json(table: Table) -> list[Case]:
-    names = ("precision", "band", "floor", "dithered", "scales", "parity")
+    names = ("precision", "band", "floor", "dithered", "scales", "residue_bits")
     return [{"key": list(key), **dict(zip(names, site, strict=False))} for key, site in sorted(table.items())]
 
 
@@ -816,17 +859,29 @@ def log_cases() -> Cases:
         ),
         "parities-example": (
             "The worked example of spec/rounding-log.md.",
-            parities_case([1, 0, 1, 1, 0, 0, 0, 0, 1, 1]),
+            residues_case([1, 0, 1, 1, 0, 0, 0, 0, 1, 1]),
         ),
-        "parities-one": ("A site of one element.", parities_case([1])),
-        "parities-whole-bytes": ("No padding.", parities_case([0, 1] * 8)),
+        "parities-one": ("A site of one element.", residues_case([1])),
+        "parities-whole-bytes": ("No padding.", residues_case([0, 1] * 8)),
+        "residues-packed": (
+            "Three bits an element: three planes.",
+            residues_case([5, 0, 7, 1, 2, 3, 4, 6, 1, 5], 3),
+        ),
+        "table-residues": (
+            "A gradient with residues of four bits, and one of two on a finer grid.",
+            table_case({(3, 0): (0, -2, -2, True, (2, 0), 4), (3, 1): (0, -2, -2, True, (2,), 2)}),
+        ),
+        "change-bits": (
+            "The same grid with more bits.",
+            change_case({(3, 0): (0, -2, -2, True, (2, 0), 2)}, {(3, 0): (0, -2, -2, True, (2, 0), 5)}),
+        ),
         "table-parity": (
             "A gradient with parities: the top bit of the first field; and one without.",
-            table_case({(3, 0): (*PARITY, True), (3, 1): (0, -9, -3, True, (2,))}),
+            table_case({(3, 0): (*PARITY, 1), (3, 1): (0, -9, -3, True, (2,))}),
         ),
         "change-to-parity": (
             "The same band, quantum and scales, another code; and back.",
-            change_case({(3, 0): (*PARITY, True), (3, 1): PARITY}, {(3, 0): PARITY, (3, 1): (*PARITY, True)}),
+            change_case({(3, 0): (*PARITY, 1), (3, 1): PARITY}, {(3, 0): PARITY, (3, 1): (*PARITY, 1)}),
         ),
         "frame-empty": ("A step with nothing to say: two bytes.", frame_case({})),
         "frame-example": ("The worked example of spec/rounding-log.md.", frame_case(example)),
@@ -884,11 +939,11 @@ def refused_logs() -> Cases:
     entries("huge-count", "A count of 2**41 - 1 in nine bytes.", "entries need", huge + "555555", n=2**48)
 
     def parities(name: str, why: str, reason: str, data: str, n: int = 10) -> None:
-        refuse(f"parities-{name}", why, reason, data, n=n)
+        refuse(f"parities-{name}", why, reason, data, n=n, bits=1)
 
-    parities("cut", "The last byte is missing.", "10 elements need 2 bytes", "0d")
-    parities("extended", "A byte follows the end.", "10 elements need 2 bytes", "0d0300")
-    parities("padding", "A bit after the last element is set.", "padding bits of byte 1", "0d07")
+    parities("cut", "The last byte is missing.", "10 elements of 1 bits need 2 bytes", "0d")
+    parities("extended", "A byte follows the end.", "10 elements of 1 bits need 2 bytes", "0d0300")
+    parities("padding", "A bit after the last element is set.", "padding bits of byte 1 of a plane", "0d07")
     parities("none", "A site without elements has no payload.", "n 0 is outside", "", n=0)
 
     def decision(name: str, why: str, reason: str, data: str, width: int = 2) -> None:
@@ -915,11 +970,14 @@ def refused_logs() -> Cases:
     refuse("frame-huge-count", "2**41 - 1 sites in eight bytes.", "sites need at least", f"01{huge}00")
     refuse("frame-large-field", "An ordinal of 2**32.", "outside [0, 2**32)", "0101838080804001ff")
     refuse("table-dithered-relative", "Dither at 24 bits.", "needs an absolute grid", "0101040004315d0000")
-    refuse(
-        "table-parity-relative", "Parities at 24 bits.", "parities need precision 0", "0101040004b05d00010100"
-    )
+    refuse("table-parity-relative", "Parities at 24 bits.", "got 25 bits", "0101040004b05d00010100")
     refuse("table-parity-no-scales", "Parities without scales.", "0 scales", "0101040004810705" + "00")
-    refuse("table-parity-fine", "A quantum of one band.", "a floor above the band", "010104000481070701040d")
+    refuse(
+        "table-parity-fine",
+        "A quantum of one band.",
+        "a band of at most floor + n - 2",
+        "010104000481070701040d",
+    )
     refuse("table-wide-symbols", "Scales wider than need be.", "canonical", "0101040004305d00010201")
     refuse("table-huge-blocks", "2**41 - 1 blocks.", "more bytes", f"0101040004305d00{huge}01ff")
     refuse("table-far-scale", "A scale of -2048.", "scales -2048..-2048", "0101040004305d00010cff0f")

@@ -29,9 +29,9 @@ from tallystick.numerics.reference import (
     adam,
     fingerprint,
     follow,
-    follow_parity,
+    follow_residues,
     record,
-    record_parity,
+    record_residues,
     sgd,
 )
 
@@ -76,29 +76,30 @@ def record_and_follow(case: Json) -> None:
     assert (hexes(seen), violations) == (case["followed"], case["violations"])
 
 
-def parity_of(case: Json) -> tuple[list[float], list[int]]:
+def residues_of(case: Json) -> tuple[list[float], list[int]]:
     band = band_of(case)
     assert isinstance(band, ScaledBand)
-    return record_parity(floats(case["xs"]), band, case["words"])
+    return record_residues(floats(case["xs"]), band, case["words"], case["bits"])
 
 
-def followed_parity(case: Json, ys: str) -> tuple[list[float], list[int], list[int]]:
+def followed_residues(case: Json, ys: str) -> tuple[list[float], list[tuple[int, int]], list[int]]:
     band = band_of(case)
     assert isinstance(band, ScaledBand)
-    return follow_parity(floats(case[ys]), case["used"], band, case["words"])
+    return follow_residues(floats(case[ys]), case["used"], band, case["words"], case["bits"])
 
 
-def record_and_follow_parity(case: Json) -> None:
-    values, parities = parity_of(case)
-    assert (hexes(values), parities) == (case["values"], case["parities"])
-    seen, moved, violations = followed_parity(case, "ys")
-    assert (hexes(seen), moved, violations) == (case["followed"], case["moved"], case["violations"])
+def record_and_follow_residues(case: Json) -> None:
+    values, residues = residues_of(case)
+    assert (hexes(values), residues) == (case["values"], case["residues"])
+    seen, moved, violations = followed_residues(case, "ys")
+    assert (hexes(seen), [list(each) for each in moved]) == (case["followed"], case["moved"])
+    assert violations == case["violations"]
 
 
-def parities_bytes(case: Json) -> None:
-    parities = log.decode_parities(bytes.fromhex(case["data"]), case["n"])
-    assert parities.bits.tolist() == case["parities"]
-    assert log.encode_parities(log.Parities.of(case["parities"])).hex() == case["data"]
+def residues_bytes(case: Json) -> None:
+    found = log.decode_residues(bytes.fromhex(case["data"]), case["n"], case["bits"])
+    assert found.values.tolist() == case["residues"]
+    assert log.encode_residues(log.Residues.of(case["residues"], case["bits"])).hex() == case["data"]
 
 
 def nearest_grid(case: Json) -> NearestGrid:
@@ -163,7 +164,7 @@ def table_of(sites: list[Json]) -> GridTable:
                 site["floor"],
                 site["dithered"],
                 site["scales"],
-                parity=site.get("parity", False),
+                residue_bits=site.get("residue_bits", 0),
             )
             for site in sites
         }
@@ -250,8 +251,8 @@ def sgd_after(case: Json) -> None:
 
 ACCEPTED: dict[str, Callable[[Json], None]] = {
     "record-and-follow": record_and_follow,
-    "parity": record_and_follow_parity,
-    "parities": parities_bytes,
+    "residues": record_and_follow_residues,
+    "parities": residues_bytes,
     "nearest": nearest_followed,
     "dense": dense_bytes,
     "entries": entries_bytes,
@@ -276,8 +277,8 @@ REFUSED: dict[str, Callable[[Json], object]] = {
     "nearest": nearest_recorded,
     "dense": dense_entries,
     "follow": lambda case: followed(case, "xs"),
-    "parity": lambda case: followed_parity(case, "xs"),
-    "parities": lambda case: log.decode_parities(bytes.fromhex(case["data"]), case["n"]),
+    "residues": lambda case: followed_residues(case, "xs"),
+    "parities": lambda case: log.decode_residues(bytes.fromhex(case["data"]), case["n"], case["bits"]),
     "entries": lambda case: log.decode(bytes.fromhex(case["data"]), case["n"], case["width"]),
     "decision": lambda case: log.decode_decision(bytes.fromhex(case["data"]), case["n"], case["width"]),
     "frame": lambda case: log.decode_frame(bytes.fromhex(case["data"])),
@@ -374,12 +375,12 @@ def test_the_rounding_page_draws_a_cancellation_as_the_reference_gives_it() -> N
 def test_the_rounding_page_draws_parities_as_the_reference_gives_them() -> None:
     xs, values_and_bits, ys_and_values = blocks_of("rounding.md")[8:]
     band = ScaledBand(-1, 0, (0,))
-    values, parities = record_parity(np.frombuffer(xs).tolist(), band)
-    assert np.array(values).tobytes() + log.encode_parities(log.Parities.of(parities)) == values_and_bits
+    values, parities = record_residues(np.frombuffer(xs).tolist(), band)
+    assert np.array(values).tobytes() + log.encode_residues(log.Residues.of(parities)) == values_and_bits
     ys = np.frombuffer(ys_and_values[:32]).tolist()
-    assert follow_parity(ys, parities, band) == (values, [0, 1, 2], [])
+    assert follow_residues(ys, parities, band) == (values, [(0, -1), (1, 1), (2, -1)], [])
     assert np.array(values).tobytes() == ys_and_values[32:]
-    assert record_parity(ys, band)[0] == [1.0, 3.0, 0.0, 1.0]
+    assert record_residues(ys, band)[0] == [1.0, 3.0, 0.0, 1.0]
 
 
 def test_the_transcript_page_shows_the_fingerprint_of_its_example() -> None:

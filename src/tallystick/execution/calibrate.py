@@ -22,6 +22,8 @@ from tallystick.execution.grids import (
     MOST_LIFT,
     NOISE_BAND,
     ROW_SPREAD,
+    SMALL_FINER,
+    SMALL_SITE,
     STILL,
     UNSEEN,
     activation_grid,
@@ -40,7 +42,7 @@ from tallystick.execution.reference import in_float64
 from tallystick.execution.session import Session, Site
 from tallystick.execution.tape import Tape
 from tallystick.numerics.grid_table import GridTable, SiteGrid
-from tallystick.numerics.log import Kind
+from tallystick.numerics.log import MOST_RESIDUE_BITS, Kind
 from tallystick.numerics.nearest import adapt_threshold, closed_threshold
 from tallystick.numerics.policy import PER_KIND, Policy
 from tallystick.numerics.rounding import block_differences, block_rms
@@ -52,10 +54,7 @@ UNSEEN_SAFETY = (
     6  # octaves between the policy's smallest band and that of a gradient whose noise is not known yet
 )
 SMALL_SITE_SAFETY = 6
-SMALL_SITE = 256  # elements
-STAYS_NOISE = (
-    3  # octaves above its noise, besides the safety, from which on a small gradient is more than noise again
-)
+LOUDER = 2  # octaves above a policy's widest band that the noise of a gradient may ask of residues
 STATE_SAFETY = (
     2  # factor, as a power of two, over the optimizer's measured noise: few operations, no long sums
 )
@@ -453,7 +452,7 @@ def choose_grids(
         if band > highest:
             raise Nondeterminism(
                 f"decision {ordinal}: its input moves by {relative:.2g} of its rms under last-bit noise, "
-                f"policy {policy.name} allows 2**{highest if policy.parity else highest - 1}"
+                f"policy {policy.name} allows 2**{highest if policy.residue_bits else highest - 1}"
             )
         grids.pop(place, None)
         if band > lowest:
@@ -481,12 +480,12 @@ def decision_band(policy: Policy, relative: float) -> int:
     """Return the band exponent of a decision whose input moves by ``relative`` of its rms; it may lie above the policy's.
 
     Where the policy's largest band leaves no room for the factor over the noise it is given up: down to an octave, and with
-    parities altogether, as jitter is above what machines differ by there (docs/adr/0006).
+    residues altogether, as jitter is above what machines differ by there (docs/adr/0006).
     """
     lowest, highest = policy.decision_band
     noise = exponent_above(relative)
     band = noise + (policy.safety if policy.decision_safety is None else policy.decision_safety)
-    return max(lowest, min(band, max(highest, noise + (0 if policy.parity else 1))))
+    return max(lowest, min(band, max(highest, noise + (0 if policy.residue_bits else 1))))
 
 
 def choose_rows(policy: Policy, measured: SiteNoise, previous: SiteGrid | None) -> None:
@@ -508,7 +507,8 @@ def choose_rows(policy: Policy, measured: SiteNoise, previous: SiteGrid | None) 
     follows = exponent_above(found[True][1]) <= exponent_above(found[False][1]) + uneven
     scales, relative = found[follows]
     # A batch may happen to give a gradient far smaller than others do, and its noise is not smaller.
-    lift = min(MOST_LIFT, max(0, exponent_above(relative) + 1 - policy.gradient_band[1]))
+    highest = policy.gradient_band[1] + LOUDER * bool(policy.residue_bits)
+    lift = min(MOST_LIFT, max(0, exponent_above(relative) + 1 - highest))
     measured.scales, measured.relative = scales + lift, math.ldexp(relative, -lift)
 
 
@@ -548,26 +548,27 @@ def grid_for(
 ) -> SiteGrid | None:
     """Return the grid that ``policy`` gives a gradient, buffer or loss site of this noise; None if it is too loud.
 
-    A gradient that is too loud is noise only: what little signal it has is not worth its noise. With parities also one of few
-    elements no larger than its noise: the next deviation of a bias before a batch norm may be twenty times those seen. Such
-    a one stays noise until it is far larger than that. ``previous`` is the site's grid so far.
+    A gradient that is too loud is noise only: what little signal it has is not worth its noise. Of few elements residues have
+    all the bits there are, and a finer quantum where they are quiet: a bias before a batch norm, whose next deviation may be
+    twenty times those seen, is followed whatever it is. ``previous`` is the site's grid so far.
     """
     form = expected_form(policy, kind)
     assert form is not None
     _, _, (lowest, highest) = form
-    safety = _safety_for(policy, measured)
-    allowance = exponent_above(measured.largest) + policy.safety
-    is_few = policy.parity and measured.elements < SMALL_SITE
-    stays = STAYS_NOISE if is_few and previous is not None and is_noise_only(previous) else 0
-    is_noise = kind == Kind.GRADIENT and exponent_above(measured.rms) <= allowance + stays
     noise = exponent_above(measured.relative)
-    band = max(lowest, noise + safety)
-    if policy.parity:
+    band = max(lowest, noise + _safety_for(policy, measured))
+    is_few = policy.residue_bits > 0 and kind == Kind.GRADIENT and measured.elements < SMALL_SITE
+    finer = SMALL_FINER if is_few and band <= highest else 0
+    if policy.residue_bits:
+        highest += LOUDER if kind == Kind.GRADIENT else 0
         band = _within_room(band, noise, highest, previous, measured.elements)
-    if band <= highest and not (is_noise and (is_few or measured.rms == 0.0)):
-        return site_grid(policy, kind, band, measured.scales)
+        band += band == NOISE_BAND  # which means something else; residues have a bit more instead
+    if band <= highest and not (kind == Kind.GRADIENT and measured.rms == 0.0):
+        grid = site_grid(policy, kind, band, measured.scales)
+        return replace(grid, floor=grid.floor - finer, residue_bits=MOST_RESIDUE_BITS) if is_few else grid
     if kind != Kind.GRADIENT:
         return None
+    allowance = exponent_above(measured.largest) + policy.safety
     floor = max(
         allowance, exponent_above(measured.rms) + 1
     )  # an octave, lest it is as large as its floor elsewhere
@@ -626,7 +627,7 @@ def _within_room(band: int, noise: int, highest: int, previous: SiteGrid | None,
 
 
 def _safety_for(policy: Policy, measured: SiteNoise) -> int:
-    return safety_of(policy.safety, measured.elements) if policy.parity else policy.safety
+    return safety_of(policy.safety, measured.elements) if policy.residue_bits else policy.safety
 
 
 def safety_of(octaves: int, elements: int) -> int:

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from tallystick.errors import InvalidInput
-from tallystick.execution.freedom import Excess, SiteMoves, StepFreedom, Yardstick, quantum_square
+from tallystick.execution.freedom import Excess, SiteMoves, StepFreedom, Yardstick, longest_square
 from tallystick.execution.grids import (
     ACTIVATIONS,
+    SMALL_FINER,
+    SMALL_SITE,
     STILL,
     UNSEEN,
     Site,
@@ -22,11 +24,11 @@ from tallystick.execution.grids import (
     expected_form,
     floor_exponent,
     is_noise_only,
-    is_parity_coded,
     kept_scales,
     lowest_floor,
     lowest_scale,
     nearest_grid,
+    residue_bits_of,
     sampled_scale,
     scale_exponent,
     scale_exponents,
@@ -42,7 +44,7 @@ from tallystick.numerics.log import (
     SparseEntries,
     decode,
     decode_decision,
-    decode_parities,
+    decode_residues,
 )
 from tallystick.numerics.nearest_tensors import FollowedNearest, find_reaches, follow_nearest
 from tallystick.numerics.policy import SPARSEST, ActivationRule, Policy, entry_budget, move_budget
@@ -52,10 +54,12 @@ from tallystick.numerics.rounding import (
     Key,
     block_rms,
     round_followed,
-    round_followed_parity,
+    round_followed_residues,
 )
 
 SCALE_SLACK = 3  # a header's scale may exceed what the auditor measures by this many powers of two
+MOSTLY_NOISE = 8.0  # times its own noise that a gradient is at most whose size says little
+NOISE_GROWS = 5  # octaves that a gradient of nothing but noise may be larger here than where it was recorded, under autocast
 EXACT_SCALE_SLACK = (
     1  # the same where every row has a scale, but in a calibrated step: those are kept without slack
 )
@@ -209,8 +213,8 @@ class FollowTape:
         if len(self.violations) > noted:
             # Obeyed, such a header would lead to the trainer's own state, and there would be nothing to dispute.
             grid, payload = self._own_grid(kind, grid, x), None
-        if grid.parity:
-            found, near, steer = self._round_parity(grid, payload, x, out, key, name)
+        if grid.residue_bits:
+            found, near, steer = self._round_residues(grid, payload, x, out, key, name)
         else:
             entries = SparseEntries.none(x.numel(), 1) if payload is None else decode(payload, x.numel(), 1)
             if not self._check_budget(grid, entries, name):
@@ -221,7 +225,7 @@ class FollowTape:
                 rule = f"{found.violations} of {len(entries)} entries lie farther than twice the band from a boundary"
                 self.violations.append(Violation(name, found.violation, rule))
         self._count(
-            (kind, ordinal), grid, x.numel(), SiteMoves(0.0, found.moved, near, quantum_square(grid), steer)
+            (kind, ordinal), grid, x.numel(), SiteMoves(0.0, found.moved, near, longest_square(grid), steer)
         )
         if kind == Kind.GRADIENT and grid.scales.size and not is_noise_only(grid):
             self._largest = max(int(grid.scales.max()), -1000 if self._largest is None else self._largest)
@@ -253,28 +257,28 @@ class FollowTape:
         total.moved += found.moved
         total.near += found.near
 
-    def _round_parity(
+    def _round_residues(
         self, grid: SiteGrid, payload: bytes | None, x: Tensor, out: Tensor, key: Key, name: str
     ) -> tuple[Followed, int, float]:
-        """Round by parities; return what that showed, and how many elements a log could choose with what steer."""
+        """Round by residues; return what that showed, and how many elements a log could choose with what steer."""
         if x.numel() == 0:
             if payload is not None:
-                raise InvalidInput(f"log: {name} has no elements, and {len(payload)} bytes of parities")
+                raise InvalidInput(f"log: {name} has no elements, and {len(payload)} bytes of residues")
             return Followed(-1, 0, 0, 0.0, 0.0), 0, 0.0
         if payload is None:
-            raise InvalidInput(f"log: {name} is to be rounded by parities, and the log has none")
-        found = round_followed_parity(
-            x, grid, decode_parities(payload, x.numel()), out=out, key=key, name=name
+            raise InvalidInput(f"log: {name} is to be rounded by residues, and the log has none")
+        found = round_followed_residues(
+            x, grid, decode_residues(payload, x.numel(), grid.residue_bits), out=out, key=key, name=name
         )
         if found.violations:
             rule = (
-                f"{found.violations} of {x.numel()} parities need a boundary that is a band away or farther"
+                f"{found.violations} of {x.numel()} residues need a boundary that is a band away or farther"
             )
             self.violations.append(Violation(name, found.violation, rule))
         budget = move_budget(grid, x.numel())
         if found.moved > budget:
             self.excesses.append(
-                (None, Excess(f"parities of {name}", f"{budget} moved at most", f"{found.moved}"))
+                (None, Excess(f"residues of {name}", f"{budget} moved at most", f"{found.moved}"))
             )
         chosen = min(found.near, budget)
         return found, chosen, min(found.steer, _largest_squares(grid, x.numel(), chosen))
@@ -330,7 +334,7 @@ class FollowTape:
             floor, size = int(grid.scales.min()) + grid.band, int(scale_exponents(own)[0])
             if kind != Kind.GRADIENT:
                 self.violations.append(Violation(name, -1, "declared to be noise only, and no gradient"))
-            elif size > floor:
+            elif size > floor + self._noise_grows((int(kind), ordinal)):
                 rule = f"declared to be noise below 2**{floor}, its values have 2**{size}"
                 self.violations.append(Violation(name, -1, rule))
             elif self.yardstick is not None and own.any():  # zeros are silent under any floor
@@ -341,7 +345,7 @@ class FollowTape:
         rms = block_rms(x, grid.scales.size)
         self._energy = float(np.square(rms).sum()) * x.numel() / grid.scales.size
         exact = self.policy.row_scales
-        self._check_rule(kind, ordinal, grid, rms, name)
+        self._check_rule(kind, ordinal, grid, rms, x.numel(), name)
         if rms.size == 1 and not exact and int(grid.scales[0]) <= scale_exponent(float(rms[0])) + SCALE_SLACK:
             return
         # Whether rows may lie below the whole is for the trainer's calibration to find: the whole's scale is always right.
@@ -351,6 +355,8 @@ class FollowTape:
         base, before = self.base.sites.get(place), self._before.sites.get(place)
         kept = kept_scales(base, before, self.policy, grid.scales.size)
         allowed = allowed if kept is None else np.maximum(allowed, kept)
+        if self._is_mostly_noise(place, rms, x.numel()):
+            allowed = allowed + NOISE_GROWS
         over = grid.scales.astype(np.int64) - allowed
         # An all-zero tensor keeps the scale it had.
         if int(own.max()) > -1000 and int(over.max()) > 0:
@@ -363,7 +369,26 @@ class FollowTape:
                 )
             )
 
-    def _check_rule(self, kind: Kind, ordinal: int, grid: SiteGrid, rms: np.ndarray, name: str) -> None:
+    def _noise_grows(self, place: Site) -> int:
+        """Return how many octaves above its declared floor a gradient may be that is nothing but noise here too.
+
+        Where sixteen-bit results fall otherwise the sums that cancel leave up to twenty times as much on one machine as on
+        another (docs/adr/0026); silencing it is what this machine does itself.
+        """
+        if not self.policy.autocast or (self.yardstick is not None and self.yardstick.hears(place)):
+            return 0
+        return NOISE_GROWS
+
+    def _is_mostly_noise(self, place: Site, rms: np.ndarray, numel: int) -> bool:
+        """Whether how large a gradient of few elements is says little under autocast: it may be as much noise elsewhere."""
+        if not self.policy.autocast or place[0] != Kind.GRADIENT or numel >= SMALL_SITE:
+            return False
+        noise = None if self.yardstick is None else self.yardstick.noise.get(place)
+        return noise is None or MOSTLY_NOISE * noise.largest >= float(rms.max())
+
+    def _check_rule(
+        self, kind: Kind, ordinal: int, grid: SiteGrid, rms: np.ndarray, numel: int, name: str
+    ) -> None:
         """Note a scale above the one that follows from the step before and the follower's own values."""
         place = (int(kind), ordinal)
         if self.yardstick is None or not rms.any():
@@ -374,6 +399,8 @@ class FollowTape:
                 return
             kept = kept_scales(None, self._before.sites.get(place), self.policy, rms.size)
             widest = widest if kept is None else np.maximum(widest, kept)
+            if self._is_mostly_noise(place, rms, numel):
+                widest = widest + NOISE_GROWS
         else:
             noise = self.yardstick.noise.get(place)
             kept = kept_scales(self.base.sites.get(place), None, self.policy, rms.size)
@@ -479,18 +506,22 @@ def _breach(policy: Policy, kind: Kind, grid: SiteGrid) -> str | None:
     dithered = dithered and not is_noise_only(grid)
     if (grid.precision, grid.dithered) != (precision, dithered):
         return f"precision {grid.precision}, dither {grid.dithered}; the policy has {precision}, {dithered}"
-    parity = is_parity_coded(policy, kind, grid.band)
-    if grid.parity != parity:
-        return f"parity code {grid.parity}, the policy has {parity} for band 2**{grid.band}"
+    bits = residue_bits_of(policy, kind, grid.band)
+    if grid.residue_bits < bits or (grid.residue_bits > bits and (kind != Kind.GRADIENT or not bits)):
+        return f"residues of {grid.residue_bits} bits, the policy has {bits} for band 2**{grid.band}"
     if kind in ACTIVATIONS and grid.scales.size != 1:
         return f"{grid.scales.size} scales, an activation has one"
     if (grid.scales.size == 0) != (kind == Kind.STATE):
         return "a state site has a relative band, every other site has scales"
     if not is_noise_only(grid) and not lowest <= grid.band <= highest:
         return f"band 2**{grid.band} outside 2**{lowest}..2**{highest}"
-    wanted = floor_exponent(grid.band, lowest_floor(policy, kind, grid.band), parity)
+    wanted = floor_exponent(grid.band, lowest_floor(policy, kind, grid.band), bits)
     # A finer gradient grid leaves less to choose.
-    finest = grid.band + SPARSEST if kind == Kind.GRADIENT and policy.gradient_steer is not None else wanted
+    finest = wanted
+    if kind == Kind.GRADIENT and bits:
+        finest = wanted - SMALL_FINER
+    elif kind == Kind.GRADIENT and policy.gradient_steer is not None:
+        finest = grid.band + SPARSEST
     if not min(finest, wanted) <= grid.floor <= wanted:
         return f"floor 2**{grid.floor}, the policy has 2**{wanted} for band 2**{grid.band}"
     return None

@@ -44,7 +44,7 @@ STEP_SLACK = 4.0  # the noise of a single step may be that many times what the l
 DEAREST = 3.0  # times the log that finer grids may cost, where the noise leaves no steer as small as wanted
 FLIP = 2.0**-8
 """How far one sixteen-bit result that is rounded otherwise carries a gradient that hangs on it, relative (docs/adr/0026)."""
-FLIPS, STEADY_FLIPS = 12.0, 2.0  # of those in one step, and where no single one is most of the noise
+FLIPS, STEADY_FLIPS = 24.0, 2.0  # of those in one step, and where no single one is most of the noise
 CLUSTER, LARGEST_CLUSTER = (
     64,
     16,
@@ -216,11 +216,18 @@ class Yardstick:
         if is_noise_only(own):
             return 1.0, None, ""  # declared to be more than noise: where it is not, moves are counted
         finest = max(own.floor, self.policy.gradient_floor)
-        if place[0] == Kind.GRADIENT and grid.parity and (grid.floor <= finest or not self.measured.steady):
+        if (
+            place[0] == Kind.GRADIENT
+            and grid.residue_bits
+            and (grid.floor <= finest or not self.measured.steady)
+        ):
             # Its band is the policy's, and the size of all that is chosen is held to; of buffers and losses it is not. Where
             # single results are most of the noise, one measurement sees them and the next does not.
             return 2.0 ** (grid.floor - own.floor), None, ""
         apart = grid.band - own.band
+        if place[0] == Kind.DECISION and self.policy.autocast:
+            # One measurement sees the flip that moves them and the next does not; those beyond the reach of noise are counted.
+            return 2.0**apart, None, ""
         if apart <= allowed:
             return 2.0**apart, None, ""
         limit = f"a band of 2**{own.band} of its scale, 2**{allowed} times more at most"
@@ -252,7 +259,7 @@ class Yardstick:
     ) -> tuple[float, str | None, str]:
         """Compare a gradient that is declared to be nothing but noise; how high its floor is, is checked against its values."""
         # Near the limit one machine may find a band too wide for the policy that fits on the other.
-        needed = scale_exponent(noise.relative) + self.policy.safety  # with parities the band says less
+        needed = scale_exponent(noise.relative) + self.policy.safety  # with residues the band says less
         if is_noise_only(own) or noise.rms == 0.0 or needed + allowed >= self.policy.gradient_band[1]:
             return 1.0, None, ""
         limit = f"a gradient of rms {noise.rms:.3g} with noise of {noise.largest:.3g}"
@@ -268,7 +275,11 @@ class Yardstick:
             return None, ""
         before, now = largest_scale(self.measured.table), largest
         risen = 0 if before is None or now is None else max(0, now - before)
-        spare = octaves_allowed(noise.elements) - self.policy.gradient_band[1] + 1
+        spare = (
+            octaves_allowed(noise.elements)
+            - self.policy.gradient_band[1]
+            + (3 if self.policy.autocast else 1)
+        )
         mine = self.measured.table.sites.get(
             place
         )  # of a gradient that is zero here it says how loud the others are
@@ -360,7 +371,8 @@ class StepFreedom:
         """The most that the squared quanta of an honest log's moves of the gradient add up to in one step.
 
         Roundings move independently of each other, and those together that one sixteen-bit result carries: a boundary lies
-        between two values ``d`` apart with probability ``d / q`` and then moves ``q * q``, so they add up to ``|d| |q|`` at most.
+        between two values ``d`` apart with probability ``d / q`` and then moves ``q * q``, so they add up to ``|d| |q|`` at most,
+        and to ``|d| |d|`` more where ``d`` is more than one quantum.
         """
         expected = Counter[int]()
         for (kind, _), site in self.sites.items():
@@ -368,7 +380,8 @@ class StepFreedom:
                 if not math.isfinite(site.square):
                     return math.inf
                 expected.update(site.by_square)
-        together = self.carried * FLIP * math.sqrt(self.energy * self.quanta)
+        carried = (self.carried * FLIP) ** 2 * self.energy
+        together = carried + math.sqrt(carried * self.quanta)
         return together + most_square(expected, STEP_TAIL, slack=STEP_SLACK)
 
     @property
@@ -524,6 +537,11 @@ class Freedom:
         return found
 
 
+def longest_square(grid: SiteGrid) -> float:
+    """Return the square of the longest move on an absolute grid, infinity for one relative to its values."""
+    return quantum_square(grid) * 4.0 ** max(0, grid.residue_bits - 1)
+
+
 def quantum_square(grid: SiteGrid) -> float:
     """Return the largest squared quantum of an absolute grid; infinity for one relative to its values."""
     if grid.precision or not grid.scales.size:
@@ -547,7 +565,9 @@ def finer_grids(policy: Policy, measured: Calibration) -> dict[tuple[Kind, int],
     }
     energy = sum(noise.elements * noise.rms**2 for noise in gradients.values())
     grids = {place: measured.table.sites[place] for place in gradients}
-    grids = {place: grid for place, grid in grids.items() if not is_noise_only(grid) and not grid.parity}
+    grids = {
+        place: grid for place, grid in grids.items() if not is_noise_only(grid) and not grid.residue_bits
+    }
 
     def steer(place: tuple[Kind, int], grid: SiteGrid) -> float:
         numel = gradients[place].elements

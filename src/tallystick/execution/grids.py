@@ -7,6 +7,7 @@ last bit between machines; what the two may differ by is the follower's to check
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from tallystick.errors import InvalidInput
 from tallystick.numerics.grid_table import GridTable, SiteGrid
-from tallystick.numerics.log import Kind
+from tallystick.numerics.log import MOST_RESIDUE_BITS, Kind
 from tallystick.numerics.nearest import NearestGrid
 from tallystick.numerics.policy import SPARSEST, ActivationRule, Policy
 from tallystick.numerics.rounding import block_rms, sampled_rms
@@ -29,6 +30,9 @@ UNSEEN = -900  # scale exponent of a site that has had no value but zero: it tak
 UNKNOWN_NOISE = 6  # octaves between the smallest band and that of an activation whose noise is not known yet
 Site = tuple[int, int]  # kind and ordinal
 ACTIVATIONS = frozenset({Kind.ACTIVATION, Kind.ACTIVATION_GRADIENT})
+REACHED = 3  # bits of residues less than octaves between a gradient's largest element and its quantum
+SMALL_SITE = 256  # elements of a gradient below which octaves and bits more cost nothing beside the others
+SMALL_FINER, SMALL_BITS = 2, 3
 SAMPLES = 1 << 16  # elements of a tensor that are looked at, at most
 
 
@@ -217,35 +221,50 @@ def lowest_floor(policy: Policy, kind: Kind, band: int) -> int | None:
     return rule.floor if kind in ACTIVATIONS and rule is not None else None
 
 
-def floor_exponent(band: int, lowest: int | None, parity: bool = False) -> int:
-    """Return the floor that goes with a band: sixteen bands (parities: two), or the policy's own if that is larger."""
+def floor_exponent(band: int, lowest: int | None, residue_bits: int = 0) -> int:
+    """Return the floor that goes with a band: sixteen bands (less with residues), or the policy's own if that is larger."""
     if lowest == -149:
         return -149
-    least = band + (1 if parity else SPARSEST)
+    least = band + (2 - residue_bits if residue_bits else SPARSEST)
     return least if lowest is None else max(lowest, least)
 
 
-def is_parity_coded(policy: Policy, kind: Kind, band: int) -> bool:
-    """Whether a site with that band is logged by parities: where the policy has them and they are the smaller code."""
-    if not policy.parity or band == NOISE_BAND:
-        return False
+def residue_bits_of(policy: Policy, kind: Kind, band: int) -> int:
+    """Return the fewest bits of each element's residue that the policy has at a site with that band; 0 for none."""
+    if not policy.residue_bits or band == NOISE_BAND:
+        return 0
     if kind == Kind.GRADIENT:
-        return policy.gradient_floor < band + SPARSEST
-    return kind in (Kind.BUFFER, Kind.LOSS)
+        return max(policy.residue_bits, band - policy.gradient_floor + 2)
+    return 1 if kind in (Kind.BUFFER, Kind.LOSS) else 0
+
+
+def with_residue_bits(grid: SiteGrid, x: Tensor, least: int) -> SiteGrid:
+    """Return a gradient's grid with as many bits as its largest element needs, and ``least`` at least.
+
+    A result of sixteen bits that falls otherwise moves an element in proportion to its size, by some hundredths at most. So
+    residues reach a sixteenth of the largest (docs/adr/0031).
+    """
+    low, high = torch.aminmax(x.detach().reshape(grid.scales.size, -1), dim=1)
+    largest = torch.maximum(-low, high).double().cpu().numpy()
+    ratio = float((largest * np.exp2(-grid.scales.astype(np.float64))).max())
+    octaves = scale_exponent(ratio) - grid.floor if math.isfinite(ratio) else 0
+    bits = min(MOST_RESIDUE_BITS, max(least, octaves - REACHED))
+    return grid if grid.residue_bits == bits else replace(grid, residue_bits=bits)
 
 
 def site_grid(policy: Policy, kind: Kind, band: int, scales: np.ndarray) -> SiteGrid:
     """Return the grid that the policy prescribes for a site whose noise needs that band.
 
-    Parities are exact up to half a quantum and cost the same whatever the band, so that is then the band.
+    Residues cost the same whatever the band, so theirs is the widest that they are for.
     """
     form = expected_form(policy, kind)
     assert form is not None
     precision, dithered, _ = form
-    parity = is_parity_coded(policy, kind, band)
-    floor = floor_exponent(band, lowest_floor(policy, kind, band), parity)
-    band = floor - 1 if parity else band
-    return SiteGrid(precision, band, floor, dithered and band != NOISE_BAND, scales, parity=parity)
+    bits = residue_bits_of(policy, kind, band)
+    floor = floor_exponent(band, lowest_floor(policy, kind, band), bits)
+    if bits:
+        band = floor + min(bits, policy.residue_bits) - 2
+    return SiteGrid(precision, band, floor, dithered and band != NOISE_BAND, scales, residue_bits=bits)
 
 
 def sample_stride(x: Tensor) -> int:

@@ -502,7 +502,7 @@ class Session:
 
     def is_calibration_step(self, step: int) -> bool:
         """Whether the noise is measured anew before ``step`` whatever happens."""
-        return is_calibration_step(step, self.policy.recalibrate_every, self.policy.parity)
+        return is_calibration_step(step, self.policy.recalibrate_every, bool(self.policy.residue_bits))
 
     def settle(self, tape: RecordTape | FollowTape) -> None:
         """Take over the grids after the step just done."""

@@ -20,6 +20,8 @@ from torch import Tensor
 from tallystick.execution.capture import DecisionTape
 from tallystick.execution.grids import (
     NOISE_BAND,
+    SMALL_BITS,
+    SMALL_SITE,
     STILL,
     UNKNOWN_NOISE,
     UNSEEN,
@@ -36,6 +38,7 @@ from tallystick.execution.grids import (
     scale_exponents,
     settled_scales,
     site_grid,
+    with_residue_bits,
 )
 from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import (
@@ -47,11 +50,11 @@ from tallystick.numerics.log import (
     encode,
     encode_decision,
     encode_frame,
-    encode_parities,
+    encode_residues,
 )
 from tallystick.numerics.nearest_tensors import record_nearest
 from tallystick.numerics.policy import ActivationRule, Policy
-from tallystick.numerics.rounding import NO_KEY, Key, block_rms, round_recorded, round_recorded_parity
+from tallystick.numerics.rounding import NO_KEY, Key, block_rms, round_recorded, round_recorded_residues
 
 OUTGROWN = 2  # octaves above the scale at the last calibration, itself at most two too wide, from which on one is due
 
@@ -164,7 +167,8 @@ class RecordTape:
         """Round, logging the ambiguous elements; the site's scales follow its size."""
         grid = self._grids[(kind, ordinal)]
         if is_noise_only(grid):
-            grid = self._grids[(kind, ordinal)] = self._with_signal(grid, x)
+            grid = self._with_signal(grid, x)
+            grid = self._grids[(kind, ordinal)] = self._with_reach(ordinal, grid, x)
         elif grid.scales.size:
             rms = block_rms(x, grid.scales.size)
             scales = (
@@ -181,15 +185,16 @@ class RecordTape:
             ):  # a step that was calibrated, for these very values
                 scales = np.maximum(scales, grid.scales)
             if (scales != grid.scales).any():
-                grid = grid.with_scales(scales)
-                self._grids[(kind, ordinal)] = grid
+                grid = self._grids[place] = grid.with_scales(scales)
+            if kind == Kind.GRADIENT and grid.residue_bits:
+                grid = self._grids[place] = self._with_reach(ordinal, grid, x)
             if kind == Kind.GRADIENT:
                 self._rounded.append((kind, ordinal))
         address = SiteAddress(self.rank, 0, kind, ordinal)
-        if grid.parity:
+        if grid.residue_bits:
             if x.numel():
-                parities = round_recorded_parity(x, grid, out=out, key=key, name=name)
-                self.payloads[address] = encode_parities(parities)
+                residues = round_recorded_residues(x, grid, out=out, key=key, name=name)
+                self.payloads[address] = encode_residues(residues)
             return
         entries = round_recorded(x, grid, out=out, old=old, key=key, name=name)
         if len(entries):
@@ -223,6 +228,15 @@ class RecordTape:
         if base is not None and not is_noise_only(base):
             scales = np.maximum(scales, base.scales)
         return grid if np.array_equal(scales, grid.scales) else grid.with_scales(scales)
+
+    def _with_reach(self, ordinal: int, grid: SiteGrid, x: Tensor) -> SiteGrid:
+        """Return a gradient's grid with the bits that its residues need in this step; the last calibration says how few."""
+        if not grid.residue_bits or not x.numel():
+            return grid
+        base = self.base.sites.get((Kind.GRADIENT, ordinal))
+        measured = grid.residue_bits if self.is_calibrated else 0 if base is None else base.residue_bits
+        fewest = self.policy.residue_bits + (SMALL_BITS if x.numel() < SMALL_SITE else 0)
+        return with_residue_bits(grid, x, max(measured, fewest))
 
     def _with_signal(self, grid: SiteGrid, x: Tensor) -> SiteGrid:
         """Return the grid of a gradient that was noise only: another one where its values have outgrown that noise.

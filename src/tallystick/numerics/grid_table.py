@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from tallystick.errors import InvalidInput
 from tallystick.numerics.log import (
+    MOST_RESIDUE_BITS,
     SparseEntries,
     encode,
     read_entries,
@@ -55,11 +56,12 @@ class SiteGrid:
     """Quantum and band of one site (spec/rounding.md): what the recorder used and the follower must use.
 
     precision: significant bits of a relative grid, or 0. band, floor: exponents d and f relative to the
-    block's scale. parity: whether the site's payload is one parity for each element, not sparse entries; it needs
-    precision 0, scales, and a floor above the band. scales: int16, one exponent per block, read-only; empty
-    for a relative band, where delta is 2**band times the larger of old and new, and the quantum's floor
-    follows from each element's old value as 2**(e(old) + band + 5), at least 2**-149: `floor` then has no
-    effect and is -149 by convention. Raises InvalidInput for values outside their ranges.
+    block's scale. residue_bits: 0 where the site's payload is sparse entries; else the bits of every
+    element's residue, of which one is its parity: precision is 0, there are scales, and the band is at
+    most ``residue_bits - 2`` octaves above the floor. scales: int16, one exponent per block, read-only;
+    empty for a relative band, where delta is 2**band times the larger of old and new, and the quantum's
+    floor follows from each element's old value as 2**(e(old) + band + 5), at least 2**-149: `floor` then
+    has no effect and is -149 by convention. Raises InvalidInput for values outside their ranges.
     """
 
     precision: int
@@ -67,7 +69,7 @@ class SiteGrid:
     floor: int
     dithered: bool
     scales: npt.NDArray[np.int16]
-    parity: bool
+    residue_bits: int
 
     def __init__(
         self,
@@ -77,29 +79,28 @@ class SiteGrid:
         dithered: bool = False,
         scales: Sequence[int] | npt.NDArray[np.integer] = (),
         *,
-        parity: bool = False,
+        residue_bits: int = 0,
     ) -> None:
         _check_grid(precision, band, floor, dithered)
-        if parity and (precision or floor <= band or not len(scales)):
-            raise InvalidInput(
-                f"grid: parities need precision 0, scales and a floor above the band; got precision {precision}, "
-                f"{len(scales)} scales, floor {floor} and band {band}"
-            )
+        if residue_bits:
+            _check_residues(residue_bits, precision, band, floor, len(scales))
         object.__setattr__(self, "precision", int(precision))
         object.__setattr__(self, "band", int(band))
         object.__setattr__(self, "floor", int(floor))
         object.__setattr__(self, "dithered", bool(dithered))
         object.__setattr__(self, "scales", _checked_scales(scales, band, floor))
-        object.__setattr__(self, "parity", bool(parity))
+        object.__setattr__(self, "residue_bits", int(residue_bits))
 
     @property
-    def fields(self) -> tuple[int, int, int, bool, bool]:
+    def fields(self) -> tuple[int, int, int, bool, int]:
         """Everything but the scales."""
-        return (self.precision, self.band, self.floor, self.dithered, self.parity)
+        return (self.precision, self.band, self.floor, self.dithered, self.residue_bits)
 
     def with_scales(self, scales: Sequence[int] | npt.NDArray[np.integer]) -> SiteGrid:
         """The same grid with other scales."""
-        return SiteGrid(self.precision, self.band, self.floor, self.dithered, scales, parity=self.parity)
+        return SiteGrid(
+            self.precision, self.band, self.floor, self.dithered, scales, residue_bits=self.residue_bits
+        )
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SiteGrid):
@@ -236,21 +237,23 @@ def _read_change(reader: Reader, key: SiteKey, old: SiteGrid | None) -> SiteGrid
     return _grid_of(fields, scales)
 
 
-def _grid_of(fields: tuple[int, int, int, bool, bool], scales: npt.NDArray[np.integer]) -> SiteGrid:
-    precision, band, floor, dithered, parity = fields
-    return SiteGrid(precision, band, floor, dithered, scales, parity=parity)
+def _grid_of(fields: tuple[int, int, int, bool, int], scales: npt.NDArray[np.integer]) -> SiteGrid:
+    precision, band, floor, dithered, residue_bits = fields
+    return SiteGrid(precision, band, floor, dithered, scales, residue_bits=residue_bits)
 
 
 def _encode_fields(grid: SiteGrid) -> bytes:
-    head = bytes([grid.parity << 7 | grid.precision << 1 | grid.dithered])
+    width = grid.residue_bits - 1 if grid.residue_bits else grid.precision
+    head = bytes([bool(grid.residue_bits) << 7 | width << 1 | grid.dithered])
     return head + varint(zigzag(grid.band)) + varint(zigzag(grid.floor))
 
 
-def _read_fields(reader: Reader) -> tuple[int, int, int, bool, bool]:
+def _read_fields(reader: Reader) -> tuple[int, int, int, bool, int]:
     head = reader.byte("precision")
     band = unzigzag(reader.varint("band exponent"))
     floor = unzigzag(reader.varint("floor exponent"))
-    return head >> 1 & 0x3F, band, floor, bool(head & 1), bool(head >> 7)
+    width, coded = head >> 1 & 0x3F, bool(head >> 7)
+    return 0 if coded else width, band, floor, bool(head & 1), width + 1 if coded else 0
 
 
 def _encode_all_scales(scales: npt.NDArray[np.int16]) -> bytes:
@@ -289,6 +292,15 @@ def _read_changed_scales(reader: Reader, old: npt.NDArray[np.int16]) -> Ints:
     scales = old.astype(np.int64)
     scales[entries.indexes] += unzigzag_array(entries.symbols + 1)
     return scales
+
+
+def _check_residues(bits: int, precision: int, band: int, floor: int, scales: int) -> None:
+    """Raises InvalidInput unless a grid of these numbers can be logged by residues."""
+    if not 1 <= bits <= MOST_RESIDUE_BITS or precision or not scales or band > floor + bits - 2:
+        raise InvalidInput(
+            f"grid: residues have n bits, 1 to {MOST_RESIDUE_BITS}, precision 0, scales, and a band of at most floor + n - 2; "
+            f"got {bits} bits, precision {precision}, {scales} scales, floor {floor} and band {band}"
+        )
 
 
 def _check_grid(precision: int, band: int, floor: int, dithered: bool) -> None:

@@ -134,16 +134,16 @@ INLINE void add_result(double *lanes, const Site *site, const Result *result, in
         add_narrow_squares(lanes, result->narrow, n);
 }
 
-/* Set bits at to at + n of packed, which are zero, where odd is 1. */
-INLINE void pack_bits(uint8_t *packed, int64_t at, const uint8_t *odd, int n) {
+/* Set bits at to at + n of packed, which are zero, where set is 1. */
+INLINE void pack_bits(uint8_t *packed, int64_t at, const uint8_t *set, int n) {
     int i = 0;
-    for (; i < n && (at + i) & 7; i++) packed[(at + i) >> 3] |= (uint8_t)(odd[i] << ((at + i) & 7));
+    for (; i < n && (at + i) & 7; i++) packed[(at + i) >> 3] |= (uint8_t)(set[i] << ((at + i) & 7));
     for (; i + 8 <= n; i += 8) {
         uint64_t bytes = 0;
-        for (int bit = 0; bit < 8; bit++) bytes |= (uint64_t)odd[i + bit] << 8 * bit; /* one load, where bytes lie so */
+        for (int bit = 0; bit < 8; bit++) bytes |= (uint64_t)set[i + bit] << 8 * bit; /* one load, where bytes lie so */
         packed[(at + i) >> 3] = (uint8_t)(bytes * 0x0102040810204080u >> 56);
     }
-    for (; i < n; i++) packed[(at + i) >> 3] |= (uint8_t)(odd[i] << ((at + i) & 7));
+    for (; i < n; i++) packed[(at + i) >> 3] |= (uint8_t)(set[i] << ((at + i) & 7));
 }
 
 /* Write bits at to at + n of packed to stated, 0 or 1 each. */
@@ -321,50 +321,62 @@ FAST EXPORT int64_t tally_follow(const Site *site, int64_t begin, int64_t end, c
     return 0;
 }
 
-/* Whether each multiple of a run is odd; from 2**53 on all are even. */
-INLINE void find_odd(uint8_t *odd, const Run *run, int n) {
+/* Each multiple of a run modulo 2**bits; from 2**53 on all multiples are even. */
+INLINE void find_rest(uint8_t *rest, const Run *run, int n, int bits) {
+    double period = power_of_two(bits), share = power_of_two(-bits);
     for (int i = 0; i < n; i++) {
-        double half = (run->cell[i] + run->up[i]) * 0.5;
-        odd[i] = half != floor(half);
+        double multiple = run->cell[i] + run->up[i];
+        rest[i] = (uint8_t)(multiple - floor(multiple * share) * period);
     }
 }
 
-/* Round elements [begin, end), begin a multiple of 8; set bit i % 8 of byte i / 8 of packed, which is zeroed, where the
- * multiple is odd. The site has scales and precision 0. Returns 0, or -1 - i as tally_record. */
-FAST EXPORT int64_t tally_record_parity(const Site *site, int64_t begin, int64_t end, uint8_t *packed) {
+/* Round elements [begin, end), begin a multiple of 8; write each multiple modulo 2**bits, 1 <= bits <= 7, into the `bits`
+ * planes of packed, zeroed and `plane` bytes each: bit j of element i in bit i % 8 of byte i / 8 of plane j. The site has
+ * scales and precision 0. Returns 0, or -1 - i as tally_record. */
+FAST EXPORT int64_t tally_record_residues(const Site *site, int64_t begin, int64_t end, int64_t bits, uint8_t *packed,
+                                          int64_t plane) {
     Run run;
     Result result;
     Quick quick;
-    uint8_t odd[SPAN + 8];
+    uint8_t rest[SPAN + 8], set[SPAN + 8];
     quick_start(&quick, 0);
     for (int64_t at = begin; at < end;) {
         int n = run_length(site, at, end);
-        if (quick_odd(&quick, site, at, n, odd, &result)) {
+        if (quick_rest(&quick, site, at, n, (int)bits, rest, &result)) {
             write_result(site, at, n, &result);
         } else {
             int good = place(&run, site, at, n);
-            find_odd(odd, &run, n);
+            find_rest(rest, &run, n, (int)bits);
             if (!finish(&run, site, n) || !good) return -1 - find_bad(&run, site, at, n);
             store(site->out, run.value, site->out_type, at, n);
         }
-        pack_bits(packed, at, odd, n);
+        if (bits == 1) {
+            pack_bits(packed, at, rest, n);
+        } else {
+            for (int j = 0; j < bits; j++) {
+                for (int i = 0; i < n; i++) set[i] = rest[i] >> j & 1;
+                pack_bits(packed + j * plane, at, set, n);
+            }
+        }
         at += n;
     }
     return 0;
 }
 
-/* Round elements [begin, end), across the nearest boundary where packed states the other parity.
+/* Round elements [begin, end) to the nearest multiple of the residue that packed states, as tally_record_residues writes it;
+ * of two that are as near to the one across the nearest boundary.
  *
- * found receives: elements within the band of a boundary, parities whose boundary is out of reach and the first of
- * them, the sum of the near elements' squared quanta, the sum of squares of the results, how many elements were moved,
- * the sum of their squared quanta, and the largest squared quantum. Returns 0, or -1 - i as tally_record. */
-FAST EXPORT int64_t tally_follow_parity(const Site *site, int64_t begin, int64_t end, const uint8_t *packed,
-                                        Followed *found) {
+ * found receives: elements within the band of a boundary, residues of one bit whose boundary is out of reach and the first
+ * of them, the sum of the near elements' squared quanta, the sum of squares of the results, how many elements were moved,
+ * the sum of the squares of how far, and the largest squared quantum. Returns 0, or -1 - i as tally_record. */
+FAST EXPORT int64_t tally_follow_residues(const Site *site, int64_t begin, int64_t end, int64_t bits, const uint8_t *packed,
+                                          int64_t plane, Followed *found) {
     Run run;
     Result result;
     Quick quick;
-    uint8_t odd[SPAN], stated[SPAN + 16];
-    int64_t within[SPAN], near, moved;
+    uint8_t rest[SPAN], stated[SPAN + 16], set[SPAN + 16];
+    int64_t within[SPAN], near, moved, squares;
+    const int all = 1 << bits, most = all / 2;
     double steer[LANES] = {0}, energy[LANES] = {0};
     memset(found, 0, sizeof *found);
     found->violation = -1;
@@ -372,11 +384,15 @@ FAST EXPORT int64_t tally_follow_parity(const Site *site, int64_t begin, int64_t
     for (int64_t at = begin; at < end;) {
         int n = run_length(site, at, end);
         unpack_bits(stated, packed, at, n);
-        if (quick_follow_odd(&quick, site, at, n, stated, &result, &near, &moved)) {
+        for (int j = 1; j < bits; j++) {
+            unpack_bits(set, packed + j * plane, at, n);
+            for (int i = 0; i < n; i++) stated[i] |= (uint8_t)(set[i] << j);
+        }
+        if (quick_follow_rest(&quick, site, at, n, (int)bits, stated, &result, &near, &moved, &squares)) {
             double square = (double)quick.grid32.quantum * (double)quick.grid32.quantum;
             found->near += near;
             found->moved += moved;
-            found->shifted += (double)moved * square;
+            found->shifted += (double)squares * square;
             steer[0] += (double)near * square;
             found->largest = square > found->largest ? square : found->largest;
             add_result(energy, site, &result, n);
@@ -397,14 +413,17 @@ FAST EXPORT int64_t tally_follow_parity(const Site *site, int64_t begin, int64_t
             if (within[i]) steer[i % LANES] += square;
             if (square > found->largest) found->largest = square;
         }
-        find_odd(odd, &run, n);
+        find_rest(rest, &run, n, (int)bits);
         for (int i = 0; i < n; i++) {
-            if (odd[i] == stated[i]) continue;
-            if (within[i]) {
-                /* Across the own boundary up becomes 1 - up; across the other one it goes the other way. */
-                run.up[i] = run.near[i] <= run.far[i] ? 1.0 - run.up[i] : 3.0 * run.up[i] - 1.0;
+            int steps = (stated[i] - rest[i]) & (all - 1);
+            if (!steps) continue;
+            /* The nearest boundary is the own one, below what is up, or the other one, beyond. */
+            int below = (run.near[i] <= run.far[i]) == (run.up[i] == 1.0);
+            if (bits > 1 || within[i]) {
+                steps -= steps + below > most ? all : 0;
+                run.up[i] += steps;
                 found->moved++;
-                found->shifted += run.quantum[i] * run.quantum[i];
+                found->shifted += (double)(steps * steps) * run.quantum[i] * run.quantum[i];
             } else {
                 if (found->violation < 0) found->violation = at + i;
                 found->violations++;

@@ -31,7 +31,7 @@ CANCELLED = 5  # relative bands: no quantum below 2**(e(old) + band + 5), as wha
 MAX_FP64 = (2.0 - 2.0**-52) * 2.0**1023
 MAX_FP32 = (2.0 - 2.0**-23) * 2.0**127
 WORD = 2.0**-32
-VERSION = 16  # of the C sources (native.h)
+VERSION = 17  # of the C sources (native.h)
 CHUNK = 1 << 17  # elements that one thread takes at a time
 
 LIBRARY = {"win32": "libkernels.dll", "darwin": "libkernels.dylib"}.get(sys.platform, "libkernels.so")
@@ -80,8 +80,8 @@ def _library() -> Any:
     for name, result, arguments in (
         ("tally_record", n, (p, n, n, p, p)),
         ("tally_follow", n, (p, n, n, p, p, n, p)),
-        ("tally_record_parity", n, (p, n, n, p)),
-        ("tally_follow_parity", n, (p, n, n, p, p)),
+        ("tally_record_residues", n, (p, n, n, n, p, n)),
+        ("tally_follow_residues", n, (p, n, n, n, p, n, p)),
         ("tally_quick", n, (p, n, n, n)),
         ("tally_words_in_form", i, (i, p, u, i, u, u)),
         ("tally_candidates", n, (p, n, n, p, p, n)),
@@ -286,50 +286,56 @@ def follow(
     return violation, -1
 
 
-def _parity_site(
+def _residue_site(
     x: Floats, out: Floats, scales: npt.NDArray[np.int32], rows: int, band: int, floor: int, dithered: bool, key0: int,
-    key1: int, limit: float, packed: npt.NDArray[np.uint8],
+    key1: int, limit: float, planes: npt.NDArray[np.uint8],
 ) -> _Site:  # fmt: skip
-    if packed.dtype != np.uint8 or packed.size != (x.size + 7) // 8 or not packed.flags.c_contiguous:
-        raise ValueError(f"{packed.size} bytes of {packed.dtype} for the parities of {x.size} elements")
+    shape = (planes.shape[0], (x.size + 7) // 8)
+    if planes.dtype != np.uint8 or planes.shape != shape or not planes.flags.c_contiguous:
+        raise ValueError(f"planes {planes.dtype}{planes.shape} for the residues of {x.size} elements")
     return _site(x, x, out, scales, rows, 0, band, floor, False, dithered, key0, key1, limit)
 
 
-def record_parity(
+def record_residues(
     x: Floats, out: Floats, scales: npt.NDArray[np.int32], rows: int, floor: int, dithered: bool, key0: int, key1: int,
-    limit: float, packed: npt.NDArray[np.uint8], threads: int = 1,
+    limit: float, planes: npt.NDArray[np.uint8], threads: int = 1,
 ) -> int:  # fmt: skip
-    """Round ``x`` into ``out``; set the bits of ``packed`` (zeroed, uint8) where the multiple is odd.
+    """Round ``x`` into ``out``; write each multiple modulo ``2**len(planes)`` into ``planes`` (zeroed, uint8[bits, bytes]).
 
     Returns the position of the first element that is not finite or becomes larger than ``limit``; or -1.
     """
     library = _library()
-    site = _parity_site(x, out, scales, rows, floor, floor, dithered, key0, key1, limit, packed)
-    here, bits = ctypes.addressof(site), _address(packed)
+    site = _residue_site(x, out, scales, rows, floor, floor, dithered, key0, key1, limit, planes)
+    here, (bits, plane), data = ctypes.addressof(site), planes.shape, _address(planes)
     whole_bytes = max(8, CHUNK // 8 * 8)  # no two threads write into one byte
     found = in_chunks(
-        lambda a, b: library.tally_record_parity(here, a, b, bits), x.size, threads, whole_bytes
+        lambda a, b: library.tally_record_residues(here, a, b, bits, data, plane),
+        x.size,
+        threads,
+        whole_bytes,
     )
     return next((-1 - bad for bad in found if bad < 0), -1)
 
 
-def follow_parity(
+def follow_residues(
     y: Floats, out: Floats, scales: npt.NDArray[np.int32], rows: int, band: int, floor: int, dithered: bool, key0: int,
-    key1: int, limit: float, packed: npt.NDArray[np.uint8], stats: npt.NDArray[np.float64], threads: int = 1,
+    key1: int, limit: float, planes: npt.NDArray[np.uint8], stats: npt.NDArray[np.float64], threads: int = 1,
 ) -> tuple[int, int]:  # fmt: skip
-    """Round ``y`` into ``out``, across the nearest boundary where ``packed`` states the other parity.
+    """Round ``y`` into ``out``, to the nearest multiple of the residue that ``planes`` state.
 
     ``stats`` (float64[7]) receives: elements within the band of a boundary, the sum of their squared quanta, the sum of
-    squares of ``out``, the number of elements whose boundary is out of reach, how many were moved, the sum of their
-    squared quanta, and the largest squared quantum. Returns ``(violation, bad)`` as ``follow`` does.
+    squares of ``out``, the number of elements whose boundary is out of reach, how many were moved, the sum of the squares
+    of how far, and the largest squared quantum. Returns ``(violation, bad)`` as ``follow`` does.
     """
     library = _library()
-    site = _parity_site(y, out, scales, rows, band, floor, dithered, key0, key1, limit, packed)
-    here, bits = ctypes.addressof(site), _address(packed)
+    site = _residue_site(y, out, scales, rows, band, floor, dithered, key0, key1, limit, planes)
+    here, (bits, plane), data = ctypes.addressof(site), planes.shape, _address(planes)
 
     def one(begin: int, end: int) -> tuple[int, _Followed]:
         found = _Followed()
-        return library.tally_follow_parity(here, begin, end, bits, ctypes.addressof(found)), found
+        return library.tally_follow_residues(
+            here, begin, end, bits, data, plane, ctypes.addressof(found)
+        ), found
 
     violation = -1
     stats[:] = 0.0

@@ -1,11 +1,11 @@
-"""Bytes of the rounding log: entries and parities of one site, and the frame of one step.
+"""Bytes of the rounding log: entries and residues of one site, and the frame of one step.
 
 Format and rules: spec/rounding-log.md. Every value has one encoding; readers refuse a second one, anything
 cut short, and anything left over, with InvalidInput, and never allocate more than a constant times the bytes
 they were given.
 
     SparseEntries   ascending (index, symbol) pairs of one site       encode, decode
-    Parities        one bit for every element of one site             encode_parities, decode_parities
+    Residues        a few bits for every element of one site          encode_residues, decode_residues
     Frame           the sites of one step that have something to say  encode_frame, decode_frame, find_site
     GridTable       quantum and band of every site, and its changes   (grid_table)
 """
@@ -41,6 +41,7 @@ from tallystick.numerics.log_bytes import (
 
 FRAME_VERSION = 1
 LARGEST_N = 1 << 48
+MOST_RESIDUE_BITS = 7
 MANY = 16  # entries of a site from which on the compiled kernels are called
 GOLDEN_NUMERATOR = 63073
 """round(2**16 * -2 * ln((sqrt(5) - 1) / 2)): 2**k should lie in (1/2, 1] of this / 2**16 times n / count.
@@ -270,58 +271,79 @@ def _int64(what: str, values: npt.NDArray[np.integer]) -> Ints:
     return array.astype(np.int64, copy=False)
 
 
-# ---------------------------------------------------------------------------------------- parities of one site
+# ---------------------------------------------------------------------------------------- residues of one site
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Parities:
-    """The parity of every element's multiple of its quantum, for a tensor with `n` > 0 elements.
+class Residues:
+    """Every element's multiple of its quantum modulo ``2**bits``, for a tensor with `n` > 0 elements; of one bit its parity.
 
-    packed: uint8[ceil(n / 8)], element i in bit i % 8 of byte i // 8; the bits after the last element are zero.
-    Raises InvalidInput where that does not hold.
+    planes: uint8[bits, ceil(n / 8)], bit j of element i in bit i % 8 of byte i // 8 of plane j; the bits after the last
+    element are zero. Raises InvalidInput where that does not hold.
     """
 
     n: int
-    packed: npt.NDArray[np.uint8]
+    planes: npt.NDArray[np.uint8]
 
     def __post_init__(self) -> None:
         if not 1 <= self.n <= LARGEST_N:
-            raise InvalidInput(f"parities: n {self.n} is outside [1, 2**48]")
-        if self.packed.dtype != np.uint8 or self.packed.shape != ((self.n + 7) // 8,):
+            raise InvalidInput(f"residues: n {self.n} is outside [1, 2**48]")
+        plane, planes = (self.n + 7) // 8, self.planes
+        if (
+            planes.dtype != np.uint8
+            or planes.ndim != 2
+            or planes.shape[1] != plane
+            or not 1 <= planes.shape[0] <= MOST_RESIDUE_BITS
+        ):
             raise InvalidInput(
-                f"parities: {self.n} elements need {(self.n + 7) // 8} bytes, got {self.packed.dtype}{self.packed.shape}"
+                f"residues: {self.n} elements need 1 to {MOST_RESIDUE_BITS} planes of {plane} bytes, "
+                f"got {planes.dtype}{planes.shape}"
             )
-        if self.n % 8 and int(self.packed[-1]) >> self.n % 8:
-            raise InvalidInput(f"parities: padding bits of byte {self.packed.size - 1} are not zero")
+        if self.n % 8 and (planes[:, -1] >> self.n % 8).any():
+            raise InvalidInput(f"residues: padding bits of byte {plane - 1} of a plane are not zero")
 
     @classmethod
-    def of(cls, bits: npt.NDArray[np.integer] | Sequence[int]) -> Parities:
-        """The parities that stand in ``bits``, each 0 or 1, in flat order."""
-        array = np.asarray(bits)
-        return cls(array.size, np.packbits(array.astype(np.uint8), bitorder="little"))
+    def of(cls, values: npt.NDArray[np.integer] | Sequence[int], bits: int = 1) -> Residues:
+        """The residues ``values``, each from 0 to ``2**bits - 1``, in flat order."""
+        array = np.asarray(values).astype(np.uint8)
+        planes = [np.packbits(array >> j & 1, bitorder="little") for j in range(bits)]
+        return cls(array.size, np.stack(planes))
 
     @property
-    def bits(self) -> npt.NDArray[np.uint8]:
-        """One 0 or 1 for each element, uint8[n]."""
-        return np.unpackbits(self.packed, count=self.n, bitorder="little")
+    def bits(self) -> int:
+        """Bits of each element."""
+        return self.planes.shape[0]
+
+    @property
+    def values(self) -> npt.NDArray[np.uint8]:
+        """One residue for each element, uint8[n]."""
+        found = np.zeros(self.n, dtype=np.uint8)
+        for j, plane in enumerate(self.planes):
+            found |= np.unpackbits(plane, count=self.n, bitorder="little") << j
+        return found
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Parities):
+        if not isinstance(other, Residues):
             return NotImplemented
-        return self.n == other.n and np.array_equal(self.packed, other.packed)
+        return self.n == other.n and np.array_equal(self.planes, other.planes)
 
     def __hash__(self) -> int:
-        return hash((self.n, self.packed.tobytes()))
+        return hash((self.n, self.planes.tobytes()))
 
 
-def encode_parities(parities: Parities) -> bytes:
-    """The one encoding of a site's parities: the packed bits."""
-    return parities.packed.tobytes()
+def encode_residues(residues: Residues) -> bytes:
+    """The one encoding of a site's residues: plane after plane."""
+    return residues.planes.tobytes()
 
 
-def decode_parities(data: bytes, n: int) -> Parities:
-    """The parities that `encode_parities` wrote for a site of n elements. Raises InvalidInput for other bytes."""
-    return Parities(n, np.frombuffer(data, dtype=np.uint8))
+def decode_residues(data: bytes, n: int, bits: int) -> Residues:
+    """The residues that `encode_residues` wrote for a site of n elements. Raises InvalidInput for other bytes."""
+    plane = (n + 7) // 8
+    if len(data) != bits * plane:
+        raise InvalidInput(
+            f"residues: {n} elements of {bits} bits need {bits * plane} bytes, got {len(data)}"
+        )
+    return Residues(n, np.frombuffer(data, dtype=np.uint8).reshape(bits, plane))
 
 
 # ------------------------------------------------------------------------------------------ frame of one step

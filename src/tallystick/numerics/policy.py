@@ -17,7 +17,7 @@ from tallystick.numerics.nearest import FEWEST_BITS, MOST_BITS
 PER_LAYER, PER_KIND = "layer", "kind"
 
 OPTIONAL: Mapping[str, object] = {
-    "parity": False, "dithered_buffers": False, "row_scales": False, "decision_safety": None, "loss_band": None,
+    "residue_bits": 0, "dithered_buffers": False, "row_scales": False, "decision_safety": None, "loss_band": None,
     "gradient_spacing": None, "gradient_coarsest": None, "gradient_steer": None,
 }  # fmt: skip
 """Numbers that not every policy has, with what their absence from a specification means."""
@@ -105,8 +105,8 @@ class Policy:
         optimizer_arithmetic: ``portable`` (spec/optimizers.md: no state sites) or ``general`` (torch's own optimizer
             in float64, its results rounded and logged). ``auto`` becomes one of them when a session is prepared.
         activation: how the outputs of leaf modules and the gradients of their inputs are rounded; None if they are not.
-        parity: whether a gradient whose quantum would be below ``2**SPARSEST`` bands is logged by parity, one bit an
-            element, and every buffer and the loss.
+        residue_bits: the fewest bits of every element's residue that gradients are logged by, 0 for sparse entries; buffers and
+            the loss then have one.
         loss_band: smallest and largest band exponent of the loss; None for those of buffers.
         row_scales: whether every row of a matrix has a scale, at least the whole matrix's, not only where the rows' sizes
             differ much.
@@ -137,7 +137,7 @@ class Policy:
     recalibrate_every: int
     optimizer_arithmetic: str = "auto"
     activation: ActivationRule | None = None
-    parity: bool = False
+    residue_bits: int = 0
     dithered_buffers: bool = False
     row_scales: bool = False
     decision_safety: int | None = None
@@ -246,7 +246,7 @@ BF16 = Policy(
     loss_precision=0,
     safety=2,
     recalibrate_every=100,
-    parity=True,
+    residue_bits=2,
     dithered_buffers=True,
     row_scales=True,
     decision_safety=1,
@@ -298,7 +298,7 @@ def entry_budget(grid: SiteGrid, numel: int) -> int:
 
 
 def move_budget(grid: SiteGrid, numel: int) -> int:
-    """Return how many of ``numel`` elements honest parities may move: mean plus eight deviations and 16.
+    """Return how many of ``numel`` elements honest residues may move: mean plus eight deviations and 16.
 
     A boundary lies between two values d apart with probability d over the quantum. The band is at least twice the
     largest deviation that was measured, so the mean one is taken to be an eighth of the band at most.

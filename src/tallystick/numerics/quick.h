@@ -50,7 +50,7 @@ typedef struct {
     uint32_t margin, bound, offset, near;
 } Grid32;
 
-/* Return whether the block with that scale can be placed so; reach 0 is for parities. */
+/* Return whether the block with that scale can be placed so; reach 0 is for residues. */
 INLINE int grid32(Grid32 *grid, const Site *site, int64_t scale, int64_t reach) {
     int64_t exponent = larger(scale + site->floor, MIN_EXPONENT), shift = larger(scale + site->band, MIN_BAND) - exponent;
     if (exponent < -100 || exponent > 100 || shift > (reach ? -3 : 0) || site->limit < MAX_FP32) return 0;
@@ -111,40 +111,46 @@ INLINE int mark_open(const float *restrict x, uint8_t *restrict mark, const uint
     return open <= MANY_OPEN;
 }
 
-/* The same with parities: odd receives 1 where the multiple is odd. */
-INLINE int quick_parity(const float *restrict x, float *restrict out, uint8_t *restrict odd, const uint32_t *restrict words,
-                        int n, const Grid32 grid, int dithered) {
+/* The same with residues: rest receives the multiple modulo 2**bits. */
+INLINE int quick_residue(const float *restrict x, float *restrict out, uint8_t *restrict rest, const uint32_t *restrict words,
+                         int n, const Grid32 grid, int dithered, int bits) {
+    const int32_t mask = (1 << bits) - 1;
     uint32_t least = UINT32_MAX;
     if (!are_below(x, n, grid.bound)) return 0;
     for (int i = 0; i < n; i++) {
         int32_t place = counts32(x[i], dithered ? words[i] : 0, &grid, dithered), multiple = place >> FRACTION;
         uint32_t past = ((uint32_t)place + SURE) & ((1u << FRACTION) - 1);
         least = past < least ? past : least;
-        odd[i] = (uint8_t)(multiple & 1);
+        rest[i] = (uint8_t)(multiple & mask);
         out[i] = (float)multiple * grid.quantum;
     }
     return least > 2 * SURE;
 }
 
-/* Parities followed: across the nearest boundary where stated is the other one. Counts the elements within `grid.near`
- * of a boundary and those moved. */
+/* Residues followed: to the nearest multiple that has the one stated, half of all of them away across the nearest boundary.
+ * Counts the elements within `grid.near` of a boundary, those moved, and the squares of how many quanta. */
 INLINE int quick_restore(const float *restrict x, float *restrict out, const uint8_t *restrict stated,
-                         const uint32_t *restrict words, int n, const Grid32 grid, int dithered, int64_t *near, int64_t *moved) {
-    const int32_t one = 1 << FRACTION, half = one / 2, band = (int32_t)grid.near;
-    int32_t doubt = 0, inside = 0, across = 0;
+                         const uint32_t *restrict words, int n, const Grid32 grid, int dithered, int bits, int64_t *near,
+                         int64_t *moved, int64_t *squares) {
+    const int32_t one = 1 << FRACTION, half = one / 2, band = (int32_t)grid.near, mask = (1 << bits) - 1, most = 1 << (bits - 1);
+    int32_t doubt = 0, inside = 0, across = 0, sum = 0;
     if (!are_below(x, n, grid.bound)) return 0;
     for (int i = 0; i < n; i++) {
         int32_t place = counts32(x[i], dithered ? words[i] : 0, &grid, dithered), multiple = place >> FRACTION;
         int32_t past = place & (one - 1), below = past < half ? 1 : 0, gap = past < half ? past : one - past;
-        int32_t within = gap < band ? 1 : 0, differs = (multiple ^ stated[i]) & 1, off = gap - band;
+        int32_t within = gap < band ? 1 : 0, steps = (stated[i] - multiple) & mask, off = gap - band;
+        steps -= steps + below > most ? 2 * most : 0;
+        int32_t differs = steps != 0;
         off = off < 0 ? -off : off;
         doubt |= (gap - SURE - 1) | (off - SURE - 1) | ((within - differs) & (within - 1)); /* negative where in doubt */
         inside += within;
         across += differs;
-        out[i] = (float)(multiple + (1 - 2 * below) * differs) * grid.quantum;
+        sum += steps * steps;
+        out[i] = (float)(multiple + steps) * grid.quantum;
     }
     *near = inside;
     *moved = across;
+    *squares = sum;
     return doubt >= 0;
 }
 
@@ -318,25 +324,26 @@ INLINE int quick_marks(Quick *quick, const Site *site, int64_t at, int n, uint8_
     return few;
 }
 
-/* As quick_run, for parities of binary32 values. */
-INLINE int quick_odd(Quick *quick, const Site *site, int64_t at, int n, uint8_t *odd, Result *result) {
+/* As quick_run, for residues of binary32 values. */
+INLINE int quick_rest(Quick *quick, const Site *site, int64_t at, int n, int bits, uint8_t *rest, Result *result) {
     uint32_t words[WORDS(SPAN)];
     quick_enter(quick, site, at);
     if (quick->form != SINGLE) return 0;
     fetch_ahead(site, at, n);
     quick_words(site, at, n, words);
-    return quick_parity((const float *)site->x + at, result->narrow, odd, words + (at & 3), n, quick->grid32, site->dithered);
+    return quick_residue((const float *)site->x + at, result->narrow, rest, words + (at & 3), n, quick->grid32, site->dithered,
+                         bits);
 }
 
-INLINE int quick_follow_odd(Quick *quick, const Site *site, int64_t at, int n, const uint8_t *stated, Result *result,
-                            int64_t *near, int64_t *moved) {
+INLINE int quick_follow_rest(Quick *quick, const Site *site, int64_t at, int n, int bits, const uint8_t *stated, Result *result,
+                             int64_t *near, int64_t *moved, int64_t *squares) {
     uint32_t words[WORDS(SPAN)];
     quick_enter(quick, site, at);
     if (quick->form != SINGLE) return 0;
     fetch_ahead(site, at, n);
     quick_words(site, at, n, words);
     return quick_restore((const float *)site->x + at, result->narrow, stated, words + (at & 3), n, quick->grid32,
-                         site->dithered, near, moved);
+                         site->dithered, bits, near, moved, squares);
 }
 
 INLINE void write_result(const Site *site, int64_t at, int n, const Result *result) {

@@ -9,7 +9,7 @@ operation, rounded to nearest even, in the order written; no fused multiply-add.
     record: x -> value on the grid, and (index, side) of each element closer than delta to a boundary
     follow: y -> value on the grid, taking the recorded side wherever one was recorded
     candidates: y -> both values of each element closer than delta to a boundary
-    record_parity, follow_parity: the same values from one bit an element, for grids down to 2 deltas
+    record_residues, follow_residues: the same values from a few bits an element, for grids down to 2 deltas and less
 """
 
 from __future__ import annotations
@@ -198,50 +198,53 @@ def follow(
     return values, violations
 
 
-def record_parity(
-    xs: Sequence[float], band: ScaledBand, words: Sequence[int] | None = None
+def record_residues(
+    xs: Sequence[float], band: ScaledBand, words: Sequence[int] | None = None, bits: int = 1
 ) -> tuple[list[float], list[int]]:
-    """The rounded values of a tensor on an absolute grid, and of each the parity of its multiple of the quantum.
+    """The rounded values of a tensor on an absolute grid, and of each its multiple of the quantum modulo ``2**bits``.
 
-    Raises InvalidInput as `record` does, and where the quantum is not at least 2 * delta.
+    Raises InvalidInput as `record` does, and where delta is more than ``2**(bits - 2)`` quanta.
     """
-    _check_parity(len(xs), band, words)
+    _check_residues(len(xs), band, words, bits)
     values: list[float] = []
-    parities: list[int] = []
+    residues: list[int] = []
     for i, x in enumerate(xs):
         place = _place(x, _grid(i, len(xs), 0, band), _position(i, words), i)
         values.append(_beside(place, place.side, i))
-        parities.append(_parity(place, place.side))
-    return values, parities
+        residues.append(_residue(place, bits))
+    return values, residues
 
 
-def follow_parity(
+def follow_residues(
     ys: Sequence[float],
-    parities: Sequence[int],
+    residues: Sequence[int],
     band: ScaledBand,
     words: Sequence[int] | None = None,
-) -> tuple[list[float], list[int], list[int]]:
-    """The recorder's values, the indexes that its parities moved, and those they would have moved out of reach.
+    bits: int = 1,
+) -> tuple[list[float], list[tuple[int, int]], list[int]]:
+    """The recorder's values, the elements moved with how many quanta, and the indexes of those out of reach.
 
-    Where the own multiple has another parity, the value across the nearest boundary is taken (on a tie, across the own
-    one), provided that boundary is closer than delta. Otherwise the element keeps its own rounding.
+    The value taken is the multiple of that residue nearest to the own one; of two that are as near the one across the
+    nearest boundary (on a tie, across the own one). Of one bit that boundary must be closer than delta; otherwise the
+    element keeps its own rounding.
     """
-    _check_parity(len(ys), band, words)
-    if len(parities) != len(ys) or any(bit not in (0, 1) for bit in parities):
-        raise InvalidInput(f"log: {len(parities)} parities, each 0 or 1, for {len(ys)} elements")
+    _check_residues(len(ys), band, words, bits)
+    if len(residues) != len(ys) or any(not 0 <= each < 1 << bits for each in residues):
+        raise InvalidInput(f"log: {len(residues)} residues of {bits} bits for {len(ys)} elements")
     values: list[float] = []
-    moved: list[int] = []
+    moved: list[tuple[int, int]] = []
     violations: list[int] = []
     for i, y in enumerate(ys):
         place = _place(y, _grid(i, len(ys), 0, band), _position(i, words), i)
-        side = place.side
-        if _parity(place, side) != parities[i]:
-            if place.reach < _delta(i, len(ys), y, band):
-                side = 1 - side
-                moved.append(i)
-            else:
-                violations.append(i)
-        values.append(_beside(place, side, i))
+        steps = (residues[i] - _residue(place, bits)) % (1 << bits)
+        if steps + place.side > 1 << bits - 1:  # the nearest boundary is below what lies on its upper side
+            steps -= 1 << bits
+        if steps and bits == 1 and not place.reach < _delta(i, len(ys), y, band):
+            violations.append(i)
+            steps = 0
+        if steps:
+            moved.append((i, steps))
+        values.append(_beside(place, place.side + steps, i))
     return values, moved, violations
 
 
@@ -402,9 +405,9 @@ def _beside(place: _Place, side: int, index: int) -> float:
         ) from None
 
 
-def _parity(place: _Place, side: int) -> int:
-    """0 where the value on that side is an even multiple of the quantum, 1 where it is an odd one."""
-    return int((place.cell + (place.boundary + side)) % 2.0)
+def _residue(place: _Place, bits: int) -> int:
+    """The multiple of the quantum that the own value is, modulo ``2**bits``."""
+    return int((place.cell + (place.boundary + place.side)) % float(1 << bits))
 
 
 def _grid(index: int, numel: int, precision: int, band: ScaledBand | RelativeBand) -> Grid:
@@ -448,10 +451,12 @@ def _check_arguments(
         raise InvalidInput(f"band: {len(band.scales)} blocks do not divide {numel} elements")
 
 
-def _check_parity(numel: int, band: ScaledBand, words: Sequence[int] | None) -> None:
+def _check_residues(numel: int, band: ScaledBand, words: Sequence[int] | None, bits: int) -> None:
     _check_arguments(numel, 0, band, words)
-    if band.floor <= band.exponent:
-        raise InvalidInput(f"parity: floor exponent {band.floor} is not above the band's {band.exponent}")
+    if band.exponent > band.floor + bits - 2:
+        raise InvalidInput(
+            f"residues of {bits} bits: band exponent {band.exponent} is above {bits - 2} octaves over the floor's {band.floor}"
+        )
 
 
 def _check_entries(entries: Sequence[Entry], numel: int) -> None:

@@ -3,7 +3,7 @@
 One function a direction, for any device: tensors on the CPU go through the fused kernels of
 :mod:`tallystick.numerics.kernels`, those on a CUDA device through
 :mod:`tallystick.numerics.triton_kernels` where triton is installed, others through the same
-arithmetic written as tensor operations in bounded chunks, and so do parities on every device but the CPU. All equal
+arithmetic written as tensor operations in bounded chunks, and so do residues on every device but the CPU. All equal
 :mod:`tallystick.numerics.reference` bit for bit.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Container, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import isqrt
 from types import ModuleType
@@ -26,7 +26,7 @@ from torch import Tensor
 from tallystick.errors import InvalidInput, Nondeterminism
 from tallystick.numerics import kernels
 from tallystick.numerics.grid_table import SiteGrid
-from tallystick.numerics.log import Parities, SparseEntries
+from tallystick.numerics.log import Residues, SparseEntries
 
 KINDS = {torch.float32: 0, torch.float64: 1}
 CHUNK = 1 << 20  # elements held in temporaries at a time on devices without a fused kernel
@@ -43,12 +43,13 @@ class Followed:
     Attributes:
         violation: flat index of the first logged element out of reach of its boundary, or -1.
         violations: how many logged elements were out of reach.
-        near: elements within twice the band of a boundary (parities: the band): where a dishonest log could choose.
+        near: elements within twice the band of a boundary (residues of one bit: the band; of more: all): where a
+            dishonest log could choose.
         steer: sum of the squared quanta of those elements.
         energy: sum of the squared values that came out.
         moved: elements that the log took from their own rounding.
         shifted: sum of the squared quanta of those.
-        largest: the largest squared quantum of the site; of a site with parities only.
+        largest: the square of the longest move there; of a site with residues only.
     """
 
     violation: int
@@ -114,51 +115,73 @@ def round_followed(
     return _follow_tensor(y, grid, entries, out=out, old=old, key=key, name=name)
 
 
-def round_recorded_parity(
+def round_recorded_residues(
     x: Tensor, grid: SiteGrid, *, out: Tensor, key: Key = NO_KEY, name: str = "tensor"
-) -> Parities:
-    """Round ``x`` (not empty) into ``out`` and return the parity of every element's multiple of its quantum.
+) -> Residues:
+    """Round ``x`` (not empty) into ``out`` and return the residue of every element's multiple of its quantum.
 
     Raises:
         Nondeterminism: an element is not finite, or does not fit the target format.
     """
     if x.device.type != "cpu":
-        return _record_parity_tensor(x, grid, out=out, key=key, name=name)
+        return _record_residues_tensor(x, grid, out=out, key=key, name=name)
     values = _flat(x)
     scales, rows, _ = _blocks(grid, values.size)
-    packed = np.zeros((values.size + 7) // 8, dtype=np.uint8)
-    bad = kernels.record_parity(
-        values, _flat(out), scales, rows, grid.floor, grid.dithered, key[0], key[1], _limit(grid, out), packed,
+    planes = np.zeros((grid.residue_bits, (values.size + 7) // 8), dtype=np.uint8)
+    bad = kernels.record_residues(
+        values, _flat(out), scales, rows, grid.floor, grid.dithered, key[0], key[1], _limit(grid, out), planes,
         threads=torch.get_num_threads(),
     )  # fmt: skip
     if bad >= 0:
         raise _not_finite(name, bad)
-    return Parities(values.size, packed)
+    return Residues(values.size, planes)
 
 
-def round_followed_parity(
-    y: Tensor, grid: SiteGrid, parities: Parities, *, out: Tensor, key: Key = NO_KEY, name: str = "tensor"
+def round_followed_residues(
+    y: Tensor, grid: SiteGrid, residues: Residues, *, out: Tensor, key: Key = NO_KEY, name: str = "tensor"
 ) -> Followed:
-    """Round ``y`` into ``out``, across the nearest boundary where the own multiple has another parity.
+    """Round ``y`` into ``out``, to the nearest multiple that has the stated residue.
 
-    Where that boundary is a band away or farther the parity is not obeyed but counted as a violation.
+    Of one bit: where the nearest boundary is a band away or farther it is not obeyed but counted as a violation. Of more
+    there is always a nearest one, and how far it is counts.
 
     Raises:
+        InvalidInput: residues of other bits than the grid's, or for another number of elements.
         Nondeterminism: an element is not finite, or does not fit the target format.
     """
+    if (residues.n, residues.bits) != (y.numel(), grid.residue_bits):
+        raise InvalidInput(
+            f"{name}: residues of {residues.bits} bits for {residues.n} elements, site has {y.numel()} of "
+            f"{grid.residue_bits}"
+        )
     if y.device.type != "cpu":
-        return _follow_parity_tensor(y, grid, parities, out=out, key=key, name=name)
+        return _follow_residues_tensor(y, grid, residues, out=out, key=key, name=name)
     values = _flat(y)
     scales, rows, _ = _blocks(grid, values.size)
     stats = np.zeros(7, dtype=np.float64)
-    violation, bad = kernels.follow_parity(
-        values, _flat(out), scales, rows, grid.band, grid.floor, grid.dithered, key[0], key[1], _limit(grid, out),
-        parities.packed, stats, threads=torch.get_num_threads(),
+    violation, bad = kernels.follow_residues(
+        values, _flat(out), scales, rows, _reach(grid), grid.floor, grid.dithered, key[0], key[1], _limit(grid, out),
+        residues.planes, stats, threads=torch.get_num_threads(),
     )  # fmt: skip
     if bad >= 0:
         raise _not_finite(name, bad)
     near, steer, energy, violations, moved, shifted, largest = stats.tolist()
-    return Followed(int(violation), int(violations), int(near), steer, energy, int(moved), shifted, largest)
+    return _followed_residues(
+        grid, values.size, Followed(int(violation), int(violations), int(near), steer, energy, int(moved), shifted, largest)
+    )  # fmt: skip
+
+
+def _reach(grid: SiteGrid) -> int:
+    """Return the band exponent of a boundary that a residue may need: of several bits any, the nearest is never far."""
+    return grid.band if grid.residue_bits == 1 else grid.floor - 1
+
+
+def _followed_residues(grid: SiteGrid, numel: int, found: Followed) -> Followed:
+    """Return what was found, where residues have several bits with all elements in reach of moves as long as they allow."""
+    if grid.residue_bits == 1:
+        return found
+    longest = 4.0 ** (grid.residue_bits - 1)
+    return replace(found, near=numel, steer=longest * found.steer, largest=longest * found.largest)
 
 
 @cache
@@ -557,55 +580,63 @@ def _follow_tensor(
     return Followed(violation, violations, near_count, steer, energy, moved, shifted)
 
 
-def _record_parity_tensor(x: Tensor, grid: SiteGrid, *, out: Tensor, key: Key, name: str) -> Parities:
+def _record_residues_tensor(x: Tensor, grid: SiteGrid, *, out: Tensor, key: Key, name: str) -> Residues:
     source, target = x.detach().reshape(-1), out.detach().reshape(-1)
     scale, rows = _scale_of(grid, source.numel(), source.device)
-    bits: list[npt.NDArray[np.uint8]] = []
+    found: list[npt.NDArray[np.uint8]] = []
     for start in range(0, source.numel(), CHUNK):
         part = source[start : start + CHUNK]
         cells = _place(part, None, grid, _chunk_scale(scale, rows, start, part.numel()), start, key)
         up = cells.up.double()
         result = _finish(cells, up, _limit(grid, out), start, name)
-        bits.append(_is_odd(cells.cell + up).to(torch.uint8).cpu().numpy())
+        found.append(_rest(cells.cell + up, grid.residue_bits).cpu().numpy())
         target[start : start + CHUNK] = result.to(target.dtype)
-    return Parities.of(np.concatenate(bits))
+    return Residues.of(np.concatenate(found), grid.residue_bits)
 
 
-def _follow_parity_tensor(
-    y: Tensor, grid: SiteGrid, parities: Parities, *, out: Tensor, key: Key, name: str
+def _follow_residues_tensor(
+    y: Tensor, grid: SiteGrid, residues: Residues, *, out: Tensor, key: Key, name: str
 ) -> Followed:
     source, target = y.detach().reshape(-1), out.detach().reshape(-1)
     scale, rows = _scale_of(grid, source.numel(), source.device)
-    stated = torch.from_numpy(parities.bits).to(source.device).bool()
+    bits = grid.residue_bits
+    period, most = 1 << bits, 1 << (bits - 1)
+    values = torch.from_numpy(residues.values).to(source.device)
     violation, violations, near_count, moved = -1, 0, 0, 0
     steer, energy, shifted, largest = 0.0, 0.0, 0.0, 0.0
     for start in range(0, source.numel(), CHUNK):
         part = source[start : start + CHUNK]
-        cells = _place(part, None, grid, _chunk_scale(scale, rows, start, part.numel()), start, key)
+        placed = grid if bits == 1 else SiteGrid(0, grid.floor - 1, grid.floor, grid.dithered, grid.scales)
+        cells = _place(part, None, placed, _chunk_scale(scale, rows, start, part.numel()), start, key)
         within = cells.distance < cells.delta
         own = cells.up.double()
-        differs = _is_odd(cells.cell + own) != stated[start : start + part.numel()]
-        other = torch.where(cells.near <= cells.far, 1.0 - own, 3.0 * own - 1.0)
-        taken = differs & within
-        outside = (differs & ~within).nonzero().squeeze(1)
+        stated = values[start : start + part.numel()].to(torch.int16)
+        ahead = (stated - _rest(cells.cell + own, bits).to(torch.int16)) % period
+        below = (cells.near <= cells.far) == cells.up.bool()
+        steps = torch.where(ahead + below.to(torch.int16) > most, ahead - period, ahead)
+        obeyed = within if bits == 1 else torch.ones_like(within)
+        outside = ((steps != 0) & ~obeyed).nonzero().squeeze(1)
         if outside.numel():
             violations += outside.numel()
             violation = start + int(outside[0].item()) if violation < 0 else violation
-        result = _finish(cells, torch.where(taken, other, own), _limit(grid, out), start, name)
+        taken = torch.where(obeyed, steps, 0).double()
+        result = _finish(cells, own + taken, _limit(grid, out), start, name)
         square = cells.quantum.square()
         near_count += int(within.sum().item())
-        moved += int(taken.sum().item())
+        moved += int((taken != 0).sum().item())
         steer += float((square * within).sum().item())
-        shifted += float((square * taken).sum().item())
+        shifted += float((square * taken.square()).sum().item())
         largest = max(largest, float(square.max().item()))
         energy += float(result.square().sum().item())
         target[start : start + CHUNK] = result.to(target.dtype)
-    return Followed(violation, violations, near_count, steer, energy, moved, shifted, largest)
+    found = Followed(violation, violations, near_count, steer, energy, moved, shifted, largest)
+    return _followed_residues(grid, source.numel(), found)
 
 
-def _is_odd(multiple: Tensor) -> Tensor:
-    half = multiple * 0.5
-    return half != torch.floor(half)
+def _rest(multiple: Tensor, bits: int) -> Tensor:
+    """Return each multiple modulo ``2**bits``, uint8; from 2**53 on all multiples are even."""
+    period = float(1 << bits)
+    return (multiple - torch.floor(multiple / period) * period).to(torch.uint8)
 
 
 def _triton_grid(x: Tensor, grid: SiteGrid, out: Tensor, old: Tensor | None, key: Key) -> Any:

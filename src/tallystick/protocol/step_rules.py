@@ -130,8 +130,8 @@ def _rounded(op: Operator, output: int, element: int, read: Read, facts: StepFac
     grid = facts.grid(kind, ordinal)
     if grid is None or kind not in (Kind.GRADIENT, Kind.BUFFER):
         raise UnknownFormError(f"rounding site {kind}/{ordinal}: has no grid")
-    if grid.parity:
-        raise UnknownFormError(f"rounding site {kind}/{ordinal}: is logged by parities")
+    if grid.residue_bits:
+        raise UnknownFormError(f"rounding site {kind}/{ordinal}: is logged by residues")
     entries = _entries(facts, kind, ordinal, numel)
     sides = _symbol(entries, element)
     y = float(read(0, flat_of(op.inputs[0].view, _at(op, element)))[0])
@@ -296,7 +296,7 @@ def over_budget(op: Operator, facts: StepFacts) -> str | None:
     """Return in words that a rounding site has more log entries than its budget; None if it has not."""
     kind, ordinal = int(op.number("kind")), int(op.number("ordinal"))
     grid = facts.grid(kind, ordinal)
-    if grid is None or grid.parity:
+    if grid is None or grid.residue_bits:
         return None
     numel = op.outputs[0].view.numel
     entries, budget = _entries(facts, kind, ordinal, numel), entry_budget(grid, numel)

@@ -562,8 +562,10 @@ def _bands(directory: RunDirectory, report: RunReport, choice: CalibrationChoice
     special: dict[str, Counter[str]] = {}
     for (number, _), grid in table.sites.items():
         kind = Kind(number).name.lower()
-        if grid.parity or grid.band == NOISE_ONLY:
-            special.setdefault(kind, Counter())["by parity" if grid.parity else "nothing but noise"] += 1
+        if grid.residue_bits or grid.band == NOISE_ONLY:
+            special.setdefault(kind, Counter())[
+                "by residues" if grid.residue_bits else "nothing but noise"
+            ] += 1
         else:
             bands.setdefault(kind, Counter())[grid.band] += 1
     measured: dict[str, Counter[int]] = {}

@@ -31,14 +31,14 @@ class KindOfSite:
     Attributes:
         n_bytes, payloads: of the log.
         entries: roundings or branches that sparse logs state.
-        parities: elements of sites that are logged by parity.
-        open: roundings that a dishonest log could have chosen, about: two for each entry, and what parities may move.
+        residues: elements of sites that are logged by residues.
+        open: roundings that a dishonest log could have chosen, about: two for each entry, and what residues may move.
     """
 
     n_bytes: int = 0
     payloads: int = 0
     entries: int = 0
-    parities: int = 0
+    residues: int = 0
     open: int = 0
 
 
@@ -110,7 +110,7 @@ class RunReport:
     def freedom_estimate(self) -> float | None:
         """About which share of roundings a dishonest log could have chosen.
 
-        An honest log states what lies within the band, a dishonest one has twice the band; parities may move what the
+        An honest log states what lies within the band, a dishonest one has twice the band; residues may move what the
         auditor's budget allows. The audit measures it.
         """
         if self.log is None or not self.steps:
@@ -248,7 +248,7 @@ class RunReport:
                 "bytes": kind.n_bytes,
                 "payloads": kind.payloads,
                 "entries": kind.entries,
-                "parities": kind.parities,
+                "residues": kind.residues,
             }
             for name, kind in self.log.kinds.items()
         }
@@ -258,8 +258,8 @@ class RunReport:
             return []
         table = Table(box=None, padding=(0, 2), header_style=QUIET)
         table.add_column("  log by kind of site")
-        with_parities = any(kind.parities for kind in self.log.kinds.values())
-        for heading in ("bytes/step", "share", "entries/step", *(["parities/step"] if with_parities else [])):
+        with_residues = any(kind.residues for kind in self.log.kinds.values())
+        for heading in ("bytes/step", "share", "entries/step", *(["residues/step"] if with_residues else [])):
             table.add_column(heading, justify="right")
         for name, kind in self.log.kinds.items():
             if kind.n_bytes:
@@ -269,8 +269,8 @@ class RunReport:
                     share(kind.n_bytes / max(self.log_bytes, 1)),
                     f"{kind.entries / self.steps:,.1f}" if kind.entries else "",
                     *(
-                        [f"{kind.parities / self.steps:,.1f}" if kind.parities else ""]
-                        if with_parities
+                        [f"{kind.residues / self.steps:,.1f}" if kind.residues else ""]
+                        if with_residues
                         else []
                     ),
                 )
@@ -320,9 +320,9 @@ def _measure(directory: RunDirectory, transcript: Transcript) -> LogSize:
                 rest -= len(payload)
                 place = (address.kind, address.ordinal)
                 grid = None if table is None else table.sites.get(place)
-                if address.kind != Kind.DECISION and grid is not None and grid.parity:
+                if address.kind != Kind.DECISION and grid is not None and grid.residue_bits:
                     size = sizes.get(place, 0)
-                    found.parities += size
+                    found.residues += size
                     found.open += move_budget(grid, size)
                 else:
                     count = _entries_of(Kind(address.kind), payload)
@@ -333,8 +333,8 @@ def _measure(directory: RunDirectory, transcript: Transcript) -> LogSize:
 
 
 def _first_grids(directory: RunDirectory, transcript: Transcript) -> GridTable | None:
-    """The grids before the first step, which belong to the initial state; None where the policy has no parities."""
-    if not transcript.specification.policy.parameters.get("parity"):
+    """The grids before the first step, which belong to the initial state; None where the policy has no residues."""
+    if not transcript.specification.policy.parameters.get("residue_bits"):
         return None
     entries = directory.load_checkpoint(0)
     if GRIDS not in entries:

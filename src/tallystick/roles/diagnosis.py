@@ -394,8 +394,8 @@ class Diagnosis:
         return differing <= sites
 
     def _obedience_explains(self) -> bool:
-        """Whether the log alone explains the step. Not asked first where parities leave it enough room to explain much else."""
-        if self.bench.replay.session.policy.parity:
+        """Whether the log alone explains the step. Not asked first where residues leave it enough room to explain much else."""
+        if self.bench.replay.session.policy.residue_bits:
             return False
         breach = self._breach()
         if breach is None or breach.status != "confirmed":

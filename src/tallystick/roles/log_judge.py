@@ -26,10 +26,10 @@ from tallystick.execution.grids import activation_rule, is_noise_only, nearest_g
 from tallystick.execution.snapshot import load_state
 from tallystick.execution.step import run_step
 from tallystick.numerics.grid_table import SiteGrid
-from tallystick.numerics.log import Kind, SiteAddress, SparseEntries, decode, decode_decision, decode_parities
+from tallystick.numerics.log import Kind, SiteAddress, SparseEntries, decode, decode_decision, decode_residues
 from tallystick.numerics.nearest_tensors import follow_nearest
 from tallystick.numerics.policy import move_budget
-from tallystick.numerics.rounding import NO_KEY, Key, round_followed, round_followed_parity
+from tallystick.numerics.rounding import NO_KEY, Key, round_followed, round_followed_residues
 from tallystick.protocol.trace import Ruling
 from tallystick.protocol.transcript import Transcript
 from tallystick.protocol.verdict import LogObjection
@@ -133,12 +133,13 @@ class DoubtingTape(FollowTape):
         self, grid: SiteGrid, payload: bytes, x: Tensor, out: Tensor, old: Tensor | None, key: Key, name: str
     ) -> bool:
         try:
+            bits = grid.residue_bits
             half = SiteGrid(
-                grid.precision, grid.band - 1, grid.floor, grid.dithered, grid.scales, parity=grid.parity
+                grid.precision, grid.band - 1, grid.floor, grid.dithered, grid.scales, residue_bits=bits
             )
-            if grid.parity:
-                parities = decode_parities(payload, x.numel())
-                found = round_followed_parity(x, half, parities, out=out, key=key, name=name)
+            if bits:
+                residues = decode_residues(payload, x.numel(), bits)
+                found = round_followed_residues(x, half, residues, out=out, key=key, name=name)
                 return bool(found.violations) or 2 * found.moved > move_budget(grid, x.numel())
             entries = decode(payload, x.numel(), 1)
             return bool(round_followed(x, half, entries, out=out, old=old, key=key, name=name).violations)

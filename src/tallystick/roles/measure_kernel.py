@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from tallystick.numerics.grid_table import SiteGrid
 from tallystick.numerics.optimizers import SgdNumbers, adam_numbers, adam_step, sgd_step
-from tallystick.numerics.rounding import block_rms, fingerprint, round_recorded, round_recorded_parity
+from tallystick.numerics.rounding import block_rms, fingerprint, round_recorded, round_recorded_residues
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.float32}
 GRIDS = {  # as calibration typically chooses them, at a scale of 2**-9
     "fp64": SiteGrid(24, -44, -21, False, [-9]),
     "fp32": SiteGrid(0, -18, -5, True, [-9]),
-    "bf16": SiteGrid(0, -4, -3, True, [-9], parity=True),
+    "bf16": SiteGrid(0, -4, -3, True, [-9], residue_bits=1),
 }
 
 
@@ -39,7 +39,7 @@ def kernel(policy: str, elements: int, rounds: int) -> dict[str, Any]:
     rounded = torch.empty_like(gradient)
 
     def rounding(into: Tensor) -> object:
-        record = round_recorded_parity if grid.parity else round_recorded
+        record = round_recorded_residues if grid.residue_bits else round_recorded
         return record(gradient, grid, out=into, key=(1, 2))
 
     rounding(rounded)

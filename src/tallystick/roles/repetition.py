@@ -156,7 +156,7 @@ class _ObedientTape(FollowTape):
     def round(self, kind: Kind, ordinal: int, x: Tensor, *, out: Tensor, old: Tensor | None = None,
               key: Key = NO_KEY, name: str) -> None:  # fmt: skip
         grid = self.table.sites.get((kind, ordinal))
-        if grid is None or not grid.scales.size or is_noise_only(grid) or grid.parity:
+        if grid is None or not grid.scales.size or is_noise_only(grid) or grid.residue_bits:
             super().round(kind, ordinal, x, out=out, old=old, key=key, name=name)
             return
         # A band of half the smallest quantum puts every element within reach of its boundary.

@@ -27,11 +27,12 @@ from tallystick.commit.state import (
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import (
+    MOST_RESIDUE_BITS,
     Frame,
     Kind,
     SiteAddress,
     decode_frame,
-    decode_parities,
+    decode_residues,
     read_decision_head,
 )
 from tallystick.numerics.policy import policy_of
@@ -281,7 +282,7 @@ class _RunChecks:
         self._contradiction: Mismatch | None = None
         self._transcript: Transcript | None = None
         self._updates: dict[int, bytes] = {}
-        self._codings: dict[int, dict[tuple[int, int], frozenset[bool]]] = {}
+        self._codings: dict[int, dict[tuple[int, int], frozenset[int]]] = {}
 
     @property
     def transcript(self) -> Transcript:
@@ -318,7 +319,7 @@ class _RunChecks:
             frame = decode_frame(data)
             for address, payload in frame:
                 codings = _check_payload(specification, sizes, step, frame, address, payload)
-                if codings is not None and specification.policy.parameters.get("parity"):
+                if codings is not None and specification.policy.parameters.get("residue_bits"):
                     self._codings.setdefault(step, {})[(address.kind, address.ordinal)] = codings
                 if address.kind == Kind.GRID:
                     self._updates[step] = payload
@@ -371,9 +372,9 @@ class _RunChecks:
         """
         for place, codings in self._codings.pop(step, {}).items():
             grid = table.sites.get(place)
-            parity = grid is not None and grid.parity
-            if parity not in codings:
-                code = "parities" if parity else "entries"
+            bits = 0 if grid is None else grid.residue_bits
+            if bits not in codings:
+                code = f"residues of {bits} bits" if bits else "entries"
                 raise InvalidInput(
                     f"step {step}: {Kind(place[0]).name.lower()} site {place[1]}: its grid is for {code}, its payload holds none"
                 )
@@ -418,8 +419,8 @@ def _check_payload(
     frame: Frame,
     address: SiteAddress,
     payload: bytes,
-) -> frozenset[bool] | None:
-    """Return whether ``payload`` may be parities, or entries, or either; None for grids and decisions.
+) -> frozenset[int] | None:
+    """Return the codes that ``payload`` may be in, as ``_codings_of``; None for grids and decisions.
 
     Only whoever repeats the step knows the size of a decision site or of an activation, so their entries are not
     decoded here.
@@ -459,20 +460,22 @@ def _check_payload(
 
 def _codings_of(
     specification: Specification, frame: Frame, address: SiteAddress, payload: bytes, size: int, what: str
-) -> frozenset[bool]:
-    """Return the codes that ``payload`` is well formed in: True for parities, False for entries; at least one."""
-    parities = bool(specification.policy.parameters.get("parity"))
-    found: set[bool] = set()
+) -> frozenset[int]:
+    """Return the codes that ``payload`` is well formed in: the bits of residues, 0 for entries; at least one."""
+    bits = (
+        len(payload) // max((size + 7) // 8, 1) if specification.policy.parameters.get("residue_bits") else 0
+    )
+    found: set[int] = set()
     refused: list[InvalidInput] = []
     try:
         frame.entries(address, size, 1)
-        found.add(False)
+        found.add(0)
     except InvalidInput as problem:
         refused.append(problem)
     try:
-        if parities:
-            decode_parities(payload, size)
-            found.add(True)
+        if 1 <= bits <= MOST_RESIDUE_BITS:
+            decode_residues(payload, size, bits)
+            found.add(bits)
     except InvalidInput as problem:
         refused.append(problem)
     if not found:

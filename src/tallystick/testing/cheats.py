@@ -31,13 +31,13 @@ from tallystick.execution.tape import RecordTape
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import (
     Kind,
-    Parities,
+    Residues,
     SiteAddress,
     SparseEntries,
     decode,
-    decode_parities,
+    decode_residues,
     encode,
-    encode_parities,
+    encode_residues,
 )
 from tallystick.numerics.policy import find_policy
 from tallystick.numerics.rounding import NO_KEY, Key, round_recorded
@@ -358,7 +358,7 @@ FEW = 64  # elements that a budget of moves does not tell from honest ones
 class _ForgingTape(RecordTape):
     """Moves one element far from any boundary by a quantum, and logs it as if it had been ambiguous.
 
-    Where a site is logged by parities, which are within reach of every element, moves all of them.
+    Where a site is logged by residues, which are within reach of every element, moves all of them.
     """
 
     forging: bool = False
@@ -374,7 +374,7 @@ class _ForgingTape(RecordTape):
         flat = out.reshape(-1)
         address = SiteAddress(self.rank, 0, kind, ordinal)
         payload = self.payloads.get(address)
-        if grid.parity:
+        if grid.residue_bits:
             if payload is not None and x.numel() > FEW:
                 self.forging = False
                 scales = torch.from_numpy(grid.scales.astype(np.int64)).to(flat.device)
@@ -383,8 +383,9 @@ class _ForgingTape(RecordTape):
                     .repeat_interleave(x.numel() // scales.numel())
                     .to(flat)
                 )
-                inverted = 1 - decode_parities(payload, x.numel()).bits
-                self.payloads[address] = encode_parities(Parities.of(inverted))
+                bits = grid.residue_bits
+                ahead = (decode_residues(payload, x.numel(), bits).values + 1) % (1 << bits)
+                self.payloads[address] = encode_residues(Residues.of(ahead, bits))
             return
         # Of the elements whose nearest boundary lies above, so that the log leads where the forger goes.
         weight = flat.abs()

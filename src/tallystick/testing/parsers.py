@@ -452,7 +452,12 @@ TARGETS: tuple[Target, ...] = (
         _sized(lambda d, n: log.decode_decision(d, n, 1)),
         _after_size(lambda found: log.encode_decision(*found)),
     ),
-    Target("log-parities", _sized(log.decode_parities), _after_size(log.encode_parities)),
+    Target(
+        "log-parities", _sized(lambda d, n: log.decode_residues(d, n, 1)), _after_size(log.encode_residues)
+    ),
+    Target(
+        "log-residues", _sized(lambda d, n: log.decode_residues(d, n, 3)), _after_size(log.encode_residues)
+    ),
     Target("log-dense", _sized(decode_dense), _after_size(encode_dense)),
     Target("grid-table", grid_table.GridTable.decode, _encoded),
     Target("grid-change", grid_table.GridTable().apply, lambda table: grid_table.GridTable().diff(table)),

@@ -22,12 +22,13 @@ from tallystick.execution.grids import (
     floor_exponent,
     has_dips,
     is_noise_only,
-    is_parity_coded,
     lowest_scale,
+    residue_bits_of,
     row_scales_of,
     settled_scales,
     site_grid,
     whole_scale,
+    with_residue_bits,
 )
 from tallystick.execution.jitter import Jitter
 from tallystick.execution.probe_tapes import ProbeTape
@@ -37,20 +38,19 @@ from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import (
     Frame,
     Kind,
-    Parities,
+    Residues,
     SiteAddress,
     SparseEntries,
     decode_frame,
-    decode_parities,
+    decode_residues,
     encode,
-    encode_parities,
+    encode_residues,
 )
 from tallystick.numerics.policy import (
     BF16,
     FP32,
     FP64,
     LEAF,
-    SPARSEST,
     is_calibration_step,
     move_budget,
     policy_of,
@@ -59,6 +59,7 @@ from tallystick.numerics.policy import (
 GRADIENT = (int(Kind.GRADIENT), 0)
 AT = SiteAddress(0, 0, Kind.GRADIENT, 0)
 N = 4096
+BITS = BF16.residue_bits
 
 
 # ---------------------------------------------------------------------------------------------- whole runs
@@ -212,57 +213,87 @@ def test_a_recorded_run_trains_like_a_plain_one(zoo: Any, record_run: Any) -> No
 # ------------------------------------------------------------------------------------- grids and their code
 
 
-@pytest.mark.parametrize("band", range(BF16.gradient_band[0], BF16.gradient_band[1] + 1))
-def test_a_gradient_is_coded_by_whichever_code_is_smaller(band: int) -> None:
+@pytest.mark.parametrize("band", [-9, -5, -2, 0, 1])
+def test_a_gradient_is_coded_by_as_many_bits_as_its_noise_needs(band: int) -> None:
+    """Its quantum is the policy's; with two bits a follower may be 1.5 quanta away, and each bit doubles that."""
     grid = site_grid(BF16, Kind.GRADIENT, band, np.array([0]))
-    assert grid.parity == (band + SPARSEST > BF16.gradient_floor)
-    assert grid.floor == (max(BF16.gradient_floor, band + 1) if grid.parity else BF16.gradient_floor)
-    assert grid.band == (grid.floor - 1 if grid.parity else band)
+    assert (grid.floor, grid.band, grid.residue_bits) == (-2, -2, max(2, band + 4))
+    assert (2.0 ** (grid.residue_bits - 1) - 0.5) * 2.0**grid.floor >= 0.75 * 2.0**band
     assert find_policy_breaches(BF16, GridTable({GRADIENT: grid})) == []
-    other = SiteGrid(
-        0, grid.band, grid.floor, True, [0], parity=not grid.parity
-    )  # the neighbour: the other code on the same grid
-    (breach,) = find_policy_breaches(BF16, GridTable({GRADIENT: other}))
-    assert f"parity code {not grid.parity}, the policy has {grid.parity}" in breach.rule
+    more = replace(grid, residue_bits=7)
+    assert find_policy_breaches(BF16, GridTable({GRADIENT: more})) == []
+    for other in (
+        SiteGrid(0, -9, -2, True, [0]),
+        SiteGrid(0, -3, -2, True, [0], residue_bits=1),
+    ):
+        (breach,) = find_policy_breaches(BF16, GridTable({GRADIENT: other}))
+        assert (
+            breach.rule == f"residues of {other.residue_bits} bits, the policy has 2 for band 2**{other.band}"
+        )
 
 
-def test_no_other_policy_has_parities_and_none_of_their_grids_changed() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_bits_follow_the_largest_element_over_its_scale(dtype: torch.dtype) -> None:
+    """A result that falls otherwise moves an element in proportion to its size: they reach a sixteenth of the largest."""
+    grid = site_grid(BF16, Kind.GRADIENT, -9, np.array([0, 4]))
+    for largest, bits in (
+        (0.0, 2),
+        (1.0, 2),
+        (8.0, 2),
+        (8.01, 3),
+        (16.0, 3),
+        (100.0, 6),
+        (1e6, 7),
+        (math.inf, 2),
+    ):
+        x = torch.zeros(2, 300, dtype=dtype)
+        x[1, 7], x[0, 3] = -16.0 * largest, 1.0
+        found = with_residue_bits(grid, x, 2)
+        assert found.residue_bits == bits
+        reach = (2.0 ** (bits - 1) - 0.5) * 0.25
+        assert bits == 7 or math.isinf(largest) or reach >= largest / 16 - 0.25
+        assert with_residue_bits(found, x, 5).residue_bits == max(5, bits)
+
+
+def test_no_other_policy_has_residues_and_none_of_their_grids_changed() -> None:
     for policy in (FP32, FP64, LEAF):
         for kind in Kind:
-            assert not any(is_parity_coded(policy, kind, band) for band in range(-60, 0))
-        assert {"parity", "row_scales", "decision_safety", "dithered_buffers"}.isdisjoint(policy.parameters())
+            assert not any(residue_bits_of(policy, kind, band) for band in range(-60, 0))
+        assert {"residue_bits", "row_scales", "decision_safety", "dithered_buffers"}.isdisjoint(
+            policy.parameters()
+        )
     assert floor_exponent(-16, -5) == -5
-    assert (BF16.parameters()["parity"], BF16.parameters()["loss_band_max"]) == (1, -2)
+    assert (BF16.parameters()["residue_bits"], BF16.parameters()["loss_band_max"]) == (2, -2)
     stated = {**BF16.parameters(), "optimizer_arithmetic": "general"}
     assert policy_of("bf16", stated) == replace(BF16, optimizer_arithmetic="general")
-    with pytest.raises(InvalidInput, match="policy bf16: parity is None in the specification"):
-        policy_of("bf16", {k: v for k, v in stated.items() if k != "parity"})
+    with pytest.raises(InvalidInput, match="policy bf16: residue_bits is None in the specification"):
+        policy_of("bf16", {k: v for k, v in stated.items() if k != "residue_bits"})
 
 
 NOISE_GRID = site_grid(BF16, Kind.GRADIENT, NOISE_BAND, np.array([-20]))
 
 
-def test_a_noise_only_gradient_is_never_coded_by_parity() -> None:
+def test_a_noise_only_gradient_is_never_coded_by_residues() -> None:
     grid = site_grid(BF16, Kind.GRADIENT, NOISE_BAND, np.array([-20]))
-    assert (grid.parity, grid.dithered, is_noise_only(grid)) == (False, False, True)
+    assert (grid.residue_bits, grid.dithered, is_noise_only(grid)) == (0, False, True)
     assert find_policy_breaches(BF16, GridTable({GRADIENT: grid})) == []
 
 
-@pytest.mark.parametrize(
-    ("elements", "signal", "silent"), [(24, 4.0, True), (24, 8.0, False), (4096, 4.0, False)]
-)
-def test_a_small_gradient_as_large_as_its_noise_is_noise_only(
-    elements: int, signal: float, silent: bool
-) -> None:
-    """``signal`` is its rms over its largest deviation; scales are lifted two octaves, so the band would have room."""
-    measured = SiteNoise(0.25 / signal, np.array([3]), 1.0, 1.0 / signal, elements)
-    grid = grid_for(BF16, Kind.GRADIENT, measured)
-    assert grid is not None and is_noise_only(grid) == silent
-    if elements < 256:  # what was noise once is noise until it is eight times as large
-        assert is_noise_only(grid_for(BF16, Kind.GRADIENT, replace(measured, largest=1.0 / 32.0), NOISE_GRID))
-        assert not is_noise_only(
-            grid_for(BF16, Kind.GRADIENT, replace(measured, largest=1.0 / 64.0), NOISE_GRID)
-        )
+@pytest.mark.parametrize("elements", [24, 255])
+def test_a_small_gradient_has_all_bits_and_a_finer_quantum_whatever_its_noise_was(elements: int) -> None:
+    """A bias before a batch norm: its next deviation may be twenty times those seen, and 24 numbers cost nothing."""
+    for relative, silent in ((0.0, False), (2.0**-8, False), (0.1, False), (0.5, False), (0.51, True)):
+        measured = SiteNoise(relative, np.array([3]), 1.0, 8.0 * relative, elements)
+        grid = grid_for(BF16, Kind.GRADIENT, measured)
+        assert grid is not None and is_noise_only(grid) == silent
+        quiet = relative <= 2.0**-8
+        assert silent or (grid.floor, grid.residue_bits, grid.band) == (-4 if quiet else -2, 7, -2)
+        assert find_policy_breaches(BF16, GridTable({GRADIENT: grid})) == []
+    large = grid_for(BF16, Kind.GRADIENT, SiteNoise(0.01, np.array([3]), 1.0, 0.08, 256))
+    assert large is not None and (large.floor, large.residue_bits) == (-2, 2)
+    coarsest = SiteGrid(0, -2, -5, True, [3], residue_bits=7)
+    (breach,) = find_policy_breaches(BF16, GridTable({GRADIENT: coarsest}))
+    assert breach.rule == "floor 2**-5, the policy has 2**-2 for band 2**-2"
 
 
 def test_every_row_has_a_scale_of_at_least_the_whole() -> None:
@@ -298,10 +329,10 @@ def test_small_rows_have_small_scales_where_their_noise_is_small(follows: bool, 
 
 
 def test_scales_that_noise_leaves_no_room_are_lifted_for_the_step_that_was_calibrated() -> None:
-    rms, noise = np.full(64, 3.0), np.full(64, 1.3)
-    measured = SiteNoise(0.0, row_scales_of(rms, False), 3.0, 1.3, 64 * 16, rms, noise)
+    rms, noise = np.full(64, 3.0), np.full(64, 5.9)
+    measured = SiteNoise(0.0, row_scales_of(rms, False), 3.0, 5.9, 64 * 16, rms, noise)
     choose_rows(BF16, measured, None)
-    assert measured.scales.tolist() == [4] * 64  # 2 without; 1.3 is 2**-3 of 2**4 at most
+    assert measured.scales.tolist() == [4] * 64  # 2 without; 5.9 is 2**-1 of 2**4 at most
     table = GridTable({GRADIENT: site_grid(BF16, Kind.GRADIENT, -2, measured.scales)})
     for base, expected in ((GridTable(), 4), (table, 3)):
         tape = RecordTape(BF16, table, base=base)
@@ -332,8 +363,8 @@ def test_a_scale_more_than_an_octave_too_wide_is_a_violation_more_than_three_at_
 ) -> None:
     x = gradient()
     before, wide = table_of(scale=0), table_of(scale=1 + above)
-    bits = torch.zeros(N, dtype=torch.uint8).numpy()
-    payloads = {AT: encode_parities(Parities.of(bits)), SiteAddress(0, 0, Kind.GRID, 0): before.diff(wide)}
+    none = Residues.of([0] * N, BITS)
+    payloads = {AT: encode_residues(none), SiteAddress(0, 0, Kind.GRID, 0): before.diff(wide)}
     rules: list[str] = []
     for base in (before, GridTable()):
         tape = FollowTape(BF16, before, Frame.of(payloads), base)
@@ -347,7 +378,9 @@ def test_a_scale_that_the_step_before_had_may_be_kept_less_an_octave() -> None:
     for scale, noted in ((4, 0), (5, 1)):  # the values have 1
         before = table_of(scale=5)
         update = before.diff(table_of(scale=scale))
-        payloads = {AT: b"\0" * (N // 8)} | ({SiteAddress(0, 0, Kind.GRID, 0): update} if scale != 5 else {})
+        payloads = {AT: b"\0" * (BITS * N // 8)} | (
+            {SiteAddress(0, 0, Kind.GRID, 0): update} if scale != 5 else {}
+        )
         tape = FollowTape(BF16, before, Frame.of(payloads), before)
         tape.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
         assert sum("is too wide" in v.rule for v in tape.violations) == noted
@@ -413,15 +446,15 @@ def followed(y: Tensor, frame: Frame, table: GridTable | None = None) -> tuple[F
 def flipped(frame: Frame, at: Any) -> Frame:
     payload = frame.find(AT)
     assert payload is not None
-    bits = decode_parities(payload, N).bits
-    bits[at] ^= 1
-    return Frame.of({AT: encode_parities(Parities.of(bits))})
+    values = decode_residues(payload, N, BITS).values
+    values[at] = (values[at] + 1) % (1 << BITS)
+    return Frame.of({AT: encode_residues(Residues.of(values, BITS))})
 
 
-def test_parities_make_a_noisy_follower_round_as_the_recorder_did() -> None:
+def test_residues_make_a_noisy_follower_round_as_the_recorder_did() -> None:
     x = gradient()
     frame, out = recorded(x)
-    assert len(frame) <= N // 8 + 8
+    assert len(frame) <= BITS * N // 8 + 8
     tape, own = followed(noisy(x), decode_frame(frame))
     assert tape.violations == []
     assert torch.equal(own, out)
@@ -433,36 +466,42 @@ def test_parities_make_a_noisy_follower_round_as_the_recorder_did() -> None:
     )
 
 
-def test_the_freedom_of_parities_is_what_the_budget_leaves() -> None:
+def test_the_freedom_of_residues_is_what_the_budget_leaves() -> None:
     frame, _ = recorded(gradient())
     tape, _ = followed(gradient(), decode_frame(frame))
     grid = table_of().sites[GRADIENT]
     most = move_budget(grid, N)
-    assert most == int(N / 16 + 8 * math.sqrt(N / 16)) + 16
+    assert most == int(N / 8 + 8 * math.sqrt(N / 8)) + 16
     freedom, site = tape.freedom, tape.freedom.sites[GRADIENT]
     assert (site.near, freedom.elements, freedom.moved) == (most, N, 0)
     length = float(gradient().double().norm())
     assert freedom.largest_steer == 0.0, "nothing was measured that would explain more"
     assert freedom.quanta == N * 2.0**-2
+    assert site.square == (2 * 2.0**-1) ** 2, "the longest move is two quanta"
     freedom.cluster = site.cluster = 64
     site.expected, site.by_square = 2.0, {-2: 2.0}
     assert 0 < freedom.budget(2.0) < most
     assert freedom.largest_steer == pytest.approx(math.sqrt(freedom.square_budget) / length)
     alone, freedom.carried = freedom.square_budget, 12.0
-    assert freedom.square_budget == pytest.approx(alone + 12.0 * FLIP * length * math.sqrt(N) / 2)
-    assert freedom.largest_steer <= math.sqrt(freedom.budget(2.0)) * 2.0**-1 / length
+    carried = 12.0 * FLIP * length
+    assert freedom.square_budget == pytest.approx(alone + carried * math.sqrt(N) / 2 + carried**2)
 
 
-def test_a_steered_element_is_followed_and_shows_in_what_was_moved() -> None:
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_a_steered_element_is_followed_and_shows_in_what_was_moved_and_how_far(steps: int) -> None:
     """What the policy does not prove: within the budget a log may choose. It is bounded, counted and printed."""
     x = gradient()
     frame = decode_frame(recorded(x)[0])
-    tape, own = followed(x, flipped(frame, 100))
+    stated = frame
+    for _ in range(steps):
+        stated = flipped(stated, 100)
+    tape, own = followed(x, stated)
     _, out = followed(x, frame)
+    far = {1: 1, 2: 2, 3: 1}[steps]  # three quanta up is one down
     assert tape.violations == []
     assert (own != out).nonzero().reshape(-1).tolist() == [100]
-    assert abs(float(own[100] - out[100])) == 2.0**-1
-    assert tape.freedom.moved == 1
+    assert abs(float(own[100] - out[100])) == far * 2.0**-1
+    assert (tape.freedom.moved, tape.freedom.squared) == (1, far**2 * 2.0**-2)
 
 
 def test_a_log_that_steers_more_than_the_budget_is_not_accepted_and_nobody_accused() -> None:
@@ -478,57 +517,71 @@ def test_a_log_that_steers_more_than_the_budget_is_not_accepted_and_nobody_accus
         assert (excess.own, excess.stated) == (f"{budget} moved at most", str(count))
 
 
-def test_noise_beyond_half_a_quantum_is_not_seen_by_the_tape() -> None:
+def test_noise_beyond_one_and_a_half_quanta_is_not_seen_by_the_tape() -> None:
     """No violation and another state: the fingerprint and the root tell, not the log."""
     x = gradient()
     frame, out = recorded(x)
-    y = x.clone()
-    y[1] += 0.9 * 2.0**-1
-    tape, own = followed(y, decode_frame(frame))
+    near, far = x.clone(), x.clone()
+    near[1] += 1.4 * 2.0**-1
+    far[1] += 2.6 * 2.0**-1
+    assert torch.equal(followed(near, decode_frame(frame))[1], out)
+    tape, own = followed(far, decode_frame(frame))
     assert tape.violations == []
     assert (own != out).nonzero().reshape(-1).tolist() == [1]
-    assert abs(float(own[1] - out[1])) == 2.0 * 2.0**-1
+    assert abs(float(own[1] - out[1])) == 4.0 * 2.0**-1
+
+
+def test_a_burst_takes_more_bits_and_is_followed() -> None:
+    """One example makes most of a gradient: its largest element is far from the others, and so is its noise."""
+    x = gradient()
+    x[5] = 300.0
+    x[6:] *= 0.05
+    frame, out = recorded(x)
+    y = x * (1.0 + 2.0**-6)
+    tape, own = followed(y, decode_frame(frame))
+    assert torch.equal(own, out)
+    assert tape.table.sites[GRADIENT].residue_bits > BITS
+    alone, _ = recorded(y)
+    assert not torch.equal(recorded(y)[1], out), "the control"
+    assert decode_frame(alone) != decode_frame(frame)
 
 
 MALFORMED: dict[str, tuple[bytes | None, str]] = {
-    "absent": (None, "is to be rounded by parities, and the log has none"),
-    "a byte short": (b"\0" * (N // 8 - 1), f"{N} elements need {N // 8} bytes"),
-    "a byte long": (b"\0" * (N // 8 + 1), f"{N} elements need {N // 8} bytes"),
+    "absent": (None, "is to be rounded by residues, and the log has none"),
+    "a byte short": (b"\0" * (BITS * N // 8 - 1), f"{N} elements of {BITS} bits need {BITS * N // 8} bytes"),
+    "a byte long": (b"\0" * (BITS * N // 8 + 1), f"{N} elements of {BITS} bits need {BITS * N // 8} bytes"),
     "entries": (
         encode(SparseEntries(N, 1, np.array([3]), np.array([1]))),
-        f"{N} elements need {N // 8} bytes",
+        f"{N} elements of {BITS} bits need {BITS * N // 8} bytes",
     ),
 }
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-def test_malformed_parities_are_refused_with_the_reason(name: str) -> None:
+def test_malformed_residues_are_refused_with_the_reason(name: str) -> None:
     payload, reason = MALFORMED[name]
     frame = Frame.of({} if payload is None else {AT: payload})
     with pytest.raises(InvalidInput, match=re.escape(reason)):
         followed(gradient(), frame)
 
 
-def test_parities_where_the_grid_is_for_entries_are_refused() -> None:
-    sparse = table_of(band=-8)
-    frame, out = recorded(gradient(), sparse)
-    assert not sparse.sites[GRADIENT].parity
-    assert torch.equal(followed(gradient(), decode_frame(frame), sparse)[1], out)
-    parities = decode_frame(recorded(gradient())[0])
+def test_residues_where_the_grid_is_for_entries_are_refused() -> None:
+    sparse = GridTable({GRADIENT: SiteGrid(0, -8, -2, True, [1])})
+    stated = decode_frame(recorded(gradient())[0])
     with pytest.raises(InvalidInput, match="entries"):
-        followed(gradient(), parities, sparse)
+        followed(gradient(), stated, sparse)
 
 
 def test_a_grid_that_switches_the_code_off_policy_is_a_violation() -> None:
-    """A trainer who takes parities for a quiet gradient, for their wider freedom, is noted."""
-    quiet = SiteGrid(0, -8, -3, True, [1], parity=True)
-    tape = FollowTape(BF16, GridTable({GRADIENT: quiet}), Frame.of({AT: b"\0" * (N // 8)}))
-    assert [v.rule for v in tape.violations] == ["parity code True, the policy has False for band 2**-8"]
+    """A trainer who takes a coarser quantum, for its wider freedom, is noted."""
+    coarse = SiteGrid(0, -2, -1, True, [1], residue_bits=2)
+    tape = FollowTape(BF16, GridTable({GRADIENT: coarse}), Frame.of({AT: b"\0" * (N // 4)}))
+    assert [v.rule for v in tape.violations] == ["floor 2**-1, the policy has 2**-2 for band 2**-2"]
 
 
-def test_a_gradient_without_elements_has_no_parities() -> None:
+def test_a_gradient_without_elements_has_no_residues() -> None:
     frame, _ = recorded(torch.zeros(0), table_of())
     assert decode_frame(frame).find(AT) is None
     followed(torch.zeros(0), decode_frame(frame))
-    with pytest.raises(InvalidInput, match="has no elements, and 1 bytes of parities"):
+    with pytest.raises(InvalidInput, match="has no elements, and 1 bytes of residues"):
         followed(torch.zeros(0), Frame.of({AT: b"\0"}))

@@ -645,7 +645,7 @@ def test_kernels_and_tensor_operations_give_the_vectors(folder: Path) -> None:
     """Those whose dither, if any, is a stream; the expected values were not made by the package."""
     case: dict[str, Any] = json.loads((folder / "input.json").read_text(encoding="utf-8"))
     if case["operation"] != "record-and-follow":
-        assert folder.name.endswith("_fail") or case["operation"] == "parity"  # those: test_parity.py
+        assert folder.name.endswith("_fail") or case["operation"] == "residues"  # those: test_residues.py
         return
     n, band = len(case["xs"]), case["band"]
     words = case["words"]
@@ -1028,11 +1028,11 @@ def test_results_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch, threa
         sums, gaps, totals = (np.zeros(scales.size) for _ in range(3))
         kernels.record(y, none, plain, *grid, index.copy(), side.copy(), threads=count)
         assert not np.array_equal(out, plain)  # the log was needed
-        packed, moves = np.zeros(625, dtype=np.uint8), np.zeros(7)
+        packed, moves = np.zeros((1, 625), dtype=np.uint8), np.zeros(7)
         coarse, crossed = np.empty_like(x), np.empty_like(x)
         keys = (True, *KEY, kernels.MAX_FP32)
-        assert kernels.record_parity(x, coarse, scales, rows, -12, *keys, packed, threads=count) == -1
-        kernels.follow_parity(y, crossed, scales, rows, -13, -12, *keys, packed, moves, threads=count)
+        assert kernels.record_residues(x, coarse, scales, rows, -12, *keys, packed, threads=count) == -1
+        kernels.follow_residues(y, crossed, scales, rows, -13, -12, *keys, packed, moves, threads=count)
         assert np.array_equal(coarse, crossed)
         assert moves[4] > 5
         kernels.block_square_sums(x, rows, sums, threads=count)

@@ -122,7 +122,7 @@ def test_a_finished_run_has_its_roots_and_the_size_of_its_log_by_kind(tmp_path: 
         "bytes": kinds["decision"]["bytes"],
         "payloads": 3,
         "entries": 6,
-        "parities": 0,
+        "residues": 0,
     }
     assert sum(kind["bytes"] for kind in kinds.values()) == fields["log_bytes"]
     assert fields["freedom_estimate"] == pytest.approx(2 * 9 / (3 * 211))

@@ -136,11 +136,11 @@ def test_a_state_that_its_own_record_contradicts_is_a_mismatch(done: int, tmp_pa
     assert f"step {done - 1}: the committed state's fingerprint is" in why
 
 
-def parity_grids(parity: bool = True) -> GridTable:
-    return GridTable({GRADIENT: SiteGrid(0, -4, -3, True, np.array([0]), parity=parity)})
+def residue_grids(bits: int = 1) -> GridTable:
+    return GridTable({GRADIENT: SiteGrid(0, -4, -3, True, np.array([0]), residue_bits=bits)})
 
 
-def parity_run(payload: bytes, table: GridTable, policy: PolicyRecord | None = None) -> PaperRun:
+def residue_run(payload: bytes, table: GridTable, policy: PolicyRecord | None = None) -> PaperRun:
     """A run whose gradient is logged by ``payload`` in every step, on the grids of ``table`` throughout."""
     run = PaperRun(policy or PolicyRecord("bf16", STATED_BF16))
     run.payloads = {step: {SiteAddress(0, 0, *GRADIENT): payload} for step in range(STEPS)}
@@ -152,21 +152,21 @@ PARITIES = bytes(range(128, 128 + SIZE // 8))
 
 
 def test_a_run_logged_by_parities_passes_every_check(tmp_path: Path) -> None:
-    found = verify_run(parity_run(PARITIES, parity_grids()).write(tmp_path / "run"))
+    found = verify_run(residue_run(PARITIES, residue_grids()).write(tmp_path / "run"))
     assert [check.outcome for check in found.checks] == ["passed"] * 6
 
 
 REFUSED_CODES: dict[str, tuple[bytes, GridTable, int, str]] = {
-    "a byte short": (PARITIES[:-1], parity_grids(), 3, "64 elements need 8 bytes"),
-    "entries on a grid for parities": (ENTRIES, parity_grids(), 4, "its grid is for parities"),
-    "parities on a grid for entries": (PARITIES, parity_grids(False), 4, "its grid is for entries"),
+    "a byte short": (PARITIES[:-1], residue_grids(), 3, "entries: ends where count should be"),
+    "entries on a grid for parities": (ENTRIES, residue_grids(), 4, "its grid is for residues of 1 bits"),
+    "parities on a grid for entries": (PARITIES, residue_grids(0), 4, "its grid is for entries"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED_CODES)
 def test_a_payload_in_another_code_than_its_grid_names_is_refused(name: str, tmp_path: Path) -> None:
     payload, table, number, reason = REFUSED_CODES[name]
-    found = verify_run(parity_run(payload, table).write(tmp_path / "run"))
+    found = verify_run(residue_run(payload, table).write(tmp_path / "run"))
     assert found.verdict == "malformed"
     assert failed(found)[0] == number
     assert reason in failed(found)[1]
@@ -174,7 +174,7 @@ def test_a_payload_in_another_code_than_its_grid_names_is_refused(name: str, tmp
 
 def test_parities_under_a_policy_without_them_are_refused(tmp_path: Path) -> None:
     policy = PolicyRecord("fp32", STATED)
-    found = verify_run(parity_run(PARITIES, parity_grids(), policy).write(tmp_path / "run"))
+    found = verify_run(residue_run(PARITIES, residue_grids(), policy).write(tmp_path / "run"))
     assert failed(found)[0] == 3
 
 
