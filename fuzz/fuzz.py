@@ -35,7 +35,9 @@ def fuzz_here(name: str, options: list[str]) -> None:
 
     with atheris.instrument_imports(include=["tallystick"]):
         from tallystick.testing.parsers import accepts, find_target
-    target = find_target(name)
+
+        target = find_target(name)
+        accepts(target, b"")  # what it imports when it is first called is traced too
 
     def one(data: bytes) -> None:
         accepts(target, data)

@@ -67,7 +67,7 @@ from tallystick.protocol.signing import ed25519_key, parse_public_key, parse_sig
 from tallystick.protocol.verdict import LogObjection, parse_log_objection, parse_verdict
 from tallystick.store import journal
 from tallystick.store.files import RunDirectory
-from tallystick.testing import devices
+from tallystick.testing import devices, hostile_runs
 
 Encode = Callable[[Any], bytes]
 
@@ -106,7 +106,7 @@ def seeds(vectors: Path) -> list[bytes]:
     """Return every document and every hexadecimal string in the cases of the folder ``vectors``, each once.
 
     Among them are the lines of documents, short strings after each size that ``_sized`` reads, a
-    transcript's three documents joined, a checkpoint, a calibration and a key.
+    transcript's three documents joined, a checkpoint, whole run directories, a calibration and a key.
     """
     found: dict[bytes, None] = dict.fromkeys(_made())
     for case in sorted(vectors.glob("*/*/input.json")):
@@ -157,6 +157,7 @@ def _made() -> Iterator[bytes]:
     key = ed25519_key(bytes(range(32)))
     yield from (key.pem(), key.public_key.pem(), key.public_key.spki)
     yield from _evidence()
+    yield from hostile_runs.seeds()
 
 
 def _evidence() -> Iterator[bytes]:
@@ -442,6 +443,8 @@ TARGETS: tuple[Target, ...] = (
     Target("state-summary", parse_state_summary, _encoded),
     Target("chunk-proof", parse_chunk_proof, _encoded),
     Target("checkpoint", _checkpoint),
+    Target("run-directory", hostile_runs.read_without_torch),
+    Target("run-directory-audited", hostile_runs.read_with_torch),
     Target("calibration", parse_calibration, _encoded),
     Target("log-frame", log.decode_frame, log.encode_frame),
     Target("log-frame-site", _frame_site, _as_is),
