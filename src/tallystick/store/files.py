@@ -117,16 +117,13 @@ def read_whole(path: Path, *, limit: int, what: str, follow: bool = True) -> byt
 
     Raises:
         StoreError: it is not there or cannot be read.
-        InvalidInput: it is no regular file, or has more than ``limit`` bytes.
+        InvalidInput: it is no regular file, has more than ``limit`` bytes, or grows.
     """
     with open_file(path, what=what, follow=follow) as file:
-        try:
-            data = file.read(limit + 1)
-        except OSError as problem:
-            raise StoreError(f"{path}: cannot be read ({problem.strerror})") from problem
-    if len(data) > limit:
-        raise InvalidInput(f"{path}: {what} must have at most {limit} bytes")
-    return data
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise InvalidInput(f"{path}: {what} must have at most {limit} bytes, has {size}")
+        return _content(file, size, str(path))
 
 
 def open_regular(path: Path, needed: str, *, folder: bool = False, follow: bool = False) -> BufferedReader:
@@ -194,14 +191,16 @@ def _read(
             raise InvalidInput(
                 f"{shown}: claims {found.st_size} bytes and has {512 * found.st_blocks} on the disk; it is not read"
             )
-        try:
-            data = file.read(found.st_size + 1)
-        except OSError as problem:
-            raise StoreError(f"{shown}: cannot be read ({problem.strerror})") from problem
-    if len(data) > found.st_size:
-        raise InvalidInput(
-            f"{shown}: has more than the {found.st_size} bytes it said; it grows while it is read"
-        )
+        return _content(file, found.st_size, shown)
+
+
+def _content(file: BufferedReader, size: int, shown: str) -> bytes:
+    try:
+        data = file.read(size + 1)
+    except OSError as problem:
+        raise StoreError(f"{shown}: cannot be read ({problem.strerror})") from problem
+    if len(data) > size:
+        raise InvalidInput(f"{shown}: has more than the {size} bytes it said; it grows while it is read")
     return data
 
 

@@ -74,11 +74,19 @@ Encode = Callable[[Any], bytes]
 
 @dataclass(frozen=True)
 class Target:
-    """One parser, and the encoder that must give its input back (None: the format has many spellings)."""
+    """One parser.
+
+    Attributes:
+        name: of the parser.
+        parse: what is called with the bytes.
+        encode: what must give them back; None where the format has many spellings.
+        own_seeds: its own documents to begin with; None where those of all parsers serve.
+    """
 
     name: str
     parse: Callable[[bytes], object]
     encode: Encode | None = None
+    own_seeds: Callable[[], Iterable[bytes]] | None = None
 
 
 class ParserDefect(AssertionError):
@@ -106,7 +114,7 @@ def seeds(vectors: Path) -> list[bytes]:
     """Return every document and every hexadecimal string in the cases of the folder ``vectors``, each once.
 
     Among them are the lines of documents, short strings after each size that ``_sized`` reads, a
-    transcript's three documents joined, a checkpoint, whole run directories, a calibration and a key.
+    transcript's three documents joined, a checkpoint, a calibration and a key.
     """
     found: dict[bytes, None] = dict.fromkeys(_made())
     for case in sorted(vectors.glob("*/*/input.json")):
@@ -157,7 +165,6 @@ def _made() -> Iterator[bytes]:
     key = ed25519_key(bytes(range(32)))
     yield from (key.pem(), key.public_key.pem(), key.public_key.spki)
     yield from _evidence()
-    yield from hostile_runs.seeds()
 
 
 def _evidence() -> Iterator[bytes]:
@@ -443,8 +450,8 @@ TARGETS: tuple[Target, ...] = (
     Target("state-summary", parse_state_summary, _encoded),
     Target("chunk-proof", parse_chunk_proof, _encoded),
     Target("checkpoint", _checkpoint),
-    Target("run-directory", hostile_runs.read_without_torch),
-    Target("run-directory-audited", hostile_runs.read_with_torch),
+    Target("run-directory", hostile_runs.read_without_torch, own_seeds=hostile_runs.seeds),
+    Target("run-directory-audited", hostile_runs.read_with_torch, own_seeds=hostile_runs.seeds),
     Target("calibration", parse_calibration, _encoded),
     Target("log-frame", log.decode_frame, log.encode_frame),
     Target("log-frame-site", _frame_site, _as_is),
