@@ -147,3 +147,38 @@ def test_only_regular_files_are_read_and_nothing_is_waited_for(
             assert found.code == code, (place, kind, said)
             assert code == 1 or any(part in said for part in REFUSED), (place, kind, said)
             shutil.rmtree(out, ignore_errors=True)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"link", "link to nothing"}))
+def test_what_else_another_party_hands_over_is_read_as_files_only(
+    kind: str, tally, recorded: Path, tmp_path: Path
+) -> None:
+    """A log's directory, a model's, documents of a watched run: links lead where the reader's own user put them."""
+    log, key, model = tmp_path / "log", tmp_path / "key", tmp_path / "model"
+    assert tally("key", "generate", key).code == 0
+    assert tally("log", "init", log, "--origin", "log.example/a", "--key", key).code == 0
+    assert tally("log", "add", log, recorded).code == 0
+    assert tally("log", "checkpoint", log, "--key", key).code == 0
+    assert tally("export", recorded, "--out", model).code == 0
+    vkey = (log / "log.vkey").read_text().strip()
+    (tmp_path / "report").write_bytes(b"{}")
+    for path, arguments in (
+        (log / "checkpoint", ("log", "verify", log, "--log-key", vkey)),
+        (log / "tile" / "0" / "000.p" / "1", ("log", "verify", log, "--log-key", vkey)),
+        (log / "tile" / "entries" / "000.p" / "1", ("log", "verify", log, "--log-key", vkey)),
+        (model / "model.safetensors", ("sign", model, "--key", key, "--out", tmp_path / "signature")),
+        (tmp_path / "report", ("rules", "records", recorded / "run.json", "--report", tmp_path / "report")),
+    ):
+        if kind == "sparse" and path.suffix == ".safetensors":
+            continue  # whoever signs a terabyte of zeros reads them, piece by piece
+        assert path.is_file()
+        with instead(path, kind, tmp_path / "aside"), ending(SECONDS):
+            found = tally(*arguments)
+        said = found.out + found.err
+        assert found.code == 2, (path, said)
+        assert any(
+            part in said for part in (*REFUSED, "neither a file nor", "symbolic link", "has no file")
+        ), (
+            path,
+            said,
+        )
