@@ -35,7 +35,9 @@ def fuzz_here(name: str, options: list[str]) -> None:
 
     with atheris.instrument_imports(include=["tallystick"]):
         from tallystick.testing.parsers import accepts, find_target
-    target = find_target(name)
+
+        target = find_target(name)
+        accepts(target, b"")  # what it imports when it is first called is traced too
 
     def one(data: bytes) -> None:
         accepts(target, data)
@@ -81,7 +83,7 @@ def _one_process(name: str, seconds: int, findings: Path) -> tuple[int, dict[str
         "-print_final_stats=1",
         "-verbosity=1",
         str(corpus),
-        str(findings / "seeds"),
+        str(own if (own := findings / f"seeds-{name}").is_dir() else findings / "seeds"),
     ]
     child = subprocess.run(
         [sys.executable, __file__, "--child", name, *options],
@@ -103,15 +105,22 @@ def _one_process(name: str, seconds: int, findings: Path) -> tuple[int, dict[str
     }
 
 
-def write_seeds(folder: Path) -> int:
-    """Write every document of the vectors as a file of its own."""
-    from tallystick.testing.parsers import seeds
+def write_seeds(findings: Path, names: list[str]) -> int:
+    """Write every document of the vectors, and every seed of a parser that has its own, as a file of its own."""
+    from tallystick.testing.parsers import find_target, seeds
 
-    folder.mkdir(parents=True, exist_ok=True)
-    every = [data for data in seeds(REPOSITORY / "vectors") if len(data) <= LONGEST]
-    for data in every:
-        (folder / sha256(data).hexdigest()[:16]).write_bytes(data)
-    return len(every)
+    own = {name: make for name in names if (make := find_target(name).own_seeds) is not None}
+    groups = {f"seeds-{name}": list(make()) for name, make in own.items()}
+    if len(own) < len(names):
+        groups["seeds"] = seeds(REPOSITORY / "vectors")
+    count = 0
+    for folder, every in groups.items():
+        (findings / folder).mkdir(parents=True, exist_ok=True)
+        for data in every:
+            if len(data) <= LONGEST:
+                (findings / folder / sha256(data).hexdigest()[:16]).write_bytes(data)
+                count += 1
+    return count
 
 
 def main() -> int:
@@ -136,7 +145,7 @@ def main() -> int:
     if given.seconds < 1 or given.jobs < 1:
         parser.error(f"--seconds and --jobs must be at least 1, are {given.seconds} and {given.jobs}")
     chosen, folder = given.parsers or names, given.findings.resolve()
-    count = write_seeds(folder / "seeds")
+    count = write_seeds(folder, chosen)
     wall = -(-len(chosen) // given.jobs) * given.seconds
     print(
         f"fuzz: {len(chosen)} parsers, {count} seeds, {given.seconds} s each, about {wall} s", file=sys.stderr

@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TABLE = Path(__file__).with_name("mutants.toml")
 KEYS = {"name", "file", "line", "becomes", "tests"}
 LONGEST = 300  # seconds for one mutant's tests
+LONGEST_WHOLE = 3600  # seconds for all tests on the unbroken sources
 FAILED = 1  # pytest: tests ran, and some failed; from 2 on nothing is said about the mutant
 
 
@@ -133,7 +134,7 @@ class Copy:
 
     place: Path
 
-    def run(self, tests: Sequence[str]) -> tuple[int | None, str]:
+    def run(self, tests: Sequence[str], limit: float = LONGEST) -> tuple[int | None, str]:
         """Return pytest's exit status on ``tests`` with this copy as the package, None if it took too long, and its words."""
         environment: Mapping[str, str] = {
             **os.environ,
@@ -150,11 +151,11 @@ class Copy:
                 env=environment,
                 capture_output=True,
                 text=True,
-                timeout=LONGEST,
+                timeout=limit,
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return None, f"more than {LONGEST} seconds"
+            return None, f"more than {limit:.0f} seconds"
         return done.returncode, "\n".join((done.stdout + done.stderr).strip().split("\n")[-12:])
 
     def try_out(self, mutant: Mutant) -> tuple[int | None, str]:
@@ -204,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for number in range(given.jobs):
             copies.put(copied(Path(folder) / str(number)))
         whole = copies.get()
-        status, words = whole.run(sorted({test for mutant in chosen for test in mutant.tests}))
+        status, words = whole.run(sorted({test for mutant in chosen for test in mutant.tests}), LONGEST_WHOLE)
         copies.put(whole)
         if status != 0:
             print(f"the tests fail on the unbroken sources:\n{words}", file=sys.stderr)

@@ -8,13 +8,14 @@ Starting loads no torch; a command that trains loads it when it is called.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 import typer.main
@@ -102,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     interrupt_once()
     try:
-        code = typer.main.get_command(app).main(given, prog_name="tally", standalone_mode=False, obj=given)
+        code = _command().main(given, prog_name="tally", standalone_mode=False, obj=given)
         sys.stdout.flush()
     except UNUSABLE as problem:
         return _refuse(given, *_usage(problem), code=2)
@@ -126,6 +127,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         traceback.print_exc()
         return _refuse(given, f"{type(problem).__name__}: {problem}", "Defect", code=70)
     return code if isinstance(code, int) else 0
+
+
+@functools.cache
+def _command() -> Any:
+    """Return all commands as click has them; typer takes an eighth of a second to make them."""
+    return typer.main.get_command(app)
 
 
 def _code_of(problem: TallyError) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Annotated
@@ -45,7 +46,7 @@ def sign(
     run = RunDirectory(directory)
     if not directory.is_dir():
         raise StoreError(f"{directory}: there is no such directory")
-    if run.specification_path.exists():
+    if os.path.lexists(run.specification_path):
         kind, target = "provenance of run", out or directory / PROVENANCE_FILE
         data = sign_run(run, signer, int(time.time()))
         root: str | None = run.load_transcript().root().hex()

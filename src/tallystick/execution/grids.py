@@ -234,7 +234,7 @@ def residue_bits_of(policy: Policy, kind: Kind, band: int) -> int:
     if not policy.residue_bits or band == NOISE_BAND:
         return 0
     if kind == Kind.GRADIENT:
-        return max(policy.residue_bits, band - policy.gradient_floor + 2)
+        return max(policy.residue_bits, max(band, policy.gradient_band[1]) - policy.gradient_floor + 2)
     return 1 if kind in (Kind.BUFFER, Kind.LOSS) else 0
 
 
@@ -248,7 +248,7 @@ def with_residue_bits(grid: SiteGrid, x: Tensor, least: int) -> SiteGrid:
     largest = torch.maximum(-low, high).double().cpu().numpy()
     ratio = float((largest * np.exp2(-grid.scales.astype(np.float64))).max())
     octaves = scale_exponent(ratio) - grid.floor if math.isfinite(ratio) else 0
-    bits = min(MOST_RESIDUE_BITS, max(least, octaves - REACHED))
+    bits = min(MOST_RESIDUE_BITS, max(least, octaves - REACHED, grid.band - grid.floor + 2))
     return grid if grid.residue_bits == bits else replace(grid, residue_bits=bits)
 
 
@@ -263,7 +263,7 @@ def site_grid(policy: Policy, kind: Kind, band: int, scales: np.ndarray) -> Site
     bits = residue_bits_of(policy, kind, band)
     floor = floor_exponent(band, lowest_floor(policy, kind, band), bits)
     if bits:
-        band = floor + min(bits, policy.residue_bits) - 2
+        band = policy.gradient_band[1] if kind == Kind.GRADIENT else floor + bits - 2
     return SiteGrid(precision, band, floor, dithered and band != NOISE_BAND, scales, residue_bits=bits)
 
 

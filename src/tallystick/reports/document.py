@@ -6,13 +6,15 @@ form are left out, every text is escaped, and the page loads nothing and runs no
 
 from __future__ import annotations
 
+import functools
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tallystick.commit.encoding import parse_hex_float
 from tallystick.errors import InvalidInput, StoreError
@@ -35,7 +37,10 @@ from tallystick.reports.chart import (
 from tallystick.reports.layout import printable, share
 from tallystick.reports.run import RunReport
 from tallystick.roles.verifier import quoted
-from tallystick.store.files import RunDirectory
+from tallystick.store.files import RunDirectory, read_whole
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 LIMIT = 1 << 25  # bytes of an audit's or a dispute's JSON
 LISTED = 40  # deviations, tensors, findings shown of each
@@ -98,7 +103,7 @@ def find_sources(directory: RunDirectory) -> Sources:
     return Sources(
         sorted(directory.path.glob("audit*.json")),
         sorted(directory.path.glob("verdict*.json")),
-        bands if bands.is_file() else None,
+        bands if os.path.lexists(bands) else None,
     )
 
 
@@ -123,17 +128,7 @@ class Document:
 
     def html(self) -> str:
         """Return the page."""
-        from jinja2 import Environment, PackageLoader, StrictUndefined
-        from markupsafe import Markup
-
-        environment = Environment(
-            loader=PackageLoader("tallystick.reports", "."), autoescape=True, undefined=StrictUndefined,
-            trim_blocks=True, lstrip_blocks=True,
-        )  # fmt: skip
-        environment.filters["svg"] = lambda text: Markup(
-            str(text)
-        )  # our own drawings, escaped where they were made
-        return environment.get_template(TEMPLATE).render(
+        return _template().render(
             run=self._run(), pictures=self._pictures(), audits=self.audits, disputes=self.disputes, bands=self.bands,
             problems=[printable(problem) for problem in self.problems], verdict=self.verdict,
             standing=STANDINGS.get(self.verdict, "unsure"), proves=self._proves(),
@@ -207,15 +202,29 @@ class Document:
         return parts
 
 
+@functools.cache
+def _template() -> Template:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=PackageLoader("tallystick.reports", "."), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    # Our own drawings, escaped where they were made.
+    environment.filters["svg"] = lambda text: Markup(str(text))
+    return environment.get_template(TEMPLATE)
+
+
 def read_document(directory: RunDirectory, report: RunReport, sources: Sources) -> Document:
     """Return the page's contents; a file that cannot be used is a problem on the page, not an error."""
     found = Document(report)
     for path in sources.audits:
-        value = _load(path, found.problems)
+        value = _load(path, directory.path, found.problems)
         if value is not None:
             found.audits.append(_audit(value, path.name, report.steps))
     for path in sources.disputes:
-        value = _load(path, found.problems)
+        value = _load(path, directory.path, found.problems)
         if value is not None:
             found.disputes.append(_dispute(value, path.name, report.specification.steps))
     if found.report.log_problem is not None:
@@ -223,7 +232,7 @@ def read_document(directory: RunDirectory, report: RunReport, sources: Sources) 
     choice: CalibrationChoice | None = None
     if sources.bands is not None:
         try:
-            choice = parse_calibration(_bytes(sources.bands))
+            choice = parse_calibration(_bytes(sources.bands, directory.path))
         except (InvalidInput, StoreError) as problem:
             found.problems.append(str(problem))
     try:
@@ -233,20 +242,14 @@ def read_document(directory: RunDirectory, report: RunReport, sources: Sources) 
     return found
 
 
-def _bytes(path: Path) -> bytes:
-    try:
-        size = path.stat().st_size
-        if size > LIMIT:
-            raise InvalidInput(f"{path}: {size} bytes exceed the limit of {LIMIT}")
-        with path.open("rb") as file:
-            return file.read(LIMIT + 1)
-    except OSError as problem:
-        raise StoreError(f"{path}: cannot be read ({problem.strerror})") from problem
+def _bytes(path: Path, run: Path) -> bytes:
+    """Return a file's bytes; one that lies in the run directory may be a stranger's, and is no link."""
+    return read_whole(path, limit=LIMIT, what="a file to show", follow=path.parent != run)
 
 
-def _load(path: Path, problems: list[str]) -> dict[str, Any] | None:
+def _load(path: Path, run: Path, problems: list[str]) -> dict[str, Any] | None:
     try:
-        value: object = json.loads(_bytes(path))
+        value: object = json.loads(_bytes(path, run))
     except (InvalidInput, StoreError) as problem:
         problems.append(str(problem))
         return None

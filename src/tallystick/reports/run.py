@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -291,7 +292,7 @@ def read_run(
         Mismatch: the documents of a finished run contradict each other.
     """
     transcript = directory.load_partial()
-    finished = directory.statement_path.exists()
+    finished = os.path.lexists(directory.statement_path)
     log: LogSize | None = None
     problem: str | None = None
     if read_log:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -172,18 +173,19 @@ def sign_verdict(
     return sign_statement(verdict_statement(claim, version=__version__), signer)
 
 
-def gather(path: Path) -> list[Member]:
+def gather(path: Path, *, follow: bool = True) -> list[Member]:
     """Return the bundle members that lie at ``path``: a run's directory, or one document, known by its content.
 
     A trainer's run gives its statement, specification, the proof between them and a provenance; an auditor's claim its
-    statement and a verdict.
+    statement and a verdict. Of a directory no link is followed: it may be a stranger's.
 
     Raises:
         StoreError: nothing is there, or it cannot be read.
         InvalidInput: a document that belongs in no bundle.
     """
-    if not path.is_dir():
-        return [member_of(read_whole(path, limit=BUNDLE_LIMIT, what="a document for a bundle"), path.name)]
+    if not follow or not path.is_dir():
+        data = read_whole(path, limit=BUNDLE_LIMIT, what="a document for a bundle", follow=follow)
+        return [member_of(data, path.name)]
     directory = RunDirectory(path)
     statement = directory.load_statement()
     found = [Member("run", parse_run_statement(statement).root, statement)]
@@ -197,8 +199,8 @@ def gather(path: Path) -> list[Member]:
             "model.sig",
         )
     ]
-    found += [member for file in extra if file.exists() for member in gather(file)]
-    if (path / "provenance.intoto.json").exists():
+    found += [member for file in extra if os.path.lexists(file) for member in gather(file, follow=False)]
+    if os.path.lexists(path / "provenance.intoto.json"):
         transcript = directory.load_transcript()
         found.append(named("specification", transcript.specification.encode()))
         found.append(named("specification-proof", transcript.prove_specification().encode()))

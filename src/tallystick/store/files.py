@@ -50,8 +50,10 @@ from tallystick.protocol.verdict import OBJECTION_LIMIT, LogObjection, parse_log
 
 FRAME_TAG = "tallystick/log-frame/1"
 STATE_METADATA = "tallystick/state/1"
-FRAME_LIMIT = 1 << 32  # bytes of one step's log
-SPARSEST_FILE = 64  # times more bytes than it has on the disk: a stranger's file is not read that says so
+SPARSE_FROM = (
+    1 << 26
+)  # bytes; whether a longer file of a stranger is on the disk at all is seen to before it is read
+SPARSEST_FILE = 64  # times more bytes than it has on the disk: such a file is not read
 
 
 def frame_digest(frame: bytes) -> str:
@@ -109,35 +111,31 @@ def write_pieces(path: Path, pieces: Iterable[bytes | memoryview], *, mode: int 
     return size
 
 
-def open_file(path: Path, *, what: str) -> BufferedReader:
-    """Return the file ``path`` opened for reading.
+def open_file(path: Path, *, what: str, follow: bool = True) -> BufferedReader:
+    """Return the file ``path``, which may be a stranger's, opened for reading; a link is followed unless told otherwise.
 
     Raises:
         StoreError: it is not there or cannot be read.
+        InvalidInput: it is a device, a pipe or a directory: none of them is waited for.
     """
     try:
-        return path.open("rb")
+        return _open_regular(path, str(path), follow=follow)
     except FileNotFoundError:
         raise StoreError(f"{path}: there is no such file ({what})") from None
-    except OSError as problem:
-        raise StoreError(f"{path}: cannot be read ({problem.strerror})") from problem
 
 
-def read_whole(path: Path, *, limit: int, what: str) -> bytes:
+def read_whole(path: Path, *, limit: int, what: str, follow: bool = True) -> bytes:
     """Return the bytes of the file ``path``, which may be a stranger's.
 
     Raises:
         StoreError: it is not there or cannot be read.
-        InvalidInput: it has more than ``limit`` bytes.
+        InvalidInput: it is no regular file, has more than ``limit`` bytes, or grows.
     """
-    with open_file(path, what=what) as file:
-        try:
-            data = file.read(limit + 1)
-        except OSError as problem:
-            raise StoreError(f"{path}: cannot be read ({problem.strerror})") from problem
-    if len(data) > limit:
-        raise InvalidInput(f"{path}: {what} must have at most {limit} bytes")
-    return data
+    with open_file(path, what=what, follow=follow) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise InvalidInput(f"{path}: {what} must have at most {limit} bytes, has {size}")
+        return _content(file, size, str(path))
 
 
 def open_regular(path: Path, needed: str, *, folder: bool = False, follow: bool = False) -> BufferedReader:
@@ -150,7 +148,14 @@ def open_regular(path: Path, needed: str, *, folder: bool = False, follow: bool 
         InvalidInput: it is not there, or it or its directory is a link, a device, a pipe or a directory.
         StoreError: it cannot be read.
     """
-    shown = _shown(path, folder=folder)
+    try:
+        return _open_regular(path, _shown(path, folder=folder), folder=folder, follow=follow)
+    except FileNotFoundError:
+        raise InvalidInput(f"{_shown(path, folder=folder)}: not found; {needed}") from None
+
+
+def _open_regular(path: Path, shown: str, *, folder: bool = False, follow: bool = False) -> BufferedReader:
+    """Return the same; a file that is not there is a ``FileNotFoundError``. ``shown`` is its name in messages."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     try:
         if folder:
@@ -162,7 +167,7 @@ def open_regular(path: Path, needed: str, *, folder: bool = False, follow: bool 
         else:
             descriptor = os.open(path, flags)
     except FileNotFoundError:
-        raise InvalidInput(f"{shown}: not found; {needed}") from None
+        raise
     except OSError as problem:
         if problem.errno in (errno.ELOOP, errno.ENXIO, errno.ENOTDIR):
             raise InvalidInput(
@@ -194,18 +199,20 @@ def _read(
         found = os.fstat(file.fileno())
         if limit is not None and found.st_size > limit:
             raise InvalidInput(f"{shown}: has {found.st_size} bytes, at most {limit} are allowed")
-        if found.st_size > FRAME_LIMIT and found.st_size > SPARSEST_FILE * 512 * found.st_blocks:
+        if found.st_size > SPARSE_FROM and found.st_size > SPARSEST_FILE * 512 * found.st_blocks:
             raise InvalidInput(
                 f"{shown}: claims {found.st_size} bytes and has {512 * found.st_blocks} on the disk; it is not read"
             )
-        try:
-            data = file.read(found.st_size + 1)
-        except OSError as problem:
-            raise StoreError(f"{shown}: cannot be read ({problem.strerror})") from problem
-    if len(data) > found.st_size:
-        raise InvalidInput(
-            f"{shown}: has more than the {found.st_size} bytes it said; it grows while it is read"
-        )
+        return _content(file, found.st_size, shown)
+
+
+def _content(file: BufferedReader, size: int, shown: str) -> bytes:
+    try:
+        data = file.read(size + 1)
+    except OSError as problem:
+        raise StoreError(f"{shown}: cannot be read ({problem.strerror})") from problem
+    if len(data) > size:
+        raise InvalidInput(f"{shown}: has more than the {size} bytes it said; it grows while it is read")
     return data
 
 
@@ -443,10 +450,10 @@ class RunDirectory:
 
     def load_partial(self) -> Transcript:
         """Return what there is of a transcript, finished or not."""
-        if self.statement_path.exists():
+        if os.path.lexists(self.statement_path):
             return self.load_transcript()
         specification = self._specification()
-        records = self._records(specification) if self.records_path.exists() else b""
+        records = self._records(specification) if os.path.lexists(self.records_path) else b""
         whole = records[: records.rfind(b"\n") + 1]
         return Transcript(parse_specification(specification), parse_step_records(whole))
 

@@ -13,7 +13,6 @@ from tallystick.protocol.model_signature import EXCLUDED, SIGNATURE_FILE, Manife
 from tallystick.store.files import load_state_file, open_regular, storing, tensor_pieces, weights_pieces
 
 WEIGHTS_FILE = "model.safetensors"
-_READ = 1 << 20
 
 
 def read_manifest(directory: Path, *, signature: str = SIGNATURE_FILE) -> Manifest:
@@ -126,8 +125,5 @@ def _name_of(path: Path) -> str:
 def _digest(path: Path) -> str:
     if not path.is_file():
         raise InvalidInput(f"{path}: is neither a file nor a directory")
-    found = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(_READ):
-            found.update(piece)
-    return found.hexdigest()
+    with open_regular(path, "a model's file", follow=True) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -67,18 +67,26 @@ from tallystick.protocol.signing import ed25519_key, parse_public_key, parse_sig
 from tallystick.protocol.verdict import LogObjection, parse_log_objection, parse_verdict
 from tallystick.store import journal
 from tallystick.store.files import RunDirectory
-from tallystick.testing import devices
+from tallystick.testing import devices, hostile_runs
 
 Encode = Callable[[Any], bytes]
 
 
 @dataclass(frozen=True)
 class Target:
-    """One parser, and the encoder that must give its input back (None: the format has many spellings)."""
+    """One parser.
+
+    Attributes:
+        name: of the parser.
+        parse: what is called with the bytes.
+        encode: what must give them back; None where the format has many spellings.
+        own_seeds: its own documents to begin with; None where those of all parsers serve.
+    """
 
     name: str
     parse: Callable[[bytes], object]
     encode: Encode | None = None
+    own_seeds: Callable[[], Iterable[bytes]] | None = None
 
 
 class ParserDefect(AssertionError):
@@ -442,6 +450,8 @@ TARGETS: tuple[Target, ...] = (
     Target("state-summary", parse_state_summary, _encoded),
     Target("chunk-proof", parse_chunk_proof, _encoded),
     Target("checkpoint", _checkpoint),
+    Target("run-directory", hostile_runs.read_without_torch, own_seeds=hostile_runs.seeds),
+    Target("run-directory-audited", hostile_runs.read_with_torch, own_seeds=hostile_runs.seeds),
     Target("calibration", parse_calibration, _encoded),
     Target("log-frame", log.decode_frame, log.encode_frame),
     Target("log-frame-site", _frame_site, _as_is),

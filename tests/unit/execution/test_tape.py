@@ -382,6 +382,41 @@ def test_a_gradient_of_zeros_is_silent_under_any_floor() -> None:
         assert len([excess for _, excess in tape.excesses if "2**" in excess.stated]) == excesses
 
 
+def measured(largest: float = 0.0, grid: SiteGrid | None = None) -> Yardstick:
+    """A follower's own measurement of the one gradient, whose values deviate by ``largest`` at most."""
+    noise = SiteNoise(2.0**-9, np.ones(1, dtype=np.int64), 1.5, largest, 4096)
+    return Yardstick(FP32, Calibration({(Kind.GRADIENT, 0): noise}, table_of(FP32, grid)))
+
+
+def test_a_silenced_gradient_is_moved_by_all_that_it_is_where_the_follower_hears_it() -> None:
+    silent = SiteGrid(0, NOISE_BAND, floor_exponent(NOISE_BAND, FP32.finest_floor(NOISE_BAND)), False, [21])
+    for own, share in ((None, 1.0), (silent, 0.0)):
+        tape, _ = followed(
+            FP32, gradient().float(), Frame(), table_of(FP32, silent), yardstick=measured(grid=own)
+        )
+        assert tape.freedom.energy == pytest.approx(float(gradient().square().sum()), rel=1e-3)
+        assert tape.freedom.shifted == share * tape.freedom.energy
+
+
+def scale_excesses(scale: int, largest: float) -> list[str]:
+    """What a follower notes of a header that takes the gradient's scale from 1 to ``scale``."""
+    start = table_of(FP32)
+    update = start.diff(table_of(FP32, gradient_grid(FP32, scale)))
+    frame = Frame.of({SiteAddress(0, 0, Kind.GRID, 0): update})
+    tape, _ = followed(FP32, gradient().float(), frame, start, yardstick=measured(largest))
+    assert tape.violations == []
+    return [excess.own for _, excess in tape.excesses if excess.own.startswith("scale")]
+
+
+def test_a_scale_above_the_rule_is_noted_from_the_first_octave_on() -> None:
+    """The values have 2**1, and noise that could make it 2**2 is eight times the largest deviation at most."""
+    assert scale_excesses(1, 0.0) == []
+    assert scale_excesses(2, 0.0) == ["scale 2**1 of block 0 at most"]
+    room = (2.0 - float(gradient().square().mean().sqrt())) / 8.0
+    assert len(scale_excesses(2, 0.999 * room)) == 1
+    assert scale_excesses(2, 1.001 * room) == []
+
+
 def test_scales_follow_size_with_slack() -> None:
     rms = np.array([1.0, 0.4, 3.0])
     assert scale_exponents(rms).tolist() == [0, -1, 2]

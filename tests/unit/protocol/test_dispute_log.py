@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tallystick.commit.encoding import digest
+from tallystick.commit.encoding import canonical_json, digest
 from tallystick.commit.state import Entry, hold
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Frame, encode_frame
 from tallystick.protocol import dispute
-from tallystick.protocol.dispute import GRIDS_ENTRY, parse_dispute
+from tallystick.protocol.dispute import GRIDS_ENTRY, MOST_MOVES, parse_dispute
 from tallystick.protocol.operator_game import Opened
 from tallystick.protocol.operators import ROUND, parse_operator
 from tallystick.protocol.step_rules import FRAME_TAG
@@ -25,7 +25,7 @@ GRIDS = GridTable().encode()
 FRAME = encode_frame(Frame())
 
 
-def checked(entry: str, index: int = 0, frame: bytes = FRAME) -> str:
+def checked(entry: str, index: int = 0, frame: bytes = FRAME, *, grids: bool = True) -> str:
     """Return what the fourth check says of a rounding site whose record opens state entry ``entry`` as the grids."""
     record = parse_dispute(json.loads(VECTOR.read_text())["record"].encode())
     state = hold(Entry(name, "U8", (len(GRIDS),), memoryview(GRIDS)) for name in (GRIDS_ENTRY, "model/w"))
@@ -39,7 +39,7 @@ def checked(entry: str, index: int = 0, frame: bytes = FRAME) -> str:
     )
     logged = replace(record.step_proof.record, log=digest(FRAME_TAG, FRAME).hex())
     held = replace(
-        record, frame=frame, grids=((state.open(entry, index), GRIDS),), moves=moves,
+        record, frame=frame, grids=((state.open(entry, index), GRIDS),) * grids, moves=moves,
         step_proof=replace(record.step_proof, record=logged),
     )  # fmt: skip
     position = DisputedPosition("steps", 2, 3, state.root, {"trainer": bytes(32), "auditor": bytes(32)})
@@ -54,3 +54,16 @@ def test_the_grids_are_those_of_the_agreed_state_and_the_frame_the_records() -> 
         checked("model/w")  # the same bytes, which a trainer may have put among its weights
     with pytest.raises(InvalidInput, match="the log is not the one its record names"):
         checked(GRIDS_ENTRY, frame=FRAME + b"\0")
+    with pytest.raises(Mismatch, match="the operator needs the grids, and the record has none"):
+        checked(GRIDS_ENTRY, grids=False)
+
+
+@pytest.mark.parametrize(
+    ("count", "reason"), [(MOST_MOVES, "move"), (MOST_MOVES + 1, "257 moves exceed the limit of 256")]
+)
+def test_a_record_holds_no_more_moves_than_a_game_has(count: int, reason: str) -> None:
+    fields = json.loads(json.loads(VECTOR.read_text())["record"])
+    fields["moves"] = [{}] * count
+    with pytest.raises(InvalidInput, match=reason) as refused:
+        parse_dispute(canonical_json(fields))
+    assert ("exceed" in str(refused.value)) == (count > MOST_MOVES)

@@ -16,7 +16,7 @@ from tallystick.commit.state import Entry, summarise
 from tallystick.errors import InvalidInput, Mismatch, StoreError
 from tallystick.protocol.run_documents import JobRecord, Notes, PolicyRecord, Specification, StepRecord
 from tallystick.protocol.verdict import OBJECTION_LIMIT
-from tallystick.store.files import RunDirectory, frame_digest, read_whole, write_whole
+from tallystick.store.files import SPARSE_FROM, RunDirectory, frame_digest, read_whole, write_whole
 
 EVERY, STEPS = 3, 8
 
@@ -481,9 +481,14 @@ def test_a_file_longer_than_earlier_documents_allow_is_refused_unread(
 
 def test_a_checkpoint_that_is_hardly_on_the_disk_is_not_read(tmp_path: Path) -> None:
     run = written(tmp_path / "run", STEPS)
-    os.truncate(run.checkpoint_path(0), 1 << 40)
-    with pytest.raises(InvalidInput, match=r"claims 1099511627776 bytes and has \d+ on the disk"):
-        run.load_checkpoint(0)
+    for size, reason in (
+        (SPARSE_FROM, "not a safetensors file"),
+        (SPARSE_FROM + 1, r"claims 67108865 bytes and has \d+ on the disk"),
+        (1 << 40, r"claims 1099511627776 bytes and has \d+ on the disk"),
+    ):
+        os.truncate(run.checkpoint_path(0), size)
+        with pytest.raises(InvalidInput, match=reason):
+            run.load_checkpoint(0)
 
 
 def test_a_directory_has_one_writer(tmp_path: Path) -> None:

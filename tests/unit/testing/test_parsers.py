@@ -26,7 +26,8 @@ def documents() -> tuple[bytes, ...]:
 
 @cache
 def accepted(name: str) -> tuple[bytes, ...]:
-    return tuple(data for data in documents() if accepts(BY_NAME[name], data))
+    make = BY_NAME[name].own_seeds
+    return tuple(data for data in (documents() if make is None else make()) if accepts(BY_NAME[name], data))
 
 
 @st.composite
