@@ -66,11 +66,7 @@ WHERE = {
     "forged_entry": (ROUND, "gradient of conv1.weight"),
 }
 # The loss, coarse, goes with the log; the gradient needs other parities than the log's, which are against the rules.
-ALSO_UNDER_BF16 = {name: {"log_violation"} for name in ("other_data", "poisoned_label", "skipped_steps")} | {
-    "forged_entry": {
-        "mismatch"
-    }  # parities that move more than noise break no rule, and do not lead to its state
-}
+ALSO_UNDER_BF16 = {name: {"log_violation"} for name in ("other_data", "poisoned_label", "skipped_steps")}
 
 
 def order(policy: str) -> Order:
@@ -100,6 +96,11 @@ def test_a_cheat_is_caught_at_its_step_and_its_party_is_blamed(
         write_claim(run, source, claim)
     result = dispute(run, claim, source, defence=cheat.defence(source))
 
+    if policy == "bf16" and name == "forged_entry":
+        # Residues that move more than noise break no rule, and lead to its state: not accepted, and nobody is convicted.
+        assert report.verdict == "not_accepted" and report.first is not None
+        assert (report.first.step, result.loser) == (crime, "none")
+        return
     also = ALSO_UNDER_BF16.get(name, set[str]()) if policy == "bf16" else set[str]()
     assert report.verdict in EXPECTED_VERDICT[name] | also
     if report.verdict != "match":
@@ -178,6 +179,10 @@ def test_every_cheat_is_caught_under_adamw_and_its_cause_is_looked_for(
     result = dispute(run, claim, source, defence=cheat.defence(source))
     found = explain_audit(run, source, report, seconds=2.0)
 
+    if policy == "bf16" and name == "forged_entry":
+        assert report.verdict == "not_accepted" and report.first is not None
+        assert (report.first.step, result.loser) == (crime, "none")
+        return
     also = ALSO_UNDER_BF16.get(name, set[str]()) if policy == "bf16" else set[str]()
     assert report.verdict in EXPECTED_VERDICT[name] | also
     assert (result.loser, result.step) == (cheat.liar, crime)

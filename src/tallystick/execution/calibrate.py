@@ -22,6 +22,7 @@ from tallystick.execution.grids import (
     MOST_LIFT,
     NOISE_BAND,
     ROW_SPREAD,
+    SMALL_BITS,
     SMALL_FINER,
     SMALL_SITE,
     STILL,
@@ -565,7 +566,8 @@ def grid_for(
         band += band == NOISE_BAND  # which means something else; residues have a bit more instead
     if band <= highest and not (kind == Kind.GRADIENT and measured.rms == 0.0):
         grid = site_grid(policy, kind, band, measured.scales)
-        return replace(grid, floor=grid.floor - finer, residue_bits=MOST_RESIDUE_BITS) if is_few else grid
+        bits = grid.residue_bits + finer + SMALL_BITS if finer else MOST_RESIDUE_BITS
+        return replace(grid, floor=grid.floor - finer, residue_bits=bits) if is_few else grid
     if kind != Kind.GRADIENT:
         return None
     allowance = exponent_above(measured.largest) + policy.safety

@@ -214,7 +214,7 @@ class FollowTape:
             # Obeyed, such a header would lead to the trainer's own state, and there would be nothing to dispute.
             grid, payload = self._own_grid(kind, grid, x), None
         if grid.residue_bits:
-            found, near, steer = self._round_residues(grid, payload, x, out, key, name)
+            found, near, steer = self._round_residues((int(kind), ordinal), grid, payload, x, out, key, name)
         else:
             entries = SparseEntries.none(x.numel(), 1) if payload is None else decode(payload, x.numel(), 1)
             if not self._check_budget(grid, entries, name):
@@ -258,7 +258,7 @@ class FollowTape:
         total.near += found.near
 
     def _round_residues(
-        self, grid: SiteGrid, payload: bytes | None, x: Tensor, out: Tensor, key: Key, name: str
+        self, place: Site, grid: SiteGrid, payload: bytes | None, x: Tensor, out: Tensor, key: Key, name: str
     ) -> tuple[Followed, int, float]:
         """Round by residues; return what that showed, and how many elements a log could choose with what steer."""
         if x.numel() == 0:
@@ -275,8 +275,9 @@ class FollowTape:
                 f"{found.violations} of {x.numel()} residues need a boundary that is a band away or farther"
             )
             self.violations.append(Violation(name, found.violation, rule))
-        # A bias before a batch norm is nothing but noise: all of it may fall otherwise.
-        budget = x.numel() if x.numel() < SMALL_SITE else move_budget(grid, x.numel())
+        budget = move_budget(grid, x.numel())
+        if self._is_mostly_noise(place, block_rms(x, 1), x.numel()):
+            budget = x.numel()  # a bias before a batch norm: all of it may fall otherwise
         if found.moved > budget:
             self.excesses.append(
                 (None, Excess(f"residues of {name}", f"{budget} moved at most", f"{found.moved}"))

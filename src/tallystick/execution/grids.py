@@ -32,7 +32,7 @@ Site = tuple[int, int]  # kind and ordinal
 ACTIVATIONS = frozenset({Kind.ACTIVATION, Kind.ACTIVATION_GRADIENT})
 REACHED = 3  # bits of residues less than octaves between a gradient's largest element and its quantum
 SMALL_SITE = 256  # elements of a gradient below which octaves and bits more cost nothing beside the others
-SMALL_FINER, SMALL_BITS = 2, 3
+SMALL_FINER, SMALL_BITS = 2, 1  # octaves, and bits beyond those that they take
 SAMPLES = 1 << 16  # elements of a tensor that are looked at, at most
 
 
@@ -250,6 +250,13 @@ def with_residue_bits(grid: SiteGrid, x: Tensor, least: int) -> SiteGrid:
     octaves = scale_exponent(ratio) - grid.floor if math.isfinite(ratio) else 0
     bits = min(MOST_RESIDUE_BITS, max(least, octaves - REACHED, grid.band - grid.floor + 2))
     return grid if grid.residue_bits == bits else replace(grid, residue_bits=bits)
+
+
+def reach_of(grid: SiteGrid) -> float:
+    """Return the band of a site, over its scale: with residues of several bits a quarter of how far they reach."""
+    if grid.residue_bits < 2:
+        return math.ldexp(1.0, grid.band)
+    return math.ldexp((1 << grid.residue_bits - 1) - 0.5, grid.floor - 2)
 
 
 def site_grid(policy: Policy, kind: Kind, band: int, scales: np.ndarray) -> SiteGrid:

@@ -20,8 +20,6 @@ from torch import Tensor
 from tallystick.execution.capture import DecisionTape
 from tallystick.execution.grids import (
     NOISE_BAND,
-    SMALL_BITS,
-    SMALL_SITE,
     STILL,
     UNKNOWN_NOISE,
     UNSEEN,
@@ -235,8 +233,7 @@ class RecordTape:
             return grid
         base = self.base.sites.get((Kind.GRADIENT, ordinal))
         measured = grid.residue_bits if self.is_calibrated else 0 if base is None else base.residue_bits
-        fewest = self.policy.residue_bits + (SMALL_BITS if x.numel() < SMALL_SITE else 0)
-        return with_residue_bits(grid, x, max(measured, fewest))
+        return with_residue_bits(grid, x, max(measured, self.policy.residue_bits))
 
     def _with_signal(self, grid: SiteGrid, x: Tensor) -> SiteGrid:
         """Return the grid of a gradient that was noise only: another one where its values have outgrown that noise.

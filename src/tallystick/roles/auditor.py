@@ -25,7 +25,7 @@ from tallystick.execution.calibrate import SiteNoise, calibrate
 from tallystick.execution.determinism import environment_versions
 from tallystick.execution.follow_tape import FollowTape, Violation
 from tallystick.execution.freedom import Excess, Freedom
-from tallystick.execution.grids import is_noise_only
+from tallystick.execution.grids import is_noise_only, reach_of
 from tallystick.execution.job import Job, JobSource
 from tallystick.execution.program import verify_program
 from tallystick.execution.session import Session
@@ -771,8 +771,8 @@ def find_noisy_sites(
         if place[0] == Kind.STATE or grid is None or is_noise_only(grid):
             continue
         relative = _over_scales(noise, grid)
-        if session.policy.excuse * relative > 2.0**grid.band:
-            own, stated = f"noise {relative:.3g} of its scale", f"band {2.0**grid.band:.3g}"
+        if session.policy.excuse * relative > (band := reach_of(grid)):
+            own, stated = f"noise {relative:.3g} of its scale", f"band {band:.3g}"
             found.append(Deviation(step, "cannot_reproduce", session.site_name(place), None, own, stated))
     return found
 

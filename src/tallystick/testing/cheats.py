@@ -358,7 +358,7 @@ FEW = 64  # elements that a budget of moves does not tell from honest ones
 class _ForgingTape(RecordTape):
     """Moves one element far from any boundary by a quantum, and logs it as if it had been ambiguous.
 
-    Where a site is logged by residues, which are within reach of every element, moves all of them.
+    Where a site is logged by residues, which are within reach of every element, moves all of them as far as these say.
     """
 
     forging: bool = False
@@ -378,13 +378,12 @@ class _ForgingTape(RecordTape):
             if payload is not None and x.numel() > FEW:
                 self.forging = False
                 scales = torch.from_numpy(grid.scales.astype(np.int64)).to(flat.device)
-                flat += (
-                    torch.exp2((scales + grid.floor).double())
-                    .repeat_interleave(x.numel() // scales.numel())
-                    .to(flat)
-                )
+                far = max(1, (1 << grid.residue_bits - 1) - 1)  # quanta
+                flat += far * torch.exp2((scales + grid.floor).double()).repeat_interleave(
+                    x.numel() // scales.numel()
+                ).to(flat)
                 bits = grid.residue_bits
-                ahead = (decode_residues(payload, x.numel(), bits).values + 1) % (1 << bits)
+                ahead = (decode_residues(payload, x.numel(), bits).values + far) % (1 << bits)
                 self.payloads[address] = encode_residues(Residues.of(ahead, bits))
             return
         # Of the elements whose nearest boundary lies above, so that the log leads where the forger goes.

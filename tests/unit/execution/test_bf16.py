@@ -280,14 +280,16 @@ def test_a_noise_only_gradient_is_never_coded_by_residues() -> None:
 
 
 @pytest.mark.parametrize("elements", [24, 255])
-def test_a_small_gradient_has_all_bits_and_a_finer_quantum_whatever_its_noise_was(elements: int) -> None:
+def test_a_small_gradient_has_a_finer_quantum_where_it_is_quiet_and_all_bits_where_it_is_not(
+    elements: int,
+) -> None:
     """A bias before a batch norm: its next deviation may be twenty times those seen, and 24 numbers cost nothing."""
     for relative, silent in ((0.0, False), (2.0**-8, False), (0.1, False), (0.5, False), (0.51, True)):
         measured = SiteNoise(relative, np.array([3]), 1.0, 8.0 * relative, elements)
         grid = grid_for(BF16, Kind.GRADIENT, measured)
         assert grid is not None and is_noise_only(grid) == silent
-        quiet = relative <= 2.0**-8
-        assert silent or (grid.floor, grid.residue_bits, grid.band) == (-4 if quiet else -2, 7, -2)
+        floor, bits = (-4, 5) if relative <= 2.0**-8 else (-2, 7)
+        assert silent or (grid.floor, grid.residue_bits, grid.band) == (floor, bits, -2)
         assert find_policy_breaches(BF16, GridTable({GRADIENT: grid})) == []
     large = grid_for(BF16, Kind.GRADIENT, SiteNoise(0.01, np.array([3]), 1.0, 0.08, 256))
     assert large is not None and (large.floor, large.residue_bits) == (-2, 2)
