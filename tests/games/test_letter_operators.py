@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -25,7 +25,7 @@ from tallystick.protocol.operator_game import (
     open_operator_game,
     play_move,
 )
-from tallystick.protocol.operators import verify_opened_leaf
+from tallystick.protocol.operators import Objection, OperatorList, verify_opened_leaf
 from tallystick.protocol.trace import PARTIES, Party
 from tallystick.testing.letter_operators import (
     BASE,
@@ -130,6 +130,26 @@ def test_a_long_run_is_settled_in_ten_and_seven_and_eleven_rounds(step: int, ope
     assert rounds["checkpoints"] <= 10
     assert rounds["steps"] <= 7
     assert (match.judged, match.game.rounds <= 11) == ([operator], True)
+
+
+@dataclass(frozen=True)
+class Elsewhere(LetterAuditor):
+    """Objects, at the first wrong letter, to the one after it."""
+
+    def answer(self) -> OperatorList | None:
+        """Return the auditor's list, or None if it declines."""
+        at = first_wrong(self.handed)
+        assert at is not None
+        return OperatorList(BASE, [*list_of(self.handed).leaves[:at], Objection(at + 1).encode()])
+
+
+@pytest.mark.parametrize("wrong", [0, 9, 18])
+def test_an_objection_must_be_to_the_operator_that_was_found(wrong: int) -> None:
+    letters = letters_of(20, {wrong: 5})
+
+    match = match_of(LetterTrainer(letters), Elsewhere(letters), honest=None, handed=letters)
+
+    assert (loser(match), match.judged) == ("auditor", [])
 
 
 def test_an_auditor_that_finds_nothing_declines_and_the_step_is_judged() -> None:

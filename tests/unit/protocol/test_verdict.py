@@ -11,7 +11,7 @@ import pytest
 from tallystick.commit.merkle import leaf_hash, node_hash
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.protocol.run_documents import JobRecord, PolicyRecord, RunStatement, Specification, StepRecord
-from tallystick.protocol.run_proofs import StepProof
+from tallystick.protocol.run_proofs import StepProof, verify_step_proof
 from tallystick.protocol.transcript import Transcript
 from tallystick.protocol.verdict import (
     MOST_CHECKPOINTS,
@@ -173,9 +173,20 @@ def test_a_proof_is_of_a_tree_of_the_runs_own_size() -> None:
     spec = specification()
     sides = parties(spec, 3, skipped=True)
     good = pair(sides, 3)
-    for wrong in (replace(good[0], tree_size=8), replace(good[0], world_size=2)):
-        with pytest.raises((Mismatch, InvalidInput)):
+    own, fitting = good[0].tree_size, list[StepProof]()
+    for size in range(own + 1, 2 * own):
+        wrong = replace(good[0], tree_size=size)
+        try:
+            verify_step_proof(wrong, bytes.fromhex(sides[0].statement().root))
+        except (InvalidInput, Mismatch):
+            continue
+        fitting.append(wrong)  # the path has the same form in that tree, so the root alone does not tell
+    assert fitting
+    for wrong in fitting:
+        with pytest.raises(Mismatch, match="proof is of a tree of another size or number of ranks"):
             ruled(spec, sides, records=(wrong, good[1]))
+    with pytest.raises((InvalidInput, Mismatch)):
+        ruled(spec, sides, records=(replace(good[0], world_size=2), good[1]))
 
 
 def test_an_objection_is_to_a_step_of_the_trainers_own_run() -> None:
