@@ -44,7 +44,7 @@ STEP_SLACK = 4.0  # the noise of a single step may be that many times what the l
 DEAREST = 3.0  # times the log that finer grids may cost, where the noise leaves no steer as small as wanted
 FLIP = 2.0**-8
 """How far one sixteen-bit result that is rounded otherwise carries a gradient that hangs on it, relative (docs/adr/0026)."""
-FLIPS, STEADY_FLIPS = 24.0, 2.0  # of those in one step, and where no single one is most of the noise
+FLIPS, STEADY_FLIPS = 12.0, 2.0  # of those in one step, and where no single one is most of the noise
 CLUSTER, LARGEST_CLUSTER = (
     64,
     16,

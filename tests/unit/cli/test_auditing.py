@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from tallystick.protocol.attest import AuditClaim, read_claim
 from tallystick.protocol.envelope import parse_statement
@@ -121,7 +122,8 @@ def test_jitter_is_followed_too(tally, recorded: Path) -> None:
 
 def test_a_profile_runs_in_a_child_whose_answer_and_code_pass_through(tally, recorded: Path) -> None:
     x86 = platform.machine().lower() in ("x86_64", "amd64")
-    profile = "sse4,threads=1" if x86 else "threads=1"
+    threads = 2 if torch.get_num_threads() == 1 else 1
+    profile = f"sse4,threads={threads}" if x86 else f"threads={threads}"
 
     answer = tally("audit", recorded, "--profile", profile, "--json")
 
@@ -129,9 +131,10 @@ def test_a_profile_runs_in_a_child_whose_answer_and_code_pass_through(tally, rec
     assert (answer.code, fields["verdict"], fields["profile"]) == (
         0,
         "match",
-        "sse4,threads=1" if x86 else "native,threads=1",
+        profile if x86 else f"native,{profile}",
     )
-    if x86:
+    assert int(fields["environment"]["threads"]["own"]) == threads
+    if x86 and torch.backends.cpu.get_cpu_capability() != "DEFAULT":
         assert fields["environment"]["cpu_capability"]["own"] == "DEFAULT"
     assert tally("audit", recorded / "missing", "--profile", profile).code == 2
 

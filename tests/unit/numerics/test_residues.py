@@ -78,7 +78,7 @@ def check(
                 assert found.near == len(near)
             else:
                 assert (found.near, found.violations) == (n, 0)
-                assert 0.0 <= found.steer <= float(sum(each)) * longest
+                assert 0.0 <= found.steer <= float(sum(each)) * longest * (1.0 + 1e-12)
             assert found.energy == pytest.approx(math.fsum(v * v for v in followed), rel=1e-12, abs=1e-300)
     return values, followed
 
