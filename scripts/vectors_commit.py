@@ -728,6 +728,13 @@ def other_programs() -> list[tuple[str, str, str, Case]]:
         ("long-file", "A file of 16 MiB and a byte.", "must have at most 16777216", changed_helper(size=2**24 + 1)),
         ("no-main", "A main file that is not listed.", "main must be one of its files", {**program(), "main": "x.py"}),
         ("order", "Files not in order.", "strictly ascending", {**program(), "files": files[::-1]}),
+        ("variable", "A name of an environment variable with = in it.", "environment variable's name must",
+         {**program(), "environment": {"A=B": "absent"}}),
+        ("variable-value", "The value of an environment variable in place of its digest.", "environment variable RATE",
+         {**program(), "environment": {"RATE": "0.125"}}),
+        ("no-variables", "An empty list of environment variables.", "must be left out", {**program(), "environment": {}}),
+        ("many-variables", "65 environment variables.", "at most 64 environment variables",
+         {**program(), "environment": {f"V{n}": "absent" for n in range(65)}}),
         ("version", "A version of no characters.", "not a distribution", {**program(), "distributions": {"torch": ""}}),
     ]  # fmt: skip
 

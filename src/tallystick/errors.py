@@ -6,6 +6,7 @@
     +-- Nondeterminism      something that cannot be repeated elsewhere, by name
     |   +-- EditedOutside   what is trained was changed by something other than the optimizer
     +-- OtherProgram        code that is not the code committed to, by file or distribution
+    +-- JobFailed           a job's own code raised: which, where and what
     +-- ProtocolViolation   a move or a call that the rules do not allow
     +-- StoreError          the disk or the object store refused
 
@@ -38,6 +39,10 @@ class EditedOutside(Nondeterminism):
 
 class OtherProgram(TallyError):
     """Code that would run, or ran, is not the code that was committed to: nothing is said about anybody's computation."""
+
+
+class JobFailed(TallyError):
+    """A job's ``build`` or ``batch`` raised something: its author's, or this machine lacks what it reads."""
 
 
 class ProtocolViolation(TallyError):

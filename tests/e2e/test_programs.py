@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -14,8 +15,9 @@ from types import MappingProxyType
 import pytest
 
 import tallystick
-from tallystick.errors import InvalidInput, Mismatch, Nondeterminism, OtherProgram
+from tallystick.errors import InvalidInput, JobFailed, Mismatch, Nondeterminism, OtherProgram
 from tallystick.execution.job import find_source
+from tallystick.execution.program import LocalProgram
 from tallystick.numerics.policy import find_policy
 from tallystick.protocol.program import Program
 from tallystick.roles.auditor import AuditReport, Deviation, audit, write_claim
@@ -428,3 +430,139 @@ def test_a_step_that_does_not_end_on_the_auditors_machine_is_nobodys_fault(
     report = audit(run, find_source(str(job)))
     assert report.verdict == "cannot_reproduce"
     assert "the step does not end here: could not create a primitive" in str(report.first)
+
+
+READING = """
+import os
+import torch
+from tallystick.execution.job import Job
+
+def build(settings):
+    model = torch.nn.Linear(4, 1)
+    with torch.no_grad():
+        model.weight.fill_(0.5)
+    rate = float(os.environ.get("RATE", "0.125"))
+    where = os.environ["PLACE"] if "PLACE" in os.environ else "nowhere"
+
+    def batch(step):
+        if step == 2 and "late" in settings:
+            os.getenv("LATE")
+        if step == 2 and "gone" in settings and not os.path.exists(settings["gone"]):
+            raise FileNotFoundError(2, "No such file", settings["gone"])
+        return torch.arange(8.0).reshape(2, 4) / (8 + step)
+
+    return Job(model, torch.optim.SGD(model.parameters(), lr=rate), batch, lambda m, x: m(x).square().mean(), 4)
+"""
+
+
+@pytest.fixture
+def reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("RATE", raising=False)
+    monkeypatch.setenv("PLACE", "/a/directory/of/mine")
+    (tmp_path / "job").mkdir()
+    file = tmp_path / "job" / "reading.py"
+    file.write_text(READING)
+    return file
+
+
+def test_variables_that_a_job_reads_are_committed_without_their_values(reading: Path, tmp_path: Path) -> None:
+    run = recorded(reading, tmp_path / "run")
+    place = hashlib.sha256(b"/a/directory/of/mine").hexdigest()
+    assert run.load_specification().job.program.environment == {"PLACE": place, "RATE": "absent"}
+    assert not [p for p in run.path.rglob("*") if p.is_file() and b"/a/directory" in p.read_bytes()]
+    report = audit(run, find_source(str(reading)))
+    assert report.verdict == "match" and not report.environment
+
+
+def test_a_job_whose_files_read_no_variable_commits_to_none(run: RunDirectory) -> None:
+    assert b'"environment"' not in (run.path / "specification.json").read_bytes()
+
+
+def test_a_variable_of_another_value_accuses_nobody(
+    reading: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RATE", "0.25")
+    run, source = recorded(reading, tmp_path / "run"), find_source(str(reading))
+    stated = hashlib.sha256(b"0.25").hexdigest()
+    monkeypatch.setenv("RATE", "0.125")
+    claimed = RunDirectory(tmp_path / "claimed")
+    assert not isinstance(write_claim(run, source, claimed), Deviation)
+    own = hashlib.sha256(b"0.125").hexdigest()
+
+    report = audit(run, source)
+    assert report.verdict == "cannot_reproduce"
+    assert firsts(report)[0] == ("environment variable RATE", own, stated)
+    assert report.environment["environment variable RATE"] == (own[:32], stated[:32])
+    with pytest.raises(OtherProgram, match=f"environment variable RATE is {own}, stated is {stated}"):
+        dispute(run, claimed, source, level="steps")
+    monkeypatch.setenv("RATE", "0.25")
+    assert audit(run, source).verdict == "match"
+    assert dispute(run, claimed, source, level="steps").outcome == "agreement"
+
+
+def test_a_variable_that_changes_nothing_leaves_a_match(
+    reading: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = recorded(reading, tmp_path / "run")
+    monkeypatch.setenv("PLACE", "/elsewhere")
+    report = audit(run, find_source(str(reading)))
+    assert report.verdict == "match"
+    assert list(report.environment) == ["environment variable PLACE"]
+
+
+def test_a_run_that_keeps_silent_about_a_variable_accuses_nobody_either(
+    reading: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RATE", "0.25")
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalProgram, "note_variable", lambda *_: None)
+        run = recorded(reading, tmp_path / "run")
+    assert run.load_specification().job.program.environment == {}
+    monkeypatch.setenv("RATE", "0.5")
+    report = audit(run, find_source(str(reading)))
+    assert report.verdict == "cannot_reproduce"
+    assert firsts(report)[0][::2] == ("environment variable PLACE", "not read")
+
+
+def test_a_forged_result_is_a_mismatch_whatever_the_variables_are(
+    reading: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What contradicts itself needs no repetition."""
+    run = recorded(reading, tmp_path / "run")
+    final = max(run.path.glob("checkpoints/*"))
+    data = bytearray(final.read_bytes())
+    data[-1] ^= 1
+    final.write_bytes(data)
+    monkeypatch.setenv("PLACE", "/elsewhere")
+    assert audit(run, find_source(str(reading))).verdict == "mismatch"
+
+
+def test_a_variable_read_late_or_changed_before_resuming_is_refused(
+    reading: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(OtherProgram, match="step 2: environment variable LATE was read after"):
+        recorded(reading, tmp_path / "late", late="1")
+    recorded(reading, tmp_path / "run")
+    (tmp_path / "run" / "run.json").unlink()
+    monkeypatch.setenv("RATE", "0.25")
+    order = Order(find_source(str(reading)), {}, find_policy("fp64"), checkpoint_every=EVERY)
+    with pytest.raises(OtherProgram, match="another one: environment variable RATE is"):
+        record(order, RunDirectory(tmp_path / "run"), resume=True)
+
+
+def test_a_job_that_raises_is_said_to_with_its_line(reading: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data.pt"
+    with pytest.raises(
+        JobFailed, match=r"batch\(2\) raised FileNotFoundError: .*data\.pt.*\(line 17 of reading.py\)"
+    ):
+        recorded(reading, tmp_path / "failed", gone=str(data))
+    data.touch()
+    run = recorded(reading, tmp_path / "run", gone=str(data))
+    data.unlink()
+    report = audit(run, find_source(str(reading)))
+    assert report.verdict == "cannot_reproduce" and "batch(2) raised FileNotFoundError" in str(report.first)
+    reading.write_text(READING.replace("model = ", "model = 1 / 0\n    model = "))
+    with pytest.raises(
+        JobFailed, match=r"build raised ZeroDivisionError: division by zero \(line 7 of reading.py\)$"
+    ):
+        find_source(str(reading)).build({})

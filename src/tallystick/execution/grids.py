@@ -247,9 +247,13 @@ def with_residue_bits(grid: SiteGrid, x: Tensor, least: int) -> SiteGrid:
     low, high = torch.aminmax(x.detach().reshape(grid.scales.size, -1), dim=1)
     largest = torch.maximum(-low, high).double().cpu().numpy()
     ratio = float((largest * np.exp2(-grid.scales.astype(np.float64))).max())
-    octaves = scale_exponent(ratio) - grid.floor if math.isfinite(ratio) else 0
-    bits = min(MOST_RESIDUE_BITS, max(least, octaves - REACHED, grid.band - grid.floor + 2))
+    bits = bits_for(grid, scale_exponent(ratio) if math.isfinite(ratio) else grid.floor, least)
     return grid if grid.residue_bits == bits else replace(grid, residue_bits=bits)
+
+
+def bits_for(grid: SiteGrid, largest: int, least: int) -> int:
+    """Return the bits of residues where the largest element lies below ``2**largest`` times its scale."""
+    return min(MOST_RESIDUE_BITS, max(least, largest - grid.floor - REACHED, grid.band - grid.floor + 2))
 
 
 def reach_of(grid: SiteGrid) -> float:

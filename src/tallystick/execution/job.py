@@ -15,7 +15,9 @@ from __future__ import annotations
 import hashlib
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -24,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tallystick.errors import InvalidInput
+from tallystick.errors import InvalidInput, JobFailed, TallyError
 from tallystick.execution.draws import drawing_portably, portable_draws
 from tallystick.execution.program import LocalProgram, locate
 
@@ -104,14 +106,16 @@ class JobSource:
         Raises:
             InvalidInput: the source has no ``build``, it returns something else, or it imports what is not there.
             OtherProgram: it imports what the run that is repeated does not state.
+            JobFailed: its code raised anything else.
         """
+        self.program.read_anew()
         try:
             build = getattr(_module_of(self), "build", None)
             if not callable(build):
                 raise InvalidInput(
                     f"job {self.path}: a job needs a function build(settings) -> Job, found none"
                 )
-            with portable_draws(seed, "build"):
+            with portable_draws(seed, "build"), _blaming(self, "build"):
                 job = build(dict(settings))
         except ImportError as problem:
             hint = "its own modules lie beside its file, all others are installed here"
@@ -120,8 +124,32 @@ class JobSource:
             raise InvalidInput(f"job {self.path}: {problem}; {hint}") from problem
         if not isinstance(job, Job):
             raise InvalidInput(f"job {self.path}: build returned {type(job).__name__}, a Job is needed")
-        job.batch = drawing_portably(job.batch, seed)
+        batch = drawing_portably(job.batch, seed)
+
+        def blamed(step: int) -> Batch:
+            with _blaming(self, f"batch({step})"):
+                return batch(step)
+
+        job.batch = blamed
         return job
+
+
+@contextmanager
+def _blaming(source: JobSource, what: str) -> Generator[None]:
+    """Inside, an exception of the job's own is said to be that, with the last line of the job that led to it."""
+    try:
+        yield
+    except (TallyError, ImportError):
+        raise
+    except Exception as problem:
+        lines = [each for each in traceback.extract_tb(problem.__traceback__) if each.filename == source.path]
+        where = f" (line {lines[-1].lineno} of {source.name})" if lines else ""
+        hint = ""
+        if isinstance(problem, OSError):
+            hint = f"; a relative path is read from {Path.cwd()}"
+        raise JobFailed(
+            f"job {source.path}: {what} raised {type(problem).__name__}: {problem}{where}{hint}"
+        ) from problem
 
 
 _PROGRAMS: dict[tuple[str, str], LocalProgram] = {}

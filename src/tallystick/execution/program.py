@@ -1,5 +1,7 @@
 """The code that a job or a training loop really runs: its file and every module it imports that is not installed.
 
+Which environment variables a job's own files read is noted too, from when the job is built.
+
 A job's modules are imported from their source, never from a ``.pyc`` beside it, by a finder that notes the bytes executed and,
 where a run is repeated, refuses what the run does not state. What was imported before, or from elsewhere, is found by
 following the imports of the program's files through ``sys.modules``.
@@ -11,6 +13,7 @@ import ast
 import functools
 import hashlib
 import importlib.metadata
+import inspect
 import os
 import site
 import stat
@@ -21,6 +24,7 @@ from dataclasses import dataclass, field
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
+from typing import Any
 
 from tallystick.errors import InvalidInput, OtherProgram
 from tallystick.protocol.program import (
@@ -31,6 +35,7 @@ from tallystick.protocol.program import (
     Program,
     ProgramDifference,
     ProgramFile,
+    compare_environments,
     compare_files,
     compare_versions,
     in_words,
@@ -52,6 +57,7 @@ class LocalProgram:
         module: as it was loaded; None before.
         executed: of every module that the finder loaded: file and bytes.
         allowed: what a run that is repeated states; None to load anything.
+        environment: of each environment variable that its files read, as ``Program`` states it.
     """
 
     name: str
@@ -61,6 +67,7 @@ class LocalProgram:
     module: ModuleType | None = None
     executed: dict[str, tuple[Path, bytes]] = field(default_factory=dict[str, tuple[Path, bytes]])
     allowed: Program | None = None
+    environment: dict[str, str] = field(default_factory=dict[str, str])
     _parked: dict[str, ModuleType] = field(default_factory=dict[str, ModuleType])
     _names: frozenset[str] = frozenset()
 
@@ -103,7 +110,7 @@ class LocalProgram:
             ProgramFile(name, len(data), hashlib.sha256(data).hexdigest())
             for name, data in sorted(contents.items())
         )
-        return Program(self.name, files, _versions(tops)), contents
+        return Program(self.name, files, _versions(tops), dict(self.environment)), contents
 
     def compare_before(self, stated: Program) -> list[ProgramDifference]:
         """Return in what this machine's files and distributions differ from those stated, having run nothing."""
@@ -129,6 +136,11 @@ class LocalProgram:
         Raises:
             OtherProgram: something was; by name.
         """
+        if late := sorted(self.environment.keys() - stated.environment.keys()):
+            raise OtherProgram(
+                f"step {step}: environment variable {late[0]} was read after the program had been committed to; "
+                "read it in build, or make it a setting of the job"
+            )
         names = frozenset(sys.modules)
         if names == self._names:
             return
@@ -138,6 +150,23 @@ class LocalProgram:
                 f"step {step}: {found[0].subject} was loaded after the program had been committed to; "
                 "import it where the program begins, or in build or batch before the first step"
             )
+
+    def compare_environment(self, stated: Program) -> list[ProgramDifference]:
+        """Return the environment variables read by now whose values differ from those stated, or that are not stated."""
+        read = stated.environment.keys() & self.environment.keys()
+        return compare_environments(
+            self.environment, {name: stated.environment[name] for name in sorted(read)}
+        )
+
+    def read_anew(self) -> None:
+        """Take what the variables read so far are now."""
+        for name in self.environment:
+            self.environment[name] = _stated_value(os.environ.get(name))
+
+    def note_variable(self, file: str, name: str, value: str | None) -> None:
+        """Note that code of ``file`` read an environment variable, if that file is the program's."""
+        if file == str(self.file) or any(file == str(each) for each, _ in self.executed.values()):
+            self.environment.setdefault(name, _stated_value(value))
 
     # -- files -------------------------------------------------------------------------------------
 
@@ -180,6 +209,7 @@ class LocalProgram:
         _FINDER.program = self
         for name in [name for name in self._parked if name not in sys.modules]:
             sys.modules[name] = self._parked.pop(name)
+        _watch_environment()
         if _FINDER not in sys.meta_path:
             at = next((n for n, each in enumerate(sys.meta_path) if each is PathFinder), len(sys.meta_path))
             sys.meta_path.insert(at, _FINDER)
@@ -195,6 +225,7 @@ class LocalProgram:
         self.park()
         self._parked.clear()
         self.executed.clear()
+        self.environment.clear()
         self.module = None
 
     def take(self, name: str, file: Path, data: bytes) -> None:
@@ -259,6 +290,38 @@ class _Finder:
 
 
 _FINDER = _Finder()
+
+
+@functools.cache
+def _watch_environment() -> None:
+    """Have ``os.environ`` say from now on which of the active program's files read which variable."""
+    plain: Any = type(os.environ)
+
+    def read(self: object, name: object) -> object:
+        value = None
+        try:
+            value = plain.__getitem__(self, name)
+        finally:
+            frame = inspect.currentframe()
+            while frame is not None and frame.f_globals.get("__name__") in _READERS:
+                frame = frame.f_back
+            if frame is not None and _FINDER.program is not None:
+                _FINDER.program.note_variable(frame.f_code.co_filename, str(name), value)
+        return value
+
+    os.environ.__class__ = type("Environ", (plain,), {"__getitem__": read})
+
+
+_READERS = (
+    __name__,
+    "os",
+    "_collections_abc",
+    "collections.abc",
+)  # what stands between a reader and a variable
+
+
+def _stated_value(value: str | None) -> str:
+    return ABSENT if value is None else hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def locate(name: str, root: Path | None = None) -> Path | None:
@@ -400,11 +463,17 @@ def _held_by(module: ModuleType | None) -> list[str]:
     return [name for name in found if isinstance(name, str)]
 
 
-def verify_program(program: LocalProgram, stated: Program) -> None:
+def verify_program(program: LocalProgram, stated: Program, *, accusing: bool = False) -> None:
     """Return if what is loaded by now is what is stated.
+
+    What an environment variable names may be the same under another value (a directory, say). Where somebody is accused
+    its value must be the one stated.
 
     Raises:
         OtherProgram: it is not; by name.
     """
-    if found := program.compare_loaded(stated):
+    found = program.compare_loaded(stated)
+    if accusing:
+        found += program.compare_environment(stated)
+    if found:
         raise OtherProgram(in_words(found))

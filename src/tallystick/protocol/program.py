@@ -23,6 +23,7 @@ FILE_LIMIT = 2**24  # bytes of one file
 PROGRAM_LIMIT = 2**26  # bytes of all files
 MOST_FILES = 4096
 MOST_DISTRIBUTIONS = 4096
+MOST_VARIABLES = 64
 LONGEST_NAME = 240  # bytes
 LONGEST_VERSION = 100
 
@@ -31,6 +32,9 @@ _PART = r"(?!\.)[ !#-)+-.0-9;=@-\[\]-{}~]*[!#-)+,\-0-9;=@-\[\]-{}~]"
 _NAME = re.compile(rf"{_PART}(?:/{_PART})*", re.ASCII)
 _DISTRIBUTION = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?", re.ASCII)
 _VERSION = re.compile(rf"[!-~]{{1,{LONGEST_VERSION}}}", re.ASCII)
+_VARIABLE = re.compile(r"[!-<>-~]{1,128}", re.ASCII)
+ABSENT = "absent"
+UNREAD = "not read"
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,8 @@ class Program:
         main: name of the file that was run: the job's, or the main program's; empty if there are no files.
         files: ascending by name.
         distributions: version by name.
+        environment: of each environment variable that the files read: SHA-256 of its value in UTF-8, hexadecimal, or
+            ``absent``. No value is written: it may be a place on somebody's machine, or secret.
 
     Raises:
         InvalidInput: a name, size, digest or version breaks its rule, or the files are not in order.
@@ -74,6 +80,7 @@ class Program:
     main: str = ""
     files: tuple[ProgramFile, ...] = ()
     distributions: Mapping[str, str] = field(default_factory=dict[str, str])
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def __post_init__(self) -> None:
         if len(self.files) > MOST_FILES or len(self.distributions) > MOST_DISTRIBUTIONS:
@@ -95,13 +102,26 @@ class Program:
                 raise InvalidInput(
                     f"program: not a distribution and its version: {name[:80]!r} {version[:80]!r}"
                 )
+        if len(self.environment) > MOST_VARIABLES:
+            raise InvalidInput(
+                f"program: at most {MOST_VARIABLES} environment variables may be read, by name; read are "
+                f"{len(self.environment)}; what a job depends on is better a setting"
+            )
+        for name, value in self.environment.items():
+            if _VARIABLE.fullmatch(name) is None:
+                raise InvalidInput(
+                    f"program: an environment variable's name must be 1 to 128 printable characters of ASCII without =, "
+                    f"is {name[:80]!r}"
+                )
+            if value != ABSENT:
+                parse_hex(value, n_bytes=HASH_BYTES, what=f"program: environment variable {name}")
 
     def digests(self) -> dict[str, str]:
         """Return the digest of each file by name, hexadecimal."""
         return {file.name: file.sha256 for file in self.files}
 
     def digest(self) -> str:
-        """Return the hexadecimal digest over all files and which of them is run; distributions are no part of it."""
+        """Return the hexadecimal digest over all files and which of them is run, and over nothing else."""
         return digest(PROGRAM_TAG, canonical_json({"files": self._files(), "main": self.main})).hex()
 
     def _files(self) -> list[dict[str, object]]:
@@ -109,7 +129,10 @@ class Program:
 
     def fields(self) -> dict[str, object]:
         """Return the program as a JSON object."""
-        return {"distributions": dict(self.distributions), "files": self._files(), "main": self.main}
+        found: dict[str, object] = {
+            "distributions": dict(self.distributions), "files": self._files(), "main": self.main,
+        }  # fmt: skip
+        return found | ({"environment": dict(self.environment)} if self.environment else {})
 
 
 def parse_program(value: object, *, what: str) -> Program:
@@ -118,17 +141,22 @@ def parse_program(value: object, *, what: str) -> Program:
     Raises:
         InvalidInput: it is malformed.
     """
-    fields = Fields(value, what=what, names=("distributions", "files", "main"))
+    names = ["distributions", "files", "main"]
+    reads = isinstance(value, dict) and "environment" in value
+    fields = Fields(value, what=what, names=[*names, "environment"] if reads else names)
     files: list[ProgramFile] = []
     for item in fields.items("files"):
         file = Fields(item, what=f"{what}: file", names=("name", "sha256", "size"))
         files.append(ProgramFile(file.text("name"), file.integer("size"), file.text("sha256")))
-    return Program(fields.text("main"), tuple(files), fields.text_mapping("distributions"))
+    environment = fields.text_mapping("environment") if reads else {}
+    if reads and not environment:
+        raise InvalidInput(f"{what}: environment must be left out where no variable was read, is empty")
+    return Program(fields.text("main"), tuple(files), fields.text_mapping("distributions"), environment)
 
 
 @dataclass(frozen=True)
 class ProgramDifference:
-    """One file or distribution in which two programs differ; ``own`` and ``stated`` are digests, versions or ``absent``."""
+    """One file, distribution or environment variable in which two programs differ; digests, versions or ``absent``."""
 
     subject: str
     own: str
@@ -138,14 +166,13 @@ class ProgramDifference:
         return f"{self.subject} is {self.own}, stated is {self.stated}"
 
 
-ABSENT = "absent"
-
-
 def compare_programs(own: Program, stated: Program) -> list[ProgramDifference]:
-    """Return in which files and distributions two programs differ, files first."""
-    return compare_files(own.digests(), stated.digests()) + compare_versions(
-        own.distributions, stated.distributions
-    )
+    """Return in which files, distributions and environment variables two programs differ, in this order."""
+    return [
+        *compare_files(own.digests(), stated.digests()),
+        *compare_versions(own.distributions, stated.distributions),
+        *compare_environments(own.environment, stated.environment),
+    ]
 
 
 def compare_files(own: Mapping[str, str], stated: Mapping[str, str]) -> list[ProgramDifference]:
@@ -166,6 +193,15 @@ def compare_versions(own: Mapping[str, str], stated: Mapping[str, str]) -> list[
         ProgramDifference(f"distribution {name}", own.get(name, ABSENT), stated.get(name, ABSENT))
         for name in sorted(own.keys() | stated.keys())
         if own.get(name, ABSENT).partition("+")[0] != stated.get(name, ABSENT).partition("+")[0]
+    ]
+
+
+def compare_environments(own: Mapping[str, str], stated: Mapping[str, str]) -> list[ProgramDifference]:
+    """Return the environment variables whose values differ, or that one side's program alone has read."""
+    return [
+        ProgramDifference(f"environment variable {name}", own.get(name, UNREAD), stated.get(name, UNREAD))
+        for name in sorted(own.keys() | stated.keys())
+        if own.get(name, UNREAD) != stated.get(name, UNREAD)
     ]
 
 

@@ -169,7 +169,7 @@ class CalibrationReport:
         least = math.floor(math.log10(min((mark.y for mark in marks), default=1.0))) - 3
         lowest = min(max(least, LOWEST_SHARES[0]), LOWEST_SHARES[1])
         centre = [math.floor(mark.x) for mark in marks] or [policy.gradient_band[0]]
-        first, last = min(centre) - AROUND[0], min(max(centre) + AROUND[1], policy.gradient_band[1] + 2)
+        first, last = min(centre) - AROUND[0], min(max(centre) + AROUND[1], policy.gradient_band[1] + 2, -1)
         curves = [
             Curve(f"logged, the policy's grid {_grid_name(policy)}", self._ambiguity(policy, first, last))
         ]
@@ -206,6 +206,8 @@ class CalibrationReport:
         ]
 
     def _ambiguity(self, policy: Policy, first: int, last: int) -> list[tuple[float, float]]:
+        if policy.residue_bits:
+            return [(float(band), 1.0) for band in range(first, last + 1)]
         sites = self._gradients()
         total = sum(m.numel for m in sites) or 1
         points: list[tuple[float, float]] = []

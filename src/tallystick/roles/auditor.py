@@ -20,7 +20,7 @@ import numpy as np
 
 from tallystick.commit.encoding import hex_float, parse_hex_float
 from tallystick.commit.state import Entry, summarise
-from tallystick.errors import EditedOutside, InvalidInput, Mismatch, Nondeterminism, OtherProgram
+from tallystick.errors import EditedOutside, InvalidInput, JobFailed, Mismatch, Nondeterminism, OtherProgram
 from tallystick.execution.calibrate import SiteNoise, calibrate
 from tallystick.execution.determinism import environment_versions
 from tallystick.execution.follow_tape import FollowTape, Violation
@@ -205,12 +205,22 @@ def audit(
                 _audit_segment(replay, directory, transcript, start, end, report, progress)
             )
         verify_program(source.program, specification.job.program)
+        _excuse_environment(report, source.program.compare_environment(specification.job.program))
     except OtherProgram as problem:  # whatever was found before, other code may have found
         cause = _uncommitted(problem)
         report.segments = [SegmentResult(a, b, "cannot_reproduce", [cause]) for a, b in segments]
     finally:
         replay.session.close()
     return report
+
+
+def _excuse_environment(report: AuditReport, found: Sequence[ProgramDifference]) -> None:
+    """Accuse nobody of a step that was repeated with other environment variables than the program read there."""
+    report.environment |= {each.subject: (each.own[:32], each.stated[:32]) for each in found}
+    for segment in report.segments if found else ():
+        if segment.verdict in ACCUSING and all(each.subject != EVIDENCE for each in segment.deviations):
+            segment.verdict = "cannot_reproduce"
+            segment.deviations[:0] = [replace(each, step=segment.start) for each in program_deviations(found)]
 
 
 @dataclass
@@ -410,7 +420,10 @@ def _audit_segment(
                 Deviation(step, "log_violation", "log", None, str(problem), "a valid log")
             )
             break
-        except RuntimeError as problem:  # of torch: this machine has no such operator, or no memory for it
+        except (
+            RuntimeError,
+            JobFailed,
+        ) as problem:  # of torch: this machine has no such operator, or no memory for it; or of the job
             acceptance.discard()
             return _not_done(
                 result, step, f"the step does not end here: {str(problem).splitlines()[0][:200]}"

@@ -17,7 +17,7 @@ from tallystick.commit.encoding import Fields, canonical_json, parse_canonical_j
 from tallystick.errors import InvalidInput, Nondeterminism, StoreError
 from tallystick.execution.calibrate import calibrate, exponent_above, grid_for
 from tallystick.execution.determinism import Profile
-from tallystick.execution.grids import is_noise_only
+from tallystick.execution.grids import bits_for, is_noise_only
 from tallystick.execution.job import Job, JobSource
 from tallystick.execution.probe_tapes import ProbeTape
 from tallystick.execution.session import Session
@@ -38,7 +38,7 @@ from tallystick.execution.survey import (
 )
 from tallystick.numerics.grid_table import SiteGrid
 from tallystick.numerics.log import Kind
-from tallystick.numerics.noise import ambiguous_share, entry_bits, relative_share
+from tallystick.numerics.noise import DEEPEST, ambiguous_share, entry_bits, relative_share
 from tallystick.numerics.policy import CHOICES, SPARSEST, Policy, policy_of
 from tallystick.protocol.calibration import CalibrationChoice, SiteChoice
 from tallystick.roles.trainer import open_session
@@ -296,13 +296,20 @@ def _charge(total: _Sum, measured: Measured, grid: SiteGrid) -> None:
         total.parameters += numel
     if is_noise_only(grid):
         return
-    if kind == Kind.STATE:
+    if grid.residue_bits:  # of every element, and any may be chosen
+        bits = grid.residue_bits
+        if kind == Kind.GRADIENT and measured.exponents is not None and measured.exponents.any():
+            bits = bits_for(grid, DEEPEST + 1 + int(measured.exponents.nonzero()[0][-1]), bits)
+        total.bits += numel * bits + PAYLOAD_BITS
+        share = free = 1.0
+    elif kind == Kind.STATE:
         share, free = (relative_share(grid.precision, grid.band, widened=w) for w in (0, 1))
     elif measured.exponents is None:
         return
     else:
         share, free = (ambiguous_share(measured.exponents, grid, widened=w) for w in (0, 1))
-    total.log(numel, share)
+    if not grid.residue_bits:
+        total.log(numel, share)
     total.free += numel * free
     if kind == Kind.GRADIENT:
         total.ambiguous += numel * share

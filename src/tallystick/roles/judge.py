@@ -126,6 +126,11 @@ class DisputeResult:
     objection: LogObjection | None = None
     ledger: Ledger = field(default_factory=Ledger)
 
+    @property
+    def accuses(self) -> bool:
+        """Whether somebody loses for what was computed, not for silence."""
+        return self.loser != "none" and self.outcome == "fault"
+
     def encode(self) -> bytes:
         """Return the canonical JSON of the verdict."""
         return Verdict(
@@ -218,7 +223,7 @@ def dispute(
             Signing(keys, asked or {}), answers_itself=defence is not None, ledger=ledger, panel=panel,
         )  # fmt: skip
         result = referee.rule()
-        verify_program(source.program, ours.specification.job.program)
+        verify_program(source.program, ours.specification.job.program, accusing=result.accuses)
         return result
     finally:
         replay.session.close()
@@ -243,7 +248,7 @@ def referee(docket: Docket, source: JobSource) -> DisputeResult:
             Signing(keys, keys), answers_itself=True, ledger=ledger, panel=panel,
         )  # fmt: skip
         result = referee.rule()
-        verify_program(source.program, ours.specification.job.program)
+        verify_program(source.program, ours.specification.job.program, accusing=result.accuses)
         return result
     finally:
         replay.session.close()

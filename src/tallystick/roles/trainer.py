@@ -489,5 +489,9 @@ def _must_be_same_order(specification: Specification, order: Order, job: Job, po
         if was != wanted:
             raise InvalidInput(f"--resume: {what} of the run is {was}, this order has {wanted}")
     program = order.source.program
-    if found := program.compare_before(stated.job.program) or program.compare_loaded(stated.job.program):
+    if found := (
+        program.compare_before(stated.job.program)
+        or program.compare_loaded(stated.job.program)
+        or program.compare_environment(stated.job.program)
+    ):
         raise OtherProgram(f"--resume: the run's program is another one: {in_words(found)}")

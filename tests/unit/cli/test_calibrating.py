@@ -63,6 +63,35 @@ def test_the_finest_grid_within_what_is_wanted_is_proposed(
         assert fields["expected"][name] * 2.2 > limit
 
 
+@pytest.mark.parametrize(("log_bits", "floor"), [(None, -2), ("5", -4), ("4", -3), ("3.5", -3), ("2.5", -2)])
+def test_residues_cost_their_bits(tally, job: Path, tmp_path: Path, log_bits: str | None, floor: int) -> None:
+    """What is expected is what a run of the proposed grid then writes."""
+    wanted = [] if log_bits is None else ["--log-bits", log_bits]
+    settings = ("--set", "width=256")
+    fields = json.loads(
+        tally(
+            "calibrate", job, "--policy", "bf16", *settings, *wanted, "--out", tmp_path / "b.json", "--json"
+        ).out
+    )
+    assert fields["parameters"]["gradient_floor"] == floor
+    answer = tally(
+        "record",
+        job,
+        "--bands",
+        tmp_path / "b.json",
+        *settings,
+        "--steps",
+        "2",
+        "--run",
+        tmp_path / "run",
+        "--json",
+    )
+    assert answer.code == 0, answer
+    steps = [json.loads(line) for line in (tmp_path / "run" / "steps.jsonl").read_bytes().splitlines()]
+    parameters = sum(site["elements"] for site in fields["sites"] if site["kind"] == "gradient")
+    assert steps[1]["log_bytes"] * 8 / parameters == pytest.approx(fields["expected"]["log_bits"], rel=0.1)
+
+
 def test_what_cannot_be_had_is_said_and_nothing_is_written(tally, job: Path, tmp_path: Path) -> None:
     out = tmp_path / "bands.json"
     answer = calibrate(tally, job, "--log-bits", "0.000001", "--out", out, "--json")
