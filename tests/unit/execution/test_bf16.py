@@ -13,16 +13,25 @@ import torch
 from torch import Tensor, nn
 
 from tallystick.errors import InvalidInput, Nondeterminism
-from tallystick.execution.calibrate import SiteNoise, choose_rows, decision_band, grid_for, safety_of
+from tallystick.execution.calibrate import (
+    Calibration,
+    SiteNoise,
+    choose_rows,
+    decision_band,
+    grid_for,
+    safety_of,
+)
 from tallystick.execution.capture import Capture, Findings
 from tallystick.execution.follow_tape import FollowTape, find_policy_breaches
-from tallystick.execution.freedom import FLIP
+from tallystick.execution.freedom import FLIP, Yardstick
 from tallystick.execution.grids import (
     NOISE_BAND,
+    bits_for,
     floor_exponent,
     has_dips,
     is_noise_only,
     lowest_scale,
+    reach_of,
     residue_bits_of,
     row_scales_of,
     settled_scales,
@@ -386,6 +395,66 @@ def test_a_scale_that_the_step_before_had_may_be_kept_less_an_octave() -> None:
         tape = FollowTape(BF16, before, Frame.of(payloads), before)
         tape.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
         assert sum("is too wide" in v.rule for v in tape.violations) == noted
+
+
+def silent_in(floor: int) -> GridTable:
+    """A gradient declared to be nothing but noise below ``2**floor``."""
+    return GridTable({GRADIENT: site_grid(BF16, Kind.GRADIENT, NOISE_BAND, np.array([floor - NOISE_BAND]))})
+
+
+def heard(largest: float, elements: int, table: GridTable) -> Yardstick:
+    """A follower's own measurement: values near 2**0 that deviate by ``largest`` at most."""
+    noise = SiteNoise(largest, np.zeros(1, dtype=np.int64), 1.0, largest, elements)
+    return Yardstick(BF16, Calibration({GRADIENT: noise}, table))
+
+
+def violated(x: Tensor, before: GridTable, table: GridTable, base: GridTable, own: Yardstick) -> list[str]:
+    """What a follower with its ``own`` measurement says of a header that goes from ``before`` to ``table``."""
+    payloads: dict[SiteAddress, bytes] = {}
+    if not is_noise_only(table.sites[GRADIENT]):
+        payloads[AT] = encode_residues(Residues.of([0] * x.numel(), BITS))
+    if table != before:
+        payloads[SiteAddress(0, 0, Kind.GRID, 0)] = before.diff(table)
+    tape = FollowTape(BF16, before, Frame.of(payloads), base, yardstick=own)
+    tape.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
+    return [v.rule for v in tape.violations]
+
+
+def test_what_is_noise_on_both_sides_may_be_five_octaves_larger_here_and_what_is_heard_here_may_not() -> None:
+    """Its values have 2**0 (rms 1): declared floors down to 2**-5 are met."""
+    x = torch.ones(N)
+    for floor, noisy_here, heard_here in ((0, 0, 0), (-1, 0, 1), (-5, 0, 1), (-6, 1, 1)):
+        silent = silent_in(floor)
+        assert len(violated(x, silent, silent, silent, heard(2.0, N, silent))) == noisy_here
+        loud = GridTable({GRADIENT: site_grid(BF16, Kind.GRADIENT, -4, np.array([0]))})
+        assert len(violated(x, silent, silent, silent, heard(2.0**-9, N, loud))) == heard_here
+
+
+@pytest.mark.parametrize(
+    ("elements", "noise", "most"), [(64, 0.125, 8), (64, 0.124, 3), (255, 0.125, 8), (256, 0.125, 3)]
+)
+def test_the_scale_of_a_small_gradient_no_more_than_eight_times_its_noise_may_be_five_octaves_wider(
+    elements: int, noise: float, most: int
+) -> None:
+    """Three are given to all at a calibration."""
+    x = torch.ones(elements)
+    for scale, found in ((most, 0), (most + 1, 1)):
+        base = GridTable({GRADIENT: site_grid(BF16, Kind.GRADIENT, -4, np.array([0]))})
+        table = GridTable({GRADIENT: site_grid(BF16, Kind.GRADIENT, -4, np.array([scale]))})
+        rules = violated(x, base, table, GridTable(), heard(noise, elements, base))
+        assert len([rule for rule in rules if "too wide" in rule]) == found, (scale, rules)
+
+
+@pytest.mark.parametrize(("bits", "reach"), [(1, 2.0**-4), (2, 1.5 / 16), (3, 3.5 / 16), (7, 63.5 / 16)])
+def test_noise_excuses_up_to_a_quarter_of_what_residues_reach(bits: int, reach: float) -> None:
+    """Reach is 2**(n - 1) - 1/2 quanta, of 2**-2 here; one bit has the band."""
+    assert reach_of(SiteGrid(0, -4, -2, True, [0], residue_bits=bits)) == reach
+
+
+def test_the_bits_that_a_step_needs_are_those_of_its_largest_element() -> None:
+    grid = SiteGrid(0, -4, -2, True, [0], residue_bits=2)
+    assert [bits_for(grid, largest, 2) for largest in (-2, 2, 3, 4, 5, 6, 7, 50)] == [2, 2, 2, 3, 4, 5, 6, 7]
+    assert bits_for(grid, 0, 5) == 5
 
 
 def test_few_elements_get_more_safety_and_other_policies_are_left_alone() -> None:
