@@ -381,6 +381,12 @@ def residue_cases() -> Cases:
                 bits=3,
             ),
         ),
+        "residues-eight-bits": (
+            "The most: 0 to 255, y up to 127.4 quanta away, and 129 where the nearest of that residue is another.",
+            Rounding(0, scaled(-2, -3, 0)).residue_case(
+                [0.1, -0.2, 15.9, -31.9, 3.0], [16.0, -16.1, 0.0, -16.0, 3.0 + 129 / 8], bits=8
+            ),
+        ),
         "residues-out-of-reach": (
             "1.6 quanta away the follower ends four quanta from the recorder, and nothing shows it.",
             Rounding(0, half).residue_case([0.0, 0.0], [1.9, 2.1], bits=2),

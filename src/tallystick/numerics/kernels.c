@@ -330,7 +330,7 @@ INLINE void find_rest(uint8_t *rest, const Run *run, int n, int bits) {
     }
 }
 
-/* Round elements [begin, end), begin a multiple of 8; write each multiple modulo 2**bits, 1 <= bits <= 7, into the `bits`
+/* Round elements [begin, end), begin a multiple of 8; write each multiple modulo 2**bits, 1 <= bits <= 8, into the `bits`
  * planes of packed, zeroed and `plane` bytes each: bit j of element i in bit i % 8 of byte i / 8 of plane j. The site has
  * scales and precision 0. Returns 0, or -1 - i as tally_record. */
 FAST EXPORT int64_t tally_record_residues(const Site *site, int64_t begin, int64_t end, int64_t bits, uint8_t *packed,

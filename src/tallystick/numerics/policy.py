@@ -236,7 +236,7 @@ BF16 = Policy(
     name="bf16",
     compute="bfloat16",
     gradient_precision=0,
-    gradient_floor=-2,
+    gradient_floor=-3,
     dithered=True,
     gradient_band=(-9, -2),
     decision_band=(-8, -2),
@@ -312,7 +312,7 @@ POLICIES: Mapping[str, Policy] = {policy.name: policy for policy in (FP64, FP32,
 CHOICES: Mapping[str, Mapping[str, tuple[int, int]]] = {
     "fp64": {"gradient_floor": (-23, -12), "gradient_spacing": (SPARSEST, 16), "safety": (3, 10)},
     "fp32": {"gradient_floor": (-10, -2), "gradient_spacing": (SPARSEST, 11), "safety": (3, 8)},
-    "bf16": {"gradient_floor": (-4, -2)},
+    "bf16": {"gradient_floor": (-3, -2)},
 }
 """Numbers that the trainer may choose after a calibration, with the least and the greatest that an auditor accepts."""
 

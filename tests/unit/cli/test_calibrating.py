@@ -63,7 +63,7 @@ def test_the_finest_grid_within_what_is_wanted_is_proposed(
         assert fields["expected"][name] * 2.2 > limit
 
 
-@pytest.mark.parametrize(("log_bits", "floor"), [(None, -2), ("5", -4), ("4", -3), ("3.5", -3), ("2.5", -2)])
+@pytest.mark.parametrize(("log_bits", "floor"), [(None, -3), ("4", -3), ("2.5", -2)])
 def test_residues_cost_their_bits(tally, job: Path, tmp_path: Path, log_bits: str | None, floor: int) -> None:
     """What is expected is what a run of the proposed grid then writes."""
     wanted = [] if log_bits is None else ["--log-bits", log_bits]

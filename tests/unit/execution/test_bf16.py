@@ -68,7 +68,8 @@ from tallystick.numerics.policy import (
 GRADIENT = (int(Kind.GRADIENT), 0)
 AT = SiteAddress(0, 0, Kind.GRADIENT, 0)
 N = 4096
-BITS = BF16.residue_bits
+BITS = residue_bits_of(BF16, Kind.GRADIENT, -9)
+QUANTUM = 2.0 ** (1 + BF16.gradient_floor)  # of `table_of`
 
 
 # ---------------------------------------------------------------------------------------------- whole runs
@@ -224,20 +225,20 @@ def test_a_recorded_run_trains_like_a_plain_one(zoo: Any, record_run: Any) -> No
 
 @pytest.mark.parametrize("band", [-9, -5, -2, 0, 1])
 def test_a_gradient_is_coded_by_as_many_bits_as_its_noise_needs(band: int) -> None:
-    """Its quantum is the policy's; with two bits a follower may be 1.5 quanta away, and each bit doubles that."""
+    """Its quantum is the policy's; with three bits a follower may be 3.5 quanta away, and each bit doubles that."""
     grid = site_grid(BF16, Kind.GRADIENT, band, np.array([0]))
-    assert (grid.floor, grid.band, grid.residue_bits) == (-2, -2, max(2, band + 4))
+    assert (grid.floor, grid.band, grid.residue_bits) == (-3, -2, max(3, band + 5))
     assert (2.0 ** (grid.residue_bits - 1) - 0.5) * 2.0**grid.floor >= 0.75 * 2.0**band
     assert find_policy_breaches(BF16, GridTable({GRADIENT: grid})) == []
-    more = replace(grid, residue_bits=7)
+    more = replace(grid, residue_bits=8)
     assert find_policy_breaches(BF16, GridTable({GRADIENT: more})) == []
     for other in (
-        SiteGrid(0, -9, -2, True, [0]),
-        SiteGrid(0, -3, -2, True, [0], residue_bits=1),
+        SiteGrid(0, -9, -3, True, [0]),
+        SiteGrid(0, -4, -3, True, [0], residue_bits=1),
     ):
         (breach,) = find_policy_breaches(BF16, GridTable({GRADIENT: other}))
         assert (
-            breach.rule == f"residues of {other.residue_bits} bits, the policy has 2 for band 2**{other.band}"
+            breach.rule == f"residues of {other.residue_bits} bits, the policy has 3 for band 2**{other.band}"
         )
 
 
@@ -246,21 +247,22 @@ def test_bits_follow_the_largest_element_over_its_scale(dtype: torch.dtype) -> N
     """A result that falls otherwise moves an element in proportion to its size: they reach a sixteenth of the largest."""
     grid = site_grid(BF16, Kind.GRADIENT, -9, np.array([0, 4]))
     for largest, bits in (
-        (0.0, 2),
-        (1.0, 2),
-        (8.0, 2),
-        (8.01, 3),
-        (16.0, 3),
-        (100.0, 6),
-        (1e6, 7),
-        (math.inf, 2),
+        (0.0, 3),
+        (1.0, 3),
+        (8.0, 3),
+        (8.01, 4),
+        (16.0, 4),
+        (100.0, 7),
+        (128.01, 8),
+        (1e6, 8),
+        (math.inf, 3),
     ):
         x = torch.zeros(2, 300, dtype=dtype)
         x[1, 7], x[0, 3] = -16.0 * largest, 1.0
         found = with_residue_bits(grid, x, 2)
         assert found.residue_bits == bits
         reach = (2.0 ** (bits - 1) - 0.5) * 0.25
-        assert bits == 7 or math.isinf(largest) or reach >= largest / 16 - 0.25
+        assert bits == 8 or math.isinf(largest) or reach >= largest / 16 - 0.25
         assert with_residue_bits(found, x, 5).residue_bits == max(5, bits)
 
 
@@ -297,14 +299,14 @@ def test_a_small_gradient_has_a_finer_quantum_where_it_is_quiet_and_all_bits_whe
         measured = SiteNoise(relative, np.array([3]), 1.0, 8.0 * relative, elements)
         grid = grid_for(BF16, Kind.GRADIENT, measured)
         assert grid is not None and is_noise_only(grid) == silent
-        floor, bits = (-4, 5) if relative <= 2.0**-8 else (-2, 7)
+        floor, bits = (-5, 6) if relative <= 2.0**-8 else (-3, 8)
         assert silent or (grid.floor, grid.residue_bits, grid.band) == (floor, bits, -2)
         assert find_policy_breaches(BF16, GridTable({GRADIENT: grid})) == []
     large = grid_for(BF16, Kind.GRADIENT, SiteNoise(0.01, np.array([3]), 1.0, 0.08, 256))
-    assert large is not None and (large.floor, large.residue_bits) == (-2, 2)
-    coarsest = SiteGrid(0, -2, -5, True, [3], residue_bits=7)
+    assert large is not None and (large.floor, large.residue_bits) == (-3, 3)
+    coarsest = SiteGrid(0, -2, -6, True, [3], residue_bits=7)
     (breach,) = find_policy_breaches(BF16, GridTable({GRADIENT: coarsest}))
-    assert breach.rule == "floor 2**-5, the policy has 2**-2 for band 2**-2"
+    assert breach.rule == "floor 2**-6, the policy has 2**-3 for band 2**-2"
 
 
 def test_every_row_has_a_scale_of_at_least_the_whole() -> None:
@@ -453,7 +455,7 @@ def test_noise_excuses_up_to_a_quarter_of_what_residues_reach(bits: int, reach: 
 
 def test_the_bits_that_a_step_needs_are_those_of_its_largest_element() -> None:
     grid = SiteGrid(0, -4, -2, True, [0], residue_bits=2)
-    assert [bits_for(grid, largest, 2) for largest in (-2, 2, 3, 4, 5, 6, 7, 50)] == [2, 2, 2, 3, 4, 5, 6, 7]
+    assert [bits_for(grid, largest, 2) for largest in (-2, 2, 3, 4, 5, 6, 7, 50)] == [2, 2, 2, 3, 4, 5, 6, 8]
     assert bits_for(grid, 0, 5) == 5
 
 
@@ -533,7 +535,7 @@ def test_residues_make_a_noisy_follower_round_as_the_recorder_did() -> None:
     different = int((alone != out).sum())
     assert tape.freedom.moved == different > 10, "the control: as many differ without the log"
     assert tape.freedom.largest_move == pytest.approx(
-        math.sqrt(different) * 2.0**-1 / float(noisy(x).double().norm()), rel=1e-9
+        math.sqrt(different) * QUANTUM / float(noisy(x).double().norm()), rel=1e-9
     )
 
 
@@ -542,23 +544,23 @@ def test_the_freedom_of_residues_is_what_the_budget_leaves() -> None:
     tape, _ = followed(gradient(), decode_frame(frame))
     grid = table_of().sites[GRADIENT]
     most = move_budget(grid, N)
-    assert most == int(N / 8 + 8 * math.sqrt(N / 8)) + 16
+    assert most == int(N / 4 + 8 * math.sqrt(N / 4)) + 16
     freedom, site = tape.freedom, tape.freedom.sites[GRADIENT]
     assert (site.near, freedom.elements, freedom.moved) == (most, N, 0)
     length = float(gradient().double().norm())
     assert freedom.largest_steer == 0.0, "nothing was measured that would explain more"
-    assert freedom.quanta == N * 2.0**-2
-    assert site.square == (2 * 2.0**-1) ** 2, "the longest move is two quanta"
+    assert freedom.quanta == N * QUANTUM**2
+    assert site.square == (4 * QUANTUM) ** 2, "the longest move is four quanta"
     freedom.cluster = site.cluster = 64
-    site.expected, site.by_square = 2.0, {-2: 2.0}
+    site.expected, site.by_square = 2.0, {2 * (1 + BF16.gradient_floor): 2.0}
     assert 0 < freedom.budget(2.0) < most
     assert freedom.largest_steer == pytest.approx(math.sqrt(freedom.square_budget) / length)
     alone, freedom.carried = freedom.square_budget, 12.0
     carried = 12.0 * FLIP * length
-    assert freedom.square_budget == pytest.approx(alone + carried * math.sqrt(N) / 2 + carried**2)
+    assert freedom.square_budget == pytest.approx(alone + carried * math.sqrt(N) * QUANTUM + carried**2)
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("steps", [1, 2, 5, 7])
 def test_a_steered_element_is_followed_and_shows_in_what_was_moved_and_how_far(steps: int) -> None:
     """What the policy does not prove: within the budget a log may choose. It is bounded, counted and printed."""
     x = gradient()
@@ -568,11 +570,11 @@ def test_a_steered_element_is_followed_and_shows_in_what_was_moved_and_how_far(s
         stated = flipped(stated, 100)
     tape, own = followed(x, stated)
     _, out = followed(x, frame)
-    far = {1: 1, 2: 2, 3: 1}[steps]  # three quanta up is one down
+    far = min(steps, 8 - steps)  # seven quanta up is one down
     assert tape.violations == []
     assert (own != out).nonzero().reshape(-1).tolist() == [100]
-    assert abs(float(own[100] - out[100])) == far * 2.0**-1
-    assert (tape.freedom.moved, tape.freedom.squared) == (1, far**2 * 2.0**-2)
+    assert abs(float(own[100] - out[100])) == far * QUANTUM
+    assert (tape.freedom.moved, tape.freedom.squared) == (1, far**2 * QUANTUM**2)
 
 
 def test_a_log_that_steers_more_than_the_budget_is_not_accepted_and_nobody_accused() -> None:
@@ -588,18 +590,18 @@ def test_a_log_that_steers_more_than_the_budget_is_not_accepted_and_nobody_accus
         assert (excess.own, excess.stated) == (f"{budget} moved at most", str(count))
 
 
-def test_noise_beyond_one_and_a_half_quanta_is_not_seen_by_the_tape() -> None:
+def test_noise_beyond_three_and_a_half_quanta_is_not_seen_by_the_tape() -> None:
     """No violation and another state: the fingerprint and the root tell, not the log."""
     x = gradient()
     frame, out = recorded(x)
     near, far = x.clone(), x.clone()
-    near[1] += 1.4 * 2.0**-1
-    far[1] += 2.6 * 2.0**-1
+    near[1] += 3.4 * QUANTUM
+    far[1] += 4.6 * QUANTUM
     assert torch.equal(followed(near, decode_frame(frame))[1], out)
     tape, own = followed(far, decode_frame(frame))
     assert tape.violations == []
     assert (own != out).nonzero().reshape(-1).tolist() == [1]
-    assert abs(float(own[1] - out[1])) == 4.0 * 2.0**-1
+    assert abs(float(own[1] - out[1])) == 8.0 * QUANTUM
 
 
 def test_a_burst_takes_more_bits_and_is_followed() -> None:
@@ -645,9 +647,9 @@ def test_residues_where_the_grid_is_for_entries_are_refused() -> None:
 
 def test_a_grid_that_switches_the_code_off_policy_is_a_violation() -> None:
     """A trainer who takes a coarser quantum, for its wider freedom, is noted."""
-    coarse = SiteGrid(0, -2, -1, True, [1], residue_bits=2)
-    tape = FollowTape(BF16, GridTable({GRADIENT: coarse}), Frame.of({AT: b"\0" * (N // 4)}))
-    assert [v.rule for v in tape.violations] == ["floor 2**-1, the policy has 2**-2 for band 2**-2"]
+    coarse = SiteGrid(0, -2, -2, True, [1], residue_bits=3)
+    tape = FollowTape(BF16, GridTable({GRADIENT: coarse}), Frame.of({AT: b"\0" * (3 * N // 8)}))
+    assert [v.rule for v in tape.violations] == ["floor 2**-2, the policy has 2**-3 for band 2**-2"]
 
 
 def test_a_gradient_without_elements_has_no_residues() -> None:

@@ -379,7 +379,7 @@ def test_parities_of_another_length_or_with_padding_are_refused() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("bits", [2, 3, 7])
+@pytest.mark.parametrize("bits", [2, 3, 7, 8])
 def test_more_bits_reach_farther(bits: int, dtype: torch.dtype) -> None:
     """Up to 2**(bits - 1) - 1/2 quanta apart all agree; half a quantum farther they do not, and no violation says so."""
     grid = SiteGrid(0, -3, -2, False, [0], residue_bits=bits)
@@ -433,7 +433,7 @@ def test_any_two_machines_within_the_reach_of_several_bits_agree(
     assert followed == values
 
 
-@pytest.mark.parametrize("bits", [1, 2, 3, 7])
+@pytest.mark.parametrize("bits", [1, 2, 3, 7, 8])
 def test_long_runs_of_binary32_follow_alike_with_any_bits(bits: int) -> None:
     """The fused loops and the tensor operations, where most runs are decided at once and some are not."""
     grid = SiteGrid(0, -4 + min(bits, 3) - 1, -3, True, [-9, 2, -30], residue_bits=bits)
@@ -464,7 +464,7 @@ def test_residues_of_other_bits_or_elements_than_the_sites_are_refused() -> None
             rounding.round_followed_residues(y, grid, stated, out=y, name="w")
 
 
-@pytest.mark.parametrize("bits", [2, 5, 7])
+@pytest.mark.parametrize("bits", [2, 5, 7, 8])
 @pytest.mark.parametrize("n", [1, 8, 13])
 def test_residues_are_planes_of_packed_bits(bits: int, n: int) -> None:
     from tallystick.numerics.log import decode_residues, encode_residues
