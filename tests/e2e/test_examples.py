@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
+
+from tallystick.execution.job import Job
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -32,3 +35,27 @@ def test_own_loop_records_and_follows(tmp_path: Path) -> None:
     assert followed.stdout.strip() == "match: 40 steps followed", followed.stderr
     assert missing.returncode != 0
     assert "not found" in missing.stderr
+
+
+def test_the_job_of_the_page_on_jobs_is_recorded_and_audited_as_it_says(tmp_path: Path) -> None:
+    page = (EXAMPLES.parent / "docs" / "jobs.md").read_text()
+    (tmp_path / "spirals.py").write_text(page.split("```python\n")[1].split("```")[0])
+    commands = page.split("```sh\n")[1].split("```")[0].splitlines()
+    assert [line.split()[1] for line in commands] == ["record", "audit"]
+    for line in commands:
+        done = subprocess.run(
+            [sys.executable, "-m", "tallystick", *line.split()[1:]],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=tmp_path,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("match: 60 steps repeated"), done.stdout
+
+
+def test_the_page_on_jobs_has_every_field() -> None:
+    page = (EXAMPLES.parent / "docs" / "jobs.md").read_text()
+    rows = {line.split("`")[1].partition("(")[0] for line in page.splitlines() if line.startswith("| `")}
+    assert rows == {field.name for field in fields(Job)}
