@@ -64,7 +64,7 @@ class SteeringTape(RecordTape):
             flat[torch.from_numpy(at)] = upper[torch.from_numpy(chosen)]
             bits = grid.residue_bits
             values = decode_residues(self.payloads[address], x.numel(), bits).values
-            values[at] = (values[at] + 1) % (1 << bits)
+            values[at] = (values[at].astype(np.int64) + 1) % (1 << bits)
             self.payloads[address] = encode_residues(Residues.of(values, bits))
             SteeringTape.steered += int(at.size)
             return

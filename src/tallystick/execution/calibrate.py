@@ -19,7 +19,6 @@ from torch import Tensor
 from tallystick.errors import Nondeterminism
 from tallystick.execution.freedom import finer_grids
 from tallystick.execution.grids import (
-    MOST_LIFT,
     NOISE_BAND,
     ROW_SPREAD,
     SMALL_BITS,
@@ -55,7 +54,7 @@ UNSEEN_SAFETY = (
     6  # octaves between the policy's smallest band and that of a gradient whose noise is not known yet
 )
 SMALL_SITE_SAFETY = 6
-LOUDER = 2  # octaves above a policy's widest band that the noise of a gradient may ask of residues
+LOUDER = 4  # octaves above a policy's widest band that the noise of a gradient may ask of residues
 STATE_SAFETY = (
     2  # factor, as a power of two, over the optimizer's measured noise: few operations, no long sums
 )
@@ -493,7 +492,6 @@ def choose_rows(policy: Policy, measured: SiteNoise, previous: SiteGrid | None) 
     """Let the scales of small rows lie below the whole matrix's where the noise does: where that costs no wider band.
 
     Where rows differ much, as those of an embedding do, it may cost an octave: it buys up to ``ROW_DIP`` for most rows.
-    Scales that the noise leaves no room are lifted, ``MOST_LIFT`` octaves at most.
     """
     rms, largest = measured.block_rms, measured.block_largest
     if rms is None or largest is None or not rms.any():
@@ -506,11 +504,7 @@ def choose_rows(policy: Policy, measured: SiteNoise, previous: SiteGrid | None) 
         found[dips] = scales, float(np.max(largest * np.exp2(-scales.astype(np.float64))))
     uneven = float(rms.max()) > ROW_SPREAD * float(np.median(rms))
     follows = exponent_above(found[True][1]) <= exponent_above(found[False][1]) + uneven
-    scales, relative = found[follows]
-    # A batch may happen to give a gradient far smaller than others do, and its noise is not smaller.
-    highest = policy.gradient_band[1] + LOUDER * bool(policy.residue_bits)
-    lift = min(MOST_LIFT, max(0, exponent_above(relative) + 1 - highest))
-    measured.scales, measured.relative = scales + lift, math.ldexp(relative, -lift)
+    measured.scales, measured.relative = found[follows]
 
 
 def _grid_for(session: Session, place: Site, measured: SiteNoise, *, for_audit: bool) -> SiteGrid:

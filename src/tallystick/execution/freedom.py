@@ -17,7 +17,6 @@ import numpy as np
 
 from tallystick.execution.grids import (
     ACTIVATIONS,
-    MOST_LIFT,
     Site,
     is_noise_only,
     largest_scale,
@@ -236,23 +235,13 @@ class Yardstick:
     def widest_rows(self, place: Site) -> np.ndarray | None:
         """Return the largest scale exponents allowed of a gradient's rows where each has one; None if that is not known.
 
-        Whether small rows may lie below the whole matrix's, and whether all are lifted above their noise, is for the trainer's
-        own noise to say, which may be as much above the auditor's as its bands.
+        Whether small rows may lie below the whole matrix's is for the trainer's own noise to say.
         """
         noise, own = self.noise.get(place), self.measured.table.sites.get(place)
-        if (
-            noise is None
-            or own is None
-            or is_noise_only(own)
-            or noise.block_rms is None
-            or noise.block_largest is None
-        ):
+        if noise is None or own is None or is_noise_only(own) or noise.block_rms is None:
             return None
         scales = row_scales_of(noise.block_rms, dips=False)
-        relative = float(np.max(noise.block_largest * np.exp2(-scales.astype(np.float64))))
-        needed = scale_exponent(relative) + octaves_allowed(noise.elements) + 1 - self.policy.gradient_band[1]
-        lifted = scales + min(MOST_LIFT, max(0, needed))
-        return np.maximum(lifted, own.scales.astype(np.int64)) + 1
+        return np.maximum(scales, own.scales.astype(np.int64)) + 1
 
     def _compare_silenced(
         self, own: SiteGrid, noise: SiteNoise, allowed: int

@@ -24,7 +24,6 @@ ROW_RANGE = 16  # a row's scale exponent lies at most this far below the tensor'
 ROW_SPREAD = 8.0  # rows are uneven if the largest is this many times the median row
 ROW_DIP = 4  # octaves that a row's scale may lie below the whole matrix's, where its noise does too
 NOISE_BAND = -1  # band exponent that marks a noise-only gradient; no policy allows it otherwise
-MOST_LIFT = 2  # octaves by which a calibration may lift the scales of a gradient that its noise nearly hides
 STILL = 1  # floor of a decision's grid: what lies exactly on a switching point there was seen never to move; else 0
 UNSEEN = -900  # scale exponent of a site that has had no value but zero: it takes the first one's
 UNKNOWN_NOISE = 6  # octaves between the smallest band and that of an activation whose noise is not known yet

@@ -383,7 +383,9 @@ class _ForgingTape(RecordTape):
                     x.numel() // scales.numel()
                 ).to(flat)
                 bits = grid.residue_bits
-                ahead = (decode_residues(payload, x.numel(), bits).values + far) % (1 << bits)
+                ahead = (decode_residues(payload, x.numel(), bits).values.astype(np.int64) + far) % (
+                    1 << bits
+                )
                 self.payloads[address] = encode_residues(Residues.of(ahead, bits))
             return
         # Of the elements whose nearest boundary lies above, so that the log leads where the forger goes.

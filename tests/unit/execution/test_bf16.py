@@ -295,7 +295,14 @@ def test_a_small_gradient_has_a_finer_quantum_where_it_is_quiet_and_all_bits_whe
     elements: int,
 ) -> None:
     """A bias before a batch norm: its next deviation may be twenty times those seen, and 24 numbers cost nothing."""
-    for relative, silent in ((0.0, False), (2.0**-8, False), (0.1, False), (0.5, False), (0.51, True)):
+    for relative, silent in (
+        (0.0, False),
+        (2.0**-8, False),
+        (0.1, False),
+        (0.5, False),
+        (2.0, False),
+        (2.1, True),
+    ):
         measured = SiteNoise(relative, np.array([3]), 1.0, 8.0 * relative, elements)
         grid = grid_for(BF16, Kind.GRADIENT, measured)
         assert grid is not None and is_noise_only(grid) == silent
@@ -341,12 +348,19 @@ def test_small_rows_have_small_scales_where_their_noise_is_small(follows: bool, 
     assert measured.relative == pytest.approx(float((noise / np.exp2(measured.scales)).max()))
 
 
-def test_scales_that_noise_leaves_no_room_are_lifted_for_the_step_that_was_calibrated() -> None:
-    rms, noise = np.full(64, 3.0), np.full(64, 5.9)
-    measured = SiteNoise(0.0, row_scales_of(rms, False), 3.0, 5.9, 64 * 16, rms, noise)
-    choose_rows(BF16, measured, None)
-    assert measured.scales.tolist() == [4] * 64  # 2 without; 5.9 is 2**-1 of 2**4 at most
-    table = GridTable({GRADIENT: site_grid(BF16, Kind.GRADIENT, -2, measured.scales)})
+def test_noise_larger_than_the_gradient_is_reached_by_bits_and_not_by_wider_scales() -> None:
+    """What one measurement hears as loud as that, another may not: a wider scale would be the trainer's word."""
+    rms = np.full(64, 3.0)
+    for noise, bits in ((1.9, 6), (5.9, 7), (8.0, 7), (8.1, None)):
+        measured = SiteNoise(0.0, row_scales_of(rms, False), 3.0, noise, 64 * 16, rms, np.full(64, noise))
+        choose_rows(BF16, measured, None)
+        assert measured.scales.tolist() == [2] * 64
+        grid = grid_for(BF16, Kind.GRADIENT, measured)
+        assert grid is not None and (None if is_noise_only(grid) else grid.residue_bits) == bits
+
+
+def test_scales_do_not_fall_below_those_calibrated_in_the_step_that_was_calibrated() -> None:
+    table = GridTable({GRADIENT: site_grid(BF16, Kind.GRADIENT, -2, np.full(64, 4))})
     for base, expected in ((GridTable(), 4), (table, 3)):
         tape = RecordTape(BF16, table, base=base)
         x = torch.full((64, 16), 3.0)
