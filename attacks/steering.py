@@ -71,6 +71,7 @@ from tallystick.store.files import RunDirectory
 from tallystick.testing.attacks import must, play_attack
 
 URGENT = 1e6  # weight of the aim over the size of a move in a running statistic, which forgets it anyhow
+BETA = 0.999  # of Adam's mean of squares
 AIMED = 128  # patched images, and as many clean ones, whose loss is the trainer's aim
 INSIDE = 0.9  # of what is in reach: another machine sees a value a little elsewhere
 Site = tuple[int, int]
@@ -92,12 +93,14 @@ class Limits:
         gates: whether gates are moved: all that help.
         gate_band: octaves by which the bands of decisions are widened; None for as wide as the policy allows.
         gradients, buffers: whether roundings of gradients, and of running statistics, are chosen at all.
-        pull: weight of the aim's gradient beside the honest one.
+        pull: weight of the aim's gradient beside the honest one; None for what uses up what a step may be moved, which is then
+            taken where it gives most.
         memory: share of what is owed that is still owed a step later.
         window: first and last step, the latter not taken, in which anything is chosen; what the run's budget has left is
             then spread evenly over the rest of it.
         clean: weight of clean images in the aim.
         coarsest: widest band of gradients declared, exponent; None for as wide as accepted.
+        adaptive: whether the optimizer divides gradients by their size, as Adam does: what the aim asks for is then weighed so.
     """
 
     audited: float | None = None
@@ -110,11 +113,12 @@ class Limits:
     gate_band: int | None = 0
     gradients: bool = True
     buffers: bool = False
-    pull: float = 1.0
+    pull: float | None = 1.0
     memory: float = 0.9
     window: tuple[int, int] | None = None
     clean: float = 1.0
     coarsest: int | None = None
+    adaptive: bool = False
 
     def is_open(self, step: int) -> bool:
         """Whether anything is taken in this step."""
@@ -164,6 +168,7 @@ class Attacker:
         self.shadow: nn.Module | None = None
         self.owed: dict[int, Tensor] = {}  # by parameter: what the aim asked for and moves have not yet given
         self.aim: dict[int, Tensor] = {}
+        self.second: dict[int, Tensor] = {}  # by parameter: the mean square of its gradient, as Adam has it
         self.wanted_statistics: dict[int, Tensor] = {}
         self.yardstick: Yardstick | None = None
         self.before = GridTable()
@@ -178,7 +183,7 @@ class Attacker:
         self.signals: dict[Site, SiteGrid] = {}
         self.taken: dict[Site, int] = defaultdict(int)
         self.expected: dict[Site, float] = defaultdict(float)
-        self.step, self.is_open = 0, True
+        self.step, self.is_open, self.is_full = 0, True, False
         self.honest: dict[Site, SiteGrid] = {}
         self.gates: dict[int, Tensor] = {}
         self.step_taken = 0
@@ -200,7 +205,18 @@ class Attacker:
         if self.limits.aims and self.is_open:
             self._form_aim(session)
         for ordinal, wanted in self.aim.items():
-            self.owed[ordinal] = self.limits.memory * self.owed.get(ordinal, 0.0) + self.limits.pull * wanted
+            if self.limits.adaptive:
+                second = self.second.get(ordinal, torch.zeros_like(wanted))
+                bias = 1.0 - BETA**self.step
+                wanted = wanted / ((second / max(bias, 1.0 - BETA)).sqrt() + 1e-8)
+            if self.limits.pull is None:
+                self.owed[ordinal] = (
+                    wanted  # not yet in a unit: ``SteeringTape.plan`` finds how much of it fits
+                )
+            else:
+                self.owed[ordinal] = (
+                    self.limits.memory * self.owed.get(ordinal, 0.0) + self.limits.pull * wanted
+                )
         if self.limits.gates and self.is_open:
             self._weigh_gates(session, job)
 
@@ -345,7 +361,9 @@ class Attacker:
         if self.limits.audited is not None:
             most = min(most, self.limits.audited**2 * self.told_step.square_budget)
         order = np.argsort(-worth, kind="stable")
-        count = min(self.step_room, int(np.searchsorted(np.cumsum(squares[order]), most, side="right")))
+        fit = int(np.searchsorted(np.cumsum(squares[order]), most, side="right"))
+        self.is_full = fit < min(self.step_room, worth.size)
+        count = min(self.step_room, fit)
         if count == 0:
             self.step_room = 0
             return np.inf
@@ -594,6 +612,9 @@ class SteeringTape(RecordTape):
             super().round(kind, ordinal, x, out=out, old=old, key=key, name=name)
         grid = self._grids[place]
         attacker.energy += float(source.double().square().sum())
+        if limits.adaptive:
+            seen = out.detach().double().reshape(-1).square()
+            attacker.second[ordinal] = BETA * attacker.second.get(ordinal, 0.0) + (1.0 - BETA) * seen
         if limits.gradients and attacker.is_open and not is_noise_only(grid):
             wanted = attacker.owed[ordinal]
             choice = self._candidates(source, grid, key, wanted, attacker.honest.get(place))
@@ -651,6 +672,23 @@ class SteeringTape(RecordTape):
             if p.grad is not None:
                 grids[(Kind.GRADIENT, ordinal)] = self._settled_grid((Kind.GRADIENT, ordinal), p.grad)
         attacker.expect(grids, sizes, energy)
+        bent = (attacker.parted / attacker.own_energy) ** 0.5 if attacker.own_energy > 0.0 else 0.0
+        most = max(0.0, attacker.move_left(self.session) - bent) ** 2 * energy
+        if attacker.limits.pull is not None:
+            self._weigh(grids, most)
+        elif attacker.is_open:
+            # The largest weight of the aim with which what is taken is not more than what fits.
+            low, high, aim = -20.0, 40.0, dict(attacker.owed)
+            for _ in range(14):
+                middle = (low + high) / 2.0
+                attacker.owed |= {ordinal: wanted * 2.0**middle for ordinal, wanted in aim.items()}
+                low, high = (low, middle) if self._weigh(grids, most) else (middle, high)
+            attacker.owed |= {ordinal: wanted * 2.0**low for ordinal, wanted in aim.items()}
+            self._weigh(grids, most)
+
+    def _weigh(self, grids: Mapping[Site, SiteGrid], most: float) -> bool:
+        """Find how much a move must be worth; whether more would be worth it than squares of moves are allowed."""
+        attacker = self.attacker
         worth, squares = [np.zeros(0)], [np.zeros(0)]
         for ordinal, (_, p) in enumerate(self.session.parameters):
             place = (Kind.GRADIENT, ordinal)
@@ -667,9 +705,8 @@ class SteeringTape(RecordTape):
             best = np.argsort(-choice.worth, kind="stable")[:room]
             worth.append(choice.worth[best])
             squares.append(np.square(choice.move[best]))
-        bent = (attacker.parted / attacker.own_energy) ** 0.5 if attacker.own_energy > 0.0 else 0.0
-        most = max(0.0, attacker.move_left(self.session) - bent) ** 2 * energy
         self._tau = attacker.threshold(np.concatenate(worth), np.concatenate(squares), most)
+        return attacker.is_full
 
     def _settled_grid(self, place: Site, x: Tensor) -> SiteGrid:
         """Return the grid that a gradient will have in this step: scales follow its size, as ``RecordTape.round`` has it."""

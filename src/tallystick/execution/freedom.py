@@ -190,7 +190,12 @@ class Yardstick:
         return own is not None and not is_noise_only(own)
 
     def reach(self, place: Site) -> float:
-        """Return how far from a switching point, over the input's rms, noise may turn a decision; a tie is turned by any."""
+        """Return how far from a switching point, over the input's rms, noise may turn a decision; a tie is turned by any.
+
+        Under autocast so many lie within reach, and each could be turned at will, that all but ties are counted.
+        """
+        if self.policy.autocast:
+            return 0.0
         noise = self.noise.get(place)
         return math.inf if noise is None else REACH * noise.relative
 

@@ -424,6 +424,7 @@ def test_limits_are_those_of_the_decision() -> None:
     own = yardstick(noise_of(2.0**-17), gradient_grid(-14))
     assert own.reach(WEIGHT) == 4.0 * 2.0**-17
     assert own.reach((Kind.DECISION, 9)) == math.inf
+    assert Yardstick(BF16, own.measured).reach(WEIGHT) == 0.0, "all but ties count"
     for octaves, accepted in ((4, True), (5, False)):
         assert (own.compare_band(WEIGHT, gradient_grid(-14 + octaves))[1] is None) == accepted
     step = StepFreedom(energy=4.0, quanta=1.0, carried=2.0)
