@@ -32,7 +32,16 @@ from torch.nn.functional import cross_entropy
 from tallystick.execution import tape
 from tallystick.execution.calibrate import calibrate, gradients_under
 from tallystick.execution.follow_tape import EXACT_SCALE_SLACK, SCALE_SLACK, _largest_squares
-from tallystick.execution.freedom import STEP_SLACK, SiteMoves, StepFreedom, Yardstick, quantum_square
+from tallystick.execution.freedom import (
+    FILLED,
+    FILLED_A_STEP,
+    STEADY_FLIPS,
+    STEP_SLACK,
+    SiteMoves,
+    StepFreedom,
+    Yardstick,
+    quantum_square,
+)
 from tallystick.execution.grids import (
     NOISE_BAND,
     expected_form,
@@ -174,7 +183,8 @@ class Attacker:
         self.before = GridTable()
         self.job: Job | None = None
         self.step_gates = self.step_far = self.far = 0
-        self.step_flips = self.flips = 0.0
+        self.step_flips = self.flips = self.filled = 0.0
+        self.steps, self.filling = 1, 1
         self.step_room, self.step_expected, self.elements = 0, 0.0, 0
         self.told_step = StepFreedom()
         self.path = self.distance = self.update = 0.0
@@ -196,7 +206,7 @@ class Attacker:
 
     def prepare(self, session: Session, job: Job) -> None:
         """Form the aim of the step that comes; at a calibration measure the noise; choose gates."""
-        self.job = job
+        self.job, self.steps = job, job.steps
         self.step_taken, self.energy, self.given = 0, 0.0, 0.0
         self.own_energy = self.parted = 0.0
         self.step_gates = self.step_far = 0
@@ -204,11 +214,12 @@ class Attacker:
         self.step, self.is_open = session.step, self.limits.is_open(session.step)
         if self.limits.aims and self.is_open:
             self._form_aim(session)
-        for ordinal, wanted in self.aim.items():
+        for ordinal, asked in self.aim.items():
+            wanted = asked
             if self.limits.adaptive:
-                second = self.second.get(ordinal, torch.zeros_like(wanted))
+                second = self.second.get(ordinal, torch.zeros_like(asked))
                 bias = 1.0 - BETA**self.step
-                wanted = wanted / ((second / max(bias, 1.0 - BETA)).sqrt() + 1e-8)
+                wanted = asked / ((second / max(bias, 1.0 - BETA)).sqrt() + 1e-8)
             if self.limits.pull is None:
                 self.owed[ordinal] = (
                     wanted  # not yet in a unit: ``SteeringTape.plan`` finds how much of it fits
@@ -334,6 +345,9 @@ class Attacker:
         self.path += moved * self.update * _memory(session)
         self.far += self.step_far
         self.flips += 0.0 if self.yardstick is None else self.yardstick.flips()
+        if self.told_step.carried > STEADY_FLIPS:
+            self.filling += 1
+            self.filled += self.given / self.told_step.square_budget
 
     # -- during a step ------------------------------------------------------------------
 
@@ -359,7 +373,7 @@ class Attacker:
             whole = whole // max(1, self.limits.window[1] - self.step) if self.is_open else 0
         self.step_room = max(0, min(step, whole))
         if self.limits.audited is not None:
-            most = min(most, self.limits.audited**2 * self.told_step.square_budget)
+            most = min(most, self.share_left() * self.told_step.square_budget)
         order = np.argsort(-worth, kind="stable")
         fit = int(np.searchsorted(np.cumsum(squares[order]), most, side="right"))
         self.is_full = fit < min(self.step_room, worth.size)
@@ -369,6 +383,15 @@ class Attacker:
             return np.inf
         self.step_room = min(self.step_room, count)
         return float(worth[order[min(count, worth.size) - 1]]) if worth.size else np.inf
+
+    def share_left(self) -> float:
+        """Return how much of a step's budget of size is taken: what the run's has left, spread evenly over the window."""
+        assert self.limits.audited is not None and self.yardstick is not None
+        if self.yardstick.flips_allowed <= STEADY_FLIPS:
+            return self.limits.audited**2
+        first, last = self.limits.window or (0, self.steps)
+        left = self.limits.audited * (FILLED + FILLED_A_STEP * self.filling) - self.filled
+        return max(0.0, min(self.limits.audited**2, left / max(1, last - max(first, self.step))))
 
     def expect(self, table: Mapping[Site, SiteGrid], sizes: Mapping[Site, int], energy: float) -> None:
         """Count what the auditor will expect to be moved in this step; ``energy`` is the gradient's sum of squares."""

@@ -45,6 +45,9 @@ DEAREST = 3.0  # times the log that finer grids may cost, where the noise leaves
 FLIP = 2.0**-8
 """How far one sixteen-bit result that is rounded otherwise carries a gradient that hangs on it, relative (docs/adr/0026)."""
 FLIPS, STEADY_FLIPS = 12.0, 2.0  # of those in one step, and where no single one is most of the noise
+FILLED, FILLED_A_STEP = 4.0, 2.0**-6
+"""How many budgets of size steps with so many flips may use together, and how many more for each such step: flips that carry
+all of a gradient are rare (docs/adr/0031)."""
 CLUSTER, LARGEST_CLUSTER = (
     64,
     16,
@@ -433,9 +436,13 @@ class Freedom:
         path: how far all moves together carry the weights, in their own unit, at most.
         distance: how far training carried them.
         cluster: how many roundings move together, in the step where they are most.
+        filled: shares of their budgets of size that steps used in which more than ``STEADY_FLIPS`` are allowed, summed.
+        filling: how many these steps are.
     """
 
     cluster: int = 1
+    filled: float = 0.0
+    filling: int = 0
     near: int = 0
     elements: int = 0
     moved: int = 0
@@ -516,11 +523,22 @@ class Freedom:
             check(None, step.moved, step.budget(step.expected), "roundings moved in this step")
         allowed = step.square_budget
         if step.squared > 0.0:
-            self.fullest_step = max(self.fullest_step, step.squared / allowed if allowed > 0.0 else math.inf)
+            share = step.squared / allowed if allowed > 0.0 else math.inf
+            self.fullest_step = max(self.fullest_step, share)
+            self.filled += share if step.carried > STEADY_FLIPS else 0.0
         if step.squared > allowed:
             bound, stated = (math.sqrt(x / step.energy) for x in (allowed, step.squared))
             found.append(
                 (None, Excess("move of this step's gradient", f"{bound:.3g} of it at most", f"{stated:.3g}"))
+            )
+        self.filling += step.carried > STEADY_FLIPS
+        most = FILLED + FILLED_A_STEP * self.filling
+        if self.filled > most:
+            found.append(
+                (
+                    None,
+                    Excess("steps' budgets of size used so far", f"{most:.3g} at most", f"{self.filled:.3g}"),
+                )
             )
         check(None, step.decisions_far, step.decision_budget, "decisions moved in this step")
         for place, site in step.sites.items():

@@ -453,6 +453,27 @@ def test_decisions_beyond_the_reach_of_noise_have_a_budget_by_step_and_run() -> 
     assert "decisions moved in this step" in added(1, 65, 0.0, cluster=4096)
 
 
+def test_steps_in_which_flips_may_carry_all_share_a_budget_of_size() -> None:
+    """Each may be full, not all of them: honest ones use a hundredth on average."""
+
+    def refused(share: float, steps: int, carried: float = 12.0) -> list[int]:
+        freedom, at = Freedom(), list[int]()
+        for step in range(steps):
+            moves = {WEIGHT: SiteMoves(1.0, 1, 1, 1.0, by_square={0: 1.0})}
+            one = StepFreedom(energy=1.0, quanta=1.0, carried=carried, sites=moves)
+            one.squared = share * one.square_budget
+            found = [excess.site for _, excess in freedom.add(one)]
+            at += [step] * ("steps' budgets of size used so far" in found)
+        return at
+
+    assert refused(1.0, 8) == [4, 5, 6, 7], "four, and a 64th for each step"
+    assert refused(1.0 / 64.0, 400) == []
+    assert refused(2.0 / 64.0, 400)[0] == 256
+    assert refused(1.0, 8, carried=2.0) == [], (
+        "where no flip is most of the noise many steps may be nearly full"
+    )
+
+
 def test_moves_over_no_distance_are_an_endless_path_and_relative_grids_have_no_size() -> None:
     assert (Freedom(path=0.0).path_steer, Freedom(path=2.0, distance=8.0).path_steer) == (0.0, 0.25)
     assert Freedom(path=2.0).path_steer == math.inf
