@@ -1,4 +1,4 @@
-"""Steers a little in every step, in place of as much as possible as long as the run's budget lasts; takes what gives most for its size.
+"""Steers a little in every step, not as much as possible while the budget lasts, and takes what gives most for its size.
 
 Under ``--job attacks/adamw_job.py`` what the aim asks for is weighed as Adam weighs it.
 """

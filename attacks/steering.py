@@ -477,8 +477,8 @@ class SteeringTape(RecordTape):
         form = expected_form(self.policy, kind)
         assert form is not None
         lowest, highest = form[2]
-        if kind != Kind.GRADIENT or not limits.gradients:
-            return grid
+        if kind != Kind.GRADIENT or not limits.gradients or honest.residue_bits > 1:
+            return grid  # of residues the band says nothing, and another machine needs all the bits
         if limits.widest:
             return site_grid(self.policy, kind, highest, grid.scales)
         yardstick = self.attacker.yardstick
