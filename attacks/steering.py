@@ -32,7 +32,18 @@ from torch.nn.functional import cross_entropy
 from tallystick.execution import tape
 from tallystick.execution.calibrate import calibrate, gradients_under
 from tallystick.execution.follow_tape import EXACT_SCALE_SLACK, SCALE_SLACK, _largest_squares
-from tallystick.execution.freedom import STEP_SLACK, SiteMoves, StepFreedom, Yardstick, quantum_square
+from tallystick.execution.freedom import (
+    DRIFT,
+    FILLED,
+    FILLED_A_STEP,
+    STEADY_FLIPS,
+    STEP_SLACK,
+    Drift,
+    SiteMoves,
+    StepFreedom,
+    Yardstick,
+    quantum_square,
+)
 from tallystick.execution.grids import (
     NOISE_BAND,
     expected_form,
@@ -71,6 +82,7 @@ from tallystick.store.files import RunDirectory
 from tallystick.testing.attacks import must, play_attack
 
 URGENT = 1e6  # weight of the aim over the size of a move in a running statistic, which forgets it anyhow
+BETA = 0.999  # of Adam's mean of squares
 AIMED = 128  # patched images, and as many clean ones, whose loss is the trainer's aim
 INSIDE = 0.9  # of what is in reach: another machine sees a value a little elsewhere
 Site = tuple[int, int]
@@ -92,12 +104,14 @@ class Limits:
         gates: whether gates are moved: all that help.
         gate_band: octaves by which the bands of decisions are widened; None for as wide as the policy allows.
         gradients, buffers: whether roundings of gradients, and of running statistics, are chosen at all.
-        pull: weight of the aim's gradient beside the honest one.
+        pull: weight of the aim's gradient beside the honest one; None for what uses up what a step may be moved, which is then
+            taken where it gives most.
         memory: share of what is owed that is still owed a step later.
         window: first and last step, the latter not taken, in which anything is chosen; what the run's budget has left is
             then spread evenly over the rest of it.
         clean: weight of clean images in the aim.
         coarsest: widest band of gradients declared, exponent; None for as wide as accepted.
+        adaptive: whether the optimizer divides gradients by their size, as Adam does: what the aim asks for is then weighed so.
     """
 
     audited: float | None = None
@@ -110,11 +124,12 @@ class Limits:
     gate_band: int | None = 0
     gradients: bool = True
     buffers: bool = False
-    pull: float = 1.0
+    pull: float | None = 1.0
     memory: float = 0.9
     window: tuple[int, int] | None = None
     clean: float = 1.0
     coarsest: int | None = None
+    adaptive: bool = False
 
     def is_open(self, step: int) -> bool:
         """Whether anything is taken in this step."""
@@ -163,13 +178,17 @@ class Attacker:
         self.limits, self.told = limits, Told()
         self.shadow: nn.Module | None = None
         self.owed: dict[int, Tensor] = {}  # by parameter: what the aim asked for and moves have not yet given
+        self.drifts: dict[Site, Drift] = {}  # how far what was taken went together, as an auditor counts it
+        self.length = 1.0  # of the step's gradient
         self.aim: dict[int, Tensor] = {}
+        self.second: dict[int, Tensor] = {}  # by parameter: the mean square of its gradient, as Adam has it
         self.wanted_statistics: dict[int, Tensor] = {}
         self.yardstick: Yardstick | None = None
         self.before = GridTable()
         self.job: Job | None = None
         self.step_gates = self.step_far = self.far = 0
-        self.step_flips = self.flips = 0.0
+        self.step_flips = self.flips = self.filled = 0.0
+        self.steps, self.filling = 1, 1
         self.step_room, self.step_expected, self.elements = 0, 0.0, 0
         self.told_step = StepFreedom()
         self.path = self.distance = self.update = 0.0
@@ -178,7 +197,7 @@ class Attacker:
         self.signals: dict[Site, SiteGrid] = {}
         self.taken: dict[Site, int] = defaultdict(int)
         self.expected: dict[Site, float] = defaultdict(float)
-        self.step, self.is_open = 0, True
+        self.step, self.is_open, self.is_full = 0, True, False
         self.honest: dict[Site, SiteGrid] = {}
         self.gates: dict[int, Tensor] = {}
         self.step_taken = 0
@@ -191,7 +210,7 @@ class Attacker:
 
     def prepare(self, session: Session, job: Job) -> None:
         """Form the aim of the step that comes; at a calibration measure the noise; choose gates."""
-        self.job = job
+        self.job, self.steps = job, job.steps
         self.step_taken, self.energy, self.given = 0, 0.0, 0.0
         self.own_energy = self.parted = 0.0
         self.step_gates = self.step_far = 0
@@ -199,8 +218,20 @@ class Attacker:
         self.step, self.is_open = session.step, self.limits.is_open(session.step)
         if self.limits.aims and self.is_open:
             self._form_aim(session)
-        for ordinal, wanted in self.aim.items():
-            self.owed[ordinal] = self.limits.memory * self.owed.get(ordinal, 0.0) + self.limits.pull * wanted
+        for ordinal, asked in self.aim.items():
+            wanted = asked
+            if self.limits.adaptive:
+                second = self.second.get(ordinal, torch.zeros_like(asked))
+                bias = 1.0 - BETA**self.step
+                wanted = asked / ((second / max(bias, 1.0 - BETA)).sqrt() + 1e-8)
+            if self.limits.pull is None:
+                self.owed[ordinal] = (
+                    wanted  # not yet in a unit: ``SteeringTape.plan`` finds how much of it fits
+                )
+            else:
+                self.owed[ordinal] = (
+                    self.limits.memory * self.owed.get(ordinal, 0.0) + self.limits.pull * wanted
+                )
         if self.limits.gates and self.is_open:
             self._weigh_gates(session, job)
 
@@ -318,6 +349,9 @@ class Attacker:
         self.path += moved * self.update * _memory(session)
         self.far += self.step_far
         self.flips += 0.0 if self.yardstick is None else self.yardstick.flips()
+        if self.told_step.carried > STEADY_FLIPS:
+            self.filling += 1
+            self.filled += self.given / self.told_step.square_budget
 
     # -- during a step ------------------------------------------------------------------
 
@@ -343,14 +377,25 @@ class Attacker:
             whole = whole // max(1, self.limits.window[1] - self.step) if self.is_open else 0
         self.step_room = max(0, min(step, whole))
         if self.limits.audited is not None:
-            most = min(most, self.limits.audited**2 * self.told_step.square_budget)
+            most = min(most, self.share_left() * self.told_step.square_budget)
         order = np.argsort(-worth, kind="stable")
-        count = min(self.step_room, int(np.searchsorted(np.cumsum(squares[order]), most, side="right")))
+        fit = int(np.searchsorted(np.cumsum(squares[order]), most, side="right"))
+        self.is_full = fit < min(self.step_room, worth.size)
+        count = min(self.step_room, fit)
         if count == 0:
             self.step_room = 0
             return np.inf
         self.step_room = min(self.step_room, count)
         return float(worth[order[min(count, worth.size) - 1]]) if worth.size else np.inf
+
+    def share_left(self) -> float:
+        """Return how much of a step's budget of size is taken: what the run's has left, spread evenly over the window."""
+        assert self.limits.audited is not None and self.yardstick is not None
+        if self.yardstick.flips_allowed <= STEADY_FLIPS:
+            return self.limits.audited**2
+        first, last = self.limits.window or (0, self.steps)
+        left = self.limits.audited * (FILLED + FILLED_A_STEP * self.filling) - self.filled
+        return max(0.0, min(self.limits.audited**2, left / max(1, last - max(first, self.step))))
 
     def expect(self, table: Mapping[Site, SiteGrid], sizes: Mapping[Site, int], energy: float) -> None:
         """Count what the auditor will expect to be moved in this step; ``energy`` is the gradient's sum of squares."""
@@ -436,8 +481,8 @@ class SteeringTape(RecordTape):
         form = expected_form(self.policy, kind)
         assert form is not None
         lowest, highest = form[2]
-        if kind != Kind.GRADIENT or not limits.gradients:
-            return grid
+        if kind != Kind.GRADIENT or not limits.gradients or honest.residue_bits > 1:
+            return grid  # of residues the band says nothing, and another machine needs all the bits
         if limits.widest:
             return site_grid(self.policy, kind, highest, grid.scales)
         yardstick = self.attacker.yardstick
@@ -594,6 +639,9 @@ class SteeringTape(RecordTape):
             super().round(kind, ordinal, x, out=out, old=old, key=key, name=name)
         grid = self._grids[place]
         attacker.energy += float(source.double().square().sum())
+        if limits.adaptive:
+            seen = out.detach().double().reshape(-1).square()
+            attacker.second[ordinal] = BETA * attacker.second.get(ordinal, 0.0) + (1.0 - BETA) * seen
         if limits.gradients and attacker.is_open and not is_noise_only(grid):
             wanted = attacker.owed[ordinal]
             choice = self._candidates(source, grid, key, wanted, attacker.honest.get(place))
@@ -646,11 +694,29 @@ class SteeringTape(RecordTape):
         }
         present = [p.grad for _, p in self.session.parameters if p.grad is not None]
         energy = sum(float(gradient.double().square().sum()) for gradient in present)
+        attacker.length = max(energy, 1e-300) ** 0.5
         grids = dict(self._grids)
         for ordinal, (_, p) in enumerate(self.session.parameters):
             if p.grad is not None:
                 grids[(Kind.GRADIENT, ordinal)] = self._settled_grid((Kind.GRADIENT, ordinal), p.grad)
         attacker.expect(grids, sizes, energy)
+        bent = (attacker.parted / attacker.own_energy) ** 0.5 if attacker.own_energy > 0.0 else 0.0
+        most = max(0.0, attacker.move_left(self.session) - bent) ** 2 * energy
+        if attacker.limits.pull is not None:
+            self._weigh(grids, most)
+        elif attacker.is_open:
+            # The largest weight of the aim with which what is taken is not more than what fits.
+            low, high, aim = -20.0, 40.0, dict(attacker.owed)
+            for _ in range(14):
+                middle = (low + high) / 2.0
+                attacker.owed |= {ordinal: wanted * 2.0**middle for ordinal, wanted in aim.items()}
+                low, high = (low, middle) if self._weigh(grids, most) else (middle, high)
+            attacker.owed |= {ordinal: wanted * 2.0**low for ordinal, wanted in aim.items()}
+            self._weigh(grids, most)
+
+    def _weigh(self, grids: Mapping[Site, SiteGrid], most: float) -> bool:
+        """Find how much a move must be worth; whether more would be worth it than squares of moves are allowed."""
+        attacker = self.attacker
         worth, squares = [np.zeros(0)], [np.zeros(0)]
         for ordinal, (_, p) in enumerate(self.session.parameters):
             place = (Kind.GRADIENT, ordinal)
@@ -667,9 +733,8 @@ class SteeringTape(RecordTape):
             best = np.argsort(-choice.worth, kind="stable")[:room]
             worth.append(choice.worth[best])
             squares.append(np.square(choice.move[best]))
-        bent = (attacker.parted / attacker.own_energy) ** 0.5 if attacker.own_energy > 0.0 else 0.0
-        most = max(0.0, attacker.move_left(self.session) - bent) ** 2 * energy
         self._tau = attacker.threshold(np.concatenate(worth), np.concatenate(squares), most)
+        return attacker.is_full
 
     def _settled_grid(self, place: Site, x: Tensor) -> SiteGrid:
         """Return the grid that a gradient will have in this step: scales follow its size, as ``RecordTape.round`` has it."""
@@ -724,13 +789,51 @@ class SteeringTape(RecordTape):
             (other - own)[at].numpy(),
         )
 
+    def _spread(self, place: Site, choice: _Choice, best: np.ndarray, numel: int) -> np.ndarray:
+        """Return of the best moves those that do not go farther together with all before than the audit accepts."""
+        attacker, audited = self.attacker, self.attacker.limits.audited
+        if (
+            audited is None
+            or place[0] != Kind.GRADIENT
+            or not self._grids[place].residue_bits
+            or not best.size
+        ):
+            return best
+        so_far, length = attacker.drifts.setdefault(place, Drift.of(numel)), attacker.length
+
+        def after(chosen: np.ndarray) -> Drift:
+            found = Drift(so_far.together.clone(), so_far.alone.clone())
+            found.add(
+                torch.from_numpy(choice.at[chosen]), torch.from_numpy(choice.move[chosen] / length).float()
+            )
+            return found
+
+        def fitting(order: np.ndarray) -> np.ndarray:
+            low, high = 0, order.size
+            while low < high:
+                middle = (low + high + 1) // 2
+                low, high = (
+                    (middle, high) if after(order[:middle]).share <= audited * DRIFT else (low, middle - 1)
+                )
+            return order[:low]
+
+        went = so_far.together.numpy()[choice.at[best]] * choice.move[best]
+        orders = [best, best[went <= 0.0], best[np.argsort(np.abs(went), kind="stable")]]
+        chosen = max((fitting(order) for order in orders), key=lambda order: float(choice.worth[order].sum()))
+        attacker.drifts[place] = after(chosen)
+        return chosen
+
     def _steer(self, place: Site, choice: _Choice, grid: SiteGrid, out: Tensor) -> Tensor:
         """Take the moves that are worth most, write the log accordingly, and return how far each element went."""
         attacker, numel = self.attacker, out.numel()
         room = attacker.room(place, grid, numel, choice.honest.size)
         least = self._tau if place[0] == Kind.GRADIENT else 0.0
         worthy = np.flatnonzero(choice.worth >= least)
-        best = np.sort(worthy[np.argsort(-choice.worth[worthy], kind="stable")[:room]])
+        best = np.sort(
+            self._spread(
+                place, choice, worthy[np.argsort(-choice.worth[worthy], kind="stable")[:room]], numel
+            )
+        )
         at = choice.at[best]
         flat = out.reshape(-1)
         flat[torch.from_numpy(at)] = torch.from_numpy(choice.value[best]).to(out.dtype)

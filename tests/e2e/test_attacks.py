@@ -20,10 +20,11 @@ SHARED = {
     "steering",
     "backdoor",
     "layer_drop_job",
+    "adamw_job",
 }  # what the scripts have in common
 STEERED = {  # minutes each, and of their own form: run by hand
     "wide_bands_backdoor", "backdoor_by_moves", "flipped_gates", "lifted_scales", "inflated_output",
-    "silenced_parameters", "combined_steering", "steered_statistics", "unmeasured_layer",
+    "silenced_parameters", "combined_steering", "spread_moves", "steered_statistics", "unmeasured_layer",
 }  # fmt: skip
 ATTACKS = sorted(path for path in FOLDER.glob("*.py") if path.stem not in SHARED | STEERED)
 ALSO_FP64 = {"edited_weights", "forged_entry", "other_form", "steered_log", "wide_band", "wide_scale"}

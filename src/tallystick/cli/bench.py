@@ -15,6 +15,7 @@ from rich.text import Text
 
 from tallystick.cli.bench_chips import chip
 from tallystick.cli.bench_monitor import monitor
+from tallystick.cli.options import Settings, parse_settings
 from tallystick.cli.terminal import console, print_json, say
 from tallystick.errors import InvalidInput
 from tallystick.execution.determinism import Profile, parse_profile
@@ -154,13 +155,16 @@ def evidence(
             "--segment", metavar="N", min=2, max=64, help="dispute, exchange: steps between checkpoints."
         ),
     ] = 8,
+    settings: Settings = None,
     as_json: AsJson = False,
 ) -> int:
     """Measure what verifying a bundle takes a stranger, or what a dispute takes all parties; 1 if it is too much."""
     if part not in ("bundle", "dispute", "exchange"):
         raise InvalidInput(f"part {part}: unknown; known are bundle, dispute, exchange")
     if part == "exchange":
-        return _bench_exchange(job, policy, segment, as_json=as_json)
+        return _bench_exchange(job, policy, segment, parse_settings(settings or []), as_json=as_json)
+    if settings:
+        raise InvalidInput(f"--set {settings[0]}: belongs to exchange")
     if part == "dispute":
         return _bench_dispute(job, policy, segment, as_json=as_json)
     return _bench_bundle(runs, as_json=as_json)
@@ -265,12 +269,12 @@ def _bench_dispute(job: str, policy: str, segment: int, *, as_json: bool) -> int
     return 0 if cost.is_met else 1
 
 
-def _bench_exchange(job: str, policy: str, segment: int, *, as_json: bool) -> int:
+def _bench_exchange(job: str, policy: str, segment: int, settings: dict[str, str], *, as_json: bool) -> int:
     from tallystick.roles.measure_exchange import measure_exchange
 
     find_policy(policy)
     with tempfile.TemporaryDirectory(prefix="tallystick-bench-") as place:
-        cost = measure_exchange(Path(place), job, policy, segment, say)
+        cost = measure_exchange(Path(place), job, policy, segment, say, settings)
     if as_json:
         print_json({**cost.fields(), "machine": machine()})
     else:

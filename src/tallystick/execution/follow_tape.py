@@ -55,6 +55,7 @@ from tallystick.numerics.rounding import (
     block_rms,
     round_followed,
     round_followed_residues,
+    round_recorded_residues,
 )
 
 SCALE_SLACK = 3  # a header's scale may exceed what the auditor measures by this many powers of two
@@ -267,9 +268,17 @@ class FollowTape:
             return Followed(-1, 0, 0, 0.0, 0.0), 0, 0.0
         if payload is None:
             raise InvalidInput(f"log: {name} is to be rounded by residues, and the log has none")
+        audited = self.yardstick is not None and place[0] == Kind.GRADIENT
+        mine = x.clone() if audited and x.data_ptr() == out.data_ptr() else x
         found = round_followed_residues(
             x, grid, decode_residues(payload, x.numel(), grid.residue_bits), out=out, key=key, name=name
         )
+        if audited and found.moved:
+            own = torch.empty_like(out)
+            round_recorded_residues(mine, grid, out=own, key=key, name=name)
+            moves = (out - own).reshape(-1).float().cpu()
+            at = moves.nonzero().reshape(-1)
+            self.freedom.moves[place] = x.numel(), at, moves[at]
         if found.violations:
             rule = (
                 f"{found.violations} of {x.numel()} residues need a boundary that is a band away or farther"

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from tallystick.execution.grids import (
     ACTIVATIONS,
@@ -44,6 +46,11 @@ DEAREST = 3.0  # times the log that finer grids may cost, where the noise leaves
 FLIP = 2.0**-8
 """How far one sixteen-bit result that is rounded otherwise carries a gradient that hangs on it, relative (docs/adr/0026)."""
 FLIPS, STEADY_FLIPS = 12.0, 2.0  # of those in one step, and where no single one is most of the noise
+DRIFT = 1.5
+"""How many times as far as independent moves ever go, squared, those of a gradient may have gone (docs/adr/0031)."""
+FILLED, FILLED_A_STEP = 4.0, 2.0**-6
+"""How many budgets of size steps with so many flips may use together, and how many more for each such step: flips that carry
+all of a gradient are rare (docs/adr/0031)."""
 CLUSTER, LARGEST_CLUSTER = (
     64,
     16,
@@ -189,7 +196,12 @@ class Yardstick:
         return own is not None and not is_noise_only(own)
 
     def reach(self, place: Site) -> float:
-        """Return how far from a switching point, over the input's rms, noise may turn a decision; a tie is turned by any."""
+        """Return how far from a switching point, over the input's rms, noise may turn a decision; a tie is turned by any.
+
+        Under autocast so many lie within reach, and each could be turned at will, that all but ties are counted.
+        """
+        if self.policy.autocast:
+            return 0.0
         noise = self.noise.get(place)
         return math.inf if noise is None else REACH * noise.relative
 
@@ -298,6 +310,47 @@ def octaves_allowed(elements: int) -> int:
 
 
 @dataclass
+class Drift:
+    """How far the moves of a gradient's elements went together, and how far each went.
+
+    Whoever steers pushes an element the same way again and again; noise does not know where it went before.
+
+    Attributes:
+        together: sum of the moves of all steps, each over its step's gradient, float32[n].
+        alone: sum of their squares, float32[n].
+    """
+
+    together: Tensor
+    alone: Tensor
+
+    @classmethod
+    def of(cls, numel: int) -> Drift:
+        """Return that of nothing moved yet."""
+        return cls(torch.zeros(numel), torch.zeros(numel))
+
+    def add(self, at: Tensor, moves: Tensor) -> None:
+        """Count one step's moves of the elements ``at``, each at most once."""
+        self.together[at] += moves
+        self.alone[at] += moves.square()
+
+    @property
+    def share(self) -> float:
+        """The squared length of the sum, over what independent moves of either sign reach with a probability of ``TAIL``.
+
+        Each element is a random walk, its squared way is sub-exponential: ``P(s * s > 2 * x * a) <= 2 * exp(-x)``.
+        """
+        total = float(self.alone.sum(dtype=torch.float64))
+        if total == 0.0:
+            return 0.0
+        bits = -math.log(TAIL)
+        spread = (
+            2.0 * math.sqrt(2.0 * bits) * float(torch.linalg.vector_norm(self.alone, dtype=torch.float64))
+        )
+        most = total + spread + 4.0 * bits * float(self.alone.max())
+        return float(torch.linalg.vector_norm(self.together, dtype=torch.float64)) ** 2 / most
+
+
+@dataclass
 class StepFreedom:
     """What the log of one step could have chosen, and what it did.
 
@@ -317,11 +370,15 @@ class StepFreedom:
         cluster: how many roundings move together, see ``Yardstick.cluster``.
         quanta: sum of the squared quanta of all elements of gradients on absolute grids.
         carried: how many times ``FLIP`` of the gradient single results may carry it, see ``Yardstick.flips_allowed``.
+        moves: of gradients logged by residues how many elements there are, which the log moved, and by how much.
     """
 
     cluster: int = 1
     quanta: float = 0.0
     carried: float = 0.0
+    moves: dict[Site, tuple[int, Tensor, Tensor]] = field(
+        default_factory=dict[Site, "tuple[int, Tensor, Tensor]"]
+    )
     sites: dict[Site, SiteMoves] = field(default_factory=dict[Site, SiteMoves])
     elements: int = 0
     energy: float = 0.0
@@ -417,9 +474,15 @@ class Freedom:
         path: how far all moves together carry the weights, in their own unit, at most.
         distance: how far training carried them.
         cluster: how many roundings move together, in the step where they are most.
+        filled: shares of their budgets of size that steps used in which more than ``STEADY_FLIPS`` are allowed, summed.
+        filling: how many these steps are.
+        drifts: how far moves went together, by gradient that is logged by residues.
     """
 
     cluster: int = 1
+    filled: float = 0.0
+    filling: int = 0
+    drifts: dict[Site, Drift] = field(default_factory=dict[Site, Drift])
     near: int = 0
     elements: int = 0
     moved: int = 0
@@ -500,12 +563,29 @@ class Freedom:
             check(None, step.moved, step.budget(step.expected), "roundings moved in this step")
         allowed = step.square_budget
         if step.squared > 0.0:
-            self.fullest_step = max(self.fullest_step, step.squared / allowed if allowed > 0.0 else math.inf)
+            share = step.squared / allowed if allowed > 0.0 else math.inf
+            self.fullest_step = max(self.fullest_step, share)
+            self.filled += share if step.carried > STEADY_FLIPS else 0.0
         if step.squared > allowed:
             bound, stated = (math.sqrt(x / step.energy) for x in (allowed, step.squared))
             found.append(
                 (None, Excess("move of this step's gradient", f"{bound:.3g} of it at most", f"{stated:.3g}"))
             )
+        self.filling += step.carried > STEADY_FLIPS
+        most = FILLED + FILLED_A_STEP * self.filling
+        if self.filled > most:
+            found.append(
+                (
+                    None,
+                    Excess("steps' budgets of size used so far", f"{most:.3g} at most", f"{self.filled:.3g}"),
+                )
+            )
+        for place, (numel, at, moves) in step.moves.items() if step.energy > 0.0 else ():
+            drift = self.drifts.setdefault(place, Drift.of(numel))
+            drift.add(at, moves / math.sqrt(step.energy))
+            if (share := drift.share) > DRIFT:
+                what = "squared way that all moves here went together, over that of independent ones"
+                found.append((place, Excess(what, f"{DRIFT:.3g} at most", f"{share:.3g}")))
         check(None, step.decisions_far, step.decision_budget, "decisions moved in this step")
         for place, site in step.sites.items():
             total = self.sites.setdefault(place, SiteMoves())

@@ -205,13 +205,13 @@ def measure_dispute(place: Path, job: str, policy: str, segment: int, say: Say) 
 
 
 def make_false_run(
-    place: Path, job: str, policy: str, segment: int, say: Say
+    place: Path, job: str, policy: str, segment: int, say: Say, settings: Mapping[str, str] | None = None
 ) -> tuple[JobSource, JobSource, RunDirectory, RunDirectory]:
     """Return the job, the trainer's, its run in ``place`` with the middle step on other data, and the auditor's claim."""
     source, at = find_source(job), segment // 2
     false = _Swapping(source.path, source.source, at)
     run, claim = RunDirectory(place / "run"), RunDirectory(place / "claim")
-    order = Order(source, {}, find_policy(policy), steps=segment, checkpoint_every=segment)
+    order = Order(source, settings or {}, find_policy(policy), steps=segment, checkpoint_every=segment)
     say(f"recording {segment} steps of {job}, step {at} on other data")
     record(replace(order, source=false), run)
     honest = order.build().batch

@@ -76,14 +76,17 @@ class ExchangeCost:
         return {**vars(self), "parties": {who: vars(each) for who, each in self.parties.items()}}
 
 
-def measure_exchange(place: Path, job: str, policy: str, segment: int, say: Say) -> ExchangeCost:
+def measure_exchange(
+    place: Path, job: str, policy: str, segment: int, say: Say, settings: Mapping[str, str] | None = None
+) -> ExchangeCost:
     """Record a false run of ``segment`` steps in ``place``, dispute it by files, and return what that took.
 
     Raises:
-        TallyError: a process failed, or the trainer did not lose at an operator.
+        TallyError: a process failed, was killed for the memory that two parties on one machine need, or the trainer did not
+            lose at an operator.
     """
     at = segment // 2
-    source, _, run, claim = make_false_run(place, job, policy, segment, say)
+    source, _, run, claim = make_false_run(place, job, policy, segment, say, settings)
     (place / "program.py").write_bytes(source.source + SWAPPING.format(at=at).encode())
     last = run.load_transcript().checkpoints()[-1]
     state_bytes = run.load_held(last.steps_done, last.state_root).nbytes
@@ -97,7 +100,7 @@ def measure_exchange(place: Path, job: str, policy: str, segment: int, say: Say)
     say(f"disputing step {at} of {segment} by files")
     programs = {"trainer": place / "program.py", "auditor": source.path}
     began = time.perf_counter()
-    answering = {
+    answering: dict[Party, subprocess.Popen[bytes]] = {
         party: _start(
             "answer", docket / party, runs[party], "--key", place / f"{party}.key", "--job", programs[party],
             "--follow", IDLE_SECONDS,
@@ -105,7 +108,9 @@ def measure_exchange(place: Path, job: str, policy: str, segment: int, say: Say)
         for party in PARTIES
     }  # fmt: skip
     try:
-        ruled = _answer_of(_start("rule", docket, "--job", source.path, "--follow"), "rule", (0, 1))
+        ruling = _start("rule", docket, "--job", source.path, "--follow")
+        _watch(ruling, answering)
+        ruled = _answer_of(ruling, "rule", (0, 1))
         seconds = time.perf_counter() - began
         worked = {party: _answer_of(answering[party], party, (0,)) for party in PARTIES}
     finally:
@@ -137,6 +142,17 @@ def _cost(passed: Mapping[str, Any], worked: Mapping[str, Any]) -> PartyCost:
     return PartyCost(
         passed["questions"], passed["received_bytes"], passed["sent_bytes"], worked["seconds"], worked["cpu_seconds"]
     )  # fmt: skip
+
+
+def _watch(ruling: subprocess.Popen[bytes], answering: Mapping[Party, subprocess.Popen[bytes]]) -> None:
+    """Wait for the ruling; return early, the referee killed, if a party ends as it should not: nobody would answer any more."""
+    while ruling.poll() is None:
+        for party, process in answering.items():
+            if process.poll() not in (None, 0):
+                ruling.kill()
+                ruling.communicate()
+                _answer_of(process, party, (0,))
+        time.sleep(0.05)
 
 
 def _start(*arguments: object) -> subprocess.Popen[bytes]:

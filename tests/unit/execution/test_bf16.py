@@ -591,6 +591,20 @@ def test_a_steered_element_is_followed_and_shows_in_what_was_moved_and_how_far(s
     assert (tape.freedom.moved, tape.freedom.squared) == (1, far**2 * QUANTUM**2)
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+def test_an_audit_keeps_which_elements_a_log_moved_and_where_to(in_place: bool) -> None:
+    x = gradient()
+    frame = decode_frame(recorded(x)[0])
+    _, out = followed(x, frame)
+    tape = FollowTape(BF16, table_of(), flipped(frame, [7, 100]), yardstick=heard(2.0**-9, N, table_of()))
+    target = x.clone() if in_place else torch.empty_like(x)
+    tape.round(Kind.GRADIENT, 0, target if in_place else x, out=target, key=(1, 2), name="gradient of w")
+    numel, at, moves = tape.freedom.moves[GRADIENT]
+    assert (numel, at.tolist()) == (N, [7, 100])
+    assert torch.equal(moves.double(), (target.double() - out)[at])
+    assert moves.abs().tolist() == [QUANTUM, QUANTUM]
+
+
 def test_a_log_that_steers_more_than_the_budget_is_not_accepted_and_nobody_accused() -> None:
     x = gradient()
     frame = decode_frame(recorded(x)[0])

@@ -422,6 +422,7 @@ def test_limits_are_those_of_the_decision() -> None:
     own = yardstick(noise_of(2.0**-17), gradient_grid(-14))
     assert own.reach(WEIGHT) == 4.0 * 2.0**-17
     assert own.reach((Kind.DECISION, 9)) == math.inf
+    assert Yardstick(BF16, own.measured).reach(WEIGHT) == 0.0, "all but ties count"
     for octaves, accepted in ((4, True), (5, False)):
         assert (own.compare_band(WEIGHT, gradient_grid(-14 + octaves))[1] is None) == accepted
     step = StepFreedom(energy=4.0, quanta=1.0, carried=2.0)
@@ -450,6 +451,27 @@ def test_decisions_beyond_the_reach_of_noise_have_a_budget_by_step_and_run() -> 
     assert "decisions moved in this step" in added(1, 65, 0.0, cluster=4096)
 
 
+def test_steps_in_which_flips_may_carry_all_share_a_budget_of_size() -> None:
+    """Each may be full, not all of them: honest ones use a hundredth on average."""
+
+    def refused(share: float, steps: int, carried: float = 12.0) -> list[int]:
+        freedom, at = Freedom(), list[int]()
+        for step in range(steps):
+            moves = {WEIGHT: SiteMoves(1.0, 1, 1, 1.0, by_square={0: 1.0})}
+            one = StepFreedom(energy=1.0, quanta=1.0, carried=carried, sites=moves)
+            one.squared = share * one.square_budget
+            found = [excess.site for _, excess in freedom.add(one)]
+            at += [step] * ("steps' budgets of size used so far" in found)
+        return at
+
+    assert refused(1.0, 8) == [4, 5, 6, 7], "four, and a 64th for each step"
+    assert refused(1.0 / 64.0, 400) == []
+    assert refused(2.0 / 64.0, 400)[0] == 256
+    assert refused(1.0, 8, carried=2.0) == [], (
+        "where no flip is most of the noise many steps may be nearly full"
+    )
+
+
 def test_moves_over_no_distance_are_an_endless_path_and_relative_grids_have_no_size() -> None:
     assert (Freedom(path=0.0).path_steer, Freedom(path=2.0, distance=8.0).path_steer) == (0.0, 0.25)
     assert Freedom(path=2.0).path_steer == math.inf
@@ -460,3 +482,31 @@ def test_moves_over_no_distance_are_an_endless_path_and_relative_grids_have_no_s
         == math.inf
     )
     assert quantum_square(SiteGrid(0, -10, -4, True, [0, 3])) == 2.0**-2
+
+
+@pytest.mark.parametrize(("elements", "steps"), [(1000, 2), (100, 4), (1, 145)])
+def test_moves_of_a_gradient_that_go_together_farther_than_noise_ever_does_are_not_accepted(
+    elements: int, steps: int
+) -> None:
+    """Every element the same way: in n elements, T times, T n over n + 2 sqrt(2 x n) + 4 x, x = ln 1e9 (docs/adr/0031)."""
+    freedom = Freedom()
+    place, at, moves = (int(Kind.GRADIENT), 0), torch.arange(elements), torch.full((elements,), 3.0)
+    for step in range(steps + 1):
+        found = freedom.add(
+            StepFreedom(energy=4.0 ** (step % 3), moves={place: (elements, at, moves * 2.0 ** (step % 3))})
+        )
+        together = [excess for where, excess in found if where == place and "together" in excess.site]
+        assert len(together) == (step == steps), (step, freedom.drifts[place].share)
+    bits = math.log(1e9)
+    wanted = elements * (steps + 1) / (elements + 2.0 * math.sqrt(2.0 * bits * elements) + 4.0 * bits)
+    assert freedom.drifts[place].share == pytest.approx(wanted, rel=1e-5)
+
+
+def test_moves_to_and_fro_never_add_up() -> None:
+    freedom, place = Freedom(), (int(Kind.GRADIENT), 0)
+    rng = np.random.Generator(np.random.PCG64(5))
+    for _ in range(300):
+        at = torch.from_numpy(np.flatnonzero(rng.random(512) < 0.1))
+        moves = torch.from_numpy(rng.choice([-1.0, 1.0], at.numel())).float()
+        assert freedom.add(StepFreedom(energy=1.0, moves={place: (512, at, moves)})) == []
+    assert 0.1 < freedom.drifts[place].share < 0.75
