@@ -46,7 +46,7 @@ DEAREST = 3.0  # times the log that finer grids may cost, where the noise leaves
 FLIP = 2.0**-8
 """How far one sixteen-bit result that is rounded otherwise carries a gradient that hangs on it, relative (docs/adr/0026)."""
 FLIPS, STEADY_FLIPS = 12.0, 2.0  # of those in one step, and where no single one is most of the noise
-DRIFT = 1.5
+DRIFT = 3.0
 """How many times as far as independent moves ever go, squared, those of a gradient may have gone (docs/adr/0031)."""
 FILLED, FILLED_A_STEP = 4.0, 2.0**-6
 """How many budgets of size steps with so many flips may use together, and how many more for each such step: flips that carry

@@ -484,7 +484,7 @@ def test_moves_over_no_distance_are_an_endless_path_and_relative_grids_have_no_s
     assert quantum_square(SiteGrid(0, -10, -4, True, [0, 3])) == 2.0**-2
 
 
-@pytest.mark.parametrize(("elements", "steps"), [(1000, 2), (100, 4), (1, 145)])
+@pytest.mark.parametrize(("elements", "steps"), [(1000, 4), (100, 9), (1, 290)])
 def test_moves_of_a_gradient_that_go_together_farther_than_noise_ever_does_are_not_accepted(
     elements: int, steps: int
 ) -> None:
