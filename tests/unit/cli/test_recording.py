@@ -221,11 +221,20 @@ def test_a_job_that_draws_at_random_outside_the_stream_cannot_be_reproduced(tall
     assert "it must depend on the step alone" in answer.err
 
 
-def test_a_defect_in_the_job_is_no_verdict(tally, tmp_path: Path) -> None:
-    job = tmp_path / "broken.py"
-    job.write_text("def build(settings):\n    return 1 / 0\n")
+def test_a_defect_in_the_job_is_no_verdict(tally, job: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text("def build(settings):\n    return 1 / 0\n")
 
-    answer = record(tally, job, tmp_path / "run", "--json")
+    answer = record(tally, broken, tmp_path / "run", "--json")
+
+    assert answer.code == 2
+    wanted = f"job {broken}: build raised ZeroDivisionError: division by zero (line 2 of broken.py)"
+    assert json.loads(answer.out) == {"error": wanted, "kind": "JobFailed"}
+    assert "Traceback" not in answer.err
+
+    text = job.read_text() + "\n_whole = build\n\ndef build(settings):\n    made = _whole(settings)\n"
+    broken.write_text(text + "    made.loss = lambda model, batch: 1 / 0\n    return made\n")
+    answer = record(tally, broken, tmp_path / "other", "--json")
 
     assert answer.code == 70
     assert json.loads(answer.out) == {"error": "ZeroDivisionError: division by zero", "kind": "Defect"}
