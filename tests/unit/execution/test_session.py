@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tallystick.errors import InvalidInput, Nondeterminism, ProtocolViolation
+from tallystick.errors import EditedOutside, InvalidInput, Nondeterminism, ProtocolViolation
 from tallystick.execution.calibrate import calibrate
 from tallystick.execution.session import Session, snap
 from tallystick.execution.snapshot import state_documents
@@ -363,6 +363,19 @@ def test_a_parameter_changed_outside_the_optimizer_is_refused_by_its_version(
 
     with pytest.raises(Nondeterminism, match=r"inner\.weight"):
         record_run(make, policy, 60)
+
+
+@BOTH
+def test_a_parameter_written_within_a_step_is_refused_though_its_values_stay(policy: str) -> None:
+    """Between a forward pass and the optimizer nothing but torch's own count of writes tells."""
+    model, _, session = small(policy)
+    with session.stepping(session.record_tape(session.table)):
+        session.verify_tensors()
+        with torch.no_grad():
+            model[0].weight.add_(0.0)
+        with pytest.raises(EditedOutside, match=r"step 0: .*0\.weight"):
+            session.verify_tensors()
+    session.close()
 
 
 @BOTH
