@@ -13,8 +13,9 @@ import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from cryptography.hazmat.primitives.serialization import Encoding
 
@@ -57,8 +58,18 @@ from tallystick.protocol import attest, run_documents, run_proofs, sample, tlog,
 from tallystick.protocol.bundle import parse_bundle
 from tallystick.protocol.calibration import CalibrationChoice, SiteChoice, parse_calibration
 from tallystick.protocol.dispute import parse_dispute
-from tallystick.protocol.envelope import parse_envelope, parse_statement
+from tallystick.protocol.envelope import Statement, Subject, parse_envelope, parse_statement, sign_statement
 from tallystick.protocol.evidence_policy import parse_evidence_policy
+from tallystick.protocol.exchange import (
+    ANSWER_TYPE,
+    Answer,
+    Posting,
+    Question,
+    encode_answer,
+    read_answer,
+    read_question,
+    unable,
+)
 from tallystick.protocol.log_policy import parse_log_policy
 from tallystick.protocol.model_signature import parse_model_signature
 from tallystick.protocol.notes import NOTE, Note, NoteKey, NoteSigner, parse_note, parse_vkey
@@ -200,6 +211,11 @@ def _evidence() -> Iterator[bytes]:
     yield attest.verdict_statement(verdict, version="0").encode()
     terms = Terms(bytes(32), bytes(32), 3, bytes(32), {"trainer": bytes(32), "auditor": bytes(32)})
     yield MoveClaim(terms, "trainer", "committed", terms.opening(), bytes(32)).statement().encode()
+    yield _whole_question(_asked())
+    file = b"".join(encode_answer(_asked(), Answer({"names": ["model/0.weight"]}, (b"ab", b"c")), key))
+    yield file
+    said = parse_statement(parse_envelope(file.partition(b"\n")[0]).payload).predicate
+    yield canonical_json(dict(said)) + b"\nabc"
     yield LogObjection("11" * 32, 3, "gradient of weight", -1, "5 entries exceed the budget of 4").encode()
     yield tlog.LogEntry("run", "11" * 32).encode()
     yield str(log.key).encode()
@@ -425,6 +441,36 @@ def _exchange(data: bytes) -> spdm.SpdmExchange:
     return found
 
 
+def _question(data: bytes) -> Posting:
+    return read_question(BytesIO(data), len(data))
+
+
+def _whole_question(posting: Posting) -> bytes:
+    return b"".join(posting.encode())
+
+
+def _asked() -> Posting:
+    """A question that every answer here is to."""
+    question = Question("trainer", "entries", {"index": 3, "names": ["model/0.weight"]}, (b"part",), 1 << 12)
+    return Posting(bytes(32), bytes(range(32)), bytes(32), 5, question, 1_800_000_000)
+
+
+def _answer(data: bytes) -> Answer:
+    """Read an answer whose first line is as it is, or an answer's content, which is then signed first."""
+    posting, signer = _asked(), ed25519_key(bytes(range(32)))
+    line, newline, parts = data.partition(b"\n")
+    try:
+        said = parse_canonical_json(line, what="answer", limit=1 << 20)
+    except InvalidInput:
+        said = None
+    if isinstance(said, dict) and newline and "payload" not in said:
+        about = (Subject("run", {attest.RUN_DIGEST: posting.run.hex()}),)
+        line = sign_statement(Statement(about, ANSWER_TYPE, cast("dict[str, object]", said)), signer)
+    file = line + newline + parts
+    found, _ = read_answer(BytesIO(file), len(file), posting, signer.public_key)
+    return found if found.cannot is None else unable(found.cannot)
+
+
 def _batch_opening(data: bytes) -> datarecords.BatchOpening:
     found = datarecords.parse_batch_opening(data)
     datarecords.take_apart(found.batch)
@@ -496,6 +542,8 @@ TARGETS: tuple[Target, ...] = (
     Target("verdict", parse_verdict, _encoded),
     Target("dispute-record", parse_dispute, _encoded),
     Target("dispute-move", lambda d: read_move(parse_statement(d))),
+    Target("dispute-question", _question, _whole_question),
+    Target("dispute-answer", _answer),
     Target("log objection", parse_log_objection, _encoded),
     Target("public-key", parse_public_key),
     Target("private-key", parse_signing_key),
