@@ -40,16 +40,29 @@ def argument_at(func: Operator, args: Arguments, kwargs: dict[str, Any], positio
 
 def argument_named(func: Operator, args: Arguments, kwargs: dict[str, Any], name: str) -> Any:
     """Return the argument called ``name``, its default if not given, None if ``func`` has none of that name."""
-    position, default = _declared(func, name)
+    position, default = declared(func, name)
     return args[position] if position < len(args) else kwargs.get(name, default)
 
 
+def all_arguments(func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Arguments:
+    """Return the arguments in the schema's order, defaults filled in."""
+    expected = _names_and_defaults(func)
+    if len(args) == len(expected):
+        return args
+    return (*args, *(kwargs.get(name, default) for name, default in expected[len(args) :]))
+
+
 @cache
-def _declared(func: Operator, name: str) -> tuple[int, Any]:
-    """Position and default of an argument; a position that no call has, and None, if there is none of that name."""
-    for position, declared in enumerate(func._schema.arguments):
-        if declared.name == name:
-            return position, declared.default_value
+def _names_and_defaults(func: Operator) -> tuple[tuple[str, Any], ...]:
+    return tuple((argument.name, argument.default_value) for argument in func._schema.arguments)
+
+
+@cache
+def declared(func: Operator, name: str) -> tuple[int, Any]:
+    """Return position and default of an argument; a position that no call has, and None, if there is none of that name."""
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.name == name:
+            return position, argument.default_value
     return sys.maxsize, None
 
 

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tallystick.errors import Nondeterminism
 from tallystick.execution.boundaries import is_float
-from tallystick.execution.calls import Arguments, Handler, Operator, argument_named, table_name
+from tallystick.execution.calls import Arguments, Handler, Operator, argument_named, declared, table_name
 from tallystick.execution.choices import CHOICE_HANDLERS
 from tallystick.execution.determinism import filling_results
 from tallystick.execution.operators import (
@@ -57,9 +57,18 @@ def _unknown(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, A
     return func(*args, **kwargs)
 
 
-def _restricted(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
-    _refuse_jumping_form(func, args, kwargs)
-    return func(*args, **kwargs)
+def _restricted(func: Operator) -> Handler:
+    """Return a handler that refuses the forms of ``func`` that jump, what they depend on looked up once."""
+    restriction = RESTRICTED[table_name(func)]
+    position, default = declared(func, restriction.argument)
+
+    def handle(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+        value = args[position] if position < len(args) else kwargs.get(restriction.argument, default)
+        if value is not None and restriction.jumps(value):
+            _refuse_jumping_form(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    return handle
 
 
 def _refuse_jumping_form(func: Operator, args: Arguments, kwargs: dict[str, Any]) -> None:
@@ -221,7 +230,7 @@ def handler_for(func: Operator) -> Handler:
     if name in LATTICES:
         return _lattice
     if name in RESTRICTED:
-        return _restricted
+        return _restricted(func)
     if name == "aten::_to_copy":
         return _cast
     if name in ("aten::convolution", "aten::convolution_backward"):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tallystick.execution.calls import Arguments, Handler, Operator
+from tallystick.execution.calls import Arguments, Handler, Operator, all_arguments
 from tallystick.numerics import rows
 from tallystick.numerics.rows import CHUNK, Form, Groups
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 NARROW = (torch.float32,)
 BOTH = (torch.float32, torch.float64)  # of operators whose form is more accurate in float64 too
+DENSE = (Tensor, torch.nn.Parameter)
 SUM, MEAN = 2, 1  # of a loss, as torch numbers reductions
 Row = Callable[..., Any]
 
@@ -37,14 +38,14 @@ def _handler(rule: Row, dtypes: tuple[torch.dtype, ...] = NARROW) -> Handler:
     """
 
     def handle(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
-        missing = func._schema.arguments[len(args) :]
-        given = (*args, *(kwargs.get(declared.name, declared.default_value) for declared in missing))
+        given = all_arguments(func, args, kwargs)
         tensors = [value for value in given if isinstance(value, Tensor)]
-        floats = [tensor for tensor in tensors if tensor.is_floating_point()]
+        floats = [tensor for tensor in tensors if tensor.dtype.is_floating_point]
         if (
-            all(type(t) in (Tensor, torch.nn.Parameter) and t.layout == torch.strided for t in tensors)
-            and len({t.dtype for t in floats}) == 1
+            floats
             and floats[0].dtype in dtypes
+            and all(tensor.dtype is floats[0].dtype for tensor in floats)
+            and all(type(t) in DENSE and t.layout is torch.strided for t in tensors)
             and floats[0].numel()
         ):
             found = rule(*given)

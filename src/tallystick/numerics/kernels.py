@@ -31,7 +31,7 @@ CANCELLED = 5  # relative bands: no quantum below 2**(e(old) + band + 5), as wha
 MAX_FP64 = (2.0 - 2.0**-52) * 2.0**1023
 MAX_FP32 = (2.0 - 2.0**-23) * 2.0**127
 WORD = 2.0**-32
-VERSION = 17  # of the C sources (native.h)
+VERSION = 18  # of the C sources (native.h)
 CHUNK = 1 << 17  # elements that one thread takes at a time
 
 LIBRARY = {"win32": "libkernels.dll", "darwin": "libkernels.dylib"}.get(sys.platform, "libkernels.so")

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -51,16 +53,24 @@ def stream_key(seed: int, purpose: str, step: int, rank: int, micro_batch: int, 
     Integers lie in [0, 2**64) and `purpose` is ASCII, else InvalidInput. Different arguments share a key with
     probability 2**-64 per pair.
     """
+    hashed = _of_purpose(seed, purpose).copy()
+    for name, value in (("step", step), ("rank", rank), ("micro_batch", micro_batch), ("call", call)):
+        hashed.update(_part(_u64(name, value)))
+    first = hashed.digest()
+    return int.from_bytes(first[:4], "little"), int.from_bytes(first[4:8], "little")
+
+
+@lru_cache(maxsize=4096)
+def _of_purpose(seed: int, purpose: str) -> Any:
+    """Return the hash of a stream's first two parts: of every step the same."""
     if not purpose.isascii():
         raise InvalidInput(f"random stream: purpose {purpose!r} is not ASCII")
-    parts = [_u64("seed", seed), purpose.encode("ascii")]
-    named = {"step": step, "rank": rank, "micro_batch": micro_batch, "call": call}
-    parts += [_u64(name, value) for name, value in named.items()]
-    hashed = hashlib.sha256(bytes([len(KEY_TAG)]) + KEY_TAG)
-    for part in parts:
-        hashed.update(len(part).to_bytes(8, "little") + part)
-    first = hashed.digest()[:8]
-    return int.from_bytes(first[:4], "little"), int.from_bytes(first[4:], "little")
+    parts = _part(_u64("seed", seed)) + _part(purpose.encode("ascii"))
+    return hashlib.sha256(bytes([len(KEY_TAG)]) + KEY_TAG + parts)
+
+
+def _part(part: bytes) -> bytes:
+    return len(part).to_bytes(8, "little") + part
 
 
 def words(key: Key, start: int, count: int) -> npt.NDArray[np.uint32]:

@@ -52,18 +52,12 @@ INLINE double exp_of(double x) {
 INLINE double quick_exp_of(double x) {
     x = x < LOWEST_NORMAL ? LOWEST_NORMAL : x;
     x = x > HIGHEST_NORMAL ? HIGHEST_NORMAL : x;
-    double lifted = x * LOG2_E + SHIFT, r = (x - (lifted - SHIFT) * LN2) * 0.125;
-    double p = 1.0 / 720.0;
-    p = p * r + 1.0 / 120.0;
-    p = p * r + 1.0 / 24.0;
-    p = p * r + 1.0 / 6.0;
-    p = p * r + 0.5;
-    p = p * r + 1.0;
-    p = p * r + 1.0;
+    double lifted = x * LOG2_E + SHIFT, r = (x - (lifted - SHIFT) * LN2) * 0.125, r2 = r * r;
+    double p = (1.0 + r) + r2 * ((0.5 + r * (1.0 / 6.0)) + r2 * ((1.0 / 24.0 + r * (1.0 / 120.0)) + r2 * (1.0 / 720.0)));
     p *= p;
     p *= p;
     p *= p;
-    return p * float_of((int64_t)((uint64_t)(bits_of(lifted) - bits_of(SHIFT) + 1023) << 52));
+    return float_of((int64_t)((uint64_t)bits_of(p) + ((uint64_t)bits_of(lifted) << 52))); /* SHIFT's own low bits are 0 */
 }
 
 /* exp(x) - 1 for |x| <= 0.35. */
@@ -109,29 +103,29 @@ INLINE void add_all(double *lanes, const double *values, int n) {
             for (int64_t i = 0; i < n; i++) out[i] = nan ? (T)NAN : (T)0;                                                 \
             return;                                                                                                       \
         }                                                                                                                 \
-        double others[LANES] = {0}, e[RUN];                                                                               \
-        int64_t ties = 0;                                                                                                 \
-        for (int64_t at = 0; at < n; at += RUN) {                                                                         \
-            int run = (int)smaller(n - at, RUN), here = 0;                                                                \
-            for (int i = 0; i < run; i++) here += x[at + i] == top ? 1 : 0;                                               \
-            for (int i = 0; i < run; i++) {                                                                               \
-                double away = (double)x[at + i] - (double)top;                                                            \
-                e[i] = away == 0.0 ? 0.0 : EXP(away);                                                                     \
-            }                                                                                                             \
-            add_all(others, e, run);                                                                                      \
-            ties += here;                                                                                                 \
-        }                                                                                                                 \
-        double rest = sum_of_lanes(others) + (double)(ties - 1);                                                          \
-        if (form == LOG_SOFTMAX) {                                                                                        \
-            double log_total = log1p_of(rest);                                                                            \
-            for (int64_t i = 0; i < n; i++) out[i] = (T)(((double)x[i] - (double)top) - log_total);                       \
-        } else if (n <= RUN) {                                                                                            \
-            double total = 1.0 + rest;                                                                                    \
-            for (int i = 0; i < (int)n; i++) out[i] = (T)((x[i] == top ? 1.0 : e[i]) / total);                            \
-        } else {                                                                                                          \
-            double total = 1.0 + rest;                                                                                    \
-            for (int64_t i = 0; i < n; i++) out[i] = (T)(EXP((double)x[i] - (double)top) / total);                        \
-        }                                                                                                                 \
+        double others[LANES] = {0}, e[RUN];                                                                           \
+        int64_t ties = 0;                                                                                             \
+        for (int64_t at = 0; at < n; at += RUN) {                                                                     \
+            int run = (int)smaller(n - at, RUN), here = 0;                                                            \
+            for (int i = 0; i < run; i++) e[i] = EXP((double)x[at + i] - (double)top);                                \
+            if (form == LOG_SOFTMAX) { /* small beside 1, and exact there */                                          \
+                for (int i = 0; i < run; i++) here += x[at + i] == top ? 1 : 0;                                       \
+                for (int i = 0; i < run; i++) e[i] = x[at + i] == top ? 0.0 : e[i];                                   \
+                ties += here;                                                                                         \
+            }                                                                                                         \
+            add_all(others, e, run);                                                                                  \
+        }                                                                                                             \
+        double total = sum_of_lanes(others);                                                                          \
+        if (form == LOG_SOFTMAX) {                                                                                    \
+            double log_total = log1p_of(total + (double)(ties - 1));                                                  \
+            for (int64_t i = 0; i < n; i++) out[i] = (T)(((double)x[i] - (double)top) - log_total);                   \
+        } else {                                                                                                      \
+            double share = 1.0 / total;                                                                               \
+            if (n <= RUN)                                                                                             \
+                for (int i = 0; i < (int)n; i++) out[i] = (T)(e[i] * share);                                          \
+            else                                                                                                      \
+                for (int64_t i = 0; i < n; i++) out[i] = (T)(EXP((double)x[i] - (double)top) * share);                \
+        }                                                                                                             \
     }
 SOFTMAX_ROW(softmax_narrow, float, quick_exp_of)
 SOFTMAX_ROW(softmax_wide, double, exp_of)
@@ -260,36 +254,38 @@ EXPORT FAST void tally_layer_norm_backward(const float *restrict dy, const float
     for (int64_t row = begin; row < end; row++) {
         const float *restrict from = x + row * n, *restrict g = dy + row * n;
         double middle = mean_of(from, n), inverse = (double)rstd[row];
-        double plain[LANES] = {0}, along[LANES] = {0}, a[RUN], b[RUN];
+        double plain[LANES] = {0}, along[LANES] = {0}, slope[RUN], unit[RUN], both[RUN];
         for (int64_t at = 0; at < n; at += RUN) {
             int run = (int)smaller(n - at, RUN);
             for (int i = 0; i < run; i++) {
-                a[i] = (double)g[at + i];
-                b[i] = ((double)from[at + i] - middle) * inverse;
+                slope[i] = (double)g[at + i];
+                unit[i] = ((double)from[at + i] - middle) * inverse;
             }
             if (sums != NULL)
                 for (int i = 0; i < run; i++) {
-                    sums[at + i] += a[i] * b[i];
-                    sums[n + at + i] += a[i];
+                    sums[at + i] += slope[i] * unit[i];
+                    sums[n + at + i] += slope[i];
                 }
             if (dx == NULL) continue;
             if (weight != NULL)
-                for (int i = 0; i < run; i++) a[i] *= (double)weight[at + i];
-            for (int i = 0; i < run; i++) b[i] *= a[i];
-            add_all(plain, a, run);
-            add_all(along, b, run);
+                for (int i = 0; i < run; i++) slope[i] *= (double)weight[at + i];
+            for (int i = 0; i < run; i++) both[i] = slope[i] * unit[i];
+            add_all(plain, slope, run);
+            add_all(along, both, run);
         }
         if (dx == NULL) continue;
         double first = sum_of_lanes(plain) / (double)n, second = sum_of_lanes(along) / (double)n;
         for (int64_t at = 0; at < n; at += RUN) {
             int run = (int)smaller(n - at, RUN);
-            for (int i = 0; i < run; i++) a[i] = (double)g[at + i];
-            if (weight != NULL)
-                for (int i = 0; i < run; i++) a[i] *= (double)weight[at + i];
-            for (int i = 0; i < run; i++) {
-                double unit = ((double)from[at + i] - middle) * inverse;
-                dx[row * n + at + i] = (float)(inverse * ((a[i] - first) - unit * second));
+            if (n > RUN) { /* else both are those of the pass before */
+                for (int i = 0; i < run; i++) {
+                    slope[i] = (double)g[at + i];
+                    unit[i] = ((double)from[at + i] - middle) * inverse;
+                }
+                if (weight != NULL)
+                    for (int i = 0; i < run; i++) slope[i] *= (double)weight[at + i];
             }
+            for (int i = 0; i < run; i++) dx[row * n + at + i] = (float)(inverse * ((slope[i] - first) - unit[i] * second));
         }
     }
 }
