@@ -210,6 +210,7 @@ def honest(
     steps: Annotated[
         int, typer.Option("--steps", metavar="N", min=1, help="Steps of each run.")
     ] = measure_honest.STEPS,
+    settings: Settings = None,
     as_json: AsJson = False,
 ) -> int:
     """Record honest runs, audit them on other arithmetic, count false accusations; 1 if any, or one run is not accepted."""
@@ -220,7 +221,7 @@ def honest(
     with tempfile.TemporaryDirectory(prefix="tallystick-bench-") as place:
         matrix = measure_honest.measure_honest(
             Path(place), jobs=job, policies=policy or measure_honest.POLICIES, steps=steps,
-            profiles=profile or measure_honest.PROFILES, say=say,
+            profiles=profile or measure_honest.PROFILES, settings=parse_settings(settings or []), say=say,
         )  # fmt: skip
     if as_json:
         print_json({**matrix.fields(), "machine": machine()})

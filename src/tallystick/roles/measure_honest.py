@@ -106,19 +106,21 @@ def measure_honest(
     policies: Sequence[str] = POLICIES,
     profiles: Sequence[str] = PROFILES,
     steps: int = STEPS,
+    settings: Mapping[str, str] | None = None,
     say: Callable[[str], None] = lambda line: None,
     child: Child = run_child,
 ) -> HonestMatrix:
     """Record every job under every policy in ``place``, audit it under every profile, and return what was said.
 
-    A job that is none of ``JOBS`` takes its own settings. A command that fails becomes an audit without a verdict.
+    A job takes its settings from ``JOBS``, then from ``settings``, which are every job's. A command that fails becomes an audit without a verdict.
     """
     audits: list[HonestAudit] = []
     for job in jobs or tuple(JOBS):
         for policy in policies:
             run = place / f"{len(audits):03d}-{Path(job).stem}-{policy}"
             say(f"{job}, {policy}: record {steps} steps")
-            problem = _record(child, run, job, policy, steps)
+            chosen = {**JOBS.get(job, {}), **(settings or {})}
+            problem = _record(child, run, job, policy, steps, chosen)
             for profile in profiles:
                 found = HonestAudit(job, policy, profile, steps, error=problem)
                 if problem is None:
@@ -132,11 +134,13 @@ def measure_honest(
     return HonestMatrix(tuple(audits))
 
 
-def _record(child: Child, run: Path, job: str, policy: str, steps: int) -> str | None:
+def _record(
+    child: Child, run: Path, job: str, policy: str, steps: int, settings: Mapping[str, str]
+) -> str | None:
     """Record a run; return why that failed, or None."""
     arguments = ["record", job, "--run", str(run), "--policy", policy, "--steps", str(steps)]
     arguments += ["--checkpoint-every", str(CHECKPOINT_EVERY), "--profile", "native"]
-    for name, value in JOBS.get(job, {}).items():
+    for name, value in settings.items():
         arguments += ["--set", f"{name}={value}"]
     try:
         child(arguments, Profile())

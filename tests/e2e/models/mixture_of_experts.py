@@ -64,9 +64,9 @@ def _loss(model: nn.Module, words: Tensor) -> Tensor:
 
 
 def build(settings: Mapping[str, str]) -> Job:
-    """Return the job; ``steps`` is its only setting."""
+    """Return the job; settings are ``steps`` and ``seed``."""
     with torch.random.fork_rng():
-        torch.manual_seed(0)
+        torch.manual_seed(int(settings.get("seed", "0")))
         model = Model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     return Job(

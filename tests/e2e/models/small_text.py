@@ -55,9 +55,9 @@ def _loss(model: nn.Module, words: Tensor) -> Tensor:
 
 
 def build(settings: Mapping[str, str]) -> Job:
-    """Return the job; settings are ``steps`` and ``data`` (``fresh`` or ``repeated``)."""
+    """Return the job; settings are ``steps``, ``seed`` and ``data`` (``fresh`` or ``repeated``)."""
     with torch.random.fork_rng():
-        torch.manual_seed(0)
+        torch.manual_seed(int(settings.get("seed", "0")))
         model = Model()
         with torch.no_grad():
             model.words.weight.mul_(0.3)

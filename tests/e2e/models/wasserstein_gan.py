@@ -59,9 +59,9 @@ def _loss(model: nn.Module, batch: dict[str, Any]) -> Tensor:
 
 
 def build(settings: Mapping[str, str]) -> Job:
-    """Return the job; ``steps`` is its only setting."""
+    """Return the job; settings are ``steps`` and ``seed``."""
     with torch.random.fork_rng():
-        torch.manual_seed(0)
+        torch.manual_seed(int(settings.get("seed", "0")))
         model = Pair()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, betas=(0.5, 0.9))
     return Job(

@@ -12,6 +12,7 @@ from tallystick.errors import TallyError
 from tallystick.execution.determinism import Profile
 from tallystick.roles.measure_honest import JOBS, POLICIES, PROFILES, HonestMatrix, measure_honest
 
+FREEDOM = {"moved": 7, "move_budget": 40, "largest_steer": 0.01}
 FIRST = {"step": 3, "subject": "loss", "own": "0x1.0p+0", "stated": "0x1.8p+0"}
 
 
@@ -26,8 +27,7 @@ def answers(
         if arguments[0] == "dispute":
             return {"loser": loser, "outcome": outcome}
         first = None if verdict == "match" else FIRST
-        freedom = {"moved": 7, "move_budget": 40, "largest_steer": 0.01}
-        return {"verdict": verdict, "freedom": freedom, "seconds": {"total": 1.0}, "first": first}
+        return {"verdict": verdict, "freedom": FREEDOM, "seconds": {"total": 1.0}, "first": first}
 
     return child, asked
 
@@ -46,6 +46,20 @@ def test_every_job_is_recorded_once_and_audited_under_every_profile(tmp_path: Pa
     assert (found.false_accusations, found.is_met) == (0, True)
     assert [a for a in asked if a[0] == "record"] == [["record", "native"]] * 9
     assert [a for a in asked if a[0] == "audit"] == [["audit", profile] for profile in PROFILES] * 9
+
+
+def test_settings_go_to_every_job_beside_its_own(tmp_path: Path) -> None:
+    given: list[list[str]] = []
+
+    def child(arguments: Any, profile: Any) -> dict[str, Any]:
+        given.append(list(arguments))
+        return {"verdict": "match", "freedom": FREEDOM, "seconds": {"total": 1.0}, "first": None}
+
+    measure_honest(
+        tmp_path, jobs=["resnet50"], policies=["fp32"], profiles=[], settings={"batch": "4"}, child=child
+    )
+
+    assert [text for text in given[0] if "=" in text] == ["width=8", "blocks=1,1,1,1", "batch=4"]
 
 
 @pytest.mark.parametrize(
