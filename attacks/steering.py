@@ -421,6 +421,8 @@ class Attacker:
     def room(self, site: Site, grid: SiteGrid, numel: int, needed: int) -> int:
         """Return how many elements of a site may be moved now; ``needed`` entries are taken by honest ones."""
         most = move_budget(grid, numel) if grid.residue_bits else entry_budget(grid, numel) - needed
+        if grid.residue_bits and self.yardstick is not None and not self.yardstick.steady:
+            most = numel  # what they carry is held to, not how many there are
         if self.limits.audited is None:
             return max(0, int(self.limits.share * most))
         own = self.budget(self.expected[site], numel) - self.taken[site]

@@ -62,7 +62,7 @@ STATE_SAFETY = (
 AS_RARE = 3
 """Repetitions under autocast that move no more sixteen-bit results than really fall otherwise: an auditor's."""
 OUTPUTS_TO_EXCUSE = 4  # repetitions that move what a loss is made of, before somebody is accused
-UNSTEADY = 4.0  # times as large as the smallest of them one may be
+UNSTEADY = 1.25  # times as large as the smallest of them one may be
 
 
 @dataclass

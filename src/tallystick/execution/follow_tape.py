@@ -287,6 +287,8 @@ class FollowTape:
         budget = move_budget(grid, x.numel())
         if self._is_mostly_noise(place, block_rms(x, 1), x.numel()):
             budget = x.numel()  # a bias before a batch norm: all of it may fall otherwise
+        if self.yardstick is not None and not self.yardstick.steady:
+            budget = x.numel()  # one result may carry all of it: what that comes to is held to, not how many
         if found.moved > budget:
             self.excesses.append(
                 (None, Excess(f"residues of {name}", f"{budget} moved at most", f"{found.moved}"))

@@ -102,6 +102,7 @@ class Yardstick:
     """What one calibration on the auditor's own hardware makes plausible, until the next.
 
     What of gradients and buffers that one does not see, of a layer that its step leaves out, the one ``before`` still says.
+    What single results carried then, they may again: ``steady`` is whether none of them was most of the noise in either.
     """
 
     def __init__(self, policy: Policy, measured: Calibration, before: Yardstick | None = None) -> None:
@@ -112,6 +113,8 @@ class Yardstick:
         self.noise: dict[Site, SiteNoise] = {**self.measured.noise}
         self._pooled = self._pooled_mean()
         self._shares: dict[Site, float] = {**measured.states, **measured.corrections}
+        # One measurement sees single results carry the gradient, the next does not, and a step soon after does again.
+        self.steady: bool = measured.steady and (before is None or before.steady)
 
     def _pooled_mean(self) -> float:
         """Return the mean deviation of all gradients that are more than noise, each over its scale.
@@ -177,13 +180,13 @@ class Yardstick:
         """How many sixteen-bit results that carry the gradient as far as one can may fall otherwise in one step."""
         if not self.policy.autocast:
             return 0.0
-        return STEADY_FLIPS if self.measured.steady else FLIPS
+        return STEADY_FLIPS if self.steady else FLIPS
 
     def cluster(self, numel: int) -> int:
         """Return how many of ``numel`` roundings one sixteen-bit result that falls otherwise moves together, at most."""
         if not self.policy.autocast:
             return 1
-        largest = CLUSTER if self.measured.steady else max(CLUSTER, numel // LARGEST_CLUSTER)
+        largest = CLUSTER if self.steady else max(CLUSTER, numel // LARGEST_CLUSTER)
         return min(largest, max(1, numel))
 
     def lacks(self, places: Iterable[Site]) -> bool:
@@ -227,11 +230,7 @@ class Yardstick:
         if is_noise_only(own):
             return 1.0, None, ""  # declared to be more than noise: where it is not, moves are counted
         finest = max(own.floor, self.policy.gradient_floor)
-        if (
-            place[0] == Kind.GRADIENT
-            and grid.residue_bits
-            and (grid.floor <= finest or not self.measured.steady)
-        ):
+        if place[0] == Kind.GRADIENT and grid.residue_bits and (grid.floor <= finest or not self.steady):
             # Its band is the policy's, and the size of all that is chosen is held to; of buffers and losses it is not. Where
             # single results are most of the noise, one measurement sees them and the next does not.
             return 2.0 ** (grid.floor - own.floor), None, ""

@@ -112,7 +112,8 @@ def measure_honest(
 ) -> HonestMatrix:
     """Record every job under every policy in ``place``, audit it under every profile, and return what was said.
 
-    A job takes its settings from ``JOBS``, then from ``settings``, which are every job's. A command that fails becomes an audit without a verdict.
+    A job takes its settings from ``JOBS``, then from ``settings``, which are every job's. A command that fails becomes an
+    audit without a verdict.
     """
     audits: list[HonestAudit] = []
     for job in jobs or tuple(JOBS):

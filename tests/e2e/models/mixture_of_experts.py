@@ -31,7 +31,8 @@ class Experts(nn.Module):
         out = torch.zeros_like(x)
         for number, expert in enumerate(self.experts):
             token, rank = torch.where(chosen == number)
-            out.index_add_(0, token, expert(x[token]) * weights[token, rank].unsqueeze(1))
+            found = expert(x[token]) * weights[token, rank].unsqueeze(1)
+            out.index_add_(0, token, found.to(out.dtype))  # under autocast experts answer in bfloat16
         return out
 
 

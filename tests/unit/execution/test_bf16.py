@@ -23,7 +23,7 @@ from tallystick.execution.calibrate import (
 )
 from tallystick.execution.capture import Capture, Findings
 from tallystick.execution.follow_tape import FollowTape, find_policy_breaches
-from tallystick.execution.freedom import FLIP, Yardstick
+from tallystick.execution.freedom import FLIP, Freedom, Yardstick
 from tallystick.execution.grids import (
     NOISE_BAND,
     bits_for,
@@ -616,6 +616,25 @@ def test_a_log_that_steers_more_than_the_budget_is_not_accepted_and_nobody_accus
         ((_, excess),) = tape.excesses
         assert tape.violations == []
         assert (excess.own, excess.stated) == (f"{budget} moved at most", str(count))
+
+
+def test_where_single_results_may_carry_all_of_a_gradient_size_is_held_to_and_not_number() -> None:
+    x = gradient()
+    frame = flipped(decode_frame(recorded(x)[0]), slice(0, N))
+    steady = heard(2.0**-9, N, table_of())
+    unsteady = Yardstick(BF16, replace(steady.measured, steady=False))
+    assert [len(under(own, x, frame).excesses) for own in (steady, unsteady)] == [1, 0]
+    tape = under(unsteady, x, frame)
+    assert tape.freedom.squared == N * QUANTUM**2
+    tape.freedom.energy = float(x.square().sum())
+    assert "move of this step's gradient" in [excess.site for _, excess in Freedom().add(tape.freedom)]
+
+
+def under(own: Yardstick, x: Tensor, frame: Frame) -> FollowTape:
+    """A tape that has followed one gradient with the measurement ``own``."""
+    tape = FollowTape(BF16, table_of(), frame, yardstick=own)
+    tape.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
+    return tape
 
 
 def test_noise_beyond_three_and_a_half_quanta_is_not_seen_by_the_tape() -> None:

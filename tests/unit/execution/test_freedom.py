@@ -209,6 +209,9 @@ def test_where_single_results_may_be_most_of_the_noise_more_is_allowed() -> None
     assert [y.cluster(4096) for y in (steady, unsteady, Yardstick(FP32, found))] == [64, 256, 1]
     assert unsteady.cluster(100) == 64
     assert (unsteady.cluster(10), steady.cluster(1)) == (10, 1), "no more than there are"
+    after = Yardstick(BF16, found, Yardstick(BF16, found, unsteady))
+    assert not after.steady, "what single results carried once they may carry again"
+    assert Yardstick(BF16, found, steady).steady
 
 
 def test_the_bits_of_a_bf16_gradient_are_no_ground() -> None:
