@@ -539,7 +539,7 @@ class Freedom:
         """
         self.cluster = max(self.cluster, step.cluster)
         self.elements += step.elements
-        self.near += sum(site.near for site in step.sites.values()) + step.decisions_near
+        self.near += sum(site.near for site in step.sites.values())
         self.moved += step.moved
         self.expected_moves += step.expected
         self.decisions_moved += step.decisions_moved

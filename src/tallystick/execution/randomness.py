@@ -79,6 +79,15 @@ class RandomStream:
 
     def _draw_bernoulli(self, func: Any, given: dict[str, Any]) -> Tensor:
         x, p = given["self"], given["p"]
+        if (
+            func._schema.is_mutable
+            and x.device.type == "cpu"
+            and x.dtype == torch.float32
+            and x.is_contiguous()
+        ):
+            threshold, threads = keep_threshold(float(p)), torch.get_num_threads()
+            kernels.keep(*self._next_key(), 0, threshold, x.detach().numpy(), threads=threads)
+            return x
         drawn = self._kept(x.shape, x.device, float(p))
         return x.copy_(drawn) if func._schema.is_mutable else drawn.to(x.dtype)
 

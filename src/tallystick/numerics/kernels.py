@@ -31,7 +31,7 @@ CANCELLED = 5  # relative bands: no quantum below 2**(e(old) + band + 5), as wha
 MAX_FP64 = (2.0 - 2.0**-52) * 2.0**1023
 MAX_FP32 = (2.0 - 2.0**-23) * 2.0**127
 WORD = 2.0**-32
-VERSION = 18  # of the C sources (native.h)
+VERSION = 19  # of the C sources (native.h)
 CHUNK = 1 << 17  # elements that one thread takes at a time
 
 LIBRARY = {"win32": "libkernels.dll", "darwin": "libkernels.dylib"}.get(sys.platform, "libkernels.so")
@@ -92,7 +92,7 @@ def _library() -> Any:
         ("tally_write_entries", None, (p, p, n, i, i, p)),
         ("tally_read_entries", n, (p, n, n, n, i, i, p, p)),
         ("tally_philox", None, (u, u, n, n, p)),
-        ("tally_keep", None, (u, u, n, n, u, p)),
+        ("tally_keep", None, (u, u, n, n, u, p, i)),
         ("tally_normal", None, (p, n, p, p)),
         ("tally_jitter", None, (p, p, i, n, n, u, u, u, d, d)),
         ("tally_fingerprint", u, (p, i, n, n, u)),
@@ -513,13 +513,19 @@ def normal(
 
 
 def keep(
-    key0: int, key1: int, start: int, threshold: int, out: npt.NDArray[np.bool_], threads: int = 1
+    key0: int,
+    key1: int,
+    start: int,
+    threshold: int,
+    out: npt.NDArray[np.bool_ | np.float32],
+    threads: int = 1,
 ) -> None:
-    """Write whether the word of elements ``start`` and following is below ``threshold`` (at most 2**32)."""
-    library, there = _library(), _address(out)
+    """Write whether the word of elements ``start`` and following is below ``threshold`` (at most 2**32), as bool or float32."""
+    library, there, kind = _library(), _address(out), 0 if out.dtype == np.float32 else 1
 
     def one(begin: int, end: int) -> None:
-        library.tally_keep(int(key0), int(key1), start + begin, end - begin, threshold, there + begin)
+        first = there + begin * out.itemsize
+        library.tally_keep(int(key0), int(key1), start + begin, end - begin, threshold, first, kind)
 
     in_chunks(one, out.size, threads)
 

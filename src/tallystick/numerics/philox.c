@@ -136,14 +136,18 @@ EXPORT void tally_philox(uint64_t key0, uint64_t key1, int64_t start, int64_t n,
     }
 }
 
-/* Write 1 where the word of elements start and following is below threshold (at most 2**32), else 0; n bytes. */
-FAST EXPORT void tally_keep(uint64_t key0, uint64_t key1, int64_t start, int64_t n, uint64_t threshold, uint8_t *out) {
+/* Write 1 where the word of elements start and following is below threshold (at most 2**32), else 0; n elements of out, each
+ * of type 0 a binary32 number, else a byte. */
+FAST EXPORT void tally_keep(uint64_t key0, uint64_t key1, int64_t start, int64_t n, uint64_t threshold, void *out, int32_t type) {
     uint32_t words[WORDS(RUN)];
     for (int64_t at = 0; at < n; at += RUN) {
         int64_t element = start + at;
         int skip = (int)(element & 3), length = (int)smaller(n - at, RUN);
         tally_words(words, (uint64_t)(element >> 2), (skip + length + 3) >> 2, key0, key1);
-        for (int i = 0; i < length; i++) out[at + i] = (uint8_t)(words[skip + i] < threshold);
+        if (type == 0)
+            for (int i = 0; i < length; i++) ((float *)out)[at + i] = words[skip + i] < threshold ? 1.0f : 0.0f;
+        else
+            for (int i = 0; i < length; i++) ((uint8_t *)out)[at + i] = (uint8_t)(words[skip + i] < threshold);
     }
 }
 

@@ -960,6 +960,9 @@ def test_an_element_is_kept_if_its_word_is_below_the_threshold(start: int, thres
     kept = np.zeros(1000, dtype=np.bool_)
     kernels.keep(*KEY, start, threshold, kept)
     assert kept.tolist() == [int(word) < threshold for word in words]
+    numbers = np.full(1000, np.nan, dtype=np.float32)
+    kernels.keep(*KEY, start, threshold, numbers)
+    assert numbers.tolist() == kept.tolist()
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
