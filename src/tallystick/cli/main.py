@@ -122,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # Otherwise the interpreter complains once more when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return 141  # as of a process that SIGPIPE ended: no verdict
     except Exception as problem:  # noqa: BLE001 (reported with its traceback; see the exit codes)
         traceback.print_exc()
         return _refuse(given, f"{type(problem).__name__}: {problem}", "Defect", code=70)

@@ -48,6 +48,7 @@ from tallystick.monitor.verification import (
     judge_run,
 )
 from tallystick.protocol.signing import PublicKey
+from tallystick.protocol.transcript import check_cursor
 from tallystick.roles.auditor import Deviation, Replay, audit, open_replay
 from tallystick.roles.beginning import find_other_setting
 from tallystick.store.chips import ChipDirectory
@@ -115,6 +116,8 @@ class RunReplayer:
             return SegmentOutcome(start, end, "ratio", "cannot_reproduce", str(replay))
         try:
             before, stated = self.committed(start), self.committed(end)
+            for at, state in ((start, before), (end, stated)):
+                check_cursor(at, state)
             load_state(replay.session, before)
             for step in range(start, end):
                 tape = replay.session.record_tape(replay.session.table)
@@ -155,7 +158,9 @@ class RunReplayer:
                         continue
                     replay = self._open_once(replay)
                     if not start <= at < step:
-                        load_state(replay.session, self.committed(start))
+                        state = self.committed(start)
+                        check_cursor(start, state)
+                        load_state(replay.session, state)
                         at = start
                     frames = self.directory.load_frames(self.transcript, at, step)
                     for number in range(at, step):

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tallystick.commit.encoding import canonical_json
 from tallystick.commit.merkle import consistency_proof, inclusion_proof, leaf_hash
 from tallystick.commit.merkle import root as merkle_root
 from tallystick.commit.state import Entry
@@ -35,6 +36,7 @@ from tallystick.protocol.run_documents import (
 )
 from tallystick.protocol.run_proofs import ExtensionProof, SpecificationProof, StepProof
 
+CURSOR = "document/cursor"  # entry of a state that says how many steps were done (spec/state-commitment.md)
 GOLDEN = 0x9E3779B97F4A7C15
 SLICE = 1 << 18  # elements of which a fingerprint is taken at a time
 
@@ -68,6 +70,20 @@ def check_fingerprint(record: StepRecord, entries: Mapping[str, Entry]) -> None:
         raise Mismatch(
             f"step {record.step}: the committed state's fingerprint is {found}, the record says {record.fingerprint}"
         )
+
+
+def check_cursor(steps_done: int, entries: Mapping[str, Entry]) -> None:
+    """Return if a committed state says that as many steps were done as the run has behind it there.
+
+    The data, the random numbers and the calibrations of all steps after it follow from what it says.
+
+    Raises:
+        Mismatch: it says something else, or nothing.
+    """
+    found = entries.get(CURSOR)
+    if found is None or bytes(found.data) != canonical_json({"step": steps_done}):
+        said = "nothing" if found is None else repr(bytes(found.data)[:80])
+        raise Mismatch(f"state after {steps_done} steps: its cursor says {said}")
 
 
 @dataclass(frozen=True)

@@ -220,7 +220,7 @@ class ClaimPage:
             ("time", duration(self.seconds)),
         ]
         if not agree:
-            rows.append(("next", f"tally dispute {self.run} {self.claim}"))
+            rows.append(("next", f"tally dispute run {self.run} {self.claim}"))
         return page(headline, STYLES[self.verdict], rows)
 
     def _differences(self) -> list[str]:

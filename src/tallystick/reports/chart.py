@@ -15,6 +15,7 @@ from tallystick.reports.plot import COLOURS
 
 WIDTH, HEIGHT = 760, 260
 LEFT, RIGHT, TOP, BOTTOM = 74, 20, 34, 46
+LARGEST_DRAWN = 1e300  # what lies beyond is beyond the chart
 MOST_POINTS = 600  # of a line; of more, the lowest and highest of each stretch are drawn
 GOOD, BAD, UNSURE = "#009e73", "#d55e00", "#e69f00"  # Okabe and Ito, Color Universal Design, 2008
 ROW = 26
@@ -308,6 +309,7 @@ def tick_text(value: float) -> str:
 
 
 def _padded(low: float, high: float, part: float) -> tuple[float, float]:
+    low, high = max(low, -LARGEST_DRAWN), min(high, LARGEST_DRAWN)
     if not high > low:
         return low - max(abs(low), 1.0) * 0.05, high + max(abs(high), 1.0) * 0.05
     return low - part * (high - low), high + part * (high - low)

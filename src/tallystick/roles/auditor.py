@@ -37,7 +37,7 @@ from tallystick.numerics.policy import policy_of
 from tallystick.protocol.program import ProgramDifference
 from tallystick.protocol.run_documents import Specification, StepRecord
 from tallystick.protocol.sample import SegmentDraw
-from tallystick.protocol.transcript import Transcript, check_fingerprint
+from tallystick.protocol.transcript import Transcript, check_cursor, check_fingerprint
 from tallystick.protocol.verdict import LONGEST_TEXT, WHOLE_SITE, LogObjection
 from tallystick.roles.acceptance import Acceptance, Limits
 from tallystick.roles.beginning import (
@@ -49,6 +49,7 @@ from tallystick.roles.beginning import (
     settings_of,
 )
 from tallystick.roles.data_noise import REMEDY, NoisyData, is_explained, is_reached, shaking
+from tallystick.roles.rebuilt import find_unsteady
 from tallystick.roles.trainer import Phases, Progress, open_session, step_record
 from tallystick.store.files import RunDirectory
 
@@ -238,6 +239,11 @@ class Replay:
     built: Mapping[str, Built] = field(default_factory=dict[str, Built])
     noisy: NoisyData | None = None
 
+    @property
+    def source(self) -> JobSource | None:
+        """Where the job comes from, if that is known."""
+        return None if self.noisy is None else self.noisy.source
+
     def may_be_noise(self, step: int) -> bool:
         """Whether another processor's noise may have made the data of a step other ones."""
         return is_reached(self.job.batch(step), step, self.noisy)
@@ -393,13 +399,14 @@ def _audit_segment(
         state = directory.load_committed(start, roots[start])
         if start:
             check_fingerprint(transcript.record(start - 1), state)
+            check_cursor(start, state)
         frames = directory.load_frames(transcript, start, end)
         _load_or_refuse(replay.session, state)
     except Mismatch as problem:
         result.deviations.append(Deviation(start, "mismatch", EVIDENCE, None, str(problem), "its own digest"))
         result.verdict = "mismatch"
         return result
-    other = _other_beginning(replay, state, report) if start == 0 else None
+    other = _other_beginning(replay, directory, state, report) if start == 0 else None
     if other is not None:
         result.deviations.append(other)
         result.verdict = other.kind
@@ -466,6 +473,8 @@ def _explain_segment(
 ) -> None:
     """Say whether noise explains what deviates in a segment that begins with ``state``: of its data, or of the step."""
     noisy_data = _find_noisy_data(replay, directory, transcript, result, frames, state)
+    if noisy_data is None:
+        noisy_data = _find_unsteady_data(replay, directory, result)
     if noisy_data is not None:
         result.verdict, result.deviations = "cannot_reproduce", [noisy_data, *result.deviations]
         return
@@ -476,10 +485,15 @@ def _explain_segment(
     replay.acceptance = acceptance
 
 
-def _other_beginning(replay: Replay, state: Mapping[str, Entry], report: AuditReport) -> Deviation | None:
+def _other_beginning(
+    replay: Replay, directory: RunDirectory, state: Mapping[str, Entry], report: AuditReport
+) -> Deviation | None:
     """Return in what the first state is not where the job begins; what of its weights is nobody's to compare is noted."""
     other = find_other_setting(replay.settings, state) if replay.settings else None
     if other is not None:
+        why = find_unsteady(directory.path, replay.source, 0) if other.is_number else None
+        if why is not None:
+            return Deviation(0, "cannot_reproduce", BEGINNING, None, why, other.text)
         verdict: VerdictName = "mismatch" if other.is_number else "cannot_reproduce"
         return Deviation(0, verdict, BEGINNING, None, "the job's own", other.text)
     report.beginning = compare_beginning(replay.built, state)
@@ -503,13 +517,24 @@ def _contradictions(
         return []
     record = transcript.record(end - 1)
     try:
-        check_fingerprint(record, directory.load_committed(end, str(record.state_root)))
+        state = directory.load_committed(end, str(record.state_root))
+        check_fingerprint(record, state)
+        check_cursor(end, state)
     except Mismatch as problem:
         return [Deviation(end - 1, "mismatch", EVIDENCE, None, str(problem), "its own digest")]
     except InvalidInput:
         if not result.deviations:
             raise
     return []
+
+
+def _find_unsteady_data(replay: Replay, directory: RunDirectory, result: SegmentResult) -> Deviation | None:
+    """Return that the job's data are other ones in each process, if data deviate and they are."""
+    found = [deviation for deviation in result.deviations if deviation.subject == BATCH_DIGEST]
+    why = find_unsteady(directory.path, replay.source, found[0].step) if found else None
+    return (
+        None if why is None else Deviation(found[0].step, "cannot_reproduce", BATCH_DIGEST, None, why, "one")
+    )
 
 
 def _find_noisy_data(

@@ -20,14 +20,18 @@ from tallystick.commit.encoding import parse_canonical_json, parse_hex_float
 from tallystick.commit.state import Entry
 from tallystick.execution.session import Session
 from tallystick.execution.snapshot import state_entries
+from tallystick.protocol.transcript import CURSOR
 
-DOCUMENTS = ("document/optimizer", "document/scheduler")
+DOCUMENTS = ("document/optimizer", "document/scheduler", CURSOR)
 MODULES = ("model/", "extra/")
 OPTIMIZER = "optimizer/"  # entries of tensors that the optimizer holds: momentum can carry weights anywhere
 CHUNK = 1 << 16  # elements compared at a time
 BUILT_ROUNDING = (
     2.0**-16
 )  # of a tensor's largest element: what sines, exponentials and normal numbers differ by elsewhere
+LARGEST_COMPARED = (
+    16.0  # and of an element's own size above that: beside the -1e9 of a mask zeros are not free
+)
 SETTING_ROUNDING = 2.0**-40  # of a hyper-parameter: schedules are computed by the machine's own library
 
 
@@ -122,7 +126,8 @@ def _is_rounding(own: Built, theirs: Entry) -> bool:
         a, b = (x[at : at + CHUNK].astype(np.float64) for x in (own.values, values))
         same = (a == b) | (np.isnan(a) & np.isnan(b))  # infinities of masks among them
         with np.errstate(invalid="ignore"):
-            if not (same | (np.abs(a - b) <= BUILT_ROUNDING * largest)).all():
+            size = np.maximum(np.where(np.isfinite(a), np.abs(a), 0.0), min(largest, LARGEST_COMPARED))
+            if not (same | (np.abs(a - b) <= BUILT_ROUNDING * size)).all():
                 return False
     return True
 
@@ -167,17 +172,24 @@ def find_other_setting(
     found: list[OtherSetting] = []
     for name in DOCUMENTS:
         own_ones = list(_differences(_document(own, name), _document(stated, name), name.partition("/")[2]))
-        if parent is not None and not list(
-            _differences(_document(parent, name), _document(stated, name), name)
+        excused = parent if name != CURSOR else None  # a continued run begins at a step 0 of its own
+        if excused is not None and not list(
+            _differences(_document(excused, name), _document(stated, name), name)
         ):
             continue
         found += own_ones
-    for name in sorted(stated):
+    for name in sorted(name for name in {**own, **stated} if name.startswith(OPTIMIZER)):
         before = None if parent is None else parent.get(name)
-        if not name.startswith(OPTIMIZER) or name in own or _is_same(stated[name], before):
+        if name not in stated:
+            found.append(OtherSetting(f"{name}: the job's optimizer begins with it", is_number=False))
+        elif _is_same(stated[name], before) or _is_same(stated[name], own.get(name)):
             continue
-        whose = "the job's optimizer has none" if before is None else "and not as in the parent run"
-        found.append(OtherSetting(f"{name}: the optimizer has been at work before, {whose}", is_number=False))
+        elif name in own:
+            found.append(OtherSetting(f"{name}: not what the job's optimizer begins with", is_number=False))
+        else:
+            whose = "the job's optimizer has none" if before is None else "and not as in the parent run"
+            text = f"{name}: the optimizer has been at work before, {whose}"
+            found.append(OtherSetting(text, is_number=False))
         break
     return next((each for each in found if each.is_number), found[0] if found else None)
 

@@ -53,7 +53,7 @@ from tallystick.protocol.signed_moves import Terms
 from tallystick.protocol.signing import PublicKey, Signer
 from tallystick.protocol.step_rules import StepFacts, needs_log
 from tallystick.protocol.trace import PARTIES, DisputedPosition, Party, Ruling
-from tallystick.protocol.transcript import Transcript, check_fingerprint
+from tallystick.protocol.transcript import CURSOR, Transcript, check_cursor, check_fingerprint
 from tallystick.protocol.verdict import FORFEIT, LogObjection, Pair, Verdict, record_claims
 from tallystick.roles.auditor import (
     BATCH_DIGEST,
@@ -76,6 +76,7 @@ from tallystick.roles.log_judge import rule_on_log
 from tallystick.roles.operators import OperatorDispute, OperatorResult, Signing, list_base
 from tallystick.roles.panel import Panel
 from tallystick.roles.parties import LocalTable, RecordedTrace, Respondent
+from tallystick.roles.rebuilt import find_unsteady
 from tallystick.store.docket import Docket
 from tallystick.store.files import RunDirectory, frame_digest
 
@@ -552,7 +553,9 @@ class Referee:
         if other is None:
             return None
         why = f"step 0: the first state is not the job's: {other}"
-        dissent = self.panel.find_dissent("beginning", "trainer", 0, agreed=trainer.witness_at(0, DOCUMENTS))
+        dissent = find_unsteady(self.panel.trainer, self.panel.source, 0) or self.panel.find_dissent(
+            "beginning", "trainer", 0, agreed=trainer.witness_at(0, DOCUMENTS)
+        )
         if dissent is None:
             return DisputeResult("trainer", 0, 0, {}, why, ledger=self.ledger)
         reason = f"{why}; not proven: {dissent}"
@@ -593,12 +596,15 @@ class Referee:
         """Return the case for level three, or None where the step fails before any operator: no state, other data, no log."""
         step = position.agreed
         record = self.ours.record(step)
-        state = judge.opened(step, position.agreed_commitment, (GRIDS_ENTRY,))
-        if (
-            state is None
-            or GRIDS_ENTRY not in state.entries
-            or batch_digest(self.replay.job.batch(step)) != record.batch
-        ):
+        state = judge.opened(step, position.agreed_commitment, (GRIDS_ENTRY, CURSOR))
+        if state is None:
+            return None
+        try:
+            check_cursor(step, state.entries)
+        except Mismatch:
+            return None
+        stated = {record.batch, self.theirs.record(step).batch}
+        if GRIDS_ENTRY not in state.entries or stated != {batch_digest(self.replay.job.batch(step))}:
             return None
         try:
             frame = self.seats["trainer"].frame(step)
@@ -813,7 +819,10 @@ class StepJudge:
             logged: dict[str, Any] = {"frame": self.seats["trainer"].frame(step)}
         except InvalidInput as problem:
             logged = {"no_frame": str(problem)}
-        dissent = self.panel.find_dissent(kind, ruling.loser, step, **logged, **more)
+        own = batch_digest(self.replay.job.batch(step))
+        stated = {each.record(step).batch for each in (self.transcript, self.auditors_transcript)}
+        dissent = None if stated == {own} else find_unsteady(self.panel.trainer, self.panel.source, step)
+        dissent = dissent or self.panel.find_dissent(kind, ruling.loser, step, **logged, **more)
         if dissent is None:
             return ruling, outcome
         return Ruling("none", f"step {step}: not proven: {dissent}; {ruling.reason}"), NOT_PROVEN
@@ -826,6 +835,10 @@ class StepJudge:
         state = self._agreed_state(step)
         if state is None:
             return Ruling("none", f"step {step}: neither side can open the state both agree on"), CANNOT
+        try:
+            check_cursor(step, state.entries)  # an honest auditor's own states all say what is so
+        except Mismatch as problem:
+            return Ruling("trainer", str(problem)), "fault"
         load_state(self.replay.session, state.entries)
         record = self.transcript.record(step)
         try:
@@ -881,6 +894,10 @@ class StepJudge:
         if state is None:
             self.outcome = "cannot_reproduce"
             return Ruling("none", f"step {step}: neither side can open the state both agree on")
+        try:
+            check_cursor(step, state.entries)  # an honest auditor's own states all say what is so
+        except Mismatch as problem:
+            return Ruling("trainer", str(problem))
         # 2. The trainer's record speaks of the job's own data.
         own_batch = batch_digest(self.replay.job.batch(step))
         if own_batch != record.batch:

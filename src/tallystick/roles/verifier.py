@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Literal
 
-from tallystick.commit.encoding import canonical_json, parse_canonical_json
+from tallystick.commit.encoding import parse_canonical_json
 from tallystick.commit.state import (
     PROOF_FORMAT,
     PROOF_LIMIT,
@@ -42,7 +42,7 @@ from tallystick.protocol.run_documents import RECORD_LIMIT, Specification
 from tallystick.protocol.run_proofs import STEP_PROOF_FORMAT, parse_step_proof, verify_step_proof
 from tallystick.protocol.signing import PublicKey
 from tallystick.protocol.trace import Party
-from tallystick.protocol.transcript import Transcript, check_fingerprint
+from tallystick.protocol.transcript import CURSOR, Transcript, check_cursor, check_fingerprint
 from tallystick.store.files import RunDirectory
 from tallystick.store.models import weights_manifest
 
@@ -58,7 +58,6 @@ DISPUTE_SHOWS_NOT = "that the root is the one the trainer is held to, or anythin
 CHUNK_SHOWS_NOT = "that training led to these bytes, or that the root is the one the trainer is held to"
 MOST_WORDS = 200  # characters of free text that are repeated
 GRIDS = "document/grids"  # entry of a state that holds the grid table (spec/state-commitment.md)
-CURSOR = "document/cursor"
 
 
 @dataclass(frozen=True)
@@ -348,8 +347,7 @@ class _RunChecks:
             for name in (GRIDS, CURSOR):
                 if name not in entries:
                     raise InvalidInput(f"{what}: entry {name} is missing")
-            if bytes(entries[CURSOR].data) != canonical_json({"step": checkpoint.steps_done}):
-                raise Mismatch(f"{what}: its cursor says {bytes(entries[CURSOR].data)[:80]!r}")
+            check_cursor(checkpoint.steps_done, entries)
             stated = GridTable.decode(bytes(entries[GRIDS].data))
             if table is not None:
                 for step in range(done, checkpoint.steps_done):

@@ -18,7 +18,7 @@ import fcntl
 import hashlib
 import os
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -103,7 +103,8 @@ class Docket:
     """One dispute on the referee's disk; a table (``protocol.exchange.Table``) at which files pass.
 
     Attributes:
-        refused: answers that were refused since this object was made, and why, by file.
+        refused: answers that were refused, and files that a mailbox did not take, since this object was made, and why, by
+            file.
         waited: seconds that ``ask`` spent waiting.
         follow: whether ``ask`` waits for what it asked, or raises ``AwaitingError``.
         clock: UTC seconds since 1970.
@@ -240,9 +241,16 @@ class Docket:
                 )
             file = self.path / party / question_name(number)
             if party not in held.taken and party not in held.silent and not file.exists():
-                write_pieces(file, posting.encode())
+                self._deliver(party, file.name, posting.encode())
         self.deadline = "no deadline" if self.timeout_s is None else f"second {held.posted + self.timeout_s}"
         return held
+
+    def _deliver(self, party: Party, name: str, pieces: Iterable[bytes | memoryview]) -> None:
+        """Write a file into a party's mailbox, if it can be: what a party has put in its way is its own to suffer from."""
+        try:
+            write_pieces(self.path / party / name, pieces)
+        except StoreError as problem:
+            self.refused[f"{party}/{name}"] = str(problem)
 
     def _posting(self, number: int, held: Round, question: Question) -> Posting:
         deadline = None if self.timeout_s is None else held.posted + self.timeout_s
@@ -340,8 +348,9 @@ class Docket:
         """Write how the dispute ended, for the parties too."""
         if record is not None:
             write_whole(self.path / "record.json", record)
-        for place in (*PARTIES, "."):
-            write_whole(self.path / place / RULING, verdict)
+        write_whole(self.path / RULING, verdict)
+        for party in PARTIES:
+            self._deliver(party, RULING, (verdict,))
 
     def spent(self) -> dict[Party, dict[str, int]]:
         """Return by party: questions asked, bytes it was sent and sent, seconds between question and answer."""

@@ -370,7 +370,7 @@ def test_a_claim_matches_only_if_the_roots_are_one_and_nothing_deviated() -> Non
     assert CLAIM.verdict == "match"
     assert replace(CLAIM, root="cd" * 32).verdict == "mismatch"
     assert replace(CLAIM, first_step=2).verdict == "mismatch"
-    assert "tally dispute /runs/one /runs/claim" in joined(replace(CLAIM, root="cd" * 32, first_step=2))
+    assert "tally dispute run /runs/one /runs/claim" in joined(replace(CLAIM, root="cd" * 32, first_step=2))
     assert "tally dispute" not in joined(CLAIM)
     objection = LogObjection("11" * 32, 2, "gradient of w", 5, "too far from a boundary")
     lying = joined(replace(CLAIM, first_step=2, objection=objection))

@@ -10,6 +10,7 @@ import pytest
 
 from tallystick.commit.encoding import canonical_json, hex_float
 from tallystick.commit.state import Entry
+from tallystick.protocol.transcript import CURSOR
 from tallystick.roles.beginning import BUILT_ROUNDING, CHUNK, Built, compare_beginning, find_other_setting
 
 
@@ -150,3 +151,49 @@ def test_a_continued_run_may_have_its_parents_settings_or_the_jobs_own() -> None
     assert find_other_setting(own, settings(real(0.5)), parent) is None
     third = find_other_setting(own, settings(real(0.125)), parent)
     assert third is not None and third.is_number
+
+
+def test_a_run_begins_at_step_0_whatever_its_parent_says() -> None:
+    def at(step: int) -> dict[str, Entry]:
+        data = canonical_json({"step": step})
+        return {**settings(real(0.5)), CURSOR: Entry(CURSOR, "U8", (len(data),), data)}
+
+    assert find_other_setting(at(0), at(0)) is None
+    for parent in (None, at(100)):
+        found = find_other_setting(at(0), at(100), parent)
+        assert found is not None and found.is_number
+        assert found.text == "cursor is 100, the job's own is 0"
+
+
+def test_what_an_optimizer_begins_with_is_compared_too() -> None:
+    """Adagrad has its sums before the first step."""
+    name = "optimizer/w/sum"
+    own, stated = (
+        settings(real(0.5), {name: Entry(name, "F32", (1,), np.array([value], dtype="<f4").tobytes())})
+        for value in (0.0, 1e12)
+    )
+    assert find_other_setting(own, own) is None
+    assert find_other_setting(own, stated, stated) is None, "as its parent run left it"
+    for other, says in (
+        (stated, "not what the job's optimizer begins with"),
+        (settings(real(0.5)), "begins with it"),
+    ):
+        found = find_other_setting(own, other)
+        assert found is not None and not found.is_number and found.text.endswith(says)
+
+
+@pytest.mark.parametrize("fill", [-1e9, float(np.finfo(np.float32).min)])
+def test_beside_the_fill_of_a_mask_nothing_is_free(fill: float) -> None:
+    mask = np.array([0.0, fill, 0.0, 1.0], dtype="<f4")
+    own = {"model/mask": built(entry(mask))}
+    for at, by, rounded in (
+        (0, 2.0**-13, True),
+        (0, 2.0**-11, False),
+        (3, -1.0, False),
+        (1, -fill / 2**17, True),
+        (1, -fill / 2**15, False),
+    ):
+        other = mask.copy()
+        other[at] += np.float32(by)
+        found = compare_beginning(own, {"model/mask": entry(other)})
+        assert (found.rounded == ("model/mask",), found.changed is None) == (rounded, rounded), (at, by)

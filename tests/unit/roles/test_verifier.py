@@ -366,7 +366,7 @@ def test_a_state_of_another_step_fails_the_fourth_check(tmp_path: Path) -> None:
     found = verify_run(run.write(tmp_path / "run"))
 
     assert failed(found)[0] == 4
-    assert "checkpoint after 2 steps: its cursor says" in failed(found)[1]
+    assert "state after 2 steps: its cursor says" in failed(found)[1]
 
 
 @pytest.mark.parametrize("name", ["document/grids", "document/cursor"])

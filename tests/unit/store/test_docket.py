@@ -27,7 +27,7 @@ from tallystick.protocol.exchange import (
 from tallystick.protocol.operator_moves import hash_in
 from tallystick.protocol.signing import SigningKey, ed25519_key, generate_key
 from tallystick.protocol.trace import PARTIES, Party
-from tallystick.store.docket import AwaitingError, Docket, Mailbox, answer_name, question_name
+from tallystick.store.docket import RULING, AwaitingError, Docket, Mailbox, answer_name, question_name
 
 KEYS: dict[Party, SigningKey] = {"trainer": ed25519_key(b"\x02" * 32), "auditor": ed25519_key(b"\x01" * 32)}
 RUN, CLAIM, ROOT, OTHER = (bytes([n]) * 32 for n in (7, 8, 9, 10))
@@ -383,3 +383,29 @@ def test_a_party_refuses_questions_that_are_not_what_they_say(stage: Stage) -> N
     assert box.numbers() == [0]
     with (stage.place / "auditor" / question_name(0)).open("rb") as whole:
         assert read_question(whole, os.fstat(whole.fileno()).st_size).question.parts == (b"given",)
+
+
+@pytest.mark.parametrize("what", ["part", "question", "closed"])
+def test_who_blocks_its_own_mailbox_is_silent_and_stops_nobody(what: str, tmp_path: Path) -> None:
+    place = tmp_path / "docket"
+    docket = Docket.open(place, EXCHANGE, {party: {} for party in PARTIES}, timeout_s=60, now=1000)
+    del docket
+    box = place / "trainer"
+    if what == "closed":
+        for file in box.iterdir():
+            file.unlink()
+        box.rmdir()
+        box.write_text("no folder")
+    else:
+        name = question_name(0) if what == "question" else f".{question_name(0)}.part"
+        (box / name).mkdir()
+    stage = Stage.__new__(Stage)
+    stage.place, stage.now = place, 1000
+    refused = stage.refused()
+    assert (f"trainer/{question_name(0)}" in refused) == (what != "question")
+    stage.put("auditor")
+    stage.now = 1061
+    assert stage.ask() == {"auditor": ROOT}, "the other party's answer counts, this one's silence too"
+    docket = stage.docket()
+    docket.end(b"{}", None)
+    assert (place / RULING).read_bytes() == b"{}" == (place / "auditor" / RULING).read_bytes()

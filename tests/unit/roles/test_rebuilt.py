@@ -1,0 +1,83 @@
+"""What two processes do not agree on is nobody's doing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tallystick.execution.job import JobSource
+from tallystick.numerics.policy import find_policy
+from tallystick.roles.auditor import audit, write_claim
+from tallystick.roles.judge import dispute
+from tallystick.roles.rebuilt import find_unsteady
+from tallystick.roles.trainer import Order, record
+from tallystick.store.files import RunDirectory
+from tallystick.testing.cheats import TamperedSource
+
+JOB = """
+import os
+import torch
+from torch.nn.functional import cross_entropy
+from tallystick.execution.job import Job
+
+WORDS = "the quick brown fox jumps over a lazy dog and one cat sat down on its mat while rain fell".split()
+VOCABULARY = {word: place for place, word in enumerate(ORDER(set(WORDS)))}
+TOKENS = torch.tensor([VOCABULARY[word] for word in WORDS])
+
+def build(settings):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Embedding(len(VOCABULARY), 4), torch.nn.Linear(4, len(VOCABULARY)))
+    return Job(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), steps=2,
+               batch=lambda step: (TOKENS[:-1], TOKENS[1:]), loss=lambda model, batch: cross_entropy(model(batch[0]), batch[1]))
+"""
+
+
+def recorded(place: Path, order: str) -> tuple[RunDirectory, JobSource]:
+    path = place / "words.py"
+    path.write_text(JOB.replace("ORDER", order))
+    source = JobSource(str(path), path.read_bytes())
+    run = RunDirectory(place / "run")
+    record(Order(source, {}, find_policy("fp32"), steps=2, checkpoint_every=2), run)
+    return run, source
+
+
+def test_a_vocabulary_in_the_order_of_a_set_convicts_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This process's own order of the set is one of many; the trainer's is made another by hand."""
+    run, source = recorded(tmp_path, "list")
+    assert "do not agree on the data of the job" in str(find_unsteady(run.path, source, 0))
+
+    shifted = JobSource(source.path, source.source)
+    build = JobSource.build
+
+    def other(self: JobSource, *given: object) -> object:
+        job = build(self, *given)  # pyright: ignore[reportArgumentType]
+        batch = job.batch
+        job.batch = lambda step: tuple(reversed(batch(step)))
+        return job
+
+    monkeypatch.setattr(JobSource, "build", other)
+    report = audit(run, shifted)
+    assert report.verdict == "cannot_reproduce"
+    claim = RunDirectory(tmp_path / "claim")
+    write_claim(run, shifted, claim)
+    ruling = dispute(run, claim, shifted)
+    assert (ruling.loser, ruling.outcome) == ("none", "not_proven")
+    assert "two processes on one machine do not agree" in ruling.reason
+
+
+def test_a_job_in_a_stated_order_is_the_same_everywhere(tmp_path: Path) -> None:
+    run, source = recorded(tmp_path, "sorted")
+    assert find_unsteady(run.path, source, 1) is None
+
+
+def test_what_cannot_be_built_elsewhere_accuses_nobody_and_what_is_no_file_is_not_asked(
+    tmp_path: Path,
+) -> None:
+    run, source = recorded(tmp_path, "sorted")
+    assert find_unsteady(run.path, None, 0) is None
+    assert find_unsteady(run.path, TamperedSource(source.path, source.source, lambda job: None), 0) is None
+    (run.path / "specification.json").unlink()
+    assert find_unsteady(run.path, source, 0) == "another process cannot build the job"
