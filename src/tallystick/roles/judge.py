@@ -1047,6 +1047,7 @@ class StepJudge:
         record = (self.transcript if party == "trainer" else self.auditors_transcript).record(position.agreed)
         if record.state_root is not None:
             try:
+                check_cursor(position.disputed, state.entries)
                 check_fingerprint(record, state.entries)
             except Mismatch as problem:
                 return Deviation(
