@@ -532,9 +532,9 @@ def _find_unsteady_data(replay: Replay, directory: RunDirectory, result: Segment
     """Return that the job's data are other ones in each process, if data deviate and they are."""
     found = [deviation for deviation in result.deviations if deviation.subject == BATCH_DIGEST]
     why = find_unsteady(directory.path, replay.source, found[0].step) if found else None
-    return (
-        None if why is None else Deviation(found[0].step, "cannot_reproduce", BATCH_DIGEST, None, why, "one")
-    )
+    if why is None:
+        return None
+    return Deviation(found[0].step, "cannot_reproduce", BATCH_DIGEST, None, why, f"{found[0].stated[:16]}..")
 
 
 def _find_noisy_data(

@@ -14,6 +14,7 @@ a mailbox later changes nothing, except that two answers which one party signed 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -43,6 +44,16 @@ from tallystick.protocol.trace import PARTIES, Party
 from tallystick.store.files import RunDirectory, open_regular, read_whole, storing, write_pieces, write_whole
 
 DOCKET_FORMAT = "tallystick/dispute-docket/1"
+IN_THE_WAY = (
+    errno.EISDIR,
+    errno.ENOTDIR,
+    errno.EEXIST,
+    errno.ENOTEMPTY,
+    errno.EPERM,
+    errno.EACCES,
+    errno.ELOOP,
+)
+"""What the system answers where something lies in a mailbox, or in its place, that a file cannot take the place of."""
 JOURNAL_FORMAT = "tallystick/dispute-journal/1"
 DOCKET_LIMIT = 1 << 16
 JOURNAL_LIMIT = 1 << 24
@@ -246,10 +257,17 @@ class Docket:
         return held
 
     def _deliver(self, party: Party, name: str, pieces: Iterable[bytes | memoryview]) -> None:
-        """Write a file into a party's mailbox, if it can be: what a party has put in its way is its own to suffer from."""
+        """Write a file into a party's mailbox, if nothing that the party has put there is in the way.
+
+        Raises:
+            StoreError: the referee's own disk refused: no party loses by that.
+        """
         try:
             write_pieces(self.path / party / name, pieces)
         except StoreError as problem:
+            cause = problem.__cause__
+            if not isinstance(cause, OSError) or cause.errno not in IN_THE_WAY:
+                raise
             self.refused[f"{party}/{name}"] = str(problem)
 
     def _posting(self, number: int, held: Round, question: Question) -> Posting:

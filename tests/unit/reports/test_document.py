@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from tallystick.reports.chart import (
     Round,
     Stretch,
     TreeLevel,
+    _padded,
     bars_svg,
     strip_svg,
     ticks,
@@ -359,6 +362,12 @@ def test_other_pictures_escape_names_and_take_the_empty() -> None:
     assert "<l>" not in drawn
     assert "<a>" not in drawn
     assert "<r>" not in drawn
+
+
+def test_a_range_of_the_largest_numbers_is_drawn() -> None:
+    largest = sys.float_info.max
+    low, high = _padded(-largest, largest, 0.05)
+    assert all(math.isfinite(tick) for tick in (low, high, *ticks(low, high)))
 
 
 def test_ticks_are_round() -> None:

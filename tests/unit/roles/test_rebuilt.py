@@ -28,14 +28,14 @@ TOKENS = torch.tensor([VOCABULARY[word] for word in WORDS])
 def build(settings):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Embedding(len(VOCABULARY), 4), torch.nn.Linear(4, len(VOCABULARY)))
-    return Job(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), steps=2,
+    return Job(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=RATE), steps=2,
                batch=lambda step: (TOKENS[:-1], TOKENS[1:]), loss=lambda model, batch: cross_entropy(model(batch[0]), batch[1]))
 """
 
 
-def recorded(place: Path, order: str) -> tuple[RunDirectory, JobSource]:
+def recorded(place: Path, order: str, rate: str = "0.1") -> tuple[RunDirectory, JobSource]:
     path = place / "words.py"
-    path.write_text(JOB.replace("ORDER", order))
+    path.write_text(JOB.replace("ORDER", order).replace("RATE", rate))
     source = JobSource(str(path), path.read_bytes())
     run = RunDirectory(place / "run")
     record(Order(source, {}, find_policy("fp32"), steps=2, checkpoint_every=2), run)
@@ -66,6 +66,11 @@ def test_a_vocabulary_in_the_order_of_a_set_convicts_nobody(
     ruling = dispute(run, claim, shifted)
     assert (ruling.loser, ruling.outcome) == ("none", "not_proven")
     assert "two processes on one machine do not agree" in ruling.reason
+
+
+def test_a_rate_that_hangs_on_the_process_convicts_nobody(tmp_path: Path) -> None:
+    run, source = recorded(tmp_path, "sorted", "0.1 + hash('rate') % 1000 / 1000")
+    assert "do not agree on optimizer and scheduler of the job" in str(find_unsteady(run.path, source, 0))
 
 
 def test_a_job_in_a_stated_order_is_the_same_everywhere(tmp_path: Path) -> None:

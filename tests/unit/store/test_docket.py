@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -27,7 +28,9 @@ from tallystick.protocol.exchange import (
 from tallystick.protocol.operator_moves import hash_in
 from tallystick.protocol.signing import SigningKey, ed25519_key, generate_key
 from tallystick.protocol.trace import PARTIES, Party
+from tallystick.store import docket as docket_module
 from tallystick.store.docket import RULING, AwaitingError, Docket, Mailbox, answer_name, question_name
+from tallystick.store.files import storing
 
 KEYS: dict[Party, SigningKey] = {"trainer": ed25519_key(b"\x02" * 32), "auditor": ed25519_key(b"\x01" * 32)}
 RUN, CLAIM, ROOT, OTHER = (bytes([n]) * 32 for n in (7, 8, 9, 10))
@@ -44,11 +47,15 @@ def read(party: Party, answer: Answer) -> bytes:
 
 
 class Stage:
-    """A referee who has asked both parties one question, at second 1000 with 60 seconds' time."""
+    """A referee who has asked both parties one question, at second 1000 with 60 seconds' time.
 
-    def __init__(self, place: Path) -> None:
+    ``before`` is called with the mailbox of the trainer before the question is asked.
+    """
+
+    def __init__(self, place: Path, before: Callable[[Path], object] = lambda box: None) -> None:
         self.place, self.now = place, 1000
         Docket.open(place, EXCHANGE, {party: {} for party in PARTIES}, timeout_s=60, now=1000)
+        before(place / "trainer")
         with pytest.raises(AwaitingError):
             self.ask()
 
@@ -385,27 +392,41 @@ def test_a_party_refuses_questions_that_are_not_what_they_say(stage: Stage) -> N
         assert read_question(whole, os.fstat(whole.fileno()).st_size).question.parts == (b"given",)
 
 
-@pytest.mark.parametrize("what", ["part", "question", "closed"])
-def test_who_blocks_its_own_mailbox_is_silent_and_stops_nobody(what: str, tmp_path: Path) -> None:
-    place = tmp_path / "docket"
-    docket = Docket.open(place, EXCHANGE, {party: {} for party in PARTIES}, timeout_s=60, now=1000)
-    del docket
-    box = place / "trainer"
-    if what == "closed":
-        for file in box.iterdir():
-            file.unlink()
-        box.rmdir()
-        box.write_text("no folder")
-    else:
-        name = question_name(0) if what == "question" else f".{question_name(0)}.part"
-        (box / name).mkdir()
-    stage = Stage.__new__(Stage)
-    stage.place, stage.now = place, 1000
-    refused = stage.refused()
-    assert (f"trainer/{question_name(0)}" in refused) == (what != "question")
+def _closed(box: Path) -> None:
+    for file in box.iterdir():
+        file.unlink()
+    box.rmdir()
+    box.write_text("no folder")
+
+
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [
+        (lambda box: (box / f".{question_name(0)}.part").mkdir(), True),
+        (lambda box: (box / question_name(0)).mkdir(), False),
+        (_closed, True),
+    ],
+    ids=["part", "question", "closed"],
+)
+def test_who_blocks_its_own_mailbox_is_silent_and_stops_nobody(
+    before: Callable[[Path], object], said: bool, tmp_path: Path
+) -> None:
+    stage = Stage(tmp_path / "docket", before)
+    assert (f"trainer/{question_name(0)}" in stage.refused()) == said
     stage.put("auditor")
     stage.now = 1061
-    assert stage.ask() == {"auditor": ROOT}, "the other party's answer counts, this one's silence too"
-    docket = stage.docket()
-    docket.end(b"{}", None)
-    assert (place / RULING).read_bytes() == b"{}" == (place / "auditor" / RULING).read_bytes()
+    assert stage.ask() == {"auditor": ROOT}, "the other party's answer counts, and this one's silence"
+    stage.docket().end(b"{}", None)
+    assert (stage.place / RULING).read_bytes() == b"{}" == (stage.place / "auditor" / RULING).read_bytes()
+
+
+def test_nobody_is_silent_because_the_referees_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, pieces: object) -> int:
+        with storing(f"{path}: cannot be written"):
+            raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(docket_module, "write_pieces", full)
+    with pytest.raises(StoreError, match="the disk is full"):
+        Stage(tmp_path / "docket")
