@@ -120,13 +120,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say("interrupted")
         return 130
     except BrokenPipeError:
-        # Otherwise the interpreter complains once more when it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141  # as of a process that SIGPIPE ended: no verdict
+        return _unread()
+    except SystemExit as ended:
+        if isinstance(
+            ended.__context__, BrokenPipeError
+        ):  # which click turns into exit code 1, that of a verdict
+            return _unread()
+        raise
     except Exception as problem:  # noqa: BLE001 (reported with its traceback; see the exit codes)
         traceback.print_exc()
         return _refuse(given, f"{type(problem).__name__}: {problem}", "Defect", code=70)
     return code if isinstance(code, int) else 0
+
+
+def _unread() -> int:
+    """Return the exit code of a process that SIGPIPE ended: nobody reads what is printed, and no verdict was given."""
+    # Otherwise the interpreter complains once more when it ends.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+    return 141
 
 
 @functools.cache

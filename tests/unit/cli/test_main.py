@@ -107,3 +107,13 @@ def test_a_reader_that_goes_away_is_no_defect(tmp_path: Path) -> None:
 
     assert child.returncode != 70
     assert "Traceback" not in child.stderr
+
+
+def test_a_closed_pipe_is_no_verdict() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    said = subprocess.run(
+        [sys.executable, "-m", "tallystick", "--help"], stdout=writer, stderr=subprocess.PIPE, check=False
+    )
+    os.close(writer)
+    assert (said.returncode, b"Traceback" in said.stderr) == (141, False)
