@@ -432,6 +432,10 @@ def test_a_fault_that_the_judges_own_noise_explains_is_nobodys(
     assert ruled(contradicted, EVERYTHING) == ruled(far, EVERYTHING) == auditor
     for claim in (false_state, false_loss):
         assert ruled(claim, "gradient conv1.weight") == auditor  # noise elsewhere explains nothing here
+    # Nor does a job that is another one in each process.
+    monkeypatch.setattr(judge, "find_unsteady", lambda *given: "two processes do not agree")
+    assert ruled(false_state) == ruled(far) == ("none", "not_proven")
+    assert ruled(contradicted) == auditor
 
 
 @pytest.mark.parametrize(
@@ -444,6 +448,7 @@ def test_a_fault_that_the_judges_own_noise_explains_is_nobodys(
         ),
         ("buffer model/buffer/a.mean", ("model/buffer/a.mean",), ("model/buffer/a.mean2", "model/a.mean")),
         ("activation 3 at relu", ("model/a",), ("batch digest", "hyper-parameter lr of group 0", "evidence")),
+        ("loss", ("loss",), ("model/1.weight", "log_violation")),  # a site whose name is its kind
         (EVERYTHING, ("loss",), ("skipped optimizer", "micro-batches")),
     ],
 )

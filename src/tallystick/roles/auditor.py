@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 
 from tallystick.commit.encoding import hex_float, parse_hex_float
-from tallystick.commit.state import Entry, summarise
+from tallystick.commit.state import Entry, hold, summarise
 from tallystick.errors import EditedOutside, InvalidInput, JobFailed, Mismatch, Nondeterminism, OtherProgram
 from tallystick.execution.calibrate import SiteNoise, calibrate
 from tallystick.execution.determinism import environment_versions
@@ -473,8 +473,6 @@ def _explain_segment(
 ) -> None:
     """Say whether noise explains what deviates in a segment that begins with ``state``: of its data, or of the step."""
     noisy_data = _find_noisy_data(replay, directory, transcript, result, frames, state)
-    if noisy_data is None:
-        noisy_data = _find_unsteady_data(replay, directory, result)
     if noisy_data is not None:
         result.verdict, result.deviations = "cannot_reproduce", [noisy_data, *result.deviations]
         return
@@ -483,6 +481,10 @@ def _explain_segment(
     far = _beyond_noise(replay.session, directory, state, result, roots[result.end])
     _judge_segment(replay, directory, transcript, result, frames, roots[result.start], far)
     replay.acceptance = acceptance
+    if result.verdict != "cannot_reproduce" and (
+        unsteady := _find_unsteady(replay, directory, result, state)
+    ):
+        result.verdict, result.deviations = "cannot_reproduce", [unsteady, *result.deviations]
 
 
 def _other_beginning(
@@ -528,13 +530,13 @@ def _contradictions(
     return []
 
 
-def _find_unsteady_data(replay: Replay, directory: RunDirectory, result: SegmentResult) -> Deviation | None:
-    """Return that the job's data are other ones in each process, if data deviate and they are."""
-    found = [deviation for deviation in result.deviations if deviation.subject == BATCH_DIGEST]
-    why = find_unsteady(directory.path, replay.source, found[0].step) if found else None
-    if why is None:
-        return None
-    return Deviation(found[0].step, "cannot_reproduce", BATCH_DIGEST, None, why, f"{found[0].stated[:16]}..")
+def _find_unsteady(
+    replay: Replay, directory: RunDirectory, result: SegmentResult, state: Mapping[str, Entry]
+) -> Deviation | None:
+    """Return that the job is another one in each process, if it is; both repeat the first step after ``state``."""
+    first = result.deviations[0]
+    why = find_unsteady(directory.path, replay.source, first.step, hold(state.values()))
+    return None if why is None else replace(first, kind="cannot_reproduce", own=why)
 
 
 def _find_noisy_data(
@@ -838,7 +840,7 @@ def is_excused(deviation: Deviation, noisy: Iterable[Deviation]) -> bool:
         or deviation.subject == FINGERPRINT
     ):
         return True
-    return any(_is_about(name.split(" ", 1)[1], deviation.subject) for name in names)
+    return any(_is_about(name.split(" ", 1)[-1], deviation.subject) for name in names)
 
 
 def _is_about(name: str, subject: str) -> bool:

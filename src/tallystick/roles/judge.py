@@ -748,7 +748,7 @@ def _has_form_of(entry: Entry | None, other: Entry | None) -> bool:
 class StepJudge:
     """Repeats one step from the agreed state and compares both sides' claims with what honest arithmetic allows.
 
-    With a ``panel`` it asks that before it convicts anybody.
+    With a ``panel`` it asks that before it convicts anybody, but on bytes alone (``by_bytes``, of the last ruling).
     """
 
     transcript: Transcript
@@ -758,6 +758,7 @@ class StepJudge:
     panel: Panel | None = None
     outcome: str = "fault"
     step: int | None = None
+    by_bytes: bool = False
 
     def rule_on_agreed(self, end: int, objection: LogObjection | None) -> list[Ground]:
         """Return the rulings on steps before ``end``, on whose states both parties agree; one that convicts the trainer ends it.
@@ -813,15 +814,13 @@ class StepJudge:
         self, ruling: Ruling, outcome: str, kind: str, step: int, **more: Any
     ) -> tuple[Ruling, str]:
         """Return a ruling and its outcome as they stand once the panel has been asked: it convicts with one voice or not."""
-        if ruling.loser == "none" or self.panel is None:
+        if ruling.loser == "none" or self.panel is None or self.by_bytes:
             return ruling, outcome
         try:
             logged: dict[str, Any] = {"frame": self.seats["trainer"].frame(step)}
         except InvalidInput as problem:
             logged = {"no_frame": str(problem)}
-        own = batch_digest(self.replay.job.batch(step))
-        stated = {each.record(step).batch for each in (self.transcript, self.auditors_transcript)}
-        dissent = None if stated == {own} else find_unsteady(self.panel.trainer, self.panel.source, step)
+        dissent = find_unsteady(self.panel.trainer, self.panel.source, step, more.get("agreed"))
         dissent = dissent or self.panel.find_dissent(kind, ruling.loser, step, **logged, **more)
         if dissent is None:
             return ruling, outcome
@@ -832,12 +831,13 @@ class StepJudge:
 
         Logs and what is derived from them may differ honestly.
         """
-        state = self._agreed_state(step)
+        state, self.by_bytes = self._agreed_state(step), False
         if state is None:
             return Ruling("none", f"step {step}: neither side can open the state both agree on"), CANNOT
         try:
             check_cursor(step, state.entries)  # an honest auditor's own states all say what is so
         except Mismatch as problem:
+            self.by_bytes = True
             return Ruling("trainer", str(problem)), "fault"
         load_state(self.replay.session, state.entries)
         record = self.transcript.record(step)
@@ -870,7 +870,7 @@ class StepJudge:
     def rule(self, position: DisputedPosition) -> Ruling:
         """Return who is at fault at ``position``; the parties' states are asked for here, one at a time."""
         ruling = self._rule(position)
-        if ruling.loser == "none" or self.panel is None:
+        if ruling.loser == "none" or self.panel is None or self.by_bytes:
             return ruling
         states = {party: seat.witness_at(position.disputed) for party, seat in self.seats.items()}
         unopened = {
@@ -887,7 +887,8 @@ class StepJudge:
         return ruling
 
     def _rule(self, position: DisputedPosition) -> Ruling:
-        step = self.step = position.agreed
+        step, self.by_bytes = position.agreed, False
+        self.step = step
         record = self.transcript.record(step)
         # 1. Somebody opens the agreed commitment.
         state = self.opened(position.agreed, position.agreed_commitment)
@@ -897,6 +898,7 @@ class StepJudge:
         try:
             check_cursor(step, state.entries)  # an honest auditor's own states all say what is so
         except Mismatch as problem:
+            self.by_bytes = True
             return Ruling("trainer", str(problem))
         # 2. The trainer's record speaks of the job's own data.
         own_batch = batch_digest(self.replay.job.batch(step))
@@ -957,6 +959,8 @@ class StepJudge:
                 return Ruling(
                     "none", f"step {step}: the judge cannot reproduce what the {party} did: {noisy[0]}"
                 )
+        blamed = faults["trainer"] or faults["auditor"]
+        self.by_bytes = blamed is not None and blamed.subject == EVIDENCE
         if faults["trainer"] is not None:
             return Ruling("trainer", str(faults["trainer"]))
         if faults["auditor"] is not None:

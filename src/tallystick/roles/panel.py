@@ -52,7 +52,7 @@ class Question:
     """What a member is asked, and everything that it needs for an answer.
 
     Attributes:
-        kind: ``state``, ``records``, ``log``, ``beginning`` or ``structure``: which ruling.
+        kind: ``state``, ``records``, ``log``, ``beginning`` or ``structure``: which ruling; ``same``: what the job is there.
         trainer, auditor: directories with the documents of the runs.
         source: the job's.
         step: the one that is ruled on.
@@ -143,10 +143,11 @@ class Opinion:
 
 
 class Member:
-    """One arithmetic: a child process that answers questions one after another."""
+    """One arithmetic: a child process that answers questions one after another; ``hash_seed`` orders its sets of strings."""
 
-    def __init__(self, profile: Profile) -> None:
+    def __init__(self, profile: Profile, hash_seed: str = "random") -> None:
         self.profile = profile
+        self.hash_seed = hash_seed
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, question: bytes) -> Opinion | None:
@@ -172,11 +173,13 @@ class Member:
             paths = os.pathsep.join(path for path in sys.path if path)
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "tallystick.roles.panel_member", str(self.profile)],
-                env={**os.environ, **self.profile.environment(), "PYTHONPATH": paths},
+                env={
+                    **os.environ, **self.profile.environment(), "PYTHONHASHSEED": self.hash_seed, "PYTHONPATH": paths,
+                },
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-            )
+            )  # fmt: skip
             atexit.register(self.close)
         return self._process
 
@@ -197,17 +200,18 @@ def sitting_panel() -> Sequence[Member]:
     return [_MEMBERS.setdefault(str(profile), Member(profile)) for profile in panel_profiles()]
 
 
-def opinions_on(question: Question) -> dict[str, Opinion | None]:
+def same_arithmetic() -> Sequence[Member]:
+    """Return two members that compute as this process does and order sets of strings each in its own way."""
+    return [_MEMBERS.setdefault(f"hash seed {seed}", Member(Profile(), seed)) for seed in ("1", "2")]
+
+
+def opinions_on(question: Question, members: Sequence[Member]) -> list[Opinion | None]:
     """Return what each member says; None of one that does not answer."""
-    said: dict[str, Opinion | None] = {}
     with tempfile.TemporaryDirectory(prefix="tally-panel-") as place:
         written = question.write(Path(place))
-        members = sitting_panel()
         for member in members:
             member.start()
-        for member in members:
-            said[str(member.profile)] = member.ask(written)
-    return said
+        return [member.ask(written) for member in members]
 
 
 def find_dissent(question: Question, own: str, kept: Path | None = None) -> str | None:
@@ -217,7 +221,7 @@ def find_dissent(question: Question, own: str, kept: Path | None = None) -> str 
     """
     if type(question.source) is not JobSource:
         return f"the job {question.source.path} cannot be given to another process"
-    said = opinions_on(question) if kept is None else _said_or_kept(question, kept)
+    said = _opinions(question) if kept is None else _said_or_kept(question, kept)
     others = [
         f"{name} {'does not answer' if opinion is None else f'says {opinion.answer}: {opinion.reason}'}"
         for name, opinion in said.items()
@@ -227,6 +231,11 @@ def find_dissent(question: Question, own: str, kept: Path | None = None) -> str 
         return None
     alike = [OWN, *(name for name, opinion in said.items() if opinion is not None and opinion.answer == own)]
     return f"arithmetics disagree: {', '.join(alike)}: {own}; {'; '.join(others)}"
+
+
+def _opinions(question: Question) -> dict[str, Opinion | None]:
+    members = sitting_panel()
+    return dict(zip((str(member.profile) for member in members), opinions_on(question, members), strict=True))
 
 
 def _said_or_kept(question: Question, kept: Path) -> Mapping[str, Opinion | None]:
@@ -241,7 +250,7 @@ def _said_or_kept(question: Question, kept: Path) -> Mapping[str, Opinion | None
         fields.constant("format", KEPT_FORMAT)
         held = Fields(fields.value("said"), what="panel: said", names=names)
         return {name: _opinion(held.value(name)) for name in names}
-    said = opinions_on(question)
+    said = _opinions(question)
     if None not in said.values():
         each = {name: vars(opinion) for name, opinion in said.items() if opinion is not None}
         write_whole(path, canonical_json({"format": KEPT_FORMAT, "said": each}))

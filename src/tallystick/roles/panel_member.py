@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import os
 import sys
@@ -11,10 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tallystick.commit.state import HeldState, hold
+from tallystick.commit.state import Entry, HeldState, hold
 from tallystick.errors import InvalidInput, Nondeterminism, TallyError
 from tallystick.execution.determinism import parse_profile
 from tallystick.execution.job import JobSource
+from tallystick.execution.snapshot import load_state
+from tallystick.execution.step import batch_digest, run_step
 from tallystick.protocol.trace import PARTIES, DisputedPosition, Party
 from tallystick.protocol.transcript import Transcript
 from tallystick.protocol.verdict import parse_log_objection
@@ -76,6 +79,9 @@ def answer(line: bytes, *, jitter: bool = False) -> Opinion:
         if asked["kind"] == "beginning":
             other = find_other_beginning(HandedSeat({0: _state(Path(asked["place"]) / "agreed")}), replay)
             return Opinion("none" if other is None else "trainer", str(other))
+        if asked["kind"] == "same":
+            agreed = _state(Path(asked["place"]) / "agreed").entries if asked["agreed"] else None
+            return Opinion(json.dumps(_computed_here(replay, asked["step"], agreed)), "")
         return _answer(asked, ours, theirs, replay)
     finally:
         replay.session.close()
@@ -121,6 +127,28 @@ def _answer(
     )
     ruling = judge.rule(position)
     return Opinion(ruling.loser, ruling.reason)
+
+
+def _computed_here(replay: Replay, step: int, state: Mapping[str, Entry] | None) -> dict[str, str]:
+    """Return digests of what this process has of the job, and of what the job's own step makes of ``state``."""
+    settings = hashlib.sha256()
+    for _, entry in sorted(replay.settings.items()):
+        settings.update(hashlib.sha256(entry.data).digest())
+    built = [b"" if each.trained else each.digest for _, each in sorted(replay.built.items())]
+    found = {
+        "batch": batch_digest(replay.job.batch(step)),
+        "built": hashlib.sha256(b"".join(built)).hexdigest(),
+        "settings": settings.hexdigest(),
+    }
+    if state is not None:
+        session = replay.session
+        try:
+            load_state(session, state)
+            outcome = run_step(session, replay.job, session.record_tape(session.table))
+        except (InvalidInput, Nondeterminism):  # as in whoever repeats the run
+            return found
+        found["step"] = f"{outcome.fingerprint:016x} {outcome.loss}"
+    return found
 
 
 def _state(folder: Path) -> HeldState:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tallystick.execution import job
 from tallystick.execution.job import JobSource
 from tallystick.numerics.policy import find_policy
 from tallystick.roles.auditor import audit, write_claim
@@ -23,19 +24,23 @@ from tallystick.execution.job import Job
 
 WORDS = "the quick brown fox jumps over a lazy dog and one cat sat down on its mat while rain fell".split()
 VOCABULARY = {word: place for place, word in enumerate(ORDER(set(WORDS)))}
+NUMBER = DRAWN
 TOKENS = torch.tensor([VOCABULARY[word] for word in WORDS])
 
 def build(settings):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Embedding(len(VOCABULARY), 4), torch.nn.Linear(4, len(VOCABULARY)))
     return Job(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=RATE), steps=2,
-               batch=lambda step: (TOKENS[:-1], TOKENS[1:]), loss=lambda model, batch: cross_entropy(model(batch[0]), batch[1]))
+               batch=lambda step: (TOKENS[:-1], TOKENS[1:]), loss=loss)
+
+def loss(model, batch):
+    return cross_entropy(model(batch[0]), batch[1]) * NUMBER
 """
 
 
-def recorded(place: Path, order: str, rate: str = "0.1") -> tuple[RunDirectory, JobSource]:
+def recorded(place: Path, order: str, rate: str = "0.1", number: str = "1") -> tuple[RunDirectory, JobSource]:
     path = place / "words.py"
-    path.write_text(JOB.replace("ORDER", order).replace("RATE", rate))
+    path.write_text(JOB.replace("ORDER", order).replace("RATE", rate).replace("DRAWN", number))
     source = JobSource(str(path), path.read_bytes())
     run = RunDirectory(place / "run")
     record(Order(source, {}, find_policy("fp32"), steps=2, checkpoint_every=2), run)
@@ -53,10 +58,10 @@ def test_a_vocabulary_in_the_order_of_a_set_convicts_nobody(
     build = JobSource.build
 
     def other(self: JobSource, *given: object) -> object:
-        job = build(self, *given)  # pyright: ignore[reportArgumentType]
-        batch = job.batch
-        job.batch = lambda step: tuple(reversed(batch(step)))
-        return job
+        built = build(self, *given)  # pyright: ignore[reportArgumentType]
+        batch = built.batch
+        built.batch = lambda step: tuple(reversed(batch(step)))
+        return built
 
     monkeypatch.setattr(JobSource, "build", other)
     report = audit(run, shifted)
@@ -86,3 +91,22 @@ def test_what_cannot_be_built_elsewhere_accuses_nobody_and_what_is_no_file_is_no
     assert find_unsteady(run.path, TamperedSource(source.path, source.source, lambda job: None), 0) is None
     (run.path / "specification.json").unlink()
     assert find_unsteady(run.path, source, 0) == "another process cannot build the job"
+
+
+def test_a_number_that_only_the_loss_uses_convicts_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drawn when the module is loaded, it is another one for the trainer, the auditor and every judge."""
+    monkeypatch.setenv("PYTHONHASHSEED", "3")
+    run, source = recorded(tmp_path, "sorted", number="1 + int(os.environ['PYTHONHASHSEED']) % 8 / 8")
+    monkeypatch.setenv("PYTHONHASHSEED", "4")
+    monkeypatch.setattr(job, "_PROGRAMS", {})  # another process, which loads the module again
+    report = audit(run, source)
+    assert report.verdict == "cannot_reproduce"
+    assert "do not agree on what a step computes of the job" in str(report.first)
+    claim = RunDirectory(tmp_path / "claim")
+    write_claim(run, source, claim)
+    for level in ("steps", "operators"):
+        monkeypatch.setattr(job, "_PROGRAMS", {})
+        ruling = dispute(run, claim, source, level=level)
+        assert (ruling.loser, ruling.outcome) == ("none", "not_proven"), ruling.reason
