@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tallystick.errors import Nondeterminism
 from tallystick.execution.determinism import Profile, parse_profile
 from tallystick.execution.job import find_source
 from tallystick.execution.step import map_tensors
@@ -40,6 +41,9 @@ CASES: dict[str, tuple[str, dict[str, str]]] = {
     "wasserstein_gan": ("wasserstein_gan", {}),
     "graph_network": ("graph_network", {}),
     "tied_text": ("small_text", {}),
+    "growing_inputs": ("growing_inputs", {}),
+    "gated_halves": ("gated_halves", {}),
+    "max_aggregation": ("max_aggregation", {}),
 }
 Run = Callable[[str, str, int], RunDirectory]
 
@@ -153,6 +157,51 @@ def test_a_slow_average_goes_where_it_would_without_rounding(policy: str, tmp_pa
         off += float(np.square(values(steps, f"extra/average/{name}") - average).sum())
         way += float(np.square(average - start).sum())
     assert off <= 0.01**2 * way
+
+
+@pytest.mark.parametrize("policy", ["fp32", "fp64", "leaf"])
+@pytest.mark.parametrize("case", ["growing_inputs", "gated_halves", "max_aggregation"])
+@pytest.mark.parametrize("jitter", [False, True])
+def test_models_that_were_accused_or_refused_are_followed(
+    recorded: Run, case: str, policy: str, jitter: bool
+) -> None:
+    report = audit(recorded(case, policy, SHORT), find_source(job_file(case)), jitter=jitter)
+    assert report.verdict == "match", report.first
+
+
+FLAT = """
+import torch
+from torch import nn
+from tallystick.execution.job import Job
+
+def batch(step):
+    x = torch.randn(16, 16)
+    return (torch.ones_like(x) if step in (FLAT_STEPS) else x), torch.arange(16) % 4
+
+def build(settings):
+    model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))
+    return Job(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=3e-3), batch=batch, steps=8,
+               loss=lambda m, b: nn.functional.cross_entropy(m(b[0]), b[1]))
+"""
+
+
+def test_a_decision_on_zeros_that_only_noise_moves_accuses_nobody(tmp_path: Path) -> None:
+    """A batch norm of constants gives zeros here, and whatever is left of their cancellation elsewhere."""
+    path = tmp_path / "flat.py"
+
+    def order() -> Order:
+        return Order(find_source(str(path)), {}, find_policy("fp32"), steps=8, checkpoint_every=8)
+
+    path.write_text(FLAT.replace("FLAT_STEPS", "0,"))
+    with pytest.raises(
+        Nondeterminism, match="its input is all zeros, and something else under last-bit noise"
+    ):
+        record(order(), RunDirectory(tmp_path / "first"))
+    path.write_text(FLAT.replace("FLAT_STEPS", "6,"))
+    run = RunDirectory(tmp_path / "later")
+    record(order(), run)
+    report = audit(run, find_source(str(path)), jitter=True)
+    assert report.verdict == "cannot_reproduce", report.first
 
 
 @pytest.mark.slow

@@ -450,10 +450,13 @@ def choose_grids(
         band = decision_band(policy, relative)
         place = (Kind.DECISION, ordinal)
         if band > highest:
-            raise Nondeterminism(
-                f"decision {ordinal}: its input moves by {relative:.2g} of its rms under last-bit noise, "
-                f"policy {policy.name} allows 2**{highest if policy.residue_bits else highest - 1}"
+            why = (
+                f"moves by {relative:.2g} of its rms under last-bit noise, policy {policy.name} allows "
+                f"2**{highest if policy.residue_bits else highest - 1}"
+                if math.isfinite(relative)
+                else "is all zeros, and something else under last-bit noise: is a constant normalised before it?"
             )
+            raise Nondeterminism(f"decision {ordinal}: its input {why}")
         grids.pop(place, None)
         if band > lowest:
             grids[place] = SiteGrid(0, band, 0)

@@ -132,8 +132,9 @@ class Capture(TorchDispatchMode):
     def forced(self, x: Tensor, nearest: Callable[[Tensor], Tensor]) -> Tensor | None:
         """Take one decision on ``x`` against the switching point ``nearest(x)`` of each element.
 
-        Returns a contiguous copy of ``x`` with the obeyed elements moved to the stated side, or None
-        when there is nothing to obey.
+        Returns a copy of ``x`` with the obeyed elements moved to the stated side, or None when there is nothing to obey.
+        It lies in memory as ``x`` does: torch computes rows that have gaps between them one number at a time, others eight
+        at once, and the last bits differ.
         """
         moved = self.moved(x, nearest)
         if moved is None:
@@ -141,7 +142,7 @@ class Capture(TorchDispatchMode):
         target = x.detach().reshape(-1).clone()
         at, values = moved
         target[at] = values
-        return target.reshape(x.shape)
+        return _laid_out_as(x, target.reshape(x.shape))
 
     def moved(self, x: Tensor, nearest: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor] | None:
         """Take the decision; return the flat indexes of the elements to obey and the values that put them there."""
@@ -223,3 +224,17 @@ class Capture(TorchDispatchMode):
         out = flat.clone()
         out[at] = symbol
         return out.reshape(index.shape)
+
+
+def _laid_out_as(x: Tensor, values: Tensor) -> Tensor:
+    """Return ``values`` in memory as ``x`` lies there, or as they are where elements of ``x`` share memory."""
+    if values.stride() == x.stride():
+        return values
+    reach = 0
+    for stride, size in sorted(
+        (stride, size) for stride, size in zip(x.stride(), x.shape, strict=True) if size > 1
+    ):
+        if stride <= reach:
+            return values
+        reach += stride * (size - 1)
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(values)

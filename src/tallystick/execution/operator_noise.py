@@ -120,8 +120,13 @@ class Noise:
 
 
 ALL = 1 << 10  # arguments
-MOVES = {"aten::index_put": "accumulate", "aten::_index_put_impl_": "accumulate", "aten::put": "accumulate"}
-"""Operators that only move values where that argument is false."""
+MOVES: Mapping[str, tuple[str, tuple[object, ...]]] = {
+    **dict.fromkeys(
+        ("aten::index_put", "aten::_index_put_impl_", "aten::put"), ("accumulate", (None, False))
+    ),
+    **dict.fromkeys(("aten::scatter_reduce", "aten::index_reduce"), ("reduce", ("amax", "amin"))),
+}
+"""Operators that only choose or move values where that argument is one of these."""
 
 
 def _noises(noise: Noise, names: str) -> dict[str, Noise]:
@@ -232,9 +237,9 @@ def find_noise(func: Operator) -> Noise | None:
 
 
 def only_moves(func: Operator, args: Arguments, kwargs: dict[str, Any]) -> bool:
-    """Whether this call of an operator that may add only puts values into places."""
-    name = MOVES.get(table_name(func))
-    return name is not None and not argument_named(func, args, kwargs, name)
+    """Whether this call of an operator that may add only puts values into places, or chooses between them."""
+    name, values = MOVES.get(table_name(func), ("", ()))
+    return bool(values) and argument_named(func, args, kwargs, name) in values
 
 
 @cache

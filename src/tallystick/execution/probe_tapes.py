@@ -186,11 +186,15 @@ class EchoTape:
         if place in self.probe.near and x.numel():
             before = self.probe.near[place]
             now = x[self.probe.branches[place][0]].detach().to(torch.float64)
-        if before is not None and rms > 0.0 and before.numel():
+        if before is not None and before.numel():
             same = now.shape == before.shape  # else a branch was taken that is no decision
             moved = (now - before).abs().nan_to_num_(0.0) if same else torch.full((1,), math.inf)
-            self.noise[self._ordinal] = max(self.noise.get(self._ordinal, 0.0), float(moved.max()) / rms)
-            self.flips += self.probe.density.get(place, 0.0) * float(moved.mean())
+            if (largest := float(moved.max())) > 0.0:  # of an input that is all zeros it is no share
+                noise = largest / rms if rms > 0.0 else math.inf
+                self.noise[self._ordinal] = max(self.noise.get(self._ordinal, 0.0), noise)
+                self.flips += self.probe.density.get(place, 0.0) * float(moved.mean())
+            elif rms > 0.0:
+                self.noise.setdefault(self._ordinal, 0.0)
         return place in self.probe.branches
 
     def band(self, rms: float) -> float:

@@ -41,14 +41,14 @@ class StepOutcome:
     fingerprint: int
 
 
-def run_step(session: Session, job: Job, tape: Tape) -> StepOutcome:
-    """Run step ``session.step`` of ``job`` under ``tape`` and go to the next one.
+def run_step(session: Session, job: Job, tape: Tape, batch: Batch | None = None) -> StepOutcome:
+    """Run step ``session.step`` of ``job`` under ``tape`` and go to the next one; ``batch`` is ``draw_batch``'s.
 
     Raises:
         EditedOutside: what is trained was changed since the step before, by the job's own ``batch`` or anything else.
     """
     step = session.step
-    batch = _batch_of(session, job)
+    batch = draw_batch(session, job) if batch is None else batch
     session.verify_left()
     with session.stepping(tape):
         forward_backward(session, job, batch, tape)
@@ -69,7 +69,8 @@ def run_step(session: Session, job: Job, tape: Tape) -> StepOutcome:
     )
 
 
-def _batch_of(session: Session, job: Job) -> Batch:
+def draw_batch(session: Session, job: Job) -> Batch:
+    """Return the data of the session's next step; within a step torch's default dtype is the policy's, and they are others."""
     session.note_state()
     return job.batch(session.step)
 
@@ -92,10 +93,10 @@ def forward_backward(session: Session, job: Job, batch: Batch, tape: Tape) -> No
             torch.nn.utils.clip_grad_norm_(job.model.parameters(), job.clip_norm)
 
 
-def backward_of(session: Session, job: Job) -> Callable[[Tape], None]:
+def backward_of(session: Session, job: Job, batch: Batch | None = None) -> Callable[[Tape], None]:
     """Return the forward and backward pass of the session's next step, for calibration."""
-    batch = _batch_of(session, job)
-    return lambda tape: forward_backward(session, job, batch, tape)
+    data = draw_batch(session, job) if batch is None else batch
+    return lambda tape: forward_backward(session, job, data, tape)
 
 
 def session_batch(session: Session, batch: Batch) -> Batch:

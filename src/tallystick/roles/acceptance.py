@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,11 +22,9 @@ from tallystick.execution.calibrate import calibrate, gradients_under
 from tallystick.execution.follow_tape import FollowTape
 from tallystick.execution.freedom import Excess, Freedom, Yardstick
 from tallystick.execution.session import Session
-from tallystick.execution.tape import Tape
+from tallystick.execution.survey import Backward
 from tallystick.numerics.log import Kind, decode_frame
 from tallystick.numerics.policy import POLICIES
-
-Backward = Callable[[Tape], None]
 
 REPEATS = 3
 """Jittered repetitions of a measurement, one more of the first: twice a trainer's, whose largest of few may be the larger."""

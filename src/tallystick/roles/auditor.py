@@ -30,7 +30,7 @@ from tallystick.execution.job import Job, JobSource
 from tallystick.execution.program import verify_program
 from tallystick.execution.session import Session
 from tallystick.execution.snapshot import copied_state, load_state, state_entries
-from tallystick.execution.step import StepOutcome, backward_of, run_step
+from tallystick.execution.step import StepOutcome, backward_of, draw_batch, run_step
 from tallystick.numerics.grid_table import SiteGrid
 from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import policy_of
@@ -262,12 +262,11 @@ class Replay:
                 outcome = run_step(session, self.job, tape)
             tape.finish()
         else:
-            tape = acceptance.follow(session, frame, backward_of(session, self.job))
-            with (
-                adopting(session, record),
-                acceptance.watching(session, tape, backward_of(session, self.job)),
-            ):
-                outcome = run_step(session, self.job, tape)
+            batch = draw_batch(session, self.job)
+            backward = backward_of(session, self.job, batch)
+            tape = acceptance.follow(session, frame, backward)
+            with adopting(session, record), acceptance.watching(session, tape, backward):
+                outcome = run_step(session, self.job, tape, batch)
             tape.finish()
             acceptance.count(session, tape)
         session.settle(tape)

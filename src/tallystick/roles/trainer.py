@@ -23,7 +23,8 @@ from tallystick.execution.job import Job, JobSource
 from tallystick.execution.program import LocalProgram
 from tallystick.execution.session import Session
 from tallystick.execution.snapshot import load_state, state_entries
-from tallystick.execution.step import StepOutcome, backward_of, run_step, verify_batches_are_pure
+from tallystick.execution.step import StepOutcome, backward_of, draw_batch, run_step, verify_batches_are_pure
+from tallystick.execution.survey import Backward
 from tallystick.execution.tape import RecordTape
 from tallystick.numerics import kernels
 from tallystick.numerics.policy import Policy
@@ -351,7 +352,7 @@ class _Recording:
 
     def begin(self) -> None:
         """Measure the noise and write what comes before the first step."""
-        self._calibrate()
+        self._calibrate(backward_of(self.session, self.job))
         self.writer.begin(
             lambda root, program: specification_of(
                 self.session,
@@ -379,14 +380,15 @@ class _Recording:
     def step(self, progress: Callable[[Progress], None] | None) -> None:
         """Record one step."""
         session, step = self.session, self.session.step
-        before = session.table
+        before, batch = session.table, draw_batch(session, self.job)
+        backward = backward_of(session, self.job, batch)
         if step > 0 and session.is_calibration_step(step):
-            self._calibrate(repeats=1)
+            self._calibrate(backward, repeats=1)
         clock = time.perf_counter()
         tape = session.record_tape(before)
-        session.on_gradients = lambda: self._calibrate_if_outgrown(tape)
+        session.on_gradients = lambda: self._calibrate_if_outgrown(backward, tape)
         try:
-            outcome = run_step(session, self.job, tape)
+            outcome = run_step(session, self.job, tape, batch)
         finally:
             session.on_gradients = None
         frame = tape.finish()
@@ -396,7 +398,7 @@ class _Recording:
         if progress is not None:
             progress(Progress(step, self.job.steps, outcome.loss, len(frame)))
 
-    def _calibrate_if_outgrown(self, tape: RecordTape) -> None:
+    def _calibrate_if_outgrown(self, backward: Backward, tape: RecordTape) -> None:
         """Measure the noise and log the step again where a gradient is far larger than when its noise was measured."""
         session = self.session
         if tape.is_calibrated or not any(
@@ -405,18 +407,16 @@ class _Recording:
         ):
             return
         with session.interlude():
-            self._calibrate(repeats=1)
+            self._calibrate(backward, repeats=1)
             before = {name: tensor.clone() for name, tensor in session.all_buffers()}
             tape.restart(session.table)
-            again, _, _ = gradients_under(session, backward_of(session, self.job), tape, before)
+            again, _, _ = gradients_under(session, backward, tape, before)
         for (_, p), gradient in zip(session.parameters, again, strict=True):
             p.grad = gradient
 
-    def _calibrate(self, repeats: int = 2) -> None:
+    def _calibrate(self, backward: Backward, repeats: int = 2) -> None:
         started = time.perf_counter()
-        calibration = calibrate(
-            self.session, backward_of(self.session, self.job), repeats=repeats, seed=self.order.seed
-        )
+        calibration = calibrate(self.session, backward, repeats=repeats, seed=self.order.seed)
         self.session.table = calibration.table
         self.writer.phases.add("calibrate", started)
 
