@@ -31,6 +31,7 @@ from tallystick.commit.state import (
     EntrySummary,
     HeldState,
     StateSummary,
+    hold,
     parse_state_summary,
     summarise,
 )
@@ -297,6 +298,10 @@ class Witness(Protocol):
 
     def witness_at(self, index: int, names: Sequence[str] | None = None) -> HeldState | None:
         """Return the state after ``index`` steps, or entries of it; None if the party cannot open it."""
+        ...
+
+    def commitment_at(self, index: int) -> bytes:
+        """Return what the party claims for the state after ``index`` steps."""
         ...
 
     def find_unopened_checkpoint(self, index: int) -> str | None:
@@ -759,6 +764,7 @@ class StepJudge:
     outcome: str = "fault"
     step: int | None = None
     by_bytes: bool = False
+    _pasts: dict[int, HeldState | None] = field(default_factory=dict[int, "HeldState | None"])
 
     def rule_on_agreed(self, end: int, objection: LogObjection | None) -> list[Ground]:
         """Return the rulings on steps before ``end``, on whose states both parties agree; one that convicts the trainer ends it.
@@ -799,8 +805,36 @@ class StepJudge:
         return Ground(objection.step, ruling, outcome, objection=objection)
 
     def _agreed_state(self, step: int) -> HeldState | None:
-        """Return the state before ``step``, which both agree on, from whichever side can open it."""
-        return next((s for seat in self.seats.values() if (s := seat.witness_at(step)) is not None), None)
+        """Return the state before ``step``, from whichever side can open it.
+
+        No game has asked for it, so a party may claim another than the one that it trained. Then it is the one to which the
+        trainer's own log leads from the last state before that both claim.
+        """
+        for start in (step, *(done for done in reversed(self._checkpoints) if done < step)):
+            claims = {seat.commitment_at(start) for seat in self.seats.values()}
+            if len(claims) == 1:
+                state = self.opened(start, *claims)
+                if state is None or start == step:
+                    return state
+                if step not in self._pasts:
+                    self._pasts[step] = self._repeated(state, start, step)
+                return self._pasts[step]
+        return None
+
+    @property
+    def _checkpoints(self) -> list[int]:
+        return [0, *(checkpoint.steps_done for checkpoint in self.transcript.checkpoints())]
+
+    def _repeated(self, state: HeldState, start: int, step: int) -> HeldState | None:
+        """Return the state before ``step``, repeated from that after ``start`` steps; None if the log does not lead there."""
+        session = self.replay.session
+        try:
+            load_state(session, state.entries)
+            for each in range(start, step):
+                self.replay.follow(self.transcript.record(each), self.seats["trainer"].frame(each))
+        except (InvalidInput, Mismatch, Nondeterminism):
+            return None
+        return hold(copied_state(session).values())
 
     def _rule_on_records(self, step: int) -> Ground | None:
         who = self.who_misstates(step)

@@ -26,6 +26,7 @@ from tallystick.roles.judge import StepJudge, find_other_beginning
 from tallystick.roles.log_judge import rule_on_log
 from tallystick.roles.operators import find_structure
 from tallystick.roles.panel import Opinion, asked_of
+from tallystick.roles.rebuilt import ELSEWHERE_SECONDS, shift_clock
 from tallystick.store.files import RunDirectory
 
 
@@ -42,6 +43,10 @@ class HandedSeat:
         """Return the state after ``index`` steps, if it was handed over."""
         del names
         return self.held.get(index)
+
+    def commitment_at(self, index: int) -> bytes:
+        """Return the root of the state after ``index`` steps that was handed over, else nothing."""
+        return self.held[index].root if index in self.held else b""
 
     def find_unopened_checkpoint(self, index: int) -> str | None:
         """Return what the judge was told about the checkpoint before the step."""
@@ -160,6 +165,7 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     profile = parse_profile(sys.argv[1])
+    shift_clock(int(sys.argv[2]) * ELSEWHERE_SECONDS)
     for line in sys.stdin.buffer:
         try:
             opinion = answer(line, jitter=profile.jitter)

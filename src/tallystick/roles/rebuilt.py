@@ -1,20 +1,24 @@
 """Whether a job is the same in every process: asked before it convicts anybody (spec/dispute.md 14).
 
 The order of a set of strings hangs on the interpreter's hash seed, an unseeded generator on the clock. Whoever repeats such a
-job has other data or another loss, and so has whoever repeats it again. Two processes with other hash seeds build it and
-repeat a step; what they do not have in common is nobody's doing.
+job has other data or another loss, and so has whoever repeats it again. Processes with other hash seeds and other clocks
+build it and repeat a step; what they do not have in common is nobody's doing.
 """
 
 from __future__ import annotations
 
+import datetime
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tallystick.commit.state import HeldState
 from tallystick.execution.job import JobSource
 from tallystick.roles.panel import Question, opinions_on, same_arithmetic
 
+ELSEWHERE_SECONDS = 400 * 86400 + 12345  # another year, month, weekday, hour and minute
 PARTS = {
     "settings": "optimizer and scheduler",
     "built": "what is not trained",
@@ -26,7 +30,7 @@ PARTS = {
 def find_unsteady(
     run: Path, source: JobSource | None, step: int, state: HeldState | None = None
 ) -> str | None:
-    """Return what two processes on this machine do not agree on, of the job of the ``run`` and of its data in ``step``.
+    """Return what processes on this machine do not agree on, of the job of the ``run`` and of its data in ``step``.
 
     None if they agree, or if the job is no file's and cannot be given to another process.
 
@@ -44,10 +48,46 @@ def find_unsteady(
         if opinion is None or not opinion.answer.startswith("{"):
             return "another process cannot build the job"
         found.append(json.loads(opinion.answer))
-    parts = [name for key, name in PARTS.items() if found[0].get(key) != found[1].get(key)]
+    parts = [name for key, name in PARTS.items() if len({each.get(key) for each in found}) > 1]
     if not parts:
         return None
     return (
-        f"step {step}: two processes on one machine do not agree on {' and '.join(parts)} of the job: the order of a set, "
+        f"step {step}: processes on one machine do not agree on {' and '.join(parts)} of the job: the order of a set, "
         "an unseeded generator, the clock? Sort sets, seed generators in build() and batch()"
     )
+
+
+def shift_clock(seconds: int) -> None:
+    """Let all that this process asks of the calendar, from now on, be so much later; what is imported already keeps its own."""
+    if not seconds:
+        return
+    now, now_ns, strftime = time.time, time.time_ns, time.strftime
+    later: dict[str, Any] = {"time": lambda: now() + seconds, "time_ns": lambda: now_ns() + seconds * 10**9}
+    for name in ("localtime", "gmtime", "ctime"):
+        at: Any = getattr(time, name)
+        later[name] = lambda given=None, at=at: at(time.time() if given is None else given)
+    later["strftime"] = lambda form, given=None: strftime(form, time.localtime() if given is None else given)
+    for name, function in later.items():
+        setattr(time, name, function)
+    apart = datetime.timedelta(seconds=seconds)
+
+    class Later(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> Any:
+            return super().now(tz) + apart
+
+        @classmethod
+        def utcnow(cls) -> Any:
+            return super().now(datetime.UTC).replace(tzinfo=None) + apart
+
+        @classmethod
+        def today(cls) -> Any:
+            return cls.now()
+
+    class LaterDay(datetime.date):
+        @classmethod
+        def today(cls) -> Any:
+            return Later.now().date()
+
+    for name, kind in (("datetime", Later), ("date", LaterDay)):
+        setattr(datetime, name, kind)
