@@ -813,7 +813,7 @@ class StepJudge:
         for start in (step, *(done for done in reversed(self._checkpoints) if done < step)):
             claims = {seat.commitment_at(start) for seat in self.seats.values()}
             if len(claims) == 1:
-                state = self.opened(start, *claims)
+                state = self.opened(start, claims.pop())
                 if state is None or start == step:
                     return state
                 if step not in self._pasts:
