@@ -275,11 +275,11 @@ def audit(
         say(f"interrupted after {display.steps} steps: no verdict; {run} is as it was")
         return 130
     total = time.perf_counter() - started
-    if signer is not None and statement is not None:
-        write_whole(statement, sign_audit(directory, report, signer, int(time.time()), device))
     page = AuditPage(report, total)
     if out is not None:
         directory.write_document(out, json_bytes(page.fields()))
+    if signer is not None and statement is not None:
+        write_whole(statement, sign_audit(directory, report, signer, int(time.time()), device))
     if effort > 0 and report.verdict in ("mismatch", "log_violation"):
         page = AuditPage(report, total, _explain(directory, source, report, chosen, device, effort))
         if out is not None:

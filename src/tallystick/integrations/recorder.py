@@ -377,7 +377,7 @@ class Follower(_Loop):
             raise OtherProgram(
                 f"program {self._program.file}: the run was recorded from another one: {in_words(found)}"
             )
-        self.report = AuditReport(str(path), "program", phases=self.phases)
+        self.report = AuditReport(str(path), "program", self._transcript.root().hex(), phases=self.phases)
         self._acceptance = Acceptance(limits or Limits(), self.report.freedom)
         self._segment = SegmentResult(0, 0)
 

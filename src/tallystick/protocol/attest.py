@@ -183,6 +183,12 @@ class AuditClaim:
         """Whether every step was."""
         return self.steps == self.identity.run.steps
 
+    @property
+    def needs_weights(self) -> bool:
+        """Whether it says that the run's final state followed: of which weights, it must say too."""
+        followed = self.result in ("match", "not_accepted")
+        return followed and any(end == self.identity.run.steps for _, end in self.segments)
+
 
 @dataclass(frozen=True)
 class VerdictClaim:
@@ -198,6 +204,12 @@ class VerdictClaim:
     record: str  # SHA-256 of the verdict's document, hexadecimal
     dispute: str | None = None  # SHA-256 of the record of a dispute down to one operator
     accusation: str | None = None  # SHA-256 of the auditor's signed statement that it answers
+
+    @property
+    def finds_out(self) -> bool:
+        """Whether it says anything about the parties; not where the judge could not tell, or both were silent."""
+        idle = self.outcome == "forfeit" and self.loser == "none"
+        return not idle and self.outcome not in ("cannot_reproduce", "not_proven")
 
 
 Claim = TrainerClaim | AuditClaim | VerdictClaim
@@ -249,7 +261,12 @@ def build_definition(specification: Specification) -> dict[str, object]:
 
 
 def audit_statement(claim: AuditClaim, *, details: Mapping[str, object], version: str) -> Statement:
-    """Return the auditor's statement; ``details`` are for people and must be canonical JSON's values."""
+    """Return the auditor's statement; ``details`` are for people and must be canonical JSON's values.
+
+    Raises:
+        InvalidInput: the claim needs weights and has none.
+    """
+    _check_weights(claim, "audit")
     predicate = {
         "auditor": {"version": {"tallystick": version}},
         "beginning": None if claim.beginning is None else claim.beginning.fields(),
@@ -385,12 +402,21 @@ def _audit_claim(statement: Statement, what: str) -> AuditClaim:
         if top.value("beginning") is None
         else _first_state(top.value("beginning"), f"{what}: beginning"),
     )
+    _check_weights(claim, what)
     if draw is not None and (draw.announcement.run_root.hex(), draw.segments) != (
         identity.run.root,
         segments,
     ):
         raise Mismatch(f"{what}: the draw is of other segments or of run {draw.announcement.run_root.hex()}")
     return claim
+
+
+def _check_weights(claim: AuditClaim, what: str) -> None:
+    if claim.needs_weights and claim.identity.weights is None:
+        raise InvalidInput(
+            f"{what}: result {claim.result} up to the run's end, step {claim.identity.run.steps}, must name the weights, "
+            "names none"
+        )
 
 
 def _verdict_claim(statement: Statement, what: str) -> VerdictClaim:

@@ -115,10 +115,11 @@ class SegmentResult:
 
 @dataclass
 class AuditReport:
-    """The auditor's findings over all segments."""
+    """The auditor's findings over all segments; ``root``, in hexadecimal, is that of the run that was read."""
 
     directory: str
     profile: str
+    root: str
     segments: list[SegmentResult] = field(default_factory=list[SegmentResult])
     freedom: Freedom = field(default_factory=Freedom)
     environment: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
@@ -180,7 +181,7 @@ def audit(
         Mismatch: the documents contradict each other, or the program's files that are carried are not those committed to.
     """
     transcript = directory.load_transcript()
-    report = AuditReport(str(directory.path), profile, sample=sample)
+    report = AuditReport(str(directory.path), profile, transcript.root().hex(), sample=sample)
     if sample is None:
         segments = choose_segments(transcript, steps)
     elif sample.announcement.run_root != transcript.root():

@@ -623,13 +623,7 @@ class _BundleChecks:
                 )
                 self.facts.finding = f"{fault} ({basis}); unchecked, the judge's own words: {words}"
                 raise Mismatch(f"judge {signed.key_id[:16]}.. ruled against the trainer: {words}")
-            # Where both parties were silent nobody found out anything.
-            idle = claim.outcome == FORFEIT and claim.loser == "none"
-            if (
-                claim.outcome not in ("cannot_reproduce", "not_proven")
-                and not idle
-                and claim.accusation is not None
-            ):
+            if claim.finds_out and claim.accusation is not None:
                 (seen_alike if claim.outcome == "agreement" else answered).add(claim.accusation)
         accusing = [(s, c) for s, c in self.facts.audits() if c.result in ("mismatch", "log_violation")]
         for signed, claim in accusing:
@@ -726,6 +720,8 @@ def _contradiction(one: Claim, other: Claim) -> str | None:
             results = {one.result, other.result} - {"cannot_reproduce"}
             return f"results {' and '.join(sorted(results))} for the same steps" if len(results) > 1 else None
         case VerdictClaim(), VerdictClaim() if (a.run, one.auditor_run) == (b.run, other.auditor_run):
+            if not (one.finds_out and other.finds_out):
+                return None
             same = (one.outcome, one.loser, one.step) == (other.outcome, other.loser, other.step)
             return None if same else f"verdicts {one.loser} and {other.loser} on one dispute"
         case _:
@@ -755,6 +751,8 @@ def _shortfall(audited: Audited, policy: EvidencePolicy, now: int) -> str | None
     age = now - claim.at
     if claim.result != "match":
         return f"its result is {claim.result}"
+    if claim.identity.weights is None:
+        return "it names no weights"
     if claim.at > now + 300:
         return f"it is dated {time_text(claim.at)}, which is to come"
     if age > policy.most_age_days * 86400:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from tallystick.commit.encoding import parse_json
-from tallystick.errors import InvalidInput, Mismatch
+from tallystick.errors import InvalidInput, Mismatch, ProtocolViolation
 from tallystick.protocol.attest import (
     MOST_NAMES,
     AuditClaim,
@@ -62,9 +62,9 @@ def identity_of(directory: RunDirectory, transcript: Transcript | None = None) -
     return _identity(held, weights_manifest(state.values()).root_digest())
 
 
-def identity_of_claimed(directory: RunDirectory) -> RunIdentity:
+def identity_of_claimed(directory: RunDirectory, transcript: Transcript | None = None) -> RunIdentity:
     """Return the same, without weights where the trainer cannot open its final state: such a run is accused too."""
-    held = directory.load_transcript()
+    held = directory.load_transcript() if transcript is None else transcript
     try:
         return identity_of(directory, held)
     except (InvalidInput, Mismatch):
@@ -84,16 +84,21 @@ def sign_run(directory: RunDirectory, signer: Signer, at: int) -> bytes:
 
 
 def sign_audit(directory: RunDirectory, report: AuditReport, signer: Signer, at: int, device: str) -> bytes:
-    """Return the auditor's signed statement of what ``report`` found, accusation or not."""
-    specification = directory.load_specification()
+    """Return the auditor's signed statement of what ``report`` found, accusation or not.
+
+    Raises:
+        ProtocolViolation: the directory no longer holds the run that was audited.
+        InvalidInput: the final state followed, and no longer opens its root.
+    """
+    held = _same(directory, report.root, f"audit: {report.verdict} was found")
     freedom = report.freedom
     claim = AuditClaim(
-        identity=identity_of_claimed(directory),
+        identity=identity_of_claimed(directory, held),
         at=at,
         result=report.verdict,
         segments=report.sample.segments if report.sample is not None else _joined(report),
         draw=report.sample,
-        policy=specification.policy.name,
+        policy=held.specification.policy.name,
         profile=report.profile,
         freedom=MeasuredFreedom(
             fraction=freedom.fraction,
@@ -146,8 +151,13 @@ def sign_verdict(
     Raises:
         InvalidInput: the accusation is no audit's statement.
         Mismatch: it is about another run.
+        ProtocolViolation: a directory no longer holds the run that was judged.
     """
-    identity = identity_of_claimed(trainer)
+    ours, theirs = (
+        _same(directory, root, f"verdict: loser {result.loser} was found")
+        for directory, root in zip((trainer, auditor), result.runs, strict=True)
+    )
+    identity = identity_of_claimed(trainer, ours)
     if accusation is not None:
         accused = read_claim(
             parse_envelope(accusation, what="accusation").statement(what="accusation"), what="accusation"
@@ -161,7 +171,7 @@ def sign_verdict(
     claim = VerdictClaim(
         identity=identity,
         at=at,
-        auditor_run=auditor.load_transcript().root().hex(),
+        auditor_run=theirs.root().hex(),
         outcome=result.outcome,
         loser=result.loser,
         step=result.step,
@@ -255,6 +265,16 @@ def log_proof_of(document: bytes, proof: bytes) -> Member:
 def _checked(data: bytes, parse: Callable[[bytes], object]) -> bytes:
     parse(data)
     return data
+
+
+def _same(directory: RunDirectory, root: str, what: str) -> Transcript:
+    """Return the transcript of a run that was read before, which somebody may have changed since."""
+    held = directory.load_transcript()
+    if (now := held.root().hex()) != root:
+        raise ProtocolViolation(
+            f"{what} of run {root}, {directory.path} now holds run {now}; nothing was signed"
+        )
+    return held
 
 
 def _identity(transcript: Transcript, weights: str | None) -> RunIdentity:

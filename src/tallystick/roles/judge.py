@@ -112,6 +112,7 @@ class DisputeResult:
         record: the portable record (``protocol.dispute``) of a dispute that ended at an operator.
         ends, records, objection: what the verdict rests on (``protocol.verdict``).
         ledger: what each party spent; no part of the verdict.
+        runs: roots of the trainer's and the auditor's run that were judged, in hexadecimal.
     """
 
     loser: str
@@ -127,6 +128,7 @@ class DisputeResult:
     records: Pair | None = None
     objection: LogObjection | None = None
     ledger: Ledger = field(default_factory=Ledger)
+    runs: tuple[str, str] = ("", "")
 
     @property
     def accuses(self) -> bool:
@@ -475,7 +477,8 @@ class Referee:
             "trainer": Seat(self.table, "trainer", self.ours, hints, most),
             "auditor": Seat(self.table, "auditor", self.theirs, hints, most),
         }
-        self.played = DisputeResult("none", None, 0, {}, "", ledger=self.ledger)
+        runs = self.ours.root().hex(), self.theirs.root().hex()
+        self.played = DisputeResult("none", None, 0, {}, "", ledger=self.ledger, runs=runs)
         try:
             return self._rule()
         except ForfeitError as forfeit:
@@ -497,7 +500,7 @@ class Referee:
         )
         if last is None:
             why = "both sides reached the same state"
-            same = DisputeResult("none", None, 0, {}, why, outcome="agreement", ledger=ledger)
+            same = replace(self.played, reason=why, outcome="agreement")
             return _first_ground(step_judge.rule_on_agreed(ours.num_steps, objection), same)
         levels = [Level("checkpoints", checkpoints[: last + 1]), Level("steps", range(checkpoints[last] + 1))]
         agreed, trainers, auditors = claims["trainer"][0], claims["trainer"][last], claims["auditor"][last]
@@ -562,9 +565,9 @@ class Referee:
             "beginning", "trainer", 0, agreed=trainer.witness_at(0, DOCUMENTS)
         )
         if dissent is None:
-            return DisputeResult("trainer", 0, 0, {}, why, ledger=self.ledger)
+            return replace(self.played, loser="trainer", step=0, reason=why)
         reason = f"{why}; not proven: {dissent}"
-        return DisputeResult("none", 0, 0, {}, reason, outcome=NOT_PROVEN, ledger=self.ledger)
+        return replace(self.played, step=0, reason=reason, outcome=NOT_PROVEN)
 
     def _bisect(self, game: Game) -> tuple[Game, dict[str, int]]:
         """Play until one step is disputed; return the game and the rounds of each level.

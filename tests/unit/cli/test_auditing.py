@@ -4,13 +4,17 @@ import base64
 import json
 import platform
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
 from tallystick.protocol.attest import AuditClaim, read_claim
 from tallystick.protocol.envelope import parse_statement
+from tallystick.roles import auditor, judge
+from tallystick.store.files import RunDirectory
 
 FIELDS = {
     "verdict", "first_step", "steps", "differing_elements", "freedom",
@@ -96,6 +100,81 @@ def test_a_statement_of_what_is_not_accepted_says_so(tally, recorded: Path, tmp_
     claim = read_claim(parse_statement(base64.b64decode(envelope["payload"])))
     assert isinstance(claim, AuditClaim)
     assert (claim.result, claim.segments) == ("not_accepted", ((0, 6),))
+
+
+DOCUMENTS = ("specification.json", "steps.jsonl", "run.json")
+
+
+def root_of(run: Path) -> str:
+    return RunDirectory(run).load_transcript().root().hex()
+
+
+def after(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, act: Callable[[], object]) -> None:
+    """Let ``act`` happen once that function has read and repeated everything."""
+    found = getattr(module, name)
+
+    def acting(*arguments: object, **more: object) -> object:
+        result = found(*arguments, **more)
+        act()
+        return result
+
+    monkeypatch.setattr(module, name, acting)
+
+
+def put_in_place(other: Path, run: Path) -> None:
+    for name in DOCUMENTS:
+        shutil.copy(other / name, run / name)
+
+
+def test_a_run_that_was_not_repeated_is_not_signed(
+    tally, copied: Path, edited: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer puts another run's documents in the place of those that an honest auditor is repeating."""
+    signed = tmp_path / "statement"
+    honest, other = root_of(copied), root_of(edited)
+    assert tally("key", "generate", tmp_path / "auditor").code == 0
+    after(monkeypatch, auditor, "audit", lambda: put_in_place(edited, copied))
+
+    answer = tally("audit", copied, "--key", tmp_path / "auditor", "--statement", signed)
+
+    assert answer.code == 2
+    assert f"match was found of run {honest}, {copied} now holds run {other}" in " ".join(answer.err.split())
+    assert not signed.exists()
+
+
+def test_a_match_whose_final_state_is_gone_is_not_signed(
+    tally, copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signed = tmp_path / "statement"
+    assert tally("key", "generate", tmp_path / "auditor").code == 0
+    after(monkeypatch, auditor, "audit", RunDirectory(copied).checkpoint_path(6).unlink)
+
+    answer = tally("audit", copied, "--key", tmp_path / "auditor", "--statement", signed)
+
+    assert answer.code == 2
+    assert "result match up to the run's end, step 6, must name the weights" in " ".join(answer.err.split())
+    assert not signed.exists()
+
+
+@pytest.mark.parametrize("party", ["trainer", "auditor"])
+def test_runs_that_were_not_judged_are_not_signed(
+    tally, recorded: Path, edited: Path, tmp_path: Path, party: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = {"trainer": edited, "auditor": recorded}
+    mine = {name: Path(shutil.copytree(run, tmp_path / name)) for name, run in runs.items()}
+    other = recorded if party == "trainer" else edited
+    signed = tmp_path / "statement"
+    judged, now = root_of(mine[party]), root_of(other)
+    assert tally("key", "generate", tmp_path / "judge").code == 0
+    after(monkeypatch, judge, "dispute", lambda: put_in_place(other, mine[party]))
+
+    answer = tally(
+        "dispute", mine["trainer"], mine["auditor"], "--key", tmp_path / "judge", "--statement", signed
+    )
+
+    assert answer.code == 2
+    assert f"of run {judged}, {mine[party]} now holds run {now}" in " ".join(answer.err.split())
+    assert not signed.exists()
 
 
 def test_limits_that_nothing_exceeds_change_nothing(tally, recorded: Path) -> None:

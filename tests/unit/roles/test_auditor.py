@@ -104,7 +104,8 @@ def test_eight_times_the_way_trained_is_the_most_and_a_states_own_size_excuses_l
 def test_what_accuses_outweighs_what_is_open_and_of_what_accuses_the_first_decides(
     segments: list[VerdictName], verdict: str
 ) -> None:
-    report = AuditReport("run", "native", [SegmentResult(n, n + 1, each) for n, each in enumerate(segments)])
+    found = [SegmentResult(n, n + 1, each) for n, each in enumerate(segments)]
+    report = AuditReport("run", "native", "00" * 32, found)
     assert report.verdict == verdict
 
 

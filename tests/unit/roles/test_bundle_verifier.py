@@ -184,11 +184,15 @@ def provenance(key: SigningKey = TRAINER, transcript: Transcript = HONEST, **cha
 
 
 def audit(key: SigningKey = AUDITOR, **changes: Any) -> Member:
+    return statement_member(audit_of(**changes), key)
+
+
+def audit_of(**changes: Any) -> Statement:
     claim = AuditClaim(
         identity=IDENTITY, at=AUDITED, result="match", segments=((0, STEPS),), draw=None, policy="fp64",
         profile="avx2", freedom=FREEDOM, beginning=FIRST,
     )  # fmt: skip
-    return statement_member(audit_statement(replace(claim, **changes), details={}, version="0"), key)
+    return audit_statement(replace(claim, **changes), details={}, version="0")
 
 
 def run_member(transcript: Transcript) -> Member:
@@ -431,6 +435,32 @@ def test_a_log_with_two_trees_of_one_size_is_exposed() -> None:
     assert found.finding == "equivocation: log log.example/runs signed two trees of 1 entries"
 
 
+def without_weights(**changes: Any) -> Member:
+    """An audit's statement of which the subject ``weights`` is taken away: no writer makes one."""
+    whole = audit_of(**changes)
+    return statement_member(replace(whole, subject=whole.subject[:1]), AUDITOR)
+
+
+@pytest.mark.parametrize("changes", [{}, {"result": "not_accepted"}, {"segments": ((12, STEPS),)}])
+@pytest.mark.parametrize("weights", [MODEL.root_digest(), "ee" * 32])
+def test_an_audit_of_the_end_without_weights_is_malformed(changes: dict[str, Any], weights: str) -> None:
+    parts = honest()
+    parts["provenance"], parts["audit"] = [provenance(weights=weights)], [without_weights(**changes)]
+    found = check(parts, policy(model_signature=False, weights=weights))
+    assert (found.verdict, found.failed) == ("malformed", 2)
+    what = f"result {changes.get('result', 'match')} up to the run's end, step 16, must name the weights, names none"
+    assert what in found.why
+    with pytest.raises(InvalidInput, match="must name the weights"):
+        audit(identity=replace(IDENTITY, weights=None), **changes)
+
+
+def test_an_accusation_may_lack_weights() -> None:
+    parts = honest()
+    parts["audit"].append(audit(SECOND, identity=replace(IDENTITY, weights=None), result="mismatch"))
+    keys(SECOND)(parts)
+    assert check(parts).failed == 11
+
+
 # ---------------------------------------------------------------------------------------- samples
 
 
@@ -468,6 +498,22 @@ def test_a_weak_late_or_unpublished_sample_does_not() -> None:
     assert (late.failed, "was announced at" in late.why) == (8, True)
     early = check(sampled(POSITION, at=PUBLISHED + 599), policy(**SAMPLE_RULES))
     assert "is older than its beacon" in early.why
+
+
+@pytest.mark.parametrize("weights", [MODEL.root_digest(), "ee" * 32, None])
+def test_a_sample_that_names_no_weights_does_not_count(weights: str | None) -> None:
+    """The provenance alone would say which weights the bundle is about."""
+    draw = next(
+        each for n in range(256) if (each := draw_segments(drawn(POSITION).announcement, bytes([n]) * 32)).segments[-1][1] < STEPS
+    )  # fmt: skip
+    parts = sampled(POSITION)
+    parts["provenance"] = [provenance(weights=weights)]
+    lacking = replace(IDENTITY, weights=None)
+    parts["audit"] = [audit(identity=lacking, segments=draw.segments, draw=draw)]
+    del parts["model"]
+    found = check(parts, policy(**SAMPLE_RULES, model_signature=False, weights=weights))
+    assert (found.verdict, found.failed) == ("mismatch", 12)
+    assert "it names no weights" in found.why
 
 
 def test_a_sample_of_other_segments_than_its_draw_is_refused() -> None:
@@ -583,6 +629,39 @@ def test_a_false_state_in_the_middle_can_be_ruled_on_where_both_end_in_one() -> 
         11,
         f'trainer at fault at step 9 ({JUDGES_WORD}); unchecked, the judge\'s own words: "step 9: another batch"',
     )
+
+
+FAULT: dict[str, Any] = {"outcome": "fault", "loser": "auditor", "step": 9}
+
+
+@pytest.mark.parametrize(
+    ("first", "contradicts"),
+    [
+        ({"outcome": "cannot_reproduce", "loser": "none", "step": None}, False),
+        ({"outcome": "not_proven", "loser": "none", "step": 9}, False),
+        ({"outcome": "forfeit", "loser": "none", "step": None}, False),
+        ({"outcome": "forfeit", "loser": "trainer", "step": None}, True),
+        ({"outcome": "both_acceptable", "loser": "none", "step": 9}, True),
+        ({"outcome": "agreement", "loser": "none", "step": None}, True),
+        ({**FAULT, "loser": "trainer"}, True),
+        ({**FAULT, "step": 8}, True),
+        (FAULT, False),
+    ],
+)
+def test_who_could_not_tell_and_rules_later_does_not_contradict_itself(
+    first: dict[str, Any], *, contradicts: bool
+) -> None:
+    one = VerdictClaim(
+        identity=IDENTITY, at=AUDITED, auditor_run=OTHER.statement().root, reason="", record="66" * 32, **first
+    )  # fmt: skip
+    parts = honest()
+    keys(JUDGE)(parts)
+    parts["verdicts"] = [
+        statement_member(verdict_statement(each, version="0"), JUDGE)
+        for each in (one, replace(one, at=AUDITED + 1, **FAULT))
+    ]
+    found = check(parts)
+    assert (found.failed == 4, "equivocation" in found.finding) == (contradicts, contradicts)
 
 
 OTHERS = run("x", parts_at=9)
