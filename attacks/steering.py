@@ -55,7 +55,7 @@ from tallystick.execution.grids import (
     site_grid,
     whole_scale,
 )
-from tallystick.execution.job import Job, find_source
+from tallystick.execution.job import Batch, Job, find_source
 from tallystick.execution.probe_tapes import ProbeTape
 from tallystick.execution.session import Session
 from tallystick.execution.step import StepOutcome, backward_of
@@ -892,7 +892,7 @@ def steering(attacker: Attacker) -> Generator[None]:
         made.attacker, made.session, attacker.before = attacker, session, before
         return made
 
-    def step(session: Session, job: Job, tape: Tape) -> StepOutcome:
+    def step(session: Session, job: Job, tape: Tape, batch: Batch) -> StepOutcome:
         assert isinstance(tape, SteeringTape)
         attacker.first = attacker.first or _copied(session)
         attacker.prepare(session, job)
@@ -906,7 +906,7 @@ def steering(attacker: Attacker) -> Generator[None]:
             tape.plan()
 
         session.on_gradients = on_gradients
-        outcome = honest_step(session, job, tape)
+        outcome = honest_step(session, job, tape, batch)
         attacker.done(session, tape.moved + tape.bent, weights)
         return outcome
 

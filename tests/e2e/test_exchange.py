@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from tallystick.cli.main import main
+from tallystick.commit.encoding import canonical_json
 from tallystick.commit.state import EntrySummary, StateSummary
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.execution.job import find_source
@@ -25,10 +27,11 @@ from tallystick.protocol.exchange import Answer, Posting, Question, encode_answe
 from tallystick.protocol.signing import SigningKey, ed25519_key
 from tallystick.protocol.trace import PARTIES, Party
 from tallystick.protocol.verdict import parse_verdict, verify_verdict
+from tallystick.roles import signed_before
 from tallystick.roles.auditor import write_claim
 from tallystick.roles.judge import Seat, dispute
 from tallystick.roles.trainer import Order
-from tallystick.store.docket import POLL_SECONDS, Mailbox, answer_name
+from tallystick.store.docket import POLL_SECONDS, Mailbox, answer_name, question_name
 from tallystick.store.files import RunDirectory, write_pieces
 from tallystick.store.keys import write_key
 from tallystick.testing.cheats import CHEATS
@@ -141,6 +144,61 @@ def test_a_dispute_by_files_ends_as_in_one_process_and_survives_restarts(court: 
     assert outcomes == ["passed"] * 4 + ["needs the job", "passed"]
     # Once more, the referee having forgotten that it had ruled: it says the same.
     assert court.rule()[1]["reason"] == said["reason"]
+
+
+def test_a_party_signs_again_what_it_signed_or_nothing(
+    court: Court, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An answer that is gone, another number of threads, a second referee: none makes it sign a second list."""
+    shutil.copytree(court.runs, tmp_path / "own")
+    court.runs = tmp_path / "own"
+    memory = court.runs / "trainer-run" / signed_before.FILE
+    court.open()
+    code, said = court.rule()
+    while court.posting("trainer").question.kind != "list" or "trainer" not in said["awaited"]:
+        for party in said["awaited"]:
+            assert court.answer(party)[0] == 0
+        code, said = court.rule()
+        assert code == 5
+    asked = court.posting("trainer")
+    place = court.docket / "trainer" / answer_name(asked.round)
+    assert court.answer("trainer")[0] == 0
+    signed, kept = place.read_bytes(), memory.read_bytes()
+    place.unlink()  # anybody may, who can write there
+
+    def elsewhere() -> dict[str, str]:
+        return {**own(), "threads": "64"}
+
+    own = signed_before.arithmetic
+    monkeypatch.setattr(signed_before, "arithmetic", elsewhere)
+    code, said = court.answer("trainer")
+    assert code == 3
+    assert "threads was" in str(said)
+    assert "is 64" in str(said)
+    assert not place.exists()
+    monkeypatch.setattr(signed_before, "arithmetic", own)
+    assert court.answer("trainer")[0] == 0
+    assert place.read_bytes() == signed
+
+    place.unlink()
+    held = json.loads(kept)
+    held["moves"] = dict.fromkeys(held["moves"], "00" * 32)
+    memory.write_bytes(canonical_json(held))  # as if this machine's list were another by now
+    code, said = court.answer("trainer")
+    assert code == 3
+    assert "another committed was signed in this place of the dispute" in str(said)
+    assert not place.exists()
+    memory.write_text("{}")
+    assert court.answer("trainer")[0] == 1  # unknown is no leave to sign
+    assert not place.exists()
+
+
+def test_a_question_that_somebody_put_there_before_is_replaced(court: Court) -> None:
+    court.open()
+    (court.docket / "trainer" / question_name(0)).write_text("nothing")
+    assert court.rule()[1]["awaited"] == ["trainer"]
+    assert court.posting("trainer").round == 0
+    assert court.answer("trainer")[0] == 0
 
 
 def test_a_party_that_stays_silent_loses_and_the_verdict_says_on_whose_word(court: Court) -> None:

@@ -78,6 +78,7 @@ from tallystick.roles.operators import OperatorDispute, OperatorResult, Signing,
 from tallystick.roles.panel import Panel
 from tallystick.roles.parties import LocalTable, RecordedTrace, Respondent
 from tallystick.roles.rebuilt import find_unsteady
+from tallystick.roles.signed_before import FILE, SignedBefore
 from tallystick.store.docket import Docket
 from tallystick.store.files import RunDirectory, frame_digest
 
@@ -267,17 +268,18 @@ def respondent(
         InvalidInput, Mismatch: the run's documents are malformed, or contradict each other.
         Nondeterminism: this machine cannot repeat the job.
     """
-    transcript = directory.load_transcript()
+    transcript, memory = directory.load_transcript(), SignedBefore(directory.path / FILE)
     specification = transcript.specification
     if party == "trainer":
         trace = RecordedTrace(directory, transcript, defend_with(source)(specification), party, Ledger())
-        return Respondent(trace, other_run, signer=signer)
+        return Respondent(trace, other_run, signer=signer, memory=memory)
     trace = RecordedTrace(directory, transcript, open_job(specification, source), party, Ledger())
     return Respondent(
         trace,
         other_run,
         signer=signer,
         verify=lambda: verify_program(source.program, specification.job.program),
+        memory=memory,
     )
 
 

@@ -57,9 +57,11 @@ from tallystick.roles import operators
 from tallystick.roles.auditor import Replay, adopting
 from tallystick.roles.ledger import Ledger, Spent
 from tallystick.roles.operators import Examination, Source, TrainerSide, Wanted, nodes_of, reader_of
+from tallystick.roles.signed_before import SignedBefore
 from tallystick.store.files import RunDirectory, frame_digest
 
 UNOPENED_TAG = "tallystick/unopened-state/1"
+OVER_OPERATORS = ("list", "look", "show", "move")  # questions whose answers hang on the last bits of a step
 TRACED = ("fp32", "fp64")  # policies whose steps have a list of operators
 Value = TypeVar("Value")
 
@@ -270,6 +272,7 @@ class Respondent:
         signer: signs its moves over operators; None where nobody asks for that.
         objection: what a dishonest auditor objects to, whatever it saw.
         verify: called before an answer is given out; raises where the program that found it is another one.
+        memory: of what was signed about this run before; None where everything is asked in one process.
     """
 
     def __init__(
@@ -280,9 +283,10 @@ class Respondent:
         signer: Signer | None = None,
         objection: Objection | None = None,
         verify: Callable[[], None] = lambda: None,
+        memory: SignedBefore | None = None,
     ) -> None:
         self.trace, self.other_run, self.signer, self.objection = trace, other_run, signer, objection
-        self.verify = verify
+        self.verify, self.memory = verify, memory
         self.party: Party = trace.party
         self._case: _Case | None = None
         self._side: TrainerSide | None = None
@@ -298,6 +302,7 @@ class Respondent:
             InvalidInput: the question is malformed.
             Mismatch: the question contradicts what this party published or said; nothing is signed.
             OtherProgram: the job imported something on the way that the run does not state; nothing is signed either.
+            Nondeterminism: this process computes otherwise than the one that signed first; nor then.
         """
         if question.party != self.party:
             raise Mismatch(f"question: is put to the {question.party}, this is the {self.party}")
@@ -308,6 +313,8 @@ class Respondent:
         }  # fmt: skip
         if question.kind not in said:
             raise InvalidInput(f"question: kind {question.kind[:40]!r} is unknown")
+        if self.memory is not None and question.kind in OVER_OPERATORS:
+            self.memory.verify_arithmetic()
         found = said[question.kind](question)
         self.verify()
         return found
@@ -586,7 +593,10 @@ class Respondent:
                 said = History(self._case_of(question).terms)
                 for earlier in _moves(question):
                     said.add(earlier)
-                signature = sign_move(said.claim(move), self.signer)
+                claim = said.claim(move)
+                if self.memory is not None:
+                    self.memory.keep(claim)
+                signature = sign_move(claim, self.signer)
         stated = ["declined"] if isinstance(move, Declined) else move_fields(move)
         return Answer(
             {"move": stated, "signature": None if signature is None else signature.hex(), **more},

@@ -251,7 +251,7 @@ class Docket:
                     f"{self.path}: round {number} asked the {party} something else before; was the job or the program changed?"
                 )
             file = self.path / party / question_name(number)
-            if party not in held.taken and party not in held.silent and not file.exists():
+            if party not in held.taken and party not in held.silent and not _holds(file, posting):
                 self._deliver(party, file.name, posting.encode())
         self.deadline = "no deadline" if self.timeout_s is None else f"second {held.posted + self.timeout_s}"
         return held
@@ -435,6 +435,16 @@ class Mailbox:
     def is_over(self) -> bool:
         """Whether the referee has ruled."""
         return (self.path / RULING).exists()
+
+
+def _holds(path: Path, posting: Posting) -> bool:
+    """Whether the question lies in its place, and not something that somebody put there before."""
+    try:
+        with open_regular(path, "a question", folder=True) as file:
+            pieces = map(bytes, posting.encode())
+            return all(file.read(len(piece)) == piece for piece in pieces) and not file.read(1)
+    except (InvalidInput, StoreError):
+        return False
 
 
 def _head(path: Path) -> bytes:
