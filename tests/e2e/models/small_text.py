@@ -63,11 +63,12 @@ def build(settings: Mapping[str, str]) -> Job:
             model.words.weight.mul_(0.3)
     repeated = settings.get("data") == "repeated"
     learned = _sequences(np.random.default_rng(0), 4)
+    learned[:, 0] = torch.arange(1, 5)  # so that each next word follows from those before
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2 if repeated else 3e-3)
     return Job(
         model=model,
         optimizer=optimizer,
         batch=lambda step: learned if repeated else _sequences(np.random.default_rng(step), 8),
         loss=_loss,
-        steps=int(settings.get("steps", "400" if repeated else "100")),
+        steps=int(settings.get("steps", "1000" if repeated else "100")),
     )
