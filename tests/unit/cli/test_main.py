@@ -117,3 +117,26 @@ def test_a_closed_pipe_is_no_verdict() -> None:
     )
     os.close(writer)
     assert (said.returncode, b"Traceback" in said.stderr) == (141, False)
+
+
+def test_sets_have_one_order_for_all_who_use_the_command(tmp_path: Path) -> None:
+    job = tmp_path / "job.py"
+    job.write_text("def build(settings):\n    raise ValueError(hash('vocabulary'))\n")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
+    command = [
+        sys.executable,
+        "-m",
+        "tallystick",
+        "record",
+        job,
+        "--policy",
+        "fp32",
+        "--run",
+        tmp_path / "run",
+    ]
+    said = {
+        subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stderr
+        for _ in range(2)
+    }
+    assert len(said) == 1
+    assert "ValueError: " in said.pop()
