@@ -28,7 +28,7 @@ from tallystick.cli.terminal import StepDisplay, TrialDisplay, answer, json_byte
 from tallystick.errors import InvalidInput, Nondeterminism, ProtocolViolation, StoreError, TallyError
 from tallystick.execution.determinism import Profile, parse_profile
 from tallystick.protocol.dispute import DISPUTE_LIMIT, find_contradiction, parse_dispute
-from tallystick.protocol.envelope import ENVELOPE_LIMIT
+from tallystick.protocol.envelope import ENVELOPE_LIMIT, parse_envelope
 from tallystick.protocol.sample import Announcement
 from tallystick.protocol.signing import PublicKey, Signer
 from tallystick.protocol.trace import Party
@@ -414,6 +414,19 @@ def dispute(
         party: load_public_key(path) for party, path in public.items() if path is not None
     }
 
+    accused = read_accusation(accusation)
+    if accused is not None:
+        keys = [
+            *(asked[party] for party in asked if party == "auditor"),
+            *(hand.public_key for party, hand in signers.items() if party == "auditor"),
+        ]
+        if keys:
+            parse_envelope(accused, what="accusation").open(keys, what="accusation")
+        else:
+            say(
+                f"--accusation: nothing shows that {auditor} comes from who signed it; --auditor-key or --auditor-signs would"
+            )
+
     from tallystick.roles import judge
 
     answering = None if program is None else judge.defend_with(program)
@@ -434,7 +447,7 @@ def dispute(
         theirs.write_document(path, result.record)
         written = str(path)
     if signer is not None and statement is not None:
-        sign_ruling(ours, theirs, result, signer, statement, read_accusation(accusation))
+        sign_ruling(ours, theirs, result, signer, statement, accused)
     answer(DisputePage(result, str(verdict), written), as_json=as_json)
     return DISPUTE_CODES[result.outcome]
 

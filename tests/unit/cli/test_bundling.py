@@ -229,6 +229,10 @@ def accusing(tally, edited: Path, tmp_path: Path, *, signed: bool = True, **more
     assert tally("audit", edited, "--key", tmp_path / "auditor", "--statement", accusation).code == 1
     assert tally("audit", edited, "--claim", claim).code == 1
     hands = ("--trainer-key", tmp_path / "trainer", "--auditor-key", tmp_path / "auditor") if signed else ()
+    if signed:  # a claim that somebody else hands in answers nothing
+        other = (*hands[:3], tmp_path / "judge")
+        refused = tally("dispute", edited, claim, "--accusation", accusation, *other)
+        assert "accusation: is not signed by any of the 1 keys given" in refused.err, refused.err
     answer = tally(
         "dispute", edited, claim, "--out", record, "--key", tmp_path / "judge", "--statement", verdict,
         "--accusation", accusation, *hands,

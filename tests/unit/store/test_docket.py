@@ -400,19 +400,19 @@ def _closed(box: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "said"),
+    "before",
     [
-        (lambda box: (box / f".{question_name(0)}.part").mkdir(), True),
-        (lambda box: (box / question_name(0)).mkdir(), False),
-        (_closed, True),
+        lambda box: (box / f".{question_name(0)}.part").mkdir(),
+        lambda box: (box / question_name(0)).mkdir(),
+        _closed,
     ],
     ids=["part", "question", "closed"],
 )
 def test_who_blocks_its_own_mailbox_is_silent_and_stops_nobody(
-    before: Callable[[Path], object], said: bool, tmp_path: Path
+    before: Callable[[Path], object], tmp_path: Path
 ) -> None:
     stage = Stage(tmp_path / "docket", before)
-    assert (f"trainer/{question_name(0)}" in stage.refused()) == said
+    assert f"trainer/{question_name(0)}" in stage.refused()
     stage.put("auditor")
     stage.now = 1061
     assert stage.ask() == {"auditor": ROOT}, "the other party's answer counts, and this one's silence"
