@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from stage import AT, Stage, main
 
-from tallystick.protocol.run_proofs import StepProof, parse_step_proof, verify_step_proof
+from tallystick.run.proofs import StepProof, parse_step_proof, verify_step_proof
 from tallystick.testing.attacks import must_refuse
 
 

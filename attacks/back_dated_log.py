@@ -5,11 +5,11 @@ from dataclasses import replace
 from court import DAY, LOG, PUBLISHED, WITNESSES, Court, log_policy, must_fail
 from stage import Stage, main
 
-from tallystick.protocol.log_policy import parse_log_policy
-from tallystick.protocol.published import entry_of
-from tallystick.protocol.tlog import LogProof, parse_checkpoint
-from tallystick.roles.evidence import log_proof_of
+from tallystick.roles.statements import log_proof_of
 from tallystick.testing.attacks import must_refuse
+from tallystick.tlog.policy import parse_log_policy
+from tallystick.tlog.publication import entry_of
+from tallystick.tlog.tree import LogProof, parse_checkpoint
 
 
 def attack(stage: Stage) -> str:

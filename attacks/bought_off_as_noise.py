@@ -11,14 +11,14 @@ import numpy as np
 from stage import STEPS, Stage, edit_checkpoint, main
 
 from tallystick.commit.state import Entry
+from tallystick.evidence.run_verifier import verify_run
 from tallystick.execution import session
-from tallystick.execution.grids import is_noise_only
-from tallystick.execution.tape import RecordTape
+from tallystick.execution.rounding.context import RecordTape
+from tallystick.execution.rounding.grids import is_noise_only
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Kind
-from tallystick.protocol.transcript import state_fingerprint
 from tallystick.roles.trainer import record
-from tallystick.roles.verifier import verify_run
+from tallystick.run.transcript import state_fingerprint
 from tallystick.store.files import RunDirectory
 from tallystick.testing.attacks import must
 from tallystick.testing.cheats import forge

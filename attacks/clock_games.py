@@ -2,8 +2,8 @@
 
 from stage import Stage, main
 
-from tallystick.protocol.game import Level, Silence, apply, receive
-from tallystick.protocol.trace import Ruling
+from tallystick.dispute.bisection import Level, Silence, apply, receive
+from tallystick.dispute.terms import Ruling
 from tallystick.testing.attacks import must, must_refuse
 from tallystick.testing.letters import (
     LettersTrace,

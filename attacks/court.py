@@ -14,20 +14,20 @@ from pathlib import Path
 from stage import Stage
 
 from tallystick.commit.encoding import canonical_json
-from tallystick.protocol.bundle import Member, make_bundle, named
-from tallystick.protocol.evidence_policy import FORMAT, LIMITS, PINS, parse_evidence_policy
-from tallystick.protocol.notes import COSIGNATURE, NOTE, NoteKey, NoteSigner
-from tallystick.protocol.published import entry_of
-from tallystick.protocol.signing import SigningKey, ed25519_key
-from tallystick.protocol.tlog import Checkpoint
+from tallystick.evidence.bundle import Member, make_bundle, named
+from tallystick.evidence.bundle_verifier import verify_bundle
+from tallystick.evidence.policy import FORMAT, LIMITS, PINS, parse_evidence_policy
+from tallystick.evidence.run_verifier import Verification
 from tallystick.roles.auditor import AuditReport, audit
-from tallystick.roles.bundle_verifier import verify_bundle
-from tallystick.roles.evidence import log_proof_of, sign_audit, sign_run, sign_verdict
 from tallystick.roles.judge import DisputeResult
-from tallystick.roles.verifier import Verification
+from tallystick.roles.statements import log_proof_of, sign_audit, sign_run, sign_verdict
+from tallystick.signing.keys import SigningKey, ed25519_key
+from tallystick.signing.note import COSIGNATURE, NOTE, NoteKey, NoteSigner
 from tallystick.store.files import RunDirectory
 from tallystick.store.tlog import LogDirectory, Witness
 from tallystick.testing.attacks import must
+from tallystick.tlog.publication import entry_of
+from tallystick.tlog.tree import Checkpoint
 
 DAY = 86400
 PUBLISHED = 1_800_000_000

@@ -12,9 +12,9 @@ from tallystick.commit.encoding import canonical_json
 from tallystick.commit.state import Entry, summarise
 from tallystick.execution.snapshot import load_state, state_entries
 from tallystick.execution.step import run_step
-from tallystick.protocol.run_documents import StepRecord
 from tallystick.roles.auditor import Replay, open_replay
 from tallystick.roles.trainer import step_record
+from tallystick.run.documents import StepRecord
 from tallystick.store.files import RunDirectory
 from tallystick.testing.attacks import must
 from tallystick.testing.cheats import forge

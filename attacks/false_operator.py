@@ -7,11 +7,11 @@ from forgery import Forger, find, with_element
 from stage import Stage, main
 
 from tallystick.commit.state import hold
-from tallystick.protocol.formulas import Sum
-from tallystick.protocol.openings import Opening
-from tallystick.protocol.rulings import Accusation
-from tallystick.protocol.step_rules import StepFacts, formula_for
-from tallystick.roles.operators import TrainerSide
+from tallystick.dispute.bounds.formulas import Sum
+from tallystick.dispute.bounds.steps import StepFacts, formula_for
+from tallystick.dispute.openings import Opening
+from tallystick.dispute.rulings import Accusation
+from tallystick.roles.operator_dispute import TrainerSide
 from tallystick.testing.attacks import must
 
 ELEMENT = 3

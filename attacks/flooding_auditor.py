@@ -2,7 +2,7 @@
 
 from stage import Stage, main
 
-from tallystick.protocol.game import Claim, Level, apply, receive
+from tallystick.dispute.bisection import Claim, Level, apply, receive
 from tallystick.testing.attacks import must, must_refuse
 from tallystick.testing.letters import (
     Equivocator,

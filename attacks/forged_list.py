@@ -5,8 +5,8 @@ from dataclasses import replace
 from forgery import Forger, find, with_operators
 from stage import Stage, main
 
-from tallystick.protocol.operators import Operator
-from tallystick.roles.operators import TrainerSide
+from tallystick.dispute.operator_list import Operator
+from tallystick.roles.operator_dispute import TrainerSide
 from tallystick.testing.attacks import must
 
 

@@ -13,12 +13,12 @@ from forgery import HANDS, Forger, outside_its_bound
 from stage import AT, STEPS, Stage, claim_path, dispute, main
 
 from tallystick.commit.encoding import canonical_json, parse_canonical_json
+from tallystick.dispute.bisection import Claim
+from tallystick.dispute.openings import Opening
+from tallystick.dispute.operator_game import Handed, Opened
+from tallystick.dispute.operator_list import Objection
+from tallystick.dispute.record import DisputeRecord, handed_digest, parse_dispute, verify_dispute
 from tallystick.errors import InvalidInput
-from tallystick.protocol.dispute import DisputeRecord, handed_digest, parse_dispute, verify_dispute
-from tallystick.protocol.game import Claim
-from tallystick.protocol.openings import Opening
-from tallystick.protocol.operator_game import Handed, Opened
-from tallystick.protocol.operators import Objection
 from tallystick.roles.auditor import write_claim
 from tallystick.testing.attacks import must
 from tallystick.testing.cheats import ForgedEntry, honest_defence

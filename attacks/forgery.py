@@ -14,15 +14,15 @@ from stage import STEPS, Stage, claim_path
 
 from tallystick.commit.state import hold
 from tallystick.commit.tensors import digest_of
-from tallystick.execution.trace import StepTrace
-from tallystick.protocol.operands import stored_at
-from tallystick.protocol.operators import Objection, Operator, Output
-from tallystick.protocol.signing import Signer
-from tallystick.protocol.trace import Party
-from tallystick.roles import operators
+from tallystick.dispute.bounds.operands import stored_at
+from tallystick.dispute.operator_list import Objection, Operator, Output
+from tallystick.dispute.terms import Party
+from tallystick.execution.operator_trace import StepTrace
+from tallystick.roles import operator_dispute
 from tallystick.roles.auditor import write_claim
 from tallystick.roles.judge import DisputeResult, dispute
-from tallystick.roles.operators import TrainerSide
+from tallystick.roles.operator_dispute import TrainerSide
+from tallystick.signing.keys import Signer
 from tallystick.store.files import RunDirectory
 from tallystick.testing.attacks import must
 from tallystick.testing.cheats import EditedWeights, honest_defence
@@ -81,16 +81,16 @@ class Forger:
 
 @contextmanager
 def forging(change: Change) -> Generator[None]:
-    honest = operators.defend
+    honest = operator_dispute.defend
 
     def defend(*arguments: Any, **more: Any) -> TrainerSide:
         return change(honest(*arguments, **more))
 
-    operators.defend = defend
+    operator_dispute.defend = defend
     try:
         yield
     finally:
-        operators.defend = honest
+        operator_dispute.defend = honest
 
 
 def outside_its_bound(side: TrainerSide, element: int = 3) -> TrainerSide:

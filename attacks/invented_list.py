@@ -6,12 +6,12 @@ from court import AUDITOR, JUDGE, SECOND, TRAINER, convicted, must_fail, reads
 from forgery import Forger, forging, outside_its_bound
 from stage import STEPS, Stage, claim_path, dispute, main
 
-from tallystick.protocol.dispute import DisputeRecord, parse_dispute, signed_claims, verify_dispute
-from tallystick.protocol.operators import Objection
-from tallystick.protocol.signed_moves import sign_move
-from tallystick.protocol.signing import Signer
-from tallystick.protocol.trace import Party
+from tallystick.dispute.operator_list import Objection
+from tallystick.dispute.record import DisputeRecord, parse_dispute, signed_claims, verify_dispute
+from tallystick.dispute.signed_moves import sign_move
+from tallystick.dispute.terms import Party
 from tallystick.roles.auditor import write_claim
+from tallystick.signing.keys import Signer
 from tallystick.testing.attacks import must
 from tallystick.testing.cheats import forge, honest_defence
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from stage import Stage, audit, main
 
-from tallystick.protocol.run_documents import StepRecord
-from tallystick.protocol.transcript import Transcript
+from tallystick.run.documents import StepRecord
+from tallystick.run.transcript import Transcript
 from tallystick.testing.attacks import must
 
 

@@ -2,8 +2,8 @@
 
 from stage import AT, Stage, main
 
-from tallystick.protocol.run_proofs import verify_specification_proof, verify_step_proof
 from tallystick.roles.trainer import record
+from tallystick.run.proofs import verify_specification_proof, verify_step_proof
 from tallystick.testing.attacks import must, must_refuse
 
 

@@ -7,14 +7,14 @@ from forgery import HANDS, find, forging
 from stage import STEPS, Stage, claim_path, dispute, main
 
 from tallystick.commit.state import hold
-from tallystick.protocol.dispute import DisputeRecord, parse_dispute, verify_dispute
-from tallystick.protocol.operator_moves import sender_of
-from tallystick.protocol.operators import Objection
-from tallystick.protocol.rulings import Accusation
-from tallystick.protocol.step_rules import StepFacts
+from tallystick.dispute.bounds.steps import StepFacts
+from tallystick.dispute.moves import sender_of
+from tallystick.dispute.operator_list import Objection
+from tallystick.dispute.record import DisputeRecord, parse_dispute, verify_dispute
+from tallystick.dispute.rulings import Accusation
 from tallystick.roles.auditor import write_claim
 from tallystick.roles.judge import DisputeResult
-from tallystick.roles.operators import TrainerSide
+from tallystick.roles.operator_dispute import TrainerSide
 from tallystick.store.files import RunDirectory
 from tallystick.testing.attacks import must
 from tallystick.testing.cheats import forge, honest_defence

@@ -5,12 +5,12 @@ import shutil
 from court import LOG, NOW, PUBLISHED, WITNESSES, Court, must_fail, publish
 from stage import Stage, main
 
-from tallystick.protocol.bundle import named
-from tallystick.protocol.log_policy import parse_log_policy
-from tallystick.protocol.published import entry_of
-from tallystick.protocol.tlog import encode_entries, is_split_view
+from tallystick.evidence.bundle import named
 from tallystick.store.tlog import LogDirectory, Witness
 from tallystick.testing.attacks import must, must_refuse
+from tallystick.tlog.policy import parse_log_policy
+from tallystick.tlog.publication import entry_of
+from tallystick.tlog.tree import encode_entries, is_split_view
 
 
 def attack(stage: Stage) -> str:

@@ -4,12 +4,12 @@ from court import TRAINER, convicted, key_member, must_fail
 from forgery import Forger, outside_its_bound
 from stage import Stage, main
 
-from tallystick.protocol.bundle import Member, named
-from tallystick.protocol.dispute import parse_dispute, signed_claims
-from tallystick.protocol.operator_game import Committed, open_operator_game, play_move
-from tallystick.protocol.signed_moves import move_envelope
+from tallystick.dispute.operator_game import Committed, open_operator_game, play_move
+from tallystick.dispute.record import parse_dispute, signed_claims
+from tallystick.dispute.signed_moves import move_envelope
+from tallystick.evidence.bundle import Member, named
 from tallystick.roles.judge import DisputeResult
-from tallystick.roles.operators import TrainerSide
+from tallystick.roles.operator_dispute import TrainerSide
 from tallystick.testing.attacks import must
 
 

@@ -19,10 +19,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 from tallystick.commit.state import Entry, summarise
 from tallystick.execution.job import JobSource, find_source
 from tallystick.numerics.policy import find_policy
-from tallystick.protocol.run_documents import StepRecord
 from tallystick.roles.auditor import AuditReport, audit, write_claim
 from tallystick.roles.judge import DisputeResult, dispute
 from tallystick.roles.trainer import Order, record
+from tallystick.run.documents import StepRecord
 from tallystick.store.files import RunDirectory
 from tallystick.testing.attacks import must, play_attack
 from tallystick.testing.cheats import CHEATS, claim_path, forge

@@ -18,9 +18,9 @@ import torch
 from stage import STEPS, Stage, audit, main
 from torch import Tensor
 
-from tallystick.execution.grids import is_noise_only
+from tallystick.execution.rounding.context import RecordTape
+from tallystick.execution.rounding.grids import is_noise_only
 from tallystick.execution.session import Session
-from tallystick.execution.tape import RecordTape
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import (
     Kind,

@@ -18,9 +18,9 @@ from steering import ALLOWED, INSIDE, Scene, freedom_of, main
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from tallystick.execution.grids import expected_form, site_grid
+from tallystick.execution.rounding.context import RecordTape
+from tallystick.execution.rounding.grids import expected_form, site_grid
 from tallystick.execution.session import Session
-from tallystick.execution.tape import RecordTape
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Kind, Residues, SiteAddress, decode_residues, encode_residues
 from tallystick.numerics.rounding import NO_KEY, Key, _chunk_scale, _place, _scale_of

@@ -6,7 +6,7 @@ for each element (error feedback). Among the roundings that a follower obeys it 
 where what is owed, times the quantum, is largest. Gates of a ReLU are chosen likewise: a gate near its switching point
 passes or stops a gradient at will, and how far that moves the weights towards the aim is measured beforehand.
 
-With ``Limits.audited`` it measures what the auditor will (``execution.freedom``), and stays below all of its limits.
+With ``Limits.audited`` it measures what the auditor will (``execution.noise.freedom``), and stays below all of its limits.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ from stage import audit
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from tallystick.execution import tape
-from tallystick.execution.calibrate import calibrate, gradients_under
-from tallystick.execution.follow_tape import EXACT_SCALE_SLACK, SCALE_SLACK, _largest_squares
-from tallystick.execution.freedom import (
+from tallystick.execution.job import Batch, Job, find_source
+from tallystick.execution.noise.calibration import calibrate, gradients_under
+from tallystick.execution.noise.freedom import (
     DRIFT,
     FILLED,
     FILLED_A_STEP,
@@ -44,7 +43,11 @@ from tallystick.execution.freedom import (
     Yardstick,
     quantum_square,
 )
-from tallystick.execution.grids import (
+from tallystick.execution.noise.probes import ProbeTape
+from tallystick.execution.rounding import context
+from tallystick.execution.rounding.context import RecordTape, Tape
+from tallystick.execution.rounding.follow import EXACT_SCALE_SLACK, SCALE_SLACK, _largest_squares
+from tallystick.execution.rounding.grids import (
     NOISE_BAND,
     expected_form,
     is_noise_only,
@@ -55,11 +58,8 @@ from tallystick.execution.grids import (
     site_grid,
     whole_scale,
 )
-from tallystick.execution.job import Batch, Job, find_source
-from tallystick.execution.probe_tapes import ProbeTape
 from tallystick.execution.session import Session
 from tallystick.execution.step import StepOutcome, backward_of
-from tallystick.execution.tape import RecordTape, Tape
 from tallystick.numerics.budget import SLACK, STEP_TAIL, TAIL, most_moves
 from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import (
@@ -672,7 +672,7 @@ class SteeringTape(RecordTape):
                 own = np.maximum(own, lowest_scale(rms))
             return own + (EXACT_SCALE_SLACK if row_scales and self.base.sites else SCALE_SLACK)
 
-        with patch.object(tape, "settled_scales", widest):
+        with patch.object(context, "settled_scales", widest):
             yield
 
     def plan(self) -> None:
@@ -746,7 +746,7 @@ class SteeringTape(RecordTape):
         rms = block_rms(x.contiguous(), grid.scales.size)
         with self._lifted(place):
             own = grid.scales.astype(np.int64)
-            scales = tape.settled_scales(own, rms, self.policy.row_scales) if rms.any() else own
+            scales = context.settled_scales(own, rms, self.policy.row_scales) if rms.any() else own
         kept = kept_scales(
             self.base.sites.get(place), self._before.sites.get(place), self.policy, scales.size
         )
@@ -893,21 +893,21 @@ def steering(attacker: Attacker) -> Generator[None]:
         return made
 
     def step(session: Session, job: Job, tape: Tape, batch: Batch) -> StepOutcome:
-        assert isinstance(tape, SteeringTape)
+        assert isinstance(context, SteeringTape)
         attacker.first = attacker.first or _copied(session)
         attacker.prepare(session, job)
-        tape.take_up()
+        context.take_up()
         weights, gradients = _copied(session), session.on_gradients
 
         def on_gradients() -> None:
             if gradients is not None:
                 gradients()
-            tape.silence()
-            tape.plan()
+            context.silence()
+            context.plan()
 
         session.on_gradients = on_gradients
-        outcome = honest_step(session, job, tape, batch)
-        attacker.done(session, tape.moved + tape.bent, weights)
+        outcome = honest_step(session, job, context, batch)
+        attacker.done(session, context.moved + context.bent, weights)
         return outcome
 
     with patch.object(Session, "record_tape", make), patch.object(trainer, "run_step", step):

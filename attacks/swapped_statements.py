@@ -3,10 +3,10 @@
 from court import DAY, JUDGE, NOW, WITNESSES, Court, must_fail
 from stage import Stage, main
 
-from tallystick.protocol.bundle import Member
-from tallystick.protocol.published import entry_of
-from tallystick.protocol.tlog import LogProof, parse_checkpoint
-from tallystick.roles.evidence import log_proof_of
+from tallystick.evidence.bundle import Member
+from tallystick.roles.statements import log_proof_of
+from tallystick.tlog.publication import entry_of
+from tallystick.tlog.tree import LogProof, parse_checkpoint
 
 
 def without(members: list[Member], *gone: Member) -> list[Member]:

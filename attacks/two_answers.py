@@ -5,9 +5,9 @@ from dataclasses import replace
 from court import AUDITED, JUDGE, Court, must_fail
 from stage import AT, Stage, claim_path, dispute, main
 
-from tallystick.protocol.bundle import Member, named
+from tallystick.evidence.bundle import Member, named
 from tallystick.roles.auditor import Deviation, SegmentResult
-from tallystick.roles.evidence import sign_verdict
+from tallystick.roles.statements import sign_verdict
 from tallystick.testing.cheats import LyingAuditor, OtherData
 
 

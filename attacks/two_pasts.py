@@ -13,10 +13,10 @@ from stage import AT, EVERY, Stage, audit, claim_path, dispute, main
 from tallystick.commit.encoding import hex_float
 from tallystick.commit.state import Entry, HeldState, hold
 from tallystick.execution.snapshot import copied_state, load_state
-from tallystick.protocol.run_documents import StepRecord
 from tallystick.roles import judge
 from tallystick.roles.auditor import Replay, open_replay, write_claim
 from tallystick.roles.parties import RecordedTrace
+from tallystick.run.documents import StepRecord
 from tallystick.store.files import RunDirectory
 from tallystick.testing.attacks import must
 from tallystick.testing.cheats import CHEATS, forge

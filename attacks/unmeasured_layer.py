@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from steering import Limits, Scene, main, play, told
 
-from tallystick.execution.tape import RecordTape
+from tallystick.execution.rounding.context import RecordTape
 
 JOB = str(Path(__file__).with_name("layer_drop_job.py"))
 LIMITS = Limits(audited=0.9, pull=30.0)

@@ -5,8 +5,8 @@ from unittest.mock import patch
 from stage import STEPS, Stage, main
 
 from tallystick.execution import session
-from tallystick.execution.grids import is_noise_only
-from tallystick.execution.tape import RecordTape
+from tallystick.execution.rounding.context import RecordTape
+from tallystick.execution.rounding.grids import is_noise_only
 from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import Kind
 from tallystick.roles.trainer import record

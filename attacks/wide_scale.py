@@ -5,20 +5,20 @@ from unittest.mock import patch
 
 from stage import AT, Stage, main
 
-from tallystick.execution import tape
+from tallystick.execution.rounding import context
 from tallystick.numerics.log import Kind
 from tallystick.roles.trainer import record
 
 
 def attack(stage: Stage) -> str:
-    honest, real = tape.settled_scales, tape.RecordTape.round
+    honest, real = context.settled_scales, context.RecordTape.round
 
-    def lying(self: tape.RecordTape, kind: Kind, *arguments: Any, **more: Any) -> None:
+    def lying(self: context.RecordTape, kind: Kind, *arguments: Any, **more: Any) -> None:
         coarse = kind == Kind.GRADIENT and more["name"].startswith(f"step {AT}: gradient of hidden.weight")
-        with patch.object(tape, "settled_scales", lambda *given: honest(*given) + (7 if coarse else 0)):
+        with patch.object(context, "settled_scales", lambda *given: honest(*given) + (7 if coarse else 0)):
             real(self, kind, *arguments, **more)
 
-    with patch.object(tape.RecordTape, "round", lying):
+    with patch.object(context.RecordTape, "round", lying):
         record(stage.order(), stage.run())
     return stage.caught_by_audit_and_dispute(stage.run(), step=AT, verdicts={"log_violation"})
 

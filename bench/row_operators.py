@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tallystick.execution.calls import table_name
-from tallystick.execution.row_operators import ROW_HANDLERS
+from tallystick.execution.dispatch.calls import table_name
+from tallystick.execution.dispatch.rows import ROW_HANDLERS
 
 A: Any = torch.ops.aten
 Case = tuple[str, str, Any, tuple[Any, ...], tuple[Any, ...]]

@@ -59,7 +59,7 @@ def _skip_without_sandbox(items: list[pytest.Item]) -> None:
     """Tests marked sandbox are skipped where programs cannot be isolated; where that is required, they run and fail."""
     if not items or "sandbox" in MUST_RUN:
         return
-    from tallystick.monitor.sandbox import find_problem
+    from tallystick.fleet.enclave.sandbox import find_problem
 
     if (problem := find_problem()) is not None:
         for item in items:

@@ -2,8 +2,8 @@
 
 from scene import Scene, caught, main
 
-from tallystick.monitor.scenarios import owners_audited_apart, owners_in_one_pool
-from tallystick.monitor.simulate import play
+from tallystick.fleet.sampling.scenarios import owners_audited_apart, owners_in_one_pool
+from tallystick.fleet.sampling.simulate import play
 from tallystick.testing.attacks import must
 
 TRIALS = 3000

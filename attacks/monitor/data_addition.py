@@ -2,8 +2,8 @@
 
 from scene import BEACON, EVERY, Scene, caught, main
 
+from tallystick.fleet.provenance.memorisation import judge_memory
 from tallystick.integrations.memorising import measure_memory
-from tallystick.monitor.memorisation import judge_memory
 from tallystick.testing.attacks import must
 from tallystick.testing.cheats import claim_other_data
 from tallystick.testing.noise_job import noise

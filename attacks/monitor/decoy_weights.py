@@ -2,8 +2,8 @@
 
 from scene import Scene, caught, main, must_find, must_pass
 
-from tallystick.monitor.chiplog import snapshots_of
-from tallystick.monitor.memory import Region
+from tallystick.fleet.agent.chip_log import snapshots_of
+from tallystick.fleet.agent.memory import Region
 from tallystick.testing.attacks import must
 
 

@@ -2,10 +2,10 @@
 
 from scene import Scene, caught, main
 
-from tallystick.monitor.industry import START, Industry, chip_name
-from tallystick.monitor.ledger import Ledger, SignedHead
-from tallystick.monitor.reconcile import Stream, reconcile
-from tallystick.monitor.registry import REGISTRY, Entry
+from tallystick.fleet.registry.events import REGISTRY, Entry
+from tallystick.fleet.registry.industry import START, Industry, chip_name
+from tallystick.fleet.registry.ledger import Ledger, SignedHead
+from tallystick.fleet.registry.reconcile import Stream, reconcile
 from tallystick.testing.attacks import must, must_refuse
 
 

@@ -7,15 +7,8 @@ from pathlib import Path
 from scene import Scene, caught, main
 
 from tallystick.errors import StoreError
-from tallystick.integrations.tpm import (
-    activate,
-    attestation_key,
-    endorsement_key,
-    gather_evidence,
-    make_tpm_key,
-)
-from tallystick.monitor.chiplog import Head
-from tallystick.monitor.enrolment import (
+from tallystick.fleet.agent.chip_log import Head
+from tallystick.fleet.attestation.enrolment import (
     EnrolmentRequest,
     answer_to,
     challenge_request,
@@ -23,8 +16,15 @@ from tallystick.monitor.enrolment import (
     enrolled_key,
     verify_request,
 )
-from tallystick.monitor.tpm import DECRYPT, RESTRICTED
-from tallystick.protocol.signing import P256
+from tallystick.fleet.attestation.tpm import DECRYPT, RESTRICTED
+from tallystick.integrations.tpm import (
+    activate,
+    attestation_key,
+    endorsement_key,
+    gather_evidence,
+    make_tpm_key,
+)
+from tallystick.signing.keys import P256
 from tallystick.testing.attacks import must, must_refuse
 from tallystick.testing.devices import NOW
 from tallystick.testing.software_tpm import missing_for_tpm, software_tpm

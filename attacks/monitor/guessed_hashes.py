@@ -5,8 +5,8 @@ import hashlib
 from scene import BEACON, Scene, caught, main
 
 from tallystick.commit.encoding import digest
-from tallystick.monitor.memory import Observation, Region, hash_memory, reader_of
-from tallystick.monitor.transcripts import COMMITMENT_TAG, Opening, data_root, even_shards
+from tallystick.fleet.agent.memory import Observation, Region, hash_memory, reader_of
+from tallystick.fleet.provenance.transcripts import COMMITMENT_TAG, Opening, data_root, even_shards
 from tallystick.testing.attacks import must
 
 DOCUMENTS, SECRETS = 5000, 40

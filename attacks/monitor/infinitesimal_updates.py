@@ -3,7 +3,7 @@
 import numpy as np
 from scene import EVERY, STEPS, Scene, caught, interpolate, lose_logs, main, weights
 
-from tallystick.monitor.verification import RATIO_LIMIT
+from tallystick.fleet.provenance.verification import RATIO_LIMIT
 from tallystick.testing.attacks import must
 
 SIZE = 1e-4  # of the whole forged way: one fine stretch of it, as a forger with many checkpoints would show

@@ -5,9 +5,9 @@ import functools
 from scene import KEY, Scene, agent_at, caught, live, main
 
 from tallystick.errors import StoreError
-from tallystick.monitor.chiplog import verify_log
-from tallystick.monitor.collector import Collector, Receipt, find_equivocation, parse_receipt
-from tallystick.protocol.signing import ed25519_key
+from tallystick.fleet.agent.chip_log import verify_log
+from tallystick.fleet.agent.collector import Collector, Receipt, find_equivocation, parse_receipt
+from tallystick.signing.keys import ed25519_key
 from tallystick.testing.attacks import must
 from tallystick.testing.watched import SimulatedTime
 

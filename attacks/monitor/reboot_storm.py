@@ -4,8 +4,8 @@ import random
 
 from scene import Scene, agent_at, caught, live, main, must_have_rule, rules_of
 
-from tallystick.monitor.chiplog import snapshots_of
-from tallystick.monitor.chiprecord import LoggedRecord
+from tallystick.fleet.agent.chip_log import snapshots_of
+from tallystick.fleet.agent.chip_record import LoggedRecord
 from tallystick.testing.attacks import must
 from tallystick.testing.watched import SimulatedTime
 

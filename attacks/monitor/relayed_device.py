@@ -2,9 +2,9 @@
 
 from scene import Scene, caught, main
 
-from tallystick.monitor.chiplog import Head
-from tallystick.monitor.spdm import DeviceQuestion, device_nonce, verify_device
-from tallystick.protocol.signing import generate_key
+from tallystick.fleet.agent.chip_log import Head
+from tallystick.fleet.attestation.spdm import DeviceQuestion, device_nonce, verify_device
+from tallystick.signing.keys import generate_key
 from tallystick.testing.attacks import must, must_refuse
 from tallystick.testing.devices import NOW, FakeMaker
 

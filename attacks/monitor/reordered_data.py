@@ -3,8 +3,8 @@
 from scene import BEACON, EVERY, Scene, caught, main, must_find
 
 from tallystick.execution.job import Job
+from tallystick.fleet.provenance.memorisation import judge_memory
 from tallystick.integrations.memorising import measure_memory
-from tallystick.monitor.memorisation import judge_memory
 from tallystick.testing.attacks import must, must_refuse
 from tallystick.testing.cheats import claim_other_data
 

@@ -21,19 +21,19 @@ import numpy as np
 
 from tallystick.commit.state import Entry, summarise
 from tallystick.execution.job import Job, JobSource, find_source
+from tallystick.fleet.agent.agent import ChipAgent, ChipSettings, CollectorPort, attest_head
+from tallystick.fleet.agent.chip_log import Finding, Head, read_log, verify_log
+from tallystick.fleet.agent.chip_record import DAY_MS, Firmware, Genesis, LoggedRecord
+from tallystick.fleet.agent.memory import Region
+from tallystick.fleet.agent.probes import HeldMemory
+from tallystick.fleet.attestation.assurance import Evidence, parse_attestation
+from tallystick.fleet.provenance.transcripts import Lineage
+from tallystick.fleet.provenance.verification import OwnerVerdict
 from tallystick.integrations.watching import Inquiry, KnownChip, OwnerFolder, RunReplayer, verify_owner
-from tallystick.monitor.agent import ChipAgent, ChipSettings, CollectorPort, attest_head
-from tallystick.monitor.assurance import Evidence, parse_attestation
-from tallystick.monitor.chiplog import Finding, Head, read_log, verify_log
-from tallystick.monitor.chiprecord import DAY_MS, Firmware, Genesis, LoggedRecord
-from tallystick.monitor.memory import Region
-from tallystick.monitor.probes import HeldMemory
-from tallystick.monitor.transcripts import Lineage
-from tallystick.monitor.verification import OwnerVerdict
 from tallystick.numerics.policy import find_policy
-from tallystick.protocol.run_documents import StepRecord
-from tallystick.protocol.transcript import Transcript
 from tallystick.roles.trainer import Order, record
+from tallystick.run.documents import StepRecord
+from tallystick.run.transcript import Transcript
 from tallystick.store.chips import ChipDirectory
 from tallystick.store.files import RunDirectory
 from tallystick.testing.attacks import must, play_attack

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from scene import HOUR, Scene, agent_at, caught, main
 
-from tallystick.monitor.memory import Region
+from tallystick.fleet.agent.memory import Region
 from tallystick.testing.attacks import must
 from tallystick.testing.watched import SimulatedTime
 

@@ -4,7 +4,7 @@ import torch
 from scene import STEPS, Scene, caught, main, must_find, weights
 
 from tallystick.execution.job import Job
-from tallystick.monitor.transcripts import Lineage
+from tallystick.fleet.provenance.transcripts import Lineage
 from tallystick.testing.attacks import must
 
 

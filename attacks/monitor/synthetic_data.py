@@ -7,7 +7,7 @@ from scene import Scene, caught, main
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from tallystick.monitor.verification import RATIO_LIMIT
+from tallystick.fleet.provenance.verification import RATIO_LIMIT
 from tallystick.testing.attacks import must
 
 RATE, ITERATIONS = 0.5, 1500

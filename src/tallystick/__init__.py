@@ -14,22 +14,22 @@ from typing import TYPE_CHECKING, Any
 from tallystick.version import __version__
 
 if TYPE_CHECKING:
+    from tallystick.evidence.run_verifier import verify_run as verify
     from tallystick.integrations.observed import observe
-    from tallystick.integrations.recorder import Follower, Recorder, open_run
     from tallystick.roles.auditor import AuditReport, audit
-    from tallystick.roles.verifier import verify_run as verify
+    from tallystick.roles.recorder import Follower, Recorder, open_run
 
 __all__ = ["AuditReport", "Follower", "Recorder", "__version__", "audit", "observe", "open_run", "verify"]
 
 # Loaded when first asked for: the bare package has no torch.
 _HOMES = {
     "AuditReport": ("tallystick.roles.auditor", "AuditReport"),
-    "Follower": ("tallystick.integrations.recorder", "Follower"),
-    "Recorder": ("tallystick.integrations.recorder", "Recorder"),
+    "Follower": ("tallystick.roles.recorder", "Follower"),
+    "Recorder": ("tallystick.roles.recorder", "Recorder"),
     "audit": ("tallystick.roles.auditor", "audit"),
     "observe": ("tallystick.integrations.observed", "observe"),
-    "open_run": ("tallystick.integrations.recorder", "open_run"),
-    "verify": ("tallystick.roles.verifier", "verify_run"),
+    "open_run": ("tallystick.roles.recorder", "open_run"),
+    "verify": ("tallystick.evidence.run_verifier", "verify_run"),
 }
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tallystick.errors import InvalidInput
-from tallystick.execution.calibrate import calibrate, exponent_above
-from tallystick.execution.grids import is_noise_only
 from tallystick.execution.job import JobSource, find_source
+from tallystick.execution.noise.calibration import calibrate, exponent_above
+from tallystick.execution.rounding.grids import is_noise_only
 from tallystick.execution.snapshot import state_entries
 from tallystick.execution.step import backward_of
 from tallystick.numerics.grid_table import GridTable, SiteGrid
@@ -20,7 +20,7 @@ from tallystick.numerics.log import Frame, Kind, SiteAddress, encode_frame
 from tallystick.numerics.policy import find_policy
 from tallystick.roles import judge
 from tallystick.roles.auditor import AuditReport, Replay, audit, find_noisy_sites, open_replay, write_claim
-from tallystick.roles.operators import OperatorDispute, OperatorResult
+from tallystick.roles.operator_dispute import OperatorDispute, OperatorResult
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
 

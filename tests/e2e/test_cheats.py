@@ -14,16 +14,16 @@ import torch
 
 from tallystick.commit.encoding import hex_float
 from tallystick.commit.state import Entry, summarise
+from tallystick.diagnosis.explain import explain_audit
+from tallystick.dispute.operator_list import BATCH, ROUND, SGD
+from tallystick.dispute.record import parse_dispute, verify_dispute
+from tallystick.dispute.verdict import parse_verdict, verify_verdict
 from tallystick.errors import InvalidInput, Nondeterminism
-from tallystick.execution import tape
 from tallystick.execution.job import Job, find_source
+from tallystick.execution.rounding import context
 from tallystick.execution.snapshot import load_state
 from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import find_policy
-from tallystick.protocol.dispute import parse_dispute, verify_dispute
-from tallystick.protocol.operators import BATCH, ROUND, SGD
-from tallystick.protocol.run_documents import StepRecord
-from tallystick.protocol.verdict import parse_verdict, verify_verdict
 from tallystick.roles import judge
 from tallystick.roles.auditor import (
     EVERYTHING,
@@ -34,9 +34,9 @@ from tallystick.roles.auditor import (
     open_replay,
     write_claim,
 )
-from tallystick.roles.explain import explain_audit
 from tallystick.roles.judge import AcceptableStates, dispute
 from tallystick.roles.trainer import Order, record
+from tallystick.run.documents import StepRecord
 from tallystick.store.files import RunDirectory
 from tallystick.testing.cheats import CHEATS, claim_path, forge, forge_state, tampered
 
@@ -228,17 +228,17 @@ def test_a_header_that_lies_about_a_scale_can_be_disputed(
 ) -> None:
     """Coarser grids steer by rounding; the entries themselves are honest, and obeying the header gives the same state."""
     run, claim = RunDirectory(tmp_path / "run"), RunDirectory(tmp_path / "claim")
-    honest, real = tape.settled_scales, tape.RecordTape.round
+    honest, real = context.settled_scales, context.RecordTape.round
 
-    def lying(self: tape.RecordTape, kind: Kind, *arguments: Any, **more: Any) -> None:
+    def lying(self: context.RecordTape, kind: Kind, *arguments: Any, **more: Any) -> None:
         wide = kind == Kind.GRADIENT and more["name"].startswith(f"step {AT}: gradient of hidden.weight")
         with monkeypatch.context() as inside:
             if wide:
-                inside.setattr(tape, "settled_scales", lambda *given: honest(*given) + 7)
+                inside.setattr(context, "settled_scales", lambda *given: honest(*given) + 7)
             real(self, kind, *arguments, **more)
 
     with monkeypatch.context() as while_recording:
-        while_recording.setattr(tape.RecordTape, "round", lying)
+        while_recording.setattr(context.RecordTape, "round", lying)
         record(order(policy), run)
     source = order(policy).source
     report = audit(run, source)

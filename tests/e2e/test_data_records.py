@@ -14,8 +14,8 @@ from tallystick.cli.main import main
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.execution.job import Batch, find_source
 from tallystick.execution.step import batch_bytes, batch_digest, split_batch
-from tallystick.monitor.datarecords import OpenedBatch, open_batch, parse_batch_opening, take_apart
-from tallystick.monitor.transcripts import (
+from tallystick.fleet.provenance.batch_opening import OpenedBatch, open_batch, parse_batch_opening, take_apart
+from tallystick.fleet.provenance.transcripts import (
     Lineage,
     Opening,
     Report,

@@ -15,16 +15,16 @@ import torch
 
 from tallystick.commit.encoding import hex_float
 from tallystick.commit.state import Entry, summarise
+from tallystick.diagnosis.causes import Divergence
+from tallystick.diagnosis.explain import explain_audit, explain_runs
+from tallystick.execution.dispatch.randomness import RandomStream
 from tallystick.execution.job import Job, JobSource, find_source
-from tallystick.execution.randomness import RandomStream
 from tallystick.execution.session import Session, snap
 from tallystick.execution.step import batch_digest
 from tallystick.numerics.kernels import fingerprint
 from tallystick.numerics.policy import find_policy
 from tallystick.roles import trainer
 from tallystick.roles.auditor import audit
-from tallystick.roles.causes import Divergence
-from tallystick.roles.explain import explain_audit, explain_runs
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory, frame_digest
 from tallystick.testing.cheats import CHEATS, forge, tampered

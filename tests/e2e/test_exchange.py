@@ -19,18 +19,18 @@ import pytest
 from tallystick.cli.main import main
 from tallystick.commit.encoding import canonical_json
 from tallystick.commit.state import EntrySummary, StateSummary
+from tallystick.dispute.exchange import Answer, Posting, Question, encode_answer
+from tallystick.dispute.record import parse_dispute, verify_dispute
+from tallystick.dispute.terms import PARTIES, Party
+from tallystick.dispute.verdict import parse_verdict, verify_verdict
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.execution.job import find_source
 from tallystick.numerics.policy import find_policy
-from tallystick.protocol.dispute import parse_dispute, verify_dispute
-from tallystick.protocol.exchange import Answer, Posting, Question, encode_answer
-from tallystick.protocol.signing import SigningKey, ed25519_key
-from tallystick.protocol.trace import PARTIES, Party
-from tallystick.protocol.verdict import parse_verdict, verify_verdict
 from tallystick.roles import signed_before
 from tallystick.roles.auditor import write_claim
 from tallystick.roles.judge import Seat, dispute
 from tallystick.roles.trainer import Order
+from tallystick.signing.keys import SigningKey, ed25519_key
 from tallystick.store.docket import POLL_SECONDS, Mailbox, answer_name, question_name
 from tallystick.store.files import RunDirectory, write_pieces
 from tallystick.store.keys import write_key

@@ -50,7 +50,7 @@ for line in sys.stdin:
     print(json.dumps([code, said.getvalue()]), flush=True)
 """
 FOREIGN = """
-from tallystick.execution.jitter import Jitter, JitterMode
+from tallystick.execution.dispatch.jitter import Jitter, JitterMode
 from tallystick.execution.job import JobSource
 own = JobSource.build
 

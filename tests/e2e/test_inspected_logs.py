@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from tallystick.cli.inspection import read_package
+from tallystick.cli.fleet.inspection import read_package
 from tallystick.cli.main import main
-from tallystick.monitor import inspection
-from tallystick.monitor.assurance import Evidence, derive_assurance
-from tallystick.monitor.chiplog import read_log, verify_log
-from tallystick.monitor.chiprecord import parse_record, sign_record
-from tallystick.monitor.extraction import attested_chips
-from tallystick.monitor.industry import key_of
-from tallystick.monitor.inspection import WorkOrder
-from tallystick.monitor.registry import Chip
-from tallystick.monitor.visit import InspectionPackage
+from tallystick.fleet.agent.chip_log import read_log, verify_log
+from tallystick.fleet.agent.chip_record import parse_record, sign_record
+from tallystick.fleet.attestation.assurance import Evidence, derive_assurance
+from tallystick.fleet.inspection import inspection
+from tallystick.fleet.inspection.extraction import attested_chips
+from tallystick.fleet.inspection.inspection import WorkOrder
+from tallystick.fleet.inspection.package import InspectionPackage
+from tallystick.fleet.registry.events import Chip
+from tallystick.fleet.registry.industry import key_of
 from tallystick.store.chips import ChipDirectory
 from tallystick.store.journal import MAGIC, Journal, read_journal
 from tallystick.store.keys import load_key, load_public_key, write_key

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tallystick.errors import InvalidInput
+from tallystick.evidence.run_verifier import verify_run
 from tallystick.execution.determinism import parse_profile
 from tallystick.execution.job import find_source
 from tallystick.numerics.log import Kind, decode_frame
@@ -19,7 +20,6 @@ from tallystick.numerics.policy import find_policy
 from tallystick.roles.auditor import audit, write_claim
 from tallystick.roles.judge import dispute
 from tallystick.roles.trainer import Order, record
-from tallystick.roles.verifier import verify_run
 from tallystick.store.files import RunDirectory
 from tallystick.testing.cheats import ForgedEntry, claim_path
 

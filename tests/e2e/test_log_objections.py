@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tallystick.dispute.verdict import LogObjection, parse_verdict, verify_verdict
 from tallystick.execution.job import find_source
 from tallystick.numerics.log import (
     Frame,
@@ -22,7 +23,6 @@ from tallystick.numerics.log import (
     encode_frame,
 )
 from tallystick.numerics.policy import find_policy
-from tallystick.protocol.verdict import LogObjection, parse_verdict, verify_verdict
 from tallystick.roles import auditor, log_judge
 from tallystick.roles.auditor import Claim, Deviation, audit, open_replay, write_claim
 from tallystick.roles.judge import dispute

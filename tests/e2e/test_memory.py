@@ -15,11 +15,11 @@ import torch
 from tallystick.cli.main import main
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.execution.job import Batch, find_source
+from tallystick.fleet.provenance.memorisation import Memory, MemoryLosses, judge_memory, smallest_detectable
+from tallystick.fleet.provenance.transcripts import Lineage, Precommit, Report, Totals
+from tallystick.fleet.provenance.verification import OwnerVerdict, RunEvidence, RunVerdict
 from tallystick.integrations.memorising import measure_memory
 from tallystick.integrations.watching import RunReplayer
-from tallystick.monitor.memorisation import Memory, MemoryLosses, judge_memory, smallest_detectable
-from tallystick.monitor.transcripts import Lineage, Precommit, Report, Totals
-from tallystick.monitor.verification import OwnerVerdict, RunEvidence, RunVerdict
 from tallystick.numerics.policy import find_policy
 from tallystick.reports.memorisation import MemoryReport
 from tallystick.reports.monitoring import FleetReport, OwnerReport

@@ -17,12 +17,12 @@ import pytest
 from tallystick.cli.main import main
 from tallystick.commit.state import Entry, summarise
 from tallystick.errors import InvalidInput, Mismatch, StoreError
-from tallystick.monitor import neutral, sandbox, sealed_job
-from tallystick.monitor.neutral import Input, Order, Outcome, Output
-from tallystick.monitor.sandbox import Bounds, run_isolated
-from tallystick.monitor.transcripts import Opening, even_shards
-from tallystick.protocol.envelope import Envelope, parse_envelope, sign_statement
-from tallystick.protocol.signing import SigningKey, ed25519_key
+from tallystick.fleet.enclave import neutral, sandbox, sealed_job
+from tallystick.fleet.enclave.neutral import Input, Order, Outcome, Output
+from tallystick.fleet.enclave.sandbox import Bounds, run_isolated
+from tallystick.fleet.provenance.transcripts import Opening, even_shards
+from tallystick.signing.dsse import Envelope, parse_envelope, sign_statement
+from tallystick.signing.keys import SigningKey, ed25519_key
 from tallystick.store.files import RunDirectory
 from tallystick.store.keys import write_key
 

@@ -15,16 +15,24 @@ import pytest
 from tallystick.commit.merkle import root as merkle_root
 from tallystick.commit.state import hold
 from tallystick.commit.tensors import chunk_size, digest_of
+from tallystick.dispute.bounds.steps import StepFacts
+from tallystick.dispute.openings import store_nodes
+from tallystick.dispute.operator_list import BATCH, END, LOAD, STORE, Objection, Operator, Output, base_of
+from tallystick.dispute.rulings import Accusation, rule_on_operator
 from tallystick.execution.job import find_source
 from tallystick.execution.snapshot import copied, load_state, state_entries
 from tallystick.numerics.policy import find_policy
-from tallystick.protocol.openings import store_nodes
-from tallystick.protocol.operators import BATCH, END, LOAD, STORE, Objection, Operator, Output, base_of
-from tallystick.protocol.rulings import Accusation, rule_on_operator
-from tallystick.protocol.step_rules import StepFacts
 from tallystick.roles.auditor import Replay, open_replay, write_claim
 from tallystick.roles.judge import dispute
-from tallystick.roles.operators import Examination, TrainerSide, Wanted, defend, end_root, nodes_of, own_step
+from tallystick.roles.operator_dispute import (
+    Examination,
+    TrainerSide,
+    Wanted,
+    defend,
+    end_root,
+    nodes_of,
+    own_step,
+)
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
 from tallystick.testing.cheats import CHEATS, forge
@@ -173,7 +181,7 @@ def test_an_honest_auditor_objects_to_no_honest_list_and_its_own_bits_do_differ(
 
 def lied(honest: HonestStep, at: int, output: int, element: int, factor: float) -> TrainerSide:
     """Return the honest list with one element of one result changed by ``factor`` of the result's size."""
-    from tallystick.protocol.operands import stored_at
+    from tallystick.dispute.bounds.operands import stored_at
 
     trace = copy(honest.side.trace)
     trace.operators, trace.values = list(trace.operators), dict(trace.values)

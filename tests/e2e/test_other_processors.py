@@ -29,7 +29,7 @@ from tallystick.roles.data_noise import (
     shaken,
 )
 from tallystick.roles.judge import dispute
-from tallystick.roles.operators import find_structure
+from tallystick.roles.operator_dispute import find_structure
 from tallystick.roles.panel import Member, Opinion, Question
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory

@@ -19,10 +19,10 @@ from tallystick.errors import InvalidInput, JobFailed, Mismatch, Nondeterminism,
 from tallystick.execution.job import find_source
 from tallystick.execution.program import LocalProgram
 from tallystick.numerics.policy import find_policy
-from tallystick.protocol.program import Program
 from tallystick.roles.auditor import AuditReport, Deviation, audit, write_claim
 from tallystick.roles.judge import dispute
 from tallystick.roles.trainer import Order, record
+from tallystick.run.program import Program
 from tallystick.store.files import RunDirectory
 
 STEPS, EVERY = 4, 2
@@ -161,7 +161,7 @@ def restate(
     import hashlib
     from dataclasses import replace
 
-    from tallystick.protocol.transcript import Transcript
+    from tallystick.run.transcript import Transcript
 
     transcript = run.load_transcript()
     job = transcript.specification.job

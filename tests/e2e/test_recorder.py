@@ -17,7 +17,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import tallystick
 from tallystick.errors import InvalidInput, Nondeterminism, OtherProgram, ProtocolViolation
 from tallystick.execution.determinism import parse_profile
-from tallystick.integrations import recorder as module
+from tallystick.roles import recorder as module
 from tallystick.roles.auditor import AuditReport
 
 STEPS = 12

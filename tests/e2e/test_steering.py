@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import pytest
 
-from tallystick.execution.tape import RecordTape
+from tallystick.execution.rounding.context import RecordTape
 from tallystick.roles.auditor import AuditReport, audit
 from tallystick.roles.trainer import record
 from tallystick.store.files import RunDirectory

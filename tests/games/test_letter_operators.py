@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.commit.merkle import root as merkle_root
-from tallystick.errors import InvalidInput, Mismatch, ProtocolViolation
-from tallystick.protocol.game import Claim, Level, Silence, apply
-from tallystick.protocol.operator_game import (
+from tallystick.dispute.bisection import Claim, Level, Silence, apply
+from tallystick.dispute.operator_game import (
     Answered,
     Committed,
     Declined,
@@ -25,8 +24,9 @@ from tallystick.protocol.operator_game import (
     open_operator_game,
     play_move,
 )
-from tallystick.protocol.operators import Objection, OperatorList, verify_opened_leaf
-from tallystick.protocol.trace import PARTIES, Party
+from tallystick.dispute.operator_list import Objection, OperatorList, verify_opened_leaf
+from tallystick.dispute.terms import PARTIES, Party
+from tallystick.errors import InvalidInput, Mismatch, ProtocolViolation
 from tallystick.testing.letter_operators import (
     BASE,
     Actor,

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallystick.protocol.game import Claim, Game, Level
-from tallystick.protocol.trace import PARTIES, Party
+from tallystick.dispute.bisection import Claim, Game, Level
+from tallystick.dispute.terms import PARTIES, Party
 from tallystick.testing.letters import (
     Actor,
     Equivocator,

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.monitor.chiplog import Head, read_log, verify_log
-from tallystick.monitor.chiprecord import parse_record
-from tallystick.protocol.signing import parse_public_key
+from tallystick.fleet.agent.chip_log import Head, read_log, verify_log
+from tallystick.fleet.agent.chip_record import parse_record
+from tallystick.signing.keys import parse_public_key
 
 REPOSITORY = Path(__file__).parents[2]
 CASES = {folder.name: folder for folder in sorted((REPOSITORY / "vectors/chip-log").iterdir())}

@@ -23,8 +23,8 @@ from tallystick.commit.state import (
     verify_state,
 )
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.protocol.run_documents import parse_specification
-from tallystick.protocol.run_proofs import (
+from tallystick.run.documents import parse_specification
+from tallystick.run.proofs import (
     parse_extension_proof,
     parse_specification_proof,
     parse_step_proof,
@@ -32,7 +32,7 @@ from tallystick.protocol.run_proofs import (
     verify_specification_proof,
     verify_step_proof,
 )
-from tallystick.protocol.transcript import verify_transcript
+from tallystick.run.transcript import verify_transcript
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,20 +10,26 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.monitor.certificates import parse_chain, parse_root
-from tallystick.monitor.chiplog import Head
-from tallystick.monitor.credential import make_credential
-from tallystick.monitor.enrolment import Enrolment, Kept, enrol, parse_request
-from tallystick.monitor.revocation import Revocation, check_revocation, parse_revocation_list
-from tallystick.monitor.spdm import (
+from tallystick.fleet.agent.chip_log import Head
+from tallystick.fleet.attestation.certificates import parse_chain, parse_root
+from tallystick.fleet.attestation.credential import make_credential
+from tallystick.fleet.attestation.enrolment import Enrolment, Kept, enrol, parse_request
+from tallystick.fleet.attestation.revocation import Revocation, check_revocation, parse_revocation_list
+from tallystick.fleet.attestation.spdm import (
     DeviceFacts,
     DeviceQuestion,
     parse_device_file,
     parse_measurement_reference,
     verify_device,
 )
-from tallystick.monitor.tpm import TpmFacts, TpmQuestion, parse_pcr_reference, parse_tpm_evidence, verify_tpm
-from tallystick.protocol.signing import parse_public_key
+from tallystick.fleet.attestation.tpm import (
+    TpmFacts,
+    TpmQuestion,
+    parse_pcr_reference,
+    parse_tpm_evidence,
+    verify_tpm,
+)
+from tallystick.signing.keys import parse_public_key
 
 VECTORS = Path(__file__).parents[2] / "vectors"
 

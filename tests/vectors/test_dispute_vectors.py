@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tallystick.dispute.bisection import Claim
+from tallystick.dispute.operator_game import Opened, Revealed
+from tallystick.dispute.operator_list import base_of, hash_of
+from tallystick.dispute.record import CHECKS, operator_of, parse_dispute, signed_claims, verify_dispute
 from tallystick.errors import InvalidInput
-from tallystick.protocol.dispute import CHECKS, operator_of, parse_dispute, signed_claims, verify_dispute
-from tallystick.protocol.game import Claim
-from tallystick.protocol.operator_game import Opened, Revealed
-from tallystick.protocol.operators import base_of, hash_of
 
 FOLDER = Path(__file__).parents[2] / "vectors" / "dispute"
 CASES = sorted(FOLDER.iterdir())

@@ -15,18 +15,18 @@ from typing import Any
 import pytest
 
 from tallystick.commit.encoding import canonical_json, digest
+from tallystick.dispute.exchange import encode_answer, read_answer, read_question
+from tallystick.dispute.verdict import parse_verdict, verify_verdict
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.protocol.bundle import parse_bundle
-from tallystick.protocol.envelope import parse_envelope
-from tallystick.protocol.exchange import encode_answer, read_answer, read_question
-from tallystick.protocol.log_policy import parse_log_policy
-from tallystick.protocol.model_signature import Manifest, parse_model_signature
-from tallystick.protocol.notes import parse_note, parse_vkey
-from tallystick.protocol.run_documents import parse_run_statement, parse_specification
-from tallystick.protocol.sample import parse_draw
-from tallystick.protocol.signing import ed25519_key, parse_public_key
-from tallystick.protocol.tlog import LogEntry, parse_log_proof
-from tallystick.protocol.verdict import parse_verdict, verify_verdict
+from tallystick.evidence.bundle import parse_bundle
+from tallystick.run.documents import parse_run_statement, parse_specification
+from tallystick.run.sample import parse_draw
+from tallystick.signing.dsse import parse_envelope
+from tallystick.signing.keys import ed25519_key, parse_public_key
+from tallystick.signing.model_signature import Manifest, parse_model_signature
+from tallystick.signing.note import parse_note, parse_vkey
+from tallystick.tlog.policy import parse_log_policy
+from tallystick.tlog.tree import LogEntry, parse_log_proof
 
 REPOSITORY = Path(__file__).parents[2]
 ROOMS = (

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tallystick import errors
-from tallystick.monitor.datarecords import open_batch, parse_batch_opening
-from tallystick.monitor.neutral import parse_order, read_values
-from tallystick.monitor.rules import parse_rules
-from tallystick.monitor.transcripts import Lineage, Precommit, Report, Totals
+from tallystick.fleet.compliance.rules import parse_rules
+from tallystick.fleet.enclave.neutral import parse_order, read_values
+from tallystick.fleet.provenance.batch_opening import open_batch, parse_batch_opening
+from tallystick.fleet.provenance.transcripts import Lineage, Precommit, Report, Totals
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("rules", "neutral-order", "neutral-output", "batch-opening")

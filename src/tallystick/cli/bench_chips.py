@@ -25,12 +25,12 @@ from tallystick.cli.options import AsJson
 from tallystick.cli.profiles import python
 from tallystick.cli.terminal import answer, say
 from tallystick.errors import InvalidInput, TallyError
-from tallystick.monitor.agent import ChipAgent, ChipSettings
-from tallystick.monitor.chiprecord import TORN, Firmware, Genesis, Snapshot
-from tallystick.monitor.memory import page_hashes, reader_of
-from tallystick.monitor.probes import ProcessMemory
-from tallystick.protocol.signing import generate_key
+from tallystick.fleet.agent.agent import ChipAgent, ChipSettings
+from tallystick.fleet.agent.chip_record import TORN, Firmware, Genesis, Snapshot
+from tallystick.fleet.agent.memory import page_hashes, reader_of
+from tallystick.fleet.agent.probes import ProcessMemory
 from tallystick.reports.layout import BAD, GOOD, QUIET
+from tallystick.signing.keys import generate_key
 from tallystick.store.chips import ChipDirectory
 from tallystick.store.files import write_whole
 

@@ -115,8 +115,8 @@ def _timed(work: Callable[[], object]) -> tuple[float, float]:
 
 
 def _plan(chips: int) -> list[Row]:
-    from tallystick.monitor.planner import Question, Stratum
-    from tallystick.monitor.workload import make_plan
+    from tallystick.fleet.sampling.planner import Question, Stratum
+    from tallystick.fleet.sampling.workload import make_plan
 
     question = Question(9.9e24, (Stratum("fleet", chips, 8.64e19),), 0.1, 365.0, 30.0, 0.9)
     wall, busy = _timed(lambda: make_plan(question))
@@ -124,7 +124,7 @@ def _plan(chips: int) -> list[Row]:
 
 
 def _draw(chips: int) -> list[Row]:
-    from tallystick.monitor.draw import Announcement, Frame, draw_sample
+    from tallystick.fleet.sampling.draw import Announcement, Frame, draw_sample
 
     made = Announcement(0, bytes(32), 1, 1, bytes(32), "bench", 1, 2, (Frame("fleet", chips, chips // 100),))
     wall, busy = _timed(lambda: draw_sample(made, bytes(32)))
@@ -136,9 +136,9 @@ def _draw(chips: int) -> list[Row]:
 
 
 def _simulate() -> list[Row]:
-    from tallystick.monitor.fleet_year import play_years
-    from tallystick.monitor.scenarios import all_scenarios
-    from tallystick.monitor.simulate import play_all
+    from tallystick.fleet.sampling.fleet_year import play_years
+    from tallystick.fleet.sampling.scenarios import all_scenarios
+    from tallystick.fleet.sampling.simulate import play_all
 
     year = _timed(lambda: play_years(100_000, 1, seed=0))
     plays = _timed(lambda: play_all(all_scenarios(), trials=4000, seed=0))
@@ -149,9 +149,9 @@ def _simulate() -> list[Row]:
 
 
 def _registry(events: int, lot: int) -> list[Row]:
-    from tallystick.monitor.industry import START, Industry, chip_name
-    from tallystick.monitor.ledger import Ledger, chip_key
-    from tallystick.monitor.registry import REGISTRY
+    from tallystick.fleet.registry.events import REGISTRY
+    from tallystick.fleet.registry.industry import START, Industry, chip_name
+    from tallystick.fleet.registry.ledger import Ledger, chip_key
 
     chips = events // 4
     industry = Industry()

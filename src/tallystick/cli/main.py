@@ -21,30 +21,16 @@ import typer
 import typer.main
 
 from tallystick import __version__
-from tallystick.cli import (
-    bundling,
-    calibrating,
-    chips,
-    conforming,
-    disputing,
-    inspection,
-    keys,
-    logs,
-    monitoring,
-    neutral,
-    planning,
-    registry,
-    ruling,
-    signing,
-    simulating,
-)
-from tallystick.cli.auditing import audit
-from tallystick.cli.comparing import diff
-from tallystick.cli.demo import demo
-from tallystick.cli.inspecting import prove, show, verify
+from tallystick.cli.evidence import bundling, conforming, keys, logs, signing
+from tallystick.cli.evidence.inspecting import prove, show, verify
+from tallystick.cli.fleet import chips, inspection, monitoring, neutral, planning, registry, rules, simulating
 from tallystick.cli.profiles import interrupt_once
-from tallystick.cli.recording import record
-from tallystick.cli.reporting import report
+from tallystick.cli.run import calibrating, disputing
+from tallystick.cli.run.auditing import audit
+from tallystick.cli.run.comparing import diff
+from tallystick.cli.run.demo import demo
+from tallystick.cli.run.recording import record
+from tallystick.cli.run.reporting import report
 from tallystick.cli.terminal import print_json, say
 from tallystick.errors import Mismatch, Nondeterminism, OtherProgram, TallyError
 
@@ -90,7 +76,7 @@ disputing.register(app)
 chips.register(app)
 monitoring.register(app)
 neutral.register(app)
-ruling.register(app)
+rules.register(app)
 logs.register(app)
 signing.register(app)
 bundling.register(app)

@@ -16,7 +16,7 @@ from tallystick.errors import InvalidInput
 
 if TYPE_CHECKING:
     from tallystick.execution.job import JobSource
-    from tallystick.protocol.signing import PublicKey
+    from tallystick.signing.keys import PublicKey
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a page.")]
 ProfileName = Annotated[

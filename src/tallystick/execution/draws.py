@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tallystick.execution.randomness import UNIT24, bound_arguments
+from tallystick.execution.dispatch.randomness import UNIT24, bound_arguments
 from tallystick.numerics import kernels
 from tallystick.numerics.random import COEFFICIENTS, inverse_normal, portable_log, stream_key
 

@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils._pytree import tree_leaves
 
+from tallystick.execution.dispatch.table import RANDOM
 from tallystick.execution.job import Batch, Job
-from tallystick.execution.operators import RANDOM
 from tallystick.execution.session import Session
 
 # Gradients of look-ups: sums whose order devices do not agree on.

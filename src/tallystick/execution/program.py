@@ -27,7 +27,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from tallystick.errors import InvalidInput, OtherProgram
-from tallystick.protocol.program import (
+from tallystick.run.program import (
     ABSENT,
     FILE_LIMIT,
     MOST_FILES,

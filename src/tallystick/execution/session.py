@@ -26,16 +26,16 @@ import torch
 from torch import Tensor, nn
 
 from tallystick.errors import EditedOutside, InvalidInput, Nondeterminism, ProtocolViolation
-from tallystick.execution.capture import Capture, Findings
 from tallystick.execution.determinism import repeatable
-from tallystick.execution.follow_tape import FollowTape
-from tallystick.execution.freedom import Yardstick
-from tallystick.execution.grids import is_noise_only
-from tallystick.execution.jitter import Jitter, JitterMode
-from tallystick.execution.leaves import LeafSites
-from tallystick.execution.portable import portable_step, why_not_portable
-from tallystick.execution.randomness import RandomStream
-from tallystick.execution.tape import RecordTape, Tape
+from tallystick.execution.dispatch.capture import Capture, Findings
+from tallystick.execution.dispatch.jitter import Jitter, JitterMode
+from tallystick.execution.dispatch.randomness import RandomStream
+from tallystick.execution.noise.freedom import Yardstick
+from tallystick.execution.portable_optimizers import portable_step, why_not_portable
+from tallystick.execution.rounding.context import RecordTape, Tape
+from tallystick.execution.rounding.follow import FollowTape
+from tallystick.execution.rounding.grids import is_noise_only
+from tallystick.execution.rounding.leaves import LeafSites
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import CALIBRATED, Frame, Kind, SiteAddress, decode_frame
 from tallystick.numerics.optimizers import Marks

@@ -14,8 +14,8 @@ from torch import Tensor
 from tallystick.commit.encoding import canonical_json, frame
 from tallystick.errors import InvalidInput, Nondeterminism
 from tallystick.execution.job import Batch, Job
+from tallystick.execution.rounding.context import Tape
 from tallystick.execution.session import Session
-from tallystick.execution.tape import Tape
 
 BATCH_TAG = "tallystick/batch/1"
 
@@ -145,7 +145,7 @@ def batch_digest(batch: Batch) -> str:
 
 
 def batch_bytes(batch: Batch) -> bytes:
-    """Return the very bytes that ``batch_digest`` hashes: what opens a batch (``monitor.datarecords``).
+    """Return the very bytes that ``batch_digest`` hashes: what opens a batch (``fleet.provenance.batch_opening``).
 
     Raises:
         InvalidInput: as batch_digest.

@@ -15,8 +15,8 @@ import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from tallystick.errors import InvalidInput, Mismatch, ProtocolViolation, StoreError
-from tallystick.monitor.collector import Collector
-from tallystick.protocol.cose import encode_cbor, parse_cbor
+from tallystick.fleet.agent.collector import Collector
+from tallystick.signing.cose import encode_cbor, parse_cbor
 
 PATH = "/v1/records"
 BODY_LIMIT = 1 << 20

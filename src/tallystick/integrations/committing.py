@@ -15,13 +15,11 @@ from tallystick.execution.job import JobSource
 from tallystick.execution.session import Session
 from tallystick.execution.snapshot import state_entries
 from tallystick.execution.step import batch_bytes
-from tallystick.integrations.observed import Observation
-from tallystick.integrations.watching import batch_digests, flop_per_step, tokens_per_step
-from tallystick.monitor.chiplog import snapshots_of
-from tallystick.monitor.chiprecord import LoggedRecord, Precommit
-from tallystick.monitor.datarecords import batch_openings
-from tallystick.monitor.memory import parse_opening as parse_snapshot_opening
-from tallystick.monitor.transcripts import (
+from tallystick.fleet.agent.chip_log import snapshots_of
+from tallystick.fleet.agent.chip_record import LoggedRecord, Precommit
+from tallystick.fleet.agent.memory import parse_opening as parse_snapshot_opening
+from tallystick.fleet.provenance.batch_opening import batch_openings
+from tallystick.fleet.provenance.transcripts import (
     DOCUMENT_LIMIT,
     Lineage,
     Opening,
@@ -33,7 +31,9 @@ from tallystick.monitor.transcripts import (
     parse_opening,
     parse_precommit,
 )
-from tallystick.protocol.run_documents import Specification
+from tallystick.integrations.observed import Observation
+from tallystick.integrations.watching import batch_digests, flop_per_step, tokens_per_step
+from tallystick.run.documents import Specification
 from tallystick.store.chips import ChipDirectory
 from tallystick.store.files import RunDirectory, read_whole, storing, write_whole
 

@@ -1,4 +1,4 @@
-"""Losses of single records under the committed states of a run: what ``monitor.memorisation`` judges (needs torch).
+"""Losses of single records under the committed states of a run: what ``fleet.provenance.memorisation`` judges (needs torch).
 
 The job, its data and the states are those of the auditor's own replay; nothing is trained here.
 """
@@ -18,7 +18,7 @@ from tallystick.execution.job import Batch, Job
 from tallystick.execution.session import Session
 from tallystick.execution.snapshot import load_state
 from tallystick.execution.step import batch_digest, session_batch, split_batch
-from tallystick.monitor.memorisation import LEAST_RECORDS, Floats, MemoryLosses, spread
+from tallystick.fleet.provenance.memorisation import LEAST_RECORDS, Floats, MemoryLosses, spread
 from tallystick.numerics.random import Key, permutation
 from tallystick.roles.auditor import Deviation, open_replay
 

@@ -24,7 +24,13 @@ from torch import Tensor, nn
 
 from tallystick.commit.encoding import canonical_json
 from tallystick.errors import InvalidInput
-from tallystick.monitor.probes import CONTROL_ENTRY, CONTROL_HEAD, CONTROL_MAGIC, OBSERVED_FORMAT, start_of
+from tallystick.fleet.agent.probes import (
+    CONTROL_ENTRY,
+    CONTROL_HEAD,
+    CONTROL_MAGIC,
+    OBSERVED_FORMAT,
+    start_of,
+)
 from tallystick.store.chips import ChipDirectory
 from tallystick.store.files import write_whole
 

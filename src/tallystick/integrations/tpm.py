@@ -30,10 +30,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from tallystick.commit.encoding import canonical_json, parse_document, parse_hex
 from tallystick.errors import InvalidInput, StoreError
-from tallystick.monitor.certificates import CHAIN_LIMIT
-from tallystick.monitor.chiplog import Head
-from tallystick.monitor.credential import Credential
-from tallystick.monitor.tpm import (
+from tallystick.fleet.agent.chip_log import Head
+from tallystick.fleet.attestation.certificates import CHAIN_LIMIT
+from tallystick.fleet.attestation.credential import Credential
+from tallystick.fleet.attestation.tpm import (
     CURVES,
     HASHES,
     TpmEvidence,
@@ -43,7 +43,7 @@ from tallystick.monitor.tpm import (
     parse_tpm_statement,
     quote_data,
 )
-from tallystick.protocol.signing import P256, P384, PublicKey
+from tallystick.signing.keys import P256, P384, PublicKey
 
 KEY_FORMAT = "tallystick/tpm-key/1"
 KEY_LIMIT = 1 << 14

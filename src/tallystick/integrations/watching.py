@@ -23,20 +23,19 @@ from tallystick.errors import InvalidInput, Mismatch, Nondeterminism, StoreError
 from tallystick.execution.job import JobSource
 from tallystick.execution.snapshot import load_state, state_entries
 from tallystick.execution.step import batch_digest, run_step
-from tallystick.integrations.memorising import measure_memory
-from tallystick.monitor.assurance import Assurance, Evidence, derive_assurance
-from tallystick.monitor.chiplog import Finding, Head, Limits, read_log, snapshots_of, verify_log
-from tallystick.monitor.chiprecord import TORN, LoggedRecord, Snapshot
-from tallystick.monitor.handover import DeclaredRun, OwnerFolder
-from tallystick.monitor.matcher import Match, PageReader, State, match_snapshot
-from tallystick.monitor.memorisation import judge_memory
-from tallystick.monitor.memory import Opening as SnapshotOpening
-from tallystick.monitor.memory import parse_opening as parse_snapshot_opening
-from tallystick.monitor.memory import verify_opening
-from tallystick.monitor.transcripts import (
+from tallystick.fleet.agent.chip_log import Finding, Head, Limits, read_log, snapshots_of, verify_log
+from tallystick.fleet.agent.chip_record import TORN, LoggedRecord, Snapshot
+from tallystick.fleet.agent.memory import Opening as SnapshotOpening
+from tallystick.fleet.agent.memory import parse_opening as parse_snapshot_opening
+from tallystick.fleet.agent.memory import verify_opening
+from tallystick.fleet.attestation.assurance import Assurance, Evidence, derive_assurance
+from tallystick.fleet.provenance.matcher import Match, PageReader, State, match_snapshot
+from tallystick.fleet.provenance.memorisation import judge_memory
+from tallystick.fleet.provenance.submission import DeclaredRun, OwnerFolder
+from tallystick.fleet.provenance.transcripts import (
     verify_report,
 )
-from tallystick.monitor.verification import (
+from tallystick.fleet.provenance.verification import (
     ChipView,
     OwnerVerdict,
     Plausibility,
@@ -47,10 +46,11 @@ from tallystick.monitor.verification import (
     judge_ratio,
     judge_run,
 )
-from tallystick.protocol.signing import PublicKey
-from tallystick.protocol.transcript import check_cursor
+from tallystick.integrations.memorising import measure_memory
 from tallystick.roles.auditor import Deviation, Replay, audit, open_replay
-from tallystick.roles.beginning import find_other_setting
+from tallystick.roles.initial_state import find_other_setting
+from tallystick.run.transcript import check_cursor
+from tallystick.signing.keys import PublicKey
 from tallystick.store.chips import ChipDirectory
 from tallystick.store.files import RunDirectory
 

@@ -17,9 +17,9 @@ from tallystick.reports.layout import BAD, GOOD, QUIET, UNSURE, Row, counted, du
 from tallystick.reports.sample import sample_fields, sample_rows
 
 if TYPE_CHECKING:
-    from tallystick.protocol.verdict import LogObjection
+    from tallystick.diagnosis.causes import Divergence
+    from tallystick.dispute.verdict import LogObjection
     from tallystick.roles.auditor import AuditReport, Deviation, SegmentResult
-    from tallystick.roles.causes import Divergence
 
 STYLES: Mapping[str, str] = {
     "match": GOOD,

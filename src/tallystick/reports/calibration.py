@@ -10,8 +10,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tallystick.execution.grids import floor_exponent, is_noise_only
-from tallystick.execution.survey import JITTER, Measured, Survey
+from tallystick.execution.noise.survey import JITTER, Measured, Survey
+from tallystick.execution.rounding.grids import floor_exponent, is_noise_only
 from tallystick.numerics.grid_table import SiteGrid
 from tallystick.numerics.log import Kind
 from tallystick.numerics.noise import Distribution, ambiguous_share

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 
-from tallystick.protocol.trace import PARTIES, Party
+from tallystick.dispute.terms import PARTIES, Party
 from tallystick.reports.layout import BAD, UNSURE, Row, counted, page
 
 if TYPE_CHECKING:
     from tallystick.roles.judge import DisputeResult
-    from tallystick.roles.operators import OperatorResult
+    from tallystick.roles.operator_dispute import OperatorResult
 
 
 @dataclass(frozen=True)

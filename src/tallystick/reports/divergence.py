@@ -12,13 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from tallystick.commit.encoding import parse_hex_float
+from tallystick.diagnosis.causes import CAUSES, Finding
+from tallystick.diagnosis.divergence import Pair, StateDivergence, TensorDivergence
 from tallystick.errors import InvalidInput
 from tallystick.reports.layout import BAD, GOOD, QUIET, UNSURE, counted, printable, share
-from tallystick.roles.causes import CAUSES, Finding
-from tallystick.roles.divergence import Pair, StateDivergence, TensorDivergence
 
 if TYPE_CHECKING:
-    from tallystick.roles.causes import Divergence
+    from tallystick.diagnosis.causes import Divergence
 
 MARKS: Mapping[str, tuple[str, str]] = {
     "confirmed": ("confirmed", GOOD),

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from tallystick.commit.encoding import parse_hex_float
 from tallystick.errors import InvalidInput, StoreError
+from tallystick.evidence.run_verifier import quoted
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import policy_of
-from tallystick.protocol.calibration import CalibrationChoice, parse_calibration
 from tallystick.reports.chart import (
     Chart,
     Line,
@@ -36,7 +36,7 @@ from tallystick.reports.chart import (
 )
 from tallystick.reports.layout import printable, share
 from tallystick.reports.run import RunReport
-from tallystick.roles.verifier import quoted
+from tallystick.run.calibration import CalibrationChoice, parse_calibration
 from tallystick.store.files import RunDirectory, read_whole
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tallystick.monitor.planner import (
+from tallystick.fleet.sampling.planner import (
     Question,
     endless_run_detection,
     evasion_ratios,

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tallystick.monitor.memorisation import Memory, SegmentMemory
+from tallystick.fleet.provenance.memorisation import Memory, SegmentMemory
 from tallystick.reports.layout import GOOD, UNSURE, Row, counted, escaped, page, printable, share
 
 CELL, LEFT, TOP, SCALE = 46, 120, 74, 44  # SCALE: height below the cells

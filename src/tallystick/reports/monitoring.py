@@ -10,8 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tallystick.monitor.chiplog import Finding, snapshots_of
-from tallystick.monitor.verification import ChipView, OwnerVerdict, RunEvidence
+from tallystick.fleet.agent.chip_log import Finding, snapshots_of
+from tallystick.fleet.provenance.verification import ChipView, OwnerVerdict, RunEvidence
 from tallystick.reports.layout import BAD, GOOD, UNSURE, Row, counted, page, printable
 from tallystick.reports.memorisation import MemoryReport, power_in_words
 

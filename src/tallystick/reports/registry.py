@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from rich.console import RenderableType
 from rich.text import Text
 
-from tallystick.monitor.ledger import SignedHead
-from tallystick.monitor.reconcile import Finding
-from tallystick.monitor.registry import Chip, Deed
+from tallystick.fleet.registry.events import Chip, Deed
+from tallystick.fleet.registry.ledger import SignedHead
+from tallystick.fleet.registry.reconcile import Finding
 from tallystick.reports.layout import BAD, GOOD, QUIET, Row, counted, page
 
 MOST_SHOWN = 50  # findings on a page; JSON has all

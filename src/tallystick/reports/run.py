@@ -12,13 +12,13 @@ from rich.text import Text
 
 from tallystick.commit.encoding import parse_hex_float
 from tallystick.errors import InvalidInput, Mismatch, StoreError
+from tallystick.evidence.run_verifier import GRIDS, site_sizes
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Kind, SiteAddress, decode_frame
 from tallystick.numerics.policy import move_budget
-from tallystick.protocol.run_documents import Specification
-from tallystick.protocol.transcript import Transcript
 from tallystick.reports.layout import GOOD, QUIET, UNSURE, Row, counted, duration, page, share
-from tallystick.roles.verifier import GRIDS, site_sizes
+from tallystick.run.documents import Specification
+from tallystick.run.transcript import Transcript
 from tallystick.store.files import RunDirectory
 
 DIRECTORY = "directory"  # the part of a frame that says where each site's payload lies

@@ -7,8 +7,8 @@ from fractions import Fraction
 
 from rich.console import RenderableType
 
-from tallystick.protocol.sample import Announcement, SegmentDraw
 from tallystick.reports.layout import GOOD, Row, page
+from tallystick.run.sample import Announcement, SegmentDraw
 
 
 @dataclass(frozen=True)

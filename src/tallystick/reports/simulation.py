@@ -8,8 +8,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tallystick.monitor.fleet_year import FleetYears, Statement
-from tallystick.monitor.simulate import AT_LEAST, CONFIDENCE, LIMIT, Outcome, RocCurve
+from tallystick.fleet.sampling.fleet_year import FleetYears, Statement
+from tallystick.fleet.sampling.simulate import AT_LEAST, CONFIDENCE, LIMIT, Outcome, RocCurve
 from tallystick.reports.layout import BAD, GOOD, QUIET, Row, counted, page
 from tallystick.reports.panels import Axis, Chart, Interval, Line, svg
 from tallystick.reports.webpage import drawing, heading, paragraph, table, webpage

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from rich.console import RenderableType
 from rich.text import Text
 
-from tallystick.protocol.attest import FirstState, Uncompared, time_text
+from tallystick.evidence.run_verifier import Audited, Stated, Verification, quoted
 from tallystick.reports.layout import BAD, GOOD, QUIET, UNSURE, Row, page, share
-from tallystick.roles.verifier import Audited, Stated, Verification, quoted
+from tallystick.run.statements import FirstState, Uncompared, time_text
 
 MARKS: Mapping[str, tuple[str, str]] = {
     "passed": ("yes", "green"),

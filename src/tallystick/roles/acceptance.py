@@ -2,7 +2,7 @@
 
 At the trainer's calibration steps, and at the beginning of what is audited, the auditor measures the noise from the same
 committed state on its own hardware. Bands, scales and silenced gradients are held against that, moves against the budget
-that follows from it (``execution.freedom``). What is above a limit is ``not_accepted``: neither a match nor an accusation.
+that follows from it (``execution.noise.freedom``). What is above a limit is ``not_accepted``: neither a match nor an accusation.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from tallystick.errors import InvalidInput, Nondeterminism
-from tallystick.execution.calibrate import calibrate, gradients_under
-from tallystick.execution.follow_tape import FollowTape
-from tallystick.execution.freedom import Excess, Freedom, Yardstick
+from tallystick.execution.noise.calibration import calibrate, gradients_under
+from tallystick.execution.noise.freedom import Excess, Freedom, Yardstick
+from tallystick.execution.noise.survey import Backward
+from tallystick.execution.rounding.follow import FollowTape
 from tallystick.execution.session import Session
-from tallystick.execution.survey import Backward
 from tallystick.numerics.log import Kind, decode_frame
 from tallystick.numerics.policy import POLICIES
 

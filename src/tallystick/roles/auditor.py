@@ -20,27 +20,24 @@ import numpy as np
 
 from tallystick.commit.encoding import hex_float, parse_hex_float
 from tallystick.commit.state import Entry, hold, summarise
+from tallystick.dispute.verdict import LONGEST_TEXT, WHOLE_SITE, LogObjection
 from tallystick.errors import EditedOutside, InvalidInput, JobFailed, Mismatch, Nondeterminism, OtherProgram
-from tallystick.execution.calibrate import SiteNoise, calibrate
 from tallystick.execution.determinism import environment_versions
-from tallystick.execution.follow_tape import FollowTape, Violation
-from tallystick.execution.freedom import Excess, Freedom
-from tallystick.execution.grids import is_noise_only, reach_of
 from tallystick.execution.job import Job, JobSource
+from tallystick.execution.noise.calibration import SiteNoise, calibrate
+from tallystick.execution.noise.freedom import Excess, Freedom
 from tallystick.execution.program import verify_program
+from tallystick.execution.rounding.follow import FollowTape, Violation
+from tallystick.execution.rounding.grids import is_noise_only, reach_of
 from tallystick.execution.session import Session
 from tallystick.execution.snapshot import copied_state, load_state, state_entries
 from tallystick.execution.step import StepOutcome, backward_of, draw_batch, run_step
 from tallystick.numerics.grid_table import SiteGrid
 from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import policy_of
-from tallystick.protocol.program import ProgramDifference
-from tallystick.protocol.run_documents import Specification, StepRecord
-from tallystick.protocol.sample import SegmentDraw
-from tallystick.protocol.transcript import Transcript, check_cursor, check_fingerprint
-from tallystick.protocol.verdict import LONGEST_TEXT, WHOLE_SITE, LogObjection
 from tallystick.roles.acceptance import Acceptance, Limits
-from tallystick.roles.beginning import (
+from tallystick.roles.data_noise import REMEDY, NoisyData, is_explained, is_reached, shaking
+from tallystick.roles.initial_state import (
     Beginning,
     Built,
     built_of,
@@ -48,9 +45,12 @@ from tallystick.roles.beginning import (
     find_other_setting,
     settings_of,
 )
-from tallystick.roles.data_noise import REMEDY, NoisyData, is_explained, is_reached, shaking
 from tallystick.roles.rebuilt import find_unsteady
 from tallystick.roles.trainer import Phases, Progress, open_session, step_record
+from tallystick.run.documents import Specification, StepRecord
+from tallystick.run.program import ProgramDifference
+from tallystick.run.sample import SegmentDraw
+from tallystick.run.transcript import Transcript, check_cursor, check_fingerprint
 from tallystick.store.files import RunDirectory
 
 VerdictName = Literal["match", "mismatch", "log_violation", "cannot_reproduce", "not_accepted"]

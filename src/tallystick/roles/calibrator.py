@@ -15,15 +15,11 @@ from typing import Any
 
 from tallystick.commit.encoding import Fields, canonical_json, parse_canonical_json
 from tallystick.errors import InvalidInput, Nondeterminism, StoreError
-from tallystick.execution.calibrate import calibrate, exponent_above, grid_for
 from tallystick.execution.determinism import Profile
-from tallystick.execution.grids import bits_for, is_noise_only
 from tallystick.execution.job import Job, JobSource
-from tallystick.execution.probe_tapes import ProbeTape
-from tallystick.execution.session import Session
-from tallystick.execution.snapshot import load_state, state_entries
-from tallystick.execution.step import backward_of, run_step, verify_batches_are_pure
-from tallystick.execution.survey import (
+from tallystick.execution.noise.calibration import calibrate, exponent_above, grid_for
+from tallystick.execution.noise.probes import ProbeTape
+from tallystick.execution.noise.survey import (
     JITTER,
     Measured,
     Pass,
@@ -36,12 +32,16 @@ from tallystick.execution.survey import (
     write_pass,
     write_reference,
 )
+from tallystick.execution.rounding.grids import bits_for, is_noise_only
+from tallystick.execution.session import Session
+from tallystick.execution.snapshot import load_state, state_entries
+from tallystick.execution.step import backward_of, run_step, verify_batches_are_pure
 from tallystick.numerics.grid_table import SiteGrid
 from tallystick.numerics.log import Kind
 from tallystick.numerics.noise import DEEPEST, ambiguous_share, entry_bits, relative_share
 from tallystick.numerics.policy import CHOICES, SPARSEST, Policy, policy_of
-from tallystick.protocol.calibration import CalibrationChoice, SiteChoice
 from tallystick.roles.trainer import open_session
+from tallystick.run.calibration import CalibrationChoice, SiteChoice
 from tallystick.store.files import RunDirectory
 
 MARGIN = 2  # octaves that a band keeps over the largest deviation between profiles

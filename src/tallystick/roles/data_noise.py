@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from tallystick.commit.state import Entry
-from tallystick.execution.jitter import Jitter, JitterMode
+from tallystick.execution.dispatch.jitter import Jitter, JitterMode
 from tallystick.execution.job import Batch, Job, JobSource
 from tallystick.execution.step import map_tensors
 from tallystick.numerics.random import stream_key, words

@@ -1,6 +1,6 @@
 """The judge: two parties' transcripts differ; find the first step on which they part, repeat it, and rule.
 
-The bisection is played by ``protocol.game`` on each side's commitments: roots at checkpoints first, then a root
+The bisection is played by ``dispute.bisection`` on each side's commitments: roots at checkpoints first, then a root
 for every step of the disputed segment, which both sides repeat. The judge then holds the agreed state before the
 disputed step, the job and the trainer's log of that step, and nothing else.
 
@@ -35,27 +35,24 @@ from tallystick.commit.state import (
     parse_state_summary,
     summarise,
 )
+from tallystick.dispute.bisection import Claim, Game, Level, Silence, apply, open_game, receive
+from tallystick.dispute.bounds.steps import StepFacts, needs_log
+from tallystick.dispute.exchange import Answer, ForfeitError, Question, Table, ask_one, size_of
+from tallystick.dispute.moves import hash_in
+from tallystick.dispute.operator_list import Objection
+from tallystick.dispute.record import GRIDS_ENTRY, DisputeRecord, StepsGame
+from tallystick.dispute.signed_moves import Terms
+from tallystick.dispute.terms import PARTIES, DisputedPosition, Party, Ruling
+from tallystick.dispute.verdict import FORFEIT, LogObjection, Pair, Verdict, record_claims
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
-from tallystick.execution.follow_tape import FollowTape
 from tallystick.execution.hashing import leaf_hashes
 from tallystick.execution.job import JobSource
 from tallystick.execution.program import verify_program
+from tallystick.execution.rounding.follow import FollowTape
 from tallystick.execution.snapshot import copied_state, load_state, state_entries
 from tallystick.execution.step import batch_digest, run_step
 from tallystick.numerics.log import Kind, decode_frame
 from tallystick.numerics.rounding import NO_KEY, Candidates, Key, find_candidates
-from tallystick.protocol.dispute import GRIDS_ENTRY, DisputeRecord, StepsGame
-from tallystick.protocol.exchange import Answer, ForfeitError, Question, Table, ask_one, size_of
-from tallystick.protocol.game import Claim, Game, Level, Silence, apply, open_game, receive
-from tallystick.protocol.operator_moves import hash_in
-from tallystick.protocol.operators import Objection
-from tallystick.protocol.run_documents import Specification, StepRecord
-from tallystick.protocol.signed_moves import Terms
-from tallystick.protocol.signing import PublicKey, Signer
-from tallystick.protocol.step_rules import StepFacts, needs_log
-from tallystick.protocol.trace import PARTIES, DisputedPosition, Party, Ruling
-from tallystick.protocol.transcript import CURSOR, Transcript, check_cursor, check_fingerprint
-from tallystick.protocol.verdict import FORFEIT, LogObjection, Pair, Verdict, record_claims
 from tallystick.roles.auditor import (
     BATCH_DIGEST,
     EVIDENCE,
@@ -70,15 +67,18 @@ from tallystick.roles.auditor import (
     open_program,
     open_replay,
 )
-from tallystick.roles.beginning import DOCUMENTS, find_other_setting
+from tallystick.roles.costs import Ledger
 from tallystick.roles.data_noise import REMEDY, Shaking, is_explained, shaking
-from tallystick.roles.ledger import Ledger
+from tallystick.roles.initial_state import DOCUMENTS, find_other_setting
 from tallystick.roles.log_judge import rule_on_log
-from tallystick.roles.operators import OperatorDispute, OperatorResult, Signing, list_base
+from tallystick.roles.operator_dispute import OperatorDispute, OperatorResult, Signing, list_base
 from tallystick.roles.panel import Panel
 from tallystick.roles.parties import LocalTable, RecordedTrace, Respondent
 from tallystick.roles.rebuilt import find_unsteady
 from tallystick.roles.signed_before import FILE, SignedBefore
+from tallystick.run.documents import Specification, StepRecord
+from tallystick.run.transcript import CURSOR, Transcript, check_cursor, check_fingerprint
+from tallystick.signing.keys import PublicKey, Signer
 from tallystick.store.docket import Docket
 from tallystick.store.files import RunDirectory, frame_digest
 
@@ -110,8 +110,8 @@ class DisputeResult:
         reason: in words.
         moves: every claim that was made: (party, steps done, commitment in hexadecimal).
         operator: how level three ended; None if it was not played.
-        record: the portable record (``protocol.dispute``) of a dispute that ended at an operator.
-        ends, records, objection: what the verdict rests on (``protocol.verdict``).
+        record: the portable record (``dispute.record``) of a dispute that ended at an operator.
+        ends, records, objection: what the verdict rests on (``dispute.verdict``).
         ledger: what each party spent; no part of the verdict.
         runs: roots of the trainer's and the auditor's run that were judged, in hexadecimal.
     """

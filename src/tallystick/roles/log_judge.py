@@ -20,9 +20,12 @@ import torch
 from torch import Tensor
 
 from tallystick.commit.state import Entry
+from tallystick.dispute.terms import Ruling
+from tallystick.dispute.verdict import LogObjection
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
-from tallystick.execution.follow_tape import FollowTape, activation_budget
-from tallystick.execution.grids import activation_rule, is_noise_only, nearest_grid
+from tallystick.evidence.run_verifier import quoted
+from tallystick.execution.rounding.follow import FollowTape, activation_budget
+from tallystick.execution.rounding.grids import activation_rule, is_noise_only, nearest_grid
 from tallystick.execution.snapshot import load_state
 from tallystick.execution.step import run_step
 from tallystick.numerics.grid_table import SiteGrid
@@ -30,12 +33,9 @@ from tallystick.numerics.log import Kind, SiteAddress, SparseEntries, decode, de
 from tallystick.numerics.nearest_tensors import follow_nearest
 from tallystick.numerics.policy import move_budget
 from tallystick.numerics.rounding import NO_KEY, Key, round_followed, round_followed_residues
-from tallystick.protocol.trace import Ruling
-from tallystick.protocol.transcript import Transcript
-from tallystick.protocol.verdict import LogObjection
 from tallystick.roles.auditor import Replay, adopting, find_noisy_sites, is_excused, violations_of
 from tallystick.roles.data_noise import REMEDY
-from tallystick.roles.verifier import quoted
+from tallystick.run.transcript import Transcript
 
 State = Mapping[str, Entry]
 

@@ -18,15 +18,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from tallystick.errors import InvalidInput, Mismatch
+from tallystick.execution.dispatch.table import RANDOM
 from tallystick.execution.job import Batch, Job, find_shipped, find_source
-from tallystick.execution.operators import RANDOM
 from tallystick.numerics.policy import Policy, find_policy
 
 # A plain loop does without session, trainer and auditor, and its memory is measured without.
 if TYPE_CHECKING:
-    from tallystick.execution.jitter import Jitter
-    from tallystick.execution.randomness import RandomStream
-    from tallystick.protocol.run_documents import StepRecord
+    from tallystick.execution.dispatch.jitter import Jitter
+    from tallystick.execution.dispatch.randomness import RandomStream
+    from tallystick.run.documents import StepRecord
 
 Say = Callable[[str], None]
 Times = dict[str, float]
@@ -155,7 +155,7 @@ class MemoryRun:
 
     def calibrate(self, repeats: int = 2) -> float:
         """Measure the noise of the next step and return the seconds that took."""
-        from tallystick.execution.calibrate import calibrate
+        from tallystick.execution.noise.calibration import calibrate
         from tallystick.execution.step import backward_of
 
         started = time.perf_counter()
@@ -353,8 +353,8 @@ def control(directory: str, out: str, jitter: bool, job: str | None = None) -> d
     the weights in the order of the model's parameters, little-endian, in the precision of the policy. ``job`` is its source,
     by default the shipped one that the run names.
     """
-    from tallystick.execution.jitter import Jitter
-    from tallystick.execution.randomness import RandomStream
+    from tallystick.execution.dispatch.jitter import Jitter
+    from tallystick.execution.dispatch.randomness import RandomStream
     from tallystick.store.files import RunDirectory, storing
 
     run = RunDirectory(Path(directory))
@@ -387,7 +387,7 @@ def curve(job: str, arithmetic: str, steps: int | None, seed: int, points: int, 
     Raises:
         InvalidInput: the job has no held-out loss, or there is no such arithmetic.
     """
-    from tallystick.execution.randomness import RandomStream
+    from tallystick.execution.dispatch.randomness import RandomStream
 
     source, (name, _, more) = find_source(job), arithmetic.partition(" ")
     settings = {"init_seed": str(seed), "data_seed": str(seed)}

@@ -2,7 +2,7 @@
 
 A trainer swaps the data of one step in the middle of a segment, an auditor disputes the run, and the game is played down to
 the operator. Then the judge is asked about operators of every kind of an honest step of the same job, the largest of each.
-All parties take turns on one machine; their time is kept apart (``roles.ledger``).
+All parties take turns on one machine; their time is kept apart (``roles.costs``).
 
 A list's results are fresh memory, and what a first write to a page costs is the machine's matter: 0.1 s a GB on one that has
 it ready, 3 s on a virtual one that fetches each page from its host. So the memory is touched before, where the process
@@ -23,23 +23,23 @@ from typing import Any
 import numpy as np
 
 from tallystick.commit.state import HeldState
+from tallystick.dispute.bounds.steps import StepFacts, needs_log
+from tallystick.dispute.operator_list import BATCH, END, STORE, Operator
+from tallystick.dispute.rulings import Accusation, rule_on_operator
 from tallystick.errors import TallyError
 from tallystick.execution.job import Batch, Job, JobSource, find_source
+from tallystick.execution.operator_trace import trace_step
 from tallystick.execution.snapshot import load_state
 from tallystick.execution.step import batch_digest
-from tallystick.execution.trace import trace_step
 from tallystick.numerics.policy import find_policy
-from tallystick.protocol.operators import BATCH, END, STORE, Operator
-from tallystick.protocol.rulings import Accusation, rule_on_operator
-from tallystick.protocol.run_documents import Specification, StepRecord
-from tallystick.protocol.step_rules import StepFacts, needs_log
-from tallystick.protocol.transcript import Transcript
 from tallystick.roles.auditor import Replay, adopting, open_replay, write_claim
+from tallystick.roles.costs import Ledger, Spent
 from tallystick.roles.judge import dispute
-from tallystick.roles.ledger import Ledger, Spent
-from tallystick.roles.operators import TrainerSide, list_base
+from tallystick.roles.operator_dispute import TrainerSide, list_base
 from tallystick.roles.parties import RecordedTrace
 from tallystick.roles.trainer import Order, record
+from tallystick.run.documents import Specification, StepRecord
+from tallystick.run.transcript import Transcript
 from tallystick.store.files import RunDirectory
 
 MOST_STEPS = 3.0  # wall clock of a dispute beyond repeating one segment, in steps

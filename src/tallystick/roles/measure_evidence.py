@@ -19,8 +19,15 @@ from typing import Any, NamedTuple
 from tallystick.commit.encoding import canonical_json
 from tallystick.commit.merkle import inclusion_proof, leaf_hash
 from tallystick.commit.merkle import root as merkle_root
+from tallystick.dispute.bisection import Claim, Level, apply, open_game
+from tallystick.dispute.terms import Party
+from tallystick.dispute.verdict import Verdict
 from tallystick.errors import TallyError
-from tallystick.protocol.attest import (
+from tallystick.evidence.bundle import Member, make_bundle, named, parse_bundle
+from tallystick.evidence.policy import FORMAT
+from tallystick.run.documents import JobRecord, PolicyRecord, SiteRecord, Specification, StepRecord
+from tallystick.run.sample import LogPosition, announce, draw_segments
+from tallystick.run.statements import (
     AuditClaim,
     FirstState,
     MeasuredFreedom,
@@ -31,20 +38,13 @@ from tallystick.protocol.attest import (
     provenance_statement,
     verdict_statement,
 )
-from tallystick.protocol.bundle import Member, make_bundle, named, parse_bundle
-from tallystick.protocol.envelope import sign_statement
-from tallystick.protocol.evidence_policy import FORMAT
-from tallystick.protocol.game import Claim, Level, apply, open_game
-from tallystick.protocol.model_signature import Manifest, sign_model
-from tallystick.protocol.notes import COSIGNATURE, NOTE, Note, NoteKey, NoteSigner
-from tallystick.protocol.published import entry_of
-from tallystick.protocol.run_documents import JobRecord, PolicyRecord, SiteRecord, Specification, StepRecord
-from tallystick.protocol.sample import LogPosition, announce, draw_segments
-from tallystick.protocol.signing import P256, SigningKey, generate_key
-from tallystick.protocol.tlog import LogEntry, LogProof, checkpoint_text, parse_checkpoint
-from tallystick.protocol.trace import Party
-from tallystick.protocol.transcript import Transcript
-from tallystick.protocol.verdict import Verdict
+from tallystick.run.transcript import Transcript
+from tallystick.signing.dsse import sign_statement
+from tallystick.signing.keys import P256, SigningKey, generate_key
+from tallystick.signing.model_signature import Manifest, sign_model
+from tallystick.signing.note import COSIGNATURE, NOTE, Note, NoteKey, NoteSigner
+from tallystick.tlog.publication import entry_of
+from tallystick.tlog.tree import LogEntry, LogProof, checkpoint_text, parse_checkpoint
 from tallystick.version import __version__
 
 MOST_SECONDS, MOST_MEMORY = 1.0, 200e6  # what a bundle's verification must stay within

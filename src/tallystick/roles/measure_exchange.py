@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tallystick.dispute.terms import PARTIES, Party
 from tallystick.errors import TallyError
-from tallystick.protocol.signing import generate_key
-from tallystick.protocol.trace import PARTIES, Party
 from tallystick.roles.measure_dispute import make_false_run
+from tallystick.signing.keys import generate_key
 from tallystick.store.keys import write_key
 
 IDLE_SECONDS = 3600  # that a party waits for the next question

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from tallystick.errors import Mismatch
-from tallystick.execution.calibrate import calibrate
-from tallystick.execution.grids import ACTIVATIONS
-from tallystick.execution.jitter import Jitter
+from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.job import Job, find_source
-from tallystick.execution.leaves import LeafSites
+from tallystick.execution.noise.calibration import calibrate
+from tallystick.execution.rounding.context import RecordTape
+from tallystick.execution.rounding.grids import ACTIVATIONS
+from tallystick.execution.rounding.leaves import LeafSites
 from tallystick.execution.session import Session
 from tallystick.execution.step import backward_of, run_step
-from tallystick.execution.tape import RecordTape
 from tallystick.jobs.resnet50 import ResNet
 from tallystick.numerics.dense import encode_dense
 from tallystick.numerics.grid_table import GridTable

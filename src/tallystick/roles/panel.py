@@ -27,11 +27,11 @@ from typing import Any, cast
 
 from tallystick.commit.encoding import Fields, canonical_json, parse_canonical_json
 from tallystick.commit.state import HeldState
+from tallystick.dispute.terms import DisputedPosition, Party
+from tallystick.dispute.verdict import LogObjection
 from tallystick.execution.determinism import X86_ONLY, Profile
 from tallystick.execution.job import JobSource
-from tallystick.protocol.trace import DisputedPosition, Party
-from tallystick.protocol.verdict import LogObjection
-from tallystick.roles.ledger import Ledger
+from tallystick.roles.costs import Ledger
 from tallystick.store.files import RunDirectory, read_whole, write_whole
 from tallystick.version import __version__
 

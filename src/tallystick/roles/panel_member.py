@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from tallystick.commit.state import Entry, HeldState, hold
+from tallystick.dispute.terms import PARTIES, DisputedPosition, Party
+from tallystick.dispute.verdict import parse_log_objection
 from tallystick.errors import InvalidInput, Nondeterminism, TallyError
 from tallystick.execution.determinism import parse_profile
 from tallystick.execution.job import JobSource
 from tallystick.execution.snapshot import load_state
 from tallystick.execution.step import batch_digest, run_step
-from tallystick.protocol.trace import PARTIES, DisputedPosition, Party
-from tallystick.protocol.transcript import Transcript
-from tallystick.protocol.verdict import parse_log_objection
 from tallystick.roles.auditor import Deviation, Replay, open_replay
 from tallystick.roles.judge import StepJudge, find_other_beginning
 from tallystick.roles.log_judge import rule_on_log
-from tallystick.roles.operators import find_structure
+from tallystick.roles.operator_dispute import find_structure
 from tallystick.roles.panel import Opinion, asked_of
 from tallystick.roles.rebuilt import ELSEWHERE_SECONDS, shift_clock
+from tallystick.run.transcript import Transcript
 from tallystick.store.files import RunDirectory
 
 

@@ -1,7 +1,7 @@
 """The two parties of a dispute: each answers questions from its own run directory, with its own program and key.
 
     party = Respondent(RecordedTrace(directory, transcript, replay, "auditor", ledger), other_run, signer=key)
-    answer = party.answer(question)                 # protocol.exchange
+    answer = party.answer(question)                 # dispute.exchange
 
 What a party answers follows from the question, the earlier questions of the same dispute, its run and its key, so one that
 was killed and started again goes on: ``learn`` takes in the earlier questions without answering them again. In one process
@@ -21,17 +21,13 @@ from tallystick.commit.encoding import canonical_json, digest, parse_canonical_j
 from tallystick.commit.merkle import root as merkle_root
 from tallystick.commit.state import Entry, HeldState, hold, summarise
 from tallystick.commit.tensors import chunk_size
-from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
-from tallystick.execution.hashing import leaf_hashes
-from tallystick.execution.snapshot import copied_state, held_state, load_state, state_entries
-from tallystick.execution.step import StepOutcome
-from tallystick.execution.trace import StepTrace, trace_step
-from tallystick.protocol.dispute import GRIDS_ENTRY, handed_digest, opening_fields
-from tallystick.protocol.exchange import HEAD_LIMIT, Answer, Question, unable
-from tallystick.protocol.formulas import Sum, is_right_partial
-from tallystick.protocol.game import Claim
-from tallystick.protocol.openings import Opening
-from tallystick.protocol.operator_game import (
+from tallystick.dispute.bisection import Claim
+from tallystick.dispute.bounds.formulas import Sum, is_right_partial
+from tallystick.dispute.bounds.steps import StepFacts, formula_for
+from tallystick.dispute.exchange import HEAD_LIMIT, Answer, Question, unable
+from tallystick.dispute.moves import hash_in, items_in, move_fields, parse_move, sender_of, whole_in
+from tallystick.dispute.openings import Opening
+from tallystick.dispute.operator_game import (
     Answered,
     Declined,
     Handed,
@@ -43,21 +39,25 @@ from tallystick.protocol.operator_game import (
     open_operator_game,
     play_move,
 )
-from tallystick.protocol.operator_moves import hash_in, items_in, move_fields, parse_move, sender_of, whole_in
-from tallystick.protocol.operators import Objection, OperatorList, parse_operator
-from tallystick.protocol.rulings import Accusation
-from tallystick.protocol.run_documents import StepRecord
-from tallystick.protocol.run_proofs import parse_step_proof, verify_step_proof
-from tallystick.protocol.signed_moves import History, Terms, sign_move
-from tallystick.protocol.signing import Signer
-from tallystick.protocol.step_rules import StepFacts, formula_for
-from tallystick.protocol.trace import PARTIES, Party
-from tallystick.protocol.transcript import Transcript
-from tallystick.roles import operators
+from tallystick.dispute.operator_list import Objection, OperatorList, parse_operator
+from tallystick.dispute.record import GRIDS_ENTRY, handed_digest, opening_fields
+from tallystick.dispute.rulings import Accusation
+from tallystick.dispute.signed_moves import History, Terms, sign_move
+from tallystick.dispute.terms import PARTIES, Party
+from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
+from tallystick.execution.hashing import leaf_hashes
+from tallystick.execution.operator_trace import StepTrace, trace_step
+from tallystick.execution.snapshot import copied_state, held_state, load_state, state_entries
+from tallystick.execution.step import StepOutcome
+from tallystick.roles import operator_dispute
 from tallystick.roles.auditor import Replay, adopting
-from tallystick.roles.ledger import Ledger, Spent
-from tallystick.roles.operators import Examination, Source, TrainerSide, Wanted, nodes_of, reader_of
+from tallystick.roles.costs import Ledger, Spent
+from tallystick.roles.operator_dispute import Examination, Source, TrainerSide, Wanted, nodes_of, reader_of
 from tallystick.roles.signed_before import SignedBefore
+from tallystick.run.documents import StepRecord
+from tallystick.run.proofs import parse_step_proof, verify_step_proof
+from tallystick.run.transcript import Transcript
+from tallystick.signing.keys import Signer
 from tallystick.store.files import RunDirectory, frame_digest
 
 UNOPENED_TAG = "tallystick/unopened-state/1"
@@ -392,7 +392,7 @@ class Respondent:
         side = self._trainer(question)
         sources = [_source(item) for item in items_in(question.body.get("sources"), "sources")]
         for source in sources:
-            operators.nbytes_of(side.trace.operators, source)  # raises where there is none
+            operator_dispute.nbytes_of(side.trace.operators, source)  # raises where there is none
         return Answer({}, tuple(side.show(source) for source in sources))
 
     def _looked(self, question: Question) -> Answer:
@@ -501,7 +501,7 @@ class Respondent:
             claimed = self.trace.witness_at(case.step + 1)
             root = case.terms.claims["trainer"]
             with self.trace.ledger.charging("trainer", "list"):
-                self._side = operators.defend(
+                self._side = operator_dispute.defend(
                     self.trace.replay, case.agreed, case.facts.frame, case.facts.record, base=case.terms.base,
                     chunk=case.chunk, claimed_root=root,
                     claimed=None if claimed is None or claimed.root != root else claimed,
@@ -518,7 +518,7 @@ class Respondent:
             own = self.trace.traced_under(case.facts.record)
             with self.trace.ledger.charging("auditor", "examination"):
                 if own is None:
-                    own = operators.own_step(
+                    own = operator_dispute.own_step(
                         self.trace.replay, case.agreed, case.facts.frame, case.facts.record, chunk=case.chunk
                     )
                 self._seen = Examination(own, [parse_operator(leaf) for leaf in self._leaves()], case.agreed)
@@ -562,7 +562,7 @@ class Respondent:
                     f"question: the log of step {step} is not the one that the trainer's record names"
                 )
         facts = StepFacts(transcript.specification, record, frame, bytes(agreed.entries[GRIDS_ENTRY].data))
-        base, chunk = operators.list_base(agreed, facts)
+        base, chunk = operator_dispute.list_base(agreed, facts)
         return _Case(step, facts, agreed, Terms(run, auditor_run, step, base, claims), chunk)
 
     def _record(self, question: Question, step: int, run: bytes) -> StepRecord:

@@ -14,9 +14,9 @@ from typing import cast
 import torch
 
 from tallystick.commit.encoding import Fields, canonical_json, parse_canonical_json
+from tallystick.dispute.signed_moves import MoveClaim
 from tallystick.errors import Nondeterminism
 from tallystick.execution.determinism import INSTRUCTION_SETS
-from tallystick.protocol.signed_moves import MoveClaim
 from tallystick.store.files import read_whole, write_whole
 
 FILE = "signed-before.json"

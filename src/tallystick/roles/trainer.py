@@ -14,23 +14,22 @@ from torch import Tensor
 from tallystick.commit.encoding import hex_float
 from tallystick.commit.state import Entry, EntrySummary, StateSummary, summarise
 from tallystick.errors import InvalidInput, Nondeterminism, OtherProgram, StoreError
-from tallystick.execution.calibrate import calibrate, gradients_under
 from tallystick.execution.determinism import environment_versions
-from tallystick.execution.grids import sample_stride
+from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.hashing import leaf_hashes
-from tallystick.execution.jitter import Jitter
 from tallystick.execution.job import Job, JobSource
+from tallystick.execution.noise.calibration import calibrate, gradients_under
+from tallystick.execution.noise.survey import Backward
 from tallystick.execution.program import LocalProgram
+from tallystick.execution.rounding.context import RecordTape
+from tallystick.execution.rounding.grids import sample_stride
 from tallystick.execution.session import Session
 from tallystick.execution.snapshot import load_state, state_entries
 from tallystick.execution.step import StepOutcome, backward_of, draw_batch, run_step, verify_batches_are_pure
-from tallystick.execution.survey import Backward
-from tallystick.execution.tape import RecordTape
 from tallystick.numerics import kernels
 from tallystick.numerics.policy import Policy
 from tallystick.numerics.rounding import sampled_rms
-from tallystick.protocol.program import Program, in_words
-from tallystick.protocol.run_documents import (
+from tallystick.run.documents import (
     JobRecord,
     Notes,
     PolicyRecord,
@@ -39,6 +38,7 @@ from tallystick.protocol.run_documents import (
     Specification,
     StepRecord,
 )
+from tallystick.run.program import Program, in_words
 from tallystick.store.files import RunDirectory, frame_digest
 
 APART = (

@@ -26,8 +26,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from tallystick.commit.encoding import HASH_BYTES, Fields, canonical_json, parse_canonical_json, parse_hex
-from tallystick.errors import InvalidInput, Mismatch, Nondeterminism, StoreError, TallyError
-from tallystick.protocol.exchange import (
+from tallystick.dispute.exchange import (
     ANSWER_LIMIT,
     HEAD_LIMIT,
     Answer,
@@ -39,8 +38,9 @@ from tallystick.protocol.exchange import (
     read_question,
     signed_payload,
 )
-from tallystick.protocol.signing import PublicKey, parse_public_key
-from tallystick.protocol.trace import PARTIES, Party
+from tallystick.dispute.terms import PARTIES, Party
+from tallystick.errors import InvalidInput, Mismatch, Nondeterminism, StoreError, TallyError
+from tallystick.signing.keys import PublicKey, parse_public_key
 from tallystick.store.files import RunDirectory, open_regular, read_whole, storing, write_pieces, write_whole
 
 DOCKET_FORMAT = "tallystick/dispute-docket/1"
@@ -111,7 +111,7 @@ def answer_name(number: int) -> str:
 
 
 class Docket:
-    """One dispute on the referee's disk; a table (``protocol.exchange.Table``) at which files pass.
+    """One dispute on the referee's disk; a table (``dispute.exchange.Table``) at which files pass.
 
     Attributes:
         refused: answers that were refused, and files that a mailbox did not take, since this object was made, and why, by

@@ -33,8 +33,9 @@ import safetensors
 
 from tallystick.commit.encoding import digest
 from tallystick.commit.state import DTYPE_BYTES, Entry, HeldState, hold, summarise
+from tallystick.dispute.verdict import OBJECTION_LIMIT, LogObjection, parse_log_objection
 from tallystick.errors import InvalidInput, Mismatch, StoreError
-from tallystick.protocol.run_documents import (
+from tallystick.run.documents import (
     RECORD_LIMIT,
     SPECIFICATION_LIMIT,
     STATEMENT_LIMIT,
@@ -45,8 +46,7 @@ from tallystick.protocol.run_documents import (
     parse_step_record,
     parse_step_records,
 )
-from tallystick.protocol.transcript import Transcript, verify_transcript
-from tallystick.protocol.verdict import OBJECTION_LIMIT, LogObjection, parse_log_objection
+from tallystick.run.transcript import Transcript, verify_transcript
 
 FRAME_TAG = "tallystick/log-frame/1"
 STATE_METADATA = "tallystick/state/1"

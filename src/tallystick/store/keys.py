@@ -11,7 +11,7 @@ import stat
 from pathlib import Path
 
 from tallystick.errors import InvalidInput, StoreError
-from tallystick.protocol.signing import KEY_LIMIT, PublicKey, SigningKey, parse_public_key, parse_signing_key
+from tallystick.signing.keys import KEY_LIMIT, PublicKey, SigningKey, parse_public_key, parse_signing_key
 from tallystick.store.files import storing
 
 PASSWORD_VARIABLE = "TALLYSTICK_KEY_PASSWORD"

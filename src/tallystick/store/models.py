@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tallystick.commit.state import Entry, summarise
 from tallystick.errors import InvalidInput, StoreError
-from tallystick.protocol.model_signature import EXCLUDED, SIGNATURE_FILE, Manifest
+from tallystick.signing.model_signature import EXCLUDED, SIGNATURE_FILE, Manifest
 from tallystick.store.files import load_state_file, open_regular, storing, tensor_pieces, weights_pieces
 
 WEIGHTS_FILE = "model.safetensors"

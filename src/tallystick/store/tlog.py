@@ -23,8 +23,9 @@ from tallystick.commit.encoding import HASH_BYTES
 from tallystick.commit.merkle import EMPTY_ROOT, leaf_hash, verify_consistency, verify_inclusion
 from tallystick.commit.merkle import root as merkle_root
 from tallystick.errors import InvalidInput, Mismatch, StoreError
-from tallystick.protocol.notes import NOTE, NOTE_LIMIT, Note, NoteKey, NoteSigner
-from tallystick.protocol.tlog import (
+from tallystick.signing.note import NOTE, NOTE_LIMIT, Note, NoteKey, NoteSigner
+from tallystick.store.files import read_whole, storing, write_whole
+from tallystick.tlog.tree import (
     ENTRY_LIMIT,
     TILE_WIDTH,
     Checkpoint,
@@ -39,7 +40,6 @@ from tallystick.protocol.tlog import (
     tile_holding,
     tiles_of,
 )
-from tallystick.store.files import read_whole, storing, write_whole
 
 _BUNDLE_LIMIT = TILE_WIDTH * (ENTRY_LIMIT + 1)
 _PENDING_LIMIT = 1 << 30  # bytes; the log's own operator wrote them

@@ -23,11 +23,11 @@ from torch import Tensor
 from tallystick.commit.encoding import hex_float
 from tallystick.commit.state import Entry, summarise
 from tallystick.errors import InvalidInput
-from tallystick.execution.freedom import Yardstick
 from tallystick.execution.job import Batch, Job, JobSource, find_source
+from tallystick.execution.noise.freedom import Yardstick
+from tallystick.execution.rounding.context import RecordTape
 from tallystick.execution.session import Session
 from tallystick.execution.step import batch_digest
-from tallystick.execution.tape import RecordTape
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import (
     Kind,
@@ -41,11 +41,11 @@ from tallystick.numerics.log import (
 )
 from tallystick.numerics.policy import find_policy
 from tallystick.numerics.rounding import NO_KEY, Key, round_recorded
-from tallystick.protocol.run_documents import Specification, StepRecord
-from tallystick.protocol.transcript import Transcript, state_fingerprint
 from tallystick.roles.auditor import Replay, open_replay, write_claim
 from tallystick.roles.judge import Defence
 from tallystick.roles.trainer import Order, record
+from tallystick.run.documents import Specification, StepRecord
+from tallystick.run.transcript import Transcript, state_fingerprint
 from tallystick.store.files import RunDirectory
 
 Tamper = Callable[[Job], None]

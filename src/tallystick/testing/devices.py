@@ -21,8 +21,8 @@ from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
-from tallystick.monitor.certificates import Certificate, parse_chain, parse_root
-from tallystick.monitor.spdm import FIRMWARE_ID, TCB_INFO, DeviceEvidence, Measurement, SpdmExchange
+from tallystick.fleet.attestation.certificates import Certificate, parse_chain, parse_root
+from tallystick.fleet.attestation.spdm import FIRMWARE_ID, TCB_INFO, DeviceEvidence, Measurement, SpdmExchange
 
 START = datetime.datetime(2025, 1, 1, tzinfo=datetime.UTC)
 END = datetime.datetime(2045, 1, 1, tzinfo=datetime.UTC)

@@ -17,22 +17,22 @@ from typing import TYPE_CHECKING
 
 from tallystick.cli.terminal import console, json_bytes
 from tallystick.commit.state import Entry, hold, open_chunk, summarise
+from tallystick.diagnosis.causes import explain_states
+from tallystick.dispute.verdict import LogObjection, Verdict
 from tallystick.errors import InvalidInput, Mismatch
+from tallystick.evidence.bundle import make_bundle, parse_bundle
+from tallystick.evidence.bundle_verifier import verify_bundle
+from tallystick.evidence.recognition import recognise
+from tallystick.evidence.run_verifier import Verification, verify_run
 from tallystick.numerics.policy import POLICIES, policy_of
-from tallystick.protocol.bundle import make_bundle, parse_bundle
-from tallystick.protocol.run_documents import parse_specification, parse_step_records
-from tallystick.protocol.signing import ed25519_key
-from tallystick.protocol.transcript import Transcript, check_fingerprint, state_fingerprint
-from tallystick.protocol.verdict import LogObjection, Verdict
 from tallystick.reports.document import find_sources, read_document
 from tallystick.reports.layout import Report
 from tallystick.reports.run import read_run
 from tallystick.reports.verification import VerificationPage
-from tallystick.roles.bundle_verifier import verify_bundle
-from tallystick.roles.causes import explain_states
-from tallystick.roles.evidence import gather, identity_of_claimed, sign_run
-from tallystick.roles.recognition import recognise
-from tallystick.roles.verifier import Verification, verify_run
+from tallystick.roles.statements import gather, identity_of_claimed, sign_run
+from tallystick.run.documents import parse_specification, parse_step_records
+from tallystick.run.transcript import Transcript, check_fingerprint, state_fingerprint
+from tallystick.signing.keys import ed25519_key
 from tallystick.store.files import RunDirectory, frame_digest, weights_pieces
 
 if TYPE_CHECKING:
@@ -254,9 +254,9 @@ def read_with_torch(data: bytes) -> Transcript:
     Raises:
         InvalidInput, Mismatch: it is no run of the auditor's job, whatever else could be read.
     """
+    from tallystick.diagnosis.explain import explain_runs
     from tallystick.reports.divergence import DivergencePage
     from tallystick.roles.auditor import choose_segments, environment_differences
-    from tallystick.roles.explain import explain_runs
     from tallystick.roles.judge import find_other_beginning
     from tallystick.roles.panel_member import HandedSeat
 
@@ -285,7 +285,7 @@ def _read_segment(run: RunDirectory, transcript: Transcript, replay: Replay, sta
     """Read what an audit reads of one segment, each time as far as it can."""
     from tallystick.execution.snapshot import load_state, state_entries
     from tallystick.roles.auditor import farther_than_trained
-    from tallystick.roles.beginning import compare_beginning, find_other_setting
+    from tallystick.roles.initial_state import compare_beginning, find_other_setting
 
     roots = {checkpoint.steps_done: checkpoint.state_root for checkpoint in transcript.checkpoints()}
     state = run.load_committed(start, roots[start])

@@ -1,7 +1,7 @@
 """Level three of the game over letters: lists of letters as operators, parties of every character, and a referee.
 
 Operator i of the list writes a letter, and is right if that letter follows the one before it; the first writes ``a``. That
-is all the game of ``protocol.operator_game`` needs, and no torch.
+is all the game of ``dispute.operator_game`` needs, and no torch.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import Protocol
 from tallystick.commit.encoding import digest
 from tallystick.commit.merkle import root as merkle_root
 from tallystick.commit.merkle import verify_inclusion
-from tallystick.errors import ProtocolViolation
-from tallystick.protocol.game import Claim, Silence
-from tallystick.protocol.operator_game import (
+from tallystick.dispute.bisection import Claim, Silence
+from tallystick.dispute.operator_game import (
     Answered,
     Committed,
     Declined,
@@ -29,13 +28,14 @@ from tallystick.protocol.operator_game import (
     open_operator_game,
     play_move,
 )
-from tallystick.protocol.operators import (
+from tallystick.dispute.operator_list import (
     Objection,
     OperatorList,
     hash_of,
     verify_opened_leaf,
 )
-from tallystick.protocol.trace import PARTIES, Party, Ruling
+from tallystick.dispute.terms import PARTIES, Party, Ruling
+from tallystick.errors import ProtocolViolation
 from tallystick.testing.letters import ALPHABET, DEADLINE, next_letter
 
 BASE = digest("tallystick/letters/1", b"operators")

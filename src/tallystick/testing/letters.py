@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from tallystick.commit.encoding import digest
+from tallystick.dispute.bisection import Claim, Game, Level, Move, Silence, apply, open_game, receive
+from tallystick.dispute.terms import PARTIES, DisputedPosition, Loser, Party, Ruling
 from tallystick.errors import ProtocolViolation
-from tallystick.protocol.game import Claim, Game, Level, Move, Silence, apply, open_game, receive
-from tallystick.protocol.trace import PARTIES, DisputedPosition, Loser, Party, Ruling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence

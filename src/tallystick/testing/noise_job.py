@@ -1,7 +1,7 @@
 """A job whose data can only be memorised: random vectors with random labels, each visited in one segment alone.
 
 What a network learns of such data it learns of each record by itself, so a record that was trained on is told from one
-that was not. Real data with much in common hide that (``tallystick.monitor.memorisation``).
+that was not. Real data with much in common hide that (``tallystick.fleet.provenance.memorisation``).
 
 Settings, all optional: steps=24, batch=64, segment=4 (steps that share their records), width=256, optimizer=adamw (or sgd),
 learning_rate=0.02, init_seed=0, data_seed=0.

@@ -22,45 +22,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from tallystick.commit.directory import MapProof
 from tallystick.commit.encoding import canonical_json, frame, parse_canonical_json
 from tallystick.commit.state import Entry, parse_chunk_proof, parse_state_summary
-from tallystick.errors import InvalidInput, Mismatch
-from tallystick.monitor import (
-    certificates,
-    chiprecord,
-    credential,
-    datarecords,
-    enrolment,
-    memory,
-    neutral,
-    probes,
-    revocation,
-    rules,
-    sandbox,
-    sealed_job,
-    spdm,
-    tpm,
-    transcripts,
-)
-from tallystick.monitor.claims import RegistryProof, make_frame, parse_frame, parse_registry_proof
-from tallystick.monitor.compliance import licence_statement, parse_owner_findings, read_licence
-from tallystick.monitor.custody import add_link, encode_chain, parse_chain
-from tallystick.monitor.draw import parse_announcement
-from tallystick.monitor.extraction import ChipLogReader
-from tallystick.monitor.industry import Industry
-from tallystick.monitor.inspection import Finding, Result, make_order, parse_order, parse_result
-from tallystick.monitor.ledger import Head, sign_head
-from tallystick.monitor.reconcile import Stream, parse_stream
-from tallystick.monitor.registry import Chip, parse_entry
-from tallystick.monitor.transcripts import even_shards
-from tallystick.monitor.workload import parse_fleet
-from tallystick.numerics import grid_table, log
-from tallystick.numerics.dense import decode_dense, encode_dense
-from tallystick.protocol import attest, run_documents, run_proofs, sample, tlog, transcript
-from tallystick.protocol.bundle import parse_bundle
-from tallystick.protocol.calibration import CalibrationChoice, SiteChoice, parse_calibration
-from tallystick.protocol.dispute import parse_dispute
-from tallystick.protocol.envelope import Statement, Subject, parse_envelope, parse_statement, sign_statement
-from tallystick.protocol.evidence_policy import parse_evidence_policy
-from tallystick.protocol.exchange import (
+from tallystick.dispute.exchange import (
     ANSWER_TYPE,
     Answer,
     Posting,
@@ -70,15 +32,42 @@ from tallystick.protocol.exchange import (
     read_question,
     unable,
 )
-from tallystick.protocol.log_policy import parse_log_policy
-from tallystick.protocol.model_signature import parse_model_signature
-from tallystick.protocol.notes import NOTE, Note, NoteKey, NoteSigner, parse_note, parse_vkey
-from tallystick.protocol.signed_moves import MoveClaim, Terms, read_move
-from tallystick.protocol.signing import ed25519_key, parse_public_key, parse_signing_key
-from tallystick.protocol.verdict import LogObjection, parse_log_objection, parse_verdict
+from tallystick.dispute.record import parse_dispute
+from tallystick.dispute.signed_moves import MoveClaim, Terms, read_move
+from tallystick.dispute.verdict import LogObjection, parse_log_objection, parse_verdict
+from tallystick.errors import InvalidInput, Mismatch
+from tallystick.evidence.bundle import parse_bundle
+from tallystick.evidence.policy import parse_evidence_policy
+from tallystick.fleet.agent import chip_record, memory, probes
+from tallystick.fleet.attestation import certificates, credential, enrolment, revocation, spdm, tpm
+from tallystick.fleet.compliance import rules
+from tallystick.fleet.compliance.compliance import licence_statement, parse_owner_findings, read_licence
+from tallystick.fleet.enclave import neutral, sandbox, sealed_job
+from tallystick.fleet.inspection.custody import add_link, encode_chain, parse_chain
+from tallystick.fleet.inspection.extraction import ChipLogReader
+from tallystick.fleet.inspection.inspection import Finding, Result, make_order, parse_order, parse_result
+from tallystick.fleet.provenance import batch_opening, transcripts
+from tallystick.fleet.provenance.transcripts import even_shards
+from tallystick.fleet.registry.claims import RegistryProof, make_frame, parse_frame, parse_registry_proof
+from tallystick.fleet.registry.events import Chip, parse_entry
+from tallystick.fleet.registry.industry import Industry
+from tallystick.fleet.registry.ledger import Head, sign_head
+from tallystick.fleet.registry.reconcile import Stream, parse_stream
+from tallystick.fleet.sampling.draw import parse_announcement
+from tallystick.fleet.sampling.workload import parse_fleet
+from tallystick.numerics import grid_table, log
+from tallystick.numerics.dense import decode_dense, encode_dense
+from tallystick.run import documents, proofs, sample, statements, transcript
+from tallystick.run.calibration import CalibrationChoice, SiteChoice, parse_calibration
+from tallystick.signing.dsse import Statement, Subject, parse_envelope, parse_statement, sign_statement
+from tallystick.signing.keys import ed25519_key, parse_public_key, parse_signing_key
+from tallystick.signing.model_signature import parse_model_signature
+from tallystick.signing.note import NOTE, Note, NoteKey, NoteSigner, parse_note, parse_vkey
 from tallystick.store import journal
 from tallystick.store.files import RunDirectory
 from tallystick.testing import devices, hostile_runs
+from tallystick.tlog import tree
+from tallystick.tlog.policy import parse_log_policy
 
 Encode = Callable[[Any], bytes]
 
@@ -180,19 +169,19 @@ def _made() -> Iterator[bytes]:
 
 def _evidence() -> Iterator[bytes]:
     """An announcement, an auditor's and a judge's claim, a log entry, a log's key and a reader's policy."""
-    statement = run_documents.RunStatement(tree_size=13, root="11" * 32, steps=12, final_state="22" * 32)
-    identity = attest.RunIdentity(statement, "33" * 32, "44" * 32)
+    statement = documents.RunStatement(tree_size=13, root="11" * 32, steps=12, final_state="22" * 32)
+    identity = statements.RunIdentity(statement, "33" * 32, "44" * 32)
     announcement = sample.announce(
         run_root=bytes.fromhex("11" * 32), tree_size=13, steps=12, checkpoint_every=2, fraction="0.5", detect="0.9",
         log=None, beacon=("drand/quicknet", 41, 1_800_000_000),
     )  # fmt: skip
     draw = sample.draw_segments(announcement, bytes(32))
-    audit = attest.AuditClaim(
+    audit = statements.AuditClaim(
         identity, 1_800_000_100, "match", draw.segments, draw, "fp64", "avx2",
-        attest.MeasuredFreedom(2.0**-20, 0.0, 0.0, math.inf, 0.5, 3, 7),
-        attest.FirstState(64, attest.Uncompared(9, 1, ("model/w",)), attest.Uncompared(0, 0, ())),
+        statements.MeasuredFreedom(2.0**-20, 0.0, 0.0, math.inf, 0.5, 3, 7),
+        statements.FirstState(64, statements.Uncompared(9, 1, ("model/w",)), statements.Uncompared(0, 0, ())),
     )  # fmt: skip
-    verdict = attest.VerdictClaim(
+    verdict = statements.VerdictClaim(
         identity,
         1_800_000_200,
         "55" * 32,
@@ -207,8 +196,8 @@ def _evidence() -> Iterator[bytes]:
     key = ed25519_key(bytes(range(32)))
     log = NoteSigner(NoteKey("log.example/a", NOTE, key.public_key), key)
     yield announcement.encode()
-    yield attest.audit_statement(audit, details={}, version="0").encode()
-    yield attest.verdict_statement(verdict, version="0").encode()
+    yield statements.audit_statement(audit, details={}, version="0").encode()
+    yield statements.verdict_statement(verdict, version="0").encode()
     terms = Terms(bytes(32), bytes(32), 3, bytes(32), {"trainer": bytes(32), "auditor": bytes(32)})
     yield MoveClaim(terms, "trainer", "committed", terms.opening(), bytes(32)).statement().encode()
     yield _whole_question(_asked())
@@ -217,9 +206,9 @@ def _evidence() -> Iterator[bytes]:
     said = parse_statement(parse_envelope(file.partition(b"\n")[0]).payload).predicate
     yield canonical_json(dict(said)) + b"\nabc"
     yield LogObjection("11" * 32, 3, "gradient of weight", -1, "5 entries exceed the budget of 4").encode()
-    yield tlog.LogEntry("run", "11" * 32).encode()
+    yield tree.LogEntry("run", "11" * 32).encode()
     yield str(log.key).encode()
-    yield log.sign(Note(tlog.checkpoint_text("log.example/a", 7, bytes(32)))).encode()
+    yield log.sign(Note(tree.checkpoint_text("log.example/a", 7, bytes(32)))).encode()
     yield json.dumps(
         {
             "format": "tallystick/evidence-policy/2", "trainers": ["11" * 32], "auditors": ["22" * 32], "judges": [],
@@ -311,18 +300,18 @@ def _watched() -> Iterator[bytes]:
     report = transcripts.Report(hexed, 2, precommit, hexed, checkpoints, transcripts.Totals(1, 2, 3), taken)
     yield from (precommit.encode(), report.encode(), transcripts.Opening(bytes(32), slices).encode())
     head = canonical_json(["uint8", [2, 3]])
-    batch = frame(datarecords.BATCH_TAG, b"batch", head, b"abcdef")
-    yield datarecords.BatchOpening(hexed, 1, 2, bytes(32), (bytes(32),), batch).encode()
+    batch = frame(batch_opening.BATCH_TAG, b"batch", head, b"abcdef")
+    yield batch_opening.BatchOpening(hexed, 1, 2, bytes(32), (bytes(32),), batch).encode()
     region = memory.Region("model/w", "F32", "weights", 100)
     yield memory.Opening(bytes(17), 3, bytes(16), 64, (region,), (bytes(32), bytes(32)), 2).encode()
     yield b'{"control":"/c","format":"tallystick/observed/1","pid":7,"regions":[["w","F32","weights"]],"started":1}'
     yield probes.CONTROL_HEAD.pack(probes.CONTROL_MAGIC, 2, 1, 1) + probes.CONTROL_ENTRY.pack(64, 8)
-    genesis = chiprecord.Genesis("maker", "model", "simulated", bytes(32), "local")
-    place = chiprecord.Clocks(0, 0, 0, 1)
-    firmware = chiprecord.Firmware(bytes(32), 1)
-    record = chiprecord.Record(0, chiprecord.NO_RECORD, bytes(17), firmware, place, 100, genesis)
+    genesis = chip_record.Genesis("maker", "model", "simulated", bytes(32), "local")
+    place = chip_record.Clocks(0, 0, 0, 1)
+    firmware = chip_record.Firmware(bytes(32), 1)
+    record = chip_record.Record(0, chip_record.NO_RECORD, bytes(17), firmware, place, 100, genesis)
     yield record.encode()
-    yield chiprecord.sign_record(record, ed25519_key(bytes(32))).signed
+    yield chip_record.sign_record(record, ed25519_key(bytes(32))).signed
     device = devices.FakeMaker("maker").device("0001").answer(bytes(32))
     yield spdm.encode_device_file((device,))
     yield device.exchange.encode()
@@ -464,35 +453,33 @@ def _answer(data: bytes) -> Answer:
     except InvalidInput:
         said = None
     if isinstance(said, dict) and newline and "payload" not in said:
-        about = (Subject("run", {attest.RUN_DIGEST: posting.run.hex()}),)
+        about = (Subject("run", {statements.RUN_DIGEST: posting.run.hex()}),)
         line = sign_statement(Statement(about, ANSWER_TYPE, cast("dict[str, object]", said)), signer)
     file = line + newline + parts
     found, _ = read_answer(BytesIO(file), len(file), posting, signer.public_key)
     return found if found.cannot is None else unable(found.cannot)
 
 
-def _batch_opening(data: bytes) -> datarecords.BatchOpening:
-    found = datarecords.parse_batch_opening(data)
-    datarecords.take_apart(found.batch)
+def _batch_opening(data: bytes) -> batch_opening.BatchOpening:
+    found = batch_opening.parse_batch_opening(data)
+    batch_opening.take_apart(found.batch)
     return found
 
 
 def _claim(data: bytes) -> object:
-    return attest.read_claim(parse_statement(data))
+    return statements.read_claim(parse_statement(data))
 
 
 TARGETS: tuple[Target, ...] = (
     Target("canonical-json", _json, canonical_json),
-    Target("specification", run_documents.parse_specification, _encoded),
-    Target("step-record", run_documents.parse_step_record, _encoded),
-    Target(
-        "step-records", run_documents.parse_step_records, lambda r: b"".join(x.encode() + b"\n" for x in r)
-    ),
-    Target("run-statement", run_documents.parse_run_statement, _encoded),
+    Target("specification", documents.parse_specification, _encoded),
+    Target("step-record", documents.parse_step_record, _encoded),
+    Target("step-records", documents.parse_step_records, lambda r: b"".join(x.encode() + b"\n" for x in r)),
+    Target("run-statement", documents.parse_run_statement, _encoded),
     Target("transcript", _documents, _transcript_bytes),
-    Target("step-proof", run_proofs.parse_step_proof, _encoded),
-    Target("specification-proof", run_proofs.parse_specification_proof, _encoded),
-    Target("extension-proof", run_proofs.parse_extension_proof, _encoded),
+    Target("step-proof", proofs.parse_step_proof, _encoded),
+    Target("specification-proof", proofs.parse_specification_proof, _encoded),
+    Target("extension-proof", proofs.parse_extension_proof, _encoded),
     Target("state-summary", parse_state_summary, _encoded),
     Target("chunk-proof", parse_chunk_proof, _encoded),
     Target("checkpoint", _checkpoint),
@@ -528,9 +515,9 @@ TARGETS: tuple[Target, ...] = (
     Target("custody-chain", parse_chain, encode_chain),
     Target("signed-note", parse_note, _encoded),
     Target("vkey", _vkey, lambda key: str(key).encode()),
-    Target("log-checkpoint", tlog.parse_checkpoint, lambda found: found.note.encode()),
-    Target("log-proof", tlog.parse_log_proof, _encoded),
-    Target("log-entry", tlog.parse_log_entry, _encoded),
+    Target("log-checkpoint", tree.parse_checkpoint, lambda found: found.note.encode()),
+    Target("log-proof", tree.parse_log_proof, _encoded),
+    Target("log-entry", tree.parse_log_entry, _encoded),
     Target("log-policy", parse_log_policy),
     Target("audit-announcement", sample.parse_announcement, _encoded),
     Target("audit-draw", sample.parse_draw, _encoded),
@@ -547,10 +534,10 @@ TARGETS: tuple[Target, ...] = (
     Target("log objection", parse_log_objection, _encoded),
     Target("public-key", parse_public_key),
     Target("private-key", parse_signing_key),
-    Target("chip-record", chiprecord.parse_payload, _encoded),
+    Target("chip-record", chip_record.parse_payload, _encoded),
     Target(
         "chip-record-signed",
-        lambda d: chiprecord.parse_record(d, ed25519_key(bytes(32)).public_key).signed,
+        lambda d: chip_record.parse_record(d, ed25519_key(bytes(32)).public_key).signed,
         _as_is,
     ),
     Target("chip-journal", journal.parse_journal),

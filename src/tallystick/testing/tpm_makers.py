@@ -17,9 +17,9 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, load_der_public_key
 
-from tallystick.monitor.certificates import Certificate, parse_chain, parse_root
-from tallystick.monitor.enrolment import EK_UNDERSTOOD, EK_USE, MANUFACTURER, MODEL, VERSION
-from tallystick.protocol.signing import PublicKey
+from tallystick.fleet.attestation.certificates import Certificate, parse_chain, parse_root
+from tallystick.fleet.attestation.enrolment import EK_UNDERSTOOD, EK_USE, MANUFACTURER, MODEL, VERSION
+from tallystick.signing.keys import PublicKey
 from tallystick.testing.devices import END, START, issue, key_of
 
 NAMES = ((MANUFACTURER, "id:54414C59"), (MODEL, "software"), (VERSION, "id:00010002"))

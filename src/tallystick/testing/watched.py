@@ -28,14 +28,12 @@ from tallystick.commit.state import Entry
 from tallystick.execution.job import JobSource, find_source
 from tallystick.execution.session import Session
 from tallystick.execution.snapshot import state_entries
-from tallystick.integrations.committing import beside, elements_of
-from tallystick.integrations.watching import batch_digests, flop_per_step, tokens_per_step
-from tallystick.monitor.agent import ChipAgent, ChipSettings
-from tallystick.monitor.chiplog import snapshots_of
-from tallystick.monitor.chiprecord import DAY_MS, Firmware, Genesis
-from tallystick.monitor.memory import Region
-from tallystick.monitor.probes import HeldMemory
-from tallystick.monitor.transcripts import (
+from tallystick.fleet.agent.agent import ChipAgent, ChipSettings
+from tallystick.fleet.agent.chip_log import snapshots_of
+from tallystick.fleet.agent.chip_record import DAY_MS, Firmware, Genesis
+from tallystick.fleet.agent.memory import Region
+from tallystick.fleet.agent.probes import HeldMemory
+from tallystick.fleet.provenance.transcripts import (
     Lineage,
     Opening,
     Precommit,
@@ -46,11 +44,13 @@ from tallystick.monitor.transcripts import (
     make_precommit,
     make_report,
 )
+from tallystick.integrations.committing import beside, elements_of
+from tallystick.integrations.watching import batch_digests, flop_per_step, tokens_per_step
 from tallystick.numerics.policy import find_policy
-from tallystick.protocol.run_documents import Specification
-from tallystick.protocol.signing import SigningKey, ed25519_key
-from tallystick.protocol.transcript import Transcript
 from tallystick.roles.trainer import Order, Progress, record
+from tallystick.run.documents import Specification
+from tallystick.run.transcript import Transcript
+from tallystick.signing.keys import SigningKey, ed25519_key
 from tallystick.store.chips import ChipDirectory
 from tallystick.store.files import RunDirectory, write_whole
 from tallystick.store.keys import write_key

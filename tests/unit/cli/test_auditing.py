@@ -11,9 +11,9 @@ from types import ModuleType
 import pytest
 import torch
 
-from tallystick.protocol.attest import AuditClaim, read_claim
-from tallystick.protocol.envelope import parse_statement
 from tallystick.roles import auditor, judge
+from tallystick.run.statements import AuditClaim, read_claim
+from tallystick.signing.dsse import parse_statement
 from tallystick.store.files import RunDirectory
 
 FIELDS = {
@@ -482,7 +482,7 @@ def test_a_search_for_causes_that_fails_leaves_the_verdict_and_its_report(
         early.append(json.loads(out.read_text())["verdict"])
         raise problem
 
-    monkeypatch.setattr("tallystick.roles.explain.explain_audit", fail)
+    monkeypatch.setattr("tallystick.diagnosis.explain.explain_audit", fail)
     answer = tally("audit", run, "--out", out, "--json")
     assert (answer.code, early) == (1, ["mismatch"])
     assert json.loads(answer.out)["verdict"] == json.loads(out.read_text())["verdict"] == "mismatch"

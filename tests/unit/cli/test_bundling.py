@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tallystick.commit.state import summarise
-from tallystick.protocol.evidence_policy import FORMAT, LIMITS, PINS
+from tallystick.evidence.policy import FORMAT, LIMITS, PINS
 
 WITHOUT_EXTRAS = """
 import sys
@@ -290,9 +290,9 @@ def test_a_list_that_the_trainer_did_not_sign_convinces_nobody_but_who_trusts_th
 def test_a_key_signs_one_list_in_one_dispute_and_a_party_that_is_asked_must_sign(
     tally, edited: Path, tmp_path: Path
 ) -> None:
-    from tallystick.protocol.dispute import parse_dispute, signed_claims
-    from tallystick.protocol.operator_game import Committed
-    from tallystick.protocol.signed_moves import History, sign_move
+    from tallystick.dispute.operator_game import Committed
+    from tallystick.dispute.record import parse_dispute, signed_claims
+    from tallystick.dispute.signed_moves import History, sign_move
     from tallystick.store.keys import load_key
 
     claim, key, path = tmp_path / "claim", tmp_path / "trainer", tmp_path / "claim" / "dispute.json"

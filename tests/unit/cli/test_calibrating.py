@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tallystick.numerics.policy import CHOICES, FP32
-from tallystick.protocol.calibration import LIMIT, parse_calibration
+from tallystick.run.calibration import LIMIT, parse_calibration
 
 KINDS = {"gradient", "loss", "state", "decision"}
 

@@ -7,8 +7,8 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from tallystick.protocol.run_documents import NO_FILES
-from tallystick.protocol.transcript import Transcript
+from tallystick.run.documents import NO_FILES
+from tallystick.run.transcript import Transcript
 from tallystick.store.files import RunDirectory
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tallystick.cli.conforming import ASKED
+from tallystick.cli.evidence.conforming import ASKED
 from tallystick.cli.main import main
 from tallystick.errors import InvalidInput
-from tallystick.roles.conformance import answer, load_questions
+from tallystick.evidence.conformance import answer, load_questions
 
 VECTORS = Path(__file__).resolve().parents[3] / "vectors"
 PROGRAM = """

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tallystick.cli.demo import CHEATS, Caught, Show
-from tallystick.cli.plain import main as plain_main
+from tallystick.cli.run.demo import CHEATS, Caught, Show
+from tallystick.cli.run.plain import main as plain_main
 
 RUN = {
     "steps": 300, "parameters": 48_202, "policy": "fp32", "root": "ab" * 32, "seconds": {"step": 9.0},

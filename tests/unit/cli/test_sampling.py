@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tallystick.protocol.sample import parse_draw
+from tallystick.run.sample import parse_draw
 
 VALUE = "33" * 32
 PLAN = ("--sample", "--detect", "0.6", "--fraction", "0.5", "--round", "drand/quicknet:41:1800003600")

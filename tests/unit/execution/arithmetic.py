@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
-from tallystick.execution.capture import Capture, Findings
 from tallystick.execution.determinism import repeatable
-from tallystick.execution.jitter import Jitter
-from tallystick.execution.randomness import RandomStream
+from tallystick.execution.dispatch.capture import Capture, Findings
+from tallystick.execution.dispatch.jitter import Jitter
+from tallystick.execution.dispatch.randomness import RandomStream
 
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]
 """``aten.addmm.default`` or the name of a program, arguments by position, arguments by name."""

@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tallystick.execution.calibrate import calibrate
-from tallystick.execution.capture import Capture, Findings
-from tallystick.execution.follow_tape import FollowTape, Violation
-from tallystick.execution.jitter import Jitter
+from tallystick.execution.dispatch.capture import Capture, Findings
+from tallystick.execution.dispatch.jitter import Jitter
+from tallystick.execution.dispatch.randomness import RandomStream
 from tallystick.execution.job import Job, JobSource, find_source
-from tallystick.execution.randomness import RandomStream
+from tallystick.execution.noise.calibration import calibrate
+from tallystick.execution.rounding.context import RecordTape
+from tallystick.execution.rounding.follow import FollowTape, Violation
 from tallystick.execution.session import Session
 from tallystick.execution.snapshot import state_summary
 from tallystick.execution.step import StepOutcome, backward_of, run_step
-from tallystick.execution.tape import RecordTape
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Frame, decode_frame
 from tallystick.numerics.policy import POLICIES, Policy, find_policy

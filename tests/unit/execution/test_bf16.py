@@ -13,7 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from tallystick.errors import InvalidInput, Nondeterminism
-from tallystick.execution.calibrate import (
+from tallystick.execution.dispatch.capture import Capture, Findings
+from tallystick.execution.dispatch.jitter import Jitter
+from tallystick.execution.dispatch.randomness import RandomStream
+from tallystick.execution.noise.calibration import (
     Calibration,
     SiteNoise,
     choose_rows,
@@ -21,10 +24,11 @@ from tallystick.execution.calibrate import (
     grid_for,
     safety_of,
 )
-from tallystick.execution.capture import Capture, Findings
-from tallystick.execution.follow_tape import FollowTape, find_policy_breaches
-from tallystick.execution.freedom import FLIP, Freedom, Yardstick
-from tallystick.execution.grids import (
+from tallystick.execution.noise.freedom import FLIP, Freedom, Yardstick
+from tallystick.execution.noise.probes import ProbeTape
+from tallystick.execution.rounding.context import RecordTape
+from tallystick.execution.rounding.follow import FollowTape, find_policy_breaches
+from tallystick.execution.rounding.grids import (
     NOISE_BAND,
     bits_for,
     floor_exponent,
@@ -39,10 +43,6 @@ from tallystick.execution.grids import (
     whole_scale,
     with_residue_bits,
 )
-from tallystick.execution.jitter import Jitter
-from tallystick.execution.probe_tapes import ProbeTape
-from tallystick.execution.randomness import RandomStream
-from tallystick.execution.tape import RecordTape
 from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import (
     Frame,

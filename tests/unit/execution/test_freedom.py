@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from tallystick.errors import InvalidInput
-from tallystick.execution.calibrate import Calibration, SiteNoise, calibrate, grid_for
-from tallystick.execution.freedom import (
+from tallystick.execution.noise.calibration import Calibration, SiteNoise, calibrate, grid_for
+from tallystick.execution.noise.freedom import (
     FLIP,
     Freedom,
     SiteMoves,
@@ -25,8 +25,8 @@ from tallystick.execution.freedom import (
     octaves_allowed,
     quantum_square,
 )
-from tallystick.execution.grids import NOISE_BAND, site_grid
-from tallystick.execution.reference import in_float64
+from tallystick.execution.noise.reference import in_float64
+from tallystick.execution.rounding.grids import NOISE_BAND, site_grid
 from tallystick.execution.step import backward_of
 from tallystick.numerics.budget import most_moves
 from tallystick.numerics.grid_table import GridTable, SiteGrid

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from tallystick.execution.calls import table_name
-from tallystick.execution.jitter import Jitter, JitterMode
-from tallystick.execution.operator_noise import APART, OPERATOR_NOISE, SHORT, WHOLE, find_noise
-from tallystick.execution.operators import EXACT, RANDOM, SMOOTH, UNSET
+from tallystick.execution.dispatch.calls import table_name
+from tallystick.execution.dispatch.jitter import Jitter, JitterMode
+from tallystick.execution.dispatch.operator_noise import APART, OPERATOR_NOISE, SHORT, WHOLE, find_noise
+from tallystick.execution.dispatch.table import EXACT, RANDOM, SMOOTH, UNSET
 
 # -- operators that write into their arguments ---------------------------------------------------
 

@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tallystick.errors import InvalidInput, Nondeterminism
-from tallystick.execution.calibrate import calibrate
-from tallystick.execution.follow_tape import FollowTape, activation_budget
-from tallystick.execution.grids import activation_grid, activation_rule, is_noise_only, sampled_scale
-from tallystick.execution.jitter import Jitter
+from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.job import Job
-from tallystick.execution.leaves import LeafSites
+from tallystick.execution.noise.calibration import calibrate
+from tallystick.execution.rounding.context import RecordTape
+from tallystick.execution.rounding.follow import FollowTape, activation_budget
+from tallystick.execution.rounding.grids import activation_grid, activation_rule, is_noise_only, sampled_scale
+from tallystick.execution.rounding.leaves import LeafSites
 from tallystick.execution.session import Session
 from tallystick.execution.step import backward_of, run_step
-from tallystick.execution.tape import RecordTape
 from tallystick.jobs.resnet50 import ResNet
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Frame, Kind, SiteAddress, SparseEntries, decode, encode

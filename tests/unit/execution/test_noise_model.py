@@ -27,8 +27,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from tallystick.execution.determinism import Profile
-from tallystick.execution.jitter import Jitter
-from tallystick.execution.operator_noise import OPERATOR_NOISE
+from tallystick.execution.dispatch.jitter import Jitter
+from tallystick.execution.dispatch.operator_noise import OPERATOR_NOISE
 from tallystick.numerics.policy import FP32, FP64
 
 SCRIPT = Path(__file__).with_name("arithmetic.py")
@@ -53,7 +53,7 @@ Make = Callable[["Draw"], tuple[tuple[Any, ...], dict[str, Any]]]
 
 # Row operators that cancel inside and are not evaluated in double yet: torch's own kernels are off by more than any
 # last-bit model says where a softmax is confident.
-ROWS = importlib.util.find_spec("tallystick.execution.row_operators") is not None
+ROWS = importlib.util.find_spec("tallystick.execution.dispatch.rows") is not None
 
 
 class Child:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from tallystick.errors import Nondeterminism
-from tallystick.execution.randomness import RandomStream
+from tallystick.execution.dispatch.randomness import RandomStream
 from tallystick.numerics.random import bernoulli, normal, permutation, randint, stream_key
 from tallystick.numerics.random import words as philox_words
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tallystick.errors import EditedOutside, InvalidInput, Nondeterminism, ProtocolViolation
-from tallystick.execution.calibrate import calibrate
+from tallystick.execution.noise.calibration import calibrate
 from tallystick.execution.session import Session, snap
 from tallystick.execution.snapshot import state_documents
 from tallystick.execution.step import backward_of, run_step
@@ -234,7 +234,7 @@ def test_a_skipped_optimizer_is_recorded_and_followed(policy: str) -> None:
         frames.append(tape.finish())
         session.settle(tape)
     assert len(set(prints)) == 3
-    from tallystick.execution.jitter import Jitter
+    from tallystick.execution.dispatch.jitter import Jitter
 
     model, optimizer, session = small(policy, jitter=Jitter(9))
     session.table = start

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from tallystick.execution.capture import Capture, Findings
-from tallystick.execution.grids import STILL
-from tallystick.execution.probe_tapes import EchoTape, ProbeTape, still_sites
-from tallystick.execution.randomness import RandomStream
-from tallystick.execution.tape import RecordTape
+from tallystick.execution.dispatch.capture import Capture, Findings
+from tallystick.execution.dispatch.randomness import RandomStream
+from tallystick.execution.noise.probes import EchoTape, ProbeTape, still_sites
+from tallystick.execution.rounding.context import RecordTape
+from tallystick.execution.rounding.grids import STILL
 from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import Kind, decode_frame
 from tallystick.numerics.policy import POLICIES

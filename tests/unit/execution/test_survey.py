@@ -11,10 +11,8 @@ import safetensors.torch
 import torch
 
 from tallystick.errors import InvalidInput
-from tallystick.execution.calibrate import calibrate
-from tallystick.execution.snapshot import state_entries
-from tallystick.execution.step import backward_of
-from tallystick.execution.survey import (
+from tallystick.execution.noise.calibration import calibrate
+from tallystick.execution.noise.survey import (
     JITTER,
     Pass,
     Reference,
@@ -25,6 +23,8 @@ from tallystick.execution.survey import (
     write_pass,
     write_reference,
 )
+from tallystick.execution.snapshot import state_entries
+from tallystick.execution.step import backward_of
 from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import POLICIES, find_policy
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from tallystick.errors import InvalidInput, Nondeterminism
-from tallystick.execution.grids import is_noise_only
-from tallystick.execution.jitter import Jitter, JitterMode
+from tallystick.execution.dispatch.jitter import Jitter, JitterMode
 from tallystick.execution.job import Job
+from tallystick.execution.rounding.grids import is_noise_only
 from tallystick.numerics.log import Kind
 from tallystick.roles.auditor import audit
 from tallystick.roles.trainer import Order, record

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tallystick.monitor.planner import Question, Stratum
+from tallystick.fleet.sampling.planner import Question, Stratum
 from tallystick.reports.evasion import evasion_figures
 
 H100 = 1e15 * 86400

@@ -10,7 +10,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from tallystick.execution.freedom import Freedom
+from tallystick.dispute.operator_list import Operator
+from tallystick.dispute.rulings import Accusation
+from tallystick.dispute.verdict import LogObjection
+from tallystick.evidence.run_verifier import Check, Verification
+from tallystick.execution.noise.freedom import Freedom
 from tallystick.numerics.budget import most_moves
 from tallystick.numerics.log import (
     Frame,
@@ -21,9 +25,15 @@ from tallystick.numerics.log import (
     encode_decision,
     encode_frame,
 )
-from tallystick.protocol.operators import Operator
-from tallystick.protocol.rulings import Accusation
-from tallystick.protocol.run_documents import (
+from tallystick.reports.audit import AuditPage, ClaimPage
+from tallystick.reports.dispute import DisputePage
+from tallystick.reports.layout import counted, duration, printable, share
+from tallystick.reports.run import RunReport, read_run
+from tallystick.reports.verification import VerificationPage
+from tallystick.roles.initial_state import Beginning
+from tallystick.roles.judge import DisputeResult
+from tallystick.roles.operator_dispute import Cost, OperatorResult
+from tallystick.run.documents import (
     JobRecord,
     Notes,
     PolicyRecord,
@@ -31,16 +41,6 @@ from tallystick.protocol.run_documents import (
     Specification,
     StepRecord,
 )
-from tallystick.protocol.verdict import LogObjection
-from tallystick.reports.audit import AuditPage, ClaimPage
-from tallystick.reports.dispute import DisputePage
-from tallystick.reports.layout import counted, duration, printable, share
-from tallystick.reports.run import RunReport, read_run
-from tallystick.reports.verification import VerificationPage
-from tallystick.roles.beginning import Beginning
-from tallystick.roles.judge import DisputeResult
-from tallystick.roles.operators import Cost, OperatorResult
-from tallystick.roles.verifier import Check, Verification
 from tallystick.store.files import RunDirectory, frame_digest
 
 SPECIFICATION = Specification(
@@ -508,7 +508,7 @@ def test_reports_load_no_torch() -> None:
 
 
 def test_a_report_without_a_loss_shows_none() -> None:
-    from tallystick.protocol.transcript import Transcript
+    from tallystick.run.transcript import Transcript
 
     record = replace(step_record(0), loss=None)
     report = RunReport("/x", Transcript(SPECIFICATION, (record,)), finished=False)

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tallystick.errors import InvalidInput
-from tallystick.execution.calibrate import Calibration
-from tallystick.execution.freedom import Freedom, StepFreedom
+from tallystick.execution.noise.calibration import Calibration
+from tallystick.execution.noise.freedom import Freedom, StepFreedom
 from tallystick.numerics.log import Frame, encode_frame
 from tallystick.numerics.policy import POLICIES
 from tallystick.roles import acceptance

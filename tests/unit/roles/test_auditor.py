@@ -11,16 +11,14 @@ import pytest
 
 from tallystick.commit.encoding import hex_float
 from tallystick.commit.state import Entry
-from tallystick.execution.calibrate import Calibration, SiteNoise
-from tallystick.execution.follow_tape import Violation
-from tallystick.execution.freedom import Excess
-from tallystick.execution.grids import site_grid
+from tallystick.execution.noise.calibration import Calibration, SiteNoise
+from tallystick.execution.noise.freedom import Excess
+from tallystick.execution.rounding.follow import Violation
+from tallystick.execution.rounding.grids import site_grid
 from tallystick.execution.step import StepOutcome
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import FP32
-from tallystick.protocol.run_documents import StepRecord
-from tallystick.protocol.transcript import state_fingerprint
 from tallystick.roles import auditor
 from tallystick.roles.auditor import (
     MOST_NOISE,
@@ -33,6 +31,8 @@ from tallystick.roles.auditor import (
     farther_than_trained,
     is_excused,
 )
+from tallystick.run.documents import StepRecord
+from tallystick.run.transcript import state_fingerprint
 
 
 def state(**values: list[float]) -> dict[str, Entry]:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tallystick.errors import Nondeterminism
-from tallystick.execution.calibrate import SiteNoise
-from tallystick.execution.survey import JITTER, Measured, Survey
+from tallystick.execution.noise.calibration import SiteNoise
+from tallystick.execution.noise.survey import JITTER, Measured, Survey
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Kind
 from tallystick.numerics.noise import relative_exponents

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tallystick.commit.encoding import canonical_json
-from tallystick.errors import InvalidInput, Mismatch, Nondeterminism, StoreError
-from tallystick.protocol.exchange import (
+from tallystick.dispute.exchange import (
     ANSWER_LIMIT,
     Answer,
     Exchange,
@@ -25,9 +24,10 @@ from tallystick.protocol.exchange import (
     encode_answer,
     read_question,
 )
-from tallystick.protocol.operator_moves import hash_in
-from tallystick.protocol.signing import SigningKey, ed25519_key, generate_key
-from tallystick.protocol.trace import PARTIES, Party
+from tallystick.dispute.moves import hash_in
+from tallystick.dispute.terms import PARTIES, Party
+from tallystick.errors import InvalidInput, Mismatch, Nondeterminism, StoreError
+from tallystick.signing.keys import SigningKey, ed25519_key, generate_key
 from tallystick.store import docket as docket_module
 from tallystick.store.docket import RULING, AwaitingError, Docket, Mailbox, answer_name, question_name
 from tallystick.store.files import storing
@@ -180,7 +180,7 @@ def test_a_second_answer_that_the_party_did_not_sign_changes_nothing(stage: Stag
 
 def resigned(stage: Stage, **changes: object) -> bytes:
     """Return the trainer's answer with other fields in its statement, signed by the trainer."""
-    from tallystick.protocol.envelope import Statement, parse_envelope, sign_statement
+    from tallystick.signing.dsse import Statement, parse_envelope, sign_statement
 
     line, _, parts = stage.encoded("trainer").partition(b"\n")
     statement = parse_envelope(line).statement()

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from tallystick.commit.state import Entry, summarise
+from tallystick.dispute.verdict import OBJECTION_LIMIT
 from tallystick.errors import InvalidInput, Mismatch, StoreError
-from tallystick.protocol.run_documents import JobRecord, Notes, PolicyRecord, Specification, StepRecord
-from tallystick.protocol.verdict import OBJECTION_LIMIT
+from tallystick.run.documents import JobRecord, Notes, PolicyRecord, Specification, StepRecord
 from tallystick.store.files import SPARSE_FROM, RunDirectory, frame_digest, read_whole, write_whole
 
 EVERY, STEPS = 3, 8

@@ -8,7 +8,7 @@ import pytest
 
 from tallystick.cli.main import main
 from tallystick.errors import InvalidInput, StoreError
-from tallystick.protocol.signing import generate_key
+from tallystick.signing.keys import generate_key
 from tallystick.store.keys import PASSWORD_VARIABLE, load_key, load_public_key, write_key
 
 

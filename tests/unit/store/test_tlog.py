@@ -11,11 +11,11 @@ import pytest
 
 from tallystick.commit import merkle
 from tallystick.errors import InvalidInput, Mismatch, StoreError
-from tallystick.protocol.log_policy import LogPolicy
-from tallystick.protocol.notes import COSIGNATURE, NOTE, Note, NoteKey, NoteSigner
-from tallystick.protocol.signing import ed25519_key
-from tallystick.protocol.tlog import LogEntry, checkpoint_text, encode_entries, parse_checkpoint
+from tallystick.signing.keys import ed25519_key
+from tallystick.signing.note import COSIGNATURE, NOTE, Note, NoteKey, NoteSigner
 from tallystick.store.tlog import LogDirectory, Witness
+from tallystick.tlog.policy import LogPolicy
+from tallystick.tlog.tree import LogEntry, checkpoint_text, encode_entries, parse_checkpoint
 
 ORIGIN = "log.example/runs"
 
@@ -130,9 +130,9 @@ def test_a_log_without_its_checkpoint_is_no_log(tmp_path: Path) -> None:
 WRITER = """
 import os, signal, sys
 from pathlib import Path
-from tallystick.protocol.notes import NOTE, NoteKey, NoteSigner
-from tallystick.protocol.signing import ed25519_key
-from tallystick.protocol.tlog import LogEntry
+from tallystick.signing.note import NOTE, NoteKey, NoteSigner
+from tallystick.signing.keys import ed25519_key
+from tallystick.tlog.tree import LogEntry
 from tallystick.store.tlog import LogDirectory
 
 key = ed25519_key(bytes([1]) * 32)

@@ -1,0 +1,1 @@
+"""Commands on evidence: show, verify, prove, bundle, policy, keys, logs."""

@@ -1,0 +1,227 @@
+"""tally show, tally verify and tally prove: without torch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tallystick.cli.evidence.bundling import BundleFile, ModelDirectory, PolicyFile, verify_file
+from tallystick.cli.options import AsJson, parse_root
+from tallystick.cli.terminal import answer, say
+from tallystick.commit.state import CHUNK_BYTES, Entry, open_chunk
+from tallystick.dispute.terms import Party
+from tallystick.errors import InvalidInput, StoreError
+from tallystick.evidence.recognition import RUN, Recognised, recognise
+from tallystick.evidence.run_verifier import Verification, verify_proof, verify_run
+from tallystick.reports.run import read_run
+from tallystick.reports.verification import VerificationPage
+from tallystick.run.transcript import Transcript
+from tallystick.signing.keys import PublicKey
+from tallystick.store.files import RunDirectory, read_whole, write_whole
+from tallystick.store.keys import load_public_key
+
+EXIT_CODES: Mapping[str, int] = {"match": 0, "mismatch": 1, "malformed": 2, "unjudged": 3}
+PROOF_LIMIT = 1 << 27  # bytes; a proof of a step has a few hundred
+CHUNK_SUFFIX = ".chunk"  # of the file with the bytes that a chunk proof beside it speaks of
+
+
+Run = Annotated[Path, typer.Argument(metavar="DIR", help="A run directory, finished or not.")]
+Subject = Annotated[
+    Path,
+    typer.Argument(
+        metavar="PATH",
+        help="A bundle of evidence, a run directory, a proof by tally prove, a dispute's record; weights with --bundle.",
+    ),
+]
+Root = Annotated[
+    str | None, typer.Option("--root", metavar="HEX", help="The root to verify against; needed for proofs.")
+]
+TrainerSigns = Annotated[
+    Path | None,
+    typer.Option("--trainer-signs", metavar="FILE", help="Of a dispute's record: the trainer's public key."),
+]
+AuditorSigns = Annotated[
+    Path | None, typer.Option("--auditor-signs", metavar="FILE", help="The auditor's public key, likewise.")
+]
+ChunkFile = Annotated[
+    Path | None,
+    typer.Option("--chunk", metavar="FILE", help="The bytes a chunk proof is about; by default PATH.chunk."),
+]
+Step = Annotated[
+    int | None, typer.Option("--step", metavar="N", min=0, help="Prove the record of this step.")
+]
+Checkpoint = Annotated[
+    int | None,
+    typer.Option("--checkpoint", metavar="N", min=0, help="Prove a part of the state after N steps."),
+]
+EntryName = Annotated[
+    str | None,
+    typer.Option("--entry", metavar="NAME", help="The state's entry, such as model/head.weight."),
+]
+ChunkIndex = Annotated[
+    int | None,
+    typer.Option("--chunk", metavar="I", min=0, help=f"The entry's chunk of {CHUNK_BYTES} bytes, from 0."),
+]
+ProofOut = Annotated[
+    Path | None, typer.Option("--out", metavar="FILE", help="Where to write the proof; by default stdout.")
+]
+
+
+def show(run: Run, as_json: AsJson = False) -> int:
+    """Show what a run directory holds: order, policy, roots, parameters and the size of its log."""
+    answer(read_run(RunDirectory(_existing(run))), as_json=as_json)
+    return 0
+
+
+def verify(
+    path: Subject,
+    root: Root = None,
+    chunk: ChunkFile = None,
+    policy: PolicyFile = None,
+    model: ModelDirectory = None,
+    bundle: BundleFile = None,
+    trainer_signs: TrainerSigns = None,
+    auditor_signs: AuditorSigns = None,
+    as_json: AsJson = False,
+) -> int:
+    """Check a bundle of evidence, a run's documents, log and committed states, a proof or a dispute; repeat nothing.
+
+    With --bundle: whether weights are the very result that the bundle speaks of. Exit codes: 0 accepted or consistent,
+    1 something does not fit or is not accepted, or the weights are others, 2 malformed or a wrong argument, 3 not judged.
+    """
+    public: dict[Party, Path | None] = {"trainer": trainer_signs, "auditor": auditor_signs}
+    keys: dict[Party, PublicKey] = {
+        party: load_public_key(given) for party, given in public.items() if given is not None
+    }
+    kind = recognise(path)
+    is_run = kind.what == RUN
+    if bundle is not None:
+        _only_for(
+            kind.is_bundle or is_run or kind.is_proof,
+            "--bundle",
+            "weights, a model or a checkpoint",
+            path,
+            kind,
+        )
+        if root is not None or chunk is not None or model is not None or keys:
+            raise InvalidInput(
+                "--bundle: asks of a file whether it is the bundle's result, and goes with --policy alone"
+            )
+        found = verify_file(bundle, policy, None, file=path)
+    elif kind.is_bundle:
+        _only_for(bool(keys), "--trainer-signs, --auditor-signs", "a dispute's record", path, kind)
+        if root is not None or chunk is not None:
+            raise InvalidInput("--root, --chunk: are for runs and proofs; a bundle has --policy and --model")
+        found = verify_file(path, policy, model)
+    elif is_run:
+        _only_for(policy is not None or model is not None, "--policy, --model", "bundles", path, kind)
+        _only_for(bool(keys), "--trainer-signs, --auditor-signs", "a dispute's record", path, kind)
+        _only_for(chunk is not None, "--chunk", "a chunk proof", path, kind)
+        found = verify_run(RunDirectory(path), root=None if root is None else parse_root(root))
+    elif kind.is_proof:
+        _only_for(policy is not None or model is not None, "--policy, --model", "bundles", path, kind)
+        found = _verify_proof(path, root, chunk, keys)
+    else:
+        raise InvalidInput(f"{path}: {kind}")
+    answer(VerificationPage(found), as_json=as_json)
+    return EXIT_CODES[found.verdict]
+
+
+def _only_for(wrong: bool, options: str, things: str, path: Path, kind: Recognised) -> None:
+    if wrong:
+        raise InvalidInput(f"{options}: for {things}; {path} is {kind.what}")
+
+
+def _verify_proof(
+    path: Path, root: str | None, chunk: Path | None, keys: Mapping[Party, PublicKey]
+) -> Verification:
+    if root is None:
+        raise InvalidInput(
+            "--root: a proof is verified against a root known from elsewhere; give it with --root HEX"
+        )
+    beside = path.with_name(path.name + CHUNK_SUFFIX)
+    given = chunk if chunk is not None else (beside if beside.exists() else None)
+    return verify_proof(
+        read_whole(path, limit=PROOF_LIMIT, what="a proof"),
+        parse_root(root),
+        chunk=None if given is None else read_whole(given, limit=CHUNK_BYTES, what="a chunk"),
+        keys=keys,
+    )
+
+
+def prove(
+    run: Run,
+    step: Step = None,
+    checkpoint: Checkpoint = None,
+    entry: EntryName = None,
+    chunk: ChunkIndex = None,
+    out: ProofOut = None,
+) -> int:
+    """Prove that one step, or one chunk of a committed state, lies under a root."""
+    wanted = (step is not None, checkpoint is not None, entry is not None, chunk is not None)
+    directory = RunDirectory(_existing(run))
+    if wanted == (True, False, False, False):
+        assert step is not None
+        transcript = directory.load_transcript()
+        proof = transcript.prove_step(step).encode()
+        _hand_over(directory, proof, None, out, f"run root {transcript.root().hex()}")
+    elif wanted == (False, True, True, True):
+        assert checkpoint is not None and entry is not None and chunk is not None
+        root = _root_after(directory.load_partial(), checkpoint)
+        entries = directory.load_committed(checkpoint, root)
+        held = _entry(entries, entry)
+        proof = open_chunk(entries.values(), entry, chunk).encode()
+        part = bytes(memoryview(held.data)[chunk * CHUNK_BYTES : (chunk + 1) * CHUNK_BYTES])
+        _hand_over(directory, proof, part, out, f"state root {root}")
+    else:
+        raise InvalidInput(
+            "prove: give either --step N, or all of --checkpoint N, --entry NAME and --chunk I"
+        )
+    return 0
+
+
+def _root_after(transcript: Transcript, steps_done: int) -> str:
+    for checkpoint in transcript.checkpoints():
+        if checkpoint.steps_done == steps_done:
+            return checkpoint.state_root
+    every = transcript.specification.checkpoint_every
+    raise InvalidInput(
+        f"--checkpoint {steps_done}: no state was committed there; "
+        f"they are {every} steps apart, and at the end"
+    )
+
+
+def _entry(entries: Mapping[str, Entry], name: str) -> Entry:
+    if name not in entries:
+        near = get_close_matches(name, entries, n=3, cutoff=0.3) or sorted(entries)[:3]
+        raise InvalidInput(
+            f"--entry {name}: the state has none of that name; the nearest are {', '.join(near)}"
+        )
+    return entries[name]
+
+
+def _hand_over(
+    directory: RunDirectory, proof: bytes, chunk: bytes | None, out: Path | None, root: str
+) -> None:
+    """Write the proof, and the chunk it speaks of beside it; say what to verify it against."""
+    if out is None:
+        sys.stdout.write(proof.decode("ascii") + ("\n" if sys.stdout.isatty() else ""))
+        sys.stdout.flush()
+        say(f"proof against {root}")
+        return
+    write_whole(out, proof)
+    if chunk is not None:
+        write_whole(out.with_name(out.name + CHUNK_SUFFIX), chunk)
+    say(f"{out}: proof against {root}")
+    say(f"tally verify {out} --root {root.rsplit(' ', maxsplit=1)[-1]}")
+
+
+def _existing(path: Path) -> Path:
+    if not path.is_dir():
+        raise StoreError(f"{path}: there is no such run directory")
+    return path

@@ -1,0 +1,601 @@
+"""tally chip: a chip's agent, its log, and the collector of logs."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import secrets
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tallystick.cli.fleet.chip_evidence import (
+    ChainFile,
+    DeviceFile,
+    EnrollerFile,
+    EnrolmentFile,
+    Handed,
+    ListFiles,
+    Lists,
+    ListsRequired,
+    MeasurementFile,
+    Moment,
+    PcrFile,
+    RootFile,
+    Shown,
+    TpmEvidenceFile,
+    TpmKeyFile,
+    check_handed,
+    device,
+    make_key_in_tpm,
+    read_device,
+    signer_of,
+    write_tpm_evidence,
+)
+from tallystick.cli.fleet.enrolling import app as enrolling
+from tallystick.cli.options import AsJson, load_chip_keys
+from tallystick.cli.terminal import answer, print_json, say
+from tallystick.commit.encoding import Fields, canonical_json, parse_canonical_json, parse_hex
+from tallystick.errors import InvalidInput, StoreError
+from tallystick.fleet.agent import agent as agent_module
+from tallystick.fleet.agent.agent import ChipAgent, ChipSettings, attest_head, boot_log
+from tallystick.fleet.agent.chip_log import Finding, Head, active_days, read_log, snapshots_of, verify_log
+from tallystick.fleet.agent.chip_record import FLAGS, KINDS, Boot, Firmware, Genesis, LoggedRecord, Snapshot
+from tallystick.fleet.agent.collector import Collector, parse_receipt, verify_receipt
+from tallystick.fleet.agent.memory import Probe
+from tallystick.fleet.agent.probes import ProcessMemory, SharedMemory
+from tallystick.fleet.attestation.assurance import (
+    TOKEN_LIMIT,
+    Assurance,
+    Evidence,
+    derive_assurance,
+    parse_attestation,
+)
+from tallystick.fleet.attestation.spdm import device_nonce
+from tallystick.integrations.chip_http import HttpCollector, serve_collector
+from tallystick.reports.layout import BAD, GOOD, QUIET, UNSURE, Row, counted, page
+from tallystick.signing.keys import PublicKey, generate_key
+from tallystick.store.chips import ChipDirectory
+from tallystick.store.files import read_whole, write_whole
+from tallystick.store.journal import read_journal
+from tallystick.store.keys import load_key, load_public_key, write_key
+
+FORMAT = "tallystick/chip/1"
+SECURITY_VERSION = 1  # of this agent; raised when an older one must no longer run
+SETTINGS_LIMIT = 1 << 16
+WAIT = 10.0  # seconds that a request waits for a running agent
+STYLES = {"violation": BAD, "unknown": UNSURE, "note": QUIET}
+
+app = typer.Typer(
+    help="Chips that log snapshots of their memory, and who collects the logs.", no_args_is_help=True
+)
+
+Directory = Annotated[
+    Path, typer.Argument(metavar="DIR", help="A chip's directory, as tally chip init makes it.")
+]
+KeyFile = Annotated[
+    Path, typer.Option("--key", metavar="FILE", help="The device's public key, known beforehand.")
+]
+
+
+@dataclass(frozen=True)
+class LogPage:
+    """A chip's log, its findings and what it is worth."""
+
+    log: Sequence[LoggedRecord]
+    findings: Sequence[Finding]
+    assurance: Assurance
+    key: PublicKey
+    shown: Shown = field(default_factory=Shown)
+
+    @property
+    def verdict(self) -> str:
+        """``consistent``, ``unknown`` or ``violation``."""
+        worst = {finding.severity for finding in self.findings}
+        return "violation" if "violation" in worst else "unknown" if "unknown" in worst else "consistent"
+
+    def fields(self) -> dict[str, object]:
+        """Return what ``--json`` prints."""
+        head = self.log[-1] if self.log else None
+        return {
+            "verdict": self.verdict,
+            "assurance": self.assurance.fields(),
+            "ueid": None if head is None else head.record.ueid.hex(),
+            "key_id": self.key.key_id,
+            "records": len(self.log),
+            "snapshots": len(snapshots_of(self.log)),
+            "active_days": active_days(self.log),
+            "head": None if head is None else {"seq": head.record.seq, "digest": head.digest.hex()},
+            "evidence": self.shown.fields(),
+            "findings": [finding.fields() for finding in self.findings],
+            "log": [
+                {"seq": r.record.seq, "kind": KINDS[r.record.kind], "digest": r.digest.hex(), "what": said(r)}
+                for r in self.log
+            ],
+        }
+
+    def __rich__(self) -> RenderableType:
+        """Return the page for people."""
+        style = {"consistent": GOOD, "unknown": UNSURE, "violation": BAD}[self.verdict]
+        rows: list[Row] = []
+        if self.log:
+            head = self.log[-1]
+            rows += [
+                ("chip", head.record.ueid.hex()),
+                ("assurance", str(self.assurance)),
+                ("next level", f"lacks {', '.join(self.assurance.lacks)}" if self.assurance.lacks else "there is none"),
+                ("records", f"{len(self.log)}, {counted(len(snapshots_of(self.log)), 'snapshot')} "
+                            f"in {active_days(self.log):.3g} days in use"),
+                ("head", f"record {head.record.seq} {head.digest.hex()}"),
+            ]  # fmt: skip
+        rows += self.shown.rows()
+        rows += [
+            (f"finding {f.rule}", Text(f"{f.name}: {f.text}", style=STYLES[f.severity]))
+            for f in self.findings
+        ]
+        headline = f"chip log: {self.verdict}" + ("" if self.findings else " up to its last record")
+        return page(headline, style, rows, self._table())
+
+    def _table(self) -> Table:
+        table = Table(box=None, padding=(0, 1))
+        for heading in ("  record", "when", "boot", "kind", "what"):
+            table.add_column(heading)
+        shown = self.log if len(self.log) <= 24 else [*self.log[:4], *self.log[-20:]]
+        for before, logged in zip((None, *shown[:-1]), shown, strict=True):
+            record = logged.record
+            if before is not None and record.seq > before.record.seq + 1:
+                table.add_row("  ..")
+            wall = record.clocks.wall
+            moment = (
+                ""
+                if wall is None
+                else datetime.fromtimestamp(wall / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+            )
+            table.add_row(
+                f"  {record.seq}", moment, str(record.clocks.boots), KINDS[record.kind], said(logged)
+            )
+        return table
+
+
+def said(logged: LoggedRecord) -> str:
+    """Return a record's event in a few words."""
+    match logged.record.event:
+        case Snapshot() as event:
+            flags = "".join(f", {name}" for bit, name in FLAGS.items() if event.flags & bit)
+            return f"root {event.root.hex()[:16]}.. over {event.size:,} bytes in {event.pages} pages{flags}"
+        case Genesis() as event:
+            return f"{event.maker} {event.model}, {event.agent} agent, {event.mode} mode"
+        case Boot() as event:
+            return f"{event.cut} bytes cut, {event.lost} records lost"
+        case event:
+            values = (v.hex()[:16] + ".." if isinstance(v, bytes) else str(v) for v in vars(event).values())
+            return " ".join(values)
+
+
+def register(parent: typer.Typer) -> None:
+    """Add ``tally chip`` to ``parent``."""
+    app.command()(device)
+    app.add_typer(enrolling, name="enrol")
+    parent.add_typer(app, name="chip")
+
+
+@app.command()
+def init(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new directory for the chip.")],
+    owner: Annotated[Path, typer.Option("--owner", metavar="FILE", help="The owner's public key.")],
+    snapshots_per_day: Annotated[
+        float, typer.Option("--snapshots-per-day", metavar="F", help="On average, per day with a live agent.")
+    ] = 0.1,
+    collector: Annotated[
+        str | None, typer.Option("--collector", metavar="URL", help="Remote mode: where records go.")
+    ] = None,
+    collector_key: Annotated[
+        Path | None, typer.Option("--collector-key", metavar="FILE", help="The collector's public key.")
+    ] = None,
+    page_bytes: Annotated[int, typer.Option("--page-bytes", metavar="N", help="Size of a page.")] = 1 << 20,
+    capacity: Annotated[
+        int, typer.Option("--capacity", metavar="N", help="Records that the log may hold.")
+    ] = 4096,
+    retention_days: Annotated[
+        int,
+        typer.Option("--retention-days", metavar="N", min=0, help="How long shards are kept; 0 for none."),
+    ] = 400,
+    hash_frozen: Annotated[
+        bool,
+        typer.Option("--hash-frozen", help="Hash while the program stands still instead of copying first."),
+    ] = False,
+    hold_ms: Annotated[
+        int,
+        typer.Option(
+            "--hold-ms", metavar="N", min=0, help="Remote mode: how long a program waits for receipts."
+        ),
+    ] = 10_000,
+    algorithm: Annotated[
+        str | None,
+        typer.Option(
+            "--algorithm",
+            metavar="NAME",
+            help="Of the device key: ed25519, ecdsa-p256 or ecdsa-p384; by default ed25519, in a TPM ecdsa-p256.",
+        ),
+    ] = None,
+    tpm: Annotated[
+        str | None,
+        typer.Option(
+            "--tpm", metavar="TCTI", help="Keep the device key in this TPM 2.0, such as device:/dev/tpmrm0."
+        ),
+    ] = None,
+    accelerator: Annotated[
+        Path | None,
+        typer.Option(
+            "--device", metavar="FILE", help="Take the identity of the accelerator whose evidence this is."
+        ),
+    ] = None,
+    device_root: RootFile = None,
+    as_json: AsJson = False,
+) -> int:
+    """Make a chip: its device key, its identity and its settings. It is a software agent's, whatever the machine."""
+    if (collector is None) != (collector_key is None):
+        raise InvalidInput("--collector and --collector-key go together")
+    if (accelerator is None) != (device_root is None):
+        raise InvalidInput("--device and --device-root go together")
+    chosen = algorithm or ("ed25519" if tpm is None else "ecdsa-p256")
+    if chosen not in ("ed25519", "ecdsa-p256", "ecdsa-p384") or (tpm is not None and chosen == "ed25519"):
+        where = "a device key" if tpm is None else "a key in a TPM"
+        raise InvalidInput(
+            f"--algorithm {chosen}: {where} is {'' if tpm else 'ed25519, '}ecdsa-p256 or ecdsa-p384"
+        )
+    ueid = b"\x01" + secrets.token_bytes(16)
+    if accelerator is not None and device_root is not None:
+        ueid = read_device(accelerator, device_root, None, None, int(time.time()), Lists())[0].ueid
+    chip = ChipDirectory(directory)
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise StoreError(f"{directory}: exists and is not empty; choose another directory")
+    document: dict[str, object] = {
+        "capacity": capacity,
+        "collector": None if collector is None else HttpCollector(collector).url,
+        "format": FORMAT,
+        "hash_frozen": hash_frozen,
+        "hold_ms": hold_ms,
+        "owner": load_public_key(owner).key_id,
+        "page_size": page_bytes,
+        "rate_milli": round(1000 * snapshots_per_day),
+        "retention_days": retention_days,
+        "ueid": ueid.hex(),
+    }
+    known = None if collector_key is None else load_public_key(collector_key)
+    settings_of(document, known)  # refuses what no agent could run with
+    chip.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    in_file = tpm is None
+    public = write_key(chip.key_path, generate_key(chosen)) if in_file else make_key_in_tpm(chip, tpm, chosen)
+    if known is not None:
+        write_whole(chip.path / "collector.pub", known.pem())
+    write_whole(chip.settings_path, canonical_json(document))
+    if as_json:
+        print_json({"directory": str(directory), "ueid": document["ueid"], "public_key": str(public)})
+    else:
+        say(f"{directory}: chip {document['ueid']}; its device key is {public}")
+        if tpm is not None:
+            say(f"the key stays in the TPM; readers must know its attestation key: {chip.path / 'tpm.pub'}")
+            say("or have it enrolled under the TPM maker's certificate: tally chip enrol request")
+        say(f"tally chip agent {directory}")
+    return 0
+
+
+@app.command()
+def agent(
+    directory: Directory,
+    manifest: Annotated[
+        Path | None,
+        typer.Option(
+            "--manifest", metavar="FILE", help="Observe tensors in files instead of registered programs."
+        ),
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option("--for", metavar="SECONDS", help="End after so long; by default never.")
+    ] = None,
+) -> int:
+    """Run the agent: snapshots at random times until it is interrupted; programs register with tallystick.observe."""
+    chip, settings, known = load_chip(directory)
+    signer = signer_of(chip)
+    probe: Probe = ProcessMemory(chip.observed_path) if manifest is None else SharedMemory(manifest)
+    link = _collector_of(chip)
+    made = ChipAgent(
+        chip, signer, probe, settings, collector=link,
+        check_receipt=None if known is None else functools.partial(verify_receipt, key=known),
+    )  # fmt: skip
+    made.start()
+    ended: list[int] = []
+    previous = signal.signal(signal.SIGTERM, lambda number, _: ended.append(number))
+    say(
+        f"chip {settings.ueid.hex()}: record {made.log[-1].record.seq}, boot {made.log[-1].record.clocks.boots}"
+    )
+    until = None if seconds is None else time.monotonic() + seconds
+    try:
+        while not ended and (until is None or time.monotonic() < until):
+            _do_requests(chip, made)
+            before = len(made.log)
+            if made.poll() is not None:
+                stall = made.stalls[-1]
+                taken = made.log[before]
+                say(f"record {taken.record.seq}: {said(taken)}; stood still {1000 * stall.frozen:.1f} ms")
+            if made.is_full:
+                raise StoreError(
+                    f"{chip.log_path}: the chip's store is full; read the log and make another chip"
+                )
+            time.sleep(made.nap())
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+        made.stop()
+        if isinstance(probe, ProcessMemory):
+            probe.close()
+    return 0
+
+
+@app.command()
+def show(directory: Directory, as_json: AsJson = False) -> int:
+    """Show a chip's own log and what is to be found in it; exit code 1 with a violation."""
+    chip, settings, known = load_chip(directory)
+    key = signer_of(chip)
+    log = boot_log(chip, key.public_key)
+    heads = [Head(h.seq, h.digest, "the chip's own counter")] if (h := chip.head()) is not None else []
+    if known is not None:
+        heads += [parse_receipt(data, known).head for data in chip.receipts().values()]
+    findings = verify_log(log, known=heads)
+    nonce = secrets.token_bytes(32)
+    attested = None
+    if log:
+        token = attest_head(log[-1], nonce, b"", settings.genesis.agent, key)
+        attested = parse_attestation(token, key.public_key, nonce)
+    shown = LogPage(log, findings, derive_assurance(log, findings, Evidence(True, attested)), key.public_key)
+    answer(shown, as_json=as_json)
+    return 1 if shown.verdict == "violation" else 0
+
+
+@app.command()
+def verify(
+    log: Annotated[Path, typer.Argument(metavar="LOG", help="A chip's log.journal, handed over.")],
+    key: KeyFile,
+    token: Annotated[
+        Path | None,
+        typer.Option("--attestation", metavar="FILE", help="What tally chip attest wrote for your nonce."),
+    ] = None,
+    nonce: Annotated[str | None, typer.Option("--nonce", metavar="HEX", help="The nonce you chose.")] = None,
+    earlier: Annotated[
+        list[Path] | None,
+        typer.Option("--earlier", metavar="LOG", help="A copy handed over before; may be repeated."),
+    ] = None,
+    tpm: TpmEvidenceFile = None,
+    tpm_key: TpmKeyFile = None,
+    tpm_enrolment: EnrolmentFile = None,
+    enroller: EnrollerFile = None,
+    pcrs: PcrFile = None,
+    accelerator: DeviceFile = None,
+    device_root: RootFile = None,
+    measurements: MeasurementFile = None,
+    endorsement: ChainFile = None,
+    lists: ListFiles = None,
+    require_lists: ListsRequired = False,
+    at: Moment = None,
+    as_json: AsJson = False,
+) -> int:
+    """Check a log that somebody handed over, without trusting it: exit code 1 with a violation, 3 if it cannot be told."""
+    handed = Handed(
+        tpm, tpm_key, tpm_enrolment, enroller, pcrs, accelerator, device_root, measurements, endorsement, at,
+        Lists(tuple(lists or ()), require_lists),
+    )  # fmt: skip
+    if (token is None) != (nonce is None) or (handed.needs_nonce and nonce is None):
+        raise InvalidInput("--attestation and --nonce go together, and --tpm and --device need both")
+    public = load_public_key(key)
+    records, findings = read_log(read_journal(log), public)
+    heads: list[Head] = []
+    attested = None
+    asked = b"" if nonce is None else parse_hex(nonce, n_bytes=len(nonce) // 2, what="--nonce")
+    if token is not None:
+        attested = parse_attestation(
+            read_whole(token, limit=TOKEN_LIMIT, what="an attestation"), public, asked
+        )
+        heads.append(attested.head)
+    others = [read_log(read_journal(path), public)[0] for path in earlier or []]
+    findings += verify_log(records, known=heads, others=others)
+    found = check_handed(handed, records, public, asked)
+    evidence = Evidence(True, attested, found.quote, found.endorsed)
+    shown = LogPage(records, findings, derive_assurance(records, findings, evidence), public, found)
+    answer(shown, as_json=as_json)
+    return {"consistent": 0, "violation": 1, "unknown": 3}[shown.verdict]
+
+
+@app.command()
+def attest(
+    directory: Directory,
+    nonce: Annotated[str, typer.Option("--nonce", metavar="HEX", help="8 to 64 bytes that the asker chose.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where to write the attestation.")],
+    tpm: Annotated[
+        Path | None,
+        typer.Option(
+            "--tpm", metavar="FILE", help="Write there what the chip's TPM says about key, head and boot."
+        ),
+    ] = None,
+) -> int:
+    """Sign the log's head for a nonce: shows whom it is handed to that the log ends there."""
+    chip, settings, _ = load_chip(directory)
+    key = signer_of(chip)
+    log = boot_log(chip, key.public_key)
+    if not log:
+        raise InvalidInput(f"{directory}: the log is empty; start the agent once")
+    seed = next((r.record.event.seed for r in reversed(log) if isinstance(r.record.event, Boot)), b"")
+    asked = parse_hex(nonce, n_bytes=len(nonce) // 2, what="--nonce")
+    token = attest_head(log[-1], asked, seed, settings.genesis.agent, key)
+    if tpm is not None:
+        write_tpm_evidence(chip, tpm, log[-1], asked)
+    write_whole(out, token)
+    head = Head(log[-1].record.seq, log[-1].digest)
+    say(f"{out}: record {head.seq} {head.digest.hex()}")
+    say(
+        f"an accelerator is to be asked with nonce {device_nonce(settings.ueid, key.public_key, head, asked).hex()}"
+    )
+    return 0
+
+
+@app.command()
+def precommit(
+    directory: Directory,
+    digest: Annotated[
+        str, typer.Argument(metavar="HEX", help="The pre-commitment's digest, 64 hexadecimal digits.")
+    ],
+) -> int:
+    """Log a run's pre-commitment before its first step; asks the running agent, if there is one."""
+    log_precommit(directory, parse_hex(digest, n_bytes=32, what="pre-commitment"))
+    say(f"pre-commitment {digest} is logged")
+    return 0
+
+
+def log_precommit(directory: Path, digest: bytes) -> None:
+    """Return when the chip has logged the digest: its running agent, or one started for this alone.
+
+    Raises:
+        StoreError: no chip, or an agent that does not answer.
+    """
+    chip, settings, known = load_chip(directory)
+    request = chip.ask(f"precommit-{digest.hex()}")
+    deadline = time.monotonic() + WAIT
+    while request.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+        if time.monotonic() > deadline - WAIT + 1.0:
+            with suppress(StoreError):  # another agent has the log open, and will see the request
+                _once(chip, settings, known)
+    if request.exists():
+        chip.done(request.name)
+        raise StoreError(f"{directory}: the agent did not log the pre-commitment within {WAIT:g} s")
+
+
+@app.command()
+def collect(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the collected logs lie.")],
+    key: Annotated[
+        str, typer.Option("--key", metavar="FILE", help="The collector's private key, or env:NAME.")
+    ],
+    chips: Annotated[
+        list[str],
+        typer.Option("--chip", metavar="UEID=FILE", help="A chip's UEID and public key; may be repeated."),
+    ],
+    listen: Annotated[
+        str, typer.Option("--listen", metavar="HOST:PORT", help="Where to listen.")
+    ] = "127.0.0.1:8765",
+) -> int:
+    """Receive the logs of chips in remote mode and sign receipts, until interrupted."""
+    keys = {bytes.fromhex(ueid): key for ueid, key in load_chip_keys(chips).items()}
+    host, colon, port = listen.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise InvalidInput(f"--listen {listen}: must be HOST:PORT")
+    collector = Collector(directory, load_key(key), keys)
+    server = serve_collector(collector, host, int(port))
+    say(f"collecting the logs of {counted(len(keys), 'chip')} at http://{host}:{server.server_address[1]}")
+    try:
+        server.serve_forever()
+    finally:
+        server.server_close()
+        collector.close()
+    return 0
+
+
+def load_chip(directory: Path) -> tuple[ChipDirectory, ChipSettings, PublicKey | None]:
+    """Return a chip's directory, what it is, and its collector's key.
+
+    Raises:
+        StoreError: no chip lies there.
+        InvalidInput: its settings are malformed.
+    """
+    chip = ChipDirectory(directory)
+    if not chip.settings_path.exists():
+        raise StoreError(f"{directory}: no chip lies there; `tally chip init` makes one")
+    path = chip.path / "collector.pub"
+    known = load_public_key(path) if path.exists() else None
+    return chip, settings_of(_settings(chip), known, what=str(chip.settings_path)), known
+
+
+def settings_of(
+    document: dict[str, object], collector: PublicKey | None, *, what: str = "chip"
+) -> ChipSettings:
+    """Return the settings that ``chip.json`` holds.
+
+    Raises:
+        InvalidInput: malformed, or out of range.
+    """
+    names = (
+        "capacity", "collector", "format", "hash_frozen", "hold_ms", "owner", "page_size", "rate_milli",
+        "retention_days", "ueid",
+    )  # fmt: skip
+    fields = Fields(document, what=what, names=names)
+    fields.constant("format", FORMAT)
+    ueid, owner = fields.text("ueid"), parse_hex(fields.text("owner"), n_bytes=32, what=f"{what}: owner")
+    if (fields.optional_text("collector") is None) != (collector is None):
+        raise InvalidInput(f"{what}: a collector and its key go together")
+    mode = "local" if collector is None else "remote"
+    identity = b"" if collector is None else bytes.fromhex(collector.key_id)
+    return ChipSettings(
+        ueid=parse_hex(ueid, n_bytes=len(ueid) // 2, what=f"{what}: ueid"),
+        firmware=Firmware(agent_digest(), SECURITY_VERSION),
+        genesis=Genesis("tallystick", "software agent", "software", owner, mode, identity),
+        rate=fields.integer("rate_milli"),
+        page_size=fields.integer("page_size"),
+        capacity=fields.integer("capacity"),
+        retention_days=float(fields.integer("retention_days")),
+        hash_frozen=fields.boolean("hash_frozen"),
+        hold_seconds=fields.integer("hold_ms") / 1000,
+    )
+
+
+def agent_digest() -> bytes:
+    """Return SHA-256 over the sources of the agent: what stands for a software agent's firmware."""
+    folder = Path(agent_module.__file__).parent
+    hashed = hashlib.sha256()
+    for name in ("agent.py", "chiprecord.py", "memory.py", "probes.py"):
+        hashed.update(hashlib.sha256((folder / name).read_bytes()).digest())
+    return hashed.digest()
+
+
+def _settings(chip: ChipDirectory) -> dict[str, object]:
+    what = str(chip.settings_path)
+    data = read_whole(chip.settings_path, limit=SETTINGS_LIMIT, what="a chip's settings")
+    value = parse_canonical_json(data, what=what, limit=SETTINGS_LIMIT)
+    if not isinstance(value, dict):
+        raise InvalidInput(f"{what}: must be an object")
+    return cast("dict[str, object]", value)
+
+
+def _collector_of(chip: ChipDirectory) -> HttpCollector | None:
+    url = _settings(chip).get("collector")
+    return HttpCollector(url) if isinstance(url, str) else None
+
+
+def _do_requests(chip: ChipDirectory, made: ChipAgent) -> None:
+    for name in chip.requests():
+        kind, _, text = name.partition("-")
+        if kind == "precommit" and len(text) == 64:
+            made.precommit(parse_hex(text, n_bytes=32, what="request"))
+            say(f"record {made.log[-1].record.seq}: pre-commitment {text[:16]}..")
+        chip.done(name)
+
+
+def _once(chip: ChipDirectory, settings: ChipSettings, known: PublicKey | None) -> None:
+    """Start the agent for its requests alone."""
+    made = ChipAgent(
+        chip, signer_of(chip), ProcessMemory(chip.observed_path), settings,
+        collector=_collector_of(chip),
+        check_receipt=None if known is None else functools.partial(verify_receipt, key=known),
+    )  # fmt: skip
+    made.start()
+    try:
+        _do_requests(chip, made)
+    finally:
+        made.stop()

@@ -1,0 +1,416 @@
+"""tally draw, tally inspect: from committed reports to a sample, from the sample to orders, findings and a verdict."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tallystick.cli.options import (
+    AsJson,
+    Now,
+    Out,
+    OwnKey,
+    Trusted,
+    load_trusted,
+    parse_counts,
+    parse_named,
+    second_of,
+)
+from tallystick.cli.terminal import answer, say
+from tallystick.commit.encoding import HASH_BYTES, parse_hex
+from tallystick.errors import InvalidInput, Mismatch
+from tallystick.fleet.inspection.extraction import ChipLogReader
+from tallystick.fleet.inspection.inspection import (
+    LARGEST_DOCUMENT,
+    LARGEST_LOG,
+    ORDER_TAG,
+    RESULT_TAG,
+    SEEN,
+    Finding,
+    Verdict,
+    judge,
+    make_order,
+    open_document,
+    parse_finding,
+    parse_order,
+    parse_result,
+    read_extraction,
+    sign_document,
+)
+from tallystick.fleet.inspection.package import InspectionPackage
+from tallystick.fleet.registry.claims import LARGEST_FRAME, parse_frame
+from tallystick.fleet.registry.events import REGISTRY, Chip
+from tallystick.fleet.registry.ledger import Ledger
+from tallystick.fleet.sampling.draw import LARGEST_ANNOUNCEMENT, Announcement, draw_sample, parse_announcement
+from tallystick.reports.inspection import VerdictPage
+from tallystick.reports.registry import FactsPage
+from tallystick.signing.keys import PublicKey
+from tallystick.store.files import read_whole, write_whole
+from tallystick.store.keys import load_key, load_public_key
+
+draws = typer.Typer(
+    help="Draw the chips to inspect, from reports committed before the beacon spoke.", no_args_is_help=True
+)
+visits = typer.Typer(
+    help="Inspect chips: orders, offline packages, findings, verdicts.", no_args_is_help=True
+)
+
+FrameFile = Annotated[
+    Path, typer.Option("--frame", metavar="FILE", help="What `tally registry frame` wrote.")
+]
+Announced = Annotated[Path, typer.Argument(metavar="FILE", help="What `tally draw announce` wrote.")]
+Beacon = Annotated[
+    str, typer.Option("--beacon", metavar="HEX", help="The value of the announced beacon round.")
+]
+LogKind = Annotated[
+    str,
+    typer.Option(
+        "--logs", metavar="chip|plain", help="What the chips' logs are; plain: any file that the chip signed."
+    ),
+]
+Package = Annotated[Path, typer.Argument(metavar="DIR", help="The inspection package.")]
+
+
+def register(parent: typer.Typer) -> None:
+    """Add ``tally draw`` and ``tally inspect`` to ``parent``."""
+    parent.add_typer(draws, name="draw")
+    parent.add_typer(visits, name="inspect")
+
+
+# -------------------------------------------------------------------------------------------------- draws
+
+
+@draws.command()
+def announce(
+    frame: FrameFile,
+    samples: Annotated[
+        list[str],
+        typer.Option("--samples", metavar="STRATUM=N", help="Chips to draw of each stratum, as planned."),
+    ],
+    period: Annotated[int, typer.Option("--period", metavar="N", help="Number of the period, from 0.")],
+    reports: Annotated[str, typer.Option("--reports", metavar="HEX", help="Root over the owners' reports.")],
+    count: Annotated[int, typer.Option("--reports-count", metavar="N", help="How many reports there are.")],
+    closed: Annotated[int, typer.Option("--reports-closed", metavar="SECOND", help="When they closed.")],
+    source: Annotated[str, typer.Option("--beacon-source", metavar="NAME", help="Whose beacon will speak.")],
+    beacon_round: Annotated[int, typer.Option("--beacon-round", metavar="N", help="In which of its rounds.")],
+    beacon_time: Annotated[
+        int, typer.Option("--beacon-time", metavar="SECOND", help="When that round is published.")
+    ],
+    out: Out,
+    as_json: AsJson = False,
+) -> int:
+    """Write the announcement that is published before the beacon speaks."""
+    listed = parse_frame(read_whole(frame, limit=LARGEST_FRAME, what="a frame"))
+    made = Announcement(
+        period, parse_hex(reports, n_bytes=HASH_BYTES, what="--reports"), count, closed, listed.root(),
+        source, beacon_round, beacon_time, listed.frames(parse_counts(samples, option="--samples", what="stratum")),
+    )  # fmt: skip
+    write_whole(out, made.encode())
+    facts = (
+        ("file", str(out)),
+        ("period", period),
+        ("frame", made.registry.hex()),
+        ("beacon", f"{source} {beacon_round}"),
+    )
+    answer(FactsPage("announced; publish it before the beacon speaks", facts), as_json=as_json)
+    return 0
+
+
+@draws.command()
+def sample(
+    announcement: Announced,
+    beacon: Beacon,
+    frame: Annotated[
+        Path | None, typer.Option("--frame", metavar="FILE", help="To name the chips drawn.")
+    ] = None,
+    claimed: Annotated[
+        str | None,
+        typer.Option("--digest", metavar="HEX", help="Compare with this draw; 1 if it is another."),
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Draw, or draw again, the sample that announcement and beacon determine."""
+    made = parse_announcement(read_whole(announcement, limit=LARGEST_ANNOUNCEMENT, what="an announcement"))
+    drawn = draw_sample(made, _beacon(beacon))
+    found = drawn.digest().hex()
+    if claimed is not None and claimed != found:
+        raise Mismatch(f"draw: its digest is {found}, {claimed} is claimed")
+    chips: dict[str, list[str]] = {}
+    if frame is not None:
+        strata = _strata(frame, made)
+        chips = {name: [strata[name][int(at)] for at in places] for name, places in drawn.samples.items()}
+    positions = {name: [int(at) for at in places] for name, places in drawn.samples.items()}
+    shown = chips or positions
+    if as_json:
+        facts: tuple[tuple[str, object], ...] = (
+            ("digest", found),
+            ("positions", positions),
+            ("chips", chips),
+        )
+        answer(FactsPage("drawn", facts), as_json=True)
+    else:
+        answer(FactsPage("drawn", (("digest", found), *shown.items())), as_json=False)
+    return 0
+
+
+# ------------------------------------------------------------------------------------------------- orders
+
+
+@visits.command()
+def order(
+    announcement: Announced,
+    beacon: Beacon,
+    frame: FrameFile,
+    registry: Annotated[Path, typer.Option("--registry", metavar="DIR", help="The registry's directory.")],
+    inspector: Annotated[str, typer.Option("--inspector", metavar="NAME", help="Who inspects.")],
+    due: Annotated[int, typer.Option("--due", metavar="SECOND", help="Until when.")],
+    key: OwnKey,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Where to write one order for each place.")
+    ],
+    seals: Annotated[
+        list[str] | None, typer.Option("--seal", metavar="NAME", help="A seal that must be intact.")
+    ] = None,
+    photos: Annotated[int, typer.Option("--photos", metavar="N", min=0, help="Pictures of each chip.")] = 1,
+    now: Now = None,
+    as_json: AsJson = False,
+) -> int:
+    """Write a signed work order for each place where drawn chips are. Orders are secret until the visit."""
+    made = parse_announcement(read_whole(announcement, limit=LARGEST_ANNOUNCEMENT, what="an announcement"))
+    drawn, strata = draw_sample(made, _beacon(beacon)), _strata(frame, made)
+    names = [strata[name][int(at)] for name, places in drawn.samples.items() for at in places]
+    second, signer = second_of(now), load_key(key)
+    with Ledger(registry) as ledger:
+        head = ledger.load_head().head
+        chips = ledger.chips(names)
+    if missing := [name for name in names if name not in chips]:
+        raise Mismatch(f"chip {missing[0]}: was drawn and is not registered")
+    places: dict[str, list[Chip]] = {}
+    for chip in chips.values():
+        places.setdefault(chip.custodian, []).append(chip)
+    out.mkdir(parents=True, exist_ok=True)
+    files: list[str] = []
+    for custodian, here in sorted(places.items()):
+        made_order = make_order(
+            here, registry=head.registry, entries=head.entries, draw=drawn.digest(), period=made.period,
+            inspector=inspector, custodian=custodian, issued=second, due=due,
+            nonce=secrets.token_bytes(32), seals=seals or ["case"], photos=photos,
+        )  # fmt: skip
+        place = out / f"order-{custodian.replace('/', '_')}.json"
+        write_whole(place, sign_document(ORDER_TAG, made_order.encode(), REGISTRY, signer))
+        place.chmod(0o600)
+        files.append(str(place))
+    answer(FactsPage(f"{len(names)} chips at {len(places)} places", (("files", files),)), as_json=as_json)
+    return 0
+
+
+@visits.command()
+def pack(
+    order_file: Annotated[Path, typer.Argument(metavar="ORDER", help="A signed work order.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The package to make.")],
+    key: OwnKey,
+    trust: Trusted,
+    now: Now = None,
+    as_json: AsJson = False,
+) -> int:
+    """Make the offline package of an order; its inspector begins the chain of custody."""
+    data = read_whole(order_file, limit=2 * LARGEST_DOCUMENT, what="a signed document")
+    encoded, issuer = open_document(ORDER_TAG, data, load_trusted(trust))
+    if issuer != REGISTRY:
+        raise Mismatch(f"work order: is signed by {issuer}, must be signed by {REGISTRY}")
+    made = parse_order(encoded)
+    InspectionPackage(directory).begin(data, made, load_key(key), now=second_of(now))
+    facts = (
+        ("directory", str(directory)),
+        ("chips", len(made.targets)),
+        ("checklist", str(directory / "checklist.txt")),
+    )
+    answer(FactsPage(f"package for {made.inspector} at {made.custodian}", facts), as_json=as_json)
+    return 0
+
+
+@visits.command()
+def record(
+    directory: Package,
+    chip: Annotated[str, typer.Argument(metavar="CHIP", help="Its UEID in hexadecimal.")],
+    key: OwnKey,
+    outcome: Annotated[
+        str, typer.Option("--outcome", metavar="WORD", help="seen, refused, absent or unreached.")
+    ] = SEEN,
+    serial: Annotated[
+        str, typer.Option("--serial", metavar="TEXT", help="The serial number on the part.")
+    ] = "",
+    log: Annotated[
+        Path | None, typer.Option("--log", metavar="FILE", help="The log that the chip gave.")
+    ] = None,
+    evidence: Annotated[
+        Path | None, typer.Option("--evidence", metavar="FILE", help="What it signed with the nonce.")
+    ] = None,
+    device_key: Annotated[
+        Path | None, typer.Option("--device-key", metavar="FILE", help="Its public key.")
+    ] = None,
+    seals: Annotated[
+        list[str] | None, typer.Option("--seal", metavar="NAME=STATE", help="intact, broken, missing.")
+    ] = None,
+    photos: Annotated[list[Path] | None, typer.Option("--photo", metavar="FILE", help="A picture.")] = None,
+    note: Annotated[str, typer.Option("--note", metavar="TEXT", help="Anything else.")] = "",
+    now: Now = None,
+    as_json: AsJson = False,
+) -> int:
+    """Record what was found of one chip; its files are kept by digest and enter the chain of custody."""
+    second = second_of(now)
+    states: list[tuple[str, str]] = []
+    for text in seals or []:
+        name, equals, state = text.partition("=")
+        if not equals:
+            raise InvalidInput(f"--seal {text}: must have the form NAME=STATE")
+        states.append((name, state))
+    public = b"" if device_key is None else load_public_key(device_key).spki
+    finding = parse_finding(
+        Finding(chip, outcome, second, serial, key=public, seals=tuple(states), note=note).value()
+    )
+    made = InspectionPackage(directory).record(
+        finding, load_key(key), now=second,
+        log=b"" if log is None else read_whole(log, limit=LARGEST_LOG, what="a file of an inspection"),
+        evidence=b"" if evidence is None else read_whole(evidence, limit=LARGEST_LOG, what="a file of an inspection"),
+        photos=[read_whole(photo, limit=LARGEST_LOG, what="a file of an inspection") for photo in photos or []],
+    )  # fmt: skip
+    answer(FactsPage(f"chip {chip}: {outcome}", tuple(made.value().items())), as_json=as_json)
+    return 0
+
+
+@visits.command("hand-over")
+def hand_over(
+    directory: Package,
+    giver: Annotated[
+        str, typer.Option("--from", metavar="PARTY=KEYFILE", help="Who gives the package away.")
+    ],
+    taker: Annotated[str, typer.Option("--to", metavar="PARTY=KEYFILE", help="Who takes it.")],
+    now: Now = None,
+    as_json: AsJson = False,
+) -> int:
+    """Hand the package over to somebody else, signed by both."""
+    (first, one), (second, other) = (
+        parse_named(text, option="--from, --to", form="PARTY=KEYFILE") for text in (giver, taker)
+    )
+    signers = {first: load_key(one), second: load_key(other)}
+    link = InspectionPackage(directory).hand_over(first, second, signers, now=second_of(now))
+    answer(FactsPage(f"{first} handed over to {second}", (("link", link.number),)), as_json=as_json)
+    return 0
+
+
+@visits.command()
+def seal(directory: Package, key: OwnKey, now: Now = None, as_json: AsJson = False) -> int:
+    """Seal the package: sign all findings; nothing can be recorded after it."""
+    result = InspectionPackage(directory).seal(load_key(key), now=second_of(now))
+    facts = (
+        ("result", result.digest().hex()),
+        ("findings", len(result.findings)),
+        ("links", len(result.custody)),
+    )
+    answer(FactsPage("sealed", facts), as_json=as_json)
+    return 0
+
+
+@visits.command()
+def check(
+    directory: Package,
+    trust: Trusted,
+    frame: Annotated[
+        Path | None, typer.Option("--frame", metavar="FILE", help="The list drawn from, for --rounds.")
+    ] = None,
+    rounds: Annotated[
+        Path | None, typer.Option("--rounds", metavar="FILE", help="Write the rounds for the next plan.")
+    ] = None,
+    body: Annotated[
+        Path | None,
+        typer.Option("--deed-body", metavar="FILE", help="Write the body of the registry's deed."),
+    ] = None,
+    earlier: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--earlier",
+            metavar="DIR",
+            help="A sealed package of before, whose logs must go on; may be repeated.",
+        ),
+    ] = None,
+    logs: LogKind = "chip",
+    as_json: AsJson = False,
+) -> int:
+    """Import a sealed package and judge it; 1 if a chip failed, was refused, absent or not reported."""
+    verdict = read_package(directory, load_trusted(trust), logs, earlier or [])
+    made, result = verdict.order, verdict.result
+    if rounds is not None:
+        if frame is None:
+            raise InvalidInput("--rounds: needs --frame, the list that was drawn from")
+        chips = {
+            name: len(names)
+            for name, names in parse_frame(read_whole(frame, limit=LARGEST_FRAME, what="a frame"))
+            .strata()
+            .items()
+        }
+        fields = [vars(each) for each in verdict.rounds(chips)]
+        write_whole(rounds, json.dumps({"rounds": fields}, indent=1).encode())
+        say(f"{rounds}: written")
+    if body is not None:
+        row = {"inspector": made.inspector, "result": result.digest().hex(), "chips": verdict.deed_rows()}
+        write_whole(body, json.dumps(row).encode())
+        say(f"{body}: written")
+    answer(VerdictPage(verdict), as_json=as_json)
+    return 1 if verdict.failures else 0
+
+
+def read_package(directory: Path, keys: dict[str, PublicKey], logs: str, earlier: list[Path]) -> Verdict:
+    """Return what a sealed package comes to; ``logs`` is chip or plain, ``earlier`` are packages of before.
+
+    Raises:
+        InvalidInput, StoreError: malformed, or missing.
+        Mismatch: a signature or the chain of custody does not hold.
+    """
+    if logs not in ("chip", "plain") or (earlier and logs == "plain"):
+        raise InvalidInput(f"--logs {logs}: must be chip or plain; --earlier is for chip logs")
+    package = InspectionPackage(directory)
+    encoded, issuer = open_document(ORDER_TAG, package.load("order.json"), keys)
+    made = parse_order(encoded)
+    if issuer != REGISTRY:
+        raise Mismatch(f"work order: is signed by {issuer}, must be signed by {REGISTRY}")
+    found, party = open_document(RESULT_TAG, package.load("result.json"), keys)
+    result = parse_result(found)
+    if party != made.inspector:
+        raise Mismatch(f"inspection: the result is signed by {party}, the order is for {made.inspector}")
+    reader = read_extraction if logs == "plain" else ChipLogReader(_logs_of(earlier, keys))
+    return judge(made, result, keys, package.load_files(), reader)
+
+
+def _logs_of(packages: list[Path], keys: dict[str, PublicKey]) -> dict[str, list[bytes]]:
+    """Return the logs that sealed packages hold, by chip."""
+    found: dict[str, list[bytes]] = {}
+    for directory in packages:
+        package = InspectionPackage(directory)
+        files = package.load_files()
+        for finding in parse_result(open_document(RESULT_TAG, package.load("result.json"), keys)[0]).findings:
+            if finding.log in files:
+                found.setdefault(finding.chip, []).append(files[finding.log])
+    return found
+
+
+def _strata(frame: Path, announcement: Announcement) -> dict[str, list[str]]:
+    listed = parse_frame(read_whole(frame, limit=LARGEST_FRAME, what="a frame"))
+    if listed.root() != announcement.registry:
+        raise Mismatch(
+            f"frame: its root is {listed.root().hex()}, announced is {announcement.registry.hex()}"
+        )
+    strata = listed.strata()
+    if {name: len(chips) for name, chips in strata.items()} != {f.name: f.chips for f in announcement.strata}:
+        raise Mismatch("frame: its strata are not those announced")
+    return strata
+
+
+def _beacon(text: str) -> bytes:
+    if len(text) > 128:
+        raise InvalidInput("--beacon: must be at most 128 hexadecimal digits")
+    return parse_hex(text, n_bytes=len(text) // 2, what="--beacon")

@@ -1,0 +1,329 @@
+"""tally monitor: declared runs against what chips saw, and a small fleet that shows it."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tallystick.cli.options import (
+    AsJson,
+    JobName,
+    PerhapsTrusted,
+    choose_source,
+    load_chip_keys,
+    load_trusted,
+)
+from tallystick.cli.profiles import python
+from tallystick.cli.terminal import answer, console, print_json, say
+from tallystick.commit.encoding import parse_hex
+from tallystick.errors import InvalidInput, StoreError, TallyError
+from tallystick.fleet.provenance.memorisation import LEAST_RECORDS
+from tallystick.reports.layout import GOOD, page
+from tallystick.reports.monitoring import FleetReport, OwnerReport
+from tallystick.store.files import storing, write_whole
+
+if TYPE_CHECKING:
+    from tallystick.execution.job import JobSource
+    from tallystick.fleet.attestation.assurance import Attestation
+    from tallystick.integrations.watching import KnownChip
+
+app = typer.Typer(help="Check declared training runs against the logs of the chips.", no_args_is_help=True)
+EXIT_CODES = {"pass": 0, "fail": 1, "unknown": 3}
+PARTS: Mapping[str, int] = {"honest": 4, "unreported": 2, "glued": 2}
+STORIES = {
+    "honest": "one run, cut over four chips",
+    "unreported": "declares the run of one chip, is silent about that of another",
+    "glued": "swaps in another model's weights half-way, glues two runs into one transcript",
+}
+EXPECTED = {"honest": "pass", "unreported": "fail", "glued": "fail"}
+
+Keep = Annotated[
+    Path | None,
+    typer.Option(
+        "--keep",
+        metavar="DIR",
+        help="A new or empty directory for everything; by default a temporary one, which stays.",
+    ),
+]
+
+
+def register(parent: typer.Typer) -> None:
+    """Add ``tally monitor`` to ``parent``."""
+    parent.add_typer(app, name="monitor")
+
+
+@app.command()
+def verify(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="What the owner hands over: runs/ and chips/.")
+    ],
+    chips: Annotated[
+        list[str],
+        typer.Option(
+            "--chip", metavar="UEID=FILE", help="A chip of the owner and its public key; may be repeated."
+        ),
+    ],
+    beacon: Annotated[
+        str,
+        typer.Option(
+            "--beacon", metavar="HEX", help="32 bytes that became public after the reports were committed."
+        ),
+    ],
+    segments: Annotated[
+        int, typer.Option("--segments", metavar="N", min=1, help="Segments of each run to repeat at random.")
+    ] = 2,
+    largest: Annotated[
+        int,
+        typer.Option(
+            "--largest", metavar="N", min=0, help="Segments with the largest updates to repeat too."
+        ),
+    ] = 1,
+    memory: Annotated[
+        int,
+        typer.Option(
+            "--memory",
+            metavar="N",
+            min=0,
+            help="Records of each segment to look for in the model's memory; 0 for none.",
+        ),
+    ] = 0,
+    job: JobName = None,
+    inspections: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--inspection",
+            metavar="DIR",
+            help="A sealed inspection package: logs must hold what its chips attested.",
+        ),
+    ] = None,
+    trust: PerhapsTrusted = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write the report as one page.")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Match an owner's snapshots with the declared runs, repeat parts of them, and say what follows."""
+    from tallystick.fleet.attestation.assurance import Evidence
+    from tallystick.integrations.watching import Inquiry, KnownChip, OwnerFolder, verify_owner
+
+    if not folder.is_dir():
+        raise StoreError(f"{folder}: there is no such folder")
+    keys = load_chip_keys(chips)
+    attested = _attested(inspections or [], trust)
+    known: dict[str, KnownChip] = {}
+    for ueid, key in keys.items():
+        seen = attested.get(ueid, [])
+        heads = tuple(each.head for each in seen)
+        last = max(seen, key=lambda each: each.head.seq, default=None)
+        known[ueid] = KnownChip(key, heads, Evidence(known_key=True, attestation=last, inspected=bool(seen)))
+    if 0 < memory < LEAST_RECORDS:
+        raise InvalidInput(f"--memory {memory}: {LEAST_RECORDS} records or more are needed, or 0")
+    inquiry = Inquiry(
+        parse_hex(beacon, n_bytes=32, what="--beacon"), segments, largest, memory_records=memory
+    )
+
+    def source_of(stated: str) -> JobSource:
+        return choose_source(job, stated)
+
+    started = time.perf_counter()
+    found = verify_owner(folder.name, OwnerFolder(folder), known, source_of, inquiry, progress=say)
+    shown = OwnerReport(*found)
+    if html is not None:
+        facts = {"beacon": beacon, "random_segments": segments, "largest_segments": largest}
+        write_whole(html, FleetReport([shown], time.perf_counter() - started, str(folder), facts).page())
+    answer(shown, as_json=as_json)
+    return EXIT_CODES[shown.verdict.verdict]
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run, recorded with --chip.")],
+    chips: Annotated[
+        list[Path], typer.Option("--chip", metavar="DIR", help="A chip of the run; may be repeated.")
+    ],
+    job: JobName = None,
+    as_json: AsJson = False,
+) -> int:
+    """Report a finished run with salted commitments: its data, states, totals and the snapshots taken of it."""
+    from tallystick.fleet.agent.agent import boot_log
+    from tallystick.integrations.committing import beside, report_run
+    from tallystick.store.chips import ChipDirectory
+    from tallystick.store.files import RunDirectory
+    from tallystick.store.keys import load_public_key
+
+    source = choose_source(job, RunDirectory(run).load_specification().job.path)
+    shown = [ChipDirectory(path) for path in chips]
+    logs = {chip: boot_log(chip, load_public_key(chip.key_path.with_name("chip.key.pub"))) for chip in shown}
+    made = report_run(run, source, logs)
+    facts = {
+        "run": made.run,
+        **made.totals.fields(),
+        "snapshots": len(made.snapshots),
+        "report": str(beside(run, "report")),
+    }
+    if as_json:
+        print_json(facts)
+    else:
+        console().print(page("reported", GOOD, [(name, str(value)) for name, value in facts.items()]))
+    return 0
+
+
+@app.command()
+def memory(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run directory.")],
+    beacon: Annotated[
+        str,
+        typer.Option(
+            "--beacon", metavar="HEX", help="32 bytes that became public after the run was committed."
+        ),
+    ],
+    records: Annotated[
+        int,
+        typer.Option("--records", metavar="N", min=LEAST_RECORDS, help="Records of each segment to look at."),
+    ] = 64,
+    job: JobName = None,
+    svg: Annotated[
+        Path | None, typer.Option("--svg", metavar="FILE", help="Draw data against segments.")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Look for a run's claimed data in its states: 0 found, 3 doubtful or not to be told. Accuses nobody."""
+    from tallystick.fleet.provenance.memorisation import judge_memory
+    from tallystick.integrations.memorising import measure_memory
+    from tallystick.integrations.watching import RunReplayer
+    from tallystick.reports.memorisation import MemoryReport
+    from tallystick.store.files import RunDirectory
+
+    spoken = parse_hex(beacon, n_bytes=32, what="--beacon")
+    directory = RunDirectory(run)
+    replayer = RunReplayer(directory, choose_source(job, directory.load_specification().job.path))
+    losses = measure_memory(
+        replayer, beacon=spoken, records=records, progress=lambda done, of: say(f"state {done} of {of}")
+    )
+    shown = MemoryReport(replayer.transcript.root().hex(), judge_memory(losses))
+    if svg is not None:
+        write_whole(svg, shown.svg().encode())
+    answer(shown, as_json=as_json)
+    return 0 if shown.verdict == "confirmed" else 3
+
+
+@app.command()
+def demo(keep: Keep = None, as_json: AsJson = False) -> int:
+    """Watch eight simulated chips, one honest owner and two who cheat, from snapshot to verdict."""
+    from tallystick.execution.job import find_shipped
+    from tallystick.integrations.watching import Inquiry, OwnerFolder, Plausibility, verify_owner
+
+    started = time.perf_counter()
+    place = _prepared(keep)
+    say("eight simulated chips, three owners, real training", style="bold")
+    ueids = _ueids()
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        list(pool.map(lambda owner: _train(place, owner, ueids[owner]), PARTS))
+    beacon = secrets.token_bytes(32)
+    say(f"- the reports are there; the beacon speaks: {beacon.hex()[:16]}..")
+    owners: list[OwnerReport] = []
+    for owner in PARTS:
+        folder = OwnerFolder(place / owner)
+        known = {ueid: _inspect(folder.path / "chips" / ueid) for ueid in ueids[owner]}
+        inquiry = Inquiry(beacon, plausibility=Plausibility(1e6))
+        say(f"- inspecting the chips of {owner}")
+        owners.append(
+            OwnerReport(*verify_owner(owner, folder, known, find_shipped, inquiry, progress=lambda _: None))
+        )
+    facts = {
+        "beacon": beacon.hex(),
+        "simulated_days": 15,
+        "snapshots_per_chip_day": 1,
+        "random_segments_per_run": 2,
+        "job": "digits, 60 steps, policy fp32",
+    }
+    report = FleetReport(owners, time.perf_counter() - started, str(place), facts)
+    write_whole(place / "report.html", report.page())
+    write_whole(place / "report.json", json.dumps(report.fields(), indent=2).encode())
+    if as_json:
+        print_json(report.fields())
+    else:
+        console().print(report)
+        say(f"the page: {place}/report.html")
+    right = all(owner.verdict.verdict == EXPECTED[owner.verdict.owner] for owner in owners)
+    return 0 if right else 1
+
+
+def _attested(packages: Sequence[Path], trust: Sequence[str] | None) -> dict[str, list[Attestation]]:
+    """Return what chips attested at inspections that they passed, by UEID."""
+    from tallystick.cli.fleet.inspection import read_package
+    from tallystick.fleet.inspection.extraction import attested_chips
+    from tallystick.fleet.inspection.package import InspectionPackage
+
+    found: dict[str, list[Attestation]] = {}
+    keys = load_trusted(trust)
+    for place in packages:
+        verdict = read_package(place, keys, "chip", [])
+        for ueid, stated in attested_chips(verdict, InspectionPackage(place).load_files()).items():
+            found.setdefault(ueid, []).append(stated)
+    return found
+
+
+def _ueids() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for owner, count in PARTS.items():
+        found[owner] = [(b"\x01" + secrets.token_bytes(16)).hex() for _ in range(count)]
+    return found
+
+
+def _train(place: Path, owner: str, ueids: Sequence[str]) -> None:
+    """Play one owner in a process of its own."""
+    say(f"- {owner}: {STORIES[owner]}")
+    arguments = [
+        "-m",
+        "tallystick.testing.watched",
+        owner,
+        "--out",
+        str(place / owner),
+        "--chips",
+        ",".join(ueids),
+    ]
+    child = subprocess.run(
+        python(*arguments), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )  # fmt: skip
+    if child.returncode == 130 or child.returncode < 0:
+        raise KeyboardInterrupt
+    if child.returncode:
+        said = child.stderr.strip().rpartition("\n")[2]
+        raise TallyError(f"demo: owner {owner} ended with exit code {child.returncode}: {said}")
+
+
+def _inspect(path: Path) -> KnownChip:
+    """Go to a chip: take its key as it was registered, and have its log's head attested for a fresh nonce."""
+    from tallystick.fleet.agent.agent import attest_head, boot_log
+    from tallystick.fleet.attestation.assurance import Evidence, parse_attestation
+    from tallystick.integrations.watching import KnownChip
+    from tallystick.store.chips import ChipDirectory
+    from tallystick.store.keys import load_key, load_public_key
+
+    chip = ChipDirectory(path)
+    public = load_public_key(chip.key_path.with_name("chip.key.pub"))
+    nonce = secrets.token_bytes(32)
+    log = boot_log(chip, public)
+    token = attest_head(log[-1], nonce, bytes(16), "simulated", load_key(str(chip.key_path)))
+    attested = parse_attestation(token, public, nonce)
+    return KnownChip(public, (attested.head,), Evidence(known_key=True, attestation=attested))
+
+
+def _prepared(keep: Path | None) -> Path:
+    if keep is None:
+        return Path(tempfile.mkdtemp(prefix="tallystick-monitor-"))
+    with storing(f"{keep}: cannot be created"):
+        if keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
+            raise StoreError(f"{keep}: exists and is not empty; choose another directory")
+        keep.mkdir(parents=True, exist_ok=True)
+    return keep

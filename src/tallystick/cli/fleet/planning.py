@@ -1,0 +1,257 @@
+"""tally plan: how many chips to inspect; without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from tallystick.cli.options import AsJson
+from tallystick.cli.terminal import answer
+from tallystick.errors import InvalidInput
+from tallystick.fleet.sampling.planner import Question, Stratum
+from tallystick.fleet.sampling.workload import (
+    LARGEST_FLEET_FILE,
+    Fleet,
+    Plan,
+    Workload,
+    make_plan,
+    parse_fleet,
+)
+from tallystick.reports.evasion import EvasionFigures, evasion_figures
+from tallystick.reports.layout import GOOD, QUIET, UNSURE, Row, counted, page, share
+from tallystick.store.files import read_whole, write_whole
+
+Threshold = Annotated[
+    float,
+    typer.Option(
+        "--threshold-flop", metavar="H", help="FLOP of a run that must be found, after its first H."
+    ),
+]
+Chips = Annotated[
+    float | None,
+    typer.Option("--chips", metavar="C", help="Chips to draw from; or give a fleet file with strata."),
+]
+Rate = Annotated[
+    float | None,
+    typer.Option(
+        "--flop-per-chip-day",
+        metavar="A",
+        help="The most a chip does in a day, in any precision it supports.",
+    ),
+]
+Snapshots = Annotated[
+    float,
+    typer.Option(
+        "--snapshots-per-day", metavar="F", help="Snapshots a chip takes per day in use, on average."
+    ),
+]
+RunDays = Annotated[float, typer.Option("--run-days", metavar="T", help="Days that the run takes.")]
+PeriodDays = Annotated[
+    float, typer.Option("--period-days", metavar="TM", help="Days between two inspections.")
+]
+Probability = Annotated[
+    float, typer.Option("--probability", metavar="P", help="With what probability such a run is to be found.")
+]
+FleetFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--fleet", metavar="FILE", help="Strata, exempt chips, costs, risks and past rounds, as JSON."
+    ),
+]
+
+PlotFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--plot",
+        metavar="FILE.svg",
+        help="Where to draw what longer and shorter runs would gain against Eq. 1.",
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add ``tally plan`` to ``app``."""
+    app.command()(plan)
+
+
+def plan(
+    threshold_flop: Threshold,
+    snapshots_per_day: Snapshots,
+    run_days: RunDays,
+    period_days: PeriodDays,
+    probability: Probability,
+    chips: Chips = None,
+    flop_per_chip_day: Rate = None,
+    fleet: FleetFile = None,
+    plot: PlotFile = None,
+    as_json: AsJson = False,
+) -> int:
+    """Plan how many chips to inspect so that a large training run is found with a given probability."""
+    if plot is not None and plot.suffix.lower() != ".svg":
+        raise InvalidInput(f"--plot {plot}: only .svg files are drawn")
+    given = (
+        Fleet()
+        if fleet is None
+        else parse_fleet(read_whole(fleet, limit=LARGEST_FLEET_FILE, what="a fleet file"))
+    )
+    question = Question(
+        threshold_flop,
+        _strata(given, chips, flop_per_chip_day),
+        snapshots_per_day,
+        run_days,
+        period_days,
+        probability,
+        given.spoof,
+        given.tamper,
+        given.losses_allowed,
+    )
+    figures = None
+    if plot is not None:
+        figures = evasion_figures(question)
+        write_whole(plot, figures.svg().encode())
+    answer(PlanPage(make_plan(question, given.inspection, given.rounds), figures, plot), as_json=as_json)
+    return 0
+
+
+@dataclass(frozen=True)
+class PlanPage:
+    """One plan as a page and as JSON."""
+
+    plan: Plan
+    figures: EvasionFigures | None = None
+    plot_file: Path | None = None
+
+    def fields(self) -> dict[str, object]:
+        """Return what ``--json`` prints; ``samples_per_year`` is Eq. 1's, null where no such run fits."""
+        made, question = self.plan, self.plan.question
+        published = made.published
+        return {
+            "samples_per_year": None if published is None else published.samples_per_year,
+            "samples_per_period": None if published is None else published.samples_per_period[0],
+            "inspectors": None if published is None else published.inspectors,
+            "cost_per_year": None if published is None else published.cost,
+            "currency": made.inspection.currency,
+            "exact": _workload_fields(made.exact),
+            "guaranteed": _workload_fields(made.guaranteed),
+            "best_detection": made.best_detection,
+            "share_of_fleet": made.share_of_fleet,
+            "endless_run_detection": made.endless_run_detection,
+            "audited_separately": made.audited_separately,
+            "exempt_flop": question.exempt_flop,
+            "sampling_probability": question.sampling_probability,
+            "strata": [stratum.name for stratum in question.monitored],
+            "next_draws": [
+                {
+                    "stratum": draw.stratum,
+                    "samples": draw.samples,
+                    "catch_up": draw.catch_up,
+                    "failures": draw.failures,
+                    "lost": draw.lost,
+                }
+                for draw in made.next_draws
+            ],
+            "warnings": list(made.warnings),
+            "assumptions": list(made.assumptions),
+            "exclusions": list(made.exclusions),
+            "evasion": None if self.figures is None else self.figures.fields(),
+        }
+
+    def __rich__(self) -> RenderableType:
+        """Return the page that ``tally plan`` prints."""
+        made, question = self.plan, self.plan.question
+        find = f"a run of {question.threshold_flop:.4g} FLOP with probability {question.probability:g}"
+        if made.guaranteed is not None:
+            headline, style = (
+                f"{counted(made.guaranteed.samples_per_year, 'sample')} a year find {find}",
+                GOOD,
+            )
+        else:
+            headline, style = f"no number of samples finds {find}", UNSURE
+        rows: list[Row] = []
+        for label, load in (
+            ("Eq. 1", made.published),
+            ("exact", made.exact),
+            ("guaranteed", made.guaranteed),
+        ):
+            rows.append((label, _line(load, question, made.inspection.currency)))
+        rows.append(
+            ("of the fleet", f"a run of {question.run_days:g} days takes {share(made.share_of_fleet)}")
+        )
+        rows.append(("at best", f"{made.best_detection:.6g}, every chip in every period"))
+        if made.endless_run_detection is not None:
+            rows.append(("longer runs", f"leave Eq. 1 with {made.endless_run_detection:.4g} at worst"))
+        if made.audited_separately is not None:
+            rows.append(("not pooled", f"{made.audited_separately:,} a year, each owner audited alone"))
+        if self.figures is not None:
+            least = f"{self.figures.least_published:.4f} of p is left where k <= 100 and b <= 0.2"
+            rows.append(("evasion", f"{self.plot_file}; {least}"))
+        for draw in made.next_draws:
+            rows.append(
+                (
+                    "draw next",
+                    f"{counted(draw.samples, 'chip')} of {draw.stratum}, {draw.catch_up:,} of them to catch up; "
+                    f"{counted(draw.failures, 'failure')} to follow up, {draw.lost:,} lost",
+                )
+            )
+        return page(
+            headline,
+            style,
+            rows,
+            *_listed("Warnings", made.warnings, UNSURE),
+            *_listed("Assumptions", made.assumptions, QUIET),
+            *_listed("Not covered", made.exclusions, QUIET),
+        )
+
+
+def _line(load: Workload | None, question: Question, currency: str) -> str:
+    if load is None:
+        return "no answer"
+    if len(load.samples_per_period) == len(question.monitored) and len(question.monitored) > 1:
+        each = zip(load.samples_per_period, question.monitored, strict=True)
+        drawn = ", ".join(f"{samples:,} {stratum.name}" for samples, stratum in each)
+    else:
+        drawn = f"{load.samples_per_period[0]:,.6g}"
+    cost = "" if load.cost is None else f", {load.cost:,.0f} {currency}".rstrip()
+    return (
+        f"{load.samples_per_year:,} a year ({drawn} a period), {counted(load.inspectors, 'inspector')}{cost}; "
+        f"found with {load.detection:.4g}"
+    )
+
+
+def _listed(title: str, words: Iterable[str], style: str) -> list[Text]:
+    lines = [Text(f"  - {line}") for line in words]
+    return [Text(title, style=style), *lines] if lines else []
+
+
+def _workload_fields(load: Workload | None) -> dict[str, object] | None:
+    if load is None:
+        return None
+    return {
+        "samples_per_period": list(load.samples_per_period),
+        "samples_per_year": load.samples_per_year,
+        "inspectors": load.inspectors,
+        "cost_per_year": load.cost,
+        "detection": load.detection,
+    }
+
+
+def _strata(fleet: Fleet, chips: float | None, rate: float | None) -> tuple[Stratum, ...]:
+    if fleet.strata:
+        if chips is not None or rate is not None:
+            raise InvalidInput(
+                "--chips, --flop-per-chip-day: the fleet file lists strata, which say the same; give one or the other"
+            )
+        return fleet.strata
+    for name, value in (("--chips", chips), ("--flop-per-chip-day", rate)):
+        if value is None:
+            raise InvalidInput(f"{name}: is missing, and no fleet file lists strata")
+    assert chips is not None and rate is not None
+    if not chips.is_integer():
+        raise InvalidInput(f"--chips {chips:g}: must be a whole number")
+    return (Stratum("fleet", int(chips), rate),)

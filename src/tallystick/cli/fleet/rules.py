@@ -1,0 +1,318 @@
+"""tally rules: check a file of rules, hold an owner's evidence against it, grant a licence; torch only opens a run's batches."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tallystick.cli.fleet.inspection import LogKind, read_package
+from tallystick.cli.options import AsJson, JobName, Out, PerhapsTrusted, choose_source, load_trusted
+from tallystick.cli.terminal import answer, say
+from tallystick.errors import InvalidInput, Mismatch, StoreError
+from tallystick.fleet.compliance.compliance import (
+    LARGEST_FLOP,
+    OWNER_REPORT_LIMIT,
+    Dossier,
+    Fleet,
+    GrantedLicence,
+    RunFacts,
+    judge_fleet,
+    judge_rules,
+    licence_statement,
+    parse_owner_findings,
+    read_licence,
+)
+from tallystick.fleet.compliance.rules import RULES_LIMIT, Rules, parse_rules
+from tallystick.fleet.enclave.neutral import Result, read_result
+from tallystick.fleet.provenance.batch_opening import (
+    OPENING_LIMIT,
+    BatchOpening,
+    OpenedBatch,
+    open_batch,
+    parse_batch_opening,
+    take_apart,
+)
+from tallystick.fleet.provenance.submission import DeclaredRun, OwnerFolder
+from tallystick.fleet.provenance.transcripts import (
+    DOCUMENT_LIMIT,
+    parse_precommit,
+    parse_report,
+    verify_report,
+)
+from tallystick.fleet.registry.ledger import Ledger
+from tallystick.fleet.registry.reconcile import LARGEST_STREAM, parse_stream, reconcile
+from tallystick.reports.layout import DonePage
+from tallystick.reports.rules import RulesPage, RulesVerdictPage
+from tallystick.signing.dsse import ENVELOPE_LIMIT, Envelope, parse_envelope, sign_statement
+from tallystick.signing.keys import PublicKey
+from tallystick.store.files import RunDirectory, read_whole, write_whole
+from tallystick.store.keys import load_key, load_public_key
+
+app = typer.Typer(help="Rules about training: check them, hold evidence against them.", no_args_is_help=True)
+EXIT_CODES = {"pass": 0, "fail": 1, "unknown": 3}
+CLAIMS = ("runs", "complete", "fleet")
+
+RulesFile = Annotated[Path, typer.Argument(metavar="RULES", help="A file of rules, TOML (spec/rules.md).")]
+
+
+def register(parent: typer.Typer) -> None:
+    """Add ``tally rules`` to ``parent``."""
+    parent.add_typer(app, name="rules")
+
+
+@app.command()
+def show(rules: RulesFile, as_json: AsJson = False) -> int:
+    """Show what a file of rules asks, and the evidence that each rule needs; 2 if it is malformed."""
+    answer(RulesPage(_rules(rules)), as_json=as_json)
+    return 0
+
+
+@app.command("judge")
+def judge(
+    rules: RulesFile,
+    findings: Annotated[
+        Path,
+        typer.Argument(metavar="FINDINGS", help="Your own `tally monitor verify --json`, kept in a file."),
+    ],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="What the owner handed over, opened: runs/ and chips/.")
+    ],
+    results: Annotated[
+        list[Path] | None,
+        typer.Option("--result", metavar="FILE", help="A neutral run's result; may be repeated."),
+    ] = None,
+    licences: Annotated[
+        list[Path] | None, typer.Option("--licence", metavar="FILE", help="A licence; may be repeated.")
+    ] = None,
+    keys: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--known", metavar="FILE", help="Public key of a neutral place or licensor; may be repeated."
+        ),
+    ] = None,
+    registry: Annotated[
+        Path | None, typer.Option("--registry", metavar="DIR", help="The registry, for fleet completeness.")
+    ] = None,
+    owner: Annotated[
+        str | None, typer.Option("--owner", metavar="NAME", help="The owner's name in the registry.")
+    ] = None,
+    streams: Annotated[
+        list[Path] | None,
+        typer.Option("--stream", metavar="FILE", help="An independent list of chips; may be repeated."),
+    ] = None,
+    inspections: Annotated[
+        list[Path] | None,
+        typer.Option("--inspection", metavar="DIR", help="A sealed inspection package; may be repeated."),
+    ] = None,
+    trust: PerhapsTrusted = None,
+    logs: LogKind = "chip",
+    claims: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--claim", metavar="runs|complete|fleet", help="Which claims decide; by default all three."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Hold an owner's evidence against rules: 0 if the claims asked for pass, 1 if one fails, 3 if it cannot be told."""
+    asked = tuple(claims or CLAIMS)
+    if odd := [claim for claim in asked if claim not in CLAIMS]:
+        raise InvalidInput(f"--claim {odd[0]}: must be one of {', '.join(CLAIMS)}")
+    if registry is None and (streams or inspections or owner):
+        raise InvalidInput("--owner, --stream, --inspection: need --registry")
+    if (registry is None) != (owner is None):
+        raise InvalidInput("--registry: needs --owner, the owner's name in it")
+    if not folder.is_dir():
+        raise StoreError(f"{folder}: there is no such folder")
+    asked_for = _rules(rules)
+    found = parse_owner_findings(
+        read_whole(findings, limit=OWNER_REPORT_LIMIT, what="findings of an owner"), what=str(findings)
+    )
+    known = [load_public_key(path) for path in keys or []]
+    fleet = Fleet("unknown", ("no registry was held against the chips shown",))
+    if registry is not None and owner is not None:
+        verdicts = [read_package(place, load_trusted(trust), logs, []) for place in inspections or []]
+        lists = [
+            parse_stream(read_whole(path, limit=LARGEST_STREAM, what="a list of chips"))
+            for path in streams or []
+        ]
+        with Ledger(registry) as ledger:
+            ledger.load_head()
+            chips = list(ledger.each_chip())
+        disagreements = reconcile(chips, lists) if lists else None
+        fleet = judge_fleet(owner, chips, found.chips, disagreements, verdicts)
+    dossier = Dossier(
+        found,
+        tuple(_runs(folder)),
+        tuple(_result(path, known) for path in results or []),
+        tuple(_licence(path, known) for path in licences or []),
+        fleet,
+    )
+    verdict = judge_rules(asked_for, dossier)
+    answer(RulesVerdictPage(verdict, asked), as_json=as_json)
+    return EXIT_CODES[verdict.asked(asked)]
+
+
+@app.command()
+def licence(
+    precommit: Annotated[
+        Path, typer.Argument(metavar="PRECOMMIT", help="The pre-commitment of the run to be licensed.")
+    ],
+    most_flop: Annotated[
+        str, typer.Option("--most-flop", metavar="N", help="The most FLOP, such as 1e25 or 10000000.")
+    ],
+    key: Annotated[
+        str, typer.Option("--key", metavar="FILE", help="The licensor's private key, or env:NAME.")
+    ],
+    out: Out,
+    as_json: AsJson = False,
+) -> int:
+    """Sign a licence to train what a pre-commitment commits to."""
+    committed = parse_precommit(
+        read_whole(precommit, limit=DOCUMENT_LIMIT, what="a pre-commitment"), what=str(precommit)
+    )
+    flop = _whole(most_flop)
+    if flop is None or flop > LARGEST_FLOP:
+        raise InvalidInput(f"--most-flop {most_flop[:60]}: must be a whole number up to 1e40")
+    signer = load_key(key)
+    statement = licence_statement(committed.digest(), flop, signer.public_key.key_id)
+    write_whole(out, sign_statement(statement, signer))
+    values = {"licence": str(out), "precommit": committed.digest().hex(), "most_flop": str(flop)}
+    answer(DonePage(f"licensed: {out}", values, list(values.items())), as_json=as_json)
+    return 0
+
+
+@app.command("open")
+def open_records(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Your own finished run, recorded with --chip.")],
+    steps: Annotated[
+        list[int] | None,
+        typer.Option("--step", metavar="N", min=0, help="Only this step; may be repeated. By default all."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Where to; by default RUN.batches.")
+    ] = None,
+    job: JobName = None,
+    as_json: AsJson = False,
+) -> int:
+    """Open the batches of a run, as its owner, for rules about single records: they show all of their data."""
+    from tallystick.integrations.committing import open_batches
+
+    specification = RunDirectory(run).load_specification()
+    source = choose_source(job, specification.job.path)
+    chosen = sorted(set(steps)) if steps else list(range(specification.steps))
+    place = run.with_name(f"{run.name}.batches") if out is None else out
+    tenth = max(1, len(chosen) // 10)
+
+    def progress(done: int, of: int) -> None:
+        if done % tenth == 0:
+            say(f"batch {done} of {of}")
+
+    written = open_batches(run, source, chosen, place, progress)
+    values = {"openings": str(place), "batches": len(chosen), "bytes": written}
+    answer(
+        DonePage(f"opened: {place}", values, [(k, str(v)) for k, v in values.items()]),
+        as_json=as_json,
+    )
+    return 0
+
+
+@app.command()
+def records(
+    openings: Annotated[list[Path], typer.Argument(metavar="OPENING..", help="Opened batches.")],
+    report: Annotated[
+        Path | None,
+        typer.Option("--report", metavar="FILE", help="The run's report, which must commit to them."),
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """List the digests of the records in opened batches, and their form: what rules of unit record name."""
+    stated = None if report is None else parse_report(
+        read_whole(report, limit=DOCUMENT_LIMIT, what="a report")
+    )  # fmt: skip
+    listed: list[dict[str, object]] = []
+    rows: list[tuple[str, str]] = []
+    for path in openings:
+        opening = _opening(path)
+        found = take_apart(opening.batch) if stated is None else open_batch(opening, stated)
+        listed.append({"step": opening.step, **found.fields()})
+        rows += [
+            (f"step {opening.step}", f"batch {found.digest}"),
+            ("form", found.form or f"none: {found.problem}"),
+        ]
+        rows += [(f"record {at}", each) for at, each in enumerate(found.records)]
+    said = "bound to the report" if stated else "not held against any report"
+    values = {"bound": stated is not None, "batches": listed}
+    answer(DonePage(f"{len(listed)} opened, {said}", values, rows), as_json=as_json)
+    return 0
+
+
+def _whole(text: str) -> int | None:
+    """Return the whole number that a text writes in decimal, to its last digit: binary64 has no 1e25."""
+    found = re.fullmatch(r"([0-9]{1,41})(?:\.([0-9]{1,41}))?(?:[eE]\+?([0-9]{1,2}))?", text, re.ASCII)
+    if found is None:
+        return None
+    exact = Fraction(int(found[1] + (found[2] or ""))) * Fraction(10) ** (
+        int(found[3] or 0) - len(found[2] or "")
+    )
+    return int(exact) if exact.denominator == 1 else None
+
+
+def _rules(path: Path) -> Rules:
+    return parse_rules(read_whole(path, limit=RULES_LIMIT, what="rules"), what=str(path))
+
+
+def _runs(folder: Path) -> list[RunFacts]:
+    """Return the declared runs; a transcript that its report does not bind is as good as none, and said."""
+    found: list[RunFacts] = []
+    for run in OwnerFolder(folder).runs():
+        transcript = None
+        try:
+            transcript = run.directory.load_transcript()
+            verify_report(run.report, run.opening, transcript)
+        except (InvalidInput, Mismatch) as problem:
+            say(f"{run.name}: {problem}")
+            transcript = None
+        found.append(RunFacts(run.name, run.report, transcript, _batches(run)))
+    return found
+
+
+def _batches(run: DeclaredRun) -> dict[int, OpenedBatch]:
+    """Return the batches that the run's report binds; one that it does not is as good as none, and said."""
+    found: dict[int, OpenedBatch] = {}
+    for path in run.batches():
+        try:
+            opening = _opening(path)
+            found[opening.step] = open_batch(opening, run.report)
+        except (InvalidInput, Mismatch) as problem:
+            say(f"{run.name}: {problem}")
+    return found
+
+
+def _opening(path: Path) -> BatchOpening:
+    return parse_batch_opening(
+        read_whole(path, limit=OPENING_LIMIT, what="the opening of a batch"), what=str(path)
+    )
+
+
+def _signed(path: Path, known: Sequence[PublicKey]) -> tuple[Envelope, PublicKey]:
+    envelope = parse_envelope(read_whole(path, limit=ENVELOPE_LIMIT, what="a statement"), what=str(path))
+    signers = envelope.signers(known)
+    if not signers:
+        raise Mismatch(f"{path}: is not signed by any of the {len(known)} keys given with --known")
+    return envelope, signers[0]
+
+
+def _result(path: Path, known: Sequence[PublicKey]) -> tuple[str, Result]:
+    envelope, signer = _signed(path, known)
+    return signer.key_id, read_result(envelope.statement(what=str(path)), what=str(path))
+
+
+def _licence(path: Path, known: Sequence[PublicKey]) -> GrantedLicence:
+    envelope, signer = _signed(path, known)
+    return read_licence(envelope.statement(what=str(path)), signer.key_id, what=str(path))

@@ -1,0 +1,1 @@
+"""Commands on runs: record, audit, dispute, calibrate, compare, report."""

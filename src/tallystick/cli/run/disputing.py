@@ -1,0 +1,302 @@
+"""tally dispute: in one process (``run``), or as an exchange of files (``open``, ``answer``, ``rule``)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer.core import TyperGroup
+
+from tallystick.cli.options import AsJson, JobName, OwnKey, choose_source
+from tallystick.cli.run.auditing import (
+    DISPUTE_CODES,
+    LEVELS,
+    Accusation,
+    LevelName,
+    StatementKey,
+    StatementOut,
+    check_statement,
+    dispute,
+    read_accusation,
+    sign_ruling,
+)
+from tallystick.cli.terminal import answer as show
+from tallystick.cli.terminal import say
+from tallystick.dispute.exchange import Posting, encode_answer
+from tallystick.dispute.terms import Party
+from tallystick.errors import InvalidInput, Mismatch, Nondeterminism, TallyError
+from tallystick.reports.dispute import AwaitingPage, Passed, RuledPage
+from tallystick.reports.layout import DonePage
+from tallystick.signing.dsse import parse_envelope
+from tallystick.signing.keys import PublicKey, SigningKey
+from tallystick.store.docket import POLL_SECONDS, AwaitingError, Docket, Mailbox, answer_name, exchange_of
+from tallystick.store.files import RunDirectory, write_pieces
+from tallystick.store.keys import load_key, load_public_key
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from tallystick.roles.parties import Respondent
+
+AWAITING = 5  # exit code: an answer is awaited
+
+
+class _RunByDefault(TyperGroup):
+    """``tally dispute TRAINER_DIR AUDITOR_DIR`` is ``tally dispute run TRAINER_DIR AUDITOR_DIR``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put ``run`` before arguments that name no command."""
+        if not args or args[0] not in (*self.commands, "--help"):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_RunByDefault,
+    help="Find the first step on which two runs part, the operator that is false in it, and who is to blame: "
+    "in one process (run, which may be left out), or by files between two parties and a referee (open, answer, rule).",
+)
+app.command("run")(dispute)
+
+Folder = Annotated[Path, typer.Argument(metavar="DOCKET", help="The referee's directory.")]
+
+
+def register(parent: typer.Typer) -> None:
+    """Add ``tally dispute`` to ``parent``."""
+    parent.add_typer(app, name="dispute")
+
+
+@app.command("open")
+def open_dispute(
+    trainer: Annotated[
+        Path, typer.Argument(metavar="TRAINER_DIR", help="The trainer's run: documents suffice.")
+    ],
+    auditor: Annotated[Path, typer.Argument(metavar="AUDITOR_DIR", help="The auditor's claim, likewise.")],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DOCKET", help="The referee's directory, to be made.")
+    ],
+    trainer_signs: Annotated[
+        Path, typer.Option("--trainer-signs", metavar="FILE", help="The trainer's public key.")
+    ],
+    auditor_signs: Annotated[
+        Path, typer.Option("--auditor-signs", metavar="FILE", help="The auditor's public key.")
+    ],
+    level: LevelName = "operators",
+    deadline: Annotated[
+        int | None,
+        typer.Option(
+            "--deadline",
+            metavar="S",
+            min=1,
+            help="Seconds for each answer, by this machine's clock; by default any time.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Open a dispute by files: keep both runs' documents and keys, and make a mailbox for each party."""
+    if level not in LEVELS:
+        raise InvalidInput(f"--level: must be {' or '.join(LEVELS)}, got {level!r}")
+    places: dict[Party, Path] = {"trainer": trainer, "auditor": auditor}
+    keys: dict[Party, PublicKey] = {
+        "trainer": load_public_key(trainer_signs), "auditor": load_public_key(auditor_signs),
+    }  # fmt: skip
+    if keys["trainer"] == keys["auditor"]:
+        raise InvalidInput("--trainer-signs, --auditor-signs: must be two keys, are one")
+    exchange = exchange_of(RunDirectory(trainer), RunDirectory(auditor), level, keys)
+    documents: dict[Party, dict[str, bytes]] = {}
+    for party, place in places.items():
+        run = RunDirectory(place)
+        transcript = run.load_transcript()
+        documents[party] = {
+            run.specification_path.name: transcript.specification.encode(),
+            run.records_path.name: transcript.encode_records(),
+            run.statement_path.name: transcript.statement().encode(),
+        }
+    if (objection := RunDirectory(auditor).load_objection()) is not None:
+        documents["auditor"][RunDirectory(auditor).objection_path.name] = objection.encode()
+    docket = Docket.open(out, exchange, documents, timeout_s=deadline, now=int(time.time()))
+    values = {
+        "auditor_mailbox": str(out / "auditor"), "dispute": docket.exchange.id.hex(), "docket": str(out),
+        "deadline_s": deadline, "trainer_mailbox": str(out / "trainer"),
+    }  # fmt: skip
+    show(DonePage(f"opened: {out}", values, [(k, str(v)) for k, v in values.items()]), as_json=as_json)
+    return 0
+
+
+@app.command("rule")
+def rule(
+    folder: Folder,
+    job: JobName = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Wait for answers, to the end of the dispute.")
+    ] = False,
+    key: StatementKey = None,
+    statement: StatementOut = None,
+    accusation: Accusation = None,
+    as_json: AsJson = False,
+) -> int:
+    """Take the answers that have arrived, then post the next questions or rule.
+
+    Exit codes: as `tally dispute run`, and 5 while an answer is awaited.
+    """
+    check_statement(key, statement)
+    signer = None if key is None else load_key(key)
+    docket = Docket(folder, follow=follow)
+    accused = read_accusation(accusation)
+    if accused is not None:
+        # Or whoever opens a dispute in an auditor's place, and stays silent, would answer that auditor's accusation.
+        parse_envelope(accused, what="accusation").open([docket.exchange.keys["auditor"]], what="accusation")
+    source = choose_source(job, docket.run("trainer").load_specification().job.path)
+
+    from tallystick.roles import judge
+
+    began, worked = time.perf_counter(), time.process_time()
+
+    def passed() -> Passed:
+        seconds = time.perf_counter() - began - docket.waited
+        cpu = time.process_time() - worked
+        return Passed(len(docket.rounds), docket.spent(), docket.refused, seconds, cpu)
+
+    with docket.locked():
+        try:
+            result = judge.referee(docket, source)
+        except AwaitingError as awaiting:
+            show(AwaitingPage(tuple(awaiting.awaited), awaiting.deadline, passed()), as_json=as_json)
+            return AWAITING
+        except KeyboardInterrupt:
+            say("interrupted: what has arrived is kept; rule again to go on")
+            return 130
+        if signer is not None and statement is not None:
+            sign_ruling(docket.run("trainer"), docket.run("auditor"), result, signer, statement, accused)
+        docket.end(result.encode(), result.record)
+    record = None if result.record is None else str(folder / "record.json")
+    show(RuledPage(result, str(folder / "verdict.json"), record, passed=passed()), as_json=as_json)
+    return DISPUTE_CODES[result.outcome]
+
+
+@app.command("answer")
+def answer(
+    mailbox: Annotated[Path, typer.Argument(metavar="MAILBOX", help="Where the questions arrive.")],
+    run: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Your own run: the trainer's, or the auditor's claim.")
+    ],
+    key: OwnKey,
+    job: JobName = None,
+    follow: Annotated[
+        int,
+        typer.Option(
+            "--follow",
+            metavar="S",
+            min=0,
+            help="Go on until the ruling, or S seconds without a new question.",
+        ),
+    ] = 0,
+    as_json: AsJson = False,
+) -> int:
+    """Answer every question in a mailbox that has no answer yet, from your own run, signed with your own key.
+
+    Exit codes: 0 everything is answered, 1 a question was refused, 3 this machine cannot repeat the job.
+    """
+    box, directory, signer = Mailbox(mailbox), RunDirectory(run), load_key(key)
+    specification = directory.load_specification()
+    source = choose_source(job, specification.job.path)
+
+    from tallystick.roles import judge
+
+    hand = _Hand(box, signer, lambda party, other: judge.respondent(directory, source, party, other, signer))
+    latest = time.monotonic()
+    try:
+        while True:
+            if hand.answer_all():
+                latest = time.monotonic()
+            if box.is_over() or time.monotonic() - latest >= follow:
+                break
+            time.sleep(POLL_SECONDS)
+    finally:
+        hand.close()
+    values: dict[str, object] = {
+        "answered": hand.answered, "cpu_seconds": round(hand.cpu_seconds, 3), "refused": hand.refused,
+        "seconds": round(hand.seconds, 3), "sent_bytes": hand.sent,
+    }  # fmt: skip
+    show(
+        DonePage(f"answered {hand.answered}", values, [(k, str(v)) for k, v in values.items()]),
+        as_json=as_json,
+    )
+    return 1 if hand.refused else 0
+
+
+class _Hand:
+    """A party at its mailbox."""
+
+    def __init__(
+        self, box: Mailbox, signer: SigningKey, open_party: Callable[[Party, bytes], Respondent]
+    ) -> None:
+        self.box, self.signer, self.open_party = box, signer, open_party
+        self.party: Respondent | None = None
+        self.dispute: bytes | None = None
+        self.learnt: set[int] = set()
+        self.refused: dict[str, str] = {}
+        self.answered, self.sent, self.seconds, self.cpu_seconds = 0, 0, 0.0, 0.0
+
+    def answer_all(self) -> bool:
+        """Answer what is there; whether anything was."""
+        any_new = False
+        for number in self.box.numbers():
+            if number in self.learnt:
+                continue
+            began, worked = time.perf_counter(), time.process_time()
+            try:
+                posting = self.box.load(number)
+                party = self._party_for(posting)
+                if self.box.is_answered(posting, self.signer.public_key):
+                    party.learn(posting.question)
+                else:
+                    size = self._answer(party, posting)
+                    took = time.perf_counter() - began
+                    say(f"round {number}: {posting.question.kind}, {size:,} bytes, {took:.2f} s")
+                    any_new = True
+            except Nondeterminism:
+                raise
+            except TallyError as problem:
+                if f"{number}" not in self.refused:
+                    say(f"question {number} is refused: {problem}")
+                self.refused[f"{number}"] = str(problem)
+                continue
+            self.seconds += time.perf_counter() - began
+            self.cpu_seconds += time.process_time() - worked
+            self.refused.pop(f"{number}", None)
+            self.learnt.add(number)
+        return any_new
+
+    def _answer(self, party: Respondent, posting: Posting) -> int:
+        said = party.answer(posting.question)
+        place = self.box.path / answer_name(posting.round)
+        size = write_pieces(place, encode_answer(posting, said, self.signer))
+        self.answered, self.sent = self.answered + 1, self.sent + size
+        return size
+
+    def _party_for(self, posting: Posting) -> Respondent:
+        """Return the party that answers for this run; a question about another dispute or run is refused."""
+        if self.dispute not in (None, posting.dispute):
+            raise Mismatch(
+                f"question: is of dispute {posting.dispute.hex()[:16]}.., this mailbox is another's"
+            )
+        if self.party is None:
+            roots: dict[Party, bytes] = {"trainer": posting.run, "auditor": posting.auditor_run}
+            me = posting.question.party
+            opened = self.open_party(me, roots["auditor" if me == "trainer" else "trainer"])
+            if (own := opened.trace.transcript.root()) != roots[me]:
+                opened.trace.replay.session.close()
+                raise Mismatch(
+                    f"question: is about the {me}'s run {roots[me].hex()}, this run is {own.hex()}"
+                )
+            self.party, self.dispute = opened, posting.dispute
+        return self.party
+
+    def close(self) -> None:
+        """Let go of what the party holds."""
+        if self.party is not None:
+            self.party.trace.replay.session.close()

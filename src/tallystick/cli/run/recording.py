@@ -1,0 +1,211 @@
+"""tally record."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tallystick.cli.fleet.chips import load_chip, log_precommit
+from tallystick.cli.options import AsJson, Device, ProfileName, Seed, Settings, find_job, parse_settings
+from tallystick.cli.profiles import check_device, rerun_under
+from tallystick.cli.run.calibrating import differences, load_choice
+from tallystick.cli.terminal import StepDisplay, answer, say
+from tallystick.errors import InvalidInput, TallyError
+from tallystick.execution.determinism import parse_profile
+from tallystick.fleet.provenance.transcripts import Lineage
+from tallystick.numerics.policy import Policy, find_policy
+from tallystick.reports.run import read_run
+from tallystick.run.calibration import CalibrationChoice
+from tallystick.store.files import RunDirectory
+
+if TYPE_CHECKING:
+    from tallystick.execution.session import Session
+    from tallystick.roles.trainer import Order
+    from tallystick.run.documents import Specification
+
+Job = Annotated[
+    str,
+    typer.Argument(
+        metavar="JOB", help="A shipped job (digits, text, gpt2, resnet50), a dotted path or a .py file."
+    ),
+]
+Run = Annotated[
+    Path, typer.Option("--run", metavar="DIR", help="Where to write the run: a new or empty directory.")
+]
+PolicyName = Annotated[
+    str | None,
+    typer.Option(
+        "--policy", metavar="fp64|fp32|bf16|leaf", help="Precision and rounding; by default that of --bands."
+    ),
+]
+Bands = Annotated[
+    Path | None,
+    typer.Option(
+        "--bands", metavar="FILE", help="The numbers that tally calibrate --out chose for the policy."
+    ),
+]
+Steps = Annotated[
+    int | None, typer.Option("--steps", metavar="N", min=1, help="Steps; by default the job's own.")
+]
+CheckpointEvery = Annotated[
+    int, typer.Option("--checkpoint-every", metavar="K", min=1, help="Steps between two committed states.")
+]
+RecalibrateEvery = Annotated[
+    int | None,
+    typer.Option(
+        "--recalibrate-every",
+        metavar="N",
+        min=1,
+        help="Steps between two measurements of the noise; by default the policy's own.",
+    ),
+]
+Arithmetic = Annotated[
+    str,
+    typer.Option(
+        "--optimizer-arithmetic",
+        metavar="auto|portable|general",
+        help="Portable needs no log of the state: torch's Adam, AdamW and SGD have it. General logs any optimizer.",
+    ),
+]
+RoundingBits = Annotated[
+    int | None,
+    typer.Option(
+        "--b-r", metavar="26..32", help="Policy leaf: bits that activations are rounded to; by default 32."
+    ),
+]
+Tau = Annotated[
+    str | None,
+    typer.Option(
+        "--tau",
+        metavar="layer|kind|NUMBER",
+        help="Policy leaf: thresholds measured per layer (default) or per kind of layer, or one in quanta, as 0.25.",
+    ),
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on with an interrupted run; repeat its other options.")
+]
+Chip = Annotated[
+    Path | None,
+    typer.Option(
+        "--chip", metavar="DIR", help="Commit to the run before step 0, and let this chip's agent observe it."
+    ),
+]
+
+
+def record(
+    context: typer.Context,
+    job: Job,
+    run: Run,
+    policy: PolicyName = None,
+    bands: Bands = None,
+    steps: Steps = None,
+    checkpoint_every: CheckpointEvery = 20,
+    setting: Settings = None,
+    seed: Seed = 0,
+    recalibrate_every: RecalibrateEvery = None,
+    optimizer_arithmetic: Arithmetic = "auto",
+    b_r: RoundingBits = None,
+    tau: Tau = None,
+    profile: ProfileName = "native",
+    device: Device = "cpu",
+    resume: Resume = False,
+    chip: Chip = None,
+    as_json: AsJson = False,
+) -> int:
+    """Train a job and record every step, so that others can repeat it bit for bit."""
+    chosen = parse_profile(profile)
+    code = rerun_under(chosen, context.obj)
+    if code is not None:
+        return code
+    rounding, choice = _policy_of(policy, bands, recalibrate_every, optimizer_arithmetic, b_r, tau)
+    settings = parse_settings(setting or [])
+    check_device(device)
+
+    from tallystick.roles import trainer
+
+    order = trainer.Order(
+        source=find_job(job),
+        settings=settings,
+        policy=rounding,
+        seed=seed,
+        checkpoint_every=checkpoint_every,
+        steps=steps,
+        device=device,
+        jitter=chosen.jitter,
+    )
+    for difference in [] if choice is None else differences(choice, order.source, settings):
+        say(f"--bands {bands}: was measured on something else: {difference}", style="yellow")
+    directory = RunDirectory(run)
+    began = None if chip is None else _watched(chip, run, order)
+    phases = trainer.Phases()
+    try:
+        with StepDisplay("record") as display:
+            trainer.record(order, directory, resume=resume, progress=display, phases=phases, began=began)
+    except KeyboardInterrupt:
+        say(f"interrupted: {_kept(directory)}")
+        return 130
+    report = read_run(directory, read_log=False, recorded_now=display.steps, seconds=phases.seconds)
+    answer(report, as_json=as_json, page=report.summary())
+    return 0
+
+
+def _watched(chip: Path, run: Path, order: Order) -> Callable[[Session, Specification], None]:
+    """Return what commits to the run and registers this process with a chip's agent."""
+    from tallystick.integrations.committing import commit_run
+
+    directory, settings, _ = load_chip(chip)
+    return commit_run(
+        run, directory, settings.ueid.hex(), order.source, order.settings, Lineage("initialised"),
+        functools.partial(log_precommit, chip),
+    )  # fmt: skip
+
+
+def _policy_of(
+    name: str | None,
+    bands: Path | None,
+    recalibrate_every: int | None,
+    optimizer_arithmetic: str,
+    b_r: int | None,
+    tau: str | None,
+) -> tuple[Policy, CalibrationChoice | None]:
+    """Return the policy asked for, with the numbers that ``bands`` chose; ``--recalibrate-every`` has the last word."""
+    if bands is None:
+        if name is None:
+            raise InvalidInput("--policy: is missing, and no --bands says which")
+        policy = find_policy(
+            name,
+            recalibrate_every=recalibrate_every,
+            optimizer_arithmetic=optimizer_arithmetic,
+            b_r=b_r,
+            tau=tau,
+        )
+        return policy, None
+    choice = load_choice(bands, name)
+    chosen = dict(choice.parameters)
+    every = chosen.pop("recalibrate_every", None)
+    policy = find_policy(
+        choice.policy,
+        recalibrate_every=every if recalibrate_every is None else recalibrate_every,
+        optimizer_arithmetic=optimizer_arithmetic,
+        chosen=chosen,
+        b_r=b_r,
+        tau=tau,
+    )
+    return policy, choice
+
+
+def _kept(directory: RunDirectory) -> str:
+    """What an interrupted recording left behind, and how to go on."""
+    try:
+        transcript = directory.load_partial()
+    except TallyError:
+        return f"{directory.path} holds no step yet; the same command with --resume starts over in it"
+    done = transcript.checkpoints()[-1].steps_done
+    return (
+        f"{directory.path} holds {transcript.num_steps} of {transcript.specification.steps} steps, "
+        f"the last committed state is after {done}; the same command with --resume goes on from there"
+    )

@@ -1,0 +1,168 @@
+"""The options of a sampled audit, and the draw they lead to."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tallystick.commit.encoding import parse_hex
+from tallystick.errors import InvalidInput, Mismatch
+from tallystick.run.public_randomness import BEACON_BYTES
+from tallystick.run.sample import (
+    DRAW_LIMIT,
+    Announcement,
+    LogPosition,
+    SegmentDraw,
+    announce,
+    draw_segments,
+    parse_announcement,
+)
+from tallystick.run.transcript import Transcript
+from tallystick.store.files import RunDirectory, read_whole, write_whole
+from tallystick.tlog.policy import POLICY_LIMIT, parse_log_policy
+from tallystick.tlog.tree import LOG_PROOF_LIMIT, LogEntry, parse_log_proof
+
+PANEL = "Sampled audit"
+ROUND_FORM = "SOURCE:ROUND:TIME"
+
+
+def _option(name: str, words: str, metavar: str | None = None) -> object:
+    """Return what typer takes for an option of this panel."""
+    return typer.Option(name, metavar=metavar, help=words, rich_help_panel=PANEL)
+
+
+Sample = Annotated[bool, _option("--sample", "Repeat segments drawn from public randomness only.")]
+Detect = Annotated[str | None, _option("--detect", "Find false steps with probability P ..", "P")]
+Fraction = Annotated[
+    str | None, _option("--fraction", ".. if at least a share F of the steps is false.", "F")
+]
+Round = Annotated[
+    str | None, _option("--round", "The beacon's name, round, and the second it speaks.", ROUND_FORM)
+]
+Beacon = Annotated[str | None, _option("--beacon", "What the beacon said in that round.", "HEX")]
+RunProof = Annotated[
+    Path | None, _option("--log-proof", "The .tlog-proof of the run: it was published.", "FILE")
+]
+RunPolicy = Annotated[
+    Path | None, _option("--log-policy", "Logs and witnesses that the proof must have.", "FILE")
+]
+AnnounceOut = Annotated[Path | None, _option("--announce", "Write the announcement there and stop.", "FILE")]
+AnnouncementFile = Annotated[
+    Path | None, _option("--announcement", "An announcement published before the beacon spoke.", "FILE")
+]
+DrawOut = Annotated[
+    Path | None, _option("--draw", "Write the draw there, so that anyone repeats it.", "FILE")
+]
+
+
+@dataclass(frozen=True)
+class SampleOptions:
+    """What was asked for on the command line."""
+
+    sample: bool
+    detect: str | None
+    fraction: str | None
+    round: str | None
+    beacon: str | None
+    log_proof: Path | None
+    log_policy: Path | None
+    announce: Path | None
+    announcement: Path | None
+    draw: Path | None
+
+    def check(self, *, whole: bool) -> None:
+        """Return if the options fit together; ``whole`` if neither steps nor a claim were asked for.
+
+        Raises:
+            InvalidInput: they do not.
+        """
+        given = {
+            name: value
+            for name, value in vars(self).items()
+            if value not in (None, False) and name != "sample"
+        }
+        if not self.sample:
+            if given:
+                raise InvalidInput(f"--{next(iter(given)).replace('_', '-')}: belongs to --sample")
+            return
+        if not whole:
+            raise InvalidInput("--sample: draws its own steps; leave out --steps and --claim")
+        if (self.announcement is None) == (self.detect is None):
+            raise InvalidInput("--sample: give --detect, --fraction and --round, or --announcement FILE")
+        if self.announcement is None and (self.fraction is None or self.round is None):
+            raise InvalidInput("--sample: --detect needs --fraction F and --round " + ROUND_FORM)
+        if self.announcement is not None and {"fraction", "round", "log_proof", "announce"} & set(given):
+            raise InvalidInput("--announcement: fixes fraction, round and log; leave those options out")
+        if (self.beacon is None) == (self.announce is None):
+            raise InvalidInput("--sample: give either --beacon HEX, or --announce FILE to publish first")
+        if (self.log_proof is None) != (self.log_policy is None):
+            raise InvalidInput(
+                "--log-proof: needs --log-policy FILE, which says whose log counts, and the reverse"
+            )
+
+    def announced(self, transcript: Transcript) -> Announcement:
+        """Return the announcement that the options ask for, or the one in their file.
+
+        Raises:
+            InvalidInput: a malformed option or file.
+            Mismatch: the announcement or the proof is about another run.
+        """
+        root, size = transcript.root(), len(transcript.leaf_hashes)
+        if self.announcement is not None:
+            found = parse_announcement(
+                read_whole(self.announcement, limit=DRAW_LIMIT, what="an announcement")
+            )
+            specification = transcript.specification
+            own = (root, size, specification.steps, specification.checkpoint_every)
+            if own != (found.run_root, found.tree_size, found.steps, found.checkpoint_every):
+                raise Mismatch(f"announcement: is about run {found.run_root.hex()}, this is {root.hex()}")
+            return found
+        assert self.fraction is not None and self.detect is not None and self.round is not None
+        return announce(
+            run_root=root,
+            tree_size=size,
+            steps=transcript.specification.steps,
+            checkpoint_every=transcript.specification.checkpoint_every,
+            fraction=self.fraction,
+            detect=self.detect,
+            log=self._position(transcript),
+            beacon=_parse_round(self.round),
+        )
+
+    def drawn(self, directory: RunDirectory) -> SegmentDraw | Announcement | None:
+        """Return the draw; or the announcement, written to its file, where that was asked for; or None without --sample."""
+        if not self.sample:
+            return None
+        announcement = self.announced(directory.load_transcript())
+        if self.announce is not None:
+            write_whole(self.announce, announcement.encode())
+            return announcement
+        assert self.beacon is not None
+        drawn = draw_segments(announcement, _parse_beacon(self.beacon))
+        if self.draw is not None:
+            write_whole(self.draw, drawn.encode())
+        return drawn
+
+    def _position(self, transcript: Transcript) -> LogPosition | None:
+        if self.log_proof is None or self.log_policy is None:
+            return None
+        policy = parse_log_policy(read_whole(self.log_policy, limit=POLICY_LIMIT, what="a log policy"))
+        proof = parse_log_proof(read_whole(self.log_proof, limit=LOG_PROOF_LIMIT, what="a log proof"))
+        seen = proof.verify(LogEntry.of("run", transcript.statement().encode()), policy)
+        return LogPosition(seen.origin, seen.size, seen.root, seen.seen_at)
+
+
+def _parse_round(text: str) -> tuple[str, int, int]:
+    found = re.fullmatch(r"(.+):([0-9]{1,18}):([0-9]{1,18})", text, re.ASCII)
+    if found is None:
+        raise InvalidInput(f"--round {text}: must be {ROUND_FORM}, such as drand/quicknet:41:1800003600")
+    return found[1], int(found[2]), int(found[3])
+
+
+def _parse_beacon(text: str) -> bytes:
+    least, most = BEACON_BYTES
+    return parse_hex(text.lower(), n_bytes=min(max(len(text) // 2, least), most), what="--beacon")

@@ -1,0 +1,1 @@
+"""Where and why two parties part."""

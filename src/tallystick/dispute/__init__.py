@@ -1,0 +1,1 @@
+"""The games of a dispute, their records and verdicts; pure."""

@@ -1,0 +1,379 @@
+"""Questions and answers: what passes between the referee of a dispute and its two parties (spec/dispute.md 15).
+
+    posting = Posting(terms, round, Question("auditor", "claim", {"index": 50}), deadline)
+    for piece in posting.encode(): file.write(piece)         # on the referee's machine
+    posting = read_question(file, size)                      # on the party's
+    for piece in encode_answer(posting, answer, key): file.write(piece)
+    answer = read_answer(file, size, posting, public_key)    # on the referee's
+
+Both files are one line of canonical JSON, then the bulk data, *parts* whose lengths and digests that line states. The line
+of an answer is an envelope that the party signed; it names the question by its digest, so it fits no other dispute, round,
+party or run. Nothing is read that the line does not announce, and no more than the question allows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO, Protocol, TypeVar
+
+from tallystick.commit.encoding import (
+    HASH_BYTES,
+    Fields,
+    canonical_json,
+    digest,
+    parse_canonical_json,
+    parse_hex,
+)
+from tallystick.dispute.moves import items_in, party_in, whole_in
+from tallystick.dispute.terms import PARTIES, Loser, Party
+from tallystick.errors import InvalidInput, Mismatch
+from tallystick.run.statements import RUN_DIGEST
+from tallystick.signing.dsse import Statement, Subject, known_fields, parse_envelope, sign_statement
+from tallystick.signing.keys import PublicKey, Signer
+
+QUESTION_FORMAT = "tallystick/dispute-question/1"
+ANSWER_TYPE = "https://tallystick/dispute-answer/v0.1"
+EXCHANGE_TAG = "tallystick/dispute-exchange/1"
+HEAD_LIMIT = 1 << 23  # bytes of the line before the parts
+MOST_PARTS = 1 << 16
+ANSWER_LIMIT = 1 << 33  # bytes of parts that a referee asks for at once
+LONGEST_REASON = 1 << 10  # characters with which a party says why it cannot answer
+KINDS = ("claim", "summary", "entries", "frame", "list", "look", "show", "move")
+Part = bytes | memoryview
+
+
+@dataclass(frozen=True)
+class Question:
+    """What one party is asked.
+
+    Attributes:
+        party: who is asked.
+        kind: one of ``KINDS``.
+        body: the question's particulars, as JSON.
+        parts: bulk data that the party needs and the other one gave.
+        most: bytes that the parts of an answer may have, together.
+    """
+
+    party: Party
+    kind: str
+    body: Mapping[str, object]
+    parts: tuple[Part, ...] = ()
+    most: int = 0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the party says: ``body`` as JSON, or ``{"cannot": why}``, and bulk data."""
+
+    body: Mapping[str, object]
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the body's canonical JSON and of all parts."""
+        return len(canonical_json(dict(self.body))) + sum(size_of(part) for part in self.parts)
+
+    @property
+    def cannot(self) -> str | None:
+        """Why the party cannot answer, or None if it does.
+
+        Raises:
+            InvalidInput: that is no short text.
+        """
+        why = self.body.get("cannot")
+        if why is not None and (not isinstance(why, str) or len(why) > LONGEST_REASON):
+            raise InvalidInput(f"answer: cannot must be a text of at most {LONGEST_REASON} characters")
+        return why
+
+    def fields(self, *names: str) -> Fields:
+        """Return the body, which must have exactly these fields.
+
+        Raises:
+            InvalidInput: it has others.
+        """
+        return Fields(dict(self.body), what="answer", names=names)
+
+    def expect_parts(self, count: int) -> tuple[Part, ...]:
+        """Return the parts, of which there must be ``count``.
+
+        Raises:
+            InvalidInput: there are more or fewer.
+        """
+        if len(self.parts) != count:
+            raise InvalidInput(f"answer: must have {count} parts, has {len(self.parts)}")
+        return self.parts
+
+
+def unable(why: object) -> Answer:
+    """Return the answer of a party that cannot do what it is asked."""
+    return Answer({"cannot": str(why)[:LONGEST_REASON]})
+
+
+def size_of(part: Part) -> int:
+    """Return the length of a part in bytes."""
+    return part.nbytes if isinstance(part, memoryview) else len(part)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Which dispute it is: two runs, whose keys answer for them, and how far down it goes.
+
+    There is no number of the referee's in it: whoever referees the same dispute asks the same parties to keep their word.
+    """
+
+    run: bytes
+    auditor_run: bytes
+    level: str
+    keys: Mapping[Party, PublicKey]
+
+    @property
+    def id(self) -> bytes:
+        """The digest that names the dispute."""
+        return digest(
+            EXCHANGE_TAG,
+            canonical_json(
+                {
+                    "auditor_run": self.auditor_run.hex(),
+                    "keys": {party: self.keys[party].key_id for party in PARTIES},
+                    "level": self.level,
+                    "run": self.run.hex(),
+                }
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class Posting:
+    """A question as it is posted.
+
+    Attributes:
+        dispute, run, auditor_run: the dispute's id, and the roots of both runs.
+        round: number of the round, from 0.
+        question: what is asked.
+        deadline: UTC second since 1970 by the referee's clock after which silence loses, or None.
+    """
+
+    dispute: bytes
+    run: bytes
+    auditor_run: bytes
+    round: int
+    question: Question
+    deadline: int | None = None
+
+    def head(self) -> bytes:
+        """Return the line that says everything about the question; its parts by length and digest."""
+        asked = self.question
+        return canonical_json(
+            {
+                "auditor_run": self.auditor_run.hex(),
+                "body": dict(asked.body),
+                "deadline": self.deadline,
+                "dispute": self.dispute.hex(),
+                "format": QUESTION_FORMAT,
+                "kind": asked.kind,
+                "most": asked.most,
+                "parts": _stated(asked.parts),
+                "party": asked.party,
+                "round": self.round,
+                "run": self.run.hex(),
+            }
+        )
+
+    def digest(self) -> bytes:
+        """Return the SHA-256 of the head, by which an answer names the question."""
+        return hashlib.sha256(self.head()).digest()
+
+    @property
+    def nbytes(self) -> int:
+        """The length of the file."""
+        return sum(map(size_of, self.encode()))
+
+    def encode(self) -> Iterator[Part]:
+        """Yield the file's bytes, piece by piece."""
+        yield self.head() + b"\n"
+        yield from self.question.parts
+
+
+def encode_answer(posting: Posting, answer: Answer, signer: Signer) -> Iterator[Part]:
+    """Yield the file of a signed answer, piece by piece."""
+    said = {
+        "body": dict(answer.body),
+        "dispute": posting.dispute.hex(),
+        "parts": _stated(answer.parts),
+        "party": posting.question.party,
+        "question": posting.digest().hex(),
+        "round": posting.round,
+    }
+    about = (Subject("run", {RUN_DIGEST: posting.run.hex()}),)
+    yield sign_statement(Statement(about, ANSWER_TYPE, said), signer) + b"\n"
+    yield from answer.parts
+
+
+def read_question(file: BinaryIO, size: int, *, what: str = "question") -> Posting:
+    """Return the question in a file of ``size`` bytes.
+
+    Raises:
+        InvalidInput: it is malformed, or longer or shorter than it says.
+    """
+    head = _line(file, size, what)
+    names = (
+        "auditor_run", "body", "deadline", "dispute", "format", "kind", "most", "parts", "party", "round", "run",
+    )  # fmt: skip
+    fields = Fields(parse_canonical_json(head, what=what, limit=HEAD_LIMIT), what=what, names=names)
+    fields.constant("format", QUESTION_FORMAT)
+    deadline, number, most = fields.value("deadline"), fields.integer("round"), fields.integer("most")
+    if number < 0 or most < 0:
+        raise InvalidInput(f"{what}: round {number} and most {most} must be 0 or more")
+    if (kind := fields.text("kind")) not in KINDS:
+        raise InvalidInput(f"{what}: kind {kind[:40]!r} must be one of {', '.join(KINDS)}")
+    stated = _parse_stated(fields.value("parts"), what)
+    question = Question(
+        party_in(fields.text("party")),
+        kind,
+        fields.mapping("body"),
+        tuple(_parts(file, stated, size - len(head) - 1, what)),
+        most,
+    )
+    return Posting(
+        _hash(fields, "dispute", what), _hash(fields, "run", what), _hash(fields, "auditor_run", what), number, question,
+        None if deadline is None else whole_in(deadline, "a deadline"),
+    )  # fmt: skip
+
+
+def read_answer(
+    file: BinaryIO, size: int, posting: Posting, key: PublicKey, *, what: str = "answer"
+) -> tuple[Answer, bytes]:
+    """Return the answer to ``posting`` in a file of ``size`` bytes, and the digest of what was signed.
+
+    Checked in this order, each before more is read: length of the line, signature, that it answers this question and no
+    other, the announced length against what the question allows and what is there, each part's digest.
+
+    Raises:
+        InvalidInput: malformed, too long, or not as long as it says.
+        Mismatch: not signed by ``key``, to another question, or a part is another than was signed.
+    """
+    head = _line(file, size, what)
+    fields, payload = _opened(head, posting.digest().hex(), key, what)
+    wanted = {
+        "dispute": posting.dispute.hex(), "party": posting.question.party, "round": posting.round,
+    }  # fmt: skip
+    for name, asked in wanted.items():
+        if (found := fields.value(name)) != asked or isinstance(found, bool):
+            raise Mismatch(f"{what}: is to {name} {str(found)[:64]!r}, asked was {asked!r}")
+    stated = _parse_stated(fields.value("parts"), what)
+    if (total := sum(nbytes for nbytes, _ in stated)) > posting.question.most:
+        raise InvalidInput(
+            f"{what}: announces {total} bytes of parts, at most {posting.question.most} were asked for"
+        )
+    parts = tuple(_parts(file, stated, size - len(head) - 1, what))
+    canonical_json(dict(fields.mapping("body")))  # raises where it holds a float or a lone surrogate
+    return Answer(fields.mapping("body"), parts), payload
+
+
+def signed_payload(head: bytes, question: str, key: PublicKey, *, what: str) -> bytes:
+    """Return the digest of what ``key`` signed in an answer's first line, if it answers ``question`` (a digest).
+
+    Raises:
+        InvalidInput, Mismatch: it does not, or it is malformed.
+    """
+    return _opened(head, question, key, what)[1]
+
+
+def _opened(head: bytes, question: str, key: PublicKey, what: str) -> tuple[Fields, bytes]:
+    envelope = parse_envelope(head, what=what)
+    statement = envelope.open([key], what=what)
+    if statement.predicate_type != ANSWER_TYPE:
+        raise InvalidInput(f"{what}: predicateType must be {ANSWER_TYPE}")
+    names = ("body", "dispute", "parts", "party", "question", "round")
+    fields = known_fields(statement.predicate, names, what=what)
+    if (found := fields.text("question")) != question:
+        raise Mismatch(
+            f"{what}: is to question {found[:64]!r} of round {str(fields.value('round'))[:20]}, asked was {question}"
+        )
+    return fields, hashlib.sha256(envelope.payload).digest()
+
+
+def _line(file: BinaryIO, size: int, what: str) -> bytes:
+    line = file.readline(min(size, HEAD_LIMIT) + 1)
+    if not line.endswith(b"\n"):
+        raise InvalidInput(f"{what}: must begin with a line of at most {HEAD_LIMIT} bytes")
+    return line[:-1]
+
+
+def _stated(parts: Sequence[Part]) -> list[list[object]]:
+    return [[size_of(part), hashlib.sha256(part).hexdigest()] for part in parts]
+
+
+def _parse_stated(value: object, what: str) -> list[tuple[int, bytes]]:
+    items = items_in(value, "parts")
+    if len(items) > MOST_PARTS:
+        raise InvalidInput(f"{what}: {len(items)} parts exceed the limit of {MOST_PARTS}")
+    found: list[tuple[int, bytes]] = []
+    for item in items:
+        nbytes, text = items_in(item, "a part", 2)
+        number = whole_in(nbytes, "a part's length")
+        if number < 0 or not isinstance(text, str):
+            raise InvalidInput(f"{what}: a part must be [length, digest]")
+        found.append((number, parse_hex(text, n_bytes=HASH_BYTES, what=f"{what}: part")))
+    return found
+
+
+def _parts(file: BinaryIO, stated: Sequence[tuple[int, bytes]], left: int, what: str) -> Iterator[bytes]:
+    total = sum(nbytes for nbytes, _ in stated)
+    if total != left:
+        raise InvalidInput(f"{what}: announces {total} bytes of parts, {left} are there")
+    for number, (nbytes, named) in enumerate(stated):
+        data = file.read(nbytes)
+        if len(data) != nbytes or hashlib.sha256(data).digest() != named:
+            raise Mismatch(f"{what}: part {number} is not the one that was announced")
+        yield data
+
+
+def _hash(fields: Fields, name: str, what: str) -> bytes:
+    return parse_hex(fields.text(name), n_bytes=HASH_BYTES, what=f"{what}: {name}")
+
+
+# -- the table ------------------------------------------------------------------------------------
+
+Value = TypeVar("Value")
+
+
+class Table(Protocol):
+    """Where the referee asks. In one process the parties answer at once; between machines files pass.
+
+    ``deadline`` says in words when the last question had to be answered.
+    """
+
+    deadline: str
+
+    def ask(
+        self, questions: Mapping[Party, Question], read: Callable[[Party, Answer], Value]
+    ) -> Mapping[Party, Value]:
+        """Ask both parties, or one; return what ``read`` made of the answers. Who let the deadline pass is missing.
+
+        An answer at which ``read`` raises a ``TallyError`` was not given.
+        """
+        ...
+
+
+class ForfeitError(Exception):
+    """A party lost at the table: it did not answer in time, or contradicted itself."""
+
+    def __init__(self, loser: Loser, reason: str) -> None:
+        super().__init__(reason)
+        self.loser: Loser = loser
+
+
+def ask_one(table: Table, question: Question, read: Callable[[Answer], Value]) -> Value:
+    """Return what one party answers.
+
+    Raises:
+        ForfeitError: nothing, until the deadline.
+    """
+    party = question.party
+    replies = table.ask({party: question}, lambda _, answer: read(answer))
+    if party not in replies:
+        raise ForfeitError(party, f"no answer: {party} owed {question.kind} by {table.deadline}")
+    return replies[party]

@@ -1,0 +1,170 @@
+"""What the trainer opens of a disputed operator, read against what both parties committed to.
+
+An opening is leaves of the list and chunks of results; elements are read from it and from nothing else. What does not fit
+the commitments raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tallystick.commit.encoding import HASH_BYTES
+from tallystick.commit.merkle import root as merkle_root
+from tallystick.commit.state import ChunkProof, parse_entry
+from tallystick.commit.tensors import OpenedChunk, TensorDigest, verify_opened
+from tallystick.dispute.bounds.formulas import Indexes
+from tallystick.dispute.bounds.operands import ARRAY
+from tallystick.dispute.operator_list import (
+    STORE,
+    EarlierLeaf,
+    OpenedLeaf,
+    Operator,
+    verify_earlier,
+)
+from tallystick.errors import InvalidInput
+
+STORES_A_NODE = 16  # a power of two, so that the tree over the nodes is the tree over the stores
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What the trainer hands to the judge, and the judge reads.
+
+    Attributes:
+        leaf: the disputed leaf.
+        sources: the leaves that its inputs come from, by leaf number.
+        pieces: chunks by slot: inputs from 0 on, outputs of the operator itself at -1 - k.
+        partials: of a long sum, each block's sum and magnitude.
+        nodes: of the list's end, the roots over each 16 stores.
+        state: chunks of the agreed state, where a load is disputed.
+        stored: chunks of the state entry that a store writes.
+    """
+
+    leaf: OpenedLeaf
+    sources: Mapping[int, EarlierLeaf] = field(default_factory=dict[int, EarlierLeaf])
+    pieces: Mapping[int, tuple[OpenedChunk, ...]] = field(default_factory=dict[int, tuple[OpenedChunk, ...]])
+    partials: tuple[tuple[float, float], ...] = ()
+    nodes: tuple[bytes, ...] = ()
+    state: tuple[tuple[ChunkProof, bytes], ...] = ()
+    stored: tuple[OpenedChunk, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """What the judge reads of it."""
+        total = self.leaf.nbytes + sum(source.nbytes for source in self.sources.values())
+        total += sum(piece.nbytes for pieces in self.pieces.values() for piece in pieces)
+        total += 16 * len(self.partials) + HASH_BYTES * len(self.nodes)
+        total += sum(piece.nbytes for piece in self.stored)
+        return total + sum(len(proof.encode()) + len(data) for proof, data in self.state)
+
+
+class OpenedReader:
+    """Reads elements from opened chunks, and nothing else."""
+
+    def __init__(
+        self,
+        op: Operator,
+        chunk: int,
+        pieces: Mapping[int, tuple[OpenedChunk, ...]],
+        stored: Mapping[int, str],
+    ) -> None:
+        self._op, self._chunk, self._stored = op, chunk, stored
+        self._pieces = {slot: {piece.index: piece.data for piece in held} for slot, held in pieces.items()}
+
+    def __call__(self, slot: int, flat: Indexes) -> np.ndarray:
+        """Return the elements at flat indexes.
+
+        Raises:
+            InvalidInput: a chunk was not opened.
+        """
+        dtype = self._stored.get(slot)
+        if dtype is None or dtype not in ARRAY:
+            raise InvalidInput(f"opening: slot {slot} is not there")
+        width = np.dtype(ARRAY[dtype]).itemsize
+        held = self._pieces.get(slot, {})
+        at = np.asarray(flat, dtype=np.int64) * width
+        number = at // self._chunk
+        found = np.empty(at.size, dtype=ARRAY[dtype])
+        for index in np.unique(number):
+            if int(index) not in held:
+                raise InvalidInput(f"opening: chunk {int(index)} of slot {slot} is not there")
+            data = np.frombuffer(held[int(index)], dtype=ARRAY[dtype])
+            here = number == index
+            found[here] = data[(at[here] - int(index) * self._chunk) // width]
+        return widened(found, dtype, self._op.inputs[slot].dtype if slot >= 0 else dtype)
+
+
+def widened(found: np.ndarray, stored: str, wanted: str) -> np.ndarray:
+    """Return elements as the operator reads them: a wider float than stored is exact; nothing else is allowed."""
+    if stored == wanted:
+        return found
+    if (stored, wanted) == ("F32", "F64"):
+        return found.astype(np.float64)
+    raise InvalidInput(f"operator: reads {stored} as {wanted}")
+
+
+def tensors_of(op: Operator, opening: Opening, before: bytes) -> dict[int, TensorDigest]:
+    """Return what each slot's leaf commits to, having checked the leaves: an input's source, or output k at -1 - k.
+
+    Inputs of which nothing is opened are left out, but for a store's. ``before`` is the root over the leaves before this one.
+
+    Raises:
+        InvalidInput, Mismatch: a leaf is not there, does not lie under ``before``, or is shorter than what is read of it.
+    """
+    found = {-1 - number: output.tensor for number, output in enumerate(op.outputs)}
+    read: dict[int, Operator] = {}
+    for slot in range(len(op.inputs)):
+        if slot in opening.pieces or op.name == STORE:
+            number = op.inputs[slot].source[0]
+            if number not in read:
+                read[number] = _source(slot, number, opening, before)
+            found[slot] = _read_by(op, slot, read[number])
+    return found
+
+
+def _source(slot: int, number: int, opening: Opening, before: bytes) -> Operator:
+    earlier = opening.sources.get(number)
+    if earlier is None or earlier.index != number:
+        raise InvalidInput(f"opening: leaf {number}, where input {slot} comes from, is not there")
+    return verify_earlier(earlier, before=opening.leaf.index, root=before)
+
+
+def _read_by(op: Operator, slot: int, source: Operator) -> TensorDigest:
+    number, output = op.inputs[slot].source
+    if output >= len(source.outputs):
+        raise InvalidInput(f"opening: leaf {number} has no output {output}")
+    if op.inputs[slot].view.last >= source.outputs[output].tensor.elements:
+        raise InvalidInput(f"input {slot} reads beyond the end of leaf {number}")
+    return source.outputs[output].tensor
+
+
+def verify_pieces(opening: Opening, tensors: Mapping[int, TensorDigest], chunk: int) -> None:
+    """Return if every opened chunk is part of its slot's tensor, ``tensors_of`` gave these.
+
+    Raises:
+        InvalidInput, Mismatch: it is not, or there is no such slot.
+    """
+    for slot, pieces in opening.pieces.items():
+        if slot not in tensors:
+            raise InvalidInput(f"opening: the operator has no slot {slot}")
+        verify_opened(tensors[slot], chunk, pieces)
+
+
+def store_nodes(stores: Sequence[Operator]) -> tuple[bytes, ...]:
+    """Return the roots over each ``STORES_A_NODE`` of what stores write; their tree is the state tree.
+
+    Raises:
+        InvalidInput: a leaf writes no entry.
+    """
+    leaves = [parse_entry(each.attributes.get("entry"), "operator").digest() for each in stores]
+    return tuple(merkle_root(leaves[at : at + STORES_A_NODE]) for at in range(0, len(leaves), STORES_A_NODE))
+
+
+def stores_opened(first: int, end: int, block: int) -> list[int]:
+    """Return which leaves open node ``block``: those of the stores below it, the first store, and the leaf before that."""
+    low = first + STORES_A_NODE * block
+    below = range(low, min(low + STORES_A_NODE, end)) if block >= 0 else range(0)
+    return sorted({first - 1, first, *below} & set(range(end)))

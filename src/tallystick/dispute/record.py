@@ -1,0 +1,594 @@
+"""A dispute as portable bytes: every move, the opened operator with its inputs and proofs, and the ruling (spec/dispute.md).
+
+Whoever holds the run's root can check all of it without torch and without trusting anybody: the game is replayed from its
+moves, openings are checked against what was committed, and the operator's element is evaluated again. Only where the
+operator's structure or the step's data is in dispute does a reader need the job; the check then says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from tallystick.commit.encoding import Fields, canonical_json, digest, parse_canonical_json
+from tallystick.commit.state import ChunkProof, parse_chunk_proof, verify_chunk
+from tallystick.commit.tensors import OpenedChunk
+from tallystick.dispute.bisection import Claim, Game, Level, apply, open_game
+from tallystick.dispute.bounds.steps import StepFacts, needs_log
+from tallystick.dispute.moves import (
+    ascii_of,
+    bytes_of,
+    hash_in,
+    items_in,
+    move_fields,
+    parse_claim,
+    parse_move,
+    party_in,
+    path_in,
+    sender_of,
+    whole_in,
+)
+from tallystick.dispute.openings import Opening
+from tallystick.dispute.operator_game import (
+    Handed,
+    Move,
+    Opened,
+    OperatorGame,
+    open_operator_game,
+    play_move,
+)
+from tallystick.dispute.operator_list import EarlierLeaf, OpenedLeaf, base_of, parse_operator
+from tallystick.dispute.rulings import Accusation, Finding, rule_on_operator
+from tallystick.dispute.signed_moves import MoveClaim, Terms, claims_of, is_move_signed
+from tallystick.dispute.terms import PARTIES, DisputedPosition, Party
+from tallystick.errors import InvalidInput, Mismatch, ProtocolViolation
+from tallystick.run.documents import Specification, parse_specification
+from tallystick.run.proofs import (
+    SpecificationProof,
+    StepProof,
+    parse_specification_proof,
+    parse_step_proof,
+    verify_specification_proof,
+    verify_step_proof,
+)
+from tallystick.signing.keys import PublicKey, parse_public_key
+
+DISPUTE_FORMAT = "tallystick/dispute/1"
+DISPUTE_LIMIT = 1 << 27  # bytes of JSON
+MOST_MOVES = 256  # two claims for each of 24 rounds and seven more are 55
+LONGEST_SIGNATURE = 128  # bytes; ECDSA on P-384 in DER has 104 at most
+HANDED_TAG = "tallystick/handed/1"
+GRIDS_ENTRY = "document/grids"
+CHECKS = (
+    "the order and the record of the step lie under the run's root",
+    "the game over steps leads to the disputed step",
+    "the game over operators leads to the disputed operator",
+    "the log and the grids are the committed ones",
+    "the judge's ruling is what the opened operator shows",
+    "whoever loses has signed every move of its own",
+)
+SIGNATURES_CHECK = 6
+Result = Literal["passed", "failed", "not reached", "needs the job", "not proven"]
+
+
+@dataclass(frozen=True)
+class StepsGame:
+    """Levels one and two: the positions, what was stated at both ends, and every claim in order.
+
+    Attributes:
+        checkpoints: numbers of steps done at the committed states, from 0 on.
+        agreed: commitment before the first step.
+        ends: each party's commitment after the last.
+        claims: as they were accepted.
+    """
+
+    checkpoints: tuple[int, ...]
+    agreed: bytes
+    ends: Mapping[Party, bytes]
+    claims: tuple[Claim, ...]
+
+    def replay(self) -> DisputedPosition:
+        """Return where the game ends.
+
+        Raises:
+            ProtocolViolation: a claim breaks a rule, or the game does not end.
+        """
+        game = self.play()
+        if game.position is None:
+            raise ProtocolViolation("the claims do not lead to one step")
+        return game.position
+
+    def play(self) -> Game:
+        """Return the game after these claims.
+
+        Raises:
+            ProtocolViolation: a claim breaks a rule.
+        """
+        levels = [Level("checkpoints", self.checkpoints), Level("steps", range(self.checkpoints[-1] + 1))]
+        game: Game = open_game(
+            levels, agreed=self.agreed, trainer=self.ends["trainer"], auditor=self.ends["auditor"]
+        )
+        for claim in self.claims:
+            game = apply(game, claim)
+        return game
+
+
+@dataclass(frozen=True)
+class DisputeRecord:
+    """Everything about one dispute that ended at an operator.
+
+    Attributes:
+        specification, specification_proof, step_proof, run_root: the order, the trainer's record of the step, and the root
+            of the trainer's run that both lie under.
+        steps: levels one and two.
+        chunk: bytes in a chunk of a result's tree.
+        frame, grids: the step's log and the grids before it with their proofs; empty where the operator does not need them.
+        auditor_run: root of the auditor's claim.
+        moves: of level three, the ruling left out.
+        keys: of the parties that signed; one that did not is absent.
+        signatures: one for each move of a party, in order; None where it did not sign.
+        opening: what the trainer opened to the judge.
+        loser, reason: the ruling.
+    """
+
+    specification: Specification
+    specification_proof: SpecificationProof
+    step_proof: StepProof
+    run_root: bytes
+    steps: StepsGame
+    chunk: int
+    frame: bytes
+    grids: tuple[tuple[ChunkProof, bytes], ...]
+    moves: tuple[Move, ...]
+    opening: Opening
+    loser: Party
+    reason: str
+    auditor_run: bytes
+    keys: Mapping[Party, PublicKey]
+    signatures: tuple[bytes | None, ...]
+
+    def encode(self) -> bytes:
+        """Return the canonical JSON of the record."""
+        signed = {party: self.keys[party].spki.hex() if party in self.keys else None for party in PARTIES}
+        return canonical_json(
+            {
+                "auditor_run": self.auditor_run.hex(),
+                "chunk": self.chunk,
+                "format": DISPUTE_FORMAT,
+                "frame": self.frame.hex(),
+                "grids": [_state_fields(piece) for piece in self.grids],
+                "keys": signed,
+                "moves": [move_fields(move) for move in self.moves],
+                "opening": opening_fields(self.opening),
+                "ruling": {"loser": self.loser, "reason": self.reason},
+                "run_root": self.run_root.hex(),
+                "signatures": [None if each is None else each.hex() for each in self.signatures],
+                "specification": self.specification.encode().decode("ascii"),
+                "specification_proof": self.specification_proof.encode().decode("ascii"),
+                "step_proof": self.step_proof.encode().decode("ascii"),
+                "steps": {
+                    "agreed": self.steps.agreed.hex(),
+                    "checkpoints": list(self.steps.checkpoints),
+                    "claims": [
+                        [claim.party, claim.index, claim.commitment.hex()] for claim in self.steps.claims
+                    ],
+                    "ends": {party: commitment.hex() for party, commitment in self.steps.ends.items()},
+                },
+            }
+        )
+
+
+@dataclass(frozen=True)
+class DisputeCheck:
+    """One of the numbered checks of a record."""
+
+    number: int
+    claim: str
+    outcome: Result
+    detail: str = ""
+
+
+def opening_fields(opening: Opening) -> dict[str, object]:
+    """Return an opening as a JSON object; the leaf and the partial sums stand in the trainer's move."""
+    return {
+        "pieces": [
+            [slot, [_piece_fields(piece) for piece in pieces]]
+            for slot, pieces in sorted(opening.pieces.items())
+        ],
+        "sources": [
+            [source.index, source.leaf.decode("ascii"), [node.hex() for node in source.path]]
+            for _, source in sorted(opening.sources.items())
+        ],
+        "state": [_state_fields(piece) for piece in opening.state],
+        "stored": [_piece_fields(piece) for piece in opening.stored],
+    }
+
+
+def handed_digest(opening: Opening) -> bytes:
+    """Return the digest by which the trainer's last move names what it handed over."""
+    return digest(HANDED_TAG, canonical_json(opening_fields(opening)))
+
+
+def verify_dispute(
+    record: DisputeRecord,
+    *,
+    run_root: bytes | None = None,
+    known: Mapping[Party, Sequence[str]] | None = None,
+) -> list[DisputeCheck]:
+    """Return the numbered checks of ``CHECKS``; the first that fails ends them.
+
+    ``run_root`` is the root known from elsewhere, ``known`` the ids of the keys that are each party's. Without them the
+    record's own are taken, and whoever relies on the result must compare them.
+    """
+    found: list[DisputeCheck] = []
+    facts: dict[str, object] = {}
+
+    def check_signatures(record: DisputeRecord, facts: dict[str, object], root: bytes | None) -> Checked:
+        return _check_signatures(record, facts, known)
+
+    steps = (_check_run, _check_steps, _check_operators, _check_log, _check_ruling, check_signatures)
+    for number, (claim, check) in enumerate(zip(CHECKS, steps, strict=True), start=1):
+        if found and found[-1].outcome == "failed":
+            found.append(DisputeCheck(number, claim, "not reached"))
+            continue
+        if found and found[-1].outcome == "not reached":
+            found.append(DisputeCheck(number, claim, "not reached"))
+            continue
+        try:
+            outcome, detail = check(record, facts, run_root)
+        except (InvalidInput, Mismatch, ProtocolViolation) as problem:
+            outcome, detail = "failed", str(problem)
+        found.append(DisputeCheck(number, claim, outcome, detail))
+    return found
+
+
+Checked = tuple[Result, str]
+
+
+def _check_run(record: DisputeRecord, facts: dict[str, object], run_root: bytes | None) -> Checked:
+    if run_root is not None and run_root != record.run_root:
+        raise Mismatch(f"the record speaks of run {record.run_root.hex()}, expected is {run_root.hex()}")
+    verify_specification_proof(record.specification_proof, record.specification, record.run_root)
+    verify_step_proof(record.step_proof, record.run_root)
+    if record.specification_proof.tree_size != record.step_proof.tree_size:
+        raise Mismatch("the two proofs speak of trees of different sizes")
+    if record.step_proof.world_size != record.specification.world_size:
+        raise Mismatch("the step's proof is of another number of ranks than the order")
+    return "passed", f"step {record.step_proof.record.step} of run {record.run_root.hex()[:16]}.."
+
+
+def _check_steps(record: DisputeRecord, facts: dict[str, object], run_root: bytes | None) -> Checked:
+    checkpoints, specification = record.steps.checkpoints, record.specification
+    every = (min(at * specification.checkpoint_every, specification.steps) for at in range(len(checkpoints)))
+    if any(at != wanted for at, wanted in zip(checkpoints, every, strict=True)) or (
+        len(set(checkpoints)) != len(checkpoints)  # a false state in the middle is disputed too
+    ):
+        raise Mismatch("the game's checkpoints are not the order's")
+    if record.steps.agreed.hex() != specification.initial_state:
+        raise Mismatch("the game does not begin with the order's initial state")
+    position = record.steps.replay()
+    if position.agreed != record.step_proof.record.step or position.disputed != position.agreed + 1:
+        raise Mismatch(f"the game leads to step {position.agreed}, the record is about another")
+    committed = record.step_proof.record.state_root
+    if committed is not None and committed != position.claims["trainer"].hex():
+        raise Mismatch(f"the trainer claims {position.claims['trainer'].hex()}, its record says {committed}")
+    facts["position"] = position
+    return "passed", f"step {position.agreed}, {len(record.steps.claims)} claims"
+
+
+def _check_operators(record: DisputeRecord, facts: dict[str, object], run_root: bytes | None) -> Checked:
+    position = cast("DisputedPosition", facts["position"])
+    base = record_base(record, position)
+    facts["base"] = base
+    game: OperatorGame = open_operator_game(base)
+    for move in record.moves:
+        game = play_move(game, sender_of(move), move)
+    if game.outcome is not None:
+        facts["outcome"] = game.outcome
+        return "passed", game.outcome.reason
+    if game.stage != "judge":
+        raise ProtocolViolation(f"the moves end where the game awaits {game.stage}")
+    last = record.moves[-1]
+    if not isinstance(last, Handed) or last.digest != handed_digest(record.opening):
+        raise Mismatch("what the trainer handed over is not what its last move names")
+    facts["game"] = game
+    return "passed", f"operator {game.index}, {game.rounds} rounds"
+
+
+def _check_log(record: DisputeRecord, facts: dict[str, object], run_root: bytes | None) -> Checked:
+    position = cast("DisputedPosition", facts["position"])
+    grids = b""
+    for number, (proof, data) in enumerate(record.grids):
+        verify_chunk(proof, data, position.agreed_commitment)
+        if proof.entry.name != GRIDS_ENTRY or proof.chunk_index != number:
+            raise Mismatch(f"chunk {number} of the grids is another entry's")
+        grids += data
+    if record.grids and len(grids) != record.grids[0][0].entry.nbytes:
+        raise Mismatch("the grids are not whole")
+    step = StepFacts(record.specification, record.step_proof.record, record.frame, grids)
+    facts["facts"] = step
+    opened = next((move.leaf.leaf for move in record.moves if isinstance(move, Opened)), None)
+    if "outcome" in facts or opened is None or not needs_log(parse_operator(opened)):
+        if record.frame or record.grids:
+            raise Mismatch("the record holds a log that its operator does not need")
+        return "passed", "the operator needs neither"
+    if not record.grids:
+        raise Mismatch("the operator needs the grids, and the record has none")
+    return "passed", f"{len(step.log.sites)} payloads, {len(step.table.sites)} grids"
+
+
+def _check_ruling(record: DisputeRecord, facts: dict[str, object], run_root: bytes | None) -> Checked:
+    position = cast("DisputedPosition", facts["position"])
+    if "outcome" in facts:
+        outcome = facts["outcome"]
+        if getattr(outcome, "loser", None) != record.loser:
+            raise Mismatch(
+                f"the game was lost by the {getattr(outcome, 'loser', None)}, the ruling says {record.loser}"
+            )
+        return "passed", f"the {record.loser} broke a rule of the game"
+    game = cast("OperatorGame", facts["game"])
+    finding = find_fault(
+        record, cast("StepFacts", facts["facts"]), game, cast("bytes", facts["base"]), position
+    )
+    if finding.fault == "unknown":
+        return "needs the job", finding.reason
+    if not finding.is_shown:
+        raise Mismatch(f"{finding.reason}; who spoilt it, the record cannot show")
+    loser: Party = "trainer" if finding.fault == "faulty" else "auditor"
+    if loser != record.loser:
+        raise Mismatch(
+            f"the opened operator speaks against the {loser}, the ruling against the {record.loser}"
+        )
+    return "passed", finding.reason
+
+
+def _check_signatures(
+    record: DisputeRecord, facts: dict[str, object], known: Mapping[Party, Sequence[str]] | None
+) -> Checked:
+    position, loser = cast("DisputedPosition", facts["position"]), record.loser
+    claims = claims_of(_terms(record, position, cast("bytes", facts["base"])), record.moves)
+    for number, (claim, signature) in enumerate(zip(claims, record.signatures, strict=True)):
+        if signature is None:
+            continue
+        if not is_move_signed(claim, signature, record.keys[claim.party]):
+            key = record.keys[claim.party].key_id
+            raise Mismatch(
+                f"move {number} ({claim.kind}): the signature is not of the {claim.party}'s key {key}"
+            )
+    own = [
+        signature for claim, signature in zip(claims, record.signatures, strict=True) if claim.party == loser
+    ]
+    if missing := own.count(None):
+        signed = "none" if missing == len(own) else f"{len(own) - missing}"
+        return "not proven", (
+            f"{signed} of the {loser}'s {len(own)} moves is signed: that the {loser} made them is the judge's word"
+        )
+    if not own:
+        return "not proven", f"the {loser} made no move"
+    key_id = record.keys[loser].key_id
+    if known is not None and key_id not in known.get(loser, ()):
+        return "not proven", (
+            f"the moves are signed with key {key_id}, which is not the {loser}'s: that the {loser} made them is the "
+            "judge's word"
+        )
+    return "passed", f"all {len(own)} moves of the {loser}, with key {key_id}"
+
+
+def signed_claims(record: DisputeRecord) -> list[tuple[MoveClaim, bytes, PublicKey]]:
+    """Return every signed move of a record: what it claims, the signature and the key; nothing is verified.
+
+    Raises:
+        ProtocolViolation: the claims of the record do not lead to one step.
+    """
+    position = record.steps.replay()
+    claims = claims_of(_terms(record, position, record_base(record, position)), record.moves)
+    return [
+        (claim, signature, record.keys[claim.party])
+        for claim, signature in zip(claims, record.signatures, strict=True)
+        if signature is not None
+    ]
+
+
+def find_contradiction(one: DisputeRecord, other: DisputeRecord) -> str | None:
+    """Return in words what one key signed in one record that contradicts what it signed in the other, or None.
+
+    Signatures are not verified.
+
+    Raises:
+        ProtocolViolation: the claims of a record do not lead to one step.
+    """
+    for claim, _, key in signed_claims(one):
+        for theirs, _, signer in signed_claims(other):
+            if key == signer and claim.contradicts(theirs):
+                return f"another {claim.kind} move of the {claim.party}'s key {key.key_id[:16]}.. in the same dispute"
+    return None
+
+
+def record_base(record: DisputeRecord, position: DisputedPosition) -> bytes:
+    """Return what both lists of operators begin with."""
+    return base_of(
+        agreed=position.agreed_commitment, specification=record.specification.leaf(),
+        record=record.step_proof.record.leaf(), chunk=record.chunk,
+    )  # fmt: skip
+
+
+def _terms(record: DisputeRecord, position: DisputedPosition, base: bytes) -> Terms:
+    return Terms(record.run_root, record.auditor_run, position.agreed, base, position.claims)
+
+
+def find_fault(
+    record: DisputeRecord, facts: StepFacts, game: OperatorGame, base: bytes, position: DisputedPosition
+) -> Finding:
+    """Return what the opened operator shows."""
+    objection, opened = game.objection, game.opened
+    assert objection is not None
+    assert opened is not None
+    assert game.bisection is not None
+    found = game.bisection.position
+    assert found is not None
+    accusation = Accusation(objection.output, objection.element, game.block, objection.structure)
+    opening = Opening(
+        opened.leaf, record.opening.sources, record.opening.pieces, opened.partials, opened.nodes,
+        record.opening.state, record.opening.stored,
+    )  # fmt: skip
+    return rule_on_operator(
+        facts, base, record.chunk, agreed=found.agreed_commitment, claimed=found.claims["trainer"],
+        agreed_state=position.agreed_commitment, claimed_state=position.claims["trainer"], accusation=accusation,
+        opening=opening,
+    )  # fmt: skip
+
+
+def operator_of(record: DisputeRecord) -> str:
+    """Return the name of the opened operator, for people."""
+    for move in record.moves:
+        if isinstance(move, Opened) and move.leaf.leaf is not None:
+            return str(parse_operator(move.leaf.leaf))
+    return "none"
+
+
+# -- bytes ---------------------------------------------------------------------------------------
+
+
+def parse_dispute(data: bytes) -> DisputeRecord:
+    """Return the record that ``data`` encodes; it is not verified.
+
+    Raises:
+        InvalidInput: ``data`` is not what ``DisputeRecord.encode`` returns.
+    """
+    what = "dispute"
+    names = (
+        "auditor_run", "chunk", "format", "frame", "grids", "keys", "moves", "opening", "ruling", "run_root", "signatures",
+        "specification", "specification_proof", "step_proof", "steps",
+    )  # fmt: skip
+    fields = Fields(parse_canonical_json(data, what=what, limit=DISPUTE_LIMIT), what=what, names=names)
+    fields.constant("format", DISPUTE_FORMAT)
+    ruling = Fields(fields.value("ruling"), what="dispute: ruling", names=("loser", "reason"))
+    if len(fields.items("moves")) > MOST_MOVES:
+        raise InvalidInput(f"dispute: {len(fields.items('moves'))} moves exceed the limit of {MOST_MOVES}")
+    moves = tuple(parse_move(item) for item in fields.items("moves"))
+    chunk = fields.integer("chunk")
+    if chunk not in {1 << bits for bits in range(12, 17)}:
+        raise InvalidInput(f"dispute: chunk size {chunk} is no power of two from 2**12 to 2**16")
+    keys, signatures = _parse_signatures(fields, moves)
+    return DisputeRecord(
+        specification=parse_specification(ascii_of(fields, "specification")),
+        specification_proof=parse_specification_proof(ascii_of(fields, "specification_proof")),
+        step_proof=parse_step_proof(ascii_of(fields, "step_proof")),
+        run_root=hash_in(fields.text("run_root"), "run_root"),
+        steps=_parse_steps(fields.value("steps")),
+        chunk=chunk,
+        frame=bytes_of(fields.text("frame"), "frame"),
+        grids=tuple(_parse_state(item) for item in fields.items("grids")),
+        moves=moves,
+        opening=parse_opening(fields.value("opening"), moves),
+        loser=party_in(ruling.text("loser")),
+        reason=ruling.text("reason"),
+        auditor_run=hash_in(fields.text("auditor_run"), "auditor_run"),
+        keys=keys,
+        signatures=signatures,
+    )
+
+
+def _parse_signatures(
+    fields: Fields, moves: Sequence[Move]
+) -> tuple[dict[Party, PublicKey], tuple[bytes | None, ...]]:
+    """Return the keys of the parties that signed something, and a signature or None for each move of a party."""
+    held = Fields(fields.value("keys"), what="dispute: keys", names=PARTIES)
+    keys: dict[Party, PublicKey] = {}
+    for party in PARTIES:
+        if (text := held.optional_text(party)) is not None:
+            key = parse_public_key(bytes_of(text, f"key of the {party}"), what=f"dispute: key of the {party}")
+            if key.spki.hex() != text:
+                raise InvalidInput(f"dispute: key of the {party} must be a SubjectPublicKeyInfo in DER")
+            keys[party] = key
+    senders = [sender for sender in map(sender_of, moves) if sender is not None]
+    found: list[bytes | None] = []
+    signed: set[str] = set()
+    items = items_in(fields.value("signatures"), "signatures", len(senders))
+    for sender, item in zip(senders, items, strict=True):
+        if item is None:
+            found.append(None)
+            continue
+        if not isinstance(item, str) or not 0 < len(item) <= 2 * LONGEST_SIGNATURE:
+            raise InvalidInput(f"dispute: a signature must be null or 1 to {LONGEST_SIGNATURE} bytes")
+        found.append(bytes_of(item, "signature"))
+        signed.add(sender)
+    if signed != set(keys):
+        raise InvalidInput(
+            f"dispute: there are keys of {', '.join(sorted(keys)) or 'nobody'}, signatures of "
+            f"{', '.join(sorted(signed)) or 'nobody'}"
+        )
+    return keys, tuple(found)
+
+
+def _parse_steps(value: object) -> StepsGame:
+    fields = Fields(value, what="dispute: steps", names=("agreed", "checkpoints", "claims", "ends"))
+    checkpoints = fields.integers("checkpoints")
+    if len(checkpoints) < 2 or checkpoints[0] != 0 or checkpoints[-1] >= 1 << 40:
+        raise InvalidInput("dispute: checkpoints must be two or more, from 0 on")
+    ends = Fields(fields.value("ends"), what="dispute: ends", names=PARTIES)
+    claims = tuple(parse_claim(items_in(item, "a claim", 3)) for item in fields.items("claims"))
+    return StepsGame(
+        checkpoints,
+        hash_in(fields.text("agreed"), "agreed"),
+        {party: hash_in(ends.text(party), party) for party in PARTIES},
+        claims,
+    )
+
+
+def _state_fields(piece: tuple[ChunkProof, bytes]) -> dict[str, object]:
+    return {"data": piece[1].hex(), "proof": piece[0].encode().decode("ascii")}
+
+
+def _parse_state(value: object) -> tuple[ChunkProof, bytes]:
+    fields = Fields(value, what="dispute: state chunk", names=("data", "proof"))
+    return parse_chunk_proof(ascii_of(fields, "proof")), bytes_of(fields.text("data"), "data")
+
+
+def _piece_fields(piece: OpenedChunk) -> dict[str, object]:
+    return {"data": piece.data.hex(), "index": piece.index, "path": [node.hex() for node in piece.path]}
+
+
+def _parse_piece(value: object) -> OpenedChunk:
+    fields = Fields(value, what="dispute: chunk", names=("data", "index", "path"))
+    return OpenedChunk(fields.integer("index"), bytes_of(fields.text("data"), "data"), fields.hashes("path"))
+
+
+def parse_opening(value: object, moves: Sequence[Move]) -> Opening:
+    """Return the opening that ``opening_fields`` writes; leaf, partial sums and nodes stand in the trainer's move.
+
+    Raises:
+        InvalidInput: it is malformed.
+    """
+    fields = Fields(value, what="dispute: opening", names=("pieces", "sources", "state", "stored"))
+    opened = next((move for move in moves if isinstance(move, Opened)), None)
+    leaf = OpenedLeaf(0, None, ()) if opened is None else opened.leaf
+    sources: dict[int, EarlierLeaf] = {}
+    for item in fields.items("sources"):
+        index, text, path = items_in(item, "a source", 3)
+        if not isinstance(text, str) or not text.isascii():
+            raise InvalidInput("dispute: a source must be text")
+        number = whole_in(index, "a source's number")
+        _ascend(number, sources, "sources")
+        sources[number] = EarlierLeaf(number, text.encode("ascii"), path_in(path, "a source's path"))
+    pieces: dict[int, tuple[OpenedChunk, ...]] = {}
+    for item in fields.items("pieces"):
+        slot, held = items_in(item, "pieces", 2)
+        number = whole_in(slot, "a slot")
+        _ascend(number, pieces, "slots")
+        pieces[number] = tuple(_parse_piece(each) for each in items_in(held, "chunks"))
+    return Opening(
+        leaf,
+        sources,
+        pieces,
+        () if opened is None else opened.partials,
+        () if opened is None else opened.nodes,
+        tuple(_parse_state(item) for item in fields.items("state")),
+        tuple(_parse_piece(item) for item in fields.items("stored")),
+    )
+
+
+def _ascend(number: int, seen: Mapping[int, object], what: str) -> None:
+    if seen and number <= max(seen):
+        raise InvalidInput(f"dispute: {what} must ascend")

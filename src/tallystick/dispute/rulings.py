@@ -1,0 +1,369 @@
+"""The judge's rule on one operator: what the trainer opened against what honest arithmetic can have made.
+
+Nothing here runs the step or needs torch. The judge reads the disputed leaf, the leaves that its inputs come from, the
+chunks that the named element needs, and for a rounding site or a decision the step's log; everything is checked against
+commitments that both parties stand by. An element that is a long sum is opened by partial sums, of which one is repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from tallystick.commit.merkle import root as merkle_root
+from tallystick.commit.state import CHUNK_BYTES, parse_entry, verify_chunk
+from tallystick.commit.tensors import TensorDigest, digest_of, verify_opened
+from tallystick.dispute.bounds.formulas import Read, Sum, is_right_partial, is_within
+from tallystick.dispute.bounds.operands import ARRAY, UnknownFormError, stored_at
+from tallystick.dispute.bounds.steps import StepFacts, formula_for, over_budget
+from tallystick.dispute.openings import (
+    STORES_A_NODE,
+    OpenedReader,
+    Opening,
+    store_nodes,
+    tensors_of,
+    verify_pieces,
+)
+from tallystick.dispute.operator_list import (
+    BATCH,
+    END,
+    LOAD,
+    ROUND,
+    STORE,
+    Operator,
+    parse_operator,
+    verify_earlier,
+    verify_opened_leaf,
+)
+from tallystick.errors import InvalidInput, Mismatch
+
+Fault = Literal["faulty", "sound", "unknown"]
+
+
+@dataclass(frozen=True)
+class Accusation:
+    """What an auditor says is false: one element of one output of the disputed operator, or the operator's structure.
+
+    ``block`` names the partial sum that is false, where the element is a long sum, and the node where it is the list's end;
+    -1 for what they make up.
+    """
+
+    output: int
+    element: int
+    block: int = -1
+    structure: bool = False
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the judge found.
+
+    Attributes:
+        fault: whether the trainer's operator is at fault.
+        reason: why.
+        is_shown: whether what was opened shows it to anybody. That an opening does not fit the commitments costs the trainer
+            the game, and is the judge's word: whoever passes a record on could have spoilt the opening.
+    """
+
+    fault: Fault
+    reason: str
+    is_shown: bool = True
+
+
+def rule_on_operator(
+    facts: StepFacts,
+    base: bytes,
+    chunk: int,
+    *,
+    agreed: bytes,
+    claimed: bytes,
+    agreed_state: bytes,
+    claimed_state: bytes,
+    accusation: Accusation,
+    opening: Opening,
+    own_structure: bytes | None = None,
+    own_batch: Mapping[str, bytes] | None = None,
+) -> Finding:
+    """Return whether the trainer's operator is at fault, given what the trainer opened.
+
+    Args:
+        facts: agreed facts of the step.
+        base: what the lists begin with.
+        chunk: bytes in a chunk of a result's tree.
+        agreed: commitment before the disputed leaf.
+        claimed: the trainer's commitment after it.
+        agreed_state: root of the agreed state.
+        claimed_state: root of the state that the trainer claims after the step.
+        accusation: what the auditor named.
+        opening: what the trainer opened.
+        own_structure: the leaf's structure in the judge's own list, where structure is disputed; empty if the judge's list
+            ends before.
+        own_batch: the job's data for the step, by place, where that is disputed.
+    """
+    at = opening.leaf.index
+    try:
+        before = verify_opened_leaf(base, opening.leaf, agreed=agreed, claimed=claimed)
+    except (InvalidInput, Mismatch) as problem:
+        return Finding("faulty", f"the trainer cannot open operator {at}: {problem}", is_shown=False)
+    try:
+        op = None if opening.leaf.leaf is None else parse_operator(opening.leaf.leaf)
+    except InvalidInput as problem:
+        return Finding("faulty", f"operator {at}: is malformed: {problem}")
+    if accusation.structure:
+        return _structural(at, op, own_structure)
+    if op is None:
+        return Finding(
+            "unknown", f"the trainer's list ends before operator {at}, and its structure was not disputed"
+        )
+    where = f"operator {at}, {op}"
+    if op.name == END:
+        try:
+            return _end(where, op, accusation, opening, before, claimed_state)
+        except (InvalidInput, Mismatch) as problem:
+            return _unfit(where, problem)
+    if not op.outputs and op.name != STORE:
+        return Finding("unknown", f"{where}: has no output")
+    try:
+        if op.name == BATCH:
+            return _batch(where, op, chunk, accusation, opening, own_batch)
+        tensors = tensors_of(op, opening, before)
+        verify_pieces(opening, tensors, chunk)
+        if op.name == LOAD:
+            return _load(where, op, chunk, accusation, opening, agreed_state)
+        if op.name == STORE:
+            return _store(where, op, chunk, accusation, opening, tensors)
+        if op.name == ROUND and (over := over_budget(op, facts)):
+            return Finding("faulty", f"{where}: {over}")
+        dtypes = {slot: tensor.dtype for slot, tensor in tensors.items()}
+        reader = OpenedReader(op, chunk, opening.pieces, dtypes)
+        return _value(where, op, accusation, opening, reader, facts)
+    except (
+        UnknownFormError,
+        ArithmeticError,
+        LookupError,
+        ValueError,
+    ) as problem:  # no value, or none in the table
+        return Finding("unknown", f"{where}: {problem}")
+    except (InvalidInput, Mismatch) as problem:
+        return _unfit(where, problem)
+
+
+def _unfit(where: str, problem: Exception) -> Finding:
+    return Finding("faulty", f"{where}: what the trainer opened does not fit: {problem}", is_shown=False)
+
+
+def _structural(at: int, op: Operator | None, own: bytes | None) -> Finding:
+    if own is None:
+        return Finding("unknown", f"operator {at}: the judge has no list of its own")
+    stated = b"" if op is None else op.structure
+    name = "the end of the list" if op is None else str(op)
+    if stated == own:
+        return Finding("sound", f"operator {at}: {name} is what the job asks for there")
+    wanted = str(parse_operator(_rooted(own))) if own else "the end of the list"
+    return Finding(
+        "faulty", f"operator {at}: the trainer has {name}, the job has {wanted}{_difference(op, own)}"
+    )
+
+
+def _rooted(structure: bytes) -> bytes:
+    return structure.replace(b'"root":""', b'"root":"' + b"0" * 64 + b'"')
+
+
+def _difference(op: Operator | None, own: bytes) -> str:
+    if op is None or not own:
+        return ""
+    mine, theirs = parse_operator(_rooted(own)).fields(), op.fields()
+    for name in ("name", "overload", "attributes", "inputs", "outputs", "phase", "micro_batch", "module"):
+        if name == "outputs":
+            continue
+        if mine[name] != theirs[name]:
+            return f", which differs in its {name}: {_short(theirs[name])} for {_short(mine[name])}"
+    return ", which differs in the form of its outputs"
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) < 120 else text[:117] + "..."
+
+
+def _value(
+    where: str, op: Operator, accusation: Accusation, opening: Opening, read: Read, facts: StepFacts
+) -> Finding:
+    output, element = accusation.output, accusation.element
+    if not 0 <= output < len(op.outputs):
+        return Finding("sound", f"{where}: has no output {output}")
+    if not 0 <= element < op.outputs[output].view.numel:
+        return Finding("sound", f"{where}: output {output} has no element {element}")
+    dtype = op.outputs[output].tensor.dtype
+    stated = read(-1 - output, np.asarray([stored_at(op.outputs[output].view, element)]))[0].item()
+    try:
+        formula = formula_for(op, output, element, read, facts)
+    except InvalidInput as problem:
+        if isinstance(problem, UnknownFormError):
+            raise
+        return Finding("faulty", f"{where}: {problem}")
+    if isinstance(formula, Sum):
+        if formula.num_blocks > 1:
+            if len(opening.partials) != formula.num_blocks:
+                return Finding(
+                    "faulty",
+                    f"{where}: {len(opening.partials)} partial sums open a sum of {formula.num_blocks}",
+                )
+            if accusation.block >= 0:
+                if accusation.block >= formula.num_blocks:
+                    return Finding("sound", f"{where}: has no partial sum {accusation.block}")
+                found = formula.block(*formula.bounds(accusation.block))
+                given = opening.partials[accusation.block]
+                if not is_right_partial(given, found):
+                    return Finding(
+                        "faulty",
+                        f"{where}: partial sum {accusation.block} of element {element} is {found[0].hex()},"
+                        f" the trainer says {given[0].hex()}",
+                    )
+            point = formula.total(opening.partials)
+        else:
+            point = formula.total(formula.partials())
+    else:
+        point = formula
+    shown = f"element {element} of output {output}" if len(op.outputs) > 1 else f"element {element}"
+    if is_within(stated, point, dtype):
+        return Finding("sound", f"{where}: {shown} is {_text(stated)}, within what honest arithmetic gives")
+    return Finding(
+        "faulty", f"{where}: {shown} must be {_text(point.value)}, the trainer has {_text(stated)}"
+    )
+
+
+def _text(value: float | int | bool) -> str:
+    return value.hex() if isinstance(value, float) else str(value)
+
+
+def _load(
+    where: str, op: Operator, chunk: int, accusation: Accusation, opening: Opening, root: bytes
+) -> Finding:
+    tensor = op.outputs[0].tensor
+    width = np.dtype(ARRAY[tensor.dtype]).itemsize
+    if not 0 <= accusation.element < tensor.elements:
+        return Finding("sound", f"{where}: has no element {accusation.element}")
+    at = accusation.element * width
+    for proof, data in opening.state:
+        verify_chunk(proof, data, root)
+        if proof.entry.name == op.module and proof.chunk_index == at // CHUNK_BYTES:
+            if (proof.entry.dtype, proof.entry.nbytes) != (tensor.dtype, tensor.nbytes):
+                return Finding("faulty", f"{where}: the agreed state has another form")
+            own = data[at % CHUNK_BYTES :][:width]
+            piece = next((p for p in opening.pieces.get(-1, ()) if p.index == at // chunk), None)
+            if piece is None:
+                raise InvalidInput(f"chunk {at // chunk} is not there")
+            stated = piece.data[at % chunk :][:width]
+            if own == stated:
+                return Finding("sound", f"{where}: element {accusation.element} is that of the agreed state")
+            return Finding(
+                "faulty",
+                f"{where}: element {accusation.element} is {stated.hex()}, the agreed state has {own.hex()}",
+            )
+    raise InvalidInput(f"chunk {at // CHUNK_BYTES} of the agreed state's {op.module} is not there")
+
+
+def _store(
+    where: str,
+    op: Operator,
+    chunk: int,
+    accusation: Accusation,
+    opening: Opening,
+    tensors: Mapping[int, TensorDigest],
+) -> Finding:
+    if not op.inputs:
+        return Finding("unknown", f"{where}: a document is a matter of the whole step")
+    entry = op.attributes.get("entry")
+    if not isinstance(entry, dict):
+        raise InvalidInput("the store names no entry")
+    summary = parse_entry(entry, "operator")
+    tensor = tensors[0]
+    if (summary.dtype, summary.nbytes) != (tensor.dtype, tensor.nbytes):
+        return Finding("faulty", f"{where}: is stored as {summary.dtype} of {summary.nbytes} bytes")
+    width = np.dtype(ARRAY[tensor.dtype]).itemsize
+    at = accusation.element * width
+    if not 0 <= at < tensor.nbytes:
+        return Finding("sound", f"{where}: has no element {accusation.element}")
+    verify_opened(
+        TensorDigest(summary.dtype, tensor.elements, summary.tensor_root), CHUNK_BYTES, opening.stored
+    )
+    mine = next((p for p in opening.pieces.get(0, ()) if p.index == at // chunk), None)
+    theirs = next((p for p in opening.stored if p.index == at // CHUNK_BYTES), None)
+    if mine is None or theirs is None:
+        raise InvalidInput(f"the chunks of element {accusation.element} are not there")
+    own, written = mine.data[at % chunk :][:width], theirs.data[at % CHUNK_BYTES :][:width]
+    if own == written:
+        return Finding("sound", f"{where}: element {accusation.element} is what the step computed")
+    return Finding(
+        "faulty",
+        f"{where}: element {accusation.element} is stored as {written.hex()}, the step computed {own.hex()}",
+    )
+
+
+def _end(
+    where: str, op: Operator, accusation: Accusation, opening: Opening, before: bytes, claimed: bytes
+) -> Finding:
+    """The list must end in the state that the trainer claims, and its stores must make it up."""
+    at, block = opening.leaf.index, accusation.block
+    stated = op.attributes.get("state_root")
+    if stated != claimed.hex():
+        return Finding(
+            "faulty", f"{where}: the list ends in state {_short(stated)}, the trainer claims {claimed.hex()}"
+        )
+    held = {
+        number: verify_earlier(earlier, before=at, root=before) for number, earlier in opening.sources.items()
+    }
+    first = next((number for number in sorted(held) if held[number].name == STORE), at)
+    if first > 0 and (first - 1 not in held or held[first - 1].name == STORE):
+        raise InvalidInput("where the stores begin is not shown")
+    if len(opening.nodes) != -(-(at - first) // STORES_A_NODE):
+        raise InvalidInput(f"{len(opening.nodes)} nodes open {at - first} stores")
+    made = merkle_root(opening.nodes)
+    if made != claimed:
+        return Finding(
+            "faulty", f"{where}: the nodes make up state {made.hex()}, the trainer claims {claimed.hex()}"
+        )
+    if block < 0:
+        return Finding("sound", f"{where}: the nodes make up the claimed state")
+    if block >= len(opening.nodes):
+        return Finding("sound", f"{where}: has no node {block}")
+    low = first + STORES_A_NODE * block
+    numbers = range(low, min(low + STORES_A_NODE, at))
+    if any(number not in held for number in numbers):
+        raise InvalidInput(f"the stores below node {block} are not all there")
+    if any(held[number].name != STORE for number in numbers):
+        raise InvalidInput("something else stands between the stores and the end")
+    own = store_nodes([held[number] for number in numbers])[0]
+    if own == opening.nodes[block]:
+        return Finding("sound", f"{where}: node {block} is that of its stores")
+    return Finding(
+        "faulty",
+        f"{where}: the stores make up node {block} as {own.hex()}, the trainer says {opening.nodes[block].hex()}",
+    )
+
+
+def _batch(
+    where: str,
+    op: Operator,
+    chunk: int,
+    accusation: Accusation,
+    opening: Opening,
+    own: Mapping[str, bytes] | None,
+) -> Finding:
+    if own is None:
+        return Finding("unknown", f"{where}: the judge does not have the step's data")
+    data = own.get(op.module)
+    if data is None:
+        return Finding("faulty", f"{where}: the job's data has no such tensor")
+    tensor = op.outputs[0].tensor
+    if len(data) != tensor.nbytes:
+        return Finding(
+            "faulty", f"{where}: the committed data has {len(data)} bytes, the trainer used {tensor.nbytes}"
+        )
+    if digest_of(tensor.dtype, tensor.elements, memoryview(data), chunk).root == tensor.root:
+        return Finding("sound", f"{where}: is the committed data")
+    return Finding("faulty", f"{where}: is not the committed data")

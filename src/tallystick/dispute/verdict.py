@@ -1,0 +1,328 @@
+"""The judge's verdict as a document, what it rests on, and how a reader checks that (spec/dispute.md 11).
+
+A verdict names a step for one of four reasons: a game over states led there, the parties' records of a step whose states
+they agree on differ, the auditor objects to the trainer's log of such a step, or the state in which both runs begin is not the
+job's (step 0, and nothing else: the specification holds its root). What shows which of the first three it was travels
+with it: proofs under both parties' run roots, and the objection. So a reader who holds the two roots sees that the game
+began where the parties differ in what they published; that the judge then repeated the step rightly is the judge's word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from tallystick.commit.encoding import Fields, canonical_json, parse_canonical_json, parse_document, parse_hex
+from tallystick.dispute.bisection import Claim
+from tallystick.dispute.record import StepsGame
+from tallystick.dispute.terms import PARTIES, Party
+from tallystick.errors import InvalidInput, Mismatch, ProtocolViolation
+from tallystick.run.documents import RunStatement, Specification, StepRecord
+from tallystick.run.proofs import StepProof, parse_step_proof, verify_step_proof
+
+VERDICT_FORMAT = "tallystick/dispute-verdict/1"
+VERDICT_LIMIT = 1 << 24  # bytes of JSON
+FORFEIT = "forfeit"
+OBJECTION_FORMAT = "tallystick/log-objection/1"
+OBJECTION_LIMIT = 1 << 14
+LONGEST_TEXT = 1 << 10  # of a site's name and of a rule
+WHOLE_SITE = -1
+MOST_CHECKPOINTS = 1 << 20  # a short proof may speak of a huge run
+Pair = tuple[StepProof, StepProof]  # the trainer's and the auditor's
+
+
+@dataclass(frozen=True)
+class LogObjection:
+    """An auditor's claim that the trainer's log of one step breaks a rule (spec/policies.md 4).
+
+    Attributes:
+        run: root of the trainer's run, hexadecimal.
+        step: the first step whose log the auditor found in violation.
+        site: the log's site, ``log`` where the log cannot be read or followed at all.
+        element: flat index, or ``WHOLE_SITE``.
+        rule: what is broken, in words.
+    """
+
+    run: str
+    step: int
+    site: str
+    element: int
+    rule: str
+
+    def fields(self) -> dict[str, object]:
+        """Return the objection as a JSON object."""
+        return {
+            "element": self.element,
+            "format": OBJECTION_FORMAT,
+            "rule": self.rule,
+            "run": self.run,
+            "site": self.site,
+            "step": self.step,
+        }
+
+    def encode(self) -> bytes:
+        """Return the canonical JSON of the objection."""
+        return canonical_json(self.fields())
+
+
+def parse_log_objection(data: bytes) -> LogObjection:
+    """Return the objection that ``data`` encodes.
+
+    Raises:
+        InvalidInput: it is not what ``LogObjection.encode`` returns.
+    """
+    return _objection(parse_canonical_json(data, what="log objection", limit=OBJECTION_LIMIT))
+
+
+def _objection(value: object) -> LogObjection:
+    what = "log objection"
+    fields = Fields(value, what=what, names=("element", "format", "rule", "run", "site", "step"))
+    fields.constant("format", OBJECTION_FORMAT)
+    parse_hex(fields.text("run"), n_bytes=32, what=f"{what}: run")
+    step, element = fields.integer("step"), fields.integer("element")
+    if step < 0 or element < WHOLE_SITE:
+        raise InvalidInput(f"{what}: step {step} and element {element} must be 0 or more (element: or -1)")
+    for name in ("site", "rule"):
+        if not 0 < len(fields.text(name)) <= LONGEST_TEXT:
+            raise InvalidInput(f"{what}: {name} must have 1 to {LONGEST_TEXT} characters")
+    return LogObjection(fields.text("run"), step, fields.text("site"), element, fields.text("rule"))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a dispute ended.
+
+    Attributes:
+        loser, outcome, reason, step, rounds, rounds_per_level, moves, operator: as ``roles.judge.DisputeResult`` has them.
+        ends: proofs of both parties' records at the last checkpoint on which they differ, whose state roots opened the
+            game; None if no game was played.
+        records: proofs of both parties' records of ``step``, where these are what is ruled on.
+        objection: the auditor's to the trainer's log of ``step``, where that is what is ruled on.
+    """
+
+    loser: str
+    outcome: str
+    reason: str
+    step: int | None
+    rounds: int
+    rounds_per_level: Mapping[str, int]
+    moves: tuple[tuple[str, int, str], ...]
+    operator: Mapping[str, object] | None = None
+    ends: Pair | None = None
+    records: Pair | None = None
+    objection: LogObjection | None = None
+
+    def encode(self) -> bytes:
+        """Return the canonical JSON of the verdict."""
+        return canonical_json(
+            {
+                "ends": _pair_fields(self.ends),
+                "format": VERDICT_FORMAT,
+                "loser": self.loser,
+                "moves": [list(move) for move in self.moves],
+                "objection": None if self.objection is None else self.objection.fields(),
+                "operator": None if self.operator is None else dict(self.operator),
+                "outcome": self.outcome,
+                "reason": self.reason,
+                "records": _pair_fields(self.records),
+                "rounds": self.rounds,
+                "rounds_per_level": dict(self.rounds_per_level),
+                "step": self.step,
+            }
+        )
+
+
+def parse_verdict(data: bytes) -> Verdict:
+    """Return the verdict that ``data`` encodes; it is not verified.
+
+    Raises:
+        InvalidInput: it is not what ``Verdict.encode`` returns.
+    """
+    what = "verdict"
+    names = (
+        "ends", "format", "loser", "moves", "objection", "operator", "outcome", "reason", "records", "rounds",
+        "rounds_per_level", "step",
+    )  # fmt: skip
+    fields = parse_document(data, VERDICT_FORMAT, what=what, limit=VERDICT_LIMIT, names=names)
+    levels = fields.mapping("rounds_per_level")
+    if any(not isinstance(n, int) or isinstance(n, bool) or n < 0 for n in levels.values()):
+        raise InvalidInput(f"{what}: rounds_per_level must hold numbers of rounds")
+    objection = fields.value("objection")
+    return Verdict(
+        loser=fields.text("loser"),
+        outcome=fields.text("outcome"),
+        reason=fields.text("reason"),
+        step=None if fields.value("step") is None else fields.integer("step"),
+        rounds=fields.integer("rounds"),
+        rounds_per_level=cast("dict[str, int]", levels),
+        moves=tuple(_move(item) for item in fields.items("moves")),
+        operator=None if fields.value("operator") is None else fields.mapping("operator"),
+        ends=_parse_pair(fields.value("ends"), "ends"),
+        records=_parse_pair(fields.value("records"), "records"),
+        objection=None if objection is None else _objection(objection),
+    )
+
+
+def verify_verdict(
+    verdict: Verdict, trainer: RunStatement, auditor: RunStatement, specification: Specification
+) -> str:
+    """Return in words what the verdict rests on, once that has been checked against both parties' run roots.
+
+    Not shown: that the judge repeated the step rightly.
+
+    Raises:
+        Mismatch: a proof leads elsewhere, the moves do not follow from what the parties published, or they do not lead to
+            the step that is ruled on.
+    """
+    if verdict.outcome == FORFEIT:
+        return _verify_forfeit(verdict, trainer, auditor, specification)
+    if verdict.step is None:
+        return _verify_agreement(verdict)
+    for name, pair in (("ends", verdict.ends), ("records", verdict.records)):
+        if pair is not None:
+            _verify_pair(pair, trainer, auditor, name, specification.world_size)
+    reached = _reached(verdict, specification)
+    if verdict.records is not None and verdict.objection is not None:
+        raise Mismatch("verdict: rests on records and on an objection to a log; one of them decided")
+    if verdict.records is None and verdict.objection is None:
+        if reached is None:
+            if verdict.step == 0 and (verdict.loser, verdict.outcome) in (
+                ("trainer", "fault"),
+                ("none", "not_proven"),
+            ):
+                return (
+                    "the run's first state is held not to be the job's; with the job anybody can compare it"
+                )
+            raise Mismatch(f"verdict: nothing shows why it rules on step {verdict.step}")
+        if reached != verdict.step:
+            raise Mismatch(f"verdict: its moves lead to step {reached}, it rules on step {verdict.step}")
+        return f"the game over states leads to step {reached}"
+    if reached is not None and verdict.step >= reached:
+        raise Mismatch(
+            f"verdict: rules on step {verdict.step}, and the parties agree on states up to step {reached} only"
+        )
+    if verdict.step >= specification.steps:
+        raise Mismatch(f"verdict: rules on step {verdict.step} of {specification.steps}")
+    if verdict.objection is not None:
+        stated = (verdict.objection.run, verdict.objection.step)
+        if stated != (trainer.root, verdict.step):
+            raise Mismatch(
+                f"verdict: the objection is to step {stated[1]} of run {stated[0]}, it rules on step {verdict.step} "
+                f"of run {trainer.root}"
+            )
+        return f"the auditor objects to the log of step {verdict.step}"
+    assert verdict.records is not None
+    mine, theirs = (proof.record for proof in verdict.records)
+    if mine.step != verdict.step or record_claims(mine) == record_claims(theirs):
+        raise Mismatch(
+            f"verdict: the records of step {mine.step} do not differ, or step {verdict.step} is another"
+        )
+    return f"the records of step {verdict.step} differ"
+
+
+def _verify_forfeit(
+    verdict: Verdict, trainer: RunStatement, auditor: RunStatement, specification: Specification
+) -> str:
+    """The game was not played to its end: what was claimed keeps the rules, and who was silent is the referee's word."""
+    if verdict.step is not None or verdict.records is not None or verdict.objection is not None:
+        raise Mismatch("verdict: somebody forfeited, and it holds what a ruling on a step would rest on")
+    if verdict.loser not in (*PARTIES, "none"):
+        raise Mismatch(f"verdict: {verdict.loser[:40]!a} is said to have forfeited")
+    if verdict.ends is not None:
+        _verify_pair(verdict.ends, trainer, auditor, "ends", specification.world_size)
+    _reached(verdict, specification, is_over=False)
+    return "somebody did not answer in time or contradicted itself, on the referee's word"
+
+
+def _verify_agreement(verdict: Verdict) -> str:
+    if verdict.ends is not None or verdict.records is not None or verdict.objection is not None:
+        raise Mismatch("verdict: names no step, and holds what one would rest on")
+    if verdict.moves:
+        raise Mismatch("verdict: names no step, and holds moves")
+    if (verdict.loser, verdict.outcome) != ("none", "agreement"):
+        raise Mismatch(
+            f"verdict: names no step, which is none and agreement, and says {verdict.loser[:40]!a} and "
+            f"{verdict.outcome[:40]!a}"
+        )
+    return "nothing is in dispute"
+
+
+def record_claims(record: StepRecord) -> tuple[object, ...]:
+    """Return what a record says of its step that a judge can rule on; logs may differ honestly."""
+    return (
+        record.batch,
+        record.micro_batches,
+        record.loss,
+        record.schedule,
+        record.skipped,
+        record.fingerprint,
+    )
+
+
+def _reached(verdict: Verdict, specification: Specification, *, is_over: bool = True) -> int | None:
+    """Return the step that the moves lead to, None if no game was played, or if it is not over."""
+    if verdict.ends is None:
+        if verdict.moves:
+            raise Mismatch("verdict: holds moves, and not what the game began with")
+        return None
+    last = verdict.ends[0].record.step
+    ends: dict[Party, bytes] = {}
+    for party, proof in zip(PARTIES, verdict.ends, strict=True):
+        if not specification.is_checkpoint(last) or proof.record.state_root is None:
+            raise Mismatch(f"verdict: the game ends after step {last}, which is no checkpoint")
+        ends[party] = bytes.fromhex(proof.record.state_root)
+    every = specification.checkpoint_every
+    if last // every >= MOST_CHECKPOINTS:
+        raise Mismatch(f"verdict: {last // every} checkpoints, a reader takes {MOST_CHECKPOINTS}")
+    checkpoints = (*range(0, last + 1, every), last + 1)
+    claims = tuple(
+        Claim(cast("Party", party), index, bytes.fromhex(commitment))
+        for party, index, commitment in verdict.moves
+    )
+    game = StepsGame(checkpoints, bytes.fromhex(specification.initial_state), ends, claims)
+    try:
+        if is_over:
+            return game.replay().agreed
+        position = game.play().position
+        return None if position is None else position.agreed
+    except ProtocolViolation as problem:
+        raise Mismatch(f"verdict: {problem}") from None
+
+
+def _verify_pair(
+    pair: Pair, trainer: RunStatement, auditor: RunStatement, name: str, world_size: int
+) -> None:
+    for party, proof, statement in zip(PARTIES, pair, (trainer, auditor), strict=True):
+        verify_step_proof(proof, bytes.fromhex(statement.root))
+        if (proof.tree_size, proof.world_size) != (statement.tree_size, world_size):
+            raise Mismatch(
+                f"verdict: {name}: the {party}'s proof is of a tree of another size or number of ranks"
+            )
+    if pair[0].record.step != pair[1].record.step:
+        raise Mismatch(
+            f"verdict: {name}: are of steps {pair[0].record.step} and {pair[1].record.step}, must be of one"
+        )
+
+
+def _move(item: object) -> tuple[str, int, str]:
+    match item:
+        case ["trainer" | "auditor" as party, int(index), str(commitment)] if type(index) is int:
+            parse_hex(commitment, n_bytes=32, what="verdict: move")
+            return party, index, commitment
+        case _:
+            raise InvalidInput("verdict: a move must be [party, steps done, commitment]")
+
+
+def _pair_fields(pair: Pair | None) -> list[str] | None:
+    return None if pair is None else [proof.encode().decode("ascii") for proof in pair]
+
+
+def _parse_pair(value: object, name: str) -> Pair | None:
+    match value:
+        case None:
+            return None
+        case [str(mine), str(theirs)] if mine.isascii() and theirs.isascii():
+            return parse_step_proof(mine.encode("ascii")), parse_step_proof(theirs.encode("ascii"))
+        case _:
+            raise InvalidInput(f"verdict: {name} must be null or two proofs")

@@ -1,0 +1,1 @@
+"""What a stranger checks without repeating a step: runs, bundles, policies; needs no torch."""

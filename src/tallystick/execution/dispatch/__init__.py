@@ -1,0 +1,1 @@
+"""The dispatch mode that sees every operator of a step, and what it does with each."""

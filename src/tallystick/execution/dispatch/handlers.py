@@ -1,0 +1,249 @@
+"""What a capture does with each operator, by the operator table: run it, take a decision before it, draw for it, or refuse it."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from tallystick.errors import Nondeterminism
+from tallystick.execution.determinism import filling_results
+from tallystick.execution.dispatch.boundaries import is_float
+from tallystick.execution.dispatch.calls import (
+    Arguments,
+    Handler,
+    Operator,
+    argument_named,
+    declared,
+    table_name,
+)
+from tallystick.execution.dispatch.choices import CHOICE_HANDLERS
+from tallystick.execution.dispatch.rows import ROW_HANDLERS
+from tallystick.execution.dispatch.table import (
+    COMPARISONS,
+    EXACT,
+    LATTICES,
+    RANDOM,
+    RESTRICTED,
+    SMOOTH,
+    SWITCHES,
+    UNSET,
+)
+
+if TYPE_CHECKING:
+    from tallystick.execution.dispatch.capture import Capture
+
+
+def _plain(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    return func(*args, **kwargs)
+
+
+def _unset(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    """Run an operator that leaves memory unset with torch filling it: whoever reads it has no number, here as elsewhere."""
+    with filling_results(True):
+        return func(*args, **kwargs)
+
+
+def _read(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    if is_float(args[0]):
+        mode.findings.read.add(table_name(func))
+    return func(*args, **kwargs)
+
+
+def _unknown(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    name = table_name(func)
+    if name not in mode.smooth and any(map(is_float, tree_leaves((args, kwargs)))):
+        mode.findings.unknown.add(name)
+        raise Nondeterminism(
+            f"operator {func}: not in the operator table, so nobody can say whether its output jumps; "
+            f'if it and its derivative are continuous, declare it to the Job or to prepare(): smooth=("{name}",)'
+        )
+    return func(*args, **kwargs)
+
+
+def _restricted(func: Operator) -> Handler:
+    """Return a handler that refuses the forms of ``func`` that jump, what they depend on looked up once."""
+    restriction = RESTRICTED[table_name(func)]
+    position, default = declared(func, restriction.argument)
+
+    def handle(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+        value = args[position] if position < len(args) else kwargs.get(restriction.argument, default)
+        if value is not None and restriction.jumps(value):
+            _refuse_jumping_form(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    return handle
+
+
+def _refuse_jumping_form(func: Operator, args: Arguments, kwargs: dict[str, Any]) -> None:
+    restriction = RESTRICTED[table_name(func)]
+    value = argument_named(func, args, kwargs, restriction.argument)
+    if value is not None and restriction.jumps(value) and any(map(is_float, tree_leaves((args, kwargs)))):
+        raise Nondeterminism(
+            f"operator {func}: jumps with {restriction.argument}={value}, and has no decision site; "
+            f"{restriction.reason}"
+        )
+
+
+def _switch(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    name = table_name(func)
+    switch = SWITCHES[name]
+    x = args[switch.argument]
+    if name in COMPARISONS and isinstance(args[1], Tensor):
+        return _compare_tensors(mode, func, args, kwargs)
+    if not is_float(x) or x.numel() == 0:
+        return func(*args, **kwargs)
+    points = sorted(set(switch.points(args, kwargs)))
+    if name == "aten::threshold_backward" and points == [0.0]:
+        return func(*args, **kwargs)  # of a ReLU: the branch was decided at its input and shows in its output
+    if name == "aten::threshold" and points == [0.0]:
+        raise Nondeterminism(
+            f"operator {func}: threshold 0 cannot be told from a ReLU in the backward pass; use relu or where"
+        )
+    if not points:
+        return func(*args, **kwargs)
+    values = torch.tensor(points, dtype=x.dtype, device=x.device)
+
+    def nearest(flat: Tensor) -> Tensor:
+        if len(points) == 1:
+            return values[0]
+        return values[(flat.unsqueeze(1) - values).abs().argmin(dim=1)]
+
+    if name == "aten::relu" and x.is_contiguous() and not func._schema.is_mutable:
+        return mode.rectified(func, x)
+    moved = mode.forced(x, nearest)
+    if moved is not None:
+        if func._schema.is_mutable:
+            x.copy_(moved)
+        else:
+            args = (*args[: switch.argument], moved, *args[switch.argument + 1 :])
+    return func(*args, **kwargs)
+
+
+def _compare_tensors(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    x, y = args[0], args[1]
+    if not (is_float(x) or is_float(y)) or (x.numel() == 0 or y.numel() == 0):
+        return func(*args, **kwargs)
+    dtype = torch.promote_types(x.dtype, y.dtype)
+    x, y = torch.broadcast_tensors(x.to(dtype), y.to(dtype))
+    flat = y.reshape(-1)
+    moved = mode.forced(x, lambda _: flat)
+    if moved is None:
+        return func(*args, **kwargs)
+    if func._schema.is_mutable:
+        args[0].copy_(moved)
+        return func(*args, **kwargs)
+    return func(moved, y, *args[2:], **kwargs)
+
+
+def _lattice(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    x = args[0]
+    if not is_float(x) or x.numel() == 0:
+        return func(*args, **kwargs)
+    name = table_name(func)
+    if name in RESTRICTED:
+        _refuse_jumping_form(func, args, kwargs)
+    offset = LATTICES[name]
+    moved = mode.forced(x, lambda flat: torch.round(flat - offset) + offset)
+    if moved is None:
+        return func(*args, **kwargs)
+    if func._schema.is_mutable:
+        x.copy_(moved)
+        return func(*args, **kwargs)
+    return func(moved, *args[1:], **kwargs)
+
+
+def _cast(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    x, dtype = args[0], kwargs.get("dtype")
+    if not is_float(x) or dtype is None or x.numel() == 0:
+        return func(*args, **kwargs)
+    if not dtype.is_floating_point and not dtype.is_complex:
+        moved = mode.forced(x, torch.round)
+        return func(x if moved is None else moved, *args[1:], **kwargs)
+    if (
+        torch.finfo(dtype).eps > torch.finfo(mode.compute).eps
+        and torch.finfo(x.dtype).eps < torch.finfo(dtype).eps
+    ):
+        mode.findings.unknown.add("aten::_to_copy")
+        raise Nondeterminism(
+            f"cast from {x.dtype} to {dtype}: a jump of {torch.finfo(dtype).eps:.1e} inside a step that computes in "
+            f"{mode.compute}; leave the cast (or autocast) out, or use a policy made for it"
+        )
+    return func(*args, **kwargs)
+
+
+@cache
+def _adds_up_narrowly(device: str) -> bool:
+    """Whether convolutions of bfloat16 add up in bfloat16: on processors without instructions for it."""
+    supported: Any = torch.ops.mkldnn._is_mkldnn_bf16_supported  # pyright: ignore[reportPrivateUsage]
+    return device == "cpu" and not supported()
+
+
+def _convolution(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    """Run a convolution of bfloat16 in float32 and round once, where the machine's own kernel would round every partial sum."""
+    if args[0].dtype is not torch.bfloat16 or not _adds_up_narrowly(args[0].device.type):
+        return func(*args, **kwargs)
+    wide = (x.float() if isinstance(x, Tensor) else x for x in args)
+    return tree_map_only(Tensor, Tensor.bfloat16, func(*wide, **kwargs))
+
+
+def _random(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    if func._schema.name in ("aten::bernoulli", "aten::bernoulli_"):
+        p = argument_named(func, args, kwargs, "p")
+        probability = args[0] if p is None else p
+        if is_float(probability):
+            return _bernoulli(mode, func, args, kwargs, probability)
+    return mode.random.draw(func, args, kwargs)
+
+
+def _bernoulli(
+    mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any], probability: Tensor
+) -> Tensor:
+    """Compare computed probabilities with portable uniform numbers: a decision where the two are close."""
+    p = probability.detach().double()
+    point = mode.random.thresholds(func, kwargs.get("generator"), p)
+    flat = point.reshape(-1)
+    moved = mode.forced(p, lambda _: flat) if p.numel() else None
+    drawn = (p if moved is None else moved) > point
+    return args[0].copy_(drawn) if func._schema.is_mutable else drawn.to(args[0].dtype)
+
+
+def _refuse_random(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    if argument_named(func, args, kwargs, "dropout_p") == 0.0:
+        return func(*args, **kwargs)
+    raise Nondeterminism(
+        f"operator {func}: draws random numbers that other devices cannot repeat; replaced are dropout, bernoulli, "
+        "rand*, randint, randperm, uniform_ and normal_"
+    )
+
+
+def handler_for(func: Operator) -> Handler:
+    """Return what is done with calls of ``func``."""
+    name = table_name(func)
+    for key in (name, f"{name}.{func._schema.overload_name}"):
+        if key in CHOICE_HANDLERS:
+            return CHOICE_HANDLERS[key]
+    if name in ROW_HANDLERS and not func._schema.is_mutable:
+        return ROW_HANDLERS[name]
+    if name in RANDOM:
+        return _random
+    if torch.Tag.nondeterministic_seeded in func.tags:
+        return _refuse_random
+    if name in SWITCHES:
+        return _switch
+    if name in LATTICES:
+        return _lattice
+    if name in RESTRICTED:
+        return _restricted(func)
+    if name == "aten::_to_copy":
+        return _cast
+    if name in ("aten::convolution", "aten::convolution_backward"):
+        return _convolution
+    if name == "aten::_local_scalar_dense":
+        return _read
+    if name in UNSET:
+        return _unset
+    return _plain if name in SMOOTH or name in EXACT or name.startswith("prim::") else _unknown

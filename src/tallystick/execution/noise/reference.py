@@ -1,0 +1,48 @@
+"""A float32 step as float64 computes it: what its own deviation is measured against (docs/adr/0026).
+
+No model of operators is needed: whatever cancels inside one shows as the difference of two evaluations of the same step,
+from the same values, along the same branches, with the same random numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from tallystick.execution.dispatch.capture import Findings
+from tallystick.execution.session import Session
+
+
+@contextmanager
+def in_float64(session: Session) -> Generator[None]:
+    """Inside, the session's passes compute in float64; tensors, policy and findings are as they were afterwards.
+
+    Parameters that get a gradient and floating buffers are float64 copies: gradients are float64 then, and what a forward
+    pass writes to a buffer is gone at the end. Frozen parameters stay float32: every operator widens what it reads of them.
+    """
+    modules = (session.model, *session.extra.values())
+    learning = {id(p): p for module in modules for p in module.parameters() if p.requires_grad}
+    held = [(p, p.data) for p in learning.values()]
+    buffers = session.floating_buffers()
+    before = session.policy, session.compute, session.precision, session.findings, session.jitter
+    try:
+        with torch.no_grad():
+            for p, data in held:
+                p.data = data.double()
+            for owner, key, tensor in buffers:
+                setattr(owner, key, tensor.double())
+        session.policy = replace(session.policy, compute="float64")
+        session.compute = session.precision = torch.float64
+        session.findings, session.jitter, session.widens = Findings(), None, True
+        yield
+    finally:
+        for p, data in held:
+            p.grad = None
+            p.data = data
+        for owner, key, tensor in buffers:
+            setattr(owner, key, tensor)
+        session.policy, session.compute, session.precision, session.findings, session.jitter = before
+        session.widens = False

@@ -1,0 +1,1 @@
+"""The rounding context of a step: grids, recording and following."""

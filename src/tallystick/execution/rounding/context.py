@@ -1,0 +1,278 @@
+"""What a step asks of its tape, and the tape that records.
+
+Tapes are the one place where recording, following and measuring differ: a step asks its tape to round a site or to take a
+decision, and does not know which of the three it is talking to. ``RecordTape`` writes the step's log frame; ``FollowTape``
+(``follow_tape``) reads one and notes every entry that honest arithmetic could not have written; ``ProbeTape`` and
+``EchoTape`` (``probe_tapes``) measure noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tallystick.execution.dispatch.capture import DecisionTape
+from tallystick.execution.rounding.grids import (
+    NOISE_BAND,
+    STILL,
+    UNKNOWN_NOISE,
+    UNSEEN,
+    Site,
+    activation_grid,
+    activation_rule,
+    decision_exponent,
+    expected_form,
+    is_noise_only,
+    kept_scales,
+    nearest_grid,
+    sampled_scale,
+    scale_exponent,
+    scale_exponents,
+    settled_scales,
+    site_grid,
+    with_residue_bits,
+)
+from tallystick.numerics.grid_table import GridTable, SiteGrid
+from tallystick.numerics.log import (
+    CALIBRATED,
+    Frame,
+    Kind,
+    SiteAddress,
+    SparseEntries,
+    encode,
+    encode_decision,
+    encode_frame,
+    encode_residues,
+)
+from tallystick.numerics.nearest_tensors import record_nearest
+from tallystick.numerics.policy import ActivationRule, Policy
+from tallystick.numerics.rounding import NO_KEY, Key, block_rms, round_recorded, round_recorded_residues
+
+OUTGROWN = 2  # octaves above the scale at the last calibration, itself at most two too wide, from which on one is due
+
+
+class Tape(DecisionTape, Protocol):
+    """A tape of one step."""
+
+    def start_micro_batch(self, micro_batch: int) -> None:
+        """Number the decisions of the next micro-batch from 0."""
+        ...
+
+    def round(self, kind: Kind, ordinal: int, x: Tensor, *, out: Tensor, old: Tensor | None = None,
+              key: Key = NO_KEY, name: str) -> None:  # fmt: skip
+        """Round site ``(kind, ordinal)`` from ``x`` into ``out``."""
+        ...
+
+    def activation(self, kind: Kind, ordinal: int, x: Tensor, *, name: str) -> Tensor:
+        """Return ``x`` (contiguous, float64) rounded as site ``(kind, ordinal)`` of this micro-batch.
+
+        A new tensor, or ``x`` itself where the site is passed through.
+        """
+        ...
+
+
+@dataclass
+class RecordTape:
+    """Writes one step's frame.
+
+    ``table`` holds the grids before the step, ``current`` those calibrated since, if any; after
+    ``finish``, ``table`` holds the grids after the step. No scale falls below that of ``base``, the grids of the last
+    calibration: where a batch happens to give a small gradient, the noise does not get smaller with it. ``extra`` says that
+    the noise was measured before this step although that was not due.
+    """
+
+    policy: Policy
+    table: GridTable
+    current: GridTable | None = None
+    base: GridTable = field(default_factory=GridTable)
+    rank: int = 0
+    extra: bool = False
+    payloads: dict[SiteAddress, bytes] = field(default_factory=dict[SiteAddress, bytes])
+    _micro_batch: int = 0
+    _ordinal: int = -1
+    _band_exponent: int = 0
+
+    def __post_init__(self) -> None:
+        self._before = self.table
+        self._start()
+
+    def _start(self) -> None:
+        if self.current is not None:
+            self.table = self.current
+        self._grids = dict(self.table.sites)
+        self._largest: int | None = None
+        self._rounded: list[Site] = []
+        self._settled: set[Site] = set()
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether the noise was measured before this step."""
+        return not self.base.sites
+
+    def restart(self, measured: GridTable) -> None:
+        """Forget what was logged, and log the step again from its beginning on grids just measured for it."""
+        self.payloads.clear()
+        self.table, self.current, self.base, self.extra = self._before, measured, GridTable(), True
+        self._start()
+
+    def has_outgrown(self, ordinal: int, rms: float) -> bool:
+        """Whether a gradient of this size is so much larger than when its noise was measured that it says nothing now."""
+        place = (Kind.GRADIENT, ordinal)
+        base = self.base.sites.get(place)
+        if base is None or is_noise_only(base) or not math.isfinite(rms):
+            return False
+        return scale_exponent(rms) > int(base.scales.max()) + OUTGROWN
+
+    def start_micro_batch(self, micro_batch: int) -> None:
+        """Number the decisions of the next micro-batch from 0."""
+        self._micro_batch = micro_batch
+        self._ordinal = -1
+
+    def pending(self, x: Tensor) -> bool:
+        """Go to the next site; every site may have something to log."""
+        self._ordinal += 1
+        return True
+
+    def band(self, rms: float) -> float:
+        """Return the site's band: its calibrated exponent over the input's scale."""
+        self._band_exponent = decision_exponent(
+            self.policy, self._grids.get((Kind.DECISION, self._ordinal)), rms
+        )
+        return math.ldexp(1.0, self._band_exponent)
+
+    def omits_exact(self) -> bool:
+        """Whether calibration saw nothing move that lay exactly on a switching point; of a site it has not seen, log all."""
+        grid = self._grids.get((Kind.DECISION, self._ordinal))
+        return grid is not None and grid.floor == STILL
+
+    def decide(self, numel: int, width: int, near: Tensor, symbols: Callable[[Tensor], Tensor],
+               distance: Callable[[Tensor], Tensor]) -> None:  # fmt: skip
+        """Log the branches taken at the ambiguous elements."""
+        if near.numel() == 0:
+            return
+        entries = SparseEntries(numel, width, near.cpu().numpy(), symbols(near).cpu().numpy())
+        address = SiteAddress(self.rank, self._micro_batch, Kind.DECISION, self._ordinal)
+        self.payloads[address] = encode_decision(self._band_exponent, entries)
+
+    def round(self, kind: Kind, ordinal: int, x: Tensor, *, out: Tensor, old: Tensor | None = None,
+              key: Key = NO_KEY, name: str) -> None:  # fmt: skip
+        """Round, logging the ambiguous elements; the site's scales follow its size."""
+        grid = self._grids[(kind, ordinal)]
+        if is_noise_only(grid):
+            grid = self._with_signal(grid, x)
+            grid = self._grids[(kind, ordinal)] = self._with_reach(ordinal, grid, x)
+        elif grid.scales.size:
+            rms = block_rms(x, grid.scales.size)
+            scales = (
+                settled_scales(grid.scales.astype(np.int64), rms, self.policy.row_scales)
+                if rms.any()
+                else grid.scales
+            )
+            place = (kind, ordinal)
+            base, before = self.base.sites.get(place), self._before.sites.get(place)
+            kept = kept_scales(base, before, self.policy, grid.scales.size)
+            scales = scales if kept is None else np.maximum(scales, kept)
+            if (
+                self.policy.row_scales and not self.base.sites
+            ):  # a step that was calibrated, for these very values
+                scales = np.maximum(scales, grid.scales)
+            if (scales != grid.scales).any():
+                grid = self._grids[place] = grid.with_scales(scales)
+            if kind == Kind.GRADIENT and grid.residue_bits:
+                grid = self._grids[place] = self._with_reach(ordinal, grid, x)
+            if kind == Kind.GRADIENT:
+                self._rounded.append((kind, ordinal))
+        address = SiteAddress(self.rank, 0, kind, ordinal)
+        if grid.residue_bits:
+            if x.numel():
+                residues = round_recorded_residues(x, grid, out=out, key=key, name=name)
+                self.payloads[address] = encode_residues(residues)
+            return
+        entries = round_recorded(x, grid, out=out, old=old, key=key, name=name)
+        if len(entries):
+            self.payloads[address] = encode(entries)
+
+    def activation(self, kind: Kind, ordinal: int, x: Tensor, *, name: str) -> Tensor:
+        """Round, logging the ambiguous elements; the scale is that of the step's first micro-batch."""
+        rule, place = activation_rule(self.policy), (kind, ordinal)
+        if place not in self._settled:
+            self._settled.add(place)
+            self._grids[place] = self._activation_grid(rule, place, x)
+        grid = self._grids[place]
+        if is_noise_only(grid):
+            return x
+        out = torch.empty_like(x)
+        entries = record_nearest(x, nearest_grid(rule, grid), out=out, name=name)
+        if len(entries):
+            self.payloads[SiteAddress(self.rank, self._micro_batch, kind, ordinal)] = encode(entries)
+        return out
+
+    def _activation_grid(self, rule: ActivationRule, place: tuple[Kind, int], x: Tensor) -> SiteGrid:
+        grid = self._grids.get(place)
+        scales = sampled_scale(grid, x)
+        if grid is None:
+            return activation_grid(
+                rule, rule.band[0] + UNKNOWN_NOISE, np.full(1, UNSEEN) if scales is None else scales
+            )
+        if scales is None or is_noise_only(grid):
+            return grid
+        base = self.base.sites.get(place)
+        if base is not None and not is_noise_only(base):
+            scales = np.maximum(scales, base.scales)
+        return grid if np.array_equal(scales, grid.scales) else grid.with_scales(scales)
+
+    def _with_reach(self, ordinal: int, grid: SiteGrid, x: Tensor) -> SiteGrid:
+        """Return a gradient's grid with the bits that its residues need in this step; the last calibration says how few."""
+        if not grid.residue_bits or not x.numel():
+            return grid
+        base = self.base.sites.get((Kind.GRADIENT, ordinal))
+        measured = grid.residue_bits if self.is_calibrated else 0 if base is None else base.residue_bits
+        return with_residue_bits(grid, x, max(measured, self.policy.residue_bits))
+
+    def _with_signal(self, grid: SiteGrid, x: Tensor) -> SiteGrid:
+        """Return the grid of a gradient that was noise only: another one where its values have outgrown that noise.
+
+        What was measured stays its absolute noise; from it and the new scale follows the band, as far as the policy goes.
+        """
+        size, noise = int(scale_exponents(block_rms(x, 1))[0]), int(grid.scales.min()) + grid.band
+        if size < noise:
+            return grid
+        form = expected_form(self.policy, Kind.GRADIENT)
+        assert form is not None
+        _, _, (lowest, highest) = form
+        scales = settled_scales(None, block_rms(x, grid.scales.size), self.policy.row_scales)
+        band = max(lowest, noise - int(scales.max()))
+        if band > highest:
+            return grid.with_scales(np.full(grid.scales.size, size + 1 - NOISE_BAND))
+        return site_grid(self.policy, Kind.GRADIENT, band, scales)
+
+    def settle_noise(self) -> None:
+        """Move the scales of noise-only gradients with the largest gradient scale; call after the others are rounded.
+
+        Only gradients that this step has count, here and for a follower: of the others nobody can check the scale.
+        """
+        if not self._rounded:
+            return
+        before = max(int(self.table.sites[place].scales.max()) for place in self._rounded)
+        self._largest = max(int(self._grids[place].scales.max()) for place in self._rounded)
+        if before in (self._largest, UNSEEN):
+            return
+        for key, grid in self._grids.items():
+            if key[0] == Kind.GRADIENT and is_noise_only(grid):
+                moved = grid.scales.astype(np.int64) + (self._largest - before)
+                self._grids[key] = grid.with_scales(moved)
+
+    def finish(self) -> bytes:
+        """Return the step's encoded frame; ``table`` is then the table after the step."""
+        self.table = GridTable(self._grids)
+        if self.extra:
+            self.payloads[SiteAddress(self.rank, 0, Kind.CALIBRATION, 0)] = CALIBRATED
+        if self.table != self._before:
+            self.payloads[SiteAddress(self.rank, 0, Kind.GRID, 0)] = self._before.diff(self.table)
+        return encode_frame(Frame.of(self.payloads))

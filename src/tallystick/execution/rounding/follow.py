@@ -1,0 +1,540 @@
+"""The tape that follows a step's log, and notes every entry and header that honest arithmetic could not have written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tallystick.errors import InvalidInput
+from tallystick.execution.noise.freedom import Excess, SiteMoves, StepFreedom, Yardstick, longest_square
+from tallystick.execution.rounding.grids import (
+    ACTIVATIONS,
+    SMALL_FINER,
+    SMALL_SITE,
+    STILL,
+    UNSEEN,
+    Site,
+    activation_rule,
+    decision_exponent,
+    expected_form,
+    floor_exponent,
+    is_noise_only,
+    kept_scales,
+    lowest_floor,
+    lowest_scale,
+    nearest_grid,
+    residue_bits_of,
+    sampled_scale,
+    scale_exponent,
+    scale_exponents,
+    settled_scales,
+    whole_scale,
+    widest_scales,
+)
+from tallystick.numerics.grid_table import GridTable, SiteGrid
+from tallystick.numerics.log import (
+    Frame,
+    Kind,
+    SiteAddress,
+    SparseEntries,
+    decode,
+    decode_decision,
+    decode_residues,
+)
+from tallystick.numerics.nearest_tensors import FollowedNearest, find_reaches, follow_nearest
+from tallystick.numerics.policy import SPARSEST, ActivationRule, Policy, entry_budget, move_budget
+from tallystick.numerics.rounding import (
+    NO_KEY,
+    Followed,
+    Key,
+    block_rms,
+    round_followed,
+    round_followed_residues,
+    round_recorded_residues,
+)
+
+SCALE_SLACK = 3  # a header's scale may exceed what the auditor measures by this many powers of two
+MOSTLY_NOISE = 8.0  # times its own noise that a gradient is at most whose size says little
+NOISE_GROWS = 5  # octaves that a gradient of nothing but noise may be larger here than where it was recorded, under autocast
+EXACT_SCALE_SLACK = (
+    1  # the same where every row has a scale, but in a calibrated step: those are kept without slack
+)
+UNSURE = 8.0  # times its own largest deviation, the rms of a site differs by less between machines
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A log entry, or a header, that honest arithmetic could not have written."""
+
+    site: str
+    element: int
+    rule: str
+
+
+@dataclass
+class FollowTape:
+    """Reads one step's frame. A frame whose bytes are malformed raises; one that lies is followed and noted.
+
+    ``sites`` are those that may have a grid (decisions and activations aside); None leaves that unchecked.
+    ``yardstick`` is the follower's own measurement of the noise, if it has one: what exceeds it is no violation, and noted
+    in ``excesses`` with its place.
+    """
+
+    policy: Policy
+    table: GridTable
+    frame: Frame
+    base: GridTable = field(default_factory=GridTable)
+    rank: int = 0
+    violations: list[Violation] = field(default_factory=list[Violation])
+    freedom: StepFreedom = field(default_factory=StepFreedom)
+    sites: frozenset[Site] | None = None
+    yardstick: Yardstick | None = None
+    excesses: list[tuple[Site | None, Excess]] = field(default_factory=list[tuple[Site | None, Excess]])
+    site_name: Callable[[Site], str] = str
+    _micro_batch: int = 0
+    _ordinal: int = -1
+
+    def __post_init__(self) -> None:
+        self._seen: set[Site] = set()
+        self._unread = {address for address, _ in self.frame.sites}
+        self._before = self.table
+        update = self._payload(SiteAddress(self.rank, 0, Kind.GRID, 0))
+        if update is not None:
+            self.table = self.table.apply(update)
+        self.violations += find_policy_breaches(self.policy, self.table, self.sites)
+        self._largest: int | None = None
+        self._energy = 0.0
+        self._payload(SiteAddress(self.rank, 0, Kind.CALIBRATION, 0))
+        if self.yardstick is not None:
+            self.hold_against(self.yardstick)
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether the trainer measured the noise before this step."""
+        return not self.base.sites
+
+    def hold_against(self, yardstick: Yardstick) -> None:
+        """Hold the step's bands, and from now on what it rounds, against this measurement."""
+        self.yardstick = yardstick
+        self.freedom.carried = yardstick.flips_allowed
+        for place in yardstick.noise:
+            ratio, limit, stated = yardstick.compare_band(place, self.table.sites.get(place))
+            if math.isfinite(ratio):
+                self.freedom.ratio = max(self.freedom.ratio, ratio)
+            if limit is not None:
+                self.excesses.append((place, Excess(self.site_name(place), limit, stated)))
+
+    def _payload(self, address: SiteAddress) -> bytes | None:
+        self._unread.discard(address)
+        return self.frame.find(address)
+
+    def start_micro_batch(self, micro_batch: int) -> None:
+        """Number the decisions of the next micro-batch from 0."""
+        self._micro_batch = micro_batch
+        self._ordinal = -1
+
+    def pending(self, x: Tensor) -> bool:
+        """Go to the next site; whether the log has entries for it."""
+        self._ordinal += 1
+        self._address = SiteAddress(self.rank, self._micro_batch, Kind.DECISION, self._ordinal)
+        self._decision = self._payload(self._address)
+        return self._decision is not None
+
+    def band(self, rms: float) -> float:
+        """Return what the site's band may be at most; nothing is searched for when following."""
+        self._rms = rms
+        self._limit = (
+            decision_exponent(self.policy, self.table.sites.get((Kind.DECISION, self._ordinal)), rms) + 1
+        )
+        return 0.0
+
+    def omits_exact(self) -> bool:
+        """Nothing is searched for when following."""
+        return False
+
+    def decide(self, numel: int, width: int, near: Tensor, symbols: Callable[[Tensor], Tensor],
+               distance: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor] | None:  # fmt: skip
+        """Return the logged branches within reach; the others are noted and not obeyed."""
+        assert self._decision is not None
+        exponent, entries = decode_decision(self._decision, numel, width)
+        site = f"decision {self._ordinal} of micro-batch {self._micro_batch}"
+        if exponent > self._limit:
+            self.violations.append(
+                Violation(
+                    site, -1, f"band 2**{exponent} is above the policy's 2**{self._limit} for this input"
+                )
+            )
+            return None
+        at = torch.from_numpy(entries.indexes).to(near.device)
+        symbol = torch.from_numpy(entries.symbols).to(near.device)
+        away = distance(torch.stack((at, symbol), dim=1)).double()  # the band of zeros is none in float32
+        reach = math.ldexp(2.0, exponent)
+        good = away < reach
+        if not bool(good.all()):
+            first = int((~good).nonzero()[0].item())
+            self.violations.append(
+                Violation(
+                    site,
+                    int(at[first]),
+                    f"{float(away[first]):.3g} from the switching point, twice the band is {reach:.3g}",
+                )
+            )
+        at, symbol, away = at[good], symbol[good], away[good]
+        moved = symbols(at) != symbol
+        self.freedom.decisions_near += int(at.numel())
+        self.freedom.decisions_moved += int(moved.sum())
+        if self.yardstick is not None:
+            noise = self.yardstick.reach((Kind.DECISION, self._ordinal)) * self._rms
+            self.freedom.decisions_far += int((moved & (away > noise)).sum())
+        return at, symbol
+
+    def round(self, kind: Kind, ordinal: int, x: Tensor, *, out: Tensor, old: Tensor | None = None,
+              key: Key = NO_KEY, name: str) -> None:  # fmt: skip
+        """Round, following the log."""
+        grid = self.table.sites.get((kind, ordinal))
+        if grid is None:
+            raise InvalidInput(f"log: no grid is given for {name}")
+        if not grid.scales.size and old is None:
+            raise InvalidInput(
+                f"log: {name} has no scales, and no old value that its band could be relative to"
+            )
+        if grid.scales.size and x.numel() % grid.scales.size:
+            raise InvalidInput(
+                f"log: {name} has {x.numel()} elements, not a multiple of its {grid.scales.size} blocks"
+            )
+        noted = len(self.violations)
+        self._energy = 0.0
+        self._check_scales(kind, ordinal, grid, x, name)
+        payload = self._payload(SiteAddress(self.rank, 0, kind, ordinal))
+        if len(self.violations) > noted:
+            # Obeyed, such a header would lead to the trainer's own state, and there would be nothing to dispute.
+            grid, payload = self._own_grid(kind, grid, x), None
+        if grid.residue_bits:
+            found, near, steer = self._round_residues((int(kind), ordinal), grid, payload, x, out, key, name)
+        else:
+            entries = SparseEntries.none(x.numel(), 1) if payload is None else decode(payload, x.numel(), 1)
+            if not self._check_budget(grid, entries, name):
+                entries = SparseEntries.none(x.numel(), 1)
+            found = round_followed(x, grid, entries, out=out, old=old, key=key, name=name)
+            near, steer = found.near, found.steer
+            if found.violations:
+                rule = f"{found.violations} of {len(entries)} entries lie farther than twice the band from a boundary"
+                self.violations.append(Violation(name, found.violation, rule))
+        self._count(
+            (kind, ordinal), grid, x.numel(), SiteMoves(0.0, found.moved, near, longest_square(grid), steer)
+        )
+        if kind == Kind.GRADIENT and grid.scales.size and not is_noise_only(grid):
+            self._largest = max(int(grid.scales.max()), -1000 if self._largest is None else self._largest)
+        if kind == Kind.GRADIENT:
+            self.freedom.energy += self._energy
+            self.freedom.shifted += found.shifted
+            if not grid.precision:
+                self.freedom.squared += found.shifted
+                if x.numel() and grid.scales.size and not is_noise_only(grid):
+                    self.freedom.quanta += _largest_squares(grid, x.numel(), x.numel())
+            if is_noise_only(grid):
+                self.freedom.silenced += x.numel()
+                if self.yardstick is not None and self.yardstick.hears((int(kind), ordinal)):
+                    self.freedom.shifted += self._energy  # as far as the gradient goes, it was moved
+
+    def _count(self, place: Site, grid: SiteGrid, numel: int, found: SiteMoves) -> None:
+        self.freedom.elements += numel
+        expected, by_square, cluster = 0.0, dict[int, float](), 1
+        if self.yardstick is not None:
+            expected = self.yardstick.expected(place, grid, numel)
+            by_square, cluster = self.yardstick.by_square(place, grid, numel), self.yardstick.cluster(numel)
+        if place not in self.freedom.sites:
+            self.freedom.sites[place] = replace(
+                found, expected=expected, by_square=by_square, cluster=cluster
+            )
+            return
+        total = self.freedom.sites[place]  # an activation of another micro-batch
+        total.expected += expected
+        total.moved += found.moved
+        total.near += found.near
+
+    def _round_residues(
+        self, place: Site, grid: SiteGrid, payload: bytes | None, x: Tensor, out: Tensor, key: Key, name: str
+    ) -> tuple[Followed, int, float]:
+        """Round by residues; return what that showed, and how many elements a log could choose with what steer."""
+        if x.numel() == 0:
+            if payload is not None:
+                raise InvalidInput(f"log: {name} has no elements, and {len(payload)} bytes of residues")
+            return Followed(-1, 0, 0, 0.0, 0.0), 0, 0.0
+        if payload is None:
+            raise InvalidInput(f"log: {name} is to be rounded by residues, and the log has none")
+        audited = self.yardstick is not None and place[0] == Kind.GRADIENT
+        mine = x.clone() if audited and x.data_ptr() == out.data_ptr() else x
+        found = round_followed_residues(
+            x, grid, decode_residues(payload, x.numel(), grid.residue_bits), out=out, key=key, name=name
+        )
+        if audited and found.moved:
+            own = torch.empty_like(out)
+            round_recorded_residues(mine, grid, out=own, key=key, name=name)
+            moves = (out - own).reshape(-1).float().cpu()
+            at = moves.nonzero().reshape(-1)
+            self.freedom.moves[place] = x.numel(), at, moves[at]
+        if found.violations:
+            rule = (
+                f"{found.violations} of {x.numel()} residues need a boundary that is a band away or farther"
+            )
+            self.violations.append(Violation(name, found.violation, rule))
+        budget = move_budget(grid, x.numel())
+        if self._is_mostly_noise(place, block_rms(x, 1), x.numel()):
+            budget = x.numel()  # a bias before a batch norm: all of it may fall otherwise
+        if self.yardstick is not None and not self.yardstick.steady:
+            budget = x.numel()  # one result may carry all of it: what that comes to is held to, not how many
+        if found.moved > budget:
+            self.excesses.append(
+                (None, Excess(f"residues of {name}", f"{budget} moved at most", f"{found.moved}"))
+            )
+        chosen = min(found.near, budget)
+        return found, chosen, min(found.steer, _largest_squares(grid, x.numel(), chosen))
+
+    def activation(self, kind: Kind, ordinal: int, x: Tensor, *, name: str) -> Tensor:
+        """Round, following the log."""
+        rule, place = activation_rule(self.policy), (kind, ordinal)
+        grid = self.table.sites.get(place)
+        if grid is None:
+            raise InvalidInput(f"log: no grid is given for {name}")
+        if is_noise_only(grid):
+            return x
+        if place not in self._seen:
+            self._seen.add(place)
+            self._check_activation_scale(place, grid, x, name)
+        payload = self._payload(SiteAddress(self.rank, self._micro_batch, kind, ordinal))
+        entries = SparseEntries.none(x.numel(), 1) if payload is None else decode(payload, x.numel(), 1)
+        out = torch.empty_like(x)
+        found = follow_nearest(x, nearest_grid(rule, grid), entries, out=out, name=name)
+        if found.violations:
+            text = (
+                f"{found.violations} of {len(entries)} entries lie twice the band or farther from a boundary"
+            )
+            self.violations.append(Violation(name, found.violation, text))
+        budget = activation_budget(found)
+        if len(entries) > budget and _distinct(x, entries, rule, grid) > budget:
+            text = f"{len(entries)} entries exceed the budget of {budget}"
+            self.violations.append(Violation(name, -1, text))
+        # What lies on a boundary because of what it is falls to either side by any noise.
+        moved = max(0, found.corrections - found.tied)
+        self._count(place, grid, x.numel(), SiteMoves(0.0, moved, found.near))
+        return out
+
+    def _check_activation_scale(self, place: tuple[Kind, int], grid: SiteGrid, x: Tensor, name: str) -> None:
+        scales = sampled_scale(None, x)
+        if scales is None:
+            return  # an all-zero tensor keeps the scale it had
+        own = int(scales[0]) - 1
+        base = self.base.sites.get(place)
+        allowed = own + SCALE_SLACK
+        if base is not None and not is_noise_only(base):
+            allowed = max(allowed, int(base.scales[0]))
+        if int(grid.scales[0]) > allowed:
+            text = f"scale 2**{grid.scales[0]} is too wide, its values have 2**{own}"
+            self.violations.append(Violation(name, -1, text))
+
+    def _check_scales(self, kind: Kind, ordinal: int, grid: SiteGrid, x: Tensor, name: str) -> None:
+        if not grid.scales.size:
+            return
+        if is_noise_only(grid):
+            own = block_rms(x, 1)
+            self._energy = float(own[0]) ** 2 * x.numel()
+            floor, size = int(grid.scales.min()) + grid.band, int(scale_exponents(own)[0])
+            if kind != Kind.GRADIENT:
+                self.violations.append(Violation(name, -1, "declared to be noise only, and no gradient"))
+            elif size > floor + self._noise_grows((int(kind), ordinal)):
+                rule = f"declared to be noise below 2**{floor}, its values have 2**{size}"
+                self.violations.append(Violation(name, -1, rule))
+            elif self.yardstick is not None and own.any():  # zeros are silent under any floor
+                self._note(
+                    kind, ordinal, name, *self.yardstick.excess_floor((kind, ordinal), grid, self._largest)
+                )
+            return
+        rms = block_rms(x, grid.scales.size)
+        self._energy = float(np.square(rms).sum()) * x.numel() / grid.scales.size
+        exact = self.policy.row_scales
+        self._check_rule(kind, ordinal, grid, rms, x.numel(), name)
+        if rms.size == 1 and not exact and int(grid.scales[0]) <= scale_exponent(float(rms[0])) + SCALE_SLACK:
+            return
+        # Whether rows may lie below the whole is for the trainer's calibration to find: the whole's scale is always right.
+        own = np.maximum(scale_exponents(rms), whole_scale(rms) if exact else lowest_scale(rms))
+        allowed = own + (EXACT_SCALE_SLACK if exact and self.base.sites else SCALE_SLACK)
+        place = (int(kind), ordinal)
+        base, before = self.base.sites.get(place), self._before.sites.get(place)
+        kept = kept_scales(base, before, self.policy, grid.scales.size)
+        allowed = allowed if kept is None else np.maximum(allowed, kept)
+        if self._is_mostly_noise(place, rms, x.numel()):
+            allowed = allowed + NOISE_GROWS
+        over = grid.scales.astype(np.int64) - allowed
+        # An all-zero tensor keeps the scale it had.
+        if int(own.max()) > -1000 and int(over.max()) > 0:
+            block = int(over.argmax())
+            self.violations.append(
+                Violation(
+                    name,
+                    block,
+                    f"scale 2**{grid.scales[block]} of block {block} is too wide, its values have 2**{own[block]}",
+                )
+            )
+
+    def _noise_grows(self, place: Site) -> int:
+        """Return how many octaves above its declared floor a gradient may be that is nothing but noise here too.
+
+        Where sixteen-bit results fall otherwise the sums that cancel leave up to twenty times as much on one machine as on
+        another (docs/adr/0026); silencing it is what this machine does itself.
+        """
+        if not self.policy.autocast or (self.yardstick is not None and self.yardstick.hears(place)):
+            return 0
+        return NOISE_GROWS
+
+    def _is_mostly_noise(self, place: Site, rms: np.ndarray, numel: int) -> bool:
+        """Whether how large a gradient of few elements is says little under autocast: it may be as much noise elsewhere."""
+        if not self.policy.autocast or place[0] != Kind.GRADIENT or numel >= SMALL_SITE:
+            return False
+        noise = None if self.yardstick is None else self.yardstick.noise.get(place)
+        return noise is None or MOSTLY_NOISE * noise.largest >= float(rms.max())
+
+    def _check_rule(
+        self, kind: Kind, ordinal: int, grid: SiteGrid, rms: np.ndarray, numel: int, name: str
+    ) -> None:
+        """Note a scale above the one that follows from the step before and the follower's own values."""
+        place = (int(kind), ordinal)
+        if self.yardstick is None or not rms.any():
+            return
+        if self.policy.row_scales:
+            widest = self.yardstick.widest_rows(place)
+            if not self.is_calibrated or widest is None or widest.size != rms.size:
+                return
+            kept = kept_scales(None, self._before.sites.get(place), self.policy, rms.size)
+            widest = widest if kept is None else np.maximum(widest, kept)
+            if self._is_mostly_noise(place, rms, numel):
+                widest = widest + NOISE_GROWS
+        else:
+            noise = self.yardstick.noise.get(place)
+            kept = kept_scales(self.base.sites.get(place), None, self.policy, rms.size)
+            unsure = 0.0 if noise is None else UNSURE * noise.largest
+            widest = widest_scales(self._before.sites.get(place), rms, unsure, kept)
+        over = int((grid.scales.astype(np.int64) - widest).max())
+        block = int((grid.scales.astype(np.int64) - widest).argmax())
+        if over > 0:
+            self._note(
+                kind,
+                ordinal,
+                name,
+                f"scale 2**{widest[block]} of block {block} at most",
+                f"2**{grid.scales[block]}",
+            )
+
+    def _note(self, kind: Kind, ordinal: int, name: str, own: str | None, stated: str) -> None:
+        if own is not None:
+            self.excesses.append(((int(kind), ordinal), Excess(name, own, stated)))
+
+    def _own_grid(self, kind: Kind, grid: SiteGrid, x: Tensor) -> SiteGrid:
+        """Return the grid that an honest header would have had, as far as one follower can tell."""
+        form = expected_form(self.policy, kind)
+        assert form is not None
+        precision, dithered, (lowest, highest) = form
+        band = min(max(grid.band, lowest), highest)
+        floor = lowest_floor(self.policy, kind, band)
+        scales = settled_scales(None, block_rms(x, grid.scales.size), self.policy.row_scales)
+        scales = np.maximum(scales, UNSEEN)
+        return SiteGrid(precision, band, floor_exponent(band, floor), dithered, scales)
+
+    def _check_budget(self, grid: SiteGrid, entries: SparseEntries, name: str) -> bool:
+        budget = entry_budget(grid, entries.n)
+        if len(entries) > budget:
+            self.violations.append(
+                Violation(name, -1, f"{len(entries)} entries exceed the budget of {budget}")
+            )
+            return False
+        return True
+
+    def settle_noise(self) -> None:
+        """Nothing to do: the log states every scale."""
+
+    def finish(self) -> None:
+        """Close the step: sites that the log names and the step does not have are violations."""
+        for address in sorted(self._unread):
+            self.violations.append(
+                Violation(str(address), -1, "the log has a site that the step does not have")
+            )
+        if self.yardstick is not None:
+            self.freedom.flips = self.yardstick.flips()
+            self.freedom.cluster = self.yardstick.cluster(self.freedom.elements)
+
+
+def activation_budget(found: FollowedNearest) -> int:
+    """Return how many boundaries the entries of an activation may speak of (spec/policies.md 4, rule 8)."""
+    return int(found.chance + 8.0 * math.sqrt(found.chance)) + 16 + found.tied
+
+
+def _distinct(x: Tensor, entries: SparseEntries, rule: ActivationRule, grid: SiteGrid) -> int:
+    """Return how many boundaries the entries speak of: equal patches of an image give equal values, all near or none."""
+    values = x.reshape(-1)[torch.from_numpy(entries.indexes).to(x.device)]
+    return int(find_reaches(values, nearest_grid(rule, grid)).boundary.unique().numel())
+
+
+def _largest_squares(grid: SiteGrid, numel: int, count: int) -> float:
+    """Return the sum of the ``count`` largest squared quanta of a site."""
+    squares = np.sort(np.exp2(2.0 * (grid.scales.astype(np.float64) + grid.floor)))[::-1]
+    each = numel // squares.size
+    whole = min(count // each, squares.size)
+    rest = squares[whole] * (count - whole * each) if whole < squares.size else 0.0
+    return float(squares[:whole].sum() * each + rest)
+
+
+def find_policy_breaches(
+    policy: Policy, table: GridTable, sites: frozenset[Site] | None = None
+) -> list[Violation]:
+    """Return the grids of ``table`` that the policy does not allow, or that belong to none of ``sites``."""
+    breaches: list[Violation] = []
+    for key, grid in table.sites.items():
+        # The number of decisions and activations shows in the step alone.
+        counted = key[0] == Kind.DECISION or (key[0] in ACTIVATIONS and policy.activation is not None)
+        stray = sites is not None and not counted and key not in sites
+        rule = "the run has no such site" if stray else _breach(policy, Kind(key[0]), grid)
+        if rule:
+            breaches.append(Violation(f"{Kind(key[0]).name.lower()} site {key[1]}", -1, rule))
+    return breaches
+
+
+def _breach(policy: Policy, kind: Kind, grid: SiteGrid) -> str | None:
+    expected = expected_form(policy, kind)
+    if expected is None:
+        return f"policy {policy.name} has no such sites"
+    precision, dithered, (lowest, highest) = expected
+    if kind == Kind.DECISION:
+        if grid.floor not in (0, STILL):
+            return f"floor {grid.floor}, a decision has 0 or {STILL}"
+        return (
+            None
+            if lowest <= grid.band <= highest
+            else f"band 2**{grid.band} outside 2**{lowest}..2**{highest}"
+        )
+    dithered = dithered and not is_noise_only(grid)
+    if (grid.precision, grid.dithered) != (precision, dithered):
+        return f"precision {grid.precision}, dither {grid.dithered}; the policy has {precision}, {dithered}"
+    bits = residue_bits_of(policy, kind, grid.band)
+    if grid.residue_bits < bits or (grid.residue_bits > bits and (kind != Kind.GRADIENT or not bits)):
+        return f"residues of {grid.residue_bits} bits, the policy has {bits} for band 2**{grid.band}"
+    if kind in ACTIVATIONS and grid.scales.size != 1:
+        return f"{grid.scales.size} scales, an activation has one"
+    if (grid.scales.size == 0) != (kind == Kind.STATE):
+        return "a state site has a relative band, every other site has scales"
+    if not is_noise_only(grid) and not lowest <= grid.band <= highest:
+        return f"band 2**{grid.band} outside 2**{lowest}..2**{highest}"
+    wanted = floor_exponent(grid.band, lowest_floor(policy, kind, grid.band), bits)
+    # A finer gradient grid leaves less to choose.
+    finest = wanted
+    if kind == Kind.GRADIENT and bits:
+        finest = wanted - SMALL_FINER
+    elif kind == Kind.GRADIENT and policy.gradient_steer is not None:
+        finest = grid.band + SPARSEST
+    if not min(finest, wanted) <= grid.floor <= wanted:
+        return f"floor 2**{grid.floor}, the policy has 2**{wanted} for band 2**{grid.band}"
+    return None

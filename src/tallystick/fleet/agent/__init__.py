@@ -1,0 +1,1 @@
+"""What runs beside a chip: snapshots of its memory, its log, and the collector of logs."""

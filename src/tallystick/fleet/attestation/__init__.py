@@ -1,0 +1,1 @@
+"""What hardware states about a chip and its keys, verified offline."""

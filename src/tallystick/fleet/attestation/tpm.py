@@ -1,0 +1,503 @@
+"""What a TPM 2.0 states about a chip's device key and log, verified offline (spec/chip-log.md 7).
+
+    found = verify_tpm(parse_tpm_evidence(data), question, reference)
+
+Two statements, both signed by an attestation key that the reader knows beforehand: that the device key lies in the same TPM
+and cannot leave it (TPM2_Certify), and what had booted when the log's head was asked for (TPM2_Quote over the reader's
+nonce). Structures follow the TCG's "Trusted Platform Module Library, Part 2: Structures", 1.59; all numbers big-endian.
+Pure: no TPM is needed to verify. ``tallystick.integrations.tpm`` is what speaks to one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from tallystick.commit.encoding import canonical_json, digest, parse_document, parse_hex
+from tallystick.errors import InvalidInput, Mismatch
+from tallystick.fleet.agent.chip_log import Head
+from tallystick.signing.keys import P256, P384, PublicKey
+
+EVIDENCE_FORMAT = "tallystick/tpm-evidence/1"
+REFERENCE_FORMAT = "tallystick/pcr-reference/1"
+CERTIFY_TAG, QUOTE_TAG = "tallystick/tpm-certify/1", "tallystick/tpm-quote/1"
+EVIDENCE_LIMIT = 1 << 16
+
+MAGIC = b"\xffTCG"  # TPM_GENERATED_VALUE: no restricted key signs other data that begins so
+CERTIFY, QUOTE = 0x8017, 0x8018  # TPM_ST_ATTEST_CERTIFY, TPM_ST_ATTEST_QUOTE
+ECC, ECDSA, NULL = 0x0023, 0x0018, 0x0010  # TPM_ALG_ID
+HASHES = {0x000B: "sha256", 0x000C: "sha384"}
+CURVES = {3: (P256, 32, 0x000B), 4: (P384, 48, 0x000C)}  # TPM_ECC_CURVE: algorithm, bytes of a number, hash
+HIERARCHIES = {"owner": 0x40000001, "endorsement": 0x4000000B, "platform": 0x4000000C}
+LARGEST_DATA = 64  # bytes of qualifying data; the standard's limit is a digest's size
+PCRS = 24
+NAME_BYTES = (34, 50)  # of a key's name under SHA-256 and SHA-384
+
+FIXED_TPM, FIXED_PARENT, ORIGIN = 1 << 1, 1 << 4, 1 << 5  # TPMA_OBJECT
+RESTRICTED, DECRYPT, SIGN = 1 << 16, 1 << 17, 1 << 18
+BOUND = FIXED_TPM | FIXED_PARENT | ORIGIN  # made in the TPM, and neither it nor its parent can leave
+
+
+@dataclass(frozen=True)
+class TpmPublic:
+    """The public area of a signing key on a TPM (TPMT_PUBLIC, ECC with ECDSA).
+
+    Attributes:
+        name_hash: TPM_ALG_ID of the hash in the key's name.
+        attributes: TPMA_OBJECT.
+        policy: digest of an authorisation policy, or empty.
+        curve: TPM_ECC_CURVE, 3 (P-256) or 4 (P-384).
+        x, y: the point, each as long as the curve's numbers.
+    """
+
+    name_hash: int
+    attributes: int
+    policy: bytes
+    curve: int
+    x: bytes
+    y: bytes
+
+    def encode(self) -> bytes:
+        """Return the one encoding."""
+        scheme = struct.pack(">5H", NULL, ECDSA, CURVES[self.curve][2], self.curve, NULL)
+        return (
+            struct.pack(">HHI", ECC, self.name_hash, self.attributes)
+            + _sized(self.policy)
+            + scheme
+            + _sized(self.x)
+            + _sized(self.y)
+        )
+
+    def name(self) -> bytes:
+        """Return the key's name: the hash's identifier and the digest of the public area."""
+        return struct.pack(">H", self.name_hash) + hashlib.new(HASHES[self.name_hash], self.encode()).digest()
+
+    def qualified_name(self, hierarchy: str) -> bytes:
+        """Return the name that the key has as a primary key of ``hierarchy``."""
+        hashed = hashlib.new(HASHES[self.name_hash], struct.pack(">I", HIERARCHIES[hierarchy]) + self.name())
+        return struct.pack(">H", self.name_hash) + hashed.digest()
+
+    def key(self) -> PublicKey:
+        """Return the key that signatures are checked with.
+
+        Raises:
+            InvalidInput: the point is not on its curve.
+        """
+        algorithm, _, _ = CURVES[self.curve]
+        curve = ec.SECP256R1() if algorithm == P256 else ec.SECP384R1()
+        numbers = ec.EllipticCurvePublicNumbers(
+            int.from_bytes(self.x, "big"), int.from_bytes(self.y, "big"), curve
+        )
+        try:
+            found = numbers.public_key()
+        except ValueError:
+            raise InvalidInput("TPM key: the point is not on its curve") from None
+        return PublicKey(algorithm, found.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo))
+
+
+@dataclass(frozen=True)
+class Certified:
+    """What TPM2_Certify states: the name of a key that the TPM holds."""
+
+    name: bytes
+    qualified_name: bytes
+
+    def encode(self) -> bytes:
+        """Return the one encoding (TPMS_CERTIFY_INFO)."""
+        return _sized(self.name) + _sized(self.qualified_name)
+
+
+@dataclass(frozen=True)
+class Quoted:
+    """What TPM2_Quote states: which registers of one bank were read, ascending, and the digest over them."""
+
+    bank: int
+    registers: tuple[int, ...]
+    digest: bytes
+
+    def encode(self) -> bytes:
+        """Return the one encoding (TPMS_QUOTE_INFO)."""
+        mask = sum(1 << register for register in self.registers)
+        return struct.pack(">IHB", 1, self.bank, PCRS // 8) + mask.to_bytes(3, "little") + _sized(self.digest)
+
+
+@dataclass(frozen=True)
+class TpmStatement:
+    """What a TPM signed (TPMS_ATTEST).
+
+    Attributes:
+        signer: qualified name of the attestation key.
+        data: qualifying data of whoever asked.
+        clock: milliseconds that the TPM was powered.
+        resets, restarts: how often it was reset, and resumed since.
+        safe: whether the clock cannot have run backwards.
+        firmware: version of the TPM's own.
+        content: what is stated.
+    """
+
+    signer: bytes
+    data: bytes
+    clock: int
+    resets: int
+    restarts: int
+    safe: bool
+    firmware: int
+    content: Certified | Quoted
+
+    def encode(self) -> bytes:
+        """Return the one encoding: the bytes that the TPM signed."""
+        kind = CERTIFY if isinstance(self.content, Certified) else QUOTE
+        return (
+            MAGIC
+            + struct.pack(">H", kind)
+            + _sized(self.signer)
+            + _sized(self.data)
+            + struct.pack(">QIIBQ", self.clock, self.resets, self.restarts, self.safe, self.firmware)
+            + self.content.encode()
+        )
+
+
+class _Reader:
+    """Takes fields off the front of bytes that somebody sent."""
+
+    def __init__(self, data: bytes, what: str) -> None:
+        self.data, self.what, self.at = data, what, 0
+
+    def take(self, size: int, name: str) -> bytes:
+        if self.at + size > len(self.data):
+            left = len(self.data) - self.at
+            raise InvalidInput(f"{self.what}: {name} has {size} bytes, {left} are left")
+        self.at += size
+        return self.data[self.at - size : self.at]
+
+    def number(self, size: int, name: str) -> int:
+        return int.from_bytes(self.take(size, name), "big")
+
+    def one_of(self, allowed: Mapping[int, object] | tuple[int, ...], name: str, *, size: int = 2) -> int:
+        value = self.number(size, name)
+        if value not in allowed:
+            raise InvalidInput(
+                f"{self.what}: {name} is {value:#x}, must be {' or '.join(f'{v:#x}' for v in allowed)}"
+            )
+        return value
+
+    def sized(self, name: str, sizes: tuple[int, ...] | range) -> bytes:
+        size = self.number(2, f"the length of {name}")
+        if size not in sizes:
+            raise InvalidInput(f"{self.what}: {name} must not have {size} bytes")
+        return self.take(size, name)
+
+    def name(self, name: str) -> bytes:
+        found = self.sized(name, NAME_BYTES)
+        known = HASHES.get(int.from_bytes(found[:2], "big"))
+        if known is None or len(found) != 2 + hashlib.new(known).digest_size:
+            raise InvalidInput(f"{self.what}: {name} is no name under SHA-256 or SHA-384")
+        return found
+
+    def end(self) -> None:
+        if self.at != len(self.data):
+            raise InvalidInput(f"{self.what}: {len(self.data) - self.at} bytes follow")
+
+
+def parse_tpm_public(data: bytes, *, what: str = "TPM key") -> TpmPublic:
+    """Return the public area whose encoding is exactly ``data``.
+
+    Raises:
+        InvalidInput: malformed, another kind of key, or a point that is not on its curve.
+    """
+    reader = _Reader(data, what)
+    reader.one_of((ECC,), "the type")
+    name_hash = reader.one_of(HASHES, "the name's hash")
+    attributes = reader.number(4, "the attributes")
+    policy = reader.sized("the policy", (0, hashlib.new(HASHES[name_hash]).digest_size))
+    reader.one_of((NULL,), "the symmetric cipher")
+    reader.one_of((ECDSA,), "the scheme")
+    hashed = reader.one_of(HASHES, "the scheme's hash")
+    curve = reader.one_of(CURVES, "the curve")
+    _, size, wanted = CURVES[curve]
+    if hashed != wanted:
+        raise InvalidInput(f"{what}: {HASHES[hashed]} does not go with this curve, {HASHES[wanted]} does")
+    reader.one_of((NULL,), "the key derivation")
+    x, y = reader.sized("x", (size,)), reader.sized("y", (size,))
+    reader.end()
+    found = TpmPublic(name_hash, attributes, policy, curve, x, y)
+    found.key()
+    return found
+
+
+def parse_tpm_statement(data: bytes, *, what: str = "TPM statement") -> TpmStatement:
+    """Return the statement whose encoding is exactly ``data``.
+
+    Raises:
+        InvalidInput: malformed, not made by a TPM, or neither a certification nor a quote of one bank.
+    """
+    reader = _Reader(data, what)
+    if reader.take(4, "the magic") != MAGIC:
+        raise InvalidInput(
+            f"{what}: begins with {data[:4].hex()}, what a TPM makes begins with {MAGIC.hex()}"
+        )
+    kind = reader.one_of((CERTIFY, QUOTE), "the kind")
+    signer = reader.name("the signer's name")
+    extra = reader.sized("the qualifying data", range(LARGEST_DATA + 1))
+    clock, resets = reader.number(8, "the clock"), reader.number(4, "the resets")
+    restarts = reader.number(4, "the restarts")
+    safe = reader.one_of((0, 1), "the clock's safety", size=1)
+    firmware = reader.number(8, "the firmware's version")
+    if kind == CERTIFY:
+        content: Certified | Quoted = Certified(reader.name("the key's name"), reader.name("its full name"))
+    else:
+        reader.one_of((1,), "the number of banks", size=4)
+        bank = reader.one_of(HASHES, "the bank")
+        reader.one_of((PCRS // 8,), "the length of the selection", size=1)
+        mask = int.from_bytes(reader.take(3, "the selection"), "little")
+        registers = tuple(register for register in range(PCRS) if mask >> register & 1)
+        content = Quoted(bank, registers, reader.sized("the registers' digest", (32, 48)))
+    reader.end()
+    return TpmStatement(signer, extra, clock, resets, restarts, bool(safe), firmware, content)
+
+
+@dataclass(frozen=True)
+class TpmEvidence:
+    """What an owner hands over: both public areas, both statements with their signatures (r, then s), the registers."""
+
+    attestation_key: TpmPublic
+    device_key: TpmPublic
+    certification: tuple[TpmStatement, bytes]
+    quote: tuple[TpmStatement, bytes]
+    registers: tuple[tuple[int, bytes], ...]
+
+    def encode(self) -> bytes:
+        """Return the one encoding, canonical JSON."""
+        return canonical_json(
+            {
+                "attestation_key": self.attestation_key.encode().hex(),
+                "certification": [self.certification[0].encode().hex(), self.certification[1].hex()],
+                "device_key": self.device_key.encode().hex(),
+                "format": EVIDENCE_FORMAT,
+                "quote": [self.quote[0].encode().hex(), self.quote[1].hex()],
+                "registers": [[register, value.hex()] for register, value in self.registers],
+            }
+        )
+
+
+def parse_tpm_evidence(data: bytes, *, what: str = "TPM evidence") -> TpmEvidence:
+    """Return the evidence whose encoding is exactly ``data``.
+
+    Raises:
+        InvalidInput: malformed.
+    """
+    names = ("attestation_key", "certification", "device_key", "format", "quote", "registers")
+    fields = parse_document(data, EVIDENCE_FORMAT, what=what, limit=EVIDENCE_LIMIT, names=names)
+    attestation_key = parse_tpm_public(
+        _hex(fields.text("attestation_key"), what), what=f"{what}: attestation key"
+    )
+    device_key = parse_tpm_public(_hex(fields.text("device_key"), what), what=f"{what}: device key")
+
+    def signed(name: str) -> tuple[TpmStatement, bytes]:
+        match fields.items(name):
+            case [str(statement), str(signature)]:
+                found = parse_tpm_statement(_hex(statement, what), what=f"{what}: {name}")
+            case _:
+                raise InvalidInput(f"{what}: {name} must be [statement, signature]")
+        size = 2 * CURVES[attestation_key.curve][1]
+        return found, parse_hex(signature, n_bytes=size, what=f"{what}: signature of {name}")
+
+    certification, quote = signed("certification"), signed("quote")
+    if not isinstance(certification[0].content, Certified) or not isinstance(quote[0].content, Quoted):
+        raise InvalidInput(f"{what}: a certification and a quote are needed, in their places")
+    size = hashlib.new(HASHES[quote[0].content.bank]).digest_size
+    registers = _registers(fields.items("registers"), size, what)
+    if tuple(register for register, _ in registers) != quote[0].content.registers:
+        raise InvalidInput(f"{what}: other registers than those that were quoted")
+    return TpmEvidence(attestation_key, device_key, certification, quote, registers)
+
+
+@dataclass(frozen=True)
+class PcrReference:
+    """What a machine must have booted: values of registers of one bank, from a machine that the reader trusts."""
+
+    bank: str
+    registers: tuple[tuple[int, bytes], ...]
+
+    def encode(self) -> bytes:
+        """Return the one encoding, canonical JSON."""
+        values = [[register, value.hex()] for register, value in self.registers]
+        return canonical_json({"bank": self.bank, "format": REFERENCE_FORMAT, "registers": values})
+
+
+def parse_pcr_reference(data: bytes, *, what: str = "PCR reference") -> PcrReference:
+    """Return the reference values whose encoding is exactly ``data``.
+
+    Raises:
+        InvalidInput: malformed, or no register at all.
+    """
+    fields = parse_document(
+        data, REFERENCE_FORMAT, what=what, limit=EVIDENCE_LIMIT, names=("bank", "format", "registers")
+    )
+    bank = fields.text("bank")
+    if bank not in HASHES.values():
+        raise InvalidInput(f"{what}: bank must be {' or '.join(HASHES.values())}, is {bank[:20]!r}")
+    registers = _registers(fields.items("registers"), hashlib.new(bank).digest_size, what)
+    if not registers:
+        raise InvalidInput(f"{what}: names no register, so nothing that booted would be compared")
+    return PcrReference(bank, registers)
+
+
+@dataclass(frozen=True)
+class TpmQuestion:
+    """What a reader knows beforehand and asks: the attestation key, the chip, its device key, the head and a nonce."""
+
+    attestation_key: PublicKey
+    device_key: PublicKey
+    ueid: bytes
+    head: Head
+    nonce: bytes
+
+
+@dataclass(frozen=True)
+class TpmFacts:
+    """What a TPM was found to state, all of it verified.
+
+    Attributes:
+        head: the log's head that was quoted.
+        registers: what had booted, equal to the reader's reference values where those name a register.
+        compared: registers that the reference names.
+        clock, resets, restarts, safe: the TPM's own time.
+        firmware: version of the TPM's own.
+    """
+
+    head: Head
+    registers: tuple[tuple[int, bytes], ...]
+    compared: tuple[int, ...]
+    clock: int
+    resets: int
+    restarts: int
+    safe: bool
+    firmware: int
+
+
+def certify_data(ueid: bytes) -> bytes:
+    """Return the qualifying data of the device key's certification: 32 bytes that name the chip."""
+    return digest(CERTIFY_TAG, ueid)
+
+
+def quote_data(ueid: bytes, device_key: PublicKey, head: Head, nonce: bytes) -> bytes:
+    """Return the qualifying data of a quote: 32 bytes over the chip, its key, its log's head and the reader's nonce."""
+    place = head.seq.to_bytes(8, "little")
+    return digest(QUOTE_TAG, ueid, bytes.fromhex(device_key.key_id), place, head.digest, nonce)
+
+
+def verify_tpm(evidence: TpmEvidence, question: TpmQuestion, reference: PcrReference) -> TpmFacts:
+    """Return what the TPM states about the chip (the steps are those of spec/chip-log.md 7).
+
+    Not shown: that the program which used the device key is the one that was measured, unless the registers compared
+    cover it; that the TPM is a maker's (that is what knowing its attestation key beforehand is for).
+
+    Raises:
+        Mismatch: another key, chip, head, nonce or boot, or a signature that does not fit.
+    """
+    what = "TPM evidence"
+    signer, device = evidence.attestation_key, evidence.device_key
+    for name, stated, known in (  # 1
+        ("attestation key", signer.key(), question.attestation_key),
+        ("device key", device.key(), question.device_key),
+    ):
+        if stated != known:
+            raise Mismatch(f"{what}: {name} is {stated.key_id[:16]}.., known is {known.key_id[:16]}..")
+    must_attest(signer, what=f"{what}: attestation key")  # 2
+    _must_have(device, BOUND | SIGN, DECRYPT | RESTRICTED, f"{what}: device key")
+    for name, (statement, signature) in (
+        ("certification", evidence.certification),
+        ("quote", evidence.quote),
+    ):
+        half = len(signature) // 2
+        der = encode_dss_signature(
+            int.from_bytes(signature[:half], "big"), int.from_bytes(signature[half:], "big")
+        )
+        question.attestation_key.verify(der, statement.encode(), what=f"{what}: {name}")  # 3
+        if statement.signer != signer.qualified_name("endorsement"):
+            raise Mismatch(
+                f"{what}: {name}: signed by {statement.signer.hex()[:16]}.., not by that key in its hierarchy"
+            )
+    certified = cast("Certified", evidence.certification[0].content)  # 4
+    places = {device.qualified_name(hierarchy) for hierarchy in HIERARCHIES}
+    if certified.name != device.name() or certified.qualified_name not in places:
+        raise Mismatch(
+            f"{what}: certifies key {certified.name.hex()[:16]}.., not device key {device.name().hex()[:16]}.."
+        )
+    pairs = (  # 5
+        ("certification", evidence.certification[0].data, certify_data(question.ueid)),
+        ("quote", evidence.quote[0].data, quote_data(question.ueid, question.device_key, question.head, question.nonce)),
+    )  # fmt: skip
+    for name, stated, asked in pairs:
+        if stated != asked:
+            raise Mismatch(
+                f"{what}: {name} answers {stated.hex()[:16]}.., asked was {asked.hex()[:16]}.. "
+                f"(chip {question.ueid.hex()}, record {question.head.seq}, your nonce)"
+            )
+    statement, _ = evidence.quote
+    quoted = cast("Quoted", statement.content)  # 6
+    hashed = hashlib.new(HASHES[CURVES[signer.curve][2]])
+    for _, value in evidence.registers:
+        hashed.update(value)
+    if hashed.digest() != quoted.digest:
+        raise Mismatch(
+            f"{what}: the registers hash to {hashed.hexdigest()[:16]}.., quoted is {quoted.digest.hex()[:16]}.."
+        )
+    held = dict(evidence.registers)  # 7
+    if reference.bank != HASHES[quoted.bank]:
+        raise Mismatch(f"{what}: bank {HASHES[quoted.bank]} was quoted, the reference is of {reference.bank}")
+    for register, value in reference.registers:
+        found = held.get(register)
+        if found != value:
+            shown = "was not quoted" if found is None else f"is {found.hex()[:16]}.."
+            raise Mismatch(f"{what}: register {register} {shown}, the reference has {value.hex()[:16]}..")
+    return TpmFacts(
+        question.head, evidence.registers, tuple(register for register, _ in reference.registers),
+        statement.clock, statement.resets, statement.restarts, statement.safe, statement.firmware,
+    )  # fmt: skip
+
+
+def must_attest(key: TpmPublic, *, what: str) -> None:
+    """Return if ``key`` was made in its TPM, cannot leave it, and signs nothing but what the TPM itself states.
+
+    Raises:
+        Mismatch: its attributes say otherwise.
+    """
+    _must_have(key, BOUND | SIGN | RESTRICTED, DECRYPT, what)
+
+
+def _must_have(key: TpmPublic, needed: int, forbidden: int, what: str) -> None:
+    if key.attributes & needed != needed or key.attributes & forbidden:
+        raise Mismatch(
+            f"{what}: attributes are {key.attributes:#x}, must include {needed:#x} and exclude {forbidden:#x}: "
+            "it could leave the TPM, or sign for another"
+        )
+
+
+def _registers(items: list[object], size: int, what: str) -> tuple[tuple[int, bytes], ...]:
+    found: list[tuple[int, bytes]] = []
+    for item in items:
+        match item:
+            case [int(register), str(text)] if type(register) is int and 0 <= register < PCRS:
+                found.append((register, parse_hex(text, n_bytes=size, what=f"{what}: register {register}")))
+            case _:
+                raise InvalidInput(f"{what}: a register must be [number below {PCRS}, value]")
+    if [register for register, _ in found] != sorted({register for register, _ in found}):
+        raise InvalidInput(f"{what}: registers must be in order, each once")
+    return tuple(found)
+
+
+def _hex(text: str, what: str) -> bytes:
+    return parse_hex(text, n_bytes=len(text) // 2, what=what)
+
+
+def _sized(data: bytes) -> bytes:
+    return struct.pack(">H", len(data)) + data

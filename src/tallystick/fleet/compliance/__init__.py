@@ -1,0 +1,1 @@
+"""Rules about training as data, and what the evidence says about them."""

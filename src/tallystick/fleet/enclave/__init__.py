@@ -1,0 +1,1 @@
+"""Agreed programs on committed data, where neither party sees more than agreed."""

@@ -1,0 +1,533 @@
+"""Jobs for a neutral place: what two parties agreed to run, on which committed data, and how little may come out; pure.
+
+    order = Order(..)                                        # refused if its outputs could say more than its budget
+    signed = sign_order(order, verifier_key)                 # then the owner: sign_order(order, owner_key, signed)
+    order = open_order(signed, verifier, owner)              # both signed these very bytes
+    outcome = judge(order, ends)                             # what several identical runs printed
+    statement = result_statement(order, outcome, ..)         # in-toto, to be signed by the neutral place
+
+A verifier's program sees everything the owner has opened, and is the way by which it could leave. So what leaves is one
+of a fixed number of values, counted beforehand: the schema's, and the few ways in which a run can fail. Formats and
+rules: spec/neutral-run.md.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal, cast
+
+from tallystick.commit.encoding import (
+    HASH_BYTES,
+    Fields,
+    canonical_json,
+    digest,
+    parse_document,
+    parse_hex,
+    parse_hex_float,
+    parse_json,
+)
+from tallystick.errors import InvalidInput, Mismatch
+from tallystick.fleet.enclave.sandbox import OUTPUT_LIMIT, Bounds, End
+from tallystick.signing.dsse import (
+    Envelope,
+    Statement,
+    Subject,
+    known_fields,
+    parse_envelope,
+    pre_authentication_encoding,
+)
+from tallystick.signing.keys import PublicKey, Signer
+
+ORDER_FORMAT = "tallystick/neutral-order/1"
+ORDER_TYPE = "application/vnd.tallystick.neutral-order+json"
+RESULT_TYPE = "https://tallystick/neutral-result/v0.1"
+ORDER_TAG = "tallystick/neutral-order/1"
+ORDER_LIMIT = 1 << 20
+NONCE_BYTES = 16
+MOST_INPUTS, MOST_OUTPUTS, MOST_REPEATS = 64, 64, 16
+MOST_BITS = 4096
+MOST_LEVELS = 1 << 32
+MOST_SECONDS = 7 * 86_400
+LEAST_MEMORY, MOST_MEMORY = 1 << 26, 1 << 44
+
+Binding = Literal["file", "committed", "state"]
+BINDINGS: tuple[Binding, ...] = ("file", "committed", "state")
+OutputKind = Literal["verdict", "integer", "scalar"]
+Value = str | int
+COMPLETED = "completed"
+FAILURES = ("program failed", "time limit", "malformed output", "not repeatable")
+ASSURANCE = (
+    "isolated by the kernel of the neutral operator's machine, as tested before the run; nothing attests the machine, "
+    "its memory's erasure, or that the operator showed the program these bytes"
+)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Input:
+    """One file under ``/in``: its name, how it is bound, and the 32 bytes it is matched against, in hexadecimal.
+
+    ``file``: SHA-256 of the bytes. ``committed``: a salted commitment to the bytes (spec/monitoring.md 1). ``state``: a
+    salted commitment to the root of the state that the bytes, a checkpoint's file, hold. ``label`` is what its salt
+    follows from, empty for a file.
+    """
+
+    name: str
+    binding: Binding
+    digest: str
+    label: str = ""
+
+    def fields(self) -> dict[str, object]:
+        """Return the input as JSON."""
+        return {"binding": self.binding, "digest": self.digest, "label": self.label, "name": self.name}
+
+
+@dataclass(frozen=True)
+class Output:
+    """One value that may leave: pass or fail, an integer from low to high, or one of ``levels`` scalars between them.
+
+    Bounds of a scalar are binary64; the program's number is rounded to the nearest level, ties to the lower.
+    """
+
+    name: str
+    kind: OutputKind
+    low: str = ""
+    high: str = ""
+    levels: int = 2
+
+    def fields(self) -> dict[str, object]:
+        """Return the output's schema as JSON; an integer's bounds are decimal, a scalar's hexadecimal floats."""
+        return {
+            "high": self.high,
+            "kind": self.kind,
+            "levels": self.levels,
+            "low": self.low,
+            "name": self.name,
+        }
+
+    def level(self, at: int) -> float:
+        """Return the scalar at level ``at``, 0 being the lowest."""
+        low, high = (Fraction(float.fromhex(text)) for text in (self.low, self.high))
+        return float(low + (high - low) * at / (self.levels - 1))
+
+
+@dataclass(frozen=True)
+class Order:
+    """What verifier and owner sign.
+
+    Attributes:
+        nonce: makes the order one of its kind.
+        verifier, owner: key ids of the two parties.
+        program: SHA-256 of the program's bytes.
+        inputs, outputs: by name, ascending.
+        budget: the most bits that a run may tell.
+        repeats: how often the program runs; all must print the same.
+        bounds: what each run may use.
+        constant_time: whether the result is held back until the time limit, so that the duration tells nothing.
+    """
+
+    nonce: str
+    verifier: str
+    owner: str
+    program: str
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+    budget: int
+    repeats: int
+    bounds: Bounds
+    constant_time: bool
+
+    @property
+    def bits(self) -> int:
+        """The most bits that a run tells: log2 of all the answers there are, failures included, rounded up."""
+        return (math.prod(output.levels for output in self.outputs) + len(FAILURES) - 1).bit_length()
+
+    def encode(self) -> bytes:
+        """Return the one encoding, canonical JSON."""
+        return canonical_json(
+            {
+                "budget": self.budget,
+                "constant_time": self.constant_time,
+                "format": ORDER_FORMAT,
+                "inputs": [item.fields() for item in self.inputs],
+                "memory": self.bounds.memory,
+                "nonce": self.nonce,
+                "outputs": [output.fields() for output in self.outputs],
+                "owner": self.owner,
+                "program": self.program,
+                "repeats": self.repeats,
+                "scratch": self.bounds.scratch,
+                "seconds": self.bounds.seconds,
+                "verifier": self.verifier,
+            }
+        )
+
+    def digest(self) -> str:
+        """Return the 64 hexadecimal digits that name the order."""
+        return digest(ORDER_TAG, self.encode()).hex()
+
+
+def verdict_output(name: str) -> Output:
+    """Return an output that is pass or fail."""
+    return Output(name, "verdict")
+
+
+def integer_output(name: str, low: int, high: int) -> Output:
+    """Return an output that is an integer from ``low`` to ``high``."""
+    return Output(name, "integer", str(low), str(high), high - low + 1)
+
+
+def scalar_output(name: str, low: float, high: float, levels: int) -> Output:
+    """Return an output that is one of ``levels`` scalars, evenly spaced from ``low`` to ``high``."""
+    return Output(name, "scalar", float(low).hex(), float(high).hex(), levels)
+
+
+def parse_order(data: bytes) -> Order:
+    """Return the order whose encoding is exactly ``data``.
+
+    Raises:
+        InvalidInput: any other bytes, a number out of range, or outputs that could say more than the budget.
+    """
+    what = "order"
+    names = (
+        "budget", "constant_time", "format", "inputs", "memory", "nonce", "outputs", "owner", "program", "repeats",
+        "scratch", "seconds", "verifier",
+    )  # fmt: skip
+    fields = parse_document(data, ORDER_FORMAT, what=what, limit=ORDER_LIMIT, names=names)
+    numbers = {
+        "budget": (1, MOST_BITS), "repeats": (2, MOST_REPEATS), "seconds": (1, MOST_SECONDS),
+        "memory": (LEAST_MEMORY, MOST_MEMORY), "scratch": (4096, MOST_MEMORY),
+    }  # fmt: skip
+    for name, (least, most) in numbers.items():
+        if not least <= fields.integer(name) <= most:
+            raise InvalidInput(f"{what}: {name} must be {least} to {most}, is {fields.integer(name)}")
+    for name, n_bytes in (
+        ("nonce", NONCE_BYTES),
+        *((n, HASH_BYTES) for n in ("program", "verifier", "owner")),
+    ):
+        parse_hex(fields.text(name), n_bytes=n_bytes, what=f"{what}: {name}")
+    order = Order(
+        fields.text("nonce"),
+        fields.text("verifier"),
+        fields.text("owner"),
+        fields.text("program"),
+        tuple(_input(item) for item in fields.items("inputs")),
+        tuple(_output(item) for item in fields.items("outputs")),
+        fields.integer("budget"),
+        fields.integer("repeats"),
+        Bounds(fields.integer("seconds"), fields.integer("memory"), fields.integer("scratch")),
+        fields.boolean("constant_time"),
+    )
+    if order.verifier == order.owner:
+        raise InvalidInput(f"{what}: verifier and owner are one key, {order.owner[:16]}..")
+    for kind, found, most in (
+        ("inputs", [item.name for item in order.inputs], MOST_INPUTS),
+        ("outputs", [output.name for output in order.outputs], MOST_OUTPUTS),
+    ):
+        if found != sorted(set(found)) or not 1 <= len(found) <= most:
+            raise InvalidInput(f"{what}: {kind} must be 1 to {most}, ascending by name, none twice")
+    if order.bits > order.budget:
+        raise InvalidInput(
+            f"{what}: its outputs and failures can tell {order.bits} bits, the budget is {order.budget}"
+        )
+    return order
+
+
+def sign_order(order: Order, signer: Signer, signed: bytes | None = None) -> bytes:
+    """Return the order in a DSSE envelope with the signer's signature, beside those in ``signed`` if that is given.
+
+    Raises:
+        InvalidInput: the signer is neither of the two parties, signed it already, or ``signed`` is no such envelope.
+        Mismatch: ``signed`` holds another order.
+    """
+    key_id, payload = signer.public_key.key_id, order.encode()
+    if key_id not in (order.verifier, order.owner):
+        raise InvalidInput(
+            f"order: key {key_id[:16]}.. is neither the verifier's {order.verifier[:16]}.. nor the owner's "
+            f"{order.owner[:16]}.."
+        )
+    before: tuple[tuple[str, bytes], ...] = ()
+    if signed is not None:
+        envelope = parse_envelope(signed, what="order")
+        if envelope.payload != payload or envelope.payload_type != ORDER_TYPE:
+            raise Mismatch("order: the envelope holds another one")
+        before = envelope.signatures
+    if key_id in {name for name, _ in before}:
+        raise InvalidInput(f"order: key {key_id[:16]}.. signed it already")
+    made = (key_id, signer.sign(pre_authentication_encoding(ORDER_TYPE, payload)))
+    return Envelope(ORDER_TYPE, payload, (*before, made)).encode()
+
+
+def read_order(signed: bytes) -> Order:
+    """Return the order in an envelope, whoever signed it: for people to look at, never to run.
+
+    Raises:
+        InvalidInput: no such envelope, or a malformed order.
+    """
+    envelope = parse_envelope(signed, what="order")
+    if envelope.payload_type != ORDER_TYPE:
+        raise InvalidInput(f"order: payloadType must be {ORDER_TYPE}, is {envelope.payload_type[:80]!a}")
+    return parse_order(envelope.payload)
+
+
+def open_order(signed: bytes, verifier: PublicKey, owner: PublicKey) -> Order:
+    """Return the order that both parties signed, these two and no others.
+
+    Raises:
+        InvalidInput: no such envelope, or a malformed order.
+        Mismatch: the order names other parties, or one of the two did not sign it.
+    """
+    order = read_order(signed)
+    signers = parse_envelope(signed, what="order").signers([verifier, owner])
+    for role, named, key in (("verifier", order.verifier, verifier), ("owner", order.owner, owner)):
+        if named != key.key_id:
+            raise Mismatch(f"order: its {role} is {named[:16]}.., known here is {key.key_id[:16]}..")
+        if key not in signers:
+            raise Mismatch(f"order: its {role} {named[:16]}.. did not sign it")
+    return order
+
+
+# ------------------------------------------------------------------------------------------- what comes out
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``completed`` with a value for each output, or one of ``FAILURES`` and nothing else.
+
+    A verdict's value is ``pass`` or ``fail``, an integer's itself, a scalar's its level.
+    """
+
+    status: str
+    values: Mapping[str, Value]
+
+    @property
+    def verdict(self) -> Literal["pass", "fail", "unknown"]:
+        """``unknown`` unless completed; ``fail`` if a verdict among the values is."""
+        if self.status != COMPLETED:
+            return "unknown"
+        return "fail" if "fail" in self.values.values() else "pass"
+
+
+def judge(order: Order, ends: Sequence[End]) -> Outcome:
+    """Return what the runs of one order come to. Only what the schema has room for is in it.
+
+    Equality is of the printed values after rounding: spelling, order of names and digits beyond the levels are gone.
+    """
+    reasons = {end.reason for end in ends}
+    if len(reasons) > 1:
+        return Outcome("not repeatable", {})
+    if reasons != {"ended"}:
+        status = {"failed": "program failed", "too slow": "time limit", "too much output": "malformed output"}
+        return Outcome(status[reasons.pop()], {})
+    try:
+        found = [read_values(order, end.output) for end in ends]
+    except InvalidInput:
+        return Outcome("malformed output", {})
+    if len(found) != order.repeats or any(values != found[0] for values in found):
+        return Outcome("not repeatable", {})
+    return Outcome(COMPLETED, found[0])
+
+
+def read_values(order: Order, printed: bytes) -> dict[str, Value]:
+    """Return the values in a program's output: one JSON object with exactly the names of the schema.
+
+    Raises:
+        InvalidInput: anything else. The message speaks of the program's output and never leaves the neutral place.
+    """
+    value = parse_json(printed, what="output", limit=OUTPUT_LIMIT)
+    fields = Fields(value, what="output", names=[output.name for output in order.outputs])
+    return {output.name: _value(output, fields) for output in order.outputs}
+
+
+def result_statement(
+    order: Order,
+    outcome: Outcome,
+    *,
+    started: str,
+    versions: Mapping[str, str],
+    refused: Sequence[str],
+) -> Statement:
+    """Return what the neutral place signs; ``started`` is RFC 3339. When it ended is not said: that would tell more."""
+    predicate: dict[str, object] = {
+        "assurance": ASSURANCE,
+        "bits": order.bits,
+        "inputs": [item.fields() for item in order.inputs],
+        "isolation": {"refused": list(refused), "versions": dict(versions)},
+        "outputs": dict(outcome.values),
+        "program": order.program,
+        "repeats": order.repeats,
+        "schema": [output.fields() for output in order.outputs],
+        "startedAt": started,
+        "status": outcome.status,
+    }
+    subject = Subject("order", {"tallystickNeutralOrder": order.digest()})
+    return Statement((subject,), RESULT_TYPE, predicate)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a neutral place states: which order's program came to what on which inputs."""
+
+    order: str
+    program: str
+    inputs: tuple[Input, ...]
+    schema: tuple[Output, ...]
+    outcome: Outcome
+    started: str
+    assurance: str
+
+    def value(self, name: str) -> str | Fraction | None:
+        """Return an output as a verdict's text or an exact number, or None if there is none of that name."""
+        output = next((each for each in self.schema if each.name == name), None)
+        if output is None or name not in self.outcome.values:
+            return None
+        value = self.outcome.values[name]
+        if isinstance(value, str):
+            return value
+        return Fraction(output.level(value)) if output.kind == "scalar" else Fraction(value)
+
+
+def read_result(statement: Statement, *, what: str = "result") -> Result:
+    """Return what a statement says; that a neutral place signed it is for the caller to know.
+
+    Raises:
+        InvalidInput: another predicate, or a field missing or malformed.
+    """
+    if statement.predicate_type != RESULT_TYPE:
+        raise InvalidInput(
+            f"{what}: predicateType must be {RESULT_TYPE}, is {statement.predicate_type[:80]!a}"
+        )
+    names = ("assurance", "inputs", "outputs", "program", "schema", "startedAt", "status")
+    fields = known_fields(statement.predicate, names, what=what)
+    named = statement.digest_of("order", "tallystickNeutralOrder") or ""
+    for name, text in (("order", named), ("program", fields.text("program"))):
+        parse_hex(text, n_bytes=HASH_BYTES, what=f"{what}: {name}")
+    status, values = fields.text("status"), fields.mapping("outputs")
+    if status not in (COMPLETED, *FAILURES) or (status == COMPLETED) != bool(values):
+        raise InvalidInput(f"{what}: status {status[:40]!a} with {len(values)} outputs")
+    found = {
+        name: value for name, value in values.items() if isinstance(value, str | int) and value is not True
+    }
+    if len(found) != len(values) or any(value is False for value in values.values()):
+        raise InvalidInput(f"{what}: an output must be a text or an integer")
+    inputs = tuple(_input(item) for item in fields.items("inputs"))
+    schema = tuple(_output(item) for item in fields.items("schema"))
+    if status == COMPLETED:
+        _must_fit(schema, found, what)
+    return Result(
+        named, fields.text("program"), inputs, schema, Outcome(status, found), fields.text("startedAt"),
+        fields.text("assurance"),
+    )  # fmt: skip
+
+
+def verify_result(envelope: bytes, order: Order, neutral: PublicKey) -> Result:
+    """Return the result of ``order`` that the neutral place signed.
+
+    Raises:
+        InvalidInput: malformed.
+        Mismatch: another key's, of another order, program or inputs, or with values that the order has no room for.
+    """
+    result = read_result(parse_envelope(envelope, what="result").open([neutral], what="result"))
+    for name, stated, own in (
+        ("order", result.order, order.digest()),
+        ("program", result.program, order.program),
+        ("inputs", result.inputs, order.inputs),
+        ("schema", result.schema, order.outputs),
+    ):
+        if stated != own:
+            raise Mismatch(f"result: {name} is {str(stated)[:64]}.., the order has {str(own)[:64]}..")
+    return result
+
+
+def _must_fit(schema: Sequence[Output], values: Mapping[str, Value], what: str) -> None:
+    if set(values) != {output.name for output in schema}:
+        raise Mismatch(f"{what}: outputs are {', '.join(sorted(values))[:200]}, the schema has others")
+    for output in schema:
+        value = values[output.name]
+        if output.kind == "verdict":
+            fits = value in ("pass", "fail")
+        else:
+            low, high = (
+                (int(output.low), int(output.high)) if output.kind == "integer" else (0, output.levels - 1)
+            )
+            fits = isinstance(value, int) and low <= value <= high
+        if not fits:
+            raise Mismatch(f"{what}: {output.name} is {ascii(value)[:40]}, which the schema has no room for")
+
+
+def _value(output: Output, fields: Fields) -> Value:
+    value = fields.value(output.name)
+    if output.kind == "verdict":
+        if value not in ("pass", "fail"):
+            raise InvalidInput(f"output: {output.name} must be pass or fail")
+        return cast("str", value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise InvalidInput(f"output: {output.name} must be a number")
+    if output.kind == "integer":
+        if not isinstance(value, int) or not int(output.low) <= value <= int(output.high):
+            raise InvalidInput(f"output: {output.name} must be an integer from {output.low} to {output.high}")
+        return value
+    low, high = float.fromhex(output.low), float.fromhex(output.high)
+    if not low <= value <= high:
+        raise InvalidInput(f"output: {output.name} must lie from {low:g} to {high:g}")
+    exact = (Fraction(value) - Fraction(low)) * (output.levels - 1) / (Fraction(high) - Fraction(low))
+    return math.ceil(exact - Fraction(1, 2))
+
+
+def _input(value: object) -> Input:
+    what = "order: input"
+    fields = Fields(value, what=what, names=("binding", "digest", "label", "name"))
+    name, binding, label = _name(fields.text("name"), what), fields.text("binding"), fields.text("label")
+    if binding not in BINDINGS:
+        raise InvalidInput(f"{what} {name}: binding must be one of {', '.join(BINDINGS)}")
+    if (binding == "file") != (not label) or len(label) > 64 or not label.isascii():
+        raise InvalidInput(
+            f"{what} {name}: a file has no label, a commitment one of 1 to 64 ASCII characters"
+        )
+    parse_hex(fields.text("digest"), n_bytes=HASH_BYTES, what=f"{what} {name}")
+    return Input(name, binding, fields.text("digest"), label)
+
+
+def _output(value: object) -> Output:
+    what = "order: output"
+    fields = Fields(value, what=what, names=("high", "kind", "levels", "low", "name"))
+    name, kind = _name(fields.text("name"), what), fields.text("kind")
+    low, high, levels = fields.text("low"), fields.text("high"), fields.integer("levels")
+    what = f"{what} {name}"
+    found = Output(name, cast("OutputKind", kind), low, high, levels)
+    if kind == "verdict":
+        made = verdict_output(name)
+    elif kind == "integer":
+        made = integer_output(name, _integer(low, what), _integer(high, what))
+    elif kind == "scalar":
+        numbers = [parse_hex_float(text, what=what) for text in (low, high)]
+        if not all(map(math.isfinite, numbers)) or not math.isfinite(numbers[1] - numbers[0]):
+            raise InvalidInput(f"{what}: bounds must be finite, their difference too")
+        if not numbers[0] < numbers[1]:
+            raise InvalidInput(f"{what}: {numbers[0]:g} to {numbers[1]:g} is empty")
+        made = scalar_output(name, numbers[0], numbers[1], levels)
+    else:
+        raise InvalidInput(f"{what}: kind must be verdict, integer or scalar, is {kind[:40]!a}")
+    if made != found or not 2 <= levels <= MOST_LEVELS:
+        raise InvalidInput(
+            f"{what}: has {levels} levels, its bounds make {made.levels}; must be equal, and 2 to {MOST_LEVELS}"
+        )
+    return found
+
+
+def _integer(text: str, what: str) -> int:
+    if not re.fullmatch(r"0|-?[1-9][0-9]{0,17}", text, re.ASCII):
+        raise InvalidInput(f"{what}: {text[:40]!a} is no decimal integer")
+    return int(text)
+
+
+def _name(text: str, what: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise InvalidInput(
+            f"{what}: name {text[:80]!a} must be 1 to 64 letters, digits, dots, dashes or underscores"
+        )
+    return text

@@ -1,0 +1,1 @@
+"""An inspection from the drawn sample to its verdict."""

@@ -1,0 +1,1 @@
+"""Which declared run explains what a chip saw."""

@@ -1,0 +1,459 @@
+"""Decisions about transcripts and the chips they explain; pure (spec/monitoring.md 5).
+
+Which segments are repeated, what a repeated segment shows, and what all of it says about a run and its owner. Somebody
+else repeats (``tallystick.integrations.watching``); here are the rules. Three claims stay apart:
+
+    declared-run correctness     the training that was declared took place as declared
+    declared-run completeness    every snapshot of the owner's chips belongs to a declared run
+    fleet completeness           no chip is missing: for the registry and inspections to say, never for a transcript
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Literal
+
+from tallystick.commit.encoding import digest
+from tallystick.errors import InvalidInput
+from tallystick.fleet.agent.chip_log import Finding, Severity, snapshots_of
+from tallystick.fleet.agent.chip_record import LoggedRecord, Precommit
+from tallystick.fleet.attestation.assurance import Assurance
+from tallystick.fleet.provenance.matcher import Match
+from tallystick.fleet.provenance.memorisation import Memory
+from tallystick.fleet.provenance.transcripts import Lineage, Report
+from tallystick.numerics.random import permutation
+
+SELECTION_TAG = "tallystick/segment-selection/1"
+RATIO_LIMIT = 0.1
+"""Of |W' - W| / |dW| where there is no log: honest replays have 0.02, or 0.07 at the finest rates, interpolation about 1."""
+UNEXPLAINED_LIMIT = 0.0  # share of a snapshot's memory that may belong to nothing declared
+LEAST_RANDOM = 1
+
+Answer = Literal["pass", "fail", "unknown"]
+Method = Literal["exact", "ratio"]
+
+
+@dataclass(frozen=True)
+class Selected:
+    """A segment to repeat, and why: ``random``, ``snapshot``, ``largest`` or ``memory``."""
+
+    start: int
+    end: int
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SegmentOutcome:
+    """What repeating a segment showed.
+
+    Attributes:
+        method: ``exact`` where the rounding log exists, else ``ratio``.
+        verdict: ``match``, ``mismatch`` or ``cannot_reproduce``.
+        distance, change: for the ratio test, L2 norms of W' - W and of the claimed update.
+        text: the first deviation, or how close it was.
+    """
+
+    start: int
+    end: int
+    method: Method
+    verdict: str
+    text: str = ""
+    distance: float | None = None
+    change: float | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """The distance over the change: 0 for two zeros, infinite for a change of zero that is not met."""
+        if self.distance is None or self.change is None:
+            return None
+        if self.change == 0.0:
+            return 0.0 if self.distance == 0.0 else math.inf
+        return self.distance / self.change
+
+    def fields(self) -> dict[str, object]:
+        """Return the outcome as JSON."""
+        return {
+            "start": self.start,
+            "end": self.end,
+            "method": self.method,
+            "verdict": self.verdict,
+            "ratio": self.ratio,
+            "text": self.text,
+        }
+
+
+def choose_segments(
+    borders: Sequence[int],
+    *,
+    run: str,
+    beacon: bytes,
+    random_segments: int,
+    snapshots: Iterable[int] = (),
+    changes: Mapping[tuple[int, int], float] | None = None,
+    largest: int = 0,
+    doubtful: Iterable[tuple[int, int]] = (),
+) -> list[Selected]:
+    """Return the segments to repeat, in order: random ones, those next to snapshots, of the largest updates, doubtful ones.
+
+    The random ones follow from the run's root and a ``beacon`` that spoke after the report was committed, so that nobody
+    could foresee them and anybody can choose them again. The largest alone are never enough: a forger makes those honestly.
+
+    Raises:
+        InvalidInput: no random segment, or no segments at all.
+    """
+    segments = list(pairwise(borders))
+    if random_segments < LEAST_RANDOM or not segments:
+        raise InvalidInput(
+            f"segments: {random_segments} random ones of {len(segments)}; {LEAST_RANDOM} or more must be random"
+        )
+    reasons: dict[tuple[int, int], list[str]] = {}
+    seed = digest(SELECTION_TAG, bytes.fromhex(run), beacon)
+    key = (int.from_bytes(seed[:4], "little"), int.from_bytes(seed[4:8], "little"))
+    for at in permutation(key, len(segments))[:random_segments]:
+        reasons.setdefault(segments[int(at)], []).append("random")
+    for step in sorted(set(snapshots)):
+        for start, end in segments:
+            if start < step <= end or start == step:
+                reasons.setdefault((start, end), []).append("snapshot")
+    ordered = sorted((changes or {}).items(), key=lambda item: (-item[1], item[0]))
+    for segment, _ in ordered[:largest]:
+        reasons.setdefault(segment, []).append("largest")
+    for segment in sorted(set(doubtful) & set(segments)):
+        reasons.setdefault(segment, []).append("memory")
+    return [Selected(*segment, tuple(dict.fromkeys(why))) for segment, why in sorted(reasons.items())]
+
+
+def judge_ratio(outcome: SegmentOutcome, limit: float = RATIO_LIMIT) -> SegmentOutcome:
+    """Return the outcome of a ratio test with its verdict."""
+    ratio = outcome.ratio
+    assert ratio is not None
+    good = ratio <= limit
+    text = f"|W' - W| / |dW| is {ratio:.3g}, {'at most' if good else 'more than'} {limit:g}"
+    return SegmentOutcome(
+        outcome.start,
+        outcome.end,
+        "ratio",
+        "match" if good else "mismatch",
+        text,
+        outcome.distance,
+        outcome.change,
+    )
+
+
+@dataclass(frozen=True)
+class ChipView:
+    """What a verifier knows of one chip: its log, the findings on it, what it is worth, and its snapshots' matches.
+
+    ``matches`` holds, by the snapshot's counter, the run's root and the match, or None where no declared run explains it.
+    ``doubtful`` are those that the owner claims for steps which could not be repeated here.
+    """
+
+    ueid: str
+    log: Sequence[LoggedRecord]
+    findings: Sequence[Finding]
+    assurance: Assurance
+    matches: Mapping[int, tuple[str, Match] | None] = field(
+        default_factory=dict[int, "tuple[str, Match] | None"]
+    )
+    doubtful: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class RunEvidence:
+    """Everything that was found out about one declared run.
+
+    Attributes:
+        report: as the developer signed it.
+        problem: why the report does not bind the transcript, or None.
+        outcomes: of the repeated segments; ``selected`` says why each.
+        initial: for an initialised run, how the committed first weights compare with the job's own: a share of elements
+            beyond rounding, None if it was not looked at.
+        parent_state: for a continued run, whether the parent's committed state at that step is this run's first: None if the
+            parent is not known.
+        flop_counted: FLOP of the whole run, counted from the operators.
+        other_setting: the first hyper-parameter in the first state that is not the job's own, None if all are.
+        memory: what the committed states remember of the claimed data, None if it was not looked at.
+    """
+
+    report: Report
+    problem: str | None
+    selected: Sequence[Selected] = ()
+    outcomes: Sequence[SegmentOutcome] = ()
+    initial: float | None = None
+    parent_state: bool | None = None
+    flop_counted: int | None = None
+    memory: Memory | None = None
+    other_setting: str | None = None
+
+
+@dataclass(frozen=True)
+class Plausibility:
+    """Bounds between FLOP and chip time: the most a chip does in a second, and the least share of it that a run uses."""
+
+    flop_per_chip_second: float
+    least_utilisation: float = 0.0
+
+
+@dataclass(frozen=True)
+class RunVerdict:
+    """What is said about one run: correctness of what was declared, with findings."""
+
+    run: str
+    correct: Answer
+    findings: tuple[Finding, ...]
+
+    def fields(self) -> dict[str, object]:
+        """Return the verdict as JSON."""
+        return {"run": self.run, "correct": self.correct, "findings": [f.fields() for f in self.findings]}
+
+
+def judge_run(
+    evidence: RunEvidence, chips: Mapping[str, ChipView], plausibility: Plausibility | None = None
+) -> RunVerdict:
+    """Return the verdict on a declared run. Unknown is never a pass; a failure outweighs what is unknown."""
+    report = evidence.report
+    if evidence.problem is not None:
+        return RunVerdict(report.run, "fail", (Finding(101, "report", None, evidence.problem),))
+    found: list[Finding] = []
+    found += _check_precommit(report, chips)
+    found += _check_segments(evidence)
+    found += _check_memory(evidence)
+    if evidence.other_setting is not None:
+        found.append(Finding(114, "hyper-parameters", 0, f"first state: {evidence.other_setting}"))
+    found += _check_lineage(evidence)
+    found += _check_totals(evidence, chips, plausibility)
+    worst = {finding.severity for finding in found}
+    correct: Answer = "fail" if "violation" in worst else "unknown" if "unknown" in worst else "pass"
+    return RunVerdict(report.run, correct, tuple(found))
+
+
+@dataclass(frozen=True)
+class OwnerVerdict:
+    """What is said about an owner: the three claims, the least assurance of its chips, what is excluded, and findings."""
+
+    owner: str
+    correct: Answer
+    complete: Answer
+    fleet: Answer
+    assurance: int
+    runs: tuple[RunVerdict, ...]
+    findings: tuple[Finding, ...]
+    excluded: tuple[str, ...]
+
+    @property
+    def verdict(self) -> Answer:
+        """``fail`` if anything failed; ``pass`` only if both claims on declared runs passed."""
+        claims = (self.correct, self.complete)
+        return (
+            "fail" if "fail" in (*claims, self.fleet) else "pass" if claims == ("pass", "pass") else "unknown"
+        )
+
+    def fields(self) -> dict[str, object]:
+        """Return the verdict as JSON."""
+        return {
+            "owner": self.owner,
+            "verdict": self.verdict,
+            "declared_run_correctness": self.correct,
+            "declared_run_completeness": self.complete,
+            "fleet_completeness": self.fleet,
+            "assurance": f"L{self.assurance}",
+            "runs": [run.fields() for run in self.runs],
+            "findings": [finding.fields() for finding in self.findings],
+            "excluded": list(self.excluded),
+        }
+
+
+def judge_owner(
+    owner: str,
+    chips: Sequence[ChipView],
+    runs: Sequence[RunVerdict],
+    *,
+    unexplained_limit: float = UNEXPLAINED_LIMIT,
+) -> OwnerVerdict:
+    """Return the verdict on an owner's chips and declared runs."""
+    found: list[Finding] = []
+    for chip in chips:
+        found += [
+            Finding(f.rule, f.name, f.seq, f"chip {chip.ueid[-8:]}: {f.text}", f.severity)
+            for f in chip.findings
+        ]
+        found += _check_matches(chip, unexplained_limit)
+    worst = {finding.severity for finding in found}
+    complete: Answer = (
+        "fail" if "violation" in worst else "unknown" if "unknown" in worst or not chips else "pass"
+    )
+    answers = {run.correct for run in runs}
+    correct: Answer = "fail" if "fail" in answers else "unknown" if "unknown" in answers else "pass"
+    excluded = (
+        "chips that no registry lists, and those that were not shown",
+        "memory between two snapshots",
+        "the quality and rights of the data",
+    )
+    least = min((chip.assurance.level for chip in chips), default=0)
+    return OwnerVerdict(owner, correct, complete, "unknown", least, tuple(runs), tuple(found), excluded)
+
+
+# -- the rules, spec/monitoring.md 5 ----------------------------------------------------------------
+
+
+def _check_precommit(report: Report, chips: Mapping[str, ChipView]) -> list[Finding]:
+    wanted = report.precommit.digest()
+    found: list[Finding] = []
+    for ueid in report.precommit.ranks:
+        chip = chips.get(ueid)
+        if chip is None:
+            found.append(
+                Finding(102, "chip not shown", None, f"chip {ueid[-8:]} of the run was not shown", "unknown")
+            )
+            continue
+        at = next(
+            (
+                r
+                for r in chip.log
+                if isinstance(r.record.event, Precommit) and r.record.event.digest == wanted
+            ),
+            None,
+        )
+        first = next((s.record.seq for s, taken in snapshots_of(chip.log) if taken.run == wanted), None)
+        if at is None:
+            found.append(Finding(102, "no pre-commitment", None, f"chip {ueid[-8:]} never logged the run's"))
+        elif first is None:
+            text = f"chip {ueid[-8:]} holds no snapshot of the run"
+            found.append(Finding(103, "no snapshot", at.record.seq, text, "note"))
+    if report.precommit.data is None:
+        text = "the data were not committed before the run; they can have been chosen afterwards"
+        found.append(Finding(104, "data not pre-committed", None, text, "unknown"))
+    return found
+
+
+def _check_segments(evidence: RunEvidence) -> list[Finding]:
+    found: list[Finding] = []
+    if not evidence.outcomes:
+        return [Finding(105, "nothing repeated", None, "no segment of the run was repeated", "unknown")]
+    for outcome in evidence.outcomes:
+        place = f"steps {outcome.start} to {outcome.end}"
+        if outcome.verdict == "cannot_reproduce":
+            found.append(Finding(105, "segment", outcome.start, f"{place}: {outcome.text}", "unknown"))
+        elif outcome.verdict != "match":
+            found.append(Finding(105, "segment", outcome.start, f"{place}: {outcome.text}"))
+    return found
+
+
+def _check_memory(evidence: RunEvidence) -> list[Finding]:
+    """A doubtful segment accuses nobody; one that was repeated exactly needs no memory."""
+    memory = evidence.memory
+    if memory is None:
+        return []
+    if not memory.has_power:
+        text = "the model remembers too little of single records to tell claimed data from unseen ones"
+        return [Finding(113, "memorisation", None, text, "note")]
+    exact = {(o.start, o.end) for o in evidence.outcomes if o.method == "exact" and o.verdict == "match"}
+    return [
+        Finding(113, "memorisation", s.start, str(s), "note" if (s.start, s.end) in exact else "unknown")
+        for s in memory.doubtful
+    ]
+
+
+def _check_lineage(evidence: RunEvidence) -> list[Finding]:
+    lineage: Lineage = evidence.report.precommit.lineage
+    if lineage.kind == "continued":
+        parent = f"run {str(lineage.parent)[:16]}.. after {lineage.steps_done} steps"
+        if evidence.parent_state is None:
+            return [Finding(106, "lineage", 0, f"continues {parent}, which was not shown", "unknown")]
+        if not evidence.parent_state:
+            return [Finding(106, "lineage", 0, f"its first state is not that of {parent}")]
+        return []
+    if evidence.initial is None:
+        return [
+            Finding(
+                107, "initialisation", 0, "the first weights were not compared with the job's own", "unknown"
+            )
+        ]
+    if evidence.initial > 0.0:
+        text = f"{100 * evidence.initial:.3g} % of the first weights are not those that the job initialises"
+        return [Finding(107, "initialisation", 0, text)]
+    return []
+
+
+def _check_totals(
+    evidence: RunEvidence, chips: Mapping[str, ChipView], plausibility: Plausibility | None
+) -> list[Finding]:
+    totals = evidence.report.totals
+    found: list[Finding] = []
+    counted = evidence.flop_counted
+    if counted is not None and counted != totals.flop:
+        text = f"{totals.flop:.6g} FLOP are stated, the operators of the declared steps have {counted:.6g}"
+        found.append(Finding(108, "FLOP", None, text))
+    if plausibility is None:
+        return found
+    seconds = sum(
+        _seconds_used(chips[u], evidence.report) for u in evidence.report.precommit.ranks if u in chips
+    )
+    most = seconds * plausibility.flop_per_chip_second
+    if totals.flop > most:
+        text = f"{totals.flop:.4g} FLOP are stated, the chips can have done {most:.4g} in {seconds:.6g} s"
+        found.append(Finding(109, "implausible", None, text))
+    if totals.flop < most * plausibility.least_utilisation:
+        text = (
+            f"{totals.flop:.4g} FLOP in {seconds:.6g} s are {100 * totals.flop / most:.3g} % of what the chips can do; "
+            f"{100 * plausibility.least_utilisation:g} % is the least that goes unasked"
+        )
+        found.append(Finding(109, "time unaccounted for", None, text))
+    return found
+
+
+def _seconds_used(chip: ChipView, report: Report) -> float:
+    """Active seconds between the run's pre-commitment and the next one, or the log's end."""
+    wanted = report.precommit.digest()
+    start: int | None = None
+    end: int | None = None
+    for logged in chip.log:
+        event = logged.record.event
+        if start is None and isinstance(event, Precommit) and event.digest == wanted:
+            start = logged.record.clocks.active
+        elif start is not None and isinstance(event, Precommit):
+            end = logged.record.clocks.active
+            break
+    if start is None:
+        return 0.0
+    return ((chip.log[-1].record.clocks.active if end is None else end) - start) / 1000.0
+
+
+def _check_matches(chip: ChipView, limit: float) -> list[Finding]:
+    found: list[Finding] = []
+    name = f"chip {chip.ueid[-8:]}"
+    sizes = {r.record.seq: (event.size, event.run) for r, event in snapshots_of(chip.log)}
+    unmatched = [seq for seq, matched in sorted(chip.matches.items()) if matched is None]
+    empty = [seq for seq in unmatched if sizes[seq][0] == 0]
+    doubtful = [seq for seq in unmatched if seq in chip.doubtful and seq not in empty]
+    foreign = [seq for seq in unmatched if seq not in empty and seq not in doubtful]
+    total = len(chip.matches)
+
+    def note(rule: int, what: str, seqs: list[int], text: str, severity: Severity) -> None:
+        if seqs:
+            shown = ", ".join(map(str, seqs[:5])) + (", .." if len(seqs) > 5 else "")
+            whole = f"{name}: {len(seqs)} of {total} snapshots {text} (records {shown})"
+            found.append(Finding(rule, what, seqs[0], whole, severity))
+
+    note(110, "unexplained snapshot", foreign, "belong to no declared run", "violation")
+    note(110, "unexplained snapshot", doubtful, "are claimed for steps that could not be repeated", "unknown")
+    within = [seq for seq in empty if _is_within(seq, sizes)]
+    note(112, "empty snapshot", within, "are of no memory at all, in the middle of a run", "unknown")
+    outside = [seq for seq in empty if seq not in within]
+    note(112, "empty snapshot", outside, "are of no memory at all, before or after a run", "note")
+    for seq, matched in sorted(chip.matches.items()):
+        if matched is not None and matched[1].unexplained_bytes > limit * matched[1].size:
+            share = 100 * matched[1].unexplained_bytes / matched[1].size
+            text = f"{name}: {share:.3g} % of the memory of snapshot {seq} belongs to nothing declared"
+            found.append(Finding(111, "unexplained memory", seq, text))
+    return found
+
+
+def _is_within(seq: int, sizes: Mapping[int, tuple[int, bytes]]) -> bool:
+    """Whether snapshots of memory under the same pre-commitment lie on both sides of this one."""
+    run = sizes[seq][1]
+    full = [other for other, (size, stated) in sizes.items() if size and stated == run]
+    return bool(run) and bool(full) and min(full) < seq < max(full)

@@ -1,0 +1,1 @@
+"""Who made, moved, lost and scrapped which chips."""

@@ -1,0 +1,1 @@
+"""How many chips to inspect, which, and how often what evades is found."""

@@ -1,1 +1,0 @@
-"""The messages and rules that the parties share: transcript, trace, game, attestation; pure."""

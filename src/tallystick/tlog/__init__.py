@@ -1,0 +1,1 @@
+"""A transparency log's tree, policy and entries (C2SP); pure."""

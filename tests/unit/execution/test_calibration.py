@@ -1,0 +1,404 @@
+"""Noise measured by repeating a step under last-bit noise: what it finds, refuses, and leaves as it was."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tallystick.errors import Nondeterminism
+from tallystick.execution.dispatch.jitter import Jitter
+from tallystick.execution.job import Job
+from tallystick.execution.noise import calibration as calibrate_module
+from tallystick.execution.noise.calibration import (
+    Deviations,
+    SiteNoise,
+    calibrate,
+    choose_grids,
+    exponent_above,
+    grid_for,
+    zero_grid,
+)
+from tallystick.execution.rounding.grids import NOISE_BAND, is_noise_only
+from tallystick.execution.snapshot import state_entries
+from tallystick.execution.step import backward_of, run_step
+from tallystick.numerics.log import Kind
+from tallystick.numerics.policy import POLICIES
+
+BOTH = pytest.mark.parametrize("policy", ["fp64", "fp32"])
+
+
+def bytes_of(session: Any) -> dict[str, bytes]:
+    return {entry.name: bytes(entry.data) for entry in state_entries(session)}
+
+
+@BOTH
+@pytest.mark.parametrize("model", ["convolutions", "transformer", "sparse", "frozen", "reassigned"])
+def test_calibration_leaves_the_session_as_it_was(model: str, policy: str, zoo: Any, open_job: Any) -> None:
+    job = zoo.build({"model": model, "clip": "0.1", "accumulation": "2"})
+    session = open_job(job, POLICIES[policy], jitter=4)
+    mine = session.jitter
+    torch.manual_seed(5)
+    before, generator = bytes_of(session), torch.get_rng_state()
+    found = calibrate(session, backward_of(session, job))
+    assert bytes_of(session) == before
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert session.jitter is mine
+    assert session.step == 0
+    assert not session.probing
+    assert all(p.grad is None for p in job.model.parameters())
+    again = calibrate(session, backward_of(session, job))
+    assert again.table == found.table, "the same step gives the same grids"
+
+
+@BOTH
+def test_a_failed_calibration_leaves_the_session_usable(policy: str, zoo: Any, open_job: Any) -> None:
+    job = zoo.build({"model": "convolutions"})
+    session = open_job(job, POLICIES[policy])
+    before = bytes_of(session)
+    loss = job.loss
+    calls = []
+
+    def failing(model: nn.Module, batch: Any) -> Tensor:
+        calls.append(1)
+        value = loss(model, batch)
+        return value.kthvalue(1).values if len(calls) == 2 else value
+
+    job.loss = failing
+    with pytest.raises(Nondeterminism, match="kthvalue"):
+        calibrate(session, backward_of(session, job))
+    job.loss = loss
+    after = bytes_of(session)
+    assert after == before, [name for name in before if after[name] != before[name]]
+    calibrate(session, backward_of(session, job))
+
+
+@BOTH
+def test_bands_stand_over_the_measured_noise_by_the_policys_safety(
+    policy: str, zoo: Any, open_job: Any
+) -> None:
+    job = zoo.build({"model": "transformer"})
+    rules = POLICIES[policy]
+    session = open_job(job, rules)
+    found = calibrate(session, backward_of(session, job))
+    normal = 0
+    for place, noise in found.noise.items():
+        grid = found.table.sites.get(place)
+        if grid is None or is_noise_only(grid) or place[0] not in (Kind.GRADIENT, Kind.DECISION):
+            continue
+        normal += 1
+        lowest = (rules.gradient_band if place[0] == Kind.GRADIENT else rules.decision_band)[0]
+        assert grid.band == max(lowest, exponent_above(noise.relative) + rules.safety)
+        assert noise.relative < 2.0**grid.band
+    assert normal > 8
+    assert exponent_above(0.0) == -1000
+    assert [exponent_above(v) for v in (0.25, 0.26, 1.0, 3.0)] == [-2, -1, 0, 2]
+
+
+@BOTH
+def test_noise_only_gradients_are_found_and_signals_are_not(policy: str, zoo: Any, open_job: Any) -> None:
+    class Keys(nn.Module):
+        """Softmax over keys does not feel a bias that all keys share."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.query, self.key, self.value = (nn.Linear(3, 8) for _ in range(3))
+            self.head = nn.Linear(8, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.reshape(-1, 4, 3)
+            weights = torch.softmax(self.query(x) @ self.key(x).transpose(1, 2), dim=-1)
+            return self.head((weights @ self.value(x)).mean(dim=1))
+
+    job = zoo.build({})
+    job.model = Keys()
+    job.optimizer = torch.optim.SGD(job.model.parameters(), lr=0.1)
+    session = open_job(job, POLICIES[policy])
+    table = calibrate(session, backward_of(session, job)).table
+    noise = {
+        session.parameters[ordinal][0]
+        for (kind, ordinal), grid in table.sites.items()
+        if kind == Kind.GRADIENT and is_noise_only(grid)
+    }
+    assert noise == {"key.bias"}
+
+
+def with_function(zoo: Any, function: Any, smooth: tuple[str, ...] = ()) -> Job:
+    class Inside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(12, 16), nn.Linear(16, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(function(self.first(x)))
+
+    job = zoo.build({"batch": "32"})
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        job.model = Inside()
+    job.optimizer = torch.optim.SGD(job.model.parameters(), lr=0.1)
+    job.smooth = smooth
+    return job
+
+
+@BOTH
+def test_a_jump_declared_smooth_is_found_too_noisy(policy: str, zoo: Any, open_job: Any) -> None:
+    """A lattice finer than the noise turns last-bit noise into jumps; calling it smooth does not hide that."""
+    fine = 1e-13 if policy == "fp64" else 1e-5
+
+    def rough(x: Tensor) -> Tensor:
+        return x + 1e3 * torch.fmod(x, fine) / fine
+
+    job = with_function(zoo, rough, ("aten::fmod",))
+    rough_session = open_job(job, POLICIES[policy])
+    with pytest.raises(
+        Nondeterminism, match=r"its noise is 2\*\*-?\d+ of its scale, policy fp\d\d allows 2\*\*-\d+"
+    ):
+        calibrate(rough_session, backward_of(rough_session, job))
+    smooth = with_function(zoo, lambda x: x + 1e-3 * torch.fmod(x, 100.0), ("aten::fmod",))
+    session = open_job(smooth, POLICIES[policy])
+    calibrate(session, backward_of(session, smooth))
+
+
+@BOTH
+def test_gradients_that_are_nothing_but_noise_stop_no_run_and_move_nothing(
+    policy: str, zoo: Any, open_job: Any
+) -> None:
+    job = with_function(zoo, torch.tanh)
+    job.loss = lambda model, batch: nn.functional.cross_entropy(
+        model(batch[0]), torch.softmax(model(batch[0]).detach(), dim=1)
+    )
+    session = open_job(job, POLICIES[policy])
+    session.table = calibrate(session, backward_of(session, job)).table
+    before = [p.detach().clone() for _, p in session.parameters]
+    tape = session.record_tape(session.table)
+    run_step(session, job, tape)
+    assert any(
+        is_noise_only(grid) for (kind, _), grid in session.table.sites.items() if kind == Kind.GRADIENT
+    )
+    assert all(torch.equal(p, was) for (_, p), was in zip(session.parameters, before, strict=True))
+
+
+@BOTH
+def test_a_gradient_that_is_not_finite_is_refused_by_name(policy: str, zoo: Any, open_job: Any) -> None:
+    job = with_function(zoo, lambda x: (x * 0.0).sqrt())
+    session = open_job(job, POLICIES[policy])
+    with pytest.raises(Nondeterminism, match=r"gradient of first\.\w+ is not finite at step 0"):
+        calibrate(session, backward_of(session, job))
+
+
+@BOTH
+def test_a_zero_that_noise_makes_nonzero_is_noise_only(policy: str, zoo: Any, open_job: Any) -> None:
+    """A gradient may cancel to exact zeros here and to last bits elsewhere."""
+    job = with_function(zoo, torch.tanh)
+    job.loss = lambda model, batch: (
+        nn.functional.l1_loss(model(batch[0]), model(batch[0]).detach().flip(0))
+        + model.first.weight.square().sum()
+    )
+    session = open_job(job, POLICIES[policy])
+    table = calibrate(session, backward_of(session, job)).table
+    names = [name for name, _ in session.parameters]
+    grid = table.sites[(Kind.GRADIENT, names.index("last.bias"))]
+    assert is_noise_only(grid)
+    assert grid.band == NOISE_BAND
+    assert not grid.dithered
+
+
+@BOTH
+def test_gradients_that_are_exactly_zero_are_noise_only_until_their_first_size(
+    policy: str, zoo: Any, open_job: Any
+) -> None:
+    job = zoo.build({"model": "late"})
+    session = open_job(job, POLICIES[policy])
+    table = calibrate(session, backward_of(session, job)).table
+    names = [name for name, _ in session.parameters]
+    for name in ("first.weight", "second.bias"):
+        assert is_noise_only(table.sites[(Kind.GRADIENT, names.index(name))])
+    assert table.sites[(Kind.GRADIENT, names.index("head.bias"))].scales[0] > -20
+
+
+@BOTH
+def test_rows_of_very_different_size_have_their_own_scales(policy: str, zoo: Any, open_job: Any) -> None:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.head = nn.Embedding(128, 12), nn.Linear(12, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            tokens = (x[:, 0].abs() * 0).to(torch.int64)
+            tokens = tokens + torch.arange(x.shape[0]) % 7
+            return self.head(self.table(tokens) * 3.0 + x)
+
+    job = zoo.build({})
+    job.model = Words()
+    job.optimizer = torch.optim.SGD(job.model.parameters(), lr=0.1)
+    session = open_job(job, POLICIES[policy])
+    grid = calibrate(session, backward_of(session, job)).table.sites[(Kind.GRADIENT, 0)]
+    assert grid.scales.size == 128
+    assert int(grid.scales.max()) - int(grid.scales.min()) == 16
+
+
+@BOTH
+def test_jitter_moves_last_bits_only_and_leaves_counts(policy: str) -> None:
+    dtype = getattr(torch, POLICIES[policy].compute)
+    x = torch.randn(4096, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    x[:4] = torch.tensor([3.0, -0.0, math.inf, math.nan])
+    moved = Jitter(1).disturbed(x, whole=True)
+    assert torch.equal(moved[:3], x[:3])
+    assert math.isnan(float(moved[3]))
+    assert (moved[4:] != x[4:]).all()
+    assert float(Jitter(1).disturbed(x)[0]) != 3.0
+    assert ((moved[4:] - x[4:]).abs() <= torch.finfo(dtype).eps * x[4:].abs() * 2.0).all()
+    counts = torch.arange(9)
+    assert Jitter(1).disturbed(counts) is counts
+    assert torch.equal(Jitter(1).disturbed(x, whole=True)[4:], moved[4:])
+    assert not torch.equal(Jitter(2).disturbed(x, whole=True)[4:], moved[4:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_jitter_moves_half_down_and_half_up_whatever_the_layout(dtype: torch.dtype) -> None:
+    x = torch.linspace(1.001, 1.999, 30_000, dtype=dtype).reshape(300, 100)
+
+    moved = Jitter(3).disturbed(x)
+
+    places = ((moved - x) / torch.finfo(dtype).eps).round()
+    assert places.unique().tolist() == [-2.0, -1.0, 1.0, 2.0]  # x * eps is one to two last places
+    assert 0.48 < float((places < 0).double().mean()) < 0.52
+    assert torch.equal(Jitter(3).disturbed(x.t()).t(), moved)  # the same memory, seen otherwise
+    again = x.clone()
+    Jitter(3).disturb_(again)
+    assert torch.equal(again, moved)
+    gaps = x.repeat_interleave(2, dim=1)[:, ::2]  # does not fill its memory: the way of other devices
+    assert not torch.equal(Jitter(3).disturbed(gaps), gaps)
+
+
+def test_jitter_goes_on_with_new_numbers() -> None:
+    x = torch.linspace(1.001, 1.999, 30_000)
+    jitter = Jitter(3)
+
+    first, second = jitter.disturbed(x), jitter.disturbed(x)
+
+    assert 0.48 < float((first != second).double().mean()) < 0.52
+
+
+# -- just inside and just outside -------------------------------------------------------------------------------------
+
+
+def test_an_optimizers_noise_has_a_factor_of_four_and_a_limit(
+    zoo: Any, open_job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = zoo.build({})
+    session = open_job(job, replace(POLICIES["fp32"], optimizer_arithmetic="general"))
+    count = len(session.parameters) * (1 + len(session.optimizer_keys))
+
+    def bands(typical: float, largest: float) -> set[int]:
+        monkeypatch.setattr(
+            calibrate_module, "_state_noise", lambda *given: [(typical, largest, 0.0)] * count
+        )
+        table = calibrate(session, backward_of(session, job)).table
+        return {grid.band for (kind, _), grid in table.sites.items() if kind == Kind.STATE}
+
+    assert bands(2.0**-60, 2.0**-45) == {-43}
+    assert bands(2.0**-60, 2.0**-60) == {-47}
+    assert bands(2.0**-42, 1.0) == {-40}
+    with pytest.raises(
+        Nondeterminism, match=r"the optimizer's noise is .* of the value, policy fp32 allows 2\*\*-42"
+    ):
+        bands(2.0**-42 * 1.001, 1.0)
+
+
+def test_a_decision_and_a_buffer_may_be_as_noisy_as_the_policys_widest_band(zoo: Any, open_job: Any) -> None:
+    session = open_job(zoo.build({}), POLICIES["fp64"])
+    seen = Deviations(session, [])
+    found = choose_grids(session, seen, {0: 2.0**-15})  # its factor given up, but for an octave
+    assert found.table.sites[(Kind.DECISION, 0)].band == -14
+    with pytest.raises(Nondeterminism, match=r"decision 0: its input moves by .* allows 2\*\*-15"):
+        choose_grids(session, seen, {0: 2.0**-15 * 1.001})
+    for policy in (POLICIES["fp32"], POLICIES["fp64"]):
+        widest = policy.buffer_band[1] - policy.safety
+        for more, fits in ((0, True), (1, False)):
+            noise = SiteNoise(2.0 ** (widest + more), np.zeros(1, dtype=np.int64), 1.0, 0.0, 4096)
+            assert (grid_for(policy, Kind.BUFFER, noise) is not None) == fits
+
+
+def test_a_silent_gradients_floor_is_the_steps_loudest_noise_times_the_safety() -> None:
+    silent = SiteNoise(0.0, np.zeros(2, dtype=np.int64), 0.0, 0.0, 64)
+    for policy in (POLICIES["fp64"], POLICIES["fp32"]):
+        grid = zero_grid(policy, silent, None, 2.0**-10)
+        assert (grid.scales + grid.band).tolist() == [-10 + policy.safety] * 2
+
+
+def test_a_deviation_that_is_not_finite_is_no_noise(zoo: Any, open_job: Any) -> None:
+    seen = Deviations(open_job(zoo.build({}), POLICIES["fp64"]), [])
+    seen.compare_loss(1.0, 2.0)
+    with pytest.raises(Nondeterminism, match="is not finite when the step is repeated"):
+        seen.compare_loss(1.0, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "steady"),
+    [((1.0, 1.125, 1.25), True), ((1.0, 1.125, 1.26), False), ((0.0, 0.0, 0.0), False)],
+)
+def test_repetitions_are_steady_that_move_the_gradient_alike(
+    sizes: tuple[float, ...], steady: bool, zoo: Any, open_job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Measured(Deviations):
+        def compare(self, again: list[Tensor | None]) -> None:
+            super().compare(again)
+            at = len(self.sizes) - (self.expected - len(sizes)) - 1
+            self.sizes[-1] = sizes[at] if at >= 0 else 1e9
+
+        expected = 1 + len(sizes)
+
+    monkeypatch.setattr(calibrate_module, "Deviations", Measured)
+    job = zoo.build({})
+    session = open_job(job, POLICIES["bf16"])
+    assert calibrate(session, backward_of(session, job), for_audit=True).steady == steady
+    assert calibrate(session, backward_of(session, job)).steady, "a trainer's own does not ask"
+
+
+class Counting(nn.Module):
+    """Scales its output by how often it was called, which no state holds."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.calls = model, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.model(x) * (1.0 + 0.01 * self.calls)
+
+
+@pytest.mark.parametrize("policy", ["fp32", "fp64", "bf16", "leaf"])
+def test_a_program_that_keeps_count_beside_its_tensors_is_refused(
+    policy: str, zoo: Any, open_job: Any
+) -> None:
+    plain = zoo.build({"model": "convolutions"})
+    session = open_job(plain, POLICIES[policy])
+    calibrate(session, backward_of(session, plain))
+    session.close()
+
+    job = zoo.build({"model": "convolutions"})
+    job.model = Counting(job.model)
+    job.optimizer = torch.optim.SGD(job.model.parameters(), lr=0.1)
+    counted = open_job(job, POLICIES[policy])
+    with pytest.raises(Nondeterminism, match="keeps count beside the model's tensors"):
+        calibrate(counted, backward_of(counted, job))
+
+
+@pytest.mark.parametrize("policy", ["fp32", "bf16"])
+def test_a_loss_that_is_only_noise_is_no_reason_for_an_auditor_not_to_accept(
+    policy: str, zoo: Any, open_job: Any
+) -> None:
+    session = open_job(zoo.build({"model": "convolutions"}), POLICIES[policy])
+    seen = calibrate_module.Deviations(session, [None] * len(session.parameters))
+    seen.noise[(Kind.LOSS, 0)] = SiteNoise(0.5, np.zeros(1, dtype=np.int64), 1.0, 0.5, 1)
+    with pytest.raises(Nondeterminism, match=r"^loss: its noise is 2\*\*-1 of its scale"):
+        calibrate_module.choose_grids(session, seen, {})
+    widest = calibrate_module.choose_grids(session, seen, {}, measure_states=True).table.sites[(Kind.LOSS, 0)]
+    assert widest.band == -2

@@ -1,0 +1,705 @@
+"""Logs that lie, logs that are malformed, and the grids a recorder may state: each has its violation, none a crash."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tallystick.errors import InvalidInput, Nondeterminism
+from tallystick.execution.noise.calibration import Calibration, SiteNoise
+from tallystick.execution.noise.freedom import Yardstick
+from tallystick.execution.rounding.context import RecordTape
+from tallystick.execution.rounding.follow import FollowTape, find_policy_breaches
+from tallystick.execution.rounding.grids import (
+    NOISE_BAND,
+    UNSEEN,
+    floor_exponent,
+    is_noise_only,
+    largest_scale,
+    scale_exponents,
+    settled_scales,
+    site_grid,
+)
+from tallystick.execution.snapshot import load_state, state_entries
+from tallystick.execution.step import run_step
+from tallystick.numerics.grid_table import GridTable, SiteGrid
+from tallystick.numerics.log import (
+    Frame,
+    Kind,
+    SiteAddress,
+    SparseEntries,
+    decode,
+    decode_frame,
+    encode,
+    encode_decision,
+    encode_frame,
+)
+from tallystick.numerics.policy import FP32, FP64, SPARSEST, Policy, entry_budget, policy_of
+
+POLICIES = pytest.mark.parametrize("policy", [FP64, FP32], ids=["fp64", "fp32"])
+LOUD = {"fp64": -26, "fp32": -10}  # a band wide enough for some entries among 4096 elements
+GRADIENT, STATE = (int(Kind.GRADIENT), 0), (int(Kind.STATE), 0)
+AT_GRADIENT = SiteAddress(0, 0, Kind.GRADIENT, 0)
+
+
+def gradient_grid(policy: Policy, scale: int = 1, band: int | None = None) -> SiteGrid:
+    band = LOUD[policy.name] if band is None else band
+    return SiteGrid(
+        policy.gradient_precision,
+        band,
+        floor_exponent(band, policy.finest_floor(band)),
+        policy.dithered,
+        [scale],
+    )
+
+
+def table_of(policy: Policy, grid: SiteGrid | None = None) -> GridTable:
+    return GridTable({GRADIENT: grid or gradient_grid(policy), STATE: SiteGrid(24, -44, -149)})
+
+
+def gradient() -> Tensor:
+    """4096 numbers whose rms is 1.5, so that their scale exponent is 1."""
+    return 1.5 * torch.randn(4096, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+
+
+def noisy(x: Tensor, policy: Policy) -> Tensor:
+    """``x`` moved by up to nine tenths of the grid's band."""
+    band = math.ldexp(1.0, 1 + LOUD[policy.name])
+    return x + 0.9 * band * (
+        2.0 * torch.rand(x.shape, generator=torch.Generator().manual_seed(6), dtype=x.dtype) - 1.0
+    )
+
+
+def recorded(policy: Policy, x: Tensor, table: GridTable | None = None) -> tuple[bytes, Tensor]:
+    tape = RecordTape(policy, table or table_of(policy))
+    out = torch.empty_like(x)
+    tape.round(Kind.GRADIENT, 0, x, out=out, key=(1, 2), name="gradient of w")
+    tape.settle_noise()
+    return tape.finish(), out
+
+
+def followed(
+    policy: Policy, y: Tensor, frame: bytes | Frame, table: GridTable | None = None, **more: Any
+) -> tuple[FollowTape, Tensor]:
+    read = frame if isinstance(frame, Frame) else decode_frame(frame)
+    tape = FollowTape(policy, table or table_of(policy), read, **more)
+    out = torch.empty_like(y)
+    tape.round(Kind.GRADIENT, 0, y, out=out, key=(1, 2), name="gradient of w")
+    tape.finish()
+    return tape, out
+
+
+def with_payload(frame: bytes, address: SiteAddress, payload: bytes | None) -> Frame:
+    payloads = {a: p for a, p in decode_frame(frame) if a != address}
+    if payload is not None:
+        payloads[address] = payload
+    return Frame.of(payloads)
+
+
+@POLICIES
+def test_the_log_makes_a_noisy_follower_round_as_the_recorder_did(policy: Policy) -> None:
+    x = gradient()
+    frame, out = recorded(policy, x)
+    y = noisy(x, policy)
+    tape, own = followed(policy, y, frame)
+    assert tape.violations == []
+    assert torch.equal(own, out)
+    # The control, a missing site: without its entries the follower rounds some element to the other side.
+    bare, alone = followed(policy, y, with_payload(frame, AT_GRADIENT, None))
+    assert not torch.equal(alone, out)
+    assert bare.violations == []  # nothing in the log lies; the state tells
+
+
+@POLICIES
+def test_negative_zero_is_never_written(policy: Policy) -> None:
+    x = gradient()
+    x[:8] = torch.tensor([-0.0, 0.0, -1e-30, 1e-30, -5e-324, -0.0, 1e-200, -1e-200])
+    frame, out = recorded(policy, x)
+    _, own = followed(policy, x, frame)
+    for rounded in (out, own):
+        assert not torch.signbit(rounded[rounded == 0.0]).any()
+
+
+@POLICIES
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_gradient_that_is_not_finite_stops_recorder_and_follower_by_name(
+    policy: Policy, value: float
+) -> None:
+    x = gradient()
+    frame, _ = recorded(policy, x)
+    x[77] = value
+    with pytest.raises(Nondeterminism, match="gradient of w: element 77 is not finite"):
+        recorded(policy, x)
+    with pytest.raises(Nondeterminism, match="gradient of w: element 77 is not finite"):
+        followed(policy, x, frame)
+
+
+@POLICIES
+@pytest.mark.parametrize(
+    "address",
+    [
+        SiteAddress(0, 0, Kind.GRADIENT, 9),
+        SiteAddress(0, 0, Kind.STATE, 0),
+        SiteAddress(0, 3, Kind.DECISION, 0),
+        SiteAddress(1, 0, Kind.GRADIENT, 0),
+        SiteAddress(0, 1, Kind.GRADIENT, 0),
+        SiteAddress(0, 0, Kind.ACTIVATION, 0),
+    ],
+)
+def test_a_site_that_the_step_does_not_have_is_a_violation(policy: Policy, address: SiteAddress) -> None:
+    x = gradient()
+    frame, _ = recorded(policy, x)
+    entry = encode(SparseEntries(8, 1, np.array([3]), np.array([1])))
+    tape, _ = followed(policy, x, with_payload(frame, address, entry))
+    assert [v.rule for v in tape.violations] == ["the log has a site that the step does not have"]
+
+
+@POLICIES
+def test_an_entry_far_from_its_boundary_is_a_violation_and_not_obeyed(policy: Policy) -> None:
+    x = gradient()
+    frame, out = recorded(policy, x)
+    honest = decode(decode_frame(frame).find(AT_GRADIENT) or b"\0", x.numel(), 1)
+    element = next(i for i in range(x.numel()) if i not in honest.indexes)
+    indexes = np.sort(np.append(honest.indexes, element))
+    symbols = np.ones(indexes.size, dtype=np.int64)
+    symbols[np.isin(indexes, honest.indexes)] = honest.symbols
+    tape, own = followed(
+        policy, x, with_payload(frame, AT_GRADIENT, encode(SparseEntries(x.numel(), 1, indexes, symbols)))
+    )
+    assert [(v.site, v.element) for v in tape.violations] == [("gradient of w", element)]
+    assert "farther than twice the band" in tape.violations[0].rule
+    assert torch.equal(own, out)
+
+
+@POLICIES
+def test_more_entries_than_the_budget_are_a_violation(policy: Policy) -> None:
+    x = gradient()
+    frame, _ = recorded(policy, x)
+    budget = entry_budget(gradient_grid(policy), x.numel())
+    for count, rule in (
+        (budget, "farther than twice the band"),
+        (budget + 1, f"exceed the budget of {budget}"),
+    ):
+        every = SparseEntries(x.numel(), 1, np.arange(count), np.zeros(count, dtype=np.int64))
+        tape, _ = followed(policy, x, with_payload(frame, AT_GRADIENT, encode(every)))
+        (violation,) = tape.violations  # too many are not looked at one by one, and none of them is obeyed
+        assert rule in violation.rule
+
+
+def other(policy: Policy, **fields: Any) -> GridTable:
+    grid = gradient_grid(policy)
+    values = {"precision": grid.precision, "band": grid.band, "floor": grid.floor, "dithered": grid.dithered}
+    scales = fields.pop("scales", [1])
+    return table_of(policy, SiteGrid(**{**values, **fields}, scales=scales))
+
+
+def wide(policy: Policy) -> int:
+    return policy.gradient_band[1]
+
+
+TABLES: dict[str, tuple[Callable[[Policy], GridTable], str | None]] = {
+    "the widest band": (
+        lambda p: other(p, band=wide(p), floor=floor_exponent(wide(p), p.finest_floor(wide(p)))),
+        None,
+    ),
+    "a band too wide": (
+        lambda p: other(p, band=wide(p) + 1, floor=floor_exponent(wide(p) + 1, p.finest_floor(wide(p) + 1))),
+        # fp32: the next band is the mark of noise, which is never dithered
+        r"band 2\*\*-\d+ outside 2\*\*-\d+\.\.2\*\*-\d+|dither True; the policy has",
+    ),
+    "a band too narrow": (
+        lambda p: other(p, band=p.gradient_band[0] - 1),
+        r"band 2\*\*-\d+ outside",
+    ),
+    "another precision": (
+        lambda p: other(p, precision=12, dithered=False),
+        r"precision 12, dither False; the policy has",
+    ),
+    "a coarser floor": (
+        lambda p: other(p, floor=gradient_grid(p).floor + 1),
+        r"floor 2\*\*-\d+, the policy has 2\*\*-\d+",
+    ),
+    "a quiet gradient on the finest grid": (
+        lambda p: other(p, band=p.gradient_band[0], floor=p.finest_floor(p.gradient_band[0])),
+        None,
+    ),
+    "a quiet gradient on the grid of a noisy one": (
+        lambda p: other(p, band=p.gradient_band[0], floor=p.gradient_coarsest),
+        r"floor 2\*\*-\d+, the policy has 2\*\*-\d+ for band",
+    ),
+    "a noisy gradient on the grid of a quiet one": (
+        lambda p: other(p, band=p.gradient_band[1], floor=p.gradient_floor),
+        r"floor 2\*\*-\d+, the policy has 2\*\*-?\d+ for band",
+    ),
+    "a scale as wide as slack allows": (lambda p: other(p, scales=[4]), None),
+    "a scale too wide": (
+        lambda p: other(p, scales=[5]),
+        r"scale 2\*\*5 of block 0 is too wide, its values have 2\*\*1",
+    ),
+    "a scale too wide in one row": (
+        lambda p: other(p, scales=[1, 1, 6, 1]),
+        r"scale 2\*\*6 of block 2 is too wide",
+    ),
+    "noise on a dithered grid": (
+        lambda p: other(
+            p,
+            band=NOISE_BAND,
+            floor=floor_exponent(NOISE_BAND, p.finest_floor(NOISE_BAND)),
+            dithered=True,
+            precision=0,
+        ),
+        "dither True; the policy has",
+    ),
+    "noise that is none": (
+        lambda p: other(
+            p,
+            band=NOISE_BAND,
+            floor=floor_exponent(NOISE_BAND, p.finest_floor(NOISE_BAND)),
+            dithered=False,
+            scales=[-40],
+        ),
+        "declared to be noise below",
+    ),
+    "a gradient that is not the run's": (
+        lambda p: GridTable({**table_of(p).sites, (int(Kind.GRADIENT), 7): gradient_grid(p, scale=100)}),
+        "the run has no such site",
+    ),
+    "a kind that the policy does not have": (
+        lambda p: GridTable({**table_of(p).sites, (int(Kind.ACTIVATION), 0): gradient_grid(p)}),
+        "the run has no such site",
+    ),
+    "a state with scales": (
+        lambda p: GridTable({**table_of(p).sites, STATE: SiteGrid(24, -44, -149, scales=[1])}),
+        "a state site has a relative band",
+    ),
+    "a decision in the policy's range": (
+        lambda p: GridTable(
+            {**table_of(p).sites, (int(Kind.DECISION), 4): SiteGrid(0, p.decision_band[1], 0)}
+        ),
+        None,
+    ),
+    "a decision beyond it": (
+        lambda p: GridTable(
+            {**table_of(p).sites, (int(Kind.DECISION), 4): SiteGrid(0, p.decision_band[1] + 1, 0)}
+        ),
+        r"band 2\*\*-\d+ outside",
+    ),
+}
+
+
+@POLICIES
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("way", ["logged", "committed"])
+def test_a_grid_that_the_policy_does_not_allow_is_a_violation_however_it_comes(
+    policy: Policy, name: str, way: str
+) -> None:
+    """Stated by the step's log, or already in the committed state that the follower started from."""
+    make, rule = TABLES[name]
+    table = make(policy)
+    x = gradient()
+    if way == "logged":
+        frame = Frame.of({SiteAddress(0, 0, Kind.GRID, 0): table_of(policy).diff(table)})
+        start = table_of(policy)
+    else:
+        frame, start = Frame(), table
+    tape, _ = followed(policy, x, frame, start, sites=frozenset({GRADIENT, STATE}))
+    if rule is None:
+        assert tape.violations == []
+    else:
+        found = [v for v in tape.violations if v.rule]
+        assert found
+        assert any(re.search(rule, v.rule) for v in found)
+
+
+def test_a_finer_grid_is_allowed_where_moves_are_weighed_down_to_sixteen_bands() -> None:
+    spare = gradient_grid(FP32).floor - gradient_grid(FP32).band - SPARSEST
+    for policy, finer, allowed in ((FP64, 1, False), (FP32, spare, True), (FP32, spare + 1, False)):
+        grid = gradient_grid(policy)
+        tape, _ = followed(policy, gradient(), Frame(), other(policy, floor=grid.floor - finer))
+        assert bool(tape.violations) != allowed
+
+
+MALFORMED: dict[str, tuple[GridTable, str]] = {
+    "no scales": (GridTable({GRADIENT: SiteGrid(24, -44, -149)}), "has no scales, and no old value"),
+    "blocks that do not divide": (
+        GridTable({GRADIENT: SiteGrid(0, -16, -5, True, [1] * 7)}),
+        "not a multiple of its 7 blocks",
+    ),
+    "no grid at all": (GridTable(), "no grid is given for gradient of w"),
+}
+
+
+@POLICIES
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_grid_that_cannot_be_used_is_invalid_input(policy: Policy, name: str) -> None:
+    table, rule = MALFORMED[name]
+    start = table_of(policy)
+    target = GridTable({**{k: g for k, g in start.sites.items() if k != GRADIENT}, **table.sites})
+    frame = Frame.of({SiteAddress(0, 0, Kind.GRID, 0): start.diff(target)})
+    with pytest.raises(InvalidInput, match=rule):
+        followed(policy, gradient(), frame, start)
+
+
+def test_a_scale_above_the_slack_is_believed_only_if_the_last_calibration_had_it() -> None:
+    x = gradient()
+    high = other(FP64, scales=[9])
+    tape, _ = followed(FP64, x, Frame(), high)
+    assert len(tape.violations) == 1
+    tape, _ = followed(FP64, x, Frame(), high, base=high)
+    assert tape.violations == []
+
+
+def test_a_noise_floor_is_the_followers_to_measure_and_no_violation() -> None:
+    """A gradient declared to be noise below more than it has: without a measurement of one's own nothing speaks against it."""
+    floor = floor_exponent(NOISE_BAND, FP64.finest_floor(NOISE_BAND))
+    start = table_of(FP64, SiteGrid(24, NOISE_BAND, floor, False, [21]))
+    tape, out = followed(FP64, gradient(), Frame(), start)
+    assert tape.violations == []
+    assert not out.any()
+    assert tape.freedom.silenced == 4096
+
+
+def test_a_gradient_of_zeros_is_silent_under_any_floor() -> None:
+    """With a measurement of its own a follower objects to a floor far above its noise, unless nothing is there to silence."""
+    floor = floor_exponent(NOISE_BAND, FP32.finest_floor(NOISE_BAND))
+    start = table_of(FP32, SiteGrid(0, NOISE_BAND, floor, False, [21]))
+    noise = SiteNoise(2.0**-9, np.zeros(1, dtype=np.int64), 0.0, 2.0**-9, 4096)
+    quiet = table_of(FP32, SiteGrid(0, NOISE_BAND, floor, False, [1]))
+    own = Yardstick(FP32, Calibration({(Kind.GRADIENT, 0): noise}, quiet))
+    for x, excesses in ((gradient(), 1), (torch.zeros(4096), 0)):
+        tape, out = followed(FP32, x.float(), Frame(), start, yardstick=own)
+        assert not out.any()
+        assert tape.violations == []
+        assert len([excess for _, excess in tape.excesses if "2**" in excess.stated]) == excesses
+
+
+def measured(largest: float = 0.0, grid: SiteGrid | None = None) -> Yardstick:
+    """A follower's own measurement of the one gradient, whose values deviate by ``largest`` at most."""
+    noise = SiteNoise(2.0**-9, np.ones(1, dtype=np.int64), 1.5, largest, 4096)
+    return Yardstick(FP32, Calibration({(Kind.GRADIENT, 0): noise}, table_of(FP32, grid)))
+
+
+def test_a_silenced_gradient_is_moved_by_all_that_it_is_where_the_follower_hears_it() -> None:
+    silent = SiteGrid(0, NOISE_BAND, floor_exponent(NOISE_BAND, FP32.finest_floor(NOISE_BAND)), False, [21])
+    for own, share in ((None, 1.0), (silent, 0.0)):
+        tape, _ = followed(
+            FP32, gradient().float(), Frame(), table_of(FP32, silent), yardstick=measured(grid=own)
+        )
+        assert tape.freedom.energy == pytest.approx(float(gradient().square().sum()), rel=1e-3)
+        assert tape.freedom.shifted == share * tape.freedom.energy
+
+
+def scale_excesses(scale: int, largest: float) -> list[str]:
+    """What a follower notes of a header that takes the gradient's scale from 1 to ``scale``."""
+    start = table_of(FP32)
+    update = start.diff(table_of(FP32, gradient_grid(FP32, scale)))
+    frame = Frame.of({SiteAddress(0, 0, Kind.GRID, 0): update})
+    tape, _ = followed(FP32, gradient().float(), frame, start, yardstick=measured(largest))
+    assert tape.violations == []
+    return [excess.own for _, excess in tape.excesses if excess.own.startswith("scale")]
+
+
+def test_a_scale_above_the_rule_is_noted_from_the_first_octave_on() -> None:
+    """The values have 2**1, and noise that could make it 2**2 is eight times the largest deviation at most."""
+    assert scale_excesses(1, 0.0) == []
+    assert scale_excesses(2, 0.0) == ["scale 2**1 of block 0 at most"]
+    room = (2.0 - float(gradient().square().mean().sqrt())) / 8.0
+    assert len(scale_excesses(2, 0.999 * room)) == 1
+    assert scale_excesses(2, 1.001 * room) == []
+
+
+def test_scales_follow_size_with_slack() -> None:
+    rms = np.array([1.0, 0.4, 3.0])
+    assert scale_exponents(rms).tolist() == [0, -1, 2]
+    assert scale_exponents(np.array([0.0, 2.0**-5, 2.0**-5 * 1.01])).tolist() == [-1000, -5, -4]
+    assert settled_scales(None, rms).tolist() == [1, 0, 3]
+    assert settled_scales(np.array([2, 1, 2]), rms).tolist() == [2, 1, 2]
+    assert settled_scales(np.array([3, -2, 1]), rms).tolist() == [1, 0, 3]
+    assert settled_scales(None, np.array([1.0, 0.0])).tolist() == [1, -15], (
+        "rows lie at most 2**16 below the largest"
+    )
+
+
+@POLICIES
+def test_a_site_not_seen_before_takes_the_first_size_it_has(policy: Policy) -> None:
+    table = table_of(policy, gradient_grid(policy, scale=UNSEEN))
+    tape = RecordTape(policy, table, base=table)
+    out = torch.empty(4096, dtype=torch.float64)
+    tape.round(Kind.GRADIENT, 0, torch.zeros(4096, dtype=torch.float64), out=out, name="g")
+    assert tape.finish() == encode_frame(Frame())
+    frame, out = recorded(policy, gradient(), table)
+    scale = int(decode_scale(table, frame))
+    assert scale == 2
+    tape2, own = followed(policy, noisy(gradient(), policy), frame, table, base=table)
+    assert tape2.violations == []
+    assert torch.equal(own, out)
+
+
+def decode_scale(table: GridTable, frame: bytes) -> int:
+    after = table.apply(decode_frame(frame).find(SiteAddress(0, 0, Kind.GRID, 0)) or b"\0")
+    return int(after.sites[GRADIENT].scales[0])
+
+
+def noise_table(policy: Policy, floor_at: int) -> GridTable:
+    """Site 0 is noise below 2**floor_at, site 1 has scale 2**1."""
+    noise = SiteGrid(
+        policy.gradient_precision,
+        NOISE_BAND,
+        floor_exponent(NOISE_BAND, policy.finest_floor(NOISE_BAND)),
+        False,
+        [floor_at - NOISE_BAND],
+    )
+    return GridTable({GRADIENT: noise, (int(Kind.GRADIENT), 1): gradient_grid(policy)})
+
+
+@POLICIES
+@pytest.mark.parametrize("size", [-60, -49, -45, -43, -40, -33, -16, -12, -8, -3, 0])
+def test_noise_that_grows_into_a_signal_is_recorded_as_one(policy: Policy, size: int) -> None:
+    """A gradient that was noise at the calibration may be a real one later: the log stays honest and is followed."""
+    floor_at = -44 if policy is FP64 else -14
+    noise = 2.0 ** (floor_at - policy.safety)  # the noise behind a floor of floor_at
+    table = noise_table(policy, floor_at)
+    g = torch.Generator().manual_seed(8)
+    x0 = math.ldexp(1.0, size) * torch.randn(512, generator=g, dtype=torch.float64)
+    y0 = x0 + noise * (2 * torch.rand(512, generator=g, dtype=torch.float64) - 1)
+    x1 = gradient()
+    record = RecordTape(policy, table)
+    follow_outs, record_outs = [], []
+    out0, out1 = torch.empty_like(x0), torch.empty_like(x1)
+    record.round(Kind.GRADIENT, 1, x1, out=out1, key=(1, 2), name="other")
+    record.settle_noise()
+    record.round(Kind.GRADIENT, 0, x0, out=out0, key=(3, 4), name="noise")
+    frame = decode_frame(record.finish())
+    record_outs = [out0, out1]
+    follow = FollowTape(policy, table, frame)
+    for ordinal, y, key in ((1, noisy(x1, policy), (1, 2)), (0, y0, (3, 4))):
+        own = torch.empty_like(y)
+        follow.round(Kind.GRADIENT, ordinal, y, out=own, key=key, name="site")
+        follow_outs.insert(0, own)
+    follow.finish()
+    assert follow.violations == []
+    assert torch.equal(follow_outs[0], record_outs[0])
+    assert torch.equal(follow_outs[1], record_outs[1])
+    if size > floor_at - policy.gradient_band[1] + 1:
+        assert out0.any(), "what is loud is kept"
+    if size <= floor_at - 4:
+        assert not out0.any(), "noise is zero on both sides"
+        assert follow.frame.find(AT_GRADIENT) is None
+
+
+def test_noise_floors_move_with_the_largest_gradient_of_the_step() -> None:
+    table = noise_table(FP64, -40)
+    assert largest_scale(table) == 1
+    assert [is_noise_only(grid) for grid in table.sites.values()] == [True, False]
+    tape = RecordTape(FP64, table)
+    out = torch.empty(4096, dtype=torch.float64)
+    tape.round(Kind.GRADIENT, 1, gradient() * 64.0, out=out, name="other")
+    tape.settle_noise()
+    tape.round(
+        Kind.GRADIENT,
+        0,
+        torch.full((8,), 2.0**-50, dtype=torch.float64),
+        out=torch.empty(8, dtype=torch.float64),
+        name="n",
+    )
+    tape.finish()
+    assert tape.table.sites[(int(Kind.GRADIENT), 1)].scales.tolist() == [8]
+    assert tape.table.sites[GRADIENT].scales.tolist() == [-39 + 7]
+
+
+def test_no_grid_that_calibration_gives_breaks_its_policy(zoo: Any, record_run: Any) -> None:
+    for policy in (FP64, FP32):
+        run = record_run(lambda: zoo.build({"model": "transformer"}), policy.name, 1)
+        sites = frozenset((int(s.kind), s.ordinal) for s in run.session.sites)
+        assert find_policy_breaches(policy, run.initial, sites) == []
+        some = next(iter(sites - {GRADIENT}))
+        assert len(find_policy_breaches(policy, run.initial, sites - {some})) == 1
+
+
+# -- whole steps -------------------------------------------------------------------------------
+
+
+@POLICIES
+def test_mutated_frames_end_in_a_refusal_or_a_result_and_leave_the_session_usable(
+    policy: Policy, zoo: Any, record_run: Any, follow_run: Any, state_root: Any
+) -> None:
+    make = lambda: zoo.build({"model": "convolutions"})  # noqa: E731
+    run = record_run(make, policy.name, 2)
+    done = follow_run(make, policy.name, replace_frames(run, 1), jitter=None)
+    session, job = done.session, make()
+    job.model, job.optimizer = session.model, session.optimizer
+    start = {entry.name: replace(entry, data=bytes(entry.data)) for entry in state_entries(session)}
+    before = state_root(session)
+    frame = run.frames[1]
+    dice = random.Random(4)
+    refused = accepted = noted = 0
+    for attempt in range(120):
+        mutated = bytearray(frame)
+        for _ in range(dice.randint(1, 3)):
+            kind = dice.randrange(4)
+            at = dice.randrange(len(mutated))
+            if kind == 0:
+                mutated[at] ^= 1 << dice.randrange(8)
+            elif kind == 1:
+                mutated[at] = dice.randrange(256)
+            elif kind == 2:
+                del mutated[at]
+            else:
+                mutated.insert(at, dice.randrange(256))
+        if attempt == 0:
+            mutated = bytearray(frame)
+        load_state(session, start)
+        assert state_root(session) == before
+        try:
+            tape = session.follow_tape(bytes(mutated))
+            run_step(session, job, tape)
+            tape.finish()
+        except (InvalidInput, Nondeterminism):
+            refused += 1
+            continue
+        session.settle(tape)
+        noted += bool(tape.violations)
+        accepted += not tape.violations and state_root(session) == run.roots[1]
+        if attempt == 0:
+            assert accepted == 1
+    assert refused > 40
+    load_state(session, start)
+    tape = session.follow_tape(frame)
+    run_step(session, job, tape)
+    tape.finish()
+    session.settle(tape)
+    assert tape.violations == []
+    assert state_root(session) == run.roots[1]
+
+
+def replace_frames(run: Any, count: int) -> Any:
+    return replace(run, frames=run.frames[:count])
+
+
+@pytest.mark.parametrize(
+    ("policy", "floors"),
+    [
+        (
+            replace(FP32, gradient_spacing=11),
+            {-18: -4, -16: -4, -15: -4, -14: -3, -10: -3, -7: -3, -6: -2, -3: 1},
+        ),
+        (FP64, {-44: -21, -37: -21, -36: -20, -33: -17, -32: -16, -26: -16}),
+    ],
+    ids=["fp32", "fp64"],
+)
+def test_the_quantum_follows_the_noise_up_to_the_coarsest_grid_and_then_sixteen_bands(
+    policy: Policy, floors: dict[int, int]
+) -> None:
+    made = {band: site_grid(policy, Kind.GRADIENT, band, np.zeros(1, dtype=np.int64)) for band in floors}
+    assert {band: grid.floor for band, grid in made.items()} == floors
+    for band, grid in made.items():
+        table = GridTable({GRADIENT: grid})
+        assert find_policy_breaches(policy, table) == []
+        # Chosen numbers bind in the same way: without spacing the quantum is one for all, as far as noise allows.
+        fixed = replace(policy, gradient_spacing=SPARSEST)
+        lowest = max(policy.gradient_floor, band + SPARSEST)
+        assert site_grid(fixed, Kind.GRADIENT, band, np.zeros(1, dtype=np.int64)).floor == lowest
+        assert bool(find_policy_breaches(fixed, table)) == (grid.floor != lowest)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"gradient_spacing": 12}, "gradient_spacing is 12, the policy allows 4 to 11"),
+        ({"gradient_spacing": 3}, "gradient_spacing is 3, the policy allows 4 to 11"),
+        ({"gradient_spacing": None}, "gradient_spacing must be a whole number, got None"),
+        ({"gradient_coarsest": -2}, "gradient_coarsest is -2 in the specification, the policy prescribes -3"),
+    ],
+)
+def test_a_specification_cannot_make_the_grid_coarser_than_the_policy_goes(
+    changed: dict[str, Any], message: str
+) -> None:
+    stated = {**replace(FP32, optimizer_arithmetic="general").parameters(), **changed}
+    with pytest.raises(InvalidInput, match=message):
+        policy_of("fp32", stated)
+    allowed = {**stated, "gradient_spacing": 11, "gradient_coarsest": -3}
+    assert policy_of("fp32", allowed).finest_floor(-10) == -3
+    assert policy_of("fp32", {**allowed, "gradient_spacing": 4}).finest_floor(-10) == FP32.gradient_floor
+
+
+# -- just inside and just outside -------------------------------------------------------------------------------------
+
+
+def decided(
+    away: list[float], *, exponent: int = -14, rms: float = 1.0, limit: int = -14, noise: float | None = None
+) -> FollowTape:
+    """Follow one decision's log: elements at these distances from the switching point, all turned."""
+    entries = SparseEntries(len(away), 1, np.arange(len(away)), np.ones(len(away), dtype=np.int64))
+    frame = Frame.of({SiteAddress(0, 0, Kind.DECISION, 0): encode_decision(exponent, entries)})
+    table = GridTable({(int(Kind.DECISION), 0): SiteGrid(0, limit, 0)})
+    yardstick = None
+    if noise is not None:
+        measured = SiteNoise(noise, np.zeros(0, dtype=np.int64), 0.0, 0.0)
+        yardstick = Yardstick(FP64, Calibration({(Kind.DECISION, 0): measured}, table))
+    tape = FollowTape(FP64, table, decode_frame(encode_frame(frame)), yardstick=yardstick)
+    x = torch.zeros(len(away), dtype=torch.float64)
+    assert tape.pending(x)
+    tape.band(rms)
+    distances = torch.tensor(away, dtype=torch.float64)
+    found = tape.decide(
+        len(away), 1, torch.arange(len(away)), torch.zeros_like, lambda pairs: distances[pairs[:, 0]]
+    )
+    assert found is not None or tape.violations
+    return tape
+
+
+def test_a_decision_is_obeyed_below_twice_its_band_and_not_at_it() -> None:
+    twice = 2.0**-13
+    assert decided([math.nextafter(twice, 0.0)]).violations == []
+    tape = decided([0.0, twice])
+    assert [(v.element, "from the switching point" in v.rule) for v in tape.violations] == [(1, True)]
+    assert (tape.freedom.decisions_near, tape.freedom.decisions_moved) == (1, 1)
+
+
+def test_a_decisions_band_is_at_most_the_declared_one_for_its_input() -> None:
+    """2**-14 of an rms of one, and an octave more for an rms that rounds up elsewhere."""
+    assert decided([0.0], exponent=-13).violations == []
+    assert ["above the policy's" in v.rule for v in decided([0.0], exponent=-12).violations] == [True]
+
+
+def test_a_decision_is_counted_beyond_four_times_the_followers_own_noise() -> None:
+    for away, far in ((2.0**-18, 0), (math.nextafter(2.0**-18, 1.0), 1)):
+        assert decided([away], noise=2.0**-20).freedom.decisions_far == far
+        assert decided([2.0 * away], noise=2.0**-20, rms=2.0).freedom.decisions_far == far
+    assert decided([2.0**-15], noise=None).freedom.decisions_far == 0
+
+
+@POLICIES
+def test_a_headers_scale_may_be_three_octaves_too_wide(policy: Policy) -> None:
+    """The values' own scale is 2**1."""
+    for scale, refused in ((4, False), (5, True)):
+        tape, _ = followed(policy, gradient(), Frame(), other(policy, scales=[scale]))
+        assert ["too wide" in v.rule for v in tape.violations] == [True] * refused
+
+
+def test_silenced_values_may_be_as_large_as_their_floor() -> None:
+    """The values have 2**1."""
+    for floor, refused in ((1, False), (0, True)):
+        grid = site_grid(FP64, Kind.GRADIENT, NOISE_BAND, np.array([floor - NOISE_BAND]))
+        tape, _ = followed(FP64, gradient(), Frame(), table_of(FP64, grid))
+        assert ["declared to be noise below" in v.rule for v in tape.violations] == [True] * refused
+
+
+@POLICIES
+def test_a_band_and_a_floor_are_the_policys_to_the_octave(policy: Policy) -> None:
+    highest = policy.gradient_band[1]
+    for band, refused in ((highest, False), (highest + 1, True)):
+        floor = floor_exponent(band, policy.finest_floor(band))
+        assert bool(find_policy_breaches(policy, other(policy, band=band, floor=floor))) == refused
+    own = gradient_grid(policy).floor
+    for floor, refused in ((own, False), (own + 1, True)):
+        assert bool(find_policy_breaches(policy, other(policy, floor=floor))) == refused
