@@ -18,8 +18,9 @@ from tallystick.evidence.bundle import Member, make_bundle, named
 from tallystick.evidence.bundle_verifier import verify_bundle
 from tallystick.evidence.policy import FORMAT, LIMITS, PINS, parse_evidence_policy
 from tallystick.evidence.run_verifier import Verification
-from tallystick.roles.auditor import AuditReport, audit
-from tallystick.roles.judge import DisputeResult
+from tallystick.roles.audit_report import AuditReport
+from tallystick.roles.auditor import audit
+from tallystick.roles.referee import DisputeResult
 from tallystick.roles.statements import log_proof_of, sign_audit, sign_run, sign_verdict
 from tallystick.signing.keys import SigningKey, ed25519_key
 from tallystick.signing.note import COSIGNATURE, NOTE, NoteKey, NoteSigner

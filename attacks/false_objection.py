@@ -5,7 +5,7 @@ from dataclasses import replace
 from stage import AT, Stage, audit, claim_path, dispute, main
 
 from tallystick.dispute.verdict import LogObjection
-from tallystick.roles.auditor import write_claim
+from tallystick.roles.claim import write_claim
 from tallystick.testing.attacks import must, must_refuse
 
 

@@ -19,7 +19,7 @@ from tallystick.dispute.operator_game import Handed, Opened
 from tallystick.dispute.operator_list import Objection
 from tallystick.dispute.record import DisputeRecord, handed_digest, parse_dispute, verify_dispute
 from tallystick.errors import InvalidInput
-from tallystick.roles.auditor import write_claim
+from tallystick.roles.claim import write_claim
 from tallystick.testing.attacks import must
 from tallystick.testing.cheats import ForgedEntry, honest_defence
 from tallystick.testing.cheats import forge as forge_run

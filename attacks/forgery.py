@@ -19,9 +19,10 @@ from tallystick.dispute.operator_list import Objection, Operator, Output
 from tallystick.dispute.terms import Party
 from tallystick.execution.operator_trace import StepTrace
 from tallystick.roles import operator_dispute
-from tallystick.roles.auditor import write_claim
-from tallystick.roles.judge import DisputeResult, dispute
+from tallystick.roles.claim import write_claim
+from tallystick.roles.judge import dispute
 from tallystick.roles.operator_dispute import TrainerSide
+from tallystick.roles.referee import DisputeResult
 from tallystick.signing.keys import Signer
 from tallystick.store.files import RunDirectory
 from tallystick.testing.attacks import must

@@ -10,7 +10,7 @@ from tallystick.dispute.operator_list import Objection
 from tallystick.dispute.record import DisputeRecord, parse_dispute, signed_claims, verify_dispute
 from tallystick.dispute.signed_moves import sign_move
 from tallystick.dispute.terms import Party
-from tallystick.roles.auditor import write_claim
+from tallystick.roles.claim import write_claim
 from tallystick.signing.keys import Signer
 from tallystick.testing.attacks import must
 from tallystick.testing.cheats import forge, honest_defence

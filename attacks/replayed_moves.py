@@ -12,9 +12,9 @@ from tallystick.dispute.moves import sender_of
 from tallystick.dispute.operator_list import Objection
 from tallystick.dispute.record import DisputeRecord, parse_dispute, verify_dispute
 from tallystick.dispute.rulings import Accusation
-from tallystick.roles.auditor import write_claim
-from tallystick.roles.judge import DisputeResult
+from tallystick.roles.claim import write_claim
 from tallystick.roles.operator_dispute import TrainerSide
+from tallystick.roles.referee import DisputeResult
 from tallystick.store.files import RunDirectory
 from tallystick.testing.attacks import must
 from tallystick.testing.cheats import forge, honest_defence

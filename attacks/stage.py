@@ -19,8 +19,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 from tallystick.commit.state import Entry, summarise
 from tallystick.execution.job import JobSource, find_source
 from tallystick.numerics.policy import find_policy
-from tallystick.roles.auditor import AuditReport, audit, write_claim
-from tallystick.roles.judge import DisputeResult, dispute
+from tallystick.roles.audit_report import AuditReport
+from tallystick.roles.auditor import audit
+from tallystick.roles.claim import write_claim
+from tallystick.roles.judge import dispute
+from tallystick.roles.referee import DisputeResult
 from tallystick.roles.trainer import Order, record
 from tallystick.run.documents import StepRecord
 from tallystick.store.files import RunDirectory

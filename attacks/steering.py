@@ -76,7 +76,7 @@ from tallystick.numerics.policy import entry_budget, find_policy, move_budget
 from tallystick.numerics.rounding import NO_KEY, Key, _chunk_scale, _place, _scale_of, block_rms
 from tallystick.roles import trainer
 from tallystick.roles.acceptance import REPEATS, _copied, _distance, _memory, _tensors
-from tallystick.roles.auditor import AuditReport
+from tallystick.roles.audit_report import AuditReport
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
 from tallystick.testing.attacks import must, play_attack

@@ -6,7 +6,7 @@ from court import AUDITED, JUDGE, Court, must_fail
 from stage import AT, Stage, claim_path, dispute, main
 
 from tallystick.evidence.bundle import Member, named
-from tallystick.roles.auditor import Deviation, SegmentResult
+from tallystick.roles.audit_report import Deviation, SegmentResult
 from tallystick.roles.statements import sign_verdict
 from tallystick.testing.cheats import LyingAuditor, OtherData
 

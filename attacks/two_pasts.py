@@ -14,8 +14,9 @@ from tallystick.commit.encoding import hex_float
 from tallystick.commit.state import Entry, HeldState, hold
 from tallystick.execution.snapshot import copied_state, load_state
 from tallystick.roles import judge
-from tallystick.roles.auditor import Replay, open_replay, write_claim
+from tallystick.roles.claim import write_claim
 from tallystick.roles.parties import RecordedTrace
+from tallystick.roles.replay import Replay, open_replay
 from tallystick.run.documents import StepRecord
 from tallystick.store.files import RunDirectory
 from tallystick.testing.attacks import must

@@ -4,7 +4,7 @@ import numpy as np
 from stage import AT, EVERY, Stage, claim_path, dispute, main
 
 from tallystick.commit.state import Entry
-from tallystick.roles.auditor import write_claim
+from tallystick.roles.claim import write_claim
 from tallystick.testing.attacks import must, must_refuse
 from tallystick.testing.cheats import EditedWeights, LyingAuditor
 

@@ -16,14 +16,15 @@ from tallystick.version import __version__
 if TYPE_CHECKING:
     from tallystick.evidence.run_verifier import verify_run as verify
     from tallystick.integrations.observed import observe
-    from tallystick.roles.auditor import AuditReport, audit
+    from tallystick.roles.audit_report import AuditReport
+    from tallystick.roles.auditor import audit
     from tallystick.roles.recorder import Follower, Recorder, open_run
 
 __all__ = ["AuditReport", "Follower", "Recorder", "__version__", "audit", "observe", "open_run", "verify"]
 
 # Loaded when first asked for: the bare package has no torch.
 _HOMES = {
-    "AuditReport": ("tallystick.roles.auditor", "AuditReport"),
+    "AuditReport": ("tallystick.roles.audit_report", "AuditReport"),
     "Follower": ("tallystick.roles.recorder", "Follower"),
     "Recorder": ("tallystick.roles.recorder", "Recorder"),
     "audit": ("tallystick.roles.auditor", "audit"),

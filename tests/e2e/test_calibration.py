@@ -19,8 +19,12 @@ from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import Frame, Kind, SiteAddress, encode_frame
 from tallystick.numerics.policy import find_policy
 from tallystick.roles import judge
-from tallystick.roles.auditor import AuditReport, Replay, audit, find_noisy_sites, open_replay, write_claim
+from tallystick.roles.audit_report import AuditReport
+from tallystick.roles.auditor import audit
+from tallystick.roles.claim import write_claim
+from tallystick.roles.comparison import find_noisy_sites
 from tallystick.roles.operator_dispute import OperatorDispute, OperatorResult
+from tallystick.roles.replay import Replay, open_replay
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
 

@@ -24,17 +24,14 @@ from tallystick.execution.rounding import context
 from tallystick.execution.snapshot import load_state
 from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import find_policy
-from tallystick.roles import judge
-from tallystick.roles.auditor import (
-    EVERYTHING,
-    Deviation,
-    Replay,
-    audit,
-    is_excused,
-    open_replay,
-    write_claim,
-)
-from tallystick.roles.judge import AcceptableStates, dispute
+from tallystick.roles import judge, step_judge
+from tallystick.roles.acceptable_states import AcceptableStates
+from tallystick.roles.audit_report import EVERYTHING, Deviation
+from tallystick.roles.auditor import audit
+from tallystick.roles.claim import write_claim
+from tallystick.roles.comparison import is_excused
+from tallystick.roles.judge import dispute
+from tallystick.roles.replay import Replay, open_replay
 from tallystick.roles.trainer import Order, record
 from tallystick.run.documents import StepRecord
 from tallystick.store.files import RunDirectory
@@ -419,7 +416,7 @@ def test_a_fault_that_the_judges_own_noise_explains_is_nobodys(
 
     def ruled(claim: RunDirectory, *noisy: str) -> tuple[str, str]:
         found = [Deviation(1, "cannot_reproduce", site, None, "noise 1", "band 0.1") for site in noisy]
-        monkeypatch.setattr(judge, "find_noisy_sites", lambda *given: found)
+        monkeypatch.setattr(step_judge, "find_noisy_sites", lambda *given: found)
         result = dispute(run, claim, source, level="steps")
         return result.loser, result.outcome
 

@@ -27,8 +27,9 @@ from tallystick.errors import InvalidInput, Mismatch
 from tallystick.execution.job import find_source
 from tallystick.numerics.policy import find_policy
 from tallystick.roles import signed_before
-from tallystick.roles.auditor import write_claim
-from tallystick.roles.judge import Seat, dispute
+from tallystick.roles.claim import write_claim
+from tallystick.roles.judge import dispute
+from tallystick.roles.seats import Seat
 from tallystick.roles.trainer import Order
 from tallystick.signing.keys import SigningKey, ed25519_key
 from tallystick.store.docket import POLL_SECONDS, Mailbox, answer_name, question_name

@@ -17,7 +17,8 @@ from tallystick.execution.determinism import parse_profile
 from tallystick.execution.job import find_source
 from tallystick.numerics.log import Kind, decode_frame
 from tallystick.numerics.policy import find_policy
-from tallystick.roles.auditor import audit, write_claim
+from tallystick.roles.auditor import audit
+from tallystick.roles.claim import write_claim
 from tallystick.roles.judge import dispute
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory

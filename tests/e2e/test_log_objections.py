@@ -23,9 +23,13 @@ from tallystick.numerics.log import (
     encode_frame,
 )
 from tallystick.numerics.policy import find_policy
-from tallystick.roles import auditor, log_judge
-from tallystick.roles.auditor import Claim, Deviation, audit, open_replay, write_claim
+from tallystick.roles import claim as claiming
+from tallystick.roles import log_judge
+from tallystick.roles.audit_report import Deviation
+from tallystick.roles.auditor import audit
+from tallystick.roles.claim import Claim, write_claim
 from tallystick.roles.judge import dispute
+from tallystick.roles.replay import open_replay
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory, frame_digest
 from tallystick.testing.cheats import forge
@@ -236,7 +240,7 @@ def test_noise_of_the_judges_own_that_could_explain_a_violation_blames_nobody(
     assert (result.loser, result.outcome) == ("none", "cannot_reproduce")
     assert "the judge's own noise can explain" in result.reason
     # An auditor on such a machine does not object in the first place.
-    monkeypatch.setattr(auditor, "find_noisy_sites", lambda *given: noisy)
+    monkeypatch.setattr(claiming, "find_noisy_sites", lambda *given: noisy)
     _, silent = claimed(run, tmp_path / "silent")
     assert (silent.objection, silent.first_deviation) == (None, None)
 

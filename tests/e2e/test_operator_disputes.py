@@ -22,7 +22,7 @@ from tallystick.dispute.rulings import Accusation, rule_on_operator
 from tallystick.execution.job import find_source
 from tallystick.execution.snapshot import copied, load_state, state_entries
 from tallystick.numerics.policy import find_policy
-from tallystick.roles.auditor import Replay, open_replay, write_claim
+from tallystick.roles.claim import write_claim
 from tallystick.roles.judge import dispute
 from tallystick.roles.operator_dispute import (
     Examination,
@@ -33,6 +33,7 @@ from tallystick.roles.operator_dispute import (
     nodes_of,
     own_step,
 )
+from tallystick.roles.replay import Replay, open_replay
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
 from tallystick.testing.cheats import CHEATS, forge

@@ -15,9 +15,10 @@ from tallystick.errors import InvalidInput
 from tallystick.execution.determinism import parse_profile
 from tallystick.execution.job import Job, JobSource, find_source
 from tallystick.numerics.policy import find_policy
-from tallystick.roles import judge as judging
 from tallystick.roles import panel
-from tallystick.roles.auditor import Replay, audit, open_replay, write_claim
+from tallystick.roles import referee as judging
+from tallystick.roles.auditor import audit
+from tallystick.roles.claim import write_claim
 from tallystick.roles.data_noise import (
     MOST_SHARE,
     SHAKEN,
@@ -31,6 +32,7 @@ from tallystick.roles.data_noise import (
 from tallystick.roles.judge import dispute
 from tallystick.roles.operator_dispute import find_structure
 from tallystick.roles.panel import Member, Opinion, Question
+from tallystick.roles.replay import Replay, open_replay
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
 

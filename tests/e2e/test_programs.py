@@ -19,7 +19,9 @@ from tallystick.errors import InvalidInput, JobFailed, Mismatch, Nondeterminism,
 from tallystick.execution.job import find_source
 from tallystick.execution.program import LocalProgram
 from tallystick.numerics.policy import find_policy
-from tallystick.roles.auditor import AuditReport, Deviation, audit, write_claim
+from tallystick.roles.audit_report import AuditReport, Deviation
+from tallystick.roles.auditor import audit
+from tallystick.roles.claim import write_claim
 from tallystick.roles.judge import dispute
 from tallystick.roles.trainer import Order, record
 from tallystick.run.program import Program
@@ -217,7 +219,7 @@ def test_another_version_of_a_distribution_is_said_first(run: RunDirectory, tmp_
 def test_a_run_that_states_no_files_is_repeated_by_nobody(run: RunDirectory, tmp_path: Path) -> None:
     from dataclasses import replace
 
-    from tallystick.roles.auditor import open_replay
+    from tallystick.roles.replay import open_replay
 
     stated = run.load_specification()
     empty = replace(stated, job=replace(stated.job, program=Program(), source_digest="00" * 32))

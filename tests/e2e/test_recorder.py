@@ -18,7 +18,7 @@ import tallystick
 from tallystick.errors import InvalidInput, Nondeterminism, OtherProgram, ProtocolViolation
 from tallystick.execution.determinism import parse_profile
 from tallystick.roles import recorder as module
-from tallystick.roles.auditor import AuditReport
+from tallystick.roles.audit_report import AuditReport
 
 STEPS = 12
 CRITERION = nn.CrossEntropyLoss()

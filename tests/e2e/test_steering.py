@@ -14,7 +14,8 @@ from unittest.mock import patch
 import pytest
 
 from tallystick.execution.rounding.context import RecordTape
-from tallystick.roles.auditor import AuditReport, audit
+from tallystick.roles.audit_report import AuditReport
+from tallystick.roles.auditor import audit
 from tallystick.roles.trainer import record
 from tallystick.store.files import RunDirectory
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 import tallystick
 from tallystick.execution.determinism import Profile
-from tallystick.roles.auditor import AuditReport
+from tallystick.roles.audit_report import AuditReport
 
 STEPS = 5
 WIDTH = 8

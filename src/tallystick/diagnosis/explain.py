@@ -18,7 +18,8 @@ from tallystick.execution.operations import Watch
 from tallystick.execution.snapshot import load_state
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Kind, SiteAddress, decode_frame
-from tallystick.roles.auditor import AuditReport, Deviation, Replay, SegmentResult, open_replay
+from tallystick.roles.audit_report import AuditReport, Deviation, SegmentResult
+from tallystick.roles.replay import Replay, open_replay
 from tallystick.run.documents import Specification, StepRecord
 from tallystick.run.program import compare_programs
 from tallystick.run.transcript import Transcript

@@ -20,7 +20,8 @@ from tallystick.execution.snapshot import load_state
 from tallystick.execution.step import batch_digest, session_batch, split_batch
 from tallystick.fleet.provenance.memorisation import LEAST_RECORDS, Floats, MemoryLosses, spread
 from tallystick.numerics.random import Key, permutation
-from tallystick.roles.auditor import Deviation, open_replay
+from tallystick.roles.audit_report import Deviation
+from tallystick.roles.replay import open_replay
 
 if TYPE_CHECKING:
     from tallystick.integrations.watching import RunReplayer

@@ -47,8 +47,10 @@ from tallystick.fleet.provenance.verification import (
     judge_run,
 )
 from tallystick.integrations.memorising import measure_memory
-from tallystick.roles.auditor import Deviation, Replay, audit, open_replay
+from tallystick.roles.audit_report import Deviation
+from tallystick.roles.auditor import audit
 from tallystick.roles.initial_state import find_other_setting
+from tallystick.roles.replay import Replay, open_replay
 from tallystick.run.transcript import check_cursor
 from tallystick.signing.keys import PublicKey
 from tallystick.store.chips import ChipDirectory

@@ -19,7 +19,7 @@ from tallystick.reports.sample import sample_fields, sample_rows
 if TYPE_CHECKING:
     from tallystick.diagnosis.causes import Divergence
     from tallystick.dispute.verdict import LogObjection
-    from tallystick.roles.auditor import AuditReport, Deviation, SegmentResult
+    from tallystick.roles.audit_report import AuditReport, Deviation, SegmentResult
 
 STYLES: Mapping[str, str] = {
     "match": GOOD,

@@ -12,8 +12,8 @@ from tallystick.dispute.terms import PARTIES, Party
 from tallystick.reports.layout import BAD, UNSURE, Row, counted, page
 
 if TYPE_CHECKING:
-    from tallystick.roles.judge import DisputeResult
     from tallystick.roles.operator_dispute import OperatorResult
+    from tallystick.roles.referee import DisputeResult
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,9 @@ from tallystick.numerics.log import Kind, SiteAddress, SparseEntries, decode, de
 from tallystick.numerics.nearest_tensors import follow_nearest
 from tallystick.numerics.policy import move_budget
 from tallystick.numerics.rounding import NO_KEY, Key, round_followed, round_followed_residues
-from tallystick.roles.auditor import Replay, adopting, find_noisy_sites, is_excused, violations_of
+from tallystick.roles.comparison import find_noisy_sites, is_excused, violations_of
 from tallystick.roles.data_noise import REMEDY
+from tallystick.roles.replay import Replay, adopting
 from tallystick.run.transcript import Transcript
 
 State = Mapping[str, Entry]

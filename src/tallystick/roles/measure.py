@@ -208,7 +208,7 @@ def _tiny_job() -> Job:
 
 def load_kernels(policy: Policy) -> None:
     """Record and audit two steps of a tiny job, so that no later time or peak holds a library's start."""
-    from tallystick.roles.auditor import Replay
+    from tallystick.roles.replay import Replay
     from tallystick.roles.trainer import open_session
 
     run, followed = MemoryRun(_tiny_job(), policy, seed=0), _tiny_job()
@@ -233,7 +233,7 @@ def overhead(
     """
     from tallystick.commit.state import summarise
     from tallystick.execution.snapshot import state_entries
-    from tallystick.roles.auditor import Replay
+    from tallystick.roles.replay import Replay
     from tallystick.roles.trainer import open_session
 
     source, chosen = find_source(job), find_policy(policy)
@@ -292,7 +292,7 @@ def _seconds_to_copy(tensors: list[Tensor], times: int = 5) -> float:
 
 
 def _follow(replay: Any, record: StepRecord, frame: bytes) -> Times:
-    from tallystick.roles.auditor import compare_step
+    from tallystick.roles.comparison import compare_step
 
     phases, started = dict(replay.session.seconds), time.perf_counter()
     outcome, tape = replay.follow(record, frame)

@@ -32,11 +32,12 @@ from tallystick.execution.operator_trace import trace_step
 from tallystick.execution.snapshot import load_state
 from tallystick.execution.step import batch_digest
 from tallystick.numerics.policy import find_policy
-from tallystick.roles.auditor import Replay, adopting, open_replay, write_claim
+from tallystick.roles.claim import write_claim
 from tallystick.roles.costs import Ledger, Spent
 from tallystick.roles.judge import dispute
 from tallystick.roles.operator_dispute import TrainerSide, list_base
 from tallystick.roles.parties import RecordedTrace
+from tallystick.roles.replay import Replay, adopting, open_replay
 from tallystick.roles.trainer import Order, record
 from tallystick.run.documents import Specification, StepRecord
 from tallystick.run.transcript import Transcript

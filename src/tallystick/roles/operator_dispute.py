@@ -74,8 +74,8 @@ from tallystick.execution.operator_trace import KINDS, StepTrace, Value, array_o
 from tallystick.execution.snapshot import load_state
 from tallystick.execution.step import map_tensors
 from tallystick.numerics.kernels import block_differences, block_square_sums
-from tallystick.roles.auditor import Replay, adopting
 from tallystick.roles.costs import Ledger
+from tallystick.roles.replay import Replay, adopting
 from tallystick.run.documents import StepRecord
 from tallystick.run.proofs import StepProof
 from tallystick.signing.keys import PublicKey

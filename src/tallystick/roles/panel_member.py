@@ -20,12 +20,14 @@ from tallystick.execution.determinism import parse_profile
 from tallystick.execution.job import JobSource
 from tallystick.execution.snapshot import load_state
 from tallystick.execution.step import batch_digest, run_step
-from tallystick.roles.auditor import Deviation, Replay, open_replay
-from tallystick.roles.judge import StepJudge, find_other_beginning
+from tallystick.roles.audit_report import Deviation
 from tallystick.roles.log_judge import rule_on_log
 from tallystick.roles.operator_dispute import find_structure
 from tallystick.roles.panel import Opinion, asked_of
 from tallystick.roles.rebuilt import ELSEWHERE_SECONDS, shift_clock
+from tallystick.roles.referee import find_other_beginning
+from tallystick.roles.replay import Replay, open_replay
+from tallystick.roles.step_judge import StepJudge
 from tallystick.run.transcript import Transcript
 from tallystick.store.files import RunDirectory
 

@@ -50,9 +50,9 @@ from tallystick.execution.operator_trace import StepTrace, trace_step
 from tallystick.execution.snapshot import copied_state, held_state, load_state, state_entries
 from tallystick.execution.step import StepOutcome
 from tallystick.roles import operator_dispute
-from tallystick.roles.auditor import Replay, adopting
 from tallystick.roles.costs import Ledger, Spent
 from tallystick.roles.operator_dispute import Examination, Source, TrainerSide, Wanted, nodes_of, reader_of
+from tallystick.roles.replay import Replay, adopting
 from tallystick.roles.signed_before import SignedBefore
 from tallystick.run.documents import StepRecord
 from tallystick.run.proofs import parse_step_proof, verify_step_proof

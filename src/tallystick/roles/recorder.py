@@ -41,14 +41,10 @@ from tallystick.execution.snapshot import load_state
 from tallystick.execution.step import StepOutcome, batch_digest, session_batch
 from tallystick.numerics.policy import find_policy, policy_of
 from tallystick.roles.acceptance import Acceptance, Limits
-from tallystick.roles.auditor import (
-    AuditReport,
-    SegmentResult,
-    accept,
-    adopting,
-    compare_end,
-    compare_step,
-)
+from tallystick.roles.audit_report import AuditReport, SegmentResult
+from tallystick.roles.auditor import accept
+from tallystick.roles.comparison import compare_end, compare_step
+from tallystick.roles.replay import adopting
 from tallystick.roles.trainer import Phases, RunWriter, specification_of
 from tallystick.run.documents import JobRecord, RunStatement
 from tallystick.run.program import Program, in_words

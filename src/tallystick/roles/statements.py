@@ -44,9 +44,9 @@ from tallystick.tlog.tree import PROOF_HEADER, parse_checkpoint, parse_log_proof
 from tallystick.version import __version__
 
 if TYPE_CHECKING:
-    from tallystick.roles.auditor import AuditReport
+    from tallystick.roles.audit_report import AuditReport
     from tallystick.roles.initial_state import Beginning
-    from tallystick.roles.judge import DisputeResult
+    from tallystick.roles.referee import DisputeResult
 
 
 def identity_of(directory: RunDirectory, transcript: Transcript | None = None) -> RunIdentity:

@@ -41,8 +41,9 @@ from tallystick.numerics.log import (
 )
 from tallystick.numerics.policy import find_policy
 from tallystick.numerics.rounding import NO_KEY, Key, round_recorded
-from tallystick.roles.auditor import Replay, open_replay, write_claim
+from tallystick.roles.claim import write_claim
 from tallystick.roles.judge import Defence
+from tallystick.roles.replay import Replay, open_replay
 from tallystick.roles.trainer import Order, record
 from tallystick.run.documents import Specification, StepRecord
 from tallystick.run.transcript import Transcript, state_fingerprint

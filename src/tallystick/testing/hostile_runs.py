@@ -37,7 +37,7 @@ from tallystick.store.files import RunDirectory, frame_digest, weights_pieces
 
 if TYPE_CHECKING:
     from tallystick.execution.job import JobSource
-    from tallystick.roles.auditor import Replay
+    from tallystick.roles.replay import Replay
 
 FILES = (
     "specification.json", "steps.jsonl", "run.json", "logs/000000.tlog", "logs/000001.tlog",
@@ -238,7 +238,7 @@ def _proven(run: RunDirectory) -> None:
 def _auditor() -> tuple[RunDirectory, JobSource, Replay]:
     """An honest run, its job's source and a session of it, as an auditor has them."""
     from tallystick.execution.job import find_source
-    from tallystick.roles.auditor import Replay, open_replay
+    from tallystick.roles.replay import Replay, open_replay
 
     path = Path(_place().name) / "own"
     unpack(tiny_run(), path)
@@ -256,9 +256,10 @@ def read_with_torch(data: bytes) -> Transcript:
     """
     from tallystick.diagnosis.explain import explain_runs
     from tallystick.reports.divergence import DivergencePage
-    from tallystick.roles.auditor import choose_segments, environment_differences
-    from tallystick.roles.judge import find_other_beginning
+    from tallystick.roles.auditor import choose_segments
     from tallystick.roles.panel_member import HandedSeat
+    from tallystick.roles.referee import find_other_beginning
+    from tallystick.roles.replay import environment_differences
 
     own, source, replay = _auditor()
     path = Path(_place().name) / "audited"
@@ -284,7 +285,7 @@ def read_with_torch(data: bytes) -> Transcript:
 def _read_segment(run: RunDirectory, transcript: Transcript, replay: Replay, start: int, end: int) -> None:
     """Read what an audit reads of one segment, each time as far as it can."""
     from tallystick.execution.snapshot import load_state, state_entries
-    from tallystick.roles.auditor import farther_than_trained
+    from tallystick.roles.comparison import farther_than_trained
     from tallystick.roles.initial_state import compare_beginning, find_other_setting
 
     roots = {checkpoint.steps_done: checkpoint.state_root for checkpoint in transcript.checkpoints()}

@@ -27,8 +27,9 @@ from tallystick.numerics.log import (
     encode_frame,
 )
 from tallystick.numerics.policy import find_policy
-from tallystick.roles.auditor import Replay, audit
-from tallystick.roles.judge import AcceptableStates
+from tallystick.roles.acceptable_states import AcceptableStates
+from tallystick.roles.auditor import audit
+from tallystick.roles.replay import Replay
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
 

@@ -31,8 +31,8 @@ from tallystick.reports.layout import counted, duration, printable, share
 from tallystick.reports.run import RunReport, read_run
 from tallystick.reports.verification import VerificationPage
 from tallystick.roles.initial_state import Beginning
-from tallystick.roles.judge import DisputeResult
 from tallystick.roles.operator_dispute import Cost, OperatorResult
+from tallystick.roles.referee import DisputeResult
 from tallystick.run.documents import (
     JobRecord,
     Notes,

@@ -19,18 +19,10 @@ from tallystick.execution.step import StepOutcome
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import FP32
-from tallystick.roles import auditor
-from tallystick.roles.auditor import (
-    MOST_NOISE,
-    AuditReport,
-    Deviation,
-    SegmentResult,
-    VerdictName,
-    accept,
-    compare_step,
-    farther_than_trained,
-    is_excused,
-)
+from tallystick.roles import comparison
+from tallystick.roles.audit_report import MOST_NOISE, AuditReport, Deviation, SegmentResult, VerdictName
+from tallystick.roles.auditor import accept
+from tallystick.roles.comparison import compare_step, farther_than_trained, is_excused
 from tallystick.run.documents import StepRecord
 from tallystick.run.transcript import state_fingerprint
 
@@ -197,11 +189,11 @@ def test_noise_is_to_blame_from_the_declared_band_on(monkeypatch: pytest.MonkeyP
     replay: Any = SimpleNamespace(session=session, job=None)
     transcript: Any = None
     for name in ("load_state", "backward_of"):
-        monkeypatch.setattr(auditor, name, lambda *given: None)
+        monkeypatch.setattr(comparison, name, lambda *given: None)
     for relative, noisy in ((band / 2, False), (band / 2 * 1.001, True)):
         noise = SiteNoise(relative, np.zeros(1, dtype=np.int64), 1.0, relative)
         monkeypatch.setattr(
-            auditor, "calibrate", lambda *given, noise=noise, **more: Calibration({place: noise})
+            comparison, "calibrate", lambda *given, noise=noise, **more: Calibration({place: noise})
         )
-        found = auditor.find_noisy_sites(replay, transcript, 3, 3, {3: b""}, {})
+        found = comparison.find_noisy_sites(replay, transcript, 3, 3, {3: b""}, {})
         assert [(each.kind, each.subject) for each in found] == [("cannot_reproduce", "gradient w")] * noisy

@@ -11,7 +11,8 @@ from tallystick.execution import job
 from tallystick.execution.job import JobSource
 from tallystick.numerics.policy import find_policy
 from tallystick.roles import panel
-from tallystick.roles.auditor import audit, write_claim
+from tallystick.roles.auditor import audit
+from tallystick.roles.claim import write_claim
 from tallystick.roles.judge import dispute
 from tallystick.roles.rebuilt import find_unsteady
 from tallystick.roles.trainer import Order, record

@@ -42,8 +42,8 @@ from tallystick.store.keys import load_key, load_public_key
 if TYPE_CHECKING:
     from tallystick.diagnosis.causes import Divergence
     from tallystick.execution.job import JobSource
-    from tallystick.roles.auditor import AuditReport
-    from tallystick.roles.judge import DisputeResult
+    from tallystick.roles.audit_report import AuditReport
+    from tallystick.roles.referee import DisputeResult
 
 EXIT_CODES: Mapping[str, int] = {
     "match": 0, "mismatch": 1, "log_violation": 1, "cannot_reproduce": 3, "not_accepted": 4
@@ -329,28 +329,28 @@ def _write_claim(
     as_json: bool,
 ) -> int:
     from tallystick.execution.job import JobSource
-    from tallystick.roles import auditor
+    from tallystick.roles.audit_report import Deviation
+    from tallystick.roles.claim import write_claim
+    from tallystick.roles.comparison import compare_states
 
     assert isinstance(source, JobSource)
     started = time.perf_counter()
     try:
         with StepDisplay("claim") as display:
-            claim = auditor.write_claim(
+            claim = write_claim(
                 directory, source, out, jitter=profile.jitter, device=device, progress=display
             )
     except KeyboardInterrupt:
         say(f"interrupted: {out.path} holds an unfinished claim; remove it before the next attempt")
         return 130
-    if isinstance(claim, auditor.Deviation):
+    if isinstance(claim, Deviation):
         raise Nondeterminism(
             f"this machine cannot repeat the job: {claim.subject} is {claim.own}, "
             f"the specification says {claim.stated}"
         )
     own, theirs = out.load_transcript(), directory.load_transcript()
     last = own.num_steps
-    differing, _ = auditor.compare_states(
-        last - 1, out.load_checkpoint(last), directory.load_checkpoint(last)
-    )
+    differing, _ = compare_states(last - 1, out.load_checkpoint(last), directory.load_checkpoint(last))
     page = ClaimPage(
         run=str(directory.path),
         claim=str(out.path),

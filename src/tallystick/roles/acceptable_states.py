@@ -1,0 +1,180 @@
+"""The states after one step that honest arithmetic can give, and how a claimed one is held against them.
+
+A state is acceptable if every element is a value that honest arithmetic within the declared bands can give: where the
+judge's own gradient or state lies within the band of a rounding boundary, both neighbours will do. (This holds element
+by element, so the optimizer must be elementwise; every optimizer that ``policy`` accepts today is.) Where the
+optimizer's arithmetic is portable the state has no bands: for each choice of the gradient one state is acceptable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tallystick.commit.state import (
+    Entry,
+)
+from tallystick.execution.rounding.follow import FollowTape
+from tallystick.execution.snapshot import copied_state, load_state
+from tallystick.execution.step import run_step
+from tallystick.numerics.log import Kind, decode_frame
+from tallystick.numerics.rounding import NO_KEY, Candidates, Key, find_candidates
+from tallystick.roles.audit_report import Deviation
+from tallystick.roles.comparison import compare_states
+from tallystick.roles.replay import Replay
+
+State = Mapping[str, Entry]
+
+
+def _has_form_of(entry: Entry | None, other: Entry | None) -> bool:
+    return (
+        entry is not None and other is not None and (entry.dtype, entry.shape) == (other.dtype, other.shape)
+    )
+
+
+class AcceptableStates:
+    """The states after one step that honest arithmetic within the bands can give; the session stands before it."""
+
+    def __init__(self, replay: Replay, frame: bytes) -> None:
+        before = copied_state(replay.session)
+        self.step = replay.session.step
+        session = replay.session
+        plain = session.follow_tape(frame)
+        base, sites = plain.base, plain.sites
+        tape = _TwoWayTape(session.policy, session.table, decode_frame(frame), base, sites=sites)
+        self.outcome = run_step(session, replay.job, tape)
+        tape.finish()
+        session.settle(tape)
+        self.violations = tape.violations
+        self.entries = copied_state(session)
+        self.values = tape.candidates
+        self.flipped: dict[tuple[int, int], Candidates] = {}
+        if any(kind == Kind.GRADIENT and c.index.size for (kind, _), c in tape.candidates.items()):
+            load_state(session, before)
+            other = _TwoWayTape(
+                session.policy, session.table, decode_frame(frame), base, sites=sites, flip=True
+            )
+            run_step(session, replay.job, other)
+            self.flipped = other.candidates
+            self.other_entries = copied_state(session)
+        else:
+            self.other_entries = self.entries
+        self.names = ["parameter", *session.optimizer_keys]
+        self.parameters = [name for name, _ in session.parameters]
+        self.buffers: dict[str, list[tuple[int, int]]] = {}
+        for site in session.sites:
+            if site.kind in (Kind.BUFFER, Kind.STATE):
+                self.buffers.setdefault(site.name, []).append((int(site.kind), site.ordinal))
+
+    def find_fault(self, state: State) -> Deviation | None:
+        """Return the first difference between ``state`` and what is acceptable, or None."""
+        _, differences = compare_states(self.step, self.entries, state)
+        if not differences:
+            return None
+        trained = {f"model/{name}": position for position, name in enumerate(self.parameters)}
+        trained |= {
+            f"optimizer/{name}/{key}": position
+            for position, name in enumerate(self.parameters)
+            for key in self.names[1:]
+        }
+        for difference in differences:
+            position = trained.get(difference.subject)
+            if not _has_form_of(state.get(difference.subject), self.entries.get(difference.subject)):
+                return difference
+            if position is None:
+                if not self._buffer_is_acceptable(difference.subject, state):
+                    return difference
+            elif self._find_bad_element(position, state) is not None:
+                return difference
+        return None
+
+    def _buffer_is_acceptable(self, subject: str, state: State) -> bool:
+        theirs = _floats(state[subject])
+        found = np.zeros(theirs.shape, dtype=bool)
+        for place in self.buffers.get(subject, []):
+            # An average follows the weights, so it too has a value for each of the two gradients.
+            for entries, values in ((self.entries, self.values), (self.other_entries, self.flipped)):
+                own = _floats(entries[subject])
+                if own.shape != theirs.shape:
+                    return False
+                found |= _matches(own, theirs, values.get(place))
+        return bool(found.all())
+
+    def _find_bad_element(self, position: int, state: State) -> int | None:
+        """Return the first element of a parameter, together with its optimizer state, that neither gradient choice explains."""
+        plain: np.ndarray | None = None
+        other: np.ndarray | None = None
+        for offset, key in enumerate(self.names):
+            name = self.parameters[position]
+            subject = f"model/{name}" if key == "parameter" else f"optimizer/{name}/{key}"
+            if subject not in self.entries:
+                continue
+            own, flipped = _floats(self.entries[subject]), _floats(self.other_entries[subject])
+            if subject not in state or len(state[subject].data) != len(self.entries[subject].data):
+                return 0
+            theirs = _floats(state[subject])
+            place = (int(Kind.STATE), position * len(self.names) + offset)
+            first = _matches(own, theirs, self.values.get(place))
+            second = _matches(flipped, theirs, self.flipped.get(place))
+            if own.size == 1 and plain is not None and plain.size > 1:
+                if not (first | second).all():
+                    return 0  # one number for the whole tensor: no element's gradient chooses it
+                continue
+            plain = first if plain is None else plain & first
+            other = second if other is None else other & second
+        if plain is None or other is None:
+            return None
+        gradient = self.values.get((int(Kind.GRADIENT), position))
+        may_flip = np.zeros(plain.shape, dtype=bool)
+        if gradient is not None and gradient.index.size:
+            may_flip[gradient.index] = True
+        bad = np.flatnonzero(~(plain | (other & may_flip)))
+        return int(bad[0]) if bad.size else None
+
+
+def _floats(entry: Entry) -> np.ndarray:
+    return (
+        np.frombuffer(entry.data, dtype="<f4")
+        if entry.dtype == "F32"
+        else np.frombuffer(entry.data, dtype=np.uint8)
+    )
+
+
+def _matches(own: np.ndarray, theirs: np.ndarray, candidates: Candidates | None) -> np.ndarray:
+    bits = "<u4" if own.dtype.itemsize == 4 else "u1"
+    same = own.view(bits) == theirs.view(bits)
+    if candidates is not None and candidates.index.size:
+        at = candidates.index
+        value = theirs[at].astype(np.float64)
+        same[at] |= (value == candidates.lower) | (value == candidates.upper)
+    return same
+
+
+@dataclass
+class _TwoWayTape(FollowTape):
+    """Follows a frame and notes, for every site but activations, which elements could have gone the other way.
+
+    With ``flip`` each such gradient element does go the other way.
+    """
+
+    flip: bool = False
+    candidates: dict[tuple[int, int], Candidates] = field(default_factory=dict[tuple[int, int], Candidates])
+
+    def round(self, kind: Kind, ordinal: int, x: Tensor, *, out: Tensor, old: Tensor | None = None,
+              key: Key = NO_KEY, name: str) -> None:  # fmt: skip
+        """Round as the log says, after noting both values of every element near a boundary."""
+        grid = self.table.sites.get((kind, ordinal))
+        found: Candidates | None = None
+        if grid is not None and (not grid.scales.size or x.numel() % grid.scales.size == 0):
+            found = find_candidates(x, grid, old=old, key=key)
+            self.candidates[(int(kind), ordinal)] = found
+        super().round(kind, ordinal, x, out=out, old=old, key=key, name=name)
+        if self.flip and kind == Kind.GRADIENT and found is not None and found.index.size:
+            flat = out.reshape(-1)
+            at = torch.from_numpy(found.index).to(flat.device)
+            lower, upper = torch.from_numpy(found.lower).to(flat), torch.from_numpy(found.upper).to(flat)
+            flat[at] = torch.where(flat[at] == lower, upper, lower)

@@ -1,0 +1,144 @@
+"""What an audit says: deviations, segments, and the verdict over all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tallystick.execution.noise.freedom import Freedom
+from tallystick.roles.initial_state import (
+    Beginning,
+)
+from tallystick.roles.trainer import Phases
+from tallystick.run.sample import SegmentDraw
+
+VerdictName = Literal["match", "mismatch", "log_violation", "cannot_reproduce", "not_accepted"]
+
+
+ACCUSING: tuple[VerdictName, ...] = ("mismatch", "log_violation")
+
+
+UNDECIDED: tuple[VerdictName, ...] = ("cannot_reproduce", "not_accepted")
+
+
+FINGERPRINT = "state fingerprint"
+
+
+EVIDENCE = "evidence"
+
+
+BATCH_DIGEST = "batch digest"
+
+
+MOST_NOISE = (
+    8.0  # times the way that training carried a tensor: what noise above the bands may do to it at most
+)
+
+
+BEGINNING = "first state"
+
+
+PROGRAM = "program"
+
+
+EVERYTHING = "everything"
+
+
+SCHEDULE_TOLERANCE = (
+    2.0**-36
+)  # libraries differ in the last bit of cos and pow; the recorded value is then taken
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """One thing that differs, or that honest arithmetic could not have written.
+
+    Attributes:
+        step: where it showed.
+        kind: ``mismatch``, ``log_violation``, ``cannot_reproduce`` or ``not_accepted``.
+        subject: tensor, record field or log site.
+        element: flat index, or None.
+        own, stated: both values as text.
+    """
+
+    step: int
+    kind: VerdictName
+    subject: str
+    element: int | None
+    own: str
+    stated: str
+
+    def __str__(self) -> str:
+        where = "" if self.element is None else f" element {self.element}"
+        if self.kind == "not_accepted":
+            return f"step {self.step}: {self.subject}: {self.stated}; accepted is {self.own}"
+        return f"step {self.step}: {self.subject}{where} is {self.own}, the trainer says {self.stated}"
+
+
+@dataclass
+class SegmentResult:
+    """What repeating the steps from ``start`` up to ``end`` showed."""
+
+    start: int
+    end: int
+    verdict: VerdictName = "match"
+    deviations: list[Deviation] = field(default_factory=list[Deviation])
+    differing_elements: int = 0
+    elements: int = 0
+
+    @property
+    def first_step(self) -> int | None:
+        """The first step with a deviation."""
+        return min((deviation.step for deviation in self.deviations), default=None)
+
+
+@dataclass
+class AuditReport:
+    """The auditor's findings over all segments; ``root``, in hexadecimal, is that of the run that was read."""
+
+    directory: str
+    profile: str
+    root: str
+    segments: list[SegmentResult] = field(default_factory=list[SegmentResult])
+    freedom: Freedom = field(default_factory=Freedom)
+    environment: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
+    phases: Phases = field(default_factory=Phases)
+    sample: SegmentDraw | None = None
+    beginning: Beginning | None = None
+
+    @property
+    def verdict(self) -> VerdictName:
+        """The verdict on the whole: of the first segment that accuses, else the worst of the others."""
+        if not self.segments:
+            return "cannot_reproduce"
+        found = [segment.verdict for segment in self.segments]
+        for verdict in found:
+            if verdict in ACCUSING:
+                return verdict
+        for undecided in UNDECIDED:
+            if undecided in found:
+                return undecided
+        return "match"
+
+    @property
+    def first(self) -> Deviation | None:
+        """The deviation that decides the verdict."""
+        for segment in self.segments:
+            if segment.verdict == self.verdict:
+                return min(segment.deviations, key=lambda deviation: deviation.step, default=None)
+        return None
+
+    @property
+    def steps(self) -> int:
+        """How many steps were repeated."""
+        return sum(segment.end - segment.start for segment in self.segments)
+
+    @property
+    def differing_elements(self) -> int:
+        """How many elements of the committed states differ, over all segments."""
+        return sum(segment.differing_elements for segment in self.segments)
+
+
+def near(own: float, stated: float) -> bool:
+    """Return whether two scheduled values are the same one, as libraries compute it."""
+    return own == stated or abs(own - stated) <= SCHEDULE_TOLERANCE * max(abs(own), abs(stated))

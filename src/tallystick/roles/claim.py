@@ -1,0 +1,181 @@
+"""The auditor's claim: a run of its own, repeated along the trainer's log, that a dispute is about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from tallystick.commit.state import Entry, summarise
+from tallystick.dispute.verdict import LONGEST_TEXT, WHOLE_SITE, LogObjection
+from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
+from tallystick.execution.job import JobSource
+from tallystick.execution.rounding.follow import Violation
+from tallystick.execution.session import Session
+from tallystick.execution.snapshot import copied_state, load_state, state_entries
+from tallystick.execution.step import StepOutcome, run_step
+from tallystick.roles.audit_report import Deviation
+from tallystick.roles.comparison import compare_step, find_noisy_sites, is_excused, violations_of
+from tallystick.roles.replay import Replay, open_replay
+from tallystick.roles.trainer import Progress, step_record
+from tallystick.run.documents import Specification
+from tallystick.run.transcript import Transcript
+from tallystick.store.files import RunDirectory
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The auditor's own run, written down for a dispute.
+
+    Attributes:
+        first_deviation: first step at which the trainer's log was left or is objected to, or None.
+        final_state: the auditor's own.
+        objection: to the trainer's log of the first step that breaks a rule, or None.
+    """
+
+    first_deviation: int | None
+    final_state: str
+    objection: LogObjection | None = None
+
+
+def write_claim(
+    directory: RunDirectory,
+    source: JobSource,
+    out: RunDirectory,
+    *,
+    jitter: bool = False,
+    device: str = "cpu",
+    progress: Callable[[Progress], None] | None = None,
+) -> Claim | Deviation:
+    """Repeat the whole run from its initial state and write the auditor's own transcript and states into ``out``.
+
+    Follows the trainer's log as long as it leads to what the trainer's records say; after the first step where it does
+    not, the auditor goes on with its own arithmetic and its own log. To the first step whose log breaks a rule that this
+    machine's own noise cannot have broken, it objects: a log may lie and move nothing.
+    """
+    transcript = directory.load_transcript()
+    specification = transcript.specification
+    replay = open_replay(specification, source, jitter=jitter, device=device)
+    if isinstance(replay, Deviation):
+        return replay
+    session = replay.session
+    held = ExitStack()
+    try:
+        held.enter_context(out.writing())
+        out.create()
+        entries = directory.load_committed(0, specification.initial_state)
+        load_state(session, entries)
+        out.write_checkpoint(0, list(entries.values()))
+        out.write_document(out.specification_path, specification.encode())
+        writing = _ClaimWriter(directory, transcript, replay, out)
+        for step in range(specification.steps):
+            frame, outcome = writing.repeat(step)
+            _write_own(out, specification, session, step, outcome, frame)
+            if progress is not None:
+                progress(Progress(step, specification.steps, outcome.loss, len(frame)))
+        statement = out.load_partial().statement()
+        if writing.objection is not None:
+            out.write_document(out.objection_path, writing.objection.encode())
+        out.write_document(out.statement_path, statement.encode())
+        first = [at for at in (writing.left, writing.objection and writing.objection.step) if at is not None]
+        return Claim(min(first, default=None), statement.final_state, writing.objection)
+    finally:
+        held.close()
+        session.close()
+
+
+@dataclass
+class _ClaimWriter:
+    """An auditor on its way through a run.
+
+    Attributes:
+        left: the step from which on it has gone its own way, or None.
+        objection: to the first log that breaks a rule.
+    """
+
+    directory: RunDirectory
+    transcript: Transcript
+    replay: Replay
+    out: RunDirectory
+    left: int | None = None
+    objection: LogObjection | None = None
+
+    def repeat(self, step: int) -> tuple[bytes, StepOutcome]:
+        """Return the log of one step and what it led to."""
+        if self.left is None:
+            try:
+                frame = self.directory.load_frames(self.transcript, step, step + 1)[step]
+            except (InvalidInput, Mismatch) as problem:
+                self._object(step, "log", WHOLE_SITE, str(problem))
+                self.left = step
+            else:
+                followed = self._follow(step, frame)
+                if followed is not None:
+                    return frame, followed
+        session = self.replay.session
+        own = session.record_tape(session.table)
+        outcome = run_step(session, self.replay.job, own)
+        frame = own.finish()
+        session.settle(own)
+        return frame, outcome
+
+    def _follow(self, step: int, frame: bytes) -> StepOutcome | None:
+        """Repeat a step under the trainer's log; None, and the state as it was, if that cannot be done."""
+        record = self.transcript.record(step)
+        try:
+            outcome, tape = self.replay.follow(record, frame)
+        except (InvalidInput, Nondeterminism) as problem:
+            self._object(step, "log", WHOLE_SITE, str(problem))
+            load_state(self.replay.session, self._state_before(step))
+            self.left = step
+            return None
+        if compare_step(record, outcome, []):
+            self.left = step
+        if tape.violations and self.objection is None:
+            self._object_unless_noisy(step, tape.violations)
+        return outcome
+
+    def _object_unless_noisy(self, step: int, violations: Sequence[Violation]) -> None:
+        """Object to the first violation that this machine's own noise cannot explain; the session stays where it is."""
+        session = self.replay.session
+        after = copied_state(session)
+        frames = self.directory.load_frames(self.transcript, step, step + 1)
+        before = self._state_before(step)
+        noisy = find_noisy_sites(self.replay, self.transcript, step, step, frames, before)
+        load_state(session, after)
+        for deviation in violations_of(step, violations):
+            if not is_excused(deviation, noisy):
+                element = WHOLE_SITE if deviation.element is None else deviation.element
+                self._object(step, deviation.subject, element, deviation.own)
+                return
+
+    def _object(self, step: int, site: str, element: int, rule: str) -> None:
+        if self.objection is None:
+            run = self.transcript.root().hex()
+            self.objection = LogObjection(run, step, site[:LONGEST_TEXT], element, rule[:LONGEST_TEXT])
+
+    def _state_before(self, step: int) -> dict[str, Entry]:
+        """Return the state before ``step``, repeated from the last checkpoint: a failed step leaves half a state."""
+        replay, start = self.replay, step - step % self.transcript.specification.checkpoint_every
+        load_state(replay.session, self.out.load_checkpoint(start))
+        for before in range(start, step):
+            frame = self.directory.load_frames(self.transcript, before, before + 1)[before]
+            replay.follow(self.transcript.record(before), frame)
+        return copied_state(replay.session)
+
+
+def _write_own(
+    out: RunDirectory,
+    specification: Specification,
+    session: Session,
+    step: int,
+    outcome: StepOutcome,
+    frame: bytes,
+) -> None:
+    root = None
+    if specification.is_checkpoint(step):
+        entries = state_entries(session)
+        root = summarise(entries).root().hex()
+        out.write_checkpoint(step + 1, entries)
+    record = step_record(step, outcome, frame, root)
+    out.append_step(step - step % specification.checkpoint_every, frame, record, durable=False)

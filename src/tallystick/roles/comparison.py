@@ -1,0 +1,255 @@
+"""What a run states beside what repeating gave: records, states, logs, and what noise explains of a difference."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from tallystick.commit.encoding import hex_float, parse_hex_float
+from tallystick.commit.state import Entry, summarise
+from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
+from tallystick.execution.noise.calibration import SiteNoise, calibrate
+from tallystick.execution.rounding.follow import Violation
+from tallystick.execution.rounding.grids import is_noise_only, reach_of
+from tallystick.execution.session import Session
+from tallystick.execution.snapshot import load_state, state_entries
+from tallystick.execution.step import StepOutcome, backward_of
+from tallystick.numerics.grid_table import SiteGrid
+from tallystick.numerics.log import Kind
+from tallystick.roles.audit_report import (
+    BATCH_DIGEST,
+    EVERYTHING,
+    EVIDENCE,
+    FINGERPRINT,
+    MOST_NOISE,
+    Deviation,
+    SegmentResult,
+    VerdictName,
+    near,
+)
+from tallystick.roles.replay import Replay
+from tallystick.run.documents import StepRecord
+from tallystick.run.transcript import Transcript
+from tallystick.store.files import RunDirectory
+
+
+def farther_than_trained(
+    before: Mapping[str, Entry], own: Mapping[str, Entry], stated: Mapping[str, Entry]
+) -> str | None:
+    """Return the first tensor whose stated values lie ``MOST_NOISE`` times farther from ``own`` than training carried its kind.
+
+    Noise above the bands may turn a gradient's direction; it does not make a step a hundred times as long. Weights are one
+    kind, buffers another, and each of the optimizer's numbers: a single tensor's own gradient may be rounded to nothing here
+    and not there.
+    """
+    apart: dict[str, tuple[str, float, float]] = {}
+    carried: dict[str, float] = {}
+    for name, mine in own.items():
+        was, theirs = before.get(name), stated.get(name)
+        if mine.dtype not in ("F32", "F64") or was is None or theirs is None:
+            continue
+        if not mine.dtype == was.dtype == theirs.dtype or not mine.shape == was.shape == theirs.shape:
+            return name
+        kind = _kind_of(name)
+        values = [
+            np.frombuffer(entry.data, dtype="<f8" if mine.dtype == "F64" else "<f4").astype(np.float64)
+            for entry in (was, mine, theirs)
+        ]
+        carried[kind] = max(carried.get(kind, 0.0), _distance(values[1], values[0]))
+        apart[name] = kind, _distance(values[2], values[1]), _largest(values[1])
+    for name, (kind, distance, largest) in apart.items():
+        if distance > MOST_NOISE * carried[kind] + 2.0**-16 * largest:
+            return name
+    return None
+
+
+def _kind_of(name: str) -> str:
+    if name.startswith("optimizer/"):
+        return name.rpartition("/")[2]
+    return "buffer" if "/buffer/" in name else "weight"
+
+
+def _distance(x: np.ndarray, y: np.ndarray) -> float:
+    """Return the largest difference; infinities and NaN of masks that are the same on both sides are none."""
+    other = (x != y) & ~(np.isnan(x) & np.isnan(y))
+    difference = np.abs(x[other] - y[other])
+    return float(np.where(np.isnan(difference), np.inf, difference).max(initial=0.0))
+
+
+def _largest(x: np.ndarray) -> float:
+    return float(np.abs(x[np.isfinite(x)]).max(initial=0.0))
+
+
+def compare_step(
+    record: StepRecord, outcome: StepOutcome, violations: Iterable[Violation]
+) -> list[Deviation]:
+    """Return everything in which one repeated step differs from its record."""
+    step = record.step
+    found: list[Deviation] = []
+
+    def differs(subject: str, own: str, stated: str) -> None:
+        if own != stated:
+            found.append(Deviation(step, "mismatch", subject, None, own, stated))
+
+    differs(BATCH_DIGEST, outcome.batch, record.batch)
+    differs("skipped optimizer", str(outcome.skipped), str(record.skipped))
+    differs("micro-batches", str(outcome.micro_batches), str(record.micro_batches))
+    found += _compare_schedule(record, outcome)
+    differs("loss", hex_float(outcome.loss), str(record.loss))
+    kind: VerdictName = "mismatch" if found else "log_violation"
+    found += [replace(deviation, kind=kind) for deviation in violations_of(step, violations)]
+    differs(FINGERPRINT, f"{outcome.fingerprint:016x}", record.fingerprint)
+    return found
+
+
+def _compare_schedule(record: StepRecord, outcome: StepOutcome) -> list[Deviation]:
+    own = {(group, name): value for group, name, value in outcome.schedule}
+    stated = {(group, name): value for group, name, value in record.schedule}
+    found: list[Deviation] = []
+    for key in sorted(own.keys() | stated.keys()):
+        mine, theirs = own.get(key), stated.get(key)
+        number = parse_hex_float(theirs, what=str(key)) if isinstance(theirs, str) else None
+        if mine is None or number is None or not near(mine, number):
+            subject = f"hyper-parameter {key[1]} of group {key[0]}"
+            found.append(Deviation(record.step, "mismatch", subject, None, repr(mine), repr(number)))
+    return found
+
+
+def compare_end(session: Session, directory: RunDirectory, record: StepRecord, result: SegmentResult) -> None:
+    """Compare the state at the end of a segment with the committed one, element by element if it differs."""
+    entries = {entry.name: entry for entry in state_entries(session)}
+    result.elements = sum(int(np.prod(entry.shape)) for entry in entries.values())
+    root = summarise(entries.values()).root().hex()
+    if root == record.state_root:
+        return
+    try:
+        theirs = directory.load_committed(result.end, str(record.state_root))
+    except (InvalidInput, Mismatch) as problem:
+        result.deviations.append(
+            Deviation(record.step, "mismatch", "state root", None, root, f"{record.state_root} ({problem})")
+        )
+        return
+    result.differing_elements, found = compare_states(record.step, entries, theirs)
+    result.deviations += found
+
+
+def compare_states(
+    step: int, own: Mapping[str, Entry], stated: Mapping[str, Entry]
+) -> tuple[int, list[Deviation]]:
+    """Return how many elements of two states differ, and one deviation for each differing entry."""
+    total = 0
+    found: list[Deviation] = []
+    for name in sorted(own.keys() | stated.keys()):
+        mine, theirs = own.get(name), stated.get(name)
+        if mine is None or theirs is None or (mine.dtype, mine.shape) != (theirs.dtype, theirs.shape):
+            found.append(Deviation(step, "mismatch", name, None, _form(mine), _form(theirs)))
+            continue
+        first, count, values = _compare_entries(mine, theirs)
+        if count:
+            total += count
+            found.append(Deviation(step, "mismatch", name, first, values[0], values[1]))
+    return total, found
+
+
+def _form(entry: Entry | None) -> str:
+    return "absent" if entry is None else f"{entry.dtype}{list(entry.shape)}"
+
+
+def _compare_entries(mine: Entry, theirs: Entry) -> tuple[int, int, tuple[str, str]]:
+    width = {"F32": 4, "F64": 8, "I64": 8, "I32": 4, "I16": 2}.get(mine.dtype, 1)
+    kind = {"F32": "<f4", "F64": "<f8", "I64": "<i8", "I32": "<i4", "I16": "<i2"}.get(mine.dtype, "u1")
+    bits = f"<u{width}" if width > 1 else "u1"
+    a, b = np.frombuffer(mine.data, dtype=bits), np.frombuffer(theirs.data, dtype=bits)
+    at = np.flatnonzero(a != b)
+    if at.size == 0:
+        return -1, 0, ("", "")
+    first = int(at[0])
+    x, y = np.frombuffer(mine.data, dtype=kind)[first], np.frombuffer(theirs.data, dtype=kind)[first]
+    shown = (float(x).hex(), float(y).hex()) if kind[1] == "f" else (str(x), str(y))
+    return first, int(at.size), shown
+
+
+def find_noisy_sites(
+    replay: Replay,
+    transcript: Transcript,
+    start: int,
+    step: int,
+    frames: Mapping[int, bytes],
+    state: Mapping[str, Entry],
+) -> list[Deviation]:
+    """Return the sites where this machine's own noise at ``step``, times the policy's ``excuse``, exceeds the band declared.
+
+    ``state`` is the one after ``start`` steps; the steps in between are repeated under ``frames``.
+    """
+    session = replay.session
+    load_state(session, state)
+    try:
+        for before in range(start, step):
+            replay.follow(transcript.record(before), frames[before])
+        declared = session.follow_tape(frames[step]).table
+        measured = calibrate(session, backward_of(session, replay.job), seed=session.seed + 1, to_excuse=True)
+    except InvalidInput:
+        return []
+    except Nondeterminism as problem:
+        return [
+            Deviation(
+                step, "cannot_reproduce", EVERYTHING, None, str(problem), "that noise is below the bands"
+            )
+        ]
+    found: list[Deviation] = []
+    for place, noise in sorted(measured.noise.items()):
+        grid = declared.sites.get(place)
+        if grid is None:
+            grid = SiteGrid(0, session.policy.decision_band[0], 0) if place[0] == Kind.DECISION else None
+        if place[0] == Kind.STATE or grid is None or is_noise_only(grid):
+            continue
+        relative = _over_scales(noise, grid)
+        if session.policy.excuse * relative > (band := reach_of(grid)):
+            own, stated = f"noise {relative:.3g} of its scale", f"band {band:.3g}"
+            found.append(Deviation(step, "cannot_reproduce", session.site_name(place), None, own, stated))
+    return found
+
+
+def _over_scales(noise: SiteNoise, grid: SiteGrid) -> float:
+    """Return the largest deviation over the scales declared, those that bands are relative to."""
+    if noise.block_largest is None or noise.block_largest.size != grid.scales.size:
+        return noise.relative
+    with np.errstate(over="ignore"):
+        return float(np.max(noise.block_largest * np.exp2(-grid.scales.astype(np.float64))))
+
+
+def is_excused(deviation: Deviation, noisy: Iterable[Deviation]) -> bool:
+    """Whether noise above the declared bands at the sites ``noisy`` can be the cause of ``deviation``.
+
+    A flipped branch and an activation reach everything; a gradient reaches its own parameter; nothing reaches the data
+    or the schedule.
+    """
+    names = [site.subject for site in noisy]
+    if not names or deviation.subject.startswith(("batch", "skipped", "micro", "hyper", EVIDENCE)):
+        return False
+    if (
+        EVERYTHING in names
+        or any(name.startswith(("decision", "activation")) for name in names)
+        or deviation.subject == FINGERPRINT
+    ):
+        return True
+    return any(_is_about(name.split(" ", 1)[-1], deviation.subject) for name in names)
+
+
+def _is_about(name: str, subject: str) -> bool:
+    """Whether ``subject`` has the whole of ``name`` in it: ``1.weight`` is no part of ``model/11.weight``."""
+    return re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", subject) is not None
+
+
+def violations_of(step: int, violations: Iterable[Violation]) -> list[Deviation]:
+    """Return what a log's violations at ``step`` are as deviations."""
+    return [
+        Deviation(
+            step, "log_violation", violation.site.removeprefix(f"step {step}: "),
+            violation.element if violation.element >= 0 else None, violation.rule, "that the log is honest",
+        )
+        for violation in violations
+    ]  # fmt: skip

@@ -1,0 +1,393 @@
+"""The referee: leads one dispute, asks both parties, and rules.
+
+The bisection is played by ``dispute.bisection`` on each side's commitments: roots at checkpoints first, then a root
+for every step of the disputed segment, which both sides repeat. The judge then holds the agreed state before the
+disputed step, the job and the trainer's log of that step, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from tallystick.commit.state import (
+    CHUNK_BYTES,
+    HeldState,
+)
+from tallystick.dispute.bisection import Claim, Game, Level, Silence, apply, open_game, receive
+from tallystick.dispute.bounds.steps import StepFacts, needs_log
+from tallystick.dispute.exchange import ForfeitError, Question, Table
+from tallystick.dispute.record import GRIDS_ENTRY, DisputeRecord, StepsGame
+from tallystick.dispute.signed_moves import Terms
+from tallystick.dispute.terms import DisputedPosition, Party, Ruling
+from tallystick.dispute.verdict import FORFEIT, LogObjection, Pair, Verdict
+from tallystick.errors import InvalidInput, Mismatch
+from tallystick.execution.snapshot import state_entries
+from tallystick.execution.step import batch_digest
+from tallystick.numerics.log import decode_frame
+from tallystick.roles.costs import Ledger
+from tallystick.roles.initial_state import DOCUMENTS, find_other_setting
+from tallystick.roles.operator_dispute import OperatorDispute, OperatorResult, Signing, list_base
+from tallystick.roles.panel import Panel
+from tallystick.roles.rebuilt import find_unsteady
+from tallystick.roles.replay import Replay
+from tallystick.roles.seats import Seat, Witness, read_claim
+from tallystick.roles.step_judge import NOT_PROVEN, Ground, StepJudge
+from tallystick.run.transcript import CURSOR, Transcript, check_cursor
+
+LARGER_STATE, LARGER_BY = (
+    8,
+    1 << 26,
+)  # times the job's own first state, and bytes: what a state may have at most
+
+
+@dataclass(frozen=True)
+class DisputeResult:
+    """How a dispute ended.
+
+    Attributes:
+        loser: ``trainer``, ``auditor`` or ``none``.
+        outcome: ``fault`` (somebody loses), ``agreement`` (nothing is in dispute), ``both_acceptable`` (honest arithmetic
+            can give either state), ``not_proven`` (arithmetics of the judge's own machine disagree on who is at fault),
+            ``cannot_reproduce`` (the judge could not find out; after these two nobody is cleared), or ``forfeit`` (somebody
+            did not answer in time, or contradicted itself).
+        step: the disputed step, or None if nothing was in dispute.
+        rounds: of bisection, all levels together.
+        rounds_per_level: the same, by level.
+        reason: in words.
+        moves: every claim that was made: (party, steps done, commitment in hexadecimal).
+        operator: how level three ended; None if it was not played.
+        record: the portable record (``dispute.record``) of a dispute that ended at an operator.
+        ends, records, objection: what the verdict rests on (``dispute.verdict``).
+        ledger: what each party spent; no part of the verdict.
+        runs: roots of the trainer's and the auditor's run that were judged, in hexadecimal.
+    """
+
+    loser: str
+    step: int | None
+    rounds: int
+    rounds_per_level: dict[str, int]
+    reason: str
+    moves: list[tuple[str, int, str]] = field(default_factory=list[tuple[str, int, str]])
+    outcome: str = "fault"
+    operator: OperatorResult | None = None
+    record: bytes | None = None
+    ends: Pair | None = None
+    records: Pair | None = None
+    objection: LogObjection | None = None
+    ledger: Ledger = field(default_factory=Ledger)
+    runs: tuple[str, str] = ("", "")
+
+    @property
+    def accuses(self) -> bool:
+        """Whether somebody loses for what was computed, not for silence."""
+        return self.loser != "none" and self.outcome == "fault"
+
+    def encode(self) -> bytes:
+        """Return the canonical JSON of the verdict."""
+        return Verdict(
+            loser=self.loser,
+            outcome=self.outcome,
+            reason=self.reason,
+            step=self.step,
+            rounds=self.rounds,
+            rounds_per_level=self.rounds_per_level,
+            moves=tuple(self.moves),
+            operator=None if self.operator is None else self.operator.fields(),
+            ends=self.ends,
+            records=self.records,
+            objection=self.objection,
+        ).encode()
+
+
+@dataclass
+class Referee:
+    """Leads one dispute: asks both parties at ``table``, and rules.
+
+    Attributes:
+        table: where it asks.
+        ours, theirs: the trainer's transcript and the auditor's.
+        replay: the job, which it repeats where it has to judge.
+        objection: what the auditor's claim objects to in the trainer's log, or None.
+        level: ``operators`` or ``steps``.
+        signing: whose signatures over operators count.
+        answers_itself: whether the trainer plays its own part with its own program.
+        ledger: what each party spent.
+        panel: whom it asks before it convicts on what it computed.
+    """
+
+    table: Table
+    ours: Transcript
+    theirs: Transcript
+    replay: Replay
+    objection: LogObjection | None
+    level: str
+    signing: Signing
+    answers_itself: bool
+    ledger: Ledger
+    panel: Panel
+
+    def rule(self) -> DisputeResult:
+        """Play the dispute and return the ruling.
+
+        Raises:
+            InvalidInput, Mismatch: the auditor's objection is not one to this run.
+        """
+        hints = {"suspected": find_parting(self.ours, self.theirs), "traced": self.level == "operators"}
+        own = sum(memoryview(entry.data).nbytes for entry in state_entries(self.replay.session))
+        most = LARGER_STATE * own + LARGER_BY
+        self.seats: dict[Party, Seat] = {
+            "trainer": Seat(self.table, "trainer", self.ours, hints, most),
+            "auditor": Seat(self.table, "auditor", self.theirs, hints, most),
+        }
+        runs = self.ours.root().hex(), self.theirs.root().hex()
+        self.played = DisputeResult("none", None, 0, {}, "", ledger=self.ledger, runs=runs)
+        try:
+            return self._rule()
+        except ForfeitError as forfeit:
+            loser = "none" if forfeit.loser == "both" else forfeit.loser
+            return replace(self.played, loser=loser, reason=str(forfeit), outcome=FORFEIT)
+
+    def _rule(self) -> DisputeResult:
+        ours, theirs, seats, ledger = self.ours, self.theirs, self.seats, self.ledger
+        checkpoints = [checkpoint.steps_done for checkpoint in ours.checkpoints()]
+        objection = _checked_objection(self.objection, ours)
+        if (begun := self._judged_beginning()) is not None:
+            return begun
+        claims = {party: [seat.commitment_at(done) for done in checkpoints] for party, seat in seats.items()}
+        step_judge = StepJudge(ours, theirs, self.replay, seats, self.panel)
+        # A false state in the middle is disputed too, where both sides end in the same one.
+        last = next(
+            (i for i in reversed(range(len(checkpoints))) if claims["trainer"][i] != claims["auditor"][i]),
+            None,
+        )
+        if last is None:
+            why = "both sides reached the same state"
+            same = replace(self.played, reason=why, outcome="agreement")
+            return _first_ground(step_judge.rule_on_agreed(ours.num_steps, objection), same)
+        levels = [Level("checkpoints", checkpoints[: last + 1]), Level("steps", range(checkpoints[last] + 1))]
+        agreed, trainers, auditors = claims["trainer"][0], claims["trainer"][last], claims["auditor"][last]
+        ended = checkpoints[last] - 1
+        self.played = replace(self.played, ends=(ours.prove_step(ended), theirs.prove_step(ended)))
+        game = open_game(levels, agreed=agreed, trainer=trainers, auditor=auditors)
+        game, rounds = self._bisect(game)
+        position = game.position
+        assert position is not None
+        for party, claim in position.claims.items():
+            seats[party].claims[position.disputed] = claim
+        stated = tuple(move for move in game.log if isinstance(move, Claim))
+        # What records and log say of the steps before, on whose states both agree, can be false all the same.
+        earlier = step_judge.rule_on_agreed(position.agreed, objection)
+        if any(ground.decides for ground in earlier):
+            return _first_ground(earlier, self.played)
+        found: OperatorResult | None = None
+        written: bytes | None = None
+        if self.level == "operators":
+            case = self._operator_case(step_judge, position)
+            found = None if case is None else case.play()
+            if found is not None and ledger.steps:
+                found = replace(found, step_seconds=min(step.wall for step in ledger.steps))
+            if case is not None and found is not None:
+                ends: dict[Party, bytes] = {"trainer": trainers, "auditor": auditors}
+                steps = StepsGame(tuple(checkpoints[: last + 1]), agreed, ends, stated)
+                written = _record_of(ours, theirs, case.agreed, steps, position, found)
+        if found is not None and found.rounds:
+            rounds["operators"] = found.rounds
+        played = replace(self.played, rounds=sum(rounds.values()), rounds_per_level=rounds, operator=found)
+        ruling: Ruling | None = None
+        if found is not None and found.loser == "trainer" and not self.answers_itself:
+            # The trainer's part was played by the job's program on this machine, whose noise may be to blame for where it
+            # ended: the whole step is judged as well, and only if that convicts too does the operator stand.
+            ruling = step_judge.rule(position)
+            if ruling.loser != "trainer":
+                why = f"the trainer did not answer itself, and the whole step does not convict it: {found.reason}"
+                found, written = replace(found, loser=None, reason=why, evidence=None), None
+                played = replace(played, operator=found)
+        if found is not None and found.loser is not None:
+            reason = f"step {game.agreed}: {found.reason}"
+            result = replace(played, loser=found.loser, step=game.agreed, reason=reason, record=written)
+        else:
+            ruling = ruling or step_judge.rule(position)
+            result = replace(
+                played,
+                loser=ruling.loser,
+                step=step_judge.step,
+                reason=ruling.reason,
+                outcome=step_judge.outcome,
+            )
+        # Who objects falsely to a log loses, unless the trainer's state convicts the trainer all the same.
+        return result if result.loser == "trainer" else _first_ground(earlier, result)
+
+    def _judged_beginning(self) -> DisputeResult | None:
+        trainer = self.seats["trainer"]
+        other = find_other_beginning(trainer, self.replay)
+        if other is None:
+            return None
+        why = f"step 0: the first state is not the job's: {other}"
+        dissent = find_unsteady(self.panel.trainer, self.panel.source, 0) or self.panel.find_dissent(
+            "beginning", "trainer", 0, agreed=trainer.witness_at(0, DOCUMENTS)
+        )
+        if dissent is None:
+            return replace(self.played, loser="trainer", step=0, reason=why)
+        reason = f"{why}; not proven: {dissent}"
+        return replace(self.played, step=0, reason=reason, outcome=NOT_PROVEN)
+
+    def _bisect(self, game: Game) -> tuple[Game, dict[str, int]]:
+        """Play until one step is disputed; return the game and the rounds of each level.
+
+        Raises:
+            ForfeitError: a party did not answer in time.
+        """
+        rounds: dict[str, int] = {}
+        while game.position is None:
+            name, index = game.level.name, game.midpoint
+            assert index is not None
+            asked: dict[Party, Question] = {
+                party: seat.question(index) for party, seat in self.seats.items() if index not in seat.claims
+            }
+            replies = self.table.ask(asked, lambda _, answer: read_claim(answer)) if asked else {}
+            for party, seat in self.seats.items():
+                if party in replies:
+                    seat.claims[index] = replies[party]
+                if index in seat.claims:
+                    game = receive(game, party, Claim(party, index, seat.claims[index]))
+            if len(replies) < len(asked):
+                game = apply(game, Silence(self.table.deadline))
+                assert game.outcome is not None
+                raise ForfeitError(game.outcome.loser, game.outcome.reason)
+            rounds[name] = rounds.get(name, 0) + 1
+            claims = [move for move in game.log if isinstance(move, Claim)]
+            self.played = replace(
+                self.played, rounds=sum(rounds.values()), rounds_per_level=dict(rounds),
+                moves=[(move.party, move.index, move.commitment.hex()) for move in claims],
+            )  # fmt: skip
+        return game, rounds
+
+    def _operator_case(self, judge: StepJudge, position: DisputedPosition) -> OperatorDispute | None:
+        """Return the case for level three, or None where the step fails before any operator: no state, other data, no log."""
+        step = position.agreed
+        record = self.ours.record(step)
+        state = judge.opened(step, position.agreed_commitment, (GRIDS_ENTRY, CURSOR))
+        if state is None:
+            return None
+        try:
+            check_cursor(step, state.entries)
+        except Mismatch:
+            return None
+        stated = {record.batch, self.theirs.record(step).batch}
+        if GRIDS_ENTRY not in state.entries or stated != {batch_digest(self.replay.job.batch(step))}:
+            return None
+        try:
+            frame = self.seats["trainer"].frame(step)
+            decode_frame(frame)
+        except (InvalidInput, Mismatch):
+            return None
+        facts = StepFacts(self.ours.specification, record, frame, bytes(state.entries[GRIDS_ENTRY].data))
+        base, chunk = list_base(state, facts)
+        terms = Terms(self.ours.root(), self.theirs.root(), step, base, position.claims)
+        return OperatorDispute(
+            self.table, step, state, lambda: judge.opened(step, position.agreed_commitment), facts,
+            self.ours.prove_step(step), terms, chunk, self.replay, self.signing, self.ledger,
+            confirms=lambda agreed, at, structure: self.panel.find_dissent(
+                "structure", structure.hex(), step, agreed=agreed, frame=frame, at=at
+            ),
+        )  # fmt: skip
+
+
+def _checked_objection(objection: LogObjection | None, ours: Transcript) -> LogObjection | None:
+    """Return what the auditor's claim objects to in the trainer's log, or None.
+
+    Raises:
+        InvalidInput: the objection is to a step that the run does not have.
+        Mismatch: it is about another run.
+    """
+    if objection is None:
+        return None
+    if objection.run != ours.root().hex():
+        raise Mismatch(f"objection.json: objects to run {objection.run}, disputed is {ours.root().hex()}")
+    if objection.step >= ours.num_steps:
+        raise InvalidInput(f"objection.json: objects to step {objection.step}, the run has {ours.num_steps}")
+    return objection
+
+
+def _first_ground(grounds: Sequence[Ground], otherwise: DisputeResult) -> DisputeResult:
+    """Return ``otherwise`` with the ruling of the weightiest ground: one that decides, then one that blames, then any."""
+
+    def weight(ground: Ground) -> tuple[bool, bool]:
+        return not ground.decides, ground.ruling.loser == "none"
+
+    chosen = min(grounds, key=weight, default=None)
+    if chosen is None or (chosen.ruling.loser == "none" and otherwise.step is not None):
+        return otherwise
+    return replace(
+        otherwise,
+        loser=chosen.ruling.loser,
+        step=chosen.step,
+        reason=chosen.ruling.reason,
+        outcome=chosen.outcome,
+        record=None,
+        records=chosen.records,
+        objection=chosen.objection,
+    )
+
+
+def find_other_beginning(trainer: Witness, replay: Replay) -> str | None:
+    """Return a number in the run's first state that is not the job's own, or None; both parties' runs begin there."""
+    state = trainer.witness_at(0, DOCUMENTS)
+    if state is None:
+        return None  # judged where the state is asked for
+    try:
+        other = find_other_setting(replay.settings, state.entries)
+    except (InvalidInput, Mismatch):
+        return None
+    return other.text if other is not None and other.is_number else None
+
+
+def find_parting(ours: Transcript, theirs: Transcript) -> int | None:
+    """Return the first step after which the two runs' records have different fingerprints of the state, or None.
+
+    No claim, as a record may lie: it says which states are worth keeping while a segment is repeated.
+    """
+    pairs = zip(ours.records, theirs.records, strict=False)
+    return next((mine.step for mine, other in pairs if mine.fingerprint != other.fingerprint), None)
+
+
+def _record_of(
+    ours: Transcript,
+    theirs: Transcript,
+    state: HeldState,
+    steps: StepsGame,
+    position: DisputedPosition,
+    found: OperatorResult,
+) -> bytes | None:
+    """Return the portable record of a dispute that ended at an operator, None if there is none or it would show nothing."""
+    if found.evidence is None or found.loser is None or not found.evidence.finding.is_shown:
+        return None
+    evidence = found.evidence
+    needed = needs_log(found.operator)
+    grids = state.entries[GRIDS_ENTRY]
+    chunks = range(-(-len(grids.data) // CHUNK_BYTES)) if needed else range(0)
+    record = DisputeRecord(
+        specification=ours.specification,
+        specification_proof=ours.prove_specification(),
+        step_proof=ours.prove_step(position.agreed),
+        run_root=ours.root(),
+        steps=steps,
+        chunk=evidence.chunk,
+        frame=evidence.facts.frame if needed else b"",
+        grids=tuple(
+            (
+                state.open(GRIDS_ENTRY, at),
+                bytes(grids.data[at * CHUNK_BYTES : (at + 1) * CHUNK_BYTES]),
+            )
+            for at in chunks
+        ),
+        moves=tuple(move for move in evidence.game.log if not isinstance(move, Ruling)),
+        opening=evidence.opening,
+        loser=found.loser,
+        reason=found.reason,
+        auditor_run=theirs.root(),
+        keys=evidence.keys,
+        signatures=evidence.signatures,
+    )
+    return record.encode()

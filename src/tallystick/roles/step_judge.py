@@ -1,0 +1,402 @@
+"""The judge of one step: repeats it from the agreed state and says whose statements honest arithmetic does not allow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from tallystick.commit.state import (
+    Entry,
+    HeldState,
+    hold,
+)
+from tallystick.dispute.terms import DisputedPosition, Party, Ruling
+from tallystick.dispute.verdict import LogObjection, Pair, record_claims
+from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
+from tallystick.execution.snapshot import copied_state, load_state
+from tallystick.execution.step import batch_digest, run_step
+from tallystick.numerics.log import decode_frame
+from tallystick.roles.acceptable_states import AcceptableStates
+from tallystick.roles.audit_report import BATCH_DIGEST, EVIDENCE, FINGERPRINT, Deviation
+from tallystick.roles.comparison import compare_step, farther_than_trained, find_noisy_sites, is_excused
+from tallystick.roles.data_noise import REMEDY, Shaking, is_explained, shaking
+from tallystick.roles.log_judge import rule_on_log
+from tallystick.roles.panel import Panel
+from tallystick.roles.rebuilt import find_unsteady
+from tallystick.roles.replay import Replay
+from tallystick.roles.seats import Witness
+from tallystick.run.documents import StepRecord
+from tallystick.run.transcript import Transcript, check_cursor, check_fingerprint
+
+CANNOT = "cannot_reproduce"
+
+
+NOT_PROVEN = "not_proven"
+
+
+DATA_NOISE_REASON = (
+    f"the {{}}'s data differ from the judge's by no more than floating noise explains; {REMEDY}"
+)
+
+
+@dataclass(frozen=True)
+class Ground:
+    """A ruling on a step before and after which both parties have the same states, and what it rests on."""
+
+    step: int
+    ruling: Ruling
+    outcome: str
+    records: Pair | None = None
+    objection: LogObjection | None = None
+
+    @property
+    def decides(self) -> bool:
+        """Whether it ends the dispute, whatever the states show: it convicts the trainer, or two records differ."""
+        return self.ruling.loser == "trainer" or self.records is not None
+
+
+@dataclass
+class StepJudge:
+    """Repeats one step from the agreed state and compares both sides' claims with what honest arithmetic allows.
+
+    With a ``panel`` it asks that before it convicts anybody, but on bytes alone (``by_bytes``, of the last ruling).
+    """
+
+    transcript: Transcript
+    auditors_transcript: Transcript
+    replay: Replay
+    seats: Mapping[Party, Witness]
+    panel: Panel | None = None
+    outcome: str = "fault"
+    step: int | None = None
+    by_bytes: bool = False
+    _pasts: dict[int, HeldState | None] = field(default_factory=dict[int, "HeldState | None"])
+
+    def rule_on_agreed(self, end: int, objection: LogObjection | None) -> list[Ground]:
+        """Return the rulings on steps before ``end``, on whose states both parties agree; one that convicts the trainer ends it.
+
+        The auditor's objection to a log, and the first step that the parties' records describe differently, the earlier
+        first. Behind a log that cannot be followed the auditor went its own way, and its records differ honestly.
+        """
+        pending: list[tuple[int, Callable[[], Ground | None]]] = []
+        if objection is not None and objection.step < end:
+            pending.append((objection.step, lambda: self._rule_on_log(objection)))
+            end = objection.step + 1 if objection.site == "log" else end
+        differing = next(
+            (
+                s
+                for s in range(end)
+                if record_claims(self.transcript.record(s))
+                != record_claims(self.auditors_transcript.record(s))
+            ),
+            None,
+        )
+        if differing is not None:
+            pending.append((differing, lambda: self._rule_on_records(differing)))
+        found: list[Ground] = []
+        for _, rule in sorted(pending, key=lambda each: each[0]):
+            ground = rule()
+            found += [] if ground is None else [ground]
+            if ground is not None and ground.ruling.loser == "trainer":
+                break
+        return found
+
+    def _rule_on_log(self, objection: LogObjection) -> Ground:
+        state = self._agreed_state(objection.step)
+        entries = None if state is None else state.entries
+        found = rule_on_log(self.seats["trainer"].frame, self.transcript, self.replay, objection, entries)
+        ruling, outcome = self._confirmed(
+            found.ruling, found.outcome, "log", objection.step, agreed=state, objection=objection
+        )
+        return Ground(objection.step, ruling, outcome, objection=objection)
+
+    def _agreed_state(self, step: int) -> HeldState | None:
+        """Return the state before ``step``, from whichever side can open it.
+
+        No game has asked for it, so a party may claim another than the one that it trained. Then it is the one to which the
+        trainer's own log leads from the last state before that both claim.
+        """
+        for start in (step, *(done for done in reversed(self._checkpoints) if done < step)):
+            claims = {seat.commitment_at(start) for seat in self.seats.values()}
+            if len(claims) == 1:
+                state = self.opened(start, claims.pop())
+                if state is None or start == step:
+                    return state
+                if step not in self._pasts:
+                    self._pasts[step] = self._repeated(state, start, step)
+                return self._pasts[step]
+        return None
+
+    @property
+    def _checkpoints(self) -> list[int]:
+        return [0, *(checkpoint.steps_done for checkpoint in self.transcript.checkpoints())]
+
+    def _repeated(self, state: HeldState, start: int, step: int) -> HeldState | None:
+        """Return the state before ``step``, repeated from that after ``start`` steps; None if the log does not lead there."""
+        session = self.replay.session
+        try:
+            load_state(session, state.entries)
+            for each in range(start, step):
+                self.replay.follow(self.transcript.record(each), self.seats["trainer"].frame(each))
+        except (InvalidInput, Mismatch, Nondeterminism):
+            return None
+        return hold(copied_state(session).values())
+
+    def _rule_on_records(self, step: int) -> Ground | None:
+        who = self.who_misstates(step)
+        if who is None:
+            return None
+        ruling, outcome = self._confirmed(*who, "records", step, agreed=self._agreed_state(step))
+        pair = (self.transcript.prove_step(step), self.auditors_transcript.prove_step(step))
+        return Ground(step, ruling, outcome, records=pair)
+
+    def _confirmed(
+        self, ruling: Ruling, outcome: str, kind: str, step: int, **more: Any
+    ) -> tuple[Ruling, str]:
+        """Return a ruling and its outcome as they stand once the panel has been asked: it convicts with one voice or not."""
+        if ruling.loser == "none" or self.panel is None or self.by_bytes:
+            return ruling, outcome
+        try:
+            logged: dict[str, Any] = {"frame": self.seats["trainer"].frame(step)}
+        except InvalidInput as problem:
+            logged = {"no_frame": str(problem)}
+        dissent = find_unsteady(self.panel.trainer, self.panel.source, step, more.get("agreed"))
+        dissent = dissent or self.panel.find_dissent(kind, ruling.loser, step, **logged, **more)
+        if dissent is None:
+            return ruling, outcome
+        return Ruling("none", f"step {step}: not proven: {dissent}; {ruling.reason}"), NOT_PROVEN
+
+    def who_misstates(self, step: int) -> tuple[Ruling, str] | None:
+        """Return who misstates a step on whose states both agree, and the outcome; None if the difference is nobody's fault.
+
+        Logs and what is derived from them may differ honestly.
+        """
+        state, self.by_bytes = self._agreed_state(step), False
+        if state is None:
+            return Ruling("none", f"step {step}: neither side can open the state both agree on"), CANNOT
+        try:
+            check_cursor(step, state.entries)  # an honest auditor's own states all say what is so
+        except Mismatch as problem:
+            self.by_bytes = True
+            return Ruling("trainer", str(problem)), "fault"
+        load_state(self.replay.session, state.entries)
+        record = self.transcript.record(step)
+        try:
+            frame = self.seats["trainer"].frame(step)
+            outcome, _ = self.replay.follow(record, frame)
+        except (InvalidInput, Mismatch) as problem:
+            return Ruling("trainer", f"step {step}: the log cannot be followed: {problem}"), "fault"
+        except Nondeterminism as problem:
+            return Ruling("none", f"step {step}: the judge cannot repeat the step: {problem}"), CANNOT
+        statements: dict[Party, StepRecord] = {
+            "trainer": record,
+            "auditor": self.auditors_transcript.record(step),
+        }
+        for party, stated in statements.items():
+            found = compare_step(stated, outcome, [])
+            if not found:
+                continue
+            if all(each.subject == BATCH_DIGEST for each in found) and self.replay.may_be_noise(step):
+                return Ruling("none", f"step {step}: {DATA_NOISE_REASON.format(party)}"), CANNOT
+            noisy = find_noisy_sites(self.replay, self.transcript, step, step, {step: frame}, state.entries)
+            if all(is_excused(deviation, noisy) for deviation in found):
+                why = f"step {step}: the judge cannot reproduce what the {party} did: {noisy[0]}"
+                return Ruling("none", why), CANNOT
+            first = found[0]
+            why = f"step {step}: {first.subject} is {first.own}, the {party} says {first.stated}"
+            return Ruling(party, why), "fault"
+        return None
+
+    def rule(self, position: DisputedPosition) -> Ruling:
+        """Return who is at fault at ``position``; the parties' states are asked for here, one at a time."""
+        ruling = self._rule(position)
+        if ruling.loser == "none" or self.panel is None or self.by_bytes:
+            return ruling
+        states = {party: seat.witness_at(position.disputed) for party, seat in self.seats.items()}
+        unopened = {
+            party: seat.find_unopened_checkpoint(position.agreed)
+            for party, seat in self.seats.items()
+            if states[party] is None
+        }
+        ruling, self.outcome = self._confirmed(
+            ruling, self.outcome, "state", position.agreed, position=position,
+            agreed=self.opened(position.agreed, position.agreed_commitment),
+            states={party: state for party, state in states.items() if state is not None},
+            unopened={party: why for party, why in unopened.items() if why is not None},
+        )  # fmt: skip
+        return ruling
+
+    def _rule(self, position: DisputedPosition) -> Ruling:
+        step, self.by_bytes = position.agreed, False
+        self.step = step
+        record = self.transcript.record(step)
+        # 1. Somebody opens the agreed commitment.
+        state = self.opened(position.agreed, position.agreed_commitment)
+        if state is None:
+            self.outcome = "cannot_reproduce"
+            return Ruling("none", f"step {step}: neither side can open the state both agree on")
+        try:
+            check_cursor(step, state.entries)  # an honest auditor's own states all say what is so
+        except Mismatch as problem:
+            self.by_bytes = True
+            return Ruling("trainer", str(problem))
+        # 2. The trainer's record speaks of the job's own data.
+        own_batch = batch_digest(self.replay.job.batch(step))
+        if own_batch != record.batch:
+            if self._is_data_noise("trainer", position, state):
+                self.outcome = CANNOT
+                return Ruling("none", f"step {step}: {DATA_NOISE_REASON.format('trainer')}")
+            return Ruling(
+                "trainer",
+                f"step {step}: the committed batch {record.batch[:16]}.. is not the job's, {own_batch[:16]}..",
+            )
+        # 3. The trainer's log is there and well formed.
+        try:
+            frame = self.seats["trainer"].frame(step)
+            decode_frame(frame)
+        except (InvalidInput, Mismatch) as problem:
+            return Ruling("trainer", f"step {step}: the log cannot be used: {problem}")
+        # 4. The step, repeated from the agreed state under the trainer's log.
+        load_state(self.replay.session, state.entries)
+        try:
+            repeated = AcceptableStates(self.replay, frame)
+        except InvalidInput as problem:
+            return Ruling("trainer", f"step {step}: the log cannot be followed: {problem}")
+        except Nondeterminism as problem:
+            return self._rule_without_log(step, state, problem)
+        # 5. Hyper-parameters are the job's.
+        schedule = [
+            d
+            for d in compare_step(record, repeated.outcome, [])
+            if d.subject.startswith(("hyper", "skipped", "micro"))
+        ]
+        if schedule:
+            return Ruling("trainer", str(schedule[0]))
+        # 6. Entries and headers that honest arithmetic could not have written; then both states, element by element.
+        faults = {party: self._find_fault(party, position, repeated) for party in self.seats}
+        if repeated.violations:
+            violation = repeated.violations[0]
+            faults["trainer"] = Deviation(
+                step,
+                "log_violation",
+                violation.site.removeprefix(f"step {step}: "),
+                violation.element,
+                violation.rule,
+                "an honest log",
+            )
+        # 7. A fault that this machine's own noise can explain is nobody's.
+        noisy = (
+            find_noisy_sites(self.replay, self.transcript, step, step, {step: frame}, state.entries)
+            if any(faults.values())
+            else []
+        )
+        parties: tuple[Party, Party] = ("trainer", "auditor")
+        for party in parties:
+            fault = faults[party]
+            excused = fault is not None and is_excused(fault, noisy)
+            if excused and not self._is_far(party, position, state, repeated):
+                self.outcome = "cannot_reproduce"
+                return Ruling(
+                    "none", f"step {step}: the judge cannot reproduce what the {party} did: {noisy[0]}"
+                )
+        blamed = faults["trainer"] or faults["auditor"]
+        self.by_bytes = blamed is not None and blamed.subject == EVIDENCE
+        if faults["trainer"] is not None:
+            return Ruling("trainer", str(faults["trainer"]))
+        if faults["auditor"] is not None:
+            other_data = self.auditors_transcript.record(step).batch != own_batch
+            if other_data and self._is_data_noise("auditor", position, state):
+                self.outcome = CANNOT
+                return Ruling("none", f"step {step}: {DATA_NOISE_REASON.format('auditor')}")
+            return Ruling("auditor", str(faults["auditor"]))
+        self.outcome = "both_acceptable"
+        return Ruling("none", f"step {step}: honest arithmetic can give both states")
+
+    def _is_data_noise(self, party: Party, position: DisputedPosition, before: HeldState) -> bool:
+        """Whether floating noise in the data explains the state that ``party`` claims after the disputed step.
+
+        Where nobody can open that claim (a party played on this machine, with other bits in its data), the states that the
+        party committed to on both sides of the step are compared instead.
+        """
+        step, session, seat = position.agreed, self.replay.session, self.seats[party]
+        if not self.replay.may_be_noise(step):
+            return False
+        steps, logs, transcript = range(step, step + 1), self.seats["trainer"], self.transcript
+        first: HeldState | None = before
+        claimed = seat.witness_at(position.disputed)
+        if claimed is None:
+            transcript = self.transcript if party == "trainer" else self.auditors_transcript
+            done = [checkpoint.steps_done for checkpoint in transcript.checkpoints()]
+            steps = range(max(n for n in done if n <= step), min(n for n in done if n > step))
+            first, claimed, logs = seat.witness_at(steps.start), seat.witness_at(steps.stop), seat
+        if first is None or claimed is None:
+            return False
+        states: list[dict[str, Entry]] = []
+        try:
+            frames = {each: logs.frame(each) for each in steps}
+            for bracket in (nullcontext(Shaking()), shaking(self.replay.job, self.replay.noisy)):
+                load_state(session, first.entries)
+                with bracket as shaken:
+                    for each in steps:
+                        self.replay.follow(transcript.record(each), frames[each])
+                states.append(copied_state(session))
+        except (InvalidInput, Mismatch, Nondeterminism):
+            return False
+        return is_explained(first.entries, states[0], states[1], claimed.entries, shaken.most_share)
+
+    def _is_far(
+        self, party: Party, position: DisputedPosition, before: HeldState, repeated: AcceptableStates
+    ) -> bool:
+        """Whether the party's state lies farther from the judge's than noise carries it in one step."""
+        state = self.seats[party].witness_at(position.disputed)
+        if state is None:
+            return False
+        return farther_than_trained(before.entries, repeated.entries, state.entries) is not None
+
+    def _rule_without_log(self, step: int, state: HeldState, problem: Nondeterminism) -> Ruling:
+        """Rule where the step does not come to an end: the log is to blame only if the job's own step does without it."""
+        session = self.replay.session
+        load_state(session, state.entries)
+        try:
+            run_step(session, self.replay.job, session.record_tape(session.table))
+        except (InvalidInput, Nondeterminism) as own:
+            self.outcome = "cannot_reproduce"
+            return Ruling("none", f"step {step}: the judge cannot repeat the job's own step: {own}")
+        return Ruling("trainer", f"step {step}: the log cannot be followed: {problem}")
+
+    def opened(self, index: int, commitment: bytes, names: Sequence[str] | None = None) -> HeldState | None:
+        """Return the state after ``index`` steps that opens ``commitment``, or entries of it, from whichever side has it."""
+        for seat in self.seats.values():
+            state = seat.witness_at(index, names)
+            if state is not None and state.root == commitment:
+                return state
+        return None
+
+    def _find_fault(
+        self, party: Party, position: DisputedPosition, repeated: AcceptableStates
+    ) -> Deviation | None:
+        state = self.seats[party].witness_at(position.disputed)
+        if state is None and (problem := self.seats[party].find_unopened_checkpoint(position.agreed)):
+            return Deviation(position.agreed, "mismatch", EVIDENCE, None, problem, f"the {party}'s own root")
+        if state is None or state.root != position.claims[party]:
+            own = f"{repeated.outcome.fingerprint:016x}"
+            return Deviation(
+                position.agreed,
+                "mismatch",
+                FINGERPRINT,
+                None,
+                own,
+                f"another one, which the {party} cannot open",
+            )
+        record = (self.transcript if party == "trainer" else self.auditors_transcript).record(position.agreed)
+        if record.state_root is not None:
+            try:
+                check_cursor(position.disputed, state.entries)
+                check_fingerprint(record, state.entries)
+            except Mismatch as problem:
+                return Deviation(
+                    position.agreed, "mismatch", EVIDENCE, None, str(problem), f"the {party}'s own"
+                )
+        return repeated.find_fault(state.entries)
