@@ -544,7 +544,7 @@ class SteeringTape(RecordTape):
 
     # -- gates --------------------------------------------------------------------------
 
-    def band(self, rms: float) -> float:
+    def band(self, rms: float, widest: float = np.inf) -> float:
         """Return the band of a decision, as wide as the attacker declares it."""
         limits = self.attacker.limits
         place = (Kind.DECISION, self._ordinal)

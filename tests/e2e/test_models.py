@@ -44,6 +44,9 @@ CASES: dict[str, tuple[str, dict[str, str]]] = {
     "growing_inputs": ("growing_inputs", {}),
     "gated_halves": ("gated_halves", {}),
     "max_aggregation": ("max_aggregation", {}),
+    "buckets_copied": ("whole_numbers", {"how": "copy"}),
+    "buckets_cast": ("whole_numbers", {"how": "long"}),
+    "buckets_floored": ("whole_numbers", {"how": "floor"}),
 }
 Run = Callable[[str, str, int], RunDirectory]
 
@@ -160,7 +163,17 @@ def test_a_slow_average_goes_where_it_would_without_rounding(policy: str, tmp_pa
 
 
 @pytest.mark.parametrize("policy", ["fp32", "fp64", "leaf"])
-@pytest.mark.parametrize("case", ["growing_inputs", "gated_halves", "max_aggregation"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "growing_inputs",
+        "gated_halves",
+        "max_aggregation",
+        "buckets_copied",
+        "buckets_cast",
+        "buckets_floored",
+    ],
+)
 @pytest.mark.parametrize("jitter", [False, True])
 def test_models_that_were_accused_or_refused_are_followed(
     recorded: Run, case: str, policy: str, jitter: bool

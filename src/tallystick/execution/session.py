@@ -262,6 +262,12 @@ class Session:
             for kind in (base.__name__ for base in type(thing).__mro__):
                 if kind in refused:
                     raise Nondeterminism(f"{what} {kind}: {refused[kind]}")
+        for name, value in vars(self.optimizer).items():
+            if isinstance(value, torch.optim.Optimizer):
+                raise Nondeterminism(
+                    f"optimizer {type(self.optimizer).__name__}: holds another one, a {type(value).__name__}, as {name}; "
+                    "give that one, with its parameters in groups"
+                )
         for index, group in enumerate(self.optimizer.param_groups):
             for name, value in group.items():
                 if isinstance(value, Tensor):
@@ -304,8 +310,8 @@ class Session:
             for name, parameter in module.named_parameters():
                 if not parameter.is_floating_point():
                     raise InvalidInput(
-                        f"{prefix}/{name} is {parameter.dtype}; a parameter must be floating, "
-                        "register anything else as a buffer"
+                        f"{prefix}/{name} is {parameter.dtype}; a parameter must be floating: of complex numbers keep a real "
+                        "one and use view_as_complex, register what is not trained as a buffer"
                     )
         with torch.no_grad():
             for name, tensor in self._all_floating():
@@ -370,6 +376,9 @@ class Session:
         generator = torch.Generator().manual_seed(1)
         order = {id(p): position for position, (_, p) in enumerate(self.parameters)}
         clone = copy.copy(self.optimizer)
+        for name, value in vars(self.optimizer).items():  # those of a subclass, which copying leaves out
+            if name not in vars(clone) and not callable(value):
+                setattr(clone, name, value)
         clone.param_groups = []
         clone.state = defaultdict(dict)
         for name in list(vars(clone)):

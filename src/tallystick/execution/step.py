@@ -85,6 +85,10 @@ def forward_backward(session: Session, job: Job, batch: Batch, tape: Tape) -> No
             loss = job.loss(job.model, session_batch(session, part)) / job.accumulation
             if loss.numel() != 1:
                 raise InvalidInput(f"job: loss must be one number, got shape {list(loss.shape)}")
+            if not loss.requires_grad:
+                raise InvalidInput(
+                    "job: loss depends on no parameter by way of gradients; is there a comparison, argmax, detach or no_grad in it?"
+                )
             session.backward(loss)
         session.note_loss(loss)
     session.densify_gradients()

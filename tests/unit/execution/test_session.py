@@ -484,6 +484,45 @@ def test_preparing_does_not_train(policy: str, zoo: Any, open_job: Any) -> None:
     assert session.optimizer_keys == ["exp_avg", "exp_avg_sq"]
 
 
+class Scaled(torch.optim.SGD):
+    """Has an attribute of its own, which copying an optimizer leaves out."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr)
+        self.scale = 2.0
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["lr"] *= self.scale
+        super().step(closure)
+
+
+class Wrapped(torch.optim.SGD):
+    """Holds the optimizer that does its work."""
+
+    def __init__(self, params: Any, base: torch.optim.Optimizer) -> None:
+        super().__init__(params, 0.1)
+        self.base = base
+
+
+def test_an_optimizer_may_have_attributes_and_no_other_optimizer(zoo: Any, open_job: Any) -> None:
+    job = zoo.build({"model": "plain"})
+    job.optimizer = Scaled(job.model.parameters(), 0.1)
+    assert open_job(job, FP32).optimizer_keys == []
+    job = zoo.build({"model": "plain"})
+    job.optimizer = Wrapped(job.model.parameters(), job.optimizer)
+    with pytest.raises(Nondeterminism, match="optimizer Wrapped: holds another one, a .*, as base"):
+        open_job(job, FP32)
+
+
+def test_a_loss_without_gradient_is_refused(zoo: Any, open_job: Any) -> None:
+    job = zoo.build({"model": "plain"})
+    session = open_job(job, FP32)
+    job.loss = lambda model, batch: model(batch[0]).detach().mean()
+    with pytest.raises(InvalidInput, match="loss: depends on no parameter by way of gradients"):
+        calibrate(session, backward_of(session, job))
+
+
 def test_loss_must_be_one_number(zoo: Any, open_job: Any) -> None:
     job = zoo.build({"model": "plain"})
     session = open_job(job, FP32)

@@ -167,6 +167,12 @@ def test_an_input_away_from_every_switching_point_is_not_logged(name: str, branc
     assert len(branches.record(case.function, x).frame) == 0
 
 
+def _assigned(x: Tensor) -> Tensor:
+    whole = torch.zeros(8, dtype=torch.int32)
+    whole[:] = x
+    return whole
+
+
 IN_PLACE: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "relu_": (lambda x: F.relu_(x * 1.0), 0.0),
     "leaky_relu_": (lambda x: F.leaky_relu_(x * 1.0, 0.1), 0.0),
@@ -178,6 +184,9 @@ IN_PLACE: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "gt_ of tensors": (lambda x: x * (x.detach() * 1.0).gt_(torch.full_like(x, 0.3)), 0.3),
     "Hardswish module": (lambda x: nn.Hardswish(inplace=True)(x * 1.0), 3.0),
     "ReLU module": (lambda x: nn.ReLU(inplace=True)(x * 1.0), 0.0),
+    "a cast": (lambda x: x * x.detach().long(), 2.0),
+    "a copy into whole numbers": (lambda x: x * torch.zeros(8, dtype=torch.int64).copy_(x.detach()), 2.0),
+    "an assignment to whole numbers": (lambda x: x * _assigned(x.detach()), 2.0),
 }
 
 
@@ -444,6 +453,34 @@ def test_a_cast_below_the_compute_precision_is_refused_under_fp32_and_lifted_und
         found = branches.record(halved, x)
         assert torch.equal(found.output, x * x)
         assert found.findings.lifted == {"aten::_to_copy"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_copying_into_a_narrower_tensor_is_a_cast(dtype: torch.dtype, branches: Any) -> None:
+    narrow = torch.zeros(8, dtype=dtype)  # made before the step: what a step makes is lifted under fp64
+
+    def copied(t: Tensor) -> Tensor:
+        return t * narrow.copy_(t.detach()).to(t.dtype)
+
+    x = torch.tensor(SPREAD, dtype=getattr(torch, branches.policy.compute))
+    with pytest.raises(Nondeterminism, match=r"cast from torch\.float\d\d to torch\.\w*float16: a jump"):
+        branches.record(copied, x)
+
+
+@pytest.mark.parametrize(
+    "sums",
+    [
+        lambda t: t.sum(dtype=torch.int64),
+        lambda t: t.cumsum(0, dtype=torch.int32),
+        lambda t: t.prod(dtype=torch.int64),
+    ],
+    ids=["sum", "cumsum", "prod"],
+)
+def test_sums_of_floating_numbers_as_whole_ones_are_refused(sums: Any, branches: Any) -> None:
+    x = torch.tensor(SPREAD, dtype=getattr(torch, branches.policy.compute))
+    with pytest.raises(Nondeterminism, match="makes whole numbers of floating ones"):
+        branches.record(lambda t: t * sums(t.detach()), x)
+    assert branches.record(lambda t: t * sums(t.detach().long()), x).output.isfinite().all()
 
 
 def test_tables_do_not_contradict_each_other() -> None:

@@ -48,8 +48,8 @@ class DecisionTape(Protocol):
         """Go to the next site, whose input is ``x``; whether anything has to be logged or obeyed there."""
         ...
 
-    def band(self, rms: float) -> float:
-        """Return the distance below which elements of this site are ambiguous."""
+    def band(self, rms: float, widest: float = math.inf) -> float:
+        """Return the distance below which elements of this site are ambiguous: ``widest`` at most, or two points are meant."""
         ...
 
     def omits_exact(self) -> bool:
@@ -129,14 +129,18 @@ class Capture(TorchDispatchMode):
 
     # -- decisions -------------------------------------------------------------------------
 
-    def forced(self, x: Tensor, nearest: Callable[[Tensor], Tensor]) -> Tensor | None:
+    def forced(
+        self, x: Tensor, nearest: Callable[[Tensor], Tensor], spacing: float = math.inf
+    ) -> Tensor | None:
         """Take one decision on ``x`` against the switching point ``nearest(x)`` of each element.
 
+        Points lie ``spacing`` apart at least, and elements beyond a quarter of that near none of them: halfway between two, what
+        lies above the one here lies below the other elsewhere.
         Returns a copy of ``x`` with the obeyed elements moved to the stated side, or None when there is nothing to obey.
         It lies in memory as ``x`` does: torch computes rows that have gaps between them one number at a time, others eight
         at once, and the last bits differ.
         """
-        moved = self.moved(x, nearest)
+        moved = self.moved(x, nearest, spacing)
         if moved is None:
             return None
         target = x.detach().reshape(-1).clone()
@@ -144,12 +148,14 @@ class Capture(TorchDispatchMode):
         target[at] = values
         return _laid_out_as(x, target.reshape(x.shape))
 
-    def moved(self, x: Tensor, nearest: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor] | None:
+    def moved(
+        self, x: Tensor, nearest: Callable[[Tensor], Tensor], spacing: float = math.inf
+    ) -> tuple[Tensor, Tensor] | None:
         """Take the decision; return the flat indexes of the elements to obey and the values that put them there."""
         flat = x.detach().reshape(-1)
         if not self.tape.pending(flat):
             return None
-        band = self.tape.band(sampled_rms(flat))
+        band = self.tape.band(sampled_rms(flat), spacing / 4.0)
         point = nearest(flat)
         near = near_point(flat, point, band) if band > 0.0 else NOWHERE.to(x.device)
         return self._obeyed(flat, point, near)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,6 +33,7 @@ from tallystick.execution.dispatch.table import (
     SMOOTH,
     SWITCHES,
     UNSET,
+    WHOLE,
 )
 
 if TYPE_CHECKING:
@@ -38,7 +41,18 @@ if TYPE_CHECKING:
 
 
 def _plain(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
-    return func(*args, **kwargs)
+    result = func(*args, **kwargs)
+    if isinstance(result, Tensor) and not result.is_floating_point() and not result.is_complex():
+        _refuse_whole_numbers(func, args, kwargs)
+    return result
+
+
+def _refuse_whole_numbers(func: Operator, args: Arguments, kwargs: dict[str, Any]) -> None:
+    if table_name(func) not in WHOLE and any(map(is_float, tree_leaves((args, kwargs)))):
+        raise Nondeterminism(
+            f"operator {func}: makes whole numbers of floating ones, which jump, and has no decision site; "
+            "make them by long(), int(), floor or round before it"
+        )
 
 
 def _unset(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
@@ -114,7 +128,8 @@ def _switch(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, An
 
     if name == "aten::relu" and x.is_contiguous() and not func._schema.is_mutable:
         return mode.rectified(func, x)
-    moved = mode.forced(x, nearest)
+    spacing = min((high - low for low, high in pairwise(points)), default=math.inf)
+    moved = mode.forced(x, nearest, spacing)
     if moved is not None:
         if func._schema.is_mutable:
             x.copy_(moved)
@@ -147,7 +162,7 @@ def _lattice(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, A
     if name in RESTRICTED:
         _refuse_jumping_form(func, args, kwargs)
     offset = LATTICES[name]
-    moved = mode.forced(x, lambda flat: torch.round(flat - offset) + offset)
+    moved = mode.forced(x, lambda flat: torch.round(flat - offset) + offset, 1.0)
     if moved is None:
         return func(*args, **kwargs)
     if func._schema.is_mutable:
@@ -160,19 +175,34 @@ def _cast(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]
     x, dtype = args[0], kwargs.get("dtype")
     if not is_float(x) or dtype is None or x.numel() == 0:
         return func(*args, **kwargs)
-    if not dtype.is_floating_point and not dtype.is_complex:
-        moved = mode.forced(x, torch.round)
-        return func(x if moved is None else moved, *args[1:], **kwargs)
+    return func(_cast_to(mode, func, x, dtype), *args[1:], **kwargs)
+
+
+def _copy(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    """Copy numbers into a tensor, which is a cast where that has another dtype."""
+    x, source = args[0], args[1]
+    if not is_float(source) or source.dtype == x.dtype or source.numel() == 0:
+        return func(*args, **kwargs)
+    return func(x, _cast_to(mode, func, source, x.dtype), *args[2:], **kwargs)
+
+
+def _cast_to(mode: Capture, func: Operator, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return what is to be cast to ``dtype``: ``x``, moved to where the log has it if that gives another whole number."""
+    if dtype.is_complex:
+        return x
+    if not dtype.is_floating_point:
+        moved = mode.forced(x, torch.round, 1.0)
+        return x if moved is None else moved
     if (
         torch.finfo(dtype).eps > torch.finfo(mode.compute).eps
         and torch.finfo(x.dtype).eps < torch.finfo(dtype).eps
     ):
-        mode.findings.unknown.add("aten::_to_copy")
+        mode.findings.unknown.add(table_name(func))
         raise Nondeterminism(
             f"cast from {x.dtype} to {dtype}: a jump of {torch.finfo(dtype).eps:.1e} inside a step that computes in "
             f"{mode.compute}; leave the cast (or autocast) out, or use a policy made for it"
         )
-    return func(*args, **kwargs)
+    return x
 
 
 @cache
@@ -240,6 +270,8 @@ def handler_for(func: Operator) -> Handler:
         return _restricted(func)
     if name == "aten::_to_copy":
         return _cast
+    if name == "aten::copy_":
+        return _copy
     if name in ("aten::convolution", "aten::convolution_backward"):
         return _convolution
     if name == "aten::_local_scalar_dense":

@@ -162,6 +162,14 @@ EXACT = frozenset(
     """.split()
 )
 
+# Give whole numbers for floating arguments, which depend on none of them, or on whether they are numbers at all.
+WHOLE = frozenset(
+    f"aten::{name}"
+    for name in """
+    _has_compatible_shallow_copy_type _indices _pack_padded_sequence is_same_size isfinite isinf isnan isneginf isposinf
+    """.split()
+)
+
 # Continuous where training meets them; rounded differently by different machines.
 SMOOTH = frozenset(
     f"aten::{name}"

@@ -206,6 +206,8 @@ def calibrate(
         raise
     finally:
         session.jitter = own_jitter
+    for ordinal, relative in decisions.items():
+        probe.verify_apart(ordinal, relative, math.ldexp(1.0, decision_safety(session.policy)))
     chosen = choose_grids(session, seen, decisions, measure_states=for_audit)
     chosen.table = with_still(session.policy, chosen.table, decisions, still_sites(probe, left))
     if activations:
@@ -479,6 +481,11 @@ def with_still(
     return GridTable(grids)
 
 
+def decision_safety(policy: Policy) -> int:
+    """Return how many octaves the band of a decision lies above the noise of its input."""
+    return policy.safety if policy.decision_safety is None else policy.decision_safety
+
+
 def decision_band(policy: Policy, relative: float) -> int:
     """Return the band exponent of a decision whose input moves by ``relative`` of its rms; it may lie above the policy's.
 
@@ -487,7 +494,7 @@ def decision_band(policy: Policy, relative: float) -> int:
     """
     lowest, highest = policy.decision_band
     noise = exponent_above(relative)
-    band = noise + (policy.safety if policy.decision_safety is None else policy.decision_safety)
+    band = noise + decision_safety(policy)
     return max(lowest, min(band, max(highest, noise + (0 if policy.residue_bits else 1))))
 
 

@@ -41,6 +41,7 @@ class ProbeTape:
 
     samples: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
     rms: dict[tuple[int, int], float] = field(default_factory=dict[tuple[int, int], float])
+    widest: dict[tuple[int, int], float] = field(default_factory=dict[tuple[int, int], float])
     branches: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(
         default_factory=dict[tuple[int, int], tuple[Tensor, Tensor]]
     )
@@ -74,10 +75,29 @@ class ProbeTape:
         self._input = x
         return True
 
-    def band(self, rms: float) -> float:
+    def band(self, rms: float, widest: float = math.inf) -> float:
         """Return the wide band."""
-        self.rms[(self._micro_batch, self._ordinal)] = rms
-        return math.ldexp(rms, self.wide)
+        place = (self._micro_batch, self._ordinal)
+        self.rms[place], self.widest[place] = rms, widest
+        return self._reach(place)
+
+    def _reach(self, place: tuple[int, int]) -> float:
+        return min(math.ldexp(self.rms[place], self.wide), self.widest[place])
+
+    def verify_apart(self, ordinal: int, relative: float, safety: float) -> None:
+        """Return if the noise of a decision's input is small beside the distance between its switching points.
+
+        Raises:
+            Nondeterminism: ``safety`` times ``relative``, over the input's rms, is more than a quarter of that distance.
+        """
+        for (_, number), widest in self.widest.items():
+            rms = self.rms[(_, number)]
+            if number == ordinal and safety * relative * rms > widest:
+                raise Nondeterminism(
+                    f"decision {ordinal}: its input of rms {rms:.3g} moves by {relative * rms:.2g} under last-bit noise; "
+                    f"{safety:g} times that must be a quarter of the distance between its switching points at most, "
+                    f"{widest:.2g}: scale it down before it is rounded to whole numbers, or use a more precise policy"
+                )
 
     def omits_exact(self) -> bool:
         """Take note that this decision is between the sides of a switching point; all of them are remembered."""
@@ -95,7 +115,7 @@ class ProbeTape:
             self.exact[place] = near[own == EQUAL]
         # What lies exactly on a point does so for what it is; of the others those may cross that lie nearer than they move.
         beside = int((own != EQUAL).sum()) if width == SIDES else near.numel()
-        reach = math.ldexp(self.rms[place], self.wide)
+        reach = self._reach(place)
         self.density[place] = beside / reach if reach > 0.0 else 0.0
         if self.only_near and width == SIDES and numel == self._input.numel():
             self.near[place] = self._input[near].detach().to(torch.float64)
@@ -204,7 +224,7 @@ class EchoTape:
                 self.noise.setdefault(self._ordinal, 0.0)
         return place in self.probe.branches
 
-    def band(self, rms: float) -> float:
+    def band(self, rms: float, widest: float = math.inf) -> float:
         """Nothing is searched for."""
         return 0.0
 

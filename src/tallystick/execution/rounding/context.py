@@ -139,12 +139,12 @@ class RecordTape:
         self._ordinal += 1
         return True
 
-    def band(self, rms: float) -> float:
-        """Return the site's band: its calibrated exponent over the input's scale."""
+    def band(self, rms: float, widest: float = math.inf) -> float:
+        """Return the site's band: its calibrated exponent over the input's scale, ``widest`` at most."""
         self._band_exponent = decision_exponent(
             self.policy, self._grids.get((Kind.DECISION, self._ordinal)), rms
         )
-        return math.ldexp(1.0, self._band_exponent)
+        return min(math.ldexp(1.0, self._band_exponent), widest)
 
     def omits_exact(self) -> bool:
         """Whether calibration saw nothing move that lay exactly on a switching point; of a site it has not seen, log all."""

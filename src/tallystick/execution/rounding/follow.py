@@ -145,7 +145,7 @@ class FollowTape:
         self._decision = self._payload(self._address)
         return self._decision is not None
 
-    def band(self, rms: float) -> float:
+    def band(self, rms: float, widest: float = math.inf) -> float:
         """Return what the site's band may be at most; nothing is searched for when following."""
         self._rms = rms
         self._limit = (
