@@ -87,7 +87,7 @@ def forward_backward(session: Session, job: Job, batch: Batch, tape: Tape) -> No
                 raise InvalidInput(f"job: loss must be one number, got shape {list(loss.shape)}")
             if not loss.requires_grad:
                 raise InvalidInput(
-                    "job: loss depends on no parameter by way of gradients; is there a comparison, argmax, detach or no_grad in it?"
+                    "job: loss depends on no parameter by way of gradients; has it a comparison, argmax, detach or no_grad?"
                 )
             session.backward(loss)
         session.note_loss(loss)
