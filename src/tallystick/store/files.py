@@ -550,9 +550,10 @@ class RunDirectory:
         """Return the log frames of steps ``start`` to ``end``, both on segment borders or inside one, digests checked.
 
         Raises:
-            InvalidInput: a log file is missing, too short or too long.
+            InvalidInput: a log file is missing, too short or too long; or of several ranks, whose logs no directory holds.
             Mismatch: a frame's digest is not the one its record states.
         """
+        check_ranks(transcript)
         frames: dict[int, bytes] = {}
         first = start - start % transcript.specification.checkpoint_every
         while first < end:
@@ -576,6 +577,20 @@ class RunDirectory:
                 raise InvalidInput(f"{path.name}: holds {len(data)} bytes, its records speak of {offset}")
             first = last
         return frames
+
+
+def check_ranks(transcript: Transcript) -> None:
+    """Return if one rank recorded the run: a directory has no place for the logs of others.
+
+    Raises:
+        InvalidInput: several did, and what the others state can be held against nothing.
+    """
+    ranks = transcript.specification.world_size
+    if ranks != 1:
+        raise InvalidInput(
+            f"world_size: must be 1, is {ranks}; a run directory holds the logs of rank 0 alone, "
+            "and nobody could look at those of the others"
+        )
 
 
 def load_state_file(
