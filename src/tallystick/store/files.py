@@ -25,7 +25,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BufferedReader
+from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import IO
 
@@ -33,6 +33,7 @@ import safetensors
 
 from tallystick.commit.encoding import digest
 from tallystick.commit.state import DTYPE_BYTES, Entry, HeldState, hold, summarise
+from tallystick.commit.tensor_file import check_tensor_file
 from tallystick.dispute.verdict import OBJECTION_LIMIT, LogObjection, parse_log_objection
 from tallystick.errors import InvalidInput, Mismatch, StoreError
 from tallystick.run.documents import (
@@ -513,7 +514,9 @@ class RunDirectory:
             InvalidInput: the file is missing, no safetensors file, or has no such entry of bytes.
         """
         path = self.checkpoint_path(steps_done)
-        open_regular(path, f"the checkpoint after {steps_done} steps is needed", folder=True).close()
+        needed = f"the checkpoint after {steps_done} steps is needed"
+        with open_regular(path, needed, folder=True) as opened, storing(f"{path}: cannot be read"):
+            check_tensor_file(opened, os.fstat(opened.fileno()).st_size, what=path.name)
         try:
             with safetensors.safe_open(path, framework="np") as file:
                 return file.get_tensor(name).tobytes()
@@ -599,10 +602,11 @@ def load_state_file(
     """Return the entries of a safetensors file, by name.
 
     Raises:
-        InvalidInput: the file is missing, no safetensors file, or has a tensor of a dtype that no state holds.
+        InvalidInput: the file is missing, no safetensors file with one meaning, or has a tensor of a dtype that no state holds.
         StoreError: it cannot be read.
     """
     data = _read(path, needed, folder=folder, follow=not folder)
+    check_tensor_file(BytesIO(data), len(data), what=path.name)
     try:
         tensors = safetensors.deserialize(data)
     except (safetensors.SafetensorError, ValueError) as problem:
