@@ -305,6 +305,7 @@ def keys(*more: SigningKey) -> Change:
 
 OTHER = run("x", parts_at=0)
 OTHER_MODEL = Manifest({"model.safetensors": "45" * 32})
+RENAMED_MODEL = Manifest({"__init__.py": "44" * 32})  # of the same root digest
 
 
 @pytest.mark.parametrize(
@@ -333,6 +334,7 @@ OTHER_MODEL = Manifest({"model.safetensors": "45" * 32})
         ([put("log", *log_proofs(HONEST.statement().encode(), witnesses=WITNESSES[:1]))], {}, 7, "quorum 'both' is not met"),
         ([put("log", *log_proofs(OTHER.statement().encode()))], {}, 2, "is about no document"),
         ([put("model", named("model-signature", sign_model(OTHER_MODEL, "m", OMS)))], {}, 6, "root digest is"),
+        ([put("model", named("model-signature", sign_model(RENAMED_MODEL, "m", OMS)))], {}, 6, "model.sig: has '__init__.py'"),
         ([put("model", named("model-signature", sign_model(MODEL, "m", generate_key("ecdsa-p256"))))], {}, 6,
          "is not signed by any of the 2 keys"),
         ([put("audit", audit(identity=replace(IDENTITY, weights="55" * 32)))], {}, 5, "weights are 55"),
@@ -359,7 +361,8 @@ def test_what_is_missing_or_wrong_is_never_a_pass(
 
 def test_old_evidence_does_not_count_and_other_files_are_not_the_model() -> None:
     assert check(honest(), now=AUDITED + 31 * DAY).why.endswith("31 days old, accepted are 30")
-    assert "the files have root digest" in check(honest(), model=OTHER_MODEL).why
+    assert "model: root digest is" in check(honest(), model=OTHER_MODEL).why
+    assert "model: has '__init__.py', the result is one file" in check(honest(), model=RENAMED_MODEL).why
 
 
 def test_two_auditors_make_a_quorum_of_two() -> None:
