@@ -114,7 +114,7 @@ def compare_model(path: Path, weights: str, final_state: str) -> tuple[bool, str
     """
     if path.is_dir():
         try:
-            check_result(read_manifest(path), weights, "its files")
+            check_result(read_manifest(path), weights, "the directory")
         except Mismatch as problem:
             return False, str(problem)
         unread = ", ".join(unread_files(path)) or "nothing"

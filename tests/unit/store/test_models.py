@@ -93,7 +93,9 @@ def test_the_result_in_a_directory_has_its_name(tmp_path: Path, name: str) -> No
     is_result, why = compare_model(tmp_path, weights, "00" * 32)
 
     assert is_result == (name == WEIGHTS_FILE)
-    assert ("not looked at: .git" if is_result else f"its files: has {name!r}, the result is one file") in why
+    assert (
+        "not looked at: .git" if is_result else f"the directory: has {name!r}, the result is one file"
+    ) in why
     (tmp_path / "more").write_bytes(b"")
     is_result, why = compare_model(tmp_path, weights, "00" * 32)
     assert not is_result
