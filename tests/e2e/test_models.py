@@ -18,10 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from tallystick.errors import Nondeterminism
+from tallystick.evidence.run_verifier import verify_run
 from tallystick.execution.determinism import Profile, parse_profile
 from tallystick.execution.job import find_source
 from tallystick.execution.step import map_tensors
 from tallystick.numerics.policy import find_policy
+from tallystick.reports.run import read_run
 from tallystick.roles.auditor import audit
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
@@ -180,6 +182,18 @@ def test_models_that_were_accused_or_refused_are_followed(
 ) -> None:
     report = audit(recorded(case, policy, SHORT), find_source(job_file(case)), jitter=jitter)
     assert report.verdict == "match", report.first
+
+
+@pytest.mark.parametrize("policy", ["fp32", "fp64"])
+def test_a_run_that_was_calibrated_early_verifies_and_its_log_is_counted(recorded: Run, policy: str) -> None:
+    run = recorded("growing_inputs", policy, SHORT)
+
+    found, log = verify_run(run), read_run(run).log
+
+    assert found.verdict == "match", [check.detail for check in found.checks]
+    assert log is not None
+    assert log.kinds["calibration"].payloads > 0, "no gradient outgrew its noise: this test shows nothing"
+    assert log.kinds["calibration"].entries == 0
 
 
 FLAT = """

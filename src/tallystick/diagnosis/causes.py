@@ -35,6 +35,7 @@ CAUSES: Mapping[str, str] = {
     "scatter_order": "sums over look-ups in another order (non-deterministic scatter)",
     "library_version": "another library version",
     "other_specification": "another specification",
+    "other_length": "another number of steps",
     "initial_state": "another initial state",
     "unknown": "none of the known causes",
 }

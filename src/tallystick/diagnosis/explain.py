@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import pairwise
 
 from tallystick.commit.encoding import parse_hex_float
 from tallystick.commit.state import Entry
@@ -246,7 +247,7 @@ def explain_runs(
     A step that is other work by the two records themselves is not repeated. ``unasked`` is why there is no ``source``.
 
     Raises:
-        InvalidInput: a document is malformed or missing.
+        InvalidInput: a document is malformed or missing; or nothing parts, and one side's last state or log is damaged.
         Mismatch: one side's documents contradict each other.
     """
     started = time.monotonic()
@@ -292,6 +293,8 @@ def explain_runs(
                 found.notes.append(f"looking for the cause ended early: {problem}")
         if found.state is None:
             _compare_next(own, mine, stated, theirs, step, found)
+    else:
+        _hold_what_is_the_same((own, mine), (stated, theirs), found)
     if not said and not found.findings and found.state is not None and not found.state.is_empty:
         loss = found.loss
         found.findings = fitting(Evidence(found.state, None, loss, found.environment, one_step=False))
@@ -303,6 +306,45 @@ def explain_runs(
     found.findings = said + found.findings
     found.seconds = time.monotonic() - started
     return found
+
+
+def _hold_what_is_the_same(
+    own: tuple[RunDirectory, Transcript], stated: tuple[RunDirectory, Transcript], found: Divergence
+) -> None:
+    """Hold the last state that both sides committed to, and the logs up to it, against records in which nothing parts.
+
+    Raises:
+        InvalidInput: one side's state or log is missing or is not the one it committed to.
+    """
+    steps = own[1].num_steps, stated[1].num_steps
+    if steps[0] != steps[1]:
+        text = f"one has {steps[0]} steps, the other {steps[1]}"
+        found.findings.append(Finding("other_length", "confirmed", text))
+    done = max({c.steps_done for c in own[1].checkpoints()} & {c.steps_done for c in stated[1].checkpoints()})
+    first, second = (_undamaged(run, transcript, done) for run, transcript in (own, stated))
+    difference = compare(first, second)
+    alike = (
+        f"no record of {min(steps)} steps parts, and none of {difference.compared} tensors after {done} steps"
+    )
+    found.notes.append(
+        f"compared: {alike}; the logs up to there have their digests; other states were not read"
+    )
+    if difference.documents:
+        found.notes.append(f"these differ, and hold no weights: {', '.join(difference.documents)}")
+    pairs = zip(own[1].records, stated[1].records, strict=False)
+    if other := sum(one.log != two.log for one, two in pairs):
+        found.notes.append(f"the logs of {other} steps differ")
+
+
+def _undamaged(run: RunDirectory, transcript: Transcript, done: int) -> dict[str, Entry]:
+    """Return the state that a run committed to after ``done`` steps, once the logs up to there have their digests."""
+    borders = [checkpoint for checkpoint in transcript.checkpoints() if checkpoint.steps_done <= done]
+    try:
+        for start, end in pairwise(checkpoint.steps_done for checkpoint in borders):
+            run.load_frames(transcript, start, end)
+        return run.load_committed(done, borders[-1].state_root)
+    except (InvalidInput, Mismatch) as problem:
+        raise InvalidInput(f"{run.path}: damaged: {problem}") from None
 
 
 def _short(text: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -58,7 +58,7 @@ from tallystick.run.statements import (
 from tallystick.signing.dsse import parse_envelope
 from tallystick.signing.keys import PublicKey, parse_public_key
 from tallystick.signing.model_signature import Manifest, parse_model_signature
-from tallystick.store.models import compare_model
+from tallystick.store.models import check_result, compare_model
 from tallystick.tlog.publication import entry_of
 from tallystick.tlog.tree import (
     Checkpoint,
@@ -183,17 +183,19 @@ def verify_bundle(
     now: int,
     model: Manifest | None = None,
     file: Path | None = None,
+    unread: Sequence[str] = (),
     name: str = "bundle",
 ) -> Verification:
     """Return the numbered checks of a bundle; ``now`` in seconds since 1970, ``model`` the files that are at hand.
 
-    With ``file`` it is also answered whether that is the very result that the bundle speaks of.
+    ``unread`` are files beside those that were not looked at. With ``file`` it is also answered whether that is
+    the very result that the bundle speaks of.
 
     ``verdict`` is ``match`` only if a policy was given and every check passed; ``unjudged`` if no policy was given and
     none failed. ``finding`` says in words what the evidence shows.
     """
     found = Verification(name, SHOWS_NOT)
-    run = _BundleChecks(data, policy, now, model, file)
+    run = _BundleChecks(data, policy, now, model, file, unread)
     checks: tuple[Callable[[], str | None], ...] = (
         run.check_documents, run.check_signatures, run.check_roles, run.check_equivocation, run.check_one_run,
         run.check_model, run.check_published, run.check_draws, run.check_verdicts, run.check_signed_moves, run.check_accusations,
@@ -230,9 +232,16 @@ class _BundleChecks:
     """The checks of one bundle; each returns what it saw, None where a policy is needed, and raises what is wrong."""
 
     def __init__(
-        self, data: bytes, policy: EvidencePolicy | None, now: int, model: Manifest | None, file: Path | None
+        self,
+        data: bytes,
+        policy: EvidencePolicy | None,
+        now: int,
+        model: Manifest | None,
+        file: Path | None,
+        unread: Sequence[str],
     ) -> None:
         self.data, self.policy, self.now, self.model, self.file = data, policy, now, model, file
+        self.unread = unread
         self.facts = _Facts()
 
     def check_documents(self) -> str:
@@ -416,10 +425,8 @@ class _BundleChecks:
         """6. model.sig is the trainer's, its root digest is the one all statements name, and the files at hand have it."""
         member = self._only("model-signature")
         weights = self.facts.claimed.identity.weights
-        if self.model is not None and self.model.root_digest() != weights:
-            raise Mismatch(
-                f"model: the files have root digest {self.model.root_digest()}, the statements say {weights}"
-            )
+        if self.model is not None:
+            check_result(self.model, str(weights), "model")
         if self.file is not None:
             if weights is None:
                 raise Mismatch(f"{self.file}: the statements name no weights to compare it with")
@@ -431,6 +438,8 @@ class _BundleChecks:
                 )
         given = self.model is not None or self.file is not None
         at_hand = "the files at hand are these" if given else "no files were given to compare"
+        if self.unread:
+            at_hand += f"; not looked at: {', '.join(self.unread)}"
         if member is None:
             if self.policy is None:
                 return None
@@ -441,10 +450,7 @@ class _BundleChecks:
             return None
         keys = [key for key_id, key in self.facts.keys.items() if self.policy.roles.get(key_id) == "trainer"]
         manifest = parse_model_signature(member.data).manifest(keys)
-        if manifest.root_digest() != weights:
-            raise Mismatch(
-                f"model.sig: root digest is {manifest.root_digest()}, the statements say {weights}"
-            )
+        check_result(manifest, str(weights), "model.sig")
         return f"{len(manifest.files)} files, root digest {weights}; {at_hand}"
 
     def check_published(self) -> str | None:

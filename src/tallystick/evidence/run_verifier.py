@@ -29,6 +29,7 @@ from tallystick.dispute.terms import Party
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import (
+    CALIBRATED,
     MOST_RESIDUE_BITS,
     Frame,
     Kind,
@@ -37,7 +38,7 @@ from tallystick.numerics.log import (
     decode_residues,
     read_decision_head,
 )
-from tallystick.numerics.policy import policy_of
+from tallystick.numerics.policy import is_calibration_step, policy_of
 from tallystick.run.documents import RECORD_LIMIT, Specification
 from tallystick.run.proofs import STEP_PROOF_FORMAT, parse_step_proof, verify_step_proof
 from tallystick.run.statements import AuditClaim
@@ -418,7 +419,7 @@ def _check_payload(
     address: SiteAddress,
     payload: bytes,
 ) -> frozenset[int] | None:
-    """Return the codes that ``payload`` may be in, as ``_codings_of``; None for grids and decisions.
+    """Return the codes that ``payload`` may be in, as ``_codings_of``; None for grids, decisions and calibrations.
 
     Only whoever repeats the step knows the size of a decision site or of an activation, so their entries are not
     decoded here.
@@ -438,6 +439,8 @@ def _check_payload(
     if kind == Kind.GRID:
         if address.ordinal:
             raise InvalidInput(f"{what}: a frame has one change of grids, with ordinal 0")
+    elif kind == Kind.CALIBRATION:
+        _check_calibration(specification, step, address, payload, what)
     elif kind == Kind.DECISION:
         try:
             read_decision_head(payload)
@@ -454,6 +457,31 @@ def _check_payload(
             raise InvalidInput(f"{what}: is not in the specification")
         return _codings_of(specification, frame, address, payload, size, what)
     return None
+
+
+def _check_calibration(
+    specification: Specification, step: int, address: SiteAddress, payload: bytes, what: str
+) -> None:
+    """Return if ``payload`` is the one note of a calibration before a step where none was due.
+
+    Raises:
+        InvalidInput: it is another, stands elsewhere, or one was due by the interval that the specification states.
+    """
+    if address.ordinal or payload != CALIBRATED:
+        raise InvalidInput(
+            f"{what}: a frame has one note of a calibration, with ordinal 0 and payload {CALIBRATED.hex()}; "
+            f"this is {payload[:8].hex()}"
+        )
+    stated = specification.policy.parameters
+    every = stated.get("recalibrate_every")
+    if (
+        isinstance(every, int)
+        and every > 0
+        and is_calibration_step(step, every, bool(stated.get("residue_bits")))
+    ):
+        raise InvalidInput(
+            f"{what}: is for steps where no calibration is due; here one is, every {every} steps"
+        )
 
 
 def _codings_of(

@@ -39,11 +39,18 @@ WORDS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class AuditPage:
-    """An audit's findings; ``total`` is the whole audit's wall time in seconds, ``divergence`` why it does not match."""
+    """An audit's findings.
+
+    Attributes:
+        total: the whole audit's wall time in seconds.
+        divergence: why it does not match.
+        publication_checked: whether a log proof was held against what the sample's announcement says.
+    """
 
     report: AuditReport
     total: float
     divergence: Divergence | None = None
+    publication_checked: bool = False
 
     def fields(self) -> dict[str, object]:
         """Return what ``--json`` prints; scripts rely on the names."""
@@ -57,7 +64,9 @@ class AuditPage:
             "differing_elements": report.differing_elements,
             "freedom": report.freedom.fields(),
             "profile": report.profile,
-            "sample": None if report.sample is None else sample_fields(report.sample),
+            "sample": None
+            if report.sample is None
+            else sample_fields(report.sample, checked=self.publication_checked),
             "segments": [_segment_fields(segment) for segment in report.segments],
             "beginning": None if report.beginning is None else asdict(report.beginning),
             "first": None if first is None else deviation_fields(first),
@@ -74,7 +83,11 @@ class AuditPage:
         rows: list[Row] = [("run", report.directory), ("profile", report.profile)]
         rows += _first_rows(report.first)
         rows += self._segment_rows()
-        rows += [] if report.sample is None else sample_rows(report.sample, report.verdict)
+        rows += (
+            []
+            if report.sample is None
+            else sample_rows(report.sample, report.verdict, checked=self.publication_checked)
+        )
         rows += self._freedom_rows()
         rows += _beginning_rows(report)
         if report.environment:

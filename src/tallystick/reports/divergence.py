@@ -136,11 +136,9 @@ class DivergencePage:
         if found.step is None and not found.findings and (found.state is None or found.state.is_empty):
             return Text("the same: no step and no tensor differs", style=GOOD)
         cause = found.cause
-        where = (
-            "states differ"
-            if found.step is None
-            else f"{found.own} and {found.stated} part at step {found.step}"
-        )
+        where = f"{found.own} and {found.stated} part at step {found.step}"
+        if found.step is None:
+            where = "runs differ" if found.state is None else "states differ"
         if cause is None or cause.cause == "unknown":
             return Text(printable(f"error: {where}"), style=BAD)
         hedge = "" if cause.status == "confirmed" else ", it seems"

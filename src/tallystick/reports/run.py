@@ -344,8 +344,8 @@ def _first_grids(directory: RunDirectory, transcript: Transcript) -> GridTable |
 
 
 def _entries_of(kind: Kind, payload: bytes) -> int:
-    """The count that a site's entries begin with (spec/rounding-log.md); a change of grids has none."""
-    if kind == Kind.GRID:
+    """The count that a site's entries begin with (spec/rounding-log.md); grids and calibrations have none."""
+    if kind in (Kind.GRID, Kind.CALIBRATION):
         return 0
     start = 0
     if kind == Kind.DECISION:

@@ -13,21 +13,21 @@ from tallystick.run.sample import Announcement, SegmentDraw
 
 @dataclass(frozen=True)
 class AnnouncementPage:
-    """A sampled audit that is planned and not yet drawn."""
+    """A sampled audit that is planned here and not yet drawn; where it names a log, that was checked."""
 
     announcement: Announcement
     file: str
 
     def fields(self) -> dict[str, object]:
         """Return what ``--json`` prints."""
-        return {"announcement_file": self.file, **_plan_fields(self.announcement)}
+        return {"announcement_file": self.file, **_plan_fields(self.announcement, checked=True)}
 
     def __rich__(self) -> RenderableType:
         """Return the page for people."""
         planned = self.announcement
         rows: list[Row] = [
             ("file", self.file),
-            *_plan_rows(planned),
+            *_plan_rows(planned, checked=True),
             (
                 "next",
                 f"publish it (tally log add), then tally audit --sample --announcement {self.file} --beacon ..",
@@ -36,23 +36,26 @@ class AnnouncementPage:
         return page(f"planned: {planned.samples} of {planned.segments} segments", GOOD, rows)
 
 
-def sample_fields(draw: SegmentDraw) -> dict[str, object]:
-    """Return a draw as JSON."""
+def sample_fields(draw: SegmentDraw, *, checked: bool) -> dict[str, object]:
+    """Return a draw as JSON; ``checked`` if a log proof was held against what its announcement says."""
     return {
-        **_plan_fields(draw.announcement),
+        **_plan_fields(draw.announcement, checked=checked),
         "beacon_value": draw.beacon_value.hex(),
         "digest": draw.digest.hex(),
         "segments": [list(segment) for segment in draw.segments],
     }
 
 
-def sample_rows(draw: SegmentDraw, verdict: str) -> list[Row]:
-    """Return the lines of an audit's page about its draw; its power is stated where nothing was found."""
+def sample_rows(draw: SegmentDraw, verdict: str, *, checked: bool) -> list[Row]:
+    """Return the lines of an audit's page about its draw; its power is stated where nothing was found.
+
+    ``checked`` if a log proof was held against what its announcement says.
+    """
     planned = draw.announcement
     rows: list[Row] = [
         ("drawn", f"{planned.samples} of {planned.segments} segments, digest {draw.digest.hex()[:16]}..")
     ]
-    return rows + (_plan_rows(planned) if verdict == "match" else [])
+    return rows + (_plan_rows(planned, checked=checked) if verdict == "match" else [])
 
 
 def power_statement(planned: Announcement) -> str:
@@ -74,7 +77,7 @@ def percent(text: str) -> str:
     return f"{float(share):.12g} %"
 
 
-def _plan_fields(planned: Announcement) -> dict[str, object]:
+def _plan_fields(planned: Announcement, *, checked: bool) -> dict[str, object]:
     return {
         "detect": planned.detect,
         "fraction": planned.fraction,
@@ -83,6 +86,7 @@ def _plan_fields(planned: Announcement) -> dict[str, object]:
         "of": planned.segments,
         "power": rounded_down(planned.power()),
         "published_at": None if planned.log is None else planned.log.seen_at,
+        "published_checked": planned.log is not None and checked,
         "log": None if planned.log is None else planned.log.origin,
         "beacon": {
             "source": planned.beacon_source, "round": planned.beacon_round, "time": planned.beacon_time,
@@ -91,7 +95,7 @@ def _plan_fields(planned: Announcement) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _plan_rows(planned: Announcement) -> list[Row]:
+def _plan_rows(planned: Announcement, *, checked: bool) -> list[Row]:
     log = planned.log
     if log is None:
         published = "nowhere: nothing shows that the run was fixed before the beacon spoke (--log-proof)"
@@ -99,6 +103,11 @@ def _plan_rows(planned: Announcement) -> list[Row]:
         published = f"{log.origin}, {log.size} entries, " + (
             "no witness asked for" if log.seen_at is None else f"seen by a quorum at {log.seen_at}"
         )
+        if not checked:
+            published = (
+                f"so says the announcement: {published}; that was not checked here (--log-proof with --log-policy "
+                "checks it, and so does tally verify of a bundle)"
+            )
     beacon = f"{planned.beacon_source} round {planned.beacon_round}, at {planned.beacon_time}"
     return [
         ("power", power_statement(planned)),

@@ -37,7 +37,7 @@ from tallystick.run.statements import (
 from tallystick.run.transcript import Transcript
 from tallystick.signing.dsse import parse_envelope, sign_statement
 from tallystick.signing.keys import Signer, parse_public_key
-from tallystick.store.files import RunDirectory, read_whole
+from tallystick.store.files import RunDirectory, check_ranks, read_whole
 from tallystick.store.models import weights_manifest
 from tallystick.tlog.publication import entry_of
 from tallystick.tlog.tree import PROOF_HEADER, parse_checkpoint, parse_log_proof
@@ -76,8 +76,10 @@ def sign_run(directory: RunDirectory, signer: Signer, at: int) -> bytes:
 
     Raises:
         InvalidInput, Mismatch: as for ``identity_of``.
+        InvalidInput: several ranks recorded it.
     """
     transcript = directory.load_transcript()
+    check_ranks(transcript)
     identity = identity_of(directory, transcript)
     statement = provenance_statement(transcript.specification, identity, at=at, version=__version__)
     return sign_statement(statement, signer)

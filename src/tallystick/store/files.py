@@ -25,7 +25,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BufferedReader
+from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import IO
 
@@ -33,6 +33,7 @@ import safetensors
 
 from tallystick.commit.encoding import digest
 from tallystick.commit.state import DTYPE_BYTES, Entry, HeldState, hold, summarise
+from tallystick.commit.tensor_file import check_tensor_file
 from tallystick.dispute.verdict import OBJECTION_LIMIT, LogObjection, parse_log_objection
 from tallystick.errors import InvalidInput, Mismatch, StoreError
 from tallystick.run.documents import (
@@ -513,7 +514,9 @@ class RunDirectory:
             InvalidInput: the file is missing, no safetensors file, or has no such entry of bytes.
         """
         path = self.checkpoint_path(steps_done)
-        open_regular(path, f"the checkpoint after {steps_done} steps is needed", folder=True).close()
+        needed = f"the checkpoint after {steps_done} steps is needed"
+        with open_regular(path, needed, folder=True) as opened, storing(f"{path}: cannot be read"):
+            check_tensor_file(opened, os.fstat(opened.fileno()).st_size, what=path.name)
         try:
             with safetensors.safe_open(path, framework="np") as file:
                 return file.get_tensor(name).tobytes()
@@ -550,9 +553,10 @@ class RunDirectory:
         """Return the log frames of steps ``start`` to ``end``, both on segment borders or inside one, digests checked.
 
         Raises:
-            InvalidInput: a log file is missing, too short or too long.
+            InvalidInput: a log file is missing, too short or too long; or of several ranks, whose logs no directory holds.
             Mismatch: a frame's digest is not the one its record states.
         """
+        check_ranks(transcript)
         frames: dict[int, bytes] = {}
         first = start - start % transcript.specification.checkpoint_every
         while first < end:
@@ -578,16 +582,31 @@ class RunDirectory:
         return frames
 
 
+def check_ranks(transcript: Transcript) -> None:
+    """Return if one rank recorded the run: a directory has no place for the logs of others.
+
+    Raises:
+        InvalidInput: several did, and what the others state can be held against nothing.
+    """
+    ranks = transcript.specification.world_size
+    if ranks != 1:
+        raise InvalidInput(
+            f"world_size: must be 1, is {ranks}; a run directory holds the logs of rank 0 alone, "
+            "and nobody could look at those of the others"
+        )
+
+
 def load_state_file(
     path: Path, needed: str = "a safetensors file is needed", *, folder: bool = False
 ) -> dict[str, Entry]:
     """Return the entries of a safetensors file, by name.
 
     Raises:
-        InvalidInput: the file is missing, no safetensors file, or has a tensor of a dtype that no state holds.
+        InvalidInput: the file is missing, no safetensors file with one meaning, or has a tensor of a dtype that no state holds.
         StoreError: it cannot be read.
     """
     data = _read(path, needed, folder=folder, follow=not folder)
+    check_tensor_file(BytesIO(data), len(data), what=path.name)
     try:
         tensors = safetensors.deserialize(data)
     except (safetensors.SafetensorError, ValueError) as problem:

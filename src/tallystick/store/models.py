@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tallystick.commit.state import Entry, summarise
-from tallystick.errors import InvalidInput, StoreError
+from tallystick.errors import InvalidInput, Mismatch, StoreError
 from tallystick.signing.model_signature import EXCLUDED, SIGNATURE_FILE, Manifest
 from tallystick.store.files import load_state_file, open_regular, storing, tensor_pieces, weights_pieces
 
@@ -20,10 +20,16 @@ def read_manifest(directory: Path, *, signature: str = SIGNATURE_FILE) -> Manife
 
     Raises:
         StoreError: it is no directory or cannot be read.
-        InvalidInput: a symbolic link, a name that is not UTF-8, something that is no file, or no file at all.
+        InvalidInput: a symbolic link, a name that is not UTF-8, something that is no file (the signature too), or no file
+            at all.
     """
     if not directory.is_dir():
         raise StoreError(f"{directory}: there is no such directory")
+    held = directory / signature
+    if os.path.lexists(held) and (held.is_symlink() or not held.is_file()):
+        raise InvalidInput(
+            f"{held}: must be a regular file, the model's signature; what it holds would not be looked at"
+        )
     excluded = {*EXCLUDED, signature}
     files: dict[str, str] = {}
     with storing(f"{directory}: cannot be read"):
@@ -39,6 +45,25 @@ def read_manifest(directory: Path, *, signature: str = SIGNATURE_FILE) -> Manife
                     continue
                 files[_name_of(path.relative_to(directory))] = _digest(path)
     return Manifest(files)
+
+
+def unread_files(directory: Path) -> list[str]:
+    """Return what lies in a model's directory and is not looked at: what the format leaves out, and the signature."""
+    return sorted(name for name in (*EXCLUDED, SIGNATURE_FILE) if os.path.lexists(directory / name))
+
+
+def check_result(found: Manifest, weights: str, what: str) -> None:
+    """Return if ``found`` is the one file that ``tally export`` writes, under its name, with the root digest ``weights``.
+
+    Raises:
+        Mismatch: another root digest, other files, or the file under another name: a root digest says nothing of names.
+    """
+    own = found.root_digest()
+    if own != weights:
+        raise Mismatch(f"{what}: root digest is {own}, the statements say {weights}")
+    if list(found.files) != [WEIGHTS_FILE]:
+        names = ", ".join(repr(name[:80]) for name in list(found.files)[:3])
+        raise Mismatch(f"{what}: has {names}, the result is one file, {WEIGHTS_FILE!r}")
 
 
 def write_weights(directory: Path, state: Iterable[Entry]) -> Manifest:
@@ -79,18 +104,24 @@ def _digest_of(pieces: Iterable[bytes | memoryview]) -> Manifest:
 def compare_model(path: Path, weights: str, final_state: str) -> tuple[bool, str]:
     """Return whether the file or directory ``path`` is the result of a run, and why.
 
-    The result is what has the root digest ``weights``; or one file with exactly these tensors, however it is spelled; or
-    the committed state with the root ``final_state``, from which the weights are made.
+    The result is ``model.safetensors``, alone in its directory, with the root digest ``weights``; or one file with
+    exactly these tensors, however it is spelled; or the committed state with the root ``final_state``, from which the
+    weights are made.
 
     Raises:
         InvalidInput: it is no regular file and no model's directory.
         StoreError: it cannot be read.
     """
     if path.is_dir():
-        found = read_manifest(path).root_digest()
-        if found == weights:
-            return True, f"its files have the root digest that the statements name, {weights}"
-        return False, f"its files have root digest {found}, the statements say {weights}"
+        try:
+            check_result(read_manifest(path), weights, "the directory")
+        except Mismatch as problem:
+            return False, str(problem)
+        unread = ", ".join(unread_files(path)) or "nothing"
+        return (
+            True,
+            f"its one file {WEIGHTS_FILE} has the root digest that the statements name, {weights}; not looked at: {unread}",
+        )
     with open_regular(path, "the weights' file", follow=True) as file, storing(f"{path}: cannot be read"):
         found = Manifest({WEIGHTS_FILE: hashlib.file_digest(file, "sha256").hexdigest()}).root_digest()
     if found == weights:

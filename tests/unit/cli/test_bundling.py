@@ -123,6 +123,16 @@ def test_no_policy_other_weights_and_a_changed_byte_are_not_accepted(
     answer = tally("verify", evidence["bundle"])
     assert answer.code == 3
     assert "not judged (no --policy)" in answer.out
+    given = ("verify", evidence["bundle"], "--policy", evidence["policy"], "--model", evidence["model"])
+    (evidence["model"] / ".github").mkdir()
+    answer = tally(*given)
+    assert (answer.code, "not looked at: .github, model.sig" in " ".join(answer.out.split())) == (0, True)
+    weights = evidence["model"] / "model.safetensors"
+    weights.rename(evidence["model"] / "__init__.py")
+    answer = tally(*given)
+    assert answer.code == 1
+    assert "model: has '__init__.py', the result is one file" in " ".join(answer.out.split())
+    (evidence["model"] / "__init__.py").rename(weights)
     (evidence["model"] / "more.bin").write_bytes(b"x")
     answer = tally("verify", evidence["bundle"], "--policy", evidence["policy"], "--model", evidence["model"])
     assert answer.code == 1

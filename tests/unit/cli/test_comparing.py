@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from tallystick.run.documents import NO_FILES
 from tallystick.run.transcript import Transcript
@@ -43,6 +46,51 @@ def test_states_after_a_number_of_steps_can_be_compared(tally, recorded: Path, e
     missing = tally("diff", recorded, edited, "--after", 5)
     assert missing.code == 2
     assert "after 5 steps is needed" in missing.err
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-9] ^= 0x7F
+    path.write_bytes(bytes(data))
+
+
+def _unfinished(run: Path, steps: int) -> None:
+    (run / "run.json").unlink()
+    lines = (run / "steps.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "steps.jsonl").write_bytes(b"".join(lines[:steps]))
+
+
+@pytest.mark.parametrize(
+    ("damage", "code", "reason"),
+    [
+        (lambda run: _flip(run / "checkpoints/000006.safetensors"), 2, "damaged: checkpoint after 6 steps: root is"),
+        (lambda run: shutil.rmtree(run / "checkpoints"), 2, "damaged: checkpoints/000006.safetensors: not found"),
+        (lambda run: _flip(run / "logs/000004.tlog"), 2, "the log's digest is"),
+        (lambda run: (run / "logs/000000.tlog").unlink(), 2, "damaged: logs/000000.tlog: not found"),
+        (lambda run: _unfinished(run, 0), 1, "one has 6 steps, the other 0"),
+        (lambda run: _unfinished(run, 3), 1, "one has 6 steps, the other 3"),
+        (lambda run: (run / "run.json").unlink(), 0, "the same: no step and no tensor differs"),
+    ],
+)  # fmt: skip
+def test_what_was_not_looked_at_is_not_the_same(
+    tally, recorded: Path, tmp_path: Path, damage: Callable[[Path], None], code: int, reason: str
+) -> None:
+    copy = Path(shutil.copytree(recorded, tmp_path / "copy"))
+    damage(copy)
+    for order in ((recorded, copy), (copy, recorded)):
+        answer = tally("diff", *order, "--effort", 0)
+        text = " ".join((answer.out + answer.err).replace("= note:", "").split())
+        assert answer.code == code
+        assert reason in text or "one has 0 steps" in text or "one has 3 steps" in text
+        assert ("the same" in text) == (code == 0)
+
+
+def test_what_was_compared_is_said(tally, recorded: Path) -> None:
+    (note,) = json.loads(tally("diff", recorded, recorded, "--json").out)["notes"]
+    assert note == (
+        "compared: no record of 6 steps parts, and none of 8 tensors after 6 steps; "
+        "the logs up to there have their digests; other states were not read"
+    )
 
 
 def test_wrong_arguments_are_named(tally, recorded: Path) -> None:

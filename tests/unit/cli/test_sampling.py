@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tallystick.run.sample import parse_draw
+from tallystick.run.sample import LogPosition, parse_announcement, parse_draw
 
 VALUE = "33" * 32
-PLAN = ("--sample", "--detect", "0.6", "--fraction", "0.5", "--round", "drand/quicknet:41:1800003600")
+PLAN = ("--sample", "--detect", "0.6", "--fraction", "0.5", "--round", "drand/quicknet:41:1700003600")
 
 
 @pytest.fixture
@@ -65,6 +66,55 @@ def test_a_sample_is_planned_published_drawn_and_repeated(
     record = parse_draw(drawn.read_bytes())
     assert [(s["start"], s["end"]) for s in fields["segments"]] == list(record.segments)
     assert json.loads(announced.read_bytes()) == record.announcement.fields()
+
+
+def test_a_publication_is_the_announcements_word_until_a_log_proof_shows_it(
+    tally, recorded: Path, tmp_path: Path, published: tuple[Path, Path]
+) -> None:
+    proof, policy = published
+    checks = ("--log-proof", proof, "--log-policy", policy)
+    announced, invented = tmp_path / "announcement.json", tmp_path / "invented.json"
+    assert tally("audit", recorded, *PLAN, *checks, "--announce", announced).code == 0
+    honest = parse_announcement(announced.read_bytes())
+    log = LogPosition("log.example.org/honest", 123456, b"\7" * 32, 1700000000)
+    invented.write_bytes(replace(honest, log=log).encode())
+
+    def ask(announcement: Path, *more: str | Path) -> tuple[int, str]:
+        given = ("--sample", "--announcement", announcement, "--beacon", VALUE, *more)
+        answer = tally("audit", recorded, *given)
+        return answer.code, " ".join((answer.out + answer.err).split())
+
+    code, page = ask(invented)
+    assert code == 0
+    assert "so says the announcement: log.example.org/honest, 123456 entries, seen by a quorum at" in page
+    assert "that was not checked here" in page
+    code, page = ask(invented, *checks)
+    assert code == 1
+    assert "announcement: says log.example.org/honest, 123456 entries" in page
+    assert "the log proof shows log.example/runs, 1 entries" in page
+    code, page = ask(announced, *checks)
+    assert code == 0
+    assert "published log.example/runs, 1 entries" in page
+    assert "so says the announcement" not in page
+    fields = [
+        json.loads(tally("audit", recorded, *PLAN, "--beacon", VALUE, "--json", *more).out)["sample"]
+        for more in ((), checks)
+    ]
+    assert [field["published_checked"] for field in fields] == [False, True]
+
+
+def test_a_beacon_that_has_not_spoken_is_refused_and_nothing_is_signed(
+    tally, recorded: Path, tmp_path: Path
+) -> None:
+    announced, key, statement = (tmp_path / name for name in ("announcement.json", "key", "statement.json"))
+    late = (*PLAN[:-1], "drand/quicknet:1:4102444800")
+    assert tally("audit", recorded, *late, "--announce", announced).code == 0
+    tally("key", "generate", key)
+    for given in (late, ("--sample", "--announcement", announced)):
+        answer = tally("audit", recorded, *given, "--beacon", VALUE, "--key", key, "--statement", statement)
+        assert answer.code == 2
+        assert "--beacon: round 1 speaks at 4102444800, now is" in answer.err
+    assert not statement.exists()
 
 
 def test_the_page_states_the_power_and_what_was_not_published(tally, recorded: Path) -> None:

@@ -305,6 +305,7 @@ def keys(*more: SigningKey) -> Change:
 
 OTHER = run("x", parts_at=0)
 OTHER_MODEL = Manifest({"model.safetensors": "45" * 32})
+RENAMED_MODEL = Manifest({"__init__.py": "44" * 32})  # of the same root digest
 
 
 @pytest.mark.parametrize(
@@ -333,6 +334,7 @@ OTHER_MODEL = Manifest({"model.safetensors": "45" * 32})
         ([put("log", *log_proofs(HONEST.statement().encode(), witnesses=WITNESSES[:1]))], {}, 7, "quorum 'both' is not met"),
         ([put("log", *log_proofs(OTHER.statement().encode()))], {}, 2, "is about no document"),
         ([put("model", named("model-signature", sign_model(OTHER_MODEL, "m", OMS)))], {}, 6, "root digest is"),
+        ([put("model", named("model-signature", sign_model(RENAMED_MODEL, "m", OMS)))], {}, 6, "model.sig: has '__init__.py'"),
         ([put("model", named("model-signature", sign_model(MODEL, "m", generate_key("ecdsa-p256"))))], {}, 6,
          "is not signed by any of the 2 keys"),
         ([put("audit", audit(identity=replace(IDENTITY, weights="55" * 32)))], {}, 5, "weights are 55"),
@@ -359,7 +361,8 @@ def test_what_is_missing_or_wrong_is_never_a_pass(
 
 def test_old_evidence_does_not_count_and_other_files_are_not_the_model() -> None:
     assert check(honest(), now=AUDITED + 31 * DAY).why.endswith("31 days old, accepted are 30")
-    assert "the files have root digest" in check(honest(), model=OTHER_MODEL).why
+    assert "model: root digest is" in check(honest(), model=OTHER_MODEL).why
+    assert "model: has '__init__.py', the result is one file" in check(honest(), model=RENAMED_MODEL).why
 
 
 def test_two_auditors_make_a_quorum_of_two() -> None:
@@ -1389,11 +1392,20 @@ def test_a_file_is_the_result_or_it_is_not(tmp_path: Path) -> None:
         assert found.file is not None and why in found.file.why
         found = ask(content)  # a stranger's bundle, and no policy: the answer stands, and nothing is accepted
         assert (found.verdict, found.file and found.file.is_result) == ("unjudged", True)
+    length = int.from_bytes(exact[:8], "little")
+
+    def exact_with(new: str, old: str = '"b":') -> bytes:
+        header = exact[8 : 8 + length].decode().replace(old, new, 1).encode()
+        assert len(header) > length
+        return len(header).to_bytes(8, "little") + header + exact[8 + length :]
+
     renamed = [replace(weights[0], name="buffer/b"), weights[1]]
     for content in (
         exact[:-1], exact[:-1] + b"\2", b"", b"\x80\4.", safetensors_of(renamed), safetensors_of(weights[:1]),
         safetensors_of([replace(weights[0], dtype="I32"), weights[1]]),
         safetensors_of([state[0], state[1], replace(state[2], data=bytes(8))], STATE_METADATA),
+        # the first of two entries is another reader's tensor, or a field means something to it
+        exact_with('"b":{"dtype":"I32","shape":[1],"data_offsets":[8,12]},"b":'), exact_with('"b":{"scale":2,', '"b":{'),
     ):  # fmt: skip
         for rules in (None, policy()):
             found = ask(content, rules)

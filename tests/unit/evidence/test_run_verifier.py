@@ -16,6 +16,7 @@ from tallystick.errors import InvalidInput
 from tallystick.evidence.run_verifier import Verification, quoted, site_sizes, verify_proof, verify_run
 from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import (
+    CALIBRATED,
     Frame,
     Kind,
     SiteAddress,
@@ -25,9 +26,11 @@ from tallystick.numerics.log import (
     encode_frame,
 )
 from tallystick.numerics.policy import BF16, FP32
+from tallystick.reports.run import read_run
+from tallystick.roles.statements import sign_run
 from tallystick.run.documents import JobRecord, PolicyRecord, SiteRecord, Specification, StepRecord
 from tallystick.run.transcript import Transcript, state_fingerprint
-from tallystick.signing.keys import PublicKey, parse_public_key
+from tallystick.signing.keys import ED25519, PublicKey, generate_key, parse_public_key
 from tallystick.store.files import RunDirectory, frame_digest
 
 VECTORS = Path(__file__).resolve().parents[3] / "vectors"
@@ -218,6 +221,27 @@ def test_a_run_passes_under_its_own_root_and_fails_under_another(tmp_path: Path)
     assert "expected is 0000" in failed(found)[1]
 
 
+def test_records_of_ranks_without_logs_are_neither_passed_nor_signed(tmp_path: Path) -> None:
+    directory = PaperRun().write(tmp_path / "run")
+    honest = directory.load_transcript()
+    records = [
+        each
+        for record in honest.records
+        for each in (record, dataclasses.replace(record, rank=1, log="ab" * 32, log_bytes=1 << 40))
+    ]
+    forged = Transcript(dataclasses.replace(honest.specification, world_size=2), tuple(records))
+    directory.specification_path.write_bytes(forged.specification.encode())
+    directory.records_path.write_bytes(forged.encode_records())
+    directory.statement_path.write_bytes(forged.statement().encode())
+
+    found = verify_run(directory)
+
+    assert (found.verdict, failed(found)[0]) == ("malformed", 3)
+    assert "world_size: must be 1, is 2; a run directory holds the logs of rank 0 alone" in failed(found)[1]
+    with pytest.raises(InvalidInput, match="world_size: must be 1, is 2"):
+        sign_run(directory, generate_key(ED25519), 0)
+
+
 @pytest.mark.parametrize("name", ["specification.json", "steps.jsonl", "run.json"])
 def test_a_missing_document_fails_the_first_check(tmp_path: Path, name: str) -> None:
     directory = PaperRun().write(tmp_path / "run")
@@ -284,6 +308,10 @@ WRONG_PAYLOADS: dict[str, tuple[SiteAddress, bytes, str]] = {
     "micro-batch of a decision": (SiteAddress(0, 2, Kind.DECISION, 0), b"\0\1\1\1", "micro-batch 2 are outside"),
     "width of a decision": (SiteAddress(0, 0, Kind.DECISION, 0), b"\0\x21\1\1", "symbol width 33"),
     "second change of grids": (SiteAddress(0, 0, Kind.GRID, 1), b"\0", "one change of grids"),
+    "calibration in other words": (SiteAddress(0, 0, Kind.CALIBRATION, 0), b"\2", "payload 01; this is 02"),
+    "calibration in more words": (SiteAddress(0, 0, Kind.CALIBRATION, 0), b"\1\1", "this is 0101"),
+    "second calibration": (SiteAddress(0, 0, Kind.CALIBRATION, 1), b"\1", "one note of a calibration, with ordinal 0"),
+    "calibration of a micro-batch": (SiteAddress(0, 1, Kind.CALIBRATION, 0), b"\1", "micro-batch 1 are outside"),
 }  # fmt: skip
 
 
@@ -298,6 +326,23 @@ def test_a_payload_that_no_recorder_writes_fails_the_third_check(tmp_path: Path,
     assert found.verdict == "malformed"
     assert failed(found)[0] == 3
     assert reason in failed(found)[1]
+
+
+def test_an_early_calibration_is_noted_where_none_is_due_and_there_alone(tmp_path: Path) -> None:
+    noted = SiteAddress(0, 0, Kind.CALIBRATION, 0), CALIBRATED
+    run = PaperRun()
+    run.payloads[3][noted[0]] = noted[1]
+    directory = run.write(tmp_path / "early")
+    assert verify_run(directory).verdict == "match"
+    log = read_run(directory).log
+    assert log is not None
+    assert (log.kinds["calibration"].payloads, log.kinds["calibration"].entries) == (1, 0)
+
+    due = PaperRun()
+    due.payloads[0][noted[0]] = noted[1]
+    found = verify_run(due.write(tmp_path / "due"))
+    assert (found.verdict, failed(found)[0]) == ("malformed", 3)
+    assert "step 0: calibration site 0: is for steps where no calibration is due" in failed(found)[1]
 
 
 def _edited_checkpoint(directory: RunDirectory) -> None:

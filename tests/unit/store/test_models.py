@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,13 @@ import safetensors
 
 from tallystick.commit.state import Entry
 from tallystick.errors import InvalidInput, StoreError
-from tallystick.store.models import WEIGHTS_FILE, read_manifest, weights_manifest, write_weights
+from tallystick.store.models import (
+    WEIGHTS_FILE,
+    compare_model,
+    read_manifest,
+    weights_manifest,
+    write_weights,
+)
 
 STATE = [
     Entry("model/head.weight", "F32", (2, 3), bytes(range(24))),
@@ -57,6 +64,42 @@ def test_every_file_counts_but_the_signature_and_what_git_keeps_at_the_top(tmp_p
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(name.encode())
     assert sorted(read_manifest(tmp_path).files) == ["a.bin", "sub/.gitignore", "sub/b.bin", "sub/model.sig"]
+
+
+@pytest.mark.parametrize("kind", ["folder", "link", "pipe"])
+def test_a_signature_that_is_no_regular_file_hides_nothing(tmp_path: Path, kind: str) -> None:
+    write_weights(tmp_path, STATE)
+    path = tmp_path / "model.sig"
+    if kind == "folder":
+        path.mkdir()
+        (path / "pickle.bin").write_bytes(b"x")
+    elif kind == "link":
+        path.symlink_to(tmp_path / WEIGHTS_FILE)
+    else:
+        os.mkfifo(path)
+    with pytest.raises(InvalidInput, match=r"model\.sig: must be a regular file"):
+        read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["__init__.py", "sub/model.safetensors", "model.safetensors"])
+def test_the_result_in_a_directory_has_its_name(tmp_path: Path, name: str) -> None:
+    write_weights(tmp_path, STATE)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / WEIGHTS_FILE).rename(tmp_path / name)
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "hook").write_bytes(b"x")
+    weights = weights_manifest(STATE).root_digest()
+
+    is_result, why = compare_model(tmp_path, weights, "00" * 32)
+
+    assert is_result == (name == WEIGHTS_FILE)
+    assert (
+        "not looked at: .git" if is_result else f"the directory: has {name!r}, the result is one file"
+    ) in why
+    (tmp_path / "more").write_bytes(b"")
+    is_result, why = compare_model(tmp_path, weights, "00" * 32)
+    assert not is_result
+    assert "root digest is" in why
 
 
 @pytest.mark.parametrize("target", ["a.bin", "sub", "nowhere"])

@@ -21,7 +21,7 @@ from tallystick.reports.layout import DonePage, Row
 from tallystick.roles.statements import gather, log_proof_of
 from tallystick.store.files import RunDirectory, read_whole, write_whole
 from tallystick.store.keys import load_public_key
-from tallystick.store.models import read_manifest
+from tallystick.store.models import read_manifest, unread_files
 from tallystick.tlog.publication import DOCUMENT_LIMIT
 from tallystick.tlog.tree import LOG_PROOF_LIMIT
 
@@ -171,7 +171,9 @@ def verify_file(
         rules = parse_evidence_policy(text, what=str(policy))
     files = None if model is None else read_manifest(model)
     data = read_whole(bundle, limit=BUNDLE_LIMIT, what="a bundle")
-    return verify_bundle(data, rules, now=int(time.time()), model=files, file=file, name=f"bundle {bundle}")
+    unread = () if model is None else unread_files(model)
+    now, name = int(time.time()), f"bundle {bundle}"
+    return verify_bundle(data, rules, now=now, model=files, file=file, unread=unread, name=name)
 
 
 def _members(text: str) -> list[Member]:

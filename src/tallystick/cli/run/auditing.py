@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -275,13 +276,13 @@ def audit(
         say(f"interrupted after {display.steps} steps: no verdict; {run} is as it was")
         return 130
     total = time.perf_counter() - started
-    page = AuditPage(report, total)
+    page = AuditPage(report, total, publication_checked=sampled.is_checked)
     if out is not None:
         directory.write_document(out, json_bytes(page.fields()))
     if signer is not None and statement is not None:
         write_whole(statement, sign_audit(directory, report, signer, int(time.time()), device))
     if effort > 0 and report.verdict in ("mismatch", "log_violation"):
-        page = AuditPage(report, total, _explain(directory, source, report, chosen, device, effort))
+        page = replace(page, divergence=_explain(directory, source, report, chosen, device, effort))
         if out is not None:
             directory.write_document(out, json_bytes(page.fields()))
     answer(page, as_json=as_json)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -95,8 +96,8 @@ class SampleOptions:
             raise InvalidInput("--sample: give --detect, --fraction and --round, or --announcement FILE")
         if self.announcement is None and (self.fraction is None or self.round is None):
             raise InvalidInput("--sample: --detect needs --fraction F and --round " + ROUND_FORM)
-        if self.announcement is not None and {"fraction", "round", "log_proof", "announce"} & set(given):
-            raise InvalidInput("--announcement: fixes fraction, round and log; leave those options out")
+        if self.announcement is not None and {"fraction", "round", "announce"} & set(given):
+            raise InvalidInput("--announcement: fixes fraction and round; leave those options out")
         if (self.beacon is None) == (self.announce is None):
             raise InvalidInput("--sample: give either --beacon HEX, or --announce FILE to publish first")
         if (self.log_proof is None) != (self.log_policy is None):
@@ -104,12 +105,17 @@ class SampleOptions:
                 "--log-proof: needs --log-policy FILE, which says whose log counts, and the reverse"
             )
 
+    @property
+    def is_checked(self) -> bool:
+        """Whether a log proof was given, against which the publication is checked here."""
+        return self.log_proof is not None
+
     def announced(self, transcript: Transcript) -> Announcement:
         """Return the announcement that the options ask for, or the one in their file.
 
         Raises:
             InvalidInput: a malformed option or file.
-            Mismatch: the announcement or the proof is about another run.
+            Mismatch: the announcement or the proof is about another run, or the proof is not of what the announcement says.
         """
         root, size = transcript.root(), len(transcript.leaf_hashes)
         if self.announcement is not None:
@@ -120,6 +126,8 @@ class SampleOptions:
             own = (root, size, specification.steps, specification.checkpoint_every)
             if own != (found.run_root, found.tree_size, found.steps, found.checkpoint_every):
                 raise Mismatch(f"announcement: is about run {found.run_root.hex()}, this is {root.hex()}")
+            if self.is_checked and (shown := self._position(transcript)) != found.log:
+                raise Mismatch(f"announcement: says {_words(found.log)}; the log proof shows {_words(shown)}")
             return found
         assert self.fraction is not None and self.detect is not None and self.round is not None
         return announce(
@@ -134,7 +142,12 @@ class SampleOptions:
         )
 
     def drawn(self, directory: RunDirectory) -> SegmentDraw | Announcement | None:
-        """Return the draw; or the announcement, written to its file, where that was asked for; or None without --sample."""
+        """Return the draw; or the announcement, written to its file, where that was asked for; or None without --sample.
+
+        Raises:
+            InvalidInput: as for ``announced``, or the beacon has not spoken yet.
+            Mismatch: as for ``announced``.
+        """
         if not self.sample:
             return None
         announcement = self.announced(directory.load_transcript())
@@ -142,6 +155,11 @@ class SampleOptions:
             write_whole(self.announce, announcement.encode())
             return announcement
         assert self.beacon is not None
+        if (now := int(time.time())) < announcement.beacon_time:
+            raise InvalidInput(
+                f"--beacon: round {announcement.beacon_round} speaks at {announcement.beacon_time}, now is {now}: "
+                "nobody can know its value yet"
+            )
         drawn = draw_segments(announcement, _parse_beacon(self.beacon))
         if self.draw is not None:
             write_whole(self.draw, drawn.encode())
@@ -154,6 +172,13 @@ class SampleOptions:
         proof = parse_log_proof(read_whole(self.log_proof, limit=LOG_PROOF_LIMIT, what="a log proof"))
         seen = proof.verify(LogEntry.of("run", transcript.statement().encode()), policy)
         return LogPosition(seen.origin, seen.size, seen.root, seen.seen_at)
+
+
+def _words(position: LogPosition | None) -> str:
+    if position is None:
+        return "nothing of a log"
+    seen = "no witness" if position.seen_at is None else f"seen at {position.seen_at}"
+    return f"{position.origin}, {position.size} entries, root {position.root.hex()}, {seen}"
 
 
 def _parse_round(text: str) -> tuple[str, int, int]:

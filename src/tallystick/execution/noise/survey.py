@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from tallystick.commit.tensor_file import check_tensor_file
 from tallystick.errors import InvalidInput
 from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.noise.calibration import (
@@ -453,6 +454,8 @@ def read_pass(path: Path, buffers: Mapping[str, int]) -> Pass:
 
 def _load(path: Path) -> dict[str, Tensor]:
     try:
+        with path.open("rb") as file:
+            check_tensor_file(file, path.stat().st_size, what=path.name)
         return safetensors.torch.load_file(path)
     except (OSError, SafetensorError, ValueError) as problem:
         raise InvalidInput(f"{path.name}: not a safetensors file ({problem})") from None
