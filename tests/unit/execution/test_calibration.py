@@ -166,6 +166,25 @@ def test_a_jump_declared_smooth_is_found_too_noisy(policy: str, zoo: Any, open_j
 
 
 @BOTH
+def test_whole_numbers_that_noise_may_turn_are_refused(policy: str, zoo: Any, open_job: Any) -> None:
+    """What moves by a part of the distance between two whole numbers is near one here and near the next elsewhere."""
+    size = 1e15 if policy == "fp64" else 1e7
+
+    def rounded(factor: float) -> Any:
+        return lambda x: x + torch.floor(factor * x.detach()) / factor
+
+    coarse = with_function(zoo, rounded(size))
+    session = open_job(coarse, POLICIES[policy])
+    with pytest.raises(
+        Nondeterminism, match="a quarter of the distance between its switching points at most"
+    ):
+        calibrate(session, backward_of(session, coarse))
+    fine = with_function(zoo, rounded(1e3))
+    session = open_job(fine, POLICIES[policy])
+    calibrate(session, backward_of(session, fine))
+
+
+@BOTH
 def test_gradients_that_are_nothing_but_noise_stop_no_run_and_move_nothing(
     policy: str, zoo: Any, open_job: Any
 ) -> None:
