@@ -485,7 +485,7 @@ def test_tensor_code_agrees_with_the_kernels(monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_instruction_sets_and_threads_give_the_same_bits() -> None:
     here = str(Path(__file__).parent)
-    program = f"import json, sys; sys.path.insert(0, {here!r}); import test_row_operators as t"
+    program = f"import json, sys; sys.path.insert(0, {here!r}); import test_rows as t"
     program = f"{program}; print(json.dumps(t.digests()))"
     found: list[dict[str, str]] = []
     for name, threads in (("native", "2"), ("sse4", "1")):

@@ -559,7 +559,7 @@ def agent_digest() -> bytes:
     """Return SHA-256 over the sources of the agent: what stands for a software agent's firmware."""
     folder = Path(agent_module.__file__).parent
     hashed = hashlib.sha256()
-    for name in ("agent.py", "chiprecord.py", "memory.py", "probes.py"):
+    for name in ("agent.py", "chip_record.py", "memory.py", "probes.py"):
         hashed.update(hashlib.sha256((folder / name).read_bytes()).digest())
     return hashed.digest()
 
