@@ -207,7 +207,7 @@ def test_records_of_gigabytes_that_are_not_there_are_not_read(tmp_path: Path) ->
 
 # -- damage -----------------------------------------------------------------------------------------------------------
 
-DAMAGES: dict[str, tuple[Callable[[RunDirectory], None], int, str]] = {
+DAMAGES: dict[str, tuple[Callable[[RunDirectory], object], int, str]] = {
     "a byte of the first log": (
         lambda run: edit(run.log_path(0), flipped), 0, r"logs/000000\.tlog: the digest of step 1's frame is",
     ),
@@ -268,7 +268,7 @@ def test_an_interrupted_run_says_nothing_of_damage(tmp_path: Path) -> None:
         assert found.done == (steps if steps == STEPS else steps - steps % EVERY)
 
 
-REFUSALS: dict[str, tuple[Callable[[RunDirectory], None], str]] = {
+REFUSALS: dict[str, tuple[Callable[[RunDirectory], object], str]] = {
     "the first state": (
         lambda run: edit(run.checkpoint_path(0), flipped),
         r"holds the records of 5 steps and no checkpoint .* 000000\.safetensors: its state's root is \w+\.\., "
@@ -287,11 +287,11 @@ REFUSALS: dict[str, tuple[Callable[[RunDirectory], None], str]] = {
         lambda run: run.specification_path.unlink(), r"holds steps\.jsonl and no specification",
     ),
     "a log alone": (
-        lambda run: [p.unlink() for p in (run.specification_path, run.records_path)] and None,
+        lambda run: [p.unlink() for p in (run.specification_path, run.records_path)],
         r"holds 000000\.tlog and no specification",
     ),
     "neither records nor a first state": (
-        lambda run: [p.unlink() for p in (run.records_path, run.checkpoint_path(0))] and None,
+        lambda run: [p.unlink() for p in (run.records_path, run.checkpoint_path(0))],
         "holds the records of 0 steps and no checkpoint",
     ),
 }  # fmt: skip
