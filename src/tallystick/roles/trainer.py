@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tallystick.commit.encoding import hex_float
 from tallystick.commit.state import Entry, EntrySummary, StateSummary, summarise
-from tallystick.errors import InvalidInput, Nondeterminism, OtherProgram, StoreError
+from tallystick.errors import InvalidInput, Nondeterminism, StoreError
 from tallystick.execution.determinism import environment_versions
 from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.hashing import leaf_hashes
@@ -29,6 +29,7 @@ from tallystick.execution.step import StepOutcome, backward_of, draw_batch, run_
 from tallystick.numerics import kernels
 from tallystick.numerics.policy import Policy
 from tallystick.numerics.rounding import sampled_rms
+from tallystick.roles.same_order import other_machine, verify_same_order, verify_same_program
 from tallystick.run.documents import (
     JobRecord,
     Notes,
@@ -38,8 +39,9 @@ from tallystick.run.documents import (
     Specification,
     StepRecord,
 )
-from tallystick.run.program import Program, in_words
+from tallystick.run.program import Program
 from tallystick.store.files import RunDirectory, frame_digest
+from tallystick.store.resumption import Resumption, find_resumption
 
 APART = (
     1 << 26
@@ -141,20 +143,22 @@ def record(
     progress: Callable[[Progress], None] | None = None,
     phases: Phases | None = None,
     began: Callable[[Session, Specification], None] | None = None,
+    said: Callable[[str], None] | None = None,
 ) -> RunStatement:
     """Record the whole run into ``directory`` and return its statement.
 
-    ``began`` is called when the specification is on the disk and no step has been taken yet (or, resuming, no further one).
+    ``began`` is called when the specification is on the disk and no step has been taken yet (or, resuming, no further one);
+    ``said`` with what somebody who resumes should know: recorded steps that are computed again, another machine.
 
     Raises:
         StoreError: the directory holds something, or the disk refuses; what was written is intact.
         Nondeterminism: the job cannot be repeated elsewhere; the message names the part.
-        InvalidInput: the job is malformed, or ``resume`` meets a run of another order.
+        InvalidInput: the job is malformed, or ``resume`` meets a run of another order or one that is damaged; it is as it was.
     """
     if resume and not directory.path.is_dir():
         raise StoreError(f"{directory.path}: there is no run to resume")
     with directory.writing():
-        return _record(order, directory, resume, progress, phases or Phases(), began)
+        return _record(order, directory, resume, progress, phases or Phases(), began, said or _nobody)
 
 
 def _record(
@@ -164,20 +168,21 @@ def _record(
     progress: Callable[[Progress], None] | None,
     phases: Phases,
     began: Callable[[Session, Specification], None] | None,
+    said: Callable[[str], None],
 ) -> RunStatement:
     order.source.program.allowed = None
     job = order.build()
     verify_batches_are_pure(job)
     session = order.session(job)
     try:
-        done = _start(directory, resume=resume)
+        kept = _start(directory, phases, resume=resume)
         writer = RunWriter(session, directory, phases, overlap=True)
         try:
             recording = _Recording(order, job, session, writer)
-            if done is None:
+            if kept is None or kept.specification is None:
                 recording.begin()
             else:
-                recording.take_up(done)
+                recording.take_up(kept.specification, kept, said)
             if began is not None:
                 assert writer.specification is not None
                 began(session, writer.specification)
@@ -190,11 +195,21 @@ def _record(
         session.close()
 
 
-def _start(directory: RunDirectory, *, resume: bool) -> int | None:
+def _start(directory: RunDirectory, phases: Phases, *, resume: bool) -> Resumption | None:
+    """Return what there is of the run, if it is resumed; the directory is ready for a run that begins."""
     if not resume:
         directory.create()
         return None
-    return directory.cut_back()
+    clock = time.perf_counter()
+    found = find_resumption(directory)
+    if found.specification is None:
+        found.cut_back()
+    phases.add("store", clock)
+    return found
+
+
+def _nobody(text: str) -> None:
+    """Nobody wants to know."""
 
 
 @dataclass(frozen=True)
@@ -278,10 +293,13 @@ class RunWriter:
         self.directory.write_program(contents)
         self.directory.write_document(self.directory.specification_path, self.specification.encode())
 
-    def take_up(self, specification: Specification, program: LocalProgram, done: int) -> None:
-        """Go on from the checkpoint after ``done`` steps."""
+    def take_up(
+        self, specification: Specification, program: LocalProgram, root: str, kept: Resumption
+    ) -> None:
+        """Go on from the last state that is kept, ``root`` its root; only then is anything removed from the directory."""
         self.specification, self._program = specification, program
-        load_state(self.session, self.directory.load_checkpoint(done))
+        load_state(self.session, self.directory.load_committed(kept.done, root))
+        kept.cut_back()
 
     def write_step(self, step: int, outcome: StepOutcome, frame: bytes) -> None:
         """Append one finished step; at a checkpoint commit the state first.
@@ -353,29 +371,44 @@ class _Recording:
     def begin(self) -> None:
         """Measure the noise and write what comes before the first step."""
         self._calibrate(backward_of(self.session, self.job))
-        self.writer.begin(
-            lambda root, program: specification_of(
-                self.session,
-                job=JobRecord(
-                    self.order.source.name,
-                    program.digest(),
-                    dict(self.order.settings),
-                    self.job.dataset_digest,
-                    program,
-                ),
-                steps=self.job.steps,
-                checkpoint_every=self.order.checkpoint_every,
-                accumulation=self.job.accumulation,
-                initial_state=root,
-            ),
-            self.order.source.program,
+        self.writer.begin(self._specification, self.order.source.program)
+
+    def _specification(self, root: str, program: Program) -> Specification:
+        job = JobRecord(
+            self.order.source.name,
+            program.digest(),
+            dict(self.order.settings),
+            self.job.dataset_digest,
+            program,
+        )
+        return specification_of(
+            self.session,
+            job=job,
+            steps=self.job.steps,
+            checkpoint_every=self.order.checkpoint_every,
+            accumulation=self.job.accumulation,
+            initial_state=root,
         )
 
-    def take_up(self, done: int) -> None:
-        """Load the checkpoint after ``done`` steps of the same order."""
-        specification = self.writer.directory.load_specification()
-        _must_be_same_order(specification, self.order, self.job, self.session.policy)
-        self.writer.take_up(specification, self.order.source.program, done)
+    def take_up(self, stated: Specification, kept: Resumption, said: Callable[[str], None]) -> None:
+        """Load the last state kept of a run that this order begins with the same specification.
+
+        What is only known after a backward pass (casts that were lifted, modules that it imports) is compared after one; the
+        first state, with its measured grids, was compared with checkpoint 0 when that was found.
+        """
+        program = self.order.source.program
+        own = self._specification(stated.initial_state, stated.job.program)
+        verify_same_order(stated, replace(own, notes=stated.notes))
+        verify_same_program(program, stated.job.program)
+        self._calibrate(backward_of(self.session, self.job), repeats=1)
+        verify_same_order(stated, self._specification(stated.initial_state, stated.job.program))
+        verify_same_program(program, stated.job.program, whole=True)
+        for text in (*other_machine(stated, own), kept.notice()):
+            if text is not None:
+                said(f"--resume: {text}")
+        root = stated.initial_state if kept.done == 0 else kept.records[-1].state_root
+        assert root is not None
+        self.writer.take_up(stated, program, root, kept)
 
     def step(self, progress: Callable[[Progress], None] | None) -> None:
         """Record one step."""
@@ -469,29 +502,3 @@ def step_record(step: int, outcome: StepOutcome, frame: bytes, root: str | None)
         fingerprint=f"{outcome.fingerprint:016x}",
         state_root=root,
     )
-
-
-def _must_be_same_order(specification: Specification, order: Order, job: Job, policy: Policy) -> None:
-    stated = specification
-    pairs = (
-        ("settings", dict(stated.job.settings), dict(order.settings)),
-        ("dataset", stated.job.dataset_digest, job.dataset_digest),
-        (
-            "policy",
-            (stated.policy.name, dict(stated.policy.parameters)),
-            (policy.name, policy.parameters()),
-        ),
-        ("seed", stated.seed, order.seed),
-        ("steps", stated.steps, job.steps),
-        ("checkpoint interval", stated.checkpoint_every, order.checkpoint_every),
-    )
-    for what, was, wanted in pairs:
-        if was != wanted:
-            raise InvalidInput(f"--resume: {what} of the run is {was}, this order has {wanted}")
-    program = order.source.program
-    if found := (
-        program.compare_before(stated.job.program)
-        or program.compare_loaded(stated.job.program)
-        or program.compare_environment(stated.job.program)
-    ):
-        raise OtherProgram(f"--resume: the run's program is another one: {in_words(found)}")

@@ -109,7 +109,7 @@ class Transcript:
 
     def __post_init__(self) -> None:
         for position, record in enumerate(self.records):
-            _check_record(self.specification, position, record)
+            check_record(self.specification, position, record)
         by_step = itertools.groupby(self.records, key=lambda record: record.step)
         for step, records in by_step:
             if len({record.state_root for record in records}) > 1:
@@ -236,7 +236,12 @@ def verify_transcript(specification: bytes, records: bytes, statement: bytes) ->
     return transcript
 
 
-def _check_record(specification: Specification, position: int, record: StepRecord) -> None:
+def check_record(specification: Specification, position: int, record: StepRecord) -> None:
+    """Return if a record is one that the specification allows at that position in steps.jsonl.
+
+    Raises:
+        InvalidInput: it is not; the message names the field and both values.
+    """
     step, rank = divmod(position, specification.world_size)
     if (record.step, record.rank) != (step, rank):
         raise InvalidInput(

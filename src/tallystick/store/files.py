@@ -10,7 +10,7 @@
     objection.json                of an auditor's claim: which step's log of the trainer breaks a rule
 
 Documents appear whole or not at all (temporary name, fsync, rename). A process killed at any moment
-leaves a directory that ``cut_back`` returns to its last checkpoint.
+leaves a directory that ``resumption`` returns to its last checkpoint.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import stat
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BufferedReader, BytesIO
+from io import BufferedReader, BufferedWriter, BytesIO
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 import safetensors
 
 from tallystick.commit.encoding import digest
-from tallystick.commit.state import DTYPE_BYTES, Entry, HeldState, hold, summarise
+from tallystick.commit.state import DTYPE_BYTES, Entry, EntrySummary, HeldState, hold
 from tallystick.commit.tensor_file import check_tensor_file
 from tallystick.dispute.verdict import OBJECTION_LIMIT, LogObjection, parse_log_objection
 from tallystick.errors import InvalidInput, Mismatch, StoreError
@@ -44,10 +45,10 @@ from tallystick.run.documents import (
     StepRecord,
     parse_run_statement,
     parse_specification,
-    parse_step_record,
     parse_step_records,
 )
 from tallystick.run.transcript import Transcript, verify_transcript
+from tallystick.store.unlinked import verify_unlinked
 
 FRAME_TAG = "tallystick/log-frame/1"
 STATE_METADATA = "tallystick/state/1"
@@ -75,6 +76,8 @@ def storing(what: str) -> Generator[None]:
             errno.EACCES: "permission denied",
             errno.EPERM: "permission denied",
             errno.ENOTDIR: "a part of the path is not a directory",
+            errno.ELOOP: "it is a link, and nothing is written through one",
+            errno.ENXIO: "it is a pipe, a socket or a device",
         }.get(problem.errno or 0, os.strerror(problem.errno) if problem.errno else str(problem))
         raise StoreError(f"{what}: {reason}; what was written before is intact") from problem
 
@@ -96,20 +99,49 @@ def write_pieces(path: Path, pieces: Iterable[bytes | memoryview], *, mode: int 
     Raises:
         StoreError: the disk refused; what stood there still does.
     """
+    with _replacing(path, mode) as file:
+        for piece in pieces:
+            file.write(piece)
+        return file.tell()
+
+
+@contextmanager
+def _replacing(path: Path, mode: int = 0o666) -> Generator[BufferedWriter]:
+    """Give a new file that takes the place of ``path`` once it has been written; a link there is not followed.
+
+    Raises:
+        StoreError: the disk refused; what stood there still does.
+    """
     with storing(f"{path}: cannot be written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.part")
         temporary.unlink(missing_ok=True)  # of a process that died; never followed if it is a link
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
         with os.fdopen(descriptor, "wb") as file:
-            for piece in pieces:
-                file.write(piece)
+            yield file
             file.flush()
-            size = file.tell()
             os.fsync(file.fileno())
         temporary.replace(path)
         sync_directory(path.parent)
-    return size
+
+
+def _append(path: Path, data: bytes, *, durable: bool, folder: bool) -> None:
+    """Append to a regular file, made if it is absent, through no link; with ``folder`` its directory is none either."""
+    flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    holder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | (flags if folder else os.O_CLOEXEC))
+    try:
+        descriptor = os.open(path.name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | flags, 0o666, dir_fd=holder)
+        with os.fdopen(descriptor, "ab") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise InvalidInput(f"{path}: is not a regular file; nothing is written there")
+            file.write(data)
+            file.flush()
+            if durable:
+                os.fsync(descriptor)
+        if durable:
+            os.fsync(holder)
+    finally:
+        os.close(holder)
 
 
 def open_file(path: Path, *, what: str, follow: bool = True) -> BufferedReader:
@@ -286,11 +318,14 @@ class RunDirectory:
 
         Raises:
             StoreError: it holds something, or cannot be made.
+            InvalidInput: what would be written there is a link, a pipe or a device.
         """
         with storing(f"{self.path}: cannot be created"):
+            if self.path.is_dir():
+                verify_unlinked(self.path)
             # Empty folders are what a recording leaves that was refused before its first document.
             if self.path.exists() and not (
-                self.path.is_dir() and all(p.is_dir() for p in self.path.rglob("*"))
+                self.path.is_dir() and all(p.is_dir() and not p.is_symlink() for p in self.path.rglob("*"))
             ):
                 raise StoreError(
                     f"{self.path}: exists and is not empty; choose another directory, or --resume to go on with it"
@@ -311,107 +346,17 @@ class RunDirectory:
         self, steps_done: int, entries: list[Entry], *, each: Callable[[Entry], Entry] | None = None
     ) -> None:
         """Write a state as a safetensors file with one metadata key; what ``each`` makes of an entry is written."""
-        path = self.checkpoint_path(steps_done)
-        with storing(f"{path}: cannot be written"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_name(f".{path.name}.part")
-            with temporary.open("wb") as file:
-                _write_safetensors(file, entries, each)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-            sync_directory(path.parent)
+        with _replacing(self.checkpoint_path(steps_done)) as file:
+            _write_safetensors(file, entries, each)
 
     def append_step(self, first_step: int, frame: bytes, record: StepRecord, *, durable: bool) -> None:
         """Append one step's frame to its segment's log, then its record. ``durable`` waits for the disk."""
-        for path, data in ((self.log_path(first_step), frame), (self.records_path, record.encode() + b"\n")):
-            with storing(f"{path}: step {record.step} cannot be written"):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with path.open("ab") as file:
-                    file.write(data)
-                    file.flush()
-                    if durable:
-                        os.fsync(file.fileno())
-                if durable:
-                    sync_directory(path.parent)
-
-    def cut_back(self) -> int | None:
-        """Return the directory to its last usable checkpoint and say how many steps that has.
-
-        None if there is none: the run never got as far as its specification, and starts over.
-
-        Raises:
-            StoreError: the directory cannot be written.
-            InvalidInput: it holds something that is no run.
-        """
-        with storing(f"{self.path}: cannot be resumed"):
-            self._remove_parts()
-            if not self.specification_path.exists():
-                stray = [p for p in self.path.iterdir() if p.name not in ("logs", "checkpoints", "program")]
-                if stray:
-                    raise InvalidInput(
-                        f"{self.path}: holds {stray[0].name} and no specification; this is not a run"
-                    )
-                return None
-            specification = self.load_specification()
-            records = self._whole_records(specification)
-            done = self._last_usable(specification, records)
-            if done is None and not records:
-                return None
-            if done is None:
-                raise InvalidInput(
-                    f"{self.path}: holds the records of {len(records)} steps and no checkpoint that they could go on from"
-                )
-            with self.records_path.open("ab") as file:
-                file.truncate(sum(len(record.encode()) + 1 for record in records[:done]))
-                os.fsync(file.fileno())
-            for path in sorted((self.path / "logs").glob("*.tlog")):
-                if _number(path) >= done:
-                    path.unlink()
-            for path in sorted((self.path / "checkpoints").glob("*.safetensors")):
-                if _number(path) > done:
-                    path.unlink()
-            self.statement_path.unlink(missing_ok=True)
-            return done
-
-    def _remove_parts(self) -> None:
-        for folder in (self.path, self.path / "checkpoints"):
-            for part in folder.glob(".*.part"):
-                part.unlink()
-
-    def _whole_records(self, specification: Specification) -> list[StepRecord]:
-        if not self.records_path.exists():
-            return []
-        records: list[StepRecord] = []
-        for line in self.records_path.read_bytes().split(b"\n")[:-1]:
-            try:
-                record = parse_step_record(line)
-            except InvalidInput:
-                break
-            if record.step != len(records) or record.step >= specification.steps:
-                break
-            records.append(record)
-        return records
-
-    def _last_usable(self, specification: Specification, records: list[StepRecord]) -> int | None:
-        """Return how many steps the last checkpoint has that is whole, and with it every log before it."""
-        whole, sizes = 0, 0
-        roots = {0: specification.initial_state}
-        for record in records:
-            sizes += record.log_bytes
-            if record.state_root is not None:
-                path = self.log_path(whole)
-                if not path.exists() or path.stat().st_size != sizes:
-                    break
-                whole, sizes = record.step + 1, 0
-                roots[whole] = record.state_root
-        return next((done for done in sorted(roots, reverse=True) if self._holds(done, roots[done])), None)
-
-    def _holds(self, steps_done: int, root: str) -> bool:
-        try:
-            return summarise(self.load_checkpoint(steps_done).values()).root().hex() == root
-        except (InvalidInput, StoreError):
-            return False
+        log, records = self.log_path(first_step), self.records_path
+        with storing(f"{log}: step {record.step} cannot be written"):
+            log.parent.mkdir(parents=True, exist_ok=True)
+            _append(log, frame, durable=durable, folder=True)
+        with storing(f"{records}: step {record.step} cannot be written"):
+            _append(records, record.encode() + b"\n", durable=durable, folder=False)
 
     # -- reading -----------------------------------------------------------------------------
 
@@ -620,17 +565,6 @@ def load_state_file(
     return entries
 
 
-def _number(path: Path) -> int:
-    """Return the number a log or checkpoint is named after.
-
-    Raises:
-        InvalidInput: it has another name.
-    """
-    if not path.stem.isascii() or not path.stem.isdigit():
-        raise InvalidInput(f"{path}: a run has no such file")
-    return int(path.stem)
-
-
 def sync_directory(path: Path) -> None:
     """Wait until the names in a directory are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -642,7 +576,7 @@ def sync_directory(path: Path) -> None:
 
 def _write_safetensors(file: IO[bytes], entries: list[Entry], each: Callable[[Entry], Entry] | None) -> None:
     """Write the safetensors format tensor by tensor, so that no second copy of the state is made."""
-    header, ordered = _safetensors_header(entries, STATE_METADATA)
+    header, ordered = safetensors_header(entries, STATE_METADATA)
     file.write(header)
     for entry in ordered:
         file.write(entry.data if each is None else each(entry).data)
@@ -668,21 +602,24 @@ def weights_pieces(state: Iterable[Entry]) -> Iterator[bytes | memoryview]:
 
 def tensor_pieces(entries: list[Entry]) -> Iterator[bytes | memoryview]:
     """Yield the bytes of the one file that ``tally export`` writes for these tensors, piece by piece."""
-    header, ordered = _safetensors_header(entries, "pt")
+    header, ordered = safetensors_header(entries, "pt")
     yield header
     for entry in ordered:
         yield entry.data
 
 
-def _safetensors_header(entries: list[Entry], metadata: str) -> tuple[bytes, list[Entry]]:
-    """Return the header, and the entries in the order of their bytes behind it."""
+Tensor = TypeVar("Tensor", Entry, EntrySummary)
+
+
+def safetensors_header(entries: list[Tensor], metadata: str) -> tuple[bytes, list[Tensor]]:
+    """Return the header with its length, and the entries in the order of their bytes behind it."""
     header: dict[str, Mapping[str, object]] = {"__metadata__": {"format": metadata}}
     offset = 0
     ordered = sorted(
         entries, key=lambda entry: (-DTYPE_BYTES[entry.dtype], entry.name)
     )  # the format's own order: aligned
     for entry in ordered:
-        size = memoryview(entry.data).nbytes
+        size = DTYPE_BYTES[entry.dtype] * math.prod(entry.shape)
         header[entry.name] = {
             "dtype": entry.dtype,
             "shape": list(entry.shape),

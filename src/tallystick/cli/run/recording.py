@@ -144,13 +144,19 @@ def record(
     phases = trainer.Phases()
     try:
         with StepDisplay("record") as display:
-            trainer.record(order, directory, resume=resume, progress=display, phases=phases, began=began)
+            trainer.record(
+                order, directory, resume=resume, progress=display, phases=phases, began=began, said=_warn
+            )
     except KeyboardInterrupt:
         say(f"interrupted: {_kept(directory)}")
         return 130
     report = read_run(directory, read_log=False, recorded_now=display.steps, seconds=phases.seconds)
     answer(report, as_json=as_json, page=report.summary())
     return 0
+
+
+def _warn(text: str) -> None:
+    say(text, style="yellow")
 
 
 def _watched(chip: Path, run: Path, order: Order) -> Callable[[Session, Specification], None]:
