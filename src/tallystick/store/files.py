@@ -132,7 +132,7 @@ def _append(path: Path, data: bytes, *, durable: bool, folder: bool) -> None:
     try:
         descriptor = os.open(path.name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | flags, 0o666, dir_fd=holder)
         with os.fdopen(descriptor, "ab") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            if stat.S_IFMT(os.fstat(descriptor).st_mode) != stat.S_IFREG:
                 raise InvalidInput(f"{path}: is not a regular file; nothing is written there")
             file.write(data)
             file.flush()
