@@ -893,21 +893,21 @@ def steering(attacker: Attacker) -> Generator[None]:
         return made
 
     def step(session: Session, job: Job, tape: Tape, batch: Batch) -> StepOutcome:
-        assert isinstance(context, SteeringTape)
+        assert isinstance(tape, SteeringTape)
         attacker.first = attacker.first or _copied(session)
         attacker.prepare(session, job)
-        context.take_up()
+        tape.take_up()
         weights, gradients = _copied(session), session.on_gradients
 
         def on_gradients() -> None:
             if gradients is not None:
                 gradients()
-            context.silence()
-            context.plan()
+            tape.silence()
+            tape.plan()
 
         session.on_gradients = on_gradients
-        outcome = honest_step(session, job, context, batch)
-        attacker.done(session, context.moved + context.bent, weights)
+        outcome = honest_step(session, job, tape, batch)
+        attacker.done(session, tape.moved + tape.bent, weights)
         return outcome
 
     with patch.object(Session, "record_tape", make), patch.object(trainer, "run_step", step):

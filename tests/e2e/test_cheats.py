@@ -24,7 +24,7 @@ from tallystick.execution.rounding import context
 from tallystick.execution.snapshot import load_state
 from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import find_policy
-from tallystick.roles import judge, step_judge
+from tallystick.roles import step_judge
 from tallystick.roles.acceptable_states import AcceptableStates
 from tallystick.roles.audit_report import EVERYTHING, Deviation
 from tallystick.roles.auditor import audit
@@ -430,7 +430,7 @@ def test_a_fault_that_the_judges_own_noise_explains_is_nobodys(
     for claim in (false_state, false_loss):
         assert ruled(claim, "gradient conv1.weight") == auditor  # noise elsewhere explains nothing here
     # Nor does a job that is another one in each process.
-    monkeypatch.setattr(judge, "find_unsteady", lambda *given: "two processes do not agree")
+    monkeypatch.setattr(step_judge, "find_unsteady", lambda *given: "two processes do not agree")
     assert ruled(false_state) == ruled(far) == ("none", "not_proven")
     assert ruled(contradicted) == auditor
 

@@ -49,6 +49,7 @@ REFUSED_OPTIMIZERS = {
     "SparseAdam": "it needs sparse gradients, which are summed in an order that differs between devices",
 }
 REFUSED_SCHEDULERS = {"ReduceLROnPlateau": "it branches on the loss, whose last bits differ between machines"}
+OF_A_SCALER = ("grad_scale", "found_inf")  # what a gradient scaler leaves on an optimizer for its next step
 SMALL = 1 << 16  # elements up to which a buffer is compared by value
 MARKED = 16  # trained parameters of which some values are looked at between two steps
 PHASES = ("forward_backward", "gradient_rounding", "optimizer", "state_rounding", "end_of_step")
@@ -377,7 +378,7 @@ class Session:
         order = {id(p): position for position, (_, p) in enumerate(self.parameters)}
         clone = copy.copy(self.optimizer)
         for name, value in vars(self.optimizer).items():  # those of a subclass, which copying leaves out
-            if name not in vars(clone) and not callable(value):
+            if name not in vars(clone) and not callable(value) and name not in OF_A_SCALER:
                 setattr(clone, name, value)
         clone.param_groups = []
         clone.state = defaultdict(dict)
