@@ -234,12 +234,15 @@ class Attacker:
             self._form_aim(session)
         for ordinal, asked in self.aim.items():
             wanted = asked
-            if self.limits.adaptive:
+            wanted = asked
+            if self.limits.adaptive or self.is_weighed:
                 second = self.second.get(ordinal, torch.zeros_like(asked))
                 bias = 1.0 - BETA**self.step
-                self.root[ordinal] = (second / max(bias, 1.0 - BETA)).sqrt() + 1e-8
+                root = self.root[ordinal] = (second / max(bias, 1.0 - BETA)).sqrt() + 1e-8
                 # A move is charged by its square, and by its square after the division: what gives most for both.
-                wanted = asked * self.root[ordinal] / (self.root[ordinal].square() + self.even)
+                power = 1 if self.limits.adaptive else 2
+                even = self.even if self.is_weighed else 0.0
+                wanted = asked * root**power / (root.square() + even)
             if self.limits.pull is None:
                 self.owed[ordinal] = (
                     wanted  # not yet in a unit: ``SteeringTape.plan`` finds how much of it fits
@@ -387,9 +390,15 @@ class Attacker:
         left = self.limits.audited * session.policy.most_path * self.distance - self.path
         return left / (self.update * _memory(session)) if self.update > 0.0 else 0.0
 
+    @property
+    def is_weighed(self) -> bool:
+        """Whether the audit holds moves to what they come to in the optimizer, and the attacker chooses by that."""
+        knows = self.limits.audited is not None and self.limits.pull is None and self.yardstick is not None
+        return knows and self.yardstick is not None and self.yardstick.policy.residue_bits > 0
+
     def weight_left(self) -> float:
         """Return what this step's moves may come to in the optimizer, by what the run's may."""
-        if self.limits.audited is None:
+        if not self.is_weighed:
             return np.inf
         last = self.steps if self.limits.window is None else self.limits.window[1]
         each = self.trained / max(1, self.step)
@@ -682,7 +691,7 @@ class SteeringTape(RecordTape):
             super().round(kind, ordinal, x, out=out, old=old, key=key, name=name)
         grid = self._grids[place]
         attacker.energy += float(source.double().square().sum())
-        if limits.adaptive:
+        if attacker.aim:
             seen = out.detach().double().reshape(-1).square()
             attacker.second[ordinal] = BETA * attacker.second.get(ordinal, 0.0) + (1.0 - BETA) * seen
         if limits.gradients and attacker.is_open and not is_noise_only(grid):
@@ -745,7 +754,7 @@ class SteeringTape(RecordTape):
             for site in self.session.sites
             if site.kind == Kind.BUFFER
         }
-        self._even = attacker.even
+        self._even = attacker.even if attacker.is_weighed else 0.0
         present = [p.grad for _, p in self.session.parameters if p.grad is not None]
         energy = sum(float(gradient.double().square().sum()) for gradient in present)
         attacker.length = max(energy, 1e-300) ** 0.5
@@ -767,7 +776,8 @@ class SteeringTape(RecordTape):
                 low, high = (low, middle) if self._weigh(grids, most) else (middle, high)
             attacker.owed |= {ordinal: wanted * 2.0**low for ordinal, wanted in aim.items()}
             self._weigh(grids, most)
-            attacker.even = min(max(attacker.even * (2.0 if attacker.dear else 0.5), 1e-30), 1e6)
+            if attacker.is_weighed:
+                attacker.even = min(max(attacker.even * (2.0 if attacker.dear else 0.5), 1e-30), 1e6)
 
     def _weigh(self, grids: Mapping[Site, SiteGrid], most: float) -> bool:
         """Find how much a move must be worth; whether more would be worth it than squares of moves are allowed."""
