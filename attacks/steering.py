@@ -504,7 +504,7 @@ class SteeringTape(RecordTape):
     def take_up(self) -> None:
         """Declare the bands that the attacker wants."""
         attacker, session = self.attacker, self.session
-        self._tau = 0.0
+        self._tau = self._even = 0.0
         self._gates_before = attacker.told.gates
         if session.is_calibration_step(session.step):
             attacker.honest = dict(self._grids)
