@@ -1,0 +1,69 @@
+"""Every command of the tutorials does what its page says; the trainer's run is the one that auditor and downloader use."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tallystick.cli.main import main
+
+PAGES = Path(__file__).resolve().parents[2] / "docs" / "tutorials"
+SHARED = ("trainer", "auditor", "downloader")
+ALONE = ("researcher", "fleet")
+
+
+def run(line: str, capture: pytest.CaptureFixture[str]) -> str:
+    """Run one line of a page and return what it prints; its exit code must be the one that the page states."""
+    command, _, note = line.partition("  # exit code ")
+    words = shlex.split(command)
+    if words[0] == "tally":  # in this process: one import of torch for all of them
+        code = main(words[1:])
+    else:
+        words[0] = {"python": sys.executable}.get(words[0], words[0])
+        code = subprocess.run(words, check=False).returncode
+    printed = capture.readouterr()
+    assert code == int(note or 0), f"{line}\n{printed.out}{printed.err}"
+    return printed.out
+
+
+def follow(page: str, capture: pytest.CaptureFixture[str]) -> int:
+    """Do what a page says and return how many commands it has; each block of text stands in what the block before it printed."""
+    printed, commands = "", 0
+    for block in (PAGES / f"{page}.md").read_text(encoding="utf-8").split("\n```")[1:]:
+        kind, _, body = block.partition("\n")
+        if kind == "sh":
+            lines = body.splitlines()
+            printed, commands = "".join(run(line, capture) for line in lines), commands + len(lines)
+        elif kind == "text":
+            assert " ".join(body.split()) in " ".join(printed.split()), (page, body, printed)
+    return commands
+
+
+@pytest.fixture
+def capture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> pytest.CaptureFixture[str]:
+    """Catch what is printed, child processes included, in an empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    return capfd
+
+
+def test_trainer_auditor_and_downloader_follow_their_pages_in_one_directory(
+    capture: pytest.CaptureFixture[str],
+) -> None:
+    for page in SHARED:
+        assert follow(page, capture) >= 4, page
+
+
+@pytest.mark.parametrize("page", ALONE)
+def test_a_reader_follows_a_page_of_its_own(page: str, capture: pytest.CaptureFixture[str]) -> None:
+    assert follow(page, capture) >= 5
+
+
+def test_every_tutorial_is_followed() -> None:
+    assert {path.stem for path in PAGES.glob("*.md")} == {"index", *SHARED, *ALONE}
