@@ -1,7 +1,7 @@
 """The site: every Markdown page of docs/ and spec/, built by Sphinx and MyST, read without a network.
 
-The source is the repository itself, so a link between pages is the same in the repository and on the site. ``make docs`` builds it,
-``make check-docs`` builds it strictly: a link or a heading that does not exist ends the build.
+The source is the repository itself, so a link between pages is the same in the repository and on the site. ``make docs`` builds
+it; ``make check-docs`` builds it strictly, so that a link or a heading that does not exist ends the build.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from pygments.lexers.special import TextLexer
 from sphinx import addnodes
 
 ROOT = Path(__file__).resolve().parents[1]
-_version = re.search(r'__version__ = "(.+?)"', (ROOT / "src/tallystick/version.py").read_text(encoding="utf-8"))
+_version = re.search(
+    r'__version__ = "(.+?)"', (ROOT / "src/tallystick/version.py").read_text(encoding="utf-8")
+)
 assert _version is not None
 
 project = "Tallystick"
@@ -23,8 +25,27 @@ project_copyright = "The Tallystick project; Apache-2.0"
 release = version = _version[1]
 
 root_doc = "docs/index"
-include_patterns = ["docs/*.md", "docs/*/*.md", "spec/*.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "bench/README.md", "attacks/README.md"]
-exclude_patterns = ["docs/commands.in.md", ".venv", "build", "vectors", "tests", "src", ".git", ".cache", "fuzz"]
+include_patterns = [
+    "docs/*.md",
+    "docs/*/*.md",
+    "spec/*.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "bench/README.md",
+    "attacks/README.md",
+]
+exclude_patterns = [
+    "docs/commands.in.md",
+    ".venv",
+    "build",
+    "vectors",
+    "tests",
+    "src",
+    ".git",
+    ".cache",
+    "fuzz",
+]
 extensions = ["myst_parser"]
 myst_heading_anchors = 4
 myst_links_external_new_tab = False
@@ -56,9 +77,10 @@ def _show_folders(app: Any, doctree: Any) -> None:
 def _lead_to_the_first_page(app: Any, problem: Exception | None) -> None:
     """Write the page that a reader opens in the site's folder."""
     if problem is None and app.builder.format == "html":
-        page = '<!doctype html><meta charset="utf-8"><title>Tallystick</title><meta http-equiv="refresh" content="0; url=docs/index.html">'
+        head = '<!doctype html><meta charset="utf-8"><title>Tallystick</title>'
+        lead = '<meta http-equiv="refresh" content="0; url=docs/index.html">'
         text = '<p><a href="docs/index.html">Tallystick</a></p>'
-        Path(app.outdir, "index.html").write_text(f"{page}\n{text}\n", encoding="utf-8")
+        Path(app.outdir, "index.html").write_text(f"{head}\n{lead}\n{text}\n", encoding="utf-8")
 
 
 def setup(app: Any) -> dict[str, bool]:
