@@ -51,6 +51,7 @@ myst_heading_anchors = 4
 myst_links_external_new_tab = False
 suppress_warnings = ["myst.header"]  # a page may begin its headings where it likes
 nitpicky = True
+smartquotes = False
 
 html_theme = "furo"
 html_title = "Tallystick"
