@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tallystick.cli.main import main
 
@@ -43,6 +45,25 @@ def follow(page: str, capture: pytest.CaptureFixture[str]) -> int:
     return commands
 
 
+def act(path: str, *, policy: str = "policy.json") -> tuple[int, str]:
+    """Run the script of action.yml in the working directory, as a runner would; return its exit code and its outputs."""
+    action = yaml.safe_load((PAGES.parents[1] / "action.yml").read_text(encoding="utf-8"))
+    (script,) = [step["run"] for step in action["runs"]["steps"] if step.get("id") == "verify"]
+    Path("bin").mkdir(exist_ok=True)
+    Path("bin/tally").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tallystick "$@"\n', encoding="utf-8")
+    Path("bin/tally").chmod(0o755)
+    Path("outputs").write_text("", encoding="utf-8")
+    given = {"TALLY_PATH": path, "TALLY_BUNDLE": "evidence.bundle", "TALLY_POLICY": policy}
+    there = {"RUNNER_TEMP": str(Path.cwd()), "GITHUB_OUTPUT": str(Path("outputs").resolve())}
+    search = f"{Path('bin').resolve()}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script],
+        check=False,
+        env={**os.environ, **given, **there, "PATH": search},
+    )
+    return done.returncode, Path("outputs").read_text(encoding="utf-8")
+
+
 @pytest.fixture
 def capture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -58,6 +79,9 @@ def test_trainer_auditor_and_downloader_follow_their_pages_in_one_directory(
 ) -> None:
     for page in SHARED:
         assert follow(page, capture) >= 4, page
+    assert act("weights") == (0, "verdict=match\n")
+    assert act("other") == (1, "verdict=mismatch\n")
+    assert act("weights", policy="") == (3, "verdict=unjudged\n")
 
 
 @pytest.mark.parametrize("page", ALONE)
