@@ -1,6 +1,7 @@
 """Steers a little in every step, not as much as possible while the budget lasts, and takes what gives most for its size.
 
-Under ``--job attacks/adamw_job.py`` what the aim asks for is weighed as Adam weighs it.
+Under ``--job attacks/adamw_job.py`` what the aim asks for, and what is taken of it, is weighed as Adam weighs it. With
+``--from N`` nothing is taken before step N, and then all that the run's budgets have left, as soon as they allow it.
 """
 
 import argparse
@@ -11,11 +12,11 @@ from steering import Limits, Scene, play, told
 from tallystick.testing.attacks import play_attack
 
 
-def attack(scene: Scene) -> str:
+def attack(scene: Scene, first: int) -> str:
     adaptive = scene.job != "digits"
     limits = Limits(
-        audited=0.9, buffers=True, gates=not adaptive, gate_band=2, pull=None, window=(0, scene.steps),
-        adaptive=adaptive,
+        audited=0.9, buffers=True, gates=not adaptive, gate_band=2, pull=None, window=(first, scene.steps),
+        adaptive=adaptive, burst=first > 0,
     )  # fmt: skip
     return told(play(scene, limits))
 
@@ -25,11 +26,15 @@ if __name__ == "__main__":
     parser.add_argument("--policy", default="fp32", choices=("fp64", "fp32", "bf16"))
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--job", default="digits", help="digits, or adamw_job.py beside this script")
+    parser.add_argument(
+        "--from", dest="first", type=int, default=0, help="step from which on moves are taken"
+    )
     parser.add_argument("--rate", default="0.05", help="learning rate; 0.003 suits AdamW")
     sys.exit(
         play_attack(
             lambda folder, given: attack(
-                Scene(folder, given.policy, given.steps, {"learning_rate": given.rate}, given.job)
+                Scene(folder, given.policy, given.steps, {"learning_rate": given.rate}, given.job),
+                given.first,
             ),
             parser,
         )

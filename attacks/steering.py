@@ -37,13 +37,16 @@ from tallystick.execution.noise.freedom import (
     FILLED_A_STEP,
     STEADY_FLIPS,
     STEP_SLACK,
+    WEIGHED,
+    WEIGHED_AT_ONCE,
     Drift,
     SiteMoves,
     StepFreedom,
-    Yardstick,
     quantum_square,
 )
 from tallystick.execution.noise.probes import ProbeTape
+from tallystick.execution.noise.weighing import Weighing
+from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding import context
 from tallystick.execution.rounding.context import RecordTape, Tape
 from tallystick.execution.rounding.follow import EXACT_SCALE_SLACK, SCALE_SLACK, _largest_squares
@@ -111,7 +114,9 @@ class Limits:
             then spread evenly over the rest of it.
         clean: weight of clean images in the aim.
         coarsest: widest band of gradients declared, exponent; None for as wide as accepted.
-        adaptive: whether the optimizer divides gradients by their size, as Adam does: what the aim asks for is then weighed so.
+        adaptive: whether the optimizer divides gradients by their size, as Adam does. What the aim asks for is then weighed so,
+            and what is taken is chosen by what it comes to in the optimizer, which is what the audit measures.
+        burst: whether what the run's budgets have left is taken as soon as the window opens; else evenly over it.
     """
 
     audited: float | None = None
@@ -130,6 +135,7 @@ class Limits:
     clean: float = 1.0
     coarsest: int | None = None
     adaptive: bool = False
+    burst: bool = False
 
     def is_open(self, step: int) -> bool:
         """Whether anything is taken in this step."""
@@ -182,6 +188,11 @@ class Attacker:
         self.length = 1.0  # of the step's gradient
         self.aim: dict[int, Tensor] = {}
         self.second: dict[int, Tensor] = {}  # by parameter: the mean square of its gradient, as Adam has it
+        self.root: dict[int, Tensor] = {}  # of that, as it divides
+        self.weighing: Weighing | None = None
+        self.even = 1e-6  # price of the latter over that of the former, in squares of a gradient's element
+        self.dear = False
+        self.weighed = self.trained = self.most_trained = self.now_trained = 0.0
         self.wanted_statistics: dict[int, Tensor] = {}
         self.yardstick: Yardstick | None = None
         self.before = GridTable()
@@ -211,6 +222,9 @@ class Attacker:
     def prepare(self, session: Session, job: Job) -> None:
         """Form the aim of the step that comes; at a calibration measure the noise; choose gates."""
         self.job, self.steps = job, job.steps
+        if self.weighing is None or self.weighing.optimizer is not session.optimizer:
+            self.weighing = Weighing(session.optimizer)
+        self.now_trained = 0.0
         self.step_taken, self.energy, self.given = 0, 0.0, 0.0
         self.own_energy = self.parted = 0.0
         self.step_gates = self.step_far = 0
@@ -223,7 +237,9 @@ class Attacker:
             if self.limits.adaptive:
                 second = self.second.get(ordinal, torch.zeros_like(asked))
                 bias = 1.0 - BETA**self.step
-                wanted = asked / ((second / max(bias, 1.0 - BETA)).sqrt() + 1e-8)
+                self.root[ordinal] = (second / max(bias, 1.0 - BETA)).sqrt() + 1e-8
+                # A move is charged by its square, and by its square after the division: what gives most for both.
+                wanted = asked * self.root[ordinal] / (self.root[ordinal].square() + self.even)
             if self.limits.pull is None:
                 self.owed[ordinal] = (
                     wanted  # not yet in a unit: ``SteeringTape.plan`` finds how much of it fits
@@ -348,6 +364,8 @@ class Attacker:
         self.update, self.distance = _distance(now, weights), _distance(now, self.first)
         self.path += moved * self.update * _memory(session)
         self.far += self.step_far
+        self.trained += self.now_trained
+        self.most_trained = max(self.most_trained, self.now_trained)
         self.flips += 0.0 if self.yardstick is None else self.yardstick.flips()
         if self.told_step.carried > STEADY_FLIPS:
             self.filling += 1
@@ -369,17 +387,38 @@ class Attacker:
         left = self.limits.audited * session.policy.most_path * self.distance - self.path
         return left / (self.update * _memory(session)) if self.update > 0.0 else 0.0
 
-    def threshold(self, worth: np.ndarray, squares: np.ndarray, most: float) -> float:
-        """Return the worth from which on a move is worth its place among all that a step may have; ``most`` squares of them."""
+    def weight_left(self) -> float:
+        """Return what this step's moves may come to in the optimizer, by what the run's may."""
+        if self.limits.audited is None:
+            return np.inf
+        last = self.steps if self.limits.window is None else self.limits.window[1]
+        each = self.trained / max(1, self.step)
+        now = (
+            self.limits.audited * WEIGHED * (self.trained + WEIGHED_AT_ONCE * self.most_trained)
+            - self.weighed
+        )
+        left = max(1, last - self.step)
+        # All steps to come are expected to train as much as those before.
+        spread = (now + self.limits.audited * WEIGHED * each * left) / left
+        return max(0.0, now if self.limits.burst else min(now, spread))
+
+    def threshold(self, worth: np.ndarray, squares: np.ndarray, weights: np.ndarray, most: float) -> float:
+        """Return the worth from which on a move is worth its place among all that a step may have.
+
+        ``most`` squares of them may be taken, and as many ``weights`` as the audit accepts.
+        """
         whole = self.budget(sum(self.expected.values()), self.elements) - sum(self.taken.values())
         step = self.budget(self.step_expected, self.elements, step=True) if self.single else whole
         if self.limits.window is not None:
-            whole = whole // max(1, self.limits.window[1] - self.step) if self.is_open else 0
+            spread = 1 if self.limits.burst else max(1, self.limits.window[1] - self.step)
+            whole = whole // spread if self.is_open else 0
         self.step_room = max(0, min(step, whole))
         if self.limits.audited is not None:
             most = min(most, self.share_left() * self.told_step.square_budget)
+        self.dear = float(weights.sum()) * most > float(squares.sum()) * self.weight_left()
         order = np.argsort(-worth, kind="stable")
         fit = int(np.searchsorted(np.cumsum(squares[order]), most, side="right"))
+        fit = min(fit, int(np.searchsorted(np.cumsum(weights[order]), self.weight_left(), side="right")))
         self.is_full = fit < min(self.step_room, worth.size)
         count = min(self.step_room, fit)
         if count == 0:
@@ -395,7 +434,8 @@ class Attacker:
             return self.limits.audited**2
         first, last = self.limits.window or (0, self.steps)
         left = self.limits.audited * (FILLED + FILLED_A_STEP * self.filling) - self.filled
-        return max(0.0, min(self.limits.audited**2, left / max(1, last - max(first, self.step))))
+        spread = 1 if self.limits.burst else max(1, last - max(first, self.step))
+        return max(0.0, min(self.limits.audited**2, left / spread))
 
     def expect(self, table: Mapping[Site, SiteGrid], sizes: Mapping[Site, int], energy: float) -> None:
         """Count what the auditor will expect to be moved in this step; ``energy`` is the gradient's sum of squares."""
@@ -443,6 +483,7 @@ class _Choice:
     honest_side: np.ndarray
     near: int = 0  # how many a log could have chosen
     steps: np.ndarray = field(default_factory=lambda: np.zeros(0))  # quanta
+    weight: np.ndarray = field(default_factory=lambda: np.zeros(0))  # squared moves in the optimizer
 
 
 class SteeringTape(RecordTape):
@@ -629,7 +670,7 @@ class SteeringTape(RecordTape):
             super().round(kind, ordinal, x, out=out, old=old, key=key, name=name)
             grid = self._grids[(kind, ordinal)]
             wanted = attacker.wanted_statistics[ordinal]
-            choice = self._candidates(source, grid, key, wanted, attacker.honest.get((kind, ordinal)))
+            choice = self._candidates(source, grid, key, wanted, attacker.honest.get((kind, ordinal)), None)
             self._steer((kind, ordinal), choice, grid, out)
             return
         if kind != Kind.GRADIENT:
@@ -646,10 +687,20 @@ class SteeringTape(RecordTape):
             attacker.second[ordinal] = BETA * attacker.second.get(ordinal, 0.0) + (1.0 - BETA) * seen
         if limits.gradients and attacker.is_open and not is_noise_only(grid):
             wanted = attacker.owed[ordinal]
-            choice = self._candidates(source, grid, key, wanted, attacker.honest.get(place))
+            choice = self._candidates(
+                source, grid, key, wanted, attacker.honest.get(place), attacker.root.get(ordinal), self._even
+            )
             given = self._steer(place, choice, grid, out)
             wanted -= given
             attacker.given += float(given.square().sum())
+            at = given.nonzero().squeeze(1)
+        else:
+            given, at = torch.zeros(out.numel()), torch.zeros(0, dtype=torch.int64)
+        if grid.residue_bits and attacker.weighing is not None:
+            p = self.session.parameters[ordinal][1]
+            weight = attacker.weighing.weigh(ordinal, p, out, at, given[at])
+            attacker.weighed += weight.moved
+            attacker.now_trained += weight.whole
 
     @contextmanager
     def _lifted(self, place: Site) -> Generator[None]:
@@ -694,6 +745,7 @@ class SteeringTape(RecordTape):
             for site in self.session.sites
             if site.kind == Kind.BUFFER
         }
+        self._even = attacker.even
         present = [p.grad for _, p in self.session.parameters if p.grad is not None]
         energy = sum(float(gradient.double().square().sum()) for gradient in present)
         attacker.length = max(energy, 1e-300) ** 0.5
@@ -715,11 +767,12 @@ class SteeringTape(RecordTape):
                 low, high = (low, middle) if self._weigh(grids, most) else (middle, high)
             attacker.owed |= {ordinal: wanted * 2.0**low for ordinal, wanted in aim.items()}
             self._weigh(grids, most)
+            attacker.even = min(max(attacker.even * (2.0 if attacker.dear else 0.5), 1e-30), 1e6)
 
     def _weigh(self, grids: Mapping[Site, SiteGrid], most: float) -> bool:
         """Find how much a move must be worth; whether more would be worth it than squares of moves are allowed."""
         attacker = self.attacker
-        worth, squares = [np.zeros(0)], [np.zeros(0)]
+        worth, squares, weights = [np.zeros(0)], [np.zeros(0)], [np.zeros(0)]
         for ordinal, (_, p) in enumerate(self.session.parameters):
             place = (Kind.GRADIENT, ordinal)
             grid = grids[place]
@@ -728,14 +781,20 @@ class SteeringTape(RecordTape):
             if is_noise_only(grid) or not attacker.limits.gradients or not attacker.is_open:
                 continue
             key = self.session.gradient_key(ordinal)
-            choice = self._candidates(p.grad.contiguous(), grid, key, attacker.owed[ordinal], None)
+            root = attacker.root.get(ordinal)
+            choice = self._candidates(
+                p.grad.contiguous(), grid, key, attacker.owed[ordinal], None, root, self._even
+            )
             attacker.told_step.sites[place].near = choice.near
             attacker.step_room, attacker.step_taken = 1 << 62, 0
             room = attacker.room(place, grid, p.numel(), choice.honest.size)
             best = np.argsort(-choice.worth, kind="stable")[:room]
             worth.append(choice.worth[best])
             squares.append(np.square(choice.move[best]))
-        self._tau = attacker.threshold(np.concatenate(worth), np.concatenate(squares), most)
+            weights.append(choice.weight[best])
+        self._tau = attacker.threshold(
+            np.concatenate(worth), np.concatenate(squares), np.concatenate(weights), most
+        )
         return attacker.is_full
 
     def _settled_grid(self, place: Site, x: Tensor) -> SiteGrid:
@@ -756,9 +815,19 @@ class SteeringTape(RecordTape):
         return self._with_reach(place[1], grid.with_scales(scales), x)
 
     def _candidates(
-        self, x: Tensor, grid: SiteGrid, key: Key, wanted: Tensor, honest: SiteGrid | None
+        self,
+        x: Tensor,
+        grid: SiteGrid,
+        key: Key,
+        wanted: Tensor,
+        honest: SiteGrid | None,
+        root: Tensor | None,
+        even: float = 0.0,
     ) -> _Choice:
-        """Return where a site may be moved, with what that is worth: by how much the square of what is owed shrinks."""
+        """Return where a site may be moved, with what that is worth: by how much the square of what is owed shrinks.
+
+        With a ``root`` of the mean squares by which the optimizer divides, its square after that counts ``even`` times as much.
+        """
         flat = x.detach().reshape(-1)
         scale, rows = _scale_of(grid, flat.numel(), flat.device)
         cells = _place(flat, None, grid, _chunk_scale(scale, rows, 0, flat.numel()), 0, key)
@@ -772,6 +841,8 @@ class SteeringTape(RecordTape):
             reached = other != own
         move = (other - own) * cells.quantum
         worth = 2.0 * wanted * move - move.square()
+        if root is not None:
+            worth = worth * (1.0 + even / root.square())
         good = reached & (worth > 0.0)
         at = good.nonzero().squeeze(1)
         value = (cells.cell + other) * cells.quantum
@@ -789,6 +860,7 @@ class SteeringTape(RecordTape):
             side.numpy(),
             flat.numel() if grid.residue_bits > 1 else within,
             (other - own)[at].numpy(),
+            (torch.zeros_like(at).double() if root is None else (move / root).square()[at]).numpy(),
         )
 
     def _spread(self, place: Site, choice: _Choice, best: np.ndarray, numel: int) -> np.ndarray:

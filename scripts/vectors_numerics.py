@@ -973,6 +973,7 @@ def refused_logs() -> Cases:
     refuse("frame-cut", "Payloads shorter than stated.", "add up to 2, 1 bytes follow", "01010302ff")
     refuse("frame-extended", "Payloads longer than stated.", "add up to 1, 2 bytes follow", "01010301ff00")
     refuse("frame-unknown-kind", "Kinds are 0 to 8.", "kind 9 is not one of", "010122000100")
+    refuse("table-unknown-kind", "A site of kind 9.", "kind 9 is not one of", "0101100004305d0000")
     refuse("frame-huge-count", "2**41 - 1 sites in eight bytes.", "sites need at least", f"01{huge}00")
     refuse("frame-large-field", "An ordinal of 2**32.", "outside [0, 2**32)", "0101838080804001ff")
     refuse("table-dithered-relative", "Dither at 24 bits.", "needs an absolute grid", "0101040004315d0000")
@@ -1053,6 +1054,121 @@ QUANTILES = {
 }
 
 
+# The coefficients of spec/random.md 4 as that page prints them.
+CENTRE = (
+    (
+        "0x1.b18d91e9eef75p+1",
+        "0x1.0a4888b1a436ep+7",
+        "0x1.ece5d2213c0ccp+10",
+        "0x1.ad1d8cd4ee71dp+13",
+        "0x1.66c3e869b752ap+15",
+        "0x1.06c1c55b78f20p+16",
+        "0x1.052d26b2e45e4p+15",
+        "0x1.39a296f7d925ep+11",
+    ),
+    (
+        "0x1.0000000000000p+0",
+        "0x1.5281b386e1ab5p+5",
+        "0x1.5797efdc8b3f7p+9",
+        "0x1.512322e75c89fp+12",
+        "0x1.4b772d5d65266p+14",
+        "0x1.3317caa64f4bep+15",
+        "0x1.c0e457cb1ae76p+14",
+        "0x1.46a7eca984b69p+12",
+    ),
+)
+SHOULDER = (
+    (
+        "0x1.6c665fde9526ap+0",
+        "0x1.2857748cab19bp+2",
+        "0x1.713f71462256ap+2",
+        "0x1.d2ecb1a3d02c4p+1",
+        "0x1.453cc085375b2p+0",
+        "0x1.ef2abb9b85c37p-3",
+        "0x1.744eb6c45ec67p-6",
+        "0x1.9615ac0b7ace9p-11",
+    ),
+    (
+        "0x1.0000000000000p+0",
+        "0x1.06cefbb46a449p+1",
+        "0x1.ad278e6526633p+0",
+        "0x1.61292f23385c9p-1",
+        "0x1.2f5123394f040p-3",
+        "0x1.f207a7eab17bfp-7",
+        "0x1.1f18cbfdf2728p-11",
+        "0x1.20d3f686439e4p-30",
+    ),
+)
+TAIL = (
+    (
+        "0x1.aa1b1c13ee526p+2",
+        "0x1.5daea6e875003p+2",
+        "0x1.c8ea6461fa445p+0",
+        "0x1.2fad9315255cfp-2",
+        "0x1.b2b41193b4ee7p-6",
+        "0x1.45c1908425345p-10",
+        "0x1.c6ec6cc59e02ap-16",
+        "0x1.afb74d693bf93p-23",
+    ),
+    (
+        "0x1.0000000000000p+0",
+        "0x1.331d34fc7d77fp-1",
+        "0x1.186eb183443fbp-3",
+        "0x1.e76f93215462ap-7",
+        "0x1.9c8bc979dc5d7p-11",
+        "0x1.35c2c496374bfp-16",
+        "0x1.31446f740b9e0p-23",
+        "0x1.269bff1f8c190p-49",
+    ),
+)
+SEAMS = [
+    0.075,
+    0.07499999999999998,
+    0.925,
+    0.9250000000000003,
+    0.5,
+    0.3,
+    1.3887943864964e-11,
+    1.4e-11,
+    1e-300,
+    2.0**-33,
+]
+
+
+def natural_logarithm(x: float) -> float:
+    """The page's own, in binary64 without fused operations."""
+    m, e = math.frexp(x)
+    if m < float.fromhex("0x1.6a09e667f3bcdp-1"):
+        m, e = 2.0 * m, e - 1
+    s = (m - 1.0) / (m + 1.0)
+    square = s * s
+    h = 1.0 / 25.0
+    for i in range(23, 2, -2):
+        h = h * square + 1.0 / i
+    high, low = float.fromhex("0x1.62e42feep-1"), float.fromhex("0x1.a39ef35793c76p-33")
+    return e * high + (2.0 * s + (e * low + 2.0 * s * square * h))
+
+
+def normal_quantile(u: float) -> float:
+    """AS 241 as spec/random.md 4 writes it."""
+
+    def ratio(pair: tuple[tuple[str, ...], tuple[str, ...]], x: float) -> float:
+        found: list[float] = []
+        for coefficients in pair:
+            value = 0.0
+            for text in reversed(coefficients):
+                value = value * x + float.fromhex(text)
+            found.append(value)
+        return found[0] / found[1]
+
+    q = u - 0.5
+    if abs(q) <= 0.425:
+        return q * ratio(CENTRE, 0.180625 - q * q)
+    r = math.sqrt(-natural_logarithm(min(u, 1.0 - u)))
+    far = ratio(SHOULDER, r - 1.6) if r <= 5.0 else ratio(TAIL, r - 5.0)
+    return -far if q < 0.0 else far
+
+
 def philox_cases() -> Cases:
     def split(text: str) -> list[int]:
         return [int(text[at : at + 8], 16) for at in range(0, len(text), 8)]
@@ -1093,6 +1209,12 @@ def philox_cases() -> Cases:
     drawn("randint-all", "All of int64.", "randint", 0, whole, low=-(2**63), high=2**63)
     wide = wide_words(key, 0, 20)
     drawn("permutation", "Twenty positions.", "permutation", 0, sorted(range(20), key=wide.__getitem__))
+    normals = [normal_quantile(half) for half in [(word + 0.5) / 2**32 for word in philox_words(key, 0, 64)]]
+    drawn("normal", "By the page's own arithmetic, bit for bit.", "normal", 0, hexes(normals))
+    cases["normal-exact"] = (
+        "At the seams of the three approximations and far beyond what a stream gives, bit for bit.",
+        {"operation": "normal-at", "u": hexes(SEAMS), "values": hexes([normal_quantile(u) for u in SEAMS])},
+    )
     cases["normal-quantiles"] = (
         "Both sides of the seams of the three approximations, to a relative 4e-15.",
         {"operation": "quantiles", "u": hexes(list(QUANTILES)), "values": hexes(list(QUANTILES.values()))},

@@ -205,6 +205,8 @@ def draw(case: Json) -> list[Any]:
         return random.bernoulli(*place, float.fromhex(case["p"])).tolist()
     if case["operation"] == "randint":
         return random.randint(*place, case["low"], case["high"]).tolist()
+    if case["operation"] == "normal":
+        return hexes(random.normal(*place).tolist())
     assert case["operation"] == "permutation"
     return random.permutation(tuple(case["key"]), case["count"]).tolist()
 
@@ -216,6 +218,10 @@ def drawn(case: Json) -> None:
 def quantiles(case: Json) -> None:
     values = random.inverse_normal(np.array(floats(case["u"])))
     assert values.tolist() == pytest.approx(floats(case["values"]), rel=4e-15)
+
+
+def normal_at(case: Json) -> None:
+    assert hexes(random.inverse_normal(np.array(floats(case["u"]))).tolist()) == case["values"]
 
 
 def fingerprint_of(case: Json) -> int:
@@ -268,6 +274,8 @@ ACCEPTED: dict[str, Callable[[Json], None]] = {
     "randint": drawn,
     "permutation": drawn,
     "quantiles": quantiles,
+    "normal": drawn,
+    "normal-at": normal_at,
     "fingerprint": fingerprint_digits,
     "adam": adam_rows,
     "sgd": sgd_after,

@@ -109,6 +109,16 @@ def parse_json(data: bytes, *, what: str, limit: int) -> object:
     return value
 
 
+def is_same_json(stated: object, own: object) -> bool:
+    """Return whether two JSON values are the same: true is not 1, and 1.0 is not 1, as they are to Python."""
+    if isinstance(own, dict) and isinstance(stated, dict):
+        mine, theirs = cast("dict[str, object]", own), cast("dict[str, object]", stated)
+        return mine.keys() == theirs.keys() and all(is_same_json(theirs[name], mine[name]) for name in mine)
+    if isinstance(own, list | tuple) and isinstance(stated, list | tuple):
+        return len(own) == len(stated) and all(map(is_same_json, stated, own))
+    return type(stated) is type(own) and stated == own
+
+
 def check_depth(value: object, *, what: str, limit: int = DEPTH_LIMIT) -> None:
     """Return if lists and objects are nested at most ``limit`` deep; found out without recursion.
 

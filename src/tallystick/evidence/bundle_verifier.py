@@ -15,6 +15,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import cast
 
+from tallystick.commit.encoding import is_same_json
 from tallystick.dispute.record import (
     SIGNATURES_CHECK,
     DisputeCheck,
@@ -413,7 +414,7 @@ class _BundleChecks:
                 f"provenance: {own.run.steps} steps under {facts.trainer.policy}, ordered were {stated}"
             )
         for name, value in build_definition(facts.specification).items():
-            if facts.trainer.definition[name] != value:
+            if not is_same_json(facts.trainer.definition[name], value):
                 raise Mismatch(
                     f"provenance: its {name} are not those of the specification under the run's root"
                 )

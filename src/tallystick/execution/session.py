@@ -30,7 +30,7 @@ from tallystick.execution.determinism import repeatable
 from tallystick.execution.dispatch.capture import Capture, Findings
 from tallystick.execution.dispatch.jitter import Jitter, JitterMode
 from tallystick.execution.dispatch.randomness import RandomStream
-from tallystick.execution.noise.freedom import Yardstick
+from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.portable_optimizers import portable_step, why_not_portable
 from tallystick.execution.rounding.context import RecordTape, Tape
 from tallystick.execution.rounding.follow import FollowTape

@@ -19,8 +19,10 @@ from torch import Tensor
 
 from tallystick.errors import InvalidInput, Nondeterminism
 from tallystick.execution.noise.calibration import calibrate, gradients_under
-from tallystick.execution.noise.freedom import Excess, Freedom, Yardstick
+from tallystick.execution.noise.freedom import Excess, Freedom
 from tallystick.execution.noise.survey import Backward
+from tallystick.execution.noise.weighing import Weighing
+from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding.follow import FollowTape
 from tallystick.execution.session import Session
 from tallystick.numerics.log import Kind, decode_frame
@@ -72,6 +74,7 @@ class Acceptance:
     _end: int = -1
     _measured: int = 0
     _travelled: float = 0.0
+    _weighing: Weighing | None = None
     _before: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def begin(self, session: Session) -> None:
@@ -81,6 +84,12 @@ class Acceptance:
         self._weights = _copied(session)
         if self._end != session.step:
             self._travelled, self._first = self.freedom.distance, _copied(session)
+        if (
+            self._end != session.step
+            or self._weighing is None
+            or self._weighing.optimizer is not session.optimizer
+        ):
+            self._weighing = Weighing(session.optimizer)
 
     def discard(self) -> None:
         """Take back what was counted since ``begin``: steps that differ say nothing of what a log moves."""
@@ -104,7 +113,12 @@ class Acceptance:
         if self._yardstick is None or overdue or session.is_calibrated(decode_frame(frame)):
             self._measured = session.step
             self._measure(session, backward)
-        return session.follow_tape(frame, self._yardstick)
+        tape, weighing = session.follow_tape(frame, self._yardstick), self._weighing
+        if weighing is not None:
+            tape.weigh = lambda ordinal, gradient, at, moves: weighing.weigh(
+                ordinal, session.parameters[ordinal][1], gradient, at, moves
+            )
+        return tape
 
     def _measure(self, session: Session, backward: Backward) -> None:
         repeats = REPEATS + (1 if self._yardstick is None else 0)

@@ -24,7 +24,7 @@ from tallystick.commit.encoding import hex_float
 from tallystick.commit.state import Entry, summarise
 from tallystick.errors import InvalidInput
 from tallystick.execution.job import Batch, Job, JobSource, find_source
-from tallystick.execution.noise.freedom import Yardstick
+from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding.context import RecordTape
 from tallystick.execution.session import Session
 from tallystick.execution.step import batch_digest

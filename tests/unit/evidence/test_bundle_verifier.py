@@ -68,7 +68,13 @@ from tallystick.run.statements import (
     verdict_statement,
 )
 from tallystick.run.transcript import Transcript
-from tallystick.signing.dsse import Statement, sign_statement
+from tallystick.signing.dsse import (
+    PAYLOAD_TYPE,
+    Envelope,
+    Statement,
+    pre_authentication_encoding,
+    sign_statement,
+)
 from tallystick.signing.keys import SigningKey, ed25519_key, generate_key
 from tallystick.signing.model_signature import Manifest, sign_model
 from tallystick.signing.note import COSIGNATURE, NOTE, Note, NoteKey, NoteSigner
@@ -1225,6 +1231,21 @@ def test_a_provenance_that_tells_its_readers_of_another_job_is_refused() -> None
     _, other = ordered(path="jobs/finer.py")
     made = provenance_statement(other.specification, IDENTITY, at=PUBLISHED, version="0")
     parts["provenance"] = [statement_member(made, TRAINER)]
+    found = check(parts)
+    assert (found.verdict, found.failed) == ("mismatch", 5)
+    assert "its externalParameters are not those of the specification" in found.why
+
+
+@pytest.mark.parametrize(("of", "said"), [("worldSize", "true"), ("accumulation", "true"), ("seed", "1.0")])
+def test_a_number_of_the_provenance_in_another_type_is_another(of: str, said: str) -> None:
+    """To Python true is 1, and 1.0 too; to a reader in another language neither is."""
+    own = provenance_statement(HONEST.specification, IDENTITY, at=PUBLISHED, version="0").encode()
+    assert f'"{of}":1'.encode() in own
+    payload = own.replace(f'"{of}":1'.encode(), f'"{of}":{said}'.encode())
+    signature = TRAINER.sign(pre_authentication_encoding(PAYLOAD_TYPE, payload))
+    made = Envelope(PAYLOAD_TYPE, payload, ((TRAINER.public_key.key_id, signature),)).encode()
+    parts = honest()
+    parts["provenance"] = [named("statement", made)]
     found = check(parts)
     assert (found.verdict, found.failed) == ("mismatch", 5)
     assert "its externalParameters are not those of the specification" in found.why

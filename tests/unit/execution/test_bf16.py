@@ -24,8 +24,10 @@ from tallystick.execution.noise.calibration import (
     grid_for,
     safety_of,
 )
-from tallystick.execution.noise.freedom import FLIP, Freedom, Yardstick
+from tallystick.execution.noise.freedom import FLIP, Freedom
 from tallystick.execution.noise.probes import ProbeTape
+from tallystick.execution.noise.weighing import Weight
+from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding.context import RecordTape
 from tallystick.execution.rounding.follow import FollowTape, find_policy_breaches
 from tallystick.execution.rounding.grids import (
@@ -603,6 +605,24 @@ def test_an_audit_keeps_which_elements_a_log_moved_and_where_to(in_place: bool) 
     assert (numel, at.tolist()) == (N, [7, 100])
     assert torch.equal(moves.double(), (target.double() - out)[at])
     assert moves.abs().tolist() == [QUANTUM, QUANTUM]
+
+
+def test_an_audit_weighs_the_moves_of_a_log() -> None:
+    x = gradient()
+    frame = decode_frame(recorded(x)[0])
+    asked: list[tuple[int, list[int]]] = []
+
+    def weigh(ordinal: int, rounded: Tensor, at: Tensor, moves: Tensor) -> Weight:
+        asked.append((ordinal, at.tolist()))
+        return Weight(float(moves.abs().sum()), float(rounded.numel()))
+
+    for flips in ([], [7, 100]):
+        tape = FollowTape(
+            BF16, table_of(), flipped(frame, flips), yardstick=heard(2.0**-9, N, table_of()), weigh=weigh
+        )
+        tape.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
+        assert (tape.freedom.weighed, tape.freedom.trained) == (len(flips) * QUANTUM, N)
+    assert asked == [(0, []), (0, [7, 100])]
 
 
 def test_a_log_that_steers_more_than_the_budget_is_not_accepted_and_nobody_accused() -> None:

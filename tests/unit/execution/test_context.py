@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tallystick.errors import InvalidInput, Nondeterminism
 from tallystick.execution.noise.calibration import Calibration, SiteNoise
-from tallystick.execution.noise.freedom import Yardstick
+from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding.context import RecordTape
 from tallystick.execution.rounding.follow import FollowTape, find_policy_breaches
 from tallystick.execution.rounding.grids import (

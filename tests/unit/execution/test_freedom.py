@@ -20,12 +20,10 @@ from tallystick.execution.noise.freedom import (
     Freedom,
     SiteMoves,
     StepFreedom,
-    Yardstick,
-    finer_grids,
-    octaves_allowed,
     quantum_square,
 )
 from tallystick.execution.noise.reference import in_float64
+from tallystick.execution.noise.yardstick import Yardstick, finer_grids, octaves_allowed
 from tallystick.execution.rounding.grids import NOISE_BAND, site_grid
 from tallystick.execution.step import backward_of
 from tallystick.numerics.budget import most_moves
@@ -431,6 +429,10 @@ def test_limits_are_those_of_the_decision() -> None:
     step = StepFreedom(energy=4.0, quanta=1.0, carried=2.0)
     assert step.square_budget == 2.0 * 2.0**-8 * 2.0 + (2.0 * 2.0**-8 * 2.0) ** 2
     assert step.budget(2.0) == most_moves(8.0, 1.0, tail=1e-6)
+    weighed = Freedom(trained=1024.0, most_trained=64.0)
+    assert weighed.weighed_budget == 2.0, (
+        "docs/adr/0031: 2**-10 of what was trained, and 16 steps of it at once"
+    )
 
 
 def test_decisions_beyond_the_reach_of_noise_have_a_budget_by_step_and_run() -> None:

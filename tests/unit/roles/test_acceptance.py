@@ -26,9 +26,10 @@ def session(step: int = 1, numbers: Mapping[str, float] | None = None) -> Any:
         step=step,
         seed=1,
         parameters=[("w", torch.nn.Parameter(torch.ones(4)))],
+        optimizer=None,
         hyperparameters=lambda: [(0, name, value) for name, value in (numbers or {}).items()],
         is_calibrated=lambda frame: False,
-        follow_tape=lambda frame, yardstick: yardstick,
+        follow_tape=lambda frame, yardstick: SimpleNamespace(yardstick=yardstick),
     )
 
 

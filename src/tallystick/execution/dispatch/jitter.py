@@ -73,8 +73,9 @@ class Jitter:
         if form is Sixteen.ATTENTION:
             kwargs = {**kwargs, "scale": self._moved_scale(args, kwargs)}
         count = noise.moved_inputs(func, args, kwargs)
+        way = noise.input_units(args)
         given = tuple(
-            self.disturbed(value, whole=noise.whole) if at < count and at not in written else value
+            self.disturbed(value, whole=noise.whole, units=way) if at < count and at not in written else value
             for at, value in enumerate(args)
         )
         before = (
@@ -119,7 +120,8 @@ class Jitter:
             kwargs = {**kwargs, "dtype": torch.float32}
         wide = tree_map(lambda t: t.float() if _is_sixteen(t) else t, args)
         plain = run(wide, kwargs)
-        noisy = run(tree_map(lambda t: self.disturbed(t, whole=noise.whole), wide), kwargs)
+        way = noise.input_units(args)
+        noisy = run(tree_map(lambda t: self.disturbed(t, whole=noise.whole, units=way), wide), kwargs)
         numbers = itertools.count()
 
         def rounded(own: Any, moved: Any) -> Any:
@@ -184,25 +186,25 @@ class Jitter:
         else:
             x.copy_(self._moved(x, size, whole))
 
-    def disturbed(self, x: Any, *, whole: bool = False) -> Any:
+    def disturbed(self, x: Any, *, whole: bool = False, units: float = 1.0) -> Any:
         """Return a disturbed copy of a tensor of float32 or float64 or the complex numbers of them, anything else unchanged.
 
         A list of tensors becomes a list of copies.
         """
         if isinstance(x, (list, tuple)):
-            return [self.disturbed(each, whole=whole) for each in x]
+            return [self.disturbed(each, whole=whole, units=units) for each in x]
         if not isinstance(x, Tensor) or not _can_move(x) or x.dtype not in WHOLE:
             return x
         if x.is_complex():
             return torch.view_as_complex(
-                self.disturbed(torch.view_as_real(x.resolve_conj()), whole=whole).contiguous()
+                self.disturbed(torch.view_as_real(x.resolve_conj()), whole=whole, units=units).contiguous()
             )
-        size = self._units * _eps(x)
+        size = units * self._units * _eps(x)
         if not _is_dense_on_cpu(x):
             return self._moved(x, size, whole)
         moved = torch.empty_like(x)
         if moved.stride() != x.stride():
-            return self.disturbed(x.contiguous(), whole=whole)
+            return self.disturbed(x.contiguous(), whole=whole, units=units)
         self._move(x, moved, size, whole)
         return moved
 

@@ -7,6 +7,8 @@ that cancels inside moves by more, and by how much follows from what it cancels:
   transforms, solvers). Moved inputs also make the machine's own roundings inside fall anew, so noise grows with the length
   of a cancelling sum as the machine's own error does.
 * ``length``: where terms are added one by one, a sum of one sign is off by the root of their number, not by its last bit.
+* ``straight``: where all of a long sum is added one by one and makes a single number, that holds of each term: a sum that
+  cancels is small beside its error, and no other number of the same call shows how large that is.
 * ``beside``: the result is the product of an argument and a factor with an absolute error of a last bit of 1, which no moved
   input shows: ``x`` times ``1 + erf(x)`` in the tails of a GELU.
 
@@ -92,6 +94,7 @@ class Noise:
         whole: whether whole numbers make whole numbers without an error.
         unless: an argument and the value with which nothing cancels: then ``inputs`` do not move.
         touched: whether the result is an argument in which only some elements are new.
+        straight: whether moved inputs move by as many units as ``length`` says.
     """
 
     inputs: int = 0
@@ -100,6 +103,7 @@ class Noise:
     whole: bool = False
     unless: tuple[str, Any] | None = None
     touched: bool = False
+    straight: bool = False
 
     @property
     def sixteenths(self) -> float:
@@ -110,6 +114,11 @@ class Noise:
         """Return by how many units in the last place result ``number`` of a call moves, whose inputs were moved or not."""
         terms = 1 if self.length is None or result.numel() == 0 else self.length(args, result, number)
         return max(APART if moved else 1.0, math.sqrt(terms) / SHORT)
+
+    def input_units(self, args: Arguments) -> float:
+        """Return by how many units in the last place the inputs of a call move."""
+        terms = max((x.numel() for x in args if isinstance(x, Tensor)), default=1) if self.straight else 1
+        return max(1.0, math.sqrt(terms) / SHORT)
 
     def moved_inputs(self, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> int:
         """Return how many of the first arguments move in this call."""
@@ -151,8 +160,9 @@ OPERATOR_NOISE: Mapping[str, Noise] = {
     # Sums of products and of squares: blocks and lanes differ, within them terms are added one by one.
     **_noises(
         Noise(ALL, _products, whole=True),
-        "addbmm addmm addmv baddbmm bmm dot linear matmul mm mv vdot",
+        "addbmm addmm addmv baddbmm bmm linear matmul mm mv",
     ),
+    **_noises(Noise(ALL, _products, whole=True, straight=True), "dot vdot"),
     **_noises(
         Noise(ALL, _window, whole=True),
         "_convolution convolution convolution_overrideable cudnn_convolution mkldnn_convolution slow_conv3d_forward thnn_conv2d",

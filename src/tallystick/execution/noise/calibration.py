@@ -18,9 +18,9 @@ from torch import Tensor
 
 from tallystick.errors import Nondeterminism
 from tallystick.execution.dispatch.jitter import Jitter
-from tallystick.execution.noise.freedom import finer_grids
 from tallystick.execution.noise.probes import ActivationNoise, EchoTape, ProbeTape, still_sites
 from tallystick.execution.noise.reference import in_float64
+from tallystick.execution.noise.yardstick import finer_grids
 from tallystick.execution.rounding.context import Tape
 from tallystick.execution.rounding.grids import (
     NOISE_BAND,

@@ -1,53 +1,38 @@
-"""The auditor's yardstick: what a log may move, by the auditor's own measurement of the noise (docs/adr/0026).
+"""Residual freedom: what a log may still choose, and what one did (docs/adr/0026).
 
-A trainer declares its bands. What they are worth is not theirs to say: the auditor measures the same noise from the same
-committed state on its own hardware, and from that follows which bands are plausible, how many roundings and decisions
-an honest log takes from the follower's own, and so how far a dishonest one could steer.
+The auditor measures the noise from the same committed state on its own hardware (``noise.yardstick``). From that follows
+how many roundings and decisions an honest log takes from the follower's own, and so how far a dishonest one could steer.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from tallystick.execution.rounding.grids import (
-    ACTIVATIONS,
     Site,
-    is_noise_only,
-    largest_scale,
-    row_scales_of,
-    scale_exponent,
 )
 from tallystick.numerics.budget import STEP_TAIL, TAIL, most_moves, most_square
-from tallystick.numerics.grid_table import GridTable, SiteGrid
+from tallystick.numerics.grid_table import SiteGrid
 from tallystick.numerics.log import Kind
-from tallystick.numerics.noise import entry_bits
-from tallystick.numerics.policy import SPARSEST, Policy
 
 if TYPE_CHECKING:
-    from tallystick.execution.noise.calibration import Calibration, SiteNoise
+    pass
 
-BAND_OCTAVES = 2  # K = 4: how far a declared band may lie above the auditor's own (docs/adr/0026)
-KERNEL_OCTAVES = 2  # more, K = 16, of fp32 gradients: kernels that add up in another order (docs/adr/0026)
-REACH = (
-    4.0  # times its own largest deviation: a decision that lies farther from its switching point is counted
-)
-FEW_ELEMENTS = 256  # below which the mean deviation of a site says little
-FEW = 9  # bits: below 2**(FEW - 1) elements the largest deviation seen says less, and an octave more is allowed for every two
 STEP_SLACK = 4.0  # the noise of a single step may be that many times what the last calibration saw on average
-DEAREST = 3.0  # times the log that finer grids may cost, where the noise leaves no steer as small as wanted
 FLIP = 2.0**-8
 """How far one sixteen-bit result that is rounded otherwise carries a gradient that hangs on it, relative (docs/adr/0026)."""
 FLIPS, STEADY_FLIPS = 12.0, 2.0  # of those in one step, and where no single one is most of the noise
 DRIFT = 3.0
 """How many times as far as independent moves ever go, squared, those of a gradient may have gone (docs/adr/0031)."""
+WEIGHED, WEIGHED_AT_ONCE = 2.0**-10, 16.0
+"""Share of the gradient that moves may be, both squared and as the optimizer weighs them, and how many steps' worth at once."""
 FILLED, FILLED_A_STEP = 4.0, 2.0**-6
 """How many budgets of size steps with so many flips may use together, and how many more for each such step: flips that carry
 all of a gradient are rare (docs/adr/0031)."""
@@ -55,9 +40,6 @@ CLUSTER, LARGEST_CLUSTER = (
     64,
     16,
 )  # roundings that one moves: so many, or where it may be most of the noise 1 in so many
-UNMEASURED = (
-    4  # octaves below a band that its mean deviation is taken to be where the auditor could measure none
-)
 
 
 @dataclass(frozen=True)
@@ -96,216 +78,6 @@ class SiteMoves:
     squares: float = math.inf
     by_square: Mapping[int, float] = field(default_factory=dict[int, float])
     cluster: int = 1
-
-
-class Yardstick:
-    """What one calibration on the auditor's own hardware makes plausible, until the next.
-
-    What of gradients and buffers that one does not see, of a layer that its step leaves out, the one ``before`` still says.
-    What single results carried then, they may again: ``steady`` is whether none of them was most of the noise in either.
-    """
-
-    def __init__(self, policy: Policy, measured: Calibration, before: Yardstick | None = None) -> None:
-        self.policy, self.measured = (
-            policy,
-            measured if before is None else _completed(measured, before.measured),
-        )
-        self.noise: dict[Site, SiteNoise] = {**self.measured.noise}
-        self._pooled = self._pooled_mean()
-        self._shares: dict[Site, float] = {**measured.states, **measured.corrections}
-        # One measurement sees single results carry the gradient, the next does not, and a step soon after does again.
-        self.steady: bool = measured.steady and (before is None or before.steady)
-
-    def _pooled_mean(self) -> float:
-        """Return the mean deviation of all gradients that are more than noise, each over its scale.
-
-        The mean of a few elements, or of what differs rarely, may be nothing in one measurement and something in the next.
-        """
-        total, elements = 0.0, 0
-        for place, noise in self.noise.items():
-            own = self.measured.table.sites.get((Kind(place[0]), place[1]))
-            if place[0] == Kind.GRADIENT and noise.scales.size and own is not None and not is_noise_only(own):
-                relative = noise.block_mean * np.exp2(-noise.scales.astype(np.float64))
-                total += float(relative.mean()) * noise.elements
-                elements += noise.elements
-        return total / elements if elements else 0.0
-
-    def expected(self, place: Site, grid: SiteGrid, numel: int) -> float:
-        """Return how many of a site's ``numel`` roundings two honest machines are expected to differ in."""
-        if is_noise_only(grid) or not numel:
-            return 0.0
-        if place[0] in ACTIVATIONS:
-            return numel * self._shares.get(place, 2.0**-UNMEASURED)
-        if place[0] == Kind.STATE:
-            share = self._shares.get(place, math.ldexp(1.0, grid.band - UNMEASURED))
-            return numel * min(1.0, math.ldexp(share, grid.precision))
-        noise = self.noise.get(place)
-        if noise is None or not noise.scales.size:
-            return numel * min(1.0, math.ldexp(1.0, grid.band - UNMEASURED - grid.floor))
-        return float(self._expected_rows(place, noise, grid, numel).sum())
-
-    def _expected_rows(self, place: Site, noise: SiteNoise, grid: SiteGrid, numel: int) -> np.ndarray:
-        rows = numel / noise.block_mean.size
-        relative = noise.block_mean * np.exp2(-noise.scales.astype(np.float64))
-        if place[0] == Kind.GRADIENT and numel < FEW_ELEMENTS:
-            relative = np.maximum(relative, self._pooled)
-        elif numel < FEW_ELEMENTS:
-            relative = np.maximum(relative, noise.relative)
-        return np.minimum(relative * 2.0**-grid.floor, 1.0) * rows
-
-    def by_square(self, place: Site, grid: SiteGrid, numel: int) -> dict[int, float]:
-        """Return how many of a gradient's roundings are expected to differ, by the exponent of two of their squared quantum."""
-        noise = self.noise.get(place)
-        if (
-            place[0] != Kind.GRADIENT
-            or is_noise_only(grid)
-            or not numel
-            or not grid.scales.size
-            or grid.precision
-        ):
-            return {}
-        scales = grid.scales.astype(np.int64)
-        if noise is None or noise.block_mean.size != scales.size:
-            moves = np.full(scales.size, self.expected(place, grid, numel) / scales.size)
-        else:
-            moves = self._expected_rows(place, noise, grid, numel)
-            unheard = self._pooled * 2.0**-grid.floor * numel / scales.size  # a row whose token did not occur
-            moves = np.where(noise.block_mean > 0.0, moves, unheard)
-        quanta, place_of = np.unique(scales + grid.floor, return_inverse=True)
-        sums = np.bincount(place_of, weights=moves)
-        return {2 * int(quantum): float(mean) for quantum, mean in zip(quanta, sums, strict=True)}
-
-    @property
-    def flips_allowed(self) -> float:
-        """How many sixteen-bit results that carry the gradient as far as one can may fall otherwise in one step."""
-        if not self.policy.autocast:
-            return 0.0
-        return STEADY_FLIPS if self.steady else FLIPS
-
-    def cluster(self, numel: int) -> int:
-        """Return how many of ``numel`` roundings one sixteen-bit result that falls otherwise moves together, at most."""
-        if not self.policy.autocast:
-            return 1
-        largest = CLUSTER if self.steady else max(CLUSTER, numel // LARGEST_CLUSTER)
-        return min(largest, max(1, numel))
-
-    def lacks(self, places: Iterable[Site]) -> bool:
-        """Whether the noise of one of these has never been measured, so that only the trainer's word says what it is."""
-        return any(place not in self.noise for place in places)
-
-    def hears(self, place: Site) -> bool:
-        """Whether a gradient is more than noise by the auditor's own measurement."""
-        own = self.measured.table.sites.get((Kind(place[0]), place[1]))
-        return own is not None and not is_noise_only(own)
-
-    def reach(self, place: Site) -> float:
-        """Return how far from a switching point, over the input's rms, noise may turn a decision; a tie is turned by any.
-
-        Under autocast so many lie within reach, and each could be turned at will, that all but ties are counted.
-        """
-        if self.policy.autocast:
-            return 0.0
-        noise = self.noise.get(place)
-        return math.inf if noise is None else REACH * noise.relative
-
-    def flips(self) -> float:
-        """Return how many decisions of a step two honest machines are expected to differ in."""
-        return self.measured.flips
-
-    def compare_band(self, place: Site, grid: SiteGrid | None) -> tuple[float, str | None, str]:
-        """Return how many times wider a declared band is than the auditor's own, and what is allowed and declared if too wide.
-
-        A band that is narrower moves nothing: machines that cannot follow it find that out, and accuse nobody of it.
-        """
-        noise = self.noise.get(place)
-        finest = SiteGrid(0, self.policy.decision_band[0], 0) if place[0] == Kind.DECISION else None
-        own, grid = self.measured.table.sites.get(place, finest), finest if grid is None else grid
-        if noise is None or own is None or grid is None:
-            return 0.0, None, ""
-        allowed = octaves_allowed(noise.elements or 1 << FEW)
-        if place[0] == Kind.GRADIENT and self.policy.compute == "float32":
-            allowed += KERNEL_OCTAVES
-        if is_noise_only(grid):
-            return self._compare_silenced(own, noise, allowed)
-        if is_noise_only(own):
-            return 1.0, None, ""  # declared to be more than noise: where it is not, moves are counted
-        finest = max(own.floor, self.policy.gradient_floor)
-        if place[0] == Kind.GRADIENT and grid.residue_bits and (grid.floor <= finest or not self.steady):
-            # Its band is the policy's, and the size of all that is chosen is held to; of buffers and losses it is not. Where
-            # single results are most of the noise, one measurement sees them and the next does not.
-            return 2.0 ** (grid.floor - own.floor), None, ""
-        apart = grid.band - own.band
-        if place[0] == Kind.DECISION and self.policy.autocast:
-            # One measurement sees the flip that moves them and the next does not; those beyond the reach of noise are counted.
-            return 2.0**apart, None, ""
-        if apart <= allowed:
-            return 2.0**apart, None, ""
-        limit = f"a band of 2**{own.band} of its scale, 2**{allowed} times more at most"
-        return 2.0**apart, limit, f"2**{grid.band}"
-
-    def widest_rows(self, place: Site) -> np.ndarray | None:
-        """Return the largest scale exponents allowed of a gradient's rows where each has one; None if that is not known.
-
-        Whether small rows may lie below the whole matrix's is for the trainer's own noise to say.
-        """
-        noise, own = self.noise.get(place), self.measured.table.sites.get(place)
-        if noise is None or own is None or is_noise_only(own) or noise.block_rms is None:
-            return None
-        scales = row_scales_of(noise.block_rms, dips=False)
-        return np.maximum(scales, own.scales.astype(np.int64)) + 1
-
-    def _compare_silenced(
-        self, own: SiteGrid, noise: SiteNoise, allowed: int
-    ) -> tuple[float, str | None, str]:
-        """Compare a gradient that is declared to be nothing but noise; how high its floor is, is checked against its values."""
-        # Near the limit one machine may find a band too wide for the policy that fits on the other.
-        needed = scale_exponent(noise.relative) + self.policy.safety  # with residues the band says less
-        if is_noise_only(own) or noise.rms == 0.0 or needed + allowed >= self.policy.gradient_band[1]:
-            return 1.0, None, ""
-        limit = f"a gradient of rms {noise.rms:.3g} with noise of {noise.largest:.3g}"
-        return math.inf, limit, "nothing but noise, and silenced"
-
-    def excess_floor(self, place: Site, grid: SiteGrid, largest: int | None) -> tuple[str | None, str]:
-        """Return the highest floor allowed of a gradient that is noise only, None if it is lower, and the declared one.
-
-        ``largest`` is the scale exponent of the step's largest gradient, with which such floors rise and fall.
-        """
-        floor, noise = int(grid.scales.max()) + grid.band, self.noise.get(place)
-        if noise is None:
-            return None, ""
-        before, now = largest_scale(self.measured.table), largest
-        risen = 0 if before is None or now is None else max(0, now - before)
-        spare = (
-            octaves_allowed(noise.elements)
-            - self.policy.gradient_band[1]
-            + (3 if self.policy.autocast else 1)
-        )
-        mine = self.measured.table.sites.get(
-            place
-        )  # of a gradient that is zero here it says how loud the others are
-        zero = -1000 if mine is None or not is_noise_only(mine) else int(mine.scales.max()) + mine.band
-        own = max(scale_exponent(noise.largest) + self.policy.safety, zero) + risen + spare
-        return (None, "") if floor <= own else (f"noise of 2**{own} at most", f"noise below 2**{floor}")
-
-
-def _completed(measured: Calibration, before: Calibration) -> Calibration:
-    """Return ``measured`` with the gradients and buffers that only the calibration ``before`` it saw.
-
-    Their grids with them: where nothing is measured a follower's table has the trainer's.
-    """
-    kept = {
-        place: noise
-        for place, noise in before.noise.items()
-        if place not in measured.noise and place[0] in (Kind.GRADIENT, Kind.BUFFER)
-    }
-    grids = {place: before.table.sites[place] for place in kept if place in before.table.sites}
-    table = GridTable({**measured.table.sites, **grids})
-    return replace(measured, noise={**measured.noise, **kept}, table=table)
-
-
-def octaves_allowed(elements: int) -> int:
-    """Return by how many powers of two a band may differ from the auditor's own at a site of so many elements."""
-    return BAND_OCTAVES + -(-max(0, FEW - max(elements, 1).bit_length()) // 2)
 
 
 @dataclass
@@ -370,9 +142,12 @@ class StepFreedom:
         quanta: sum of the squared quanta of all elements of gradients on absolute grids.
         carried: how many times ``FLIP`` of the gradient single results may carry it, see ``Yardstick.flips_allowed``.
         moves: of gradients logged by residues how many elements there are, which the log moved, and by how much.
+        weighed, trained: squares of moves, and of the gradient, as the optimizer weighs them, see ``noise.weighing``.
     """
 
     cluster: int = 1
+    weighed: float = 0.0
+    trained: float = 0.0
     quanta: float = 0.0
     carried: float = 0.0
     moves: dict[Site, tuple[int, Tensor, Tensor]] = field(
@@ -476,9 +251,15 @@ class Freedom:
         filled: shares of their budgets of size that steps used in which more than ``STEADY_FLIPS`` are allowed, summed.
         filling: how many these steps are.
         drifts: how far moves went together, by gradient that is logged by residues.
+        weighed, trained: squares of moves, and of gradients, as the optimizer weighs them, see ``noise.weighing``; the moves of a
+            step count with its gradient alone.
+        most_trained: the latter of the step where it is most.
     """
 
     cluster: int = 1
+    weighed: float = 0.0
+    trained: float = 0.0
+    most_trained: float = 0.0
     filled: float = 0.0
     filling: int = 0
     drifts: dict[Site, Drift] = field(default_factory=dict[Site, Drift])
@@ -520,6 +301,18 @@ class Freedom:
             return 0.0
         return self.path / self.distance if self.distance > 0.0 else math.inf
 
+    @property
+    def weighed_budget(self) -> float:
+        """The most that an honest log's moves come to as the optimizer weighs them."""
+        return WEIGHED * (self.trained + WEIGHED_AT_ONCE * self.most_trained)
+
+    @property
+    def weighed_share(self) -> float:
+        """How much of ``weighed_budget`` the log used."""
+        if self.weighed == 0.0:
+            return 0.0
+        return self.weighed / self.weighed_budget if self.weighed_budget > 0.0 else math.inf
+
     def fields(self) -> dict[str, float | int | None]:
         """Return the numbers as ``--json`` prints them; null for what has no bound."""
         numbers: dict[str, float | int] = {
@@ -527,7 +320,7 @@ class Freedom:
             for name in (
                 "fraction", "elements", "near", "moved", "expected_moves", "move_budget", "decisions_moved",
                 "decisions_far", "expected_decisions", "decision_budget", "largest_move", "largest_steer", "fullest_step",
-                "path_steer", "silenced_parameters", "widest_band_ratio",
+                "path_steer", "silenced_parameters", "weighed_share", "widest_band_ratio",
             )
         }  # fmt: skip
         return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
@@ -537,6 +330,22 @@ class Freedom:
 
         The place is None for what all sites do together.
         """
+        self._count(step)
+        return [
+            *_excess_in_number(None, step.moved, _step_budget(step), "roundings moved in this step"),
+            *self._add_sizes(step),
+            *self._add_drifts(step),
+            *self._add_weights(step),
+            *_excess_in_number(
+                None, step.decisions_far, step.decision_budget, "decisions moved in this step"
+            ),
+            *self._add_sites(step),
+            *_excess_in_number(None, self.moved, self.move_budget, "roundings moved so far"),
+            *_excess_in_number(None, self.decisions_far, self.decision_budget, "decisions moved so far"),
+        ]
+
+    def _count(self, step: StepFreedom) -> None:
+        """Add up what is a plain sum or maximum."""
         self.cluster = max(self.cluster, step.cluster)
         self.elements += step.elements
         self.near += sum(site.near for site in step.sites.values())
@@ -550,16 +359,9 @@ class Freedom:
         self.silenced_parameters = max(self.silenced_parameters, step.silenced)
         self.widest_band_ratio = max(self.widest_band_ratio, step.ratio)
         self.path += step.path
-        found: list[tuple[Site | None, Excess]] = []
 
-        def check(place: Site | None, moved: int, budget: int, what: str) -> None:
-            if moved > budget:
-                found.append((place, Excess(what, f"{budget} at most", f"{moved}")))
-
-        # Where moves come in clusters a step's number says little; what they carry the gradient says it.
-        single = step.cluster == 1
-        if single:
-            check(None, step.moved, step.budget(step.expected), "roundings moved in this step")
+    def _add_sizes(self, step: StepFreedom) -> Iterator[tuple[Site | None, Excess]]:
+        """Count how far the log moved the gradient."""
         allowed = step.square_budget
         if step.squared > 0.0:
             share = step.squared / allowed if allowed > 0.0 else math.inf
@@ -567,42 +369,57 @@ class Freedom:
             self.filled += share if step.carried > STEADY_FLIPS else 0.0
         if step.squared > allowed:
             bound, stated = (math.sqrt(x / step.energy) for x in (allowed, step.squared))
-            found.append(
-                (None, Excess("move of this step's gradient", f"{bound:.3g} of it at most", f"{stated:.3g}"))
-            )
+            yield None, Excess("move of this step's gradient", f"{bound:.3g} of it at most", f"{stated:.3g}")
         self.filling += step.carried > STEADY_FLIPS
         most = FILLED + FILLED_A_STEP * self.filling
         if self.filled > most:
-            found.append(
-                (
-                    None,
-                    Excess("steps' budgets of size used so far", f"{most:.3g} at most", f"{self.filled:.3g}"),
-                )
+            yield (
+                None,
+                Excess("steps' budgets of size used so far", f"{most:.3g} at most", f"{self.filled:.3g}"),
             )
+
+    def _add_drifts(self, step: StepFreedom) -> Iterator[tuple[Site | None, Excess]]:
+        """Count where moves went."""
         for place, (numel, at, moves) in step.moves.items() if step.energy > 0.0 else ():
             drift = self.drifts.setdefault(place, Drift.of(numel))
             drift.add(at, moves / math.sqrt(step.energy))
             if (share := drift.share) > DRIFT:
                 what = "squared way that all moves here went together, over that of independent ones"
-                found.append((place, Excess(what, f"{DRIFT:.3g} at most", f"{share:.3g}")))
-        check(None, step.decisions_far, step.decision_budget, "decisions moved in this step")
+                yield place, Excess(what, f"{DRIFT:.3g} at most", f"{share:.3g}")
+
+    def _add_weights(self, step: StepFreedom) -> Iterator[tuple[Site | None, Excess]]:
+        """Count what moves come to in the optimizer."""
+        self.weighed += step.weighed
+        self.trained += step.trained
+        self.most_trained = max(self.most_trained, step.trained)
+        if self.weighed_share > 1.0:
+            what = "squared moves so far, as the optimizer weighs them"
+            yield None, Excess(what, f"{self.weighed_budget:.3g} at most", f"{self.weighed:.3g}")
+
+    def _add_sites(self, step: StepFreedom) -> Iterator[tuple[Site | None, Excess]]:
+        """Count the moves of each site."""
         for place, site in step.sites.items():
             total = self.sites.setdefault(place, SiteMoves())
             total.expected += site.expected
             total.moved += site.moved
             total.cluster = max(total.cluster, site.cluster)
             if site.moved:
-                if single:
-                    check(place, site.moved, step.budget(site.expected), "roundings moved here in this step")
-                check(
-                    place,
-                    total.moved,
-                    most_moves(total.expected, cluster=total.cluster),
-                    "roundings moved here so far",
-                )
-        check(None, self.moved, self.move_budget, "roundings moved so far")
-        check(None, self.decisions_far, self.decision_budget, "decisions moved so far")
-        return found
+                most = math.inf if step.cluster > 1 else step.budget(site.expected)
+                yield from _excess_in_number(place, site.moved, most, "roundings moved here in this step")
+                most = most_moves(total.expected, cluster=total.cluster)
+                yield from _excess_in_number(place, total.moved, most, "roundings moved here so far")
+
+
+def _step_budget(step: StepFreedom) -> float:
+    """Return how many moves of one step are none too many; where they come in clusters their number says little."""
+    return math.inf if step.cluster > 1 else step.budget(step.expected)
+
+
+def _excess_in_number(
+    place: Site | None, moved: int, budget: float, what: str
+) -> Iterator[tuple[Site | None, Excess]]:
+    if moved > budget:
+        yield place, Excess(what, f"{budget} at most", f"{moved}")
 
 
 def longest_square(grid: SiteGrid) -> float:
@@ -615,61 +432,3 @@ def quantum_square(grid: SiteGrid) -> float:
     if grid.precision or not grid.scales.size:
         return math.inf
     return 4.0 ** float(int(grid.scales.max()) + grid.floor)
-
-
-def finer_grids(policy: Policy, measured: Calibration) -> dict[tuple[Kind, int], SiteGrid]:
-    """Return the gradients' grids that ``gradient_steer`` wants finer: an octave at a time, where one costs the log least.
-
-    What a site lets a log steer in one step is its budget of moves times its squared quantum: small tensors with large
-    gradients, and rows of rare tokens, are worth more than all others together.
-    """
-    if policy.gradient_steer is None:
-        return {}
-    yardstick = Yardstick(policy, measured)
-    gradients = {
-        (Kind.GRADIENT, n): noise
-        for (kind, n), noise in measured.noise.items()
-        if kind == Kind.GRADIENT and noise.rms > 0.0
-    }
-    energy = sum(noise.elements * noise.rms**2 for noise in gradients.values())
-    grids = {place: measured.table.sites[place] for place in gradients}
-    grids = {
-        place: grid for place, grid in grids.items() if not is_noise_only(grid) and not grid.residue_bits
-    }
-
-    def steer(place: tuple[Kind, int], grid: SiteGrid) -> float:
-        numel = gradients[place].elements
-        moves = most_moves(yardstick.expected(place, grid, numel), STEP_SLACK, tail=STEP_TAIL)
-        return min(moves, numel * _near(grid)) * quantum_square(grid) / energy
-
-    def bits(place: tuple[Kind, int], grid: SiteGrid) -> float:
-        return gradients[place].elements * entry_bits(_near(grid))
-
-    def gain(place: tuple[Kind, int]) -> float:
-        """What an octave buys for each bit that it adds to the log."""
-        grid, finer = grids[place], _an_octave_finer(grids[place])
-        if finer.floor < grid.band + SPARSEST:
-            return 0.0
-        return (steers[place] - steer(place, finer)) / (bits(place, finer) - bits(place, grid))
-
-    steers = {place: steer(place, grid) for place, grid in grids.items()}
-    gains = {place: gain(place) for place in grids}
-    spare = (DEAREST - 1.0) * sum(bits(place, grid) for place, grid in grids.items())
-    finer: dict[tuple[Kind, int], SiteGrid] = {}
-    while grids and sum(steers.values()) > 2.0**policy.gradient_steer:
-        best = max(gains, key=lambda place: gains[place])
-        spare -= bits(best, _an_octave_finer(grids[best])) - bits(best, grids[best])
-        if gains[best] <= 0.0 or spare < 0.0:
-            break
-        finer[best] = grids[best] = _an_octave_finer(grids[best])
-        steers[best] = steer(best, grids[best])
-        gains[best] = gain(best)
-    return finer
-
-
-def _near(grid: SiteGrid) -> float:
-    return min(1.0, math.ldexp(1.0, grid.band + 1 - grid.floor))
-
-
-def _an_octave_finer(grid: SiteGrid) -> SiteGrid:
-    return replace(grid, floor=grid.floor - 1)

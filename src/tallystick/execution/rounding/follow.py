@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 
 from tallystick.errors import InvalidInput
-from tallystick.execution.noise.freedom import Excess, SiteMoves, StepFreedom, Yardstick, longest_square
+from tallystick.execution.noise.freedom import (
+    Excess,
+    SiteMoves,
+    StepFreedom,
+    longest_square,
+)
+from tallystick.execution.noise.weighing import Weight
+from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding.grids import (
     ACTIVATIONS,
     SMALL_FINER,
@@ -82,7 +89,8 @@ class FollowTape:
 
     ``sites`` are those that may have a grid (decisions and activations aside); None leaves that unchecked.
     ``yardstick`` is the follower's own measurement of the noise, if it has one: what exceeds it is no violation, and noted
-    in ``excesses`` with its place.
+    in ``excesses`` with its place. ``weigh`` says what moves of a gradient come to in the optimizer: it is given the number of
+    the parameter, its gradient as rounded, the elements moved and how far.
     """
 
     policy: Policy
@@ -96,6 +104,7 @@ class FollowTape:
     yardstick: Yardstick | None = None
     excesses: list[tuple[Site | None, Excess]] = field(default_factory=list[tuple[Site | None, Excess]])
     site_name: Callable[[Site], str] = str
+    weigh: Callable[[int, Tensor, Tensor, Tensor], Weight] | None = None
     _micro_batch: int = 0
     _ordinal: int = -1
 
@@ -241,6 +250,13 @@ class FollowTape:
                 self.freedom.silenced += x.numel()
                 if self.yardstick is not None and self.yardstick.hears((int(kind), ordinal)):
                     self.freedom.shifted += self._energy  # as far as the gradient goes, it was moved
+            if grid.residue_bits and self.weigh is not None:
+                _, at, moves = self.freedom.moves.get(
+                    (int(kind), ordinal), (0, torch.empty(0, dtype=torch.int64), torch.empty(0))
+                )
+                weight = self.weigh(ordinal, out, at, moves)
+                self.freedom.weighed += weight.moved
+                self.freedom.trained += weight.whole
 
     def _count(self, place: Site, grid: SiteGrid, numel: int, found: SiteMoves) -> None:
         self.freedom.elements += numel

@@ -1,0 +1,319 @@
+"""An auditor's yardstick: the noise that one calibration on its own hardware measured, and what it makes plausible.
+
+A trainer declares its bands. What they are worth is not theirs to say: from the auditor's own measurement follows which
+bands are plausible, and how many roundings and decisions an honest log takes from the follower's own (docs/adr/0026).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tallystick.execution.noise.freedom import (
+    CLUSTER,
+    FLIPS,
+    LARGEST_CLUSTER,
+    STEADY_FLIPS,
+    STEP_SLACK,
+    quantum_square,
+)
+from tallystick.execution.rounding.grids import (
+    ACTIVATIONS,
+    Site,
+    is_noise_only,
+    largest_scale,
+    row_scales_of,
+    scale_exponent,
+)
+from tallystick.numerics.budget import STEP_TAIL, most_moves
+from tallystick.numerics.grid_table import GridTable, SiteGrid
+from tallystick.numerics.log import Kind
+from tallystick.numerics.noise import entry_bits
+from tallystick.numerics.policy import SPARSEST, Policy
+
+if TYPE_CHECKING:
+    from tallystick.execution.noise.calibration import Calibration, SiteNoise
+
+BAND_OCTAVES = 2  # K = 4: how far a declared band may lie above the auditor's own (docs/adr/0026)
+KERNEL_OCTAVES = 2  # more, K = 16, of fp32 gradients: kernels that add up in another order (docs/adr/0026)
+REACH = (
+    4.0  # times its own largest deviation: a decision that lies farther from its switching point is counted
+)
+FEW_ELEMENTS = 256  # below which the mean deviation of a site says little
+FEW = 9  # bits: below 2**(FEW - 1) elements the largest deviation seen says less, and an octave more is allowed for every two
+DEAREST = 3.0  # times the log that finer grids may cost, where the noise leaves no steer as small as wanted
+UNMEASURED = (
+    4  # octaves below a band that its mean deviation is taken to be where the auditor could measure none
+)
+
+
+class Yardstick:
+    """What one calibration on the auditor's own hardware makes plausible, until the next.
+
+    What of gradients and buffers that one does not see, of a layer that its step leaves out, the one ``before`` still says.
+    What single results carried then, they may again: ``steady`` is whether none of them was most of the noise in either.
+    """
+
+    def __init__(self, policy: Policy, measured: Calibration, before: Yardstick | None = None) -> None:
+        self.policy, self.measured = (
+            policy,
+            measured if before is None else _completed(measured, before.measured),
+        )
+        self.noise: dict[Site, SiteNoise] = {**self.measured.noise}
+        self._pooled = self._pooled_mean()
+        self._shares: dict[Site, float] = {**measured.states, **measured.corrections}
+        # One measurement sees single results carry the gradient, the next does not, and a step soon after does again.
+        self.steady: bool = measured.steady and (before is None or before.steady)
+
+    def _pooled_mean(self) -> float:
+        """Return the mean deviation of all gradients that are more than noise, each over its scale.
+
+        The mean of a few elements, or of what differs rarely, may be nothing in one measurement and something in the next.
+        """
+        total, elements = 0.0, 0
+        for place, noise in self.noise.items():
+            own = self.measured.table.sites.get((Kind(place[0]), place[1]))
+            if place[0] == Kind.GRADIENT and noise.scales.size and own is not None and not is_noise_only(own):
+                relative = noise.block_mean * np.exp2(-noise.scales.astype(np.float64))
+                total += float(relative.mean()) * noise.elements
+                elements += noise.elements
+        return total / elements if elements else 0.0
+
+    def expected(self, place: Site, grid: SiteGrid, numel: int) -> float:
+        """Return how many of a site's ``numel`` roundings two honest machines are expected to differ in."""
+        if is_noise_only(grid) or not numel:
+            return 0.0
+        if place[0] in ACTIVATIONS:
+            return numel * self._shares.get(place, 2.0**-UNMEASURED)
+        if place[0] == Kind.STATE:
+            share = self._shares.get(place, math.ldexp(1.0, grid.band - UNMEASURED))
+            return numel * min(1.0, math.ldexp(share, grid.precision))
+        noise = self.noise.get(place)
+        if noise is None or not noise.scales.size:
+            return numel * min(1.0, math.ldexp(1.0, grid.band - UNMEASURED - grid.floor))
+        return float(self._expected_rows(place, noise, grid, numel).sum())
+
+    def _expected_rows(self, place: Site, noise: SiteNoise, grid: SiteGrid, numel: int) -> np.ndarray:
+        rows = numel / noise.block_mean.size
+        relative = noise.block_mean * np.exp2(-noise.scales.astype(np.float64))
+        if place[0] == Kind.GRADIENT and numel < FEW_ELEMENTS:
+            relative = np.maximum(relative, self._pooled)
+        elif numel < FEW_ELEMENTS:
+            relative = np.maximum(relative, noise.relative)
+        return np.minimum(relative * 2.0**-grid.floor, 1.0) * rows
+
+    def by_square(self, place: Site, grid: SiteGrid, numel: int) -> dict[int, float]:
+        """Return how many of a gradient's roundings are expected to differ, by the exponent of two of their squared quantum."""
+        noise = self.noise.get(place)
+        if (
+            place[0] != Kind.GRADIENT
+            or is_noise_only(grid)
+            or not numel
+            or not grid.scales.size
+            or grid.precision
+        ):
+            return {}
+        scales = grid.scales.astype(np.int64)
+        if noise is None or noise.block_mean.size != scales.size:
+            moves = np.full(scales.size, self.expected(place, grid, numel) / scales.size)
+        else:
+            moves = self._expected_rows(place, noise, grid, numel)
+            unheard = self._pooled * 2.0**-grid.floor * numel / scales.size  # a row whose token did not occur
+            moves = np.where(noise.block_mean > 0.0, moves, unheard)
+        quanta, place_of = np.unique(scales + grid.floor, return_inverse=True)
+        sums = np.bincount(place_of, weights=moves)
+        return {2 * int(quantum): float(mean) for quantum, mean in zip(quanta, sums, strict=True)}
+
+    @property
+    def flips_allowed(self) -> float:
+        """How many sixteen-bit results that carry the gradient as far as one can may fall otherwise in one step."""
+        if not self.policy.autocast:
+            return 0.0
+        return STEADY_FLIPS if self.steady else FLIPS
+
+    def cluster(self, numel: int) -> int:
+        """Return how many of ``numel`` roundings one sixteen-bit result that falls otherwise moves together, at most."""
+        if not self.policy.autocast:
+            return 1
+        largest = CLUSTER if self.steady else max(CLUSTER, numel // LARGEST_CLUSTER)
+        return min(largest, max(1, numel))
+
+    def lacks(self, places: Iterable[Site]) -> bool:
+        """Whether the noise of one of these has never been measured, so that only the trainer's word says what it is."""
+        return any(place not in self.noise for place in places)
+
+    def hears(self, place: Site) -> bool:
+        """Whether a gradient is more than noise by the auditor's own measurement."""
+        own = self.measured.table.sites.get((Kind(place[0]), place[1]))
+        return own is not None and not is_noise_only(own)
+
+    def reach(self, place: Site) -> float:
+        """Return how far from a switching point, over the input's rms, noise may turn a decision; a tie is turned by any.
+
+        Under autocast so many lie within reach, and each could be turned at will, that all but ties are counted.
+        """
+        if self.policy.autocast:
+            return 0.0
+        noise = self.noise.get(place)
+        return math.inf if noise is None else REACH * noise.relative
+
+    def flips(self) -> float:
+        """Return how many decisions of a step two honest machines are expected to differ in."""
+        return self.measured.flips
+
+    def compare_band(self, place: Site, grid: SiteGrid | None) -> tuple[float, str | None, str]:
+        """Return how many times wider a declared band is than the auditor's own, and what is allowed and declared if too wide.
+
+        A band that is narrower moves nothing: machines that cannot follow it find that out, and accuse nobody of it.
+        """
+        noise = self.noise.get(place)
+        finest = SiteGrid(0, self.policy.decision_band[0], 0) if place[0] == Kind.DECISION else None
+        own, grid = self.measured.table.sites.get(place, finest), finest if grid is None else grid
+        if noise is None or own is None or grid is None:
+            return 0.0, None, ""
+        allowed = octaves_allowed(noise.elements or 1 << FEW)
+        if place[0] == Kind.GRADIENT and self.policy.compute == "float32":
+            allowed += KERNEL_OCTAVES
+        if is_noise_only(grid):
+            return self._compare_silenced(own, noise, allowed)
+        if is_noise_only(own):
+            return 1.0, None, ""  # declared to be more than noise: where it is not, moves are counted
+        finest = max(own.floor, self.policy.gradient_floor)
+        if place[0] == Kind.GRADIENT and grid.residue_bits and (grid.floor <= finest or not self.steady):
+            # Its band is the policy's, and the size of all that is chosen is held to; of buffers and losses it is not. Where
+            # single results are most of the noise, one measurement sees them and the next does not.
+            return 2.0 ** (grid.floor - own.floor), None, ""
+        apart = grid.band - own.band
+        if place[0] == Kind.DECISION and self.policy.autocast:
+            # One measurement sees the flip that moves them and the next does not; those beyond the reach of noise are counted.
+            return 2.0**apart, None, ""
+        if apart <= allowed:
+            return 2.0**apart, None, ""
+        limit = f"a band of 2**{own.band} of its scale, 2**{allowed} times more at most"
+        return 2.0**apart, limit, f"2**{grid.band}"
+
+    def widest_rows(self, place: Site) -> np.ndarray | None:
+        """Return the largest scale exponents allowed of a gradient's rows where each has one; None if that is not known.
+
+        Whether small rows may lie below the whole matrix's is for the trainer's own noise to say.
+        """
+        noise, own = self.noise.get(place), self.measured.table.sites.get(place)
+        if noise is None or own is None or is_noise_only(own) or noise.block_rms is None:
+            return None
+        scales = row_scales_of(noise.block_rms, dips=False)
+        return np.maximum(scales, own.scales.astype(np.int64)) + 1
+
+    def _compare_silenced(
+        self, own: SiteGrid, noise: SiteNoise, allowed: int
+    ) -> tuple[float, str | None, str]:
+        """Compare a gradient that is declared to be nothing but noise; how high its floor is, is checked against its values."""
+        # Near the limit one machine may find a band too wide for the policy that fits on the other.
+        needed = scale_exponent(noise.relative) + self.policy.safety  # with residues the band says less
+        if is_noise_only(own) or noise.rms == 0.0 or needed + allowed >= self.policy.gradient_band[1]:
+            return 1.0, None, ""
+        limit = f"a gradient of rms {noise.rms:.3g} with noise of {noise.largest:.3g}"
+        return math.inf, limit, "nothing but noise, and silenced"
+
+    def excess_floor(self, place: Site, grid: SiteGrid, largest: int | None) -> tuple[str | None, str]:
+        """Return the highest floor allowed of a gradient that is noise only, None if it is lower, and the declared one.
+
+        ``largest`` is the scale exponent of the step's largest gradient, with which such floors rise and fall.
+        """
+        floor, noise = int(grid.scales.max()) + grid.band, self.noise.get(place)
+        if noise is None:
+            return None, ""
+        before, now = largest_scale(self.measured.table), largest
+        risen = 0 if before is None or now is None else max(0, now - before)
+        spare = (
+            octaves_allowed(noise.elements)
+            - self.policy.gradient_band[1]
+            + (3 if self.policy.autocast else 1)
+        )
+        mine = self.measured.table.sites.get(
+            place
+        )  # of a gradient that is zero here it says how loud the others are
+        zero = -1000 if mine is None or not is_noise_only(mine) else int(mine.scales.max()) + mine.band
+        own = max(scale_exponent(noise.largest) + self.policy.safety, zero) + risen + spare
+        return (None, "") if floor <= own else (f"noise of 2**{own} at most", f"noise below 2**{floor}")
+
+
+def _completed(measured: Calibration, before: Calibration) -> Calibration:
+    """Return ``measured`` with the gradients and buffers that only the calibration ``before`` it saw.
+
+    Their grids with them: where nothing is measured a follower's table has the trainer's.
+    """
+    kept = {
+        place: noise
+        for place, noise in before.noise.items()
+        if place not in measured.noise and place[0] in (Kind.GRADIENT, Kind.BUFFER)
+    }
+    grids = {place: before.table.sites[place] for place in kept if place in before.table.sites}
+    table = GridTable({**measured.table.sites, **grids})
+    return replace(measured, noise={**measured.noise, **kept}, table=table)
+
+
+def octaves_allowed(elements: int) -> int:
+    """Return by how many powers of two a band may differ from the auditor's own at a site of so many elements."""
+    return BAND_OCTAVES + -(-max(0, FEW - max(elements, 1).bit_length()) // 2)
+
+
+def finer_grids(policy: Policy, measured: Calibration) -> dict[tuple[Kind, int], SiteGrid]:
+    """Return the gradients' grids that ``gradient_steer`` wants finer: an octave at a time, where one costs the log least.
+
+    What a site lets a log steer in one step is its budget of moves times its squared quantum: small tensors with large
+    gradients, and rows of rare tokens, are worth more than all others together.
+    """
+    if policy.gradient_steer is None:
+        return {}
+    yardstick = Yardstick(policy, measured)
+    gradients = {
+        (Kind.GRADIENT, n): noise
+        for (kind, n), noise in measured.noise.items()
+        if kind == Kind.GRADIENT and noise.rms > 0.0
+    }
+    energy = sum(noise.elements * noise.rms**2 for noise in gradients.values())
+    grids = {place: measured.table.sites[place] for place in gradients}
+    grids = {
+        place: grid for place, grid in grids.items() if not is_noise_only(grid) and not grid.residue_bits
+    }
+
+    def steer(place: tuple[Kind, int], grid: SiteGrid) -> float:
+        numel = gradients[place].elements
+        moves = most_moves(yardstick.expected(place, grid, numel), STEP_SLACK, tail=STEP_TAIL)
+        return min(moves, numel * _near(grid)) * quantum_square(grid) / energy
+
+    def bits(place: tuple[Kind, int], grid: SiteGrid) -> float:
+        return gradients[place].elements * entry_bits(_near(grid))
+
+    def gain(place: tuple[Kind, int]) -> float:
+        """What an octave buys for each bit that it adds to the log."""
+        grid, finer = grids[place], _an_octave_finer(grids[place])
+        if finer.floor < grid.band + SPARSEST:
+            return 0.0
+        return (steers[place] - steer(place, finer)) / (bits(place, finer) - bits(place, grid))
+
+    steers = {place: steer(place, grid) for place, grid in grids.items()}
+    gains = {place: gain(place) for place in grids}
+    spare = (DEAREST - 1.0) * sum(bits(place, grid) for place, grid in grids.items())
+    finer: dict[tuple[Kind, int], SiteGrid] = {}
+    while grids and sum(steers.values()) > 2.0**policy.gradient_steer:
+        best = max(gains, key=lambda place: gains[place])
+        spare -= bits(best, _an_octave_finer(grids[best])) - bits(best, grids[best])
+        if gains[best] <= 0.0 or spare < 0.0:
+            break
+        finer[best] = grids[best] = _an_octave_finer(grids[best])
+        steers[best] = steer(best, grids[best])
+        gains[best] = gain(best)
+    return finer
+
+
+def _near(grid: SiteGrid) -> float:
+    return min(1.0, math.ldexp(1.0, grid.band + 1 - grid.floor))
+
+
+def _an_octave_finer(grid: SiteGrid) -> SiteGrid:
+    return replace(grid, floor=grid.floor - 1)
