@@ -10,6 +10,7 @@ import pytest
 import typer.main
 
 from tallystick.cli.main import app
+from tallystick.execution.noise.freedom import Freedom
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -60,3 +61,9 @@ def test_a_section_has_usage_options_defaults_and_exit_codes() -> None:
 def test_prose_that_does_not_fit_the_commands_is_refused(prose: str, reason: str) -> None:
     with pytest.raises(MAKER.Unwritable, match=reason):
         MAKER.page_of(prose, ROOM)
+
+
+def test_the_page_names_every_number_of_residual_freedom() -> None:
+    (row,) = [line for line in MAKER.make().splitlines() if line.startswith("| `freedom` |")]
+    for name in Freedom().fields():
+        assert f"`{name}`" in row, name
