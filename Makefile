@@ -71,7 +71,7 @@ vectors: setup ## make the test vectors again
 	$(call say,vectors: scripts/make_vectors.py)
 	@$(BIN)/python scripts/make_vectors.py
 
-SPHINX := $(BIN)/python -m sphinx -b html -q -c docs
+SPHINX := $(BIN)/python -m sphinx -b html -q -c docs -d build/doctrees
 docs: docs-pages ## build the site into build/site; open build/site/index.html, no server and no network needed
 	$(call say,site: sphinx)
 	@$(SPHINX) . build/site
@@ -106,10 +106,11 @@ check-vectors: setup
 	$(call say,vectors made again and compared: scripts/check_vectors.sh)
 	@scripts/check_vectors.sh
 
-# Strict: a page outside the contents, a link or a heading that is not there ends the build.
+# Strict: a page outside the contents, a link or a heading that is not there, or anything loaded from elsewhere is an error.
 check-docs: setup
 	$(call say,site: sphinx -W)
 	@$(SPHINX) -W --keep-going -E . build/site
+	@$(BIN)/python scripts/check_site.py build/site
 
 check-tests: setup
 	$(call say,tests: pytest)
