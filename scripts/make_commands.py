@@ -100,7 +100,7 @@ def table_of(name: str, command: Any, texts: dict[str, str]) -> str:
         if parameter.hidden:
             continue
         if parameter.param_type_name == "argument":
-            key = shown = (parameter.metavar or parameter.name.upper()).strip("[].")
+            key = shown = re.sub(r"^\[(\w+)\]\.*$", r"\1", parameter.metavar or parameter.name.upper())
             if not parameter.help and key not in left:
                 continue
         else:
