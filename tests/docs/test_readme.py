@@ -74,6 +74,32 @@ def test_the_readme_fits_on_one_screen() -> None:
     assert all("`" in row.rsplit("|", 2)[1] for row in rows), "a row without a command"
 
 
+def test_every_figure_of_the_readme_stands_in_the_benchmarks() -> None:
+    benchmarks = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    rows = [line for line in README.read_text(encoding="utf-8").splitlines() if line.startswith("|")][2:]
+    figures = [
+        number
+        for row in rows
+        for number in re.findall(r"\d+(?:[,.]\d+)*", re.sub(r"`[^`]*`", "", row.rsplit("|", 3)[1]))
+    ]
+    assert len(figures) >= 7
+    assert [
+        number for number in figures if not re.search(rf"(?<![\d.,]){re.escape(number)}(?![\d])", benchmarks)
+    ] == []
+
+
+def test_the_glossary_says_each_term_once_and_no_bare_log() -> None:
+    rows = re.findall(
+        r"^\| (?!term|---)([^|]+) \|",
+        (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    assert len(rows) > 80
+    assert len(set(rows)) == len(rows)
+    assert {"rounding log", "transparency log", "chip log"} <= set(rows)
+    assert "log" not in rows
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_command_of_a_page_is_there(page: Path) -> None:
     wrong = {
