@@ -9,7 +9,7 @@ WORKERS ?= 2
 say = @printf '\n== %s\n' "$(1)"
 
 .PHONY: help setup demo test test-slow test-anywhere foreign fuzz format vectors demo-monitor \
-        check-format check-lint check-layers check-bare check-types check-vectors check-tests
+        docs docs-pages check-format check-lint check-layers check-bare check-types check-vectors check-docs check-tests
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,7 +27,7 @@ demo-monitor: setup ## eight simulated chips, two cheating owners, from snapshot
 
 # One after the other, cheap ones first, whatever -j says.
 test: setup ## every check and all tests but the slow ones
-	@$(MAKE) -j1 check-format check-lint check-layers check-bare check-types check-vectors check-tests
+	@$(MAKE) -j1 check-format check-lint check-layers check-bare check-types check-vectors check-docs check-tests
 
 test-slow: setup ## the tests marked slow
 	$(call say,slow tests: pytest -m slow)
@@ -71,6 +71,17 @@ vectors: setup ## make the test vectors again
 	$(call say,vectors: scripts/make_vectors.py)
 	@$(BIN)/python scripts/make_vectors.py
 
+SPHINX := $(BIN)/python -m sphinx -b html -q -c docs -d build/doctrees
+docs: docs-pages ## build the site into build/site; open build/site/index.html, no server and no network needed
+	$(call say,site: sphinx)
+	@$(SPHINX) . build/site
+	@echo build/site/index.html
+
+docs-pages: setup ## make docs/commands.md, docs/api.md and completions/ again from the code
+	@$(BIN)/python scripts/make_commands.py
+	@$(BIN)/python scripts/make_api.py
+	@$(BIN)/python scripts/make_completions.py
+
 check-format: setup
 	$(call say,format: ruff format --check)
 	@$(BIN)/ruff format --check .
@@ -94,6 +105,12 @@ check-types: setup
 check-vectors: setup
 	$(call say,vectors made again and compared: scripts/check_vectors.sh)
 	@scripts/check_vectors.sh
+
+# Strict: a page outside the contents, a link or a heading that is not there, or anything loaded from elsewhere is an error.
+check-docs: setup
+	$(call say,site: sphinx -W)
+	@$(SPHINX) -W --keep-going -E . build/site
+	@$(BIN)/python scripts/check_site.py build/site
 
 check-tests: setup
 	$(call say,tests: pytest)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes .venv with Tallystick (editable), all extras and the developer tools, at the versions in constraints.txt.
+# Makes .venv with Tallystick (editable), all extras, the developer tools and those of the site, at the versions in constraints.txt.
 # Quick when nothing changed since the last time.
 #
 #   PYTHON=python3.12          which interpreter makes a new .venv (default python3; 3.11 or newer)
@@ -78,7 +78,7 @@ pip install -c "$constraints" "$torch_spec"
   grep -E '^triton==' constraints.txt >>"$constraints"
 
 say "tallystick, its extras ($extras) and the developer tools"
-pip install -c "$constraints" --editable ".[$extras]" --group dev
+pip install -c "$constraints" --editable ".[$extras]" --group dev --group docs
 
 fingerprint "$asked" >"$stamp.new"
 mv "$stamp.new" "$stamp"

@@ -1,4 +1,4 @@
-"""tally bench: measures what the README's table states, and says what is not reached."""
+"""tally bench: measures what docs/benchmarks.md states, and says what is not reached."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 DEFAULT_SEEDS = len(SEEDS)
 STYLES = {"met": GOOD, "not met": BAD, "printed only": QUIET, "inconclusive": UNSURE, "failed": BAD}
 
-app = typer.Typer(help="Measure what recording costs and whether it holds; the README's table.")
+app = typer.Typer(help="Measure what recording costs and whether it holds: the rows of docs/benchmarks.md.")
 
 
 app.command()(monitor)
@@ -43,7 +43,7 @@ app.command()(chip)
 
 @app.callback(invoke_without_command=True)
 def start(context: typer.Context) -> int | None:
-    """Measure what recording costs and whether it holds; the README's table."""
+    """Measure what recording costs and whether it holds: the rows of docs/benchmarks.md."""
     if context.invoked_subcommand is None:
         print(context.get_help())
         raise typer.Exit(2)

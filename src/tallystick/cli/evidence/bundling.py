@@ -50,7 +50,7 @@ policies = typer.Typer(help="What is asked of a bundle of evidence.", no_args_is
 
 
 def _keys_of(role: str) -> OptionInfo:
-    return typer.Option(f"--{role}", metavar="PUB", help=f"Public key of a {role}; may be repeated.")
+    return typer.Option(f"--{role}", metavar="PUB", help=f"A public key of the {role}; may be repeated.")
 
 
 def register(parent: typer.Typer) -> None:

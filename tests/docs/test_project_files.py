@@ -1,0 +1,61 @@
+"""What the project's own files say of each other is true: version, inputs of the action, targets, files of the image."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import yaml
+
+import tallystick
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def test_the_citation_names_this_version() -> None:
+    citation = yaml.safe_load(read("CITATION.cff"))
+    assert citation["version"] == tallystick.__version__
+    assert citation["license"] == "Apache-2.0"
+
+
+def test_the_page_on_pipelines_names_every_input_and_output_of_the_action() -> None:
+    action, page = yaml.safe_load(read("action.yml")), read("docs/howto/ci.md")
+    rows = set(re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE))
+    assert rows == set(action["inputs"])
+    assert all(f"`{name}`" in page for name in action["outputs"])
+
+
+def test_no_input_of_the_action_is_pasted_into_a_script() -> None:
+    for step in yaml.safe_load(read("action.yml"))["runs"]["steps"]:
+        assert "${{" not in step.get("run", "")
+
+
+def test_the_image_is_given_what_a_wheel_is_made_of() -> None:
+    given = re.findall(r"^!(\S+)$", read(".dockerignore"), re.MULTILINE)
+    assert all((ROOT / name).exists() for name in given)
+    assert {
+        "src",
+        "hatch_build.py",
+        "scripts/compile_kernels.py",
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "completions",
+    } <= set(given)
+
+
+def test_pre_commit_runs_tests_that_are_there() -> None:
+    hooks = yaml.safe_load(read(".pre-commit-config.yaml"))["repos"][0]["hooks"]
+    named = [word for hook in hooks for word in hook["entry"].split() if word.startswith("tests/")]
+    assert named
+    assert all((ROOT / name).is_file() for name in named)
+
+
+def test_contributing_names_targets_that_are_there() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", read("Makefile"), re.MULTILINE))
+    named = set(re.findall(r"`make ([a-z-]+)", read("CONTRIBUTING.md") + read("README.md")))
+    assert named <= targets
