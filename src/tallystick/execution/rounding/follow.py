@@ -131,6 +131,7 @@ class FollowTape:
         """Hold the step's bands, and from now on what it rounds, against this measurement."""
         self.yardstick = yardstick
         self.freedom.carried = yardstick.flips_allowed
+        self.freedom.weighable = yardstick.weighable
         for place in yardstick.noise:
             ratio, limit, stated = yardstick.compare_band(place, self.table.sites.get(place))
             if math.isfinite(ratio):
