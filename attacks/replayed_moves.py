@@ -13,7 +13,7 @@ from tallystick.dispute.operator_list import Objection
 from tallystick.dispute.record import DisputeRecord, parse_dispute, verify_dispute
 from tallystick.dispute.rulings import Accusation
 from tallystick.roles.claim import write_claim
-from tallystick.roles.operator_dispute import TrainerSide
+from tallystick.roles.operator_trainer import TrainerSide
 from tallystick.roles.referee import DisputeResult
 from tallystick.store.files import RunDirectory
 from tallystick.testing.attacks import must

@@ -24,15 +24,9 @@ from tallystick.execution.snapshot import copied, load_state, state_entries
 from tallystick.numerics.policy import find_policy
 from tallystick.roles.claim import write_claim
 from tallystick.roles.judge import dispute
-from tallystick.roles.operator_dispute import (
-    Examination,
-    TrainerSide,
-    Wanted,
-    defend,
-    end_root,
-    nodes_of,
-    own_step,
-)
+from tallystick.roles.operator_examination import Examination, Wanted, end_root
+from tallystick.roles.operator_replay import defend, own_step
+from tallystick.roles.operator_trainer import TrainerSide, nodes_of
 from tallystick.roles.replay import Replay, open_replay
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
