@@ -15,7 +15,8 @@ from stage import STEPS, Stage, claim_path
 from tallystick.commit.state import hold
 from tallystick.commit.tensors import digest_of
 from tallystick.dispute.bounds.operands import stored_at
-from tallystick.dispute.operator_list import Objection, Operator, Output
+from tallystick.dispute.objections import Objection
+from tallystick.dispute.operator_list import Operator, Output
 from tallystick.dispute.terms import Party
 from tallystick.execution.operator_trace import StepTrace
 from tallystick.roles import operator_replay

@@ -16,8 +16,9 @@ from tallystick.commit.merkle import root as merkle_root
 from tallystick.commit.state import hold
 from tallystick.commit.tensors import chunk_size, digest_of
 from tallystick.dispute.bounds.steps import StepFacts
+from tallystick.dispute.objections import Objection
 from tallystick.dispute.openings import store_nodes
-from tallystick.dispute.operator_list import BATCH, END, LOAD, STORE, Objection, Operator, Output, base_of
+from tallystick.dispute.operator_list import BATCH, END, LOAD, STORE, Operator, Output, base_of
 from tallystick.dispute.rulings import Accusation, rule_on_operator
 from tallystick.execution.job import find_source
 from tallystick.execution.snapshot import copied, load_state, state_entries

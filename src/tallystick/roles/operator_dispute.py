@@ -47,7 +47,8 @@ from tallystick.dispute.operator_list import (
     hash_of,
     parse_operator,
 )
-from tallystick.dispute.record import DISPUTE_LIMIT, LONGEST_SIGNATURE, handed_digest, parse_opening
+from tallystick.dispute.record import DISPUTE_LIMIT, LONGEST_SIGNATURE, handed_digest
+from tallystick.dispute.record_parsing import parse_opening
 from tallystick.dispute.rulings import Accusation, Finding, rule_on_operator
 from tallystick.dispute.signed_moves import History, Terms, is_move_signed
 from tallystick.dispute.terms import PARTIES, Party, Ruling

@@ -14,18 +14,8 @@ from tallystick.commit.tensors import TensorDigest, digest_of
 from tallystick.dispute.bounds.formulas import Sum, is_within
 from tallystick.dispute.bounds.operands import UnknownFormError, stored_at
 from tallystick.dispute.bounds.steps import StepFacts, formula_for
-from tallystick.dispute.operator_list import (
-    ADAM,
-    BATCH,
-    END,
-    LOAD,
-    ROUND,
-    SGD,
-    STORE,
-    Objection,
-    Operator,
-    Output,
-)
+from tallystick.dispute.objections import Objection
+from tallystick.dispute.operator_list import ADAM, BATCH, END, LOAD, ROUND, SGD, STORE, Operator, Output
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.execution.operator_trace import KINDS, StepTrace, Value
 from tallystick.numerics.kernels import block_differences, block_square_sums

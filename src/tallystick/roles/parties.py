@@ -26,6 +26,7 @@ from tallystick.dispute.bounds.formulas import Sum, is_right_partial
 from tallystick.dispute.bounds.steps import StepFacts, formula_for
 from tallystick.dispute.exchange import HEAD_LIMIT, Answer, Question, unable
 from tallystick.dispute.moves import hash_in, items_in, move_fields, parse_move, sender_of, whole_in
+from tallystick.dispute.objections import Objection
 from tallystick.dispute.openings import Opening
 from tallystick.dispute.operator_game import (
     Answered,
@@ -39,7 +40,7 @@ from tallystick.dispute.operator_game import (
     open_operator_game,
     play_move,
 )
-from tallystick.dispute.operator_list import Objection, OperatorList, parse_operator
+from tallystick.dispute.operator_list import OperatorList, parse_operator
 from tallystick.dispute.record import GRIDS_ENTRY, handed_digest, opening_fields
 from tallystick.dispute.rulings import Accusation
 from tallystick.dispute.signed_moves import History, Terms, sign_move

@@ -45,7 +45,8 @@ from tallystick.roles.audit_report import AuditReport, SegmentResult
 from tallystick.roles.auditor import accept
 from tallystick.roles.comparison import compare_end, compare_step
 from tallystick.roles.replay import adopting
-from tallystick.roles.trainer import Phases, RunWriter, specification_of
+from tallystick.roles.run_writer import Phases, RunWriter
+from tallystick.roles.trainer import specification_of
 from tallystick.run.documents import JobRecord, RunStatement
 from tallystick.run.program import Program, in_words
 from tallystick.store.files import RunDirectory

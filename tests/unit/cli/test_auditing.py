@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from tallystick.roles import auditor, judge
-from tallystick.run.statements import AuditClaim, read_claim
+from tallystick.run.claims import read_claim
+from tallystick.run.statements import AuditClaim
 from tallystick.signing.dsse import parse_statement
 from tallystick.store.files import RunDirectory
 
