@@ -840,6 +840,10 @@ def exchange_cases() -> dict[str, tuple[str, Case]]:
         "answer-to-another-round_fail": (
             "It names the question, and another round.", wrong("is to round '4'", "Mismatch", answering=answer(round=4)),
         ),
+        "answer-to-a-round-that-is-no-integer_fail": (
+            "3.0 is not 3, though some languages hold them for equal.",
+            wrong("is to round '3.0'", "Mismatch", answering=answer(round=3.0)),
+        ),
         "answer-in-another-dispute_fail": (
             "It names the question, and another dispute.",
             wrong("is to dispute", "Mismatch", answering=answer(dispute="33" * 32)),

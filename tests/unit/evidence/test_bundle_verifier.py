@@ -65,6 +65,7 @@ from tallystick.run.statements import (
     VerdictClaim,
     audit_statement,
     provenance_statement,
+    read_claim,
     verdict_statement,
 )
 from tallystick.run.transcript import Transcript
@@ -72,6 +73,7 @@ from tallystick.signing.dsse import (
     PAYLOAD_TYPE,
     Envelope,
     Statement,
+    parse_statement,
     pre_authentication_encoding,
     sign_statement,
 )
@@ -1249,6 +1251,15 @@ def test_a_number_of_the_provenance_in_another_type_is_another(of: str, said: st
     found = check(parts)
     assert (found.verdict, found.failed) == ("mismatch", 5)
     assert "its externalParameters are not those of the specification" in found.why
+
+
+@pytest.mark.parametrize("said", ["-1", "true", "1.0", "9223372036854775808"])
+def test_a_count_of_an_audit_is_a_whole_number_of_63_bits(said: str) -> None:
+    own = audit_of().encode()
+    assert b'"moves":3' in own
+    statement = parse_statement(own.replace(b'"moves":3', f'"moves":{said}'.encode()))
+    with pytest.raises(InvalidInput, match="moves must be"):
+        read_claim(statement)
 
 
 GRADIENT = SiteRecord("gradient", "w", (10, 10), "F32")

@@ -44,5 +44,8 @@ def test_every_number_of_a_specification_is_the_policys_own(name: str) -> None:
                 policy_of(name, {**numbers, key: other})
         with pytest.raises(InvalidInput, match=f"{key} is None"):
             policy_of(name, {each: numbers[each] for each in numbers if each != key})
+        if isinstance(value, int) and value in (0, 1):
+            with pytest.raises(InvalidInput, match=rf"{key} is (True|False) in the specification"):
+                policy_of(name, {**numbers, key: bool(value)})
     with pytest.raises(InvalidInput, match="steering is 1 in the specification"):
         policy_of(name, {**numbers, "steering": 1})
