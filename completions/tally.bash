@@ -37,7 +37,8 @@ _tally() {
         "tally chip show") words="--help --json" ;;
         "tally chip verify") words="--at --attestation --crl --device --device-root --earlier --endorsement --enroller --help --json --key --measurements --nonce --pcrs --require-crl --tpm --tpm-enrolment --tpm-key" ;;
         "tally conformance") words="--help" ;;
-        "tally conformance run") words="--help --json --timeout --vectors" ;;
+        "tally conformance run") words="--help --json --suite --timeout --vectors" ;;
+        "tally conformance schema") words="--help" ;;
         "tally conformance serve") words="--help" ;;
         "tally demo") words="--help --keep" ;;
         "tally diff") words="--after --device --effort --help --job --json --out" ;;
@@ -117,7 +118,7 @@ _tally() {
         "tally bench") words="chip evidence honest monitor training" ;;
         "tally chip") words="agent attest collect device enrol init precommit show verify" ;;
         "tally chip enrol") words="answer challenge request sign" ;;
-        "tally conformance") words="run serve" ;;
+        "tally conformance") words="run schema serve" ;;
         "tally dispute") words="answer open rule run" ;;
         "tally draw") words="announce sample" ;;
         "tally inspect") words="check hand-over order pack record seal" ;;

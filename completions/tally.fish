@@ -161,12 +161,14 @@ complete -c tally -n '__fish_seen_subcommand_from chip; and __fish_seen_subcomma
 complete -c tally -n '__fish_seen_subcommand_from chip; and __fish_seen_subcommand_from verify' -l tpm
 complete -c tally -n '__fish_seen_subcommand_from chip; and __fish_seen_subcommand_from verify' -l tpm-enrolment
 complete -c tally -n '__fish_seen_subcommand_from chip; and __fish_seen_subcommand_from verify' -l tpm-key
-complete -c tally -f -n '__fish_seen_subcommand_from conformance; and not __fish_seen_subcommand_from run serve' -a 'run serve'
+complete -c tally -f -n '__fish_seen_subcommand_from conformance; and not __fish_seen_subcommand_from run schema serve' -a 'run schema serve'
 complete -c tally -n '__fish_seen_subcommand_from conformance' -l help
 complete -c tally -n '__fish_seen_subcommand_from conformance; and __fish_seen_subcommand_from run' -l help
 complete -c tally -n '__fish_seen_subcommand_from conformance; and __fish_seen_subcommand_from run' -l json
+complete -c tally -n '__fish_seen_subcommand_from conformance; and __fish_seen_subcommand_from run' -l suite
 complete -c tally -n '__fish_seen_subcommand_from conformance; and __fish_seen_subcommand_from run' -l timeout
 complete -c tally -n '__fish_seen_subcommand_from conformance; and __fish_seen_subcommand_from run' -l vectors
+complete -c tally -n '__fish_seen_subcommand_from conformance; and __fish_seen_subcommand_from schema' -l help
 complete -c tally -n '__fish_seen_subcommand_from conformance; and __fish_seen_subcommand_from serve' -l help
 complete -c tally -n '__fish_seen_subcommand_from demo' -l help
 complete -c tally -n '__fish_seen_subcommand_from demo' -l keep

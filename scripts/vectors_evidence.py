@@ -162,6 +162,14 @@ def log_cases() -> dict[str, tuple[str, Case]]:
             "The same digest as a statement's.",
             refused({**proof, "kind": "statement"}, "Mismatch", "leads to root"),
         ),
+        "proof-policy-without-log_fail": (
+            "A policy that names witnesses alone is well formed, and no checkpoint satisfies it.",
+            refused(
+                {**proof, "policy": POLICY.split("\n", 1)[1]},
+                "Mismatch",
+                "the policy has no log of that name",
+            ),
+        ),
         "proof-one-witness_fail": (
             "The quorum asks for two.",
             refused({**proof, "proof": head + one_witness}, "Mismatch", "quorum 'both' is not met"),
@@ -238,6 +246,10 @@ def log_cases() -> dict[str, tuple[str, Case]]:
                 "must not have type 0x01",
             ),
         ),
+        "policy-without-log": (
+            "A witness's own policy may name no log.",
+            {**policy, "policy": POLICY.split("\n", 1)[1]},
+        ),
         "policy-without-quorum_fail": (
             "Nothing is said about witnesses.",
             refused(
@@ -251,6 +263,23 @@ def envelope(payload: bytes, key: Ed25519PrivateKey, kind: str = "application/vn
     signature = key.sign(b"DSSEv1 %d %s %d %s" % (len(kind), kind.encode(), len(payload), payload))
     signatures = [{"keyid": "", "sig": b64(signature)}]
     return json.dumps({"payload": b64(payload), "payloadType": kind, "signatures": signatures})
+
+
+# SubjectPublicKeyInfo of the private key 7 on each curve, and its signature of the statement below by RFC 6979.
+ON_CURVES = {
+    "P-256": (
+        "3059301306072a8648ce3d020106082a8648ce3d030107034200048e533b6fa0bf7b4625bb30667c01fb607ef9f8b8a80fef5b300628703187b2a373eb1dbde03318366d069f83a6f5900053c73633cb041b21c55e1a86c1f400b4",
+        "3046022100d2b06c974f0217e4524d0862be809033546ea4353cc442d2fcaa182a1e8a2cb4022100e6cf87df370a290b6f0d23ebeed693a79e6f2f7286b93a0587f86293cd9247ed",
+    ),
+    "P-384": (
+        "3076301006072a8648ce3d020106052b8104002203620004283c1d7365ce4788f29f8ebf234edffead6fe997fbea5ffa2d58cc9dfa7b1c508b05526f55b9ebb2040f05b48fb6d0e19475c99061e41b88ba52efdb8c1690471a61d867ed799729d9c92cd01dbd225630d84ede32a78f9e64664cdac512ef8c",
+        "3065023100b2f2c42c733e13f11a49bffce1d1c7d9402858064d394ae8ea4d6234ea28703fedd37a5c851d6013c5deab177358989702306ad03e688080f42e272766dcbada8c4be4dc91cb4e5235c60444ed93aa81e4058a94b42a417fcdc45c35aaa17d973734",
+    ),
+    "P-521": (
+        "30819b301006072a8648ce3d020106052b8104002303818600040056d5d1d99d5b7f6346eeb65fda0b073a0c5f22e0e8f5483228f018d2c2f7114c5d8c308d0abfc698d8c9a6df30dce3bbc46f953f50fdc2619a01cead882816ecd4003d2d1b7d9baaa2a110d1d8317a39d68478b5c582d02824f0dd71dbd98a26cbde556bd0f293cdec9e2b9523a34591ce1a5f9e76712a5ddefc7b5c6b8bc90525251b",
+        "308188024200d3a3c55e56d4da7236caab6ccf24a883d74bb953c5fe05fe5a418280c5ef4e21ece7db638c250c6290ee29a08344fd33e21e968319982bf695dd394367a047f868024201476eeafb77d62c0d2aada7fee77df31e0ee9f2e21e2f3db2922f61fd73808d6c12383a4e2702abb0119e876fab5f9a0edfdc8e4bbbd993b3775c0e24b4990fb227",
+    ),
+}
 
 
 def attestation_cases() -> dict[str, tuple[str, Case]]:
@@ -271,6 +300,12 @@ def attestation_cases() -> dict[str, tuple[str, Case]]:
         "predicate": {"result": "match"},
     }
     other = Ed25519PrivateKey.from_private_bytes(bytes([8]) * 32)
+    opened = json.loads(good["envelope"])
+    by_curve: dict[str, Case] = {}
+    for curve, (public, signature) in ON_CURVES.items():
+        signatures = [{"keyid": "", "sig": b64(bytes.fromhex(signature))}]
+        made = json.dumps({**opened, "signatures": signatures})
+        by_curve[curve] = {**good, "envelope": made, "key": public}
     files = {name: hashlib.sha256(data).hexdigest() for name, data in REFERENCE_FILES.items()}
     model = {
         "operation": "model-signature",
@@ -282,6 +317,31 @@ def attestation_cases() -> dict[str, tuple[str, Case]]:
     twice = payload.replace(b'"predicateType"', b'"predicateType": "https://example.org/q", "predicateType"')
     return {
         "statement": ("A signed statement in loose JSON, with a field that nobody knows.", good),
+        "statement-p256": ("ECDSA on P-256 over SHA-256, in DER.", by_curve["P-256"]),
+        "statement-p384": ("ECDSA on P-384 over SHA-384, in DER.", by_curve["P-384"]),
+        "statement-p521_fail": (
+            "A curve that is not one of the two.",
+            refused(by_curve["P-521"], "InvalidInput", "must be one of"),
+        ),
+        "statement-without-keyid": (
+            "A signature's key id is a hint, and may be missing.",
+            {
+                **good,
+                "envelope": json.dumps({**opened, "signatures": [{"sig": opened["signatures"][0]["sig"]}]}),
+            },
+        ),
+        "statement-envelope-with-another-field_fail": (
+            "The envelope has three fields; the statement inside may have more.",
+            refused(
+                {**good, "envelope": json.dumps({**opened, "note": ""})},
+                "InvalidInput",
+                "field 'note' is unknown",
+            ),
+        ),
+        "statement-without-signature_fail": (
+            "An envelope that nobody signed.",
+            refused({**good, "envelope": json.dumps({**opened, "signatures": []})}, "InvalidInput", "has 0"),
+        ),
         "statement-other-key_fail": (
             "Signed by somebody else.",
             refused({**good, "envelope": envelope(payload, other)}, "Mismatch", "is not signed by"),
@@ -839,6 +899,10 @@ def exchange_cases() -> dict[str, tuple[str, Case]]:
         ),
         "answer-to-another-round_fail": (
             "It names the question, and another round.", wrong("is to round '4'", "Mismatch", answering=answer(round=4)),
+        ),
+        "answer-to-a-round-that-is-no-integer_fail": (
+            "3.0 is not 3, though some languages hold them for equal.",
+            wrong("is to round '3.0'", "Mismatch", answering=answer(round=3.0)),
         ),
         "answer-in-another-dispute_fail": (
             "It names the question, and another dispute.",

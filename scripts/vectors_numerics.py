@@ -192,6 +192,21 @@ def relative(*olds: float, exponent: int = -47) -> Case:
 WHOLE = scaled(-6, 0, 0)
 
 
+def narrow_case(exponent: int, floor: int, x: Fraction, y: Fraction) -> Case:
+    """The boundary of the word is at -2**-33 quanta, x a band below it, y just below it and rounded to it.
+
+    Exact fractions would log the first x and keep y below: what counts is binary64, where r = z + 1 has 53 bits.
+    """
+    quantum = Fraction(2) ** floor
+    boundary = -Fraction(1, 2**33)
+    words = [2**32 - 1]
+    case = Rounding(0, scaled(exponent, floor, 0), words).case(
+        [float((boundary + x) * quantum)], [float((boundary + y) * quantum)]
+    )
+    assert case["followed"] == case["values"] == [(-float(quantum)).hex()]
+    return {**case, "entries": [], "used": [], "followed": [(0.0).hex()]}
+
+
 def rounding_cases() -> Cases:
     t, step = float(T), 2.0**-6
     edges = [sign * (1 + offset * 2.0**-25) for sign in (1, -1) for offset in (-2, -1, -0.2, 0, 0.2, 1, 2)]
@@ -276,6 +291,22 @@ def rounding_cases() -> Cases:
             "Odd multiples beyond 2**53, near the boundary of the cell below: logged, and still they come out"
             " as they went in.",
             Rounding(0, scaled(-8, 0, 0), [2**32 - 1] * 3).case([2.0**53 + 2, -(2.0**53) - 2, 2.0**60]),
+        ),
+        "narrow-dithered-band": (
+            "A band of 2**-13 quanta; x is not logged, y (1 - 2**-40) bands above it. The follower has another value.",
+            narrow_case(-13, 0, Fraction(1, 2**54) - Fraction(1, 2**13), -Fraction(1, 2**54)),
+        ),
+        "narrower-dithered-band": (
+            "A band of 2**-16 quanta, x exactly a band from its boundary. The follower has another value.",
+            narrow_case(-18, -2, -Fraction(1, 2**16), -Fraction(1, 2**56)),
+        ),
+        "far-dithered-multiples": (
+            "A false log asks for the upper side: below 2**53 that is one quantum up, beyond it the multiple is"
+            " rounded to an even one.",
+            Rounding(0, scaled(-8, 0, 0), [0] * 6).case(
+                [float(2**52 - 1), float(2**52 + 1), 2.0**53, 2.0**53 + 2, 2.0**54, -(2.0**53)],
+                entries=[[i, 1] for i in range(6)],
+            ),
         ),
         "largest-fp32-followed": (
             "y by itself would round beyond the largest FP32 value; the log brings it back.",

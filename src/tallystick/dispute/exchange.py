@@ -23,6 +23,7 @@ from tallystick.commit.encoding import (
     Fields,
     canonical_json,
     digest,
+    is_same_json,
     parse_canonical_json,
     parse_hex,
 )
@@ -260,7 +261,7 @@ def read_answer(
         "dispute": posting.dispute.hex(), "party": posting.question.party, "round": posting.round,
     }  # fmt: skip
     for name, asked in wanted.items():
-        if (found := fields.value(name)) != asked or isinstance(found, bool):
+        if not is_same_json(found := fields.value(name), asked):
             raise Mismatch(f"{what}: is to {name} {str(found)[:64]!r}, asked was {asked!r}")
     stated = _parse_stated(fields.value("parts"), what)
     if (total := sum(nbytes for nbytes, _ in stated)) > posting.question.most:

@@ -1,13 +1,14 @@
-"""Conformance: whether another implementation of the verifier accepts and refuses what the vectors say.
+"""Conformance: whether another implementation answers the test vectors as they say (spec/vectors.md 3).
 
 The implementation is a program that reads one JSON question a line and answers each with one JSON line::
 
-    {"id": "case 17", "operation": "verify-inclusion", "leaf": "..", "index": 3, ..}
-    {"id": "case 17", "accepted": false}
+    {"id": "case 17", "operation": "note", "note": "..", "vkeys": [..]}
+    {"id": "case 17", "accepted": true, "values": {"signed": {..}}}
+    {"id": "case 17", "unsupported": true}
 
-A question holds what a verifier is given and nothing of what is expected. Its bytes are ``{"hex": ..}`` or
-``{"text": ..}`` (ASCII) or ``{"painted": n}`` (n bytes 0, 1, .., 250, 0, ..). ``OPERATIONS`` lists what is asked;
-``answer`` is this package's own implementation, which ``tally conformance serve`` offers.
+A question holds what goes in and nothing of what must come out. What is accepted comes with the values that the
+operation has, and these are compared. ``evidence.questions`` and ``fleet.questions`` list the operations; ``answer`` is
+this package's own implementation, which ``tally conformance serve`` offers; ``schema`` is all of it as JSON Schema.
 """
 
 from __future__ import annotations
@@ -17,60 +18,85 @@ import queue
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from io import BytesIO
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from tallystick.commit import merkle
-from tallystick.commit.state import Entry, parse_chunk_proof, parse_state_summary, state_root, verify_chunk
-from tallystick.dispute.exchange import read_answer, read_question
-from tallystick.dispute.verdict import parse_verdict, verify_verdict
-from tallystick.errors import InvalidInput, Mismatch
-from tallystick.evidence.bundle import parse_bundle
-from tallystick.run import documents, proofs, transcript
-from tallystick.run.sample import parse_draw
-from tallystick.signing.dsse import parse_envelope
-from tallystick.signing.keys import parse_public_key
-from tallystick.signing.model_signature import Manifest, parse_model_signature
-from tallystick.signing.note import parse_note, parse_vkey
-from tallystick.tlog.policy import parse_log_policy
-from tallystick.tlog.tree import LogEntry, parse_log_proof
+from tallystick.commit.encoding import is_same_json
+from tallystick.errors import InvalidInput, Mismatch, ProtocolViolation
 
 Json = dict[str, Any]
-LONGEST_ANSWER = 1 << 16  # bytes of a line
-# Cases that also say what a prover writes ask the verifier's question about it.
-ASKED_AS = {
-    "inclusion": "verify-inclusion",
-    "consistency": "verify-consistency",
-    "state": "verify-state",
-    "open-chunk": "verify-chunk",
-    "transcript": "verify-transcript",
-}
+Schema = Mapping[str, Any]
+LONGEST_ANSWER = 1 << 24  # bytes of a line
+QUANTILE_TOLERANCE = 4e-15  # relative: the values of that one operation come of another method
+
+
+@dataclass(frozen=True)
+class Refused:
+    """What is not accepted, with the values that the operation gives of a refusal."""
+
+    values: Mapping[str, object]
 
 
 @dataclass(frozen=True)
 class Operation:
-    """What a verifier can be asked: the fields of the question, and this package's own way to check it."""
+    """What an implementation can be asked, and this package's own way to answer.
 
-    fields: tuple[str, ...]
-    ask: Callable[..., None]
+    Attributes:
+        about: what is asked, in one sentence.
+        fields: of the question, with the JSON Schema of each.
+        values: of an answer that accepts, likewise.
+        ask: takes the fields in order and returns the values, or ``Refused``; raises ``InvalidInput``, ``Mismatch`` or
+            ``ProtocolViolation`` where it refuses without values.
+        prepare: makes of a case what holds the fields by name, where the case has not all of them.
+        refused: values of an answer that refuses.
+        tolerance: how far, relative, real numbers may be from the vectors'; bit for bit if it is 0.
+    """
+
+    about: str
+    fields: Mapping[str, Schema]
+    ask: Callable[..., Mapping[str, object] | Refused | None]
+    values: Mapping[str, Schema] = field(default_factory=dict[str, Schema])
+    prepare: Callable[[Json], Json] = dict
+    refused: Mapping[str, Schema] = field(default_factory=dict[str, Schema])
+    tolerance: float = 0.0
 
 
 @dataclass(frozen=True)
 class Question:
-    """One case as the implementation sees it, and whether it must be accepted."""
+    """One case as the implementation sees it, and what it must answer.
+
+    Attributes:
+        number: place among all questions.
+        name: ``SUITE/CASE``; the implementation does not see it.
+        operation, fields: what is asked.
+        accepted: whether it must be accepted.
+        values: what the answer's values must be, by name.
+        tolerance: of real numbers among them.
+    """
 
     number: int
     name: str
     operation: str
     fields: Mapping[str, object]
     accepted: bool
+    values: Mapping[str, object]
+    tolerance: float = 0.0
+
+    @property
+    def suite(self) -> str:
+        """The folder of vectors that the case stands in."""
+        return self.name.partition("/")[0]
 
     @property
     def asked_as(self) -> str:
         """The identity that the implementation sees; the case's own name would give the answer away."""
         return f"case {self.number}"
+
+    @property
+    def expected(self) -> str:
+        """What the implementation must say, in a word."""
+        return "accepted" if self.accepted else "refused"
 
     def line(self) -> bytes:
         """Return the JSON line that asks it."""
@@ -80,19 +106,24 @@ class Question:
 
 @dataclass(frozen=True)
 class Answered:
-    """What became of one question: ``agreed``, or the implementation's word in ``said``."""
+    """What became of one question: ``accepted``, ``refused``, ``unsupported``, or why there is no such word in ``said``."""
 
     question: Question
     said: str
 
     @property
     def agreed(self) -> bool:
-        """Whether the implementation says what the vectors say."""
-        return self.said == ("accepted" if self.question.accepted else "refused")
+        """Whether the implementation says what the vectors say, values included."""
+        return self.said == self.question.expected
+
+    @property
+    def unsupported(self) -> bool:
+        """Whether the implementation says that it does not know the operation: no wrong answer, and no pass."""
+        return self.said == "unsupported"
 
 
-def answer(question: Mapping[str, Any], operations: Mapping[str, Operation]) -> bool:
-    """Return whether this package accepts what ``question`` asks about.
+def answer(question: Mapping[str, Any], operations: Mapping[str, Operation]) -> Json:
+    """Return this package's answer to ``question``, without its ``id``.
 
     Raises:
         InvalidInput: an operation that is not in ``operations``, or a question without its fields.
@@ -108,33 +139,64 @@ def answer(question: Mapping[str, Any], operations: Mapping[str, Operation]) -> 
             f"{operation}: must have the fields {', '.join(asked.fields)}, has {', '.join(fields)}"
         )
     try:
-        asked.ask(*(fields[name] for name in asked.fields))
-    except (InvalidInput, Mismatch):
-        return False
-    return True
+        found = asked.ask(*(fields[name] for name in asked.fields))
+    except (InvalidInput, Mismatch, ProtocolViolation):
+        return {"accepted": False}
+    if isinstance(found, Refused):
+        return {"accepted": False, "values": dict(found.values)}
+    return {"accepted": True, "values": dict(found or {})}
 
 
-def load_questions(vectors: Path, operations: Mapping[str, Operation]) -> list[Question]:
-    """Return the verifier's questions in the folder ``vectors``, in order of their names.
+def load_questions(
+    vectors: Path,
+    operations: Mapping[str, Operation],
+    asked_as: Mapping[str, Sequence[str]],
+    suites: Sequence[str] = (),
+) -> list[Question]:
+    """Return the questions about every case in the folder ``vectors``, in order of their names.
+
+    Args:
+        vectors: has a folder for each suite, with one for each case.
+        operations: by name.
+        asked_as: which operations ask about a case, by the case's ``operation``, or by its suite where it has none; one
+            of the same name where nothing is said.
+        suites: those to ask about; all if empty.
 
     Raises:
-        InvalidInput: there are none.
+        InvalidInput: there are none, a suite is not there, or a case has no operation that asks about it.
     """
     found: list[Question] = []
+    for suite in suites:
+        if not (vectors / suite).is_dir():
+            raise InvalidInput(f"vectors {vectors}: there is no suite {suite}")
     for path in sorted(vectors.glob("*/*/input.json")):
-        room, name = path.parent.parent.name, path.parent.name
-        case = cast(Json, json.loads(path.read_text(encoding="utf-8")))
-        stated = "draw" if room == "draw" else case.get("operation")
-        operation = ASKED_AS.get(str(stated), str(stated))
-        if operation not in operations:
+        suite, name = path.parent.parent.name, path.parent.name
+        if suites and suite not in suites:
             continue
-        if "leaves" in case and "leaf" not in case and "index" in case:
-            case["leaf"] = case["leaves"][case["index"]]
-        fields = {field: case[field] for field in operations[operation].fields}
-        found.append(Question(len(found), f"{room}/{name}", operation, fields, not name.endswith("_fail")))
+        case = cast(Json, json.loads(path.read_text(encoding="utf-8")))
+        kind = str(case.pop("operation", suite))
+        for operation in asked_as.get(kind, (kind,)):
+            if operation not in operations:
+                raise InvalidInput(f"vectors {suite}/{name}: no operation {operation!r} asks about it")
+            found.append(_question(len(found), f"{suite}/{name}", operation, operations[operation], case))
     if not found:
-        raise InvalidInput(f"vectors {vectors}: no case of an operation that a verifier is asked about")
+        raise InvalidInput(f"vectors {vectors}: there is no case")
     return found
+
+
+def _question(number: int, name: str, operation: str, asked: Operation, case: Json) -> Question:
+    prepared = asked.prepare(case)
+    accepted = not name.endswith("_fail")
+    values = asked.values if accepted else asked.refused
+    return Question(
+        number,
+        name,
+        operation,
+        {each: prepared[each] for each in asked.fields},
+        accepted,
+        {each: prepared[each] for each in values if each in prepared},
+        asked.tolerance,
+    )
 
 
 def drive(
@@ -167,7 +229,7 @@ def drive(
                     said = _said(question, lines.get(timeout=timeout_s))
                 except (OSError, queue.Empty) as problem:
                     said = "silent" if isinstance(problem, queue.Empty) else "ended"
-                if said not in ("accepted", "refused"):
+                if said in ("ended", "silent") or said.startswith("malformed"):
                     gone = f"not asked, it was {said} before"
             yield Answered(question, said)
     finally:
@@ -181,7 +243,7 @@ def drive(
 def _read(stream: Any, lines: queue.Queue[bytes]) -> None:
     """Hand over whole lines; an empty one says that no more will come."""
     held = b""
-    while data := stream.read(LONGEST_ANSWER):
+    while data := stream.read(1 << 16):
         *whole, held = (held + data).split(b"\n")
         for line in whole:
             lines.put(line)
@@ -191,137 +253,91 @@ def _read(stream: Any, lines: queue.Queue[bytes]) -> None:
 
 
 def _said(question: Question, line: bytes) -> str:
+    """Return in words what a line says: ``accepted`` only where every value is the one expected."""
     if not line:
         return "ended"
+    malformed = f"malformed ({line[:60]!r})"
     try:
         value = json.loads(line)
     except ValueError:
-        return f"malformed ({line[:60]!r})"
-    if (
-        not isinstance(value, dict)
-        or cast(Json, value).get("id") != question.asked_as
-        or not isinstance(cast(Json, value).get("accepted"), bool)
-    ):
-        return f"malformed ({line[:60]!r})"
-    return "accepted" if cast(Json, value)["accepted"] else "refused"
+        return malformed
+    if not isinstance(value, dict) or cast(Json, value).pop("id", None) != question.asked_as:
+        return malformed
+    said = cast(Json, value)
+    if said.get("unsupported") is True and set(said) == {"unsupported"}:
+        return "unsupported"
+    values = said.get("values", {})
+    if not {"accepted"} <= set(said) <= {"accepted", "values"} or not isinstance(values, dict):
+        return malformed
+    if not isinstance(said["accepted"], bool):
+        return malformed
+    word = "accepted" if said["accepted"] else "refused"
+    if word != question.expected:
+        return word
+    for name, wanted in question.values.items():
+        if name not in values:
+            return f"{word} without the value {name}"
+        given = cast(Json, values)[name]
+        if not _is_same(given, wanted, question.tolerance):
+            return f"{word} with {name} {_short(given)}, must be {_short(wanted)}"
+    return word
 
 
-def content(data: Json) -> bytes:
-    """Return the bytes that a question writes as hexadecimal, as ASCII text or as a painted length."""
-    ((form, value),) = data.items()
-    if form == "painted":
-        return (bytes(range(251)) * (value // 251 + 1))[:value]
-    return bytes.fromhex(value) if form == "hex" else value.encode("ascii")
+def _is_same(given: object, wanted: object, tolerance: float) -> bool:
+    if not tolerance:
+        return is_same_json(given, wanted)
+    if not isinstance(given, list) or not isinstance(wanted, list):
+        return False
+    try:
+        pairs = [
+            (float.fromhex(a), float.fromhex(b))
+            for a, b in zip(cast("list[str]", given), cast("list[str]", wanted), strict=True)
+        ]
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return all(abs(a - b) <= tolerance * abs(b) for a, b in pairs)
 
 
-def _hashes(values: Sequence[str]) -> list[bytes]:
-    return [bytes.fromhex(value) for value in values]
+def _short(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _inclusion(leaf: str, index: int, size: int, proof: list[str], root: str) -> None:
-    hashed = merkle.leaf_hash(bytes.fromhex(leaf))
-    merkle.verify_inclusion(hashed, index=index, size=size, proof=_hashes(proof), root=bytes.fromhex(root))
+def schema(operations: Mapping[str, Operation]) -> Json:
+    """Return the JSON Schema (2020-12) of questions and answers."""
+    identity = {"type": "string", "pattern": "^case [0-9]+$"}
+    questions: Json = {}
+    for name, operation in operations.items():
+        fields = {"id": identity, "operation": {"const": name}, **operation.fields}
+        questions[f"question {name}"] = {"description": operation.about, **_object(fields)}
+        for word, values in (("values", operation.values), ("values of a refusal", operation.refused)):
+            if values:
+                questions[f"{word} {name}"] = _object(values)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "tally conformance: a question, and an answer",
+        "description": "One JSON line each (spec/vectors.md 3). An answer's values are those of its question's operation.",
+        "anyOf": [{"$ref": "#/$defs/question"}, {"$ref": "#/$defs/answer"}],
+        "$defs": {
+            "question": {"oneOf": [{"$ref": f"#/$defs/question {name}"} for name in operations]},
+            "answer": {
+                "oneOf": [
+                    _object({"id": identity, "unsupported": {"const": True}}),
+                    {
+                        **_object({"id": identity, "accepted": {"type": "boolean"}, "values": {"type": "object"}}),
+                        "required": ["accepted", "id"],
+                    },
+                ]
+            },
+            **questions,
+        },
+    }  # fmt: skip
 
 
-def _consistency(old_size: int, size: int, old_root: str, root: str, proof: list[str]) -> None:
-    old, new = bytes.fromhex(old_root), bytes.fromhex(root)
-    merkle.verify_consistency(old_size=old_size, size=size, old_root=old, root=new, proof=_hashes(proof))
-
-
-def _state(entries: list[Json], root: str) -> None:
-    built = [Entry(e["name"], e["dtype"], tuple(e["shape"]), content(e["data"])) for e in entries]
-    _same(state_root(built), root)
-
-
-def _summary(document: Json, root: str) -> None:
-    _same(parse_state_summary(content(document)).root(), root)
-
-
-def _chunk(proof: Json, chunk: Json, root: str) -> None:
-    verify_chunk(parse_chunk_proof(content(proof)), content(chunk), bytes.fromhex(root))
-
-
-def _transcript(specification: Json, records: Json, statement: Json) -> None:
-    transcript.verify_transcript(content(specification), content(records), content(statement))
-
-
-def _step(proof: Json, root: str) -> None:
-    proofs.verify_step_proof(proofs.parse_step_proof(content(proof)), bytes.fromhex(root))
-
-
-def _specification(proof: Json, specification: Json, root: str) -> None:
-    found = proofs.parse_specification_proof(content(proof))
-    stated = documents.parse_specification(content(specification))
-    proofs.verify_specification_proof(found, stated, bytes.fromhex(root))
-
-
-def _extension(proof: Json, old_root: str, root: str) -> None:
-    found = proofs.parse_extension_proof(content(proof))
-    proofs.verify_extension(found, old_root=bytes.fromhex(old_root), root=bytes.fromhex(root))
-
-
-def _note(note: str, vkeys: list[str]) -> None:
-    parse_note(note.encode()).verify([parse_vkey(vkey) for vkey in vkeys])
-
-
-def _log_proof(proof: str, kind: str, digest: str, policy: str) -> None:
-    parse_log_proof(proof.encode()).verify(LogEntry(kind, digest), parse_log_policy(policy.encode()))
-
-
-def _log_policy(policy: str) -> None:
-    parse_log_policy(policy.encode())
-
-
-def _envelope(envelope: str, key: str) -> None:
-    parse_envelope(envelope.encode()).open([parse_public_key(bytes.fromhex(key))])
-
-
-def _model_signature(signature: str, key: str, files: dict[str, str]) -> None:
-    parse_model_signature(signature.encode()).verify(Manifest(files), [parse_public_key(key.encode())])
-
-
-def _audit_draw(draw: str) -> None:
-    parse_draw(draw.encode())
-
-
-def _bundle(bundle: str) -> None:
-    parse_bundle(bytes.fromhex(bundle))
-
-
-def _verdict(verdict: str, run: str, auditor_run: str, specification: str) -> None:
-    trainer, auditor = (documents.parse_run_statement(each.encode()) for each in (run, auditor_run))
-    stated = documents.parse_specification(specification.encode())
-    verify_verdict(parse_verdict(verdict.encode()), trainer, auditor, stated)
-
-
-def _exchange(question: str, answer: str, key: str) -> None:
-    asked, said = bytes.fromhex(question), bytes.fromhex(answer)
-    posting = read_question(BytesIO(asked), len(asked))
-    read_answer(BytesIO(said), len(said), posting, parse_public_key(bytes.fromhex(key)))
-
-
-def _same(found: bytes, stated: str) -> None:
-    if found.hex() != stated:
-        raise Mismatch(f"root is {found.hex()}, stated is {stated}")
-
-
-OPERATIONS: Mapping[str, Operation] = {
-    "verify-inclusion": Operation(("leaf", "index", "size", "proof", "root"), _inclusion),
-    "verify-consistency": Operation(("old_size", "size", "old_root", "root", "proof"), _consistency),
-    "verify-state": Operation(("entries", "root"), _state),
-    "summary": Operation(("document", "root"), _summary),
-    "verify-chunk": Operation(("proof", "chunk", "root"), _chunk),
-    "verify-transcript": Operation(("specification", "records", "statement"), _transcript),
-    "step-proof": Operation(("proof", "root"), _step),
-    "specification-proof": Operation(("proof", "specification", "root"), _specification),
-    "extension-proof": Operation(("proof", "old_root", "root"), _extension),
-    "note": Operation(("note", "vkeys"), _note),
-    "log-proof": Operation(("proof", "kind", "digest", "policy"), _log_proof),
-    "log-policy": Operation(("policy",), _log_policy),
-    "envelope": Operation(("envelope", "key"), _envelope),
-    "model-signature": Operation(("signature", "key", "files"), _model_signature),
-    "audit-draw": Operation(("draw",), _audit_draw),
-    "bundle": Operation(("bundle",), _bundle),
-    "verdict": Operation(("verdict", "run", "auditor_run", "specification"), _verdict),
-    "exchange": Operation(("question", "answer", "key"), _exchange),
-}
+def _object(fields: Mapping[str, Schema]) -> Json:
+    return {
+        "type": "object",
+        "properties": dict(fields),
+        "required": sorted(fields),
+        "additionalProperties": False,
+    }

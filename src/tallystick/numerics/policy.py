@@ -381,10 +381,15 @@ def policy_of(name: str, parameters: Mapping[str, int | str]) -> Policy:
         InvalidInput: an unknown name, a chosen number outside its limits, or another number that differs from
             what the policy prescribes.
     """
+    for key, value in parameters.items():
+        if isinstance(value, bool):  # which Python holds for 0 or 1
+            raise InvalidInput(
+                f"policy {name}: {key} is {value} in the specification, must be a number or a text"
+            )
     chosen: dict[str, int] = {}
     for key in ("recalibrate_every", *CHOICES.get(name, {})):
         value = parameters.get(key)
-        if not isinstance(value, int) or isinstance(value, bool):
+        if not isinstance(value, int):
             raise InvalidInput(f"policy {name}: {key} must be a whole number, got {value!r}")
         chosen[key] = value
     every = chosen.pop("recalibrate_every")

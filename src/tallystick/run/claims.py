@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from tallystick.commit.encoding import (
     HASH_BYTES,
+    INTEGER_LIMIT,
     Fields,
     parse_hex,
     parse_hex_float,
@@ -209,8 +210,8 @@ def _uncompared(value: object, what: str) -> Uncompared:
 
 
 def _count(fields: Fields, name: str, what: str) -> int:
-    if (number := fields.integer(name)) < 0:
-        raise InvalidInput(f"{what}: {name} must not be negative, is {number}")
+    if not 0 <= (number := fields.integer(name)) < INTEGER_LIMIT:
+        raise InvalidInput(f"{what}: {name} must be 0 to 2**63 - 1, is {number}")
     return number
 
 

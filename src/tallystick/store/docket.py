@@ -466,7 +466,7 @@ def _round(value: object) -> Round:
     silent = fields.items("silent")
     for party in PARTIES:
         match fields.mapping("asked").get(party):
-            case [str(named), int(size)]:
+            case [str(named), int(size)] if type(size) is int:
                 asked[party] = named, size
             case _:
                 pass

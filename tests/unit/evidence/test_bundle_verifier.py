@@ -48,6 +48,7 @@ from tallystick.evidence.policy import (
 )
 from tallystick.evidence.verification import Verification
 from tallystick.reports.verification import VerificationPage
+from tallystick.run.claims import read_claim
 from tallystick.run.documents import (
     JobRecord,
     PolicyRecord,
@@ -73,6 +74,7 @@ from tallystick.signing.dsse import (
     PAYLOAD_TYPE,
     Envelope,
     Statement,
+    parse_statement,
     pre_authentication_encoding,
     sign_statement,
 )
@@ -1250,6 +1252,15 @@ def test_a_number_of_the_provenance_in_another_type_is_another(of: str, said: st
     found = check(parts)
     assert (found.verdict, found.failed) == ("mismatch", 5)
     assert "its externalParameters are not those of the specification" in found.why
+
+
+@pytest.mark.parametrize("said", ["-1", "true", "1.0", "9223372036854775808"])
+def test_a_count_of_an_audit_is_a_whole_number_of_63_bits(said: str) -> None:
+    own = audit_of().encode()
+    assert b'"moves":3' in own
+    statement = parse_statement(own.replace(b'"moves":3', f'"moves":{said}'.encode()))
+    with pytest.raises(InvalidInput, match="moves must be"):
+        read_claim(statement)
 
 
 GRADIENT = SiteRecord("gradient", "w", (10, 10), "F32")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +16,11 @@ from tallystick.commit.state import Entry
 from tallystick.errors import InvalidInput
 from tallystick.execution.job import Job
 from tallystick.execution.session import Session
-from tallystick.execution.snapshot import load_state, state_entries, state_tensors
-from tallystick.execution.step import run_step
+from tallystick.execution.snapshot import load_state, state_documents, state_entries, state_tensors
+from tallystick.execution.step import batch_bytes, batch_digest, run_step
 from tallystick.numerics.policy import POLICIES
 
+PAGE = Path(__file__).parents[3] / "spec" / "transcript.md"
 BOTH = pytest.mark.parametrize("policy", ["fp64", "fp32"])
 OPTIMIZERS = "sgd nesterov adam amsgrad adamw adamax rmsprop-momentum adagrad adadelta nadam radam".split()
 SCHEDULERS = "none lambda cosine onecycle step multistep exponential sequential".split()
@@ -378,3 +381,28 @@ def test_every_entry_enters_the_root(zoo: Any, record_run: Any, open_job: Any, s
         load_state(session, {**whole, name: replace(entry, data=bytes(data))})
         seen.add(state_root(session))
     assert len(seen) == 1 + sum(1 for entry in whole.values() if entry.dtype == "F32")
+
+
+def test_the_page_shows_a_batchs_parts_and_digest() -> None:
+    section = PAGE.read_text(encoding="utf-8").partition("## 11.")[2].partition("## 12.")[0]
+    drawn = re.findall(r"^```text\n(.*?)^```", section, flags=re.DOTALL | re.MULTILINE)[0]
+    batch = {"x": torch.tensor([[1.0], [-2.0]]), "n": 3}
+    assert bytes.fromhex(re.sub(r"#.*", "", drawn)) == batch_bytes(batch)
+    assert re.findall(r"`([0-9a-f]{64})`", section) == [batch_digest(batch)]
+
+
+def test_the_page_shows_the_documents_of_an_optimizer_and_a_scheduler(open_job: Any) -> None:
+    section = PAGE.read_text(encoding="utf-8").partition("## 12.")[2]
+    drawn = re.findall(r"^```text\n(.*?)^```", section, flags=re.DOTALL | re.MULTILINE)[0]
+    shown = re.split(r"\n(?=\{\"kind\")", drawn)
+    model = torch.nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    job = Job(
+        model, optimizer, lambda step: torch.ones(2, 1), lambda m, x: m(x).sum(), steps=3, scheduler=scheduler
+    )
+    found = state_documents(open_job(job, POLICIES["fp64"]))
+    assert [text.replace("\n", "").encode() for text in shown] == [
+        found["document/optimizer"], found["document/scheduler"],
+    ]  # fmt: skip
+    assert found["document/cursor"] == b'{"step":0}'

@@ -32,7 +32,13 @@ from tallystick.fleet.agent.chip_record import (
     parse_record,
 )
 from tallystick.fleet.agent.memory import Region, parse_opening, verify_opening
-from tallystick.fleet.agent.probes import HeldMemory, ProcessMemory, SharedMemory, write_manifest
+from tallystick.fleet.agent.probes import (
+    MANIFEST_FORMAT,
+    HeldMemory,
+    ProcessMemory,
+    SharedMemory,
+    write_manifest,
+)
 from tallystick.signing.cose import EAT, open_sign1, parse_cbor
 from tallystick.signing.keys import ed25519_key
 from tallystick.store.chips import ChipDirectory
@@ -422,6 +428,10 @@ def test_tensors_in_files_are_read_as_the_manifest_says(tmp_path: Path) -> None:
     write_manifest(manifest, [("model/w", "U8", "weights", str(tmp_path / "absent"), 0, 100)])
     with SharedMemory(manifest).frozen(copy=False) as seen:
         assert seen.readers[0](0, 100) is None
+    for place in ("true,100", "0,true"):
+        manifest.write_text(f'{{"format":"{MANIFEST_FORMAT}","regions":[["w","U8","weights","w",{place}]]}}')
+        with pytest.raises(InvalidInput, match="a region must be"):
+            SharedMemory(manifest)
     manifest.write_text("{}")
     with pytest.raises(InvalidInput, match="missing"):
         SharedMemory(manifest)

@@ -18,9 +18,15 @@ from tallystick.fleet.agent.chip_record import UNACKNOWLEDGED, Firmware, Genesis
 from tallystick.fleet.agent.collector import Collector, find_equivocation, parse_receipt, verify_receipt
 from tallystick.fleet.agent.memory import Region
 from tallystick.fleet.agent.probes import HeldMemory
-from tallystick.fleet.attestation.assurance import Evidence, derive_assurance, parse_attestation
+from tallystick.fleet.attestation.assurance import (
+    TOKEN_LIMIT,
+    Evidence,
+    derive_assurance,
+    parse_attestation,
+)
 from tallystick.fleet.attestation.tpm_verification import TpmFacts
 from tallystick.integrations.chip_http import HttpCollector, serve_collector
+from tallystick.signing.cose import EAT, encode_cbor, open_sign1, parse_cbor, sign1
 from tallystick.signing.keys import ed25519_key
 from tallystick.store.chips import ChipDirectory
 
@@ -274,6 +280,20 @@ def test_a_software_agent_never_shows_more_than_its_evidence(make: Made) -> None
     assert level(everything) == 2  # it is software
     agent.snapshot()  # the log went on: that attestation is stale
     assert derive_assurance(agent.log, [], Evidence(True, attested)).level == 0
+
+
+@pytest.mark.parametrize("claim", [261, 263, 267])
+def test_a_claim_that_is_true_or_false_is_no_number(claim: int, make: Made) -> None:
+    """To Python false is 0, the debug status of a locked chip."""
+    nonce = bytes(16)
+    token = make("chip", None, LOCAL).attest(nonce)
+    payload = open_sign1(token, EAT, CHIP.public_key, what="token", limit=TOKEN_LIMIT).payload
+    claims = parse_cbor(payload, what="token", limit=TOKEN_LIMIT)
+    assert isinstance(claims, dict)
+    parse_attestation(sign1(encode_cbor(claims), EAT, CHIP), CHIP.public_key, nonce)
+    wrong = sign1(encode_cbor({**claims, claim: False}), EAT, CHIP)
+    with pytest.raises(InvalidInput, match="missing or of another type"):
+        parse_attestation(wrong, CHIP.public_key, nonce)
 
 
 def test_only_inspected_firmware_reaches_the_top(make: Made) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tallystick.errors import InvalidInput
@@ -44,5 +46,24 @@ def test_every_number_of_a_specification_is_the_policys_own(name: str) -> None:
                 policy_of(name, {**numbers, key: other})
         with pytest.raises(InvalidInput, match=f"{key} is None"):
             policy_of(name, {each: numbers[each] for each in numbers if each != key})
+        if isinstance(value, int) and value in (0, 1):
+            with pytest.raises(InvalidInput, match=rf"{key} is (True|False) in the specification"):
+                policy_of(name, {**numbers, key: bool(value)})
     with pytest.raises(InvalidInput, match="steering is 1 in the specification"):
         policy_of(name, {**numbers, "steering": 1})
+
+
+def test_the_page_lists_every_key_of_a_specification() -> None:
+    page = (Path(__file__).parents[3] / "spec" / "policies.md").read_text(encoding="utf-8")
+    rows = [
+        line.split("|")[1:-1] for line in page.partition("## 10.")[2].splitlines() if line.startswith("|")
+    ]
+    names = [cell.strip(" `") for cell in rows[0][1:-1]]
+    shown: dict[str, dict[str, str]] = {name: {} for name in names}
+    for key, *cells, _ in rows[2:]:
+        for name, cell in zip(names, cells, strict=True):
+            if cell.strip():
+                shown[name][key.strip(" `")] = cell.strip()
+    assert set(names) == set(POLICIES)
+    for name in names:
+        assert shown[name] == {key: str(value) for key, value in stated(POLICIES[name]).items()}

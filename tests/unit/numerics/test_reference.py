@@ -6,6 +6,7 @@ import itertools
 import math
 import struct
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -34,6 +35,9 @@ from tallystick.numerics.reference import (
 
 WIDEST = 1 - 2.0**-40
 """The theorem holds up to this share of the band; the rest covers the rounding of distances."""
+
+NARROW, UNSEEN = 2.0**-12, 2.0**-52
+"""Quanta: below the first a dithered band's rest does not cover that rounding, and the second must be taken off."""
 
 
 def bits(values: list[float]) -> bytes:
@@ -214,11 +218,16 @@ class Pair:
         return [math.ldexp(1.0, grid.exponent(x)) for grid, x in zip(grids, values, strict=True)]
 
     def within_band(self) -> bool:
+        """Whether |x - y| is what the theorem of spec/rounding.md 7 allows."""
         deltas = zip(self.deltas(self.xs), self.deltas(self.ys), strict=True)
-        return all(
-            x == y or abs(Fraction(x) - Fraction(y)) <= Fraction(WIDEST) * Fraction(min(both))
-            for x, y, both in zip(self.xs, self.ys, deltas, strict=True)
-        )
+        quanta = zip(self.quanta(self.xs), self.quanta(self.ys), strict=True)
+        for x, y, both, widths in zip(self.xs, self.ys, deltas, quanta, strict=True):
+            most = Fraction(WIDEST) * Fraction(min(both))
+            if self.words is not None and min(both) < NARROW * max(widths):
+                most -= Fraction(UNSEEN) * Fraction(max(widths))
+            if x != y and abs(Fraction(x) - Fraction(y)) > most:
+                return False
+        return True
 
     def quanta_exceed(self, factor: float) -> bool:
         return all(
@@ -289,6 +298,64 @@ def test_following_a_fixed_scaled_log_gives_the_recorded_bits(pair: Pair) -> Non
 def test_following_a_dithered_log_gives_the_recorded_bits(pair: Pair) -> None:
     assume(pair.within_band())
     check_exactness(pair)
+
+
+def near_boundaries(word: int, band: int, most: Fraction) -> Iterator[tuple[float, float]]:
+    """(x, y) with quantum 1 at most ``most`` apart, where binary64 rounds what tells their sides.
+
+    Each of x, near one and two bands from a boundary and near 0, with y as far off as allowed and at the boundary.
+    """
+    small = [Fraction(sign, 2**bits) for sign in (-1, 1) for bits in (52, 53, 54, 55, 56)]
+    delta, t = Fraction(2) ** band, Fraction(dithered_position(word))
+    for k, ends, off in itertools.product((-2, -1, 0, 5), (0, 1, 2), (Fraction(0), *small)):
+        boundary = t + k
+        for x in {float(boundary + ends * delta + off), float(boundary - ends * delta + off), float(off)}:
+            far = [Fraction(x) + sign * (most - less) for sign in (-1, 1) for less in (0, 2**-53, 2**-54)]
+            for y in {float(each) for each in (*far, boundary, *(boundary + each for each in small))}:
+                if abs(Fraction(x) - Fraction(y)) <= most:
+                    yield x, y
+
+
+def followed_otherwise(word: int, band: int, most: Fraction) -> int:
+    """How many of those pairs a follower of x's log gives another value or a violation."""
+    scaled, found = ScaledBand(band, 0, (0,)), 0
+    for x, y in near_boundaries(word, band, most):
+        values, entries = record([x], 0, scaled, [word])
+        found += follow([y], entries, 0, scaled, [word]) != (values, [])
+    return found
+
+
+ENDS_AND_MIDDLES = (0, 2**30, 2**31 - 1, 2**31, 2**32 - 1)
+
+
+@pytest.mark.parametrize("word", ENDS_AND_MIDDLES)
+def test_from_2_to_the_minus_12_quanta_on_the_share_covers_the_rounding_of_distances(word: int) -> None:
+    assert followed_otherwise(word, -12, Fraction(WIDEST) / 2**12) == 0
+
+
+@pytest.mark.parametrize("band", [-13, -14, -16, -30])
+def test_below_that_it_does_not_and_two_to_the_minus_52_quanta_less_do(band: int) -> None:
+    """Policies allow bands of 2**-16 quanta, and honest runs have some of 2**-14."""
+    widest = Fraction(WIDEST) * Fraction(2) ** band
+    assert followed_otherwise(2**32 - 1, band, widest) > 0
+    for word in ENDS_AND_MIDDLES:
+        assert followed_otherwise(word, band, widest - Fraction(UNSEEN)) == 0
+
+
+def test_a_narrow_dithered_band_is_recorded_and_followed_and_an_unlogged_value_may_differ() -> None:
+    """The example of spec/rounding.md 7, which no implementation may refuse."""
+    band, words, centre = ScaledBand(-18, -2, (0,)), [2**32 - 1], -(2.0**-35)
+    x, y = centre - 2.0**-18, centre - 2.0**-58
+    assert abs(Fraction(x) - Fraction(y)) == Fraction(WIDEST) / 2**18
+    assert record([x], 0, band, words) == ([-0.25], [])
+    assert follow([y], [], 0, band, words) == ([0.0], [])
+
+
+def test_beyond_2_to_the_53_a_false_log_moves_no_element_or_two_quanta() -> None:
+    band, ys = ScaledBand(-8, 0, (0,)), [2.0**52 + 1, 2.0**53, 2.0**53 + 2, 2.0**54]
+    followed, violations = follow(ys, [Entry(i, 1) for i in range(4)], 0, band, [0] * 4)
+    assert violations == []
+    assert [after - before for before, after in zip(ys, followed, strict=True)] == [1.0, 0.0, 2.0, 0.0]
 
 
 RELATIVE = [(24, -47), (24, -40), (24, -28), (24, -26), (8, -12), (8, -10), (11, -14), (3, -6), (1, -5)]

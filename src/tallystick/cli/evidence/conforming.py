@@ -1,13 +1,13 @@
-"""tally conformance: asks another implementation of the verifier every vector, or answers as this one."""
+"""tally conformance: asks another implementation every test vector, answers as this one, or prints the schema of both."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 from rich.console import RenderableType
@@ -16,20 +16,16 @@ from tallystick.cli.options import AsJson
 from tallystick.cli.terminal import answer as show
 from tallystick.cli.terminal import say
 from tallystick.errors import InvalidInput
-from tallystick.evidence.conformance import OPERATIONS, Answered, Operation, answer, drive, load_questions
-from tallystick.fleet.sampling.draw import draw_sample, parse_announcement
-from tallystick.reports.layout import BAD, GOOD, Row, counted, page
+from tallystick.evidence.conformance import Answered, Operation, answer, drive, load_questions, schema
+from tallystick.evidence.questions import ASKED_AS, OPERATIONS
+from tallystick.fleet.questions import FLEET_OPERATIONS
+from tallystick.reports.layout import BAD, GOOD, UNSURE, Row, counted, page
 
-app = typer.Typer(
-    help="Check another implementation of the verifier against the vectors.", no_args_is_help=True
-)
+app = typer.Typer(help="Check another implementation against the test vectors.", no_args_is_help=True)
 
-
-def _draw(announcement: str, beacon: str) -> None:
-    draw_sample(parse_announcement(announcement.encode()), bytes.fromhex(beacon))
-
-
-ASKED: Mapping[str, Operation] = {**OPERATIONS, "draw": Operation(("announcement", "beacon"), _draw)}
+ASKED: Mapping[str, Operation] = {**OPERATIONS, **FLEET_OPERATIONS}
+UNSUPPORTED = 3  # exit code where no answer is wrong, and some operations are unknown to the program
+SHOWN = 20
 
 
 @dataclass(frozen=True)
@@ -41,45 +37,72 @@ class ConformancePage:
 
     @property
     def wrong(self) -> tuple[Answered, ...]:
-        """Answers that are not the vectors'."""
-        return tuple(each for each in self.answers if not each.agreed)
+        """Answers that are not the vectors', those it does not support left out."""
+        return tuple(each for each in self.answers if not each.agreed and not each.unsupported)
+
+    @property
+    def unsupported(self) -> tuple[Answered, ...]:
+        """Questions that the implementation says it does not support."""
+        return tuple(each for each in self.answers if each.unsupported)
+
+    @property
+    def suites(self) -> dict[str, dict[str, int]]:
+        """By suite, how many cases and questions were asked, and how many answers agreed, were unsupported or wrong."""
+        found: dict[str, list[Answered]] = {}
+        for each in self.answers:
+            found.setdefault(each.question.suite, []).append(each)
+        return {suite: _numbers(answers) for suite, answers in found.items()}
+
+    @property
+    def code(self) -> int:
+        """Return the exit code: 0 if every answer agreed, 1 if one is wrong, 3 if some are only unsupported."""
+        return 1 if self.wrong else UNSUPPORTED if self.unsupported else 0
 
     def fields(self) -> dict[str, object]:
         """Return what ``--json`` prints."""
         return {
             "program": self.program,
-            "conforms": not self.wrong,
-            "asked": len(self.answers),
-            "wrong": [
-                {"case": each.question.name, "expected": _expected(each), "said": each.said}
-                for each in self.wrong
-            ],
+            "conforms": self.code == 0,
+            **_numbers(self.answers),
+            "suites": self.suites,
+            "answers": [_shown(each) for each in self.answers if not each.agreed],
         }
 
     def __rich__(self) -> RenderableType:
         """Return the page for people."""
-        rooms: dict[str, list[int]] = {}
-        for each in self.answers:
-            tally = rooms.setdefault(each.question.name.partition("/")[0], [0, 0])
-            tally[0] += each.agreed
-            tally[1] += 1
-        rows: list[Row] = [(room, f"{good} of {total}") for room, (good, total) in rooms.items()]
-        rows += [
-            (each.question.name, f"must be {_expected(each)}, was {each.said}") for each in self.wrong[:20]
-        ]
-        if len(self.wrong) > 20:
-            rows.append(("", f"and {len(self.wrong) - 20} more (--json names all)"))
+        rows: list[Row] = []
+        for suite, numbers in self.suites.items():
+            unsupported = f", {numbers['unsupported']} unsupported" if numbers["unsupported"] else ""
+            rows.append((suite, f"{numbers['agreed']} of {numbers['asked']}{unsupported}"))
+        for each in self.wrong[:SHOWN]:
+            rows.append((each.question.name, f"must be {each.question.expected}, was {each.said}"))
+        if len(self.wrong) > SHOWN:
+            rows.append(("", f"and {len(self.wrong) - SHOWN} more (--json names all)"))
+        numbers = _numbers(self.answers)
+        asked = f"{counted(numbers['asked'], 'question')} about {counted(numbers['cases'], 'case')}"
         if self.wrong:
-            return page(
-                f"does not conform: {counted(len(self.wrong), 'wrong answer')} of {len(self.answers)}",
-                BAD,
-                rows,
-            )
-        return page(f"conforms: {counted(len(self.answers), 'case')} answered as the vectors say", GOOD, rows)
+            return page(f"does not conform: {counted(len(self.wrong), 'wrong answer')} to {asked}", BAD, rows)
+        if self.unsupported:
+            left = f"{len(self.unsupported)} of {asked} are unsupported"
+            return page(f"no wrong answer, and {left}", UNSURE, rows)
+        return page(f"conforms: {asked} answered as the vectors say", GOOD, rows)
 
 
-def _expected(each: Answered) -> str:
-    return "accepted" if each.question.accepted else "refused"
+def _shown(each: Answered) -> dict[str, str]:
+    asked = each.question
+    return {"case": asked.name, "expected": asked.expected, "operation": asked.operation, "said": each.said}
+
+
+def _numbers(answers: Sequence[Answered]) -> dict[str, int]:
+    agreed = sum(each.agreed for each in answers)
+    unsupported = sum(each.unsupported for each in answers)
+    return {
+        "cases": len({each.question.name for each in answers}),
+        "asked": len(answers),
+        "agreed": agreed,
+        "unsupported": unsupported,
+        "wrong": len(answers) - agreed - unsupported,
+    }
 
 
 def register(parent: typer.Typer) -> None:
@@ -95,28 +118,48 @@ def run(
     vectors: Annotated[Path, typer.Option("--vectors", metavar="DIR", help="The vectors' folder.")] = Path(
         "vectors"
     ),
+    suite: Annotated[
+        list[str] | None,
+        typer.Option("--suite", metavar="NAME", help="Ask about this folder of vectors alone; repeatable."),
+    ] = None,
     timeout: Annotated[
         float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="For one answer.")
     ] = 30.0,
     as_json: AsJson = False,
 ) -> int:
-    """Ask PROGRAM every question; exit code 1 if one answer is not the vectors'."""
+    """Ask PROGRAM every question; exit code 1 if one answer is wrong, 3 if none is and some are unsupported."""
     if not vectors.is_dir():
         raise InvalidInput(f"--vectors {vectors}: there is no such folder")
-    questions = load_questions(vectors, ASKED)
+    questions = load_questions(vectors, ASKED, ASKED_AS, suite or ())
     found = ConformancePage(" ".join(program), tuple(drive(program, questions, timeout_s=timeout)))
     show(found, as_json=as_json)
-    return 1 if found.wrong else 0
+    return found.code
 
 
 @app.command()
 def serve() -> int:
-    """Answer questions on standard input with this package's own verifier, one JSON line each."""
+    """Answer questions on standard input with this package's own readers, one JSON line each."""
     for line in sys.stdin:
         try:
-            question = json.loads(line)
+            question = cast("dict[str, object]", json.loads(line))
         except ValueError:
             say(f"tally: not a JSON line: {line[:60]!r}", style="red")
             return 2
-        print(json.dumps({"id": question.get("id"), "accepted": answer(question, ASKED)}), flush=True)
+        print(json.dumps({"id": question.get("id"), **answer(question, ASKED)}), flush=True)
     return 0
+
+
+@app.command("schema")
+def print_schema() -> int:
+    """Print the JSON Schema of questions and answers, which is spec/vectors.schema.json."""
+    print(schema_text(), end="")
+    return 0
+
+
+def schema_text() -> str:
+    """Return the schema of every operation as JSON, each definition on a line."""
+    whole = schema(ASKED)
+    definitions = whole.pop("$defs")
+    lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in whole.items()]
+    inner = ",\n".join(f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in definitions.items())
+    return "{\n" + "".join(f" {line},\n" for line in lines) + ' "$defs": {\n' + inner + "\n }\n}\n"

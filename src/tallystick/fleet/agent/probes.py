@@ -287,7 +287,9 @@ class SharedMemory:
         self.regions: list[tuple[Region, Path, int]] = []
         for item in fields.items("regions"):
             match item:
-                case [str(name), str(dtype), str(kind), str(path), int(offset), int(size)] if offset >= 0:
+                case [str(name), str(dtype), str(kind), str(path), int(offset), int(size)] if (
+                    type(offset) is int and type(size) is int and offset >= 0
+                ):
                     self.regions.append((Region(name, dtype, kind, size), Path(path), offset))
                 case _:
                     raise InvalidInput(f"{what}: a region must be [name, dtype, kind, path, offset, bytes]")

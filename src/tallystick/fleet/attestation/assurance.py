@@ -95,7 +95,7 @@ def parse_attestation(data: bytes, key: PublicKey, nonce: bytes) -> Attestation:
         case {
             10: bytes(stated), 256: bytes(ueid), 261: int(uptime), 263: int(status), 265: str(),
             267: int(boots), 268: bytes(), -70002: bytes(place), -70003: str(agent),
-        } if len(place) == 56:  # fmt: skip
+        } if len(place) == 56 and all(type(number) is int for number in (uptime, status, boots)):  # fmt: skip
             pass
         case _:
             raise InvalidInput(f"{what}: a claim of spec/chip-log.md section 6 is missing or of another type")
