@@ -156,7 +156,9 @@ def _computed_here(
     }
     if state is not None:
         session = replay.session
-        with suppress(InvalidInput, Nondeterminism):
+        with suppress(
+            TallyError, RuntimeError
+        ):  # such steps may not end here; the one that counts is taken anew
             load_state(session, state)
             steps_before = min(steps_before, session.step)
             session.step -= steps_before
