@@ -17,7 +17,7 @@ from tallystick.commit.encoding import canonical_json
 from tallystick.evidence.bundle import Member, make_bundle, named
 from tallystick.evidence.bundle_verifier import verify_bundle
 from tallystick.evidence.policy import FORMAT, LIMITS, PINS, parse_evidence_policy
-from tallystick.evidence.run_verifier import Verification
+from tallystick.evidence.verification import Verification
 from tallystick.roles.audit_report import AuditReport
 from tallystick.roles.auditor import audit
 from tallystick.roles.referee import DisputeResult

@@ -13,7 +13,7 @@ from tallystick.commit.state import Entry, summarise
 from tallystick.execution.snapshot import load_state, state_entries
 from tallystick.execution.step import run_step
 from tallystick.roles.replay import Replay, open_replay
-from tallystick.roles.trainer import step_record
+from tallystick.roles.run_writer import step_record
 from tallystick.run.documents import StepRecord
 from tallystick.store.files import RunDirectory
 from tallystick.testing.attacks import must

@@ -11,7 +11,7 @@ from tallystick.dispute.bounds.formulas import Sum
 from tallystick.dispute.bounds.steps import StepFacts, formula_for
 from tallystick.dispute.openings import Opening
 from tallystick.dispute.rulings import Accusation
-from tallystick.roles.operator_dispute import TrainerSide
+from tallystick.roles.operator_trainer import TrainerSide
 from tallystick.testing.attacks import must
 
 ELEMENT = 3

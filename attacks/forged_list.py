@@ -6,7 +6,7 @@ from forgery import Forger, find, with_operators
 from stage import Stage, main
 
 from tallystick.dispute.operator_list import Operator
-from tallystick.roles.operator_dispute import TrainerSide
+from tallystick.roles.operator_trainer import TrainerSide
 from tallystick.testing.attacks import must
 
 

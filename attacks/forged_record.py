@@ -14,15 +14,17 @@ from stage import AT, STEPS, Stage, claim_path, dispute, main
 
 from tallystick.commit.encoding import canonical_json, parse_canonical_json
 from tallystick.dispute.bisection import Claim
+from tallystick.dispute.objections import Objection
 from tallystick.dispute.openings import Opening
 from tallystick.dispute.operator_game import Handed, Opened
-from tallystick.dispute.operator_list import Objection
-from tallystick.dispute.record import DisputeRecord, handed_digest, parse_dispute, verify_dispute
+from tallystick.dispute.record import DisputeRecord, handed_digest, verify_dispute
+from tallystick.dispute.record_parsing import parse_dispute
 from tallystick.errors import InvalidInput
 from tallystick.roles.claim import write_claim
 from tallystick.testing.attacks import must
-from tallystick.testing.cheats import ForgedEntry, honest_defence
 from tallystick.testing.cheats import forge as forge_run
+from tallystick.testing.cheats import honest_defence
+from tallystick.testing.forged_entry import ForgedEntry
 
 Forge = Callable[[DisputeRecord], DisputeRecord]
 

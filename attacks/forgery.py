@@ -15,13 +15,14 @@ from stage import STEPS, Stage, claim_path
 from tallystick.commit.state import hold
 from tallystick.commit.tensors import digest_of
 from tallystick.dispute.bounds.operands import stored_at
-from tallystick.dispute.operator_list import Objection, Operator, Output
+from tallystick.dispute.objections import Objection
+from tallystick.dispute.operator_list import Operator, Output
 from tallystick.dispute.terms import Party
 from tallystick.execution.operator_trace import StepTrace
-from tallystick.roles import operator_dispute
+from tallystick.roles import operator_replay
 from tallystick.roles.claim import write_claim
 from tallystick.roles.judge import dispute
-from tallystick.roles.operator_dispute import TrainerSide
+from tallystick.roles.operator_trainer import TrainerSide
 from tallystick.roles.referee import DisputeResult
 from tallystick.signing.keys import Signer
 from tallystick.store.files import RunDirectory
@@ -82,16 +83,16 @@ class Forger:
 
 @contextmanager
 def forging(change: Change) -> Generator[None]:
-    honest = operator_dispute.defend
+    honest = operator_replay.defend
 
     def defend(*arguments: Any, **more: Any) -> TrainerSide:
         return change(honest(*arguments, **more))
 
-    operator_dispute.defend = defend
+    operator_replay.defend = defend
     try:
         yield
     finally:
-        operator_dispute.defend = honest
+        operator_replay.defend = honest
 
 
 def outside_its_bound(side: TrainerSide, element: int = 3) -> TrainerSide:

@@ -37,7 +37,6 @@ from tallystick.execution.noise.freedom import (
     FILLED_A_STEP,
     STEADY_FLIPS,
     STEP_SLACK,
-    WEIGHED,
     WEIGHED_AT_ONCE,
     Drift,
     SiteMoves,
@@ -45,7 +44,7 @@ from tallystick.execution.noise.freedom import (
     quantum_square,
 )
 from tallystick.execution.noise.probes import ProbeTape
-from tallystick.execution.noise.weighing import Weighing
+from tallystick.execution.noise.weighing import Weighing, is_linear
 from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding import context
 from tallystick.execution.rounding.context import RecordTape, Tape
@@ -192,7 +191,7 @@ class Attacker:
         self.weighing: Weighing | None = None
         self.even = 1e-6  # price of the latter over that of the former, in squares of a gradient's element
         self.dear = False
-        self.weighed = self.trained = self.most_trained = self.now_trained = 0.0
+        self.weighed = self.weighable = self.most_weighable = self.now_trained = 0.0
         self.wanted_statistics: dict[int, Tensor] = {}
         self.yardstick: Yardstick | None = None
         self.before = GridTable()
@@ -367,8 +366,9 @@ class Attacker:
         self.update, self.distance = _distance(now, weights), _distance(now, self.first)
         self.path += moved * self.update * _memory(session)
         self.far += self.step_far
-        self.trained += self.now_trained
-        self.most_trained = max(self.most_trained, self.now_trained)
+        if self.yardstick is not None:
+            now = self.yardstick.weighable * self.now_trained
+            self.weighable, self.most_weighable = self.weighable + now, max(self.most_weighable, now)
         self.flips += 0.0 if self.yardstick is None else self.yardstick.flips()
         if self.told_step.carried > STEADY_FLIPS:
             self.filling += 1
@@ -394,21 +394,19 @@ class Attacker:
     def is_weighed(self) -> bool:
         """Whether the audit holds moves to what they come to in the optimizer, and the attacker chooses by that."""
         knows = self.limits.audited is not None and self.limits.pull is None and self.yardstick is not None
-        return knows and self.yardstick is not None and self.yardstick.policy.residue_bits > 0
+        divides = self.weighing is not None and not is_linear(self.weighing.optimizer)
+        return knows and divides and self.yardstick is not None and self.yardstick.policy.residue_bits > 0
 
     def weight_left(self) -> float:
         """Return what this step's moves may come to in the optimizer, by what the run's may."""
         if not self.is_weighed:
             return np.inf
         last = self.steps if self.limits.window is None else self.limits.window[1]
-        each = self.trained / max(1, self.step)
-        now = (
-            self.limits.audited * WEIGHED * (self.trained + WEIGHED_AT_ONCE * self.most_trained)
-            - self.weighed
-        )
+        each = self.weighable / max(1, self.step)
+        now = self.limits.audited * (self.weighable + WEIGHED_AT_ONCE * self.most_weighable) - self.weighed
         left = max(1, last - self.step)
         # All steps to come are expected to train as much as those before.
-        spread = (now + self.limits.audited * WEIGHED * each * left) / left
+        spread = (now + self.limits.audited * each * left) / left
         return max(0.0, now if self.limits.burst else min(now, spread))
 
     def threshold(self, worth: np.ndarray, squares: np.ndarray, weights: np.ndarray, most: float) -> float:

@@ -22,7 +22,8 @@ from tallystick.roles.claim import write_claim
 from tallystick.roles.judge import dispute
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
-from tallystick.testing.cheats import ForgedEntry, claim_path
+from tallystick.testing.cheats import claim_path
+from tallystick.testing.forged_entry import ForgedEntry
 
 SETTINGS = {"width": "8", "batch": "16"}
 AT = 7

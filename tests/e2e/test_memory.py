@@ -19,7 +19,7 @@ from tallystick.fleet.provenance.memorisation import Memory, MemoryLosses, judge
 from tallystick.fleet.provenance.transcripts import Lineage, Precommit, Report, Totals
 from tallystick.fleet.provenance.verification import OwnerVerdict, RunEvidence, RunVerdict
 from tallystick.integrations.memorising import measure_memory
-from tallystick.integrations.watching import RunReplayer
+from tallystick.integrations.run_replayer import RunReplayer
 from tallystick.numerics.policy import find_policy
 from tallystick.reports.memorisation import MemoryReport
 from tallystick.reports.monitoring import FleetReport, OwnerReport

@@ -17,8 +17,9 @@ import pytest
 from tallystick.cli.main import main
 from tallystick.commit.state import Entry, summarise
 from tallystick.errors import InvalidInput, Mismatch, StoreError
-from tallystick.fleet.enclave import neutral, sandbox, sealed_job
-from tallystick.fleet.enclave.neutral import Input, Order, Outcome, Output
+from tallystick.fleet.enclave import neutral, neutral_result, sandbox, sealed_job
+from tallystick.fleet.enclave.neutral import Input, Order, Output
+from tallystick.fleet.enclave.neutral_result import Outcome
 from tallystick.fleet.enclave.sandbox import Bounds, run_isolated
 from tallystick.fleet.provenance.transcripts import Opening, even_shards
 from tallystick.signing.dsse import Envelope, parse_envelope, sign_statement
@@ -87,7 +88,7 @@ def test_what_was_agreed_comes_out_signed(parties: Parties) -> None:
     order = parties.order(HONEST)
     outcome, statement = parties.carry_out(parties.sealed(order, HONEST))
     assert outcome == Outcome("completed", {"good": "pass", "share": 1, "size": len(SECRET)})
-    found = neutral.verify_result(statement, order, PLACE.public_key)
+    found = neutral_result.verify_result(statement, order, PLACE.public_key)
     assert found.outcome == outcome
     assert "nothing attests" in found.assurance
     payload = parse_envelope(statement).payload
@@ -233,7 +234,7 @@ def test_what_the_schema_has_no_room_for_does_not_leave(parties: Parties, progra
     order = parties.order(program)
     outcome, statement = parties.carry_out(parties.sealed(order, program))
     assert outcome == Outcome("malformed output", {})
-    assert neutral.verify_result(statement, order, PLACE.public_key).outcome.values == {}
+    assert neutral_result.verify_result(statement, order, PLACE.public_key).outcome.values == {}
 
 
 def test_spelling_and_further_digits_tell_nothing(parties: Parties) -> None:
@@ -279,16 +280,16 @@ def test_a_result_with_a_value_beyond_the_schema_is_refused_even_if_signed(parti
         {"good": "pass", "share": 1},
         {"good": "perhaps", "share": 1, "size": 1},
     ):
-        made = neutral.result_statement(
+        made = neutral_result.result_statement(
             order, Outcome("completed", values), started="x", versions={}, refused=()
         )
         forged = sign_statement(made, PLACE)
         with pytest.raises(Mismatch, match="result: "):
-            neutral.verify_result(forged, order, PLACE.public_key)
+            neutral_result.verify_result(forged, order, PLACE.public_key)
     with pytest.raises(Mismatch, match="is not signed by any"):
-        neutral.verify_result(statement, order, STRANGER.public_key)
+        neutral_result.verify_result(statement, order, STRANGER.public_key)
     with pytest.raises(Mismatch, match="result: order is"):
-        neutral.verify_result(statement, replace(order, nonce="11" * 16), PLACE.public_key)
+        neutral_result.verify_result(statement, replace(order, nonce="11" * 16), PLACE.public_key)
 
 
 # ------------------------------------------------------------------------------------ what may be used

@@ -16,23 +16,18 @@ from tallystick.commit.merkle import root as merkle_root
 from tallystick.commit.state import hold
 from tallystick.commit.tensors import chunk_size, digest_of
 from tallystick.dispute.bounds.steps import StepFacts
+from tallystick.dispute.objections import Objection
 from tallystick.dispute.openings import store_nodes
-from tallystick.dispute.operator_list import BATCH, END, LOAD, STORE, Objection, Operator, Output, base_of
+from tallystick.dispute.operator_list import BATCH, END, LOAD, STORE, Operator, Output, base_of
 from tallystick.dispute.rulings import Accusation, rule_on_operator
 from tallystick.execution.job import find_source
 from tallystick.execution.snapshot import copied, load_state, state_entries
 from tallystick.numerics.policy import find_policy
 from tallystick.roles.claim import write_claim
 from tallystick.roles.judge import dispute
-from tallystick.roles.operator_dispute import (
-    Examination,
-    TrainerSide,
-    Wanted,
-    defend,
-    end_root,
-    nodes_of,
-    own_step,
-)
+from tallystick.roles.operator_examination import Examination, Wanted, end_root
+from tallystick.roles.operator_replay import defend, own_step
+from tallystick.roles.operator_trainer import TrainerSide, nodes_of
 from tallystick.roles.replay import Replay, open_replay
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory

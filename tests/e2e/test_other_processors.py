@@ -30,7 +30,7 @@ from tallystick.roles.data_noise import (
     shaken,
 )
 from tallystick.roles.judge import dispute
-from tallystick.roles.operator_dispute import find_structure
+from tallystick.roles.operator_replay import find_structure
 from tallystick.roles.panel import Member, Opinion, Question
 from tallystick.roles.replay import Replay, open_replay
 from tallystick.roles.trainer import Order, record

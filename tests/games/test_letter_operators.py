@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tallystick.commit.merkle import root as merkle_root
 from tallystick.dispute.bisection import Claim, Level, Silence, apply
+from tallystick.dispute.objections import Objection
 from tallystick.dispute.operator_game import (
     Answered,
     Committed,
@@ -24,7 +25,7 @@ from tallystick.dispute.operator_game import (
     open_operator_game,
     play_move,
 )
-from tallystick.dispute.operator_list import Objection, OperatorList, verify_opened_leaf
+from tallystick.dispute.operator_list import OperatorList, verify_opened_leaf
 from tallystick.dispute.terms import PARTIES, Party
 from tallystick.errors import InvalidInput, Mismatch, ProtocolViolation
 from tallystick.testing.letter_operators import (

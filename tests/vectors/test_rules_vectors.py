@@ -11,7 +11,8 @@ import pytest
 
 from tallystick import errors
 from tallystick.fleet.compliance.rules import parse_rules
-from tallystick.fleet.enclave.neutral import parse_order, read_values
+from tallystick.fleet.enclave.neutral import parse_order
+from tallystick.fleet.enclave.neutral_result import read_values
 from tallystick.fleet.provenance.batch_opening import open_batch, parse_batch_opening
 from tallystick.fleet.provenance.transcripts import Lineage, Precommit, Report, Totals
 

@@ -20,8 +20,9 @@ from tallystick.errors import InvalidInput, Nondeterminism
 from tallystick.execution.dispatch.randomness import RandomStream
 from tallystick.execution.job import Batch
 from tallystick.execution.operations import Watch, watching
+from tallystick.execution.rounding.breaches import Violation
 from tallystick.execution.rounding.context import RecordTape
-from tallystick.execution.rounding.follow import FollowTape, Violation
+from tallystick.execution.rounding.follow import FollowTape
 from tallystick.execution.rounding.grids import is_noise_only
 from tallystick.execution.session import Session
 from tallystick.execution.snapshot import load_state, state_entries

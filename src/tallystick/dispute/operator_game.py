@@ -20,12 +20,11 @@ from typing import Literal
 
 from tallystick.commit.merkle import EMPTY_ROOT
 from tallystick.dispute.bisection import Claim, Game, Level, Outcome, Silence, apply, open_game
+from tallystick.dispute.objections import Objection, parse_objection
 from tallystick.dispute.operator_list import (
     MOST_LEAVES,
-    Objection,
     OpenedLeaf,
     ended_commitment,
-    parse_objection,
     prefix_commitment,
     verify_opened_leaf,
 )

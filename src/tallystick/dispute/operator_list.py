@@ -24,7 +24,6 @@ from tallystick.commit.encoding import (
     canonical_json,
     digest,
     parse_canonical_json,
-    parse_document,
     parse_hex,
     parse_hex_float,
 )
@@ -46,7 +45,6 @@ LEAF_TAG = b"tallystick/operator/1\x00"
 PREFIX_TAG = "tallystick/operator-prefix/1"
 ENDED_TAG = "tallystick/operator-list/1"
 BASE_TAG = "tallystick/operator-base/1"
-OBJECTION_FORMAT = "tallystick/objection/1"
 LEAF_LIMIT = 1 << 16  # bytes of JSON
 MOST_LEAVES = 1 << 24
 PHASES = ("load", "forward", "backward", "clip", "round", "update", "store")
@@ -377,50 +375,6 @@ class OperatorList:
 def hash_of(leaf: bytes) -> bytes:
     """Return the leaf hash of an encoded operator."""
     return leaf_hash(LEAF_TAG + leaf)
-
-
-@dataclass(frozen=True)
-class Objection:
-    """What an auditor puts into its list in place of the first leaf it holds to be false.
-
-    Attributes:
-        index: of that leaf.
-        output, element: where its value is wrong; or
-        structure: its name, arguments, wiring or form is not what the job asks for (then both numbers are 0).
-    """
-
-    index: int
-    output: int = 0
-    element: int = 0
-    structure: bool = False
-
-    def __post_init__(self) -> None:
-        if any(not 0 <= number < SIZE_LIMIT for number in (self.index, self.output, self.element)):
-            raise InvalidInput("objection: a number is out of range")
-        if self.structure and (self.output or self.element):
-            raise InvalidInput("objection: a structure has no element")
-
-    def encode(self) -> bytes:
-        """Return the canonical JSON of the objection, which stands as a leaf in the auditor's list."""
-        return canonical_json(
-            {
-                "element": self.element, "format": OBJECTION_FORMAT, "index": self.index, "output": self.output,
-                "structure": self.structure,
-            }
-        )  # fmt: skip
-
-
-def parse_objection(data: bytes) -> Objection:
-    """Return the objection that ``data`` encodes.
-
-    Raises:
-        InvalidInput: ``data`` is not what ``Objection.encode`` returns.
-    """
-    what = "objection"
-    names = ("element", "format", "index", "output", "structure")
-    fields = parse_document(data, OBJECTION_FORMAT, what=what, limit=LEAF_LIMIT, names=names)
-    numbers = (fields.integer("index"), fields.integer("output"), fields.integer("element"))
-    return Objection(*numbers, fields.boolean("structure"))
 
 
 @dataclass(frozen=True)

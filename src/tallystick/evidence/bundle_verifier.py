@@ -20,17 +20,17 @@ from tallystick.dispute.record import (
     SIGNATURES_CHECK,
     DisputeCheck,
     DisputeRecord,
-    parse_dispute,
     signed_claims,
     verify_dispute,
 )
+from tallystick.dispute.record_parsing import parse_dispute
 from tallystick.dispute.signed_moves import MOVE_TYPE, MoveClaim, is_move_signed, read_move
 from tallystick.dispute.terms import Party
 from tallystick.dispute.verdict import FORFEIT, parse_verdict, verify_verdict
 from tallystick.errors import InvalidInput, Mismatch, ProtocolViolation
 from tallystick.evidence.bundle import Bundle, Member, parse_bundle
 from tallystick.evidence.policy import EvidencePolicy
-from tallystick.evidence.run_verifier import (
+from tallystick.evidence.verification import (
     Audited,
     Check,
     FileAnswer,
@@ -39,6 +39,7 @@ from tallystick.evidence.run_verifier import (
     quoted,
     stated_by,
 )
+from tallystick.run.claims import read_claim
 from tallystick.run.documents import (
     RunStatement,
     Specification,
@@ -53,7 +54,6 @@ from tallystick.run.statements import (
     TrainerClaim,
     VerdictClaim,
     build_definition,
-    read_claim,
     time_text,
 )
 from tallystick.signing.dsse import parse_envelope

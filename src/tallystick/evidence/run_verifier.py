@@ -12,9 +12,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from fractions import Fraction
-from typing import Literal
+from dataclasses import replace
 
 from tallystick.commit.encoding import parse_canonical_json
 from tallystick.commit.state import (
@@ -24,9 +22,11 @@ from tallystick.commit.state import (
     parse_chunk_proof,
     verify_chunk,
 )
-from tallystick.dispute.record import DISPUTE_FORMAT, parse_dispute, verify_dispute
+from tallystick.dispute.record import DISPUTE_FORMAT, verify_dispute
+from tallystick.dispute.record_parsing import parse_dispute
 from tallystick.dispute.terms import Party
 from tallystick.errors import InvalidInput, Mismatch
+from tallystick.evidence.verification import Check, Outcome, Verification, quoted, stated_by
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import (
     CALIBRATED,
@@ -41,14 +41,10 @@ from tallystick.numerics.log import (
 from tallystick.numerics.policy import is_calibration_step, policy_of
 from tallystick.run.documents import RECORD_LIMIT, Specification
 from tallystick.run.proofs import STEP_PROOF_FORMAT, parse_step_proof, verify_step_proof
-from tallystick.run.statements import AuditClaim
 from tallystick.run.transcript import CURSOR, Transcript, check_cursor, check_fingerprint
 from tallystick.signing.keys import PublicKey
 from tallystick.store.files import RunDirectory
 from tallystick.store.models import weights_manifest
-
-Outcome = Literal["passed", "failed", "not judged", "not reached"]
-VerificationVerdict = Literal["match", "mismatch", "malformed", "unjudged"]
 
 RUN_SHOWS_NOT = (
     "that the steps were computed, that the data is what the digests suggest, or that the log is honest; "
@@ -57,132 +53,7 @@ RUN_SHOWS_NOT = (
 STEP_SHOWS_NOT = "that the step was computed, or that the root is the one the trainer is held to"
 DISPUTE_SHOWS_NOT = "that the root is the one the trainer is held to, or anything about other steps"
 CHUNK_SHOWS_NOT = "that training led to these bytes, or that the root is the one the trainer is held to"
-MOST_WORDS = 200  # characters of free text that are repeated
 GRIDS = "document/grids"  # entry of a state that holds the grid table (spec/state-commitment.md)
-
-
-@dataclass(frozen=True)
-class Check:
-    """One numbered check: what it claims, how it ended, and what it saw or why it failed."""
-
-    number: int
-    claim: str
-    outcome: Outcome = "not reached"
-    detail: str = ""
-
-
-@dataclass(frozen=True)
-class Stated:
-    """What a run states that it is: read from documents that lie under its root, repeated by nobody here.
-
-    Attributes:
-        job: the trainer's name for it; the digest decides what ran.
-        program, data: SHA-256 of the job's source and of its data, hexadecimal; no data where the job makes its own.
-        settings: the job's arguments.
-        seed, steps: of the specification.
-        policy: name of the rounding policy.
-        trainer: id of the key that signed the provenance; None of a bare run.
-        weights: root digest of the file that the final state makes, hexadecimal; None where it is not known.
-    """
-
-    job: str
-    program: str
-    data: str | None
-    settings: Mapping[str, str]
-    seed: int
-    steps: int
-    policy: str
-    trainer: str | None
-    weights: str | None
-
-    def fields(self) -> dict[str, object]:
-        """Return what ``--json`` prints; what evidence policies pin goes by the same names."""
-        return {**vars(self), "settings": dict(self.settings)}
-
-
-def stated_by(specification: Specification, *, trainer: str | None, weights: str | None) -> Stated:
-    """Return what a specification states, with who signed for it and what came out."""
-    job = specification.job
-    return Stated(
-        job=job.path,
-        program=job.source_digest,
-        data=job.dataset_digest,
-        settings=dict(job.settings),
-        seed=specification.seed,
-        steps=specification.steps,
-        policy=specification.policy.name,
-        trainer=trainer,
-        weights=weights,
-    )
-
-
-@dataclass(frozen=True)
-class Audited:
-    """What one auditor signed about a run: its own word, held against the policy elsewhere."""
-
-    key_id: str
-    claim: AuditClaim
-    parameters: int  # of the run, by its specification
-
-    @property
-    def silenced(self) -> Fraction | float:
-        """The share of the run's parameters whose gradient was declared to be noise only."""
-        silenced = self.claim.freedom.silenced
-        return Fraction(silenced, self.parameters) if self.parameters else (math.inf if silenced else 0.0)
-
-    def measured(self) -> dict[str, Fraction | float | None]:
-        """Return the numbers that evidence policies limit, by the names they have there; None is not measured."""
-        freedom, begin = self.claim.freedom, self.claim.beginning
-        return {
-            "freedom": freedom.fraction,
-            "steer": freedom.steer,
-            "fullest_step": freedom.fullest_step,
-            "path_steer": freedom.path_steer,
-            "silenced": self.silenced,
-            "moves": freedom.moves,
-            "uncompared": None if begin is None else begin.uncompared,
-        }
-
-
-@dataclass(frozen=True)
-class FileAnswer:
-    """Whether a file is the very result that a bundle speaks of; None where nothing can be told."""
-
-    file: str
-    is_result: bool | None
-    why: str
-
-
-@dataclass
-class Verification:
-    """All checks of one subject.
-
-    Attributes:
-        subject: what was verified, in words.
-        root: hexadecimal root that everything hangs from; None if none was found.
-        steps: how many steps the transcript has; None for proofs and unread transcripts.
-        shows_not: what passing does not show, in words.
-        checks: in order.
-        verdict: ``match`` if every check passed; ``malformed`` or ``mismatch`` by the one that failed; ``unjudged`` if
-            none failed and some need what was not given.
-        finding: of a bundle or a dispute's record: what its evidence shows, in words.
-        missing: what a verdict would need, in words, where some checks were not judged.
-        stated: what the run states that it is, once its documents were found under its root.
-        audits: of a bundle: what its auditors signed about the run, counted or not.
-        file: of a bundle, where a file was given: whether it is the result.
-    """
-
-    subject: str
-    shows_not: str
-    checks: list[Check] = field(default_factory=list[Check])
-    verdict: VerificationVerdict = "match"
-    root: str | None = None
-    steps: int | None = None
-    finding: str | None = None
-    missing: str = "no --policy"
-    stated: Stated | None = None
-    audits: list[Audited] = field(default_factory=list[Audited])
-    file: FileAnswer | None = None
 
 
 def verify_run(directory: RunDirectory, *, root: bytes | None = None) -> Verification:
@@ -253,12 +124,6 @@ def _verify_dispute(data: bytes, root: bytes, keys: Mapping[Party, PublicKey]) -
             found.missing = f"no key of the {record.loser}: --{record.loser}-signs"
         found.finding = f"not proven: that the {record.loser} is to blame for step {step}"
     return found
-
-
-def quoted(text: str, most: int = MOST_WORDS) -> str:
-    """Return somebody's free text as what it is: in quotation marks, on one line, escaped and cut to ``most`` characters."""
-    escaped = text.encode("unicode_escape").decode().replace('"', '\\"')
-    return f'"{escaped if len(escaped) <= most else escaped[:most] + ".."}"'
 
 
 def _work_through(found: Verification, checks: list[tuple[str, Callable[[], str]]]) -> None:

@@ -32,7 +32,7 @@ from tallystick.fleet.provenance.transcripts import (
     parse_precommit,
 )
 from tallystick.integrations.observed import Observation
-from tallystick.integrations.watching import batch_digests, flop_per_step, tokens_per_step
+from tallystick.integrations.run_replayer import batch_digests, flop_per_step, tokens_per_step
 from tallystick.run.documents import Specification
 from tallystick.store.chips import ChipDirectory
 from tallystick.store.files import RunDirectory, read_whole, storing, write_whole

@@ -24,7 +24,7 @@ from tallystick.roles.audit_report import Deviation
 from tallystick.roles.replay import open_replay
 
 if TYPE_CHECKING:
-    from tallystick.integrations.watching import RunReplayer
+    from tallystick.integrations.run_replayer import RunReplayer
 
 RECORDS_TAG = "tallystick/memory-records/1"
 UNSEEN_PER_RECORD = 4  # unseen records for each claimed one of a segment

@@ -38,11 +38,10 @@ from tallystick.fleet.attestation.tpm import (
     HASHES,
     TpmEvidence,
     TpmPublic,
-    certify_data,
     parse_tpm_public,
     parse_tpm_statement,
-    quote_data,
 )
+from tallystick.fleet.attestation.tpm_verification import certify_data, quote_data
 from tallystick.signing.keys import P256, P384, PublicKey
 
 KEY_FORMAT = "tallystick/tpm-key/1"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from tallystick.commit.encoding import parse_hex_float
 from tallystick.errors import InvalidInput, StoreError
-from tallystick.evidence.run_verifier import quoted
+from tallystick.evidence.verification import quoted
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import policy_of

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rich.console import RenderableType
 from rich.text import Text
 
-from tallystick.fleet.inspection.inspection import ChipVerdict, Verdict
+from tallystick.fleet.inspection.judging import ChipVerdict, Verdict
 from tallystick.reports.layout import BAD, GOOD, QUIET, Row, counted, page
 from tallystick.reports.registry import when
 

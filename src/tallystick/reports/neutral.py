@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from rich.console import RenderableType
 from rich.text import Text
 
-from tallystick.fleet.enclave.neutral import COMPLETED, FAILURES, Order, Outcome, Output
+from tallystick.fleet.enclave.neutral import COMPLETED, FAILURES, Order, Output
+from tallystick.fleet.enclave.neutral_result import Outcome
 from tallystick.reports.layout import BAD, GOOD, UNSURE, Row, counted, page
 
 STYLES = {"pass": GOOD, "fail": BAD, "unknown": UNSURE}

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from rich.console import RenderableType
 from rich.text import Text
 
-from tallystick.evidence.run_verifier import Audited, Stated, Verification, quoted
+from tallystick.evidence.verification import Audited, Stated, Verification, quoted
 from tallystick.reports.layout import BAD, GOOD, QUIET, UNSURE, Row, page, share
 from tallystick.run.statements import FirstState, Uncompared, time_text
 

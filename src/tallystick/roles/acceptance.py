@@ -21,7 +21,7 @@ from tallystick.errors import InvalidInput, Nondeterminism
 from tallystick.execution.noise.calibration import calibrate, gradients_under
 from tallystick.execution.noise.freedom import Excess, Freedom
 from tallystick.execution.noise.survey import Backward
-from tallystick.execution.noise.weighing import Weighing
+from tallystick.execution.noise.weighing import Weighing, is_linear
 from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding.follow import FollowTape
 from tallystick.execution.session import Session
@@ -114,7 +114,7 @@ class Acceptance:
             self._measured = session.step
             self._measure(session, backward)
         tape, weighing = session.follow_tape(frame, self._yardstick), self._weighing
-        if weighing is not None:
+        if weighing is not None and not is_linear(session.optimizer):
             tape.weigh = lambda ordinal, gradient, at, moves: weighing.weigh(
                 ordinal, session.parameters[ordinal][1], gradient, at, moves
             )

@@ -9,7 +9,7 @@ from tallystick.execution.noise.freedom import Freedom
 from tallystick.roles.initial_state import (
     Beginning,
 )
-from tallystick.roles.trainer import Phases
+from tallystick.roles.run_writer import Phases
 from tallystick.run.sample import SegmentDraw
 
 VerdictName = Literal["match", "mismatch", "log_violation", "cannot_reproduce", "not_accepted"]

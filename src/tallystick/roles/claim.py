@@ -10,14 +10,15 @@ from tallystick.commit.state import Entry, summarise
 from tallystick.dispute.verdict import LONGEST_TEXT, WHOLE_SITE, LogObjection
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
 from tallystick.execution.job import JobSource
-from tallystick.execution.rounding.follow import Violation
+from tallystick.execution.rounding.breaches import Violation
 from tallystick.execution.session import Session
 from tallystick.execution.snapshot import copied_state, load_state, state_entries
 from tallystick.execution.step import StepOutcome, run_step
 from tallystick.roles.audit_report import Deviation
 from tallystick.roles.comparison import compare_step, find_noisy_sites, is_excused, violations_of
 from tallystick.roles.replay import Replay, open_replay
-from tallystick.roles.trainer import Progress, step_record
+from tallystick.roles.run_writer import step_record
+from tallystick.roles.trainer import Progress
 from tallystick.run.documents import Specification
 from tallystick.run.transcript import Transcript
 from tallystick.store.files import RunDirectory

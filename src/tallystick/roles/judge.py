@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tallystick.dispute.operator_list import Objection
+from tallystick.dispute.objections import Objection
 from tallystick.dispute.terms import PARTIES, Party
 from tallystick.errors import InvalidInput, Nondeterminism
 from tallystick.execution.job import JobSource

@@ -23,7 +23,7 @@ from tallystick.commit.state import Entry
 from tallystick.dispute.terms import Ruling
 from tallystick.dispute.verdict import LogObjection
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
-from tallystick.evidence.run_verifier import quoted
+from tallystick.evidence.verification import quoted
 from tallystick.execution.rounding.follow import FollowTape, activation_budget
 from tallystick.execution.rounding.grids import activation_rule, is_noise_only, nearest_grid
 from tallystick.execution.snapshot import load_state

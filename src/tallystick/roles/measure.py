@@ -177,7 +177,7 @@ class MemoryRun:
     def step(self) -> tuple[StepRecord, bytes, Times]:
         """Record one step; return its record, its log frame and the seconds of each phase and in all."""
         from tallystick.execution.step import run_step
-        from tallystick.roles.trainer import step_record
+        from tallystick.roles.run_writer import step_record
 
         session, number, started = self.session, self.session.step, time.perf_counter()
         phases = dict(session.seconds)

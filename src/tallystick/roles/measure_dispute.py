@@ -35,7 +35,8 @@ from tallystick.numerics.policy import find_policy
 from tallystick.roles.claim import write_claim
 from tallystick.roles.costs import Ledger, Spent
 from tallystick.roles.judge import dispute
-from tallystick.roles.operator_dispute import TrainerSide, list_base
+from tallystick.roles.operator_replay import list_base
+from tallystick.roles.operator_trainer import TrainerSide
 from tallystick.roles.parties import RecordedTrace
 from tallystick.roles.replay import Replay, adopting, open_replay
 from tallystick.roles.trainer import Order, record

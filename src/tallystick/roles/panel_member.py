@@ -23,7 +23,7 @@ from tallystick.execution.snapshot import load_state
 from tallystick.execution.step import batch_digest, run_step
 from tallystick.roles.audit_report import Deviation
 from tallystick.roles.log_judge import rule_on_log
-from tallystick.roles.operator_dispute import find_structure
+from tallystick.roles.operator_replay import find_structure
 from tallystick.roles.panel import Opinion, asked_of
 from tallystick.roles.rebuilt import ELSEWHERE_SECONDS, STEPS_BEFORE, shift_clock, shift_place
 from tallystick.roles.referee import find_other_beginning

@@ -26,6 +26,7 @@ from tallystick.dispute.bounds.formulas import Sum, is_right_partial
 from tallystick.dispute.bounds.steps import StepFacts, formula_for
 from tallystick.dispute.exchange import HEAD_LIMIT, Answer, Question, unable
 from tallystick.dispute.moves import hash_in, items_in, move_fields, parse_move, sender_of, whole_in
+from tallystick.dispute.objections import Objection
 from tallystick.dispute.openings import Opening
 from tallystick.dispute.operator_game import (
     Answered,
@@ -39,7 +40,7 @@ from tallystick.dispute.operator_game import (
     open_operator_game,
     play_move,
 )
-from tallystick.dispute.operator_list import Objection, OperatorList, parse_operator
+from tallystick.dispute.operator_list import OperatorList, parse_operator
 from tallystick.dispute.record import GRIDS_ENTRY, handed_digest, opening_fields
 from tallystick.dispute.rulings import Accusation
 from tallystick.dispute.signed_moves import History, Terms, sign_move
@@ -49,9 +50,11 @@ from tallystick.execution.hashing import leaf_hashes
 from tallystick.execution.operator_trace import StepTrace, trace_step
 from tallystick.execution.snapshot import copied_state, held_state, load_state, state_entries
 from tallystick.execution.step import StepOutcome
-from tallystick.roles import operator_dispute
+from tallystick.roles import operator_examination, operator_replay
 from tallystick.roles.costs import Ledger, Spent
-from tallystick.roles.operator_dispute import Examination, Source, TrainerSide, Wanted, nodes_of, reader_of
+from tallystick.roles.operator_examination import Examination, Wanted
+from tallystick.roles.operator_sources import Source, reader_of
+from tallystick.roles.operator_trainer import TrainerSide, nodes_of
 from tallystick.roles.replay import Replay, adopting
 from tallystick.roles.signed_before import SignedBefore
 from tallystick.run.documents import StepRecord
@@ -392,7 +395,7 @@ class Respondent:
         side = self._trainer(question)
         sources = [_source(item) for item in items_in(question.body.get("sources"), "sources")]
         for source in sources:
-            operator_dispute.nbytes_of(side.trace.operators, source)  # raises where there is none
+            operator_examination.nbytes_of(side.trace.operators, source)  # raises where there is none
         return Answer({}, tuple(side.show(source) for source in sources))
 
     def _looked(self, question: Question) -> Answer:
@@ -501,7 +504,7 @@ class Respondent:
             claimed = self.trace.witness_at(case.step + 1)
             root = case.terms.claims["trainer"]
             with self.trace.ledger.charging("trainer", "list"):
-                self._side = operator_dispute.defend(
+                self._side = operator_replay.defend(
                     self.trace.replay, case.agreed, case.facts.frame, case.facts.record, base=case.terms.base,
                     chunk=case.chunk, claimed_root=root,
                     claimed=None if claimed is None or claimed.root != root else claimed,
@@ -518,7 +521,7 @@ class Respondent:
             own = self.trace.traced_under(case.facts.record)
             with self.trace.ledger.charging("auditor", "examination"):
                 if own is None:
-                    own = operator_dispute.own_step(
+                    own = operator_replay.own_step(
                         self.trace.replay, case.agreed, case.facts.frame, case.facts.record, chunk=case.chunk
                     )
                 self._seen = Examination(own, [parse_operator(leaf) for leaf in self._leaves()], case.agreed)
@@ -562,7 +565,7 @@ class Respondent:
                     f"question: the log of step {step} is not the one that the trainer's record names"
                 )
         facts = StepFacts(transcript.specification, record, frame, bytes(agreed.entries[GRIDS_ENTRY].data))
-        base, chunk = operator_dispute.list_base(agreed, facts)
+        base, chunk = operator_replay.list_base(agreed, facts)
         return _Case(step, facts, agreed, Terms(run, auditor_run, step, base, claims), chunk)
 
     def _record(self, question: Question, step: int, run: bytes) -> StepRecord:

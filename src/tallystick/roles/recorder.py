@@ -53,7 +53,8 @@ from tallystick.roles.initial_state import (
     settings_of,
 )
 from tallystick.roles.replay import adopting
-from tallystick.roles.trainer import Phases, RunWriter, specification_of
+from tallystick.roles.run_writer import Phases, RunWriter
+from tallystick.roles.trainer import specification_of
 from tallystick.run.documents import JobRecord, RunStatement
 from tallystick.run.program import Program, in_words
 from tallystick.run.transcript import check_cursor

@@ -27,7 +27,8 @@ from tallystick.execution.step import batch_digest
 from tallystick.numerics.log import decode_frame
 from tallystick.roles.costs import Ledger
 from tallystick.roles.initial_state import DOCUMENTS, find_other_setting
-from tallystick.roles.operator_dispute import OperatorDispute, OperatorResult, Signing, list_base
+from tallystick.roles.operator_dispute import OperatorDispute, OperatorResult, Signing
+from tallystick.roles.operator_replay import list_base
 from tallystick.roles.panel import Panel
 from tallystick.roles.rebuilt import find_unsteady
 from tallystick.roles.replay import Replay

@@ -18,6 +18,7 @@ from tallystick.dispute.record import DISPUTE_FORMAT
 from tallystick.dispute.verdict import VERDICT_FORMAT
 from tallystick.errors import InvalidInput, Mismatch, ProtocolViolation
 from tallystick.evidence.bundle import BUNDLE_LIMIT, Member, named
+from tallystick.run.claims import read_claim
 from tallystick.run.documents import SPECIFICATION_FORMAT, STATEMENT_FORMAT, parse_run_statement
 from tallystick.run.proofs import SPECIFICATION_PROOF_FORMAT
 from tallystick.run.sample import ANNOUNCEMENT_FORMAT
@@ -31,7 +32,6 @@ from tallystick.run.statements import (
     VerdictClaim,
     audit_statement,
     provenance_statement,
-    read_claim,
     verdict_statement,
 )
 from tallystick.run.transcript import Transcript

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-import numpy as np
-from torch import Tensor
-
-from tallystick.commit.encoding import hex_float
-from tallystick.commit.state import Entry, EntrySummary, StateSummary, summarise
 from tallystick.errors import InvalidInput, Nondeterminism, StoreError
 from tallystick.execution.determinism import environment_versions
 from tallystick.execution.dispatch.jitter import Jitter
-from tallystick.execution.hashing import leaf_hashes
 from tallystick.execution.job import Job, JobSource
 from tallystick.execution.noise.calibration import calibrate, gradients_under
 from tallystick.execution.noise.survey import Backward
-from tallystick.execution.program import LocalProgram
 from tallystick.execution.rounding.context import RecordTape
-from tallystick.execution.rounding.grids import sample_stride
 from tallystick.execution.session import Session
-from tallystick.execution.snapshot import load_state, state_entries
-from tallystick.execution.step import StepOutcome, backward_of, draw_batch, run_step, verify_batches_are_pure
-from tallystick.numerics import kernels
+from tallystick.execution.step import backward_of, draw_batch, run_step, verify_batches_are_pure
 from tallystick.numerics.policy import Policy
-from tallystick.numerics.rounding import sampled_rms
+from tallystick.roles.run_writer import Phases, RunWriter, size_of
 from tallystick.roles.same_order import other_machine, verify_same_order, verify_same_program
 from tallystick.run.documents import (
     JobRecord,
@@ -37,28 +25,10 @@ from tallystick.run.documents import (
     RunStatement,
     SiteRecord,
     Specification,
-    StepRecord,
 )
 from tallystick.run.program import Program
-from tallystick.store.files import RunDirectory, frame_digest
+from tallystick.store.files import RunDirectory
 from tallystick.store.resumption import Resumption, find_resumption
-
-APART = (
-    1 << 26
-)  # bytes copied so that a state can be hashed while the next step computes; else it is hashed at once
-
-
-@dataclass
-class Phases:
-    """Seconds spent in each phase of recording or auditing, for people."""
-
-    seconds: dict[str, float] = field(default_factory=dict[str, float])
-
-    def add(self, phase: str, started: float) -> float:
-        """Charge the time since ``started`` to ``phase`` and return the time now."""
-        now = time.perf_counter()
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - started
-        return now
 
 
 @dataclass(frozen=True)
@@ -213,156 +183,6 @@ def _nobody(text: str) -> None:
     """Nobody wants to know."""
 
 
-@dataclass(frozen=True)
-class _Commitment:
-    """A checkpoint about to be written: one pass copies each tensor, hashes the copy and writes it."""
-
-    directory: RunDirectory
-    hashers: ThreadPoolExecutor
-    step: int
-    first: int
-    outcome: StepOutcome
-    frame: bytes
-
-    def write(self, entries: list[Entry]) -> None:
-        """Write the state and then the step's record, both lastingly.
-
-        Raises:
-            StoreError: the disk refuses.
-            Nondeterminism: ``entries`` are not the state whose fingerprint the step ended with.
-        """
-        if not self.try_to_write(entries):
-            raise Nondeterminism(
-                f"step {self.step}: the state was changed after the step by something other than the next one"
-            )
-
-    def try_to_write(self, entries: list[Entry]) -> bool:
-        """Do so and return True; or return False, with no record written, where the fingerprint is another one.
-
-        The bytes hashed are the bytes written, and their fingerprint is compared: a tensor that somebody writes to
-        meanwhile cannot get into a commitment unnoticed.
-        """
-        names = sorted(entry.name for entry in entries if entry.dtype == "F32")
-        ordinals = {name: ordinal for ordinal, name in enumerate(names)}
-        found: list[EntrySummary] = []
-        prints: list[int] = []
-
-        def take(entry: Entry) -> Entry:
-            still = Entry(entry.name, entry.dtype, entry.shape, bytes(entry.data))
-            found.extend(summarise([still], pool=self.hashers, leaves=leaf_hashes).entries)
-            if entry.name in ordinals:
-                values = np.frombuffer(still.data, dtype="<f4")
-                prints.append(kernels.fingerprint(values, ordinals[entry.name] << 40))
-            return still
-
-        self.directory.write_checkpoint(self.step + 1, entries, each=take)
-        if sum(prints) % (1 << 64) != self.outcome.fingerprint:
-            return False
-        root = StateSummary(tuple(sorted(found, key=lambda entry: entry.name.encode()))).root().hex()
-        record = step_record(self.step, self.outcome, self.frame, root)
-        self.directory.append_step(self.first, self.frame, record, durable=True)
-        return True
-
-
-class RunWriter:
-    """Writes one run: the specification and first state, then step after step.
-
-    With ``overlap`` a committed state is hashed and written while the next step computes; nothing but the session's
-    steps may then change the tensors. A loop of the user's own may do anything between two steps.
-    """
-
-    def __init__(
-        self, session: Session, directory: RunDirectory, phases: Phases, *, overlap: bool = False
-    ) -> None:
-        self.session, self.directory, self.phases = session, directory, phases
-        self._overlap = overlap
-        self.specification: Specification | None = None
-        self._committer = ThreadPoolExecutor(1, "tally-commit")
-        self._hashers = ThreadPoolExecutor(os.cpu_count() or 1, "tally-hash")
-        self._committing: Future[bool] | None = None
-        self._commitment: _Commitment | None = None
-        self._entries: list[Entry] = []
-        self._program: LocalProgram | None = None
-
-    def begin(self, specification: Callable[[str, Program], Specification], program: LocalProgram) -> None:
-        """Commit the initial state, then write the files of ``program`` and the specification that names both."""
-        entries = state_entries(self.session)
-        committed, contents = program.collect()
-        root = summarise(entries, pool=self._hashers, leaves=leaf_hashes).root().hex()
-        self.specification, self._program = specification(root, committed), program
-        self.directory.write_checkpoint(0, entries)
-        self.directory.write_program(contents)
-        self.directory.write_document(self.directory.specification_path, self.specification.encode())
-
-    def take_up(
-        self, specification: Specification, program: LocalProgram, root: str, kept: Resumption
-    ) -> None:
-        """Go on from the last state that is kept, ``root`` its root; only then is anything removed from the directory."""
-        self.specification, self._program = specification, program
-        load_state(self.session, self.directory.load_committed(kept.done, root))
-        kept.cut_back()
-
-    def write_step(self, step: int, outcome: StepOutcome, frame: bytes) -> None:
-        """Append one finished step; at a checkpoint commit the state first.
-
-        With overlap another thread does that. It is done before the optimizer changes a tensor (the session then calls
-        ``wait``) and before the next record is written, so that a process that is killed leaves what it would leave
-        without that thread.
-        """
-        assert self.specification is not None and self._program is not None
-        self.wait()
-        self._program.verify_committed(self.specification.job.program, step)
-        clock = time.perf_counter()
-        first = step - step % self.specification.checkpoint_every
-        if not self.specification.is_checkpoint(step):
-            record = step_record(step, outcome, frame, None)
-            self.directory.append_step(first, frame, record, durable=False)
-            self.phases.add("store", clock)
-            return
-        entries = state_entries(self.session, apart=APART) if self._overlap else None
-        commitment = _Commitment(self.directory, self._hashers, step, first, outcome, frame)
-        if entries is None:
-            commitment.write(state_entries(self.session))
-        else:
-            self._committing = self._committer.submit(commitment.try_to_write, entries)
-            self._commitment, self._entries = commitment, entries
-            self.session.before_change = self.wait
-        self.phases.add("commit", clock)
-
-    def wait(self) -> None:
-        """Return when the last committed state is on the disk.
-
-        Raises:
-            StoreError: it cannot be written.
-            Nondeterminism: it is no longer the state that the step ended with.
-        """
-        committing, self._committing = self._committing, None
-        self.session.before_change = None
-        if committing is None:
-            return
-        clock = time.perf_counter()
-        if not committing.result():
-            assert self._commitment is not None
-            self._commitment.write(self._entries)  # a forward pass had put other values there for a while
-        self._commitment, self._entries = None, []
-        self.phases.add("commit", clock)
-
-    def close(self) -> None:
-        """Let the threads end, what they have begun included; of an error ``wait`` would tell."""
-        self._committer.shutdown()
-        self._hashers.shutdown()
-
-    def finish(self) -> RunStatement:
-        """Write the statement."""
-        self.wait()
-        self.close()
-        if self.specification is not None and self._program is not None:
-            self._program.verify_committed(self.specification.job.program, self.session.step)
-        statement = self.directory.load_partial().statement()
-        self.directory.write_document(self.directory.statement_path, statement.encode())
-        return statement
-
-
 class _Recording:
     """One job being recorded."""
 
@@ -439,7 +259,7 @@ class _Recording:
         """Measure the noise and log the step again where a gradient is far larger than when its noise was measured."""
         session = self.session
         if tape.is_calibrated or not any(
-            p.grad is not None and tape.has_outgrown(ordinal, _size_of(p.grad))
+            p.grad is not None and tape.has_outgrown(ordinal, size_of(p.grad))
             for ordinal, (_, p) in enumerate(session.parameters)
         ):
             return
@@ -482,12 +302,6 @@ def _verify_settings(built: Mapping[str, object], now: Mapping[str, object]) -> 
             )
 
 
-def _size_of(gradient: Tensor) -> float:
-    """Return the rms of an even sample of a gradient."""
-    flat = gradient.detach().reshape(-1)
-    return float(sampled_rms(flat, sample_stride(flat))[0]) if flat.numel() else 0.0
-
-
 def specification_of(
     session: Session,
     *,
@@ -512,21 +326,4 @@ def specification_of(
             SiteRecord(site.kind.name.lower(), site.name, site.shape, "F32") for site in session.sites
         ),
         notes=Notes(tuple(sorted(session.findings.lifted)), tuple(sorted(session.densified))),
-    )
-
-
-def step_record(step: int, outcome: StepOutcome, frame: bytes, root: str | None) -> StepRecord:
-    """Return the record of one step."""
-    return StepRecord(
-        step=step,
-        rank=0,
-        micro_batches=outcome.micro_batches,
-        batch=outcome.batch,
-        log=frame_digest(frame),
-        log_bytes=len(frame),
-        loss=hex_float(outcome.loss),
-        schedule=tuple(sorted((group, name, hex_float(value)) for group, name, value in outcome.schedule)),
-        skipped=outcome.skipped,
-        fingerprint=f"{outcome.fingerprint:016x}",
-        state_root=root,
     )

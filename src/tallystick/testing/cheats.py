@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -22,32 +21,16 @@ from torch import Tensor
 
 from tallystick.commit.encoding import hex_float
 from tallystick.commit.state import Entry, summarise
-from tallystick.errors import InvalidInput
 from tallystick.execution.job import Batch, Job, JobSource, find_source
-from tallystick.execution.noise.yardstick import Yardstick
-from tallystick.execution.rounding.context import RecordTape
-from tallystick.execution.session import Session
 from tallystick.execution.step import batch_digest
-from tallystick.numerics.grid_table import GridTable
-from tallystick.numerics.log import (
-    Kind,
-    Residues,
-    SiteAddress,
-    SparseEntries,
-    decode,
-    decode_residues,
-    encode,
-    encode_residues,
-)
 from tallystick.numerics.policy import find_policy
-from tallystick.numerics.rounding import NO_KEY, Key, round_recorded
 from tallystick.roles.claim import write_claim
 from tallystick.roles.judge import Defence
-from tallystick.roles.replay import Replay, open_replay
 from tallystick.roles.trainer import Order, record
-from tallystick.run.documents import Specification, StepRecord
+from tallystick.run.documents import StepRecord
 from tallystick.run.transcript import Transcript, state_fingerprint
 from tallystick.store.files import RunDirectory
+from tallystick.testing.forged_entry import ForgedEntry, open_honest
 
 Tamper = Callable[[Job], None]
 
@@ -86,19 +69,12 @@ def tampered(order: Order, tamper: Tamper) -> Order:
 
 def honest_defence(source: JobSource) -> Defence:
     """Return the job itself as the trainer's program."""
-    return lambda specification: _replay(specification, source)
+    return lambda specification: open_honest(specification, source)
 
 
 def tampered_defence(source: JobSource, tamper: Tamper) -> Defence:
     """Return a tampered job, under the honest digest, as the trainer's program."""
     return honest_defence(TamperedSource(source.path, source.source, tamper))
-
-
-def _replay(specification: Specification, source: JobSource) -> Replay:
-    replay = open_replay(specification, source)
-    if not isinstance(replay, Replay):
-        raise InvalidInput(f"the job cannot be repeated: {replay}")
-    return replay
 
 
 def _noting(job: Job) -> Callable[[], int]:
@@ -350,155 +326,6 @@ class EditedWeights:
     def defence(self, source: JobSource) -> Defence:
         """Return the job: the edit came after it."""
         return honest_defence(source)
-
-
-FEW = 64  # elements that a budget of moves does not tell from honest ones
-
-
-@dataclass
-class _ForgingTape(RecordTape):
-    """Moves one element far from any boundary by a quantum, and logs it as if it had been ambiguous.
-
-    Where a site is logged by residues, which are within reach of every element, moves all of them as far as these say.
-    """
-
-    forging: bool = False
-    forged: Kind = Kind.GRADIENT
-
-    def round(self, kind: Kind, ordinal: int, x: Tensor, *, out: Tensor, old: Tensor | None = None,
-              key: Key = NO_KEY, name: str) -> None:  # fmt: skip
-        exact = x.clone() if self.forging and kind == self.forged else x
-        super().round(kind, ordinal, x, out=out, old=old, key=key, name=name)
-        if not self.forging or kind != self.forged:
-            return
-        grid = self._grids[(kind, ordinal)]
-        flat = out.reshape(-1)
-        address = SiteAddress(self.rank, 0, kind, ordinal)
-        payload = self.payloads.get(address)
-        if grid.residue_bits:
-            if payload is not None and x.numel() > FEW:
-                self.forging = False
-                scales = torch.from_numpy(grid.scales.astype(np.int64)).to(flat.device)
-                far = max(1, (1 << grid.residue_bits - 1) - 1)  # quanta
-                flat += far * torch.exp2((scales + grid.floor).double()).repeat_interleave(
-                    x.numel() // scales.numel()
-                ).to(flat)
-                bits = grid.residue_bits
-                ahead = (decode_residues(payload, x.numel(), bits).values.astype(np.int64) + far) % (
-                    1 << bits
-                )
-                self.payloads[address] = encode_residues(Residues.of(ahead, bits))
-            return
-        # Of the elements whose nearest boundary lies above, so that the log leads where the forger goes.
-        weight = flat.abs()
-        if grid.precision == 0:
-            each = torch.from_numpy(grid.scales.astype(np.int64)).to(flat.device) + grid.floor
-            half = torch.exp2(each.double() - 1).repeat_interleave(x.numel() // each.numel())
-            beyond = (exact.reshape(-1).double() + half).to(exact.dtype).reshape(exact.shape)
-            round_recorded(beyond, grid, out=beyond, old=old, key=key, name=name)
-            weight = torch.where(beyond.reshape(-1).to(flat.dtype) != flat, weight, 0.0)
-        far = int(weight.argmax())
-        if weight[far] == 0:
-            return
-        honest = SparseEntries.none(x.numel(), 1) if payload is None else decode(payload, x.numel(), 1)
-        if far in honest.indexes:
-            return
-        self.forging = False
-        block = far // (x.numel() // grid.scales.size)
-        floor = int(grid.scales[block]) + grid.floor
-        exponent = (
-            floor
-            if grid.precision == 0
-            else max(int(np.frexp(abs(float(flat[far])))[1]) - grid.precision, floor)
-        )
-        flat[far] += 2.0**exponent
-        indexes = np.append(honest.indexes, far)
-        order = np.argsort(indexes)
-        symbols = np.append(honest.symbols, 1)[order]
-        self.payloads[address] = encode(SparseEntries(x.numel(), 1, indexes[order], symbols))
-
-    def activation(self, kind: Kind, ordinal: int, x: Tensor, *, name: str) -> Tensor:
-        out = super().activation(kind, ordinal, x, name=name)
-        if not self.forging or kind != self.forged or out is x:
-            return out
-        flat = out.reshape(-1)
-        far = int(flat.abs().argmax())
-        address = SiteAddress(self.rank, self._micro_batch, kind, ordinal)
-        payload = self.payloads.get(address)
-        honest = SparseEntries.none(x.numel(), 1) if payload is None else decode(payload, x.numel(), 1)
-        if flat[far] == 0 or far in honest.indexes:
-            return out
-        self.forging = False
-        grid = self._grids[(kind, ordinal)]
-        lowest = int(grid.scales[0]) + grid.floor
-        flat[far] += 2.0 ** max(int(np.frexp(abs(float(flat[far])))[1]) - grid.precision, lowest)
-        indexes = np.append(honest.indexes, far)
-        order = np.argsort(indexes)
-        symbols = np.append(honest.symbols, 1)[order]
-        self.payloads[address] = encode(SparseEntries(x.numel(), 1, indexes[order], symbols))
-        return out
-
-
-@dataclass(frozen=True)
-class ForgedEntry:
-    """Writes a log entry for an element far from any boundary, to steer a weight.
-
-    ``kind`` is that of its site: a gradient, or with policy ``leaf`` an activation or the gradient of one.
-    """
-
-    at: int
-    kind: Kind = Kind.GRADIENT
-    liar: ClassVar[str] = "trainer"
-
-    def run(self, order: Order, out: RunDirectory) -> int:
-        """Record honestly but for one forged entry at ``at``."""
-        with _replaced_tape(self.at, self.kind):
-            record(order, out)
-        return self.at
-
-    def defence(self, source: JobSource) -> Defence:
-        """Return the job that forges again when it repeats the step."""
-
-        def defend(specification: Specification) -> Replay:
-            replay = _replay(specification, source)
-            follow, session = replay.session.follow_tape, replay.session
-
-            def tape(frame: bytes, yardstick: Yardstick | None = None) -> Any:
-                if session.step != self.at:
-                    return follow(frame, yardstick)
-                base = session.record_tape(session.table).base
-                return _ForgingTape(
-                    session.policy, session.table, current=session.table, base=base, rank=session.rank,
-                    forging=True, forged=self.kind,
-                )  # fmt: skip
-
-            session.follow_tape = tape
-            return replay
-
-        return defend
-
-
-@contextmanager
-def _replaced_tape(at: int, kind: Kind) -> Generator[None]:
-    honest = Session.record_tape
-
-    def make(session: Session, before: GridTable) -> RecordTape:
-        base = honest(session, before).base
-        return _ForgingTape(
-            session.policy,
-            before,
-            current=session.table,
-            base=base,
-            rank=session.rank,
-            forging=session.step == at,
-            forged=kind,
-        )
-
-    Session.record_tape = make  # pyright: ignore[reportAttributeAccessIssue]
-    try:
-        yield
-    finally:
-        Session.record_tape = honest
 
 
 def claim_path(out: RunDirectory) -> RunDirectory:

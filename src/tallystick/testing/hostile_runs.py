@@ -23,7 +23,8 @@ from tallystick.errors import InvalidInput, Mismatch
 from tallystick.evidence.bundle import make_bundle, parse_bundle
 from tallystick.evidence.bundle_verifier import verify_bundle
 from tallystick.evidence.recognition import recognise
-from tallystick.evidence.run_verifier import Verification, verify_run
+from tallystick.evidence.run_verifier import verify_run
+from tallystick.evidence.verification import Verification
 from tallystick.numerics.policy import POLICIES, policy_of
 from tallystick.reports.document import find_sources, read_document
 from tallystick.reports.layout import Report

@@ -14,6 +14,7 @@ from tallystick.commit.encoding import digest
 from tallystick.commit.merkle import root as merkle_root
 from tallystick.commit.merkle import verify_inclusion
 from tallystick.dispute.bisection import Claim, Silence
+from tallystick.dispute.objections import Objection
 from tallystick.dispute.operator_game import (
     Answered,
     Committed,
@@ -28,12 +29,7 @@ from tallystick.dispute.operator_game import (
     open_operator_game,
     play_move,
 )
-from tallystick.dispute.operator_list import (
-    Objection,
-    OperatorList,
-    hash_of,
-    verify_opened_leaf,
-)
+from tallystick.dispute.operator_list import OperatorList, hash_of, verify_opened_leaf
 from tallystick.dispute.terms import PARTIES, Party, Ruling
 from tallystick.errors import ProtocolViolation
 from tallystick.testing.letters import ALPHABET, DEADLINE, next_letter

@@ -32,7 +32,7 @@ from tallystick.dispute.exchange import (
     read_question,
     unable,
 )
-from tallystick.dispute.record import parse_dispute
+from tallystick.dispute.record_parsing import parse_dispute
 from tallystick.dispute.signed_moves import MoveClaim, Terms, read_move
 from tallystick.dispute.verdict import LogObjection, parse_log_objection, parse_verdict
 from tallystick.errors import InvalidInput, Mismatch
@@ -42,7 +42,7 @@ from tallystick.fleet.agent import chip_record, memory, probes
 from tallystick.fleet.attestation import certificates, credential, enrolment, revocation, spdm, tpm
 from tallystick.fleet.compliance import rules
 from tallystick.fleet.compliance.compliance import licence_statement, parse_owner_findings, read_licence
-from tallystick.fleet.enclave import neutral, sandbox, sealed_job
+from tallystick.fleet.enclave import neutral, neutral_result, sandbox, sealed_job
 from tallystick.fleet.inspection.custody import add_link, encode_chain, parse_chain
 from tallystick.fleet.inspection.extraction import ChipLogReader
 from tallystick.fleet.inspection.inspection import Finding, Result, make_order, parse_order, parse_result
@@ -59,6 +59,7 @@ from tallystick.numerics import grid_table, log
 from tallystick.numerics.dense import decode_dense, encode_dense
 from tallystick.run import documents, proofs, sample, statements, transcript
 from tallystick.run.calibration import CalibrationChoice, SiteChoice, parse_calibration
+from tallystick.run.claims import read_claim
 from tallystick.signing.dsse import Statement, Subject, parse_envelope, parse_statement, sign_statement
 from tallystick.signing.keys import ed25519_key, parse_public_key, parse_signing_key
 from tallystick.signing.model_signature import parse_model_signature
@@ -260,8 +261,10 @@ def _neutral() -> Iterator[bytes]:
     own = replace(order, owner=key.public_key.key_id)
     yield from (order.encode(), neutral.sign_order(own, key))
     yield b'{"count": 3, "share": 0.25, "word": "pass"}'
-    outcome = neutral.Outcome("completed", {"count": 3, "share": 4, "word": "pass"})
-    yield neutral.result_statement(order, outcome, started="x", versions={"a": "b"}, refused=("c",)).encode()
+    outcome = neutral_result.Outcome("completed", {"count": 3, "share": 4, "word": "pass"})
+    yield neutral_result.result_statement(
+        order, outcome, started="x", versions={"a": "b"}, refused=("c",)
+    ).encode()
     members = [
         ["order", "order", 1, "55" * 32],
         ["program", "program", 2, "55" * 32],
@@ -467,7 +470,7 @@ def _batch_opening(data: bytes) -> batch_opening.BatchOpening:
 
 
 def _claim(data: bytes) -> object:
-    return statements.read_claim(parse_statement(data))
+    return read_claim(parse_statement(data))
 
 
 TARGETS: tuple[Target, ...] = (
@@ -564,8 +567,8 @@ TARGETS: tuple[Target, ...] = (
     Target("licence", lambda d: read_licence(parse_statement(d), "11" * 32)),
     Target("neutral-order", neutral.parse_order, _encoded),
     Target("neutral-order-signed", neutral.read_order),
-    Target("neutral-output", lambda d: neutral.read_values(_neutral_order(), d)),
-    Target("neutral-result", lambda d: neutral.read_result(parse_statement(d))),
+    Target("neutral-output", lambda d: neutral_result.read_values(_neutral_order(), d)),
+    Target("neutral-result", lambda d: neutral_result.read_result(parse_statement(d))),
     Target("neutral-job", lambda d: sealed_job.parse_index(d, len(d) + 6, Path("job"))),
     Target("chip-log", _chip_log),
     Target("precommit", transcripts.parse_precommit, _encoded),

@@ -45,7 +45,7 @@ from tallystick.fleet.provenance.transcripts import (
     make_report,
 )
 from tallystick.integrations.committing import beside, elements_of
-from tallystick.integrations.watching import batch_digests, flop_per_step, tokens_per_step
+from tallystick.integrations.run_replayer import batch_digests, flop_per_step, tokens_per_step
 from tallystick.numerics.policy import find_policy
 from tallystick.roles.trainer import Order, Progress, record
 from tallystick.run.documents import Specification

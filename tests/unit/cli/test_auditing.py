@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from tallystick.roles import auditor, judge
-from tallystick.run.statements import AuditClaim, read_claim
+from tallystick.run.claims import read_claim
+from tallystick.run.statements import AuditClaim
 from tallystick.signing.dsse import parse_statement
 from tallystick.store.files import RunDirectory
 
@@ -39,7 +40,7 @@ def test_an_honest_run_matches(tally, recorded: Path) -> None:
     assert set(freedom) == {
         "fraction", "elements", "near", "moved", "expected_moves", "move_budget", "decisions_moved", "decisions_far",
         "expected_decisions", "decision_budget", "largest_move", "largest_steer", "fullest_step", "path_steer",
-        "silenced_parameters", "widest_band_ratio",
+        "silenced_parameters", "weighed_share", "widest_band_ratio",
     }  # fmt: skip
     assert (freedom["moved"], freedom["largest_move"], freedom["path_steer"]) == (0, 0.0, 0.0)
     assert 0.0 < freedom["expected_moves"] < freedom["move_budget"] < freedom["elements"]

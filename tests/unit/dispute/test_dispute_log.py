@@ -14,7 +14,8 @@ from tallystick.dispute import record as dispute
 from tallystick.dispute.bounds.steps import FRAME_TAG
 from tallystick.dispute.operator_game import Opened
 from tallystick.dispute.operator_list import ROUND, parse_operator
-from tallystick.dispute.record import GRIDS_ENTRY, MOST_MOVES, parse_dispute
+from tallystick.dispute.record import GRIDS_ENTRY, MOST_MOVES
+from tallystick.dispute.record_parsing import parse_dispute
 from tallystick.dispute.terms import DisputedPosition
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.numerics.grid_table import GridTable

@@ -27,15 +27,8 @@ from tallystick.dispute.bounds.formulas import (
 )
 from tallystick.dispute.bounds.operands import flat_of, position_of, stored_at
 from tallystick.dispute.bounds.table import find_rule
-from tallystick.dispute.operator_list import (
-    Geometry,
-    Input,
-    Objection,
-    Operator,
-    Output,
-    parse_objection,
-    parse_operator,
-)
+from tallystick.dispute.objections import Objection, parse_objection
+from tallystick.dispute.operator_list import Geometry, Input, Operator, Output, parse_operator
 from tallystick.errors import InvalidInput
 
 NUMBERS = st.floats(-1e30, 1e30, allow_nan=False).filter(lambda x: x == 0.0 or abs(x) > 1e-30)

@@ -19,18 +19,19 @@ from tallystick.commit.merkle import inclusion_proof, leaf_hash
 from tallystick.commit.merkle import root as merkle_root
 from tallystick.commit.state import Entry, summarise
 from tallystick.dispute.bisection import Claim, Level, apply, open_game
+from tallystick.dispute.objections import Objection
 from tallystick.dispute.openings import Opening
 from tallystick.dispute.operator_game import Answered, Committed, Handed, Move, Opened, Revealed
-from tallystick.dispute.operator_list import Objection, OpenedLeaf, OperatorList
+from tallystick.dispute.operator_list import OpenedLeaf, OperatorList
 from tallystick.dispute.record import (
     DisputeRecord,
     StepsGame,
     handed_digest,
-    parse_dispute,
     record_base,
     signed_claims,
     verify_dispute,
 )
+from tallystick.dispute.record_parsing import parse_dispute
 from tallystick.dispute.signed_moves import Terms, claims_of, move_envelope, sign_move
 from tallystick.dispute.terms import PARTIES, Party
 from tallystick.dispute.verdict import LogObjection, Verdict
@@ -45,7 +46,7 @@ from tallystick.evidence.policy import (
     parse_evidence_policy,
     policy_template,
 )
-from tallystick.evidence.run_verifier import Verification
+from tallystick.evidence.verification import Verification
 from tallystick.reports.verification import VerificationPage
 from tallystick.run.documents import (
     JobRecord,

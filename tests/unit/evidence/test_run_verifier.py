@@ -13,7 +13,8 @@ from tallystick.commit.encoding import canonical_json
 from tallystick.commit.state import Entry, open_chunk, summarise
 from tallystick.dispute.terms import Party
 from tallystick.errors import InvalidInput
-from tallystick.evidence.run_verifier import Verification, quoted, site_sizes, verify_proof, verify_run
+from tallystick.evidence.run_verifier import site_sizes, verify_proof, verify_run
+from tallystick.evidence.verification import Verification, quoted
 from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import (
     CALIBRATED,

@@ -16,8 +16,9 @@ from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.dispatch.randomness import RandomStream
 from tallystick.execution.job import Job, JobSource, find_source
 from tallystick.execution.noise.calibration import calibrate
+from tallystick.execution.rounding.breaches import Violation
 from tallystick.execution.rounding.context import RecordTape
-from tallystick.execution.rounding.follow import FollowTape, Violation
+from tallystick.execution.rounding.follow import FollowTape
 from tallystick.execution.session import Session
 from tallystick.execution.snapshot import state_summary
 from tallystick.execution.step import StepOutcome, backward_of, run_step

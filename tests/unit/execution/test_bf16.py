@@ -28,8 +28,9 @@ from tallystick.execution.noise.freedom import FLIP, Freedom
 from tallystick.execution.noise.probes import ProbeTape
 from tallystick.execution.noise.weighing import Weight
 from tallystick.execution.noise.yardstick import Yardstick
+from tallystick.execution.rounding.breaches import find_policy_breaches
 from tallystick.execution.rounding.context import RecordTape
-from tallystick.execution.rounding.follow import FollowTape, find_policy_breaches
+from tallystick.execution.rounding.follow import FollowTape
 from tallystick.execution.rounding.grids import (
     NOISE_BAND,
     bits_for,

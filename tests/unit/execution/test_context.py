@@ -17,8 +17,9 @@ from torch import Tensor
 from tallystick.errors import InvalidInput, Nondeterminism
 from tallystick.execution.noise.calibration import Calibration, SiteNoise
 from tallystick.execution.noise.yardstick import Yardstick
+from tallystick.execution.rounding.breaches import find_policy_breaches
 from tallystick.execution.rounding.context import RecordTape
-from tallystick.execution.rounding.follow import FollowTape, find_policy_breaches
+from tallystick.execution.rounding.follow import FollowTape
 from tallystick.execution.rounding.grids import (
     NOISE_BAND,
     UNSEEN,

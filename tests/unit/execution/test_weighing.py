@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tallystick.execution.noise.freedom import WEIGHED, WEIGHED_AT_ONCE, Freedom, StepFreedom
-from tallystick.execution.noise.weighing import CHUNK, DECAY, Weighing
+from tallystick.execution.noise.weighing import CHUNK, DECAY, Weighing, is_linear
 
 N = 200
 Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -70,7 +70,7 @@ def test_small_moves_weigh_what_they_make_of_the_update_itself(name: str) -> Non
 
 def test_what_an_optimizer_of_another_kind_divides_by_is_kept_here() -> None:
     p = nn.Parameter(torch.zeros(N))
-    weighing = Weighing(torch.optim.SGD([p], lr=1.0))
+    weighing = Weighing(torch.optim.Rprop([p], lr=1.0))
     mean = torch.zeros(N, dtype=torch.float64)
     for step in range(5):
         g = gradients(step)
@@ -100,7 +100,7 @@ def test_a_large_tensor_weighs_what_its_parts_do() -> None:
     p = nn.Parameter(torch.zeros(n))
     g = torch.linspace(0.5, 1.5, n)
     at, moves = torch.tensor([0, CHUNK - 1, CHUNK, n - 1]), torch.tensor([0.1, 0.2, 0.3, 0.4])
-    whole = Weighing(torch.optim.SGD([p], lr=1.0))
+    whole = Weighing(torch.optim.Rprop([p], lr=1.0))
     for _ in range(2):
         found = whole.weigh(0, p, g, at, moves)
     size = g[at].double().square() + (1.0 - DECAY) / (1.0 - DECAY**2) * moves.double().square()
@@ -130,3 +130,45 @@ def test_moves_where_nothing_trained_are_beyond_any_share() -> None:
     assert freedom.weighed_share == math.inf
     assert freedom.fields()["weighed_share"] is None
     assert Freedom().weighed_share == 0.0
+
+
+def test_only_optimizers_that_divide_are_weighed() -> None:
+    p = [nn.Parameter(torch.zeros(3))]
+    assert is_linear(torch.optim.SGD(p, lr=0.1, momentum=0.9))
+    assert is_linear(torch.optim.ASGD(p))
+    assert not is_linear(torch.optim.Adam(p))
+
+    class Own(torch.optim.SGD):
+        """It may do anything."""
+
+    assert not is_linear(Own(p, lr=0.1))
+
+
+@pytest.mark.parametrize("steps", [0, 50])
+def test_what_honest_moves_are_expected_to_weigh_is_what_they_weigh(steps: int) -> None:
+    """Rounded with boundaries of every place, two near gradients differ in moves; their weight on average is the one expected."""
+    p, optimizer = stepped(KNOWN["Adam"], steps)
+    g, quantum = gradients(steps), 0.03
+    d = 0.3 * quantum * torch.sin(torch.arange(N, dtype=torch.float64))
+    d[::7] *= 10.0  # some are farther apart than a quantum
+    expected = Weighing(optimizer).expected(p, g, g + d, torch.tensor([quantum], dtype=torch.float64))
+    drawn, total, rounds = torch.Generator().manual_seed(3), 0.0, 400
+    for _ in range(rounds):
+        offset = torch.rand(N, generator=drawn, dtype=torch.float64)
+        moves = quantum * (torch.floor((g + d) / quantum + offset) - torch.floor(g / quantum + offset))
+        at = moves.nonzero().reshape(-1)
+        total += Weighing(optimizer).weigh(0, p, g, at, moves[at].float()).moved
+    assert expected.moved == pytest.approx(total / rounds, rel=0.1)
+    assert expected.whole == pytest.approx(
+        Weighing(optimizer).weigh(0, p, g, at[:0], moves[at][:0].float()).whole, rel=1e-6
+    )
+
+
+def test_of_rows_each_has_its_quantum_and_without_a_step_nothing_is_kept() -> None:
+    p = nn.Parameter(torch.zeros(2, 3))
+    g = torch.ones(2, 3)
+    optimizer = torch.optim.Adam([p])
+    found = Weighing(optimizer).expected(p, g, g + 0.125, torch.tensor([0.25, 0.5], dtype=torch.float64))
+    once = [0.5 * 0.0625 / 1.0625, 0.25 * 0.25 / 1.25]  # chance of a move, its square, over the size with it
+    assert found.moved == pytest.approx(3.0 * sum(once), rel=1e-6)
+    assert found.whole == pytest.approx(6.0, rel=1e-6)

@@ -19,7 +19,7 @@ from tallystick.fleet.agent.collector import Collector, find_equivocation, parse
 from tallystick.fleet.agent.memory import Region
 from tallystick.fleet.agent.probes import HeldMemory
 from tallystick.fleet.attestation.assurance import Evidence, derive_assurance, parse_attestation
-from tallystick.fleet.attestation.tpm import TpmFacts
+from tallystick.fleet.attestation.tpm_verification import TpmFacts
 from tallystick.integrations.chip_http import HttpCollector, serve_collector
 from tallystick.signing.keys import ed25519_key
 from tallystick.store.chips import ChipDirectory

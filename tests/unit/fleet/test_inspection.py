@@ -9,8 +9,9 @@ import pytest
 
 from tallystick.cli.main import main
 from tallystick.errors import InvalidInput, Mismatch, ProtocolViolation, StoreError
-from tallystick.fleet.inspection import custody, inspection
-from tallystick.fleet.inspection.inspection import Finding, LogReader, Verdict, WorkOrder
+from tallystick.fleet.inspection import custody, inspection, judging
+from tallystick.fleet.inspection.inspection import Finding, WorkOrder
+from tallystick.fleet.inspection.judging import LogReader, Verdict
 from tallystick.fleet.inspection.package import InspectionPackage
 from tallystick.fleet.registry.events import Chip
 from tallystick.fleet.registry.industry import START, chip_name, key_of
@@ -74,7 +75,7 @@ class Visit:
 
     def verdict(self, reader: LogReader = inspection.read_extraction) -> Verdict:
         result = self.package.seal(WATCH, now=START + 90)
-        return inspection.judge(self.order, result, KEYS, self.package.load_files(), reader)
+        return judging.judge(self.order, result, KEYS, self.package.load_files(), reader)
 
 
 @pytest.fixture
@@ -223,13 +224,13 @@ def test_a_broken_chain_is_refused(
     result = visit.package.seal(WATCH, now=START + 90)
     broken = replace(result, custody=tuple(change(list(result.custody))))
     with pytest.raises(Mismatch, match=reason):
-        inspection.judge(visit.order, broken, KEYS, visit.package.load_files(), inspection.read_extraction)
+        judging.judge(visit.order, broken, KEYS, visit.package.load_files(), inspection.read_extraction)
 
 
 def test_results_of_other_orders_and_files_outside_the_chain_are_refused(visit: Visit) -> None:
     visit.record(CHIPS[0])
     result, files = visit.package.seal(WATCH, now=START + 90), visit.package.load_files()
-    judge = inspection.judge
+    judge = judging.judge
     with pytest.raises(Mismatch, match="the result is of order"):
         judge(replace(visit.order, period=4), result, KEYS, files, inspection.read_extraction)
     swapped = replace(result.findings[0], photos=(b"\3" * 32,))

@@ -9,17 +9,8 @@ import pytest
 
 from tallystick.commit.encoding import canonical_json
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.fleet.enclave.neutral import (
-    Input,
-    Order,
-    Outcome,
-    integer_output,
-    judge,
-    parse_order,
-    result_statement,
-    sign_order,
-    verify_result,
-)
+from tallystick.fleet.enclave.neutral import Input, Order, integer_output, parse_order, sign_order
+from tallystick.fleet.enclave.neutral_result import Outcome, judge, result_statement, verify_result
 from tallystick.fleet.enclave.sandbox import Bounds, End
 from tallystick.fleet.enclave.sealed_job import parse_index
 from tallystick.signing.dsse import sign_statement

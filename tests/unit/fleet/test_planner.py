@@ -9,7 +9,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from tallystick.errors import InvalidInput
-from tallystick.fleet.sampling import planner
+from tallystick.fleet.sampling import exact, planner
 from tallystick.fleet.sampling.planner import Question, Stratum
 
 H100 = 1e15 * 86400  # FLOP per chip-day, 16 bit
@@ -260,13 +260,13 @@ def test_exact_detection_grows_with_chips_used_samples_and_snapshots(
     chips: int, used: int, samples: int, rate: float, run: float
 ) -> None:
     assume(used < chips and samples < chips)
-    here = planner.exact_miss(chips, used, samples, run, 20.0, rate)
+    here = exact.exact_miss(chips, used, samples, run, 20.0, rate)
     assert here is not None
     for other in (
-        planner.exact_miss(chips, used + 1, samples, run, 20.0, rate),
-        planner.exact_miss(chips, used, samples + 1, run, 20.0, rate),
-        planner.exact_miss(chips, used, samples, run, 20.0, rate * 2),
-        planner.exact_miss(chips, used + 0.5, samples, run, 20.0, rate),
+        exact.exact_miss(chips, used + 1, samples, run, 20.0, rate),
+        exact.exact_miss(chips, used, samples + 1, run, 20.0, rate),
+        exact.exact_miss(chips, used, samples, run, 20.0, rate * 2),
+        exact.exact_miss(chips, used + 0.5, samples, run, 20.0, rate),
     ):
         assert other is not None
         assert other <= here + 1e-12
@@ -300,7 +300,7 @@ def test_exact_miss_is_the_sum_over_every_draw_of_small_fleets(
     chips: int, used: float, samples: int, run: float, rate: float
 ) -> None:
     assume(used <= chips and samples <= chips and math.comb(chips, samples) ** 3 <= 8000)
-    found = planner.exact_miss(chips, used, samples, run, 20.0, rate)
+    found = exact.exact_miss(chips, used, samples, run, 20.0, rate)
     assert found == pytest.approx(enumerated_miss(chips, used, samples, run, 20.0, rate), rel=1e-9)
 
 
@@ -313,7 +313,7 @@ def test_one_period_is_the_hypergeometric_sum(chips: int, used: int, samples: in
         math.comb(used, h) * math.comb(chips - used, samples - h) * silent**h
         for h in range(min(used, samples) + 1)
     ]
-    found = planner.exact_miss(chips, used, samples, 30.0, 30.0, rate)
+    found = exact.exact_miss(chips, used, samples, 30.0, 30.0, rate)
     assert found == pytest.approx(math.fsum(terms) / math.comb(chips, samples), rel=1e-9)
 
 
@@ -370,22 +370,22 @@ def test_samples_needed_when_logs_persist(flop: float, chips: int, needed: float
 @pytest.mark.parametrize("chips", [10**3, 10**5, 10**7])
 @pytest.mark.parametrize("flop", [GPT3, CHINCHILLA, PALM])
 def test_exact_samples_are_the_fewest(flop: float, chips: int) -> None:
-    found = planner.exact_samples(ask(flop, chips))
+    found = exact.exact_samples(ask(flop, chips))
     assert found is not None
     samples, detection = found
     assert detection >= 0.9
-    fewer = planner.exact_miss(chips, flop / H100 / 365, samples - 1, 365.0, 30.0, 0.1)
+    fewer = exact.exact_miss(chips, flop / H100 / 365, samples - 1, 365.0, 30.0, 0.1)
     assert fewer is not None
     assert fewer > 0.1
 
 
 def test_the_exact_sum_declines_where_it_would_take_too_long() -> None:
-    assert planner.exact_miss(10**7, 10**6, 10**5, 365.0, 30.0, 0.1) is None
-    assert planner.exact_miss(10**7, 10**6, 10, 365.0, 30.0, 0.1) is not None
-    assert planner.exact_miss(10**7, 10, 10, 1001.0, 1.0, 0.1) is None
-    assert planner.exact_miss(10**7, 10, 10, 1000.0, 1.0, 0.1) is not None
+    assert exact.exact_miss(10**7, 10**6, 10**5, 365.0, 30.0, 0.1) is None
+    assert exact.exact_miss(10**7, 10**6, 10, 365.0, 30.0, 0.1) is not None
+    assert exact.exact_miss(10**7, 10, 10, 1001.0, 1.0, 0.1) is None
+    assert exact.exact_miss(10**7, 10, 10, 1000.0, 1.0, 0.1) is not None
     with pytest.raises(InvalidInput, match="run on 11 of 10 chips"):
-        planner.exact_miss(10, 11, 1, 365.0, 30.0, 0.1)
+        exact.exact_miss(10, 11, 1, 365.0, 30.0, 0.1)
 
 
 def test_exposures_are_those_of_the_least_favourable_start() -> None:
@@ -410,7 +410,7 @@ def test_no_run_length_escapes_the_guarantee(
 ) -> None:
     assume(chip_days / run <= chips and samples <= chips)
     question = Question(chip_days * H100, (Stratum("all", chips, H100),), rate, 365.0, 20.0, 0.5)
-    miss = planner.exact_miss(chips, chip_days / run, samples, run, 20.0, rate)
+    miss = exact.exact_miss(chips, chip_days / run, samples, run, 20.0, rate)
     assert miss is not None
     assert 1.0 - miss >= planner.guaranteed_detection(question, [samples]) - 1e-12
 
@@ -476,7 +476,7 @@ def test_the_guaranteed_draw_reaches_what_was_asked_or_nothing_does(question: Qu
 def test_a_run_of_few_chip_days_cannot_be_found_surely() -> None:
     question = ask(10 * H100, 1000)
     assert planner.guaranteed_shares(question) is None
-    assert planner.exact_samples(question) is None
+    assert exact.exact_samples(question) is None
     assert planner.best_detection(question) == pytest.approx(1 - math.exp(-1.0))
     assert planner.guaranteed_shares(replace(question, probability=0.63)) is not None
 
@@ -533,7 +533,7 @@ def test_exempt_chips_that_can_do_the_whole_run_leave_no_plan() -> None:
     assert question.visible_flop < 0
     assert planner.published_samples(question) is None
     assert planner.guaranteed_shares(question) is None
-    assert planner.exact_samples(question) is None
+    assert exact.exact_samples(question) is None
     assert planner.guaranteed_detection(question, [10**5]) == 0.0
     assert planner.best_detection(question) == 0.0
 

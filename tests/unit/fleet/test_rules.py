@@ -32,10 +32,12 @@ from tallystick.fleet.compliance.compliance import (
     read_licence,
 )
 from tallystick.fleet.compliance.rules import RULES_LIMIT, parse_rules
-from tallystick.fleet.enclave.neutral import Input, Outcome, scalar_output, verdict_output
-from tallystick.fleet.enclave.neutral import Result as NeutralResult
-from tallystick.fleet.inspection.inspection import ChipVerdict, Result, Target, WorkOrder
-from tallystick.fleet.inspection.inspection import Verdict as InspectionVerdict
+from tallystick.fleet.enclave.neutral import Input, scalar_output, verdict_output
+from tallystick.fleet.enclave.neutral_result import Outcome
+from tallystick.fleet.enclave.neutral_result import Result as NeutralResult
+from tallystick.fleet.inspection.inspection import Result, Target, WorkOrder
+from tallystick.fleet.inspection.judging import ChipVerdict
+from tallystick.fleet.inspection.judging import Verdict as InspectionVerdict
 from tallystick.fleet.provenance.batch_opening import OpenedBatch
 from tallystick.fleet.provenance.matcher import Match
 from tallystick.fleet.provenance.transcripts import (

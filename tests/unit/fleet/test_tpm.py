@@ -13,13 +13,8 @@ from tallystick.cli.main import main
 from tallystick.errors import InvalidInput, Mismatch, StoreError
 from tallystick.fleet.agent.chip_log import Head, read_log, verify_log
 from tallystick.fleet.attestation.assurance import Evidence, derive_assurance, parse_attestation
-from tallystick.fleet.attestation.tpm import (
-    BOUND,
-    PcrReference,
-    TpmQuestion,
-    parse_tpm_evidence,
-    verify_tpm,
-)
+from tallystick.fleet.attestation.tpm import BOUND, PcrReference, parse_tpm_evidence
+from tallystick.fleet.attestation.tpm_verification import TpmQuestion, verify_tpm
 from tallystick.integrations.tpm import (
     TpmSigner,
     attestation_key,

@@ -13,7 +13,7 @@ from rich.console import Console
 from tallystick.dispute.operator_list import Operator
 from tallystick.dispute.rulings import Accusation
 from tallystick.dispute.verdict import LogObjection
-from tallystick.evidence.run_verifier import Check, Verification
+from tallystick.evidence.verification import Check, Verification
 from tallystick.execution.noise.freedom import Freedom
 from tallystick.numerics.budget import most_moves
 from tallystick.numerics.log import (

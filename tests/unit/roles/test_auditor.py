@@ -13,7 +13,7 @@ from tallystick.commit.encoding import hex_float
 from tallystick.commit.state import Entry
 from tallystick.execution.noise.calibration import Calibration, SiteNoise
 from tallystick.execution.noise.freedom import Excess
-from tallystick.execution.rounding.follow import Violation
+from tallystick.execution.rounding.breaches import Violation
 from tallystick.execution.rounding.grids import site_grid
 from tallystick.execution.step import StepOutcome
 from tallystick.numerics.grid_table import GridTable

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tallystick.errors import EditedOutside, Nondeterminism, StoreError
 from tallystick.execution.job import Job, JobSource
 from tallystick.numerics.policy import find_policy
-from tallystick.roles import trainer
+from tallystick.roles import run_writer
 from tallystick.roles.auditor import audit
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
@@ -74,7 +74,7 @@ def test_overlapping_writes_the_same_bytes_as_writing_at_once(
     beside = recorded(tmp_path / "beside", policy)
     assert threads == {"tally-commit"}
     threads.clear()
-    monkeypatch.setattr(trainer, "APART", 0)
+    monkeypatch.setattr(run_writer, "APART", 0)
     assert recorded(tmp_path / "at-once", policy) == beside
     assert threads == {"MainThread"}
 
@@ -86,7 +86,7 @@ def test_weights_that_a_forward_pass_changes_for_a_while_stay_out_of_the_commitm
     """The writing is held up until the weights are changed: it notices, and writes the state once they are back."""
     plain = recorded(tmp_path / "plain", policy)
     changed, back = threading.Event(), threading.Event()
-    own, own_try, tries = RunDirectory.write_checkpoint, trainer._Commitment.try_to_write, list[bool]()  # pyright: ignore[reportPrivateUsage]
+    own, own_try, tries = RunDirectory.write_checkpoint, run_writer._Commitment.try_to_write, list[bool]()  # pyright: ignore[reportPrivateUsage]
 
     def held_up(self: RunDirectory, *args: Any, **more: Any) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -110,7 +110,7 @@ def test_weights_that_a_forward_pass_changes_for_a_while_stay_out_of_the_commitm
 
     if policy == "fp32":  # under fp64 what is committed is a copy anyway
         monkeypatch.setattr(RunDirectory, "write_checkpoint", held_up)
-        monkeypatch.setattr(trainer._Commitment, "try_to_write", noting)  # pyright: ignore[reportPrivateUsage]
+        monkeypatch.setattr(run_writer._Commitment, "try_to_write", noting)  # pyright: ignore[reportPrivateUsage]
     disturbed = recorded(tmp_path / "disturbed", policy, disturb)
     assert disturbed == plain
     assert policy == "fp64" or False in tries

@@ -16,7 +16,7 @@ from tallystick.errors import InvalidInput, Mismatch, StoreError
 from tallystick.evidence.bundle import BUNDLE_LIMIT, Member, make_bundle
 from tallystick.evidence.policy import POLICY_LIMIT, parse_evidence_policy, policy_template
 from tallystick.evidence.recognition import recognise
-from tallystick.evidence.run_verifier import Verification
+from tallystick.evidence.verification import Verification
 from tallystick.reports.layout import DonePage, Row
 from tallystick.roles.statements import gather, log_proof_of
 from tallystick.store.files import RunDirectory, read_whole, write_whole

@@ -17,7 +17,8 @@ from tallystick.commit.state import CHUNK_BYTES, Entry, open_chunk
 from tallystick.dispute.terms import Party
 from tallystick.errors import InvalidInput, StoreError
 from tallystick.evidence.recognition import RUN, Recognised, recognise
-from tallystick.evidence.run_verifier import Verification, verify_proof, verify_run
+from tallystick.evidence.run_verifier import verify_proof, verify_run
+from tallystick.evidence.verification import Verification
 from tallystick.reports.run import read_run
 from tallystick.reports.verification import VerificationPage
 from tallystick.run.transcript import Transcript

@@ -38,13 +38,8 @@ from tallystick.fleet.attestation.spdm import (
     parse_measurement_reference,
     verify_device,
 )
-from tallystick.fleet.attestation.tpm import (
-    TpmFacts,
-    TpmQuestion,
-    parse_pcr_reference,
-    parse_tpm_evidence,
-    verify_tpm,
-)
+from tallystick.fleet.attestation.tpm import parse_pcr_reference, parse_tpm_evidence
+from tallystick.fleet.attestation.tpm_verification import TpmFacts, TpmQuestion, verify_tpm
 from tallystick.reports.layout import GOOD, Row, page
 from tallystick.signing.dsse import ENVELOPE_LIMIT, parse_envelope
 from tallystick.signing.keys import PublicKey, Signer

@@ -31,8 +31,6 @@ from tallystick.fleet.inspection.inspection import (
     RESULT_TAG,
     SEEN,
     Finding,
-    Verdict,
-    judge,
     make_order,
     open_document,
     parse_finding,
@@ -41,6 +39,7 @@ from tallystick.fleet.inspection.inspection import (
     read_extraction,
     sign_document,
 )
+from tallystick.fleet.inspection.judging import Verdict, judge
 from tallystick.fleet.inspection.package import InspectionPackage
 from tallystick.fleet.registry.claims import LARGEST_FRAME, parse_frame
 from tallystick.fleet.registry.events import REGISTRY, Chip

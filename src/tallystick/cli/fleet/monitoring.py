@@ -199,7 +199,7 @@ def memory(
     """Look for a run's claimed data in its states: 0 found, 3 doubtful or not to be told. Accuses nobody."""
     from tallystick.fleet.provenance.memorisation import judge_memory
     from tallystick.integrations.memorising import measure_memory
-    from tallystick.integrations.watching import RunReplayer
+    from tallystick.integrations.run_replayer import RunReplayer
     from tallystick.reports.memorisation import MemoryReport
     from tallystick.store.files import RunDirectory
 

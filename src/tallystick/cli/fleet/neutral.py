@@ -25,8 +25,8 @@ from tallystick.fleet.enclave.neutral import (
     scalar_output,
     sign_order,
     verdict_output,
-    verify_result,
 )
+from tallystick.fleet.enclave.neutral_result import verify_result
 from tallystick.fleet.enclave.sandbox import Bounds, check_isolation, find_problem, versions
 from tallystick.fleet.enclave.sealed_job import PROGRAM_LIMIT, carry_out, salts_for, write_job
 from tallystick.fleet.provenance.transcripts import DOCUMENT_LIMIT, Report, parse_opening, parse_report

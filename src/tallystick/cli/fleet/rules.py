@@ -28,7 +28,7 @@ from tallystick.fleet.compliance.compliance import (
     read_licence,
 )
 from tallystick.fleet.compliance.rules import RULES_LIMIT, Rules, parse_rules
-from tallystick.fleet.enclave.neutral import Result, read_result
+from tallystick.fleet.enclave.neutral_result import Result, read_result
 from tallystick.fleet.provenance.batch_opening import (
     OPENING_LIMIT,
     BatchOpening,

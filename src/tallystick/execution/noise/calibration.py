@@ -20,6 +20,7 @@ from tallystick.errors import Nondeterminism
 from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.noise.probes import ActivationNoise, EchoTape, ProbeTape, still_sites
 from tallystick.execution.noise.reference import in_float64
+from tallystick.execution.noise.weighing import Weighing, is_linear
 from tallystick.execution.noise.yardstick import finer_grids
 from tallystick.execution.rounding.context import Tape
 from tallystick.execution.rounding.grids import (
@@ -118,7 +119,8 @@ class Calibration:
     ``states`` is the mean deviation of what the optimizer writes, relative to the larger of old and new value;
     ``flips`` is how many decisions of one step are expected to fall otherwise elsewhere, ``corrections`` the share of an
     activation site's elements. ``steady`` says that repetitions with as many flips as there really are moved the gradient
-    alike: then none of those flips is most of its noise.
+    alike: then none of those flips is most of its noise. ``weighed`` is what an honest log's moves are expected to come to in the
+    optimizer, over the gradient, where ``noise.weighing`` says so.
     """
 
     noise: dict[Site, SiteNoise] = field(default_factory=dict[Site, SiteNoise])
@@ -128,6 +130,7 @@ class Calibration:
     flips: float = 0.0
     corrections: dict[Site, float] = field(default_factory=dict[Site, float])
     steady: bool = True
+    weighed: float = 0.0
 
 
 def calibrate(
@@ -156,9 +159,9 @@ def calibrate(
     Raises:
         Nondeterminism: a site is too noisy for the policy, or an operator is not in the table; by name.
     """
-    before = {name: tensor.clone() for name, tensor in session.all_buffers()}
-    own_jitter, session.jitter = session.jitter, None
-    try:
+    counting = AS_RARE if for_audit and session.policy.autocast else 0
+    repeats -= min(counting, 1)
+    with _undisturbed(session) as before:
         near = session.policy.decision_safety is not None
         probe = ProbeTape(
             session.policy.decision_band[1] if near else ProbeTape.wide,
@@ -166,55 +169,110 @@ def calibrate(
             rule=session.policy.activation,
             table=session.table,
         )
-        first, plain_buffers, plain_loss = gradients_under(session, backward, probe, before)
+        plain = gradients_under(session, backward, probe, before)
         if session.step == 0 and not for_audit and not to_excuse:
             again, _, _ = gradients_under(session, backward, EchoTape(probe), before)
-            _verify_repeated(session, first, again)
-        seen = Deviations(session, first)
-        decisions: dict[int, float] = {}
-        flips, crossed, left = 0.0, list[int](), set[int]()
-        activations: dict[tuple[int, int], ActivationNoise] = {}
-        counting = AS_RARE if for_audit and session.policy.autocast else 0
-        repeats -= min(counting, 1)
+            _verify_repeated(session, plain[0], again)
+        seen = Deviations(session, plain[0])
         passes = _repetitions(session, repeats, seed, units)
         for extra in range(counting):
             rare = Jitter(seed * 1000003 + session.step * 101 + repeats + extra, units, fewest=0)
             passes.append(_jittered(session, rare))
+        heard = _Heard()
         for number, pass_ in enumerate(passes):
             if counting and number == repeats:  # how often what is rare happens shows in the last alone
-                flips, crossed = 0.0, []
+                heard.flips, heard.crossed = 0.0, []
                 seen.forget_means()
-            echo = EchoTape(probe, activations=activations)
-            with pass_:
-                again, buffers, loss = gradients_under(session, backward, echo, before)
-            put_back(session, before)
-            seen.compare(again)
-            seen.compare_buffers(plain_buffers, buffers)
-            seen.compare_loss(plain_loss, loss)
-            for ordinal, noise in echo.noise.items():
-                decisions[ordinal] = max(decisions.get(ordinal, 0.0), noise)
-            flips, crossed = max(flips, echo.flips), [*crossed, echo.crossed]
-            left |= echo.left
+            heard.add(session, backward, probe, before, plain, seen, pass_)
         for extra in range((OUTPUTS_TO_EXCUSE if to_excuse else 1) if session.policy.autocast else 0):
             moved = Jitter(seed * 1000003 + session.step * 101 + 97 - extra, units, fewest=0, outputs=True)
             with _jittered(session, moved):
                 again, _, _ = gradients_under(session, backward, EchoTape(probe), before)
             put_back(session, before)
             seen.compare_outputs(again, whole=to_excuse)
+    for ordinal, relative in heard.decisions.items():
+        probe.verify_apart(ordinal, relative, math.ldexp(1.0, decision_safety(session.policy)))
+    chosen = choose_grids(session, seen, heard.decisions, measure_states=for_audit)
+    chosen.table = with_still(session.policy, chosen.table, heard.decisions, still_sites(probe, heard.left))
+    if heard.activations:
+        chosen = with_activations(session, chosen, probe, heard.activations)
+    if counting and session.policy.residue_bits and not is_linear(session.optimizer):
+        chosen = replace(chosen, weighed=_expected_weight(session, plain[0], heard.gradients, chosen.table))
+    sizes = seen.sizes[-counting:]
+    steady = not counting or (min(sizes) > 0.0 and min(sizes) * UNSTEADY >= max(sizes))
+    flips = max(heard.flips, sum(heard.crossed) / max(len(heard.crossed), 1))
+    return replace(chosen, flips=flips, steady=steady)
+
+
+@contextmanager
+def _undisturbed(session: Session) -> Generator[dict[str, Tensor]]:
+    """Inside, the session computes without noise of its own; gives its buffers' values, and puts them back after an error."""
+    before = {name: tensor.clone() for name, tensor in session.all_buffers()}
+    own_jitter, session.jitter = session.jitter, None
+    try:
+        yield before
     except BaseException:
         put_back(session, before)
         raise
     finally:
         session.jitter = own_jitter
-    for ordinal, relative in decisions.items():
-        probe.verify_apart(ordinal, relative, math.ldexp(1.0, decision_safety(session.policy)))
-    chosen = choose_grids(session, seen, decisions, measure_states=for_audit)
-    chosen.table = with_still(session.policy, chosen.table, decisions, still_sites(probe, left))
-    if activations:
-        chosen = with_activations(session, chosen, probe, activations)
-    sizes = seen.sizes[-counting:]
-    steady = not counting or (min(sizes) > 0.0 and min(sizes) * UNSTEADY >= max(sizes))
-    return replace(chosen, flips=max(flips, sum(crossed) / max(len(crossed), 1)), steady=steady)
+
+
+Plain = tuple[list[Tensor | None], dict[str, Tensor], float]
+"""Gradients, buffers and loss of a pass, as ``gradients_under`` gives them."""
+
+
+@dataclass
+class _Heard:
+    """What repetitions of a step showed of its decisions and activations; and the gradients of the last."""
+
+    decisions: dict[int, float] = field(default_factory=dict[int, float])
+    flips: float = 0.0
+    crossed: list[int] = field(default_factory=list[int])
+    left: set[int] = field(default_factory=set[int])
+    activations: dict[tuple[int, int], ActivationNoise] = field(
+        default_factory=dict[tuple[int, int], ActivationNoise]
+    )
+    gradients: list[Tensor | None] = field(default_factory=list[Tensor | None])
+
+    def add(
+        self,
+        session: Session,
+        backward: Callable[[Tape], None],
+        probe: ProbeTape,
+        before: dict[str, Tensor],
+        plain: Plain,
+        seen: Deviations,
+        disturbed: AbstractContextManager[None],
+    ) -> None:
+        """Repeat the step once more, ``disturbed``, and compare it with the plain one."""
+        echo = EchoTape(probe, activations=self.activations)
+        with disturbed:
+            self.gradients, buffers, loss = gradients_under(session, backward, echo, before)
+        put_back(session, before)
+        seen.compare(self.gradients)
+        seen.compare_buffers(plain[1], buffers)
+        seen.compare_loss(plain[2], loss)
+        for ordinal, noise in echo.noise.items():
+            self.decisions[ordinal] = max(self.decisions.get(ordinal, 0.0), noise)
+        self.flips = max(self.flips, echo.flips)
+        self.crossed.append(echo.crossed)
+        self.left |= echo.left
+
+
+def _expected_weight(
+    session: Session, first: list[Tensor | None], again: list[Tensor | None], table: GridTable
+) -> float:
+    """Return what moves between two repetitions would come to in the optimizer, over the gradient; 0 where nothing is trained."""
+    weighing, moved, whole = Weighing(session.optimizer), 0.0, 0.0
+    for ordinal, (x, y) in enumerate(zip(first, again, strict=True)):
+        grid = table.sites.get((Kind.GRADIENT, ordinal))
+        if x is None or y is None or grid is None or not grid.residue_bits or not x.numel():
+            continue
+        quanta = torch.from_numpy(np.exp2(grid.scales.astype(np.float64) + grid.floor))
+        weight = weighing.expected(session.parameters[ordinal][1], x, y, quanta)
+        moved, whole = moved + weight.moved, whole + weight.whole
+    return moved / whole if whole > 0.0 else 0.0
 
 
 def _verify_repeated(session: Session, first: list[Tensor | None], again: list[Tensor | None]) -> None:

@@ -31,9 +31,10 @@ FLIP = 2.0**-8
 FLIPS, STEADY_FLIPS = 12.0, 2.0  # of those in one step, and where no single one is most of the noise
 DRIFT = 3.0
 """How many times as far as independent moves ever go, squared, those of a gradient may have gone (docs/adr/0031)."""
-WEIGHED, WEIGHED_AT_ONCE = 2.0**-10, 16.0
-"""Share of the gradient that moves may be, both squared and as the optimizer weighs them, and how many steps' worth at once."""
-FILLED, FILLED_A_STEP = 4.0, 2.0**-6
+WEIGHED, MOST_WEIGHED, WEIGHED_AT_ONCE = 2.0**-10, 2.0**-6, 16.0
+"""Shares of the gradient that moves may be at least and at most, both squared and as the optimizer weighs them; and how many
+steps' worth at once."""
+FILLED, FILLED_A_STEP = 4.0, 2.0**-3
 """How many budgets of size steps with so many flips may use together, and how many more for each such step: flips that carry
 all of a gradient are rare (docs/adr/0031)."""
 CLUSTER, LARGEST_CLUSTER = (
@@ -143,11 +144,13 @@ class StepFreedom:
         carried: how many times ``FLIP`` of the gradient single results may carry it, see ``Yardstick.flips_allowed``.
         moves: of gradients logged by residues how many elements there are, which the log moved, and by how much.
         weighed, trained: squares of moves, and of the gradient, as the optimizer weighs them, see ``noise.weighing``.
+        weighable: how much the former may be of the latter, see ``Yardstick.weighable``.
     """
 
     cluster: int = 1
     weighed: float = 0.0
     trained: float = 0.0
+    weighable: float = WEIGHED
     quanta: float = 0.0
     carried: float = 0.0
     moves: dict[Site, tuple[int, Tensor, Tensor]] = field(
@@ -251,15 +254,14 @@ class Freedom:
         filled: shares of their budgets of size that steps used in which more than ``STEADY_FLIPS`` are allowed, summed.
         filling: how many these steps are.
         drifts: how far moves went together, by gradient that is logged by residues.
-        weighed, trained: squares of moves, and of gradients, as the optimizer weighs them, see ``noise.weighing``; the moves of a
-            step count with its gradient alone.
-        most_trained: the latter of the step where it is most.
+        weighed: squares of moves, as the optimizer weighs them, see ``noise.weighing``.
+        weighable, most_weighable: what they may be, over all steps, and of the step where that is most.
     """
 
     cluster: int = 1
     weighed: float = 0.0
-    trained: float = 0.0
-    most_trained: float = 0.0
+    weighable: float = 0.0
+    most_weighable: float = 0.0
     filled: float = 0.0
     filling: int = 0
     drifts: dict[Site, Drift] = field(default_factory=dict[Site, Drift])
@@ -304,7 +306,7 @@ class Freedom:
     @property
     def weighed_budget(self) -> float:
         """The most that an honest log's moves come to as the optimizer weighs them."""
-        return WEIGHED * (self.trained + WEIGHED_AT_ONCE * self.most_trained)
+        return self.weighable + WEIGHED_AT_ONCE * self.most_weighable
 
     @property
     def weighed_share(self) -> float:
@@ -390,8 +392,8 @@ class Freedom:
     def _add_weights(self, step: StepFreedom) -> Iterator[tuple[Site | None, Excess]]:
         """Count what moves come to in the optimizer."""
         self.weighed += step.weighed
-        self.trained += step.trained
-        self.most_trained = max(self.most_trained, step.trained)
+        self.weighable += step.weighable * step.trained
+        self.most_weighable = max(self.most_weighable, step.weighable * step.trained)
         if self.weighed_share > 1.0:
             what = "squared moves so far, as the optimizer weighs them"
             yield None, Excess(what, f"{self.weighed_budget:.3g} at most", f"{self.weighed:.3g}")

@@ -19,6 +19,15 @@ DECAY = 0.999
 CHUNK = 1 << 22  # elements at a time
 
 
+LINEAR = (torch.optim.SGD, torch.optim.ASGD)
+"""Optimizers whose update follows the gradient in proportion: limits on size and direction hold there."""
+
+
+def is_linear(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether the optimizer's update is a linear function of its gradients, so that nothing is weighed."""
+    return type(optimizer) in LINEAR
+
+
 @dataclass(frozen=True)
 class Weight:
     """What a step's moves and its gradient are after the division: sums of squares over elements, no unit.
@@ -43,8 +52,8 @@ class Weighing:
     """The sizes by which an optimizer divides gradients, as they are before its step.
 
     They are the optimizer's own where it keeps them under a name of torch's (``exp_avg_sq`` and ``max_exp_avg_sq``,
-    ``square_avg``, ``sum``, ``exp_inf``), which are committed. For any other optimizer a mean of squares is kept here, from
-    where the audit begins.
+    ``square_avg``, ``sum``, ``exp_inf``), which are committed. For any other optimizer but linear ones a mean of squares is
+    kept here, from where the audit begins.
     """
 
     optimizer: torch.optim.Optimizer
@@ -72,6 +81,35 @@ class Weighing:
             # Of two roundings the larger makes the element's size larger too.
             size = (mean[at[here] - low] + fresh * far[here].square()).sqrt() + floor
             moved += float((far[here] / size).square().sum())
+        return Weight(moved, whole)
+
+    def expected(self, p: nn.Parameter, first: Tensor, again: Tensor, quanta: Tensor) -> Weight:
+        """Return what an honest log's moves are expected to weigh where two machines find these gradients of a parameter.
+
+        A boundary lies between two values ``d`` apart with probability ``d / q``, and then moves the element by ``q``; farther
+        apart they move it by ``d``. Nothing is remembered.
+
+        Args:
+            p: the parameter.
+            first: its gradient, any shape of n elements.
+            again: the same on a machine with other last bits.
+            quanta: quantum of each row, [blocks], of ``n / blocks`` elements.
+        """
+        group, flat = self._group(p), first.detach().reshape(-1)
+        floor, held = _floor(group), self.optimizer.state.get(p, {})
+        row, whole, moved = flat.numel() // quanta.numel(), 0.0, 0.0
+        for low in range(0, flat.numel(), CHUNK):
+            part = slice(low, min(low + CHUNK, flat.numel()))
+            squares = flat[part].double().square()
+            # Before the first step a size is that of the gradient itself.
+            own = (squares, 1.0) if not held else (squares.mean().expand_as(squares), 1.0 - DECAY)
+            mean, fresh = _known_square(held, group, squares, part, p.numel()) or own
+            apart = (again.detach().reshape(-1)[part].double() - flat[part].double()).abs()
+            quantum = quanta.to(flat.device)[torch.arange(part.start, part.stop, device=flat.device) // row]
+            far = torch.maximum(apart, quantum)
+            size = (mean + fresh * far.square()).sqrt() + floor
+            moved += float(((apart / quantum).clamp(max=1.0) * (far / size).square()).sum())
+            whole += float((squares.sqrt() / (mean.sqrt() + floor)).square().sum())
         return Weight(moved, whole)
 
     def _sizes(

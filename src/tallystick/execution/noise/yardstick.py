@@ -17,8 +17,10 @@ from tallystick.execution.noise.freedom import (
     CLUSTER,
     FLIPS,
     LARGEST_CLUSTER,
+    MOST_WEIGHED,
     STEADY_FLIPS,
     STEP_SLACK,
+    WEIGHED,
     quantum_square,
 )
 from tallystick.execution.rounding.grids import (
@@ -134,6 +136,11 @@ class Yardstick:
         if not self.policy.autocast:
             return 0.0
         return STEADY_FLIPS if self.steady else FLIPS
+
+    @property
+    def weighable(self) -> float:
+        """How much of a step's gradient moves may be, both squared and as the optimizer weighs them."""
+        return min(max(WEIGHED, STEP_SLACK * self.measured.weighed), MOST_WEIGHED)
 
     def cluster(self, numel: int) -> int:
         """Return how many of ``numel`` roundings one sixteen-bit result that falls otherwise moves together, at most."""

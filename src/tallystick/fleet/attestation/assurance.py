@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.fleet.agent.chip_log import Finding, Head
 from tallystick.fleet.agent.chip_record import Genesis, LoggedRecord
-from tallystick.fleet.attestation.tpm import TpmFacts
+from tallystick.fleet.attestation.tpm_verification import TpmFacts
 from tallystick.signing.cose import EAT, open_sign1, parse_cbor
 from tallystick.signing.keys import PublicKey
 

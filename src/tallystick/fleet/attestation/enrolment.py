@@ -43,7 +43,8 @@ from tallystick.fleet.attestation.certificates import (
     verify_chain,
 )
 from tallystick.fleet.attestation.credential import SECRET_BYTES, Credential, make_credential
-from tallystick.fleet.attestation.tpm import TpmEvidence, TpmPublic, must_attest, parse_tpm_public
+from tallystick.fleet.attestation.tpm import TpmEvidence, TpmPublic, parse_tpm_public
+from tallystick.fleet.attestation.tpm_verification import must_attest
 from tallystick.signing.dsse import Statement, Subject, known_fields
 from tallystick.signing.keys import PublicKey
 

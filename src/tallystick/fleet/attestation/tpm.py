@@ -14,15 +14,12 @@ import hashlib
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
 
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from tallystick.commit.encoding import canonical_json, digest, parse_document, parse_hex
-from tallystick.errors import InvalidInput, Mismatch
-from tallystick.fleet.agent.chip_log import Head
+from tallystick.commit.encoding import canonical_json, parse_document, parse_hex
+from tallystick.errors import InvalidInput
 from tallystick.signing.keys import P256, P384, PublicKey
 
 EVIDENCE_FORMAT = "tallystick/tpm-evidence/1"
@@ -313,7 +310,7 @@ def parse_tpm_evidence(data: bytes, *, what: str = "TPM evidence") -> TpmEvidenc
     if not isinstance(certification[0].content, Certified) or not isinstance(quote[0].content, Quoted):
         raise InvalidInput(f"{what}: a certification and a quote are needed, in their places")
     size = hashlib.new(HASHES[quote[0].content.bank]).digest_size
-    registers = _registers(fields.items("registers"), size, what)
+    registers = read_registers(fields.items("registers"), size, what)
     if tuple(register for register, _ in registers) != quote[0].content.registers:
         raise InvalidInput(f"{what}: other registers than those that were quoted")
     return TpmEvidence(attestation_key, device_key, certification, quote, registers)
@@ -344,145 +341,26 @@ def parse_pcr_reference(data: bytes, *, what: str = "PCR reference") -> PcrRefer
     bank = fields.text("bank")
     if bank not in HASHES.values():
         raise InvalidInput(f"{what}: bank must be {' or '.join(HASHES.values())}, is {bank[:20]!r}")
-    registers = _registers(fields.items("registers"), hashlib.new(bank).digest_size, what)
+    registers = read_registers(fields.items("registers"), hashlib.new(bank).digest_size, what)
     if not registers:
         raise InvalidInput(f"{what}: names no register, so nothing that booted would be compared")
     return PcrReference(bank, registers)
 
 
-@dataclass(frozen=True)
-class TpmQuestion:
-    """What a reader knows beforehand and asks: the attestation key, the chip, its device key, the head and a nonce."""
-
-    attestation_key: PublicKey
-    device_key: PublicKey
-    ueid: bytes
-    head: Head
-    nonce: bytes
+def _hex(text: str, what: str) -> bytes:
+    return parse_hex(text, n_bytes=len(text) // 2, what=what)
 
 
-@dataclass(frozen=True)
-class TpmFacts:
-    """What a TPM was found to state, all of it verified.
-
-    Attributes:
-        head: the log's head that was quoted.
-        registers: what had booted, equal to the reader's reference values where those name a register.
-        compared: registers that the reference names.
-        clock, resets, restarts, safe: the TPM's own time.
-        firmware: version of the TPM's own.
-    """
-
-    head: Head
-    registers: tuple[tuple[int, bytes], ...]
-    compared: tuple[int, ...]
-    clock: int
-    resets: int
-    restarts: int
-    safe: bool
-    firmware: int
+def _sized(data: bytes) -> bytes:
+    return struct.pack(">H", len(data)) + data
 
 
-def certify_data(ueid: bytes) -> bytes:
-    """Return the qualifying data of the device key's certification: 32 bytes that name the chip."""
-    return digest(CERTIFY_TAG, ueid)
-
-
-def quote_data(ueid: bytes, device_key: PublicKey, head: Head, nonce: bytes) -> bytes:
-    """Return the qualifying data of a quote: 32 bytes over the chip, its key, its log's head and the reader's nonce."""
-    place = head.seq.to_bytes(8, "little")
-    return digest(QUOTE_TAG, ueid, bytes.fromhex(device_key.key_id), place, head.digest, nonce)
-
-
-def verify_tpm(evidence: TpmEvidence, question: TpmQuestion, reference: PcrReference) -> TpmFacts:
-    """Return what the TPM states about the chip (the steps are those of spec/chip-log.md 7).
-
-    Not shown: that the program which used the device key is the one that was measured, unless the registers compared
-    cover it; that the TPM is a maker's (that is what knowing its attestation key beforehand is for).
+def read_registers(items: list[object], size: int, what: str) -> tuple[tuple[int, bytes], ...]:
+    """Return registers with their values of ``size`` bytes, read from JSON.
 
     Raises:
-        Mismatch: another key, chip, head, nonce or boot, or a signature that does not fit.
+        InvalidInput: malformed, out of order, or one twice.
     """
-    what = "TPM evidence"
-    signer, device = evidence.attestation_key, evidence.device_key
-    for name, stated, known in (  # 1
-        ("attestation key", signer.key(), question.attestation_key),
-        ("device key", device.key(), question.device_key),
-    ):
-        if stated != known:
-            raise Mismatch(f"{what}: {name} is {stated.key_id[:16]}.., known is {known.key_id[:16]}..")
-    must_attest(signer, what=f"{what}: attestation key")  # 2
-    _must_have(device, BOUND | SIGN, DECRYPT | RESTRICTED, f"{what}: device key")
-    for name, (statement, signature) in (
-        ("certification", evidence.certification),
-        ("quote", evidence.quote),
-    ):
-        half = len(signature) // 2
-        der = encode_dss_signature(
-            int.from_bytes(signature[:half], "big"), int.from_bytes(signature[half:], "big")
-        )
-        question.attestation_key.verify(der, statement.encode(), what=f"{what}: {name}")  # 3
-        if statement.signer != signer.qualified_name("endorsement"):
-            raise Mismatch(
-                f"{what}: {name}: signed by {statement.signer.hex()[:16]}.., not by that key in its hierarchy"
-            )
-    certified = cast("Certified", evidence.certification[0].content)  # 4
-    places = {device.qualified_name(hierarchy) for hierarchy in HIERARCHIES}
-    if certified.name != device.name() or certified.qualified_name not in places:
-        raise Mismatch(
-            f"{what}: certifies key {certified.name.hex()[:16]}.., not device key {device.name().hex()[:16]}.."
-        )
-    pairs = (  # 5
-        ("certification", evidence.certification[0].data, certify_data(question.ueid)),
-        ("quote", evidence.quote[0].data, quote_data(question.ueid, question.device_key, question.head, question.nonce)),
-    )  # fmt: skip
-    for name, stated, asked in pairs:
-        if stated != asked:
-            raise Mismatch(
-                f"{what}: {name} answers {stated.hex()[:16]}.., asked was {asked.hex()[:16]}.. "
-                f"(chip {question.ueid.hex()}, record {question.head.seq}, your nonce)"
-            )
-    statement, _ = evidence.quote
-    quoted = cast("Quoted", statement.content)  # 6
-    hashed = hashlib.new(HASHES[CURVES[signer.curve][2]])
-    for _, value in evidence.registers:
-        hashed.update(value)
-    if hashed.digest() != quoted.digest:
-        raise Mismatch(
-            f"{what}: the registers hash to {hashed.hexdigest()[:16]}.., quoted is {quoted.digest.hex()[:16]}.."
-        )
-    held = dict(evidence.registers)  # 7
-    if reference.bank != HASHES[quoted.bank]:
-        raise Mismatch(f"{what}: bank {HASHES[quoted.bank]} was quoted, the reference is of {reference.bank}")
-    for register, value in reference.registers:
-        found = held.get(register)
-        if found != value:
-            shown = "was not quoted" if found is None else f"is {found.hex()[:16]}.."
-            raise Mismatch(f"{what}: register {register} {shown}, the reference has {value.hex()[:16]}..")
-    return TpmFacts(
-        question.head, evidence.registers, tuple(register for register, _ in reference.registers),
-        statement.clock, statement.resets, statement.restarts, statement.safe, statement.firmware,
-    )  # fmt: skip
-
-
-def must_attest(key: TpmPublic, *, what: str) -> None:
-    """Return if ``key`` was made in its TPM, cannot leave it, and signs nothing but what the TPM itself states.
-
-    Raises:
-        Mismatch: its attributes say otherwise.
-    """
-    _must_have(key, BOUND | SIGN | RESTRICTED, DECRYPT, what)
-
-
-def _must_have(key: TpmPublic, needed: int, forbidden: int, what: str) -> None:
-    if key.attributes & needed != needed or key.attributes & forbidden:
-        raise Mismatch(
-            f"{what}: attributes are {key.attributes:#x}, must include {needed:#x} and exclude {forbidden:#x}: "
-            "it could leave the TPM, or sign for another"
-        )
-
-
-def _registers(items: list[object], size: int, what: str) -> tuple[tuple[int, bytes], ...]:
     found: list[tuple[int, bytes]] = []
     for item in items:
         match item:
@@ -493,11 +371,3 @@ def _registers(items: list[object], size: int, what: str) -> tuple[tuple[int, by
     if [register for register, _ in found] != sorted({register for register, _ in found}):
         raise InvalidInput(f"{what}: registers must be in order, each once")
     return tuple(found)
-
-
-def _hex(text: str, what: str) -> bytes:
-    return parse_hex(text, n_bytes=len(text) // 2, what=what)
-
-
-def _sized(data: bytes) -> bytes:
-    return struct.pack(">H", len(data)) + data

@@ -30,8 +30,9 @@ from tallystick.fleet.compliance.rules import (
     Unit,
     shown,
 )
-from tallystick.fleet.enclave.neutral import COMPLETED, Result
-from tallystick.fleet.inspection.inspection import Verdict as InspectionVerdict
+from tallystick.fleet.enclave.neutral import COMPLETED
+from tallystick.fleet.enclave.neutral_result import Result
+from tallystick.fleet.inspection.judging import Verdict as InspectionVerdict
 from tallystick.fleet.provenance.batch_opening import OpenedBatch
 from tallystick.fleet.provenance.transcripts import Report
 from tallystick.fleet.provenance.verification import Answer

@@ -21,15 +21,8 @@ from typing import BinaryIO
 from tallystick.commit.encoding import canonical_json, parse_document, parse_hex
 from tallystick.commit.state import summarise
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.fleet.enclave.neutral import (
-    Input,
-    Order,
-    Outcome,
-    judge,
-    open_order,
-    read_order,
-    result_statement,
-)
+from tallystick.fleet.enclave.neutral import Input, Order, open_order, read_order
+from tallystick.fleet.enclave.neutral_result import Outcome, judge, result_statement
 from tallystick.fleet.enclave.sandbox import End, check_isolation, held_in_memory, run_isolated, versions
 from tallystick.fleet.provenance.transcripts import Opening, commitment
 from tallystick.run.statements import time_text

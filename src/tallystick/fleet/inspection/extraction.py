@@ -19,7 +19,7 @@ from tallystick.errors import InvalidInput, Mismatch
 from tallystick.fleet.agent.chip_log import Limits, read_log, verify_log
 from tallystick.fleet.agent.chip_record import Genesis, LoggedRecord
 from tallystick.fleet.attestation.assurance import Attestation, parse_attestation
-from tallystick.fleet.inspection.inspection import Verdict
+from tallystick.fleet.inspection.judging import Verdict
 from tallystick.signing.keys import PublicKey, parse_public_key
 from tallystick.store.journal import parse_journal
 

@@ -18,11 +18,11 @@ from tallystick.commit.encoding import digest
 from tallystick.errors import InvalidInput
 from tallystick.fleet.sampling.coverage import binomial_interval, largest_deficit
 from tallystick.fleet.sampling.draw import Announcement, Frame, draw_sample
+from tallystick.fleet.sampling.exact import exact_miss
 from tallystick.fleet.sampling.planner import (
     Question,
     Stratum,
     draw_size,
-    exact_miss,
     guaranteed_detection,
     guaranteed_shares,
 )

@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import TypeVar
 
 from tallystick.errors import InvalidInput
+from tallystick.fleet.sampling.exact import exact_miss
 from tallystick.fleet.sampling.planner import (
     Question,
     Stratum,
     draw_size,
-    exact_miss,
     guaranteed_detection,
     guaranteed_shares,
     published_samples,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn, TypeVar, cast
 
 from tallystick.errors import InvalidInput
+from tallystick.fleet.sampling.exact import exact_samples
 from tallystick.fleet.sampling.planner import (
     CHIPS_PER_INSPECTOR_YEAR,
     MOST_CHIPS,
@@ -20,7 +21,6 @@ from tallystick.fleet.sampling.planner import (
     best_detection,
     draw_size,
     endless_run_detection,
-    exact_samples,
     guaranteed_detection,
     guaranteed_shares,
     hit_probability,
