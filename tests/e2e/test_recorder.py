@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,13 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import tallystick
-from tallystick.errors import InvalidInput, Nondeterminism, OtherProgram, ProtocolViolation
+from tallystick.commit.state import Entry
+from tallystick.errors import InvalidInput, Mismatch, Nondeterminism, OtherProgram, ProtocolViolation
 from tallystick.execution.determinism import parse_profile
 from tallystick.roles import recorder as module
 from tallystick.roles.audit_report import AuditReport
+from tallystick.run.transcript import CURSOR
+from tallystick.store.files import RunDirectory
 
 STEPS = 12
 CRITERION = nn.CrossEntropyLoss()
@@ -253,6 +257,74 @@ def test_an_operator_outside_the_table_may_be_declared_continuous(tmp_path: Path
     declared = ("aten::cholesky_solve",)
     solve(tallystick.Recorder(tmp_path / "run", steps=2, program=__file__), declared)
     assert solve(tallystick.Follower(tmp_path / "run", program=__file__), declared).verdict == "match"
+
+
+@pytest.mark.parametrize(
+    ("edit", "verdict", "said"),
+    [(lambda model, optimizer: optimizer.param_groups[0].update(lr=1.0), "mismatch", "lr is 1.0, the job's own is 0.01"),
+     (lambda model, optimizer: optimizer.param_groups[0].update(betas=(0.5, 0.999)), "mismatch", "betas"),
+     (lambda model, optimizer: model[3].running_mean.fill_(5.0), "cannot_reproduce", "model/buffer/3.running_mean"),
+     (lambda model, optimizer: None, "match", "")],
+)  # fmt: skip
+def test_a_first_state_that_is_not_the_programs_is_found_by_its_follower(
+    edit: Callable[[nn.Module, torch.optim.Optimizer], None], verdict: str, said: str, tmp_path: Path
+) -> None:
+    """A state says with which numbers the steps after it were computed: only the program, run anew, has them of its own."""
+
+    class Edited(tallystick.Recorder):
+        def prepare(
+            self, model: nn.Module, optimizer: torch.optim.Optimizer, *given: Any, **more: Any
+        ) -> Any:
+            edit(model, optimizer)
+            return super().prepare(model, optimizer, *given, **more)
+
+    train(Edited(tmp_path / "run", policy="fp32", steps=STEPS, checkpoint_every=5, program=__file__))
+    report = train(tallystick.Follower(tmp_path / "run", program=__file__))
+    assert report.verdict == verdict
+    assert said in str(report.first)
+    assert (report.beginning is not None) and report.beginning.trained > 0
+
+
+def test_a_first_state_of_a_later_step_is_refused_by_its_follower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(tallystick.Recorder(tmp_path / "run", policy="fp32", steps=STEPS, program=__file__))
+    load = RunDirectory.load_committed
+
+    def later(self: RunDirectory, steps_done: int, root: str) -> dict[str, Entry]:
+        found = load(self, steps_done, root)
+        return {**found, CURSOR: replace(found[CURSOR], data=b'{"step":1}', shape=(10,))}
+
+    monkeypatch.setattr(RunDirectory, "load_committed", later)
+    with pytest.raises(Mismatch, match="state after 0 steps: its cursor says"):
+        train(tallystick.Follower(tmp_path / "run", program=__file__))
+
+
+def test_a_loop_that_sets_its_optimizer_before_the_first_step_is_followed(tmp_path: Path) -> None:
+    def warmed(loop: Any) -> Any:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
+        loop.prepare(model, optimizer, loss=lambda batch: CRITERION(model(batch[0]), batch[1]))
+        for step in range(STEPS):
+            optimizer.param_groups[0]["lr"] = 0.01 * (step + 1) / STEPS
+            with loop.step(data(step)) as (x, y):
+                loop.backward(CRITERION(model(x), y))
+                optimizer.step()
+                optimizer.zero_grad()
+        return loop.finish()
+
+    warmed(tallystick.Recorder(tmp_path / "run", policy="fp32", steps=STEPS, program=__file__))
+    assert warmed(tallystick.Follower(tmp_path / "run", program=__file__)).verdict == "match"
+
+
+def test_a_delivered_file_that_is_not_the_committed_state_is_found_by_a_follower(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(tallystick.Recorder(run, policy="fp32", steps=STEPS, checkpoint_every=5, program=__file__))
+    path = run / "checkpoints" / f"{STEPS:06d}.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+    report = train(tallystick.Follower(run, program=__file__))
+    assert report.verdict == "mismatch"
+    assert "root is" in str(report.first)
 
 
 def test_another_program_may_not_follow(tmp_path: Path) -> None:

@@ -783,6 +783,29 @@ class Session:
             if before.get(name) != after.get(name):
                 raise _changed_outside(self.step, name)
 
+    def modes(self) -> dict[str, bool]:
+        """Return of every module whether it is in training mode, by name."""
+        modules = (("model", self.model), *((f"extra/{n}", m) for n, m in self.extra.items()))
+        return {
+            f"{prefix}/{name}".rstrip("/"): each.training
+            for prefix, module in modules
+            for name, each in module.named_modules()
+        }
+
+    def verify_modes(self, before: Mapping[str, bool]) -> None:
+        """Return if every module is in the mode that it was in when ``before`` was taken: no checkpoint holds it.
+
+        Raises:
+            EditedOutside: one is not; by name.
+        """
+        for name, mode in self.modes().items():
+            if before.get(name, mode) != mode:
+                word = "train" if before[name] else "eval"
+                raise EditedOutside(
+                    f"step {self.step}: after the step {name} is no longer in {word} mode, and no checkpoint says so: whoever "
+                    f"begins at one computes otherwise; put it back with .{word}()"
+                )
+
     def _tensor_names(self) -> list[object]:
         modules = (("model", self.model), *((f"extra/{n}", m) for n, m in self.extra.items()))
         found: list[object] = []

@@ -57,10 +57,11 @@ def run_step(session: Session, job: Job, tape: Tape, batch: Batch | None = None)
         if job.scheduler is not None:
             job.scheduler.step()
         if job.after_step is not None:
-            before = session.trained_marks()
+            before, modes = session.trained_marks(), session.modes()
             with session.following_up():
                 job.after_step(step)
             session.verify_trained(before)
+            session.verify_modes(modes)
         fingerprint = session.finish_step()
     session.step = step + 1
     session.leave(fingerprint)

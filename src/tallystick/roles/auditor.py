@@ -202,7 +202,7 @@ def _audit_segment(
         compare_end(replay.session, directory, transcript.record(end - 1), result)
         # Every other checkpoint is where a segment begins, and is compared when it is loaded.
         if end == transcript.num_steps or report.sample is not None or result.deviations:
-            result.deviations += _contradictions(directory, transcript, end, result)
+            result.deviations += find_contradictions(directory, transcript, end, result)
         report.phases.add("commit", clock)
     excesses = acceptance.end(replay.session)
     if result.deviations:
@@ -263,7 +263,7 @@ def _other_beginning(
     return Deviation(0, "cannot_reproduce", BEGINNING, None, "the job's own", report.beginning.changed)
 
 
-def _contradictions(
+def find_contradictions(
     directory: RunDirectory, transcript: Transcript, end: int, result: SegmentResult
 ) -> list[Deviation]:
     """Return that a checkpoint's file is not what was committed, or that its record speaks of another state.

@@ -149,7 +149,8 @@ class Opinion:
 class Member:
     """One arithmetic: a child process that answers questions one after another.
 
-    Where ``elsewhen`` is a number, sets of strings have another order there, of that hash seed, and clocks show another time.
+    Where ``elsewhen`` is a number, sets of strings have another order there, of that hash seed, and clocks show another time;
+    above 0 in another time zone.
     """
 
     def __init__(self, profile: Profile, elsewhen: int | None = None) -> None:
@@ -179,6 +180,8 @@ class Member:
         if self._process is None:
             paths = os.pathsep.join(path for path in sys.path if path)
             other = {} if self.elsewhen is None else {"PYTHONHASHSEED": str(self.elsewhen)}
+            if self.elsewhen:
+                other["TZ"] = f"TAL{5 * self.elsewhen}"  # so many hours behind Greenwich
             self._process = subprocess.Popen(
                 [
                     sys.executable, "-P", "-m", "tallystick.roles.panel_member", str(self.profile), str(self.elsewhen or 0),

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from tallystick.roles.audit_report import Deviation
 from tallystick.roles.log_judge import rule_on_log
 from tallystick.roles.operator_replay import find_structure
 from tallystick.roles.panel import Opinion, asked_of
-from tallystick.roles.rebuilt import ELSEWHERE_SECONDS, shift_clock
+from tallystick.roles.rebuilt import ELSEWHERE_SECONDS, STEPS_BEFORE, shift_clock, shift_place
 from tallystick.roles.referee import find_other_beginning
 from tallystick.roles.replay import Replay, open_replay
 from tallystick.roles.step_judge import StepJudge
@@ -69,8 +70,8 @@ class HandedSeat:
         raise InvalidInput(self.no_log)
 
 
-def answer(line: bytes, *, jitter: bool = False) -> Opinion:
-    """Return the opinion on one question.
+def answer(line: bytes, *, jitter: bool = False, steps_before: int = 0) -> Opinion:
+    """Return the opinion on one question; of what the job is here, after so many other steps.
 
     Raises:
         TallyError: this arithmetic cannot find out.
@@ -88,7 +89,7 @@ def answer(line: bytes, *, jitter: bool = False) -> Opinion:
             return Opinion("none" if other is None else "trainer", str(other))
         if asked["kind"] == "same":
             agreed = _state(Path(asked["place"]) / "agreed").entries if asked["agreed"] else None
-            return Opinion(json.dumps(_computed_here(replay, asked["step"], agreed)), "")
+            return Opinion(json.dumps(_computed_here(replay, asked["step"], agreed, steps_before)), "")
         return _answer(asked, ours, theirs, replay)
     finally:
         replay.session.close()
@@ -136,8 +137,14 @@ def _answer(
     return Opinion(ruling.loser, ruling.reason)
 
 
-def _computed_here(replay: Replay, step: int, state: Mapping[str, Entry] | None) -> dict[str, str]:
-    """Return digests of what this process has of the job, and of what the job's own step makes of ``state``."""
+def _computed_here(
+    replay: Replay, step: int, state: Mapping[str, Entry] | None, steps_before: int
+) -> dict[str, str]:
+    """Return digests of what this process has of the job, and of what the job's own step makes of ``state``.
+
+    Up to ``steps_before`` of the steps before that one are taken first: a job that is a function of its state and the step is
+    none the worse for them.
+    """
     settings = hashlib.sha256()
     for _, entry in sorted(replay.settings.items()):
         settings.update(hashlib.sha256(entry.data).digest())
@@ -149,12 +156,20 @@ def _computed_here(replay: Replay, step: int, state: Mapping[str, Entry] | None)
     }
     if state is not None:
         session = replay.session
+        with suppress(
+            TallyError, RuntimeError
+        ):  # such steps may not end here; the one that counts is taken anew
+            load_state(session, state)
+            steps_before = min(steps_before, session.step)
+            session.step -= steps_before
+            for _ in range(steps_before):
+                run_step(session, replay.job, session.record_tape(session.table))
         try:
             load_state(session, state)
             outcome = run_step(session, replay.job, session.record_tape(session.table))
         except (InvalidInput, Nondeterminism):  # as in whoever repeats the run
             return found
-        found["step"] = f"{outcome.fingerprint:016x} {outcome.loss}"
+        found["step"] = f"{outcome.fingerprint:016x} {outcome.loss} {session.hyperparameters()}"
     return found
 
 
@@ -168,9 +183,11 @@ def main() -> None:
     os.dup2(2, 1)
     profile = parse_profile(sys.argv[1])
     shift_clock(int(sys.argv[2]) * ELSEWHERE_SECONDS)
+    shift_place(int(sys.argv[2]))
+    before = STEPS_BEFORE if int(sys.argv[2]) else 0
     for line in sys.stdin.buffer:
         try:
-            opinion = answer(line, jitter=profile.jitter)
+            opinion = answer(line, jitter=profile.jitter, steps_before=before)
         except TallyError as problem:
             opinion = Opinion("none", f"it cannot find out: {problem}")
         out.write(json.dumps({"answer": opinion.answer, "reason": opinion.reason}).encode() + b"\n")

@@ -1,16 +1,21 @@
 """Whether a job is the same in every process: asked before it convicts anybody (spec/dispute.md 14).
 
 The order of a set of strings hangs on the interpreter's hash seed, an unseeded generator on the clock. Whoever repeats such a
-job has other data or another loss, and so has whoever repeats it again. Processes with other hash seeds and other clocks
-build it and repeat a step; what they do not have in common is nobody's doing.
+job has other data or another loss, and so has whoever repeats it again. Processes with other hash seeds, clocks, time zones
+and orders of directories build it and repeat a step; what they do not have in common is nobody's doing. All but one take
+earlier steps before: a job that keeps count beside its state (in ``after_step``, or in the function of a scheduler) is
+another one for whoever begins at a checkpoint.
 """
 
 from __future__ import annotations
 
 import datetime
 import json
+import os
+import platform
+import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +24,7 @@ from tallystick.execution.job import JobSource
 from tallystick.roles.panel import Question, opinions_on, same_arithmetic
 
 ELSEWHERE_SECONDS = 400 * 86400 + 12345  # another year, month, weekday, hour and minute
+STEPS_BEFORE = 2  # that a process takes before the one that all repeat
 PARTS = {
     "settings": "optimizer and scheduler",
     "built": "what is not trained",
@@ -53,7 +59,8 @@ def find_unsteady(
         return None
     return (
         f"step {step}: processes on one machine do not agree on {' and '.join(parts)} of the job: the order of a set, "
-        "an unseeded generator, the clock? Sort sets, seed generators in build() and batch()"
+        "an unseeded generator, the clock, the time zone, the order of a directory, a count kept beside the state? Sort sets and "
+        "names of files, seed generators in build() and batch(), keep counts in buffers"
     )
 
 
@@ -91,3 +98,50 @@ def shift_clock(seconds: int) -> None:
 
     for name, kind in (("datetime", Later), ("date", LaterDay)):
         setattr(datetime, name, kind)
+
+
+def shift_place(number: int) -> None:
+    """Let this process, from now on, seem to be on another machine: order of directories, processors and name.
+
+    Of two with the numbers 1 and 2 no directory of two files has one order.
+    """
+    if not number:
+        return
+    listed, scanned, processors = os.listdir, os.scandir, os.cpu_count
+    later: dict[str, Any] = {
+        "listdir": lambda path=".": sorted(listed(path), reverse=number % 2 == 1),
+        "scandir": lambda path=".": _Entries(
+            sorted(scanned(path), key=lambda entry: entry.name, reverse=number % 2 == 1)
+        ),
+        "cpu_count": lambda: (processors() or 1) + number,
+    }
+    for name, function in later.items():
+        setattr(os, name, function)
+
+    def name_elsewhere() -> str:
+        return f"elsewhere-{number}"
+
+    socket.gethostname = platform.node = name_elsewhere
+
+
+class _Entries:
+    """What ``os.scandir`` returns, in an order of its own."""
+
+    def __init__(self, entries: Iterable[os.DirEntry[Any]]) -> None:
+        self._left = iter(entries)
+
+    def __iter__(self) -> Iterator[os.DirEntry[Any]]:
+        return self._left
+
+    def __next__(self) -> os.DirEntry[Any]:
+        return next(self._left)
+
+    def __enter__(self) -> _Entries:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the entries that are left."""
+        self._left = iter(())

@@ -25,14 +25,15 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Collection, Generator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from tallystick.errors import InvalidInput, OtherProgram, ProtocolViolation
+from tallystick.commit.state import Entry
+from tallystick.errors import InvalidInput, Mismatch, OtherProgram, ProtocolViolation
 from tallystick.execution.noise.calibration import calibrate
 from tallystick.execution.program import LocalProgram
 from tallystick.execution.rounding.context import Tape
@@ -41,17 +42,26 @@ from tallystick.execution.snapshot import load_state
 from tallystick.execution.step import StepOutcome, batch_digest, session_batch
 from tallystick.numerics.policy import find_policy, policy_of
 from tallystick.roles.acceptance import Acceptance, Limits
-from tallystick.roles.audit_report import AuditReport, SegmentResult
-from tallystick.roles.auditor import accept
+from tallystick.roles.audit_report import BEGINNING, AuditReport, Deviation, SegmentResult, VerdictName
+from tallystick.roles.auditor import accept, find_contradictions
 from tallystick.roles.comparison import compare_end, compare_step
+from tallystick.roles.initial_state import (
+    Built,
+    built_of,
+    compare_beginning,
+    find_other_setting,
+    settings_of,
+)
 from tallystick.roles.replay import adopting
 from tallystick.roles.run_writer import Phases, RunWriter
 from tallystick.roles.trainer import specification_of
 from tallystick.run.documents import JobRecord, RunStatement
 from tallystick.run.program import Program, in_words
+from tallystick.run.transcript import check_cursor
 from tallystick.store.files import RunDirectory
 
 FOLLOW_VARIABLE = "TALLYSTICK_FOLLOW"
+SETTINGS = ("document/optimizer", "document/scheduler")  # entries of a state that a program may still set
 Loss = Callable[[Any], Tensor]
 
 
@@ -377,6 +387,8 @@ class Follower(_Loop):
         self.report = AuditReport(str(path), "program", self._transcript.root().hex(), phases=self.phases)
         self._acceptance = Acceptance(limits or Limits(), self.report.freedom)
         self._segment = SegmentResult(0, 0)
+        self._own: Mapping[str, Entry] = {}
+        self._built: Mapping[str, Built] = {}
 
     def prepare(
         self,
@@ -389,14 +401,24 @@ class Follower(_Loop):
         follows_up: bool = False,
         smooth: Collection[str] = (),
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """Put the model into the committed initial state and hooks on the optimizer."""
+        """Put the model into the committed initial state and hooks on the optimizer.
+
+        Raises:
+            Mismatch: that state says that steps were done before it.
+        """
         specification = self._transcript.specification
         session = Session(
             model, optimizer, policy=self._policy, seed=specification.seed, scheduler=scheduler, extra=extra,
             follows_up=follows_up, smooth=frozenset(smooth),
         )  # fmt: skip
         session.prepare()
-        load_state(session, self._directory.load_committed(0, specification.initial_state))
+        state = self._directory.load_committed(0, specification.initial_state)
+        check_cursor(0, state)
+        self._own, self._built = settings_of(session), built_of(session)
+        try:  # until the first step the optimizer is the program's own, which may set it still
+            load_state(session, {**state, **{name: self._own[name] for name in SETTINGS}})
+        except InvalidInput:
+            load_state(session, state)
         self._session, self._loss = session, loss
         self._acceptance.begin(session)
         return model, optimizer
@@ -408,6 +430,8 @@ class Follower(_Loop):
         number = session.step
         if number >= transcript.num_steps:
             raise ProtocolViolation(f"follower: the run has {transcript.num_steps} steps, this is one more")
+        if number == 0:
+            self._begin()
         record = transcript.record(number)
         frame = self._directory.load_frames(transcript, number, number + 1)[number]
         acceptance, again = self._acceptance, self._probe(batch)
@@ -426,17 +450,39 @@ class Follower(_Loop):
         if record.state_root is not None:
             self._close_segment(number)
 
+    def _begin(self) -> None:
+        """Compare the committed first state with what the program has before its first step, then go on from that state."""
+        session = self.session
+        state = self._directory.load_committed(0, self._transcript.specification.initial_state)
+        now = settings_of(session)
+        other = find_other_setting({**self._own, **{name: now[name] for name in SETTINGS}}, state)
+        if other is not None:
+            kind: VerdictName = "mismatch" if other.is_number else "cannot_reproduce"
+            self._segment.deviations.append(Deviation(0, kind, BEGINNING, None, "the job's own", other.text))
+        self.report.beginning = found = compare_beginning(self._built, state)
+        if found.changed is not None:
+            self._segment.deviations.append(
+                Deviation(0, "cannot_reproduce", BEGINNING, None, "the job's own", found.changed)
+            )
+        load_state(session, state)
+
     def _close_segment(self, number: int) -> None:
         session, segment = self.session, self._segment
         record = self._transcript.record(number)
         segment.end = number + 1
         compare_end(session, self._directory, record, segment)
+        segment.deviations += find_contradictions(self._directory, self._transcript, segment.end, segment)
         excesses = self._acceptance.end(session)
         if segment.deviations:
             self._acceptance.discard()
             first = [d for d in segment.deviations if d.step == segment.first_step]
             segment.verdict = "log_violation" if any(d.kind == "log_violation" for d in first) else "mismatch"
-            load_state(session, self._directory.load_committed(segment.end, str(record.state_root)))
+            if segment.deviations[0].subject == BEGINNING:  # everything after it may follow from that
+                segment.verdict = segment.deviations[0].kind
+            with suppress(
+                InvalidInput, Mismatch
+            ):  # what cannot be opened has been found; the own state goes on
+                load_state(session, self._directory.load_committed(segment.end, str(record.state_root)))
         else:
             accept(segment, excesses)
         self.report.segments.append(segment)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from tallystick.errors import InvalidInput, StoreError
+from tallystick.errors import InvalidInput, Nondeterminism, StoreError
 from tallystick.execution.determinism import environment_versions
 from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.job import Job, JobSource
@@ -142,13 +142,14 @@ def _record(
 ) -> RunStatement:
     order.source.program.allowed = None
     job = order.build()
+    built = _settings_of(job)
     verify_batches_are_pure(job)
     session = order.session(job)
     try:
         kept = _start(directory, phases, resume=resume)
         writer = RunWriter(session, directory, phases, overlap=True)
         try:
-            recording = _Recording(order, job, session, writer)
+            recording = _Recording(order, job, session, writer, built)
             if kept is None or kept.specification is None:
                 recording.begin()
             else:
@@ -185,12 +186,15 @@ def _nobody(text: str) -> None:
 class _Recording:
     """One job being recorded."""
 
-    def __init__(self, order: Order, job: Job, session: Session, writer: RunWriter) -> None:
-        self.order, self.job, self.session, self.writer = order, job, session, writer
+    def __init__(
+        self, order: Order, job: Job, session: Session, writer: RunWriter, built: Mapping[str, object]
+    ) -> None:
+        self.order, self.job, self.session, self.writer, self.built = order, job, session, writer, built
 
     def begin(self) -> None:
         """Measure the noise and write what comes before the first step."""
         self._calibrate(backward_of(self.session, self.job))
+        _verify_settings(self.built, _settings_of(self.job))
         self.writer.begin(self._specification, self.order.source.program)
 
     def _specification(self, root: str, program: Program) -> Specification:
@@ -272,6 +276,30 @@ class _Recording:
         calibration = calibrate(self.session, backward, repeats=repeats, seed=self.order.seed)
         self.session.table = calibration.table
         self.writer.phases.add("calibrate", started)
+
+
+def _settings_of(job: Job) -> dict[str, object]:
+    """Return what the optimizer of a job is set to, by group and name."""
+    return {
+        f"{name} of group {index}": value
+        for index, group in enumerate(job.optimizer.param_groups)
+        for name, value in group.items()
+        if isinstance(value, (int, float, tuple))
+    }
+
+
+def _verify_settings(built: Mapping[str, object], now: Mapping[str, object]) -> None:
+    """Return if the optimizer is still set as it was built: the first state has to be the job's own, wherever it is built.
+
+    Raises:
+        Nondeterminism: it is not; the message names the setting.
+    """
+    for name in sorted(built.keys() | now.keys()):
+        if built.get(name) != now.get(name):
+            raise Nondeterminism(
+                f"optimizer: {name} was {built.get(name)} when the job was built and is {now.get(name)} before the first step: "
+                "the job's batch or loss sets it; leave that to a scheduler"
+            )
 
 
 def specification_of(

@@ -22,6 +22,7 @@ from tallystick.commit.encoding import frame
 from tallystick.commit.merkle import EMPTY_ROOT, leaf_hashes
 from tallystick.commit.merkle import root as merkle_root
 from tallystick.commit.state import CHUNK_BYTES, DTYPE_BYTES, EntrySummary, StateSummary, check_tensor
+from tallystick.commit.tensor_file import check_tensor_file
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.run.documents import RECORD_LIMIT, Specification, StepRecord, parse_step_record
 from tallystick.run.transcript import check_record
@@ -242,6 +243,8 @@ def summary_of_file(path: Path, needed: str) -> StateSummary:
     """
     shown = f"{path.parent.name}/{path.name}"
     with open_regular(path, needed, folder=True) as file:
+        check_tensor_file(file, os.fstat(file.fileno()).st_size, what=shown)
+        file.seek(0)
         header, ordered = safetensors_header(_stated_tensors(path, shown), STATE_METADATA)
         if file.read(len(header)) != header:
             raise InvalidInput(f"{shown}: its header is not the one that a state of these tensors has")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -273,6 +274,27 @@ def accusing(tally, edited: Path, tmp_path: Path, *, signed: bool = True, **more
     else:
         assert outcomes == ["passed", "failed", "not reached", "not reached", "not reached"]
     return fields
+
+
+def test_a_claim_that_somebody_else_hands_in_silences_no_accusation(
+    tally, edited: Path, tmp_path: Path
+) -> None:
+    """A copy of the trainer's own run agrees with it: an agreement, unless the accuser takes part, answers nothing."""
+    for name in ("auditor", "judge"):
+        tally("key", "generate", tmp_path / name)
+    accusation, verdict, copy = (tmp_path / name for name in ("accusation.json", "verdict.json", "copy"))
+    assert tally("audit", edited, "--key", tmp_path / "auditor", "--statement", accusation).code == 1
+    shutil.copytree(edited, copy)
+    arguments = (
+        "dispute", edited, copy, "--accusation", accusation, "--key", tmp_path / "judge", "--statement", verdict,
+    )  # fmt: skip
+    for signs in ((), ("--auditor-signs", tmp_path / "auditor.pub")):
+        refused = tally(*arguments, *signs)
+        assert refused.code == 2
+        assert "the outcome is agreement, loser none, and nothing shows that" in refused.err
+        assert not verdict.exists()
+    assert tally(*arguments, "--auditor-key", tmp_path / "auditor").code == 0
+    assert verdict.exists()
 
 
 def test_a_verdict_against_the_trainer_convinces_a_stranger(tally, edited: Path, tmp_path: Path) -> None:

@@ -135,3 +135,77 @@ def test_what_a_job_prints_and_starts_stands_in_nobodys_way(tmp_path: Path) -> N
     assert find_unsteady(run.path, source, 0) is None
     for member in panel.same_arithmetic():
         member.close()
+
+
+def test_an_hour_of_the_local_time_convicts_nobody(tmp_path: Path) -> None:
+    """The time zone is the machine's: the same moment is another hour elsewhere."""
+    hour = "__import__('datetime').datetime.fromtimestamp(1700000000).hour"
+    run, source = recorded(tmp_path, "sorted", number=f"1 + {hour}")
+    state = hold(run.load_checkpoint(0).values())
+    assert "do not agree on what a step computes" in str(find_unsteady(run.path, source, 0, state))
+
+
+@pytest.mark.parametrize(
+    "found",
+    ["[p.name for p in __import__('pathlib').Path(FOLDER).iterdir()][0] == 'a'",
+     "[p.name for p in __import__('pathlib').Path(FOLDER).glob('*')][0] == 'a'",
+     "os.listdir(FOLDER)[0] == 'a'", "next(os.walk(FOLDER))[2][0] == 'a'",
+     "os.cpu_count()", "len(__import__('socket').gethostname()) % 7 + len(__import__('platform').node())"],
+)  # fmt: skip
+def test_the_order_of_a_directory_and_the_machine_convict_nobody(found: str, tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for name in "ab":
+        (folder / name).write_text(name)
+    run, source = recorded(tmp_path, "sorted", number=f"1.0 + ({found.replace('FOLDER', repr(str(folder)))})")
+    state = hold(run.load_checkpoint(0).values())
+    assert "do not agree on what a step computes" in str(find_unsteady(run.path, source, 0, state))
+
+
+def test_files_in_a_stated_order_are_the_same_everywhere(tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for name in "ab":
+        (folder / name).write_text(name)
+    run, source = recorded(tmp_path, "sorted", number=f"1 + (sorted(os.listdir({str(folder)!r}))[0] == 'a')")
+    assert find_unsteady(run.path, source, 0, hold(run.load_checkpoint(0).values())) is None
+
+
+COUNTED = """
+import torch
+from tallystick.execution.job import Job
+
+def build(settings):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen = []
+    def loss(model, batch):
+        return model(batch).square().mean() * (1 + LOSS)
+    rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: seen.append(1) or 1.0 / (1 + RATE))
+    return Job(model=model, optimizer=optimizer, batch=lambda step: torch.ones(5, 4) * (1 + step), loss=loss, steps=4,
+               scheduler=rate, after_step=lambda step: seen.append(1))
+"""
+
+
+@pytest.mark.parametrize(("loss", "rate"), [("len(seen)", "step"), ("0", "len(seen)")])
+def test_a_count_kept_beside_the_state_convicts_nobody(loss: str, rate: str, tmp_path: Path) -> None:
+    """Who begins at a checkpoint counts from there: an auditor of a sample, a judge, a trainer that resumed."""
+    path = tmp_path / "counted.py"
+    path.write_text(COUNTED.replace("LOSS", loss).replace("RATE", rate))
+    source = JobSource(str(path), path.read_bytes())
+    run = RunDirectory(tmp_path / "run")
+    record(Order(source, {}, find_policy("fp32"), checkpoint_every=2), run)
+    assert audit(run, source).verdict == "match"
+    report = audit(run, source, steps=(2, 4))
+    assert report.verdict == "cannot_reproduce"
+    assert "a count kept beside the state" in str(report.first)
+
+
+def test_a_job_that_keeps_no_count_is_none_the_worse_for_other_steps(tmp_path: Path) -> None:
+    path = tmp_path / "counted.py"
+    path.write_text(COUNTED.replace("LOSS", "0").replace("RATE", "step"))
+    source = JobSource(str(path), path.read_bytes())
+    run = RunDirectory(tmp_path / "run")
+    record(Order(source, {}, find_policy("fp32"), checkpoint_every=2), run)
+    assert find_unsteady(run.path, source, 2, hold(run.load_checkpoint(2).values())) is None

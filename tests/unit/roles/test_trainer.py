@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tallystick.errors import Nondeterminism, StoreError
+from tallystick.errors import EditedOutside, Nondeterminism, StoreError
 from tallystick.execution.job import Job, JobSource
 from tallystick.numerics.policy import find_policy
 from tallystick.roles import run_writer
@@ -152,3 +152,45 @@ def test_a_disk_that_refuses_ends_the_recording(tmp_path: Path, monkeypatch: pyt
     record(order, RunDirectory(tmp_path / "run"), resume=True)
     whole = recorded(tmp_path / "whole", "fp32")
     assert (tmp_path / "run" / "run.json").read_bytes() == whole["run.json"]
+
+
+class Setting(Source):
+    """The same, where a function of the job's does what only a scheduler, or nobody, may."""
+
+    def build(self, settings: Any, seed: int = 0) -> Job:
+        job = super().build(settings, seed)
+        own, group = job.batch, job.optimizer.param_groups[0]
+
+        def batch(step: int) -> Tensor:
+            group["lr"] = 0.01 * (step + 1) / 4
+            return own(step)
+
+        def loss(net: nn.Module, x: Tensor) -> Tensor:
+            found = net(x).square().mean()
+            group["betas"] = (0.5, 1 - 0.001 * float(found.detach()))
+            return found
+
+        if self.path == "batch.py":
+            job.batch = batch
+        if self.path == "loss.py":
+            job.loss = loss
+        if self.path == "eval.py":
+            job.after_step = lambda step: job.model[1].eval() and None if step == 2 else None
+        return job
+
+
+@pytest.mark.parametrize(("where", "name"), [("batch", "lr of group 0"), ("loss", "betas of group 0")])
+def test_a_job_that_sets_its_own_optimizer_before_the_first_step_is_refused(
+    where: str, name: str, tmp_path: Path
+) -> None:
+    """The first state would not be the one that the job builds, and its honest trainer would be accused."""
+    order = Order(Setting(f"{where}.py", b""), {}, find_policy("fp32"))
+    with pytest.raises(Nondeterminism, match=f"{name} was .* the job's batch or loss sets it"):
+        record(order, RunDirectory(tmp_path / "run"))
+
+
+def test_a_module_that_is_left_in_another_mode_is_refused(tmp_path: Path) -> None:
+    """No checkpoint holds the mode: who begins at one would compute otherwise."""
+    order = Order(Setting("eval.py", b""), {}, find_policy("fp32"))
+    with pytest.raises(EditedOutside, match="step 2: after the step model/1 is no longer in train mode"):
+        record(order, RunDirectory(tmp_path / "run"))

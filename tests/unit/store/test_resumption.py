@@ -322,3 +322,12 @@ def test_a_state_is_hashed_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyP
     edit(run.checkpoint_path(9), lambda data: data[:-1])
     with pytest.raises(InvalidInput, match="not a safetensors file"):
         summary_of_file(run.checkpoint_path(9), "a state")
+
+
+def test_a_state_that_is_hardly_on_the_disk_is_never_mapped(tmp_path: Path) -> None:
+    """A file may claim more bytes than this process could ever hold; what its header states says enough."""
+    run = written(tmp_path / "run")
+    os.truncate(run.checkpoint_path(4), 1 << 40)
+    found = find_resumption(run)
+    assert found.done == 2
+    assert re.search(r"000004\.safetensors: .*its tensors have \d+ bytes, \d+ follow", str(found.notice()))

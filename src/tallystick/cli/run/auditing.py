@@ -449,6 +449,8 @@ def dispute(
         theirs.write_document(path, result.record)
         written = str(path)
     if signer is not None and statement is not None:
+        if accused is not None and "auditor" not in signers:
+            _check_clearing(result, auditor)
         sign_ruling(ours, theirs, result, signer, statement, accused)
     answer(DisputePage(result, str(verdict), written), as_json=as_json)
     return DISPUTE_CODES[result.outcome]
@@ -471,6 +473,20 @@ def sign_ruling(
 def read_accusation(path: Path | None) -> bytes | None:
     """Return the auditor's signed statement that a verdict answers, or None."""
     return None if path is None else read_whole(path, limit=ENVELOPE_LIMIT, what="an accusation")
+
+
+def _check_clearing(result: DisputeResult, claim: Path) -> None:
+    """Return unless a verdict answers an accusation in the trainer's favour, and nothing shows whose claim was judged.
+
+    Raises:
+        InvalidInput: it does: whoever hands in another claim in the accuser's place would silence it.
+    """
+    if result.loser in ("trainer", "both") or result.outcome in ("cannot_reproduce", "not_proven"):
+        return
+    raise InvalidInput(
+        f"--accusation: the outcome is {result.outcome}, loser {result.loser}, and nothing shows that {claim} is the accuser's; "
+        "nothing was signed. The accuser takes part with --auditor-key, or over files (tally dispute open, answer, rule)"
+    )
 
 
 def _keep_word(path: Path, record: bytes) -> None:
