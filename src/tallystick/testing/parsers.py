@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from tallystick.commit.directory import MapProof
 from tallystick.commit.encoding import canonical_json, frame, parse_canonical_json
 from tallystick.commit.state import Entry, parse_chunk_proof, parse_state_summary
+from tallystick.commit.tensor_file import check_tensor_file
 from tallystick.dispute.exchange import (
     ANSWER_TYPE,
     Answer,
@@ -473,6 +474,16 @@ def _claim(data: bytes) -> object:
     return read_claim(parse_statement(data))
 
 
+def _tensor_file(data: bytes) -> None:
+    check_tensor_file(BytesIO(data), len(data), what="file")
+
+
+def _tensor_files() -> Iterator[bytes]:
+    one = '"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
+    for header in ("{}", f"{{{one}}}", f'{{"__metadata__":{{"format":"pt"}},{one}}}  '):
+        yield len(header).to_bytes(8, "little") + header.encode() + bytes(8 if one in header else 0)
+
+
 TARGETS: tuple[Target, ...] = (
     Target("canonical-json", _json, canonical_json),
     Target("specification", documents.parse_specification, _encoded),
@@ -485,6 +496,7 @@ TARGETS: tuple[Target, ...] = (
     Target("extension-proof", proofs.parse_extension_proof, _encoded),
     Target("state-summary", parse_state_summary, _encoded),
     Target("chunk-proof", parse_chunk_proof, _encoded),
+    Target("tensor-file", _tensor_file, own_seeds=_tensor_files),
     Target("checkpoint", _checkpoint),
     Target("run-directory", hostile_runs.read_without_torch, own_seeds=hostile_runs.seeds),
     Target("run-directory-audited", hostile_runs.read_with_torch, own_seeds=hostile_runs.seeds),
