@@ -38,6 +38,7 @@ from tallystick.execution.noise.freedom import (
     STEADY_FLIPS,
     STEP_SLACK,
     WEIGHED_AT_ONCE,
+    WEIGHED_FADE,
     Drift,
     SiteMoves,
     StepFreedom,
@@ -368,7 +369,10 @@ class Attacker:
         self.far += self.step_far
         if self.yardstick is not None:
             now = self.yardstick.weighable * self.now_trained
-            self.weighable, self.most_weighable = self.weighable + now, max(self.most_weighable, now)
+            kept = 1.0 - WEIGHED_FADE  # of all three, when the next step is counted
+            self.weighed *= kept
+            self.weighable = kept * (self.weighable + now)
+            self.most_weighable = kept * max(self.most_weighable, now)
         self.flips += 0.0 if self.yardstick is None else self.yardstick.flips()
         if self.told_step.carried > STEADY_FLIPS:
             self.filling += 1
@@ -402,11 +406,11 @@ class Attacker:
         if not self.is_weighed:
             return np.inf
         last = self.steps if self.limits.window is None else self.limits.window[1]
-        each = self.weighable / max(1, self.step)
+        each = self.weighable * WEIGHED_FADE / (1.0 - (1.0 - WEIGHED_FADE) ** max(1, self.step))
         now = self.limits.audited * (self.weighable + WEIGHED_AT_ONCE * self.most_weighable) - self.weighed
         left = max(1, last - self.step)
-        # All steps to come are expected to train as much as those before.
-        spread = (now + self.limits.audited * each * left) / left
+        # All steps to come are expected to train as much as those before; what is left now fades.
+        spread = now / min(left, 1.0 / WEIGHED_FADE) + self.limits.audited * each
         return max(0.0, now if self.limits.burst else min(now, spread))
 
     def threshold(self, worth: np.ndarray, squares: np.ndarray, weights: np.ndarray, most: float) -> float:

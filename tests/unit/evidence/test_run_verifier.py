@@ -339,6 +339,16 @@ def test_an_early_calibration_is_noted_where_none_is_due_and_there_alone(tmp_pat
     assert log is not None
     assert (log.kinds["calibration"].payloads, log.kinds["calibration"].entries) == (1, 0)
 
+    for name, address, payload in (
+        ("payload", noted[0], CALIBRATED + b"\x00"),
+        ("ordinal", SiteAddress(0, 0, Kind.CALIBRATION, 1), CALIBRATED),
+    ):
+        other = PaperRun()
+        other.payloads[3][address] = payload
+        found = verify_run(other.write(tmp_path / name))
+        assert (found.verdict, failed(found)[0]) == ("malformed", 3), name
+        assert "a frame has one note of a calibration, with ordinal 0" in failed(found)[1], name
+
     due = PaperRun()
     due.payloads[0][noted[0]] = noted[1]
     found = verify_run(due.write(tmp_path / "due"))

@@ -319,6 +319,15 @@ def test_hits_of_a_lattice_point_are_logged_where_nobody_has_seen_that_they_stay
     assert len(branches.record(lambda t: t * torch.floor(t.detach()), counts).frame) == 1
 
 
+def test_halfway_between_two_lattice_points_nothing_is_near_either(branches: Any) -> None:
+    whole = (
+        2.0**52 if branches.policy.compute == "float64" else 2.0**22
+    )  # half a unit is the last bit there: noise reaches far
+    x = (torch.arange(64, dtype=torch.float64) + whole / 2 + 0.5).to(getattr(torch, branches.policy.compute))
+    assert len(branches.record(lambda t: t * torch.floor(t.detach()), x).frame) == 0
+    assert len(branches.record(lambda t: t * torch.floor(t.detach()), x + 0.5).frame) == 1
+
+
 JUMPS: dict[str, Callable[[Tensor], Tensor]] = {
     "kthvalue": lambda x: x.kthvalue(3).values,
     "median": lambda x: x.median(),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tallystick.execution.noise.freedom import WEIGHED, WEIGHED_AT_ONCE, Freedom, StepFreedom
+from tallystick.execution.noise.freedom import WEIGHED, WEIGHED_AT_ONCE, WEIGHED_FADE, Freedom, StepFreedom
 from tallystick.execution.noise.weighing import CHUNK, DECAY, Weighing, is_linear
 
 N = 200
@@ -110,17 +110,33 @@ def test_a_large_tensor_weighs_what_its_parts_do() -> None:
 
 def test_moves_may_weigh_a_share_of_what_was_trained_and_of_some_steps_at_once_and_no_more() -> None:
     freedom, trained = Freedom(), 1024.0
+    each = (
+        1.0 + WEIGHED_AT_ONCE * WEIGHED_FADE
+    )  # what a step adds, and what is forgotten of all that there is at once
     for step, (weighed, excesses) in enumerate(
         [
             (WEIGHED * trained * (1.0 + WEIGHED_AT_ONCE), 0),  # all that is there at the beginning
-            (WEIGHED * trained, 0),  # what each step adds
-            (WEIGHED * trained * 1.0001, 1),
+            (WEIGHED * trained * each * 0.99999, 0),
+            (WEIGHED * trained * each * 1.001, 1),
         ]
     ):
         found = freedom.add(StepFreedom(weighed=weighed, trained=trained))
         assert len([excess for _, excess in found if "weighs" in excess.site]) == excesses, step
     assert freedom.weighed_share == pytest.approx(1.0, rel=1e-4)
     assert freedom.fields()["weighed_share"] == freedom.weighed_share
+
+
+def test_what_early_steps_left_cannot_all_be_taken_late() -> None:
+    trained, quiet = 1024.0, 3000
+    for steps, excesses in (
+        (1.0 / WEIGHED_FADE + WEIGHED_AT_ONCE, 0),
+        (1.001 / WEIGHED_FADE + WEIGHED_AT_ONCE, 1),
+    ):
+        freedom = Freedom()
+        for _ in range(quiet):
+            assert not freedom.add(StepFreedom(trained=trained))
+        found = freedom.add(StepFreedom(weighed=WEIGHED * trained * steps * 0.99999, trained=trained))
+        assert len([excess for _, excess in found if "weighs" in excess.site]) == excesses, steps
 
 
 def test_moves_where_nothing_trained_are_beyond_any_share() -> None:

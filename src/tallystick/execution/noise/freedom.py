@@ -34,6 +34,8 @@ DRIFT = 3.0
 WEIGHED, MOST_WEIGHED, WEIGHED_AT_ONCE = 2.0**-10, 2.0**-6, 16.0
 """Shares of the gradient that moves may be at least and at most, both squared and as the optimizer weighs them; and how many
 steps' worth at once."""
+WEIGHED_FADE = 2.0**-8
+"""How much of both sums is forgotten with every step, so that what was left in early ones is not there later."""
 FILLED, FILLED_A_STEP = 4.0, 2.0**-3
 """How many budgets of size steps with so many flips may use together, and how many more for each such step: flips that carry
 all of a gradient are rare (docs/adr/0031)."""
@@ -254,14 +256,16 @@ class Freedom:
         filled: shares of their budgets of size that steps used in which more than ``STEADY_FLIPS`` are allowed, summed.
         filling: how many these steps are.
         drifts: how far moves went together, by gradient that is logged by residues.
-        weighed: squares of moves, as the optimizer weighs them, see ``noise.weighing``.
-        weighable, most_weighable: what they may be, over all steps, and of the step where that is most.
+        weighed: squares of moves, as the optimizer weighs them, see ``noise.weighing``; earlier ones fade.
+        weighable, most_weighable: what they may be, over all steps, and of the step where that is most; fading likewise.
+        weighed_share: the largest share of ``weighed_budget`` that the log used at any time.
     """
 
     cluster: int = 1
     weighed: float = 0.0
     weighable: float = 0.0
     most_weighable: float = 0.0
+    weighed_share: float = 0.0
     filled: float = 0.0
     filling: int = 0
     drifts: dict[Site, Drift] = field(default_factory=dict[Site, Drift])
@@ -307,13 +311,6 @@ class Freedom:
     def weighed_budget(self) -> float:
         """The most that an honest log's moves come to as the optimizer weighs them."""
         return self.weighable + WEIGHED_AT_ONCE * self.most_weighable
-
-    @property
-    def weighed_share(self) -> float:
-        """How much of ``weighed_budget`` the log used."""
-        if self.weighed == 0.0:
-            return 0.0
-        return self.weighed / self.weighed_budget if self.weighed_budget > 0.0 else math.inf
 
     def fields(self) -> dict[str, float | int | None]:
         """Return the numbers as ``--json`` prints them; null for what has no bound."""
@@ -391,11 +388,15 @@ class Freedom:
 
     def _add_weights(self, step: StepFreedom) -> Iterator[tuple[Site | None, Excess]]:
         """Count what moves come to in the optimizer."""
-        self.weighed += step.weighed
-        self.weighable += step.weighable * step.trained
-        self.most_weighable = max(self.most_weighable, step.weighable * step.trained)
-        if self.weighed_share > 1.0:
-            what = "squared moves so far, as the optimizer weighs them"
+        kept, now = 1.0 - WEIGHED_FADE, step.weighable * step.trained
+        self.weighed = kept * self.weighed + step.weighed
+        self.weighable = kept * self.weighable + now
+        self.most_weighable = max(kept * self.most_weighable, now)
+        if self.weighed > 0.0:
+            share = self.weighed / self.weighed_budget if self.weighed_budget > 0.0 else math.inf
+            self.weighed_share = max(self.weighed_share, share)
+        if self.weighed > self.weighed_budget:
+            what = "squared moves of late, as the optimizer weighs them"
             yield None, Excess(what, f"{self.weighed_budget:.3g} at most", f"{self.weighed:.3g}")
 
     def _add_sites(self, step: StepFreedom) -> Iterator[tuple[Site | None, Excess]]:
