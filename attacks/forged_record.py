@@ -11,6 +11,7 @@ from functools import partial
 from false_operator import ELEMENT
 from forgery import HANDS, Forger, outside_its_bound
 from stage import AT, STEPS, Stage, claim_path, dispute, main
+from tallystick.dispute.record_parsing import parse_dispute
 
 from tallystick.commit.encoding import canonical_json, parse_canonical_json
 from tallystick.dispute.bisection import Claim
@@ -18,7 +19,6 @@ from tallystick.dispute.objections import Objection
 from tallystick.dispute.openings import Opening
 from tallystick.dispute.operator_game import Handed, Opened
 from tallystick.dispute.record import DisputeRecord, handed_digest, verify_dispute
-from tallystick.dispute.record_parsing import parse_dispute
 from tallystick.errors import InvalidInput
 from tallystick.roles.claim import write_claim
 from tallystick.testing.attacks import must
@@ -159,7 +159,9 @@ def attack(stage: Stage) -> str:
         "the log dropped": lambda r: replace(r, frame=b"", grids=()),
         "another log": lambda r: replace(r, frame=r.frame[:-1] + bytes([r.frame[-1] ^ 1])),
         "the grids dropped": lambda r: replace(r, grids=()),
-        "other grids": lambda r: replace(r, grids=((r.grids[0][0], b"x" + r.grids[0][1][1:]), *r.grids[1:])),
+        "other grids": lambda r: replace(
+            r, grids=(replace(r.grids[0], data=b"x" + r.grids[0].data[1:]), *r.grids[1:])
+        ),
         "another step's proof": lambda r: replace(r, step_proof=run.load_transcript().prove_step(AT - 1)),
     }
     said += [must_not_verify(logged, forge, what) for what, forge in of_logs.items()]

@@ -16,8 +16,7 @@ from tallystick.commit.encoding import hex_float
 from tallystick.commit.state import Entry, summarise
 from tallystick.diagnosis.explain import explain_audit
 from tallystick.dispute.operator_list import BATCH, ROUND, SGD
-from tallystick.dispute.record import verify_dispute
-from tallystick.dispute.record_parsing import parse_dispute
+from tallystick.dispute.record import parse_dispute, verify_dispute
 from tallystick.dispute.verdict import parse_verdict, verify_verdict
 from tallystick.errors import InvalidInput, Nondeterminism
 from tallystick.execution.job import Job, find_source

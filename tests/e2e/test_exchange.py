@@ -20,8 +20,7 @@ from tallystick.cli.main import main
 from tallystick.commit.encoding import canonical_json
 from tallystick.commit.state import EntrySummary, StateSummary
 from tallystick.dispute.exchange import Answer, Posting, Question, encode_answer
-from tallystick.dispute.record import verify_dispute
-from tallystick.dispute.record_parsing import parse_dispute
+from tallystick.dispute.record import parse_dispute, verify_dispute
 from tallystick.dispute.terms import PARTIES, Party
 from tallystick.dispute.verdict import parse_verdict, verify_verdict
 from tallystick.errors import InvalidInput, Mismatch

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from tallystick.dispute.bisection import Claim
 from tallystick.dispute.operator_game import Opened, Revealed
 from tallystick.dispute.operator_list import base_of, hash_of
-from tallystick.dispute.record import CHECKS, operator_of, signed_claims, verify_dispute
-from tallystick.dispute.record_parsing import parse_dispute
+from tallystick.dispute.record import CHECKS, operator_of, parse_dispute, signed_claims, verify_dispute
 from tallystick.errors import InvalidInput
 
 FOLDER = Path(__file__).parents[2] / "vectors" / "dispute"

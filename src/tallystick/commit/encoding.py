@@ -167,7 +167,7 @@ def parse_hex(text: str, *, n_bytes: int, what: str) -> bytes:
         InvalidInput: another length, an upper-case digit, or no digit.
     """
     if len(text) != 2 * n_bytes or not _HEX.fullmatch(text):
-        raise InvalidInput(f"{what}: must be {2 * n_bytes} lower-case hexadecimal digits, is {_short(text)}")
+        raise InvalidInput(f"{what}: must be {2 * n_bytes} lower-case hexadecimal digits, is {short(text)}")
     return bytes.fromhex(text)
 
 
@@ -185,9 +185,9 @@ def parse_hex_float(text: str, *, what: str) -> float:
     try:
         value = float.fromhex(text)
     except (ValueError, OverflowError) as error:
-        raise InvalidInput(f"{what}: {_short(text)} is not a hexadecimal float") from error
+        raise InvalidInput(f"{what}: {short(text)} is not a hexadecimal float") from error
     if value.hex() != text:
-        raise InvalidInput(f"{what}: {_short(text)} must be written {value.hex()}")
+        raise InvalidInput(f"{what}: {short(text)} must be written {value.hex()}")
     return value
 
 
@@ -202,7 +202,7 @@ class Fields:
 
     def __init__(self, value: object, *, what: str, names: Collection[str]) -> None:
         if not isinstance(value, dict):
-            raise InvalidInput(f"{what}: must be an object, is {_kind(value)}")
+            raise InvalidInput(f"{what}: must be an object, is {kind_of(value)}")
         self._values = cast("dict[str, object]", value)
         self._what = what
         wanted = set(names)
@@ -211,7 +211,11 @@ class Fields:
         if missing := sorted(wanted - self._values.keys()):
             raise InvalidInput(f"{what}: field {missing[0]!r} is missing")
         if unknown := sorted(self._values.keys() - wanted):
-            raise InvalidInput(f"{what}: field {_short(unknown[0])} is unknown")
+            raise InvalidInput(f"{what}: field {short(unknown[0])} is unknown")
+
+    def names(self) -> list[str]:
+        """Return the names of all fields, in the object's order."""
+        return list(self._values)
 
     def text(self, name: str) -> str:
         """Return a string."""
@@ -282,7 +286,7 @@ class Fields:
         return self._values[name]
 
     def _refuse(self, name: str, expected: str) -> NoReturn:
-        raise InvalidInput(f"{self._what}: {name} must be {expected}, is {_kind(self._values[name])}")
+        raise InvalidInput(f"{self._what}: {name} must be {expected}, is {kind_of(self._values[name])}")
 
 
 def parse_document(
@@ -321,7 +325,7 @@ def _must_be_encodable(value: object) -> None:
                     raise InvalidInput(f"canonical JSON: nested deeper than {DEPTH_LIMIT}")
                 inner += _values_in(cast("Collection[object]", item))
             elif item is not None and kind is not bool:
-                raise InvalidInput(f"canonical JSON: has no form for {_kind(item)}")
+                raise InvalidInput(f"canonical JSON: has no form for {kind_of(item)}")
         if not inner:
             return
         level = inner
@@ -333,14 +337,14 @@ def _values_in(item: Collection[object]) -> Collection[object]:
     held = cast("dict[object, object]", item)
     for key in held:
         if type(key) is not str:
-            raise InvalidInput(f"canonical JSON: key {_kind(key)} must be a string")
+            raise InvalidInput(f"canonical JSON: key {kind_of(key)} must be a string")
         _must_be_unicode(key)
     return held.values()
 
 
 def _must_be_unicode(text: str) -> None:
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
-        raise InvalidInput(f"canonical JSON: {_short(text)} holds a lone surrogate")
+        raise InvalidInput(f"canonical JSON: {short(text)} holds a lone surrogate")
 
 
 def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -349,17 +353,17 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise _RefusedError(f"duplicate key {_short(key)}")
+                raise _RefusedError(f"duplicate key {short(key)}")
             seen.add(key)
     return values
 
 
 def _refuse_constant(text: str) -> NoReturn:
-    raise _RefusedError(f"{_short(text)} is no number")
+    raise _RefusedError(f"{short(text)} is no number")
 
 
 def _refuse_float(text: str) -> NoReturn:
-    raise _RefusedError(f"float {_short(text)} must be a string of its hexadecimal form")
+    raise _RefusedError(f"float {short(text)} must be a string of its hexadecimal form")
 
 
 def _bounded_integer(text: str) -> int:
@@ -376,15 +380,17 @@ def _first_difference(data: bytes, again: bytes) -> str:
     return f"first differs at byte {at}"
 
 
-def _kind(value: object) -> str:
+def kind_of(value: object) -> str:
+    """Return a few words for a JSON value, for messages."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str):
-        return _short(value)
+        return short(value)
     if isinstance(value, int):
         return str(value) if abs(value) < INTEGER_LIMIT else "an integer beyond 63 bits"
     return f"a {type(value).__name__}"
 
 
-def _short(text: str) -> str:
+def short(text: str) -> str:
+    """Return ``text`` in quotes and in ASCII, cut after 80 characters: for messages."""
     return ascii(text if len(text) <= 80 else text[:77] + "...")

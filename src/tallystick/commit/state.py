@@ -19,7 +19,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from tallystick.commit.encoding import HASH_BYTES, Fields, canonical_json, frame, parse_document, parse_hex
+from tallystick.commit.codec import Document
+from tallystick.commit.encoding import frame
+from tallystick.commit.field_rules import Hash
 from tallystick.commit.merkle import EMPTY_ROOT, inclusion_proof, leaf_hash, leaf_hashes, verify_inclusion
 from tallystick.commit.merkle import root as merkle_root
 from tallystick.errors import InvalidInput, Mismatch
@@ -97,7 +99,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class EntrySummary:
+class EntrySummary(Document, what="entry", implied=("chunk_bytes",)):
     """What an entry leaf commits to: everything about an entry but its bytes, and their root.
 
     Raises:
@@ -108,9 +110,10 @@ class EntrySummary:
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
-    tensor_root: bytes
+    tensor_root: Hash
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_tensor(self.name, self.dtype, self.shape)
         expected = _tensor_bytes(self.dtype, self.shape)
         if self.nbytes != expected:
@@ -118,12 +121,13 @@ class EntrySummary:
                 f"entry {self.name!r}: {self.dtype} of shape {list(self.shape)} needs {expected} bytes,"
                 f" states {self.nbytes}"
             )
-        if len(self.tensor_root) != HASH_BYTES:
-            raise InvalidInput(
-                f"entry {self.name!r}: tensor root must be 32 bytes, got {len(self.tensor_root)}"
-            )
         if self.nbytes == 0 and self.tensor_root != EMPTY_ROOT:
             raise InvalidInput(f"entry {self.name!r}: an empty tensor must have the empty tree's root")
+
+    @property
+    def chunk_bytes(self) -> int:
+        """The length of a chunk; one for all entries."""
+        return CHUNK_BYTES
 
     @property
     def num_chunks(self) -> int:
@@ -146,20 +150,9 @@ class EntrySummary:
         """Return the entry's leaf hash in the state tree."""
         return leaf_hash(self.leaf())
 
-    def fields(self) -> dict[str, object]:
-        """Return the entry as a JSON object."""
-        return {
-            "chunk_bytes": CHUNK_BYTES,
-            "dtype": self.dtype,
-            "name": self.name,
-            "nbytes": self.nbytes,
-            "shape": list(self.shape),
-            "tensor_root": self.tensor_root.hex(),
-        }
-
 
 @dataclass(frozen=True)
-class StateSummary:
+class StateSummary(Document, form=SUMMARY_FORMAT, what="state summary", limit=SUMMARY_LIMIT):
     """The leaves of a state tree: enough to compute its root and to name the entry that differs.
 
     Raises:
@@ -190,12 +183,6 @@ class StateSummary:
                 return index
         raise InvalidInput(f"state: there is no entry {name!r}")
 
-    def encode(self) -> bytes:
-        """Return the canonical JSON of the summary."""
-        return canonical_json(
-            {"entries": [entry.fields() for entry in self.entries], "format": SUMMARY_FORMAT}
-        )
-
 
 @dataclass(frozen=True)
 class HeldState:
@@ -225,7 +212,7 @@ class HeldState:
 
 
 @dataclass(frozen=True)
-class ChunkProof:
+class ChunkProof(Document, form=PROOF_FORMAT, what="chunk proof", limit=PROOF_LIMIT):
     """The path from one chunk of one entry to a state root; self-contained.
 
     Not promised: that the state holds the name only once, or nothing else; for that, compare
@@ -235,23 +222,9 @@ class ChunkProof:
     entry: EntrySummary
     entry_index: int
     entry_count: int
-    entry_path: tuple[bytes, ...]
+    entry_path: tuple[Hash, ...]
     chunk_index: int
-    chunk_path: tuple[bytes, ...]
-
-    def encode(self) -> bytes:
-        """Return the canonical JSON of the proof."""
-        return canonical_json(
-            {
-                "chunk_index": self.chunk_index,
-                "chunk_path": [node.hex() for node in self.chunk_path],
-                "entry": self.entry.fields(),
-                "entry_count": self.entry_count,
-                "entry_index": self.entry_index,
-                "entry_path": [node.hex() for node in self.entry_path],
-                "format": PROOF_FORMAT,
-            }
-        )
+    chunk_path: tuple[Hash, ...]
 
 
 def check_tensor(name: str, dtype: str, shape: Sequence[int]) -> None:
@@ -329,15 +302,8 @@ def verify_state(
         raise Mismatch(f"{what}: root is {found.hex()}, stated root is {root.hex()}")
 
 
-def parse_state_summary(data: bytes) -> StateSummary:
-    """Return the summary that ``data`` encodes.
-
-    Raises:
-        InvalidInput: ``data`` is not what ``StateSummary.encode`` returns.
-    """
-    what = "state summary"
-    fields = parse_document(data, SUMMARY_FORMAT, what=what, limit=SUMMARY_LIMIT, names=("entries", "format"))
-    return StateSummary(tuple(parse_entry(value, what) for value in fields.items("entries")))
+parse_state_summary = StateSummary.parse
+parse_chunk_proof = ChunkProof.parse
 
 
 def open_chunk(
@@ -374,25 +340,6 @@ def open_chunk(
     )
 
 
-def parse_chunk_proof(data: bytes) -> ChunkProof:
-    """Return the proof that ``data`` encodes; it is not verified.
-
-    Raises:
-        InvalidInput: ``data`` is not what ``ChunkProof.encode`` returns.
-    """
-    what = "chunk proof"
-    names = ("chunk_index", "chunk_path", "entry", "entry_count", "entry_index", "entry_path", "format")
-    fields = parse_document(data, PROOF_FORMAT, what=what, limit=PROOF_LIMIT, names=names)
-    return ChunkProof(
-        entry=parse_entry(fields.value("entry"), what),
-        entry_index=fields.integer("entry_index"),
-        entry_count=fields.integer("entry_count"),
-        entry_path=fields.hashes("entry_path"),
-        chunk_index=fields.integer("chunk_index"),
-        chunk_path=fields.hashes("chunk_path"),
-    )
-
-
 def verify_chunk(proof: ChunkProof, chunk: bytes | memoryview, root: bytes) -> None:
     """Return if ``chunk`` is the part of the state under ``root`` that ``proof`` says it is.
 
@@ -416,24 +363,6 @@ def verify_chunk(proof: ChunkProof, chunk: bytes | memoryview, root: bytes) -> N
     # 2. The chunk lies under the entry's tensor root; the entry alone says how many chunks there are.
     verify_inclusion(
         leaf_hash(chunk), index=at, size=entry.num_chunks, proof=proof.chunk_path, root=entry.tensor_root
-    )
-
-
-def parse_entry(value: object, what: str) -> EntrySummary:
-    """Return the summary that an entry object holds; ``what`` names the document.
-
-    Raises:
-        InvalidInput: it holds none.
-    """
-    names = ("chunk_bytes", "dtype", "name", "nbytes", "shape", "tensor_root")
-    fields = Fields(value, what=f"{what}: entry", names=names)
-    fields.constant("chunk_bytes", CHUNK_BYTES)
-    return EntrySummary(
-        name=fields.text("name"),
-        dtype=fields.text("dtype"),
-        shape=fields.integers("shape"),
-        nbytes=fields.integer("nbytes"),
-        tensor_root=parse_hex(fields.text("tensor_root"), n_bytes=HASH_BYTES, what=f"{what}: tensor_root"),
     )
 
 

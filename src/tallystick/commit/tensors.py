@@ -10,9 +10,11 @@ from __future__ import annotations
 import itertools
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from tallystick.commit.codec import Document
 from tallystick.commit.encoding import HASH_BYTES, digest
+from tallystick.commit.field_rules import Hash, Hex
 from tallystick.commit.merkle import inclusion_proof, leaf_hash, leaf_hashes, verify_inclusion
 from tallystick.commit.merkle import root as merkle_root
 from tallystick.commit.state import CHUNK_BYTES, DTYPE_BYTES, Leaves
@@ -69,12 +71,12 @@ class TensorDigest:
 
 
 @dataclass(frozen=True)
-class OpenedChunk:
+class OpenedChunk(Document, what="chunk"):
     """Chunk ``index`` of a tensor with the path to its root."""
 
     index: int
-    data: bytes
-    path: tuple[bytes, ...]
+    data: Annotated[bytes, Hex()]
+    path: tuple[Hash, ...]
 
     @property
     def nbytes(self) -> int:

@@ -23,8 +23,11 @@ import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
+from tallystick.commit.codec import Document
 from tallystick.commit.encoding import HASH_BYTES
+from tallystick.commit.field_rules import Hex
 from tallystick.dispute.terms import PARTIES, DisputedPosition, Loser, Party, Ruling
 from tallystick.errors import ProtocolViolation
 
@@ -67,12 +70,12 @@ class Level:
 
 
 @dataclass(frozen=True)
-class Claim:
+class Claim(Document, what="claim"):
     """A party states its commitment at trace index ``index``."""
 
     party: Party
     index: int
-    commitment: bytes
+    commitment: Annotated[bytes, Hex()]  # of 32 bytes, by a rule of the game
 
 
 @dataclass(frozen=True)

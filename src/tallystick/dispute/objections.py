@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tallystick.commit.encoding import (
-    canonical_json,
-    parse_document,
-)
+from tallystick.commit.codec import Document
 from tallystick.dispute.operator_list import LEAF_LIMIT, SIZE_LIMIT
 from tallystick.errors import InvalidInput
 
@@ -15,7 +12,7 @@ OBJECTION_FORMAT = "tallystick/objection/1"
 
 
 @dataclass(frozen=True)
-class Objection:
+class Objection(Document, form=OBJECTION_FORMAT, what="objection", limit=LEAF_LIMIT):
     """What an auditor puts into its list in place of the first leaf it holds to be false.
 
     Attributes:
@@ -30,29 +27,11 @@ class Objection:
     structure: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if any(not 0 <= number < SIZE_LIMIT for number in (self.index, self.output, self.element)):
             raise InvalidInput("objection: a number is out of range")
         if self.structure and (self.output or self.element):
             raise InvalidInput("objection: a structure has no element")
 
-    def encode(self) -> bytes:
-        """Return the canonical JSON of the objection, which stands as a leaf in the auditor's list."""
-        return canonical_json(
-            {
-                "element": self.element, "format": OBJECTION_FORMAT, "index": self.index, "output": self.output,
-                "structure": self.structure,
-            }
-        )  # fmt: skip
 
-
-def parse_objection(data: bytes) -> Objection:
-    """Return the objection that ``data`` encodes.
-
-    Raises:
-        InvalidInput: ``data`` is not what ``Objection.encode`` returns.
-    """
-    what = "objection"
-    names = ("element", "format", "index", "output", "structure")
-    fields = parse_document(data, OBJECTION_FORMAT, what=what, limit=LEAF_LIMIT, names=names)
-    numbers = (fields.integer("index"), fields.integer("output"), fields.integer("element"))
-    return Objection(*numbers, fields.boolean("structure"))
+parse_objection = Objection.parse

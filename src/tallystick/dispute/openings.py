@@ -7,16 +7,22 @@ the commitments raises.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Annotated
 
 import numpy as np
 
+from tallystick.commit.codec import Document
 from tallystick.commit.encoding import HASH_BYTES
+from tallystick.commit.field_rules import Elsewhere, Embedded, Hex, Via
 from tallystick.commit.merkle import root as merkle_root
-from tallystick.commit.state import ChunkProof, parse_entry
+from tallystick.commit.state import ChunkProof, EntrySummary
 from tallystick.commit.tensors import OpenedChunk, TensorDigest, verify_opened
 from tallystick.dispute.bounds.formulas import Indexes
 from tallystick.dispute.bounds.operands import ARRAY
+from tallystick.dispute.moves import items_in
+from tallystick.dispute.operator_game import Move, Opened
 from tallystick.dispute.operator_list import (
     STORE,
     EarlierLeaf,
@@ -26,11 +32,32 @@ from tallystick.dispute.operator_list import (
 )
 from tallystick.errors import InvalidInput
 
+NO_LEAF = OpenedLeaf(0, None, ())
+OPENING_LIMIT = 1 << 26  # bytes of JSON
 STORES_A_NODE = 16  # a power of two, so that the tree over the nodes is the tree over the stores
 
 
 @dataclass(frozen=True)
-class Opening:
+class StateChunk(Document, what="dispute: state chunk"):
+    """One chunk of a state's entry and its path to the state root."""
+
+    proof: Annotated[ChunkProof, Embedded()]
+    data: Annotated[bytes, Hex()]
+
+
+def _source_rows(sources: Mapping[int, EarlierLeaf]) -> object:
+    return [source.row() for _, source in sorted(sources.items())]
+
+
+def _read_sources(value: object, what: str) -> Mapping[int, EarlierLeaf]:
+    rows = [EarlierLeaf.read_row(item, what=what) for item in items_in(value, "sources")]
+    if any(one.index >= after.index for one, after in pairwise(rows)):
+        raise InvalidInput("dispute: sources must ascend")
+    return {row.index: row for row in rows}
+
+
+@dataclass(frozen=True)
+class Opening(Document, what="dispute: opening", limit=OPENING_LIMIT):
     """What the trainer hands to the judge, and the judge reads.
 
     Attributes:
@@ -43,13 +70,22 @@ class Opening:
         stored: chunks of the state entry that a store writes.
     """
 
-    leaf: OpenedLeaf
-    sources: Mapping[int, EarlierLeaf] = field(default_factory=dict[int, EarlierLeaf])
+    leaf: Annotated[OpenedLeaf, Elsewhere()] = NO_LEAF
+    sources: Annotated[Mapping[int, EarlierLeaf], Via(_source_rows, _read_sources)] = field(
+        default_factory=dict[int, EarlierLeaf]
+    )
     pieces: Mapping[int, tuple[OpenedChunk, ...]] = field(default_factory=dict[int, tuple[OpenedChunk, ...]])
-    partials: tuple[tuple[float, float], ...] = ()
-    nodes: tuple[bytes, ...] = ()
-    state: tuple[tuple[ChunkProof, bytes], ...] = ()
+    partials: Annotated[tuple[tuple[float, float], ...], Elsewhere()] = ()
+    nodes: Annotated[tuple[bytes, ...], Elsewhere()] = ()
+    state: tuple[StateChunk, ...] = ()
     stored: tuple[OpenedChunk, ...] = ()
+
+    def with_move(self, moves: Sequence[Move]) -> Opening:
+        """Return the opening with leaf, partial sums and nodes: they stand in the trainer's move."""
+        said = next((move for move in moves if isinstance(move, Opened)), None)
+        return (
+            self if said is None else replace(self, leaf=said.leaf, partials=said.partials, nodes=said.nodes)
+        )
 
     @property
     def nbytes(self) -> int:
@@ -58,7 +94,7 @@ class Opening:
         total += sum(piece.nbytes for pieces in self.pieces.values() for piece in pieces)
         total += 16 * len(self.partials) + HASH_BYTES * len(self.nodes)
         total += sum(piece.nbytes for piece in self.stored)
-        return total + sum(len(proof.encode()) + len(data) for proof, data in self.state)
+        return total + sum(len(each.proof.encode()) + len(each.data) for each in self.state)
 
 
 class OpenedReader:
@@ -159,7 +195,9 @@ def store_nodes(stores: Sequence[Operator]) -> tuple[bytes, ...]:
     Raises:
         InvalidInput: a leaf writes no entry.
     """
-    leaves = [parse_entry(each.attributes.get("entry"), "operator").digest() for each in stores]
+    leaves = [
+        EntrySummary.read(each.attributes.get("entry"), what="operator: entry").digest() for each in stores
+    ]
     return tuple(merkle_root(leaves[at : at + STORES_A_NODE]) for at in range(0, len(leaves), STORES_A_NODE))
 
 

@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from tallystick.commit.codec import Document
+from tallystick.commit.field_rules import Hash
 from tallystick.commit.merkle import EMPTY_ROOT
 from tallystick.dispute.bisection import Claim, Game, Level, Outcome, Silence, apply, open_game
 from tallystick.dispute.objections import Objection, parse_objection
@@ -36,54 +38,54 @@ OPERATORS = "operators"
 
 
 @dataclass(frozen=True)
-class Committed:
+class Committed(Document, what="move"):
     """The trainer's list: how many leaves, and the root over them."""
 
     count: int
-    root: bytes
+    root: Hash
 
 
 @dataclass(frozen=True)
-class Answered:
+class Answered(Document, what="move"):
     """The auditor's list: how many leaves, its objection the last one, and the root over them."""
 
     count: int
-    root: bytes
+    root: Hash
 
 
 @dataclass(frozen=True)
-class Declined:
+class Declined(Document, what="move"):
     """The auditor finds no operator that can be shown to be false, and asks for the whole step to be judged."""
 
 
 @dataclass(frozen=True)
-class Revealed:
+class Revealed(Document, what="move"):
     """The auditor opens its objection."""
 
     opened: OpenedLeaf
 
 
 @dataclass(frozen=True)
-class Opened:
+class Opened(Document, what="move"):
     """The trainer opens the disputed leaf: of a long sum also its partial sums, of the list's end the nodes over its stores."""
 
     leaf: OpenedLeaf
     partials: tuple[tuple[float, float], ...] = ()
-    nodes: tuple[bytes, ...] = ()
+    nodes: tuple[Hash, ...] = ()
 
 
 @dataclass(frozen=True)
-class Pointed:
+class Pointed(Document, what="move"):
     """The auditor points at the partial sum or node that is false; -1 if none is, but what they make up."""
 
     block: int
 
 
 @dataclass(frozen=True)
-class Handed:
+class Handed(Document, what="move"):
     """The trainer has handed over the chunks; ``digest`` names what it handed."""
 
-    digest: bytes
+    digest: Hash
 
 
 Move = Committed | Answered | Declined | Claim | Revealed | Opened | Pointed | Handed | Silence | Ruling

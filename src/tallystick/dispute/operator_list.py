@@ -16,8 +16,9 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import cast
+from typing import Annotated, cast
 
+from tallystick.commit.codec import Document
 from tallystick.commit.encoding import (
     HASH_BYTES,
     Fields,
@@ -27,6 +28,7 @@ from tallystick.commit.encoding import (
     parse_hex,
     parse_hex_float,
 )
+from tallystick.commit.field_rules import Ascii, Hash
 from tallystick.commit.merkle import (
     EMPTY_ROOT,
     consistency_proof,
@@ -378,16 +380,16 @@ def hash_of(leaf: bytes) -> bytes:
 
 
 @dataclass(frozen=True)
-class OpenedLeaf:
+class OpenedLeaf(Document, what="dispute: leaf"):
     """The leaf at the disputed position, or None where the list ends there, with the subtrees before it.
 
     ``rest`` shows that the list up to this leaf begins the whole list that its party committed to.
     """
 
     index: int
-    leaf: bytes | None
-    path: tuple[bytes, ...]
-    rest: tuple[bytes, ...] = ()
+    leaf: Annotated[bytes, Ascii()] | None
+    path: tuple[Hash, ...]
+    rest: tuple[Hash, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -396,12 +398,12 @@ class OpenedLeaf:
 
 
 @dataclass(frozen=True)
-class EarlierLeaf:
+class EarlierLeaf(Document, what="dispute: source"):
     """A leaf before the disputed one, under the agreed commitment."""
 
     index: int
-    leaf: bytes
-    path: tuple[bytes, ...]
+    leaf: Annotated[bytes, Ascii()]
+    path: tuple[Hash, ...]
 
     @property
     def nbytes(self) -> int:

@@ -8,19 +8,17 @@ operator's structure or the step's data is in dispute does a reader need the job
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, cast
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal, cast
 
-from tallystick.commit.encoding import canonical_json, digest
-from tallystick.commit.state import ChunkProof, verify_chunk
-from tallystick.commit.tensors import OpenedChunk
+from tallystick.commit.codec import Document
+from tallystick.commit.encoding import Fields, digest
+from tallystick.commit.field_rules import At, Embedded, Hash, Hex, Row, Size, Via
+from tallystick.commit.state import verify_chunk
 from tallystick.dispute.bisection import Claim, Game, Level, apply, open_game
 from tallystick.dispute.bounds.steps import StepFacts, needs_log
-from tallystick.dispute.moves import (
-    move_fields,
-    sender_of,
-)
-from tallystick.dispute.openings import Opening
+from tallystick.dispute.moves import bytes_of, move_fields, parse_move, party_in, sender_of
+from tallystick.dispute.openings import Opening, StateChunk
 from tallystick.dispute.operator_game import (
     Handed,
     Move,
@@ -41,7 +39,7 @@ from tallystick.run.proofs import (
     verify_specification_proof,
     verify_step_proof,
 )
-from tallystick.signing.keys import PublicKey
+from tallystick.signing.keys import PublicKey, parse_public_key
 
 DISPUTE_FORMAT = "tallystick/dispute/1"
 DISPUTE_LIMIT = 1 << 27  # bytes of JSON
@@ -62,7 +60,7 @@ Result = Literal["passed", "failed", "not reached", "needs the job", "not proven
 
 
 @dataclass(frozen=True)
-class StepsGame:
+class StepsGame(Document, what="dispute: steps"):
     """Levels one and two: the positions, what was stated at both ends, and every claim in order.
 
     Attributes:
@@ -73,9 +71,14 @@ class StepsGame:
     """
 
     checkpoints: tuple[int, ...]
-    agreed: bytes
-    ends: Mapping[Party, bytes]
-    claims: tuple[Claim, ...]
+    agreed: Hash
+    ends: Mapping[Party, Hash]
+    claims: tuple[Annotated[Claim, Row()], ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.checkpoints) < 2 or self.checkpoints[0] != 0 or self.checkpoints[-1] >= 1 << 40:
+            raise InvalidInput("dispute: checkpoints must be two or more, from 0 on")
 
     def replay(self) -> DisputedPosition:
         """Return where the game ends.
@@ -103,8 +106,24 @@ class StepsGame:
         return game
 
 
+def _key_fields(keys: Mapping[Party, PublicKey]) -> object:
+    return {party: keys[party].spki.hex() if party in keys else None for party in PARTIES}
+
+
+def _read_keys(value: object, what: str) -> Mapping[Party, PublicKey]:
+    held = Fields(value, what=what, names=PARTIES)
+    keys: dict[Party, PublicKey] = {}
+    for party in PARTIES:
+        if (text := held.optional_text(party)) is not None:
+            key = parse_public_key(bytes_of(text, f"key of the {party}"), what=f"dispute: key of the {party}")
+            if key.spki.hex() != text:
+                raise InvalidInput(f"dispute: key of the {party} must be a SubjectPublicKeyInfo in DER")
+            keys[party] = key
+    return keys
+
+
 @dataclass(frozen=True)
-class DisputeRecord:
+class DisputeRecord(Document, form=DISPUTE_FORMAT, what="dispute", limit=DISPUTE_LIMIT):
     """Everything about one dispute that ended at an operator.
 
     Attributes:
@@ -121,51 +140,50 @@ class DisputeRecord:
         loser, reason: the ruling.
     """
 
-    specification: Specification
-    specification_proof: SpecificationProof
-    step_proof: StepProof
-    run_root: bytes
+    specification: Annotated[Specification, Embedded()]
+    specification_proof: Annotated[SpecificationProof, Embedded()]
+    step_proof: Annotated[StepProof, Embedded()]
+    run_root: Hash
     steps: StepsGame
     chunk: int
-    frame: bytes
-    grids: tuple[tuple[ChunkProof, bytes], ...]
-    moves: tuple[Move, ...]
+    frame: Annotated[bytes, Hex()]
+    grids: tuple[StateChunk, ...]
+    moves: Annotated[tuple[Annotated[Move, Via(move_fields, parse_move)], ...], Size(0, MOST_MOVES)]
     opening: Opening
-    loser: Party
-    reason: str
-    auditor_run: bytes
-    keys: Mapping[Party, PublicKey]
-    signatures: tuple[bytes | None, ...]
+    loser: Annotated[Party, At("ruling", "loser"), Via(str, party_in)]
+    reason: Annotated[str, At("ruling", "reason")]
+    auditor_run: Hash
+    keys: Annotated[Mapping[Party, PublicKey], Via(_key_fields, _read_keys)]
+    signatures: tuple[Annotated[bytes, Hex(), Size(1, LONGEST_SIGNATURE)] | None, ...]
 
-    def encode(self) -> bytes:
-        """Return the canonical JSON of the record."""
-        signed = {party: self.keys[party].spki.hex() if party in self.keys else None for party in PARTIES}
-        return canonical_json(
-            {
-                "auditor_run": self.auditor_run.hex(),
-                "chunk": self.chunk,
-                "format": DISPUTE_FORMAT,
-                "frame": self.frame.hex(),
-                "grids": [_state_fields(piece) for piece in self.grids],
-                "keys": signed,
-                "moves": [move_fields(move) for move in self.moves],
-                "opening": opening_fields(self.opening),
-                "ruling": {"loser": self.loser, "reason": self.reason},
-                "run_root": self.run_root.hex(),
-                "signatures": [None if each is None else each.hex() for each in self.signatures],
-                "specification": self.specification.encode().decode("ascii"),
-                "specification_proof": self.specification_proof.encode().decode("ascii"),
-                "step_proof": self.step_proof.encode().decode("ascii"),
-                "steps": {
-                    "agreed": self.steps.agreed.hex(),
-                    "checkpoints": list(self.steps.checkpoints),
-                    "claims": [
-                        [claim.party, claim.index, claim.commitment.hex()] for claim in self.steps.claims
-                    ],
-                    "ends": {party: commitment.hex() for party, commitment in self.steps.ends.items()},
-                },
-            }
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.chunk not in {1 << bits for bits in range(12, 17)}:
+            raise InvalidInput(f"dispute: chunk size {self.chunk} is no power of two from 2**12 to 2**16")
+        senders = [sender for sender in map(sender_of, self.moves) if sender is not None]
+        if len(self.signatures) != len(senders):
+            raise InvalidInput(
+                f"dispute: signatures must be a list of {len(senders)}, has {len(self.signatures)}"
+            )
+
+
+def parse_dispute(data: bytes) -> DisputeRecord:
+    """Return the record that ``data`` encodes; it is not verified.
+
+    Leaf, partial sums and nodes of its opening stand in the trainer's move, and nowhere else.
+
+    Raises:
+        InvalidInput: ``data`` is not what ``DisputeRecord.encode`` returns.
+    """
+    record = DisputeRecord.parse(data)
+    senders = [sender for sender in map(sender_of, record.moves) if sender is not None]
+    signed = {sender for sender, each in zip(senders, record.signatures, strict=True) if each is not None}
+    if signed != set(record.keys):
+        raise InvalidInput(
+            f"dispute: there are keys of {', '.join(sorted(record.keys)) or 'nobody'}, signatures of "
+            f"{', '.join(sorted(signed)) or 'nobody'}"
         )
+    return replace(record, opening=record.opening.with_move(record.moves))
 
 
 @dataclass(frozen=True)
@@ -178,25 +196,9 @@ class DisputeCheck:
     detail: str = ""
 
 
-def opening_fields(opening: Opening) -> dict[str, object]:
-    """Return an opening as a JSON object; the leaf and the partial sums stand in the trainer's move."""
-    return {
-        "pieces": [
-            [slot, [_piece_fields(piece) for piece in pieces]]
-            for slot, pieces in sorted(opening.pieces.items())
-        ],
-        "sources": [
-            [source.index, source.leaf.decode("ascii"), [node.hex() for node in source.path]]
-            for _, source in sorted(opening.sources.items())
-        ],
-        "state": [_state_fields(piece) for piece in opening.state],
-        "stored": [_piece_fields(piece) for piece in opening.stored],
-    }
-
-
 def handed_digest(opening: Opening) -> bytes:
     """Return the digest by which the trainer's last move names what it handed over."""
-    return digest(HANDED_TAG, canonical_json(opening_fields(opening)))
+    return digest(HANDED_TAG, opening.encode())
 
 
 def verify_dispute(
@@ -288,12 +290,12 @@ def _check_operators(record: DisputeRecord, facts: dict[str, object], run_root: 
 def _check_log(record: DisputeRecord, facts: dict[str, object], run_root: bytes | None) -> Checked:
     position = cast("DisputedPosition", facts["position"])
     grids = b""
-    for number, (proof, data) in enumerate(record.grids):
+    for number, (proof, data) in enumerate((each.proof, each.data) for each in record.grids):
         verify_chunk(proof, data, position.agreed_commitment)
         if proof.entry.name != GRIDS_ENTRY or proof.chunk_index != number:
             raise Mismatch(f"chunk {number} of the grids is another entry's")
         grids += data
-    if record.grids and len(grids) != record.grids[0][0].entry.nbytes:
+    if record.grids and len(grids) != record.grids[0].proof.entry.nbytes:
         raise Mismatch("the grids are not whole")
     step = StepFacts(record.specification, record.step_proof.record, record.frame, grids)
     facts["facts"] = step
@@ -434,14 +436,3 @@ def operator_of(record: DisputeRecord) -> str:
         if isinstance(move, Opened) and move.leaf.leaf is not None:
             return str(parse_operator(move.leaf.leaf))
     return "none"
-
-
-# -- bytes ---------------------------------------------------------------------------------------
-
-
-def _state_fields(piece: tuple[ChunkProof, bytes]) -> dict[str, object]:
-    return {"data": piece[1].hex(), "proof": piece[0].encode().decode("ascii")}
-
-
-def _piece_fields(piece: OpenedChunk) -> dict[str, object]:
-    return {"data": piece.data.hex(), "index": piece.index, "path": [node.hex() for node in piece.path]}

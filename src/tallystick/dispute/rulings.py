@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from tallystick.commit.merkle import root as merkle_root
-from tallystick.commit.state import CHUNK_BYTES, parse_entry, verify_chunk
+from tallystick.commit.state import CHUNK_BYTES, EntrySummary, verify_chunk
 from tallystick.commit.tensors import TensorDigest, digest_of, verify_opened
 from tallystick.dispute.bounds.formulas import Read, Sum, is_right_partial, is_within
 from tallystick.dispute.bounds.operands import ARRAY, UnknownFormError, stored_at
@@ -248,7 +248,7 @@ def _load(
     if not 0 <= accusation.element < tensor.elements:
         return Finding("sound", f"{where}: has no element {accusation.element}")
     at = accusation.element * width
-    for proof, data in opening.state:
+    for proof, data in ((each.proof, each.data) for each in opening.state):
         verify_chunk(proof, data, root)
         if proof.entry.name == op.module and proof.chunk_index == at // CHUNK_BYTES:
             if (proof.entry.dtype, proof.entry.nbytes) != (tensor.dtype, tensor.nbytes):
@@ -280,7 +280,7 @@ def _store(
     entry = op.attributes.get("entry")
     if not isinstance(entry, dict):
         raise InvalidInput("the store names no entry")
-    summary = parse_entry(entry, "operator")
+    summary = EntrySummary.read(entry, what="operator: entry")
     tensor = tensors[0]
     if (summary.dtype, summary.nbytes) != (tensor.dtype, tensor.nbytes):
         return Finding("faulty", f"{where}: is stored as {summary.dtype} of {summary.nbytes} bytes")

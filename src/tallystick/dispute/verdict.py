@@ -11,15 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Annotated
 
-from tallystick.commit.encoding import Fields, canonical_json, parse_canonical_json, parse_document, parse_hex
+from tallystick.commit.codec import Document
+from tallystick.commit.field_rules import Embedded, HashText, Least, Size, Whole
 from tallystick.dispute.bisection import Claim
 from tallystick.dispute.record import StepsGame
 from tallystick.dispute.terms import PARTIES, Party
-from tallystick.errors import InvalidInput, Mismatch, ProtocolViolation
+from tallystick.errors import Mismatch, ProtocolViolation
 from tallystick.run.documents import RunStatement, Specification, StepRecord
-from tallystick.run.proofs import StepProof, parse_step_proof, verify_step_proof
+from tallystick.run.proofs import StepProof, verify_step_proof
 
 VERDICT_FORMAT = "tallystick/dispute-verdict/1"
 VERDICT_LIMIT = 1 << 24  # bytes of JSON
@@ -29,11 +30,12 @@ OBJECTION_LIMIT = 1 << 14
 LONGEST_TEXT = 1 << 10  # of a site's name and of a rule
 WHOLE_SITE = -1
 MOST_CHECKPOINTS = 1 << 20  # a short proof may speak of a huge run
-Pair = tuple[StepProof, StepProof]  # the trainer's and the auditor's
+Proof = Annotated[StepProof, Embedded()]
+Pair = tuple[Proof, Proof]  # the trainer's and the auditor's
 
 
 @dataclass(frozen=True)
-class LogObjection:
+class LogObjection(Document, form=OBJECTION_FORMAT, what="log objection", limit=OBJECTION_LIMIT):
     """An auditor's claim that the trainer's log of one step breaks a rule (spec/policies.md 4).
 
     Attributes:
@@ -44,53 +46,18 @@ class LogObjection:
         rule: what is broken, in words.
     """
 
-    run: str
-    step: int
-    site: str
-    element: int
-    rule: str
-
-    def fields(self) -> dict[str, object]:
-        """Return the objection as a JSON object."""
-        return {
-            "element": self.element,
-            "format": OBJECTION_FORMAT,
-            "rule": self.rule,
-            "run": self.run,
-            "site": self.site,
-            "step": self.step,
-        }
-
-    def encode(self) -> bytes:
-        """Return the canonical JSON of the objection."""
-        return canonical_json(self.fields())
+    run: HashText
+    step: Whole
+    site: Annotated[str, Size(1, LONGEST_TEXT)]
+    element: Annotated[int, Least(WHOLE_SITE)]
+    rule: Annotated[str, Size(1, LONGEST_TEXT)]
 
 
-def parse_log_objection(data: bytes) -> LogObjection:
-    """Return the objection that ``data`` encodes.
-
-    Raises:
-        InvalidInput: it is not what ``LogObjection.encode`` returns.
-    """
-    return _objection(parse_canonical_json(data, what="log objection", limit=OBJECTION_LIMIT))
-
-
-def _objection(value: object) -> LogObjection:
-    what = "log objection"
-    fields = Fields(value, what=what, names=("element", "format", "rule", "run", "site", "step"))
-    fields.constant("format", OBJECTION_FORMAT)
-    parse_hex(fields.text("run"), n_bytes=32, what=f"{what}: run")
-    step, element = fields.integer("step"), fields.integer("element")
-    if step < 0 or element < WHOLE_SITE:
-        raise InvalidInput(f"{what}: step {step} and element {element} must be 0 or more (element: or -1)")
-    for name in ("site", "rule"):
-        if not 0 < len(fields.text(name)) <= LONGEST_TEXT:
-            raise InvalidInput(f"{what}: {name} must have 1 to {LONGEST_TEXT} characters")
-    return LogObjection(fields.text("run"), step, fields.text("site"), element, fields.text("rule"))
+parse_log_objection = LogObjection.parse
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verdict(Document, form=VERDICT_FORMAT, what="verdict", limit=VERDICT_LIMIT):
     """How a dispute ended.
 
     Attributes:
@@ -106,62 +73,15 @@ class Verdict:
     reason: str
     step: int | None
     rounds: int
-    rounds_per_level: Mapping[str, int]
-    moves: tuple[tuple[str, int, str], ...]
+    rounds_per_level: Mapping[str, Whole]
+    moves: tuple[tuple[Party, int, HashText], ...]
     operator: Mapping[str, object] | None = None
     ends: Pair | None = None
     records: Pair | None = None
     objection: LogObjection | None = None
 
-    def encode(self) -> bytes:
-        """Return the canonical JSON of the verdict."""
-        return canonical_json(
-            {
-                "ends": _pair_fields(self.ends),
-                "format": VERDICT_FORMAT,
-                "loser": self.loser,
-                "moves": [list(move) for move in self.moves],
-                "objection": None if self.objection is None else self.objection.fields(),
-                "operator": None if self.operator is None else dict(self.operator),
-                "outcome": self.outcome,
-                "reason": self.reason,
-                "records": _pair_fields(self.records),
-                "rounds": self.rounds,
-                "rounds_per_level": dict(self.rounds_per_level),
-                "step": self.step,
-            }
-        )
 
-
-def parse_verdict(data: bytes) -> Verdict:
-    """Return the verdict that ``data`` encodes; it is not verified.
-
-    Raises:
-        InvalidInput: it is not what ``Verdict.encode`` returns.
-    """
-    what = "verdict"
-    names = (
-        "ends", "format", "loser", "moves", "objection", "operator", "outcome", "reason", "records", "rounds",
-        "rounds_per_level", "step",
-    )  # fmt: skip
-    fields = parse_document(data, VERDICT_FORMAT, what=what, limit=VERDICT_LIMIT, names=names)
-    levels = fields.mapping("rounds_per_level")
-    if any(not isinstance(n, int) or isinstance(n, bool) or n < 0 for n in levels.values()):
-        raise InvalidInput(f"{what}: rounds_per_level must hold numbers of rounds")
-    objection = fields.value("objection")
-    return Verdict(
-        loser=fields.text("loser"),
-        outcome=fields.text("outcome"),
-        reason=fields.text("reason"),
-        step=None if fields.value("step") is None else fields.integer("step"),
-        rounds=fields.integer("rounds"),
-        rounds_per_level=cast("dict[str, int]", levels),
-        moves=tuple(_move(item) for item in fields.items("moves")),
-        operator=None if fields.value("operator") is None else fields.mapping("operator"),
-        ends=_parse_pair(fields.value("ends"), "ends"),
-        records=_parse_pair(fields.value("records"), "records"),
-        objection=None if objection is None else _objection(objection),
-    )
+parse_verdict = Verdict.parse
 
 
 def verify_verdict(
@@ -277,8 +197,7 @@ def _reached(verdict: Verdict, specification: Specification, *, is_over: bool = 
         raise Mismatch(f"verdict: {last // every} checkpoints, a reader takes {MOST_CHECKPOINTS}")
     checkpoints = (*range(0, last + 1, every), last + 1)
     claims = tuple(
-        Claim(cast("Party", party), index, bytes.fromhex(commitment))
-        for party, index, commitment in verdict.moves
+        Claim(party, index, bytes.fromhex(commitment)) for party, index, commitment in verdict.moves
     )
     game = StepsGame(checkpoints, bytes.fromhex(specification.initial_state), ends, claims)
     try:
@@ -303,26 +222,3 @@ def _verify_pair(
         raise Mismatch(
             f"verdict: {name}: are of steps {pair[0].record.step} and {pair[1].record.step}, must be of one"
         )
-
-
-def _move(item: object) -> tuple[str, int, str]:
-    match item:
-        case ["trainer" | "auditor" as party, int(index), str(commitment)] if type(index) is int:
-            parse_hex(commitment, n_bytes=32, what="verdict: move")
-            return party, index, commitment
-        case _:
-            raise InvalidInput("verdict: a move must be [party, steps done, commitment]")
-
-
-def _pair_fields(pair: Pair | None) -> list[str] | None:
-    return None if pair is None else [proof.encode().decode("ascii") for proof in pair]
-
-
-def _parse_pair(value: object, name: str) -> Pair | None:
-    match value:
-        case None:
-            return None
-        case [str(mine), str(theirs)] if mine.isascii() and theirs.isascii():
-            return parse_step_proof(mine.encode("ascii")), parse_step_proof(theirs.encode("ascii"))
-        case _:
-            raise InvalidInput(f"verdict: {name} must be null or two proofs")

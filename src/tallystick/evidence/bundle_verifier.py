@@ -20,10 +20,10 @@ from tallystick.dispute.record import (
     SIGNATURES_CHECK,
     DisputeCheck,
     DisputeRecord,
+    parse_dispute,
     signed_claims,
     verify_dispute,
 )
-from tallystick.dispute.record_parsing import parse_dispute
 from tallystick.dispute.signed_moves import MOVE_TYPE, MoveClaim, is_move_signed, read_move
 from tallystick.dispute.terms import Party
 from tallystick.dispute.verdict import FORFEIT, parse_verdict, verify_verdict

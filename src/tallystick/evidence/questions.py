@@ -20,8 +20,7 @@ from tallystick.commit.state import (
     verify_chunk,
 )
 from tallystick.dispute.exchange import read_answer, read_question
-from tallystick.dispute.record import verify_dispute
-from tallystick.dispute.record_parsing import parse_dispute
+from tallystick.dispute.record import parse_dispute, verify_dispute
 from tallystick.dispute.terms import Party
 from tallystick.dispute.verdict import parse_verdict, verify_verdict
 from tallystick.errors import InvalidInput, Mismatch

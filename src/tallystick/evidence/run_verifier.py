@@ -22,8 +22,7 @@ from tallystick.commit.state import (
     parse_chunk_proof,
     verify_chunk,
 )
-from tallystick.dispute.record import DISPUTE_FORMAT, verify_dispute
-from tallystick.dispute.record_parsing import parse_dispute
+from tallystick.dispute.record import DISPUTE_FORMAT, parse_dispute, verify_dispute
 from tallystick.dispute.terms import Party
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.evidence.verification import Check, Outcome, Verification, quoted, stated_by

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tallystick.commit.encoding import Fields, canonical_json, parse_canonical_json
 from tallystick.errors import InvalidInput, Nondeterminism, StoreError
@@ -41,7 +41,7 @@ from tallystick.numerics.log import Kind
 from tallystick.numerics.noise import DEEPEST, ambiguous_share, entry_bits, relative_share
 from tallystick.numerics.policy import CHOICES, SPARSEST, Policy, policy_of
 from tallystick.roles.trainer import open_session
-from tallystick.run.calibration import CalibrationChoice, SiteChoice
+from tallystick.run.calibration import CalibrationChoice, MeasuredKind, SiteChoice
 from tallystick.store.files import RunDirectory
 
 MARGIN = 2  # octaves that a band keeps over the largest deviation between profiles
@@ -463,7 +463,11 @@ def choice_of(order: Order, surveys: Sequence[Survey], proposal: Proposal) -> Ca
             kind = Kind(place[0])
             floor = None if grid is None or kind in (Kind.STATE, Kind.DECISION) else grid.floor
             last[place] = SiteChoice(
-                kind.name.lower(), measured.name, None if grid is None else grid.band, floor, largest
+                cast("MeasuredKind", kind.name.lower()),
+                measured.name,
+                None if grid is None else grid.band,
+                floor,
+                largest,
             )
     return CalibrationChoice(
         policy=proposal.policy.name,

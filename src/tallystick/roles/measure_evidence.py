@@ -232,7 +232,10 @@ class _Example:
         while (at := game.midpoint) is not None:
             for party in parties:
                 game = apply(game, Claim(party, at, bytes.fromhex(_state(at, party))))
-        moves = tuple((m.party, m.index, m.commitment.hex()) for m in game.log if isinstance(m, Claim))
+        claims = [move for move in game.log if isinstance(move, Claim)]
+        moves: tuple[tuple[Party, int, str], ...] = tuple(
+            (m.party, m.index, m.commitment.hex()) for m in claims
+        )
         verdict = Verdict(
             loser="auditor", outcome="fault", reason="the auditor's state is not what the step gives", step=game.agreed,
             rounds=len(moves) // 2, rounds_per_level={"checkpoints": 6, "steps": len(moves) // 2 - 6}, moves=moves,

@@ -15,7 +15,6 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from tallystick.commit.encoding import parse_canonical_json
 from tallystick.commit.merkle import root as merkle_root
 from tallystick.commit.state import HeldState
 from tallystick.dispute.bisection import Outcome, Silence
@@ -31,7 +30,7 @@ from tallystick.dispute.exchange import (
     ask_one,
 )
 from tallystick.dispute.moves import bytes_of, items_in, move_fields, parse_move, whole_in
-from tallystick.dispute.openings import Opening
+from tallystick.dispute.openings import OPENING_LIMIT, Opening
 from tallystick.dispute.operator_game import (
     Committed,
     Declined,
@@ -47,8 +46,7 @@ from tallystick.dispute.operator_list import (
     hash_of,
     parse_operator,
 )
-from tallystick.dispute.record import DISPUTE_LIMIT, LONGEST_SIGNATURE, handed_digest
-from tallystick.dispute.record_parsing import parse_opening
+from tallystick.dispute.record import LONGEST_SIGNATURE, handed_digest
 from tallystick.dispute.rulings import Accusation, Finding, rule_on_operator
 from tallystick.dispute.signed_moves import History, Terms, is_move_signed
 from tallystick.dispute.terms import PARTIES, Party, Ruling
@@ -173,7 +171,6 @@ class Evidence:
 # -- the referee ---------------------------------------------------------------------------------
 
 LIST_LIMIT = 1 << 28  # bytes of a list
-OPENING_LIMIT = DISPUTE_LIMIT // 2
 
 
 @dataclass
@@ -335,8 +332,7 @@ class OperatorDispute:
         opening: Opening | None = None
         if isinstance(move, Handed):
             (part,) = answer.expect_parts(1)
-            value = parse_canonical_json(bytes(part), what="opening", limit=OPENING_LIMIT)
-            opening = parse_opening(value, self.game.log)
+            opening = Opening.parse(bytes(part)).with_move(self.game.log)
             if handed_digest(opening) != move.digest:
                 raise Mismatch("answer: what was handed over is not what the move names")
         found = SaidMove(move, None if signature is None else bytes_of(signature, "signature"), opening)

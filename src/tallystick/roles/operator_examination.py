@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tallystick.commit.state import CHUNK_BYTES, DTYPE_BYTES, HeldState, StateSummary, parse_entry
+from tallystick.commit.state import CHUNK_BYTES, DTYPE_BYTES, EntrySummary, HeldState, StateSummary
 from tallystick.commit.tensors import TensorDigest, digest_of
 from tallystick.dispute.bounds.formulas import Sum, is_within
 from tallystick.dispute.bounds.operands import UnknownFormError, stored_at
@@ -184,7 +184,7 @@ class Examination:
         for at, op in enumerate(self.theirs):
             if op.name == STORE and op.attributes != self.own.operators[at].attributes and op.inputs:
                 data = np.ascontiguousarray(self.seen.array(op.inputs[0].source))
-                entry = parse_entry(op.attributes["entry"], "operator")
+                entry = EntrySummary.read(op.attributes["entry"], what="operator: entry")
                 if entry.nbytes != data.nbytes:
                     return Objection(at)
                 bits = f"u{data.dtype.itemsize}"
@@ -217,7 +217,7 @@ def nbytes_of(operators: Sequence[Operator], source: Source) -> int:
         raise InvalidInput(f"operator {at}: the list has {len(operators)}")
     op = operators[at]
     if op.name == STORE:
-        return parse_entry(op.attributes.get("entry"), "operator").nbytes
+        return EntrySummary.read(op.attributes.get("entry"), what="operator: entry").nbytes
     if not 0 <= number < len(op.outputs):
         raise InvalidInput(f"operator {at}: has no output {number}")
     return op.outputs[number].tensor.nbytes
@@ -235,7 +235,7 @@ def verify_shown(operators: Sequence[Operator], source: Source, data: memoryview
         )
     op = operators[source[0]]
     if op.name == STORE:
-        entry = parse_entry(op.attributes.get("entry"), "operator")
+        entry = EntrySummary.read(op.attributes.get("entry"), what="operator: entry")
         stated = TensorDigest(entry.dtype, entry.nbytes // DTYPE_BYTES[entry.dtype], entry.tensor_root)
         chunk = CHUNK_BYTES
     else:
@@ -274,7 +274,13 @@ def _largest_difference(mine: np.ndarray, other: np.ndarray) -> tuple[int, float
 
 def end_root(stores: Sequence[Operator]) -> str:
     """Return the state root over what stores write, hexadecimal."""
-    return StateSummary(tuple(parse_entry(op.attributes["entry"], "operator") for op in stores)).root().hex()
+    return (
+        StateSummary(
+            tuple(EntrySummary.read(op.attributes["entry"], what="operator: entry") for op in stores)
+        )
+        .root()
+        .hex()
+    )
 
 
 def _logical(output: Output, stored: int) -> int | None:

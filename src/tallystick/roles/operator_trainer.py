@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from tallystick.commit.tensors import OpenedChunk, open_chunks
 from tallystick.dispute.bounds.formulas import Indexes, Point, Sum
 from tallystick.dispute.bounds.operands import stored_at
 from tallystick.dispute.bounds.steps import StepFacts, formula_for
-from tallystick.dispute.openings import Opening, store_nodes, stores_opened
+from tallystick.dispute.openings import Opening, StateChunk, store_nodes, stores_opened
 from tallystick.dispute.operator_game import (
     Committed,
 )
@@ -96,7 +95,7 @@ class TrainerSide:
             return read(slot, flat)
 
         partials: tuple[tuple[float, float], ...] = ()
-        state: tuple[Any, ...] = ()
+        state: tuple[StateChunk, ...] = ()
         stored: tuple[OpenedChunk, ...] = ()
         if op.name == END:
             return self._open_end(leaf, accusation, at)
@@ -105,7 +104,7 @@ class TrainerSide:
             number = accusation.element * np.dtype(KINDS[op.outputs[0].tensor.dtype]).itemsize // CHUNK_BYTES
             proof = self.agreed.open(op.module, number)
             held = memoryview(self.agreed.entries[op.module].data).cast("B")
-            state = ((proof, bytes(held[number * CHUNK_BYTES :][:CHUNK_BYTES])),)
+            state = (StateChunk(proof, bytes(held[number * CHUNK_BYTES :][:CHUNK_BYTES])),)
         elif op.name == STORE and op.inputs:
             noting(0, np.asarray([accusation.element]))
             number = accusation.element * np.dtype(KINDS[self._stored(op, 0)]).itemsize // CHUNK_BYTES

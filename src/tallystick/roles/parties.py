@@ -41,7 +41,7 @@ from tallystick.dispute.operator_game import (
     play_move,
 )
 from tallystick.dispute.operator_list import OperatorList, parse_operator
-from tallystick.dispute.record import GRIDS_ENTRY, handed_digest, opening_fields
+from tallystick.dispute.record import GRIDS_ENTRY, handed_digest
 from tallystick.dispute.rulings import Accusation
 from tallystick.dispute.signed_moves import History, Terms, sign_move
 from tallystick.dispute.terms import PARTIES, Party
@@ -468,7 +468,7 @@ class Respondent:
             return self._opened(side, accusation, game.index, case.facts), ()
         if side is not None and game.stage == "chunks" and accusation is not None:
             opening: Opening = side.open(accusation, game.index, case.facts)
-            return Handed(handed_digest(opening)), (canonical_json(opening_fields(opening)),)
+            return Handed(handed_digest(opening)), (opening.encode(),)
         raise Mismatch(f"question: the game awaits {game.stage}")
 
     def _opened(self, side: TrainerSide, accusation: Accusation | None, at: int, facts: StepFacts) -> Opened:

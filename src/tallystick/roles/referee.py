@@ -17,6 +17,7 @@ from tallystick.commit.state import (
 from tallystick.dispute.bisection import Claim, Game, Level, Silence, apply, open_game, receive
 from tallystick.dispute.bounds.steps import StepFacts, needs_log
 from tallystick.dispute.exchange import ForfeitError, Question, Table
+from tallystick.dispute.openings import StateChunk
 from tallystick.dispute.record import GRIDS_ENTRY, DisputeRecord, StepsGame
 from tallystick.dispute.signed_moves import Terms
 from tallystick.dispute.terms import DisputedPosition, Party, Ruling
@@ -69,7 +70,7 @@ class DisputeResult:
     rounds: int
     rounds_per_level: dict[str, int]
     reason: str
-    moves: list[tuple[str, int, str]] = field(default_factory=list[tuple[str, int, str]])
+    moves: list[tuple[Party, int, str]] = field(default_factory=list[tuple[Party, int, str]])
     outcome: str = "fault"
     operator: OperatorResult | None = None
     record: bytes | None = None
@@ -377,7 +378,7 @@ def _record_of(
         chunk=evidence.chunk,
         frame=evidence.facts.frame if needed else b"",
         grids=tuple(
-            (
+            StateChunk(
                 state.open(GRIDS_ENTRY, at),
                 bytes(grids.data[at * CHUNK_BYTES : (at + 1) * CHUNK_BYTES]),
             )

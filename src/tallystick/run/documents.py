@@ -7,26 +7,22 @@ Parsers take bytes and are strict: one value has one encoding. Whether documents
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from tallystick.commit.codec import Document
 from tallystick.commit.encoding import (
-    HASH_BYTES,
-    INTEGER_LIMIT,
-    Fields,
-    canonical_json,
     digest,
-    parse_canonical_json,
-    parse_document,
-    parse_hex,
     parse_hex_float,
 )
+from tallystick.commit.field_rules import HashText, Hex, Least, Positive, Whole
 from tallystick.commit.state import check_tensor
 from tallystick.errors import InvalidInput
-from tallystick.run.program import Program, parse_program
+from tallystick.run.program import Program
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 SPECIFICATION_FORMAT = "tallystick/run/2"
 STATEMENT_FORMAT = "tallystick/run-statement/1"
@@ -42,39 +38,11 @@ NO_FILES = Program()
 SITE_KINDS = ("decision", "loss", "gradient", "state", "buffer", "activation", "activation_gradient")
 FINGERPRINT_BYTES = 8
 
-_SPECIFICATION_FIELDS = (
-    "accumulation",
-    "checkpoint_every",
-    "format",
-    "initial_state",
-    "job",
-    "notes",
-    "policy",
-    "seed",
-    "sites",
-    "steps",
-    "versions",
-    "world_size",
-)
-_RECORD_FIELDS = (
-    "batch",
-    "fingerprint",
-    "log",
-    "log_bytes",
-    "loss",
-    "micro_batches",
-    "rank",
-    "schedule",
-    "skipped",
-    "state_root",
-    "step",
-)
-
-ScheduledValue = tuple[int, str, str | bool | int | None]
+ScheduledValue = tuple[Whole, str, str | bool | int | None]
 
 
 @dataclass(frozen=True)
-class JobRecord:
+class JobRecord(Document, what="job"):
     """Which code ran on which data.
 
     Attributes:
@@ -86,24 +54,22 @@ class JobRecord:
     """
 
     path: str
-    source_digest: str
+    source_digest: HashText
     settings: Mapping[str, str]
-    dataset_digest: str | None
+    dataset_digest: HashText | None
     program: Program = NO_FILES
 
     def __post_init__(self) -> None:
-        _check_hash(self.source_digest, "job: source_digest")
+        super().__post_init__()
         if self.program.files and self.program.digest() != self.source_digest:
             raise InvalidInput(
                 f"job: source_digest must be the digest over its program's files, {self.program.digest()}, "
                 f"is {self.source_digest}"
             )
-        if self.dataset_digest is not None:
-            _check_hash(self.dataset_digest, "job: dataset_digest")
 
 
 @dataclass(frozen=True)
-class PolicyRecord:
+class PolicyRecord(Document, what="policy"):
     """The name of the rounding policy and its parameters; real numbers as hexadecimal floats."""
 
     name: str
@@ -111,7 +77,7 @@ class PolicyRecord:
 
 
 @dataclass(frozen=True)
-class SiteRecord:
+class SiteRecord(Document, what="site"):
     """One rounding site; its position among the sites of its kind is its ordinal in every log."""
 
     kind: str
@@ -120,6 +86,7 @@ class SiteRecord:
     dtype: str
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.kind not in SITE_KINDS:
             raise InvalidInput(
                 f"site {self.name!r}: kind must be one of {', '.join(SITE_KINDS)}, is {self.kind!r}"
@@ -128,7 +95,7 @@ class SiteRecord:
 
 
 @dataclass(frozen=True)
-class Notes:
+class Notes(Document, what="notes"):
     """What the recorder changed in the job to make it repeatable, by name and in order."""
 
     lifted_casts: tuple[str, ...] = ()
@@ -136,7 +103,7 @@ class Notes:
 
 
 @dataclass(frozen=True)
-class Specification:
+class Specification(Document, form=SPECIFICATION_FORMAT, what="specification", limit=SPECIFICATION_LIMIT):
     """Everything that is fixed before the first step of a run.
 
     Raises:
@@ -145,23 +112,18 @@ class Specification:
 
     job: JobRecord
     policy: PolicyRecord
-    seed: int
-    steps: int
-    checkpoint_every: int
-    accumulation: int
-    world_size: int
-    initial_state: str
+    seed: Whole
+    steps: Positive
+    checkpoint_every: Positive
+    accumulation: Positive
+    world_size: Positive
+    initial_state: HashText
     versions: Mapping[str, str]
     sites: tuple[SiteRecord, ...]
     notes: Notes = Notes()
 
     def __post_init__(self) -> None:
-        check_range(self.seed, 0, "specification: seed")
-        check_range(self.steps, 1, "specification: steps")
-        check_range(self.checkpoint_every, 1, "specification: checkpoint_every")
-        check_range(self.accumulation, 1, "specification: accumulation")
-        check_range(self.world_size, 1, "specification: world_size")
-        _check_hash(self.initial_state, "specification: initial_state")
+        super().__post_init__()
         seen: set[tuple[str, str]] = set()
         for site in self.sites:
             if (site.kind, site.name) in seen:
@@ -171,37 +133,6 @@ class Specification:
     def is_checkpoint(self, step: int) -> bool:
         """Return whether the state after ``step`` is committed: every so many steps, and at the end."""
         return (step + 1) % self.checkpoint_every == 0 or step + 1 == self.steps
-
-    def encode(self) -> bytes:
-        """Return the canonical JSON of the specification."""
-        return canonical_json(
-            {
-                "accumulation": self.accumulation,
-                "checkpoint_every": self.checkpoint_every,
-                "format": SPECIFICATION_FORMAT,
-                "initial_state": self.initial_state,
-                "job": {
-                    "dataset_digest": self.job.dataset_digest,
-                    "path": self.job.path,
-                    "program": self.job.program.fields(),
-                    "settings": dict(self.job.settings),
-                    "source_digest": self.job.source_digest,
-                },
-                "notes": {
-                    "densified": list(self.notes.densified),
-                    "lifted_casts": list(self.notes.lifted_casts),
-                },
-                "policy": {"name": self.policy.name, "parameters": dict(self.policy.parameters)},
-                "seed": self.seed,
-                "sites": [
-                    {"dtype": site.dtype, "kind": site.kind, "name": site.name, "shape": list(site.shape)}
-                    for site in self.sites
-                ],
-                "steps": self.steps,
-                "versions": dict(self.versions),
-                "world_size": self.world_size,
-            }
-        )
 
     def digest(self) -> bytes:
         """Return the 32 bytes that stand for this specification in messages."""
@@ -213,7 +144,7 @@ class Specification:
 
 
 @dataclass(frozen=True)
-class StepRecord:
+class StepRecord(Document, what="step record", limit=RECORD_LIMIT):
     """What one rank states about one step.
 
     Attributes:
@@ -232,52 +163,27 @@ class StepRecord:
         InvalidInput: a field breaks its rule.
     """
 
-    step: int
-    rank: int
-    micro_batches: int
-    batch: str
-    log: str
-    log_bytes: int
+    step: Whole
+    rank: Whole
+    micro_batches: Positive
+    batch: HashText
+    log: HashText
+    log_bytes: Whole
     loss: str | None
     schedule: tuple[ScheduledValue, ...]
     skipped: bool
-    fingerprint: str
-    state_root: str | None
+    fingerprint: Annotated[str, Hex(FINGERPRINT_BYTES)]
+    state_root: HashText | None
 
     def __post_init__(self) -> None:
-        what = f"step {self.step}"
-        check_range(self.step, 0, f"{what}: step")
-        check_range(self.rank, 0, f"{what}: rank")
-        check_range(self.micro_batches, 1, f"{what}: micro_batches")
-        _check_hash(self.batch, f"{what}: batch")
-        _check_hash(self.log, f"{what}: log")
-        check_range(self.log_bytes, 0, f"{what}: log_bytes")
+        super().__post_init__()
         if self.loss is not None:
-            parse_hex_float(self.loss, what=f"{what}: loss")
-        _check_schedule(self.schedule, what)
-        parse_hex(self.fingerprint, n_bytes=FINGERPRINT_BYTES, what=f"{what}: fingerprint")
-        if self.state_root is not None:
-            _check_hash(self.state_root, f"{what}: state_root")
+            parse_hex_float(self.loss, what=f"{self.label()}: loss")
+        _check_schedule(self.schedule, self.label())
 
-    def fields(self) -> dict[str, object]:
-        """Return the record as a JSON object."""
-        return {
-            "batch": self.batch,
-            "fingerprint": self.fingerprint,
-            "log": self.log,
-            "log_bytes": self.log_bytes,
-            "loss": self.loss,
-            "micro_batches": self.micro_batches,
-            "rank": self.rank,
-            "schedule": [list(value) for value in self.schedule],
-            "skipped": self.skipped,
-            "state_root": self.state_root,
-            "step": self.step,
-        }
-
-    def encode(self) -> bytes:
-        """Return the canonical JSON of the record: one line, without its newline."""
-        return canonical_json(self.fields())
+    def label(self) -> str:
+        """Return what errors call this one."""
+        return f"step {self.step}"
 
     def leaf(self) -> bytes:
         """Return the bytes of the record's leaf in the run tree."""
@@ -285,7 +191,7 @@ class StepRecord:
 
 
 @dataclass(frozen=True)
-class RunStatement:
+class RunStatement(Document, form=STATEMENT_FORMAT, what="run statement", limit=STATEMENT_LIMIT):
     """The trainer's short statement about a whole run; what is signed and paid for.
 
     Attributes:
@@ -295,63 +201,15 @@ class RunStatement:
         final_state: hexadecimal root of the state after the last step.
     """
 
-    tree_size: int
-    root: str
-    steps: int
-    final_state: str
-
-    def __post_init__(self) -> None:
-        check_range(self.tree_size, 2, "run statement: tree_size")
-        _check_hash(self.root, "run statement: root")
-        check_range(self.steps, 1, "run statement: steps")
-        _check_hash(self.final_state, "run statement: final_state")
-
-    def encode(self) -> bytes:
-        """Return the canonical JSON of the statement."""
-        return canonical_json(
-            {
-                "final_state": self.final_state,
-                "format": STATEMENT_FORMAT,
-                "root": self.root,
-                "steps": self.steps,
-                "tree_size": self.tree_size,
-            }
-        )
+    tree_size: Annotated[int, Least(2)]
+    root: HashText
+    steps: Positive
+    final_state: HashText
 
 
-def parse_specification(data: bytes) -> Specification:
-    """Return the specification that ``data`` encodes.
-
-    Raises:
-        InvalidInput: ``data`` is not what ``Specification.encode`` returns.
-    """
-    what = "specification"
-    fields = parse_document(
-        data, SPECIFICATION_FORMAT, what=what, limit=SPECIFICATION_LIMIT, names=_SPECIFICATION_FIELDS
-    )
-    notes = Fields(fields.value("notes"), what=f"{what}: notes", names=("densified", "lifted_casts"))
-    return Specification(
-        job=_parse_job(fields.value("job")),
-        policy=_parse_policy(fields.value("policy")),
-        seed=fields.integer("seed"),
-        steps=fields.integer("steps"),
-        checkpoint_every=fields.integer("checkpoint_every"),
-        accumulation=fields.integer("accumulation"),
-        world_size=fields.integer("world_size"),
-        initial_state=fields.text("initial_state"),
-        versions=fields.text_mapping("versions"),
-        sites=tuple(_parse_site(value) for value in fields.items("sites")),
-        notes=Notes(lifted_casts=notes.texts("lifted_casts"), densified=notes.texts("densified")),
-    )
-
-
-def parse_step_record(data: bytes) -> StepRecord:
-    """Return the record that ``data``, one line without its newline, encodes.
-
-    Raises:
-        InvalidInput: ``data`` is not what ``StepRecord.encode`` returns.
-    """
-    return record_of(parse_canonical_json(data, what="step record", limit=RECORD_LIMIT), "step record")
+parse_specification = Specification.parse
+parse_step_record = StepRecord.parse
+parse_run_statement = RunStatement.parse
 
 
 def parse_step_records(data: bytes) -> tuple[StepRecord, ...]:
@@ -362,90 +220,12 @@ def parse_step_records(data: bytes) -> tuple[StepRecord, ...]:
     """
     if data and not data.endswith(b"\n"):
         raise InvalidInput("steps.jsonl: the last line must end in a newline")
-    records: list[StepRecord] = []
-    for number, line in enumerate(data.split(b"\n")[:-1]):
-        what = f"steps.jsonl: line {number}"
-        records.append(record_of(parse_canonical_json(line, what=what, limit=RECORD_LIMIT), what))
-    return tuple(records)
-
-
-def parse_run_statement(data: bytes) -> RunStatement:
-    """Return the statement that ``data`` encodes.
-
-    Raises:
-        InvalidInput: ``data`` is not what ``RunStatement.encode`` returns.
-    """
-    what = "run statement"
-    names = ("final_state", "format", "root", "steps", "tree_size")
-    fields = parse_document(data, STATEMENT_FORMAT, what=what, limit=STATEMENT_LIMIT, names=names)
-    return RunStatement(
-        tree_size=fields.integer("tree_size"),
-        root=fields.text("root"),
-        steps=fields.integer("steps"),
-        final_state=fields.text("final_state"),
-    )
-
-
-def _parse_job(value: object) -> JobRecord:
-    names = ("dataset_digest", "path", "program", "settings", "source_digest")
-    fields = Fields(value, what="specification: job", names=names)
-    return JobRecord(
-        path=fields.text("path"),
-        source_digest=fields.text("source_digest"),
-        settings=fields.text_mapping("settings"),
-        dataset_digest=fields.optional_text("dataset_digest"),
-        program=parse_program(fields.value("program"), what="specification: job: program"),
-    )
-
-
-def _parse_policy(value: object) -> PolicyRecord:
-    fields = Fields(value, what="specification: policy", names=("name", "parameters"))
-    parameters: dict[str, int | str] = {}
-    for name, parameter in fields.mapping("parameters").items():
-        if isinstance(parameter, bool) or not isinstance(parameter, int | str):
-            raise InvalidInput(
-                f"specification: policy: parameter {name[:80]!r} must be an integer or a string"
-            )
-        parameters[name] = parameter
-    return PolicyRecord(fields.text("name"), parameters)
-
-
-def _parse_site(value: object) -> SiteRecord:
-    fields = Fields(value, what="specification: site", names=("dtype", "kind", "name", "shape"))
-    return SiteRecord(
-        fields.text("kind"), fields.text("name"), fields.integers("shape"), fields.text("dtype")
-    )
-
-
-def record_of(value: object, what: str) -> StepRecord:
-    """Return the record that a JSON value states. Raises InvalidInput, with ``what`` before the reason."""
-    fields = Fields(value, what=what, names=_RECORD_FIELDS)
-    return StepRecord(
-        step=fields.integer("step"),
-        rank=fields.integer("rank"),
-        micro_batches=fields.integer("micro_batches"),
-        batch=fields.text("batch"),
-        log=fields.text("log"),
-        log_bytes=fields.integer("log_bytes"),
-        loss=fields.optional_text("loss"),
-        schedule=tuple(_parse_scheduled(item, what) for item in fields.items("schedule")),
-        skipped=fields.boolean("skipped"),
-        fingerprint=fields.text("fingerprint"),
-        state_root=fields.optional_text("state_root"),
-    )
-
-
-def _parse_scheduled(value: object, what: str) -> ScheduledValue:
-    match value:
-        case [int(group), str(name), (str() | int() | None) as scheduled] if not isinstance(group, bool):
-            return group, name, scheduled
-        case _:
-            raise InvalidInput(f"{what}: a scheduled value must be a list of group, name and value")
+    lines = enumerate(data.split(b"\n")[:-1])
+    return tuple(StepRecord.parse(line, what=f"steps.jsonl: line {number}") for number, line in lines)
 
 
 def _check_schedule(schedule: Sequence[ScheduledValue], what: str) -> None:
-    for group, name, value in schedule:
-        check_range(group, 0, f"{what}: schedule: parameter group")
+    for _, name, value in schedule:
         if isinstance(value, str):
             parse_hex_float(value, what=f"{what}: schedule: {name}")
     for (group, name, _), (next_group, next_name, _) in itertools.pairwise(schedule):
@@ -454,13 +234,3 @@ def _check_schedule(schedule: Sequence[ScheduledValue], what: str) -> None:
                 f"{what}: schedule must be strictly ascending by group and name,"
                 f" {next_name!r} of group {next_group} follows {name!r} of group {group}"
             )
-
-
-def _check_hash(text: str, what: str) -> None:
-    parse_hex(text, n_bytes=HASH_BYTES, what=what)
-
-
-def check_range(value: int, minimum: int, what: str) -> None:
-    """Return if ``value`` is from ``minimum`` to what canonical JSON holds."""
-    if not minimum <= value < INTEGER_LIMIT:
-        raise InvalidInput(f"{what} must be {minimum} to 2**63 - 1, is {value}")

@@ -10,9 +10,11 @@ import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from tallystick.commit.encoding import HASH_BYTES, Fields, canonical_json, digest, parse_hex
+from tallystick.commit.codec import Document
+from tallystick.commit.encoding import HASH_BYTES, canonical_json, digest, parse_hex
+from tallystick.commit.field_rules import HashText, Spare
 from tallystick.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ UNREAD = "not read"
 
 
 @dataclass(frozen=True)
-class ProgramFile:
+class ProgramFile(Document, what="program: file"):
     """One file of a program.
 
     Attributes:
@@ -49,9 +51,10 @@ class ProgramFile:
 
     name: str
     size: int
-    sha256: str
+    sha256: HashText
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if len(self.name) > LONGEST_NAME or _NAME.fullmatch(self.name) is None:
             raise InvalidInput(
                 f"program: a file's name must be a relative path in printable ASCII of at most {LONGEST_NAME} bytes, "
@@ -59,11 +62,14 @@ class ProgramFile:
             )
         if not 0 <= self.size <= FILE_LIMIT:
             raise InvalidInput(f"program: {self.name} must have at most {FILE_LIMIT} bytes, has {self.size}")
-        parse_hex(self.sha256, n_bytes=HASH_BYTES, what=f"program: {self.name}: sha256")
+
+    def label(self) -> str:
+        """Return what errors call this one."""
+        return f"program: {self.name[:80]}"
 
 
 @dataclass(frozen=True)
-class Program:
+class Program(Document, what="program"):
     """The files that a run's code came from, and what they import of installed distributions.
 
     Attributes:
@@ -80,7 +86,7 @@ class Program:
     main: str = ""
     files: tuple[ProgramFile, ...] = ()
     distributions: Mapping[str, str] = field(default_factory=dict[str, str])
-    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    environment: Annotated[Mapping[str, str], Spare()] = field(default_factory=dict[str, str])
 
     def __post_init__(self) -> None:
         if len(self.files) > MOST_FILES or len(self.distributions) > MOST_DISTRIBUTIONS:
@@ -122,36 +128,8 @@ class Program:
 
     def digest(self) -> str:
         """Return the hexadecimal digest over all files and which of them is run, and over nothing else."""
-        return digest(PROGRAM_TAG, canonical_json({"files": self._files(), "main": self.main})).hex()
-
-    def _files(self) -> list[dict[str, object]]:
-        return [{"name": f.name, "sha256": f.sha256, "size": f.size} for f in self.files]
-
-    def fields(self) -> dict[str, object]:
-        """Return the program as a JSON object."""
-        found: dict[str, object] = {
-            "distributions": dict(self.distributions), "files": self._files(), "main": self.main,
-        }  # fmt: skip
-        return found | ({"environment": dict(self.environment)} if self.environment else {})
-
-
-def parse_program(value: object, *, what: str) -> Program:
-    """Return the program that a JSON value states.
-
-    Raises:
-        InvalidInput: it is malformed.
-    """
-    names = ["distributions", "files", "main"]
-    reads = isinstance(value, dict) and "environment" in value
-    fields = Fields(value, what=what, names=[*names, "environment"] if reads else names)
-    files: list[ProgramFile] = []
-    for item in fields.items("files"):
-        file = Fields(item, what=f"{what}: file", names=("name", "sha256", "size"))
-        files.append(ProgramFile(file.text("name"), file.integer("size"), file.text("sha256")))
-    environment = fields.text_mapping("environment") if reads else {}
-    if reads and not environment:
-        raise InvalidInput(f"{what}: environment must be left out where no variable was read, is empty")
-    return Program(fields.text("main"), tuple(files), fields.text_mapping("distributions"), environment)
+        files = [file.fields() for file in self.files]
+        return digest(PROGRAM_TAG, canonical_json({"files": files, "main": self.main})).hex()
 
 
 @dataclass(frozen=True)

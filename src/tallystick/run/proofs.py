@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tallystick.commit.encoding import canonical_json, parse_document
+from tallystick.commit.codec import Document
+from tallystick.commit.field_rules import Hash, Positive
 from tallystick.commit.merkle import leaf_hash, verify_consistency, verify_inclusion
 from tallystick.errors import InvalidInput
-from tallystick.run.documents import RECORD_LIMIT, Specification, StepRecord, check_range, record_of
+from tallystick.run.documents import RECORD_LIMIT, Specification, StepRecord
 
 STEP_PROOF_FORMAT = "tallystick/step-proof/1"
 SPECIFICATION_PROOF_FORMAT = "tallystick/specification-proof/1"
@@ -16,72 +17,42 @@ _PATH_LIMIT = 2**13  # bytes of JSON for an envelope and 63 nodes
 
 
 @dataclass(frozen=True)
-class StepProof:
+class StepProof(
+    Document, form=STEP_PROOF_FORMAT, what="step proof", limit=RECORD_LIMIT + _PATH_LIMIT, implied=("index",)
+):
     """A step record and its path to a run root; self-contained.
 
     Not promised: that no other leaf speaks of the same step; ``verify_transcript`` shows that.
     """
 
     record: StepRecord
-    world_size: int
+    world_size: Positive
     tree_size: int
-    path: tuple[bytes, ...]
+    path: tuple[Hash, ...]
 
     @property
     def index(self) -> int:
         """The record's leaf number: its place in the order of steps and ranks, after leaf 0."""
         return 1 + self.record.step * self.world_size + self.record.rank
 
-    def encode(self) -> bytes:
-        """Return the canonical JSON of the proof."""
-        return canonical_json(
-            {
-                "format": STEP_PROOF_FORMAT,
-                "index": self.index,
-                "path": [node.hex() for node in self.path],
-                "record": self.record.fields(),
-                "tree_size": self.tree_size,
-                "world_size": self.world_size,
-            }
-        )
-
 
 @dataclass(frozen=True)
-class SpecificationProof:
+class SpecificationProof(
+    Document, form=SPECIFICATION_PROOF_FORMAT, what="specification proof", limit=_PATH_LIMIT
+):
     """The path of leaf 0 to a run root; the specification itself travels beside it."""
 
     tree_size: int
-    path: tuple[bytes, ...]
-
-    def encode(self) -> bytes:
-        """Return the canonical JSON of the proof."""
-        return canonical_json(
-            {
-                "format": SPECIFICATION_PROOF_FORMAT,
-                "path": [node.hex() for node in self.path],
-                "tree_size": self.tree_size,
-            }
-        )
+    path: tuple[Hash, ...]
 
 
 @dataclass(frozen=True)
-class ExtensionProof:
+class ExtensionProof(Document, form=EXTENSION_PROOF_FORMAT, what="extension proof", limit=_PATH_LIMIT):
     """That a run tree of ``tree_size`` leaves begins with the one of ``old_size`` leaves."""
 
-    old_size: int
+    old_size: Positive
     tree_size: int
-    path: tuple[bytes, ...]
-
-    def encode(self) -> bytes:
-        """Return the canonical JSON of the proof."""
-        return canonical_json(
-            {
-                "format": EXTENSION_PROOF_FORMAT,
-                "old_size": self.old_size,
-                "path": [node.hex() for node in self.path],
-                "tree_size": self.tree_size,
-            }
-        )
+    path: tuple[Hash, ...]
 
 
 def verify_step_proof(proof: StepProof, root: bytes) -> None:
@@ -124,48 +95,6 @@ def verify_extension(proof: ExtensionProof, *, old_root: bytes, root: bytes) -> 
     )
 
 
-def parse_step_proof(data: bytes) -> StepProof:
-    """Return the proof that ``data`` encodes; it is not verified.
-
-    Raises:
-        InvalidInput: ``data`` is not what ``StepProof.encode`` returns.
-    """
-    what = "step proof"
-    names = ("format", "index", "path", "record", "tree_size", "world_size")
-    fields = parse_document(data, STEP_PROOF_FORMAT, what=what, limit=RECORD_LIMIT + _PATH_LIMIT, names=names)
-    proof = StepProof(
-        record=record_of(fields.value("record"), what),
-        world_size=fields.integer("world_size"),
-        tree_size=fields.integer("tree_size"),
-        path=fields.hashes("path"),
-    )
-    check_range(proof.world_size, 1, f"{what}: world_size")
-    fields.constant("index", proof.index)
-    return proof
-
-
-def parse_specification_proof(data: bytes) -> SpecificationProof:
-    """Return the proof that ``data`` encodes; it is not verified.
-
-    Raises:
-        InvalidInput: ``data`` is not what ``SpecificationProof.encode`` returns.
-    """
-    what = "specification proof"
-    fields = parse_document(
-        data, SPECIFICATION_PROOF_FORMAT, what=what, limit=_PATH_LIMIT, names=("format", "path", "tree_size")
-    )
-    return SpecificationProof(fields.integer("tree_size"), fields.hashes("path"))
-
-
-def parse_extension_proof(data: bytes) -> ExtensionProof:
-    """Return the proof that ``data`` encodes; it is not verified.
-
-    Raises:
-        InvalidInput: ``data`` is not what ``ExtensionProof.encode`` returns.
-    """
-    what = "extension proof"
-    names = ("format", "old_size", "path", "tree_size")
-    fields = parse_document(data, EXTENSION_PROOF_FORMAT, what=what, limit=_PATH_LIMIT, names=names)
-    old_size = fields.integer("old_size")
-    check_range(old_size, 1, f"{what}: old_size")
-    return ExtensionProof(old_size, fields.integer("tree_size"), fields.hashes("path"))
+parse_step_proof = StepProof.parse
+parse_specification_proof = SpecificationProof.parse
+parse_extension_proof = ExtensionProof.parse

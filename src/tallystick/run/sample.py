@@ -14,16 +14,10 @@ import math
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Annotated
 
-from tallystick.commit.encoding import (
-    HASH_BYTES,
-    INTEGER_LIMIT,
-    Fields,
-    canonical_json,
-    parse_canonical_json,
-    parse_document,
-    parse_hex,
-)
+from tallystick.commit.codec import Document
+from tallystick.commit.field_rules import At, Hash, Hex, Least, Positive, Size, Whole
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.run.public_randomness import (
     BEACON_BYTES,
@@ -43,17 +37,17 @@ _SHARE = re.compile(r"0\.[0-9]{1,12}|1", re.ASCII)
 
 
 @dataclass(frozen=True)
-class LogPosition:
+class LogPosition(Document, what="log"):
     """The checkpoint under which a run was published, and when a quorum of witnesses had seen it (None: no witness)."""
 
-    origin: str
-    size: int
-    root: bytes
-    seen_at: int | None
+    origin: Annotated[str, Size(1, 255)]
+    size: Positive
+    root: Hash
+    seen_at: Whole | None
 
 
 @dataclass(frozen=True)
-class Announcement:
+class Announcement(Document, form=ANNOUNCEMENT_FORMAT, what="audit announcement", limit=DRAW_LIMIT):
     """Everything about a sampled audit that is fixed before the beacon speaks.
 
     Attributes:
@@ -68,31 +62,20 @@ class Announcement:
         InvalidInput: a field out of range, more samples than segments, or a beacon that speaks before the publication.
     """
 
-    run_root: bytes
-    tree_size: int
-    steps: int
-    checkpoint_every: int
+    run_root: Hash
+    tree_size: Positive
+    steps: Positive
+    checkpoint_every: Positive
     fraction: str
     detect: str
     samples: int
     log: LogPosition | None
-    beacon_source: str
-    beacon_round: int
-    beacon_time: int
+    beacon_source: Annotated[str, At("beacon", "source")]
+    beacon_round: Annotated[int, At("beacon", "round"), Least(0)]
+    beacon_time: Annotated[int, At("beacon", "time"), Least(0)]
 
     def __post_init__(self) -> None:
-        numbers = (self.tree_size, self.steps, self.checkpoint_every)
-        if min(numbers) < 1 or max(numbers) >= INTEGER_LIMIT or len(self.run_root) != HASH_BYTES:
-            raise InvalidInput(
-                "audit draw: the run's numbers must be positive and below 2**63, its root 32 bytes"
-            )
-        if (
-            not 0
-            <= min(self.beacon_round, self.beacon_time)
-            <= max(self.beacon_round, self.beacon_time)
-            < INTEGER_LIMIT
-        ):
-            raise InvalidInput("audit draw: the beacon's round and time must lie in [0, 2**63)")
+        super().__post_init__()
         if not is_draw_name(self.beacon_source):
             raise InvalidInput(
                 "audit draw: the beacon's source must be 1 to 200 printable ASCII characters, no space"
@@ -104,8 +87,12 @@ class Announcement:
                 f"audit draw: {self.samples} of {self.segments} segments; samples must lie within them, "
                 f"and they below {MOST_SEGMENTS}"
             )
-        if self.log is not None:
-            _check_log(self.log, self.beacon_time)
+        seen_at = None if self.log is None else self.log.seen_at
+        if seen_at is not None and seen_at >= self.beacon_time:
+            raise InvalidInput(
+                f"audit draw: the beacon speaks at {self.beacon_time}, the run was published at {seen_at}; "
+                "it must speak after that"
+            )
 
     @property
     def segments(self) -> int:
@@ -127,49 +114,15 @@ class Announcement:
         fewest = fewest_segments(self.steps, self.checkpoint_every, false_steps)
         return detection(self.segments, fewest, self.samples)
 
-    def encode(self) -> bytes:
-        """Return the canonical JSON of the announcement."""
-        return canonical_json(self.fields())
-
-    def fields(self) -> dict[str, object]:
-        """Return the announcement as a JSON object."""
-        log = self.log
-        return {
-            "beacon": {"round": self.beacon_round, "source": self.beacon_source, "time": self.beacon_time},
-            "checkpoint_every": self.checkpoint_every,
-            "detect": self.detect,
-            "format": ANNOUNCEMENT_FORMAT,
-            "fraction": self.fraction,
-            "log": None
-            if log is None
-            else {"origin": log.origin, "root": log.root.hex(), "seen_at": log.seen_at, "size": log.size},
-            "run_root": self.run_root.hex(),
-            "samples": self.samples,
-            "steps": self.steps,
-            "tree_size": self.tree_size,
-        }
-
 
 @dataclass(frozen=True)
-class SegmentDraw:
+class SegmentDraw(Document, form=DRAW_FORMAT, what="audit draw", limit=DRAW_LIMIT):
     """An announcement, its beacon's value, and the segments they lead to: (first step, end) in ascending order."""
 
     announcement: Announcement
-    beacon_value: bytes
-    digest: bytes
+    beacon_value: Annotated[bytes, Hex(), Size(*BEACON_BYTES)]
+    digest: Hash
     segments: tuple[tuple[int, int], ...]
-
-    def encode(self) -> bytes:
-        """Return the canonical JSON of the record from which anybody repeats the draw."""
-        return canonical_json(
-            {
-                "announcement": self.announcement.fields(),
-                "beacon_value": self.beacon_value.hex(),
-                "digest": self.digest.hex(),
-                "format": DRAW_FORMAT,
-                "segments": [list(segment) for segment in self.segments],
-            }
-        )
 
 
 def parse_share(text: str, *, what: str) -> Fraction:
@@ -257,13 +210,7 @@ def draw_segments(announcement: Announcement, beacon_value: bytes) -> SegmentDra
     return SegmentDraw(announcement, beacon_value, sample_digest(seed, {STRATUM: positions}), segments)
 
 
-def parse_announcement(data: bytes) -> Announcement:
-    """Return the announcement that ``data`` encodes.
-
-    Raises:
-        InvalidInput: ``data`` is not what ``Announcement.encode`` returns.
-    """
-    return _announcement(parse_canonical_json(data, what="audit announcement", limit=DRAW_LIMIT))
+parse_announcement = Announcement.parse
 
 
 def parse_draw(data: bytes) -> SegmentDraw:
@@ -273,58 +220,11 @@ def parse_draw(data: bytes) -> SegmentDraw:
         InvalidInput: ``data`` is not what ``SegmentDraw.encode`` returns.
         Mismatch: its announcement and beacon value lead to other segments.
     """
-    what = "audit draw"
-    names = ("announcement", "beacon_value", "digest", "format", "segments")
-    fields = parse_document(data, DRAW_FORMAT, what=what, limit=DRAW_LIMIT, names=names)
-    text = fields.text("beacon_value")
-    least, most = BEACON_BYTES
-    beacon_value = parse_hex(
-        text, n_bytes=min(max(len(text) // 2, least), most), what=f"{what}: beacon_value"
-    )
-    drawn = draw_segments(_announcement(fields.value("announcement")), beacon_value)
-    if drawn.encode() != data:
+    stated = SegmentDraw.parse(data)
+    drawn = draw_segments(stated.announcement, stated.beacon_value)
+    if drawn != stated:
         raise Mismatch(
-            f"{what}: the beacon's value leads to digest {drawn.digest.hex()[:16]}.., {fields.text('digest')[:16]}.. "
+            f"audit draw: the beacon's value leads to digest {drawn.digest.hex()[:16]}.., {stated.digest.hex()[:16]}.. "
             "or its segments are stated otherwise"
         )
     return drawn
-
-
-def _announcement(value: object) -> Announcement:
-    what = "audit announcement"
-    names = (
-        "beacon", "checkpoint_every", "detect", "format", "fraction", "log", "run_root", "samples", "steps", "tree_size",
-    )  # fmt: skip
-    fields = Fields(value, what=what, names=names)
-    fields.constant("format", ANNOUNCEMENT_FORMAT)
-    beacon = Fields(fields.value("beacon"), what=f"{what}: beacon", names=("round", "source", "time"))
-    return Announcement(
-        run_root=parse_hex(fields.text("run_root"), n_bytes=HASH_BYTES, what=f"{what}: run_root"),
-        tree_size=fields.integer("tree_size"),
-        steps=fields.integer("steps"),
-        checkpoint_every=fields.integer("checkpoint_every"),
-        fraction=fields.text("fraction"),
-        detect=fields.text("detect"),
-        samples=fields.integer("samples"),
-        log=None if fields.value("log") is None else _log(fields.value("log"), what),
-        beacon_source=beacon.text("source"),
-        beacon_round=beacon.integer("round"),
-        beacon_time=beacon.integer("time"),
-    )
-
-
-def _log(value: object, what: str) -> LogPosition:
-    fields = Fields(value, what=f"{what}: log", names=("origin", "root", "seen_at", "size"))
-    root = parse_hex(fields.text("root"), n_bytes=HASH_BYTES, what=f"{what}: log: root")
-    seen_at = None if fields.value("seen_at") is None else fields.integer("seen_at")
-    return LogPosition(fields.text("origin"), fields.integer("size"), root, seen_at)
-
-
-def _check_log(log: LogPosition, beacon_time: int) -> None:
-    if not 0 < log.size < INTEGER_LIMIT or len(log.root) != HASH_BYTES or not 0 < len(log.origin) < 256:
-        raise InvalidInput("audit draw: the log's name, size or root is out of range")
-    if log.seen_at is not None and not 0 <= log.seen_at < beacon_time:
-        raise InvalidInput(
-            f"audit draw: the beacon speaks at {beacon_time}, the run was published at {log.seen_at}; "
-            "it must speak after that"
-        )

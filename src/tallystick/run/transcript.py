@@ -29,7 +29,6 @@ from tallystick.run.documents import (
     RunStatement,
     Specification,
     StepRecord,
-    check_range,
     parse_run_statement,
     parse_specification,
     parse_step_records,
@@ -193,7 +192,6 @@ class Transcript:
         Raises:
             InvalidInput: ``old_size`` is 0 or exceeds the number of leaves.
         """
-        check_range(old_size, 1, "extension proof: old_size")
         return ExtensionProof(
             old_size, len(self.leaf_hashes), tuple(consistency_proof(self.leaf_hashes, old_size))
         )

@@ -33,7 +33,7 @@ from tallystick.dispute.exchange import (
     read_question,
     unable,
 )
-from tallystick.dispute.record_parsing import parse_dispute
+from tallystick.dispute.record import parse_dispute
 from tallystick.dispute.signed_moves import MoveClaim, Terms, read_move
 from tallystick.dispute.verdict import LogObjection, parse_log_objection, parse_verdict
 from tallystick.errors import InvalidInput, Mismatch

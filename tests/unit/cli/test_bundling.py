@@ -323,8 +323,7 @@ def test_a_key_signs_one_list_in_one_dispute_and_a_party_that_is_asked_must_sign
     tally, edited: Path, tmp_path: Path
 ) -> None:
     from tallystick.dispute.operator_game import Committed
-    from tallystick.dispute.record import signed_claims
-    from tallystick.dispute.record_parsing import parse_dispute
+    from tallystick.dispute.record import parse_dispute, signed_claims
     from tallystick.dispute.signed_moves import History, sign_move
     from tallystick.store.keys import load_key
 

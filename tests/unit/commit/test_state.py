@@ -177,7 +177,7 @@ def test_a_state_holds_a_name_once_and_in_order() -> None:
     ("changes", "reason"),
     [
         ({"nbytes": 20}, "needs 24 bytes, states 20"),
-        ({"tensor_root": b"short"}, "tensor root must be 32 bytes, got 5"),
+        ({"tensor_root": b"short"}, "tensor_root: must be 64 lower-case hexadecimal digits"),
         ({"shape": (0,), "nbytes": 0}, "must have the empty tree's root"),
     ],
 )

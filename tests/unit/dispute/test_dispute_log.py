@@ -12,10 +12,10 @@ from tallystick.commit.encoding import canonical_json, digest
 from tallystick.commit.state import Entry, hold
 from tallystick.dispute import record as dispute
 from tallystick.dispute.bounds.steps import FRAME_TAG
+from tallystick.dispute.openings import StateChunk
 from tallystick.dispute.operator_game import Opened
 from tallystick.dispute.operator_list import ROUND, parse_operator
-from tallystick.dispute.record import GRIDS_ENTRY, MOST_MOVES
-from tallystick.dispute.record_parsing import parse_dispute
+from tallystick.dispute.record import GRIDS_ENTRY, MOST_MOVES, parse_dispute
 from tallystick.dispute.terms import DisputedPosition
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.numerics.grid_table import GridTable
@@ -40,7 +40,7 @@ def checked(entry: str, index: int = 0, frame: bytes = FRAME, *, grids: bool = T
     )
     logged = replace(record.step_proof.record, log=digest(FRAME_TAG, FRAME).hex())
     held = replace(
-        record, frame=frame, grids=((state.open(entry, index), GRIDS),) * grids, moves=moves,
+        record, frame=frame, grids=(StateChunk(state.open(entry, index), GRIDS),) * grids, moves=moves,
         step_proof=replace(record.step_proof, record=logged),
     )  # fmt: skip
     position = DisputedPosition("steps", 2, 3, state.root, {"trainer": bytes(32), "auditor": bytes(32)})
@@ -60,11 +60,11 @@ def test_the_grids_are_those_of_the_agreed_state_and_the_frame_the_records() -> 
 
 
 @pytest.mark.parametrize(
-    ("count", "reason"), [(MOST_MOVES, "move"), (MOST_MOVES + 1, "257 moves exceed the limit of 256")]
+    ("count", "reason"), [(MOST_MOVES, "move"), (MOST_MOVES + 1, "moves must have 0 to 256 items, has 257")]
 )
 def test_a_record_holds_no_more_moves_than_a_game_has(count: int, reason: str) -> None:
     fields = json.loads(json.loads(VECTOR.read_text())["record"])
     fields["moves"] = [{}] * count
     with pytest.raises(InvalidInput, match=reason) as refused:
         parse_dispute(canonical_json(fields))
-    assert ("exceed" in str(refused.value)) == (count > MOST_MOVES)
+    assert ("must have" in str(refused.value)) == (count > MOST_MOVES)

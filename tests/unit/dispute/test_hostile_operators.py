@@ -16,7 +16,7 @@ from tallystick.commit.merkle import root as merkle_root
 from tallystick.commit.state import CHUNK_BYTES, Entry, hold
 from tallystick.commit.tensors import OpenedChunk, TensorDigest, digest_of
 from tallystick.dispute.bounds.steps import FRAME_TAG, StepFacts
-from tallystick.dispute.openings import Opening, store_nodes
+from tallystick.dispute.openings import Opening, StateChunk, store_nodes
 from tallystick.dispute.operator_list import (
     ADAM,
     BATCH,
@@ -183,7 +183,10 @@ def test_a_load_has_the_form_of_the_agreed_entry(dtype: str, fault: str) -> None
     load = Operator(LOAD, "", "model/0", "load", 0, {}, (), (Output(tensor(), FLAT),))
     listed = OperatorList(bytes(32), [load.encode()])
     opening = Opening(
-        listed.witness_at(0), {}, {-1: (OpenedChunk(0, DATA, ()),)}, state=((state.open("model/0", 0), DATA),)
+        listed.witness_at(0),
+        {},
+        {-1: (OpenedChunk(0, DATA, ()),)},
+        state=(StateChunk(state.open("model/0", 0), DATA),),
     )
     found = rule_on_operator(
         FACTS, bytes(32), CHUNK, agreed=listed.commitment_at(0), claimed=listed.commitment_at(1),

@@ -27,11 +27,11 @@ from tallystick.dispute.record import (
     DisputeRecord,
     StepsGame,
     handed_digest,
+    parse_dispute,
     record_base,
     signed_claims,
     verify_dispute,
 )
-from tallystick.dispute.record_parsing import parse_dispute
 from tallystick.dispute.signed_moves import Terms, claims_of, move_envelope, sign_move
 from tallystick.dispute.terms import PARTIES, Party
 from tallystick.dispute.verdict import LogObjection, Verdict

@@ -132,7 +132,7 @@ def test_a_draw_that_was_edited_is_refused() -> None:
         parse_draw(spelt(beacon_value="34" * 32))
     with pytest.raises(InvalidInput, match="samples must lie within"):
         parse_draw(spelt(announcement={**fields["announcement"], "samples": 0}))
-    with pytest.raises(InvalidInput, match="beacon_value"):
+    with pytest.raises(InvalidInput, match="beacon_value must have 32 to 64 bytes, has 31"):
         parse_draw(spelt(beacon_value="34" * 31))
     with pytest.raises(InvalidInput, match="unknown"):
         parse_draw(spelt(note=1))

@@ -222,7 +222,7 @@ def test_a_malformed_part_of_a_specification_is_refused() -> None:
         ({"state_root": "0x" + "0" * 62}, "state_root: must be 64"),
         ({"schedule": ((0, "lr", None), (0, "lr", None))}, "strictly ascending"),
         ({"schedule": ((1, "a", None), (0, "b", None))}, "'b' of group 0 follows 'a' of group 1"),
-        ({"schedule": ((-1, "lr", None),)}, "parameter group must be 0 to"),
+        ({"schedule": ((-1, "lr", None),)}, r"schedule\[0\]\[0\] must be 0 to"),
         ({"schedule": ((0, "lr", "0.1"),)}, "schedule: lr: '0.1' must be written"),
     ],
 )

@@ -26,8 +26,7 @@ from tallystick.cli.run.sampling import (
     SampleOptions,
 )
 from tallystick.cli.terminal import StepDisplay, TrialDisplay, answer, json_bytes, say
-from tallystick.dispute.record import DISPUTE_LIMIT, find_contradiction
-from tallystick.dispute.record_parsing import parse_dispute
+from tallystick.dispute.record import DISPUTE_LIMIT, find_contradiction, parse_dispute
 from tallystick.dispute.terms import Party
 from tallystick.errors import InvalidInput, Nondeterminism, ProtocolViolation, StoreError, TallyError
 from tallystick.execution.determinism import Profile, parse_profile

@@ -1,0 +1,92 @@
+"""What a document's field must be, beside its type: the marks that ``commit.codec`` reads in ``Annotated``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from tallystick.commit.encoding import HASH_BYTES
+
+
+@dataclass(frozen=True)
+class Least:
+    """A number is at least this."""
+
+    least: int
+
+
+@dataclass(frozen=True)
+class Hex:
+    """Bytes written in lower-case hexadecimal, or a text that is that; ``n_bytes`` of them, any number for None."""
+
+    n_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Ascii:
+    """Bytes that are a text in ASCII: a document inside another one."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """A text, list or object has ``least`` to ``most`` characters or items."""
+
+    least: int
+    most: int
+
+
+@dataclass(frozen=True)
+class Match:
+    """A text matches a pattern as a whole; ``words`` say what that is."""
+
+    pattern: re.Pattern[str]
+    words: str
+
+
+@dataclass(frozen=True)
+class At:
+    """The field stands under these names, one inside the other, instead of under its own."""
+
+    path: tuple[str, ...]
+
+    def __init__(self, *path: str) -> None:
+        object.__setattr__(self, "path", path)
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """A document stands in the other one as a text, its own encoding."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A dataclass is the list of its fields, in order; behind a word, if ``word`` is given."""
+
+    word: str | None = None
+
+
+@dataclass(frozen=True)
+class Spare:
+    """The field is left out where it is empty; a document in which it stands and is empty is refused."""
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """The field is not in this document; what reads it takes the default."""
+
+
+@dataclass(frozen=True)
+class Via:
+    """The field's own two ways: what it is in JSON, and back from JSON (a value, and what to call it in errors)."""
+
+    write: Callable[[Any], object]
+    read: Callable[[object, str], Any]
+
+
+Hash = Annotated[bytes, Hex(HASH_BYTES)]
+HashText = Annotated[str, Hex(HASH_BYTES)]
+Whole = Annotated[int, Least(0)]
+Positive = Annotated[int, Least(1)]
+NotNegative = Annotated[float, Least(0)]
