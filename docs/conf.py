@@ -34,6 +34,7 @@ include_patterns = [
     "SECURITY.md",
     "bench/README.md",
     "attacks/README.md",
+    "reader/README.md",
 ]
 exclude_patterns = [
     "docs/commands.in.md",

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that building and testing need, where they are missing: a C compiler for the kernels,
 # bubblewrap for neutral runs, and for the tests of TPM keys a software TPM (swtpm) with the library that speaks to it
-# (tpm2-tss). Without the latter two those tests are skipped. Needs root and the network only if something is missing.
+# (tpm2-tss), and Node for the second reader. Without the latter those tests are skipped. Needs root and the network only if something is missing.
 set -euo pipefail
 
 missing=()
 command -v cc >/dev/null || missing+=(gcc libc6-dev)
 command -v bwrap >/dev/null || missing+=(bubblewrap)
 command -v swtpm >/dev/null || missing+=(swtpm)
+command -v node >/dev/null || missing+=(nodejs)
 { command -v pkg-config >/dev/null && pkg-config --exists tss2-esys; } || missing+=(pkg-config libtss2-dev)
 [ ${#missing[@]} -gt 0 ] || exit 0
 if ! command -v apt-get >/dev/null; then

@@ -1,6 +1,7 @@
 """What holds for every test: gpu, TPM and sandbox tests skip where the machine cannot, hypothesis repeats itself in CI.
 
-TALLYSTICK_MUST_RUN=tpm,sandbox (set in CI) makes a test fail that would be skipped for want of a software TPM or of a sandbox.
+TALLYSTICK_MUST_RUN=tpm,sandbox,node (set in CI) makes a test fail that would be skipped for want of a software TPM, of a
+sandbox or of Node.
 """
 
 from __future__ import annotations
