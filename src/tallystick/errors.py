@@ -42,7 +42,7 @@ class OtherProgram(TallyError):
 
 
 class JobFailed(TallyError):
-    """A job's ``build`` or ``batch`` raised something: its author's, or this machine lacks what it reads."""
+    """A job's own code raised something: its author's, or this machine lacks what it reads."""
 
 
 class ProtocolViolation(TallyError):

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from tallystick.errors import EditedOutside, InvalidInput, Nondeterminism, ProtocolViolation
 from tallystick.execution.determinism import repeatable
@@ -277,6 +278,11 @@ class Session:
                 raise Nondeterminism(
                     f"optimizer group {index}: capturable optimizers keep their counters on the device; switch it off"
                 )
+            if group.get("differentiable"):
+                raise Nondeterminism(
+                    f"optimizer group {index}: differentiable is {group['differentiable']}, False is needed: what is trained is "
+                    "rounded in place, which has no derivative; leave it out"
+                )
         for name, module in self.model.named_modules():
             if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
                 raise Nondeterminism(
@@ -308,6 +314,12 @@ class Session:
     def _convert(self) -> None:
         storages: dict[int, str] = {}
         for prefix, module in (("model", self.model), *((f"extra/{n}", m) for n, m in self.extra.items())):
+            for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+                if is_lazy(tensor):
+                    raise InvalidInput(
+                        f"{prefix}/{name} has no shape yet ({type(tensor).__name__}); a tensor needs its shape and values before "
+                        "step 0: let build call the model once on a batch, or give the layer its input size"
+                    )
             for name, parameter in module.named_parameters():
                 if not parameter.is_floating_point():
                     raise InvalidInput(

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+import traceback
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tallystick.commit.encoding import canonical_json, frame
-from tallystick.errors import InvalidInput, Nondeterminism
+from tallystick.errors import InvalidInput, JobFailed, Nondeterminism, TallyError
 from tallystick.execution.job import Batch, Job
 from tallystick.execution.rounding.context import Tape
 from tallystick.execution.session import Session
 
 BATCH_TAG = "tallystick/batch/1"
+PACKAGE = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ def run_step(session: Session, job: Job, tape: Tape, batch: Batch | None = None)
 
     Raises:
         EditedOutside: what is trained was changed since the step before, by the job's own ``batch`` or anything else.
+        JobFailed: the job's loss, its backward pass or ``after_step`` raised something.
     """
     step = session.step
     batch = draw_batch(session, job) if batch is None else batch
@@ -58,7 +62,7 @@ def run_step(session: Session, job: Job, tape: Tape, batch: Batch | None = None)
             job.scheduler.step()
         if job.after_step is not None:
             before, modes = session.trained_marks(), session.modes()
-            with session.following_up():
+            with session.following_up(), _blaming(f"after_step({step})", session, torch.float64):
                 job.after_step(step)
             session.verify_trained(before)
             session.verify_modes(modes)
@@ -68,6 +72,28 @@ def run_step(session: Session, job: Job, tape: Tape, batch: Batch | None = None)
     return StepOutcome(
         batch_digest(batch), job.accumulation, session.loss, session.schedule, session.skipped, fingerprint
     )
+
+
+@contextmanager
+def _blaming(what: str, session: Session, dtype: torch.dtype) -> Generator[None]:
+    """Inside, what the job's own code or torch raises is said to be the job's; what this package raises stays as it is."""
+    try:
+        yield
+    except (TallyError, ImportError, torch.OutOfMemoryError):
+        raise
+    except Exception as problem:
+        raised = traceback.extract_tb(problem.__traceback__)[-1].filename
+        if PACKAGE in Path(raised).parents and PACKAGE / "jobs" not in Path(raised).parents:
+            raise
+        text, hint = f"{type(problem).__name__}: {problem}", ""
+        if "dtype" in text or "scalar type" in text:
+            cast = ", and torch.float64 where noise is measured" if dtype == torch.float32 else ""
+            cast += ", layers under autocast in torch.bfloat16" if session.policy.autocast else ""
+            hint = (
+                f"; policy {session.policy.name} hands over model, extra and batch in {dtype}{cast} here; a tensor that the "
+                "job makes elsewhere is what it was: make a module one of Job's extra, cast a tensor with .to(other.dtype)"
+            )
+        raise JobFailed(f"job: {what} raised {text}{hint}") from problem
 
 
 def draw_batch(session: Session, job: Job) -> Batch:
@@ -83,14 +109,16 @@ def forward_backward(session: Session, job: Job, batch: Batch, tape: Tape) -> No
     parts = split_batch(batch, job.accumulation)
     for number, part in enumerate(parts):
         with session.micro_batch(number):
-            loss = job.loss(job.model, session_batch(session, part)) / job.accumulation
+            with _blaming(f"step {session.step}: loss", session, session.compute):
+                loss = job.loss(job.model, session_batch(session, part)) / job.accumulation
             if loss.numel() != 1:
                 raise InvalidInput(f"job: loss must be one number, got shape {list(loss.shape)}")
             if not loss.requires_grad:
                 raise InvalidInput(
                     "job: loss depends on no parameter by way of gradients; has it a comparison, argmax, detach or no_grad?"
                 )
-            session.backward(loss)
+            with _blaming(f"step {session.step}: the backward pass", session, session.compute):
+                session.backward(loss)
         session.note_loss(loss)
     session.densify_gradients()
     if job.clip_norm is not None:

@@ -223,6 +223,20 @@ def test_what_cannot_be_rounded_is_refused_by_name() -> None:
     assert first.shape == x.shape
 
 
+def test_what_stands_for_several_values_is_refused_by_name() -> None:
+    model = seeded(lambda: nn.Sequential(nn.Linear(3, 3)))
+    x = numbers(2, 3)
+    with noted(model):
+        model(x)  # the control: outside of vmap it is rounded
+    with (
+        noted(model),
+        pytest.raises(Nondeterminism, match=r"0: runs inside torch.func or vmap.*use policy fp64"),
+    ):
+        torch.vmap(model)(x)
+    with noted(model), pytest.raises(Nondeterminism, match=r"0: runs inside torch\.func or vmap"):
+        torch.func.jacrev(model)(x)
+
+
 def test_a_scripted_module_is_refused_by_name() -> None:
     import warnings
 

@@ -109,6 +109,7 @@ REFUSED = {
         "lbfgs": (Nondeterminism, "optimizer LBFGS: it calls its closure several times"),
         "sparse-adam": (Nondeterminism, "optimizer SparseAdam: it needs sparse gradients"),
         "capturable": (Nondeterminism, "optimizer group 0: capturable optimizers keep their counters"),
+        "differentiable": (Nondeterminism, "optimizer group 0: differentiable is True, False is needed"),
         "tensor-rate": (Nondeterminism, "optimizer group 0: lr is a tensor; give a plain number"),
     },
     "scheduler": {"plateau": (Nondeterminism, "scheduler ReduceLROnPlateau: it branches on the loss")},

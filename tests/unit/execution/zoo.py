@@ -239,6 +239,7 @@ OPTIMIZERS: Mapping[str, Callable[[Parameters], torch.optim.Optimizer]] = {
     "lbfgs": lambda p: torch.optim.LBFGS(p, lr=0.1),
     "sparse-adam": lambda p: torch.optim.SparseAdam(p, lr=0.01),
     "capturable": lambda p: torch.optim.Adam(p, lr=0.01, capturable=True),
+    "differentiable": lambda p: torch.optim.AdamW(p, lr=0.01, differentiable=True),
     "tensor-rate": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.01)),
 }
 

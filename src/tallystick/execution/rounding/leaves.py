@@ -25,6 +25,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils._python_dispatch import (
     _disable_current_modes,  # pyright: ignore[reportPrivateUsage] # the only way to step out of a mode
 )
@@ -212,6 +213,11 @@ def _straight_through(x: Tensor, rounded: Tensor) -> Tensor:
 def _has_site(x: Tensor, name: str) -> bool:
     if not x.is_floating_point() or x.layout != torch.strided or x.numel() == 0:
         return False
+    if is_functorch_wrapped_tensor(x):
+        raise Nondeterminism(
+            f"{name}: runs inside torch.func or vmap, where its output stands for several values; policy leaf rounds one "
+            "value as it is computed; call the module outside of it, or use policy fp64"
+        )
     if x.dtype != torch.float64:
         raise Nondeterminism(f"{name}: a tensor of {x.dtype}; policy leaf computes in float64")
     return True

@@ -1,0 +1,77 @@
+"""What a job's own code raises within a step is said to be the job's, with the step, the cause and a remedy."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tallystick.errors import InvalidInput, JobFailed
+from tallystick.execution.job import Job
+from tallystick.numerics.policy import FP32
+
+
+def data(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    numbers = torch.arange(8.0).reshape(4, 2) / 7.0
+    return numbers + step, torch.tensor([0, 1, 1, 0])
+
+
+def job_of(model: nn.Module, **more: Any) -> Job:
+    loss = more.pop("loss", lambda m, b: F.cross_entropy(m(b[0]), b[1]))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return Job(model=model, optimizer=optimizer, batch=data, loss=loss, steps=2, **more)
+
+
+def test_a_lazy_layer_is_refused_by_name_until_it_has_a_shape(open_job: Any) -> None:
+    model = nn.Sequential(nn.LazyLinear(2))
+    with pytest.raises(
+        InvalidInput, match=r"model/0.weight has no shape yet .*let build call the model once"
+    ):
+        open_job(job_of(model), FP32)
+    model(data(0)[0])
+    open_job(job_of(model), FP32)
+
+
+@pytest.mark.parametrize("extra", [False, True])
+def test_a_teacher_that_no_policy_converts_is_said_to_be_one(extra: bool, record_run: Any) -> None:
+    def make() -> Job:
+        torch.manual_seed(0)
+        model = nn.Linear(2, 2)
+        teacher = copy.deepcopy(model).requires_grad_(False)
+
+        def after(step: int) -> None:
+            with torch.no_grad():
+                for mine, other in zip(teacher.parameters(), model.parameters(), strict=True):
+                    mine.lerp_(other, 0.1)
+
+        return job_of(model, after_step=after, **({"extra": {"teacher": teacher}} if extra else {}))
+
+    if extra:  # the remedy of the message
+        record_run(make, "fp32", 2)
+        return
+    with pytest.raises(
+        JobFailed,
+        match=r"after_step\(0\) raised RuntimeError: .*dtype.* in torch.float64 .*one of Job's extra",
+    ):
+        record_run(make, "fp32", 2)
+
+
+def test_a_loss_or_a_hook_that_raises_is_named_with_its_step(record_run: Any) -> None:
+    def spoiled(model: nn.Module, batch: Any) -> torch.Tensor:
+        raise KeyError("labels")
+
+    with pytest.raises(JobFailed, match="job: step 0: loss raised KeyError: 'labels'"):
+        record_run(lambda: job_of(nn.Linear(2, 2), loss=spoiled), "fp32", 2)
+
+    def hooked() -> Job:
+        job = job_of(nn.Linear(2, 2))
+        for parameter in job.model.parameters():
+            parameter.register_hook(lambda gradient: 1 / 0)
+        return job
+
+    with pytest.raises(JobFailed, match="job: step 0: the backward pass raised ZeroDivisionError"):
+        record_run(hooked, "fp32", 2)
