@@ -42,7 +42,7 @@ from tallystick.evidence.policy import parse_evidence_policy
 from tallystick.fleet.agent import chip_record, memory, probes
 from tallystick.fleet.attestation import certificates, credential, enrolment, revocation, spdm, tpm
 from tallystick.fleet.compliance import rules
-from tallystick.fleet.compliance.compliance import licence_statement, parse_owner_findings, read_licence
+from tallystick.fleet.compliance.dossier import licence_statement, parse_owner_findings, read_licence
 from tallystick.fleet.enclave import neutral, neutral_result, sandbox, sealed_job
 from tallystick.fleet.inspection.custody import add_link, encode_chain, parse_chain
 from tallystick.fleet.inspection.extraction import ChipLogReader
