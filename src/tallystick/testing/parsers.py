@@ -50,7 +50,8 @@ from tallystick.fleet.inspection.inspection import Finding, Result, make_order, 
 from tallystick.fleet.provenance import batch_opening, transcripts
 from tallystick.fleet.provenance.transcripts import even_shards
 from tallystick.fleet.registry.claims import RegistryProof, make_frame, parse_frame, parse_registry_proof
-from tallystick.fleet.registry.events import Chip, parse_entry
+from tallystick.fleet.registry.events import parse_entry
+from tallystick.fleet.registry.facts import Chip
 from tallystick.fleet.registry.industry import Industry
 from tallystick.fleet.registry.ledger import Head, sign_head
 from tallystick.fleet.registry.reconcile import Stream, parse_stream
