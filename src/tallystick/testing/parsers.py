@@ -42,7 +42,7 @@ from tallystick.evidence.policy import parse_evidence_policy
 from tallystick.fleet.agent import chip_record, memory, probes
 from tallystick.fleet.attestation import certificates, credential, enrolment, revocation, spdm, tpm
 from tallystick.fleet.compliance import rules
-from tallystick.fleet.compliance.compliance import licence_statement, parse_owner_findings, read_licence
+from tallystick.fleet.compliance.dossier import licence_statement, parse_owner_findings, read_licence
 from tallystick.fleet.enclave import neutral, neutral_result, sandbox, sealed_job
 from tallystick.fleet.inspection.custody import add_link, encode_chain, parse_chain
 from tallystick.fleet.inspection.extraction import ChipLogReader
@@ -50,7 +50,8 @@ from tallystick.fleet.inspection.inspection import Finding, Result, make_order, 
 from tallystick.fleet.provenance import batch_opening, transcripts
 from tallystick.fleet.provenance.transcripts import even_shards
 from tallystick.fleet.registry.claims import RegistryProof, make_frame, parse_frame, parse_registry_proof
-from tallystick.fleet.registry.events import Chip, parse_entry
+from tallystick.fleet.registry.events import parse_entry
+from tallystick.fleet.registry.facts import Chip
 from tallystick.fleet.registry.industry import Industry
 from tallystick.fleet.registry.ledger import Head, sign_head
 from tallystick.fleet.registry.reconcile import Stream, parse_stream

@@ -149,19 +149,7 @@ def play_years(
     statements = [
         _statement(evader, found[evader.name], fleet, planned, alarm, each) for evader in fleet.evaders
     ]
-    low, high = binomial_interval(false_alarms, max(1, honest_logs), each)
-    statements.append(
-        Statement(
-            "false-alarms",
-            "honest logs held for too empty",
-            false_alarms,
-            honest_logs,
-            low,
-            high,
-            alarm,
-            "at most",
-        )
-    )
+    statements.append(_false_alarm_statement(false_alarms, honest_logs, alarm, each))
     return FleetYears(
         chips,
         fleet.in_use.size,
@@ -173,6 +161,12 @@ def play_years(
         tuple(sorted(findings.items())),
         tuple((name, _mean([at * PERIOD for at in rounds if at])) for name, rounds in found.items()),
     )
+
+
+def _false_alarm_statement(false_alarms: int, honest_logs: int, alarm: float, confidence: float) -> Statement:
+    low, high = binomial_interval(false_alarms, max(1, honest_logs), confidence)
+    words = "honest logs held for too empty"
+    return Statement("false-alarms", words, false_alarms, honest_logs, low, high, alarm, "at most")
 
 
 def must_be_playable(chips: int, years: int) -> None:
