@@ -11,14 +11,13 @@ from functools import partial
 from false_operator import ELEMENT
 from forgery import HANDS, Forger, outside_its_bound
 from stage import AT, STEPS, Stage, claim_path, dispute, main
-from tallystick.dispute.record_parsing import parse_dispute
 
 from tallystick.commit.encoding import canonical_json, parse_canonical_json
 from tallystick.dispute.bisection import Claim
 from tallystick.dispute.objections import Objection
 from tallystick.dispute.openings import Opening
 from tallystick.dispute.operator_game import Handed, Opened
-from tallystick.dispute.record import DisputeRecord, handed_digest, verify_dispute
+from tallystick.dispute.record import DisputeRecord, handed_digest, parse_dispute, verify_dispute
 from tallystick.errors import InvalidInput
 from tallystick.roles.claim import write_claim
 from tallystick.testing.attacks import must

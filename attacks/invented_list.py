@@ -7,8 +7,7 @@ from forgery import Forger, forging, outside_its_bound
 from stage import STEPS, Stage, claim_path, dispute, main
 
 from tallystick.dispute.objections import Objection
-from tallystick.dispute.record import DisputeRecord, signed_claims, verify_dispute
-from tallystick.dispute.record_parsing import parse_dispute
+from tallystick.dispute.record import DisputeRecord, parse_dispute, signed_claims, verify_dispute
 from tallystick.dispute.signed_moves import sign_move
 from tallystick.dispute.terms import Party
 from tallystick.roles.claim import write_claim

@@ -10,8 +10,7 @@ from tallystick.commit.state import hold
 from tallystick.dispute.bounds.steps import StepFacts
 from tallystick.dispute.moves import sender_of
 from tallystick.dispute.objections import Objection
-from tallystick.dispute.record import DisputeRecord, verify_dispute
-from tallystick.dispute.record_parsing import parse_dispute
+from tallystick.dispute.record import DisputeRecord, parse_dispute, verify_dispute
 from tallystick.dispute.rulings import Accusation
 from tallystick.roles.claim import write_claim
 from tallystick.roles.operator_trainer import TrainerSide

@@ -5,8 +5,7 @@ from forgery import Forger, outside_its_bound
 from stage import Stage, main
 
 from tallystick.dispute.operator_game import Committed, open_operator_game, play_move
-from tallystick.dispute.record import signed_claims
-from tallystick.dispute.record_parsing import parse_dispute
+from tallystick.dispute.record import parse_dispute, signed_claims
 from tallystick.dispute.signed_moves import move_envelope
 from tallystick.evidence.bundle import Member, named
 from tallystick.roles.operator_trainer import TrainerSide
