@@ -9,6 +9,7 @@ import { bernoulli, block, integers, normalAt, permutation, streamKey, uniform, 
 import { readChange, readDecision, readDense, readEntries as readLogEntries, readFrame, readResidues, readTable } from "./rounding_log.mjs";
 import { entryLeaf, openChunk, readEntries, rootOfSummaries, rootOfSummary, summariesOf, verifyChunk, writeSummary } from "./state.mjs";
 import { fingerprint, verifyExtension, verifySpecificationProof, verifyStepProof, verifyTranscript } from "./transcript.mjs";
+import { openNote, readPolicy, readVkey, verifyLogProof } from "./transparency_log.mjs";
 
 const LONGEST_PAINTED = 2 ** 28;
 
@@ -96,6 +97,12 @@ export const OPERATIONS = {
   frame: async (q) => ({ sites: readFrame(unhex(q.data)).map(([address, payload]) => [address, hex(payload)]) }),
   table: async (q) => ({ sites: readTable(unhex(q.data)) }),
   change: async (q) => ({ new: readChange(asList(q.old).map(gridOf), unhex(q.data)) }),
+  note: async (q) => {
+    const { signed } = await openNote(asText(q.note), await Promise.all(asList(q.vkeys).map((text) => readVkey(asText(text)))));
+    return { signed: Object.fromEntries(signed) };
+  },
+  "log-policy": async (q) => void (await readPolicy(asText(q.policy))),
+  "log-proof": async (q) => ({ seen_at: await verifyLogProof(asText(q.proof), asText(q.kind), asText(q.digest), asText(q.policy)) }),
   block: async (q) => ({ output: big(block(key(q.counter), key(q.key))) }),
   key: async (q) => ({
     key: big(await streamKey({ seed: q.seed, purpose: q.purpose, step: q.step, rank: q.rank, microBatch: q.micro_batch, call: q.call })),

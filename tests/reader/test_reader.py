@@ -25,6 +25,7 @@ SUITES = {
     "rounding-log": 0,
     "state-commitment": 0,
     "transcript": 0,
+    "transparency-log": 0,
 }
 """Suites, and how many of their questions it says it does not support."""
 
