@@ -29,6 +29,8 @@ from tallystick.fleet.attestation.tpm import (
 )
 from tallystick.signing.keys import PublicKey
 
+WHAT = "TPM evidence"
+
 
 @dataclass(frozen=True)
 class TpmQuestion:
@@ -83,16 +85,33 @@ def verify_tpm(evidence: TpmEvidence, question: TpmQuestion, reference: PcrRefer
     Raises:
         Mismatch: another key, chip, head, nonce or boot, or a signature that does not fit.
     """
-    what = "TPM evidence"
-    signer, device = evidence.attestation_key, evidence.device_key
+    _verify_keys(evidence, question)
+    _verify_signed(evidence, question.attestation_key)
+    _verify_certified(evidence)
+    _verify_answers(evidence, question)
+    _verify_registers(evidence, reference)
+    statement, _ = evidence.quote
+    return TpmFacts(
+        question.head, evidence.registers, tuple(register for register, _ in reference.registers),
+        statement.clock, statement.resets, statement.restarts, statement.safe, statement.firmware,
+    )  # fmt: skip
+
+
+def _verify_keys(evidence: TpmEvidence, question: TpmQuestion) -> None:
+    """Steps 1 and 2: both keys are the ones known, and their attributes keep them in their place."""
     for name, stated, known in (  # 1
-        ("attestation key", signer.key(), question.attestation_key),
-        ("device key", device.key(), question.device_key),
+        ("attestation key", evidence.attestation_key.key(), question.attestation_key),
+        ("device key", evidence.device_key.key(), question.device_key),
     ):
         if stated != known:
-            raise Mismatch(f"{what}: {name} is {stated.key_id[:16]}.., known is {known.key_id[:16]}..")
-    must_attest(signer, what=f"{what}: attestation key")  # 2
-    _must_have(device, BOUND | SIGN, DECRYPT | RESTRICTED, f"{what}: device key")
+            raise Mismatch(f"{WHAT}: {name} is {stated.key_id[:16]}.., known is {known.key_id[:16]}..")
+    must_attest(evidence.attestation_key, what=f"{WHAT}: attestation key")  # 2
+    _must_have(evidence.device_key, BOUND | SIGN, DECRYPT | RESTRICTED, f"{WHAT}: device key")
+
+
+def _verify_signed(evidence: TpmEvidence, known: PublicKey) -> None:
+    """Step 3: the attestation key signed both statements."""
+    place = evidence.attestation_key.qualified_name("endorsement")
     for name, (statement, signature) in (
         ("certification", evidence.certification),
         ("quote", evidence.quote),
@@ -101,48 +120,56 @@ def verify_tpm(evidence: TpmEvidence, question: TpmQuestion, reference: PcrRefer
         der = encode_dss_signature(
             int.from_bytes(signature[:half], "big"), int.from_bytes(signature[half:], "big")
         )
-        question.attestation_key.verify(der, statement.encode(), what=f"{what}: {name}")  # 3
-        if statement.signer != signer.qualified_name("endorsement"):
+        known.verify(der, statement.encode(), what=f"{WHAT}: {name}")
+        if statement.signer != place:
             raise Mismatch(
-                f"{what}: {name}: signed by {statement.signer.hex()[:16]}.., not by that key in its hierarchy"
+                f"{WHAT}: {name}: signed by {statement.signer.hex()[:16]}.., not by that key in its hierarchy"
             )
-    certified = cast("Certified", evidence.certification[0].content)  # 4
+
+
+def _verify_certified(evidence: TpmEvidence) -> None:
+    """Step 4: what is certified is the device key."""
+    device = evidence.device_key
+    certified = cast("Certified", evidence.certification[0].content)
     places = {device.qualified_name(hierarchy) for hierarchy in HIERARCHIES}
     if certified.name != device.name() or certified.qualified_name not in places:
         raise Mismatch(
-            f"{what}: certifies key {certified.name.hex()[:16]}.., not device key {device.name().hex()[:16]}.."
+            f"{WHAT}: certifies key {certified.name.hex()[:16]}.., not device key {device.name().hex()[:16]}.."
         )
-    pairs = (  # 5
+
+
+def _verify_answers(evidence: TpmEvidence, question: TpmQuestion) -> None:
+    """Step 5: both statements answer this question."""
+    pairs = (
         ("certification", evidence.certification[0].data, certify_data(question.ueid)),
         ("quote", evidence.quote[0].data, quote_data(question.ueid, question.device_key, question.head, question.nonce)),
     )  # fmt: skip
     for name, stated, asked in pairs:
         if stated != asked:
             raise Mismatch(
-                f"{what}: {name} answers {stated.hex()[:16]}.., asked was {asked.hex()[:16]}.. "
+                f"{WHAT}: {name} answers {stated.hex()[:16]}.., asked was {asked.hex()[:16]}.. "
                 f"(chip {question.ueid.hex()}, record {question.head.seq}, your nonce)"
             )
-    statement, _ = evidence.quote
-    quoted = cast("Quoted", statement.content)  # 6
-    hashed = hashlib.new(HASHES[CURVES[signer.curve][2]])
+
+
+def _verify_registers(evidence: TpmEvidence, reference: PcrReference) -> None:
+    """Steps 6 and 7: the registers are the ones quoted, and equal the reference where it names them."""
+    quoted = cast("Quoted", evidence.quote[0].content)  # 6
+    hashed = hashlib.new(HASHES[CURVES[evidence.attestation_key.curve][2]])
     for _, value in evidence.registers:
         hashed.update(value)
     if hashed.digest() != quoted.digest:
         raise Mismatch(
-            f"{what}: the registers hash to {hashed.hexdigest()[:16]}.., quoted is {quoted.digest.hex()[:16]}.."
+            f"{WHAT}: the registers hash to {hashed.hexdigest()[:16]}.., quoted is {quoted.digest.hex()[:16]}.."
         )
     held = dict(evidence.registers)  # 7
     if reference.bank != HASHES[quoted.bank]:
-        raise Mismatch(f"{what}: bank {HASHES[quoted.bank]} was quoted, the reference is of {reference.bank}")
+        raise Mismatch(f"{WHAT}: bank {HASHES[quoted.bank]} was quoted, the reference is of {reference.bank}")
     for register, value in reference.registers:
         found = held.get(register)
         if found != value:
             shown = "was not quoted" if found is None else f"is {found.hex()[:16]}.."
-            raise Mismatch(f"{what}: register {register} {shown}, the reference has {value.hex()[:16]}..")
-    return TpmFacts(
-        question.head, evidence.registers, tuple(register for register, _ in reference.registers),
-        statement.clock, statement.resets, statement.restarts, statement.safe, statement.firmware,
-    )  # fmt: skip
+            raise Mismatch(f"{WHAT}: register {register} {shown}, the reference has {value.hex()[:16]}..")
 
 
 def must_attest(key: TpmPublic, *, what: str) -> None:

@@ -149,19 +149,7 @@ def play_years(
     statements = [
         _statement(evader, found[evader.name], fleet, planned, alarm, each) for evader in fleet.evaders
     ]
-    low, high = binomial_interval(false_alarms, max(1, honest_logs), each)
-    statements.append(
-        Statement(
-            "false-alarms",
-            "honest logs held for too empty",
-            false_alarms,
-            honest_logs,
-            low,
-            high,
-            alarm,
-            "at most",
-        )
-    )
+    statements.append(_false_alarms(false_alarms, honest_logs, alarm, each))
     return FleetYears(
         chips,
         fleet.in_use.size,
@@ -296,6 +284,13 @@ def _statement(
         assert missed is not None
         claim, kind = 1.0 - missed, "equals"
     return Statement(evader.name, evader.words, hits, len(rounds), low, high, claim, kind)
+
+
+def _false_alarms(hits: int, honest_logs: int, alarm: float, confidence: float) -> Statement:
+    low, high = binomial_interval(hits, max(1, honest_logs), confidence)
+    return Statement(
+        "false-alarms", "honest logs held for too empty", hits, honest_logs, low, high, alarm, "at most"
+    )
 
 
 def _mean(values: Sequence[float]) -> float | None:
