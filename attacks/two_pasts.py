@@ -15,7 +15,7 @@ from tallystick.commit.state import Entry, HeldState, hold
 from tallystick.execution.snapshot import copied_state, load_state
 from tallystick.roles import judge
 from tallystick.roles.claim import write_claim
-from tallystick.roles.parties import RecordedTrace
+from tallystick.roles.recorded_trace import RecordedTrace
 from tallystick.roles.replay import Replay, open_replay
 from tallystick.run.documents import StepRecord
 from tallystick.store.files import RunDirectory

@@ -21,7 +21,7 @@ from tallystick.fleet.inspection import inspection
 from tallystick.fleet.inspection.extraction import attested_chips
 from tallystick.fleet.inspection.inspection import WorkOrder
 from tallystick.fleet.inspection.package import InspectionPackage
-from tallystick.fleet.registry.events import Chip
+from tallystick.fleet.registry.facts import Chip
 from tallystick.fleet.registry.industry import key_of
 from tallystick.store.chips import ChipDirectory
 from tallystick.store.journal import MAGIC, Journal, read_journal

@@ -149,7 +149,7 @@ def _simulate() -> list[Row]:
 
 
 def _registry(events: int, lot: int) -> list[Row]:
-    from tallystick.fleet.registry.events import REGISTRY
+    from tallystick.fleet.registry.facts import REGISTRY
     from tallystick.fleet.registry.industry import START, Industry, chip_name
     from tallystick.fleet.registry.ledger import Ledger, chip_key
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from rich.console import RenderableType
 from rich.text import Text
 
-from tallystick.fleet.registry.events import Chip, Deed
+from tallystick.fleet.registry.facts import Chip, Deed
 from tallystick.fleet.registry.ledger import SignedHead
 from tallystick.fleet.registry.reconcile import Finding
 from tallystick.reports.layout import BAD, GOOD, QUIET, Row, counted, page

@@ -8,8 +8,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tallystick.fleet.compliance.compliance import RulesVerdict
 from tallystick.fleet.compliance.rules import Rules, shown
+from tallystick.fleet.compliance.verdict import RulesVerdict
 from tallystick.reports.layout import BAD, GOOD, QUIET, UNSURE, Row, counted, page, printable
 
 STYLES = {"pass": GOOD, "fail": BAD, "unknown": UNSURE}

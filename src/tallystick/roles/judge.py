@@ -16,7 +16,8 @@ from tallystick.roles.audit_report import Deviation
 from tallystick.roles.costs import Ledger
 from tallystick.roles.operator_dispute import Signing
 from tallystick.roles.panel import Panel
-from tallystick.roles.parties import LocalTable, RecordedTrace, Respondent
+from tallystick.roles.parties import LocalTable, Respondent
+from tallystick.roles.recorded_trace import RecordedTrace
 from tallystick.roles.referee import DisputeResult, Referee
 from tallystick.roles.replay import Replay, open_program, open_replay
 from tallystick.roles.signed_before import FILE, SignedBefore

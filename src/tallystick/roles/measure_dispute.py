@@ -37,7 +37,7 @@ from tallystick.roles.costs import Ledger, Spent
 from tallystick.roles.judge import dispute
 from tallystick.roles.operator_replay import list_base
 from tallystick.roles.operator_trainer import TrainerSide
-from tallystick.roles.parties import RecordedTrace
+from tallystick.roles.recorded_trace import RecordedTrace
 from tallystick.roles.replay import Replay, adopting, open_replay
 from tallystick.roles.trainer import Order, record
 from tallystick.run.documents import Specification, StepRecord

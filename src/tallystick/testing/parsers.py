@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from tallystick.commit.directory import MapProof
 from tallystick.commit.encoding import canonical_json, frame, parse_canonical_json
 from tallystick.commit.state import Entry, parse_chunk_proof, parse_state_summary
+from tallystick.commit.tensor_file import check_tensor_file
 from tallystick.dispute.exchange import (
     ANSWER_TYPE,
     Answer,
@@ -41,7 +42,7 @@ from tallystick.evidence.policy import parse_evidence_policy
 from tallystick.fleet.agent import chip_record, memory, probes
 from tallystick.fleet.attestation import certificates, credential, enrolment, revocation, spdm, tpm
 from tallystick.fleet.compliance import rules
-from tallystick.fleet.compliance.compliance import licence_statement, parse_owner_findings, read_licence
+from tallystick.fleet.compliance.dossier import licence_statement, parse_owner_findings, read_licence
 from tallystick.fleet.enclave import neutral, neutral_result, sandbox, sealed_job
 from tallystick.fleet.inspection.custody import add_link, encode_chain, parse_chain
 from tallystick.fleet.inspection.extraction import ChipLogReader
@@ -49,7 +50,8 @@ from tallystick.fleet.inspection.inspection import Finding, Result, make_order, 
 from tallystick.fleet.provenance import batch_opening, transcripts
 from tallystick.fleet.provenance.transcripts import even_shards
 from tallystick.fleet.registry.claims import RegistryProof, make_frame, parse_frame, parse_registry_proof
-from tallystick.fleet.registry.events import Chip, parse_entry
+from tallystick.fleet.registry.events import parse_entry
+from tallystick.fleet.registry.facts import Chip
 from tallystick.fleet.registry.industry import Industry
 from tallystick.fleet.registry.ledger import Head, sign_head
 from tallystick.fleet.registry.reconcile import Stream, parse_stream
@@ -473,6 +475,16 @@ def _claim(data: bytes) -> object:
     return read_claim(parse_statement(data))
 
 
+def _tensor_file(data: bytes) -> None:
+    check_tensor_file(BytesIO(data), len(data), what="file")
+
+
+def _tensor_files() -> Iterator[bytes]:
+    one = '"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
+    for header in ("{}", f"{{{one}}}", f'{{"__metadata__":{{"format":"pt"}},{one}}}  '):
+        yield len(header).to_bytes(8, "little") + header.encode() + bytes(8 if one in header else 0)
+
+
 TARGETS: tuple[Target, ...] = (
     Target("canonical-json", _json, canonical_json),
     Target("specification", documents.parse_specification, _encoded),
@@ -485,6 +497,7 @@ TARGETS: tuple[Target, ...] = (
     Target("extension-proof", proofs.parse_extension_proof, _encoded),
     Target("state-summary", parse_state_summary, _encoded),
     Target("chunk-proof", parse_chunk_proof, _encoded),
+    Target("tensor-file", _tensor_file, own_seeds=_tensor_files),
     Target("checkpoint", _checkpoint),
     Target("run-directory", hostile_runs.read_without_torch, own_seeds=hostile_runs.seeds),
     Target("run-directory-audited", hostile_runs.read_with_torch, own_seeds=hostile_runs.seeds),

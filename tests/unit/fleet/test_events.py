@@ -17,7 +17,8 @@ from tallystick.commit.merkle import root as merkle_root
 from tallystick.errors import InvalidInput, Mismatch, ProtocolViolation, StoreError
 from tallystick.fleet.registry import claims
 from tallystick.fleet.registry.corim import export_corim
-from tallystick.fleet.registry.events import REGISTRY, Chip, Entry, parse_entry, sign_deed
+from tallystick.fleet.registry.events import parse_entry, sign_deed
+from tallystick.fleet.registry.facts import REGISTRY, Chip, Entry
 from tallystick.fleet.registry.industry import START, Industry, chip_name, key_of
 from tallystick.fleet.registry.ledger import Ledger, parse_signed_head, verify_extension, verify_head
 from tallystick.fleet.registry.reconcile import Stream, parse_stream, reconcile

@@ -13,7 +13,7 @@ from tallystick.fleet.inspection import custody, inspection, judging
 from tallystick.fleet.inspection.inspection import Finding, WorkOrder
 from tallystick.fleet.inspection.judging import LogReader, Verdict
 from tallystick.fleet.inspection.package import InspectionPackage
-from tallystick.fleet.registry.events import Chip
+from tallystick.fleet.registry.facts import Chip
 from tallystick.fleet.registry.industry import START, chip_name, key_of
 from tallystick.store.keys import write_key
 

@@ -9,7 +9,7 @@ import cbor2
 import pytest
 
 from tallystick.cli.main import main
-from tallystick.fleet.registry.events import REGISTRY
+from tallystick.fleet.registry.facts import REGISTRY
 from tallystick.fleet.registry.industry import START, Industry, chip_name, key_of
 from tallystick.fleet.registry.ledger import Ledger
 from tallystick.store.keys import write_key

@@ -17,21 +17,21 @@ from tallystick.commit.encoding import digest
 from tallystick.errors import InvalidInput
 from tallystick.fleet.agent.chip_log import Finding as LogFinding
 from tallystick.fleet.attestation.assurance import Assurance
-from tallystick.fleet.compliance.compliance import (
+from tallystick.fleet.compliance.compliance import judge_rules
+from tallystick.fleet.compliance.dossier import (
     Dossier,
     Fleet,
     GrantedLicence,
     OwnerFindings,
-    RulesVerdict,
     RunFacts,
     SeenSnapshot,
     judge_fleet,
-    judge_rules,
     licence_statement,
     parse_owner_findings,
     read_licence,
 )
 from tallystick.fleet.compliance.rules import RULES_LIMIT, parse_rules
+from tallystick.fleet.compliance.verdict import RulesVerdict
 from tallystick.fleet.enclave.neutral import Input, scalar_output, verdict_output
 from tallystick.fleet.enclave.neutral_result import Outcome
 from tallystick.fleet.enclave.neutral_result import Result as NeutralResult
@@ -50,7 +50,7 @@ from tallystick.fleet.provenance.transcripts import (
     make_report,
 )
 from tallystick.fleet.provenance.verification import Answer, ChipView, OwnerVerdict, RunEvidence, RunVerdict
-from tallystick.fleet.registry.events import Chip
+from tallystick.fleet.registry.facts import Chip
 from tallystick.fleet.registry.reconcile import Finding as Disagreement
 from tallystick.reports.monitoring import OwnerReport
 from tallystick.run.documents import JobRecord, PolicyRecord, SiteRecord, Specification, StepRecord

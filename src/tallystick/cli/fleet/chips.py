@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import secrets
 import signal
 import time
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated
 
 import typer
-from rich.console import RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from tallystick.cli.fleet.chip_evidence import (
     ChainFile,
@@ -32,7 +25,6 @@ from tallystick.cli.fleet.chip_evidence import (
     Moment,
     PcrFile,
     RootFile,
-    Shown,
     TpmEvidenceFile,
     TpmKeyFile,
     check_handed,
@@ -42,39 +34,35 @@ from tallystick.cli.fleet.chip_evidence import (
     signer_of,
     write_tpm_evidence,
 )
+from tallystick.cli.fleet.chip_page import LogPage, said
+from tallystick.cli.fleet.chip_settings import FORMAT, collector_of, load_chip, settings_of
 from tallystick.cli.fleet.enrolling import app as enrolling
 from tallystick.cli.options import AsJson, load_chip_keys
 from tallystick.cli.terminal import answer, print_json, say
-from tallystick.commit.encoding import Fields, canonical_json, parse_canonical_json, parse_hex
+from tallystick.commit.encoding import canonical_json, parse_hex
 from tallystick.errors import InvalidInput, StoreError
-from tallystick.fleet.agent import agent as agent_module
 from tallystick.fleet.agent.agent import ChipAgent, ChipSettings, attest_head, boot_log
-from tallystick.fleet.agent.chip_log import Finding, Head, active_days, read_log, snapshots_of, verify_log
-from tallystick.fleet.agent.chip_record import FLAGS, KINDS, Boot, Firmware, Genesis, LoggedRecord, Snapshot
+from tallystick.fleet.agent.chip_log import Head, read_log, verify_log
+from tallystick.fleet.agent.chip_record import Boot
 from tallystick.fleet.agent.collector import Collector, parse_receipt, verify_receipt
 from tallystick.fleet.agent.memory import Probe
 from tallystick.fleet.agent.probes import ProcessMemory, SharedMemory
 from tallystick.fleet.attestation.assurance import (
     TOKEN_LIMIT,
-    Assurance,
     Evidence,
     derive_assurance,
     parse_attestation,
 )
 from tallystick.fleet.attestation.spdm import device_nonce
 from tallystick.integrations.chip_http import HttpCollector, serve_collector
-from tallystick.reports.layout import BAD, GOOD, QUIET, UNSURE, Row, counted, page
+from tallystick.reports.layout import counted
 from tallystick.signing.keys import PublicKey, generate_key
 from tallystick.store.chips import ChipDirectory
 from tallystick.store.files import read_whole, write_whole
 from tallystick.store.journal import read_journal
 from tallystick.store.keys import load_key, load_public_key, write_key
 
-FORMAT = "tallystick/chip/1"
-SECURITY_VERSION = 1  # of this agent; raised when an older one must no longer run
-SETTINGS_LIMIT = 1 << 16
 WAIT = 10.0  # seconds that a request waits for a running agent
-STYLES = {"violation": BAD, "unknown": UNSURE, "note": QUIET}
 
 app = typer.Typer(
     help="Chips that log snapshots of their memory, and who collects the logs.", no_args_is_help=True
@@ -88,100 +76,6 @@ KeyFile = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class LogPage:
-    """A chip's log, its findings and what it is worth."""
-
-    log: Sequence[LoggedRecord]
-    findings: Sequence[Finding]
-    assurance: Assurance
-    key: PublicKey
-    shown: Shown = field(default_factory=Shown)
-
-    @property
-    def verdict(self) -> str:
-        """``consistent``, ``unknown`` or ``violation``."""
-        worst = {finding.severity for finding in self.findings}
-        return "violation" if "violation" in worst else "unknown" if "unknown" in worst else "consistent"
-
-    def fields(self) -> dict[str, object]:
-        """Return what ``--json`` prints."""
-        head = self.log[-1] if self.log else None
-        return {
-            "verdict": self.verdict,
-            "assurance": self.assurance.fields(),
-            "ueid": None if head is None else head.record.ueid.hex(),
-            "key_id": self.key.key_id,
-            "records": len(self.log),
-            "snapshots": len(snapshots_of(self.log)),
-            "active_days": active_days(self.log),
-            "head": None if head is None else {"seq": head.record.seq, "digest": head.digest.hex()},
-            "evidence": self.shown.fields(),
-            "findings": [finding.fields() for finding in self.findings],
-            "log": [
-                {"seq": r.record.seq, "kind": KINDS[r.record.kind], "digest": r.digest.hex(), "what": said(r)}
-                for r in self.log
-            ],
-        }
-
-    def __rich__(self) -> RenderableType:
-        """Return the page for people."""
-        style = {"consistent": GOOD, "unknown": UNSURE, "violation": BAD}[self.verdict]
-        rows: list[Row] = []
-        if self.log:
-            head = self.log[-1]
-            rows += [
-                ("chip", head.record.ueid.hex()),
-                ("assurance", str(self.assurance)),
-                ("next level", f"lacks {', '.join(self.assurance.lacks)}" if self.assurance.lacks else "there is none"),
-                ("records", f"{len(self.log)}, {counted(len(snapshots_of(self.log)), 'snapshot')} "
-                            f"in {active_days(self.log):.3g} days in use"),
-                ("head", f"record {head.record.seq} {head.digest.hex()}"),
-            ]  # fmt: skip
-        rows += self.shown.rows()
-        rows += [
-            (f"finding {f.rule}", Text(f"{f.name}: {f.text}", style=STYLES[f.severity]))
-            for f in self.findings
-        ]
-        headline = f"chip log: {self.verdict}" + ("" if self.findings else " up to its last record")
-        return page(headline, style, rows, self._table())
-
-    def _table(self) -> Table:
-        table = Table(box=None, padding=(0, 1))
-        for heading in ("  record", "when", "boot", "kind", "what"):
-            table.add_column(heading)
-        shown = self.log if len(self.log) <= 24 else [*self.log[:4], *self.log[-20:]]
-        for before, logged in zip((None, *shown[:-1]), shown, strict=True):
-            record = logged.record
-            if before is not None and record.seq > before.record.seq + 1:
-                table.add_row("  ..")
-            wall = record.clocks.wall
-            moment = (
-                ""
-                if wall is None
-                else datetime.fromtimestamp(wall / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-            )
-            table.add_row(
-                f"  {record.seq}", moment, str(record.clocks.boots), KINDS[record.kind], said(logged)
-            )
-        return table
-
-
-def said(logged: LoggedRecord) -> str:
-    """Return a record's event in a few words."""
-    match logged.record.event:
-        case Snapshot() as event:
-            flags = "".join(f", {name}" for bit, name in FLAGS.items() if event.flags & bit)
-            return f"root {event.root.hex()[:16]}.. over {event.size:,} bytes in {event.pages} pages{flags}"
-        case Genesis() as event:
-            return f"{event.maker} {event.model}, {event.agent} agent, {event.mode} mode"
-        case Boot() as event:
-            return f"{event.cut} bytes cut, {event.lost} records lost"
-        case event:
-            values = (v.hex()[:16] + ".." if isinstance(v, bytes) else str(v) for v in vars(event).values())
-            return " ".join(values)
-
-
 def register(parent: typer.Typer) -> None:
     """Add ``tally chip`` to ``parent``."""
     app.command()(device)
@@ -189,57 +83,67 @@ def register(parent: typer.Typer) -> None:
     parent.add_typer(app, name="chip")
 
 
+ChipOwner = Annotated[Path, typer.Option("--owner", metavar="FILE", help="The owner's public key.")]
+SnapshotsPerDay = Annotated[
+    float, typer.Option("--snapshots-per-day", metavar="F", help="On average, per day with a live agent.")
+]
+CollectorUrl = Annotated[
+    str | None, typer.Option("--collector", metavar="URL", help="Remote mode: where records go.")
+]
+CollectorKey = Annotated[
+    Path | None, typer.Option("--collector-key", metavar="FILE", help="The collector's public key.")
+]
+PageBytes = Annotated[int, typer.Option("--page-bytes", metavar="N", help="Size of a page.")]
+Capacity = Annotated[int, typer.Option("--capacity", metavar="N", help="Records that the log may hold.")]
+RetentionDays = Annotated[
+    int,
+    typer.Option("--retention-days", metavar="N", min=0, help="How long shards are kept; 0 for none."),
+]
+HashFrozen = Annotated[
+    bool,
+    typer.Option("--hash-frozen", help="Hash while the program stands still instead of copying first."),
+]
+HoldMs = Annotated[
+    int,
+    typer.Option("--hold-ms", metavar="N", min=0, help="Remote mode: how long a program waits for receipts."),
+]
+Algorithm = Annotated[
+    str | None,
+    typer.Option(
+        "--algorithm",
+        metavar="NAME",
+        help="Of the device key: ed25519, ecdsa-p256 or ecdsa-p384; by default ed25519, in a TPM ecdsa-p256.",
+    ),
+]
+Tpm = Annotated[
+    str | None,
+    typer.Option(
+        "--tpm", metavar="TCTI", help="Keep the device key in this TPM 2.0, such as device:/dev/tpmrm0."
+    ),
+]
+Accelerator = Annotated[
+    Path | None,
+    typer.Option(
+        "--device", metavar="FILE", help="Take the identity of the accelerator whose evidence this is."
+    ),
+]
+
+
 @app.command()
 def init(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new directory for the chip.")],
-    owner: Annotated[Path, typer.Option("--owner", metavar="FILE", help="The owner's public key.")],
-    snapshots_per_day: Annotated[
-        float, typer.Option("--snapshots-per-day", metavar="F", help="On average, per day with a live agent.")
-    ] = 0.1,
-    collector: Annotated[
-        str | None, typer.Option("--collector", metavar="URL", help="Remote mode: where records go.")
-    ] = None,
-    collector_key: Annotated[
-        Path | None, typer.Option("--collector-key", metavar="FILE", help="The collector's public key.")
-    ] = None,
-    page_bytes: Annotated[int, typer.Option("--page-bytes", metavar="N", help="Size of a page.")] = 1 << 20,
-    capacity: Annotated[
-        int, typer.Option("--capacity", metavar="N", help="Records that the log may hold.")
-    ] = 4096,
-    retention_days: Annotated[
-        int,
-        typer.Option("--retention-days", metavar="N", min=0, help="How long shards are kept; 0 for none."),
-    ] = 400,
-    hash_frozen: Annotated[
-        bool,
-        typer.Option("--hash-frozen", help="Hash while the program stands still instead of copying first."),
-    ] = False,
-    hold_ms: Annotated[
-        int,
-        typer.Option(
-            "--hold-ms", metavar="N", min=0, help="Remote mode: how long a program waits for receipts."
-        ),
-    ] = 10_000,
-    algorithm: Annotated[
-        str | None,
-        typer.Option(
-            "--algorithm",
-            metavar="NAME",
-            help="Of the device key: ed25519, ecdsa-p256 or ecdsa-p384; by default ed25519, in a TPM ecdsa-p256.",
-        ),
-    ] = None,
-    tpm: Annotated[
-        str | None,
-        typer.Option(
-            "--tpm", metavar="TCTI", help="Keep the device key in this TPM 2.0, such as device:/dev/tpmrm0."
-        ),
-    ] = None,
-    accelerator: Annotated[
-        Path | None,
-        typer.Option(
-            "--device", metavar="FILE", help="Take the identity of the accelerator whose evidence this is."
-        ),
-    ] = None,
+    owner: ChipOwner,
+    snapshots_per_day: SnapshotsPerDay = 0.1,
+    collector: CollectorUrl = None,
+    collector_key: CollectorKey = None,
+    page_bytes: PageBytes = 1 << 20,
+    capacity: Capacity = 4096,
+    retention_days: RetentionDays = 400,
+    hash_frozen: HashFrozen = False,
+    hold_ms: HoldMs = 10_000,
+    algorithm: Algorithm = None,
+    tpm: Tpm = None,
+    accelerator: Accelerator = None,
     device_root: RootFile = None,
     as_json: AsJson = False,
 ) -> int:
@@ -248,12 +152,7 @@ def init(
         raise InvalidInput("--collector and --collector-key go together")
     if (accelerator is None) != (device_root is None):
         raise InvalidInput("--device and --device-root go together")
-    chosen = algorithm or ("ed25519" if tpm is None else "ecdsa-p256")
-    if chosen not in ("ed25519", "ecdsa-p256", "ecdsa-p384") or (tpm is not None and chosen == "ed25519"):
-        where = "a device key" if tpm is None else "a key in a TPM"
-        raise InvalidInput(
-            f"--algorithm {chosen}: {where} is {'' if tpm else 'ed25519, '}ecdsa-p256 or ecdsa-p384"
-        )
+    chosen = _key_algorithm(algorithm, tpm)
     ueid = b"\x01" + secrets.token_bytes(16)
     if accelerator is not None and device_root is not None:
         ueid = read_device(accelerator, device_root, None, None, int(time.time()), Lists())[0].ueid
@@ -291,6 +190,21 @@ def init(
     return 0
 
 
+def _key_algorithm(named: str | None, tpm: str | None) -> str:
+    """Return the algorithm of a new device key.
+
+    Raises:
+        InvalidInput: it is no such algorithm, or none that a TPM has.
+    """
+    chosen = named or ("ed25519" if tpm is None else "ecdsa-p256")
+    if chosen not in ("ed25519", "ecdsa-p256", "ecdsa-p384") or (tpm is not None and chosen == "ed25519"):
+        where = "a device key" if tpm is None else "a key in a TPM"
+        raise InvalidInput(
+            f"--algorithm {chosen}: {where} is {'' if tpm else 'ed25519, '}ecdsa-p256 or ecdsa-p384"
+        )
+    return chosen
+
+
 @app.command()
 def agent(
     directory: Directory,
@@ -308,7 +222,7 @@ def agent(
     chip, settings, known = load_chip(directory)
     signer = signer_of(chip)
     probe: Probe = ProcessMemory(chip.observed_path) if manifest is None else SharedMemory(manifest)
-    link = _collector_of(chip)
+    link = collector_of(chip)
     made = ChipAgent(
         chip, signer, probe, settings, collector=link,
         check_receipt=None if known is None else functools.partial(verify_receipt, key=known),
@@ -508,76 +422,6 @@ def collect(
     return 0
 
 
-def load_chip(directory: Path) -> tuple[ChipDirectory, ChipSettings, PublicKey | None]:
-    """Return a chip's directory, what it is, and its collector's key.
-
-    Raises:
-        StoreError: no chip lies there.
-        InvalidInput: its settings are malformed.
-    """
-    chip = ChipDirectory(directory)
-    if not chip.settings_path.exists():
-        raise StoreError(f"{directory}: no chip lies there; `tally chip init` makes one")
-    path = chip.path / "collector.pub"
-    known = load_public_key(path) if path.exists() else None
-    return chip, settings_of(_settings(chip), known, what=str(chip.settings_path)), known
-
-
-def settings_of(
-    document: dict[str, object], collector: PublicKey | None, *, what: str = "chip"
-) -> ChipSettings:
-    """Return the settings that ``chip.json`` holds.
-
-    Raises:
-        InvalidInput: malformed, or out of range.
-    """
-    names = (
-        "capacity", "collector", "format", "hash_frozen", "hold_ms", "owner", "page_size", "rate_milli",
-        "retention_days", "ueid",
-    )  # fmt: skip
-    fields = Fields(document, what=what, names=names)
-    fields.constant("format", FORMAT)
-    ueid, owner = fields.text("ueid"), parse_hex(fields.text("owner"), n_bytes=32, what=f"{what}: owner")
-    if (fields.optional_text("collector") is None) != (collector is None):
-        raise InvalidInput(f"{what}: a collector and its key go together")
-    mode = "local" if collector is None else "remote"
-    identity = b"" if collector is None else bytes.fromhex(collector.key_id)
-    return ChipSettings(
-        ueid=parse_hex(ueid, n_bytes=len(ueid) // 2, what=f"{what}: ueid"),
-        firmware=Firmware(agent_digest(), SECURITY_VERSION),
-        genesis=Genesis("tallystick", "software agent", "software", owner, mode, identity),
-        rate=fields.integer("rate_milli"),
-        page_size=fields.integer("page_size"),
-        capacity=fields.integer("capacity"),
-        retention_days=float(fields.integer("retention_days")),
-        hash_frozen=fields.boolean("hash_frozen"),
-        hold_seconds=fields.integer("hold_ms") / 1000,
-    )
-
-
-def agent_digest() -> bytes:
-    """Return SHA-256 over the sources of the agent: what stands for a software agent's firmware."""
-    folder = Path(agent_module.__file__).parent
-    hashed = hashlib.sha256()
-    for name in ("agent.py", "chip_record.py", "memory.py", "probes.py"):
-        hashed.update(hashlib.sha256((folder / name).read_bytes()).digest())
-    return hashed.digest()
-
-
-def _settings(chip: ChipDirectory) -> dict[str, object]:
-    what = str(chip.settings_path)
-    data = read_whole(chip.settings_path, limit=SETTINGS_LIMIT, what="a chip's settings")
-    value = parse_canonical_json(data, what=what, limit=SETTINGS_LIMIT)
-    if not isinstance(value, dict):
-        raise InvalidInput(f"{what}: must be an object")
-    return cast("dict[str, object]", value)
-
-
-def _collector_of(chip: ChipDirectory) -> HttpCollector | None:
-    url = _settings(chip).get("collector")
-    return HttpCollector(url) if isinstance(url, str) else None
-
-
 def _do_requests(chip: ChipDirectory, made: ChipAgent) -> None:
     for name in chip.requests():
         kind, _, text = name.partition("-")
@@ -591,7 +435,7 @@ def _once(chip: ChipDirectory, settings: ChipSettings, known: PublicKey | None) 
     """Start the agent for its requests alone."""
     made = ChipAgent(
         chip, signer_of(chip), ProcessMemory(chip.observed_path), settings,
-        collector=_collector_of(chip),
+        collector=collector_of(chip),
         check_receipt=None if known is None else functools.partial(verify_receipt, key=known),
     )  # fmt: skip
     made.start()

@@ -42,7 +42,7 @@ from tallystick.fleet.inspection.inspection import (
 from tallystick.fleet.inspection.judging import Verdict, judge
 from tallystick.fleet.inspection.package import InspectionPackage
 from tallystick.fleet.registry.claims import LARGEST_FRAME, parse_frame
-from tallystick.fleet.registry.events import REGISTRY, Chip
+from tallystick.fleet.registry.facts import REGISTRY, Chip
 from tallystick.fleet.registry.ledger import Ledger
 from tallystick.fleet.sampling.draw import LARGEST_ANNOUNCEMENT, Announcement, draw_sample, parse_announcement
 from tallystick.reports.inspection import VerdictPage

@@ -54,6 +54,9 @@ Program = Annotated[
     Path,
     typer.Option("--program", metavar="FILE", help="Python source, or a zip of modules with __main__.py."),
 ]
+ConstantTime = Annotated[
+    bool, typer.Option("--constant-time", help="Hold the result back until the time limit is over.")
+]
 
 
 def register(parent: typer.Typer) -> None:
@@ -96,9 +99,7 @@ def make_order(
     ] = 4096,
     scratch_mb: Annotated[int, typer.Option("--scratch-mb", metavar="N", help="Files of a run, MiB.")] = 64,
     repeats: Annotated[int, typer.Option("--repeats", metavar="N", help="Runs that must agree.")] = 2,
-    constant_time: Annotated[
-        bool, typer.Option("--constant-time", help="Hold the result back until the time limit is over.")
-    ] = False,
+    constant_time: ConstantTime = False,
     as_json: AsJson = False,
 ) -> int:
     """Draw up an order and sign it as one of the two parties; the other uses `tally neutral sign`."""

@@ -26,15 +26,8 @@ from tallystick.fleet.registry.claims import (
     verify_registry_proof,
 )
 from tallystick.fleet.registry.corim import export_corim
-from tallystick.fleet.registry.events import (
-    LARGEST_ENTRY,
-    REGISTRY,
-    Deed,
-    Entry,
-    deed_message,
-    parse_entry,
-    sign_deed,
-)
+from tallystick.fleet.registry.events import deed_message, parse_entry, sign_deed
+from tallystick.fleet.registry.facts import LARGEST_ENTRY, REGISTRY, Deed, Entry
 from tallystick.fleet.registry.ledger import LARGEST_HEAD, Ledger, SignedHead, parse_signed_head
 from tallystick.fleet.registry.reconcile import LARGEST_STREAM, Stream, parse_stream, reconcile
 from tallystick.reports.registry import ChipPage, FactsPage, HeadPage, ReconciliationPage

@@ -14,7 +14,8 @@ from tallystick.cli.fleet.inspection import LogKind, read_package
 from tallystick.cli.options import AsJson, JobName, Out, PerhapsTrusted, choose_source, load_trusted
 from tallystick.cli.terminal import answer, say
 from tallystick.errors import InvalidInput, Mismatch, StoreError
-from tallystick.fleet.compliance.compliance import (
+from tallystick.fleet.compliance.compliance import judge_rules
+from tallystick.fleet.compliance.dossier import (
     LARGEST_FLOP,
     OWNER_REPORT_LIMIT,
     Dossier,
@@ -22,7 +23,6 @@ from tallystick.fleet.compliance.compliance import (
     GrantedLicence,
     RunFacts,
     judge_fleet,
-    judge_rules,
     licence_statement,
     parse_owner_findings,
     read_licence,

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tallystick.cli.fleet.chips import load_chip, log_precommit
+from tallystick.cli.fleet.chip_settings import load_chip
+from tallystick.cli.fleet.chips import log_precommit
 from tallystick.cli.options import AsJson, Device, ProfileName, Seed, Settings, find_job, parse_settings
 from tallystick.cli.profiles import check_device, rerun_under
 from tallystick.cli.run.calibrating import differences, load_choice

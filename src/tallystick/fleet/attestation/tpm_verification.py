@@ -86,11 +86,13 @@ def verify_tpm(evidence: TpmEvidence, question: TpmQuestion, reference: PcrRefer
         Mismatch: another key, chip, head, nonce or boot, or a signature that does not fit.
     """
     _verify_keys(evidence, question)
-    _verify_signed(evidence, question.attestation_key)
+    _verify_signatures(evidence, question)
     _verify_certified(evidence)
     _verify_answers(evidence, question)
-    _verify_registers(evidence, reference)
     statement, _ = evidence.quote
+    quoted = cast("Quoted", statement.content)
+    _verify_quoted_digest(evidence, quoted)
+    _compare_registers(evidence, quoted, reference)
     return TpmFacts(
         question.head, evidence.registers, tuple(register for register, _ in reference.registers),
         statement.clock, statement.resets, statement.restarts, statement.safe, statement.firmware,
@@ -98,20 +100,21 @@ def verify_tpm(evidence: TpmEvidence, question: TpmQuestion, reference: PcrRefer
 
 
 def _verify_keys(evidence: TpmEvidence, question: TpmQuestion) -> None:
-    """Steps 1 and 2: both keys are the ones known, and their attributes keep them in their place."""
+    """Steps 1 and 2: both keys are the known ones, and they can do what such keys do and nothing else."""
+    signer, device = evidence.attestation_key, evidence.device_key
     for name, stated, known in (  # 1
-        ("attestation key", evidence.attestation_key.key(), question.attestation_key),
-        ("device key", evidence.device_key.key(), question.device_key),
+        ("attestation key", signer.key(), question.attestation_key),
+        ("device key", device.key(), question.device_key),
     ):
         if stated != known:
             raise Mismatch(f"{WHAT}: {name} is {stated.key_id[:16]}.., known is {known.key_id[:16]}..")
-    must_attest(evidence.attestation_key, what=f"{WHAT}: attestation key")  # 2
-    _must_have(evidence.device_key, BOUND | SIGN, DECRYPT | RESTRICTED, f"{WHAT}: device key")
+    must_attest(signer, what=f"{WHAT}: attestation key")  # 2
+    _must_have(device, BOUND | SIGN, DECRYPT | RESTRICTED, f"{WHAT}: device key")
 
 
-def _verify_signed(evidence: TpmEvidence, known: PublicKey) -> None:
-    """Step 3: the attestation key signed both statements."""
-    place = evidence.attestation_key.qualified_name("endorsement")
+def _verify_signatures(evidence: TpmEvidence, question: TpmQuestion) -> None:
+    """Step 3: the attestation key signed the certification and the quote."""
+    signer = evidence.attestation_key
     for name, (statement, signature) in (
         ("certification", evidence.certification),
         ("quote", evidence.quote),
@@ -120,15 +123,15 @@ def _verify_signed(evidence: TpmEvidence, known: PublicKey) -> None:
         der = encode_dss_signature(
             int.from_bytes(signature[:half], "big"), int.from_bytes(signature[half:], "big")
         )
-        known.verify(der, statement.encode(), what=f"{WHAT}: {name}")
-        if statement.signer != place:
+        question.attestation_key.verify(der, statement.encode(), what=f"{WHAT}: {name}")
+        if statement.signer != signer.qualified_name("endorsement"):
             raise Mismatch(
                 f"{WHAT}: {name}: signed by {statement.signer.hex()[:16]}.., not by that key in its hierarchy"
             )
 
 
 def _verify_certified(evidence: TpmEvidence) -> None:
-    """Step 4: what is certified is the device key."""
+    """Step 4: the certification is about the device key, in a hierarchy of this TPM."""
     device = evidence.device_key
     certified = cast("Certified", evidence.certification[0].content)
     places = {device.qualified_name(hierarchy) for hierarchy in HIERARCHIES}
@@ -139,7 +142,7 @@ def _verify_certified(evidence: TpmEvidence) -> None:
 
 
 def _verify_answers(evidence: TpmEvidence, question: TpmQuestion) -> None:
-    """Step 5: both statements answer this question."""
+    """Step 5: both statements carry the data that was asked for: the chip, the log's head and the reader's nonce."""
     pairs = (
         ("certification", evidence.certification[0].data, certify_data(question.ueid)),
         ("quote", evidence.quote[0].data, quote_data(question.ueid, question.device_key, question.head, question.nonce)),
@@ -152,9 +155,8 @@ def _verify_answers(evidence: TpmEvidence, question: TpmQuestion) -> None:
             )
 
 
-def _verify_registers(evidence: TpmEvidence, reference: PcrReference) -> None:
-    """Steps 6 and 7: the registers are the ones quoted, and equal the reference where it names them."""
-    quoted = cast("Quoted", evidence.quote[0].content)  # 6
+def _verify_quoted_digest(evidence: TpmEvidence, quoted: Quoted) -> None:
+    """Step 6: the registers shown hash to what was quoted."""
     hashed = hashlib.new(HASHES[CURVES[evidence.attestation_key.curve][2]])
     for _, value in evidence.registers:
         hashed.update(value)
@@ -162,7 +164,11 @@ def _verify_registers(evidence: TpmEvidence, reference: PcrReference) -> None:
         raise Mismatch(
             f"{WHAT}: the registers hash to {hashed.hexdigest()[:16]}.., quoted is {quoted.digest.hex()[:16]}.."
         )
-    held = dict(evidence.registers)  # 7
+
+
+def _compare_registers(evidence: TpmEvidence, quoted: Quoted, reference: PcrReference) -> None:
+    """Step 7: the registers hold the reader's reference values."""
+    held = dict(evidence.registers)
     if reference.bank != HASHES[quoted.bank]:
         raise Mismatch(f"{WHAT}: bank {HASHES[quoted.bank]} was quoted, the reference is of {reference.bank}")
     for register, value in reference.registers:

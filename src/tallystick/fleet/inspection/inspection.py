@@ -23,7 +23,7 @@ from tallystick.commit.encoding import (
 )
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.fleet.inspection.custody import Link, parse_chain
-from tallystick.fleet.registry.events import Chip
+from tallystick.fleet.registry.facts import Chip
 from tallystick.signing.keys import PublicKey, Signer
 
 ORDER_FORMAT, RESULT_FORMAT = "tallystick/work-order/1", "tallystick/inspection-result/1"

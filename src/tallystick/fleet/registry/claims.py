@@ -12,7 +12,7 @@ from tallystick.commit.directory import MapProof, parse_map_proof, verify_lookup
 from tallystick.commit.encoding import Fields, canonical_json, parse_canonical_json, parse_document
 from tallystick.commit.merkle import leaf_hash, root
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.fleet.registry.events import DRAWN_FROM, Chip, Model
+from tallystick.fleet.registry.facts import DRAWN_FROM, Chip, Model
 from tallystick.fleet.registry.ledger import SignedHead, parse_signed_head, verify_extension, verify_head
 from tallystick.fleet.sampling.draw import Frame
 from tallystick.signing.keys import PublicKey

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 import cbor2
 
 from tallystick.errors import InvalidInput
-from tallystick.fleet.registry.events import Chip, Model
+from tallystick.fleet.registry.facts import Chip, Model
 
 UNSIGNED_CORIM, COMID, UEID, THUMBPRINT, TAGGED_BYTES = 501, 506, 550, 557, 560
 SHA_256 = 1  # IANA named information hash algorithm registry

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 
-from tallystick.fleet.registry.events import REGISTRY, Deed, Entry, registry_id, sign_deed
+from tallystick.fleet.registry.events import registry_id, sign_deed
+from tallystick.fleet.registry.facts import REGISTRY, Deed, Entry
 from tallystick.signing.keys import SigningKey, ed25519_key
 
 START = 1_800_000_000

@@ -39,21 +39,8 @@ from tallystick.commit.merkle import (
     verify_consistency,
 )
 from tallystick.errors import InvalidInput, Mismatch, ProtocolViolation, StoreError
-from tallystick.fleet.registry.events import (
-    LARGEST_ENTRY,
-    REGISTRY,
-    Changes,
-    Chip,
-    Deed,
-    Entry,
-    Model,
-    Party,
-    apply_deed,
-    chips_of,
-    parse_entry,
-    registry_id,
-    verify_signatures,
-)
+from tallystick.fleet.registry.events import apply_deed, chips_of, parse_entry, registry_id, verify_signatures
+from tallystick.fleet.registry.facts import LARGEST_ENTRY, REGISTRY, Changes, Chip, Deed, Entry, Model, Party
 from tallystick.signing.keys import PublicKey, Signer, parse_public_key
 from tallystick.store.files import storing
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tallystick.commit.encoding import INTEGER_LIMIT, canonical_json, parse_document
 from tallystick.errors import InvalidInput
-from tallystick.fleet.registry.events import FABRICATED, LOST, RETIRED, Chip
+from tallystick.fleet.registry.facts import FABRICATED, LOST, RETIRED, Chip
 
 FORMAT = "tallystick/registry-stream/1"
 LARGEST_STREAM = 1 << 30

@@ -149,7 +149,7 @@ def play_years(
     statements = [
         _statement(evader, found[evader.name], fleet, planned, alarm, each) for evader in fleet.evaders
     ]
-    statements.append(_false_alarms(false_alarms, honest_logs, alarm, each))
+    statements.append(_false_alarm_statement(false_alarms, honest_logs, alarm, each))
     return FleetYears(
         chips,
         fleet.in_use.size,
@@ -161,6 +161,12 @@ def play_years(
         tuple(sorted(findings.items())),
         tuple((name, _mean([at * PERIOD for at in rounds if at])) for name, rounds in found.items()),
     )
+
+
+def _false_alarm_statement(false_alarms: int, honest_logs: int, alarm: float, confidence: float) -> Statement:
+    low, high = binomial_interval(false_alarms, max(1, honest_logs), confidence)
+    words = "honest logs held for too empty"
+    return Statement("false-alarms", words, false_alarms, honest_logs, low, high, alarm, "at most")
 
 
 def must_be_playable(chips: int, years: int) -> None:
@@ -284,13 +290,6 @@ def _statement(
         assert missed is not None
         claim, kind = 1.0 - missed, "equals"
     return Statement(evader.name, evader.words, hits, len(rounds), low, high, claim, kind)
-
-
-def _false_alarms(hits: int, honest_logs: int, alarm: float, confidence: float) -> Statement:
-    low, high = binomial_interval(hits, max(1, honest_logs), confidence)
-    return Statement(
-        "false-alarms", "honest logs held for too empty", hits, honest_logs, low, high, alarm, "at most"
-    )
 
 
 def _mean(values: Sequence[float]) -> float | None:

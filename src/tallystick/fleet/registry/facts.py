@@ -1,0 +1,145 @@
+"""What the registry knows: chips, parties and models as they stand, and the signed deeds that change them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple, Protocol
+
+from tallystick.commit.encoding import (
+    canonical_json,
+)
+from tallystick.signing.keys import PublicKey
+
+FORMAT = "tallystick/registry-deed/1"
+DEED_TAG = "tallystick/registry-deed/1"
+LARGEST_ENTRY = 4 << 20  # bytes of one line
+REGISTRY = "registry"  # the party that keeps it and signs heads, parties and exemptions
+ROLES = ("authority", "maker", "owner", "inspector")
+FABRICATED, ACTIVE, DAMAGED, LOST, IN_REPAIR, RETIRED = (
+    "fabricated", "active", "damaged", "lost", "in repair", "retired",
+)  # fmt: skip
+DRAWN_FROM = (ACTIVE, DAMAGED, IN_REPAIR)  # chips of these statuses stand in the frame of a draw
+
+
+class Chip(NamedTuple):
+    """One chip as the registry knows it; ``entry`` is the number of the last deed about it."""
+
+    chip: str
+    model: str
+    maker: str
+    serial: str
+    key: str  # SHA-256 of its device key's SubjectPublicKeyInfo, or empty
+    board: str
+    owner: str
+    custodian: str
+    status: str
+    exempt_until: int
+    inspected: int  # time of the last inspection that it passed
+    entry: int
+
+    def encode(self) -> bytes:
+        """Return the canonical JSON that the state commits to; no field holds a character that JSON escapes."""
+        return (
+            f'{{"board":"{self.board}","chip":"{self.chip}","custodian":"{self.custodian}","entry":{self.entry},'
+            f'"exempt_until":{self.exempt_until},"inspected":{self.inspected},"key":"{self.key}",'
+            f'"maker":"{self.maker}","model":"{self.model}","owner":"{self.owner}","serial":"{self.serial}",'
+            f'"status":"{self.status}"}}'
+        ).encode("ascii")
+
+
+@dataclass(frozen=True)
+class Party:
+    """Who may sign what: a name, roles, and the key in force."""
+
+    name: str
+    roles: tuple[str, ...]
+    key: PublicKey
+
+
+@dataclass(frozen=True)
+class Model:
+    """A kind of chip and the most that one does in a day, in any precision it supports."""
+
+    name: str
+    vendor: str
+    flop_per_chip_day: int
+
+
+@dataclass(frozen=True)
+class Deed:
+    """One statement: ``kind`` says which of the forms in ``KINDS`` ``body`` has. ``nonce`` makes repeated deeds differ."""
+
+    kind: str
+    time: int
+    nonce: str
+    registry: str
+    body: Mapping[str, object]
+
+    def encode(self) -> bytes:
+        """Return the canonical JSON that is signed and stored."""
+        return self._encoded
+
+    @cached_property
+    def _encoded(self) -> bytes:
+        # A lot's deed is asked for its bytes by signer, reader and log, and forming them costs most of all.
+        return canonical_json(
+            {
+                "format": FORMAT,
+                "kind": self.kind,
+                "time": self.time,
+                "nonce": self.nonce,
+                "registry": self.registry,
+                "body": dict(self.body),
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A deed with its signatures, in ascending order of the signers' names."""
+
+    deed: Deed
+    signatures: tuple[tuple[str, bytes], ...]
+
+    def encode(self) -> bytes:
+        """Return the line of the log, without its end."""
+        deed = self.deed.encode()
+        signed = canonical_json([[name, signature.hex()] for name, signature in self.signatures])
+        return b'{"deed":' + deed + b',"signatures":' + signed + b"}"
+
+
+class View(Protocol):
+    """What a rule may look at: parties, models, and the chips that stand now."""
+
+    @property
+    def registry_id(self) -> str:
+        """Return the digest of the opening deed, or an empty text before it."""
+        ...
+
+    def party(self, name: str) -> Party | None:
+        """Return the party of this name."""
+        ...
+
+    def model(self, name: str) -> Model | None:
+        """Return the model of this name."""
+        ...
+
+    def chips(self, names: Sequence[str]) -> dict[str, Chip]:
+        """Return those of the named chips that are registered."""
+        ...
+
+    def holders(self, kind: str, marks: Sequence[str]) -> dict[str, str]:
+        """Return which chip has each of these marks (``serial`` or ``key``), where one has."""
+        ...
+
+
+@dataclass
+class Changes:
+    """What a deed changes; ``marks`` are serial numbers and device keys that chips get now, as (kind, mark, chip)."""
+
+    marks: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
+    chips: dict[str, Chip] = field(default_factory=dict[str, Chip])
+    parties: list[Party] = field(default_factory=list[Party])
+    models: list[Model] = field(default_factory=list[Model])
