@@ -16,7 +16,8 @@ import torch
 from tallystick.commit.encoding import hex_float
 from tallystick.commit.state import Entry, summarise
 from tallystick.diagnosis.causes import Divergence
-from tallystick.diagnosis.explain import explain_audit, explain_runs
+from tallystick.diagnosis.explain import explain_audit
+from tallystick.diagnosis.run_comparison import explain_runs
 from tallystick.execution.dispatch.randomness import RandomStream
 from tallystick.execution.job import Job, JobSource, find_source
 from tallystick.execution.session import Session, snap

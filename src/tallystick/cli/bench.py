@@ -23,7 +23,9 @@ from tallystick.numerics.policy import find_policy
 from tallystick.reports.curves import LossPlot
 from tallystick.reports.layout import BAD, GOOD, QUIET, UNSURE, printable, share
 from tallystick.roles import measure_honest
-from tallystick.roles.bench import PARTS, SEEDS, Bench, Row, machine, run_child
+from tallystick.roles.bench import PARTS, SEEDS, Bench
+from tallystick.roles.bench_process import machine, run_child
+from tallystick.roles.bench_rows import Row
 from tallystick.roles.losses import Losses
 from tallystick.store.files import write_whole
 

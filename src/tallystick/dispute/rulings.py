@@ -105,11 +105,9 @@ def rule_on_operator(
     """
     at = opening.leaf.index
     try:
-        before = verify_opened_leaf(base, opening.leaf, agreed=agreed, claimed=claimed)
-    except (InvalidInput, Mismatch) as problem:
+        before, op = _open_leaf(base, opening, agreed, claimed)
+    except Mismatch as problem:
         return Finding("faulty", f"the trainer cannot open operator {at}: {problem}", is_shown=False)
-    try:
-        op = None if opening.leaf.leaf is None else parse_operator(opening.leaf.leaf)
     except InvalidInput as problem:
         return Finding("faulty", f"operator {at}: is malformed: {problem}")
     if accusation.structure:
@@ -124,12 +122,54 @@ def rule_on_operator(
             return _end(where, op, accusation, opening, before, claimed_state)
         except (InvalidInput, Mismatch) as problem:
             return _unfit(where, problem)
-    if not op.outputs and op.name != STORE:
-        return Finding("unknown", f"{where}: has no output")
+    disputed = _Disputed(where, op, chunk, accusation, opening, before)
     try:
+        return disputed.rule(facts, agreed_state, own_batch)
+    except (
+        UnknownFormError,
+        ArithmeticError,
+        LookupError,
+        ValueError,
+    ) as problem:  # no value, or none in the table
+        return Finding("unknown", f"{where}: {problem}")
+    except (InvalidInput, Mismatch) as problem:
+        return _unfit(where, problem)
+
+
+@dataclass(frozen=True)
+class _Disputed:
+    """A disputed operator, opened.
+
+    Attributes:
+        where: the operator in words.
+        op: the operator.
+        chunk: bytes in a chunk of a result's tree.
+        accusation, opening: what the auditor named and what the trainer opened.
+        before: root over the leaves before it.
+    """
+
+    where: str
+    op: Operator
+    chunk: int
+    accusation: Accusation
+    opening: Opening
+    before: bytes
+
+    def rule(self, facts: StepFacts, agreed_state: bytes, own_batch: Mapping[str, bytes] | None) -> Finding:
+        """Return what the opened operator shows.
+
+        Raises:
+            InvalidInput, Mismatch: what was opened does not fit.
+            UnknownFormError, ArithmeticError, LookupError, ValueError: the table has no value for the operator.
+        """
+        where, op, chunk, accusation, opening = (
+            self.where, self.op, self.chunk, self.accusation, self.opening
+        )  # fmt: skip
+        if not op.outputs and op.name != STORE:
+            return Finding("unknown", f"{where}: has no output")
         if op.name == BATCH:
             return _batch(where, op, chunk, accusation, opening, own_batch)
-        tensors = tensors_of(op, opening, before)
+        tensors = tensors_of(op, opening, self.before)
         verify_pieces(opening, tensors, chunk)
         if op.name == LOAD:
             return _load(where, op, chunk, accusation, opening, agreed_state)
@@ -140,15 +180,20 @@ def rule_on_operator(
         dtypes = {slot: tensor.dtype for slot, tensor in tensors.items()}
         reader = OpenedReader(op, chunk, opening.pieces, dtypes)
         return _value(where, op, accusation, opening, reader, facts)
-    except (
-        UnknownFormError,
-        ArithmeticError,
-        LookupError,
-        ValueError,
-    ) as problem:  # no value, or none in the table
-        return Finding("unknown", f"{where}: {problem}")
-    except (InvalidInput, Mismatch) as problem:
-        return _unfit(where, problem)
+
+
+def _open_leaf(base: bytes, opening: Opening, agreed: bytes, claimed: bytes) -> tuple[bytes, Operator | None]:
+    """Return the root over the leaves before the opened one, and its operator; None past the end of the list.
+
+    Raises:
+        Mismatch: the opening does not lead from the agreed commitment to the claimed one.
+        InvalidInput: it does, and what it opens is no operator.
+    """
+    try:
+        before = verify_opened_leaf(base, opening.leaf, agreed=agreed, claimed=claimed)
+    except InvalidInput as problem:
+        raise Mismatch(str(problem)) from problem
+    return before, None if opening.leaf.leaf is None else parse_operator(opening.leaf.leaf)
 
 
 def _unfit(where: str, problem: Exception) -> Finding:

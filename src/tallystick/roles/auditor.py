@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from tallystick.commit.state import Entry, hold
@@ -100,11 +100,10 @@ def audit(
         return report
     report.environment = environment_differences(specification)
     replay.acceptance = Acceptance(limits or Limits(), report.freedom)
+    run = _RunAudit(replay, directory, transcript, report, progress)
     try:
         for start, end in segments:
-            report.segments.append(
-                _audit_segment(replay, directory, transcript, start, end, report, progress)
-            )
+            report.segments.append(run.segment(start, end))
         verify_program(source.program, specification.job.program)
         _excuse_environment(report, source.program.compare_environment(specification.job.program))
     except OtherProgram as problem:  # whatever was found before, other code may have found
@@ -142,78 +141,98 @@ def choose_segments(transcript: Transcript, steps: tuple[int, int] | None) -> li
     return list(pairwise(inside))
 
 
-def _audit_segment(
-    replay: Replay,
-    directory: RunDirectory,
-    transcript: Transcript,
-    start: int,
-    end: int,
-    report: AuditReport,
-    progress: Callable[[Progress], None] | None,
-) -> SegmentResult:
-    result = SegmentResult(start, end)
-    roots = {checkpoint.steps_done: checkpoint.state_root for checkpoint in transcript.checkpoints()}
-    clock = time.perf_counter()
-    try:
-        state = directory.load_committed(start, roots[start])
-        if start:
-            check_fingerprint(transcript.record(start - 1), state)
-            check_cursor(start, state)
-        frames = directory.load_frames(transcript, start, end)
-        _load_or_refuse(replay.session, state)
-    except Mismatch as problem:
-        result.deviations.append(Deviation(start, "mismatch", EVIDENCE, None, str(problem), "its own digest"))
-        result.verdict = "mismatch"
-        return result
-    other = _other_beginning(replay, directory, state, report) if start == 0 else None
-    if other is not None:
-        result.deviations.append(other)
-        result.verdict = other.kind
-        return result
-    clock = report.phases.add("load", clock)
-    acceptance = replay.acceptance
-    assert acceptance is not None
-    acceptance.begin(replay.session)
-    for step in range(start, end):
-        record = transcript.record(step)
+@dataclass(frozen=True)
+class _RunAudit:
+    """An audit of one run: what repeating any of its segments takes."""
+
+    replay: Replay
+    directory: RunDirectory
+    transcript: Transcript
+    report: AuditReport
+    progress: Callable[[Progress], None] | None
+
+    def segment(self, start: int, end: int) -> SegmentResult:
+        """Return what repeating the steps from ``start`` up to ``end`` shows."""
+        replay, report, result = self.replay, self.report, SegmentResult(start, end)
+        clock = time.perf_counter()
         try:
-            outcome, tape = replay.follow(record, frames[step])
-        except EditedOutside as problem:  # the job's own doing, whoever recorded it
-            acceptance.discard()
-            return _not_done(result, step, str(problem))
-        except (InvalidInput, Nondeterminism) as problem:
+            state, frames = self._load(start, end)
+        except Mismatch as problem:
             result.deviations.append(
-                Deviation(step, "log_violation", "log", None, str(problem), "a valid log")
+                Deviation(start, "mismatch", EVIDENCE, None, str(problem), "its own digest")
             )
-            break
-        except (
-            RuntimeError,
-            JobFailed,
-        ) as problem:  # of torch: this machine has no such operator, or no memory for it; or of the job
+            result.verdict = "mismatch"
+            return result
+        other = _other_beginning(replay, self.directory, state, report) if start == 0 else None
+        if other is not None:
+            result.deviations.append(other)
+            result.verdict = other.kind
+            return result
+        clock = report.phases.add("load", clock)
+        acceptance = replay.acceptance
+        assert acceptance is not None
+        acceptance.begin(replay.session)
+        impossible = self._repeat(result, frames, clock)
+        if impossible is not None:
             acceptance.discard()
-            return _not_done(
-                result, step, f"the step does not end here: {str(problem).splitlines()[0][:200]}"
-            )
-        clock = report.phases.add("step", clock)
-        result.deviations += compare_step(record, outcome, tape.violations)
-        if progress is not None:
-            progress(Progress(step, transcript.num_steps, outcome.loss, record.log_bytes))
-    else:
-        compare_end(replay.session, directory, transcript.record(end - 1), result)
+            return _not_done(result, *impossible)
+        excesses = acceptance.end(replay.session)
+        if result.deviations:
+            acceptance.discard()
+        if any(deviation.subject == EVIDENCE for deviation in result.deviations):
+            result.verdict = "mismatch"
+        elif result.deviations:
+            _explain_segment(replay, self.directory, self.transcript, result, frames, state)
+        else:
+            accept(result, excesses)
+        return result
+
+    def _load(self, start: int, end: int) -> tuple[dict[str, Entry], dict[int, bytes]]:
+        """Load the state committed to after ``start`` steps into the session; return it and the logs up to ``end``.
+
+        Raises:
+            Mismatch: one is not what was committed to.
+        """
+        roots = {checkpoint.steps_done: checkpoint.state_root for checkpoint in self.transcript.checkpoints()}
+        state = self.directory.load_committed(start, roots[start])
+        if start:
+            check_fingerprint(self.transcript.record(start - 1), state)
+            check_cursor(start, state)
+        frames = self.directory.load_frames(self.transcript, start, end)
+        _load_or_refuse(self.replay.session, state)
+        return state, frames
+
+    def _repeat(
+        self, result: SegmentResult, frames: Mapping[int, bytes], clock: float
+    ) -> tuple[int, str] | None:
+        """Repeat a segment's steps and note in ``result`` what deviates; return the step that cannot be done here, and why."""
+        transcript, report, end = self.transcript, self.report, result.end
+        for step in range(result.start, end):
+            record = transcript.record(step)
+            try:
+                outcome, tape = self.replay.follow(record, frames[step])
+            except EditedOutside as problem:  # the job's own doing, whoever recorded it
+                return step, str(problem)
+            except (InvalidInput, Nondeterminism) as problem:
+                result.deviations.append(
+                    Deviation(step, "log_violation", "log", None, str(problem), "a valid log")
+                )
+                return None
+            except (
+                RuntimeError,
+                JobFailed,
+            ) as problem:  # of torch: this machine has no such operator, or no memory for it; or of the job
+                return step, f"the step does not end here: {str(problem).splitlines()[0][:200]}"
+            clock = report.phases.add("step", clock)
+            result.deviations += compare_step(record, outcome, tape.violations)
+            if self.progress is not None:
+                self.progress(Progress(step, transcript.num_steps, outcome.loss, record.log_bytes))
+        compare_end(self.replay.session, self.directory, transcript.record(end - 1), result)
         # Every other checkpoint is where a segment begins, and is compared when it is loaded.
         if end == transcript.num_steps or report.sample is not None or result.deviations:
-            result.deviations += find_contradictions(directory, transcript, end, result)
+            result.deviations += find_contradictions(self.directory, transcript, end, result)
         report.phases.add("commit", clock)
-    excesses = acceptance.end(replay.session)
-    if result.deviations:
-        acceptance.discard()
-    if any(deviation.subject == EVIDENCE for deviation in result.deviations):
-        result.verdict = "mismatch"
-    elif result.deviations:
-        _explain_segment(replay, directory, transcript, result, frames, state)
-    else:
-        accept(result, excesses)
-    return result
+        return None
 
 
 def _not_done(result: SegmentResult, step: int, why: str) -> SegmentResult:

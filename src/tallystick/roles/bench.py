@@ -9,21 +9,30 @@ from __future__ import annotations
 import json
 import os
 import platform
-import statistics
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from importlib import metadata
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tallystick.errors import InvalidInput, TallyError
-from tallystick.execution.determinism import INSTRUCTION_SETS, Profile, parse_profile
+from tallystick.errors import TallyError
+from tallystick.execution.determinism import parse_profile
 from tallystick.roles import losses
-from tallystick.store.files import RunDirectory, storing
+from tallystick.roles.bench_process import Child, machine, run_child
+from tallystick.roles.bench_rows import (
+    MOST_BITS,
+    MOST_MEMORY,
+    Row,
+    kernel_rows,
+    leaf_correction_rows,
+    leaf_entry_rows,
+    leaf_form_rows,
+    loss_rows,
+    overhead_rows,
+    scaling_rows,
+)
+from tallystick.store.files import RunDirectory
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -72,136 +81,9 @@ BATCHES = (1, 4, 16)
 ROUNDS: Mapping[str, int] = {"gpt2": 5, "resnet50": 9}  # of the overhead, where a step takes seconds
 WARM_UP = 3
 SETTINGS: Mapping[str, Mapping[str, str]] = {"resnet50": {"batch": "8"}}
-LARGE = ("gpt2", "resnet50")
-MOST_OVERHEAD: Mapping[tuple[str, str], float] = {
-    **{(who, policy): 1.10 for who in ("record", "audit") for policy in ("fp64", "fp32")},
-    ("record", "leaf"): 1.6,
-}
-MOST_LOG: Mapping[tuple[str, str], float] = {  # bytes per step
-    ("gpt2", "fp64"): 16e3, ("resnet50", "fp64"): 4e3, ("gpt2", "fp32"): 300e3,
-}  # fmt: skip
-MOST_BITS: Mapping[tuple[str, str], float] = {
-    ("text", "fp64"): 0.001, ("text", "fp32"): 0.03, ("text", "bf16"): 1.1,
-}  # fmt: skip
-MOST_MEMORY = 1.25
-LEAST_BANDWIDTH = 0.6  # of rounding, as a share of the bandwidth of copying the same bytes
 ELEMENTS, FEW_ELEMENTS = 1 << 24, 1 << 18
 SEEDS = (0, 1, 2)
-ENTRIES: Mapping[str, float] = {
-    "resnet50": 1.0466e9,
-    "gpt2": 2.110e8,
-}  # derived from the 2024 paper's code, each step
 LEAF_CHOICES = ((32, "layer"), (26, "layer"), (32, "0.25"), (26, "0.49609375"))  # b_r and tau
-MOST_DEVIATIONS = 4.0  # that a count of corrections may lie from half the one before
-CHECKPOINT_EVERY = 20  # the default of tally record
-
-Verdict = Literal["met", "not met", "printed only", "inconclusive", "failed"]
-Unit = Literal["bytes", "weights", "entries", "bits", "times", "share", "nats"]
-
-
-@dataclass(frozen=True)
-class Row:
-    """One measured number.
-
-    Attributes:
-        part: which part measured it.
-        job, policy, measure: what was measured.
-        value: None if that failed.
-        unit: of ``value``.
-        must: what it must reach: at most this, or with ``at_least`` at least this; None for a number to look at.
-        is_goal: with ``at_least``, that less is a miss; it is otherwise a control that showed nothing.
-        sound: False if something besides the number is wrong, such as the audit's verdict.
-        error: why there is no number.
-        detail: what else was learned, for ``--json``.
-    """
-
-    part: str
-    job: str
-    policy: str
-    measure: str
-    value: float | None
-    unit: Unit
-    must: float | None = None
-    at_least: bool = False
-    is_goal: bool = False
-    sound: bool = True
-    error: str | None = None
-    detail: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-    @property
-    def verdict(self) -> Verdict:
-        """Whether the number is what it must be. A control that shows no difference is ``inconclusive``."""
-        if self.value is None:
-            return "failed"
-        if self.must is None:
-            return "printed only"
-        if self.at_least:
-            return "met" if self.value >= self.must else "not met" if self.is_goal else "inconclusive"
-        return "met" if self.sound and self.value <= self.must else "not met"
-
-    @property
-    def passes(self) -> bool:
-        """Whether nothing was missed: only what is met, and what is merely printed, passes."""
-        return self.verdict in ("met", "printed only")
-
-    def fields(self) -> dict[str, Any]:
-        """Return the row as JSON."""
-        return {
-            "part": self.part,
-            "job": self.job,
-            "policy": self.policy,
-            "measure": self.measure,
-            "value": self.value,
-            "unit": self.unit,
-            "must": self.must,
-            "rule": None if self.must is None else "at least" if self.at_least else "at most",
-            "verdict": self.verdict,
-            "error": self.error,
-            **self.detail,
-        }
-
-
-Child = Callable[[Sequence[str], Profile], dict[str, Any]]
-
-
-def run_child(
-    arguments: Sequence[str], profile: Profile, environment: Mapping[str, str] | None = None
-) -> dict[str, Any]:
-    """Return the JSON answer of a tally command that runs in a process of its own under ``profile``.
-
-    ``environment`` holds further variables. What it says to people passes through. An audit's verdict is an answer,
-    whatever its exit code.
-
-    Raises:
-        TallyError: it gave no answer; the message has its own words.
-    """
-    chosen = {name for variables in INSTRUCTION_SETS.values() for name in variables}
-    inherited = {name: value for name, value in os.environ.items() if name not in chosen}
-    child = subprocess.run(
-        [
-            sys.executable,
-            "-P",
-            "-m",
-            "tallystick",
-            *arguments,
-            *(() if "--json" in arguments else ("--json",)),
-        ],
-        env={**inherited, "OMP_WAIT_POLICY": "PASSIVE", **profile.environment(), **(environment or {})},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    if child.returncode == 130:
-        raise KeyboardInterrupt
-    try:
-        answer = json.loads(child.stdout)
-    except ValueError:
-        answer = {"error": f"ended with exit code {child.returncode} and no answer"}
-    if not isinstance(answer, dict) or "error" in answer:
-        said = answer.get("error") if isinstance(answer, dict) else answer
-        raise TallyError(f"tally {' '.join(arguments[:3])}: {said}")
-    return answer
 
 
 @dataclass
@@ -503,129 +385,6 @@ class Bench:
         return kernel_rows(place, policy, found)
 
 
-def kernel_rows(place: str, policy: str, found: Mapping[str, Any]) -> list[Row]:
-    """Return the rows of one measurement of the kernels: bandwidths as shares of that of copying in the same run."""
-    seconds: Mapping[str, float] = found["seconds"]
-    speed = {name: found["bytes"][name] / seconds[name] for name in seconds}
-    shared = {"threads": found["threads"], "elements": found["elements"], "rounds": found["rounds"]}
-    rows: list[Row] = []
-    names = {"round": "rounding, with log", "scale": "block scale", "fingerprint": "fingerprint"}
-    names |= {"adamw": "portable AdamW", "sgd": "portable SGD"}
-    for name, words in names.items():
-        detail = {
-            **shared,
-            "ns_per_element": 1e9 * seconds[name] / found["elements"],
-            "bytes_per_second": speed[name],
-            "copy_bytes_per_second": speed["copy"],
-        }
-        must = LEAST_BANDWIDTH if name == "round" else None
-        value = found["copies"][name] * found["bytes"][name] / found["bytes"]["copy"]
-        measure = f"{words}: bandwidth / copy"
-        rows.append(
-            Row("kernel", place, policy, measure, value, "share", must, True, is_goal=True, detail=detail)
-        )
-    for name, words in (("adamw", "AdamW"), ("sgd", "SGD")):
-        value = seconds[name] / seconds[f"torch {name}"]
-        measure = f"portable {words} / torch's foreach"
-        rows.append(Row("kernel", place, policy, measure, value, "times", detail=shared))
-    return rows
-
-
-def scaling_rows(job: str, policy: str, batch: int, found: Mapping[str, Any]) -> list[Row]:
-    """Return one cell of the scaling table: both ratios, and the share of a recorded step that is recording's own."""
-    where = f"{found['parameters'] / 1e6:.3g} M parameters, batch {batch}"
-    rows: list[Row] = []
-    for row in overhead_rows(job, policy, found)[:2]:
-        rows.append(replace(row, part="scaling", measure=f"{row.measure}, {where}", must=None))
-    ratio = rows[0].value
-    assert ratio is not None
-    name = f"record share, {where}"
-    rows.append(
-        Row("scaling", job, policy, name, 1.0 - 1.0 / ratio, "share", detail={"of": "a recorded step"})
-    )
-    return rows
-
-
-def loss_rows(found: losses.Losses, policies: Sequence[str]) -> list[Row]:
-    """Return each arithmetic's mean final loss, and for policies the distance from the plain loops of the same seed.
-
-    What a policy must keep is its mean's distance from the plain loop of its own precision: within what another seed does to
-    plain float32. Autocast has a price of its own, which the distance from plain float32 shows. Seed by seed the rule would
-    say nothing where training is chaotic: of two triples of runs that differ by chance alone the furthest pair is farther
-    apart than the first triple's range in 58 cases of 100, their means in 15.
-    """
-    rows: list[Row] = []
-    spread = found.spread()
-    for arithmetic in found.arithmetics:
-        trainings = found.of(arithmetic)
-        finals = {one.seed: one.final for one in trainings}
-        name, _, more = arithmetic.partition(" ")
-        policy, beside = (
-            (more, "plain loop") if name == "plain" else (name, f"b_r {more}" if more else "recorded")
-        )
-        detail: dict[str, Any] = {
-            "finals": finals, "spread": found.spread(arithmetic), "steps": trainings[0].points[-1][0],
-            "log_bits_per_parameter_step": [one.log_bits for one in trainings],
-        }  # fmt: skip
-        mean = sum(finals.values()) / len(finals)
-        what = f"held-out loss, {beside}"
-        rows.append(
-            Row(
-                "loss", found.job, policy, f"{what}: mean of {len(finals)} seeds", mean, "nats", detail=detail
-            )
-        )
-        rows.append(Row("loss", found.job, policy, f"{what}: seed to seed", detail["spread"], "nats"))
-        if name == "plain":
-            continue
-        for plain in dict.fromkeys((losses.REFERENCE, losses.PLAIN[policy])):
-            must = spread if plain == losses.PLAIN[policy] and len(finals) > 1 else None
-            shift, furthest = found.shift(arithmetic, plain), found.furthest(arithmetic, plain)
-            rows.append(Row("loss", found.job, policy, f"{what}: mean from {plain}", shift, "nats", must))
-            rows.append(
-                Row("loss", found.job, policy, f"{what}: furthest seed from {plain}", furthest, "nats")
-            )
-    return rows
-
-
-def leaf_entry_rows(found: Mapping[str, Mapping[str, int]]) -> list[Row]:
-    """Return how many entries each of the paper's jobs logs in a step, beside the number derived from the paper's code."""
-    rows: list[Row] = []
-    for job, counts in found.items():
-        total, wanted = float(sum(counts.values())), ENTRIES[job]
-        for name, count in counts.items():
-            rows.append(
-                Row("leaf", job, "leaf", f"entries a step, {name.replace('_', ' ')}", count, "entries")
-            )
-        near = abs(total - wanted) <= 1e-3 * wanted
-        rows.append(
-            Row("leaf", job, "leaf", "entries a step", total, "entries", 1.001 * wanted, sound=near,
-                detail={"derived": wanted})
-        )  # fmt: skip
-    return rows
-
-
-def leaf_form_rows(job: str, b_r: int, tau: str, found: Mapping[str, Any]) -> list[Row]:
-    """Return bits of log for each entry in every form, forward and backward apart."""
-    rows: list[Row] = []
-    for way, sizes in found["sizes"].items():
-        detail = {"thresholds": found["thresholds"], **sizes}
-        for form in ("dense", "dense_zlib", "sparse", "sparse_zlib"):
-            name = f"b_r {b_r}, tau {tau}, {way}: {form.replace('_', ', ')}"
-            bits = 8.0 * sizes[form] / max(sizes["elements"], 1)
-            rows.append(Row("leaf", job, "leaf", name, bits, "bits", detail=detail))
-    return rows
-
-
-def leaf_correction_rows(found: Sequence[Mapping[str, int]], score: float) -> list[Row]:
-    """Return how often a follower took the log's side, by b_r, and how far that is from halving."""
-    rows = [
-        Row("leaf", "small network", "leaf", f"corrections, b_r {one['b_r']}", one["corrections"], "entries")
-        for one in found
-    ]
-    name = "corrections halve with each bit: furthest from it, in standard deviations"
-    return [*rows, Row("leaf", "small network", "leaf", name, score, "times", MOST_DEVIATIONS)]
-
-
 def _profile_pairs() -> list[tuple[str, str]]:
     """Return trainer's and auditor's profiles: instruction sets where this machine has them, else jitter."""
     if platform.machine().lower() in ("x86_64", "amd64"):
@@ -642,81 +401,3 @@ def differing_bytes(first: RunDirectory, second: RunDirectory, steps_done: int) 
         shared = min(x.size, y.size)
         total += int(np.count_nonzero(x[:shared] != y[:shared])) + abs(x.size - y.size)
     return total
-
-
-def overhead_rows(job: str, policy: str, found: Mapping[str, Any]) -> list[Row]:
-    """Return the rows of one overhead measurement: ratios of medians, phases as shares of their step.
-
-    Raises:
-        InvalidInput: nothing was measured.
-    """
-    rounds: list[Mapping[str, Mapping[str, float]]] = found["rounds"]
-    if not rounds:
-        raise InvalidInput(f"overhead of {job}: no round was measured")
-    seconds = {
-        who: {phase: statistics.median(one[who][phase] for one in rounds) for phase in rounds[0][who]}
-        for who in ("plain", "record", "audit")
-    }
-    plain = seconds["plain"]["total"]
-
-    def row(measure: str, value: float, unit: Unit, **detail: Any) -> Row:
-        return Row("overhead", job, policy, measure, value, unit, detail=detail)
-
-    rows: list[Row] = []
-    for who in ("record", "audit"):
-        each = sorted(one[who]["total"] / one["plain"]["total"] for one in rounds)
-        detail = {"lowest": each[0], "highest": each[-1], "rounds": len(rounds), "threads": found["threads"]}
-        detail |= {"seconds": seconds[who], "plain_seconds": seconds["plain"]}
-        ratio = row(f"{who} / plain", seconds[who]["total"] / plain, "times", **detail)
-        most = MOST_OVERHEAD.get((who, policy)) if job in LARGE else None
-        rows.append(replace(ratio, must=most))
-    for who in ("record", "audit"):
-        total = seconds[who]["total"]
-        phases = {phase: value for phase, value in seconds[who].items() if phase != "total"}
-        rest = [2 * one[who]["total"] - sum(one[who].values()) for one in rounds]
-        phases["data and log"] = statistics.median(rest)
-        for phase, value in phases.items():
-            name = phase.replace("forward_backward", "forward and backward").replace("_", " ")
-            rows.append(row(f"{who}: {name}", value / total, "share", plain_steps=value / plain))
-    rows.append(row("plain: optimizer", seconds["plain"]["optimizer"] / plain, "share"))
-    rows.append(row("copying one gradient / plain step", found["copy"] / plain, "share"))
-    size = row("log bytes per step, median", found["log_bytes"], "bytes")
-    rows.append(replace(size, must=MOST_LOG.get((job, policy))))
-    one, first, due = found["calibration"], found["first_calibration"], found["calibrations_due"]
-    amortised = (first + due * one) / (found["job_steps"] * plain)
-    rows.append(row("one calibration / plain step", one / plain, "times", first_plain_steps=first / plain))
-    rows.append(
-        row(
-            "all calibrations / plain run", amortised, "share", calibrations=1 + due, steps=found["job_steps"]
-        )
-    )
-    root = found["state_root"] / plain
-    rows.append(row("one state root / plain step", root, "times", amortised=root / CHECKPOINT_EVERY))
-    return rows
-
-
-def machine() -> dict[str, Any]:
-    """Return what a reader needs to place the numbers: processor, cores and versions."""
-    return {
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        **{name: _version(name) for name in ("tallystick", "torch", "numpy", "transformers")},
-    }
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        with storing(str(info)):
-            for line in info.read_text().splitlines():
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None

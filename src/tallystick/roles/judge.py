@@ -100,13 +100,17 @@ def dispute(
             LocalTable(parties), ours, theirs, replay, auditor.load_objection(), level,
             Signing(keys, asked or {}), answers_itself=defence is not None, ledger=ledger, panel=panel,
         )  # fmt: skip
-        result = referee.rule()
-        verify_program(source.program, ours.specification.job.program, accusing=result.accuses)
-        return result
+        return _ruled_by(referee, source)
     finally:
         replay.session.close()
         if own is not replay:
             own.session.close()
+
+
+def _ruled_by(referee: Referee, source: JobSource) -> DisputeResult:
+    result = referee.rule()
+    verify_program(source.program, referee.ours.specification.job.program, accusing=result.accuses)
+    return result
 
 
 def referee(docket: Docket, source: JobSource) -> DisputeResult:
@@ -125,9 +129,7 @@ def referee(docket: Docket, source: JobSource) -> DisputeResult:
             docket, ours, theirs, replay, directories[1].load_objection(), docket.exchange.level,
             Signing(keys, keys), answers_itself=True, ledger=ledger, panel=panel,
         )  # fmt: skip
-        result = referee.rule()
-        verify_program(source.program, ours.specification.job.program, accusing=result.accuses)
-        return result
+        return _ruled_by(referee, source)
     finally:
         replay.session.close()
 

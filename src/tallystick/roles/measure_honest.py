@@ -14,7 +14,7 @@ from typing import Any
 
 from tallystick.errors import TallyError
 from tallystick.execution.determinism import Profile, parse_profile
-from tallystick.roles.bench import Child, run_child
+from tallystick.roles.bench_process import Child, run_child
 
 # ResNet-50's real size takes seconds a step; its blocks, batch norm and functional ReLU stay at this one.
 JOBS: Mapping[str, Mapping[str, str]] = {

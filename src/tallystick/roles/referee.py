@@ -151,12 +151,14 @@ class Referee:
             return replace(self.played, loser=loser, reason=str(forfeit), outcome=FORFEIT)
 
     def _rule(self) -> DisputeResult:
-        ours, theirs, seats, ledger = self.ours, self.theirs, self.seats, self.ledger
+        ours, theirs, seats = self.ours, self.theirs, self.seats
         checkpoints = [checkpoint.steps_done for checkpoint in ours.checkpoints()]
         objection = _checked_objection(self.objection, ours)
         if (begun := self._judged_beginning()) is not None:
             return begun
-        claims = {party: [seat.commitment_at(done) for done in checkpoints] for party, seat in seats.items()}
+        claims: dict[Party, list[bytes]] = {
+            party: [seat.commitment_at(done) for done in checkpoints] for party, seat in seats.items()
+        }
         step_judge = StepJudge(ours, theirs, self.replay, seats, self.panel)
         # A false state in the middle is disputed too, where both sides end in the same one.
         last = next(
@@ -168,10 +170,10 @@ class Referee:
             same = replace(self.played, reason=why, outcome="agreement")
             return _first_ground(step_judge.rule_on_agreed(ours.num_steps, objection), same)
         levels = [Level("checkpoints", checkpoints[: last + 1]), Level("steps", range(checkpoints[last] + 1))]
-        agreed, trainers, auditors = claims["trainer"][0], claims["trainer"][last], claims["auditor"][last]
-        ended = checkpoints[last] - 1
+        ends: dict[Party, bytes] = {party: claimed[last] for party, claimed in claims.items()}
+        agreed, ended = claims["trainer"][0], checkpoints[last] - 1
         self.played = replace(self.played, ends=(ours.prove_step(ended), theirs.prove_step(ended)))
-        game = open_game(levels, agreed=agreed, trainer=trainers, auditor=auditors)
+        game = open_game(levels, agreed=agreed, trainer=ends["trainer"], auditor=ends["auditor"])
         game, rounds = self._bisect(game)
         position = game.position
         assert position is not None
@@ -182,17 +184,16 @@ class Referee:
         earlier = step_judge.rule_on_agreed(position.agreed, objection)
         if any(ground.decides for ground in earlier):
             return _first_ground(earlier, self.played)
-        found: OperatorResult | None = None
-        written: bytes | None = None
-        if self.level == "operators":
-            case = self._operator_case(step_judge, position)
-            found = None if case is None else case.play()
-            if found is not None and ledger.steps:
-                found = replace(found, step_seconds=min(step.wall for step in ledger.steps))
-            if case is not None and found is not None:
-                ends: dict[Party, bytes] = {"trainer": trainers, "auditor": auditors}
-                steps = StepsGame(tuple(checkpoints[: last + 1]), agreed, ends, stated)
-                written = _record_of(ours, theirs, case.agreed, steps, position, found)
+        steps = StepsGame(tuple(checkpoints[: last + 1]), agreed, ends, stated)
+        result = self._rule_on_step(step_judge, position, steps, rounds)
+        # Who objects falsely to a log loses, unless the trainer's state convicts the trainer all the same.
+        return result if result.loser == "trainer" else _first_ground(earlier, result)
+
+    def _rule_on_step(
+        self, step_judge: StepJudge, position: DisputedPosition, steps: StepsGame, rounds: dict[str, int]
+    ) -> DisputeResult:
+        """Rule on the disputed step: on the operator that is false in it, or by repeating the whole step."""
+        found, written = self._play_operators(step_judge, position, steps)
         if found is not None and found.rounds:
             rounds["operators"] = found.rounds
         played = replace(self.played, rounds=sum(rounds.values()), rounds_per_level=rounds, operator=found)
@@ -206,19 +207,28 @@ class Referee:
                 found, written = replace(found, loser=None, reason=why, evidence=None), None
                 played = replace(played, operator=found)
         if found is not None and found.loser is not None:
-            reason = f"step {game.agreed}: {found.reason}"
-            result = replace(played, loser=found.loser, step=game.agreed, reason=reason, record=written)
-        else:
-            ruling = ruling or step_judge.rule(position)
-            result = replace(
-                played,
-                loser=ruling.loser,
-                step=step_judge.step,
-                reason=ruling.reason,
-                outcome=step_judge.outcome,
-            )
-        # Who objects falsely to a log loses, unless the trainer's state convicts the trainer all the same.
-        return result if result.loser == "trainer" else _first_ground(earlier, result)
+            reason = f"step {position.agreed}: {found.reason}"
+            return replace(played, loser=found.loser, step=position.agreed, reason=reason, record=written)
+        ruling = ruling or step_judge.rule(position)
+        return replace(
+            played,
+            loser=ruling.loser,
+            step=step_judge.step,
+            reason=ruling.reason,
+            outcome=step_judge.outcome,
+        )
+
+    def _play_operators(
+        self, step_judge: StepJudge, position: DisputedPosition, steps: StepsGame
+    ) -> tuple[OperatorResult | None, bytes | None]:
+        """Return how the dispute over the step's operators ended and its portable record; None where there is none."""
+        case = self._operator_case(step_judge, position) if self.level == "operators" else None
+        found = None if case is None else case.play()
+        if case is None or found is None:
+            return None, None
+        if self.ledger.steps:
+            found = replace(found, step_seconds=min(step.wall for step in self.ledger.steps))
+        return found, _record_of(self.ours, self.theirs, case.agreed, steps, position, found)
 
     def _judged_beginning(self) -> DisputeResult | None:
         trainer = self.seats["trainer"]

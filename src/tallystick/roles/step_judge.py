@@ -243,15 +243,8 @@ class StepJudge:
             self.by_bytes = True
             return Ruling("trainer", str(problem))
         # 2. The trainer's record speaks of the job's own data.
-        own_batch = batch_digest(self.replay.job.batch(step))
-        if own_batch != record.batch:
-            if self._is_data_noise("trainer", position, state):
-                self.outcome = CANNOT
-                return Ruling("none", f"step {step}: {DATA_NOISE_REASON.format('trainer')}")
-            return Ruling(
-                "trainer",
-                f"step {step}: the committed batch {record.batch[:16]}.. is not the job's, {own_batch[:16]}..",
-            )
+        if (misstated := self._rule_on_batch(position, state)) is not None:
+            return misstated
         # 3. The trainer's log is there and well formed.
         try:
             frame = self.seats["trainer"].frame(step)
@@ -274,6 +267,26 @@ class StepJudge:
         ]
         if schedule:
             return Ruling("trainer", str(schedule[0]))
+        return self._rule_on_states(position, state, frame, repeated)
+
+    def _rule_on_batch(self, position: DisputedPosition, state: HeldState) -> Ruling | None:
+        """Rule on a trainer's record of other data than the job's; None if it is of the job's."""
+        step = position.agreed
+        own, stated = batch_digest(self.replay.job.batch(step)), self.transcript.record(step).batch
+        if own == stated:
+            return None
+        if self._is_data_noise("trainer", position, state):
+            self.outcome = CANNOT
+            return Ruling("none", f"step {step}: {DATA_NOISE_REASON.format('trainer')}")
+        return Ruling(
+            "trainer", f"step {step}: the committed batch {stated[:16]}.. is not the job's, {own[:16]}.."
+        )
+
+    def _rule_on_states(
+        self, position: DisputedPosition, state: HeldState, frame: bytes, repeated: AcceptableStates
+    ) -> Ruling:
+        """Rule on both parties' states after the step, which was repeated from ``state`` under the log's ``frame``."""
+        step = position.agreed
         # 6. Entries and headers that honest arithmetic could not have written; then both states, element by element.
         faults = {party: self._find_fault(party, position, repeated) for party in self.seats}
         if repeated.violations:
@@ -306,6 +319,7 @@ class StepJudge:
         if faults["trainer"] is not None:
             return Ruling("trainer", str(faults["trainer"]))
         if faults["auditor"] is not None:
+            own_batch = batch_digest(self.replay.job.batch(step))
             other_data = self.auditors_transcript.record(step).batch != own_batch
             if other_data and self._is_data_noise("auditor", position, state):
                 self.outcome = CANNOT

@@ -255,7 +255,7 @@ def read_with_torch(data: bytes) -> Transcript:
     Raises:
         InvalidInput, Mismatch: it is no run of the auditor's job, whatever else could be read.
     """
-    from tallystick.diagnosis.explain import explain_runs
+    from tallystick.diagnosis.run_comparison import explain_runs
     from tallystick.reports.divergence import DivergencePage
     from tallystick.roles.auditor import choose_segments
     from tallystick.roles.panel_member import HandedSeat

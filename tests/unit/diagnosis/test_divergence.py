@@ -12,7 +12,7 @@ from tallystick.commit.encoding import hex_float
 from tallystick.commit.state import Entry
 from tallystick.diagnosis.causes import Divergence, Evidence, explain_states, fitting
 from tallystick.diagnosis.divergence import compare, relate_updates
-from tallystick.diagnosis.explain import record_differences
+from tallystick.diagnosis.document_differences import record_differences
 from tallystick.run.documents import StepRecord
 
 generator = np.random.default_rng(3)

@@ -15,16 +15,9 @@ from tallystick.errors import InvalidInput, TallyError
 from tallystick.execution.determinism import Profile
 from tallystick.numerics.policy import find_policy
 from tallystick.roles import measure
-from tallystick.roles.bench import (
-    PARTS,
-    Bench,
-    Row,
-    differing_bytes,
-    kernel_rows,
-    machine,
-    overhead_rows,
-    run_child,
-)
+from tallystick.roles.bench import PARTS, Bench, differing_bytes
+from tallystick.roles.bench_process import machine, run_child
+from tallystick.roles.bench_rows import Row, kernel_rows, overhead_rows
 from tallystick.roles.measure_kernel import kernel
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tallystick.execution.determinism import Profile
-from tallystick.roles.bench import Bench, leaf_correction_rows, leaf_entry_rows, leaf_form_rows
+from tallystick.roles.bench import Bench
+from tallystick.roles.bench_rows import leaf_correction_rows, leaf_entry_rows, leaf_form_rows
 from tallystick.roles.measure_leaf import entries, halving_score, log_forms
 
 

@@ -123,7 +123,7 @@ def calibrate(
 
     from tallystick.reports.calibration import CalibrationReport
     from tallystick.roles import calibrator
-    from tallystick.roles.bench import run_child
+    from tallystick.roles.bench_process import run_child
 
     source = find_job(job)
     order = calibrator.Order(source, settings, rounding, seed, steps, repeats, profiles, device)

@@ -87,7 +87,7 @@ def _compare(
             f"the states after {after} steps alone were compared: no other state, no record and no log"
         )
         return found
-    from tallystick.diagnosis.explain import explain_runs
+    from tallystick.diagnosis.run_comparison import explain_runs
 
     source, unasked = (
         _source(job, own) if effort > 0 else (None, "--effort 0 asks for nothing to be repeated")

@@ -170,35 +170,24 @@ def calibrate(
             table=session.table,
         )
         plain = gradients_under(session, backward, probe, before)
+        heard = _RepeatedStep(session, backward, probe, before, plain, Deviations(session, plain[0]))
         if session.step == 0 and not for_audit and not to_excuse:
-            again, _, _ = gradients_under(session, backward, EchoTape(probe), before)
-            _verify_repeated(session, plain[0], again)
-        seen = Deviations(session, plain[0])
+            heard.verify_twice()
         passes = _repetitions(session, repeats, seed, units)
         for extra in range(counting):
             rare = Jitter(seed * 1000003 + session.step * 101 + repeats + extra, units, fewest=0)
             passes.append(_jittered(session, rare))
-        heard = _Heard()
         for number, pass_ in enumerate(passes):
             if counting and number == repeats:  # how often what is rare happens shows in the last alone
-                heard.flips, heard.crossed = 0.0, []
-                seen.forget_means()
-            heard.add(session, backward, probe, before, plain, seen, pass_)
+                heard.forget_what_is_rare()
+            heard.add(pass_)
         for extra in range((OUTPUTS_TO_EXCUSE if to_excuse else 1) if session.policy.autocast else 0):
             moved = Jitter(seed * 1000003 + session.step * 101 + 97 - extra, units, fewest=0, outputs=True)
-            with _jittered(session, moved):
-                again, _, _ = gradients_under(session, backward, EchoTape(probe), before)
-            put_back(session, before)
-            seen.compare_outputs(again, whole=to_excuse)
-    for ordinal, relative in heard.decisions.items():
-        probe.verify_apart(ordinal, relative, math.ldexp(1.0, decision_safety(session.policy)))
-    chosen = choose_grids(session, seen, heard.decisions, measure_states=for_audit)
-    chosen.table = with_still(session.policy, chosen.table, heard.decisions, still_sites(probe, heard.left))
-    if heard.activations:
-        chosen = with_activations(session, chosen, probe, heard.activations)
+            heard.add_outputs(_jittered(session, moved), whole=to_excuse)
+    chosen = heard.choose(measure_states=for_audit)
     if counting and session.policy.residue_bits and not is_linear(session.optimizer):
         chosen = replace(chosen, weighed=_expected_weight(session, plain[0], heard.gradients, chosen.table))
-    sizes = seen.sizes[-counting:]
+    sizes = heard.seen.sizes[-counting:]
     steady = not counting or (min(sizes) > 0.0 and min(sizes) * UNSTEADY >= max(sizes))
     flips = max(heard.flips, sum(heard.crossed) / max(len(heard.crossed), 1))
     return replace(chosen, flips=flips, steady=steady)
@@ -223,9 +212,25 @@ Plain = tuple[list[Tensor | None], dict[str, Tensor], float]
 
 
 @dataclass
-class _Heard:
-    """What repetitions of a step showed of its decisions and activations; and the gradients of the last."""
+class _RepeatedStep:
+    """One step, repeated: its plain pass, and what repetitions showed of its decisions and activations.
 
+    Attributes:
+        session, backward: the step.
+        probe: the tape of the plain pass.
+        before: the buffers' values before the step.
+        plain: what the plain pass gave.
+        seen: how far repetitions lie from it.
+        decisions, flips, crossed, left, activations: what the repetitions' tapes noted.
+        gradients: of the last repetition.
+    """
+
+    session: Session
+    backward: Callable[[Tape], None]
+    probe: ProbeTape
+    before: dict[str, Tensor]
+    plain: Plain
+    seen: Deviations
     decisions: dict[int, float] = field(default_factory=dict[int, float])
     flips: float = 0.0
     crossed: list[int] = field(default_factory=list[int])
@@ -235,29 +240,56 @@ class _Heard:
     )
     gradients: list[Tensor | None] = field(default_factory=list[Tensor | None])
 
-    def add(
-        self,
-        session: Session,
-        backward: Callable[[Tape], None],
-        probe: ProbeTape,
-        before: dict[str, Tensor],
-        plain: Plain,
-        seen: Deviations,
-        disturbed: AbstractContextManager[None],
-    ) -> None:
+    def verify_twice(self) -> None:
+        """Return if the step gives the same gradients twice.
+
+        Raises:
+            Nondeterminism: it does not; by name.
+        """
+        again, _, _ = gradients_under(self.session, self.backward, EchoTape(self.probe), self.before)
+        _verify_repeated(self.session, self.plain[0], again)
+
+    def forget_what_is_rare(self) -> None:
+        """Forget how often decisions fell otherwise and how large deviations were on average."""
+        self.flips, self.crossed = 0.0, []
+        self.seen.forget_means()
+
+    def add(self, disturbed: AbstractContextManager[None]) -> None:
         """Repeat the step once more, ``disturbed``, and compare it with the plain one."""
-        echo = EchoTape(probe, activations=self.activations)
+        echo = EchoTape(self.probe, activations=self.activations)
         with disturbed:
-            self.gradients, buffers, loss = gradients_under(session, backward, echo, before)
-        put_back(session, before)
-        seen.compare(self.gradients)
-        seen.compare_buffers(plain[1], buffers)
-        seen.compare_loss(plain[2], loss)
+            self.gradients, buffers, loss = gradients_under(self.session, self.backward, echo, self.before)
+        put_back(self.session, self.before)
+        self.seen.compare(self.gradients)
+        self.seen.compare_buffers(self.plain[1], buffers)
+        self.seen.compare_loss(self.plain[2], loss)
         for ordinal, noise in echo.noise.items():
             self.decisions[ordinal] = max(self.decisions.get(ordinal, 0.0), noise)
         self.flips = max(self.flips, echo.flips)
         self.crossed.append(echo.crossed)
         self.left |= echo.left
+
+    def add_outputs(self, disturbed: AbstractContextManager[None], *, whole: bool) -> None:
+        """Repeat the step while what its loss is made of is ``disturbed``; ``whole`` if that counts as noise like any other."""
+        with disturbed:
+            again, _, _ = gradients_under(self.session, self.backward, EchoTape(self.probe), self.before)
+        put_back(self.session, self.before)
+        self.seen.compare_outputs(again, whole=whole)
+
+    def choose(self, *, measure_states: bool) -> Calibration:
+        """Return the grids that follow from the repetitions.
+
+        Raises:
+            Nondeterminism: a site is too noisy for the policy; by name.
+        """
+        session, policy = self.session, self.session.policy
+        for ordinal, relative in self.decisions.items():
+            self.probe.verify_apart(ordinal, relative, math.ldexp(1.0, decision_safety(policy)))
+        chosen = choose_grids(session, self.seen, self.decisions, measure_states=measure_states)
+        chosen.table = with_still(policy, chosen.table, self.decisions, still_sites(self.probe, self.left))
+        if self.activations:
+            chosen = with_activations(session, chosen, self.probe, self.activations)
+        return chosen
 
 
 def _expected_weight(
