@@ -11,7 +11,7 @@ import copy
 import math
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -169,8 +169,11 @@ class Acceptance:
             freedom.path = freedom.largest_move * update * _memory(session)
         for before, now in zip(self._weights, moved, strict=True):
             before.copy_(now)
-        for _, excess in [*tape.excesses, *self.freedom.add(freedom)]:
+        for _, excess in tape.excesses:
             self._exceed(step, excess)
+        for place, excess in self.freedom.add(freedom):
+            site = excess.site if place is None else f"{session.site_name(place)}: {excess.site}"
+            self._exceed(step, replace(excess, site=site))
 
     def _exceed(self, step: int, excess: Excess) -> None:
         if all(known.site != excess.site for _, known in self._excesses):

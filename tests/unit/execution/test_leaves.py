@@ -16,10 +16,17 @@ from torch.nn import functional as F
 from tallystick.errors import InvalidInput, Nondeterminism
 from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.job import Job
-from tallystick.execution.noise.calibration import calibrate
+from tallystick.execution.noise.calibration import Calibration, SiteNoise, calibrate
+from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding.context import RecordTape
 from tallystick.execution.rounding.follow import FollowTape, activation_budget
-from tallystick.execution.rounding.grids import activation_grid, activation_rule, is_noise_only, sampled_scale
+from tallystick.execution.rounding.grids import (
+    activation_grid,
+    activation_rule,
+    is_noise_only,
+    nearest_grid,
+    sampled_scale,
+)
 from tallystick.execution.rounding.leaves import LeafSites
 from tallystick.execution.session import Session
 from tallystick.execution.step import backward_of, run_step
@@ -27,6 +34,7 @@ from tallystick.jobs.resnet50 import ResNet
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Frame, Kind, SiteAddress, SparseEntries, decode, encode
 from tallystick.numerics.nearest import round_bits
+from tallystick.numerics.nearest_tensors import find_reaches
 from tallystick.numerics.policy import LEAF, find_policy, policy_of
 from tallystick.numerics.rounding import fingerprint
 from tallystick.roles.measure_leaf import corrections
@@ -577,3 +585,63 @@ def test_an_activations_entries_have_a_budget_of_eight_deviations_and_its_scale_
         tape = FollowTape(LEAF, GridTable({(int(Kind.ACTIVATION), 0): grid}), Frame())
         tape.activation(Kind.ACTIVATION, 0, x, name="activation of relu")
         assert ["is too wide" in v.rule for v in tape.violations] == [True] * refused
+
+
+ACTIVATION_0 = (int(Kind.ACTIVATION), 0)
+
+
+def counted_moves(values: list[float], noise: float | None) -> int:
+    """Return how many moves are counted where a log takes all of these to the other side, on a grid of scale 2**0."""
+    grid = activation_grid(activation_rule(LEAF), -40, np.zeros(1, dtype=np.int64))
+    small = torch.tensor(values, dtype=torch.float64)
+    other = 1 - find_reaches(small, nearest_grid(activation_rule(LEAF), grid)).side
+    x = torch.cat((small, torch.ones_like(small)))  # the others make the scale, and lie far from a boundary
+    entries = SparseEntries(x.numel(), 1, np.arange(small.numel()), other.numpy())
+    frame = Frame(((SiteAddress(0, 0, Kind.ACTIVATION, 0), encode(entries)),))
+    table = GridTable({ACTIVATION_0: grid})
+    tape = FollowTape(LEAF, table, frame)
+    if noise is not None:
+        measured = SiteNoise(noise, np.zeros(1, dtype=np.int64), 0.0, 0.0)
+        tape.yardstick = Yardstick(LEAF, Calibration({ACTIVATION_0: measured}, table))
+    tape.activation(Kind.ACTIVATION, 0, x, name="activation of linear")
+    assert not tape.violations
+    return tape.freedom.sites[ACTIVATION_0].moved
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_what_lies_on_a_boundary_but_for_the_noise_of_its_terms_is_not_counted_as_moved(sign: float) -> None:
+    """A sum of short numbers lies there for what it is; where its terms cancel, their noise is many of its last places."""
+    boundary = sign * (2.0**-8 + 2.0**-32)  # an element's quantum is 2**-31, its last place 2**-60
+
+    def counted(distance: float, noise: float | None) -> int:
+        return counted_moves([boundary + distance, boundary - distance], noise)
+
+    assert counted(2.0**-55, None) == 0  # within 2**6 of its last places
+    assert counted(2.0**-54, None) == 2
+    assert counted(2.0**-54, 0.0) == 2  # nothing moves here: no sum has noise
+    for noise, inside, outside in (
+        (2.0**-52, 2.0**-51 - 2.0**-60, 2.0**-51),  # twice the noise measured
+        (
+            2.0**-45,
+            2.0**-49 - 2.0**-60,
+            2.0**-49,
+        ),  # and last places of the terms at most, whatever was measured
+    ):
+        assert (counted(inside, noise), counted(outside, noise)) == (0, 2)
+
+
+def test_moves_that_are_not_on_a_boundary_are_counted_whatever_else_is() -> None:
+    """Elements on a boundary excuse themselves alone: a first layer over pixels has one in a hundred of them."""
+    on, beside = 2.0**-8 + 2.0**-32, 2.0**-8 + 2.0**-32 + 2.0**-42
+    assert counted_moves([on] * 100, 2.0**-51) == 0
+    assert counted_moves([on] * 100 + [beside], 2.0**-51) == 1
+
+
+def test_few_elements_of_ordinary_numbers_lie_on_a_boundary() -> None:
+    """Two in a million at most, so that a log gains nothing by them: its budget begins with one in a site."""
+    grid = activation_grid(activation_rule(LEAF), -44, np.zeros(1, dtype=np.int64))
+    x = numbers(1 << 20)
+    reaches = find_reaches(x, nearest_grid(activation_rule(LEAF), grid))
+    width = torch.ldexp(torch.ones_like(x), reaches.quantum)
+    reach = (x.abs() * 2.0**-46).clamp(min=2.0**-49)
+    assert float((2.0 * reach / width).mean()) < 2.0**-19

@@ -50,6 +50,7 @@ from tallystick.numerics.log import (
     decode_decision,
     decode_residues,
 )
+from tallystick.numerics.nearest import TIED
 from tallystick.numerics.nearest_tensors import FollowedNearest, find_reaches, follow_nearest
 from tallystick.numerics.policy import ActivationRule, Policy, entry_budget, move_budget
 from tallystick.numerics.rounding import (
@@ -68,6 +69,10 @@ NOISE_GROWS = 5  # octaves that a gradient of nothing but noise may be larger he
 EXACT_SCALE_SLACK = (
     1  # the same where every row has a scale, but in a calibrated step: those are kept without slack
 )
+DOUBLE = 53  # bits of a float64 significand
+CANCELLED, MOST_CANCELLED = 2.0, 2.0**-49
+"""Times the largest noise measured at a site, and at most over its scale: so far from a boundary lies what lies on it where the
+terms of its sum are larger than itself (docs/adr/0005)."""
 UNSURE = 8.0  # times its own largest deviation, the rms of a site differs by less between machines
 
 
@@ -325,10 +330,35 @@ class FollowTape:
         if len(entries) > budget and _distinct(x, entries, rule, grid) > budget:
             text = f"{len(entries)} entries exceed the budget of {budget}"
             self.violations.append(Violation(name, -1, text))
-        # What lies on a boundary because of what it is falls to either side by any noise.
-        moved = max(0, found.corrections - found.tied)
-        self._count(place, grid, x.numel(), SiteMoves(0.0, moved, found.near))
+        tied = self._moved_on_boundaries(place, x, entries, rule, grid) if found.corrections else 0
+        self._count(place, grid, x.numel(), SiteMoves(0.0, found.corrections - tied, found.near))
         return out
+
+    def _moved_on_boundaries(
+        self, place: Site, x: Tensor, entries: SparseEntries, rule: ActivationRule, grid: SiteGrid
+    ) -> int:
+        """Return how many of the elements that the log moves lie on a boundary: noise alone takes these to either side.
+
+        Sums of short numbers, as of a first layer over pixels, lie there for what they are, however much their terms cancel.
+        The terms' noise stays: it is last places of the site's scale, not of the element.
+        """
+        nearest = nearest_grid(rule, grid)
+        values = x.reshape(-1)[torch.from_numpy(entries.indexes).to(x.device)]
+        reaches = find_reaches(values, nearest)
+        turned = torch.from_numpy(entries.symbols).to(x.device) != reaches.side
+        distance = torch.ldexp(reaches.distance, reaches.quantum)
+        margin = -math.inf if nearest.margin is None else nearest.margin
+        band = torch.clamp(reaches.quantum + margin, min=nearest.band)  # farther ones are not obeyed
+        last = torch.ldexp(torch.ones_like(values), torch.frexp(values).exponent - DOUBLE)
+        reach = torch.where(values != 0.0, last * 2.0**TIED, 0.0).clamp(min=self._reach_of_terms(place, grid))
+        return int((turned & (distance < torch.exp2(band.double())) & (distance < reach)).sum())
+
+    def _reach_of_terms(self, place: Site, grid: SiteGrid) -> float:
+        """Return how far from a boundary noise leaves a sum that lies on it, by the follower's own measurement; 0 without one."""
+        noise = None if self.yardstick is None else self.yardstick.noise.get(place)
+        if noise is None:
+            return 0.0
+        return math.ldexp(min(CANCELLED * noise.relative, MOST_CANCELLED), int(grid.scales[0]))
 
     def _check_activation_scale(self, place: tuple[Kind, int], grid: SiteGrid, x: Tensor, name: str) -> None:
         scales = sampled_scale(None, x)
