@@ -590,11 +590,12 @@ def test_an_activations_entries_have_a_budget_of_eight_deviations_and_its_scale_
 ACTIVATION_0 = (int(Kind.ACTIVATION), 0)
 
 
-def counted_moves(values: list[float], noise: float | None) -> int:
-    """Return how many moves are counted where a log takes all of these to the other side, on a grid of scale 2**0."""
+def counted_moves(values: list[float], noise: float | None, kept: int = 0) -> int:
+    """Return how many moves are counted where a log takes all but the first ``kept`` of these to the other side; scale 2**0."""
     grid = activation_grid(activation_rule(LEAF), -40, np.zeros(1, dtype=np.int64))
     small = torch.tensor(values, dtype=torch.float64)
     other = 1 - find_reaches(small, nearest_grid(activation_rule(LEAF), grid)).side
+    other[:kept] = 1 - other[:kept]
     x = torch.cat((small, torch.ones_like(small)))  # the others make the scale, and lie far from a boundary
     entries = SparseEntries(x.numel(), 1, np.arange(small.numel()), other.numpy())
     frame = Frame(((SiteAddress(0, 0, Kind.ACTIVATION, 0), encode(entries)),))
@@ -634,7 +635,8 @@ def test_moves_that_are_not_on_a_boundary_are_counted_whatever_else_is() -> None
     """Elements on a boundary excuse themselves alone: a first layer over pixels has one in a hundred of them."""
     on, beside = 2.0**-8 + 2.0**-32, 2.0**-8 + 2.0**-32 + 2.0**-42
     assert counted_moves([on] * 100, 2.0**-51) == 0
-    assert counted_moves([on] * 100 + [beside], 2.0**-51) == 1
+    for kept in (0, 100):
+        assert counted_moves([on] * 100 + [beside], 2.0**-51, kept) == 1
 
 
 def test_few_elements_of_ordinary_numbers_lie_on_a_boundary() -> None:
