@@ -15,7 +15,7 @@ from rich.text import Text
 
 from tallystick.cli.bench_chips import chip
 from tallystick.cli.bench_monitor import monitor
-from tallystick.cli.options import Settings, parse_settings
+from tallystick.cli.options import Settings, argument, flag, option, parse_settings
 from tallystick.cli.terminal import console, print_json, say
 from tallystick.errors import InvalidInput
 from tallystick.execution.determinism import Profile, parse_profile
@@ -53,38 +53,28 @@ def start(context: typer.Context) -> int | None:
 
 
 Parts = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[PART]...", help=f"Any of {', '.join(PARTS)}; by default all of them."),
+    list[str] | None, argument("[PART]...", f"Any of {', '.join(PARTS)}; by default all of them.")
 ]
 Jobs = Annotated[
-    list[str] | None,
-    typer.Option("--job", metavar="JOB", help="Instead of each part's own jobs; may be repeated."),
+    list[str] | None, option("--job", "JOB", "Instead of each part's own jobs; may be repeated.")
 ]
 Policies = Annotated[
-    list[str] | None,
-    typer.Option("--policy", metavar="fp64|fp32|bf16|leaf", help="Only this policy; may be repeated."),
+    list[str] | None, option("--policy", "fp64|fp32|bf16|leaf", "Only this policy; may be repeated.")
 ]
 Steps = Annotated[
-    int | None,
-    typer.Option(
-        "--steps", metavar="N", min=1, help="Steps, or measured rounds, instead of each part's own."
-    ),
+    int | None, option("--steps", "N", "Steps, or measured rounds, instead of each part's own.", least=1)
 ]
 Out = Annotated[
     Path | None,
-    typer.Option(
+    option(
         "--out",
-        metavar="DIR",
-        help="Part loss: write losses.json and a plot for each job here, and keep what is trained; another call goes on.",
+        "DIR",
+        "Part loss: write losses.json and a plot for each job here, and keep what is trained; another call goes on.",
     ),
 ]
-Seeds = Annotated[
-    int, typer.Option("--seeds", metavar="N", min=1, max=100, help="Part loss: train with seeds 0 to N - 1.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
-Quick = Annotated[
-    bool, typer.Option("--quick", help="A few steps of everything: shows that it works, measures nothing.")
-]
+Seeds = Annotated[int, option("--seeds", "N", "Part loss: train with seeds 0 to N - 1.", least=1, most=100)]
+AsJson = Annotated[bool, flag("--json", "Print one JSON object instead of a table.")]
+Quick = Annotated[bool, flag("--quick", "A few steps of everything: shows that it works, measures nothing.")]
 
 
 @app.command()
@@ -143,19 +133,12 @@ def write_losses(directory: Path, curves: Sequence[Losses], facts: dict[str, Any
 
 @app.command()
 def evidence(
-    part: Annotated[str, typer.Argument(metavar="[PART]", help="bundle, dispute, or exchange.")] = "bundle",
-    runs: Annotated[int, typer.Option("--runs", metavar="N", min=1, help="bundle: fresh processes.")] = 7,
-    job: Annotated[
-        str, typer.Option("--job", metavar="JOB", help="dispute, exchange: text, gpt2, or another.")
-    ] = "text",
-    policy: Annotated[
-        str, typer.Option("--policy", metavar="NAME", help="dispute, exchange: fp32 or fp64.")
-    ] = "fp32",
+    part: Annotated[str, argument("[PART]", "bundle, dispute, or exchange.")] = "bundle",
+    runs: Annotated[int, option("--runs", "N", "bundle: fresh processes.", least=1)] = 7,
+    job: Annotated[str, option("--job", "JOB", "dispute, exchange: text, gpt2, or another.")] = "text",
+    policy: Annotated[str, option("--policy", "NAME", "dispute, exchange: fp32 or fp64.")] = "fp32",
     segment: Annotated[
-        int,
-        typer.Option(
-            "--segment", metavar="N", min=2, max=64, help="dispute, exchange: steps between checkpoints."
-        ),
+        int, option("--segment", "N", "dispute, exchange: steps between checkpoints.", least=2, most=64)
     ] = 8,
     settings: Settings = None,
     as_json: AsJson = False,
@@ -200,18 +183,13 @@ def _bench_bundle(runs: int, *, as_json: bool) -> int:
 def honest(
     job: Annotated[
         list[str] | None,
-        typer.Option(
-            "--job", metavar="JOB", help="Instead of digits, text and a small resnet50; may be repeated."
-        ),
+        option("--job", "JOB", "Instead of digits, text and a small resnet50; may be repeated."),
     ] = None,
     policy: Policies = None,
     profile: Annotated[
-        list[str] | None,
-        typer.Option("--profile", metavar="NAME", help="Only audits under this arithmetic; may be repeated."),
+        list[str] | None, option("--profile", "NAME", "Only audits under this arithmetic; may be repeated.")
     ] = None,
-    steps: Annotated[
-        int, typer.Option("--steps", metavar="N", min=1, help="Steps of each run.")
-    ] = measure_honest.STEPS,
+    steps: Annotated[int, option("--steps", "N", "Steps of each run.", least=1)] = measure_honest.STEPS,
     settings: Settings = None,
     as_json: AsJson = False,
 ) -> int:

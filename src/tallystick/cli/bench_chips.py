@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated, Any
 
-import typer
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tallystick.cli.options import AsJson
+from tallystick.cli.options import AsJson, argument, option
 from tallystick.cli.profiles import python
 from tallystick.cli.terminal import answer, say
 from tallystick.errors import InvalidInput, TallyError
@@ -43,13 +42,9 @@ RATE = 0.1  # snapshots per chip-day (Shavit 2023, section 3.2)
 FLEETS = (1, 1024, 16384)  # chips that stall each other: loss is chips * rate * stall / 86400
 STEPS = {"text": 40, "gpt2": 10}
 
-Parts = Annotated[
-    list[str] | None, typer.Argument(metavar="[PART]...", help=f"Any of {', '.join(PARTS)}; by default all.")
-]
-Bytes = Annotated[
-    int, typer.Option("--bytes", metavar="N", min=PAGE, help="Size of the buffer that is hashed.")
-]
-Steps = Annotated[int | None, typer.Option("--steps", metavar="N", min=4, help="Observed steps of each job.")]
+Parts = Annotated[list[str] | None, argument("[PART]...", f"Any of {', '.join(PARTS)}; by default all.")]
+Bytes = Annotated[int, option("--bytes", "N", "Size of the buffer that is hashed.", least=PAGE)]
+Steps = Annotated[int | None, option("--steps", "N", "Observed steps of each job.", least=4)]
 
 
 @dataclass(frozen=True)

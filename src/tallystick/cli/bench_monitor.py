@@ -11,23 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tallystick.cli.options import AsJson
+from tallystick.cli.options import AsJson, argument, option
 from tallystick.cli.terminal import answer, say
 from tallystick.errors import InvalidInput
 from tallystick.reports.layout import BAD, GOOD
 
 Parts = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[PART]...", help="Any of plan, draw, simulate, registry; by default all."),
+    list[str] | None, argument("[PART]...", "Any of plan, draw, simulate, registry; by default all.")
 ]
-Events = Annotated[int, typer.Option("--events", metavar="N", min=4, help="Events of the registry.")]
-Lot = Annotated[int, typer.Option("--lot", metavar="N", min=1, max=10_000, help="Chips in one deed.")]
-Chips = Annotated[int, typer.Option("--chips", metavar="C", min=2_000, help="Chips of plan and draw.")]
+Events = Annotated[int, option("--events", "N", "Events of the registry.", least=4)]
+Lot = Annotated[int, option("--lot", "N", "Chips in one deed.", least=1, most=10000)]
+Chips = Annotated[int, option("--chips", "C", "Chips of plan and draw.", least=2000)]
 
 PARTS = ("plan", "draw", "simulate", "registry")
 

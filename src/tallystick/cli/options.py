@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer.models import ArgumentInfo, OptionInfo
 
 from tallystick.commit.encoding import parse_hex
 from tallystick.errors import InvalidInput
@@ -18,38 +19,59 @@ if TYPE_CHECKING:
     from tallystick.execution.job import JobSource
     from tallystick.signing.keys import PublicKey
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a page.")]
+
+def option(
+    name: str,
+    metavar: str,
+    words: str,
+    *,
+    short: str | None = None,
+    least: float | None = None,
+    most: float | None = None,
+    panel: str | None = None,
+) -> OptionInfo:
+    """Return what stands in ``Annotated`` for an option with a value: its name, what the value is, and its help.
+
+    ``least`` and ``most`` bound a number; ``panel`` is the group that ``--help`` shows the option in.
+    """
+    names = (name,) if short is None else (name, short)
+    return typer.Option(*names, metavar=metavar, help=words, min=least, max=most, rich_help_panel=panel)
+
+
+def flag(name: str, words: str, *, panel: str | None = None) -> OptionInfo:
+    """Return what stands in ``Annotated`` for an option without a value."""
+    return typer.Option(name, help=words, rich_help_panel=panel)
+
+
+def argument(metavar: str, words: str) -> ArgumentInfo:
+    """Return what stands in ``Annotated`` for an argument: what it is, and its help."""
+    return typer.Argument(metavar=metavar, help=words)
+
+
+AsJson = Annotated[bool, flag("--json", "Print one JSON object instead of a page.")]
 ProfileName = Annotated[
     str,
-    typer.Option(
-        "--profile",
-        metavar="NAME",
-        help="Arithmetic: native, avx2 or sse4, with threads=N and jitter, joined by commas.",
+    option(
+        "--profile", "NAME", "Arithmetic: native, avx2 or sse4, with threads=N and jitter, joined by commas."
     ),
 ]
-Device = Annotated[str, typer.Option("--device", metavar="cpu|cuda", help="Where to compute.")]
+Device = Annotated[str, option("--device", "cpu|cuda", "Where to compute.")]
 JobName = Annotated[
     str | None,
-    typer.Option(
-        "--job",
-        metavar="JOB",
-        help="The job to run; by default the shipped job that the specification names.",
-    ),
+    option("--job", "JOB", "The job to run; by default the shipped job that the specification names."),
 ]
 
 Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="A setting of the job; may be repeated."),
+    list[str] | None, option("--set", "NAME=VALUE", "A setting of the job; may be repeated.")
 ]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of the portable random streams.")]
+Seed = Annotated[int, option("--seed", "N", "Seed of the portable random streams.", least=0)]
 
-Out = Annotated[Path, typer.Option("--out", metavar="FILE", help="Where to write.")]
-OwnKey = Annotated[str, typer.Option("--key", metavar="FILE", help="Your private key, or env:NAME.")]
+Out = Annotated[Path, option("--out", "FILE", "Where to write.")]
+OwnKey = Annotated[str, option("--key", "FILE", "Your private key, or env:NAME.")]
 Now = Annotated[
-    int | None,
-    typer.Option("--now", metavar="SECOND", min=0, help="UTC second since 1970; by default the clock's."),
+    int | None, option("--now", "SECOND", "UTC second since 1970; by default the clock's.", least=0)
 ]
-_TRUST = typer.Option("--trust", metavar="PARTY=FILE", help="A party's public key; may be repeated.")
+_TRUST = option("--trust", "PARTY=FILE", "A party's public key; may be repeated.")
 Trusted = Annotated[list[str], _TRUST]
 PerhapsTrusted = Annotated[list[str] | None, _TRUST]
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from typer.models import OptionInfo
 
-from tallystick.cli.options import AsJson
+from tallystick.cli.options import AsJson, argument, option
 from tallystick.cli.terminal import answer, say
 from tallystick.errors import InvalidInput, Mismatch, StoreError
 from tallystick.evidence.bundle import BUNDLE_LIMIT, Member, make_bundle
@@ -27,22 +27,18 @@ from tallystick.tlog.tree import LOG_PROOF_LIMIT
 
 PolicyFile = Annotated[
     Path | None,
-    typer.Option(
+    option(
         "--policy",
-        metavar="FILE",
-        help="For a bundle: whose keys, what was to be trained, how much freedom; tally policy init writes one.",
+        "FILE",
+        "For a bundle: whose keys, what was to be trained, how much freedom; tally policy init writes one.",
     ),
 ]
 ModelDirectory = Annotated[
-    Path | None,
-    typer.Option("--model", metavar="DIR", help="For a bundle: the weights' files, to be compared."),
+    Path | None, option("--model", "DIR", "For a bundle: the weights' files, to be compared.")
 ]
 
 BundleFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--bundle", metavar="FILE", help="For weights: the bundle that they should be the result of."
-    ),
+    Path | None, option("--bundle", "FILE", "For weights: the bundle that they should be the result of.")
 ]
 
 
@@ -67,16 +63,13 @@ def policy() -> None:
 @policies.command()
 def init(
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Where to write it; by default stdout.")
+        Path | None, option("--out", "FILE", "Where to write it; by default stdout.", short="-o")
     ] = None,
     trainer: Annotated[list[Path] | None, _keys_of("trainer")] = None,
     auditor: Annotated[list[Path] | None, _keys_of("auditor")] = None,
     judge: Annotated[list[Path] | None, _keys_of("judge")] = None,
     bundle: Annotated[
-        Path | None,
-        typer.Option(
-            "--bundle", metavar="FILE", help="Pin what this bundle states; see that it is what you want."
-        ),
+        Path | None, option("--bundle", "FILE", "Pin what this bundle states; see that it is what you want.")
     ] = None,
 ) -> int:
     """Write an evidence policy with a comment about every field, to be edited."""
@@ -124,12 +117,12 @@ def init(
 def bundle(
     paths: Annotated[
         list[str],
-        typer.Argument(
-            metavar="PATH...",
-            help="Run directories, statements, model.sig, public keys, draws, records; log proofs as DOCUMENT@PROOF.",
+        argument(
+            "PATH...",
+            "Run directories, statements, model.sig, public keys, draws, records; log proofs as DOCUMENT@PROOF.",
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where to write the bundle.")],
+    out: Annotated[Path, option("--out", "FILE", "Where to write the bundle.", short="-o")],
     as_json: AsJson = False,
 ) -> int:
     """Put statements, proofs and records into one file that verifies offline."""

@@ -12,7 +12,7 @@ from typing import Annotated, cast
 import typer
 from rich.console import RenderableType
 
-from tallystick.cli.options import AsJson
+from tallystick.cli.options import AsJson, argument, option
 from tallystick.cli.terminal import answer as show
 from tallystick.cli.terminal import say
 from tallystick.errors import InvalidInput
@@ -112,19 +112,12 @@ def register(parent: typer.Typer) -> None:
 
 @app.command(context_settings={"ignore_unknown_options": True})
 def run(
-    program: Annotated[
-        list[str], typer.Argument(metavar="PROGRAM [ARGUMENT]...", help="The implementation; after --.")
-    ],
-    vectors: Annotated[Path, typer.Option("--vectors", metavar="DIR", help="The vectors' folder.")] = Path(
-        "vectors"
-    ),
+    program: Annotated[list[str], argument("PROGRAM [ARGUMENT]...", "The implementation; after --.")],
+    vectors: Annotated[Path, option("--vectors", "DIR", "The vectors' folder.")] = Path("vectors"),
     suite: Annotated[
-        list[str] | None,
-        typer.Option("--suite", metavar="NAME", help="Ask about this folder of vectors alone; repeatable."),
+        list[str] | None, option("--suite", "NAME", "Ask about this folder of vectors alone; repeatable.")
     ] = None,
-    timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="For one answer.")
-    ] = 30.0,
+    timeout: Annotated[float, option("--timeout", "SECONDS", "For one answer.", least=0.1)] = 30.0,
     as_json: AsJson = False,
 ) -> int:
     """Ask PROGRAM every question; exit code 1 if one answer is wrong, 3 if none is and some are unsupported."""

@@ -8,10 +8,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from tallystick.cli.evidence.bundling import BundleFile, ModelDirectory, PolicyFile, verify_file
-from tallystick.cli.options import AsJson, parse_root
+from tallystick.cli.options import AsJson, argument, option, parse_root
 from tallystick.cli.terminal import answer, say
 from tallystick.commit.state import CHUNK_BYTES, Entry, open_chunk
 from tallystick.dispute.terms import Party
@@ -31,46 +29,33 @@ PROOF_LIMIT = 1 << 27  # bytes; a proof of a step has a few hundred
 CHUNK_SUFFIX = ".chunk"  # of the file with the bytes that a chunk proof beside it speaks of
 
 
-Run = Annotated[Path, typer.Argument(metavar="DIR", help="A run directory, finished or not.")]
+Run = Annotated[Path, argument("DIR", "A run directory, finished or not.")]
 Subject = Annotated[
     Path,
-    typer.Argument(
-        metavar="PATH",
-        help="A bundle of evidence, a run directory, a proof by tally prove, a dispute's record; weights with --bundle.",
+    argument(
+        "PATH",
+        "A bundle of evidence, a run directory, a proof by tally prove, a dispute's record; weights with --bundle.",
     ),
 ]
-Root = Annotated[
-    str | None, typer.Option("--root", metavar="HEX", help="The root to verify against; needed for proofs.")
-]
+Root = Annotated[str | None, option("--root", "HEX", "The root to verify against; needed for proofs.")]
 TrainerSigns = Annotated[
-    Path | None,
-    typer.Option("--trainer-signs", metavar="FILE", help="Of a dispute's record: the trainer's public key."),
+    Path | None, option("--trainer-signs", "FILE", "Of a dispute's record: the trainer's public key.")
 ]
 AuditorSigns = Annotated[
-    Path | None, typer.Option("--auditor-signs", metavar="FILE", help="The auditor's public key, likewise.")
+    Path | None, option("--auditor-signs", "FILE", "The auditor's public key, likewise.")
 ]
 ChunkFile = Annotated[
-    Path | None,
-    typer.Option("--chunk", metavar="FILE", help="The bytes a chunk proof is about; by default PATH.chunk."),
+    Path | None, option("--chunk", "FILE", "The bytes a chunk proof is about; by default PATH.chunk.")
 ]
-Step = Annotated[
-    int | None, typer.Option("--step", metavar="N", min=0, help="Prove the record of this step.")
-]
+Step = Annotated[int | None, option("--step", "N", "Prove the record of this step.", least=0)]
 Checkpoint = Annotated[
-    int | None,
-    typer.Option("--checkpoint", metavar="N", min=0, help="Prove a part of the state after N steps."),
+    int | None, option("--checkpoint", "N", "Prove a part of the state after N steps.", least=0)
 ]
-EntryName = Annotated[
-    str | None,
-    typer.Option("--entry", metavar="NAME", help="The state's entry, such as model/head.weight."),
-]
+EntryName = Annotated[str | None, option("--entry", "NAME", "The state's entry, such as model/head.weight.")]
 ChunkIndex = Annotated[
-    int | None,
-    typer.Option("--chunk", metavar="I", min=0, help=f"The entry's chunk of {CHUNK_BYTES} bytes, from 0."),
+    int | None, option("--chunk", "I", f"The entry's chunk of {CHUNK_BYTES} bytes, from 0.", least=0)
 ]
-ProofOut = Annotated[
-    Path | None, typer.Option("--out", metavar="FILE", help="Where to write the proof; by default stdout.")
-]
+ProofOut = Annotated[Path | None, option("--out", "FILE", "Where to write the proof; by default stdout.")]
 
 
 def show(run: Run, as_json: AsJson = False) -> int:

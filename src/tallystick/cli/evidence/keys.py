@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import RenderableType
 
-from tallystick.cli.options import AsJson
+from tallystick.cli.options import AsJson, argument, option
 from tallystick.cli.terminal import answer
 from tallystick.reports.layout import GOOD, Row, page
 from tallystick.signing.keys import PublicKey, generate_key
@@ -18,8 +18,7 @@ from tallystick.store.keys import PASSWORD_VARIABLE, load_key, load_public_key, 
 
 app = typer.Typer(help="Make signing keys and show whose they are.", no_args_is_help=True)
 Algorithm = Annotated[
-    str,
-    typer.Option("--algorithm", metavar="NAME", help="ed25519, ecdsa-p256 (model signatures) or ecdsa-p384."),
+    str, option("--algorithm", "NAME", "ed25519, ecdsa-p256 (model signatures) or ecdsa-p384.")
 ]
 
 
@@ -62,9 +61,7 @@ def register(parent: typer.Typer) -> None:
 
 @app.command()
 def generate(
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="For the private key; FILE.pub will be the public one.")
-    ],
+    file: Annotated[Path, argument("FILE", "For the private key; FILE.pub will be the public one.")],
     algorithm: Algorithm = "ed25519",
     as_json: AsJson = False,
 ) -> int:
@@ -79,9 +76,7 @@ def generate(
 
 @app.command()
 def show(
-    key: Annotated[
-        str, typer.Argument(metavar="FILE", help="A public key's file, a private key's, or env:NAME.")
-    ],
+    key: Annotated[str, argument("FILE", "A public key's file, a private key's, or env:NAME.")],
     as_json: AsJson = False,
 ) -> int:
     """Show a key's algorithm and identity; never what is private."""

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tallystick.cli.options import AsJson
+from tallystick.cli.options import AsJson, argument, flag, option
 from tallystick.cli.terminal import answer
 from tallystick.errors import InvalidInput
 from tallystick.reports.layout import DonePage, Row
@@ -24,23 +24,16 @@ app = typer.Typer(
     help="Publish roots and statements in a transparency log, and check one.", no_args_is_help=True
 )
 
-Log = Annotated[Path, typer.Argument(metavar="LOG", help="The log's directory.")]
-Key = Annotated[str, typer.Option("--key", metavar="KEY", help="An Ed25519 private key's file, or env:NAME.")]
+Log = Annotated[Path, argument("LOG", "The log's directory.")]
+Key = Annotated[str, option("--key", "KEY", "An Ed25519 private key's file, or env:NAME.")]
 Document = Annotated[
-    Path,
-    typer.Argument(
-        metavar="DOCUMENT", help="A finished run's directory, its run.json, a statement, or a draw."
-    ),
+    Path, argument("DOCUMENT", "A finished run's directory, its run.json, a statement, or a draw.")
 ]
 PolicyFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--policy", metavar="FILE", help="Known logs and witnesses and their quorum (C2SP tlog-policy)."
-    ),
+    Path | None, option("--policy", "FILE", "Known logs and witnesses and their quorum (C2SP tlog-policy).")
 ]
 LogKey = Annotated[
-    str | None,
-    typer.Option("--log-key", metavar="VKEY", help="The log's key; instead of a policy, no witness asked."),
+    str | None, option("--log-key", "VKEY", "The log's key; instead of a policy, no witness asked.")
 ]
 
 
@@ -53,10 +46,7 @@ def register(parent: typer.Typer) -> None:
 def init(
     log: Log,
     origin: Annotated[
-        str,
-        typer.Option(
-            "--origin", metavar="NAME", help="The log's name: where it is served, without https://."
-        ),
+        str, option("--origin", "NAME", "The log's name: where it is served, without https://.")
     ],
     key: Key,
     as_json: AsJson = False,
@@ -76,11 +66,9 @@ def init(
 
 @app.command()
 def vkey(
-    name: Annotated[
-        str, typer.Option("--name", metavar="NAME", help="The name that stands before the signature.")
-    ],
+    name: Annotated[str, option("--name", "NAME", "The name that stands before the signature.")],
     key: Key,
-    witness: Annotated[bool, typer.Option("--witness", help="The key cosigns as a witness.")] = False,
+    witness: Annotated[bool, flag("--witness", "The key cosigns as a witness.")] = False,
     as_json: AsJson = False,
 ) -> int:
     """Print a key as logs and policies write it."""
@@ -94,8 +82,7 @@ def vkey(
 def add(
     log: Log,
     documents: Annotated[
-        list[Path],
-        typer.Argument(metavar="DOCUMENT...", help="Run directories, run.json files, statements, draws."),
+        list[Path], argument("DOCUMENT...", "Run directories, run.json files, statements, draws.")
     ],
     as_json: AsJson = False,
 ) -> int:
@@ -137,18 +124,14 @@ def checkpoint(log: Log, key: Key, as_json: AsJson = False) -> int:
 @app.command()
 def cosign(
     log: Log,
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="The witness's name.")],
+    name: Annotated[str, option("--name", "NAME", "The witness's name.")],
     key: Key,
-    log_key: Annotated[str, typer.Option("--log-key", metavar="VKEY", help="The log's key.")],
+    log_key: Annotated[str, option("--log-key", "VKEY", "The log's key.")],
     memory: Annotated[
-        Path,
-        typer.Option(
-            "--memory", metavar="DIR", help="Where this witness keeps what it saw; never delete it."
-        ),
+        Path, option("--memory", "DIR", "Where this witness keeps what it saw; never delete it.")
     ],
     out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="FILE", help="Write the checkpoint there, not into the log."),
+        Path | None, option("--out", "FILE", "Write the checkpoint there, not into the log.")
     ] = None,
     as_json: AsJson = False,
 ) -> int:
@@ -177,7 +160,7 @@ def cosign(
 def prove(
     log: Log,
     document: Document,
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where to write the .tlog-proof.")],
+    out: Annotated[Path, option("--out", "FILE", "Where to write the .tlog-proof.")],
     as_json: AsJson = False,
 ) -> int:
     """Write the offline proof that a document is in the log."""
@@ -191,10 +174,8 @@ def prove(
 
 @app.command()
 def verify(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="A log's directory, or a .tlog-proof file.")],
-    document: Annotated[
-        Path | None, typer.Argument(metavar="DOCUMENT", help="For a proof: the document it speaks of.")
-    ] = None,
+    path: Annotated[Path, argument("PATH", "A log's directory, or a .tlog-proof file.")],
+    document: Annotated[Path | None, argument("DOCUMENT", "For a proof: the document it speaks of.")] = None,
     policy: PolicyFile = None,
     log_key: LogKey = None,
     as_json: AsJson = False,

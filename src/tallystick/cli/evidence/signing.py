@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from tallystick.cli.options import AsJson
+from tallystick.cli.options import AsJson, argument, option
 from tallystick.cli.terminal import answer
 from tallystick.errors import StoreError
 from tallystick.reports.layout import DonePage, Row
@@ -21,7 +21,7 @@ from tallystick.store.models import WEIGHTS_FILE, read_manifest, write_weights
 
 PROVENANCE_FILE = "provenance.intoto.json"
 
-Key = Annotated[str, typer.Option("--key", metavar="KEY", help="A private key's file, or env:NAME.")]
+Key = Annotated[str, option("--key", "KEY", "A private key's file, or env:NAME.")]
 
 
 def register(parent: typer.Typer) -> None:
@@ -31,13 +31,10 @@ def register(parent: typer.Typer) -> None:
 
 
 def sign(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A finished run, or a model's directory.")],
+    directory: Annotated[Path, argument("DIR", "A finished run, or a model's directory.")],
     key: Key,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", metavar="FILE", help=f"By default DIR/{PROVENANCE_FILE} or DIR/{SIGNATURE_FILE}."
-        ),
+        Path | None, option("--out", "FILE", f"By default DIR/{PROVENANCE_FILE} or DIR/{SIGNATURE_FILE}.")
     ] = None,
     as_json: AsJson = False,
 ) -> int:
@@ -67,8 +64,8 @@ def sign(
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="DIR", help="A finished run.")],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help=f"Where to write {WEIGHTS_FILE}.")],
+    run: Annotated[Path, argument("DIR", "A finished run.")],
+    out: Annotated[Path, option("--out", "DIR", f"Where to write {WEIGHTS_FILE}.")],
     as_json: AsJson = False,
 ) -> int:
     """Write a run's final weights as safetensors; one run makes one file, byte for byte."""

@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from tallystick.cli.options import AsJson
+from tallystick.cli.options import AsJson, argument, flag, option
 from tallystick.cli.terminal import console, print_json
 from tallystick.commit.encoding import parse_hex
 from tallystick.errors import InvalidInput, Mismatch
@@ -55,66 +53,45 @@ EVIDENCE_LIMIT = 1 << 24
 
 TpmEvidenceFile = Annotated[
     Path | None,
-    typer.Option(
-        "--tpm", metavar="FILE", help="A TPM's evidence, as tally chip attest --tpm wrote it for your nonce."
-    ),
+    option("--tpm", "FILE", "A TPM's evidence, as tally chip attest --tpm wrote it for your nonce."),
 ]
 TpmKeyFile = Annotated[
-    Path | None,
-    typer.Option("--tpm-key", metavar="FILE", help="The TPM's attestation key, known beforehand."),
+    Path | None, option("--tpm-key", "FILE", "The TPM's attestation key, known beforehand.")
 ]
 EnrolmentFile = Annotated[
     Path | None,
-    typer.Option(
+    option(
         "--tpm-enrolment",
-        metavar="FILE",
-        help="Instead of --tpm-key: the attestation key's enrolment, signed by --enroller.",
+        "FILE",
+        "Instead of --tpm-key: the attestation key's enrolment, signed by --enroller.",
     ),
 ]
 EnrollerFile = Annotated[
-    Path | None,
-    typer.Option("--enroller", metavar="FILE", help="The enroller's public key, known beforehand."),
+    Path | None, option("--enroller", "FILE", "The enroller's public key, known beforehand.")
 ]
 PcrFile = Annotated[
-    Path | None,
-    typer.Option("--pcrs", metavar="FILE", help="Register values of a machine that booted what it should."),
+    Path | None, option("--pcrs", "FILE", "Register values of a machine that booted what it should.")
 ]
 DeviceFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--device", metavar="FILE", help="The accelerator's evidence, in the form of NVIDIA's tools."
-    ),
+    Path | None, option("--device", "FILE", "The accelerator's evidence, in the form of NVIDIA's tools.")
 ]
-RootFile = Annotated[
-    Path | None, typer.Option("--device-root", metavar="FILE", help="The maker's root certificate, PEM.")
-]
+RootFile = Annotated[Path | None, option("--device-root", "FILE", "The maker's root certificate, PEM.")]
 MeasurementFile = Annotated[
-    Path | None,
-    typer.Option("--measurements", metavar="FILE", help="Measurements that the reader accepts."),
+    Path | None, option("--measurements", "FILE", "Measurements that the reader accepts.")
 ]
 ChainFile = Annotated[
     Path | None,
-    typer.Option(
-        "--endorsement",
-        metavar="FILE",
-        help="Certificates of the log's own key, PEM, up to the maker's root.",
-    ),
+    option("--endorsement", "FILE", "Certificates of the log's own key, PEM, up to the maker's root."),
 ]
 ListFiles = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--crl", metavar="FILE", help="A list of revoked certificates, PEM or DER; may be repeated."
-    ),
+    list[Path] | None, option("--crl", "FILE", "A list of revoked certificates, PEM or DER; may be repeated.")
 ]
 ListsRequired = Annotated[
-    bool,
-    typer.Option("--require-crl", help="Refuse a chain without a list for each certificate below the root."),
+    bool, flag("--require-crl", "Refuse a chain without a list for each certificate below the root.")
 ]
 Moment = Annotated[
     int | None,
-    typer.Option(
-        "--at", metavar="SECONDS", min=0, max=LATEST, help="When certificates must hold; by default now."
-    ),
+    option("--at", "SECONDS", "When certificates must hold; by default now.", least=0, most=LATEST),
 ]
 
 
@@ -370,18 +347,14 @@ def load_enrolment(path: Path, enroller: PublicKey) -> Enrolment:
 
 
 def device(
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Evidence of one accelerator, as NVIDIA's tools write it.")
-    ],
-    root: Annotated[
-        Path, typer.Option("--device-root", metavar="FILE", help="The maker's root certificate, PEM.")
-    ],
+    file: Annotated[Path, argument("FILE", "Evidence of one accelerator, as NVIDIA's tools write it.")],
+    root: Annotated[Path, option("--device-root", "FILE", "The maker's root certificate, PEM.")],
     nonce: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--nonce",
-            metavar="HEX",
-            help="The 32 bytes that the device was asked with; without it, freshness is not shown.",
+            "HEX",
+            "The 32 bytes that the device was asked with; without it, freshness is not shown.",
         ),
     ] = None,
     measurements: MeasurementFile = None,

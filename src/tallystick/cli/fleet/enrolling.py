@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from tallystick.cli.fleet.chip_evidence import ListFiles, Lists, ListsRequired, Moment, tpm_key_of
-from tallystick.cli.options import AsJson, Out, OwnKey
+from tallystick.cli.options import AsJson, Out, OwnKey, argument, option
 from tallystick.cli.terminal import answer
 from tallystick.errors import InvalidInput
 from tallystick.fleet.attestation.certificates import CHAIN_LIMIT, Certificate, parse_chain, parse_root
@@ -39,11 +39,10 @@ app = typer.Typer(
     help="Enrol a TPM's attestation key under the certificate of its endorsement key.", no_args_is_help=True
 )
 
-Chip = Annotated[Path, typer.Argument(metavar="CHIP", help="The chip's directory; its key is in a TPM.")]
-RequestFile = Annotated[Path, typer.Argument(metavar="REQUEST", help="What the owner asks to be enrolled.")]
+Chip = Annotated[Path, argument("CHIP", "The chip's directory; its key is in a TPM.")]
+RequestFile = Annotated[Path, argument("REQUEST", "What the owner asks to be enrolled.")]
 RootFiles = Annotated[
-    list[Path],
-    typer.Option("--ek-root", metavar="FILE", help="A TPM maker's root that you pin, PEM; may be repeated."),
+    list[Path], option("--ek-root", "FILE", "A TPM maker's root that you pin, PEM; may be repeated.")
 ]
 
 
@@ -53,15 +52,14 @@ def request(
     out: Out,
     certificates: Annotated[
         Path | None,
-        typer.Option(
+        option(
             "--certificates",
-            metavar="FILE",
-            help="Certificates of the TPM's endorsement key, PEM, leaf first; by default what its maker left in it.",
+            "FILE",
+            "Certificates of the TPM's endorsement key, PEM, leaf first; by default what its maker left in it.",
         ),
     ] = None,
     issuers: Annotated[
-        Path | None,
-        typer.Option("--issuers", metavar="FILE", help="Issuers to stand above the one in the TPM, PEM."),
+        Path | None, option("--issuers", "FILE", "Issuers to stand above the one in the TPM, PEM.")
     ] = None,
     as_json: AsJson = False,
 ) -> int:
@@ -96,10 +94,7 @@ def challenge(
     request: RequestFile,
     roots: RootFiles,
     out: Out,
-    keep: Annotated[
-        Path,
-        typer.Option("--keep", metavar="FILE", help="The secret, for you alone, until the answer comes."),
-    ],
+    keep: Annotated[Path, option("--keep", "FILE", "The secret, for you alone, until the answer comes.")],
     lists: ListFiles = None,
     require_lists: ListsRequired = False,
     at: Moment = None,
@@ -126,7 +121,7 @@ def challenge(
 @app.command("answer")
 def answer_challenge(
     chip: Chip,
-    challenge: Annotated[Path, typer.Argument(metavar="CHALLENGE", help="What the enroller sent.")],
+    challenge: Annotated[Path, argument("CHALLENGE", "What the enroller sent.")],
     out: Out,
     as_json: AsJson = False,
 ) -> int:
@@ -143,8 +138,8 @@ def answer_challenge(
 @app.command()
 def sign(
     request: RequestFile,
-    given: Annotated[Path, typer.Argument(metavar="ANSWER", help="What the TPM answered.")],
-    kept: Annotated[Path, typer.Option("--kept", metavar="FILE", help="What you kept of the challenge.")],
+    given: Annotated[Path, argument("ANSWER", "What the TPM answered.")],
+    kept: Annotated[Path, option("--kept", "FILE", "What you kept of the challenge.")],
     roots: RootFiles,
     key: OwnKey,
     out: Out,

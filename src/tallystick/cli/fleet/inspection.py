@@ -15,7 +15,9 @@ from tallystick.cli.options import (
     Out,
     OwnKey,
     Trusted,
+    argument,
     load_trusted,
+    option,
     parse_counts,
     parse_named,
     second_of,
@@ -58,20 +60,13 @@ visits = typer.Typer(
     help="Inspect chips: orders, offline packages, findings, verdicts.", no_args_is_help=True
 )
 
-FrameFile = Annotated[
-    Path, typer.Option("--frame", metavar="FILE", help="What `tally registry frame` wrote.")
-]
-Announced = Annotated[Path, typer.Argument(metavar="FILE", help="What `tally draw announce` wrote.")]
-Beacon = Annotated[
-    str, typer.Option("--beacon", metavar="HEX", help="The value of the announced beacon round.")
-]
+FrameFile = Annotated[Path, option("--frame", "FILE", "What `tally registry frame` wrote.")]
+Announced = Annotated[Path, argument("FILE", "What `tally draw announce` wrote.")]
+Beacon = Annotated[str, option("--beacon", "HEX", "The value of the announced beacon round.")]
 LogKind = Annotated[
-    str,
-    typer.Option(
-        "--logs", metavar="chip|plain", help="What the chips' logs are; plain: any file that the chip signed."
-    ),
+    str, option("--logs", "chip|plain", "What the chips' logs are; plain: any file that the chip signed.")
 ]
-Package = Annotated[Path, typer.Argument(metavar="DIR", help="The inspection package.")]
+Package = Annotated[Path, argument("DIR", "The inspection package.")]
 
 
 def register(parent: typer.Typer) -> None:
@@ -87,18 +82,15 @@ def register(parent: typer.Typer) -> None:
 def announce(
     frame: FrameFile,
     samples: Annotated[
-        list[str],
-        typer.Option("--samples", metavar="STRATUM=N", help="Chips to draw of each stratum, as planned."),
+        list[str], option("--samples", "STRATUM=N", "Chips to draw of each stratum, as planned.")
     ],
-    period: Annotated[int, typer.Option("--period", metavar="N", help="Number of the period, from 0.")],
-    reports: Annotated[str, typer.Option("--reports", metavar="HEX", help="Root over the owners' reports.")],
-    count: Annotated[int, typer.Option("--reports-count", metavar="N", help="How many reports there are.")],
-    closed: Annotated[int, typer.Option("--reports-closed", metavar="SECOND", help="When they closed.")],
-    source: Annotated[str, typer.Option("--beacon-source", metavar="NAME", help="Whose beacon will speak.")],
-    beacon_round: Annotated[int, typer.Option("--beacon-round", metavar="N", help="In which of its rounds.")],
-    beacon_time: Annotated[
-        int, typer.Option("--beacon-time", metavar="SECOND", help="When that round is published.")
-    ],
+    period: Annotated[int, option("--period", "N", "Number of the period, from 0.")],
+    reports: Annotated[str, option("--reports", "HEX", "Root over the owners' reports.")],
+    count: Annotated[int, option("--reports-count", "N", "How many reports there are.")],
+    closed: Annotated[int, option("--reports-closed", "SECOND", "When they closed.")],
+    source: Annotated[str, option("--beacon-source", "NAME", "Whose beacon will speak.")],
+    beacon_round: Annotated[int, option("--beacon-round", "N", "In which of its rounds.")],
+    beacon_time: Annotated[int, option("--beacon-time", "SECOND", "When that round is published.")],
     out: Out,
     as_json: AsJson = False,
 ) -> int:
@@ -123,12 +115,9 @@ def announce(
 def sample(
     announcement: Announced,
     beacon: Beacon,
-    frame: Annotated[
-        Path | None, typer.Option("--frame", metavar="FILE", help="To name the chips drawn.")
-    ] = None,
+    frame: Annotated[Path | None, option("--frame", "FILE", "To name the chips drawn.")] = None,
     claimed: Annotated[
-        str | None,
-        typer.Option("--digest", metavar="HEX", help="Compare with this draw; 1 if it is another."),
+        str | None, option("--digest", "HEX", "Compare with this draw; 1 if it is another.")
     ] = None,
     as_json: AsJson = False,
 ) -> int:
@@ -164,17 +153,13 @@ def order(
     announcement: Announced,
     beacon: Beacon,
     frame: FrameFile,
-    registry: Annotated[Path, typer.Option("--registry", metavar="DIR", help="The registry's directory.")],
-    inspector: Annotated[str, typer.Option("--inspector", metavar="NAME", help="Who inspects.")],
-    due: Annotated[int, typer.Option("--due", metavar="SECOND", help="Until when.")],
+    registry: Annotated[Path, option("--registry", "DIR", "The registry's directory.")],
+    inspector: Annotated[str, option("--inspector", "NAME", "Who inspects.")],
+    due: Annotated[int, option("--due", "SECOND", "Until when.")],
     key: OwnKey,
-    out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Where to write one order for each place.")
-    ],
-    seals: Annotated[
-        list[str] | None, typer.Option("--seal", metavar="NAME", help="A seal that must be intact.")
-    ] = None,
-    photos: Annotated[int, typer.Option("--photos", metavar="N", min=0, help="Pictures of each chip.")] = 1,
+    out: Annotated[Path, option("--out", "DIR", "Where to write one order for each place.")],
+    seals: Annotated[list[str] | None, option("--seal", "NAME", "A seal that must be intact.")] = None,
+    photos: Annotated[int, option("--photos", "N", "Pictures of each chip.", least=0)] = 1,
     now: Now = None,
     as_json: AsJson = False,
 ) -> int:
@@ -209,8 +194,8 @@ def order(
 
 @visits.command()
 def pack(
-    order_file: Annotated[Path, typer.Argument(metavar="ORDER", help="A signed work order.")],
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The package to make.")],
+    order_file: Annotated[Path, argument("ORDER", "A signed work order.")],
+    directory: Annotated[Path, argument("DIR", "The package to make.")],
     key: OwnKey,
     trust: Trusted,
     now: Now = None,
@@ -235,28 +220,16 @@ def pack(
 @visits.command()
 def record(
     directory: Package,
-    chip: Annotated[str, typer.Argument(metavar="CHIP", help="Its UEID in hexadecimal.")],
+    chip: Annotated[str, argument("CHIP", "Its UEID in hexadecimal.")],
     key: OwnKey,
-    outcome: Annotated[
-        str, typer.Option("--outcome", metavar="WORD", help="seen, refused, absent or unreached.")
-    ] = SEEN,
-    serial: Annotated[
-        str, typer.Option("--serial", metavar="TEXT", help="The serial number on the part.")
-    ] = "",
-    log: Annotated[
-        Path | None, typer.Option("--log", metavar="FILE", help="The log that the chip gave.")
-    ] = None,
-    evidence: Annotated[
-        Path | None, typer.Option("--evidence", metavar="FILE", help="What it signed with the nonce.")
-    ] = None,
-    device_key: Annotated[
-        Path | None, typer.Option("--device-key", metavar="FILE", help="Its public key.")
-    ] = None,
-    seals: Annotated[
-        list[str] | None, typer.Option("--seal", metavar="NAME=STATE", help="intact, broken, missing.")
-    ] = None,
-    photos: Annotated[list[Path] | None, typer.Option("--photo", metavar="FILE", help="A picture.")] = None,
-    note: Annotated[str, typer.Option("--note", metavar="TEXT", help="Anything else.")] = "",
+    outcome: Annotated[str, option("--outcome", "WORD", "seen, refused, absent or unreached.")] = SEEN,
+    serial: Annotated[str, option("--serial", "TEXT", "The serial number on the part.")] = "",
+    log: Annotated[Path | None, option("--log", "FILE", "The log that the chip gave.")] = None,
+    evidence: Annotated[Path | None, option("--evidence", "FILE", "What it signed with the nonce.")] = None,
+    device_key: Annotated[Path | None, option("--device-key", "FILE", "Its public key.")] = None,
+    seals: Annotated[list[str] | None, option("--seal", "NAME=STATE", "intact, broken, missing.")] = None,
+    photos: Annotated[list[Path] | None, option("--photo", "FILE", "A picture.")] = None,
+    note: Annotated[str, option("--note", "TEXT", "Anything else.")] = "",
     now: Now = None,
     as_json: AsJson = False,
 ) -> int:
@@ -285,10 +258,8 @@ def record(
 @visits.command("hand-over")
 def hand_over(
     directory: Package,
-    giver: Annotated[
-        str, typer.Option("--from", metavar="PARTY=KEYFILE", help="Who gives the package away.")
-    ],
-    taker: Annotated[str, typer.Option("--to", metavar="PARTY=KEYFILE", help="Who takes it.")],
+    giver: Annotated[str, option("--from", "PARTY=KEYFILE", "Who gives the package away.")],
+    taker: Annotated[str, option("--to", "PARTY=KEYFILE", "Who takes it.")],
     now: Now = None,
     as_json: AsJson = False,
 ) -> int:
@@ -319,23 +290,14 @@ def seal(directory: Package, key: OwnKey, now: Now = None, as_json: AsJson = Fal
 def check(
     directory: Package,
     trust: Trusted,
-    frame: Annotated[
-        Path | None, typer.Option("--frame", metavar="FILE", help="The list drawn from, for --rounds.")
-    ] = None,
-    rounds: Annotated[
-        Path | None, typer.Option("--rounds", metavar="FILE", help="Write the rounds for the next plan.")
-    ] = None,
+    frame: Annotated[Path | None, option("--frame", "FILE", "The list drawn from, for --rounds.")] = None,
+    rounds: Annotated[Path | None, option("--rounds", "FILE", "Write the rounds for the next plan.")] = None,
     body: Annotated[
-        Path | None,
-        typer.Option("--deed-body", metavar="FILE", help="Write the body of the registry's deed."),
+        Path | None, option("--deed-body", "FILE", "Write the body of the registry's deed.")
     ] = None,
     earlier: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--earlier",
-            metavar="DIR",
-            help="A sealed package of before, whose logs must go on; may be repeated.",
-        ),
+        option("--earlier", "DIR", "A sealed package of before, whose logs must go on; may be repeated."),
     ] = None,
     logs: LogKind = "chip",
     as_json: AsJson = False,

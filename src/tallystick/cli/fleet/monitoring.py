@@ -18,9 +18,11 @@ from tallystick.cli.options import (
     AsJson,
     JobName,
     PerhapsTrusted,
+    argument,
     choose_source,
     load_chip_keys,
     load_trusted,
+    option,
 )
 from tallystick.cli.profiles import python
 from tallystick.cli.terminal import answer, console, print_json, say
@@ -48,10 +50,8 @@ EXPECTED = {"honest": "pass", "unreported": "fail", "glued": "fail"}
 
 Keep = Annotated[
     Path | None,
-    typer.Option(
-        "--keep",
-        metavar="DIR",
-        help="A new or empty directory for everything; by default a temporary one, which stays.",
+    option(
+        "--keep", "DIR", "A new or empty directory for everything; by default a temporary one, which stays."
     ),
 ]
 
@@ -63,52 +63,32 @@ def register(parent: typer.Typer) -> None:
 
 @app.command()
 def verify(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="What the owner hands over: runs/ and chips/.")
-    ],
+    folder: Annotated[Path, argument("DIR", "What the owner hands over: runs/ and chips/.")],
     chips: Annotated[
-        list[str],
-        typer.Option(
-            "--chip", metavar="UEID=FILE", help="A chip of the owner and its public key; may be repeated."
-        ),
+        list[str], option("--chip", "UEID=FILE", "A chip of the owner and its public key; may be repeated.")
     ],
     beacon: Annotated[
-        str,
-        typer.Option(
-            "--beacon", metavar="HEX", help="32 bytes that became public after the reports were committed."
-        ),
+        str, option("--beacon", "HEX", "32 bytes that became public after the reports were committed.")
     ],
     segments: Annotated[
-        int, typer.Option("--segments", metavar="N", min=1, help="Segments of each run to repeat at random.")
+        int, option("--segments", "N", "Segments of each run to repeat at random.", least=1)
     ] = 2,
     largest: Annotated[
-        int,
-        typer.Option(
-            "--largest", metavar="N", min=0, help="Segments with the largest updates to repeat too."
-        ),
+        int, option("--largest", "N", "Segments with the largest updates to repeat too.", least=0)
     ] = 1,
     memory: Annotated[
         int,
-        typer.Option(
-            "--memory",
-            metavar="N",
-            min=0,
-            help="Records of each segment to look for in the model's memory; 0 for none.",
+        option(
+            "--memory", "N", "Records of each segment to look for in the model's memory; 0 for none.", least=0
         ),
     ] = 0,
     job: JobName = None,
     inspections: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--inspection",
-            metavar="DIR",
-            help="A sealed inspection package: logs must hold what its chips attested.",
-        ),
+        option("--inspection", "DIR", "A sealed inspection package: logs must hold what its chips attested."),
     ] = None,
     trust: PerhapsTrusted = None,
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write the report as one page.")
-    ] = None,
+    html: Annotated[Path | None, option("--html", "FILE", "Write the report as one page.")] = None,
     as_json: AsJson = False,
 ) -> int:
     """Match an owner's snapshots with the declared runs, repeat parts of them, and say what follows."""
@@ -146,10 +126,8 @@ def verify(
 
 @app.command()
 def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run, recorded with --chip.")],
-    chips: Annotated[
-        list[Path], typer.Option("--chip", metavar="DIR", help="A chip of the run; may be repeated.")
-    ],
+    run: Annotated[Path, argument("RUN", "A finished run, recorded with --chip.")],
+    chips: Annotated[list[Path], option("--chip", "DIR", "A chip of the run; may be repeated.")],
     job: JobName = None,
     as_json: AsJson = False,
 ) -> int:
@@ -179,21 +157,15 @@ def report(
 
 @app.command()
 def memory(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run directory.")],
+    run: Annotated[Path, argument("RUN", "A finished run directory.")],
     beacon: Annotated[
-        str,
-        typer.Option(
-            "--beacon", metavar="HEX", help="32 bytes that became public after the run was committed."
-        ),
+        str, option("--beacon", "HEX", "32 bytes that became public after the run was committed.")
     ],
     records: Annotated[
-        int,
-        typer.Option("--records", metavar="N", min=LEAST_RECORDS, help="Records of each segment to look at."),
+        int, option("--records", "N", "Records of each segment to look at.", least=LEAST_RECORDS)
     ] = 64,
     job: JobName = None,
-    svg: Annotated[
-        Path | None, typer.Option("--svg", metavar="FILE", help="Draw data against segments.")
-    ] = None,
+    svg: Annotated[Path | None, option("--svg", "FILE", "Draw data against segments.")] = None,
     as_json: AsJson = False,
 ) -> int:
     """Look for a run's claimed data in its states: 0 found, 3 doubtful or not to be told. Accuses nobody."""

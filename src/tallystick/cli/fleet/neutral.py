@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from tallystick.cli.options import AsJson, Now, Out, parse_named, second_of
+from tallystick.cli.options import AsJson, Now, Out, argument, flag, option, parse_named, second_of
 from tallystick.cli.terminal import TaskDisplay, answer
 from tallystick.commit.encoding import parse_hex
 from tallystick.errors import InvalidInput, StoreError
@@ -41,22 +41,11 @@ app = typer.Typer(
 )
 EXIT_CODES = {"pass": 0, "fail": 1, "unknown": 3}
 
-OrderFile = Annotated[
-    Path, typer.Argument(metavar="ORDER", help="What `tally neutral order` or `sign` wrote.")
-]
-VerifierKey = Annotated[
-    Path, typer.Option("--verifier", metavar="FILE", help="The verifier's public key, known beforehand.")
-]
-OwnerKey = Annotated[
-    Path, typer.Option("--owner", metavar="FILE", help="The owner's public key, known beforehand.")
-]
-Program = Annotated[
-    Path,
-    typer.Option("--program", metavar="FILE", help="Python source, or a zip of modules with __main__.py."),
-]
-ConstantTime = Annotated[
-    bool, typer.Option("--constant-time", help="Hold the result back until the time limit is over.")
-]
+OrderFile = Annotated[Path, argument("ORDER", "What `tally neutral order` or `sign` wrote.")]
+VerifierKey = Annotated[Path, option("--verifier", "FILE", "The verifier's public key, known beforehand.")]
+OwnerKey = Annotated[Path, option("--owner", "FILE", "The owner's public key, known beforehand.")]
+Program = Annotated[Path, option("--program", "FILE", "Python source, or a zip of modules with __main__.py.")]
+ConstantTime = Annotated[bool, flag("--constant-time", "Hold the result back until the time limit is over.")]
 
 
 def register(parent: typer.Typer) -> None:
@@ -69,36 +58,30 @@ def make_order(
     program: Program,
     inputs: Annotated[
         list[str],
-        typer.Option(
+        option(
             "--input",
-            metavar="NAME=WHAT",
-            help="file:PATH, sha256:HEX, or from --report: meta, shards, state:STEPS. May be repeated.",
+            "NAME=WHAT",
+            "file:PATH, sha256:HEX, or from --report: meta, shards, state:STEPS. May be repeated.",
         ),
     ],
     outputs: Annotated[
         list[str],
-        typer.Option(
-            "--output",
-            metavar="NAME=FORM",
-            help="verdict, integer:LOW:HIGH or scalar:LOW:HIGH:LEVELS. May be repeated.",
+        option(
+            "--output", "NAME=FORM", "verdict, integer:LOW:HIGH or scalar:LOW:HIGH:LEVELS. May be repeated."
         ),
     ],
-    budget: Annotated[int, typer.Option("--budget", metavar="BITS", help="The most bits that may come out.")],
+    budget: Annotated[int, option("--budget", "BITS", "The most bits that may come out.")],
     verifier: VerifierKey,
     owner: OwnerKey,
-    key: Annotated[
-        str, typer.Option("--key", metavar="FILE", help="The private key of one of the two, or env:NAME.")
-    ],
+    key: Annotated[str, option("--key", "FILE", "The private key of one of the two, or env:NAME.")],
     out: Out,
     report: Annotated[
-        Path | None, typer.Option("--report", metavar="FILE", help="The report whose commitments are meant.")
+        Path | None, option("--report", "FILE", "The report whose commitments are meant.")
     ] = None,
-    seconds: Annotated[int, typer.Option("--seconds", metavar="N", help="Time limit of each run.")] = 600,
-    memory_mb: Annotated[
-        int, typer.Option("--memory-mb", metavar="N", help="Address space of a run, MiB.")
-    ] = 4096,
-    scratch_mb: Annotated[int, typer.Option("--scratch-mb", metavar="N", help="Files of a run, MiB.")] = 64,
-    repeats: Annotated[int, typer.Option("--repeats", metavar="N", help="Runs that must agree.")] = 2,
+    seconds: Annotated[int, option("--seconds", "N", "Time limit of each run.")] = 600,
+    memory_mb: Annotated[int, option("--memory-mb", "N", "Address space of a run, MiB.")] = 4096,
+    scratch_mb: Annotated[int, option("--scratch-mb", "N", "Files of a run, MiB.")] = 64,
+    repeats: Annotated[int, option("--repeats", "N", "Runs that must agree.")] = 2,
     constant_time: ConstantTime = False,
     as_json: AsJson = False,
 ) -> int:
@@ -129,10 +112,10 @@ def make_order(
 @app.command("sign")
 def sign(
     order: OrderFile,
-    key: Annotated[str, typer.Option("--key", metavar="FILE", help="Your private key, or env:NAME.")],
+    key: Annotated[str, option("--key", "FILE", "Your private key, or env:NAME.")],
     out: Out,
     program: Annotated[
-        Path | None, typer.Option("--program", metavar="FILE", help="The program that you read and agree to.")
+        Path | None, option("--program", "FILE", "The program that you read and agree to.")
     ] = None,
     as_json: AsJson = False,
 ) -> int:
@@ -161,15 +144,10 @@ def show(order: OrderFile, as_json: AsJson = False) -> int:
 def pack(
     order: OrderFile,
     program: Program,
-    inputs: Annotated[
-        list[str], typer.Option("--input", metavar="NAME=FILE", help="An input's file; may be repeated.")
-    ],
+    inputs: Annotated[list[str], option("--input", "NAME=FILE", "An input's file; may be repeated.")],
     out: Out,
     opening: Annotated[
-        Path | None,
-        typer.Option(
-            "--opening", metavar="FILE", help="What opens the report's commitments; only salts leave it."
-        ),
+        Path | None, option("--opening", "FILE", "What opens the report's commitments; only salts leave it.")
     ] = None,
     as_json: AsJson = False,
 ) -> int:
@@ -194,12 +172,10 @@ def pack(
 
 @app.command()
 def run(
-    job: Annotated[Path, typer.Argument(metavar="JOB", help="What `tally neutral pack` wrote.")],
+    job: Annotated[Path, argument("JOB", "What `tally neutral pack` wrote.")],
     verifier: VerifierKey,
     owner: OwnerKey,
-    key: Annotated[
-        str, typer.Option("--key", metavar="FILE", help="The neutral place's private key, or env:NAME.")
-    ],
+    key: Annotated[str, option("--key", "FILE", "The neutral place's private key, or env:NAME.")],
     out: Out,
     now: Now = None,
     as_json: AsJson = False,
@@ -215,13 +191,11 @@ def run(
 
 @app.command()
 def verify(
-    result: Annotated[Path, typer.Argument(metavar="RESULT", help="What `tally neutral run` wrote.")],
-    order: Annotated[Path, typer.Option("--order", metavar="FILE", help="The order, signed by both.")],
+    result: Annotated[Path, argument("RESULT", "What `tally neutral run` wrote.")],
+    order: Annotated[Path, option("--order", "FILE", "The order, signed by both.")],
     verifier: VerifierKey,
     owner: OwnerKey,
-    neutral: Annotated[
-        Path, typer.Option("--neutral", metavar="FILE", help="The neutral place's public key.")
-    ],
+    neutral: Annotated[Path, option("--neutral", "FILE", "The neutral place's public key.")],
     as_json: AsJson = False,
 ) -> int:
     """Check a result offline: signatures, order, program, inputs, schema; codes as `tally neutral run`."""

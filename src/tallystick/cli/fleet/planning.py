@@ -11,7 +11,7 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from tallystick.cli.options import AsJson
+from tallystick.cli.options import AsJson, option
 from tallystick.cli.terminal import answer
 from tallystick.errors import InvalidInput
 from tallystick.fleet.sampling.planner import Question, Stratum
@@ -28,50 +28,30 @@ from tallystick.reports.layout import GOOD, QUIET, UNSURE, Row, counted, page, s
 from tallystick.store.files import read_whole, write_whole
 
 Threshold = Annotated[
-    float,
-    typer.Option(
-        "--threshold-flop", metavar="H", help="FLOP of a run that must be found, after its first H."
-    ),
+    float, option("--threshold-flop", "H", "FLOP of a run that must be found, after its first H.")
 ]
 Chips = Annotated[
-    float | None,
-    typer.Option("--chips", metavar="C", help="Chips to draw from; or give a fleet file with strata."),
+    float | None, option("--chips", "C", "Chips to draw from; or give a fleet file with strata.")
 ]
 Rate = Annotated[
     float | None,
-    typer.Option(
-        "--flop-per-chip-day",
-        metavar="A",
-        help="The most a chip does in a day, in any precision it supports.",
-    ),
+    option("--flop-per-chip-day", "A", "The most a chip does in a day, in any precision it supports."),
 ]
 Snapshots = Annotated[
-    float,
-    typer.Option(
-        "--snapshots-per-day", metavar="F", help="Snapshots a chip takes per day in use, on average."
-    ),
+    float, option("--snapshots-per-day", "F", "Snapshots a chip takes per day in use, on average.")
 ]
-RunDays = Annotated[float, typer.Option("--run-days", metavar="T", help="Days that the run takes.")]
-PeriodDays = Annotated[
-    float, typer.Option("--period-days", metavar="TM", help="Days between two inspections.")
-]
+RunDays = Annotated[float, option("--run-days", "T", "Days that the run takes.")]
+PeriodDays = Annotated[float, option("--period-days", "TM", "Days between two inspections.")]
 Probability = Annotated[
-    float, typer.Option("--probability", metavar="P", help="With what probability such a run is to be found.")
+    float, option("--probability", "P", "With what probability such a run is to be found.")
 ]
 FleetFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--fleet", metavar="FILE", help="Strata, exempt chips, costs, risks and past rounds, as JSON."
-    ),
+    Path | None, option("--fleet", "FILE", "Strata, exempt chips, costs, risks and past rounds, as JSON.")
 ]
 
 PlotFile = Annotated[
     Path | None,
-    typer.Option(
-        "--plot",
-        metavar="FILE.svg",
-        help="Where to draw what longer and shorter runs would gain against Eq. 1.",
-    ),
+    option("--plot", "FILE.svg", "Where to draw what longer and shorter runs would gain against Eq. 1."),
 ]
 
 

@@ -11,7 +11,17 @@ from typing import Annotated, cast
 
 import typer
 
-from tallystick.cli.options import AsJson, Now, Out, parse_counts, parse_named, second_of
+from tallystick.cli.options import (
+    AsJson,
+    Now,
+    Out,
+    argument,
+    flag,
+    option,
+    parse_counts,
+    parse_named,
+    second_of,
+)
 from tallystick.cli.terminal import TaskDisplay, answer
 from tallystick.commit.encoding import parse_canonical_json
 from tallystick.errors import InvalidInput
@@ -38,15 +48,12 @@ app = typer.Typer(
     help="Keep a registry of chips: who made, moved, lost and scrapped which.", no_args_is_help=True
 )
 
-Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The registry's directory.")]
-OwnKey = Annotated[
-    str, typer.Option("--key", metavar="FILE", help="The registry's private key, or env:NAME.")
-]
+Directory = Annotated[Path, argument("DIR", "The registry's directory.")]
+OwnKey = Annotated[str, option("--key", "FILE", "The registry's private key, or env:NAME.")]
 Signers = Annotated[
-    list[str] | None,
-    typer.Option("--sign", metavar="PARTY=KEYFILE", help="Sign for this party; may be repeated."),
+    list[str] | None, option("--sign", "PARTY=KEYFILE", "Sign for this party; may be repeated.")
 ]
-Chip = Annotated[str, typer.Argument(metavar="CHIP", help="A chip's UEID in hexadecimal.")]
+Chip = Annotated[str, argument("CHIP", "A chip's UEID in hexadecimal.")]
 
 
 def register(parent: typer.Typer) -> None:
@@ -58,7 +65,7 @@ def register(parent: typer.Typer) -> None:
 def open_registry(
     directory: Directory,
     key: OwnKey,
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="What the registry is called.")],
+    name: Annotated[str, option("--name", "NAME", "What the registry is called.")],
     now: Now = None,
     as_json: AsJson = False,
 ) -> int:
@@ -78,15 +85,9 @@ def open_registry(
 
 @app.command()
 def deed(
-    kind: Annotated[
-        str, typer.Argument(metavar="KIND", help="party, model, fab, package, transfer, loss, ..")
-    ],
-    registry: Annotated[
-        str, typer.Option("--registry", metavar="ID", help="The registry's id, or its directory.")
-    ],
-    body: Annotated[
-        Path, typer.Option("--body", metavar="FILE", help="The deed's fields, as a JSON object.")
-    ],
+    kind: Annotated[str, argument("KIND", "party, model, fab, package, transfer, loss, ..")],
+    registry: Annotated[str, option("--registry", "ID", "The registry's id, or its directory.")],
+    body: Annotated[Path, option("--body", "FILE", "The deed's fields, as a JSON object.")],
     out: Out,
     sign: Signers = None,
     now: Now = None,
@@ -108,7 +109,7 @@ def deed(
 
 @app.command("sign")
 def sign_entry(
-    entry: Annotated[Path, typer.Argument(metavar="FILE", help="What `tally registry deed` wrote.")],
+    entry: Annotated[Path, argument("FILE", "What `tally registry deed` wrote.")],
     out: Out,
     sign: Signers = None,
     as_json: AsJson = False,
@@ -120,9 +121,7 @@ def sign_entry(
 @app.command()
 def append(
     directory: Directory,
-    entries: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="Signed deeds, one or more lines a file.")
-    ],
+    entries: Annotated[list[Path], argument("FILE...", "Signed deeds, one or more lines a file.")],
     key: OwnKey,
     now: Now = None,
     as_json: AsJson = False,
@@ -142,12 +141,8 @@ def append(
 @app.command()
 def show(
     directory: Directory,
-    chip: Annotated[
-        str | None, typer.Argument(metavar="[CHIP]", help="A chip's UEID in hexadecimal.")
-    ] = None,
-    history: Annotated[
-        bool, typer.Option("--history", help="With all deeds about it; reads the whole log.")
-    ] = False,
+    chip: Annotated[str | None, argument("[CHIP]", "A chip's UEID in hexadecimal.")] = None,
+    history: Annotated[bool, flag("--history", "With all deeds about it; reads the whole log.")] = False,
     as_json: AsJson = False,
 ) -> int:
     """Show the newest head, or one chip."""
@@ -181,13 +176,10 @@ def rebuild(directory: Directory, as_json: AsJson = False) -> int:
 @app.command()
 def prove(
     directory: Directory,
-    what: Annotated[
-        str, typer.Argument(metavar="KEY", help="A chip's UEID, or serial/.., key/.., party/.., model/..")
-    ],
+    what: Annotated[str, argument("KEY", "A chip's UEID, or serial/.., key/.., party/.., model/..")],
     out: Out,
     since: Annotated[
-        Path | None,
-        typer.Option("--since", metavar="HEAD", help="Also prove that the log goes on from this head."),
+        Path | None, option("--since", "HEAD", "Also prove that the log goes on from this head.")
     ] = None,
     as_json: AsJson = False,
 ) -> int:
@@ -209,11 +201,9 @@ def prove(
 
 @app.command()
 def verify(
-    proof: Annotated[Path, typer.Argument(metavar="PROOF", help="What `tally registry prove` wrote.")],
-    key: Annotated[Path, typer.Option("--key", metavar="FILE", help="The registry's public key.")],
-    owner: Annotated[
-        str | None, typer.Option("--owner", metavar="NAME", help="Who claims to own the chip.")
-    ] = None,
+    proof: Annotated[Path, argument("PROOF", "What `tally registry prove` wrote.")],
+    key: Annotated[Path, option("--key", "FILE", "The registry's public key.")],
+    owner: Annotated[str | None, option("--owner", "NAME", "Who claims to own the chip.")] = None,
     as_json: AsJson = False,
 ) -> int:
     """Check a proof offline; 1 if it does not hold, or somebody else owns the chip."""
@@ -244,21 +234,16 @@ def verify(
 
 @app.command()
 def stream(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="maker, customs, inventory or inspection.")],
-    party: Annotated[
-        str, typer.Option("--party", metavar="NAME", help="The maker, importer, or owner of the place.")
-    ],
-    source: Annotated[str, typer.Option("--source", metavar="TEXT", help="Whose list it is.")],
+    kind: Annotated[str, argument("KIND", "maker, customs, inventory or inspection.")],
+    party: Annotated[str, option("--party", "NAME", "The maker, importer, or owner of the place.")],
+    source: Annotated[str, option("--source", "TEXT", "Whose list it is.")],
     out: Out,
-    chips: Annotated[
-        Path | None, typer.Option("--chips", metavar="FILE", help="Chips seen, one UEID a line.")
-    ] = None,
+    chips: Annotated[Path | None, option("--chips", "FILE", "Chips seen, one UEID a line.")] = None,
     units: Annotated[
-        list[str] | None,
-        typer.Option("--units", metavar="MODEL=N", help="Chips counted, not named; may be repeated."),
+        list[str] | None, option("--units", "MODEL=N", "Chips counted, not named; may be repeated.")
     ] = None,
-    exporter: Annotated[str, typer.Option("--from", metavar="NAME", help="Who sent them, for customs.")] = "",
-    complete: Annotated[bool, typer.Option("--complete", help="Everything the party has is listed.")] = False,
+    exporter: Annotated[str, option("--from", "NAME", "Who sent them, for customs.")] = "",
+    complete: Annotated[bool, flag("--complete", "Everything the party has is listed.")] = False,
     now: Now = None,
     as_json: AsJson = False,
 ) -> int:
@@ -283,7 +268,7 @@ def stream(
 @app.command("reconcile")
 def reconcile_streams(
     directory: Directory,
-    streams: Annotated[list[Path], typer.Argument(metavar="STREAM...", help="Lists of others, as JSON.")],
+    streams: Annotated[list[Path], argument("STREAM...", "Lists of others, as JSON.")],
     as_json: AsJson = False,
 ) -> int:
     """Hold the registry against makers' output, customs, inventories and inspections; 1 if anything disagrees."""
@@ -301,9 +286,7 @@ def reconcile_streams(
 def export(
     directory: Directory,
     out: Out,
-    owner: Annotated[
-        str | None, typer.Option("--owner", metavar="NAME", help="Only this owner's chips.")
-    ] = None,
+    owner: Annotated[str | None, option("--owner", "NAME", "Only this owner's chips.")] = None,
     as_json: AsJson = False,
 ) -> int:
     """Write the chips as a CoRIM-shaped CBOR document for attestation verifiers."""
@@ -323,7 +306,7 @@ def frame(
     directory: Directory,
     out: Out,
     fleet: Annotated[
-        Path | None, typer.Option("--fleet", metavar="FILE", help="Also write a fleet file for `tally plan`.")
+        Path | None, option("--fleet", "FILE", "Also write a fleet file for `tally plan`.")
     ] = None,
     now: Now = None,
     as_json: AsJson = False,

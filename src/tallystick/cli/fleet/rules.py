@@ -11,7 +11,16 @@ from typing import Annotated
 import typer
 
 from tallystick.cli.fleet.inspection import LogKind, read_package
-from tallystick.cli.options import AsJson, JobName, Out, PerhapsTrusted, choose_source, load_trusted
+from tallystick.cli.options import (
+    AsJson,
+    JobName,
+    Out,
+    PerhapsTrusted,
+    argument,
+    choose_source,
+    load_trusted,
+    option,
+)
 from tallystick.cli.terminal import answer, say
 from tallystick.errors import InvalidInput, Mismatch, StoreError
 from tallystick.fleet.compliance.compliance import judge_rules
@@ -57,7 +66,7 @@ app = typer.Typer(help="Rules about training: check them, hold evidence against 
 EXIT_CODES = {"pass": 0, "fail": 1, "unknown": 3}
 CLAIMS = ("runs", "complete", "fleet")
 
-RulesFile = Annotated[Path, typer.Argument(metavar="RULES", help="A file of rules, TOML (spec/rules.md).")]
+RulesFile = Annotated[Path, argument("RULES", "A file of rules, TOML (spec/rules.md).")]
 
 
 def register(parent: typer.Typer) -> None:
@@ -76,46 +85,32 @@ def show(rules: RulesFile, as_json: AsJson = False) -> int:
 def judge(
     rules: RulesFile,
     findings: Annotated[
-        Path,
-        typer.Argument(metavar="FINDINGS", help="Your own `tally monitor verify --json`, kept in a file."),
+        Path, argument("FINDINGS", "Your own `tally monitor verify --json`, kept in a file.")
     ],
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="What the owner handed over, opened: runs/ and chips/.")
-    ],
+    folder: Annotated[Path, argument("DIR", "What the owner handed over, opened: runs/ and chips/.")],
     results: Annotated[
-        list[Path] | None,
-        typer.Option("--result", metavar="FILE", help="A neutral run's result; may be repeated."),
+        list[Path] | None, option("--result", "FILE", "A neutral run's result; may be repeated.")
     ] = None,
-    licences: Annotated[
-        list[Path] | None, typer.Option("--licence", metavar="FILE", help="A licence; may be repeated.")
-    ] = None,
+    licences: Annotated[list[Path] | None, option("--licence", "FILE", "A licence; may be repeated.")] = None,
     keys: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--known", metavar="FILE", help="Public key of a neutral place or licensor; may be repeated."
-        ),
+        option("--known", "FILE", "Public key of a neutral place or licensor; may be repeated."),
     ] = None,
     registry: Annotated[
-        Path | None, typer.Option("--registry", metavar="DIR", help="The registry, for fleet completeness.")
+        Path | None, option("--registry", "DIR", "The registry, for fleet completeness.")
     ] = None,
-    owner: Annotated[
-        str | None, typer.Option("--owner", metavar="NAME", help="The owner's name in the registry.")
-    ] = None,
+    owner: Annotated[str | None, option("--owner", "NAME", "The owner's name in the registry.")] = None,
     streams: Annotated[
-        list[Path] | None,
-        typer.Option("--stream", metavar="FILE", help="An independent list of chips; may be repeated."),
+        list[Path] | None, option("--stream", "FILE", "An independent list of chips; may be repeated.")
     ] = None,
     inspections: Annotated[
-        list[Path] | None,
-        typer.Option("--inspection", metavar="DIR", help="A sealed inspection package; may be repeated."),
+        list[Path] | None, option("--inspection", "DIR", "A sealed inspection package; may be repeated.")
     ] = None,
     trust: PerhapsTrusted = None,
     logs: LogKind = "chip",
     claims: Annotated[
         list[str] | None,
-        typer.Option(
-            "--claim", metavar="runs|complete|fleet", help="Which claims decide; by default all three."
-        ),
+        option("--claim", "runs|complete|fleet", "Which claims decide; by default all three."),
     ] = None,
     as_json: AsJson = False,
 ) -> int:
@@ -160,15 +155,9 @@ def judge(
 
 @app.command()
 def licence(
-    precommit: Annotated[
-        Path, typer.Argument(metavar="PRECOMMIT", help="The pre-commitment of the run to be licensed.")
-    ],
-    most_flop: Annotated[
-        str, typer.Option("--most-flop", metavar="N", help="The most FLOP, such as 1e25 or 10000000.")
-    ],
-    key: Annotated[
-        str, typer.Option("--key", metavar="FILE", help="The licensor's private key, or env:NAME.")
-    ],
+    precommit: Annotated[Path, argument("PRECOMMIT", "The pre-commitment of the run to be licensed.")],
+    most_flop: Annotated[str, option("--most-flop", "N", "The most FLOP, such as 1e25 or 10000000.")],
+    key: Annotated[str, option("--key", "FILE", "The licensor's private key, or env:NAME.")],
     out: Out,
     as_json: AsJson = False,
 ) -> int:
@@ -189,14 +178,11 @@ def licence(
 
 @app.command("open")
 def open_records(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Your own finished run, recorded with --chip.")],
+    run: Annotated[Path, argument("RUN", "Your own finished run, recorded with --chip.")],
     steps: Annotated[
-        list[int] | None,
-        typer.Option("--step", metavar="N", min=0, help="Only this step; may be repeated. By default all."),
+        list[int] | None, option("--step", "N", "Only this step; may be repeated. By default all.", least=0)
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Where to; by default RUN.batches.")
-    ] = None,
+    out: Annotated[Path | None, option("--out", "DIR", "Where to; by default RUN.batches.")] = None,
     job: JobName = None,
     as_json: AsJson = False,
 ) -> int:
@@ -224,10 +210,9 @@ def open_records(
 
 @app.command()
 def records(
-    openings: Annotated[list[Path], typer.Argument(metavar="OPENING..", help="Opened batches.")],
+    openings: Annotated[list[Path], argument("OPENING..", "Opened batches.")],
     report: Annotated[
-        Path | None,
-        typer.Option("--report", metavar="FILE", help="The run's report, which must commit to them."),
+        Path | None, option("--report", "FILE", "The run's report, which must commit to them.")
     ] = None,
     as_json: AsJson = False,
 ) -> int:

@@ -8,30 +8,21 @@ from typing import Annotated
 
 import typer
 
-from tallystick.cli.options import AsJson, Seed
+from tallystick.cli.options import AsJson, Seed, argument, option
 from tallystick.cli.terminal import TaskDisplay, answer, say
 from tallystick.errors import InvalidInput
 from tallystick.store.files import write_whole
 
 Names = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[SCENARIO]...", help="Only these scenarios; by default all of them."),
+    list[str] | None, argument("[SCENARIO]...", "Only these scenarios; by default all of them.")
 ]
-Trials = Annotated[int, typer.Option("--trials", metavar="N", min=1, help="Plays of each scenario.")]
-Chips = Annotated[
-    int, typer.Option("--chips", metavar="C", help="Chips of the fleet whose years are played.")
-]
-Years = Annotated[int, typer.Option("--years", metavar="N", min=0, help="Years of that fleet; 0 for none.")]
-Page = Annotated[
-    Path | None, typer.Option("--html", metavar="FILE.html", help="Where to write the report with its plots.")
-]
+Trials = Annotated[int, option("--trials", "N", "Plays of each scenario.", least=1)]
+Chips = Annotated[int, option("--chips", "C", "Chips of the fleet whose years are played.")]
+Years = Annotated[int, option("--years", "N", "Years of that fleet; 0 for none.", least=0)]
+Page = Annotated[Path | None, option("--html", "FILE.html", "Where to write the report with its plots.")]
 Drawn = Annotated[
     float,
-    typer.Option(
-        "--drawn",
-        metavar="SHARE",
-        help="Draw only this share of what the plan asks for, to see it contradicted.",
-    ),
+    option("--drawn", "SHARE", "Draw only this share of what the plan asks for, to see it contradicted."),
 ]
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tallystick.cli.options import AsJson, Device, Seed, Settings, find_job, parse_settings
+from tallystick.cli.options import AsJson, Device, Seed, Settings, argument, find_job, option, parse_settings
 from tallystick.cli.profiles import check_device
 from tallystick.cli.terminal import TaskDisplay, answer, print_json, say
 from tallystick.errors import InvalidInput, StoreError
@@ -24,59 +24,33 @@ if TYPE_CHECKING:
     from tallystick.execution.job import JobSource
 
 MOST_STEPS = 64  # that one calibration measures at
-Job = Annotated[
-    str,
-    typer.Argument(metavar="JOB", help="A shipped job (digits, text, gpt2), a dotted path or a .py file."),
-]
-PolicyName = Annotated[
-    str, typer.Option("--policy", metavar="fp64|fp32", help="The policy whose numbers are to be chosen.")
-]
+Job = Annotated[str, argument("JOB", "A shipped job (digits, text, gpt2), a dotted path or a .py file.")]
+PolicyName = Annotated[str, option("--policy", "fp64|fp32", "The policy whose numbers are to be chosen.")]
 At = Annotated[
     str,
-    typer.Option(
-        "--at",
-        metavar="N,N",
-        help="Before which steps to measure; the steps before them are trained as recorded.",
-    ),
+    option("--at", "N,N", "Before which steps to measure; the steps before them are trained as recorded."),
 ]
-Repeats = Annotated[
-    int, typer.Option("--repeats", metavar="N", min=1, max=1000, help="Jittered repetitions at each step.")
-]
+Repeats = Annotated[int, option("--repeats", "N", "Jittered repetitions at each step.", least=1, most=1000)]
 Profiles = Annotated[
-    list[str] | None,
-    typer.Option("--profile", metavar="NAME", help="Other arithmetic to compare with; may be repeated."),
+    list[str] | None, option("--profile", "NAME", "Other arithmetic to compare with; may be repeated.")
 ]
 LogBits = Annotated[
-    float | None,
-    typer.Option(
-        "--log-bits", metavar="B", help="Wanted: at most so many bits of log per parameter and step."
-    ),
+    float | None, option("--log-bits", "B", "Wanted: at most so many bits of log per parameter and step.")
 ]
 Freedom = Annotated[
-    float | None,
-    typer.Option(
-        "--freedom", metavar="F", help="Wanted: at most this share of roundings that a log could choose."
-    ),
+    float | None, option("--freedom", "F", "Wanted: at most this share of roundings that a log could choose.")
 ]
 RecalibrateEvery = Annotated[
-    int | None,
-    typer.Option("--recalibrate-every", metavar="N", min=1, help="Steps between two measurements in a run."),
+    int | None, option("--recalibrate-every", "N", "Steps between two measurements in a run.", least=1)
 ]
 Arithmetic = Annotated[
     str,
-    typer.Option(
-        "--optimizer-arithmetic",
-        metavar="auto|portable|general",
-        help="As in tally record; it decides the state sites.",
+    option(
+        "--optimizer-arithmetic", "auto|portable|general", "As in tally record; it decides the state sites."
     ),
 ]
-Out = Annotated[
-    Path | None,
-    typer.Option("--out", metavar="FILE", help="Where to write the choice, for tally record --bands."),
-]
-PlotFile = Annotated[
-    Path | None, typer.Option("--plot", metavar="FILE.svg", help="Where to draw ambiguity against band.")
-]
+Out = Annotated[Path | None, option("--out", "FILE", "Where to write the choice, for tally record --bands.")]
+PlotFile = Annotated[Path | None, option("--plot", "FILE.svg", "Where to draw ambiguity against band.")]
 
 
 def register(app: typer.Typer) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from tallystick.cli.options import AsJson, Device, JobName, choose_source
+from tallystick.cli.options import AsJson, Device, JobName, argument, choose_source, option
 from tallystick.cli.profiles import check_device
 from tallystick.cli.terminal import TrialDisplay, answer, json_bytes, say
 from tallystick.diagnosis.causes import explain_states
@@ -20,25 +18,14 @@ if TYPE_CHECKING:
     from tallystick.execution.job import JobSource
 
 DEFAULT_EFFORT = 60.0  # seconds
-First = Annotated[
-    Path, typer.Argument(metavar="A", help="A run directory, or a state as a safetensors file.")
-]
-Second = Annotated[Path, typer.Argument(metavar="B", help="Another of the same sort.")]
+First = Annotated[Path, argument("A", "A run directory, or a state as a safetensors file.")]
+Second = Annotated[Path, argument("B", "Another of the same sort.")]
 After = Annotated[
-    int | None,
-    typer.Option(
-        "--after", metavar="N", min=0, help="Compare the two runs' states after N steps; repeat nothing."
-    ),
+    int | None, option("--after", "N", "Compare the two runs' states after N steps; repeat nothing.", least=0)
 ]
-Out = Annotated[
-    Path | None,
-    typer.Option("--out", metavar="FILE", help="Also write the findings there, as --json prints them."),
-]
+Out = Annotated[Path | None, option("--out", "FILE", "Also write the findings there, as --json prints them.")]
 Effort = Annotated[
-    float,
-    typer.Option(
-        "--effort", metavar="SECONDS", min=0, help="How long to try causes out; 0 to repeat nothing."
-    ),
+    float, option("--effort", "SECONDS", "How long to try causes out; 0 to repeat nothing.", least=0)
 ]
 
 

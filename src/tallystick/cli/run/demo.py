@@ -17,12 +17,12 @@ from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import typer
 from rich.console import Group, RenderableType
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from tallystick.cli.options import option
 from tallystick.cli.profiles import python
 from tallystick.cli.terminal import console, say
 from tallystick.errors import StoreError, TallyError
@@ -154,10 +154,10 @@ class Show:
 
 Keep = Annotated[
     Path | None,
-    typer.Option(
+    option(
         "--keep",
-        metavar="DIR",
-        help="A new or empty directory for the run directories; by default a temporary one, which stays.",
+        "DIR",
+        "A new or empty directory for the run directories; by default a temporary one, which stays.",
     ),
 ]
 

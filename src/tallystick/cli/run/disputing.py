@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.core import TyperGroup
 
-from tallystick.cli.options import AsJson, JobName, OwnKey, choose_source
+from tallystick.cli.options import AsJson, JobName, OwnKey, argument, choose_source, flag, option
 from tallystick.cli.run.auditing import (
     DISPUTE_CODES,
     LEVELS,
@@ -61,7 +61,7 @@ app = typer.Typer(
 )
 app.command("run")(dispute)
 
-Folder = Annotated[Path, typer.Argument(metavar="DOCKET", help="The referee's directory.")]
+Folder = Annotated[Path, argument("DOCKET", "The referee's directory.")]
 
 
 def register(parent: typer.Typer) -> None:
@@ -71,27 +71,19 @@ def register(parent: typer.Typer) -> None:
 
 @app.command("open")
 def open_dispute(
-    trainer: Annotated[
-        Path, typer.Argument(metavar="TRAINER_DIR", help="The trainer's run: documents suffice.")
-    ],
-    auditor: Annotated[Path, typer.Argument(metavar="AUDITOR_DIR", help="The auditor's claim, likewise.")],
-    out: Annotated[
-        Path, typer.Option("--out", metavar="DOCKET", help="The referee's directory, to be made.")
-    ],
-    trainer_signs: Annotated[
-        Path, typer.Option("--trainer-signs", metavar="FILE", help="The trainer's public key.")
-    ],
-    auditor_signs: Annotated[
-        Path, typer.Option("--auditor-signs", metavar="FILE", help="The auditor's public key.")
-    ],
+    trainer: Annotated[Path, argument("TRAINER_DIR", "The trainer's run: documents suffice.")],
+    auditor: Annotated[Path, argument("AUDITOR_DIR", "The auditor's claim, likewise.")],
+    out: Annotated[Path, option("--out", "DOCKET", "The referee's directory, to be made.")],
+    trainer_signs: Annotated[Path, option("--trainer-signs", "FILE", "The trainer's public key.")],
+    auditor_signs: Annotated[Path, option("--auditor-signs", "FILE", "The auditor's public key.")],
     level: LevelName = "operators",
     deadline: Annotated[
         int | None,
-        typer.Option(
+        option(
             "--deadline",
-            metavar="S",
-            min=1,
-            help="Seconds for each answer, by this machine's clock; by default any time.",
+            "S",
+            "Seconds for each answer, by this machine's clock; by default any time.",
+            least=1,
         ),
     ] = None,
     as_json: AsJson = False,
@@ -130,9 +122,7 @@ def open_dispute(
 def rule(
     folder: Folder,
     job: JobName = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Wait for answers, to the end of the dispute.")
-    ] = False,
+    follow: Annotated[bool, flag("--follow", "Wait for answers, to the end of the dispute.")] = False,
     key: StatementKey = None,
     statement: StatementOut = None,
     accusation: Accusation = None,
@@ -179,20 +169,12 @@ def rule(
 
 @app.command("answer")
 def answer(
-    mailbox: Annotated[Path, typer.Argument(metavar="MAILBOX", help="Where the questions arrive.")],
-    run: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Your own run: the trainer's, or the auditor's claim.")
-    ],
+    mailbox: Annotated[Path, argument("MAILBOX", "Where the questions arrive.")],
+    run: Annotated[Path, argument("DIR", "Your own run: the trainer's, or the auditor's claim.")],
     key: OwnKey,
     job: JobName = None,
     follow: Annotated[
-        int,
-        typer.Option(
-            "--follow",
-            metavar="S",
-            min=0,
-            help="Go on until the ruling, or S seconds without a new question.",
-        ),
+        int, option("--follow", "S", "Go on until the ruling, or S seconds without a new question.", least=0)
     ] = 0,
     as_json: AsJson = False,
 ) -> int:

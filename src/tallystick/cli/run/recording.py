@@ -11,7 +11,18 @@ import typer
 
 from tallystick.cli.fleet.chip_settings import load_chip
 from tallystick.cli.fleet.chips import log_precommit
-from tallystick.cli.options import AsJson, Device, ProfileName, Seed, Settings, find_job, parse_settings
+from tallystick.cli.options import (
+    AsJson,
+    Device,
+    ProfileName,
+    Seed,
+    Settings,
+    argument,
+    find_job,
+    flag,
+    option,
+    parse_settings,
+)
 from tallystick.cli.profiles import check_device, rerun_under
 from tallystick.cli.run.calibrating import differences, load_choice
 from tallystick.cli.terminal import StepDisplay, answer, say
@@ -29,71 +40,52 @@ if TYPE_CHECKING:
     from tallystick.run.documents import Specification
 
 Job = Annotated[
-    str,
-    typer.Argument(
-        metavar="JOB", help="A shipped job (digits, text, gpt2, resnet50), a dotted path or a .py file."
-    ),
+    str, argument("JOB", "A shipped job (digits, text, gpt2, resnet50), a dotted path or a .py file.")
 ]
-Run = Annotated[
-    Path, typer.Option("--run", metavar="DIR", help="Where to write the run: a new or empty directory.")
-]
+Run = Annotated[Path, option("--run", "DIR", "Where to write the run: a new or empty directory.")]
 PolicyName = Annotated[
     str | None,
-    typer.Option(
-        "--policy", metavar="fp64|fp32|bf16|leaf", help="Precision and rounding; by default that of --bands."
-    ),
+    option("--policy", "fp64|fp32|bf16|leaf", "Precision and rounding; by default that of --bands."),
 ]
 Bands = Annotated[
-    Path | None,
-    typer.Option(
-        "--bands", metavar="FILE", help="The numbers that tally calibrate --out chose for the policy."
-    ),
+    Path | None, option("--bands", "FILE", "The numbers that tally calibrate --out chose for the policy.")
 ]
-Steps = Annotated[
-    int | None, typer.Option("--steps", metavar="N", min=1, help="Steps; by default the job's own.")
-]
+Steps = Annotated[int | None, option("--steps", "N", "Steps; by default the job's own.", least=1)]
 CheckpointEvery = Annotated[
-    int, typer.Option("--checkpoint-every", metavar="K", min=1, help="Steps between two committed states.")
+    int, option("--checkpoint-every", "K", "Steps between two committed states.", least=1)
 ]
 RecalibrateEvery = Annotated[
     int | None,
-    typer.Option(
+    option(
         "--recalibrate-every",
-        metavar="N",
-        min=1,
-        help="Steps between two measurements of the noise; by default the policy's own.",
+        "N",
+        "Steps between two measurements of the noise; by default the policy's own.",
+        least=1,
     ),
 ]
 Arithmetic = Annotated[
     str,
-    typer.Option(
+    option(
         "--optimizer-arithmetic",
-        metavar="auto|portable|general",
-        help="Portable needs no log of the state: torch's Adam, AdamW and SGD have it. General logs any optimizer.",
+        "auto|portable|general",
+        "Portable needs no log of the state: torch's Adam, AdamW and SGD have it. General logs any optimizer.",
     ),
 ]
 RoundingBits = Annotated[
-    int | None,
-    typer.Option(
-        "--b-r", metavar="26..32", help="Policy leaf: bits that activations are rounded to; by default 32."
-    ),
+    int | None, option("--b-r", "26..32", "Policy leaf: bits that activations are rounded to; by default 32.")
 ]
 Tau = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--tau",
-        metavar="layer|kind|NUMBER",
-        help="Policy leaf: thresholds measured per layer (default) or per kind of layer, or one in quanta, as 0.25.",
+        "layer|kind|NUMBER",
+        "Policy leaf: thresholds measured per layer (default) or per kind of layer, or one in quanta, as 0.25.",
     ),
 ]
-Resume = Annotated[
-    bool, typer.Option("--resume", help="Go on with an interrupted run; repeat its other options.")
-]
+Resume = Annotated[bool, flag("--resume", "Go on with an interrupted run; repeat its other options.")]
 Chip = Annotated[
     Path | None,
-    typer.Option(
-        "--chip", metavar="DIR", help="Commit to the run before step 0, and let this chip's agent observe it."
-    ),
+    option("--chip", "DIR", "Commit to the run before step 0, and let this chip's agent observe it."),
 ]
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.console import RenderableType
 
-from tallystick.cli.options import AsJson
+from tallystick.cli.options import AsJson, argument, option
 from tallystick.cli.terminal import answer
 from tallystick.errors import InvalidInput, StoreError
 from tallystick.reports.layout import GOOD, UNSURE, Row, page
@@ -16,25 +15,18 @@ from tallystick.store.files import RunDirectory
 
 FILE = "report.html"
 VERDICT = "verdict.json"
-Run = Annotated[Path, typer.Argument(metavar="DIR", help="A run directory, finished or not.")]
+Run = Annotated[Path, argument("DIR", "A run directory, finished or not.")]
 Out = Annotated[
-    Path | None,
-    typer.Option("--out", "-o", metavar="FILE", help=f"Where to write the page; by default DIR/{FILE}."),
+    Path | None, option("--out", "FILE", f"Where to write the page; by default DIR/{FILE}.", short="-o")
 ]
 Audits = Annotated[
-    list[Path] | None,
-    typer.Option("--audit", metavar="FILE", help="What tally audit --out wrote; may be repeated."),
+    list[Path] | None, option("--audit", "FILE", "What tally audit --out wrote; may be repeated.")
 ]
 Disputes = Annotated[
     list[Path] | None,
-    typer.Option(
-        "--dispute", metavar="PATH", help=f"A verdict, or a directory with a {VERDICT}; may be repeated."
-    ),
+    option("--dispute", "PATH", f"A verdict, or a directory with a {VERDICT}; may be repeated."),
 ]
-Bands = Annotated[
-    Path | None,
-    typer.Option("--bands", metavar="FILE", help="What tally calibrate --out wrote: measured noise."),
-]
+Bands = Annotated[Path | None, option("--bands", "FILE", "What tally calibrate --out wrote: measured noise.")]
 
 
 def report(
