@@ -460,6 +460,32 @@ def test_what_is_noise_on_both_sides_may_be_five_octaves_larger_here_and_what_is
         assert len(violated(x, silent, silent, silent, heard(2.0**-9, N, loud))) == heard_here
 
 
+def test_a_row_may_lie_an_octave_below_its_size_or_as_far_as_noise_reaches_and_no_farther() -> None:
+    """One row of 2**3 among rows of 2**0, which all are at least the whole's 2**1 or an octave less."""
+    x = torch.ones(64, 16)
+    x[9] = 8.0
+
+    def noted(scale: int, largest: float, of: int = 9) -> list[str]:
+        scales = np.where(np.arange(64) == 9, 3, 1)
+        before = GridTable({GRADIENT: site_grid(BF16, Kind.GRADIENT, -4, scales)})
+        scales[of] = scale
+        table = GridTable({GRADIENT: site_grid(BF16, Kind.GRADIENT, -4, scales)})
+        payloads = {AT: encode_residues(Residues.of([0] * x.numel(), BITS))}
+        if table != before:
+            payloads[SiteAddress(0, 0, Kind.GRID, 0)] = before.diff(table)
+        own = heard(largest, x.numel(), before)
+        tape = FollowTape(BF16, before, Frame.of(payloads), before, yardstick=own)
+        tape.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
+        assert tape.violations == []
+        return [excess.own for _, excess in tape.excesses if "block" in excess.own]
+
+    assert noted(3, 0.0) == noted(2, 0.0) == []
+    assert noted(1, 0.0) == noted(1, 5.9) == ["scale 2**2 of block 9 at least"]
+    assert noted(1, 6.1) == []
+    assert noted(0, 0.0, of=5) == []
+    assert noted(-1, 6.1, of=5) == ["scale 2**0 of block 5 at least"]
+
+
 @pytest.mark.parametrize(
     ("elements", "noise", "most"), [(64, 0.125, 8), (64, 0.124, 3), (255, 0.125, 8), (256, 0.125, 3)]
 )

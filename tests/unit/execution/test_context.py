@@ -423,6 +423,15 @@ def test_a_scale_above_the_rule_is_noted_from_the_first_octave_on() -> None:
     assert scale_excesses(2, 1.001 * room) == []
 
 
+def test_a_scale_below_the_rule_is_noted_unless_noise_could_make_it() -> None:
+    """Whoever may state a lower one keeps the rounding that suits. A scale of 2**1 stays until values have 2**-2."""
+    assert scale_excesses(0, 0.0) == ["scale 2**1 of block 0 at least"]
+    room = (float(gradient().square().mean().sqrt()) - 0.25) / 8.0
+    assert len(scale_excesses(-1, 0.999 * room)) == 1
+    assert scale_excesses(-1, 1.001 * room) == []
+    assert len(scale_excesses(-2, 1.001 * room)) == 1
+
+
 def test_scales_follow_size_with_slack() -> None:
     rms = np.array([1.0, 0.4, 3.0])
     assert scale_exponents(rms).tolist() == [0, -1, 2]

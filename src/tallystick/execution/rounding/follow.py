@@ -23,6 +23,7 @@ from tallystick.execution.rounding.breaches import Violation, find_policy_breach
 from tallystick.execution.rounding.grids import (
     ACTIVATIONS,
     FEWEST_ROWS,
+    ROW_DIP,
     SMALL_SITE,
     UNSEEN,
     Site,
@@ -30,6 +31,7 @@ from tallystick.execution.rounding.grids import (
     decision_exponent,
     expected_form,
     floor_exponent,
+    has_dips,
     is_noise_only,
     kept_scales,
     lowest_floor,
@@ -39,9 +41,9 @@ from tallystick.execution.rounding.grids import (
     sampled_scale,
     scale_exponent,
     scale_exponents,
+    scale_limits,
     settled_scales,
     whole_scale,
-    widest_scales,
 )
 from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import (
@@ -467,33 +469,54 @@ class FollowTape:
     def _check_rule(
         self, kind: Kind, ordinal: int, grid: SiteGrid, rms: np.ndarray, numel: int, name: str
     ) -> None:
-        """Note a scale above the one that follows from the step before and the follower's own values."""
+        """Note a scale that is not the one that follows from the step before and the follower's own values.
+
+        One above makes moves larger. One below makes nothing larger, but whoever may take it keeps, of several roundings of a
+        row, the one that suits.
+        """
         place = (int(kind), ordinal)
         if self.yardstick is None or not rms.any():
             return
+        before = self._before.sites.get(place)
+        noise = self.yardstick.noise.get(place)
+        unsure = 0.0 if noise is None else noise.largest
         if self.policy.row_scales:
-            widest = self.yardstick.widest_rows(place)
-            if not self.is_calibrated or widest is None or widest.size != rms.size:
-                return
-            kept = kept_scales(None, self._grid_before(place), self.policy, rms.size)
-            widest = widest if kept is None else np.maximum(widest, kept)
-            if self._is_mostly_noise(place, rms, numel):
-                widest = widest + NOISE_GROWS
+            narrowest, widest = self._row_limits(place, rms, unsure, numel)
         else:
-            noise = self.yardstick.noise.get(place)
             kept = kept_scales(self.base.sites.get(place), None, self.policy, rms.size)
-            unsure = 0.0 if noise is None else UNSURE * noise.largest
-            widest = widest_scales(self._before.sites.get(place), rms, unsure, kept)
-        over = int((grid.scales.astype(np.int64) - widest).max())
-        block = int((grid.scales.astype(np.int64) - widest).argmax())
-        if over > 0:
-            self._note(
-                kind,
-                ordinal,
-                name,
-                f"scale 2**{widest[block]} of block {block} at most",
-                f"2**{grid.scales[block]}",
-            )
+            narrowest, widest = scale_limits(before, rms, UNSURE * unsure, kept)
+            if self.is_calibrated and kind != Kind.GRADIENT:  # whose scales are then new ones, without slack
+                narrowest = np.minimum(narrowest, scale_limits(None, rms, UNSURE * unsure, kept)[0] - 1)
+        stated = grid.scales.astype(np.int64)
+        for limit, outside, words in (
+            (widest, stated - widest, "at most"),
+            (narrowest, narrowest - stated, "at least"),
+        ):
+            if int(outside.max()) > 0:
+                block = int(outside.argmax())
+                own = f"scale 2**{limit[block]} of block {block} {words}"
+                self._note(kind, ordinal, name, own, f"2**{stated[block]}")
+
+    def _row_limits(
+        self, place: Site, rms: np.ndarray, unsure: float, numel: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the least and the largest scales of a gradient's rows where each has one and nothing is slack.
+
+        What sixteen-bit results leave of a row is known to an octave, or to the largest deviation measured.
+        """
+        assert self.yardstick is not None
+        before = self._grid_before(place)
+        dips = self.is_calibrated or (before is not None and has_dips(before.scales.astype(np.int64)))
+        rows = scale_exponents(np.maximum(rms - np.maximum(rms / 2.0, unsure), 0.0))
+        narrowest = np.maximum(rows, whole_scale(rms) - 1 - (ROW_DIP if dips else 0))
+        widest = self.yardstick.widest_rows(place) if self.is_calibrated else None
+        if widest is None or widest.size != rms.size:
+            widest = np.full(rms.size, np.iinfo(np.int64).max >> 1)
+        kept = kept_scales(None, before, self.policy, rms.size)
+        if kept is not None:
+            narrowest, widest = np.maximum(narrowest, kept), np.maximum(widest, kept)
+        grows = NOISE_GROWS if self._is_mostly_noise(place, rms, numel) else 0
+        return narrowest - grows, widest + grows
 
     def _note(self, kind: Kind, ordinal: int, name: str, own: str | None, stated: str) -> None:
         if own is not None:
