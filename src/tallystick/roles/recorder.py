@@ -365,7 +365,8 @@ class Recorder(_Loop):
         try:
             if session.step != self._steps:
                 raise ProtocolViolation(
-                    f"recorder: {self._steps} steps were announced, {session.step} were taken; the run stays unfinished"
+                    f"recorder: {self._steps} steps were announced, {session.step} were taken; the run stays unfinished: "
+                    "announce as many as there will be"
                 )
             return writer.finish()
         finally:
