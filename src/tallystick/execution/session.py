@@ -207,6 +207,7 @@ class Session:
         self._choose_arithmetic()
         self._places = list(self._floating_places())
         self._convert()
+        self.model.zero_grad(set_to_none=True)  # of whoever trained it before: no step's
         self.parameters = self._trainable()
         self.optimizer_keys = self._optimizer_keys()
         self.sites = self._list_sites()

@@ -289,6 +289,15 @@ def test_parameters_that_are_parts_of_one_flat_tensor_get_memory_of_their_own(po
     assert len({p.untyped_storage().data_ptr() for p in model.parameters()}) == 4
 
 
+def test_gradients_of_whoever_trained_the_model_before_are_no_part_of_the_first_step() -> None:
+    model = nn.Linear(3, 2)
+    model(torch.ones(1, 3)).sum().backward()
+
+    prepared(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
 def test_models_that_cannot_be_recorded_are_refused_by_name() -> None:
     def sgd(model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=0.1)

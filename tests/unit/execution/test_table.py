@@ -121,6 +121,9 @@ def test_every_operator_of_the_tables_has_a_case() -> None:
 
 
 KNOWN: dict[str, Callable[[Tensor], Tensor]] = {
+    "a mask of its shape": lambda x: x.masked_fill(torch.zeros_like(x, dtype=torch.bool), 0.0).square(),
+    "indices of its shape": lambda x: x[torch.ones_like(x, dtype=torch.long).cumsum(0) - 1].square(),
+    "numbers beside it": lambda x: x[x.new_zeros(2, dtype=torch.long) + x.new_full((), 3, dtype=torch.long)],
     "clip_grad_value_": lambda x: (torch._foreach_clamp_min_([x.detach().clone()], -0.5), 2.0 * x)[1],
     "the product with a conjugate": lambda x: torch.complex(x[:4], x[4:]).reshape(2, 2).mH.imag.square(),
     "forward mode": lambda x: torch.func.jvp(torch.sin, (x,), (torch.ones_like(x),))[1],

@@ -168,7 +168,8 @@ EXACT = frozenset(
 WHOLE = frozenset(
     f"aten::{name}"
     for name in """
-    _has_compatible_shallow_copy_type _indices _pack_padded_sequence is_same_size isfinite isinf isnan isneginf isposinf
+    _has_compatible_shallow_copy_type _indices _pack_padded_sequence full_like is_same_size isfinite
+    isinf isnan isneginf isposinf new_full new_ones new_zeros ones_like zeros_like
     """.split()
 )
 
