@@ -81,6 +81,57 @@ def test_a_followed_loop_matches_and_one_on_other_data_does_not(
     assert [segment.verdict for segment in wrong.segments] == ["match", "mismatch", "match"]
 
 
+def test_data_that_differ_in_last_bits_alone_accuse_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in an audit: torch's own randn has other last bits under other instructions; every loss and state is the same."""
+    path, honest = tmp_path / "run", data
+    train(tallystick.Recorder(path, policy="fp32", steps=STEPS, checkpoint_every=5, program=__file__))
+
+    def elsewhere(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = honest(step)
+        x[0, 0] = torch.nextafter(x[0, 0], torch.tensor(9.0))
+        return x, y
+
+    monkeypatch.setitem(globals(), "data", elsewhere)
+    report = train(tallystick.Follower(path, program=__file__))
+
+    assert [segment.verdict for segment in report.segments] == ["cannot_reproduce"] * 3
+    assert report.first is not None and report.first.subject == "batch digest"
+    assert "floating noise" in report.first.own
+
+
+def test_whole_numbers_that_are_other_ones_are_other_data_in_a_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run"
+
+    def tokens(step: int, first: int) -> torch.Tensor:
+        return torch.tensor([first, step % 5, 2, 3])
+
+    def loop(run: Any, first: int) -> Any:
+        model = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 8))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(torch.arange(parameter.numel()).reshape(parameter.shape) / 32)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+
+        def loss(batch: torch.Tensor) -> torch.Tensor:
+            return model(batch[1:]).square().mean()
+
+        run.prepare(model, optimizer, loss=loss)
+        for step in range(2):
+            with run.step(tokens(step, first)) as batch:
+                run.backward(loss(batch))
+                optimizer.step()
+        return run.finish()
+
+    loop(tallystick.Recorder(path, policy="fp32", steps=2, program=__file__), 0)
+    report = loop(tallystick.Follower(path, program=__file__), 1)
+
+    assert report.verdict == "mismatch"
+
+
 def test_the_environment_variable_turns_the_recorder_into_a_follower(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

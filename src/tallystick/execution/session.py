@@ -46,10 +46,12 @@ from tallystick.numerics.rounding import NO_KEY, Key, fingerprint, fingerprint_a
 
 Site = tuple[Kind, int]
 REFUSED_OPTIMIZERS = {
-    "LBFGS": "it calls its closure several times a step and branches on the loss",
-    "SparseAdam": "it needs sparse gradients, which are summed in an order that differs between devices",
+    "LBFGS": "it calls its closure several times a step and branches on the loss; take one that steps once, as Adam",
+    "SparseAdam": "it needs sparse gradients, summed in an order that differs between devices; take Adam, they are made dense",
 }
-REFUSED_SCHEDULERS = {"ReduceLROnPlateau": "it branches on the loss, whose last bits differ between machines"}
+REFUSED_SCHEDULERS = {
+    "ReduceLROnPlateau": "it branches on the loss, whose last bits differ between machines; take one of the step number"
+}
 OF_A_SCALER = ("grad_scale", "found_inf")  # what a gradient scaler leaves on an optimizer for its next step
 SMALL = 1 << 16  # elements up to which a buffer is compared by value
 MARKED = 16  # trained parameters of which some values are looked at between two steps
@@ -66,6 +68,12 @@ class SiteSpec:
     name: str
     shape: tuple[int, ...]
     blocks: int = 0
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    """Return the addresses of a tensor's first byte and of the one behind its last."""
+    apart = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (apart + 1) * tensor.element_size()
 
 
 @dataclass
@@ -199,6 +207,7 @@ class Session:
         self._choose_arithmetic()
         self._places = list(self._floating_places())
         self._convert()
+        self.model.zero_grad(set_to_none=True)  # of whoever trained it before: no step's
         self.parameters = self._trainable()
         self.optimizer_keys = self._optimizer_keys()
         self.sites = self._list_sites()
@@ -312,7 +321,7 @@ class Session:
                     yield f"{prefix}/buffer/{name}", module.get_submodule(path), key
 
     def _convert(self) -> None:
-        storages: dict[int, str] = {}
+        storages: dict[int, list[tuple[int, int, str]]] = {}
         for prefix, module in (("model", self.model), *((f"extra/{n}", m) for n, m in self.extra.items())):
             for name, tensor in (*module.named_parameters(), *module.named_buffers()):
                 if is_lazy(tensor):
@@ -329,13 +338,20 @@ class Session:
         with torch.no_grad():
             for name, tensor in self._all_floating():
                 if self.compute == torch.float32 and tensor.dtype != torch.float32:
-                    raise InvalidInput(f"{name} is {tensor.dtype}; policy {self.policy.name} needs float32")
-                pointer = tensor.untyped_storage().data_ptr()
-                if tensor.numel() and pointer in storages:
                     raise InvalidInput(
-                        f"{name} shares memory with {storages[pointer]} without being the same parameter; tie them as one"
+                        f"{name} is {tensor.dtype}; policy {self.policy.name} needs float32: convert it by .float()"
                     )
-                storages[pointer] = name
+                if tensor.numel():
+                    beside = storages.setdefault(tensor.untyped_storage().data_ptr(), [])
+                    start, end = _extent(tensor)
+                    for first, last, other in beside:
+                        if start < last and first < end:
+                            raise InvalidInput(
+                                f"{name} shares memory with {other} without being the same parameter; tie them as one"
+                            )
+                    if beside:  # parts of one flat tensor: each gets memory of its own
+                        tensor.data = tensor.data.clone()
+                    beside.append((start, end, name))
                 self._dtypes[name] = tensor.dtype
                 if tensor.dtype != self.compute:
                     tensor.data = tensor.data.to(torch.float32).to(self.compute)
@@ -350,7 +366,8 @@ class Session:
         unknown = owned - {id(p) for _, p in named}
         if unknown:
             raise InvalidInput(
-                f"the optimizer holds {len(unknown)} tensors that are no parameters of the model; nobody could name their updates"
+                f"the optimizer holds {len(unknown)} tensors that are no parameters of the model; nobody could name "
+                "their updates: make them the model's, as a module of its own beside the others"
             )
         return [(name, p) for name, p in named if p.requires_grad]
 

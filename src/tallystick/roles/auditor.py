@@ -351,6 +351,11 @@ def _find_noisy_data(
             load_state(session, own)
         if not is_explained(before, own, moved, stated, shaken.most_share):
             return None
+    return noisy_data(first)
+
+
+def noisy_data(first: Deviation) -> Deviation:
+    """Return that the data of a step are other ones by what floating noise explains, and what to do."""
     why = f"{first.own[:16]}.. here, by no more than floating noise explains ({REMEDY})"
     return Deviation(first.step, "cannot_reproduce", BATCH_DIGEST, None, why, f"{first.stated[:16]}..")
 

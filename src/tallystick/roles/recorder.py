@@ -42,9 +42,17 @@ from tallystick.execution.snapshot import load_state
 from tallystick.execution.step import StepOutcome, batch_digest, session_batch
 from tallystick.numerics.policy import find_policy, policy_of
 from tallystick.roles.acceptance import Acceptance, Limits
-from tallystick.roles.audit_report import BEGINNING, AuditReport, Deviation, SegmentResult, VerdictName
-from tallystick.roles.auditor import accept, find_contradictions
+from tallystick.roles.audit_report import (
+    BATCH_DIGEST,
+    BEGINNING,
+    AuditReport,
+    Deviation,
+    SegmentResult,
+    VerdictName,
+)
+from tallystick.roles.auditor import accept, find_contradictions, noisy_data
 from tallystick.roles.comparison import compare_end, compare_step
+from tallystick.roles.data_noise import has_floats
 from tallystick.roles.initial_state import (
     Built,
     built_of,
@@ -357,7 +365,8 @@ class Recorder(_Loop):
         try:
             if session.step != self._steps:
                 raise ProtocolViolation(
-                    f"recorder: {self._steps} steps were announced, {session.step} were taken; the run stays unfinished"
+                    f"recorder: {self._steps} steps were announced, {session.step} were taken; the run stays unfinished: "
+                    "announce as many as there will be"
                 )
             return writer.finish()
         finally:
@@ -386,7 +395,7 @@ class Follower(_Loop):
             )
         self.report = AuditReport(str(path), "program", self._transcript.root().hex(), phases=self.phases)
         self._acceptance = Acceptance(limits or Limits(), self.report.freedom)
-        self._segment = SegmentResult(0, 0)
+        self._segment, self._floats = SegmentResult(0, 0), True
         self._own: Mapping[str, Entry] = {}
         self._built: Mapping[str, Built] = {}
 
@@ -447,6 +456,7 @@ class Follower(_Loop):
         session.settle(tape)
         self._program.verify_committed(transcript.specification.job.program, number)
         self._segment.deviations += compare_step(record, self._outcome, tape.violations)
+        self._floats = self._floats and has_floats(batch)
         if record.state_root is not None:
             self._close_segment(number)
 
@@ -477,6 +487,10 @@ class Follower(_Loop):
             self._acceptance.discard()
             first = [d for d in segment.deviations if d.step == segment.first_step]
             segment.verdict = "log_violation" if any(d.kind == "log_violation" for d in first) else "mismatch"
+            if self._floats and all(each.subject == BATCH_DIGEST for each in segment.deviations):
+                # Every loss and state is the trainer's: as in an audit, such digests accuse nobody.
+                segment.deviations.insert(0, noisy_data(segment.deviations[0]))
+                segment.verdict = "cannot_reproduce"
             if segment.deviations[0].subject == BEGINNING:  # everything after it may follow from that
                 segment.verdict = segment.deviations[0].kind
             with suppress(
@@ -487,7 +501,7 @@ class Follower(_Loop):
             accept(segment, excesses)
         self.report.segments.append(segment)
         self._acceptance.begin(session)
-        self._segment = SegmentResult(segment.end, segment.end)
+        self._segment, self._floats = SegmentResult(segment.end, segment.end), True
 
     def finish(self) -> AuditReport:
         """Remove the hooks and return the report; steps that were not taken leave it at ``cannot_reproduce``."""

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+
+from torch import Tensor
 
 from tallystick.errors import InvalidInput, Nondeterminism, StoreError
 from tallystick.execution.determinism import environment_versions
 from tallystick.execution.dispatch.jitter import Jitter
-from tallystick.execution.job import Job, JobSource
+from tallystick.execution.job import Batch, Job, JobSource
 from tallystick.execution.noise.calibration import calibrate, gradients_under
 from tallystick.execution.noise.survey import Backward
 from tallystick.execution.rounding.context import RecordTape
 from tallystick.execution.session import Session
-from tallystick.execution.step import backward_of, draw_batch, run_step, verify_batches_are_pure
+from tallystick.execution.step import (
+    backward_of,
+    draw_batch,
+    map_tensors,
+    run_step,
+    verify_batches_are_pure,
+)
 from tallystick.numerics.policy import Policy
 from tallystick.roles.run_writer import Phases, RunWriter, size_of
 from tallystick.roles.same_order import other_machine, verify_same_order, verify_same_program
@@ -193,7 +202,9 @@ class _Recording:
 
     def begin(self) -> None:
         """Measure the noise and write what comes before the first step."""
-        self._calibrate(backward_of(self.session, self.job))
+        batch = draw_batch(self.session, self.job)
+        with _naming_data(0, batch):
+            self._calibrate(backward_of(self.session, self.job, batch))
         _verify_settings(self.built, _settings_of(self.job))
         self.writer.begin(self._specification, self.order.source.program)
 
@@ -235,9 +246,17 @@ class _Recording:
         self.writer.take_up(stated, program, root, kept)
 
     def step(self, progress: Callable[[Progress], None] | None) -> None:
-        """Record one step."""
-        session, step = self.session, self.session.step
-        before, batch = session.table, draw_batch(session, self.job)
+        """Record one step.
+
+        Raises:
+            Nondeterminism: it cannot be recorded; the message says so of its data too, and what can be recorded all the same.
+        """
+        batch = draw_batch(self.session, self.job)
+        with _naming_data(self.session.step, batch):
+            self._step(batch, progress)
+
+    def _step(self, batch: Batch, progress: Callable[[Progress], None] | None) -> None:
+        session, step, before = self.session, self.session.step, self.session.table
         backward = backward_of(session, self.job, batch)
         if step > 0 and session.is_calibration_step(step):
             self._calibrate(backward, repeats=1)
@@ -276,6 +295,31 @@ class _Recording:
         calibration = calibrate(self.session, backward, repeats=repeats, seed=self.order.seed)
         self.session.table = calibration.table
         self.writer.phases.add("calibrate", started)
+
+
+@contextmanager
+def _naming_data(step: int, batch: Batch) -> Generator[None]:
+    """Inside, a step that cannot be recorded says so of its data too, and what can be recorded all the same."""
+    try:
+        yield
+    except Nondeterminism as problem:
+        until = (
+            f"; the {step} steps before it can be recorded: --steps {step} and another --run" if step else ""
+        )
+        raise type(problem)(f"{problem}{_of_data(batch)}{until}") from problem
+
+
+def _of_data(batch: Batch) -> str:
+    """Return that a batch holds numbers that are not finite, as the end of a message; the empty string if it holds none."""
+    found: list[str] = []
+
+    def note(where: str, x: Tensor) -> Tensor:
+        if x.is_floating_point() and not bool(x.isfinite().all()):
+            found.append(where)
+        return x
+
+    map_tensors(batch, note, "batch")
+    return f"; the step's {found[0]} holds numbers that are not finite" if found else ""
 
 
 def _settings_of(job: Job) -> dict[str, object]:

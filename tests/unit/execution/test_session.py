@@ -271,12 +271,42 @@ def prepared(
     return session
 
 
+@pytest.mark.parametrize("policy", ["fp32", "fp64"])
+def test_parameters_that_are_parts_of_one_flat_tensor_get_memory_of_their_own(policy: str) -> None:
+    """Flattened recurrent weights and bucketed optimizers leave such: they share a storage, and no number."""
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    flat = torch.arange(14.0)
+    at = 0
+    for parameter in model.parameters():
+        parameter.data = flat[at : at + parameter.numel()].view_as(parameter)
+        at += parameter.numel()
+
+    session = prepared(model, torch.optim.SGD(model.parameters(), lr=0.1), policy)
+
+    assert torch.equal(
+        torch.cat([p.detach().flatten() for p in model.parameters()]), flat.to(session.compute)
+    )
+    assert len({p.untyped_storage().data_ptr() for p in model.parameters()}) == 4
+
+
+def test_gradients_of_whoever_trained_the_model_before_are_no_part_of_the_first_step() -> None:
+    model = nn.Linear(3, 2)
+    model(torch.ones(1, 3)).sum().backward()
+
+    prepared(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
 def test_models_that_cannot_be_recorded_are_refused_by_name() -> None:
     def sgd(model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=0.1)
 
     double = nn.Linear(2, 2).double()
-    with pytest.raises(InvalidInput, match=r"model/weight is torch\.float64; policy fp32 needs float32"):
+    with pytest.raises(
+        InvalidInput,
+        match=r"model/weight is torch\.float64; policy fp32 needs float32: convert it by \.float\(\)",
+    ):
         prepared(double, sgd(double))
     prepared(double, sgd(double), "fp64").close()
 

@@ -120,6 +120,36 @@ def test_every_operator_of_the_tables_has_a_case() -> None:
     assert set(CASES) == set(SWITCHES) | set(LATTICES) | CHOICES
 
 
+KNOWN: dict[str, Callable[[Tensor], Tensor]] = {
+    "a mask of its shape": lambda x: x.masked_fill(torch.zeros_like(x, dtype=torch.bool), 0.0).square(),
+    "indices of its shape": lambda x: x[torch.ones_like(x, dtype=torch.long).cumsum(0) - 1].square(),
+    "numbers beside it": lambda x: x[x.new_zeros(2, dtype=torch.long) + x.new_full((), 3, dtype=torch.long)],
+    "clip_grad_value_": lambda x: (torch._foreach_clamp_min_([x.detach().clone()], -0.5), 2.0 * x)[1],
+    "the product with a conjugate": lambda x: torch.complex(x[:4], x[4:]).reshape(2, 2).mH.imag.square(),
+    "forward mode": lambda x: torch.func.jvp(torch.sin, (x,), (torch.ones_like(x),))[1],
+    "aminmax": lambda x: x.aminmax().max - x.aminmax().min,
+    "masked_scatter": lambda x: torch.zeros_like(x).masked_scatter(torch.arange(8) % 2 == 0, x).square(),
+    "max_unpool2d": lambda x: F.max_unpool2d(
+        *F.max_pool2d(x.reshape(1, 1, 4, 2), 2, return_indices=True), 2
+    ).square(),
+    "the derivative of digamma": lambda x: torch.digamma(x.abs() + 1.0),
+}
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*torch.jit.script.*:DeprecationWarning"
+)  # torch itself, for forward mode
+@pytest.mark.parametrize("what", KNOWN)
+def test_operators_that_copy_or_choose_without_a_jump_are_followed(what: str, branches: Any) -> None:
+    x = torch.tensor(SPREAD, dtype=getattr(torch, branches.policy.compute))
+    trainer = branches.record(KNOWN[what], x)
+
+    follower = branches.follow(KNOWN[what], x, trainer.frame)
+
+    assert follower.violations == []
+    assert torch.equal(follower.gradient, trainer.gradient)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_follower_takes_the_recorded_branch_forward_and_backward(name: str, branches: Any) -> None:
     case = CASES[name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -194,3 +195,26 @@ def test_a_module_that_is_left_in_another_mode_is_refused(tmp_path: Path) -> Non
     order = Order(Setting("eval.py", b""), {}, find_policy("fp32"))
     with pytest.raises(EditedOutside, match="step 2: after the step model/1 is no longer in train mode"):
         record(order, RunDirectory(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("at", [0, 4])
+def test_a_recording_that_must_stop_names_its_data_and_what_can_be_recorded(at: int, tmp_path: Path) -> None:
+    class Missing(Source):
+        """Its data have a number missing in one step."""
+
+        def build(self, settings: Any, seed: int = 0) -> Job:
+            job = super().build(settings, seed)
+            whole = job.batch
+            job.batch = lambda step: whole(step) * torch.nan if step == at else whole(step)
+            return job
+
+    order = Order(Missing("job.py", b""), {}, find_policy("fp32"), checkpoint_every=2)
+
+    with pytest.raises(Nondeterminism, match="the step's batch holds numbers that are not finite") as raised:
+        record(order, RunDirectory(tmp_path / "run"))
+
+    assert ("--steps 4" in str(raised.value)) == (at == 4)
+    if at == 4:
+        shorter = replace(order, steps=4)
+        record(shorter, RunDirectory(tmp_path / "shorter"))
+        assert audit(RunDirectory(tmp_path / "shorter"), shorter.source).verdict == "match"

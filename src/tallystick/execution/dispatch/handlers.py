@@ -73,7 +73,8 @@ def _unknown(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, A
         mode.findings.unknown.add(name)
         raise Nondeterminism(
             f"operator {func}: not in the operator table, so nobody can say whether its output jumps; "
-            f'if it and its derivative are continuous, declare it to the Job or to prepare(): smooth=("{name}",)'
+            f'if it and its derivative are continuous, declare it to the Job or to prepare(): smooth=("{name}",); '
+            "if not, write it with operators whose jumps are logged (where, relu, max, sort, round and the like)"
         )
     return func(*args, **kwargs)
 

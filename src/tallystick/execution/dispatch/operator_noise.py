@@ -216,7 +216,7 @@ OPERATOR_NOISE: Mapping[str, Noise] = {
         binary_cross_entropy_with_logits cholesky digamma inverse layer_norm lgamma linalg_cholesky_ex
         linalg_inv_ex linalg_lu_solve linalg_matrix_exp linalg_solve_ex linalg_solve_triangular logaddexp
         logaddexp2 logcumsumexp logit logsumexp   native_group_norm
-        native_layer_norm norm_except_dim rms_norm std std_mean triangular_solve upsample_bicubic2d
+        native_layer_norm norm_except_dim polygamma rms_norm std std_mean triangular_solve upsample_bicubic2d
         upsample_bicubic2d_backward upsample_bilinear2d upsample_bilinear2d_backward upsample_linear1d
         upsample_linear1d_backward upsample_trilinear3d upsample_trilinear3d_backward var var_mean
         """,

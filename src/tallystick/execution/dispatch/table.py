@@ -137,28 +137,30 @@ UNSET = EMPTY | {"aten::resize_", "aten::resize_as_"}
 EXACT = frozenset(
     f"aten::{name}"
     for name in """
-    _coalesced_ _conj _foreach_copy_ _has_compatible_shallow_copy_type _index_put_impl_ _indices
-    _local_scalar_dense _nested_tensor_size _nnz _pack_padded_sequence _reshape_alias _reshape_copy
-    _sparse_coo_tensor_with_dims_and_tensors _to_copy _unsafe_index _unsafe_index_put _unsafe_view
-    _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d _values abs alias amax
-    amin arange as_strided as_strided_scatter bitwise_and bitwise_not bitwise_or bitwise_xor broadcast_to
-    cat ceil channel_shuffle chunk clamp clamp_max clamp_min clone constant_pad_nd contiguous copy copy_
-    dense_dim detach detach_ diag_embed diagonal diagonal_backward diagonal_scatter embedding empty
-    empty_like empty_strided eq expand expand_copy eye fill fill_ flip floor fmax fmin full full_like
-    gather ge gt hardshrink hardtanh im2col index index_copy index_fill index_select is_coalesced
-    is_same_size isfinite isinf isnan isneginf isposinf le leaky_relu lift lift_fresh lift_fresh_copy
-    linspace lt masked_fill masked_scatter masked_select max max_pool2d_with_indices_backward
-    max_pool3d_with_indices_backward  maximum min minimum movedim nan_to_num
-    narrow narrow_copy native_channel_shuffle ne neg new_empty new_empty_strided new_full new_ones
-    new_zeros ones ones_like permute pixel_shuffle pixel_unshuffle reflection_pad1d reflection_pad2d
-    reflection_pad3d relu repeat repeat_interleave replication_pad1d replication_pad2d replication_pad3d
-    resize_ resize_as_ roll rot90 round scalar_tensor scatter select select_backward select_copy
-    select_scatter set_ sgn sign slice slice_backward slice_copy slice_scatter softshrink sparse_dim split
-    split_with_sizes squeeze stack sym_numel sym_size sym_stride t take threshold threshold_backward
-    transpose tril tril_indices triu triu_indices trunc unbind unfold unfold_backward unsafe_chunk
-    unsafe_split unsafe_split_with_sizes unsqueeze upsample_nearest1d upsample_nearest2d
-    upsample_nearest3d value_selecting_reduction_backward view view_as_complex view_as_real view_copy
-    where zero zero_ zeros zeros_like
+    _coalesced_ _conj _foreach_clamp_max _foreach_clamp_min _foreach_copy_
+    _has_compatible_shallow_copy_type _has_same_storage_numel _index_put_impl_ _indices
+    _local_scalar_dense _neg_view _nested_tensor_size _nnz _pack_padded_sequence _reshape_alias
+    _reshape_copy _sparse_coo_tensor_with_dims_and_tensors _to_copy _unsafe_index _unsafe_index_put
+    _unsafe_view _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d _values
+    abs alias amax amin aminmax arange as_strided as_strided_scatter bitwise_and bitwise_not bitwise_or
+    bitwise_xor broadcast_to cat ceil channel_shuffle chunk clamp clamp_max clamp_min clone
+    constant_pad_nd contiguous copy copy_ dense_dim detach detach_ diag_embed diagonal diagonal_backward
+    diagonal_scatter embedding empty empty_like empty_strided eq expand expand_copy eye fill fill_ flip
+    floor fmax fmin full full_like gather ge gt hardshrink hardtanh im2col index index_copy index_fill
+    index_select is_coalesced is_same_size isfinite isinf isnan isneginf isposinf le leaky_relu lift
+    lift_fresh lift_fresh_copy linspace lt masked_fill masked_scatter masked_scatter_backward
+    masked_select max max_pool2d_with_indices_backward max_pool3d_with_indices_backward max_unpool2d
+    max_unpool3d maximum min minimum movedim nan_to_num narrow narrow_copy native_channel_shuffle ne neg
+    new_empty new_empty_strided new_full new_ones new_zeros ones ones_like permute pixel_shuffle
+    pixel_unshuffle reflection_pad1d reflection_pad2d reflection_pad3d relu repeat repeat_interleave
+    replication_pad1d replication_pad2d replication_pad3d resize_ resize_as_ roll rot90 round
+    scalar_tensor scatter select select_backward select_copy select_scatter set_ sgn sign slice
+    slice_backward slice_copy slice_scatter softshrink sparse_dim split split_with_sizes squeeze stack
+    sym_numel sym_size sym_stride t take threshold threshold_backward transpose tril tril_indices triu
+    triu_indices trunc unbind unfold unfold_backward unsafe_chunk unsafe_split unsafe_split_with_sizes
+    unsqueeze upsample_nearest1d upsample_nearest2d upsample_nearest3d
+    value_selecting_reduction_backward view view_as_complex view_as_real view_copy where zero zero_
+    zeros zeros_like
     """.split()
 )
 
@@ -166,7 +168,8 @@ EXACT = frozenset(
 WHOLE = frozenset(
     f"aten::{name}"
     for name in """
-    _has_compatible_shallow_copy_type _indices _pack_padded_sequence is_same_size isfinite isinf isnan isneginf isposinf
+    _has_compatible_shallow_copy_type _indices _pack_padded_sequence full_like is_same_size isfinite
+    isinf isnan isneginf isposinf new_full new_ones new_zeros ones_like zeros_like
     """.split()
 )
 
@@ -174,28 +177,30 @@ WHOLE = frozenset(
 SMOOTH = frozenset(
     f"aten::{name}"
     for name in """
-    _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d _adaptive_avg_pool3d_backward
-    _batch_norm_with_update _cdist_backward _cdist_forward _coalesce _convolution _ctc_loss
-    _ctc_loss_backward _efficient_attention_backward _efficient_attention_forward _embedding_bag
-    _embedding_bag_backward _embedding_bag_dense_backward _embedding_bag_forward_only _euclidean_dist
-    _fft_c2c _fft_c2r _fft_r2c _flash_attention_backward _flash_attention_forward _foreach_add
-    _foreach_add_ _foreach_div_ _foreach_mul _foreach_mul_ _foreach_norm _fused_rms_norm
+    _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d
+    _adaptive_avg_pool3d_backward _batch_norm_with_update _cdist_backward _cdist_forward _coalesce
+    _convolution _ctc_loss _ctc_loss_backward _efficient_attention_backward _efficient_attention_forward
+    _embedding_bag _embedding_bag_backward _embedding_bag_dense_backward _embedding_bag_forward_only
+    _euclidean_dist _fft_c2c _fft_c2r _fft_r2c _flash_attention_backward _flash_attention_forward
+    _foreach_add _foreach_add_ _foreach_div_ _foreach_mul _foreach_mul_ _foreach_norm _fused_rms_norm
     _fused_rms_norm_backward _linalg_det _linalg_slogdet _linalg_solve_ex _log_softmax
-    _log_softmax_backward_data _logcumsumexp _native_batch_norm_legit _native_batch_norm_legit_no_training
-    _pack_padded_sequence_backward _prelu_kernel _safe_softmax _scaled_dot_product_attention_math
-    _scaled_dot_product_cudnn_attention _scaled_dot_product_cudnn_attention_backward
-    _scaled_dot_product_efficient_attention _scaled_dot_product_efficient_attention_backward
-    _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
-    _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward
+    _log_softmax_backward_data _logcumsumexp _native_batch_norm_legit
+    _native_batch_norm_legit_no_training _pack_padded_sequence_backward _prelu_kernel _safe_softmax
+    _scaled_dot_product_attention_math _scaled_dot_product_cudnn_attention
+    _scaled_dot_product_cudnn_attention_backward _scaled_dot_product_efficient_attention
+    _scaled_dot_product_efficient_attention_backward _scaled_dot_product_flash_attention
+    _scaled_dot_product_flash_attention_backward _scaled_dot_product_flash_attention_for_cpu
+    _scaled_dot_product_flash_attention_for_cpu_backward
     _scaled_dot_product_fused_attention_overrideable _segment_reduce_backward _softmax
     _softmax_backward_data _thnn_fused_gru_cell _thnn_fused_gru_cell_backward _thnn_fused_lstm_cell
-    _thnn_fused_lstm_cell_backward_impl _trilinear _upsample_bicubic2d_aa _upsample_bicubic2d_aa_backward
-    _upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward _upsample_nearest_exact1d_backward
-    _upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward _weight_norm_interface
-    _weight_norm_interface_backward acos acosh adaptive_avg_pool1d adaptive_max_pool2d_backward
-    adaptive_max_pool3d_backward add addbmm addcdiv addcmul addmm addmv addr affine_grid_generator asin
-    asinh atan atan2 atanh avg_pool1d avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward
-    baddbmm batch_norm_backward batch_norm_backward_elemt batch_norm_backward_reduce batch_norm_elemt
+    _thnn_fused_lstm_cell_backward_impl _trilinear _upsample_bicubic2d_aa
+    _upsample_bicubic2d_aa_backward _upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward
+    _upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward
+    _upsample_nearest_exact3d_backward _weight_norm_interface _weight_norm_interface_backward acos acosh
+    adaptive_avg_pool1d adaptive_max_pool2d_backward adaptive_max_pool3d_backward add addbmm addcdiv
+    addcmul addmm addmv addr affine_grid_generator asin asinh atan atan2 atanh avg_pool1d avg_pool2d
+    avg_pool2d_backward avg_pool3d avg_pool3d_backward baddbmm batch_norm_backward
+    batch_norm_backward_elemt batch_norm_backward_reduce batch_norm_elemt
     batch_norm_gather_stats_with_counts batch_norm_stats binary_cross_entropy
     binary_cross_entropy_backward binary_cross_entropy_with_logits bmm celu cholesky coalesce col2im
     complex convolution convolution_backward convolution_overrideable cos cosh cross cudnn_batch_norm
@@ -210,16 +215,17 @@ SMOOTH = frozenset(
     mse_loss_backward mul mv native_batch_norm native_batch_norm_backward native_dropout_backward
     native_group_norm native_group_norm_backward native_layer_norm native_layer_norm_backward
     nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward norm norm_except_dim polar
-    pow prod put real reciprocal reflection_pad1d_backward reflection_pad2d_backward
+    polygamma pow prod put real reciprocal reflection_pad1d_backward reflection_pad2d_backward
     reflection_pad3d_backward replication_pad1d_backward replication_pad2d_backward
-    replication_pad3d_backward rms_norm rsqrt rsub scaled_dot_product_attention scatter_add scatter_reduce
-    segment_reduce selu sigmoid sigmoid_backward silu silu_backward sin sinc sinh slow_conv3d_forward
-    smooth_l1_loss smooth_l1_loss_backward soft_margin_loss soft_margin_loss_backward special_erfcx
-    special_expit special_xlog1py sqrt square std std_mean sub sum sum_to_size tan tanh tanh_backward
-    thnn_conv2d trace triangular_solve upsample_bicubic2d upsample_bicubic2d_backward upsample_bilinear2d
-    upsample_bilinear2d_backward upsample_linear1d upsample_linear1d_backward upsample_nearest1d_backward
-    upsample_nearest2d_backward upsample_nearest3d_backward upsample_trilinear3d
-    upsample_trilinear3d_backward var var_mean vdot xlogy
+    replication_pad3d_backward rms_norm rsqrt rsub scaled_dot_product_attention scatter_add
+    scatter_reduce segment_reduce selu sigmoid sigmoid_backward silu silu_backward sin sinc sinh
+    slow_conv3d_forward smooth_l1_loss smooth_l1_loss_backward soft_margin_loss
+    soft_margin_loss_backward special_erfcx special_expit special_xlog1py sqrt square std std_mean sub
+    sum sum_to_size tan tanh tanh_backward thnn_conv2d trace triangular_solve upsample_bicubic2d
+    upsample_bicubic2d_backward upsample_bilinear2d upsample_bilinear2d_backward upsample_linear1d
+    upsample_linear1d_backward upsample_nearest1d_backward upsample_nearest2d_backward
+    upsample_nearest3d_backward upsample_trilinear3d upsample_trilinear3d_backward var var_mean vdot
+    xlogy
     """.split()
 )
 

@@ -635,9 +635,10 @@ def _grid_for(
         if for_audit and place[0] == Kind.LOSS:
             return site_grid(policy, Kind.LOSS, form[2][1], measured.scales)
         highest = form[2][1] - _safety_for(policy, measured)
+        remedy = "; it is nearly nothing beside its terms: give them .float() and add a constant, which moves no gradient"
         raise Nondeterminism(
             f"{session.site_name(place)}: its noise is 2**{exponent_above(measured.relative)} of its scale, "
-            f"policy {policy.name} allows 2**{highest}"
+            f"policy {policy.name} allows 2**{highest}{remedy if place[0] == Kind.LOSS else ''}"
         )
     return grid
 
