@@ -21,7 +21,7 @@ from tallystick.errors import InvalidInput, Mismatch, Nondeterminism, OtherProgr
 from tallystick.execution.determinism import parse_profile
 from tallystick.roles import recorder as module
 from tallystick.roles.audit_report import AuditReport
-from tallystick.run.transcript import CURSOR
+from tallystick.run.transcript import CURSOR, Transcript
 from tallystick.store.files import RunDirectory
 
 STEPS = 12
@@ -145,6 +145,40 @@ def test_the_environment_variable_turns_the_recorder_into_a_follower(
 
     assert report.verdict == "match"
     assert not (tmp_path / "unused").exists()
+
+
+def _restated(run: RunDirectory, **changes: Any) -> None:
+    transcript = run.load_transcript()
+    forged = Transcript(replace(transcript.specification, **changes), transcript.records)
+    run.write_document(run.specification_path, forged.specification.encode())
+    run.write_document(run.statement_path, forged.statement().encode())
+
+
+def test_a_run_that_states_another_order_than_the_program_gives_is_no_match(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing that is computed hangs on the digest of the data, on settings or on a site that nobody rounds."""
+    path, ordered = tmp_path / "run", {"policy": "fp32", "steps": STEPS, "settings": {"data": "a"}}
+    train(tallystick.Recorder(path, program=__file__, **ordered))
+    run = RunDirectory(path)
+    stated = run.load_transcript().specification
+    monkeypatch.setattr(module.sys.modules["__main__"], "__file__", __file__, raising=False)
+    monkeypatch.setenv(module.FOLLOW_VARIABLE, str(path))
+
+    def followed() -> tuple[str, str | None]:
+        report = train(tallystick.open_run(tmp_path / "unused", **ordered))
+        return report.verdict, None if report.first is None else report.first.subject
+
+    assert followed() == ("match", None)
+    for changes, subject in (
+        ({"job": replace(stated.job, dataset_digest="12" * 32)}, "order"),
+        ({"job": replace(stated.job, settings={"data": "b"})}, "order"),
+        ({"job": stated.job, "sites": stated.sites[:-1]}, "list of sites"),
+    ):
+        _restated(run, **{"sites": stated.sites, **changes})
+        assert followed() == ("cannot_reproduce", subject)
+    _restated(run, job=stated.job, sites=stated.sites)
+    assert followed() == ("match", None)
 
 
 def test_model_and_optimizer_are_as_they_came_but_trained(tmp_path: Path) -> None:

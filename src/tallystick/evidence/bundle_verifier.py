@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -70,6 +71,7 @@ from tallystick.tlog.tree import (
     parse_log_proof,
 )
 
+MOST_TRIED = 1 << 14  # pairs of a signature and a key: a second's worth and more
 SHOWS_NOT = (
     "that the data is good, that an auditor's machine was honest beyond the quorum asked for, or what the auditors "
     "measured; with [torch], tally audit repeats the run"
@@ -275,10 +277,16 @@ class _BundleChecks:
 
     def check_signatures(self) -> str:
         """2. Each statement was signed with a key of the bundle, and says something that is known."""
-        facts = self.facts
+        facts, tried = self.facts, 0
         for member in facts.bundle.of("statement"):
             what = f"statement {member.name}"
             envelope = parse_envelope(member.data, what=what)
+            tried += len(envelope.signatures) * len(facts.keys)
+            if tried > MOST_TRIED:
+                raise InvalidInput(
+                    f"{what}: to try every signature so far with each of {len(facts.keys)} keys takes {tried}, at most "
+                    f"{MOST_TRIED} are tried"
+                )
             signers = envelope.signers(list(facts.keys.values()))
             if len(signers) != 1:
                 raise Mismatch(f"{what}: is signed by {len(signers)} keys of the bundle, must be by one")
@@ -727,13 +735,15 @@ def _contradiction(one: Claim, other: Claim) -> str | None:
             if a.run != b.run:
                 return f"runs {a.run.root} and {b.run.root} of one specification"
             return None if a.weights == b.weights else f"weights {a.weights} and {b.weights} of one run"
-        case AuditClaim(), AuditClaim() if a.run == b.run and _overlap(one, other):
+        case AuditClaim(), AuditClaim() if a.run == b.run:
             # What is not accepted followed from the log in every byte, as a match did; the limits may have been others.
             held = ("match", "not_accepted")
             if one.result in held and other.result in held:
                 return None
             results = {one.result, other.result} - {"cannot_reproduce"}
-            return f"results {' and '.join(sorted(results))} for the same steps" if len(results) > 1 else None
+            if len(results) < 2 or not _overlap(one, other):
+                return None
+            return f"results {' and '.join(sorted(results))} for the same steps"
         case VerdictClaim(), VerdictClaim() if (a.run, one.auditor_run) == (b.run, other.auditor_run):
             if not (one.finds_out and other.finds_out):
                 return None
@@ -749,7 +759,10 @@ def _overlap(one: AuditClaim, other: AuditClaim) -> bool:
 
 
 def _covers(one: AuditClaim, other: AuditClaim) -> bool:
-    return all(any(a <= start and end <= b for a, b in one.segments) for start, end in other.segments)
+    # Ascending and without overlap, so the last that begins before a segment is the one that may cover it.
+    starts = [start for start, _ in one.segments]
+    last = ((bisect_right(starts, start) - 1, end) for start, end in other.segments)
+    return all(at >= 0 and end <= one.segments[at][1] for at, end in last)
 
 
 def _shown(value: object) -> str:

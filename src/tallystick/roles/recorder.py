@@ -60,15 +60,16 @@ from tallystick.roles.initial_state import (
     find_other_setting,
     settings_of,
 )
-from tallystick.roles.replay import adopting
+from tallystick.roles.replay import SITES, adopting, other_sites
 from tallystick.roles.run_writer import Phases, RunWriter
 from tallystick.roles.trainer import specification_of
-from tallystick.run.documents import JobRecord, RunStatement
+from tallystick.run.documents import JobRecord, RunStatement, Specification
 from tallystick.run.program import Program, in_words
 from tallystick.run.transcript import check_cursor
 from tallystick.store.files import RunDirectory
 
 FOLLOW_VARIABLE = "TALLYSTICK_FOLLOW"
+ORDER = "order"  # subject of what a run's specification orders
 SETTINGS = ("document/optimizer", "document/scheduler")  # entries of a state that a program may still set
 Loss = Callable[[Any], Tensor]
 
@@ -110,7 +111,7 @@ class Loop(Protocol):
 def open_run(path: str | os.PathLike[str], **settings: Any) -> Loop:
     """Return a ``Follower`` of the run that ``TALLYSTICK_FOLLOW`` names, else a ``Recorder`` into ``path``."""
     followed = os.environ.get(FOLLOW_VARIABLE)
-    return Follower(followed) if followed else Recorder(path, **settings)
+    return Follower(followed, ordered=settings) if followed else Recorder(path, **settings)
 
 
 class _Loop:
@@ -374,7 +375,15 @@ class Recorder(_Loop):
 
 
 class Follower(_Loop):
-    """Follows a recorded loop: the same program, run by an auditor. ``finish`` returns the report."""
+    """Follows a recorded loop: the same program, run by an auditor. ``finish`` returns the report.
+
+    Args:
+        path: the run directory.
+        program: as for ``Recorder``.
+        limits: what is accepted of the log's freedom at most.
+        ordered: what the program would have given to ``Recorder``; a run that states another order is no match. None where that
+            is not known: policy, seed, settings and data digest of the run are then the trainer's word.
+    """
 
     def __init__(
         self,
@@ -382,6 +391,7 @@ class Follower(_Loop):
         *,
         program: str | os.PathLike[str] | None = None,
         limits: Limits | None = None,
+        ordered: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self._directory = RunDirectory(Path(path))
@@ -396,6 +406,7 @@ class Follower(_Loop):
         self.report = AuditReport(str(path), "program", self._transcript.root().hex(), phases=self.phases)
         self._acceptance = Acceptance(limits or Limits(), self.report.freedom)
         self._segment, self._floats = SegmentResult(0, 0), True
+        self._ordered = ordered
         self._own: Mapping[str, Entry] = {}
         self._built: Mapping[str, Built] = {}
 
@@ -463,7 +474,11 @@ class Follower(_Loop):
     def _begin(self) -> None:
         """Compare the committed first state with what the program has before its first step, then go on from that state."""
         session = self.session
-        state = self._directory.load_committed(0, self._transcript.specification.initial_state)
+        specification = self._transcript.specification
+        state = self._directory.load_committed(0, specification.initial_state)
+        if (other_ones := other_sites(session, specification)) is not None:
+            self._segment.deviations.append(other_ones)
+        self._segment.deviations += _other_order(self._ordered, specification)
         now = settings_of(session)
         other = find_other_setting({**self._own, **{name: now[name] for name in SETTINGS}}, state)
         if other is not None:
@@ -491,7 +506,8 @@ class Follower(_Loop):
                 # Every loss and state is the trainer's: as in an audit, such digests accuse nobody.
                 segment.deviations.insert(0, noisy_data(segment.deviations[0]))
                 segment.verdict = "cannot_reproduce"
-            if segment.deviations[0].subject == BEGINNING:  # everything after it may follow from that
+            # everything after these may follow from them
+            if segment.deviations[0].subject in (BEGINNING, ORDER, SITES):
                 segment.verdict = segment.deviations[0].kind
             with suppress(
                 InvalidInput, Mismatch
@@ -512,6 +528,25 @@ class Follower(_Loop):
                 SegmentResult(self._segment.start, steps, "cannot_reproduce", self._segment.deviations)
             )
         return self.report
+
+
+def _other_order(ordered: Mapping[str, Any] | None, specification: Specification) -> list[Deviation]:
+    """Return in what a run's order is not the one that the program gives, by name."""
+    if ordered is None:
+        return []
+    job = specification.job
+    pairs = {
+        "policy": (ordered.get("policy", "fp32"), specification.policy.name),
+        "steps": (ordered.get("steps"), specification.steps),
+        "seed": (ordered.get("seed", 0), specification.seed),
+        "settings": (dict(ordered.get("settings") or {}), dict(job.settings)),
+        "dataset": (ordered.get("dataset_digest"), job.dataset_digest),
+    }
+    return [
+        Deviation(0, "cannot_reproduce", ORDER, None, f"{name} {own}", f"{name} {stated}")
+        for name, (own, stated) in pairs.items()
+        if own != stated
+    ]
 
 
 MOST_MICRO_BATCHES = 1 << 20  # a loop of the user's own says with each step how many there were

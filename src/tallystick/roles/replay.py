@@ -27,6 +27,8 @@ from tallystick.roles.trainer import open_session
 from tallystick.run.documents import Specification, StepRecord
 from tallystick.run.program import ProgramDifference
 
+SITES = "list of sites"
+
 
 @dataclass
 class Replay:
@@ -148,13 +150,20 @@ def open_program(
     if job.accumulation != specification.accumulation:
         return _cannot("accumulation", str(job.accumulation), str(specification.accumulation))
     session = open_session(job, policy, specification.seed, device=device, jitter=jitter)
-    own = [(site.kind.name.lower(), site.name, site.shape) for site in session.sites]
-    stated = [(site.kind, site.name, site.shape) for site in specification.sites]
-    if own != stated:
+    if (other := other_sites(session, specification)) is not None:
         session.close()
-        return _cannot("list of sites", f"{len(own)} sites", f"{len(stated)} sites, not the same")
+        return other
     noisy = NoisyData(source, specification.job.settings, specification.seed)
     return Replay(job, session, settings_of(session), built=built_of(session), noisy=noisy)
+
+
+def other_sites(session: Session, specification: Specification) -> Deviation | None:
+    """Return that a run states other rounding sites than the session has, if it does."""
+    own = [(site.kind.name.lower(), site.name, site.shape) for site in session.sites]
+    stated = [(site.kind, site.name, site.shape) for site in specification.sites]
+    if own == stated:
+        return None
+    return _cannot(SITES, f"{len(own)} sites", f"{len(stated)} sites, not the same")
 
 
 def _cannot(subject: str, own: str, stated: str) -> Deviation:

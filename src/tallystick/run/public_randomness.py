@@ -21,6 +21,7 @@ STREAM_TAG = "tallystick/draw-stream/1"
 SAMPLE_TAG = "tallystick/draw-sample/1"
 BEACON_BYTES = (32, 64)  # drand's randomness and a NIST beacon pulse
 
+PIECE = 1 << 18  # tickets drawn at a time
 Indexes = npt.NDArray[np.int64]
 _NAME = re.compile(r"[!-~]{1,200}", re.ASCII)
 
@@ -59,11 +60,14 @@ def sample_digest(seed: bytes, samples: dict[str, Indexes]) -> bytes:
 
 def _first(key: Key, population: int, samples: int) -> Indexes:
     """The first ``samples`` positions of the stream's permutation, without sorting the others."""
-    tickets = randint(
-        key, 0, population, -(1 << 63), 1 << 63
-    )  # the 64-bit numbers less 2**63: the same order
-    if samples == 0:
-        return np.empty(0, dtype=np.int64)
-    last = np.partition(tickets, samples - 1)[samples - 1]
-    near = np.flatnonzero(tickets <= last).astype(np.int64, copy=False)
-    return near[np.argsort(tickets[near], kind="stable")][:samples]
+    held = positions = np.empty(0, dtype=np.int64)
+    piece = max(PIECE, samples)  # a short announcement may speak of many
+    for first in range(0, population if samples else 0, piece):
+        # The 64-bit numbers less 2**63: the same order.
+        tickets = randint(key, first, min(piece, population - first), -(1 << 63), 1 << 63)
+        near = np.flatnonzero(tickets < held[-1]) if held.size == samples else np.arange(tickets.size)
+        tickets = np.concatenate([held, tickets[near]])
+        positions = np.concatenate([positions, near.astype(np.int64) + first])
+        least = np.argsort(tickets, kind="stable")[:samples]
+        held, positions = tickets[least], positions[least]
+    return positions

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from tallystick.commit.encoding import canonical_json
@@ -36,6 +38,7 @@ from tallystick.dispute.signed_moves import Terms, claims_of, move_envelope, sig
 from tallystick.dispute.terms import PARTIES, Party
 from tallystick.dispute.verdict import LogObjection, Verdict
 from tallystick.errors import InvalidInput
+from tallystick.evidence import bundle_verifier
 from tallystick.evidence.bundle import Bundle, Member, make_bundle, named
 from tallystick.evidence.bundle_verifier import CHECKS, verify_bundle
 from tallystick.evidence.policy import (
@@ -1477,3 +1480,28 @@ def test_a_comment_in_a_policy_is_a_line_of_its_own() -> None:
     assert parse_evidence_policy(b"// one\n   // two\n" + data).pins == {"job": "// not a comment"}
     with pytest.raises(InvalidInput, match="not JSON"):
         parse_evidence_policy(data + b" // behind")
+
+
+def test_signatures_are_not_tried_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = honest()
+    tried = len([m for members in parts.values() for m in members if m.kind == "statement"]) * len(
+        parts["keys"]
+    )
+    members = [member for each in parts.values() for member in each]
+    for most, outcome in ((tried, "passed"), (tried - 1, "failed")):
+        monkeypatch.setattr(bundle_verifier, "MOST_TRIED", most)
+        found = verify_bundle(make_bundle(members).encode(), None, now=NOW)
+        assert found.checks[1].outcome == outcome
+    assert "to try every signature so far" in found.checks[1].detail
+
+
+@given(st.lists(st.integers(0, 30), unique=True), st.lists(st.integers(0, 30), unique=True))
+def test_what_one_audit_repeated_of_anothers_steps(one: list[int], other: list[int]) -> None:
+    def claim(borders: list[int]) -> Any:
+        ordered = sorted(borders)
+        segments = tuple(zip(ordered[::2], ordered[1::2], strict=False))
+        return replace(read_claim(parse_statement(audit_of().encode())), segments=segments)
+
+    mine, theirs = claim(one), claim(other)
+    wanted = all(any(a <= c and d <= b for a, b in mine.segments) for c, d in theirs.segments)
+    assert bundle_verifier._covers(mine, theirs) == wanted

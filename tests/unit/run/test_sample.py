@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tallystick.errors import InvalidInput, Mismatch
+from tallystick.run import public_randomness
+from tallystick.run.public_randomness import draw_positions
 from tallystick.run.sample import (
     Announcement,
     LogPosition,
@@ -145,3 +147,14 @@ def test_arbitrary_bytes_are_refused(data: bytes) -> None:
     for parse in (parse_draw, parse_announcement):
         with pytest.raises(InvalidInput):
             parse(data)
+
+
+def test_a_draw_is_the_same_however_many_tickets_are_made_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short announcement may speak of many segments: not all tickets are in memory at once."""
+    for population, samples in ((1, 0), (1, 1), (100, 1), (100, 40), (100, 100)):
+        drawn: list[list[int]] = []
+        for piece in (1 << 18, 7):
+            monkeypatch.setattr(public_randomness, "PIECE", piece)
+            drawn.append(draw_positions(bytes(32), "segments", population, samples).tolist())
+        assert drawn[0] == drawn[1]
+        assert len(set(drawn[0])) == samples
