@@ -46,7 +46,7 @@ from tallystick.fleet.compliance.dossier import licence_statement, parse_owner_f
 from tallystick.fleet.enclave import neutral, neutral_result, sandbox, sealed_job
 from tallystick.fleet.inspection.custody import add_link, encode_chain, parse_chain
 from tallystick.fleet.inspection.extraction import ChipLogReader
-from tallystick.fleet.inspection.inspection import Finding, Result, make_order, parse_order, parse_result
+from tallystick.fleet.inspection.inspection import InspectionFinding, InspectionResult, WorkOrder, make_order
 from tallystick.fleet.provenance import batch_opening, transcripts
 from tallystick.fleet.provenance.transcripts import even_shards
 from tallystick.fleet.registry.claims import RegistryProof, make_frame, parse_frame, parse_registry_proof
@@ -243,10 +243,10 @@ def _registry_documents() -> Iterator[bytes]:
     yield order.encode()
     link = add_link((), "begin", {"watch": industry.keys["watch"]}, items=[order.digest()], time=1)
     yield encode_chain([link])
-    finding = Finding(
+    finding = InspectionFinding(
         chip.chip, "seen", 1, "SN", bytes(32), bytes(32), b"key", (("case", "intact"),), (bytes(32),)
     )
-    yield Result(order.digest(), "watch", 2, (finding,), (link,)).encode()
+    yield InspectionResult(order.digest(), "watch", 2, (finding,), (link,)).encode()
 
 
 def _neutral_order() -> neutral.Order:
@@ -526,8 +526,8 @@ TARGETS: tuple[Target, ...] = (
     Target("registry-proof", parse_registry_proof, _encoded),
     Target("registry-stream", parse_stream, _encoded),
     Target("draw-frame", parse_frame, _encoded),
-    Target("work-order", parse_order, _encoded),
-    Target("inspection-result", parse_result, _encoded),
+    Target("work-order", WorkOrder.parse, _encoded),
+    Target("inspection-result", InspectionResult.parse, _encoded),
     Target("custody-chain", parse_chain, encode_chain),
     Target("signed-note", parse_note, _encoded),
     Target("vkey", _vkey, lambda key: str(key).encode()),
