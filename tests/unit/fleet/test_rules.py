@@ -50,7 +50,7 @@ from tallystick.fleet.provenance.transcripts import (
 )
 from tallystick.fleet.provenance.verification import Answer, ChipView, OwnerVerdict, RunEvidence, RunVerdict
 from tallystick.fleet.registry.facts import Chip
-from tallystick.fleet.registry.reconcile import Finding as Disagreement
+from tallystick.fleet.registry.reconcile import Disagreement
 from tallystick.reports.monitoring import OwnerReport
 from tallystick.run.documents import JobRecord, PolicyRecord, SiteRecord, Specification, StepRecord
 from tallystick.run.transcript import Transcript

@@ -13,7 +13,7 @@ from tallystick.fleet.provenance.batch_opening import OpenedBatch
 from tallystick.fleet.provenance.transcripts import Report
 from tallystick.fleet.provenance.verification import Answer
 from tallystick.fleet.registry.facts import DRAWN_FROM, Chip
-from tallystick.fleet.registry.reconcile import Finding as Disagreement
+from tallystick.fleet.registry.reconcile import Disagreement
 from tallystick.run.transcript import Transcript
 from tallystick.signing.dsse import Statement, Subject, known_fields
 
