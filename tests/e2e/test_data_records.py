@@ -17,12 +17,11 @@ from tallystick.execution.step import batch_bytes, batch_digest, split_batch
 from tallystick.fleet.provenance.batch_opening import OpenedBatch, open_batch, parse_batch_opening, take_apart
 from tallystick.fleet.provenance.transcripts import (
     Lineage,
-    Opening,
     Report,
+    ReportOpening,
     Totals,
     make_precommit,
     make_report,
-    parse_report,
 )
 from tallystick.numerics.policy import find_policy
 from tallystick.roles.trainer import Order, record
@@ -42,7 +41,7 @@ def owner(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Order(find_source("digits"), SETTINGS, find_policy("fp32"), steps=STEPS, checkpoint_every=2),
         RunDirectory(run),
     )
-    transcript, opening = RunDirectory(run).load_transcript(), Opening(bytes(range(32)), ((),))
+    transcript, opening = RunDirectory(run).load_transcript(), ReportOpening(bytes(range(32)), ((),))
     batches = [each.batch for each in transcript.records]
     precommit = make_precommit(
         transcript.specification, opening, ranks=["01" * 17], lineage=Lineage("initialised"), batches=batches
@@ -59,7 +58,7 @@ def batch(step: int) -> Batch:
 
 
 def report_of(owner: Path) -> Report:
-    return parse_report((owner / "runs" / "a.report.json").read_bytes())
+    return Report.parse((owner / "runs" / "a.report.json").read_bytes())
 
 
 def opened(owner: Path, step: int) -> OpenedBatch:

@@ -21,7 +21,7 @@ from tallystick.fleet.enclave import neutral, neutral_result, sandbox, sealed_jo
 from tallystick.fleet.enclave.neutral import Input, Order, Output
 from tallystick.fleet.enclave.neutral_result import Outcome
 from tallystick.fleet.enclave.sandbox import Bounds, run_isolated
-from tallystick.fleet.provenance.transcripts import Opening, even_shards
+from tallystick.fleet.provenance.transcripts import ReportOpening, even_shards
 from tallystick.signing.dsse import Envelope, parse_envelope, sign_statement
 from tallystick.signing.keys import SigningKey, ed25519_key
 from tallystick.store.files import RunDirectory
@@ -442,7 +442,7 @@ def test_inputs_are_matched_with_salted_commitments(parties: Parties) -> None:
     run.create()
     entries = [Entry("model/w", "F32", (2, 3), bytes(range(24)))]
     run.write_checkpoint(4, entries)
-    opening = Opening(bytes(range(32)), even_shards({"model/w": 6}, 1))
+    opening = ReportOpening(bytes(range(32)), even_shards({"model/w": 6}, 1))
     program = (
         b"import json; print(json.dumps({'got': 'pass' if len(open('/in/meta').read()) == 4 else 'fail'}))"
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from tallystick.commit.encoding import HASH_BYTES
+from tallystick.errors import InvalidInput
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,14 @@ class Via:
     read: Callable[[object, str], Any]
 
 
+def _read_secret(value: object, what: str) -> bytes:
+    if not isinstance(value, str) or len(value) != 2 * HASH_BYTES or value.strip("0123456789abcdef"):
+        raise InvalidInput(f"{what} must be {2 * HASH_BYTES} lower-case hexadecimal digits")
+    return bytes.fromhex(value)
+
+
+Secret = Annotated[bytes, Via(bytes.hex, _read_secret)]  # 32 bytes that stand in no message
+Signature = Annotated[bytes, Hex(), Size(0, 256)]
 Hash = Annotated[bytes, Hex(HASH_BYTES)]
 HashText = Annotated[str, Hex(HASH_BYTES)]
 Whole = Annotated[int, Least(0)]

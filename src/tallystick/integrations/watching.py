@@ -16,9 +16,7 @@ from tallystick.errors import InvalidInput, Mismatch, StoreError
 from tallystick.execution.job import JobSource
 from tallystick.fleet.agent.chip_log import Finding, Head, Limits, read_log, snapshots_of, verify_log
 from tallystick.fleet.agent.chip_record import TORN, LoggedRecord, Snapshot
-from tallystick.fleet.agent.memory import Opening as SnapshotOpening
-from tallystick.fleet.agent.memory import parse_opening as parse_snapshot_opening
-from tallystick.fleet.agent.memory import verify_opening
+from tallystick.fleet.agent.memory import SnapshotOpening, verify_opening
 from tallystick.fleet.attestation.assurance import Assurance, Evidence, derive_assurance
 from tallystick.fleet.provenance.matcher import Match, PageReader, State, match_snapshot
 from tallystick.fleet.provenance.memorisation import judge_memory
@@ -173,7 +171,7 @@ def _openings(folder: OwnerFolder, ueid: str, records: Sequence[LoggedRecord]) -
     for logged, event in snapshots_of(records):
         seq = logged.record.seq
         try:
-            opening = parse_snapshot_opening(chip.opening(seq))
+            opening = SnapshotOpening.parse(chip.opening(seq))
             verify_opening(opening, root=event.root, layout=event.layout, what=f"snapshot {seq}")
         except (StoreError, InvalidInput, Mismatch):
             continue

@@ -303,12 +303,12 @@ def _watched() -> Iterator[bytes]:
     )
     checkpoints, taken = ((0, hexed), (2, hexed)), (("01" * 17, 3, 2),)
     report = transcripts.Report(hexed, 2, precommit, hexed, checkpoints, transcripts.Totals(1, 2, 3), taken)
-    yield from (precommit.encode(), report.encode(), transcripts.Opening(bytes(32), slices).encode())
+    yield from (precommit.encode(), report.encode(), transcripts.ReportOpening(bytes(32), slices).encode())
     head = canonical_json(["uint8", [2, 3]])
     batch = frame(batch_opening.BATCH_TAG, b"batch", head, b"abcdef")
     yield batch_opening.BatchOpening(hexed, 1, 2, bytes(32), (bytes(32),), batch).encode()
     region = memory.Region("model/w", "F32", "weights", 100)
-    yield memory.Opening(bytes(17), 3, bytes(16), 64, (region,), (bytes(32), bytes(32)), 2).encode()
+    yield memory.SnapshotOpening(bytes(17), 3, bytes(16), 64, (region,), (bytes(32), bytes(32)), 2).encode()
     yield b'{"control":"/c","format":"tallystick/observed/1","pid":7,"regions":[["w","F32","weights"]],"started":1}'
     yield probes.CONTROL_HEAD.pack(probes.CONTROL_MAGIC, 2, 1, 1) + probes.CONTROL_ENTRY.pack(64, 8)
     genesis = chip_record.Genesis("maker", "model", "simulated", bytes(32), "local")
@@ -571,8 +571,8 @@ TARGETS: tuple[Target, ...] = (
     Target("device-file", spdm.parse_device_file),
     Target("measurement-reference", spdm.parse_measurement_reference, _encoded),
     Target("certificates", certificates.parse_chain),
-    Target("snapshot-opening", memory.parse_opening, _encoded),
-    Target("observed-program", lambda d: probes.parse_observed(d, what="observed")),
+    Target("snapshot-opening", memory.SnapshotOpening.parse, _encoded),
+    Target("observed-program", probes.Observed.parse),
     Target("control-block", lambda d: probes.parse_control(d, 1, what="control")),
     Target("rules", rules.parse_rules),
     Target("batch-opening", _batch_opening, _encoded),
@@ -584,9 +584,9 @@ TARGETS: tuple[Target, ...] = (
     Target("neutral-result", lambda d: neutral_result.read_result(parse_statement(d))),
     Target("neutral-job", lambda d: sealed_job.parse_index(d, len(d) + 6, Path("job"))),
     Target("chip-log", _chip_log),
-    Target("precommit", transcripts.parse_precommit, _encoded),
-    Target("monitoring-report", transcripts.parse_report, _encoded),
-    Target("monitoring-opening", transcripts.parse_opening, _encoded),
+    Target("precommit", transcripts.Precommit.parse, _encoded),
+    Target("monitoring-report", transcripts.Report.parse, _encoded),
+    Target("monitoring-opening", transcripts.ReportOpening.parse, _encoded),
 )
 
 

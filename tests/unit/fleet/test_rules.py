@@ -41,8 +41,8 @@ from tallystick.fleet.provenance.batch_opening import OpenedBatch
 from tallystick.fleet.provenance.matcher import Match
 from tallystick.fleet.provenance.transcripts import (
     Lineage,
-    Opening,
     Report,
+    ReportOpening,
     Totals,
     even_shards,
     make_precommit,
@@ -101,7 +101,7 @@ def run(
     data: bool = True,
 ) -> RunFacts:
     documents = transcript(name, {"width": "8"} if settings is None else settings, dataset)
-    opening = Opening(digest("secret", name.encode()), even_shards({"model/w": 10}, 1))
+    opening = ReportOpening(digest("secret", name.encode()), even_shards({"model/w": 10}, 1))
     lineage = Lineage("initialised") if after is None else Lineage("continued", after[0].report.run, after[1])
     batches = [record.batch for record in documents.records] if data else None
     precommit = make_precommit(
@@ -620,7 +620,7 @@ def test_rules_are_judged_from_the_command_line(tmp_path: Path, capfd: pytest.Ca
     (place / "a" / "steps.jsonl").write_bytes(documents.encode_records())
     (place / "a" / "run.json").write_bytes(documents.statement().encode())
     (place / "a.report.json").write_bytes(facts.report.encode())
-    opening = Opening(digest("secret", b"a"), even_shards({"model/w": 10}, 1))
+    opening = ReportOpening(digest("secret", b"a"), even_shards({"model/w": 10}, 1))
     (place / "a.opening.json").write_bytes(opening.encode())
     (place / "a.precommit.json").write_bytes(facts.report.precommit.encode())
     findings, rules = tmp_path / "findings.json", tmp_path / "rules.toml"

@@ -144,7 +144,9 @@ def report(
     made = report_run(run, source, logs)
     facts = {
         "run": made.run,
-        **made.totals.fields(),
+        "chip_ms": made.totals.chip_ms,
+        "flop": made.totals.flop,
+        "tokens": made.totals.tokens,
         "snapshots": len(made.snapshots),
         "report": str(beside(run, "report")),
     }

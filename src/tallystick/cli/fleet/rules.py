@@ -49,8 +49,8 @@ from tallystick.fleet.provenance.batch_opening import (
 from tallystick.fleet.provenance.submission import DeclaredRun, OwnerFolder
 from tallystick.fleet.provenance.transcripts import (
     DOCUMENT_LIMIT,
-    parse_precommit,
-    parse_report,
+    Precommit,
+    Report,
     verify_report,
 )
 from tallystick.fleet.registry.ledger import Ledger
@@ -162,7 +162,7 @@ def licence(
     as_json: AsJson = False,
 ) -> int:
     """Sign a licence to train what a pre-commitment commits to."""
-    committed = parse_precommit(
+    committed = Precommit.parse(
         read_whole(precommit, limit=DOCUMENT_LIMIT, what="a pre-commitment"), what=str(precommit)
     )
     flop = _whole(most_flop)
@@ -217,7 +217,7 @@ def records(
     as_json: AsJson = False,
 ) -> int:
     """List the digests of the records in opened batches, and their form: what rules of unit record name."""
-    stated = None if report is None else parse_report(
+    stated = None if report is None else Report.parse(
         read_whole(report, limit=DOCUMENT_LIMIT, what="a report")
     )  # fmt: skip
     listed: list[dict[str, object]] = []

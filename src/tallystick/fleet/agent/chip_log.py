@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from tallystick.commit.codec import Document
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.fleet.agent.chip_record import (
     CLOCK_UNCERTAIN,
@@ -24,8 +25,8 @@ from tallystick.fleet.agent.chip_record import (
     Boot,
     FirmwareUpdate,
     Genesis,
+    LoggedPrecommit,
     LoggedRecord,
-    Precommit,
     Record,
     SelfTest,
     Snapshot,
@@ -47,7 +48,7 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Finding(Document, what="finding"):
     """Something that an honest chip's log does not hold.
 
     Attributes:
@@ -63,16 +64,6 @@ class Finding:
     seq: int | None
     text: str
     severity: Severity = "violation"
-
-    def fields(self) -> dict[str, object]:
-        """Return the finding as JSON."""
-        return {
-            "rule": self.rule,
-            "name": self.name,
-            "seq": self.seq,
-            "text": self.text,
-            "severity": self.severity,
-        }
 
 
 @dataclass(frozen=True)
@@ -325,7 +316,7 @@ def _check_snapshots(records: Sequence[LoggedRecord], limits: Limits) -> list[Fi
     committed: set[bytes] = set()
     for logged in records:
         event = logged.record.event
-        if isinstance(event, Precommit):
+        if isinstance(event, LoggedPrecommit):
             committed.add(event.digest)
         elif isinstance(event, Snapshot) and event.run and event.run not in committed:
             text = f"names run {event.run.hex()[:16]}.., which no record before it commits to"

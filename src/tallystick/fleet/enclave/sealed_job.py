@@ -24,7 +24,7 @@ from tallystick.errors import InvalidInput, Mismatch
 from tallystick.fleet.enclave.neutral import Input, Order, open_order, read_order
 from tallystick.fleet.enclave.neutral_result import Outcome, judge, result_statement
 from tallystick.fleet.enclave.sandbox import End, check_isolation, held_in_memory, run_isolated, versions
-from tallystick.fleet.provenance.transcripts import Opening, commitment
+from tallystick.fleet.provenance.transcripts import ReportOpening, commitment
 from tallystick.run.statements import time_text
 from tallystick.signing.dsse import sign_statement
 from tallystick.signing.keys import PublicKey, Signer
@@ -244,7 +244,7 @@ def carry_out(
     return order, outcome, sign_statement(statement, signer)
 
 
-def salts_for(order: Order, opening: Opening) -> dict[str, bytes]:
+def salts_for(order: Order, opening: ReportOpening) -> dict[str, bytes]:
     """Return the salts that open the order's commitments, and no others."""
     return {item.name: opening.salt(item.label) for item in order.inputs if item.binding != "file"}
 

@@ -11,13 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tallystick.fleet.provenance.transcripts import (
-    DOCUMENT_LIMIT,
-    Opening,
-    Report,
-    parse_opening,
-    parse_report,
-)
+from tallystick.fleet.provenance.transcripts import DOCUMENT_LIMIT, Report, ReportOpening
 from tallystick.store.chips import ChipDirectory
 from tallystick.store.files import RunDirectory, read_whole
 
@@ -28,7 +22,7 @@ class DeclaredRun:
 
     name: str
     report: Report
-    opening: Opening
+    opening: ReportOpening
     directory: RunDirectory
 
     def batches(self) -> Iterator[Path]:
@@ -63,8 +57,8 @@ class OwnerFolder:
             found.append(
                 DeclaredRun(
                     name,
-                    parse_report(read_whole(path, limit=DOCUMENT_LIMIT, what="a report")),
-                    parse_opening(
+                    Report.parse(read_whole(path, limit=DOCUMENT_LIMIT, what="a report")),
+                    ReportOpening.parse(
                         read_whole(
                             path.with_name(f"{name}.opening.json"), limit=DOCUMENT_LIMIT, what="an opening"
                         )

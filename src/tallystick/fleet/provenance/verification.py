@@ -19,7 +19,7 @@ from typing import Literal
 from tallystick.commit.encoding import digest
 from tallystick.errors import InvalidInput
 from tallystick.fleet.agent.chip_log import Finding, Severity, snapshots_of
-from tallystick.fleet.agent.chip_record import LoggedRecord, Precommit
+from tallystick.fleet.agent.chip_record import LoggedPrecommit, LoggedRecord
 from tallystick.fleet.attestation.assurance import Assurance
 from tallystick.fleet.provenance.matcher import Match
 from tallystick.fleet.provenance.memorisation import Memory
@@ -313,7 +313,7 @@ def _check_precommit(report: Report, chips: Mapping[str, ChipView]) -> list[Find
             (
                 r
                 for r in chip.log
-                if isinstance(r.record.event, Precommit) and r.record.event.digest == wanted
+                if isinstance(r.record.event, LoggedPrecommit) and r.record.event.digest == wanted
             ),
             None,
         )
@@ -412,9 +412,9 @@ def _seconds_used(chip: ChipView, report: Report) -> float:
     end: int | None = None
     for logged in chip.log:
         event = logged.record.event
-        if start is None and isinstance(event, Precommit) and event.digest == wanted:
+        if start is None and isinstance(event, LoggedPrecommit) and event.digest == wanted:
             start = logged.record.clocks.active
-        elif start is not None and isinstance(event, Precommit):
+        elif start is not None and isinstance(event, LoggedPrecommit):
             end = logged.record.clocks.active
             break
     if start is None:
