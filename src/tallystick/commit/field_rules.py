@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from tallystick.commit.encoding import HASH_BYTES
+from tallystick.commit.encoding import HASH_BYTES, kind_of, parse_hex
 from tallystick.errors import InvalidInput
 
 
@@ -84,6 +84,18 @@ class Via:
 
     write: Callable[[Any], object]
     read: Callable[[object, str], Any]
+
+
+def hexed(parse: Callable[..., Any], *, most: int | None = None) -> Via:
+    """Return the rule of what stands in hexadecimal, its own encoding; ``parse`` reads that, of ``most`` bytes at most."""
+
+    def read(value: object, what: str) -> object:
+        if not isinstance(value, str) or (most is not None and len(value) > 2 * most):
+            limit = "" if most is None else f" of at most {most} bytes"
+            raise InvalidInput(f"{what} must be hexadecimal{limit}, is {kind_of(value)}")
+        return parse(parse_hex(value, n_bytes=len(value) // 2, what=what), what=what)
+
+    return Via(lambda item: item.encode().hex(), read)
 
 
 def _read_secret(value: object, what: str) -> bytes:

@@ -40,7 +40,7 @@ from tallystick.errors import InvalidInput, Mismatch
 from tallystick.evidence.bundle import parse_bundle
 from tallystick.evidence.policy import parse_evidence_policy
 from tallystick.fleet.agent import chip_record, memory, probes
-from tallystick.fleet.attestation import certificates, credential, enrolment, revocation, spdm, tpm
+from tallystick.fleet.attestation import certificates, enrolment, revocation, spdm, tpm
 from tallystick.fleet.compliance import rules
 from tallystick.fleet.compliance.dossier import licence_statement, parse_owner_findings, read_licence
 from tallystick.fleet.enclave import neutral, neutral_result, sandbox, sealed_job
@@ -332,9 +332,9 @@ def _watched() -> Iterator[bytes]:
     yield tpm.PcrReference("sha256", values).encode()
     yield spdm.MeasurementReference(((1, (bytes(48),)),)).encode()
     request = enrolment.EnrolmentRequest(key, device.chain)
-    challenge = enrolment.Challenge(bytes(32), credential.Credential(bytes(68), bytes(68)))
-    yield from (request.encode(), challenge.encode(), enrolment.Kept(bytes(32), bytes(32)).encode())
-    yield enrolment.encode_answer(bytes(32))
+    challenge = enrolment.Challenge(bytes(32), bytes(68), bytes(68))
+    yield from (request.encode(), challenge.encode(), enrolment.KeptChallenge(bytes(32), bytes(32)).encode())
+    yield enrolment.TpmAnswer(bytes(32)).encode()
     named = enrolment.TpmIdentity("id:54414C59", "model", "1")
     yield enrolment.Enrolment(key, hexed, named, hexed, 1, "not checked", "11" * 32).statement().encode()
     yield journal.MAGIC + bytes.fromhex("00000000df3f619804a92fdb")
@@ -559,17 +559,17 @@ TARGETS: tuple[Target, ...] = (
     Target("chip-journal", journal.parse_journal),
     Target("tpm-public", tpm.parse_tpm_public, _encoded),
     Target("tpm-statement", tpm.parse_tpm_statement, _encoded),
-    Target("tpm-evidence", tpm.parse_tpm_evidence, _encoded),
+    Target("tpm-evidence", tpm.TpmEvidence.parse, _encoded),
     Target("revocation-list", revocation.parse_revocation_list),
-    Target("tpm-enrolment-request", enrolment.parse_request, _encoded),
-    Target("tpm-challenge", enrolment.parse_challenge, _encoded),
-    Target("tpm-challenge-kept", enrolment.parse_kept, _encoded),
-    Target("tpm-answer", enrolment.parse_answer, enrolment.encode_answer),
+    Target("tpm-enrolment-request", enrolment.EnrolmentRequest.parse, _encoded),
+    Target("tpm-challenge", enrolment.Challenge.parse, _encoded),
+    Target("tpm-challenge-kept", enrolment.KeptChallenge.parse, _encoded),
+    Target("tpm-answer", enrolment.TpmAnswer.parse, _encoded),
     Target("tpm-enrolment", lambda d: enrolment.read_enrolment(parse_statement(d), "11" * 32)),
-    Target("pcr-reference", tpm.parse_pcr_reference, _encoded),
+    Target("pcr-reference", tpm.PcrReference.parse, _encoded),
     Target("spdm-exchange", _exchange, _encoded),
     Target("device-file", spdm.parse_device_file),
-    Target("measurement-reference", spdm.parse_measurement_reference, _encoded),
+    Target("measurement-reference", spdm.MeasurementReference.parse, _encoded),
     Target("certificates", certificates.parse_chain),
     Target("snapshot-opening", memory.SnapshotOpening.parse, _encoded),
     Target("observed-program", probes.Observed.parse),

@@ -29,10 +29,11 @@ from tallystick.fleet.enclave.neutral import (
 from tallystick.fleet.enclave.neutral_result import verify_result
 from tallystick.fleet.enclave.sandbox import Bounds, check_isolation, find_problem, versions
 from tallystick.fleet.enclave.sealed_job import PROGRAM_LIMIT, carry_out, salts_for, write_job
-from tallystick.fleet.provenance.transcripts import DOCUMENT_LIMIT, Report, ReportOpening
+from tallystick.fleet.provenance.transcripts import Report, ReportOpening
 from tallystick.reports.layout import DonePage
 from tallystick.reports.neutral import OrderPage, ResultPage
 from tallystick.signing.dsse import ENVELOPE_LIMIT, parse_envelope
+from tallystick.store.documents import read_document
 from tallystick.store.files import open_file, read_whole, write_whole
 from tallystick.store.keys import load_key, load_public_key
 
@@ -88,7 +89,7 @@ def make_order(
     """Draw up an order and sign it as one of the two parties; the other uses `tally neutral sign`."""
     stated = None
     if report is not None:
-        stated = Report.parse(read_whole(report, limit=DOCUMENT_LIMIT, what="a report"))
+        stated = read_document(Report, report)
     source = read_whole(program, limit=PROGRAM_LIMIT, what="a program")
     order = Order(
         secrets.token_hex(16),
@@ -156,9 +157,7 @@ def pack(
     found = read_order(signed)
     salts: dict[str, bytes] = {}
     if opening is not None:
-        salts = salts_for(
-            found, ReportOpening.parse(read_whole(opening, limit=DOCUMENT_LIMIT, what="an opening"))
-        )
+        salts = salts_for(found, read_document(ReportOpening, opening))
     files = {
         name: Path(file)
         for name, file in (parse_named(t, option="--input", form="NAME=FILE") for t in inputs)

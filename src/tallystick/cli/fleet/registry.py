@@ -25,7 +25,6 @@ from tallystick.cli.options import (
 from tallystick.cli.terminal import TaskDisplay, answer
 from tallystick.errors import InvalidInput
 from tallystick.fleet.registry.claims import (
-    LARGEST_PROOF,
     RegistryProof,
     fleet_fields,
     make_frame,
@@ -40,6 +39,7 @@ from tallystick.fleet.registry.heads import LARGEST_HEAD, SignedHead, parse_sign
 from tallystick.fleet.registry.ledger import Ledger
 from tallystick.fleet.registry.reconcile import LARGEST_STREAM, Stream, reconcile
 from tallystick.reports.registry import ChipPage, FactsPage, HeadPage, ReconciliationPage
+from tallystick.store.documents import read_document
 from tallystick.store.files import read_whole, write_whole
 from tallystick.store.keys import load_key, load_public_key
 
@@ -206,7 +206,7 @@ def verify(
 ) -> int:
     """Check a proof offline; 1 if it does not hold, or somebody else owns the chip."""
     found, public = (
-        RegistryProof.parse(read_whole(proof, limit=LARGEST_PROOF, what="a registry proof")),
+        read_document(RegistryProof, proof),
         load_public_key(key),
     )
     if owner is not None:
@@ -268,9 +268,7 @@ def reconcile_streams(
     as_json: AsJson = False,
 ) -> int:
     """Hold the registry against makers' output, customs, inventories and inspections; 1 if anything disagrees."""
-    parsed = [
-        Stream.parse(read_whole(file, limit=LARGEST_STREAM, what="a list of chips")) for file in streams
-    ]
+    parsed = [read_document(Stream, file) for file in streams]
     with Ledger(directory) as ledger:
         chips = list(ledger.each_chip())
     page = ReconciliationPage(len(chips), len(parsed), reconcile(chips, parsed))

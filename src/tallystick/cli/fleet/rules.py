@@ -48,17 +48,17 @@ from tallystick.fleet.provenance.batch_opening import (
 )
 from tallystick.fleet.provenance.submission import DeclaredRun, OwnerFolder
 from tallystick.fleet.provenance.transcripts import (
-    DOCUMENT_LIMIT,
     Precommit,
     Report,
     verify_report,
 )
 from tallystick.fleet.registry.ledger import Ledger
-from tallystick.fleet.registry.reconcile import LARGEST_STREAM, Stream, reconcile
+from tallystick.fleet.registry.reconcile import Stream, reconcile
 from tallystick.reports.layout import DonePage
 from tallystick.reports.rules import RulesPage, RulesVerdictPage
 from tallystick.signing.dsse import ENVELOPE_LIMIT, Envelope, parse_envelope, sign_statement
 from tallystick.signing.keys import PublicKey
+from tallystick.store.documents import read_document
 from tallystick.store.files import RunDirectory, read_whole, write_whole
 from tallystick.store.keys import load_key, load_public_key
 
@@ -132,10 +132,7 @@ def judge(
     fleet = Fleet("unknown", ("no registry was held against the chips shown",))
     if registry is not None and owner is not None:
         verdicts = [read_package(place, load_trusted(trust), logs, []) for place in inspections or []]
-        lists = [
-            Stream.parse(read_whole(path, limit=LARGEST_STREAM, what="a list of chips"))
-            for path in streams or []
-        ]
+        lists = [read_document(Stream, path) for path in streams or []]
         with Ledger(registry) as ledger:
             ledger.load_head()
             chips = list(ledger.each_chip())
@@ -162,9 +159,7 @@ def licence(
     as_json: AsJson = False,
 ) -> int:
     """Sign a licence to train what a pre-commitment commits to."""
-    committed = Precommit.parse(
-        read_whole(precommit, limit=DOCUMENT_LIMIT, what="a pre-commitment"), what=str(precommit)
-    )
+    committed = read_document(Precommit, precommit)
     flop = _whole(most_flop)
     if flop is None or flop > LARGEST_FLOP:
         raise InvalidInput(f"--most-flop {most_flop[:60]}: must be a whole number up to 1e40")
@@ -217,9 +212,7 @@ def records(
     as_json: AsJson = False,
 ) -> int:
     """List the digests of the records in opened batches, and their form: what rules of unit record name."""
-    stated = None if report is None else Report.parse(
-        read_whole(report, limit=DOCUMENT_LIMIT, what="a report")
-    )  # fmt: skip
+    stated = None if report is None else read_document(Report, report)
     listed: list[dict[str, object]] = []
     rows: list[tuple[str, str]] = []
     for path in openings:

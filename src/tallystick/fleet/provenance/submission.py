@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tallystick.fleet.provenance.transcripts import DOCUMENT_LIMIT, Report, ReportOpening
+from tallystick.fleet.provenance.transcripts import Report, ReportOpening
 from tallystick.store.chips import ChipDirectory
-from tallystick.store.files import RunDirectory, read_whole
+from tallystick.store.documents import read_document
+from tallystick.store.files import RunDirectory
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,8 @@ class OwnerFolder:
             found.append(
                 DeclaredRun(
                     name,
-                    Report.parse(read_whole(path, limit=DOCUMENT_LIMIT, what="a report")),
-                    ReportOpening.parse(
-                        read_whole(
-                            path.with_name(f"{name}.opening.json"), limit=DOCUMENT_LIMIT, what="an opening"
-                        )
-                    ),
+                    read_document(Report, path),
+                    read_document(ReportOpening, path.with_name(f"{name}.opening.json")),
                     RunDirectory(self.path / "runs" / name),
                 )
             )
