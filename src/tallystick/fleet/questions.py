@@ -41,7 +41,7 @@ from tallystick.fleet.attestation.spdm import (
 from tallystick.fleet.attestation.tpm import PcrReference, TpmEvidence
 from tallystick.fleet.attestation.tpm_verification import TpmQuestion, verify_tpm
 from tallystick.fleet.compliance.rules import parse_rules
-from tallystick.fleet.enclave.neutral import parse_order
+from tallystick.fleet.enclave.neutral import Order
 from tallystick.fleet.enclave.neutral_result import read_values
 from tallystick.fleet.provenance.batch_opening import open_batch, parse_batch_opening
 from tallystick.fleet.provenance.transcripts import Lineage, Precommit, Report, Totals
@@ -200,12 +200,12 @@ def _with_data(case: Json) -> Json:
 
 
 def _neutral_order(order: str) -> Values:
-    found = parse_order(order.encode())
+    found = Order.parse(order.encode())
     return {"digest": found.digest(), "bits": found.bits}
 
 
 def _neutral_output(order: str, printed: str) -> Values:
-    return {"values": dict(read_values(parse_order(order.encode()), printed.encode()))}
+    return {"values": dict(read_values(Order.parse(order.encode()), printed.encode()))}
 
 
 def _batch_opening(opening: str, run: str, steps: int, data: str) -> Values:

@@ -43,7 +43,7 @@ from tallystick.fleet.agent import chip_record, memory, probes
 from tallystick.fleet.attestation import certificates, enrolment, revocation, spdm, tpm
 from tallystick.fleet.compliance import rules
 from tallystick.fleet.compliance.dossier import licence_statement, parse_owner_findings, read_licence
-from tallystick.fleet.enclave import neutral, neutral_result, sandbox, sealed_job
+from tallystick.fleet.enclave import neutral, neutral_result, sealed_job
 from tallystick.fleet.inspection.custody import add_link, encode_chain, parse_chain
 from tallystick.fleet.inspection.extraction import ChipLogReader
 from tallystick.fleet.inspection.inspection import InspectionFinding, InspectionResult, WorkOrder, make_order
@@ -253,7 +253,7 @@ def _neutral_order() -> neutral.Order:
     return neutral.Order(
         "00" * 16, "11" * 32, "22" * 32, "33" * 32, (neutral.Input("data", "file", "44" * 32),),
         (neutral.integer_output("count", -3, 9), neutral.scalar_output("share", -1.0, 1.0, 7), neutral.verdict_output("word")),
-        64, 2, sandbox.Bounds(1, 1 << 30, 1 << 20), False,
+        64, 2, 1, 1 << 30, 1 << 20, False,
     )  # fmt: skip
 
 
@@ -263,7 +263,7 @@ def _neutral() -> Iterator[bytes]:
     own = replace(order, owner=key.public_key.key_id)
     yield from (order.encode(), neutral.sign_order(own, key))
     yield b'{"count": 3, "share": 0.25, "word": "pass"}'
-    outcome = neutral_result.Outcome("completed", {"count": 3, "share": 4, "word": "pass"})
+    outcome = neutral_result.NeutralOutcome("completed", {"count": 3, "share": 4, "word": "pass"})
     yield neutral_result.result_statement(
         order, outcome, started="x", versions={"a": "b"}, refused=("c",)
     ).encode()
@@ -578,7 +578,7 @@ TARGETS: tuple[Target, ...] = (
     Target("batch-opening", _batch_opening, _encoded),
     Target("owner-findings", parse_owner_findings),
     Target("licence", lambda d: read_licence(parse_statement(d), "11" * 32)),
-    Target("neutral-order", neutral.parse_order, _encoded),
+    Target("neutral-order", neutral.Order.parse, _encoded),
     Target("neutral-order-signed", neutral.read_order),
     Target("neutral-output", lambda d: neutral_result.read_values(_neutral_order(), d)),
     Target("neutral-result", lambda d: neutral_result.read_result(parse_statement(d))),

@@ -33,8 +33,7 @@ from tallystick.fleet.compliance.dossier import (
 from tallystick.fleet.compliance.rules import RULES_LIMIT, parse_rules
 from tallystick.fleet.compliance.verdict import RulesVerdict
 from tallystick.fleet.enclave.neutral import Input, scalar_output, verdict_output
-from tallystick.fleet.enclave.neutral_result import Outcome
-from tallystick.fleet.enclave.neutral_result import Result as NeutralResult
+from tallystick.fleet.enclave.neutral_result import NeutralOutcome, NeutralResult
 from tallystick.fleet.inspection.inspection import InspectionResult, Target, WorkOrder
 from tallystick.fleet.inspection.judging import ChipVerdict, InspectionVerdict
 from tallystick.fleet.provenance.batch_opening import OpenedBatch
@@ -294,7 +293,7 @@ def neutral_result(
     state = Input("state", "state", facts.report.checkpoints[at][1], "checkpoint/6")
     schema = (verdict_output("harmless"), scalar_output("score", 0.0, 1.0, 11))
     values = {"harmless": "pass", "score": 7} if status == "completed" else {}
-    return NeutralResult("00" * 32, program, (state,), schema, Outcome(status, values), "", "")
+    return NeutralResult("00" * 32, program, (state,), schema, NeutralOutcome(status, values), "", "")
 
 
 EVALUATION = {"program": PROGRAM, "places": [PLACE]}
@@ -329,7 +328,9 @@ def test_an_evaluation_of_something_else_says_nothing() -> None:
         (PLACE, neutral_result(facts, "time limit")),
     ):
         assert answer(text, dossier(facts, results=((signer, result),)))[0] == "unknown"
-    worse = replace(neutral_result(facts), outcome=Outcome("completed", {"harmless": "pass", "score": 1}))
+    worse = replace(
+        neutral_result(facts), outcome=NeutralOutcome("completed", {"harmless": "pass", "score": 1})
+    )
     both = ((PLACE, neutral_result(facts)), (PLACE, worse))
     assert answer(text, dossier(facts, results=both))[0] == "fail"  # the worst of two counts
 

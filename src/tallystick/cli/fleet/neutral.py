@@ -20,14 +20,13 @@ from tallystick.fleet.enclave.neutral import (
     Output,
     integer_output,
     open_order,
-    parse_order,
     read_order,
     scalar_output,
     sign_order,
     verdict_output,
 )
 from tallystick.fleet.enclave.neutral_result import verify_result
-from tallystick.fleet.enclave.sandbox import Bounds, check_isolation, find_problem, versions
+from tallystick.fleet.enclave.sandbox import check_isolation, find_problem, versions
 from tallystick.fleet.enclave.sealed_job import PROGRAM_LIMIT, carry_out, salts_for, write_job
 from tallystick.fleet.provenance.transcripts import Report, ReportOpening
 from tallystick.reports.layout import DonePage
@@ -87,9 +86,7 @@ def make_order(
     as_json: AsJson = False,
 ) -> int:
     """Draw up an order and sign it as one of the two parties; the other uses `tally neutral sign`."""
-    stated = None
-    if report is not None:
-        stated = read_document(Report, report)
+    stated = None if report is None else read_document(Report, report)
     source = read_whole(program, limit=PROGRAM_LIMIT, what="a program")
     order = Order(
         secrets.token_hex(16),
@@ -100,11 +97,13 @@ def make_order(
         tuple(sorted((_output(text) for text in outputs), key=lambda output: output.name)),
         budget,
         repeats,
-        Bounds(seconds, memory_mb << 20, scratch_mb << 20),
+        seconds,
+        memory_mb << 20,
+        scratch_mb << 20,
         constant_time,
     )
     signer = load_key(key)
-    signed = sign_order(parse_order(order.encode()), signer)
+    signed = sign_order(order, signer)
     write_whole(out, signed)
     answer(OrderPage(order, (signer.public_key.key_id,)), as_json=as_json)
     return 0

@@ -37,7 +37,7 @@ from tallystick.fleet.compliance.dossier import (
     read_licence,
 )
 from tallystick.fleet.compliance.rules import RULES_LIMIT, Rules, parse_rules
-from tallystick.fleet.enclave.neutral_result import Result, read_result
+from tallystick.fleet.enclave.neutral_result import NeutralResult, read_result
 from tallystick.fleet.provenance.batch_opening import (
     OPENING_LIMIT,
     BatchOpening,
@@ -286,7 +286,7 @@ def _signed(path: Path, known: Sequence[PublicKey]) -> tuple[Envelope, PublicKey
     return envelope, signers[0]
 
 
-def _result(path: Path, known: Sequence[PublicKey]) -> tuple[str, Result]:
+def _result(path: Path, known: Sequence[PublicKey]) -> tuple[str, NeutralResult]:
     envelope, signer = _signed(path, known)
     return signer.key_id, read_result(envelope.statement(what=str(path)), what=str(path))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tallystick.commit.encoding import HASH_BYTES, Fields, parse_hex, parse_json
 from tallystick.errors import InvalidInput
-from tallystick.fleet.enclave.neutral_result import Result
+from tallystick.fleet.enclave.neutral_result import NeutralResult
 from tallystick.fleet.inspection.judging import InspectionVerdict
 from tallystick.fleet.provenance.batch_opening import OpenedBatch
 from tallystick.fleet.provenance.transcripts import Report
@@ -90,7 +90,7 @@ class Dossier:
 
     findings: OwnerFindings
     runs: tuple[RunFacts, ...]
-    results: tuple[tuple[str, Result], ...] = ()
+    results: tuple[tuple[str, NeutralResult], ...] = ()
     licences: tuple[GrantedLicence, ...] = ()
     fleet: Fleet = Fleet("unknown", ("no registry was held against the chips shown",))
 
