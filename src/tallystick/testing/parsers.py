@@ -40,15 +40,18 @@ from tallystick.errors import InvalidInput, Mismatch
 from tallystick.evidence.bundle import parse_bundle
 from tallystick.evidence.policy import parse_evidence_policy
 from tallystick.fleet.agent import chip_record, memory, probes
+from tallystick.fleet.agent.chip_log import NumberedFinding
 from tallystick.fleet.attestation import certificates, enrolment, revocation, spdm, tpm
 from tallystick.fleet.compliance import rules
-from tallystick.fleet.compliance.dossier import licence_statement, parse_owner_findings, read_licence
+from tallystick.fleet.compliance.dossier import licence_statement, read_licence
 from tallystick.fleet.enclave import neutral, neutral_result, sealed_job
 from tallystick.fleet.inspection.custody import add_link, encode_chain, parse_chain
 from tallystick.fleet.inspection.extraction import ChipLogReader
 from tallystick.fleet.inspection.inspection import InspectionFinding, InspectionResult, WorkOrder, make_order
 from tallystick.fleet.provenance import batch_opening, transcripts
+from tallystick.fleet.provenance.owner_findings import OwnerFindings, SeenSnapshot
 from tallystick.fleet.provenance.transcripts import even_shards
+from tallystick.fleet.provenance.verification import OwnerVerdict, RunVerdict
 from tallystick.fleet.registry.claims import RegistryProof, make_frame, parse_frame
 from tallystick.fleet.registry.events import parse_entry
 from tallystick.fleet.registry.facts import Chip
@@ -279,14 +282,11 @@ def _neutral() -> Iterator[bytes]:
         + b"\n"
     )
     yield licence_statement(bytes(32), 10**25, "11" * 32).encode()
-    snapshot = {"seq": 2, "status": "exact", "run": "77" * 32, "match": {"steps_done": 3}}
-    yield json.dumps(
-        {
-            "owner": "o", "declared_run_correctness": "pass", "declared_run_completeness": "unknown", "assurance": "L1",
-            "runs": [{"run": "77" * 32, "correct": "pass", "findings": [{"rule": 105, "severity": "note"}]}],
-            "chips": [{"ueid": "01" * 17, "snapshots": [snapshot]}], "excluded": ["x"],
-        }
-    ).encode()  # fmt: skip
+    finding = NumberedFinding(105, "segment", 3, "differs", "note")
+    verdict = OwnerVerdict(
+        "o", "pass", "unknown", "unknown", 1, (RunVerdict("77" * 32, "pass", (finding,)),), (), ("x",)
+    )
+    yield OwnerFindings(verdict, {"01" * 17: (SeenSnapshot(2, "exact", "77" * 32, 3),)}).encode()
 
 
 def _chip_log(data: bytes) -> list[str]:
@@ -576,7 +576,7 @@ TARGETS: tuple[Target, ...] = (
     Target("control-block", lambda d: probes.parse_control(d, 1, what="control")),
     Target("rules", rules.parse_rules),
     Target("batch-opening", _batch_opening, _encoded),
-    Target("owner-findings", parse_owner_findings),
+    Target("owner-findings", OwnerFindings.parse, _encoded),
     Target("licence", lambda d: read_licence(parse_statement(d), "11" * 32)),
     Target("neutral-order", neutral.Order.parse, _encoded),
     Target("neutral-order-signed", neutral.read_order),

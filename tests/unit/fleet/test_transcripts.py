@@ -14,7 +14,7 @@ import pytest
 from tallystick.commit.encoding import digest
 from tallystick.commit.state import Entry
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.fleet.agent.chip_log import Finding
+from tallystick.fleet.agent.chip_log import NumberedFinding
 from tallystick.fleet.agent.chip_record import (
     DAY_MS,
     NO_RECORD,
@@ -391,7 +391,7 @@ def logged(events: list[tuple[Event, float]]) -> list[LoggedRecord]:
 
 
 def chip_view(
-    matches: Mapping[int, tuple[str, Match] | None], *, run: bytes = b"", findings: tuple[Finding, ...] = (),
+    matches: Mapping[int, tuple[str, Match] | None], *, run: bytes = b"", findings: tuple[NumberedFinding, ...] = (),
     precommit: bytes | None = None,
 ) -> ChipView:  # fmt: skip
     taken = Snapshot(256, 23, 5800, bytes(32), bytes(32), run)
@@ -476,7 +476,7 @@ def test_unexplained_and_hidden_snapshots_are_found() -> None:
     assert (silent.complete, silent.verdict, {f.rule for f in silent.findings}) == ("fail", "fail", {110})
     doubtful = replace(chip_view({3: None}), doubtful=frozenset({3}))
     assert judge_owner("o", [doubtful], []).complete == "unknown"
-    cut = chip_view({3: (run, GOOD)}, findings=(Finding(11, "truncated", 9, "x"),))
+    cut = chip_view({3: (run, GOOD)}, findings=(NumberedFinding(11, "truncated", 9, "x"),))
     assert judge_owner("o", [cut], []).complete == "fail"
     assert judge_owner("o", [], []).verdict == judge_owner("o", [], []).complete == "unknown"
     for unexplained, complete in ((0, "pass"), (1, "fail")):

@@ -26,18 +26,17 @@ from tallystick.errors import InvalidInput, Mismatch, StoreError
 from tallystick.fleet.compliance.compliance import judge_rules
 from tallystick.fleet.compliance.dossier import (
     LARGEST_FLOP,
-    OWNER_REPORT_LIMIT,
     Dossier,
     Fleet,
     GrantedLicence,
     RunFacts,
     judge_fleet,
     licence_statement,
-    parse_owner_findings,
     read_licence,
 )
 from tallystick.fleet.compliance.rules import RULES_LIMIT, Rules, parse_rules
 from tallystick.fleet.enclave.neutral_result import NeutralResult, read_result
+from tallystick.fleet.inspection.judging import InspectionVerdict
 from tallystick.fleet.provenance.batch_opening import (
     OPENING_LIMIT,
     BatchOpening,
@@ -46,6 +45,7 @@ from tallystick.fleet.provenance.batch_opening import (
     parse_batch_opening,
     take_apart,
 )
+from tallystick.fleet.provenance.owner_findings import OwnerFindings
 from tallystick.fleet.provenance.submission import DeclaredRun, OwnerFolder
 from tallystick.fleet.provenance.transcripts import (
     Precommit,
@@ -85,7 +85,7 @@ def show(rules: RulesFile, as_json: AsJson = False) -> int:
 def judge(
     rules: RulesFile,
     findings: Annotated[
-        Path, argument("FINDINGS", "Your own `tally monitor verify --json`, kept in a file.")
+        Path, argument("FINDINGS", "What `tally monitor verify --findings` wrote; your own, nobody signs it.")
     ],
     folder: Annotated[Path, argument("DIR", "What the owner handed over, opened: runs/ and chips/.")],
     results: Annotated[
@@ -124,26 +124,15 @@ def judge(
         raise InvalidInput("--registry: needs --owner, the owner's name in it")
     if not folder.is_dir():
         raise StoreError(f"{folder}: there is no such folder")
-    asked_for = _rules(rules)
-    found = parse_owner_findings(
-        read_whole(findings, limit=OWNER_REPORT_LIMIT, what="findings of an owner"), what=str(findings)
-    )
+    asked_for, found = _rules(rules), read_document(OwnerFindings, findings)
     known = [load_public_key(path) for path in keys or []]
-    fleet = Fleet("unknown", ("no registry was held against the chips shown",))
-    if registry is not None and owner is not None:
-        verdicts = [read_package(place, load_trusted(trust), logs, []) for place in inspections or []]
-        lists = [read_document(Stream, path) for path in streams or []]
-        with Ledger(registry) as ledger:
-            ledger.load_head()
-            chips = list(ledger.each_chip())
-        disagreements = reconcile(chips, lists) if lists else None
-        fleet = judge_fleet(owner, chips, found.chips, disagreements, verdicts)
+    packages = [read_package(place, load_trusted(trust), logs, []) for place in inspections or []]
     dossier = Dossier(
         found,
         tuple(_runs(folder)),
         tuple(_result(path, known) for path in results or []),
         tuple(_licence(path, known) for path in licences or []),
-        fleet,
+        _fleet(registry, owner, found, streams or [], packages),
     )
     verdict = judge_rules(asked_for, dossier)
     answer(RulesVerdictPage(verdict, asked), as_json=as_json)
@@ -243,6 +232,23 @@ def _whole(text: str) -> int | None:
 
 def _rules(path: Path) -> Rules:
     return parse_rules(read_whole(path, limit=RULES_LIMIT, what="rules"), what=str(path))
+
+
+def _fleet(
+    registry: Path | None,
+    owner: str | None,
+    found: OwnerFindings,
+    streams: Sequence[Path],
+    inspections: Sequence[InspectionVerdict],
+) -> Fleet:
+    """Return whether chips are missing, as far as the registry, the streams and the inspections can tell."""
+    if registry is None or owner is None:
+        return Fleet("unknown", ("no registry was held against the chips shown",))
+    lists = [read_document(Stream, path) for path in streams]
+    with Ledger(registry) as ledger:
+        ledger.load_head()
+        chips = list(ledger.each_chip())
+    return judge_fleet(owner, chips, found.chips, reconcile(chips, lists) if lists else None, inspections)
 
 
 def _runs(folder: Path) -> list[RunFacts]:

@@ -18,7 +18,7 @@ from typing import Annotated
 from tallystick.commit.codec import Document
 from tallystick.commit.field_rules import At
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.fleet.agent.chip_log import Finding, Head
+from tallystick.fleet.agent.chip_log import Head, NumberedFinding
 from tallystick.fleet.agent.chip_record import Genesis, LoggedRecord
 from tallystick.fleet.attestation.tpm_verification import TpmFacts
 from tallystick.signing.cose import EAT, open_sign1, parse_cbor
@@ -110,7 +110,7 @@ def parse_attestation(data: bytes, key: PublicKey, nonce: bytes) -> Attestation:
 
 
 def derive_assurance(
-    log: Sequence[LoggedRecord], findings: Sequence[Finding], evidence: Evidence
+    log: Sequence[LoggedRecord], findings: Sequence[NumberedFinding], evidence: Evidence
 ) -> Assurance:
     """Return the level that the evidence supports for ``log``, whose findings are ``findings``.
 
