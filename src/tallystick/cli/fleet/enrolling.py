@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +11,7 @@ import typer
 
 from tallystick.cli.fleet.chip_evidence import ListFiles, Lists, ListsRequired, Moment, tpm_key_of
 from tallystick.cli.options import AsJson, Out, OwnKey, argument, option
-from tallystick.cli.terminal import answer
+from tallystick.cli.terminal import done
 from tallystick.errors import InvalidInput
 from tallystick.fleet.attestation.certificates import CHAIN_LIMIT, Certificate, parse_chain, parse_root
 from tallystick.fleet.attestation.credential import Credential
@@ -27,7 +27,6 @@ from tallystick.fleet.attestation.enrolment import (
     enrol,
     verify_request,
 )
-from tallystick.reports.layout import DonePage, Row
 from tallystick.signing.dsse import sign_statement
 from tallystick.store.chips import ChipDirectory
 from tallystick.store.documents import read_document
@@ -77,7 +76,7 @@ def request(
     chain = parse_chain(pem, what=str(certificates or key.tcti), understood=EK_UNDERSTOOD)
     made = EnrolmentRequest(attestation_key(key.tcti, key.algorithm), chain)
     write_whole(out, made.encode())
-    return _done(
+    return done(
         f"asked: {out}",
         {
             "request": made.digest().hex(),
@@ -114,7 +113,7 @@ def challenge(
         "revocation": str(known),
         "kept": str(keep),
     }
-    return _done(f"challenge: {out}", values, as_json=as_json)
+    return done(f"challenge: {out}", values, as_json=as_json)
 
 
 @app.command("answer")
@@ -131,7 +130,7 @@ def answer_challenge(
     posed = read_document(Challenge, challenge)
     secret = activate(key.tcti, key.algorithm, Credential(posed.credential, posed.seed))
     write_whole(out, TpmAnswer(answer_to(posed.request, secret)).encode())
-    return _done(f"answered: {out}", {"request": posed.request.hex()}, as_json=as_json)
+    return done(f"answered: {out}", {"request": posed.request.hex()}, as_json=as_json)
 
 
 @app.command()
@@ -162,7 +161,7 @@ def sign(
         enroller=signer.public_key.key_id,
     )
     write_whole(out, sign_statement(made.statement(), signer))
-    return _done(f"enrolled: {out}", {**made.fields(), "tpm": str(made.tpm)}, as_json=as_json)
+    return done(f"enrolled: {out}", {**made.fields(), "tpm": str(made.tpm)}, as_json=as_json)
 
 
 def _roots(paths: Sequence[Path]) -> list[Certificate]:
@@ -175,9 +174,3 @@ def _moment(at: int | None) -> int:
 
 def _read(path: Path, limit: int) -> bytes:
     return read_whole(path, limit=limit, what="a file of an enrolment")
-
-
-def _done(headline: str, values: Mapping[str, object], *, as_json: bool) -> int:
-    rows: list[Row] = [(name, str(value)) for name, value in values.items()]
-    answer(DonePage(headline, values, rows), as_json=as_json)
-    return 0

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from tallystick.cli.options import AsJson, Now, Out, argument, flag, option, parse_named, second_of
-from tallystick.cli.terminal import TaskDisplay, answer
+from tallystick.cli.terminal import TaskDisplay, answer, done
 from tallystick.commit.encoding import parse_hex
 from tallystick.errors import InvalidInput, StoreError
 from tallystick.fleet.enclave.neutral import (
@@ -29,7 +29,6 @@ from tallystick.fleet.enclave.neutral_result import verify_result
 from tallystick.fleet.enclave.sandbox import check_isolation, find_problem, versions
 from tallystick.fleet.enclave.sealed_job import PROGRAM_LIMIT, carry_out, salts_for, write_job
 from tallystick.fleet.provenance.transcripts import Report, ReportOpening
-from tallystick.reports.layout import DonePage
 from tallystick.reports.neutral import OrderPage, ResultPage
 from tallystick.signing.dsse import ENVELOPE_LIMIT, parse_envelope
 from tallystick.store.documents import read_document
@@ -165,9 +164,7 @@ def pack(
     write_job(out, signed, source, files, salts)
     size = out.stat().st_size
     values = {"job": str(out), "order": found.digest(), "bytes": size, "inputs": sorted(files)}
-    rows = [("order", found.digest()), ("inputs", ", ".join(sorted(files))), ("bytes", f"{size:,}")]
-    answer(DonePage(f"sealed: {out}", values, rows), as_json=as_json)
-    return 0
+    return done(f"sealed: {out}", values, as_json=as_json)
 
 
 @app.command()
@@ -212,14 +209,8 @@ def check(as_json: AsJson = False) -> int:
     """Try in the enclosure what a hostile program would; 2 if this machine cannot isolate programs."""
     if (problem := find_problem()) is not None:
         raise StoreError(problem)
-    refused = check_isolation()
-    found = versions()
-    rows = [("refused", ", ".join(refused)), *found.items()]
-    answer(
-        DonePage("this machine can isolate programs", {"refused": list(refused), **found}, rows),
-        as_json=as_json,
-    )
-    return 0
+    refused = {"refused": list(check_isolation())}
+    return done("this machine can isolate programs", {**refused, **versions()}, as_json=as_json)
 
 
 def _input(text: str, report: Report | None) -> Input:

@@ -21,7 +21,7 @@ from tallystick.cli.options import (
     load_trusted,
     option,
 )
-from tallystick.cli.terminal import answer, say
+from tallystick.cli.terminal import answer, done, say
 from tallystick.errors import InvalidInput, Mismatch, StoreError
 from tallystick.fleet.compliance.compliance import judge_rules
 from tallystick.fleet.compliance.dossier import (
@@ -54,7 +54,6 @@ from tallystick.fleet.provenance.transcripts import (
 )
 from tallystick.fleet.registry.ledger import Ledger
 from tallystick.fleet.registry.reconcile import Stream, reconcile
-from tallystick.reports.layout import DonePage
 from tallystick.reports.rules import RulesPage, RulesVerdictPage
 from tallystick.signing.dsse import ENVELOPE_LIMIT, Envelope, parse_envelope, sign_statement
 from tallystick.signing.keys import PublicKey
@@ -156,8 +155,7 @@ def licence(
     statement = licence_statement(committed.digest(), flop, signer.public_key.key_id)
     write_whole(out, sign_statement(statement, signer))
     values = {"licence": str(out), "precommit": committed.digest().hex(), "most_flop": str(flop)}
-    answer(DonePage(f"licensed: {out}", values, list(values.items())), as_json=as_json)
-    return 0
+    return done(f"licensed: {out}", values, as_json=as_json)
 
 
 @app.command("open")
@@ -179,17 +177,13 @@ def open_records(
     place = run.with_name(f"{run.name}.batches") if out is None else out
     tenth = max(1, len(chosen) // 10)
 
-    def progress(done: int, of: int) -> None:
-        if done % tenth == 0:
-            say(f"batch {done} of {of}")
+    def progress(batch: int, of: int) -> None:
+        if batch % tenth == 0:
+            say(f"batch {batch} of {of}")
 
     written = open_batches(run, source, chosen, place, progress)
     values = {"openings": str(place), "batches": len(chosen), "bytes": written}
-    answer(
-        DonePage(f"opened: {place}", values, [(k, str(v)) for k, v in values.items()]),
-        as_json=as_json,
-    )
-    return 0
+    return done(f"opened: {place}", values, as_json=as_json)
 
 
 @app.command()
@@ -215,8 +209,7 @@ def records(
         rows += [(f"record {at}", each) for at, each in enumerate(found.records)]
     said = "bound to the report" if stated else "not held against any report"
     values = {"bound": stated is not None, "batches": listed}
-    answer(DonePage(f"{len(listed)} opened, {said}", values, rows), as_json=as_json)
-    return 0
+    return done(f"{len(listed)} opened, {said}", values, as_json=as_json, rows=rows)
 
 
 def _whole(text: str) -> int | None:
