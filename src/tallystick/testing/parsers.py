@@ -318,7 +318,7 @@ def _watched() -> Iterator[bytes]:
     yield record.encode()
     yield chip_record.sign_record(record, ed25519_key(bytes(32))).signed
     device = devices.FakeMaker("maker").device("0001").answer(bytes(32))
-    yield spdm.encode_device_file((device,))
+    yield devices.encode_device_file((device,))
     yield device.exchange.encode()
     yield certificates.encode_chain(device.chain)
     yield devices.revoke("maker line", [1, 2**64]).public_bytes(Encoding.DER)

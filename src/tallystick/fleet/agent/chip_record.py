@@ -280,15 +280,6 @@ def check_record(record: Record, *, what: str = "chip record") -> None:
     _check_event(record.event, record.seq, what)
 
 
-def record_digest(data: bytes) -> bytes:
-    """Return the 48 bytes by which the next record names the one signed in ``data``; the signature is not checked.
-
-    Raises:
-        InvalidInput: not a strict COSE_Sign1.
-    """
-    return _digest_of(data)
-
-
 def _digest_of(data: bytes) -> bytes:
     return _hash(covered_bytes(*peek_sign1(data, what="chip record", limit=RECORD_LIMIT)))
 

@@ -30,7 +30,6 @@ OPENING_FORMAT = "tallystick/snapshot-opening/1"
 PAGE_TAG = b"tallystick/page/1\0"
 SALT_BYTES = 16
 OPENING_LIMIT = 1 << 28  # bytes of JSON; four million pages
-REGION_LIMIT = 1 << 20
 REGION_KINDS = ("weights", "buffer", "optimizer", "other")
 LEAST_PAGE, LARGEST_PAGE = 64, 1 << 30
 

@@ -20,7 +20,7 @@ from typing import Annotated, cast
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 
 from tallystick.commit.codec import Document
-from tallystick.commit.encoding import canonical_json, digest, parse_hex, parse_json
+from tallystick.commit.encoding import digest, parse_hex, parse_json
 from tallystick.commit.field_rules import At, Hex, Size
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.fleet.agent.chip_log import Head
@@ -232,20 +232,6 @@ def parse_device_file(data: bytes, *, what: str = "device evidence") -> tuple[De
             )
         found.append(DeviceEvidence(arch[:40], parse_chain(_base64(chain, where), what=where), exchange))
     return tuple(found)
-
-
-def encode_device_file(devices: tuple[DeviceEvidence, ...]) -> bytes:
-    """Return the devices as such a file, in canonical JSON."""
-    entries = [
-        {
-            "arch": device.architecture,
-            "certificate": base64.b64encode(b"".join(c.pem() for c in device.chain)).decode(),
-            "evidence": base64.b64encode(device.exchange.encode()).decode(),
-            "nonce": device.exchange.nonce.hex(),
-        }
-        for device in devices
-    ]
-    return canonical_json(entries)
 
 
 @dataclass(frozen=True)
