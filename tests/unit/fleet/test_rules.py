@@ -19,7 +19,7 @@ from tallystick.fleet.attestation.assurance import Assurance
 from tallystick.fleet.compliance.compliance import judge_rules
 from tallystick.fleet.compliance.dossier import (
     Dossier,
-    Fleet,
+    FleetAnswer,
     GrantedLicence,
     RunFacts,
     judge_fleet,
@@ -448,7 +448,7 @@ def test_runs_that_were_verified_and_not_opened_leave_rules_open() -> None:
 def test_claims_stay_apart_and_unknown_is_never_a_pass(
     correct: Answer, complete: Answer, fleet: Answer
 ) -> None:
-    held = dossier(run("a"), correct=correct, complete=complete, fleet=Fleet(fleet, ()))
+    held = dossier(run("a"), correct=correct, complete=complete, fleet=FleetAnswer(fleet, ()))
     verdict = judged(rule("compute", scope="run", most_flop=1e9), held)
     assert (verdict.correct, verdict.complete, verdict.fleet) == (correct, complete, fleet)
     answers = {verdict.kept, correct, complete, fleet}

@@ -186,12 +186,12 @@ def test_a_fleet_file_is_read_field_by_field() -> None:
     assert [s.name for s in fleet.strata] == ["a", "b"]
     assert fleet.strata[1] == Stratum("b", 500, 8.64e19, "south")
     assert fleet.inspection == Inspection(500.0, 20.0, 1e5, "EUR")
-    assert (fleet.spoof, fleet.tamper, fleet.losses_allowed) == (0.01, 0.005, 3)
+    assert (fleet.risks.spoof, fleet.risks.tamper, fleet.losses_allowed) == (0.01, 0.005, 3)
     assert fleet.rounds == (Round("a", 500, 6, 4, 1, 1, 0),)
 
 
 def test_all_but_the_format_may_be_left_out() -> None:
-    assert parse_fleet(b'{"format": "tallystick/fleet/1"}') == workload.Fleet()
+    assert parse_fleet(b'{"format": "tallystick/fleet/1"}') == workload.FleetFile()
 
 
 @pytest.mark.parametrize(

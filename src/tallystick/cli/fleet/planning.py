@@ -17,7 +17,7 @@ from tallystick.errors import InvalidInput
 from tallystick.fleet.sampling.planner import Question, Stratum
 from tallystick.fleet.sampling.workload import (
     LARGEST_FLEET_FILE,
-    Fleet,
+    FleetFile,
     Plan,
     Workload,
     make_plan,
@@ -45,7 +45,7 @@ PeriodDays = Annotated[float, option("--period-days", "TM", "Days between two in
 Probability = Annotated[
     float, option("--probability", "P", "With what probability such a run is to be found.")
 ]
-FleetFile = Annotated[
+FleetPath = Annotated[
     Path | None, option("--fleet", "FILE", "Strata, exempt chips, costs, risks and past rounds, as JSON.")
 ]
 
@@ -68,7 +68,7 @@ def plan(
     probability: Probability,
     chips: Chips = None,
     flop_per_chip_day: Rate = None,
-    fleet: FleetFile = None,
+    fleet: FleetPath = None,
     plot: PlotFile = None,
     as_json: AsJson = False,
 ) -> int:
@@ -76,7 +76,7 @@ def plan(
     if plot is not None and plot.suffix.lower() != ".svg":
         raise InvalidInput(f"--plot {plot}: only .svg files are drawn")
     given = (
-        Fleet()
+        FleetFile()
         if fleet is None
         else parse_fleet(read_whole(fleet, limit=LARGEST_FLEET_FILE, what="a fleet file"))
     )
@@ -87,8 +87,8 @@ def plan(
         run_days,
         period_days,
         probability,
-        given.spoof,
-        given.tamper,
+        given.risks.spoof,
+        given.risks.tamper,
         given.losses_allowed,
     )
     figures = None
@@ -221,7 +221,7 @@ def _workload_fields(load: Workload | None) -> dict[str, object] | None:
     }
 
 
-def _strata(fleet: Fleet, chips: float | None, rate: float | None) -> tuple[Stratum, ...]:
+def _strata(fleet: FleetFile, chips: float | None, rate: float | None) -> tuple[Stratum, ...]:
     if fleet.strata:
         if chips is not None or rate is not None:
             raise InvalidInput(

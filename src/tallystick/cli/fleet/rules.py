@@ -27,7 +27,7 @@ from tallystick.fleet.compliance.compliance import judge_rules
 from tallystick.fleet.compliance.dossier import (
     LARGEST_FLOP,
     Dossier,
-    Fleet,
+    FleetAnswer,
     GrantedLicence,
     RunFacts,
     judge_fleet,
@@ -233,10 +233,10 @@ def _fleet(
     found: OwnerFindings,
     streams: Sequence[Path],
     inspections: Sequence[InspectionVerdict],
-) -> Fleet:
+) -> FleetAnswer:
     """Return whether chips are missing, as far as the registry, the streams and the inspections can tell."""
     if registry is None or owner is None:
-        return Fleet("unknown", ("no registry was held against the chips shown",))
+        return FleetAnswer("unknown", ("no registry was held against the chips shown",))
     lists = [read_document(Stream, path) for path in streams]
     with Ledger(registry) as ledger:
         ledger.load_head()

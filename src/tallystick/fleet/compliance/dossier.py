@@ -50,7 +50,7 @@ class GrantedLicence:
 
 
 @dataclass(frozen=True)
-class Fleet:
+class FleetAnswer:
     """What a registry and inspections say of an owner's chips: the answer and its reasons, in words."""
 
     answer: Answer
@@ -65,7 +65,7 @@ class Dossier:
     runs: tuple[RunFacts, ...]
     results: tuple[tuple[str, NeutralResult], ...] = ()
     licences: tuple[GrantedLicence, ...] = ()
-    fleet: Fleet = Fleet("unknown", ("no registry was held against the chips shown",))
+    fleet: FleetAnswer = FleetAnswer("unknown", ("no registry was held against the chips shown",))
 
 
 def licence_statement(precommit: bytes, most_flop: int, licensor: str) -> Statement:
@@ -98,7 +98,7 @@ def judge_fleet(
     shown_chips: Iterable[str],
     disagreements: Sequence[Disagreement] | None,
     inspections: Sequence[InspectionVerdict],
-) -> Fleet:
+) -> FleetAnswer:
     """Return whether chips are missing: the registry's chips of ``owner`` against those shown, streams and inspections.
 
     ``disagreements`` is None where no independent stream was held against the registry. A pass needs all of it: every
@@ -128,13 +128,13 @@ def judge_fleet(
             if chip.target.chip in own | there
         ]
     if bad:
-        return Fleet("fail", tuple(bad))
+        return FleetAnswer("fail", tuple(bad))
     if disagreements is None:
         unclear.append("no independent stream was held against the registry")
     if not any(chip.passed and chip.target.chip in own for verdict in inspections for chip in verdict.chips):
         unclear.append("no drawn chip was inspected")
     return (
-        Fleet("unknown", tuple(unclear))
+        FleetAnswer("unknown", tuple(unclear))
         if unclear
-        else Fleet("pass", (f"{len(there)} chips shown, all registered",))
+        else FleetAnswer("pass", (f"{len(there)} chips shown, all registered",))
     )

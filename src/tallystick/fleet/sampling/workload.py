@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import NoReturn, TypeVar, cast
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from types import UnionType
+from typing import Any, NoReturn, cast, get_args, get_origin, get_type_hints
 
 from tallystick.errors import InvalidInput
 from tallystick.fleet.sampling.exact import exact_samples
@@ -30,7 +31,6 @@ from tallystick.fleet.sampling.planner import (
 
 FLEET_FORMAT = "tallystick/fleet/1"
 LARGEST_FLEET_FILE = 1 << 24
-_T = TypeVar("_T")
 LARGE_SHARE = 0.2  # appendix C.1 states its bound on longer runs up to this share of the fleet
 
 
@@ -96,13 +96,20 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Fleet:
+class Risks:
+    """Probabilities of an accepted spoof and of unnoticed tampering."""
+
+    spoof: float = 0.0
+    tamper: float = 0.0
+
+
+@dataclass(frozen=True)
+class FleetFile:
     """What a fleet file says; ``strata`` is empty where the command line describes the chips."""
 
     strata: tuple[Stratum, ...] = ()
     inspection: Inspection = field(default_factory=Inspection)
-    spoof: float = 0.0
-    tamper: float = 0.0
+    risks: Risks = field(default_factory=Risks)
     losses_allowed: int = 0
     rounds: tuple[Round, ...] = ()
 
@@ -324,119 +331,62 @@ def _warnings(question: Question, share: float, reachable: bool) -> tuple[str, .
 # ------------------------------------------------------------------------------------------- fleet file
 
 
-def parse_fleet(data: bytes) -> Fleet:
-    """Return the fleet that a JSON document describes (spec/plan.md section 8).
+def parse_fleet(data: bytes) -> FleetFile:
+    """Return the fleet that a JSON document describes (spec/plan.md section 8); people write it.
 
     Raises:
         InvalidInput: not such a document, an unknown or repeated field, or a value out of range.
     """
+    what = "fleet file"
     if len(data) > LARGEST_FLEET_FILE:
-        raise InvalidInput(f"fleet file: {len(data)} bytes exceed the limit of {LARGEST_FLEET_FILE}")
+        raise InvalidInput(f"{what}: {len(data)} bytes exceed the limit of {LARGEST_FLEET_FILE}")
     try:
         value: object = json.loads(
             data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant
         )
     except (UnicodeDecodeError, RecursionError, ValueError) as problem:
-        raise InvalidInput(f"fleet file: not JSON ({problem})") from problem
-    top = _Table(value, "fleet file")
-    stated = top.text("format")
-    if stated != FLEET_FORMAT:
-        raise InvalidInput(f"fleet file: format must be {FLEET_FORMAT!r}, is {stated!r}")
-    inspection, risks = top.table("inspection"), top.table("risks")
-    fleet = Fleet(
-        strata=tuple(_stratum(table) for table in top.tables("strata")),
-        inspection=Inspection(
-            inspection.number("chips_per_inspector_year", CHIPS_PER_INSPECTOR_YEAR),
-            inspection.optional_number("cost_per_chip"),
-            inspection.optional_number("cost_per_inspector_year"),
-            inspection.text("currency", ""),
-        ),
-        spoof=risks.number("spoof", 0.0),
-        tamper=risks.number("tamper", 0.0),
-        losses_allowed=top.whole("losses_allowed", 0),
-        rounds=tuple(_round(table) for table in top.tables("rounds")),
-    )
-    for table in (inspection, risks, top):
-        table.close()
-    return fleet
+        raise InvalidInput(f"{what}: not JSON ({problem})") from problem
+    if not isinstance(value, dict):
+        raise InvalidInput(f"{what}: must be an object")
+    top = cast("dict[str, object]", value)
+    if "format" not in top:
+        raise InvalidInput(f"{what}: field 'format' is missing")
+    if (stated := top.pop("format")) != FLEET_FORMAT:
+        raise InvalidInput(f"{what}: format must be {FLEET_FORMAT!r}, is {ascii(stated)[:80]}")
+    return cast("FleetFile", _read(FleetFile, top, what))
 
 
-def _stratum(table: _Table) -> Stratum:
-    stratum = Stratum(
-        table.text("name"),
-        table.whole("chips"),
-        table.number("flop_per_chip_day"),
-        table.text("owner", ""),
-        table.flag("exempt"),
-    )
-    table.close()
-    return stratum
+_KINDS: Mapping[object, tuple[str, type | UnionType]] = {
+    str: ("a text", str), bool: ("true or false", bool), int: ("a whole number", int), float: ("a number", int | float),
+}  # fmt: skip
 
 
-def _round(table: _Table) -> Round:
-    names = ("chips", "drawn", "inspected")
-    found = Round(
-        table.text("stratum"),
-        *(table.whole(name) for name in names),
-        *(table.whole(name, 0) for name in ("refused", "unreached", "lost")),
-    )
-    table.close()
-    return found
-
-
-class _Table:
-    """One object of a fleet file, read field by field; what is left over at ``close`` is refused."""
-
-    def __init__(self, value: object, what: str) -> None:
+def _read(kind: Any, value: object, what: str) -> Any:
+    """Return ``value`` as a scalar, as a tuple, or as a dataclass, whose fields without default must be there."""
+    if is_dataclass(kind):
         if not isinstance(value, dict):
             raise InvalidInput(f"{what}: must be an object")
-        self._values, self._what = dict(cast("dict[str, object]", value)), what
-
-    def text(self, name: str, default: str | None = None) -> str:
-        return self._take(name, default, "a text", lambda value: isinstance(value, str))
-
-    def number(self, name: str, default: float | None = None) -> float:
-        value = self._take(name, default, "a number", _is_number)
-        try:
-            return float(value)
-        except OverflowError:
-            raise InvalidInput(f"{self._what}: {name} exceeds binary64") from None
-
-    def optional_number(self, name: str) -> float | None:
-        return self.number(name) if name in self._values else None
-
-    def whole(self, name: str, default: int | None = None) -> int:
-        return self._take(
-            name, default, "a whole number", lambda v: isinstance(v, int) and not isinstance(v, bool)
-        )
-
-    def flag(self, name: str) -> bool:
-        return self._take(name, False, "true or false", lambda value: isinstance(value, bool))
-
-    def table(self, name: str) -> _Table:
-        return _Table(self._values.pop(name, {}), f"{self._what}: {name}")
-
-    def tables(self, name: str) -> list[_Table]:
-        values = self._take(name, cast("list[object]", []), "a list", lambda value: isinstance(value, list))
-        return [_Table(value, f"{self._what}: {name}[{at}]") for at, value in enumerate(values)]
-
-    def close(self) -> None:
-        if self._values:
-            raise InvalidInput(f"{self._what}: field {ascii(min(self._values))[:80]} is unknown")
-
-    def _take(self, name: str, default: _T | None, kind: str, fits: Callable[[object], bool]) -> _T:
-        if name not in self._values:
-            if default is None:
-                raise InvalidInput(f"{self._what}: field {name!r} is missing")
-            return default
-        value = self._values.pop(name)
-        if not fits(value):
-            raise InvalidInput(f"{self._what}: {name} must be {kind}, is {ascii(value)[:80]}")
-        return cast("_T", value)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+        held, hints = cast("dict[str, object]", value), get_type_hints(kind)
+        for each in fields(kind):
+            if each.name not in held and each.default is MISSING and each.default_factory is MISSING:
+                raise InvalidInput(f"{what}: field {each.name!r} is missing")
+        if unknown := sorted(set(held) - set(hints)):
+            raise InvalidInput(f"{what}: field {ascii(unknown[0])[:80]} is unknown")
+        read = {name: _read(hints[name], item, f"{what}: {name}") for name, item in held.items()}
+        return cast("type", kind)(**read)
+    if get_origin(kind) is tuple:
+        if not isinstance(value, list):
+            raise InvalidInput(f"{what} must be a list, is {ascii(value)[:80]}")
+        items = cast("list[object]", value)
+        return tuple(_read(get_args(kind)[0], item, f"{what}[{at}]") for at, item in enumerate(items))
+    scalar = get_args(kind)[0] if get_args(kind) else kind  # of ``X | None``, which is left out for None
+    words, types = _KINDS[scalar]
+    if not isinstance(value, types) or (isinstance(value, bool) and scalar is not bool):
+        raise InvalidInput(f"{what} must be {words}, is {ascii(value)[:80]}")
+    try:
+        return scalar(value)
+    except OverflowError:
+        raise InvalidInput(f"{what} exceeds binary64") from None
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
