@@ -5,13 +5,13 @@ from scene import Scene, caught, main
 from tallystick.fleet.registry.events import REGISTRY, Entry
 from tallystick.fleet.registry.heads import SignedHead
 from tallystick.fleet.registry.industry import START, Industry, chip_name
-from tallystick.fleet.registry.ledger import Ledger
+from tallystick.fleet.registry.ledger import RegistryLedger
 from tallystick.fleet.registry.reconcile import Stream, reconcile
 from tallystick.testing.attacks import must, must_refuse
 
 
 def attack(scene: Scene) -> str:
-    industry, ledger = Industry(), Ledger(scene.folder / "registry")
+    industry, ledger = Industry(), RegistryLedger(scene.folder / "registry")
     chips = [chip_name(at) for at in range(4)]
     now = iter(range(START, START + 1000))
 

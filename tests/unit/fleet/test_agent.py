@@ -18,7 +18,7 @@ import pytest
 
 from tallystick.errors import InvalidInput, ProtocolViolation, StoreError
 from tallystick.fleet.agent.agent import ChipAgent, ChipSettings
-from tallystick.fleet.agent.chip_log import Limits, verify_log
+from tallystick.fleet.agent.chip_log import LogLimits, verify_log
 from tallystick.fleet.agent.chip_record import (
     DAY_MS,
     STORAGE_FULL,
@@ -290,7 +290,7 @@ def test_few_snapshots_are_noticed_when_the_owner_stops_the_timer(tmp_path: Path
     clock.now += 200 * DAY_MS  # no poll: the owner lets the agent sleep
     agent.self_test()
     assert {f.rule for f in verify_log(agent.log)} == {16}
-    assert verify_log(agent.log, limits=Limits(false_alarm=1e-12)) == []
+    assert verify_log(agent.log, limits=LogLimits(false_alarm=1e-12)) == []
 
 
 CHILD = """
@@ -414,7 +414,7 @@ while True:
         agent.stdout.close()
     log = log_at(tmp_path)
     assert spoken <= {logged.digest.hex() for logged in log}
-    loose = Limits(boots_per_day=1e9)
+    loose = LogLimits(boots_per_day=1e9)
     assert [f for f in verify_log(log, limits=loose) if f.rule != 3] == []
 
 

@@ -96,7 +96,7 @@ def verify(
     as_json: AsJson = False,
 ) -> int:
     """Match an owner's snapshots with the declared runs, repeat parts of them, and say what follows."""
-    from tallystick.fleet.attestation.assurance import Evidence
+    from tallystick.fleet.attestation.assurance import CheckedEvidence
     from tallystick.integrations.watching import Inquiry, KnownChip, OwnerFolder, verify_owner
 
     if not folder.is_dir():
@@ -108,7 +108,9 @@ def verify(
         seen = attested.get(ueid, [])
         heads = tuple(each.head for each in seen)
         last = max(seen, key=lambda each: each.head.seq, default=None)
-        known[ueid] = KnownChip(key, heads, Evidence(known_key=True, attestation=last, inspected=bool(seen)))
+        known[ueid] = KnownChip(
+            key, heads, CheckedEvidence(known_key=True, attestation=last, inspected=bool(seen))
+        )
     if 0 < memory < LEAST_RECORDS:
         raise InvalidInput(f"--memory {memory}: {LEAST_RECORDS} records or more are needed, or 0")
     inquiry = Inquiry(
@@ -285,7 +287,7 @@ def _train(place: Path, owner: str, ueids: Sequence[str]) -> None:
 def _inspect(path: Path) -> KnownChip:
     """Go to a chip: take its key as it was registered, and have its log's head attested for a fresh nonce."""
     from tallystick.fleet.agent.agent import attest_head, boot_log
-    from tallystick.fleet.attestation.assurance import Evidence, parse_attestation
+    from tallystick.fleet.attestation.assurance import CheckedEvidence, parse_attestation
     from tallystick.integrations.watching import KnownChip
     from tallystick.store.chips import ChipDirectory
     from tallystick.store.keys import load_key, load_public_key
@@ -296,7 +298,7 @@ def _inspect(path: Path) -> KnownChip:
     log = boot_log(chip, public)
     token = attest_head(log[-1], nonce, bytes(16), "simulated", load_key(str(chip.key_path)))
     attested = parse_attestation(token, public, nonce)
-    return KnownChip(public, (attested.head,), Evidence(known_key=True, attestation=attested))
+    return KnownChip(public, (attested.head,), CheckedEvidence(known_key=True, attestation=attested))
 
 
 def _prepared(keep: Path | None) -> Path:

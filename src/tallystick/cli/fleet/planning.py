@@ -14,7 +14,7 @@ from rich.text import Text
 from tallystick.cli.options import AsJson, option
 from tallystick.cli.terminal import answer
 from tallystick.errors import InvalidInput
-from tallystick.fleet.sampling.planner import Question, Stratum
+from tallystick.fleet.sampling.planner import PlanQuestion, Stratum
 from tallystick.fleet.sampling.workload import (
     LARGEST_FLEET_FILE,
     FleetFile,
@@ -80,7 +80,7 @@ def plan(
         if fleet is None
         else parse_fleet(read_whole(fleet, limit=LARGEST_FLEET_FILE, what="a fleet file"))
     )
-    question = Question(
+    question = PlanQuestion(
         threshold_flop,
         _strata(given, chips, flop_per_chip_day),
         snapshots_per_day,
@@ -189,7 +189,7 @@ class PlanPage:
         )
 
 
-def _line(load: Workload | None, question: Question, currency: str) -> str:
+def _line(load: Workload | None, question: PlanQuestion, currency: str) -> str:
     if load is None:
         return "no answer"
     if len(load.samples_per_period) == len(question.monitored) and len(question.monitored) > 1:

@@ -34,9 +34,9 @@ from tallystick.fleet.registry.claims import (
 )
 from tallystick.fleet.registry.corim import export_corim
 from tallystick.fleet.registry.events import deed_message, parse_entry, sign_deed
-from tallystick.fleet.registry.facts import LARGEST_ENTRY, REGISTRY, Deed, Entry
+from tallystick.fleet.registry.facts import LARGEST_ENTRY, REGISTRY, Deed, RegistryEntry
 from tallystick.fleet.registry.heads import LARGEST_HEAD, SignedHead, parse_signed_head
-from tallystick.fleet.registry.ledger import Ledger
+from tallystick.fleet.registry.ledger import RegistryLedger
 from tallystick.fleet.registry.reconcile import LARGEST_STREAM, Stream, reconcile
 from tallystick.reports.registry import ChipPage, HeadPage, ReconciliationPage
 from tallystick.store.documents import read_document
@@ -72,7 +72,7 @@ def open_registry(
     signer, second = load_key(key), second_of(now)
     body: dict[str, object] = {"name": name, "key": signer.public_key.spki.hex()}
     deed = Deed("open", second, secrets.token_hex(16), "", body)
-    with Ledger(directory) as ledger:
+    with RegistryLedger(directory) as ledger:
         if ledger.log_path.exists():
             raise InvalidInput(f"{directory}: holds a registry already")
         entry = sign_deed(deed, {REGISTRY: signer})
@@ -102,7 +102,7 @@ def deed(
     drawn = Deed(
         kind, second_of(now), secrets.token_hex(16), _id_of(registry), cast("dict[str, object]", fields)
     )
-    entry = parse_entry(Entry(drawn, ()).encode())
+    entry = parse_entry(RegistryEntry(drawn, ()).encode())
     return _sign(entry, sign or [], out, as_json=as_json)
 
 
@@ -127,7 +127,7 @@ def append(
 ) -> int:
     """Take up signed deeds, all or none, and publish a new signed head."""
     lines = [line for file in entries for line in _lines(file)]
-    with Ledger(directory) as ledger, TaskDisplay("append") as shown:
+    with RegistryLedger(directory) as ledger, TaskDisplay("append") as shown:
         ledger.load_head()
         signed = ledger.append(
             (parse_entry(line) for line in lines), load_key(key), now=second_of(now),
@@ -145,7 +145,7 @@ def show(
     as_json: AsJson = False,
 ) -> int:
     """Show the newest head, or one chip."""
-    with Ledger(directory) as ledger:
+    with RegistryLedger(directory) as ledger:
         if chip is not None:
             found = ledger.find_chip(chip)
             if found is None:
@@ -165,7 +165,7 @@ def show(
 @app.command()
 def rebuild(directory: Directory, as_json: AsJson = False) -> int:
     """Make the index again from the log, checking every deed, every signature and the head; 1 if they disagree."""
-    with Ledger(directory) as ledger, TaskDisplay("rebuild") as shown:
+    with RegistryLedger(directory) as ledger, TaskDisplay("rebuild") as shown:
         head = ledger.rebuild(progress=shown)
         signed = ledger.load_head()
     answer(HeadPage(f"log and head agree over {head.entries:,} entries", signed), as_json=as_json)
@@ -185,7 +185,7 @@ def prove(
     """Write a proof of what the registry says about one thing: its one value, or that it has none."""
     key = what if "/" in what else f"chip/{what}"
     old = None if since is None else _head_in(since)
-    with Ledger(directory) as ledger:
+    with RegistryLedger(directory) as ledger:
         proof = ledger.prove_key(key.encode("ascii", "replace"))
         extension = () if old is None else tuple(ledger.prove_extension(old.head))
         made = RegistryProof(ledger.load_head(), key, proof, old, extension)
@@ -253,7 +253,7 @@ def reconcile_streams(
 ) -> int:
     """Hold the registry against makers' output, customs, inventories and inspections; 1 if anything disagrees."""
     parsed = [read_document(Stream, file) for file in streams]
-    with Ledger(directory) as ledger:
+    with RegistryLedger(directory) as ledger:
         chips = list(ledger.each_chip())
     page = ReconciliationPage(len(chips), len(parsed), reconcile(chips, parsed))
     answer(page, as_json=as_json)
@@ -268,7 +268,7 @@ def export(
     as_json: AsJson = False,
 ) -> int:
     """Write the chips as a CoRIM-shaped CBOR document for attestation verifiers."""
-    with Ledger(directory) as ledger:
+    with RegistryLedger(directory) as ledger:
         head = ledger.load_head().head
         models = {model.name: model for model in ledger.each_model()}
         data = export_corim(
@@ -290,7 +290,7 @@ def frame(
 ) -> int:
     """List the chips that a draw takes from, in the order of its positions."""
     second = second_of(now)
-    with Ledger(directory) as ledger:
+    with RegistryLedger(directory) as ledger:
         chips = list(ledger.each_chip())
         models = {model.name: model for model in ledger.each_model()}
     made = make_frame(chips, now=second)
@@ -302,7 +302,7 @@ def frame(
     return done(f"{len(made.lines):,} chips can be drawn", facts, as_json=as_json)
 
 
-def _sign(entry: Entry, signers: Sequence[str], out: Path, *, as_json: bool) -> int:
+def _sign(entry: RegistryEntry, signers: Sequence[str], out: Path, *, as_json: bool) -> int:
     signatures = dict(entry.signatures)
     message = deed_message(entry.deed.encode())
     for text in signers:
@@ -310,7 +310,7 @@ def _sign(entry: Entry, signers: Sequence[str], out: Path, *, as_json: bool) -> 
         if name in signatures:
             raise InvalidInput(f"--sign {text}: {name} signed it already")
         signatures[name] = load_key(file).sign(message)
-    signed = Entry(entry.deed, tuple(sorted(signatures.items())))
+    signed = RegistryEntry(entry.deed, tuple(sorted(signatures.items())))
     parse_entry(signed.encode())
     write_whole(out, signed.encode() + b"\n")
     facts = {"file": str(out), "kind": entry.deed.kind, "signed_by": sorted(signatures)}
@@ -319,7 +319,7 @@ def _sign(entry: Entry, signers: Sequence[str], out: Path, *, as_json: bool) -> 
 
 def _id_of(text: str) -> str:
     if (Path(text) / "head.json").exists():
-        with Ledger(Path(text)) as ledger:
+        with RegistryLedger(Path(text)) as ledger:
             return ledger.load_head().head.registry
     return text
 

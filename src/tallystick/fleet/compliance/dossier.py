@@ -11,7 +11,7 @@ from tallystick.fleet.enclave.neutral_result import NeutralResult
 from tallystick.fleet.inspection.judging import InspectionVerdict
 from tallystick.fleet.provenance.batch_opening import OpenedBatch
 from tallystick.fleet.provenance.owner_findings import OwnerFindings
-from tallystick.fleet.provenance.transcripts import Report
+from tallystick.fleet.provenance.transcripts import RunReport
 from tallystick.fleet.provenance.verification import Answer
 from tallystick.fleet.registry.facts import DRAWN_FROM, Chip
 from tallystick.fleet.registry.reconcile import Disagreement
@@ -35,7 +35,7 @@ class RunFacts:
     """
 
     name: str
-    report: Report
+    report: RunReport
     transcript: Transcript | None
     batches: Mapping[int, OpenedBatch] = field(default_factory=dict[int, OpenedBatch])
 

@@ -71,7 +71,7 @@ class Compute:
 class Data:
     """Digests of batches (data sets, single records) that no run may have used, and that every run must have used.
 
-    ``forms`` is for records alone: the layouts of one record that the digests were made for (``datarecords``).
+    ``forms`` is for records alone: the layouts of one record that the digests were made for (``batch_opening``).
     """
 
     unit: Unit

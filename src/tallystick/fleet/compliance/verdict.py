@@ -19,7 +19,7 @@ def worst(answers: Iterable[Answer]) -> Answer:
 
 
 @dataclass(frozen=True)
-class Observation:
+class RuleObservation:
     """What one run or chip says of a rule: ``subject`` names it, ``text`` has both values."""
 
     subject: str
@@ -37,7 +37,7 @@ class RuleVerdict:
 
     rule: Rule
     answer: Answer
-    observations: tuple[Observation, ...]
+    observations: tuple[RuleObservation, ...]
 
     def fields(self) -> dict[str, object]:
         """Return the verdict as JSON."""

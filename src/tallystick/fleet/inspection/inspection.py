@@ -36,7 +36,7 @@ SEEN, REFUSED, ABSENT, UNREACHED = "seen", "refused", "absent", "unreached"
 
 
 @dataclass(frozen=True)
-class Target(Document, what="work order: chip"):
+class OrderedChip(Document, what="work order: chip"):
     """One chip of an order, as the registry has it."""
 
     chip: Annotated[str, Hex(), Size(14, 66)]
@@ -51,7 +51,7 @@ class Target(Document, what="work order: chip"):
 class WorkOrder(Document, form=ORDER_FORMAT, what="work order", limit=LARGEST_DOCUMENT):
     """Which chips to inspect where, and what to check on each of them.
 
-    ``nonce`` is fresh and secret until the visit; each chip gets its own from it. ``seals`` names those every chip
+    ``nonce`` is fresh and secret until the inspection; each chip gets its own from it. ``seals`` names those every chip
     must have intact, ``photos`` how many pictures of each are asked for.
 
     Raises:
@@ -69,7 +69,7 @@ class WorkOrder(Document, form=ORDER_FORMAT, what="work order", limit=LARGEST_DO
     nonce: Annotated[bytes, Hex(NONCE_BYTES)]
     seals: tuple[str, ...]
     photos: int
-    targets: Annotated[tuple[Annotated[Target, Row()], ...], At("chips")]
+    targets: Annotated[tuple[Annotated[OrderedChip, Row()], ...], At("chips")]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -160,7 +160,7 @@ def make_order(
         InvalidInput: as for ``WorkOrder``.
     """
     targets = tuple(
-        Target(chip.chip, chip.model, chip.serial, chip.key, chip.board, chip.owner)
+        OrderedChip(chip.chip, chip.model, chip.serial, chip.key, chip.board, chip.owner)
         for chip in sorted(chips, key=lambda chip: chip.chip)
     )
     return WorkOrder(

@@ -119,7 +119,7 @@ class SegmentMemory:
 
 
 @dataclass(frozen=True)
-class Memory:
+class RunMemory:
     """What is remembered of a run's claimed data.
 
     Attributes:
@@ -170,7 +170,7 @@ class Memory:
 
 def judge_memory(
     losses: MemoryLosses, *, false_alarm: float = FALSE_ALARM, quantile: float = QUANTILE
-) -> Memory:
+) -> RunMemory:
     """Return what is remembered; every bound holds at once with probability 1 - ``false_alarm``.
 
     The bound of one segment is Clopper and Pearson's on the share below, over the quantile; the threshold itself is estimated
@@ -205,7 +205,7 @@ def judge_memory(
     rows = tuple(
         tuple(float(b) / c.shape[1] for b in row) for row, c in zip(counts, losses.claimed, strict=True)
     )
-    return Memory(tuple(segments), rows, losses.unseen.shape[1], quantile, false_alarm)
+    return RunMemory(tuple(segments), rows, losses.unseen.shape[1], quantile, false_alarm)
 
 
 def smallest_detectable(

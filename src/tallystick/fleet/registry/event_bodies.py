@@ -104,7 +104,7 @@ class PartyEntry(Body, what="party"):
 
 
 @dataclass(frozen=True)
-class Revocation(Body, what="revoke"):
+class KeyRevocation(Body, what="revoke"):
     """The authority alone replaces a key that was stolen or lost."""
 
     name: Name
@@ -166,7 +166,7 @@ class Transfer(Lot, what="transfer"):
 
 
 @dataclass(frozen=True)
-class Report(Lot, what="report"):
+class StatusReport(Lot, what="report"):
     """An owner's word on its chips: lost, found again or damaged."""
 
     owner: Name
@@ -175,7 +175,7 @@ class Report(Lot, what="report"):
 
 
 @dataclass(frozen=True)
-class Return(NamedChips, what="return"):
+class RepairReturn(NamedChips, what="return"):
     """Chips come back from repair; a chip of the maker's own may replace one that is retired with it."""
 
     giver: Giver
@@ -226,7 +226,8 @@ class Inspected(NamedChips, what="inspected"):
 
 
 BODIES: Mapping[str, type[Body]] = {
-    "open": RegistryOpening, "party": PartyEntry, "revoke": Revocation, "model": ModelEntry, "fab": Fabrication,
-    "package": Packaging, "board": Mounting, "transfer": Transfer, "loss": Report, "found": Report, "damage": Report,
-    "rma": Transfer, "return": Return, "retire": Retirement, "exempt": Exemption, "inspected": Inspected,
+    "open": RegistryOpening, "party": PartyEntry, "revoke": KeyRevocation, "model": ModelEntry, "fab": Fabrication,
+    "package": Packaging, "board": Mounting, "transfer": Transfer, "rma": Transfer, "return": RepairReturn,
+    "loss": StatusReport, "found": StatusReport, "damage": StatusReport, "retire": Retirement, "exempt": Exemption,
+    "inspected": Inspected,
 }  # fmt: skip

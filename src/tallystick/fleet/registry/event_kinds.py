@@ -11,16 +11,16 @@ from tallystick.fleet.registry.event_bodies import (
     Exemption,
     Fabrication,
     Inspected,
+    KeyRevocation,
     Lot,
     ModelEntry,
     Mounting,
     Packaging,
     PartyEntry,
     RegistryOpening,
-    Report,
+    RepairReturn,
     Retirement,
-    Return,
-    Revocation,
+    StatusReport,
     Transfer,
 )
 from tallystick.fleet.registry.facts import (
@@ -41,7 +41,7 @@ from tallystick.fleet.registry.facts import (
 
 
 @dataclass(frozen=True)
-class Kind:
+class EventKind:
     """One kind of deed: ``signers`` says who must sign what its body says, ``apply`` is its rule."""
 
     signers: Callable[[Any, View], set[str]]
@@ -63,7 +63,7 @@ def _party_signers(body: PartyEntry, view: View) -> set[str]:
     return {REGISTRY} | ({body.name} if view.party(body.name) is not None else set())
 
 
-def _revoke(deed: Deed, body: Revocation, view: View, number: int) -> Changes:
+def _revoke(deed: Deed, body: KeyRevocation, view: View, number: int) -> Changes:
     old = must_know(view, body.name)
     return Changes(parties=[Party(old.name, old.roles, body.key)])
 
@@ -130,10 +130,10 @@ def _transfer(deed: Deed, body: Transfer, view: View, number: int) -> Changes:
     )  # fmt: skip
 
 
-def _report(status: str, before: tuple[str, ...]) -> Callable[[Deed, Report, View, int], Changes]:
+def _report(status: str, before: tuple[str, ...]) -> Callable[[Deed, StatusReport, View, int], Changes]:
     """Loss, damage, and chips found again: the owner's word."""
 
-    def apply(deed: Deed, body: Report, view: View, number: int) -> Changes:
+    def apply(deed: Deed, body: StatusReport, view: View, number: int) -> Changes:
         return _change(deed, body, view, number, before, owned_by=body.owner, status=status)
 
     return apply
@@ -146,7 +146,7 @@ def _rma(deed: Deed, body: Transfer, view: View, number: int) -> Changes:
     )  # fmt: skip
 
 
-def _return(deed: Deed, body: Return, view: View, number: int) -> Changes:
+def _return(deed: Deed, body: RepairReturn, view: View, number: int) -> Changes:
     """Chips come back from repair to their owner; a chip of the maker's own may replace one that is retired with it."""
     maker, owner = body.giver, body.taker
     chips = _named(view, body.named())
@@ -200,23 +200,23 @@ def _by_registry(body: object, view: View) -> set[str]:
     return {REGISTRY}
 
 
-KINDS: dict[str, Kind] = {
-    "open": Kind(_by_registry, _open),
-    "party": Kind(_party_signers, _party),
-    "revoke": Kind(_by_registry, _revoke),
-    "model": Kind(_by_registry, _model),
-    "fab": Kind(_by("maker"), _fab),
-    "package": Kind(_by("maker"), _package),
-    "board": Kind(_by("holder"), _board),
-    "transfer": Kind(_by("giver", "taker"), _transfer),
-    "loss": Kind(_by("owner"), _report(LOST, (FABRICATED, ACTIVE, DAMAGED))),
-    "found": Kind(_by("owner"), _report(ACTIVE, (LOST,))),
-    "damage": Kind(_by("owner"), _report(DAMAGED, (ACTIVE,))),
-    "rma": Kind(_by("giver", "taker"), _rma),
-    "return": Kind(_by("giver", "taker"), _return),
-    "retire": Kind(_by("owner", "witness"), _retire),
-    "exempt": Kind(_by_registry, _exempt),
-    "inspected": Kind(_by("inspector"), _inspected),
+KINDS: dict[str, EventKind] = {
+    "open": EventKind(_by_registry, _open),
+    "party": EventKind(_party_signers, _party),
+    "revoke": EventKind(_by_registry, _revoke),
+    "model": EventKind(_by_registry, _model),
+    "fab": EventKind(_by("maker"), _fab),
+    "package": EventKind(_by("maker"), _package),
+    "board": EventKind(_by("holder"), _board),
+    "transfer": EventKind(_by("giver", "taker"), _transfer),
+    "loss": EventKind(_by("owner"), _report(LOST, (FABRICATED, ACTIVE, DAMAGED))),
+    "found": EventKind(_by("owner"), _report(ACTIVE, (LOST,))),
+    "damage": EventKind(_by("owner"), _report(DAMAGED, (ACTIVE,))),
+    "rma": EventKind(_by("giver", "taker"), _rma),
+    "return": EventKind(_by("giver", "taker"), _return),
+    "retire": EventKind(_by("owner", "witness"), _retire),
+    "exempt": EventKind(_by_registry, _exempt),
+    "inspected": EventKind(_by("inspector"), _inspected),
 }
 
 

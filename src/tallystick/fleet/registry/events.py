@@ -18,14 +18,14 @@ from tallystick.commit.encoding import digest, frame
 from tallystick.errors import ProtocolViolation
 from tallystick.fleet.registry.event_bodies import RegistryOpening
 from tallystick.fleet.registry.event_kinds import KINDS, must_know
-from tallystick.fleet.registry.facts import DEED_TAG, Changes, Deed, Entry, View
+from tallystick.fleet.registry.facts import DEED_TAG, Changes, Deed, RegistryEntry, View
 from tallystick.signing.keys import Signer
 
 
-def sign_deed(deed: Deed, signers: Mapping[str, Signer]) -> Entry:
+def sign_deed(deed: Deed, signers: Mapping[str, Signer]) -> RegistryEntry:
     """Return the entry with the signatures of ``signers``, by party."""
     message = deed_message(deed.encode())
-    return Entry(deed, tuple((name, signers[name].sign(message)) for name in sorted(signers)))
+    return RegistryEntry(deed, tuple((name, signers[name].sign(message)) for name in sorted(signers)))
 
 
 def deed_message(encoded: bytes) -> bytes:
@@ -33,18 +33,18 @@ def deed_message(encoded: bytes) -> bytes:
     return frame(DEED_TAG, encoded)
 
 
-def parse_entry(line: bytes) -> Entry:
+def parse_entry(line: bytes) -> RegistryEntry:
     """Return the entry whose encoding is exactly ``line``.
 
     Raises:
         InvalidInput: any other bytes, an unknown kind, or a body of another form.
     """
-    entry = Entry.parse(line)
+    entry = RegistryEntry.parse(line)
     _ = entry.deed.said  # refused here, before any rule looks at it
     return entry
 
 
-def verify_signatures(entry: Entry, view: View) -> None:
+def verify_signatures(entry: RegistryEntry, view: View) -> None:
     """Return if the deed is signed by exactly the parties that its kind demands, with the keys they have now.
 
     Raises:

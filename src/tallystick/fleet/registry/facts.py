@@ -102,7 +102,7 @@ class Deed(Document, form=FORMAT, what="deed"):
 
 
 @dataclass(frozen=True)
-class Entry(Document, what="registry entry", limit=LARGEST_ENTRY):
+class RegistryEntry(Document, what="registry entry", limit=LARGEST_ENTRY):
     """A deed with its signatures, in ascending order of the signers' names."""
 
     deed: Deed

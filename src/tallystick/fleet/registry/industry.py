@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 
 from tallystick.fleet.registry.events import registry_id, sign_deed
-from tallystick.fleet.registry.facts import REGISTRY, Deed, Entry
+from tallystick.fleet.registry.facts import REGISTRY, Deed, RegistryEntry
 from tallystick.signing.keys import SigningKey, ed25519_key
 
 START = 1_800_000_000
@@ -27,13 +27,13 @@ class Industry:
         """Return a party's public key as deeds hold it."""
         return self.keys[party].public_key.spki.hex()
 
-    def deed(self, kind: str, body: Mapping[str, object], *signers: str) -> Entry:
+    def deed(self, kind: str, body: Mapping[str, object], *signers: str) -> RegistryEntry:
         """Return the next deed, signed by ``signers``."""
         self._number += 1
         deed = Deed(kind, START + self._number, f"{self._number:032x}", self.registry, body)
         return sign_deed(deed, {name: self.keys[name] for name in signers})
 
-    def beginning(self) -> list[Entry]:
+    def beginning(self) -> list[RegistryEntry]:
         """Return the opening, all parties and one model."""
         entries = [self.opening]
         for party, roles in PARTIES.items():
@@ -42,7 +42,7 @@ class Industry:
         body = {"name": "gx1", "vendor": "fab", "flop_per_chip_day": "86400000000000000000"}
         return [*entries, self.deed("model", body, REGISTRY)]
 
-    def make(self, chips: list[str], *, model: str = "gx1") -> list[Entry]:
+    def make(self, chips: list[str], *, model: str = "gx1") -> list[RegistryEntry]:
         """Return the deeds by which ``chips`` are made and packaged."""
         rows = [[chip, f"SN-{chip[:12]}", key_of(chip).public_key.key_id] for chip in chips]
         return [
@@ -50,11 +50,11 @@ class Industry:
             self.deed("package", {"maker": "fab", "chips": rows}, "fab"),
         ]
 
-    def sell(self, chips: list[str], giver: str, taker: str) -> Entry:
+    def sell(self, chips: list[str], giver: str, taker: str) -> RegistryEntry:
         """Return a transfer signed by both."""
         return self.deed("transfer", {"from": giver, "to": taker, "chips": chips}, giver, taker)
 
-    def lives(self, chips: int, lot: int) -> Iterator[Entry]:
+    def lives(self, chips: int, lot: int) -> Iterator[RegistryEntry]:
         """Yield four deeds a lot, so four events a chip: made, packaged, put on a board, sold."""
         for first in range(0, chips, lot):
             names = [chip_name(at) for at in range(first, min(chips, first + lot))]

@@ -21,7 +21,7 @@ from types import TracebackType
 
 from tallystick.errors import InvalidInput, Mismatch, ProtocolViolation, StoreError
 from tallystick.fleet.registry.events import apply_deed, parse_entry, verify_signatures
-from tallystick.fleet.registry.facts import LARGEST_ENTRY, REGISTRY, Deed, Entry, Party
+from tallystick.fleet.registry.facts import LARGEST_ENTRY, REGISTRY, Deed, Party, RegistryEntry
 from tallystick.fleet.registry.heads import (
     RegistryHead,
     SignedHead,
@@ -37,7 +37,7 @@ SCHEMA = 1
 Progress = Callable[[int, int, str], None]
 
 
-class Ledger(StateIndex):
+class RegistryLedger(StateIndex):
     """One registry's directory. Close it; ``with`` does, and says ``StoreError`` where the index cannot be used."""
 
     def __init__(self, path: Path) -> None:
@@ -45,7 +45,7 @@ class Ledger(StateIndex):
         self.path = path
         self._index: sqlite3.Connection | None = None
 
-    def __enter__(self) -> Ledger:
+    def __enter__(self) -> RegistryLedger:
         return self
 
     def __exit__(
@@ -83,7 +83,7 @@ class Ledger(StateIndex):
     # -- writing -----------------------------------------------------------------------------------
 
     def append(
-        self, entries: Iterable[Entry], signer: Signer, *, now: int, progress: Progress | None = None
+        self, entries: Iterable[RegistryEntry], signer: Signer, *, now: int, progress: Progress | None = None
     ) -> SignedHead:
         """Return the head after ``entries`` were checked, applied and written: all of them or none.
 
@@ -258,7 +258,13 @@ class Ledger(StateIndex):
             )
 
     def _apply(
-        self, index: sqlite3.Connection, entry: Entry, line: bytes, number: int, start: int, touched: set[int]
+        self,
+        index: sqlite3.Connection,
+        entry: RegistryEntry,
+        line: bytes,
+        number: int,
+        start: int,
+        touched: set[int],
     ) -> None:
         verify_signatures(entry, self)
         changes = apply_deed(entry.deed, self, number)

@@ -16,7 +16,7 @@ from tallystick.commit.encoding import canonical_json
 from tallystick.commit.merkle import EMPTY_ROOT, consistency_proof, leaf_hash, node_hash, root
 from tallystick.errors import ProtocolViolation, StoreError
 from tallystick.fleet.registry.events import registry_id
-from tallystick.fleet.registry.facts import Changes, Chip, Entry, Model, Party
+from tallystick.fleet.registry.facts import Changes, Chip, Model, Party, RegistryEntry
 from tallystick.fleet.registry.heads import RegistryHead
 from tallystick.signing.keys import parse_public_key
 
@@ -156,7 +156,9 @@ class StateIndex(ABC):
 
     # -- changing ----------------------------------------------------------------------------------
 
-    def _take(self, index: sqlite3.Connection, entry: Entry, line: bytes, number: int, start: int) -> None:
+    def _take(
+        self, index: sqlite3.Connection, entry: RegistryEntry, line: bytes, number: int, start: int
+    ) -> None:
         """Write down where an entry stands."""
         deed = leaf_hash(entry.deed.encode())
         try:

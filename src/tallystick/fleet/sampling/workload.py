@@ -17,7 +17,7 @@ from tallystick.fleet.sampling.exact import exact_samples
 from tallystick.fleet.sampling.planner import (
     CHIPS_PER_INSPECTOR_YEAR,
     MOST_CHIPS,
-    Question,
+    PlanQuestion,
     Stratum,
     best_detection,
     draw_size,
@@ -66,7 +66,7 @@ class Inspection:
 
 
 @dataclass(frozen=True)
-class Round:
+class DrawRound:
     """What became of one draw. ``chips`` is the frame it was drawn from, ``lost`` what left it unseen since the last.
 
     ``refused`` chips were withheld or could not be shown: failures, each a finding. ``unreached`` ones were not
@@ -111,7 +111,7 @@ class FleetFile:
     inspection: Inspection = field(default_factory=Inspection)
     risks: Risks = field(default_factory=Risks)
     losses_allowed: int = 0
-    rounds: tuple[Round, ...] = ()
+    rounds: tuple[DrawRound, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Plan:
     ``guaranteed`` is None where inspecting every chip would not do.
     """
 
-    question: Question
+    question: PlanQuestion
     inspection: Inspection
     published: Workload | None
     exact: Workload | None
@@ -159,7 +159,9 @@ class Plan:
     warnings: tuple[str, ...]
 
 
-def make_plan(question: Question, inspection: Inspection | None = None, rounds: Sequence[Round] = ()) -> Plan:
+def make_plan(
+    question: PlanQuestion, inspection: Inspection | None = None, rounds: Sequence[DrawRound] = ()
+) -> Plan:
     """Return the plan for ``question``; ``rounds`` are those of the last run length, oldest first."""
     inspection = inspection or Inspection()
     hit, samples = hit_probability(question), published_samples(question)
@@ -192,7 +194,7 @@ def make_plan(question: Question, inspection: Inspection | None = None, rounds: 
     )
 
 
-def plan_next(question: Question, rounds: Sequence[Round]) -> tuple[NextDraw, ...]:
+def plan_next(question: PlanQuestion, rounds: Sequence[DrawRound]) -> tuple[NextDraw, ...]:
     """Return what to draw next from each monitored stratum, given the rounds of the last run length, oldest first.
 
     The strata of ``question`` are the chips there are now. A smaller sample than today's plan needs is caught up,
@@ -239,13 +241,13 @@ def plan_next(question: Question, rounds: Sequence[Round]) -> tuple[NextDraw, ..
 
 
 def _workload(
-    question: Question, inspection: Inspection, samples: tuple[float, ...], detection: float
+    question: PlanQuestion, inspection: Inspection, samples: tuple[float, ...], detection: float
 ) -> Workload:
     yearly = per_year(math.fsum(samples), question.period_days)
     return Workload(samples, yearly, inspection.inspectors(yearly), inspection.cost(yearly), detection)
 
 
-def _separately(question: Question) -> int | None:
+def _separately(question: PlanQuestion) -> int | None:
     """Eq. 1 samples a year if every owner were audited alone for its part of the threshold; None for one owner."""
     owners = sorted({stratum.owner for stratum in question.monitored})
     if len(owners) < 2 or question.visible_flop <= 0.0:
@@ -254,7 +256,7 @@ def _separately(question: Question) -> int | None:
     for owner in owners:
         own = tuple(s for s in question.monitored if s.owner == owner)
         part = math.fsum(s.chips * s.flop_per_chip_day for s in own) / question.flop_per_day
-        alone = Question(
+        alone = PlanQuestion(
             question.visible_flop * part, own, question.snapshots_per_day, question.run_days,
             question.period_days, question.sampling_probability,
         )  # fmt: skip
@@ -268,7 +270,7 @@ def _separately(question: Question) -> int | None:
 # ------------------------------------------------------------------------------------------------- words
 
 
-def _assumptions(question: Question) -> tuple[str, ...]:
+def _assumptions(question: PlanQuestion) -> tuple[str, ...]:
     kept = question.run_days + question.period_days
     return (
         "the run is the compute after the first H: detection holds for runs of at least 2 H in all",
@@ -282,7 +284,7 @@ def _assumptions(question: Question) -> tuple[str, ...]:
     )
 
 
-def _exclusions(question: Question) -> tuple[str, ...]:
+def _exclusions(question: PlanQuestion) -> tuple[str, ...]:
     exempt = tuple(s for s in question.strata if s.exempt)
     words = ["chips outside the list: smuggled, legacy or consumer chips", "runs below the threshold"]
     if exempt:
@@ -297,7 +299,7 @@ def _exclusions(question: Question) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _warnings(question: Question, share: float, reachable: bool) -> tuple[str, ...]:
+def _warnings(question: PlanQuestion, share: float, reachable: bool) -> tuple[str, ...]:
     words: list[str] = []
     if question.visible_flop <= 0.0:
         words.append(
