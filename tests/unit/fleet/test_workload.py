@@ -40,8 +40,8 @@ def test_the_worlds_plan_takes_232_inspectors_and_a_cost() -> None:
     assert plan.published is not None
     assert plan.published.samples_per_year == 231_572
     assert plan.published.inspectors == 232
-    assert plan.published.cost == 231_572 * 100.0 + 232 * 200_000.0
-    assert make_plan(WORLD).published.cost is None  # type: ignore[union-attr]
+    assert plan.published.cost_per_year == 231_572 * 100.0 + 232 * 200_000.0
+    assert make_plan(WORLD).published.cost_per_year is None  # type: ignore[union-attr]
 
 
 def test_a_plan_carries_three_answers() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from tallystick.fleet.compliance.rules import (
     Rule,
@@ -26,10 +26,6 @@ class RuleObservation:
     answer: Answer
     text: str
 
-    def fields(self) -> dict[str, object]:
-        """Return the observation as JSON."""
-        return {"subject": self.subject, "answer": self.answer, "text": self.text}
-
 
 @dataclass(frozen=True)
 class RuleVerdict:
@@ -46,7 +42,7 @@ class RuleVerdict:
             "kind": self.rule.kind,
             "answer": self.answer,
             "needs": list(self.rule.needs),
-            "observations": [each.fields() for each in self.observations],
+            "observations": [asdict(each) for each in self.observations],
             "excluded": self.rule.excluded,
         }
 

@@ -1,6 +1,6 @@
 """Jobs for a neutral place: what two parties agreed to run, on which committed data, and how little may come out; pure.
 
-    order = NeutralOrder(..)                                        # refused if its outputs could say more than its budget
+    order = NeutralOrder(..)                                 # refused if its outputs could say more than its budget
     signed = sign_order(order, verifier_key)                 # then the owner: sign_order(order, owner_key, signed)
     order = open_order(signed, verifier, owner)              # both signed these very bytes
     outcome = judge(order, ends)                             # what several identical runs printed

@@ -20,7 +20,7 @@ Data that were trained on and not claimed do not show at all.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 import numpy as np
@@ -107,15 +107,7 @@ class SegmentMemory:
 
     def fields(self) -> dict[str, object]:
         """Return the facts as JSON."""
-        return {
-            "start": self.start,
-            "end": self.end,
-            "records": self.records,
-            "below": self.below,
-            "most_unseen": self.most_unseen,
-            "learned": None if self.learned is None else list(self.learned),
-            "verdict": self.verdict,
-        }
+        return {**asdict(self), "verdict": self.verdict}
 
 
 @dataclass(frozen=True)
@@ -157,15 +149,9 @@ class RunMemory:
 
     def fields(self) -> dict[str, object]:
         """Return the facts as JSON."""
-        return {
-            "has_power": self.has_power,
-            "unseen": self.unseen,
-            "quantile": self.quantile,
-            "false_alarm": self.false_alarm,
-            "least_bound": self.least_bound,
-            "segments": [segment.fields() for segment in self.segments],
-            "below": [list(row) for row in self.below],
-        }
+        names = ("has_power", "unseen", "quantile", "false_alarm", "least_bound", "below")
+        facts: dict[str, object] = {name: getattr(self, name) for name in names}
+        return {**facts, "segments": [segment.fields() for segment in self.segments]}
 
 
 def judge_memory(

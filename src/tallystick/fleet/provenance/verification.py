@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Annotated, Literal, cast
 
@@ -77,14 +77,8 @@ class SegmentOutcome:
 
     def fields(self) -> dict[str, object]:
         """Return the outcome as JSON."""
-        return {
-            "start": self.start,
-            "end": self.end,
-            "method": self.method,
-            "verdict": self.verdict,
-            "ratio": self.ratio,
-            "text": self.text,
-        }
+        names = ("start", "end", "method", "verdict", "ratio", "text")
+        return {name: getattr(self, name) for name in names}
 
 
 def choose_segments(
@@ -134,15 +128,7 @@ def judge_ratio(outcome: SegmentOutcome, limit: float = RATIO_LIMIT) -> SegmentO
     assert ratio is not None
     good = ratio <= limit
     text = f"|W' - W| / |dW| is {ratio:.3g}, {'at most' if good else 'more than'} {limit:g}"
-    return SegmentOutcome(
-        outcome.start,
-        outcome.end,
-        "ratio",
-        "match" if good else "mismatch",
-        text,
-        outcome.distance,
-        outcome.change,
-    )
+    return replace(outcome, method="ratio", verdict="match" if good else "mismatch", text=text)
 
 
 @dataclass(frozen=True)

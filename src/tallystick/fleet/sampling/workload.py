@@ -121,7 +121,7 @@ class Workload:
     samples_per_period: tuple[float, ...]
     samples_per_year: int
     inspectors: int
-    cost: float | None
+    cost_per_year: float | None
     detection: float
 
 
