@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from types import UnionType
-from typing import Any, NoReturn, cast, get_args, get_origin, get_type_hints
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NoReturn, cast
 
 from tallystick.errors import InvalidInput
 from tallystick.fleet.sampling.exact import exact_samples
@@ -28,6 +27,7 @@ from tallystick.fleet.sampling.planner import (
     per_year,
     published_samples,
 )
+from tallystick.fleet.tables import read_table
 
 FLEET_FORMAT = "tallystick/fleet/1"
 LARGEST_FLEET_FILE = 1 << 24
@@ -355,40 +355,7 @@ def parse_fleet(data: bytes) -> FleetFile:
         raise InvalidInput(f"{what}: field 'format' is missing")
     if (stated := top.pop("format")) != FLEET_FORMAT:
         raise InvalidInput(f"{what}: format must be {FLEET_FORMAT!r}, is {ascii(stated)[:80]}")
-    return cast("FleetFile", _read(FleetFile, top, what))
-
-
-_KINDS: Mapping[object, tuple[str, type | UnionType]] = {
-    str: ("a text", str), bool: ("true or false", bool), int: ("a whole number", int), float: ("a number", int | float),
-}  # fmt: skip
-
-
-def _read(kind: Any, value: object, what: str) -> Any:
-    """Return ``value`` as a scalar, as a tuple, or as a dataclass, whose fields without default must be there."""
-    if is_dataclass(kind):
-        if not isinstance(value, dict):
-            raise InvalidInput(f"{what}: must be an object")
-        held, hints = cast("dict[str, object]", value), get_type_hints(kind)
-        for each in fields(kind):
-            if each.name not in held and each.default is MISSING and each.default_factory is MISSING:
-                raise InvalidInput(f"{what}: field {each.name!r} is missing")
-        if unknown := sorted(set(held) - set(hints)):
-            raise InvalidInput(f"{what}: field {ascii(unknown[0])[:80]} is unknown")
-        read = {name: _read(hints[name], item, f"{what}: {name}") for name, item in held.items()}
-        return cast("type", kind)(**read)
-    if get_origin(kind) is tuple:
-        if not isinstance(value, list):
-            raise InvalidInput(f"{what} must be a list, is {ascii(value)[:80]}")
-        items = cast("list[object]", value)
-        return tuple(_read(get_args(kind)[0], item, f"{what}[{at}]") for at, item in enumerate(items))
-    scalar = get_args(kind)[0] if get_args(kind) else kind  # of ``X | None``, which is left out for None
-    words, types = _KINDS[scalar]
-    if not isinstance(value, types) or (isinstance(value, bool) and scalar is not bool):
-        raise InvalidInput(f"{what} must be {words}, is {ascii(value)[:80]}")
-    try:
-        return scalar(value)
-    except OverflowError:
-        raise InvalidInput(f"{what} exceeds binary64") from None
+    return read_table(FleetFile, top, what)
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
