@@ -25,7 +25,6 @@ from tallystick.fleet.agent.agent import ChipAgent, ChipSettings, CollectorPort,
 from tallystick.fleet.agent.chip_log import ChipHead, NumberedFinding, read_log, verify_log
 from tallystick.fleet.agent.chip_record import DAY_MS, Firmware, Genesis, LoggedRecord
 from tallystick.fleet.agent.memory import Region
-from tallystick.fleet.agent.probes import HeldMemory
 from tallystick.fleet.attestation.assurance import CheckedEvidence, parse_attestation
 from tallystick.fleet.provenance.transcripts import Lineage
 from tallystick.fleet.provenance.verification import OwnerVerdict
@@ -38,6 +37,7 @@ from tallystick.store.chips import ChipDirectory
 from tallystick.store.files import RunDirectory
 from tallystick.testing.attacks import must, play_attack
 from tallystick.testing.cheats import TamperedSource, forge
+from tallystick.testing.held_memory import HeldMemory
 from tallystick.testing.watched import (
     Chip,
     Course,

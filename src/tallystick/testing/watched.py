@@ -32,7 +32,6 @@ from tallystick.fleet.agent.agent import ChipAgent, ChipSettings
 from tallystick.fleet.agent.chip_log import snapshots_of
 from tallystick.fleet.agent.chip_record import DAY_MS, Firmware, Genesis
 from tallystick.fleet.agent.memory import Region
-from tallystick.fleet.agent.probes import HeldMemory
 from tallystick.fleet.provenance.transcripts import (
     Lineage,
     Precommit,
@@ -54,6 +53,7 @@ from tallystick.signing.keys import SigningKey, ed25519_key
 from tallystick.store.chips import ChipDirectory
 from tallystick.store.files import RunDirectory, write_whole
 from tallystick.store.keys import write_key
+from tallystick.testing.held_memory import HeldMemory
 
 OWNERS = ("honest", "unreported", "glued")
 JOB, STEPS, EVERY = "digits", 60, 10

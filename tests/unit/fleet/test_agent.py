@@ -34,7 +34,6 @@ from tallystick.fleet.agent.chip_record import (
 from tallystick.fleet.agent.memory import Region, SnapshotOpening, verify_opening
 from tallystick.fleet.agent.probes import (
     MANIFEST_FORMAT,
-    HeldMemory,
     ProcessMemory,
     SharedManifest,
     SharedMemory,
@@ -42,6 +41,7 @@ from tallystick.fleet.agent.probes import (
 from tallystick.signing.cose import EAT, open_sign1, parse_cbor
 from tallystick.signing.keys import ed25519_key
 from tallystick.store.chips import ChipDirectory
+from tallystick.testing.held_memory import HeldMemory
 
 KEY = ed25519_key(b"\5" * 32)
 SETTINGS = ChipSettings(

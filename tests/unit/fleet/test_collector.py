@@ -17,7 +17,6 @@ from tallystick.fleet.agent.chip_log import ChipHead, verify_log
 from tallystick.fleet.agent.chip_record import UNACKNOWLEDGED, Firmware, Genesis, Snapshot, sign_record
 from tallystick.fleet.agent.collector import Collector, find_equivocation, parse_receipt, verify_receipt
 from tallystick.fleet.agent.memory import Region
-from tallystick.fleet.agent.probes import HeldMemory
 from tallystick.fleet.attestation.assurance import (
     TOKEN_LIMIT,
     CheckedEvidence,
@@ -29,6 +28,7 @@ from tallystick.integrations.chip_http import HttpCollector, serve_collector
 from tallystick.signing.cose import EAT, encode_cbor, open_sign1, parse_cbor, sign1
 from tallystick.signing.keys import ed25519_key
 from tallystick.store.chips import ChipDirectory
+from tallystick.testing.held_memory import HeldMemory
 
 CHIP, OTHER = ed25519_key(b"\5" * 32), ed25519_key(b"\6" * 32)
 COLLECTOR, STRANGER = ed25519_key(b"\7" * 32), ed25519_key(b"\1" * 32)
