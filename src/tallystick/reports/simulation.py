@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tallystick.fleet.sampling.fleet_year import FleetYears, Statement
+from tallystick.fleet.sampling.fleet_year import CountedRate, FleetYears
 from tallystick.fleet.sampling.simulate import AT_LEAST, CONFIDENCE, LIMIT, RocCurve, ScenarioOutcome
 from tallystick.reports.layout import BAD, GOOD, QUIET, Row, counted, page
 from tallystick.reports.panels import Axis, Chart, Interval, Line, svg
@@ -243,7 +243,7 @@ def _verdict(outcome: ScenarioOutcome) -> str:
     return "agrees, a limit" if outcome.scenario.kind == LIMIT else "agrees"
 
 
-def _said(said: Statement) -> tuple[str, ...]:
+def _said(said: CountedRate) -> tuple[str, ...]:
     sign = {"at least": "≥", "at most": "≤", "equals": "="}[said.kind]
     return (
         f"{said.hits:,} of {said.trials:,}",

@@ -17,7 +17,7 @@ from tallystick.commit.merkle import root as merkle_root
 from tallystick.errors import InvalidInput, Mismatch, ProtocolViolation, StoreError
 from tallystick.fleet.registry import claims
 from tallystick.fleet.registry.corim import export_corim
-from tallystick.fleet.registry.events import parse_entry, sign_deed
+from tallystick.fleet.registry.events import parse_entry, sign_event
 from tallystick.fleet.registry.facts import REGISTRY, Chip, RegistryEntry
 from tallystick.fleet.registry.heads import parse_signed_head, verify_extension, verify_head
 from tallystick.fleet.registry.industry import START, Industry, chip_name, key_of
@@ -48,7 +48,7 @@ class World:
         return self.ledger.append(entries, self.industry.keys[REGISTRY], now=self.now)
 
     def do(self, kind: str, signers: list[str], **body: object):
-        return self.add(self.industry.deed(kind, body, *signers))
+        return self.add(self.industry.event(kind, body, *signers))
 
     def chip(self, at: int) -> Chip:
         found = self.ledger.find_chip(CHIPS[at])
@@ -98,7 +98,7 @@ def test_a_chip_is_made_packaged_sold_lost_found_repaired_and_scrapped(world: Wo
     assert world.chip(0).inspected > START
     world.do("retire", ["north", "watch"], owner="north", witness="watch", chips=lot, evidence="cd" * 32)
     assert world.chip(0).status == "retired"
-    kinds = [deed.kind for _, deed in world.ledger.history(CHIPS[0])]
+    kinds = [event.kind for _, event in world.ledger.history(CHIPS[0])]
     assert kinds == "fab package transfer board damage rma return loss found inspected retire".split()
 
 
@@ -156,10 +156,10 @@ def test_refused(
 ) -> None:
     if kind == "open":
         body = {**body, "key": world.industry.spki(REGISTRY)}
-        entry = world.industry.deed(kind, body, *signers)
-        entry = sign_deed(replace(entry.deed, registry=""), {REGISTRY: world.industry.keys[REGISTRY]})
+        entry = world.industry.event(kind, body, *signers)
+        entry = sign_event(replace(entry.event, registry=""), {REGISTRY: world.industry.keys[REGISTRY]})
     else:
-        entry = world.industry.deed(kind, body, *signers)
+        entry = world.industry.event(kind, body, *signers)
     before = world.ledger.load_head()
     with pytest.raises((ProtocolViolation, Mismatch), match=reason):
         world.add(entry)
@@ -205,7 +205,7 @@ def test_another_hand_or_a_changed_word_breaks_a_signature(world: World) -> None
     with pytest.raises(Mismatch, match="transfer: north: the signature is not of key"):
         world.add(forged)
     with pytest.raises(Mismatch, match="the signature is not of key"):
-        world.add(replace(entry, deed=replace(entry.deed, time=1)))
+        world.add(replace(entry, event=replace(entry.event, time=1)))
 
 
 def test_a_party_changes_its_key_with_the_old_one_and_the_authority_revokes_a_stolen_one(
@@ -270,7 +270,7 @@ def test_the_record_of_a_chip_is_canonical_json(world: World) -> None:
     ],
 )
 def test_malformed_deeds_are_refused_before_any_rule(body: dict[str, object], reason: str) -> None:
-    entry = Industry().deed("transfer", body)
+    entry = Industry().event("transfer", body)
     with pytest.raises(InvalidInput, match=reason):
         parse_entry(entry.encode())
 

@@ -98,7 +98,7 @@ def test_a_changed_log_is_a_mismatch_that_names_the_entry(tally: Tally, registry
             "the form MODEL=N",
         ),
         (("export", "REG", "--out", "x", "--owner", "south"), "there is nothing to export"),
-        (("sign", "REG/entries.jsonl", "--out", "x"), "must hold one deed"),
+        (("sign", "REG/entries.jsonl", "--out", "x"), "must hold one event"),
         (("append", "REG", "REG/head.json", "--key", "KEY"), "its last line has no end"),
         ((), "which command is missing"),
     ],

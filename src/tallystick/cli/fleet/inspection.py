@@ -276,7 +276,7 @@ def check(
     frame: Annotated[Path | None, option("--frame", "FILE", "The list drawn from, for --rounds.")] = None,
     rounds: Annotated[Path | None, option("--rounds", "FILE", "Write the rounds for the next plan.")] = None,
     body: Annotated[
-        Path | None, option("--deed-body", "FILE", "Write the body of the registry's deed.")
+        Path | None, option("--deed-body", "FILE", "Write the body of the registry's event.")
     ] = None,
     earlier: Annotated[
         list[Path] | None,
@@ -301,7 +301,7 @@ def check(
         write_whole(rounds, json.dumps({"rounds": fields}, indent=1).encode())
         say(f"{rounds}: written")
     if body is not None:
-        row = {"inspector": made.inspector, "result": result.digest().hex(), "chips": verdict.deed_rows()}
+        row = {"inspector": made.inspector, "result": result.digest().hex(), "chips": verdict.event_rows()}
         write_whole(body, json.dumps(row).encode())
         say(f"{body}: written")
     answer(VerdictPage(verdict), as_json=as_json)

@@ -137,7 +137,7 @@ class InspectionResult(Document, form=RESULT_FORMAT, what="inspection result", l
             raise InvalidInput("inspection result: findings must be in ascending order of chips, none twice")
 
     def digest(self) -> bytes:
-        """Return the 32 bytes that name the result, as the registry's deed does."""
+        """Return the 32 bytes that name the result, as the registry's event does."""
         return digest(RESULT_TAG, self.encode())
 
 

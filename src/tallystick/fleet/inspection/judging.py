@@ -71,8 +71,8 @@ class InspectionVerdict:
             )  # fmt: skip
         return found
 
-    def deed_rows(self) -> list[list[str]]:
-        """Return the chips and outcomes for the registry's deed ``inspected``."""
+    def event_rows(self) -> list[list[str]]:
+        """Return the chips and outcomes for the registry's event ``inspected``."""
         rows: list[list[str]] = []
         for chip in self.chips:
             if chip.outcome == UNREACHED:

@@ -55,7 +55,7 @@ class Evader:
 
 
 @dataclass(frozen=True)
-class Statement:
+class CountedRate:
     """A rate that was counted, its Clopper-Pearson interval, and what was claimed for it.
 
     ``kind`` is ``equals``, ``at least`` or ``at most``.
@@ -87,7 +87,7 @@ class FleetYears:
     inspected: int
     samples: tuple[int, ...]
     snapshots: int
-    statements: tuple[Statement, ...]
+    statements: tuple[CountedRate, ...]
     findings: tuple[tuple[str, int], ...]
     days_to_find: tuple[tuple[str, float | None], ...]
 
@@ -163,10 +163,12 @@ def play_years(
     )
 
 
-def _false_alarm_statement(false_alarms: int, honest_logs: int, alarm: float, confidence: float) -> Statement:
+def _false_alarm_statement(
+    false_alarms: int, honest_logs: int, alarm: float, confidence: float
+) -> CountedRate:
     low, high = binomial_interval(false_alarms, max(1, honest_logs), confidence)
     words = "honest logs held for too empty"
-    return Statement("false-alarms", words, false_alarms, honest_logs, low, high, alarm, "at most")
+    return CountedRate("false-alarms", words, false_alarms, honest_logs, low, high, alarm, "at most")
 
 
 def must_be_playable(chips: int, years: int) -> None:
@@ -278,7 +280,7 @@ def _fleet(chips: int) -> _Fleet:
 
 def _statement(
     evader: Evader, rounds: list[int], fleet: _Fleet, planned: Sequence[int], alarm: float, confidence: float
-) -> Statement:
+) -> CountedRate:
     hits = sum(at > 0 for at in rounds)
     low, high = binomial_interval(hits, len(rounds), confidence)
     claim, kind = guaranteed_detection(fleet.question, planned), "at least"
@@ -289,7 +291,7 @@ def _statement(
         missed = exact_miss(plain.chips, float(evader.chips.size), planned[1], late * PERIOD, PERIOD, 1e6)
         assert missed is not None
         claim, kind = 1.0 - missed, "equals"
-    return Statement(evader.name, evader.words, hits, len(rounds), low, high, claim, kind)
+    return CountedRate(evader.name, evader.words, hits, len(rounds), low, high, claim, kind)
 
 
 def _mean(values: Sequence[float]) -> float | None:
