@@ -47,7 +47,7 @@ from tallystick.fleet.provenance.batch_opening import open_batch, parse_batch_op
 from tallystick.fleet.provenance.transcripts import Lineage, Precommit, RunReport, Totals
 from tallystick.fleet.registry.events import parse_entry
 from tallystick.fleet.registry.ledger import RegistryLedger
-from tallystick.fleet.sampling.draw import draw_sample, parse_announcement
+from tallystick.fleet.sampling.draw import DrawAnnouncement, draw_sample
 from tallystick.signing.keys import ed25519_key, parse_public_key
 
 Values = Mapping[str, object]
@@ -181,7 +181,7 @@ def _registry_map(key: str, root: str, proof: Json) -> Values:
 
 
 def _draw(announcement: str, beacon: str) -> Values:
-    drawn = draw_sample(parse_announcement(announcement.encode()), bytes.fromhex(beacon))
+    drawn = draw_sample(DrawAnnouncement.parse(announcement.encode()), bytes.fromhex(beacon))
     return {
         "seed": drawn.seed.hex(),
         "samples": {name: sample.tolist() for name, sample in drawn.samples.items()},

@@ -58,7 +58,7 @@ from tallystick.fleet.registry.facts import Chip
 from tallystick.fleet.registry.heads import RegistryHead, sign_head
 from tallystick.fleet.registry.industry import Industry
 from tallystick.fleet.registry.reconcile import Stream
-from tallystick.fleet.sampling.draw import parse_announcement
+from tallystick.fleet.sampling.draw import DrawAnnouncement
 from tallystick.fleet.sampling.workload import parse_fleet
 from tallystick.numerics import grid_table, log
 from tallystick.numerics.dense import decode_dense, encode_dense
@@ -522,7 +522,7 @@ TARGETS: tuple[Target, ...] = (
     Target("log-dense", _sized(decode_dense), _after_size(encode_dense)),
     Target("grid-table", grid_table.GridTable.decode, _encoded),
     Target("grid-change", grid_table.GridTable().apply, lambda table: grid_table.GridTable().diff(table)),
-    Target("draw", parse_announcement, _encoded),
+    Target("draw", DrawAnnouncement.parse, _encoded),
     Target("fleet-file", parse_fleet),
     Target("registry-entry", parse_entry, _encoded),
     Target("registry-proof", RegistryProof.parse, _encoded),

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tallystick.commit.encoding import frame
 from tallystick.errors import InvalidInput
-from tallystick.fleet.sampling.draw import DrawAnnouncement, DrawnStratum, draw_sample, parse_announcement
+from tallystick.fleet.sampling.draw import DrawAnnouncement, DrawnStratum, draw_sample
 from tallystick.numerics.random import permutation
 from tallystick.run import public_randomness
 
@@ -42,9 +42,9 @@ def test_vector(folder: Path) -> None:
     assert folder.name.endswith("_fail") == ("reason" in case)
     if "reason" in case:
         with pytest.raises(InvalidInput, match=re.escape(case["reason"])):
-            draw_sample(parse_announcement(data), beacon)
+            draw_sample(DrawAnnouncement.parse(data), beacon)
         return
-    announcement = parse_announcement(data)
+    announcement = DrawAnnouncement.parse(data)
     assert announcement.encode() == data
     drawn = draw_sample(announcement, beacon)
     assert drawn.seed.hex() == case["seed"]
@@ -71,7 +71,7 @@ def test_the_plan_page_draws_the_bytes_of_the_worked_example() -> None:
         for block in re.findall(r"```hex\n(.*?)```", text, flags=re.DOTALL)
     ]
     announcement, message, seed, stream, key, tickets, digest_message, digest = blocks
-    drawn = draw_sample(parse_announcement(announcement), BEACON)
+    drawn = draw_sample(DrawAnnouncement.parse(announcement), BEACON)
     assert announcement == EXAMPLE.encode()
     assert announcement.decode() in text.replace("\n    ", "")
     assert message == frame(public_randomness.SEED_TAG, announcement, BEACON)
@@ -97,7 +97,7 @@ def test_a_sample_is_the_head_of_the_streams_permutation(
     key = hashlib.sha256(frame(public_randomness.STREAM_TAG, drawn.seed, b"north")).digest()
     words = int.from_bytes(key[:4], "little"), int.from_bytes(key[4:8], "little")
     assert drawn.samples["north"].tolist() == permutation(words, chips)[:samples].tolist()
-    assert parse_announcement(announcement.encode()) == announcement
+    assert DrawAnnouncement.parse(announcement.encode()) == announcement
 
 
 def test_every_chip_is_drawn_about_as_often_as_any_other() -> None:
@@ -126,4 +126,4 @@ def test_roots_of_another_length_and_sources_with_spaces_are_refused() -> None:
 @given(st.binary(max_size=80))
 def test_nothing_but_invalid_input_leaves_the_parser(data: bytes) -> None:
     with pytest.raises(InvalidInput):
-        parse_announcement(data)
+        DrawAnnouncement.parse(data)

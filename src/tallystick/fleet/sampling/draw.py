@@ -106,9 +106,6 @@ class Draw:
         return sample_digest(self.seed, self.samples)
 
 
-parse_announcement = DrawAnnouncement.parse
-
-
 def draw_sample(announcement: DrawAnnouncement, beacon_value: bytes) -> Draw:
     """Return the sample that ``announcement`` and the value of its beacon round determine.
 
