@@ -27,27 +27,27 @@ from tallystick.evidence.question_forms import (
     listed,
     optional,
 )
-from tallystick.fleet.agent.chip_log import Head, read_log, verify_log
+from tallystick.fleet.agent.chip_log import ChipHead, read_log, verify_log
 from tallystick.fleet.attestation.certificates import parse_chain, parse_root
 from tallystick.fleet.attestation.credential import make_credential
-from tallystick.fleet.attestation.enrolment import Kept, enrol, parse_request
+from tallystick.fleet.attestation.enrolment import EnrolmentRequest, KeptChallenge, enrol
 from tallystick.fleet.attestation.revocation import check_revocation, parse_revocation_list
 from tallystick.fleet.attestation.spdm import (
     DeviceQuestion,
+    MeasurementReference,
     parse_device_file,
-    parse_measurement_reference,
     verify_device,
 )
-from tallystick.fleet.attestation.tpm import parse_pcr_reference, parse_tpm_evidence
+from tallystick.fleet.attestation.tpm import PcrReference, TpmEvidence
 from tallystick.fleet.attestation.tpm_verification import TpmQuestion, verify_tpm
 from tallystick.fleet.compliance.rules import parse_rules
-from tallystick.fleet.enclave.neutral import parse_order
+from tallystick.fleet.enclave.neutral import NeutralOrder
 from tallystick.fleet.enclave.neutral_result import read_values
 from tallystick.fleet.provenance.batch_opening import open_batch, parse_batch_opening
-from tallystick.fleet.provenance.transcripts import Lineage, Precommit, Report, Totals
+from tallystick.fleet.provenance.transcripts import Lineage, Precommit, RunReport, Totals
 from tallystick.fleet.registry.events import parse_entry
-from tallystick.fleet.registry.ledger import Ledger
-from tallystick.fleet.sampling.draw import draw_sample, parse_announcement
+from tallystick.fleet.registry.ledger import RegistryLedger
+from tallystick.fleet.sampling.draw import DrawAnnouncement, draw_sample
 from tallystick.signing.keys import ed25519_key, parse_public_key
 
 Values = Mapping[str, object]
@@ -62,7 +62,7 @@ def _chip_log(key: str, frames: list[str], known: list[tuple[int, str]]) -> Valu
     )
     if malformed:
         raise Mismatch(f"chip log: {len(malformed)} records are malformed")
-    heads = [Head(seq, bytes.fromhex(digest), "who asks") for seq, digest in known]
+    heads = [ChipHead(seq, bytes.fromhex(digest), "who asks") for seq, digest in known]
     return {"findings": [[f.rule, f.seq, f.severity] for f in verify_log(records, known=heads)]}
 
 
@@ -78,12 +78,10 @@ def _tpm_evidence(
         parse_public_key(bytes.fromhex(attestation_key)),
         parse_public_key(bytes.fromhex(device_key)),
         bytes.fromhex(ueid),
-        Head(head[0], bytes.fromhex(head[1])),
+        ChipHead(head[0], bytes.fromhex(head[1])),
         bytes.fromhex(nonce),
     )
-    found = verify_tpm(
-        parse_tpm_evidence(evidence.encode()), question, parse_pcr_reference(reference.encode())
-    )
+    found = verify_tpm(TpmEvidence.parse(evidence.encode()), question, PcrReference.parse(reference.encode()))
     names = ("clock", "resets", "restarts", "safe", "firmware")
     return {"facts": {**{name: getattr(found, name) for name in names}, "compared": list(found.compared)}}
 
@@ -93,7 +91,7 @@ def _device_evidence(file: str, root: str, nonce: str, at: int, reference: str) 
     if len(devices) != 1:
         raise Mismatch(f"device evidence: of {len(devices)} devices, asked is about one")
     question = DeviceQuestion(parse_root(root.encode()), bytes.fromhex(nonce), at)
-    found = verify_device(devices[0], question, parse_measurement_reference(reference.encode()))
+    found = verify_device(devices[0], question, MeasurementReference.parse(reference.encode()))
     return {
         "facts": {
             "name": found.name,
@@ -107,8 +105,8 @@ def _device_evidence(file: str, root: str, nonce: str, at: int, reference: str) 
 
 
 def _enrolment(request: str, root: str, at: int, ephemeral: str, secret: str, answer: str) -> Values:
-    asked = parse_request(request.encode())
-    kept = Kept(asked.digest(), bytes.fromhex(secret))
+    asked = EnrolmentRequest.parse(request.encode())
+    kept = KeptChallenge(asked.digest(), bytes.fromhex(secret))
     found = enrol(
         asked, bytes.fromhex(answer), kept, [parse_root(root.encode())],
         at=at, revocation="not checked", enroller="11" * 32,
@@ -172,7 +170,7 @@ CHIPS: Mapping[str, Operation] = {
 
 def _registry(lines: list[str]) -> Values:
     key = ed25519_key(hashlib.sha256(b"registry").digest())
-    with tempfile.TemporaryDirectory() as folder, Ledger(Path(folder) / "registry") as ledger:
+    with tempfile.TemporaryDirectory() as folder, RegistryLedger(Path(folder) / "registry") as ledger:
         head = ledger.append([parse_entry(line.encode()) for line in lines], key, now=101).head
     return {"registry": head.registry, "log": head.log_root.hex(), "state": head.state_root.hex()}
 
@@ -183,7 +181,7 @@ def _registry_map(key: str, root: str, proof: Json) -> Values:
 
 
 def _draw(announcement: str, beacon: str) -> Values:
-    drawn = draw_sample(parse_announcement(announcement.encode()), bytes.fromhex(beacon))
+    drawn = draw_sample(DrawAnnouncement.parse(announcement.encode()), bytes.fromhex(beacon))
     return {
         "seed": drawn.seed.hex(),
         "samples": {name: sample.tolist() for name, sample in drawn.samples.items()},
@@ -202,17 +200,17 @@ def _with_data(case: Json) -> Json:
 
 
 def _neutral_order(order: str) -> Values:
-    found = parse_order(order.encode())
+    found = NeutralOrder.parse(order.encode())
     return {"digest": found.digest(), "bits": found.bits}
 
 
 def _neutral_output(order: str, printed: str) -> Values:
-    return {"values": dict(read_values(parse_order(order.encode()), printed.encode()))}
+    return {"values": dict(read_values(NeutralOrder.parse(order.encode()), printed.encode()))}
 
 
 def _batch_opening(opening: str, run: str, steps: int, data: str) -> Values:
     precommit = Precommit("0" * 64, data, (), "0" * 64, Lineage("initialised"))
-    report = Report(run, steps, precommit, data, (), Totals(1, 1, 1))
+    report = RunReport(run, steps, precommit, data, (), Totals(1, 1, 1))
     found = open_batch(parse_batch_opening(bytes.fromhex(opening)), report)
     return {"batch": found.digest, "form": found.form, "records": list(found.records)}
 

@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from rich.console import RenderableType
 from rich.text import Text
 
-from tallystick.fleet.registry.facts import Chip, Deed
-from tallystick.fleet.registry.ledger import SignedHead
-from tallystick.fleet.registry.reconcile import Finding
+from tallystick.fleet.registry.facts import Chip, RegistryEvent
+from tallystick.fleet.registry.heads import SignedHead
+from tallystick.fleet.registry.reconcile import Disagreement
 from tallystick.reports.layout import BAD, GOOD, QUIET, Row, counted, page
 
 MOST_SHOWN = 50  # findings on a page; JSON has all
@@ -64,16 +64,16 @@ class HeadPage:
 
 @dataclass(frozen=True)
 class ChipPage:
-    """One chip as it stands, with its deeds where they were asked for."""
+    """One chip as it stands, with its events where they were asked for."""
 
     chip: Chip
     headline: str
-    deeds: tuple[tuple[int, Deed], ...] = ()
+    events: tuple[tuple[int, RegistryEvent], ...] = ()
 
     def fields(self) -> dict[str, object]:
         """Return what ``--json`` prints."""
-        deeds = [{"entry": number, "kind": deed.kind, "time": deed.time} for number, deed in self.deeds]
-        return {**self.chip._asdict(), "deeds": deeds}
+        events = [{"entry": number, "kind": event.kind, "time": event.time} for number, event in self.events]
+        return {**self.chip._asdict(), "deeds": events}
 
     def __rich__(self) -> RenderableType:
         """Return the page for people."""
@@ -90,7 +90,7 @@ class ChipPage:
             ("status", chip.status),
             ("exempt", f"until {when(chip.exempt_until)}" if chip.exempt_until else "no"),
             ("inspected", when(chip.inspected) if chip.inspected else "never"),
-            *((f"entry {number}", f"{deed.kind}, {when(deed.time)}") for number, deed in self.deeds),
+            *((f"entry {number}", f"{event.kind}, {when(event.time)}") for number, event in self.events),
         ]
         return page(self.headline, GOOD, rows)
 
@@ -101,7 +101,7 @@ class ReconciliationPage:
 
     chips: int
     streams: int
-    findings: Sequence[Finding]
+    findings: Sequence[Disagreement]
 
     def fields(self) -> dict[str, object]:
         """Return what ``--json`` prints."""
@@ -130,27 +130,6 @@ class ReconciliationPage:
         if self.findings:
             return page(f"{counted(len(self.findings), 'finding')} to be explained", BAD, rows, *lines)
         return page("registry and streams agree", GOOD, rows)
-
-
-@dataclass(frozen=True)
-class FactsPage:
-    """A headline and named values: what the smaller commands answer."""
-
-    headline: str
-    facts: tuple[tuple[str, object], ...]
-    good: bool = True
-
-    def fields(self) -> dict[str, object]:
-        """Return what ``--json`` prints."""
-        return dict(self.facts)
-
-    def __rich__(self) -> RenderableType:
-        """Return the page for people."""
-        rows: list[Row] = [
-            (name.replace("_", " "), ", ".join(map(str, value)) if isinstance(value, list) else str(value))
-            for name, value in self.facts
-        ]
-        return page(self.headline, GOOD if self.good else BAD, rows)
 
 
 def when(seconds: int) -> str:

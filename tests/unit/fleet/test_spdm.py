@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from tallystick.cli.main import main
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.fleet.agent.chip_log import Head
+from tallystick.fleet.agent.chip_log import ChipHead
 from tallystick.fleet.attestation.certificates import (
     encode_chain,
     parse_chain,
@@ -24,13 +24,12 @@ from tallystick.fleet.attestation.spdm import (
     MeasurementReference,
     device_nonce,
     device_ueid,
-    encode_device_file,
     parse_device_file,
     parse_exchange,
     verify_device,
 )
 from tallystick.signing.keys import generate_key
-from tallystick.testing.devices import FIRMWARE, NOW, FakeMaker, issue, key_of
+from tallystick.testing.devices import FIRMWARE, NOW, FakeMaker, encode_device_file, issue, key_of
 
 MAKER, NONCE = FakeMaker("maker"), b"\7" * 32
 DEVICE = MAKER.device("0001")
@@ -82,13 +81,13 @@ def test_measurements_are_compared_with_what_the_reader_accepts() -> None:
 
 
 def test_the_nonce_to_ask_with_names_chip_key_head_and_reader() -> None:
-    key, head = generate_key("ecdsa-p384").public_key, Head(3, bytes(48))
+    key, head = generate_key("ecdsa-p384").public_key, ChipHead(3, bytes(48))
     asked = device_nonce(b"\1" * 17, key, head, NONCE)
     others = {
         device_nonce(b"\2" * 17, key, head, NONCE),
         device_nonce(b"\1" * 17, generate_key("ecdsa-p384").public_key, head, NONCE),
-        device_nonce(b"\1" * 17, key, Head(4, bytes(48)), NONCE),
-        device_nonce(b"\1" * 17, key, Head(3, b"\1" * 48), NONCE),
+        device_nonce(b"\1" * 17, key, ChipHead(4, bytes(48)), NONCE),
+        device_nonce(b"\1" * 17, key, ChipHead(3, b"\1" * 48), NONCE),
         device_nonce(b"\1" * 17, key, head, bytes(32)),
     }
     assert len(others) == 5 and asked not in others

@@ -11,9 +11,9 @@ import pytest
 
 from tallystick.cli.main import main
 from tallystick.errors import InvalidInput, Mismatch, StoreError
-from tallystick.fleet.agent.chip_log import Head, read_log, verify_log
-from tallystick.fleet.attestation.assurance import Evidence, derive_assurance, parse_attestation
-from tallystick.fleet.attestation.tpm import BOUND, PcrReference, parse_tpm_evidence
+from tallystick.fleet.agent.chip_log import ChipHead, read_log, verify_log
+from tallystick.fleet.attestation.assurance import CheckedEvidence, derive_assurance, parse_attestation
+from tallystick.fleet.attestation.tpm import BOUND, PcrReference, TpmEvidence
 from tallystick.fleet.attestation.tpm_verification import TpmQuestion, verify_tpm
 from tallystick.integrations.tpm import (
     TpmSigner,
@@ -27,7 +27,7 @@ from tallystick.store.chips import ChipDirectory
 from tallystick.store.keys import load_public_key
 from tallystick.testing.software_tpm import software_tpm
 
-UEID, HEAD, NONCE = b"\1" * 17, Head(3, b"\2" * 48), b"\3" * 32
+UEID, HEAD, NONCE = b"\1" * 17, ChipHead(3, b"\2" * 48), b"\3" * 32
 
 
 @pytest.mark.parametrize("algorithm", [P256, P384])
@@ -38,14 +38,14 @@ def test_a_key_in_the_tpm_signs_and_is_vouched_for(tcti: str, algorithm: str) ->
     for message in (b"", b"record", os.urandom(5000)):
         signer.public_key.verify(signer.sign(message), message, what="message")
     evidence = gather_evidence(key, ueid=UEID, head=HEAD, nonce=NONCE)
-    assert parse_tpm_evidence(evidence.encode()) == evidence
+    assert TpmEvidence.parse(evidence.encode()) == evidence
     assert evidence.device_key.attributes & BOUND == BOUND
     question = TpmQuestion(attestation_key(tcti, algorithm).key(), signer.public_key, UEID, HEAD, NONCE)
     found = verify_tpm(evidence, question, PcrReference("sha256", evidence.registers))
     assert (found.head, found.compared, found.resets) == (HEAD, tuple(range(8)), 1)
     for other in (
         replace(question, nonce=b"\4" * 32),
-        replace(question, head=Head(4, HEAD.digest)),
+        replace(question, head=ChipHead(4, HEAD.digest)),
         replace(question, ueid=b"\5" * 17),
         replace(question, attestation_key=generate_key(algorithm).public_key),
         replace(question, device_key=make_tpm_key(tcti, algorithm).public.key()),
@@ -108,7 +108,7 @@ def test_a_chip_with_its_key_in_a_tpm_is_worth_level_two_and_no_more(
     assert not (place / "chip.key").exists()
     run("chip", "agent", str(place), "--for", "0")
     run("chip", "attest", str(place), "--nonce", nonce, "--out", files["token"], "--tpm", files["tpm.json"])
-    evidence = parse_tpm_evidence(Path(files["tpm.json"]).read_bytes())
+    evidence = TpmEvidence.parse(Path(files["tpm.json"]).read_bytes())
     Path(files["pcrs.json"]).write_bytes(PcrReference("sha256", evidence.registers).encode())
     shown = ["chip", "verify", str(place / "log.journal"), "--key", str(place / "chip.key.pub")]
     shown += ["--attestation", files["token"], "--nonce", nonce, "--json"]
@@ -144,12 +144,13 @@ def test_the_level_needs_the_quote_of_the_last_record(tcti: str, tmp_path: Path)
     key = parse_tpm_key(chip.tpm_path.read_bytes())
     quotes = {}
     for record in log:
-        head = Head(record.record.seq, record.digest)
+        head = ChipHead(record.record.seq, record.digest)
         evidence = gather_evidence(key, ueid=record.record.ueid, head=head, nonce=b"\xab" * 8)
         question = TpmQuestion(attestation_key(tcti).key(), public, record.record.ueid, head, b"\xab" * 8)
         quotes[record.record.seq] = verify_tpm(evidence, question, PcrReference("sha256", evidence.registers))
     levels = [
-        derive_assurance(log, [], Evidence(True, attested, quotes[seq])).level for seq in sorted(quotes)
+        derive_assurance(log, [], CheckedEvidence(True, attested, quotes[seq])).level
+        for seq in sorted(quotes)
     ]
     assert levels == [1, 2]
 

@@ -14,7 +14,7 @@ import pytest
 from tallystick.commit.encoding import digest
 from tallystick.commit.state import Entry
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.fleet.agent.chip_log import Finding
+from tallystick.fleet.agent.chip_log import NumberedFinding
 from tallystick.fleet.agent.chip_record import (
     DAY_MS,
     NO_RECORD,
@@ -23,39 +23,36 @@ from tallystick.fleet.agent.chip_record import (
     Event,
     Firmware,
     Genesis,
+    LoggedPrecommit,
     LoggedRecord,
     Record,
     Snapshot,
     sign_record,
 )
-from tallystick.fleet.agent.chip_record import Precommit as Logged
 from tallystick.fleet.agent.memory import (
     Observation,
     Region,
+    SnapshotOpening,
     hash_memory,
-    parse_opening,
     reader_of,
     verify_opening,
 )
-from tallystick.fleet.agent.memory import Opening as SnapshotOpening
 from tallystick.fleet.attestation.assurance import Assurance
-from tallystick.fleet.provenance.matcher import Match, match_snapshot
-from tallystick.fleet.provenance.memorisation import Memory, SegmentMemory
+from tallystick.fleet.provenance.matcher import SnapshotMatch, match_snapshot
+from tallystick.fleet.provenance.memorisation import RunMemory, SegmentMemory
 from tallystick.fleet.provenance.transcripts import (
     COMMITMENT_TAG,
     Lineage,
-    Opening,
-    Report,
+    Precommit,
+    ReportOpening,
+    RunReport,
     Slice,
     Totals,
     even_shards,
     make_precommit,
     make_report,
-    parse_precommit,
-    parse_report,
     verify_report,
 )
-from tallystick.fleet.provenance.transcripts import parse_opening as parse_run_opening
 from tallystick.fleet.provenance.verification import (
     ChipView,
     Plausibility,
@@ -98,9 +95,9 @@ def transcript(run: str = "a", source: str = "job") -> Transcript:
 
 def made(
     name: str = "a", lineage: Lineage | None = None, **more: object
-) -> tuple[Report, Opening, Transcript]:
+) -> tuple[RunReport, ReportOpening, Transcript]:
     documents = transcript(name)
-    opening = Opening(b"\7" * 32, even_shards({"model/w": 1000}, 1))
+    opening = ReportOpening(b"\7" * 32, even_shards({"model/w": 1000}, 1))
     batches = [record.batch for record in documents.records]
     precommit = make_precommit(
         documents.specification, opening, ranks=[UEID.hex()], lineage=lineage or Lineage("initialised"), batches=batches
@@ -114,11 +111,11 @@ def made(
 
 def test_documents_have_one_encoding_and_bind_the_run() -> None:
     report, opening, documents = made()
-    assert parse_report(report.encode()) == report
-    with pytest.raises(InvalidInput, match="must have at least one step, has 0"):
-        parse_report(replace(report, steps=0).encode())
-    assert parse_run_opening(opening.encode()) == opening
-    assert parse_precommit(report.precommit.encode()) == report.precommit
+    assert RunReport.parse(report.encode()) == report
+    with pytest.raises(InvalidInput, match="steps must be 1 to"):
+        RunReport.parse(replace(report, steps=0).encode())
+    assert ReportOpening.parse(opening.encode()) == opening
+    assert Precommit.parse(report.precommit.encode()) == report.precommit
     verify_report(report, opening, documents)
 
 
@@ -173,7 +170,7 @@ def test_guessing_does_not_open_a_commitment() -> None:
 
 @pytest.mark.parametrize("text", [b"{}", b"[]", b'{"format":1}', b"\xff"])
 def test_malformed_documents_are_refused(text: bytes) -> None:
-    for parse in (parse_report, parse_run_opening, parse_precommit, parse_opening):
+    for parse in (RunReport.parse, ReportOpening.parse, Precommit.parse, SnapshotOpening.parse):
         with pytest.raises(InvalidInput):
             parse(text)
 
@@ -316,12 +313,12 @@ def test_the_random_segments_follow_from_run_and_beacon_alone() -> None:
 
 
 def test_segments_whose_data_look_unseen_are_chosen_and_accuse_nobody_once_repeated() -> None:
-    def memory(doubtful: bool, power: bool = True) -> Memory:
+    def memory(doubtful: bool, power: bool = True) -> RunMemory:
         segments = (
             SegmentMemory(0, 2, 64, 1 if power else 32, 0.2 if power else 1.0, None),
             SegmentMemory(2, 4, 64, 32, 1.0 if doubtful or not power else 0.2, None),
         )
-        return Memory(segments, ((0.0, 0.5), (0.5, 0.5)), 256)
+        return RunMemory(segments, ((0.0, 0.5), (0.5, 0.5)), 256)
 
     chosen = choose_segments(
         [0, 2, 4], run=hexed("run"), beacon=b"\1" * 32, random_segments=1, doubtful=[(2, 4), (0, 4)]
@@ -394,25 +391,25 @@ def logged(events: list[tuple[Event, float]]) -> list[LoggedRecord]:
 
 
 def chip_view(
-    matches: Mapping[int, tuple[str, Match] | None], *, run: bytes = b"", findings: tuple[Finding, ...] = (),
+    matches: Mapping[int, tuple[str, SnapshotMatch] | None], *, run: bytes = b"", findings: tuple[NumberedFinding, ...] = (),
     precommit: bytes | None = None,
 ) -> ChipView:  # fmt: skip
     taken = Snapshot(256, 23, 5800, bytes(32), bytes(32), run)
-    first: Event = Logged(precommit) if precommit is not None else Logged(b"\1" * 32)
+    first: Event = LoggedPrecommit(precommit) if precommit is not None else LoggedPrecommit(b"\1" * 32)
     log = logged([(Boot(bytes(16)), 0.0), (first, 0.0), (taken, 1.0)])
     return ChipView(UEID.hex(), log, findings, Assurance(0, ()), matches)
 
 
-GOOD = Match("exact", 2, (), 0, 0, 5800)
+GOOD = SnapshotMatch("exact", 2, (), 0, 0, 5800)
 
 
-def evidence(report: Report, **more: object) -> RunEvidence:
+def evidence(report: RunReport, **more: object) -> RunEvidence:
     outcomes = [SegmentOutcome(0, 2, "exact", "match"), SegmentOutcome(2, 4, "exact", "match")]
     usual: dict[str, object] = {"problem": None, "outcomes": outcomes, "initial": 0.0, "flop_counted": 1000}
     return RunEvidence(report, **(usual | more))  # pyright: ignore[reportArgumentType]
 
 
-def judged(report: Report, chip: ChipView | None = None, **more: object) -> tuple[str, set[int]]:
+def judged(report: RunReport, chip: ChipView | None = None, **more: object) -> tuple[str, set[int]]:
     shown = chip or chip_view(
         {3: (report.run, GOOD)}, precommit=report.precommit.digest(), run=report.precommit.digest()
     )
@@ -479,7 +476,7 @@ def test_unexplained_and_hidden_snapshots_are_found() -> None:
     assert (silent.complete, silent.verdict, {f.rule for f in silent.findings}) == ("fail", "fail", {110})
     doubtful = replace(chip_view({3: None}), doubtful=frozenset({3}))
     assert judge_owner("o", [doubtful], []).complete == "unknown"
-    cut = chip_view({3: (run, GOOD)}, findings=(Finding(11, "truncated", 9, "x"),))
+    cut = chip_view({3: (run, GOOD)}, findings=(NumberedFinding(11, "truncated", 9, "x"),))
     assert judge_owner("o", [cut], []).complete == "fail"
     assert judge_owner("o", [], []).verdict == judge_owner("o", [], []).complete == "unknown"
     for unexplained, complete in ((0, "pass"), (1, "fail")):
@@ -503,7 +500,7 @@ def test_a_swap_before_a_scheduled_snapshot_is_a_gamble() -> None:
 def test_an_empty_snapshot_counts_in_the_middle_of_a_run_only() -> None:
     empty = Snapshot(256, 0, 0, bytes(32), bytes(32), b"\1" * 32)
     full = replace(empty, pages=23, size=5800)
-    first: list[tuple[Event, float]] = [(Boot(bytes(16)), 0.0), (Logged(b"\1" * 32), 0.0)]
+    first: list[tuple[Event, float]] = [(Boot(bytes(16)), 0.0), (LoggedPrecommit(b"\1" * 32), 0.0)]
 
     def severity(taken: list[Snapshot]) -> set[tuple[int, str]]:
         log = logged([*first, *((event, 1.0) for event in taken)])

@@ -12,7 +12,7 @@ from tallystick.cli.options import AsJson, argument, flag, option
 from tallystick.cli.terminal import console, print_json
 from tallystick.commit.encoding import parse_hex
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.fleet.agent.chip_log import Head
+from tallystick.fleet.agent.chip_log import ChipHead
 from tallystick.fleet.agent.chip_record import LoggedRecord
 from tallystick.fleet.attestation.certificates import (
     LATEST,
@@ -31,17 +31,18 @@ from tallystick.fleet.attestation.revocation import (
 from tallystick.fleet.attestation.spdm import (
     DeviceFacts,
     DeviceQuestion,
+    MeasurementReference,
     device_nonce,
     parse_device_file,
-    parse_measurement_reference,
     verify_device,
 )
-from tallystick.fleet.attestation.tpm import parse_pcr_reference, parse_tpm_evidence
+from tallystick.fleet.attestation.tpm import PcrReference, TpmEvidence
 from tallystick.fleet.attestation.tpm_verification import TpmFacts, TpmQuestion, verify_tpm
 from tallystick.reports.layout import GOOD, Row, page
 from tallystick.signing.dsse import ENVELOPE_LIMIT, parse_envelope
 from tallystick.signing.keys import PublicKey, Signer
 from tallystick.store.chips import ChipDirectory
+from tallystick.store.documents import read_document
 from tallystick.store.files import read_whole, write_whole
 from tallystick.store.keys import load_key, load_public_key
 
@@ -114,7 +115,7 @@ class Lists:
 
 
 @dataclass(frozen=True)
-class Handed:
+class HandedFiles:
     """Files handed over besides the log, and what the reader knows beforehand to judge them by."""
 
     tpm: Path | None = None
@@ -204,7 +205,7 @@ class Shown:
         }
 
 
-def check_handed(handed: Handed, log: list[LoggedRecord], key: PublicKey, nonce: bytes) -> Shown:
+def check_handed(handed: HandedFiles, log: list[LoggedRecord], key: PublicKey, nonce: bytes) -> Shown:
     """Return what the files show about the log that ends with ``log``'s last record.
 
     Raises:
@@ -216,12 +217,12 @@ def check_handed(handed: Handed, log: list[LoggedRecord], key: PublicKey, nonce:
     if not log:
         raise InvalidInput("log: is empty; evidence is about its last record")
     last = log[-1]
-    head, ueid = Head(last.record.seq, last.digest, "the log shown"), last.record.ueid
+    head, ueid = ChipHead(last.record.seq, last.digest, "the log shown"), last.record.ueid
     moment = int(time.time()) if handed.at is None else handed.at
     quote = device = enrolment = None
     revocation: list[tuple[str, Revocation]] = []
     if handed.tpm is not None and handed.pcrs is not None:
-        evidence = parse_tpm_evidence(_read(handed.tpm), what=str(handed.tpm))
+        evidence = read_document(TpmEvidence, handed.tpm)
         if handed.tpm_key is not None:
             known = load_public_key(handed.tpm_key)
         elif handed.tpm_enrolment is not None and handed.enroller is not None:
@@ -230,7 +231,7 @@ def check_handed(handed: Handed, log: list[LoggedRecord], key: PublicKey, nonce:
         else:
             raise InvalidInput("--tpm: needs --tpm-key, or --tpm-enrolment and --enroller")
         question = TpmQuestion(known, key, ueid, head, nonce)
-        quote = verify_tpm(evidence, question, parse_pcr_reference(_read(handed.pcrs), what=str(handed.pcrs)))
+        quote = verify_tpm(evidence, question, read_document(PcrReference, handed.pcrs))
     if handed.device is not None and handed.device_root is not None:
         device, known_of = read_device(
             handed.device, handed.device_root, handed.measurements, device_nonce(ueid, key, head, nonce), moment, handed.lists
@@ -263,11 +264,7 @@ def read_device(
     if len(devices) != 1:
         raise InvalidInput(f"{file}: holds {len(devices)} devices; a chip's log is of one")
     asked = devices[0].exchange.nonce if nonce is None else nonce
-    reference = (
-        None
-        if measurements is None
-        else parse_measurement_reference(_read(measurements), what=str(measurements))
-    )
+    reference = None if measurements is None else read_document(MeasurementReference, measurements)
     pinned = parse_root(_read(root), what=str(root))
     facts = verify_device(devices[0], DeviceQuestion(pinned, asked, at), reference)
     return facts, lists.check(devices[0].chain[1:], pinned, at=at, what="device evidence")
@@ -329,7 +326,7 @@ def write_tpm_evidence(chip: ChipDirectory, out: Path, last: LoggedRecord, nonce
     from tallystick.integrations.tpm import gather_evidence
 
     key = tpm_key_of(chip)
-    head = Head(last.record.seq, last.digest, "the log")
+    head = ChipHead(last.record.seq, last.digest, "the log")
     write_whole(out, gather_evidence(key, ueid=last.record.ueid, head=head, nonce=nonce).encode())
 
 

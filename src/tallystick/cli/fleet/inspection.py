@@ -22,7 +22,7 @@ from tallystick.cli.options import (
     parse_named,
     second_of,
 )
-from tallystick.cli.terminal import answer, say
+from tallystick.cli.terminal import answer, done, say
 from tallystick.commit.encoding import HASH_BYTES, parse_hex
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.fleet.inspection.extraction import ChipLogReader
@@ -32,31 +32,30 @@ from tallystick.fleet.inspection.inspection import (
     ORDER_TAG,
     RESULT_TAG,
     SEEN,
-    Finding,
+    InspectionFinding,
+    InspectionResult,
+    WorkOrder,
     make_order,
     open_document,
-    parse_finding,
-    parse_order,
-    parse_result,
     read_extraction,
     sign_document,
 )
-from tallystick.fleet.inspection.judging import Verdict, judge
+from tallystick.fleet.inspection.judging import InspectionVerdict, judge
 from tallystick.fleet.inspection.package import InspectionPackage
 from tallystick.fleet.registry.claims import LARGEST_FRAME, parse_frame
 from tallystick.fleet.registry.facts import REGISTRY, Chip
-from tallystick.fleet.registry.ledger import Ledger
-from tallystick.fleet.sampling.draw import LARGEST_ANNOUNCEMENT, Announcement, draw_sample, parse_announcement
+from tallystick.fleet.registry.ledger import RegistryLedger
+from tallystick.fleet.sampling.draw import DrawAnnouncement, draw_sample
 from tallystick.reports.inspection import VerdictPage
-from tallystick.reports.registry import FactsPage
 from tallystick.signing.keys import PublicKey
+from tallystick.store.documents import read_document
 from tallystick.store.files import read_whole, write_whole
 from tallystick.store.keys import load_key, load_public_key
 
 draws = typer.Typer(
     help="Draw the chips to inspect, from reports committed before the beacon spoke.", no_args_is_help=True
 )
-visits = typer.Typer(
+inspecting = typer.Typer(
     help="Inspect chips: orders, offline packages, findings, verdicts.", no_args_is_help=True
 )
 
@@ -72,7 +71,7 @@ Package = Annotated[Path, argument("DIR", "The inspection package.")]
 def register(parent: typer.Typer) -> None:
     """Add ``tally draw`` and ``tally inspect`` to ``parent``."""
     parent.add_typer(draws, name="draw")
-    parent.add_typer(visits, name="inspect")
+    parent.add_typer(inspecting, name="inspect")
 
 
 # -------------------------------------------------------------------------------------------------- draws
@@ -96,19 +95,15 @@ def announce(
 ) -> int:
     """Write the announcement that is published before the beacon speaks."""
     listed = parse_frame(read_whole(frame, limit=LARGEST_FRAME, what="a frame"))
-    made = Announcement(
+    made = DrawAnnouncement(
         period, parse_hex(reports, n_bytes=HASH_BYTES, what="--reports"), count, closed, listed.root(),
         source, beacon_round, beacon_time, listed.frames(parse_counts(samples, option="--samples", what="stratum")),
     )  # fmt: skip
     write_whole(out, made.encode())
-    facts = (
-        ("file", str(out)),
-        ("period", period),
-        ("frame", made.registry.hex()),
-        ("beacon", f"{source} {beacon_round}"),
-    )
-    answer(FactsPage("announced; publish it before the beacon speaks", facts), as_json=as_json)
-    return 0
+    facts = {
+        "file": str(out), "period": period, "frame": made.registry.hex(), "beacon": f"{source} {beacon_round}",
+    }  # fmt: skip
+    return done("announced; publish it before the beacon speaks", facts, as_json=as_json)
 
 
 @draws.command()
@@ -122,7 +117,7 @@ def sample(
     as_json: AsJson = False,
 ) -> int:
     """Draw, or draw again, the sample that announcement and beacon determine."""
-    made = parse_announcement(read_whole(announcement, limit=LARGEST_ANNOUNCEMENT, what="an announcement"))
+    made = read_document(DrawAnnouncement, announcement)
     drawn = draw_sample(made, _beacon(beacon))
     found = drawn.digest().hex()
     if claimed is not None and claimed != found:
@@ -132,23 +127,17 @@ def sample(
         strata = _strata(frame, made)
         chips = {name: [strata[name][int(at)] for at in places] for name, places in drawn.samples.items()}
     positions = {name: [int(at) for at in places] for name, places in drawn.samples.items()}
-    shown = chips or positions
-    if as_json:
-        facts: tuple[tuple[str, object], ...] = (
-            ("digest", found),
-            ("positions", positions),
-            ("chips", chips),
-        )
-        answer(FactsPage("drawn", facts), as_json=True)
-    else:
-        answer(FactsPage("drawn", (("digest", found), *shown.items())), as_json=False)
-    return 0
+    drawn_chips = chips or positions
+    rows = [("digest", found), *((name, ", ".join(map(str, each))) for name, each in drawn_chips.items())]
+    return done(
+        "drawn", {"digest": found, "positions": positions, "chips": chips}, as_json=as_json, rows=rows
+    )
 
 
 # ------------------------------------------------------------------------------------------------- orders
 
 
-@visits.command()
+@inspecting.command()
 def order(
     announcement: Announced,
     beacon: Beacon,
@@ -163,12 +152,12 @@ def order(
     now: Now = None,
     as_json: AsJson = False,
 ) -> int:
-    """Write a signed work order for each place where drawn chips are. Orders are secret until the visit."""
-    made = parse_announcement(read_whole(announcement, limit=LARGEST_ANNOUNCEMENT, what="an announcement"))
+    """Write a signed work order for each place where drawn chips are. Orders are secret until the inspection."""
+    made = read_document(DrawAnnouncement, announcement)
     drawn, strata = draw_sample(made, _beacon(beacon)), _strata(frame, made)
     names = [strata[name][int(at)] for name, places in drawn.samples.items() for at in places]
     second, signer = second_of(now), load_key(key)
-    with Ledger(registry) as ledger:
+    with RegistryLedger(registry) as ledger:
         head = ledger.load_head().head
         chips = ledger.chips(names)
     if missing := [name for name in names if name not in chips]:
@@ -188,11 +177,10 @@ def order(
         write_whole(place, sign_document(ORDER_TAG, made_order.encode(), REGISTRY, signer))
         place.chmod(0o600)
         files.append(str(place))
-    answer(FactsPage(f"{len(names)} chips at {len(places)} places", (("files", files),)), as_json=as_json)
-    return 0
+    return done(f"{len(names)} chips at {len(places)} places", {"files": files}, as_json=as_json)
 
 
-@visits.command()
+@inspecting.command()
 def pack(
     order_file: Annotated[Path, argument("ORDER", "A signed work order.")],
     directory: Annotated[Path, argument("DIR", "The package to make.")],
@@ -206,18 +194,14 @@ def pack(
     encoded, issuer = open_document(ORDER_TAG, data, load_trusted(trust))
     if issuer != REGISTRY:
         raise Mismatch(f"work order: is signed by {issuer}, must be signed by {REGISTRY}")
-    made = parse_order(encoded)
+    made = WorkOrder.parse(encoded)
     InspectionPackage(directory).begin(data, made, load_key(key), now=second_of(now))
-    facts = (
-        ("directory", str(directory)),
-        ("chips", len(made.targets)),
-        ("checklist", str(directory / "checklist.txt")),
-    )
-    answer(FactsPage(f"package for {made.inspector} at {made.custodian}", facts), as_json=as_json)
-    return 0
+    checklist = str(directory / "checklist.txt")
+    facts = {"directory": str(directory), "chips": len(made.targets), "checklist": checklist}
+    return done(f"package for {made.inspector} at {made.custodian}", facts, as_json=as_json)
 
 
-@visits.command()
+@inspecting.command()
 def record(
     directory: Package,
     chip: Annotated[str, argument("CHIP", "Its UEID in hexadecimal.")],
@@ -235,27 +219,30 @@ def record(
 ) -> int:
     """Record what was found of one chip; its files are kept by digest and enter the chain of custody."""
     second = second_of(now)
-    states: list[tuple[str, str]] = []
+    states: list[list[str]] = []
     for text in seals or []:
         name, equals, state = text.partition("=")
         if not equals:
             raise InvalidInput(f"--seal {text}: must have the form NAME=STATE")
-        states.append((name, state))
+        states.append([name, state])
     public = b"" if device_key is None else load_public_key(device_key).spki
-    finding = parse_finding(
-        Finding(chip, outcome, second, serial, key=public, seals=tuple(states), note=note).value()
-    )
+    seen: dict[str, object] = {
+        "chip": chip,
+        "outcome": outcome,
+        "time": second,
+        "serial": serial,
+        "note": note,
+    }
+    seen |= {"key": public.hex(), "seals": states, "log": "", "evidence": "", "photos": []}
+    finding = InspectionFinding.read(seen)
     made = InspectionPackage(directory).record(
         finding, load_key(key), now=second,
-        log=b"" if log is None else read_whole(log, limit=LARGEST_LOG, what="a file of an inspection"),
-        evidence=b"" if evidence is None else read_whole(evidence, limit=LARGEST_LOG, what="a file of an inspection"),
-        photos=[read_whole(photo, limit=LARGEST_LOG, what="a file of an inspection") for photo in photos or []],
+        log=_file(log), evidence=_file(evidence), photos=[_file(photo) for photo in photos or []],
     )  # fmt: skip
-    answer(FactsPage(f"chip {chip}: {outcome}", tuple(made.value().items())), as_json=as_json)
-    return 0
+    return done(f"chip {chip}: {outcome}", made.fields(), as_json=as_json)
 
 
-@visits.command("hand-over")
+@inspecting.command("hand-over")
 def hand_over(
     directory: Package,
     giver: Annotated[str, option("--from", "PARTY=KEYFILE", "Who gives the package away.")],
@@ -269,31 +256,27 @@ def hand_over(
     )
     signers = {first: load_key(one), second: load_key(other)}
     link = InspectionPackage(directory).hand_over(first, second, signers, now=second_of(now))
-    answer(FactsPage(f"{first} handed over to {second}", (("link", link.number),)), as_json=as_json)
-    return 0
+    return done(f"{first} handed over to {second}", {"link": link.number}, as_json=as_json)
 
 
-@visits.command()
+@inspecting.command()
 def seal(directory: Package, key: OwnKey, now: Now = None, as_json: AsJson = False) -> int:
     """Seal the package: sign all findings; nothing can be recorded after it."""
     result = InspectionPackage(directory).seal(load_key(key), now=second_of(now))
-    facts = (
-        ("result", result.digest().hex()),
-        ("findings", len(result.findings)),
-        ("links", len(result.custody)),
-    )
-    answer(FactsPage("sealed", facts), as_json=as_json)
-    return 0
+    facts = {
+        "result": result.digest().hex(), "findings": len(result.findings), "links": len(result.custody),
+    }  # fmt: skip
+    return done("sealed", facts, as_json=as_json)
 
 
-@visits.command()
+@inspecting.command()
 def check(
     directory: Package,
     trust: Trusted,
     frame: Annotated[Path | None, option("--frame", "FILE", "The list drawn from, for --rounds.")] = None,
     rounds: Annotated[Path | None, option("--rounds", "FILE", "Write the rounds for the next plan.")] = None,
     body: Annotated[
-        Path | None, option("--deed-body", "FILE", "Write the body of the registry's deed.")
+        Path | None, option("--deed-body", "FILE", "Write the body of the registry's event.")
     ] = None,
     earlier: Annotated[
         list[Path] | None,
@@ -318,14 +301,16 @@ def check(
         write_whole(rounds, json.dumps({"rounds": fields}, indent=1).encode())
         say(f"{rounds}: written")
     if body is not None:
-        row = {"inspector": made.inspector, "result": result.digest().hex(), "chips": verdict.deed_rows()}
+        row = {"inspector": made.inspector, "result": result.digest().hex(), "chips": verdict.event_rows()}
         write_whole(body, json.dumps(row).encode())
         say(f"{body}: written")
     answer(VerdictPage(verdict), as_json=as_json)
     return 1 if verdict.failures else 0
 
 
-def read_package(directory: Path, keys: dict[str, PublicKey], logs: str, earlier: list[Path]) -> Verdict:
+def read_package(
+    directory: Path, keys: dict[str, PublicKey], logs: str, earlier: list[Path]
+) -> InspectionVerdict:
     """Return what a sealed package comes to; ``logs`` is chip or plain, ``earlier`` are packages of before.
 
     Raises:
@@ -336,11 +321,11 @@ def read_package(directory: Path, keys: dict[str, PublicKey], logs: str, earlier
         raise InvalidInput(f"--logs {logs}: must be chip or plain; --earlier is for chip logs")
     package = InspectionPackage(directory)
     encoded, issuer = open_document(ORDER_TAG, package.load("order.json"), keys)
-    made = parse_order(encoded)
+    made = WorkOrder.parse(encoded)
     if issuer != REGISTRY:
         raise Mismatch(f"work order: is signed by {issuer}, must be signed by {REGISTRY}")
     found, party = open_document(RESULT_TAG, package.load("result.json"), keys)
-    result = parse_result(found)
+    result = InspectionResult.parse(found)
     if party != made.inspector:
         raise Mismatch(f"inspection: the result is signed by {party}, the order is for {made.inspector}")
     reader = read_extraction if logs == "plain" else ChipLogReader(_logs_of(earlier, keys))
@@ -353,13 +338,15 @@ def _logs_of(packages: list[Path], keys: dict[str, PublicKey]) -> dict[str, list
     for directory in packages:
         package = InspectionPackage(directory)
         files = package.load_files()
-        for finding in parse_result(open_document(RESULT_TAG, package.load("result.json"), keys)[0]).findings:
+        for finding in InspectionResult.parse(
+            open_document(RESULT_TAG, package.load("result.json"), keys)[0]
+        ).findings:
             if finding.log in files:
                 found.setdefault(finding.chip, []).append(files[finding.log])
     return found
 
 
-def _strata(frame: Path, announcement: Announcement) -> dict[str, list[str]]:
+def _strata(frame: Path, announcement: DrawAnnouncement) -> dict[str, list[str]]:
     listed = parse_frame(read_whole(frame, limit=LARGEST_FRAME, what="a frame"))
     if listed.root() != announcement.registry:
         raise Mismatch(
@@ -369,6 +356,10 @@ def _strata(frame: Path, announcement: Announcement) -> dict[str, list[str]]:
     if {name: len(chips) for name, chips in strata.items()} != {f.name: f.chips for f in announcement.strata}:
         raise Mismatch("frame: its strata are not those announced")
     return strata
+
+
+def _file(path: Path | None) -> bytes:
+    return b"" if path is None else read_whole(path, limit=LARGEST_LOG, what="a file of an inspection")
 
 
 def _beacon(text: str) -> bytes:

@@ -22,25 +22,24 @@ from tallystick.cli.options import (
     parse_named,
     second_of,
 )
-from tallystick.cli.terminal import TaskDisplay, answer
-from tallystick.commit.encoding import parse_canonical_json
+from tallystick.cli.terminal import TaskDisplay, answer, done
 from tallystick.errors import InvalidInput
 from tallystick.fleet.registry.claims import (
-    LARGEST_PROOF,
     RegistryProof,
     fleet_fields,
     make_frame,
     parse_chip,
-    parse_registry_proof,
     verify_owner,
     verify_registry_proof,
 )
 from tallystick.fleet.registry.corim import export_corim
-from tallystick.fleet.registry.events import deed_message, parse_entry, sign_deed
-from tallystick.fleet.registry.facts import LARGEST_ENTRY, REGISTRY, Deed, Entry
-from tallystick.fleet.registry.ledger import LARGEST_HEAD, Ledger, SignedHead, parse_signed_head
-from tallystick.fleet.registry.reconcile import LARGEST_STREAM, Stream, parse_stream, reconcile
-from tallystick.reports.registry import ChipPage, FactsPage, HeadPage, ReconciliationPage
+from tallystick.fleet.registry.events import event_message, parse_entry, sign_event
+from tallystick.fleet.registry.facts import LARGEST_ENTRY, REGISTRY, RegistryEntry, RegistryEvent
+from tallystick.fleet.registry.heads import LARGEST_HEAD, SignedHead, parse_signed_head
+from tallystick.fleet.registry.ledger import RegistryLedger
+from tallystick.fleet.registry.reconcile import LARGEST_STREAM, Stream, reconcile
+from tallystick.reports.registry import ChipPage, HeadPage, ReconciliationPage
+from tallystick.store.documents import read_document
 from tallystick.store.files import read_whole, write_whole
 from tallystick.store.keys import load_key, load_public_key
 
@@ -69,14 +68,14 @@ def open_registry(
     now: Now = None,
     as_json: AsJson = False,
 ) -> int:
-    """Begin a registry; its first deed names its key."""
+    """Begin a registry; its first event names its key."""
     signer, second = load_key(key), second_of(now)
     body: dict[str, object] = {"name": name, "key": signer.public_key.spki.hex()}
-    deed = Deed("open", second, secrets.token_hex(16), "", body)
-    with Ledger(directory) as ledger:
+    event = RegistryEvent("open", second, secrets.token_hex(16), "", body)
+    with RegistryLedger(directory) as ledger:
         if ledger.log_path.exists():
             raise InvalidInput(f"{directory}: holds a registry already")
-        entry = sign_deed(deed, {REGISTRY: signer})
+        entry = sign_event(event, {REGISTRY: signer})
         parse_entry(entry.encode())
         signed = ledger.append([entry], signer, now=second)
     answer(HeadPage("registry opened", signed), as_json=as_json)
@@ -87,23 +86,23 @@ def open_registry(
 def deed(
     kind: Annotated[str, argument("KIND", "party, model, fab, package, transfer, loss, ..")],
     registry: Annotated[str, option("--registry", "ID", "The registry's id, or its directory.")],
-    body: Annotated[Path, option("--body", "FILE", "The deed's fields, as a JSON object.")],
+    body: Annotated[Path, option("--body", "FILE", "The event's fields, as a JSON object.")],
     out: Out,
     sign: Signers = None,
     now: Now = None,
     as_json: AsJson = False,
 ) -> int:
-    """Draw up a deed and sign it; others who must sign use `tally registry sign`."""
+    """Draw up an event and sign it; others who must sign use `tally registry sign`."""
     try:
-        fields: object = json.loads(read_whole(body, limit=LARGEST_ENTRY, what="a deed's body"))
+        fields: object = json.loads(read_whole(body, limit=LARGEST_ENTRY, what="an event's body"))
     except (ValueError, RecursionError) as problem:
         raise InvalidInput(f"{body}: is no JSON ({problem})") from None
     if not isinstance(fields, dict):
         raise InvalidInput(f"{body}: must be an object")
-    drawn = Deed(
+    drawn = RegistryEvent(
         kind, second_of(now), secrets.token_hex(16), _id_of(registry), cast("dict[str, object]", fields)
     )
-    entry = parse_entry(Entry(drawn, ()).encode())
+    entry = parse_entry(RegistryEntry(drawn, ()).encode())
     return _sign(entry, sign or [], out, as_json=as_json)
 
 
@@ -114,27 +113,27 @@ def sign_entry(
     sign: Signers = None,
     as_json: AsJson = False,
 ) -> int:
-    """Add signatures to a deed that somebody else drew up; read what it says first."""
+    """Add signatures to an event that somebody else drew up; read what it says first."""
     return _sign(parse_entry(_line(entry)), sign or [], out, as_json=as_json)
 
 
 @app.command()
 def append(
     directory: Directory,
-    entries: Annotated[list[Path], argument("FILE...", "Signed deeds, one or more lines a file.")],
+    entries: Annotated[list[Path], argument("FILE...", "Signed events, one or more lines a file.")],
     key: OwnKey,
     now: Now = None,
     as_json: AsJson = False,
 ) -> int:
-    """Take up signed deeds, all or none, and publish a new signed head."""
+    """Take up signed events, all or none, and publish a new signed head."""
     lines = [line for file in entries for line in _lines(file)]
-    with Ledger(directory) as ledger, TaskDisplay("append") as shown:
+    with RegistryLedger(directory) as ledger, TaskDisplay("append") as shown:
         ledger.load_head()
         signed = ledger.append(
             (parse_entry(line) for line in lines), load_key(key), now=second_of(now),
             progress=lambda done, _, what: shown(done, len(lines), what),
         )  # fmt: skip
-    answer(HeadPage(f"{len(lines)} deeds taken up", signed), as_json=as_json)
+    answer(HeadPage(f"{len(lines)} events taken up", signed), as_json=as_json)
     return 0
 
 
@@ -142,18 +141,18 @@ def append(
 def show(
     directory: Directory,
     chip: Annotated[str | None, argument("[CHIP]", "A chip's UEID in hexadecimal.")] = None,
-    history: Annotated[bool, flag("--history", "With all deeds about it; reads the whole log.")] = False,
+    history: Annotated[bool, flag("--history", "With all events about it; reads the whole log.")] = False,
     as_json: AsJson = False,
 ) -> int:
     """Show the newest head, or one chip."""
-    with Ledger(directory) as ledger:
+    with RegistryLedger(directory) as ledger:
         if chip is not None:
             found = ledger.find_chip(chip)
             if found is None:
                 ledger.load_head()
                 raise InvalidInput(f"chip {chip[:80]}: is not registered")
-            deeds = tuple(ledger.history(chip)) if history else ()
-            answer(ChipPage(found, f"chip {chip}", deeds), as_json=as_json)
+            events = tuple(ledger.history(chip)) if history else ()
+            answer(ChipPage(found, f"chip {chip}", events), as_json=as_json)
             return 0
         signed = ledger.load_head()
         statuses = Counter(each.status for each in ledger.each_chip())
@@ -165,8 +164,8 @@ def show(
 
 @app.command()
 def rebuild(directory: Directory, as_json: AsJson = False) -> int:
-    """Make the index again from the log, checking every deed, every signature and the head; 1 if they disagree."""
-    with Ledger(directory) as ledger, TaskDisplay("rebuild") as shown:
+    """Make the index again from the log, checking every event, every signature and the head; 1 if they disagree."""
+    with RegistryLedger(directory) as ledger, TaskDisplay("rebuild") as shown:
         head = ledger.rebuild(progress=shown)
         signed = ledger.load_head()
     answer(HeadPage(f"log and head agree over {head.entries:,} entries", signed), as_json=as_json)
@@ -186,17 +185,15 @@ def prove(
     """Write a proof of what the registry says about one thing: its one value, or that it has none."""
     key = what if "/" in what else f"chip/{what}"
     old = None if since is None else _head_in(since)
-    with Ledger(directory) as ledger:
+    with RegistryLedger(directory) as ledger:
         proof = ledger.prove_key(key.encode("ascii", "replace"))
         extension = () if old is None else tuple(ledger.prove_extension(old.head))
         made = RegistryProof(ledger.load_head(), key, proof, old, extension)
     data = made.encode()
-    parse_registry_proof(data)
     write_whole(out, data)
     present = any(item == key.encode("ascii") for item, _ in proof.items)
-    facts = (("file", str(out)), ("key", key), ("present", present), ("bytes", len(data)))
-    answer(FactsPage(f"proof of {key}", facts), as_json=as_json)
-    return 0
+    facts = {"file": str(out), "key": key, "present": present, "bytes": len(data)}
+    return done(f"proof of {key}", facts, as_json=as_json)
 
 
 @app.command()
@@ -207,10 +204,7 @@ def verify(
     as_json: AsJson = False,
 ) -> int:
     """Check a proof offline; 1 if it does not hold, or somebody else owns the chip."""
-    found, public = (
-        parse_registry_proof(read_whole(proof, limit=LARGEST_PROOF, what="a registry proof")),
-        load_public_key(key),
-    )
+    found, public = read_document(RegistryProof, proof), load_public_key(key)
     if owner is not None:
         chip = verify_owner(found, public, chip=found.key.removeprefix("chip/"), owner=owner)
         answer(ChipPage(chip, f"{owner} owns chip {chip.chip}, and nobody else does"), as_json=as_json)
@@ -219,17 +213,11 @@ def verify(
     if value is not None and found.key.startswith("chip/"):
         answer(ChipPage(parse_chip(value), f"the proof of {found.key} holds"), as_json=as_json)
         return 0
-    facts = (
-        ("key", found.key),
-        ("present", value is not None),
-        ("value", None if value is None else value.decode("ascii", "replace")),
-        ("head", found.head.head.entries),
-    )
-    answer(
-        FactsPage("the proof holds" if value is not None else f"{found.key}: is not registered", facts),
-        as_json=as_json,
-    )
-    return 0
+    there = value is not None
+    shown = None if value is None else value.decode("ascii", "replace")
+    facts = {"key": found.key, "present": there, "value": shown, "head": found.head.head.entries}
+    headline = "the proof holds" if there else f"{found.key}: is not registered"
+    return done(headline, facts, as_json=as_json)
 
 
 @app.command()
@@ -248,21 +236,13 @@ def stream(
     as_json: AsJson = False,
 ) -> int:
     """Write somebody's list of chips as a stream for `tally registry reconcile`."""
-    names = (
-        ()
-        if chips is None
-        else tuple(
-            read_whole(chips, limit=LARGEST_STREAM, what="a list of chips").decode("ascii", "replace").split()
-        )
-    )
+    listed = b"" if chips is None else read_whole(chips, limit=LARGEST_STREAM, what="a list of chips")
+    names = tuple(listed.decode("ascii", "replace").split())
     counts = parse_counts(units or (), option="--units", what="model")
-    made = parse_stream(
-        Stream(kind, source, party, exporter, second_of(now), complete, names, counts).encode()
-    )
+    made = Stream(kind, source, party, exporter, second_of(now), complete, names, counts)
     write_whole(out, made.encode())
-    facts = (("file", str(out)), ("chips", len(names)), ("units", counts), ("complete", complete))
-    answer(FactsPage(f"{kind} list of {party}", facts), as_json=as_json)
-    return 0
+    facts = {"file": str(out), "chips": len(names), "units": counts, "complete": complete}
+    return done(f"{kind} list of {party}", facts, as_json=as_json)
 
 
 @app.command("reconcile")
@@ -272,10 +252,8 @@ def reconcile_streams(
     as_json: AsJson = False,
 ) -> int:
     """Hold the registry against makers' output, customs, inventories and inspections; 1 if anything disagrees."""
-    parsed = [
-        parse_stream(read_whole(file, limit=LARGEST_STREAM, what="a list of chips")) for file in streams
-    ]
-    with Ledger(directory) as ledger:
+    parsed = [read_document(Stream, file) for file in streams]
+    with RegistryLedger(directory) as ledger:
         chips = list(ledger.each_chip())
     page = ReconciliationPage(len(chips), len(parsed), reconcile(chips, parsed))
     answer(page, as_json=as_json)
@@ -290,15 +268,14 @@ def export(
     as_json: AsJson = False,
 ) -> int:
     """Write the chips as a CoRIM-shaped CBOR document for attestation verifiers."""
-    with Ledger(directory) as ledger:
+    with RegistryLedger(directory) as ledger:
         head = ledger.load_head().head
         models = {model.name: model for model in ledger.each_model()}
         data = export_corim(
             f"tallystick:{head.registry[:32]}:{head.entries}", ledger.each_chip(owner=owner), models
         )
     write_whole(out, data)
-    answer(FactsPage("exported", (("file", str(out)), ("bytes", len(data)))), as_json=as_json)
-    return 0
+    return done("exported", {"file": str(out), "bytes": len(data)}, as_json=as_json)
 
 
 @app.command()
@@ -313,7 +290,7 @@ def frame(
 ) -> int:
     """List the chips that a draw takes from, in the order of its positions."""
     second = second_of(now)
-    with Ledger(directory) as ledger:
+    with RegistryLedger(directory) as ledger:
         chips = list(ledger.each_chip())
         models = {model.name: model for model in ledger.each_model()}
     made = make_frame(chips, now=second)
@@ -321,53 +298,45 @@ def frame(
     if fleet is not None:
         write_whole(fleet, json.dumps(fleet_fields(chips, models, now=second), indent=1).encode())
     strata = {name: len(names) for name, names in made.strata().items()}
-    answer(
-        FactsPage(
-            f"{len(made.lines):,} chips can be drawn",
-            (("file", str(out)), ("root", made.root().hex()), ("strata", strata)),
-        ),
-        as_json=as_json,
-    )
-    return 0
+    facts = {"file": str(out), "root": made.root().hex(), "strata": strata}
+    return done(f"{len(made.lines):,} chips can be drawn", facts, as_json=as_json)
 
 
-def _sign(entry: Entry, signers: Sequence[str], out: Path, *, as_json: bool) -> int:
+def _sign(entry: RegistryEntry, signers: Sequence[str], out: Path, *, as_json: bool) -> int:
     signatures = dict(entry.signatures)
-    message = deed_message(entry.deed.encode())
+    message = event_message(entry.event.encode())
     for text in signers:
         name, file = parse_named(text, option="--sign", form="PARTY=KEYFILE")
         if name in signatures:
             raise InvalidInput(f"--sign {text}: {name} signed it already")
         signatures[name] = load_key(file).sign(message)
-    signed = Entry(entry.deed, tuple(sorted(signatures.items())))
+    signed = RegistryEntry(entry.event, tuple(sorted(signatures.items())))
     parse_entry(signed.encode())
     write_whole(out, signed.encode() + b"\n")
-    facts = (("file", str(out)), ("kind", entry.deed.kind), ("signed_by", sorted(signatures)))
-    answer(FactsPage("deed signed" if signers else "deed drawn up", facts), as_json=as_json)
-    return 0
+    facts = {"file": str(out), "kind": entry.event.kind, "signed_by": sorted(signatures)}
+    return done("event signed" if signers else "event drawn up", facts, as_json=as_json)
 
 
 def _id_of(text: str) -> str:
     if (Path(text) / "head.json").exists():
-        with Ledger(Path(text)) as ledger:
+        with RegistryLedger(Path(text)) as ledger:
             return ledger.load_head().head.registry
     return text
 
 
 def _head_in(path: Path) -> SignedHead:
-    data = read_whole(path, limit=LARGEST_HEAD, what="a head")
-    return parse_signed_head(parse_canonical_json(data, what=str(path), limit=LARGEST_HEAD))
+    return parse_signed_head(read_whole(path, limit=LARGEST_HEAD, what="a head"), what=str(path))
 
 
 def _line(path: Path) -> bytes:
     lines = _lines(path)
     if len(lines) != 1:
-        raise InvalidInput(f"{path}: must hold one deed, holds {len(lines)}")
+        raise InvalidInput(f"{path}: must hold one event, holds {len(lines)}")
     return lines[0]
 
 
 def _lines(path: Path) -> list[bytes]:
-    data = read_whole(path, limit=1 << 30, what="a file of deeds")
+    data = read_whole(path, limit=1 << 30, what="a file of events")
     if not data.endswith(b"\n"):
         raise InvalidInput(f"{path}: its last line has no end")
     return data[:-1].split(b"\n")

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
-from tallystick.fleet.compliance.dossier import Dossier, RunFacts, SeenSnapshot
+from tallystick.fleet.compliance.dossier import Dossier, RunFacts
 from tallystick.fleet.compliance.rules import (
     Compute,
     Data,
@@ -28,8 +28,9 @@ from tallystick.fleet.compliance.rules import (
     Unit,
     shown,
 )
-from tallystick.fleet.compliance.verdict import Observation, RulesVerdict, RuleVerdict, worst
+from tallystick.fleet.compliance.verdict import RuleObservation, RulesVerdict, RuleVerdict, worst
 from tallystick.fleet.enclave.neutral import COMPLETED
+from tallystick.fleet.provenance.owner_findings import SeenSnapshot
 from tallystick.fleet.provenance.verification import Answer
 from tallystick.run.transcript import Transcript
 
@@ -38,14 +39,15 @@ def judge_rules(rules: Rules, dossier: Dossier) -> RulesVerdict:
     """Return what the evidence says about the rules."""
     judge = _Judge(dossier)
     verdicts = tuple(judge.rule(rule) for rule in rules.rules)
-    excluded = dict.fromkeys((*dossier.findings.excluded, *(rule.excluded for rule in rules.rules)))
+    found = dossier.findings.verdict
+    excluded = dict.fromkeys((*found.excluded, *(rule.excluded for rule in rules.rules)))
     return RulesVerdict(
         rules,
-        dossier.findings.owner,
-        dossier.findings.correct,
-        dossier.findings.complete,
+        found.owner,
+        found.correct,
+        found.complete,
         dossier.fleet.answer,
-        dossier.findings.assurance,
+        f"L{found.assurance}",
         verdicts,
         dossier.fleet.reasons,
         tuple(excluded),
@@ -68,26 +70,26 @@ class _Judge:
             asked = (self._run(rule, facts) for facts in self.dossier.runs)
             found = [each for each in asked if each is not None]
             found += [
-                Observation(f"run {root[:16]}..", "unknown", "was verified and not opened")
+                RuleObservation(f"run {root[:16]}..", "unknown", "was verified and not opened")
                 for root in self.unopened
             ]
         return RuleVerdict(rule, worst(each.answer for each in found), tuple(found))
 
     # -- runs --------------------------------------------------------------------------------
 
-    def _run(self, rule: Rule, facts: RunFacts) -> Observation | None:
+    def _run(self, rule: Rule, facts: RunFacts) -> RuleObservation | None:
         """Return what a run says of a rule, or None where the rule is not about it."""
         if rule.above_flop is not None:
             total, why = self._lineage(facts)
             own = Fraction(facts.report.totals.flop)
             if total is None and own <= rule.above_flop:
                 text = f"whether it is above {shown(rule.above_flop)} FLOP cannot be told: {why}"
-                return Observation(facts.name, "unknown", text)
+                return RuleObservation(facts.name, "unknown", text)
             if total is not None and total <= rule.above_flop:
                 if (claimed := self._line(facts)) == "pass":
                     return None
                 text = f"{shown(total)} FLOP of lineage are stated, but their correctness is {claimed}"
-                return Observation(facts.name, "unknown", text)
+                return RuleObservation(facts.name, "unknown", text)
         answer, text = self._ask(rule.body, facts)
         correct = self._correct(facts)
         if answer == "pass" and correct != "pass":
@@ -96,10 +98,10 @@ class _Judge:
         if answer == "pass" and facts.transcript is None:
             answer = "unknown"
             text += "; but its transcript was not shown, or is not what its report commits to"
-        return Observation(facts.name, answer, text)
+        return RuleObservation(facts.name, answer, text)
 
     def _correct(self, facts: RunFacts) -> Answer:
-        return self.dossier.findings.runs.get(facts.report.run, ("unknown", ()))[0]
+        return self.dossier.findings.correctness_of(facts.report.run)
 
     def _ask(self, body: object, facts: RunFacts) -> tuple[Answer, str]:
         match body:
@@ -224,7 +226,9 @@ class _Judge:
         return min(answers, key=lambda each: ("fail", "unknown", "pass").index(each[0]))
 
     def _reporting(self, rule: Reporting, facts: RunFacts) -> tuple[Answer, str]:
-        severities = {severity for number, severity in self._found(facts) if number == 102}
+        severities = {
+            each.severity for each in self.dossier.findings.findings_on(facts.report.run) if each.rule == 102
+        }
         if "violation" in severities:
             return "fail", "a chip of the run never logged its pre-commitment"
         if rule.data_precommitted and facts.report.precommit.data is None:
@@ -240,9 +244,6 @@ class _Judge:
             "pass",
             f"pre-committed on every chip of it ({len(facts.report.precommit.ranks)}), snapshots matched: {matched}",
         )
-
-    def _found(self, facts: RunFacts) -> tuple[tuple[int, str], ...]:
-        return self.dossier.findings.runs.get(facts.report.run, ("unknown", ()))[1]
 
     def _licence(self, rule: Licence, facts: RunFacts) -> tuple[Answer, str]:
         wanted = facts.report.precommit.digest().hex()
@@ -292,18 +293,18 @@ class _Judge:
 
     # -- chips -------------------------------------------------------------------------------
 
-    def _chips(self, rule: NoTraining) -> list[Observation]:
+    def _chips(self, rule: NoTraining) -> list[RuleObservation]:
         shown_chips = self.dossier.findings.chips
-        found: list[Observation] = []
+        found: list[RuleObservation] = []
         for ueid in sorted(rule.chips or shown_chips):
             name = f"chip {ueid[-8:]}"
             if ueid not in shown_chips:
-                found.append(Observation(name, "unknown", "was not shown"))
+                found.append(RuleObservation(name, "unknown", "was not shown"))
                 continue
             answer, text = _rest(shown_chips[ueid], rule.least_snapshots)
-            found.append(Observation(name, answer, text))
+            found.append(RuleObservation(name, answer, text))
         if not found:
-            found.append(Observation("chips", "unknown", "none was shown"))
+            found.append(RuleObservation("chips", "unknown", "none was shown"))
         return found
 
 

@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.fleet.agent.chip_log import Limits, read_log, verify_log
+from tallystick.fleet.agent.chip_log import LogLimits, read_log, verify_log
 from tallystick.fleet.agent.chip_record import Genesis, LoggedRecord
 from tallystick.fleet.attestation.assurance import Attestation, parse_attestation
-from tallystick.fleet.inspection.judging import Verdict
+from tallystick.fleet.inspection.judging import InspectionVerdict
 from tallystick.signing.keys import PublicKey, parse_public_key
 from tallystick.store.journal import parse_journal
 
@@ -34,7 +34,7 @@ class ChipLogReader:
     """
 
     earlier: Mapping[str, Sequence[bytes]] = field(default_factory=dict[str, Sequence[bytes]])
-    limits: Limits = field(default_factory=Limits)
+    limits: LogLimits = field(default_factory=LogLimits)
 
     def __call__(self, *, log: bytes, evidence: bytes, key: PublicKey, chip: str, nonce: bytes) -> list[str]:
         """Return what is wrong with the log, in words. What cannot be told is wrong too: unclear never passes."""
@@ -71,7 +71,7 @@ class ChipLogReader:
         return reasons
 
 
-def attested_chips(verdict: Verdict, files: Mapping[bytes, bytes]) -> dict[str, Attestation]:
+def attested_chips(verdict: InspectionVerdict, files: Mapping[bytes, bytes]) -> dict[str, Attestation]:
     """Return what the chips that passed an inspection attested there, by UEID: heads that their logs must go on from.
 
     ``files`` are the package's, by SHA-256.

@@ -15,12 +15,12 @@ from tallystick.fleet.inspection.inspection import (
     REFUSED,
     SEEN,
     UNREACHED,
-    Finding,
-    Result,
-    Target,
+    InspectionFinding,
+    InspectionResult,
+    OrderedChip,
     WorkOrder,
 )
-from tallystick.fleet.sampling.workload import Round
+from tallystick.fleet.sampling.workload import DrawRound
 from tallystick.signing.keys import PublicKey, parse_public_key
 
 PASSED, FAILED = "passed", "failed"
@@ -38,18 +38,18 @@ class LogReader(Protocol):
 class ChipVerdict:
     """What one chip's inspection comes to, with every reason against it."""
 
-    target: Target
+    target: OrderedChip
     outcome: str
     reasons: tuple[str, ...]
     passed: bool
 
 
 @dataclass(frozen=True)
-class Verdict:
+class InspectionVerdict:
     """What an order comes to: a verdict for each of its chips."""
 
     order: WorkOrder
-    result: Result
+    result: InspectionResult
     chips: tuple[ChipVerdict, ...]
 
     @property
@@ -57,22 +57,22 @@ class Verdict:
         """The chips that did not pass, those that nobody reached left out."""
         return [chip for chip in self.chips if not chip.passed and chip.outcome != UNREACHED]
 
-    def rounds(self, frame: Mapping[str, int], lost: Mapping[str, int] | None = None) -> list[Round]:
+    def rounds(self, frame: Mapping[str, int], lost: Mapping[str, int] | None = None) -> list[DrawRound]:
         """Return the rounds for re-planning (spec/plan.md 6); ``frame`` are the chips of each stratum drawn from."""
-        found: list[Round] = []
+        found: list[DrawRound] = []
         for stratum in sorted({chip.target.stratum for chip in self.chips}):
             here = [chip.outcome for chip in self.chips if chip.target.stratum == stratum]
             unreached, seen = here.count(UNREACHED), here.count(SEEN)
             found.append(
-                Round(
+                DrawRound(
                     stratum, frame[stratum], len(here), seen, len(here) - seen - unreached, unreached,
                     (lost or {}).get(stratum, 0),
                 )
             )  # fmt: skip
         return found
 
-    def deed_rows(self) -> list[list[str]]:
-        """Return the chips and outcomes for the registry's deed ``inspected``."""
+    def event_rows(self) -> list[list[str]]:
+        """Return the chips and outcomes for the registry's event ``inspected``."""
         rows: list[list[str]] = []
         for chip in self.chips:
             if chip.outcome == UNREACHED:
@@ -84,11 +84,11 @@ class Verdict:
 
 def judge(
     order: WorkOrder,
-    result: Result,
+    result: InspectionResult,
     keys: Mapping[str, PublicKey],
     files: Mapping[bytes, bytes],
     reader: LogReader,
-) -> Verdict:
+) -> InspectionVerdict:
     """Return what ``result`` comes to: every chip of the order passes every check, or fails with its reasons.
 
     ``files`` are the package's files by their SHA-256. A chip without a finding has failed.
@@ -121,7 +121,7 @@ def judge(
     }
     if stray := sorted(set(found) - {target.chip for target in order.targets}):
         raise Mismatch(f"chip {stray[0]}: was not in the order")
-    return Verdict(
+    return InspectionVerdict(
         order,
         result,
         tuple(
@@ -133,8 +133,8 @@ def judge(
 
 def _judge_chip(
     order: WorkOrder,
-    target: Target,
-    finding: Finding | None,
+    target: OrderedChip,
+    finding: InspectionFinding | None,
     files: Mapping[bytes, bytes],
     shared: set[bytes],
     reader: LogReader,
@@ -173,7 +173,11 @@ def _judge_chip(
 
 
 def _log_reasons(
-    order: WorkOrder, target: Target, finding: Finding, files: Mapping[bytes, bytes], reader: LogReader
+    order: WorkOrder,
+    target: OrderedChip,
+    finding: InspectionFinding,
+    files: Mapping[bytes, bytes],
+    reader: LogReader,
 ) -> list[str]:
     if not finding.log or not finding.evidence:
         return ["no log was extracted with a fresh nonce"]

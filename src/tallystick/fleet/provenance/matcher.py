@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tallystick.commit.state import Entry
-from tallystick.fleet.agent.memory import Opening, Region, page_hashes, reader_of
+from tallystick.fleet.agent.memory import Region, SnapshotOpening, page_hashes, reader_of
 from tallystick.fleet.provenance.transcripts import Slice
 
 Status = Literal["exact", "torn", "unexplained"]
@@ -39,7 +39,7 @@ _NUMPY = {
 
 
 @dataclass(frozen=True)
-class Match:
+class SnapshotMatch:
     """What a snapshot was found to be.
 
     Attributes:
@@ -92,8 +92,11 @@ def slice_bytes(piece: Slice, dtype: str, entries: Mapping[str, Entry]) -> bytes
 
 
 def match_snapshot(
-    opening: Opening, shard_map: Sequence[Slice], states: Iterable[State], memory: PageReader | None = None
-) -> Match:
+    opening: SnapshotOpening,
+    shard_map: Sequence[Slice],
+    states: Iterable[State],
+    memory: PageReader | None = None,
+) -> SnapshotMatch:
     """Return what the snapshot is of, having looked at ``states`` in their order until one fits.
 
     A torn snapshot is found where two states that follow each other stand in ``states`` one after the other. ``memory`` opens
@@ -111,7 +114,7 @@ def match_snapshot(
     best: tuple[int, tuple[str, ...]] = (covered + 1, ())
     before: tuple[int, Mapping[str, Entry], list[list[bytes]]] | None = None
     if not pages:
-        return Match("unexplained", None, (), 0, opening.size, opening.size)
+        return SnapshotMatch("unexplained", None, (), 0, opening.size, opening.size)
     for steps_done, entries in states:
         expected = [_expected(piece, region, entries, opening, first) for region, first, _, piece in pages]
         wrong = [
@@ -120,20 +123,20 @@ def match_snapshot(
         ]
         differing = tuple(name for name, count in wrong if count)
         if not differing:
-            return Match("exact", steps_done, slices, 0, uncovered, opening.size)
+            return SnapshotMatch("exact", steps_done, slices, 0, uncovered, opening.size)
         if before is not None and steps_done == before[0] + 1:
             mixed = _torn(opening, pages, before, (entries, expected), memory)
             if mixed is not None:
-                return Match("torn", before[0], slices, mixed, uncovered, opening.size)
+                return SnapshotMatch("torn", before[0], slices, mixed, uncovered, opening.size)
         missing = sum(count for _, count in wrong) * opening.page_size
         best = min(best, (missing, differing))
         before = (steps_done, entries, expected)
     unexplained = min(uncovered + best[0], opening.size)
-    return Match("unexplained", None, slices, 0, unexplained, opening.size, best[1])
+    return SnapshotMatch("unexplained", None, slices, 0, unexplained, opening.size, best[1])
 
 
 def _expected(
-    piece: Slice, region: Region, entries: Mapping[str, Entry], opening: Opening, first: int
+    piece: Slice, region: Region, entries: Mapping[str, Entry], opening: SnapshotOpening, first: int
 ) -> list[bytes]:
     """Return the leaves of a region; hashes of nothing where the state cannot fill it."""
     data = slice_bytes(piece, region.dtype, entries)
@@ -145,7 +148,7 @@ def _expected(
 
 
 def _torn(
-    opening: Opening,
+    opening: SnapshotOpening,
     pages: Sequence[tuple[Region, int, Sequence[bytes], Slice]],
     before: tuple[int, Mapping[str, Entry], list[list[bytes]]],
     after: tuple[Mapping[str, Entry], list[list[bytes]]],
@@ -171,7 +174,7 @@ def _torn(
 class _SignedPage:
     """Page ``number`` of a region that begins at byte ``offset`` and page ``first`` of the memory."""
 
-    opening: Opening
+    opening: SnapshotOpening
     offset: int
     first: int
     number: int
@@ -209,7 +212,7 @@ def _is_mixed(
     return bool(np.all((found == a) | (found == b)))
 
 
-def _offsets(opening: Opening) -> dict[str, int]:
+def _offsets(opening: SnapshotOpening) -> dict[str, int]:
     offsets: dict[str, int] = {}
     at = 0
     for region in opening.regions:
