@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tallystick.cli.options import AsJson, Device, Seed, Settings, argument, find_job, option, parse_settings
-from tallystick.cli.profiles import check_device
+from tallystick.cli.profiles import check_device, run_child
 from tallystick.cli.terminal import TaskDisplay, answer, print_json, say
 from tallystick.errors import InvalidInput, StoreError
 from tallystick.execution.determinism import parse_profile
@@ -97,7 +97,6 @@ def calibrate(
 
     from tallystick.reports.calibration import CalibrationReport
     from tallystick.roles import calibrator
-    from tallystick.roles.bench_process import run_child
 
     source = find_job(job)
     order = calibrator.Order(source, settings, rounding, seed, steps, repeats, profiles, device)
