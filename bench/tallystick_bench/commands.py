@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from tallystick.cli.options import Settings, argument, flag, option, parse_settings
+from tallystick.cli.options import AsJson, Settings, argument, flag, option, parse_settings
 from tallystick.cli.profiles import run_child
 from tallystick.cli.terminal import console, print_json, say
 from tallystick.errors import InvalidInput
@@ -74,7 +74,6 @@ Out = Annotated[
     ),
 ]
 Seeds = Annotated[int, option("--seeds", "N", "Part loss: train with seeds 0 to N - 1.", least=1, most=100)]
-AsJson = Annotated[bool, flag("--json", "Print one JSON object instead of a table.")]
 Quick = Annotated[bool, flag("--quick", "A few steps of everything: shows that it works, measures nothing.")]
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Annotated
 
 from tallystick.cli.evidence.bundling import BundleFile, ModelDirectory, PolicyFile, verify_file
-from tallystick.cli.options import AsJson, argument, option, parse_root
+from tallystick.cli.options import AnyRun, AsJson, argument, existing_run, option, parse_root
 from tallystick.cli.terminal import answer, say
 from tallystick.commit.state import CHUNK_BYTES, Entry, open_chunk
 from tallystick.dispute.terms import Party
-from tallystick.errors import InvalidInput, StoreError
+from tallystick.errors import InvalidInput
 from tallystick.evidence.recognition import RUN, Recognised, recognise
 from tallystick.evidence.run_verifier import verify_proof, verify_run
 from tallystick.evidence.verification import Verification
@@ -29,7 +29,6 @@ PROOF_LIMIT = 1 << 27  # bytes; a proof of a step has a few hundred
 CHUNK_SUFFIX = ".chunk"  # of the file with the bytes that a chunk proof beside it speaks of
 
 
-Run = Annotated[Path, argument("DIR", "A run directory, finished or not.")]
 Subject = Annotated[
     Path,
     argument(
@@ -58,9 +57,9 @@ ChunkIndex = Annotated[
 ProofOut = Annotated[Path | None, option("--out", "FILE", "Where to write the proof; by default stdout.")]
 
 
-def show(run: Run, as_json: AsJson = False) -> int:
+def show(run: AnyRun, as_json: AsJson = False) -> int:
     """Show what a run directory holds: order, policy, roots, parameters and the size of its log."""
-    answer(read_run(RunDirectory(_existing(run))), as_json=as_json)
+    answer(read_run(existing_run(run)), as_json=as_json)
     return 0
 
 
@@ -141,7 +140,7 @@ def _verify_proof(
 
 
 def prove(
-    run: Run,
+    run: AnyRun,
     step: Step = None,
     checkpoint: Checkpoint = None,
     entry: EntryName = None,
@@ -150,7 +149,7 @@ def prove(
 ) -> int:
     """Prove that one step, or one chunk of a committed state, lies under a root."""
     wanted = (step is not None, checkpoint is not None, entry is not None, chunk is not None)
-    directory = RunDirectory(_existing(run))
+    directory = existing_run(run)
     if wanted == (True, False, False, False):
         assert step is not None
         transcript = directory.load_transcript()
@@ -205,9 +204,3 @@ def _hand_over(
         write_whole(out.with_name(out.name + CHUNK_SUFFIX), chunk)
     say(f"{out}: proof against {root}")
     say(f"tally verify {out} --root {root.rsplit(' ', maxsplit=1)[-1]}")
-
-
-def _existing(path: Path) -> Path:
-    if not path.is_dir():
-        raise StoreError(f"{path}: there is no such run directory")
-    return path

@@ -5,7 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from tallystick.cli.options import AsJson, Device, JobName, argument, choose_source, option
+from tallystick.cli.options import (
+    DEFAULT_EFFORT,
+    AsJson,
+    Device,
+    Effort,
+    FindingsOut,
+    JobName,
+    argument,
+    choose_source,
+    option,
+)
 from tallystick.cli.profiles import check_device
 from tallystick.cli.terminal import TrialDisplay, answer, json_bytes, say
 from tallystick.diagnosis.causes import explain_states
@@ -17,15 +27,10 @@ if TYPE_CHECKING:
     from tallystick.diagnosis.causes import Divergence
     from tallystick.execution.job import JobSource
 
-DEFAULT_EFFORT = 60.0  # seconds
 First = Annotated[Path, argument("A", "A run directory, or a state as a safetensors file.")]
 Second = Annotated[Path, argument("B", "Another of the same sort.")]
 After = Annotated[
     int | None, option("--after", "N", "Compare the two runs' states after N steps; repeat nothing.", least=0)
-]
-Out = Annotated[Path | None, option("--out", "FILE", "Also write the findings there, as --json prints them.")]
-Effort = Annotated[
-    float, option("--effort", "SECONDS", "How long to try causes out; 0 to repeat nothing.", least=0)
 ]
 
 
@@ -35,7 +40,7 @@ def diff(
     after: After = None,
     job: JobName = None,
     device: Device = "cpu",
-    out: Out = None,
+    out: FindingsOut = None,
     effort: Effort = DEFAULT_EFFORT,
     as_json: AsJson = False,
 ) -> int:
