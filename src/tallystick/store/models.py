@@ -10,7 +10,9 @@ from pathlib import Path
 from tallystick.commit.state import Entry, summarise
 from tallystick.errors import InvalidInput, Mismatch, StoreError
 from tallystick.signing.model_signature import EXCLUDED, SIGNATURE_FILE, Manifest
-from tallystick.store.files import load_state_file, open_regular, storing, tensor_pieces, weights_pieces
+from tallystick.store.files import storing
+from tallystick.store.regular import open_regular
+from tallystick.store.tensor_files import load_state_file, tensor_pieces, weights_pieces
 
 WEIGHTS_FILE = "model.safetensors"
 

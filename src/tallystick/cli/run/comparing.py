@@ -21,7 +21,8 @@ from tallystick.cli.terminal import TrialDisplay, answer, json_bytes, say
 from tallystick.diagnosis.causes import explain_states
 from tallystick.errors import InvalidInput, StoreError
 from tallystick.reports.divergence import DivergencePage
-from tallystick.store.files import RunDirectory, load_state_file
+from tallystick.store.files import RunDirectory
+from tallystick.store.tensor_files import load_state_file
 
 if TYPE_CHECKING:
     from tallystick.diagnosis.causes import Divergence
