@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-from tallystick.errors import InvalidInput, Nondeterminism, TallyError
+from tallystick.errors import Nondeterminism, TallyError
 from tallystick.execution.determinism import INSTRUCTION_SETS, Profile
 
 Child = Callable[[Sequence[str], Profile], dict[str, Any]]
@@ -99,19 +99,3 @@ def interrupt_once() -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, interrupt)
-
-
-def check_device(device: str) -> None:
-    """Return if torch can compute on ``device``.
-
-    Raises:
-        InvalidInput: another word than cpu or cuda, or no such device here.
-    """
-    if device == "cpu":
-        return
-    if device != "cuda":
-        raise InvalidInput(f"device {device}: unknown; known are cpu, cuda")
-    import torch
-
-    if not torch.cuda.is_available():
-        raise InvalidInput("device cuda: torch sees no CUDA device on this machine")

@@ -381,5 +381,8 @@ def _must_be_root(found: bytes, stated: Checkpoint, what: str) -> None:
     if found != stated.root:
         raise Mismatch(
             f"log {stated.origin}: the checkpoint of {stated.size} entries has root {stated.root.hex()}, "
-            f"{what} {found.hex()}"
+            f"{what} {found.hex()}",
+            where=f"log {stated.origin}",
+            own=found.hex(),
+            stated=stated.root.hex(),
         )

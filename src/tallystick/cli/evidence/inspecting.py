@@ -8,25 +8,24 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated
 
-from tallystick.cli.evidence.bundling import BundleFile, ModelDirectory, PolicyFile, verify_file
+from tallystick.cli.evidence.bundling import BundleFile, ModelDirectory, PolicyFile
 from tallystick.cli.options import AnyRun, AsJson, argument, existing_run, option, parse_root
 from tallystick.cli.terminal import answer, say
 from tallystick.commit.state import CHUNK_BYTES, Entry, open_chunk
 from tallystick.dispute.terms import Party
 from tallystick.errors import InvalidInput
+from tallystick.evidence.files import CHUNK_SUFFIX, verify_bundle_file, verify_proof_file
 from tallystick.evidence.recognition import RUN, Recognised, recognise
-from tallystick.evidence.run_verifier import verify_proof, verify_run
+from tallystick.evidence.run_verifier import verify_run
 from tallystick.evidence.verification import Verification
 from tallystick.reports.run import read_run
 from tallystick.reports.verification import VerificationPage
 from tallystick.run.transcript import Transcript
 from tallystick.signing.keys import PublicKey
-from tallystick.store.files import RunDirectory, read_whole, write_whole
+from tallystick.store.files import RunDirectory, write_whole
 from tallystick.store.keys import load_public_key
 
 EXIT_CODES: Mapping[str, int] = {"match": 0, "mismatch": 1, "malformed": 2, "unjudged": 3}
-PROOF_LIMIT = 1 << 27  # bytes; a proof of a step has a few hundred
-CHUNK_SUFFIX = ".chunk"  # of the file with the bytes that a chunk proof beside it speaks of
 
 
 Subject = Annotated[
@@ -97,12 +96,12 @@ def verify(
             raise InvalidInput(
                 "--bundle: asks of a file whether it is the bundle's result, and goes with --policy alone"
             )
-        found = verify_file(bundle, policy, None, file=path)
+        found = verify_bundle_file(bundle, policy, None, file=path)
     elif kind.is_bundle:
         _only_for(bool(keys), "--trainer-signs, --auditor-signs", "a dispute's record", path, kind)
         if root is not None or chunk is not None:
             raise InvalidInput("--root, --chunk: are for runs and proofs; a bundle has --policy and --model")
-        found = verify_file(path, policy, model)
+        found = verify_bundle_file(path, policy, model)
     elif is_run:
         _only_for(policy is not None or model is not None, "--policy, --model", "bundles", path, kind)
         _only_for(bool(keys), "--trainer-signs, --auditor-signs", "a dispute's record", path, kind)
@@ -129,14 +128,7 @@ def _verify_proof(
         raise InvalidInput(
             "--root: a proof is verified against a root known from elsewhere; give it with --root HEX"
         )
-    beside = path.with_name(path.name + CHUNK_SUFFIX)
-    given = chunk if chunk is not None else (beside if beside.exists() else None)
-    return verify_proof(
-        read_whole(path, limit=PROOF_LIMIT, what="a proof"),
-        parse_root(root),
-        chunk=None if given is None else read_whole(given, limit=CHUNK_BYTES, what="a chunk"),
-        keys=keys,
-    )
+    return verify_proof_file(path, parse_root(root), chunk=chunk, keys=keys)
 
 
 def prove(

@@ -24,7 +24,7 @@ from tallystick.cli.options import (
     option,
     parse_steps,
 )
-from tallystick.cli.profiles import check_device, rerun_under
+from tallystick.cli.profiles import rerun_under
 from tallystick.cli.run.judging import Signing, StatementKey, StatementOut, load_signing
 from tallystick.cli.run.sampling import (
     AnnouncementFile,
@@ -41,7 +41,7 @@ from tallystick.cli.run.sampling import (
 )
 from tallystick.cli.terminal import StepDisplay, TrialDisplay, answer, json_bytes, say
 from tallystick.errors import InvalidInput, Nondeterminism, TallyError
-from tallystick.execution.determinism import Profile, parse_profile
+from tallystick.execution.determinism import Profile, check_device, parse_profile
 from tallystick.reports.audit import AuditPage, ClaimPage
 from tallystick.reports.sample import AnnouncementPage
 from tallystick.roles.statements import sign_audit

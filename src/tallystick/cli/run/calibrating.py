@@ -23,10 +23,10 @@ from tallystick.cli.options import (
     option,
     parse_settings,
 )
-from tallystick.cli.profiles import check_device, run_child
+from tallystick.cli.profiles import run_child
 from tallystick.cli.terminal import TaskDisplay, answer, print_json, say
 from tallystick.errors import InvalidInput, StoreError
-from tallystick.execution.determinism import parse_profile
+from tallystick.execution.determinism import check_device, parse_profile
 from tallystick.numerics.policy import CHOICES, find_policy
 from tallystick.run.calibration import LIMIT, CalibrationChoice, parse_calibration
 from tallystick.store.files import read_whole, write_whole

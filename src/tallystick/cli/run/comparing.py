@@ -16,10 +16,10 @@ from tallystick.cli.options import (
     choose_source,
     option,
 )
-from tallystick.cli.profiles import check_device
 from tallystick.cli.terminal import TrialDisplay, answer, json_bytes, say
 from tallystick.diagnosis.causes import explain_states
 from tallystick.errors import InvalidInput, StoreError
+from tallystick.execution.determinism import check_device
 from tallystick.reports.divergence import DivergencePage
 from tallystick.store.files import RunDirectory
 from tallystick.store.tensor_files import load_state_file

@@ -25,11 +25,11 @@ from tallystick.cli.options import (
     option,
     parse_settings,
 )
-from tallystick.cli.profiles import check_device, rerun_under
+from tallystick.cli.profiles import rerun_under
 from tallystick.cli.run.calibrating import differences, load_choice
 from tallystick.cli.terminal import StepDisplay, answer, say
 from tallystick.errors import InvalidInput, TallyError
-from tallystick.execution.determinism import parse_profile
+from tallystick.execution.determinism import check_device, parse_profile
 from tallystick.fleet.provenance.transcripts import Lineage
 from tallystick.numerics.policy import Policy, find_policy
 from tallystick.reports.run import read_run
