@@ -28,6 +28,7 @@ from tallystick_bench.losses import Losses
 from tallystick_bench.machine import machine
 from tallystick_bench.monitor import monitor
 from tallystick_bench.rows import Row
+from tallystick_bench.spending import beyond_segment, step_of
 from tallystick_bench.training import PARTS, SEEDS, Bench
 
 if TYPE_CHECKING:
@@ -288,7 +289,7 @@ def dispute_tables(cost: DisputeCost, facts: dict[str, Any]) -> Iterator[Table]:
     """Return what a dispute cost as people read it: the parties' time, then the judge's work."""
     from tallystick_bench.dispute import MOST_SHARE, MOST_STEPS
 
-    step, spent = cost.ledger.step, cost.ledger.spent
+    step, spent = step_of(cost.ledger), cost.ledger.spent
     title = (
         f"tally bench evidence dispute: {cost.job}, {cost.policy}, step {cost.segment // 2} of {cost.segment}"
     )
@@ -300,7 +301,7 @@ def dispute_tables(cost: DisputeCost, facts: dict[str, Any]) -> Iterator[Table]:
         table.add_row(who, deed, f"{one.wall:.3f}", f"{one.cpu:.3f}", f"{one.wall / step.wall:.3f}", "")
     table.add_section()
     table.add_row("", "a plain step, repeated", f"{step.wall:.3f}", f"{step.cpu:.3f}", "1", "")
-    total, steps = cost.ledger.beyond_segment(), cost.beyond
+    total, steps = beyond_segment(cost.ledger), cost.beyond
     label = "dispute beyond repeating one segment"
     table.add_row(
         "all", label, f"{total.wall:.3f}", f"{total.cpu:.3f}", f"{steps.wall:.2f}", f"<= {MOST_STEPS:g}"
