@@ -7,18 +7,21 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from typer.models import ArgumentInfo, OptionInfo
 
 from tallystick.commit.encoding import parse_hex
+from tallystick.dispute.terms import Party
 from tallystick.errors import InvalidInput, StoreError
 from tallystick.store.files import RunDirectory
 
 if TYPE_CHECKING:
     from tallystick.execution.job import JobSource
     from tallystick.signing.keys import PublicKey
+
+Given = TypeVar("Given")
 
 
 def option(
@@ -175,6 +178,12 @@ def load_chip_keys(texts: Sequence[str]) -> dict[str, PublicKey]:
         parse_hex(ueid, n_bytes=len(ueid) // 2, what="--chip")
         found[ueid] = load_public_key(Path(file))
     return found
+
+
+def by_party(trainer: Given | None, auditor: Given | None) -> dict[Party, Given]:
+    """Return what was given for each party, without those for whom nothing was."""
+    both: dict[Party, Given | None] = {"trainer": trainer, "auditor": auditor}
+    return {party: given for party, given in both.items() if given is not None}
 
 
 def parse_steps(text: str | None) -> tuple[int, int] | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 from tallystick.cli.evidence.bundling import BundleFile, ModelDirectory, PolicyFile
-from tallystick.cli.options import AnyRun, AsJson, argument, existing_run, option, parse_root
+from tallystick.cli.options import AnyRun, AsJson, argument, by_party, existing_run, option, parse_root
 from tallystick.cli.terminal import answer, say
 from tallystick.commit.state import CHUNK_BYTES, Entry, open_chunk
 from tallystick.dispute.terms import Party
@@ -78,9 +78,8 @@ def verify(
     With --bundle: whether weights are the very result that the bundle speaks of. Exit codes: 0 accepted or consistent,
     1 something does not fit or is not accepted, or the weights are others, 2 malformed or a wrong argument, 3 not judged.
     """
-    public: dict[Party, Path | None] = {"trainer": trainer_signs, "auditor": auditor_signs}
     keys: dict[Party, PublicKey] = {
-        party: load_public_key(given) for party, given in public.items() if given is not None
+        party: load_public_key(given) for party, given in by_party(trainer_signs, auditor_signs).items()
     }
     kind = recognise(path)
     is_run = kind.what == RUN

@@ -132,19 +132,14 @@ def audit(
     Exit codes: 0 match, 1 mismatch or log violation, 2 a wrong argument, 3 cannot reproduce, 4 not accepted: every byte
     follows from the log, but the log could have steered more than is accepted; nobody is accused. 130 interrupted.
     """
-    chosen, segment, accepted = (
-        parse_profile(profile),
-        parse_steps(steps),
-        (max_steer, max_moves, max_silenced),
-    )
+    chosen, segment = parse_profile(profile), parse_steps(steps)
+    accepted = (max_steer, max_moves, max_silenced)
     sampled = SampleOptions(
         sample, detect, fraction, beacon_round, beacon, log_proof, log_policy, announce, announcement, draw
     )
     sampled.check(whole=steps is None and claim is None)
     if claim is not None:
-        _check_claim(
-            signed=(key, statement) != (None, None), limited=accepted != (None,) * 3, cut=segment is not None
-        )
+        _check_claim((key, statement), accepted, segment)
     signing = load_signing(key, statement)
     if (code := rerun_under(chosen, context.obj)) is not None:
         return code
@@ -165,21 +160,23 @@ def audit(
     return _audit(repetition, wanted, as_json=as_json)
 
 
-def _check_claim(*, signed: bool, limited: bool, cut: bool) -> None:
+def _check_claim(
+    signing: tuple[object, ...], accepted: tuple[object, ...], segment: tuple[int, int] | None
+) -> None:
     """Return if nothing was asked for that a claim cannot give.
 
     Raises:
         InvalidInput: something was.
     """
-    if signed:
+    if any(given is not None for given in signing):
         raise InvalidInput(
             "--claim: writes a claim and no audit's statement; leave out --key and --statement"
         )
-    if limited:
+    if any(limit is not None for limit in accepted):
         raise InvalidInput(
             "--claim: a claim accepts nothing; leave out --max-steer, --max-moves and --max-silenced"
         )
-    if cut:
+    if segment is not None:
         raise InvalidInput("--claim: a claim is about the whole run; leave out --steps")
 
 

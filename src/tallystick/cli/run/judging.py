@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from tallystick.cli.options import AsJson, JobName, argument, choose_source, existing_run, find_job, option
+from tallystick.cli.options import (
+    AsJson,
+    JobName,
+    argument,
+    by_party,
+    choose_source,
+    existing_run,
+    find_job,
+    option,
+)
 from tallystick.cli.terminal import answer, say
 from tallystick.dispute.record import DISPUTE_LIMIT, find_contradiction, parse_dispute
 from tallystick.dispute.terms import Party
@@ -121,17 +130,12 @@ def dispute(
     ours, theirs = existing_run(trainer), existing_run(auditor)
     source = choose_source(job, ours.load_specification().job.path)
     signing = load_signing(key, statement)
-    named: dict[Party, str | None] = {"trainer": trainer_key, "auditor": auditor_key}
-    public: dict[Party, Path | None] = {"trainer": trainer_signs, "auditor": auditor_signs}
+    named, public = by_party(trainer_key, auditor_key), by_party(trainer_signs, auditor_signs)
     if level != "operators":
-        _check_steps(defence=defence, keys=(*named.values(), *public.values()))
+        _check_steps(defence, signed=bool(named or public))
     program = None if defence is None else find_job(defence)
-    signers: dict[Party, Signer] = {
-        party: load_key(given) for party, given in named.items() if given is not None
-    }
-    asked: dict[Party, PublicKey] = {
-        party: load_public_key(path) for party, path in public.items() if path is not None
-    }
+    signers: dict[Party, Signer] = {party: load_key(given) for party, given in named.items()}
+    asked: dict[Party, PublicKey] = {party: load_public_key(path) for party, path in public.items()}
     accused = _read_own_accusation(accusation, auditor, signers.get("auditor"), asked.get("auditor"))
 
     from tallystick.roles import judge
@@ -235,7 +239,7 @@ def check_level(level: str) -> None:
         raise InvalidInput(f"--level: must be {' or '.join(LEVELS)}, got {level!r}")
 
 
-def _check_steps(defence: str | None, keys: Iterable[object]) -> None:
+def _check_steps(defence: str | None, *, signed: bool) -> None:
     """Return if a dispute over whole steps was asked for nothing that is about operators.
 
     Raises:
@@ -245,7 +249,7 @@ def _check_steps(defence: str | None, keys: Iterable[object]) -> None:
         raise InvalidInput(
             "--defence: the trainer's program is heard over operators only; leave out --level steps"
         )
-    if any(keys):
+    if signed:
         raise InvalidInput(
             "--level steps: moves over operators are what is signed; leave out --trainer-key, --auditor-key, "
             "--trainer-signs and --auditor-signs"
