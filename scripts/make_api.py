@@ -137,10 +137,9 @@ def bases_of(node: ast.ClassDef, module: str) -> Iterator[ast.ClassDef]:
         name, _, given = ast.unparse(base).removesuffix("]").partition("[")
         if homes.get(name, "").rpartition(".")[0] == room:
             found = found_in(homes[name], name)
-            variables = [ast.unparse(each) for each in found.bases] if isinstance(found, ast.ClassDef) else []
             text = ast.unparse(found)
-            for variable in variables:
-                text = re.sub(rf"\b{variable.removeprefix('Generic[').removesuffix(']')}\b", given, text)
+            if variable := re.search(r"\bGeneric\[(\w+)\]", text):
+                text = re.sub(rf"\b{variable[1]}\b", given, text)
             filled = ast.parse(text).body[0]
             assert isinstance(filled, ast.ClassDef)
             yield filled

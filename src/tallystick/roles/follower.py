@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Required, TypedDict, Unpack
 
-import torch
-from torch import nn
-
 from tallystick.commit.state import Entry
 from tallystick.errors import InvalidInput, Mismatch, OtherProgram, ProtocolViolation
+from tallystick.execution.session import Session
 from tallystick.execution.snapshot import load_state
 from tallystick.numerics.policy import policy_of
 from tallystick.roles.acceptance import Acceptance, Limits
@@ -26,7 +24,7 @@ from tallystick.roles.initial_state import (
     find_other_setting,
     settings_of,
 )
-from tallystick.roles.loop import Loop, Loss, main_program
+from tallystick.roles.loop import Loop, main_program
 from tallystick.roles.recorder import Recorder
 from tallystick.roles.replay import adopting
 from tallystick.run.program import in_words
@@ -85,23 +83,7 @@ class Follower(Loop[AuditReport]):
         self._own: Mapping[str, Entry] = {}
         self._built: Mapping[str, Built] = {}
 
-    def prepare(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        scheduler: Any = None,
-        *,
-        loss: Loss,
-        extra: Mapping[str, nn.Module] | None = None,
-        follows_up: bool = False,
-        smooth: Collection[str] = (),
-    ) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """Put the model into the committed initial state and hooks on the optimizer.
-
-        Raises:
-            Mismatch: that state says that steps were done before it.
-        """
-        session = self._open(model, optimizer, scheduler, loss, extra, follows_up, smooth)
+    def _begin_with(self, session: Session) -> None:
         state = self._directory.load_committed(0, self._transcript.specification.initial_state)
         check_cursor(0, state)
         self._own, self._built = settings_of(session), built_of(session)
@@ -110,7 +92,6 @@ class Follower(Loop[AuditReport]):
         except InvalidInput:
             load_state(session, state)
         self._acceptance.begin(session)
-        return model, optimizer
 
     @contextmanager
     def step(self, batch: Any) -> Generator[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +26,7 @@ Loss = Callable[[Any], Tensor]
 Result = TypeVar("Result")
 
 
-class Loop(Generic[Result]):
+class Loop(ABC, Generic[Result]):
     """A training loop as a context manager: leaving it in order finishes it, an exception lets go of the model."""
 
     def __init__(self, policy: Policy, seed: int) -> None:
@@ -72,33 +73,55 @@ class Loop(Generic[Result]):
             raise ProtocolViolation("recorder: call finish() before result, or leave the `with` block")
         return self._result
 
+    @abstractmethod
     def finish(self) -> Result:
         """Remove the hooks and return what came of it."""
-        raise NotImplementedError
 
     def abandon(self) -> None:
         """Remove the hooks and let go of the model; what is on the disk stays."""
         if self._session is not None:
             self._session.close()
 
-    def _open(
+    def prepare(
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        scheduler: Any,
+        scheduler: Any = None,
+        *,
         loss: Loss,
-        extra: Mapping[str, nn.Module] | None,
-        follows_up: bool,
-        smooth: Collection[str],
-    ) -> Session:
-        """Return the prepared session of the loop's model."""
+        extra: Mapping[str, nn.Module] | None = None,
+        follows_up: bool = False,
+        smooth: Collection[str] = (),
+    ) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """Convert ``model`` to the policy's precision, put hooks on ``optimizer`` and return both, the same objects.
+
+        A follower also puts the model into the committed first state.
+
+        Args:
+            model: converted in place.
+            optimizer: over its parameters.
+            scheduler: part of the state, if given.
+            loss: the loss of one batch, as the loop computes it; used to measure the noise.
+            extra: further modules whose tensors are part of the state.
+            follows_up: whether the loop changes averages or other slow values after the optimizer, in ``follow_up``.
+            smooth: operators outside the table that the loop declares continuous (``"mylib::op"``).
+
+        Raises:
+            Nondeterminism: something that no other machine could repeat, by name.
+            Mismatch: of a follower: the committed first state says that steps were done before it.
+        """
         session = Session(
             model, optimizer, policy=self._policy, seed=self._seed, scheduler=scheduler, extra=extra,
             follows_up=follows_up, smooth=frozenset(smooth),
         )  # fmt: skip
         session.prepare()
         self._session, self._loss = session, loss
-        return session
+        self._begin_with(session)
+        return model, optimizer
+
+    @abstractmethod
+    def _begin_with(self, session: Session) -> None:
+        """Get ready for the first step."""
 
     def backward(self, loss: Tensor) -> None:
         """Run the backward pass of one micro-batch and note its loss.

@@ -25,18 +25,16 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
 from tallystick.errors import InvalidInput, ProtocolViolation
 from tallystick.execution.noise.calibration import calibrate
+from tallystick.execution.session import Session
 from tallystick.numerics.policy import find_policy
-from tallystick.roles.loop import Loop, Loss, main_program
+from tallystick.roles.loop import Loop, main_program
 from tallystick.roles.run_writer import RunWriter
 from tallystick.roles.trainer import specification_of
 from tallystick.run.documents import JobRecord, RunStatement, Specification
@@ -105,34 +103,8 @@ class Recorder(Loop[RunStatement]):
         self._writer: RunWriter | None = None
         self._left: tuple[list[int], int] | None = None
 
-    def prepare(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        scheduler: Any = None,
-        *,
-        loss: Loss,
-        extra: Mapping[str, nn.Module] | None = None,
-        follows_up: bool = False,
-        smooth: Collection[str] = (),
-    ) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """Convert ``model`` to the policy's precision, put hooks on ``optimizer`` and return both, the same objects.
-
-        Args:
-            model: converted in place.
-            optimizer: over its parameters.
-            scheduler: part of the state, if given.
-            loss: the loss of one batch, as the loop computes it; used to measure the noise.
-            extra: further modules whose tensors are part of the state.
-            follows_up: whether the loop changes averages or other slow values after the optimizer, in ``follow_up``.
-            smooth: operators outside the table that the loop declares continuous (``"mylib::op"``).
-
-        Raises:
-            Nondeterminism: something that no other machine could repeat, by name.
-        """
-        session = self._open(model, optimizer, scheduler, loss, extra, follows_up, smooth)
+    def _begin_with(self, session: Session) -> None:
         self._writer = RunWriter(session, self._directory, self.phases)
-        return model, optimizer
 
     @contextmanager
     def step(self, batch: Any) -> Generator[Any]:
