@@ -125,9 +125,19 @@ class SampleOptions:
             specification = transcript.specification
             own = (root, size, specification.steps, specification.checkpoint_every)
             if own != (found.run_root, found.tree_size, found.steps, found.checkpoint_every):
-                raise Mismatch(f"announcement: is about run {found.run_root.hex()}, this is {root.hex()}")
+                raise Mismatch(
+                    f"announcement: is about run {found.run_root.hex()}, this is {root.hex()}",
+                    where="run of the announcement",
+                    own=root.hex(),
+                    stated=found.run_root.hex(),
+                )
             if self.is_checked and (shown := self._position(transcript)) != found.log:
-                raise Mismatch(f"announcement: says {_words(found.log)}; the log proof shows {_words(shown)}")
+                raise Mismatch(
+                    f"announcement: says {_words(found.log)}; the log proof shows {_words(shown)}",
+                    where="log of the announcement",
+                    own=_words(shown),
+                    stated=_words(found.log),
+                )
             return found
         assert self.fraction is not None and self.detect is not None and self.round is not None
         return announce(
