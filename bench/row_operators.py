@@ -8,7 +8,7 @@ are those of float64, rounded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -28,6 +28,16 @@ def cases() -> Iterator[Case]:
     def draw(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator)
 
+    yield from loss_cases(draw)
+    yield from norm_cases(draw)
+    x = draw(4_000_000)
+    yield "vector norm", "4 million", A.linalg_vector_norm.default, (x,), (x.double(),)
+    y = draw(64, 768).log_softmax(1)
+    yield "logsumexp", "of log-probabilities", A.logsumexp.default, (y, [1]), (y.double(), [1])
+
+
+def loss_cases(draw: Callable[..., Tensor]) -> Iterator[Case]:
+    """Losses of models that are more and more confident."""
     for ahead in (0.0, 12.0, 20.0):
         x = draw(64, 10)
         x[torch.arange(64), torch.arange(64) % 10] += ahead
@@ -50,6 +60,10 @@ def cases() -> Iterator[Case]:
         yield "bce with logits", where, bce, (sure, target, None, None, 0), (
             sure.double(), target.double(), None, None, 0
         )  # fmt: skip
+
+
+def norm_cases(draw: Callable[..., Tensor]) -> Iterator[Case]:
+    """Normalisations of activations that lie farther and farther from zero."""
     on = [True] * 3
     for offset in (0.0, 1e3, 1e5):
         x, g, w, b = draw(8, 16, 6, 6) * 0.1 + 0.1 * offset, draw(8, 16, 6, 6), draw(16), draw(16)
@@ -89,10 +103,6 @@ def cases() -> Iterator[Case]:
             "layer norm backward", where, A.native_layer_norm_backward.default, (g, x, *tail, *stated, w, b, on),
             (far[1], far[0], *tail, *exact, far[2], far[3], on),
         )  # fmt: skip
-    x = draw(4_000_000)
-    yield "vector norm", "4 million", A.linalg_vector_norm.default, (x,), (x.double(),)
-    y = draw(64, 768).log_softmax(1)
-    yield "logsumexp", "of log-probabilities", A.logsumexp.default, (y, [1]), (y.double(), [1])
 
 
 def deviation(name: str, found: Any, exact: Any) -> float:

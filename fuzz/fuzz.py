@@ -107,7 +107,8 @@ def _one_process(name: str, seconds: int, findings: Path) -> tuple[int, dict[str
 
 def write_seeds(findings: Path, names: list[str]) -> int:
     """Write every document of the vectors, and every seed of a parser that has its own, as a file of its own."""
-    from tallystick.testing.parsers import find_target, seeds
+    from tallystick.testing.parser_seeds import seeds
+    from tallystick.testing.parsers import find_target
 
     own = {name: make for name in names if (make := find_target(name).own_seeds) is not None}
     groups = {f"seeds-{name}": list(make()) for name, make in own.items()}

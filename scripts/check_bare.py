@@ -9,8 +9,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
-# The import names of everything that pyproject.toml lists as an extra.
-EXTRAS = ("torch", "sklearn", "transformers")
+# The import names of everything that pyproject.toml lists as an extra, and the benchmarks, which no wheel carries.
+EXTRAS = ("torch", "sklearn", "transformers", "tallystick_bench")
 
 # A package stands for all of its modules.
 BARE = (

@@ -21,6 +21,11 @@ PACKAGE = ROOT / "src" / "tallystick"
 PAGE = ROOT / "docs" / "api.md"
 BEYOND = (
     ("Job", "tallystick.execution.job", "Job"),
+    ("Check", "tallystick.evidence.verification", "Check"),
+    ("Stated", "tallystick.evidence.verification", "Stated"),
+    ("Deviation", "tallystick.roles.audit_report", "Deviation"),
+    ("SegmentResult", "tallystick.roles.audit_report", "SegmentResult"),
+    ("Progress", "tallystick.roles.trainer", "Progress"),
     ("TallyError", "tallystick.errors", "TallyError"),
     ("InvalidInput", "tallystick.errors", "InvalidInput"),
     ("Mismatch", "tallystick.errors", "Mismatch"),
@@ -36,6 +41,7 @@ HEAD = """<!-- Made by scripts/make_api.py from the source: edit the docstrings.
 
 `import tallystick` gives the names of the first part and loads torch only when one of them needs it.
 What is stable: [stability](stability.md). A job is a file with a function that returns a [`Job`](#job): [writing a job](jobs.md).
+The three calls that most programs need: [examples/record_audit_verify.py](../examples/record_audit_verify.py).
 A loop of your own: [examples/own_loop.py](../examples/own_loop.py).
 
 """
@@ -65,13 +71,13 @@ def source_of(module: str) -> Path:
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
-def found_in(module: str, name: str) -> tuple[Documented, dict[str, Documented]]:
-    """Return a class or function of a module, and all classes there by name."""
+def found_in(module: str, name: str) -> Documented:
+    """Return a class or function of a module."""
     tree = ast.parse(source_of(module).read_text(encoding="utf-8"))
     there = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
     if name not in there:
         raise LookupError(f"{module} has no class or function {name}")
-    return there[name], there
+    return there[name]
 
 
 def signature_of(name: str, function: ast.FunctionDef, *, method: bool = False) -> str:
@@ -99,8 +105,9 @@ def text_of(node: Documented) -> str:
         elif listed and line and not line.startswith(" "):
             listed = False
             lines += ["", line]
-        elif listed and (entry := re.fullmatch(r"    (\w+)(?: \(.*?\))?: (.*)", line)):
-            lines.append(f"- `{entry[1]}`: {entry[2]}")
+        elif listed and (entry := re.fullmatch(r"    (\w+(?:, \w+)*)(?: \(.*?\))?: (.*)", line)):
+            names = ", ".join(f"`{name}`" for name in entry[1].split(", "))
+            lines.append(f"- {names}: {entry[2]}")
         else:
             lines.append(f"  {line.strip()}".rstrip() if listed else line)
     text = "\n".join(lines).replace("::\n", ":\n")
@@ -116,15 +123,32 @@ def fields_of(node: ast.ClassDef) -> list[str]:
     ]
 
 
-def methods_of(node: ast.ClassDef, there: dict[str, Documented]) -> Iterator[ast.FunctionDef]:
-    """Yield the public methods of a class and of its bases in the same module, each once."""
+def bases_of(node: ast.ClassDef, module: str) -> Iterator[ast.ClassDef]:
+    """Yield the bases of a class that the same room of the package has, with what the class puts for their type variables."""
+    tree = ast.parse(source_of(module).read_text(encoding="utf-8"))
+    homes = {
+        alias.name: each.module or ""
+        for each in ast.walk(tree)
+        if isinstance(each, ast.ImportFrom)
+        for alias in each.names
+    }
+    room = module.rpartition(".")[0]
+    for base in node.bases:
+        name, _, given = ast.unparse(base).removesuffix("]").partition("[")
+        if homes.get(name, "").rpartition(".")[0] == room:
+            found = found_in(homes[name], name)
+            text = ast.unparse(found)
+            if variable := re.search(r"\bGeneric\[(\w+)\]", text):
+                text = re.sub(rf"\b{variable[1]}\b", given, text)
+            filled = ast.parse(text).body[0]
+            assert isinstance(filled, ast.ClassDef)
+            yield filled
+
+
+def methods_of(node: ast.ClassDef, module: str) -> Iterator[ast.FunctionDef]:
+    """Yield the public methods of a class and of its bases, each once."""
     seen: set[str] = set()
-    classes = [
-        node,
-        *(there[name.id] for name in node.bases if isinstance(name, ast.Name) and name.id in there),
-    ]
-    for each in classes:
-        assert isinstance(each, ast.ClassDef)
+    for each in (node, *bases_of(node, module)):
         for method in each.body:
             if (
                 isinstance(method, ast.FunctionDef)
@@ -137,13 +161,15 @@ def methods_of(node: ast.ClassDef, there: dict[str, Documented]) -> Iterator[ast
 
 def section_of(name: str, module: str, original: str) -> str:
     """Return the part of the page about one name."""
-    node, there = found_in(module, original)
+    node = found_in(module, original)
     parts = [f"### {name}\n"]
     if isinstance(node, ast.FunctionDef):
         parts.append(f"```python\n{signature_of(f'tallystick.{name}', node)}\n```\n")
         parts.append(text_of(node) + "\n")
         return "\n".join(parts)
-    parts.append(f"From `{module}`.\n" if module == "tallystick.errors" or name == "Job" else "")
+    parts.append(
+        "" if name in dict.fromkeys(public for public, _, _ in exported()) else f"From `{module}`.\n"
+    )
     begin = [each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
     if begin:
         parts.append(
@@ -153,7 +179,7 @@ def section_of(name: str, module: str, original: str) -> str:
     if fields := fields_of(node):
         body = "\n".join(fields)
         parts.append(f"```python\n{body}\n```\n")
-    for method in methods_of(node, there):
+    for method in methods_of(node, module):
         as_property = any(ast.unparse(each) == "property" for each in method.decorator_list)
         line = (
             f"{method.name}: {ast.unparse(method.returns)}"
@@ -169,7 +195,10 @@ def make() -> str:
     """Return the page that belongs to today's source."""
     first = "\n".join(section_of(*each) for each in exported())
     second = "\n".join(section_of(*each) for each in BEYOND)
-    return f"{HEAD}## Names of the package\n\n{first}\n## Jobs and errors\n\n{second}".rstrip("\n") + "\n"
+    return (
+        f"{HEAD}## Names of the package\n\n{first}\n## Jobs, findings and errors\n\n{second}".rstrip("\n")
+        + "\n"
+    )
 
 
 def main() -> int:

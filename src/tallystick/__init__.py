@@ -1,9 +1,10 @@
 """Training runs of PyTorch models that somebody else can check, on other hardware, to the last bit.
 
+record                         a job trained into a run directory (needs torch)
+audit                          a recorded job repeated and compared (needs torch)
+verify                         a run, a bundle of evidence or a proof checked without repeating it
 Recorder, Follower, open_run   a training loop of one's own, recorded or followed (needs torch)
 observe                        a training process registered with its machine's chip agent (needs torch)
-audit                          a recorded job repeated and compared (needs torch)
-verify                         documents, logs and states of a run checked without repeating it
 """
 
 from __future__ import annotations
@@ -14,28 +15,46 @@ from typing import TYPE_CHECKING, Any
 from tallystick.version import __version__
 
 if TYPE_CHECKING:
-    from tallystick.evidence.run_verifier import verify_run as verify
+    from tallystick.api import audit, record, verify
+    from tallystick.evidence.verification import Verification
     from tallystick.integrations.observed import observe
+    from tallystick.roles.acceptance import Limits
     from tallystick.roles.audit_report import AuditReport
-    from tallystick.roles.auditor import audit
-    from tallystick.roles.recorder import Follower, Recorder, open_run
-
-__all__ = ["AuditReport", "Follower", "Recorder", "__version__", "audit", "observe", "open_run", "verify"]
+    from tallystick.roles.follower import Follower, open_run
+    from tallystick.roles.recorder import Recorder
+    from tallystick.run.documents import RunStatement
 
 # Loaded when first asked for: the bare package has no torch.
 _HOMES = {
-    "AuditReport": ("tallystick.roles.audit_report", "AuditReport"),
-    "Follower": ("tallystick.roles.recorder", "Follower"),
-    "Recorder": ("tallystick.roles.recorder", "Recorder"),
-    "audit": ("tallystick.roles.auditor", "audit"),
-    "observe": ("tallystick.integrations.observed", "observe"),
-    "open_run": ("tallystick.roles.recorder", "open_run"),
-    "verify": ("tallystick.evidence.run_verifier", "verify_run"),
+    "AuditReport": "tallystick.roles.audit_report",
+    "Follower": "tallystick.roles.follower",
+    "Limits": "tallystick.roles.acceptance",
+    "Recorder": "tallystick.roles.recorder",
+    "RunStatement": "tallystick.run.documents",
+    "Verification": "tallystick.evidence.verification",
+    "audit": "tallystick.api",
+    "observe": "tallystick.integrations.observed",
+    "open_run": "tallystick.roles.follower",
+    "record": "tallystick.api",
+    "verify": "tallystick.api",
 }
+__all__ = [
+    "AuditReport",
+    "Follower",
+    "Limits",
+    "Recorder",
+    "RunStatement",
+    "Verification",
+    "__version__",
+    "audit",
+    "observe",
+    "open_run",
+    "record",
+    "verify",
+]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, attribute = _HOMES[name]
-    return getattr(import_module(module), attribute)
+    return getattr(import_module(_HOMES[name]), name)

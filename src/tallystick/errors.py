@@ -26,7 +26,19 @@ class InvalidInput(TallyError):
 
 
 class Mismatch(TallyError):
-    """Two well-formed values that had to be equal and are not."""
+    """Two well-formed values that had to be equal and are not.
+
+    Attributes:
+        where: what has the two values; None where only the message says it.
+        own: what was computed or found here, as text; None where only the message says it.
+        stated: what somebody said that it is, likewise.
+    """
+
+    def __init__(
+        self, message: str, *, where: str | None = None, own: str | None = None, stated: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.where, self.own, self.stated = where, own, stated
 
 
 class Nondeterminism(TallyError):

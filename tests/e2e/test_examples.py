@@ -37,6 +37,15 @@ def test_own_loop_records_and_follows(tmp_path: Path) -> None:
     assert "not found" in missing.stderr
 
 
+def test_the_three_calls_record_verify_and_audit(tmp_path: Path) -> None:
+    done = run(str(EXAMPLES / "record_audit_verify.py"), str(tmp_path / "run"))
+
+    assert done.returncode == 0, done.stderr
+    first, *rest = done.stdout.splitlines()
+    assert first.startswith("recorded 20 steps, root ")
+    assert rest == ["verified: True, 6 checks", "audited: match, 20 steps repeated"]
+
+
 def test_the_job_of_the_page_on_jobs_is_recorded_and_audited_as_it_says(tmp_path: Path) -> None:
     page = (EXAMPLES.parent / "docs" / "jobs.md").read_text()
     (tmp_path / "spirals.py").write_text(page.split("```python\n")[1].split("```")[0])

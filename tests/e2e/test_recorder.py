@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -19,7 +20,7 @@ import tallystick
 from tallystick.commit.state import Entry
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism, OtherProgram, ProtocolViolation
 from tallystick.execution.determinism import parse_profile
-from tallystick.roles import recorder as module
+from tallystick.roles import follower as module
 from tallystick.roles.audit_report import AuditReport
 from tallystick.run.transcript import CURSOR, Transcript
 from tallystick.store.files import RunDirectory
@@ -138,7 +139,7 @@ def test_the_environment_variable_turns_the_recorder_into_a_follower(
     path = tmp_path / "run"
     monkeypatch.delenv(module.FOLLOW_VARIABLE, raising=False)
     train(tallystick.open_run(path, policy="fp32", steps=STEPS, program=__file__))
-    monkeypatch.setattr(module.sys.modules["__main__"], "__file__", __file__, raising=False)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)
 
     monkeypatch.setenv(module.FOLLOW_VARIABLE, str(path))
     report = train(tallystick.open_run(tmp_path / "unused", policy="fp32", steps=STEPS))
@@ -162,7 +163,7 @@ def test_a_run_that_states_another_order_than_the_program_gives_is_no_match(
     train(tallystick.Recorder(path, program=__file__, **ordered))
     run = RunDirectory(path)
     stated = run.load_transcript().specification
-    monkeypatch.setattr(module.sys.modules["__main__"], "__file__", __file__, raising=False)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)
     monkeypatch.setenv(module.FOLLOW_VARIABLE, str(path))
 
     def followed() -> tuple[str, str | None]:
@@ -179,6 +180,65 @@ def test_a_run_that_states_another_order_than_the_program_gives_is_no_match(
         assert followed() == ("cannot_reproduce", subject)
     _restated(run, job=stated.job, sites=stated.sites)
     assert followed() == ("match", None)
+
+
+def taken_within(loop: Any, *, stop_at: int | None = None, finish: bool = False) -> nn.Module:
+    """Train inside the loop's own ``with`` block; a step ``stop_at`` raises."""
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with loop as run:
+        run.prepare(model, optimizer, loss=lambda batch: CRITERION(model(batch[0]), batch[1]))
+        for step in range(3):
+            with run.step(data(step)) as (x, y):
+                if step == stop_at:
+                    raise ValueError("the loop's own")
+                run.backward(CRITERION(model(x), y))
+                optimizer.step()
+                optimizer.zero_grad()
+        if finish:
+            run.finish()
+    return model
+
+
+@pytest.mark.parametrize("finish", [False, True])
+def test_a_loop_in_a_with_block_finishes_itself_once(finish: bool, tmp_path: Path) -> None:
+    recorder = tallystick.Recorder(tmp_path / "run", policy="fp64", steps=3, program=__file__)
+    with pytest.raises(ProtocolViolation, match="call finish"):
+        _ = recorder.result
+    taken_within(recorder, finish=finish)
+    follower = tallystick.Follower(tmp_path / "run", program=__file__)
+    taken_within(follower, finish=finish)
+
+    assert recorder.result == RunDirectory(tmp_path / "run").load_transcript().statement()
+    assert (follower.result.verdict, follower.result.steps) == ("match", 3)
+
+
+def test_an_exception_lets_go_of_model_and_directory_and_leaves_the_run_unfinished(tmp_path: Path) -> None:
+    model = make_model()
+    dtypes = [tensor.dtype for tensor in model.state_dict().values()]
+    path = tmp_path / "run"
+    recorder = tallystick.Recorder(path, policy="fp64", steps=3, program=__file__)
+
+    with pytest.raises(ValueError, match="the loop's own"):
+        taken_within(recorder, stop_at=2)
+
+    with RunDirectory(path).writing():
+        assert RunDirectory(path).load_partial().num_steps == 2
+    with pytest.raises(ProtocolViolation, match="call finish"):
+        _ = recorder.result
+    assert not RunDirectory(path).statement_path.exists()
+    with (
+        pytest.raises(ValueError, match="early"),
+        tallystick.Recorder(tmp_path / "other", policy="fp64", steps=1, program=__file__) as other,
+    ):
+        other.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loss=lambda batch: batch)
+        raise ValueError("early")
+    assert [tensor.dtype for tensor in model.state_dict().values()] == dtypes
+
+
+def test_a_with_block_that_takes_too_few_steps_is_told_so(tmp_path: Path) -> None:
+    with pytest.raises(ProtocolViolation, match="4 steps were announced, 3 were taken"):
+        taken_within(tallystick.Recorder(tmp_path / "run", policy="fp64", steps=4, program=__file__))
 
 
 def test_model_and_optimizer_are_as_they_came_but_trained(tmp_path: Path) -> None:

@@ -21,10 +21,10 @@ from tallystick.execution.determinism import parse_profile
 from tallystick.execution.job import JobSource
 from tallystick.numerics.policy import find_policy
 from tallystick.roles.auditor import audit
-from tallystick.roles.measure import control
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory, frame_digest
 from tallystick.testing.cheats import forge
+from tallystick_bench.measure import control
 
 JOB = """
 import numpy as np, torch

@@ -9,8 +9,6 @@ Starting loads no torch; a command that trains loads it when it is called.
 from __future__ import annotations
 
 import functools
-import importlib
-import importlib.util
 import os
 import sys
 import traceback
@@ -21,6 +19,7 @@ import typer
 import typer.main
 
 from tallystick import __version__
+from tallystick.cli import benchmarks
 from tallystick.cli.evidence import bundling, conforming, keys, logs, signing
 from tallystick.cli.evidence.inspecting import prove, show, verify
 from tallystick.cli.fleet import chips, inspection, monitoring, neutral, planning, registry, rules, simulating
@@ -36,7 +35,12 @@ from tallystick.errors import Mismatch, Nondeterminism, OtherProgram, TallyError
 
 # The root of click's usage errors, which typer carries under a name that changes between its versions.
 UNUSABLE: type[Exception] = typer.BadParameter.__mro__[2]
-EXTRAS = {"torch": "torch", "sklearn": "jobs", "transformers": "transformers"}
+NEEDS = {  # what brings a module that is not always there
+    "torch": "pip install 'tallystick[torch]'",
+    "sklearn": "pip install 'tallystick[jobs]'",
+    "transformers": "pip install 'tallystick[transformers]'",
+    benchmarks.PACKAGE: benchmarks.WHERE,
+}
 
 app = typer.Typer(
     name="tally",
@@ -63,8 +67,7 @@ def start(
 
 for command in (record, audit, show, verify, prove, diff, report, demo):
     app.command()(command)
-if importlib.util.find_spec("tallystick.cli.bench") is not None:
-    app.add_typer(importlib.import_module("tallystick.cli.bench").app, name="bench")
+benchmarks.register(app)
 planning.register(app)
 simulating.register(app)
 registry.register(app)
@@ -111,11 +114,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TallyError as problem:
         return _refuse(given, str(problem), type(problem).__name__, code=_code_of(problem))
     except ModuleNotFoundError as problem:
-        extra = EXTRAS.get((problem.name or "").partition(".")[0])
-        if extra is None:
+        needs = NEEDS.get((problem.name or "").partition(".")[0])
+        if needs is None:
             traceback.print_exc()
             return _refuse(given, str(problem), "Defect", code=70)
-        text = f"{problem.name} is not installed and this command needs it: pip install 'tallystick[{extra}]'"
+        text = f"{problem.name} is not installed and this command needs it: {needs}"
         return _refuse(given, text, "MissingExtra", code=2)
     except (KeyboardInterrupt, typer.Abort):
         say("interrupted")

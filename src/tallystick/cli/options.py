@@ -7,17 +7,21 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from typer.models import ArgumentInfo, OptionInfo
 
 from tallystick.commit.encoding import parse_hex
-from tallystick.errors import InvalidInput
+from tallystick.dispute.terms import Party
+from tallystick.errors import InvalidInput, StoreError
+from tallystick.store.files import RunDirectory
 
 if TYPE_CHECKING:
     from tallystick.execution.job import JobSource
     from tallystick.signing.keys import PublicKey
+
+Given = TypeVar("Given")
 
 
 def option(
@@ -61,10 +65,41 @@ JobName = Annotated[
     option("--job", "JOB", "The job to run; by default the shipped job that the specification names."),
 ]
 
+Job = Annotated[
+    str, argument("JOB", "A shipped job (digits, text, gpt2, resnet50), a dotted path or a .py file.")
+]
+AnyRun = Annotated[Path, argument("DIR", "A run directory, finished or not.")]
 Settings = Annotated[
     list[str] | None, option("--set", "NAME=VALUE", "A setting of the job; may be repeated.")
 ]
 Seed = Annotated[int, option("--seed", "N", "Seed of the portable random streams.", least=0)]
+RecalibrateEvery = Annotated[
+    int | None,
+    option(
+        "--recalibrate-every",
+        "N",
+        "Steps between two measurements of the noise; by default the policy's own.",
+        least=1,
+    ),
+]
+Arithmetic = Annotated[
+    str,
+    option(
+        "--optimizer-arithmetic",
+        "auto|portable|general",
+        "Portable needs no log of the state: torch's Adam, AdamW and SGD have it. General logs any optimizer.",
+    ),
+]
+
+FindingsOut = Annotated[
+    Path | None,
+    option("--out", "FILE", "Also write the findings there, as --json prints them."),
+]
+Effort = Annotated[
+    float,
+    option("--effort", "SECONDS", "How long to try causes of a difference out; 0 for not at all.", least=0),
+]
+DEFAULT_EFFORT = 60.0  # seconds
 
 Out = Annotated[Path, option("--out", "FILE", "Where to write.")]
 OwnKey = Annotated[str, option("--key", "FILE", "Your private key, or env:NAME.")]
@@ -145,6 +180,12 @@ def load_chip_keys(texts: Sequence[str]) -> dict[str, PublicKey]:
     return found
 
 
+def by_party(trainer: Given | None, auditor: Given | None) -> dict[Party, Given]:
+    """Return what was given for each party, without those for whom nothing was."""
+    both: dict[Party, Given | None] = {"trainer": trainer, "auditor": auditor}
+    return {party: given for party, given in both.items() if given is not None}
+
+
 def parse_steps(text: str | None) -> tuple[int, int] | None:
     """Return the two numbers of ``A:B``.
 
@@ -187,6 +228,17 @@ def parse_root(text: str) -> bytes:
     if re.fullmatch(r"[0-9a-fA-F]{64}", text, re.ASCII) is None:
         raise InvalidInput(f"--root {text}: must be 64 hexadecimal digits")
     return bytes.fromhex(text)
+
+
+def existing_run(path: Path) -> RunDirectory:
+    """Return the run directory that a caller named.
+
+    Raises:
+        StoreError: there is no directory.
+    """
+    if not path.is_dir():
+        raise StoreError(f"{path}: there is no such run directory")
+    return RunDirectory(path)
 
 
 def find_job(name: str) -> JobSource:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
+from typing import Any
 
-from tallystick.errors import InvalidInput, Nondeterminism
-from tallystick.execution.determinism import Profile
+from tallystick.errors import Nondeterminism, TallyError
+from tallystick.execution.determinism import INSTRUCTION_SETS, Profile
 
+Child = Callable[[Sequence[str], Profile], dict[str, Any]]
 CHILD = "TALLYSTICK_PROFILE_CHILD"  # set in the child to the profile it was started for
 
 
@@ -53,6 +56,39 @@ def rerun_under(profile: Profile, arguments: Sequence[str]) -> int | None:
     return 128 - code if code < 0 else code
 
 
+def run_child(
+    arguments: Sequence[str], profile: Profile, environment: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return the JSON answer of a tally command that runs in a process of its own under ``profile``.
+
+    ``environment`` holds further variables. What it says to people passes through. An audit's verdict is an answer,
+    whatever its exit code.
+
+    Raises:
+        TallyError: it gave no answer; the message has its own words.
+    """
+    chosen = {name for variables in INSTRUCTION_SETS.values() for name in variables}
+    inherited = {name: value for name, value in os.environ.items() if name not in chosen}
+    child = subprocess.run(
+        python("-m", "tallystick", *arguments, *(() if "--json" in arguments else ("--json",))),
+        env={**inherited, "OMP_WAIT_POLICY": "PASSIVE", **profile.environment(), **(environment or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if child.returncode == 130:
+        raise KeyboardInterrupt
+    try:
+        answer = json.loads(child.stdout)
+    except ValueError:
+        answer = {"error": f"ended with exit code {child.returncode} and no answer"}
+    if not isinstance(answer, dict) or "error" in answer:
+        said = answer.get("error") if isinstance(answer, dict) else answer
+        raise TallyError(f"tally {' '.join(arguments[:3])}: {said}")
+    return answer
+
+
 def interrupt_once() -> None:
     """In a profile's child, let one interrupt count: a terminal sends one and the parent another."""
     if CHILD not in os.environ:
@@ -63,19 +99,3 @@ def interrupt_once() -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, interrupt)
-
-
-def check_device(device: str) -> None:
-    """Return if torch can compute on ``device``.
-
-    Raises:
-        InvalidInput: another word than cpu or cuda, or no such device here.
-    """
-    if device == "cpu":
-        return
-    if device != "cuda":
-        raise InvalidInput(f"device {device}: unknown; known are cpu, cuda")
-    import torch
-
-    if not torch.cuda.is_available():
-        raise InvalidInput("device cuda: torch sees no CUDA device on this machine")

@@ -83,82 +83,6 @@ def _finite(value: Any) -> Any:
     return value
 
 
-class StepDisplay:
-    """Shows how far a run has got: a bar on a terminal, otherwise a line about every ten seconds.
-
-    Call it with each ``Progress``. ``first`` is the step it begins with and ``end`` the one it stops before,
-    where that is known beforehand.
-    """
-
-    def __init__(
-        self,
-        verb: str,
-        *,
-        first: int = 0,
-        end: int | None = None,
-        file: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._verb, self._first, self._end, self._clock = verb, first, end, clock
-        self._console = console(file or sys.stderr)
-        self._bar: Bar | None = None
-        self.steps = 0
-        self._log_bytes = 0
-        self._last_line = self._last_step = clock()
-        self._interval: float | None = None
-
-    def __enter__(self) -> StepDisplay:
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
-            self._bar = Bar(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=12),
-                TextColumn("{task.fields[facts]}"),
-                console=self._console,
-                transient=True,
-            )
-            self._task = self._bar.add_task(self._verb, total=None, facts="getting ready")
-            self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def __call__(self, progress: Progress) -> None:
-        """Take note of one finished step."""
-        now = self._clock()
-        if self.steps:
-            taken = now - self._last_step
-            known = self._interval
-            self._interval = taken if known is None else known + SMOOTHING * (taken - known)
-        self._last_step = now
-        self.steps += 1
-        self._log_bytes += progress.log_bytes
-        facts = self._facts(progress)
-        if self._bar is not None:
-            end = progress.steps if self._end is None else self._end
-            self._bar.update(
-                self._task, total=end - self._first, completed=progress.step + 1 - self._first, facts=facts
-            )
-        elif now - self._last_line >= LINE_EVERY:
-            self._last_line = now
-            self._console.print(f"{self._verb} {facts}", soft_wrap=True)
-
-    def _facts(self, progress: Progress) -> str:
-        end = progress.steps if self._end is None else self._end
-        parts = [f"{progress.step + 1}/{end}"]
-        if self._interval:
-            parts.append(f"{1.0 / self._interval:.3g} steps/s")
-        if progress.loss is not None:
-            parts.append(f"loss {progress.loss:.4g}")
-        parts.append(f"log {self._log_bytes / self.steps:,.0f} B/step")
-        if self._interval is not None:
-            parts.append(f"{_clock_time(self._interval * (end - progress.step - 1))} left")
-        return ", ".join(parts)
-
-
 class _LineOrBar:
     """A live line on a terminal, otherwise a plain line about every ten seconds."""
 
@@ -185,13 +109,64 @@ class _LineOrBar:
         if self._bar is not None:
             self._bar.stop()
 
-    def _show(self, line: str, facts: str, done: int, total: int | None) -> None:
-        now = self._clock()
+    def _show(self, line: str, facts: str, done: int, total: int | None, now: float) -> None:
         if self._bar is not None:
             self._bar.update(self._task, total=total, completed=done, facts=facts)
         elif now - self._last_line >= LINE_EVERY:
             self._last_line = now
             self._console.print(line, soft_wrap=True)
+
+
+class StepDisplay(_LineOrBar):
+    """Shows how far a run has got: a bar on a terminal, otherwise a line about every ten seconds.
+
+    Call it with each ``Progress``. ``first`` is the step it begins with and ``end`` the one it stops before,
+    where that is known beforehand.
+    """
+
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=12), TextColumn("{task.fields[facts]}"))
+
+    def __init__(
+        self,
+        verb: str,
+        *,
+        first: int = 0,
+        end: int | None = None,
+        file: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(verb, file=file, clock=clock)
+        self._first, self._end = first, end
+        self.steps = 0
+        self._log_bytes = 0
+        self._last_step = self._last_line
+        self._interval: float | None = None
+
+    def __call__(self, progress: Progress) -> None:
+        """Take note of one finished step."""
+        now = self._clock()
+        if self.steps:
+            taken = now - self._last_step
+            known = self._interval
+            self._interval = taken if known is None else known + SMOOTHING * (taken - known)
+        self._last_step = now
+        self.steps += 1
+        self._log_bytes += progress.log_bytes
+        facts = self._facts(progress)
+        end = progress.steps if self._end is None else self._end
+        self._show(f"{self._verb} {facts}", facts, progress.step + 1 - self._first, end - self._first, now)
+
+    def _facts(self, progress: Progress) -> str:
+        end = progress.steps if self._end is None else self._end
+        parts = [f"{progress.step + 1}/{end}"]
+        if self._interval:
+            parts.append(f"{1.0 / self._interval:.3g} steps/s")
+        if progress.loss is not None:
+            parts.append(f"loss {progress.loss:.4g}")
+        parts.append(f"log {self._log_bytes / self.steps:,.0f} B/step")
+        if self._interval is not None:
+            parts.append(f"{_clock_time(self._interval * (end - progress.step - 1))} left")
+        return ", ".join(parts)
 
 
 class TaskDisplay(_LineOrBar):
@@ -202,7 +177,7 @@ class TaskDisplay(_LineOrBar):
     def __call__(self, done: int, total: int, what: str) -> None:
         """Take note of how far things are."""
         facts = printable(f"{done}/{total}, {what}")
-        self._show(f"{self._verb} {facts}", facts, done, total)
+        self._show(f"{self._verb} {facts}", facts, done, total, self._clock())
 
 
 class TrialDisplay(_LineOrBar):
@@ -213,7 +188,7 @@ class TrialDisplay(_LineOrBar):
     def __call__(self, done: int, what: str) -> None:
         """Take note of what is tried next."""
         facts = printable(f"{done} repetitions, now with {what}")
-        self._show(f"{self._verb}: {facts}", facts, done, None)
+        self._show(f"{self._verb}: {facts}", facts, done, None, self._clock())
 
 
 def _clock_time(seconds: float) -> str:

@@ -299,7 +299,12 @@ def verify_state(
     """
     found = state_root(entries, pool=pool)
     if found != root:
-        raise Mismatch(f"{what}: root is {found.hex()}, stated root is {root.hex()}")
+        raise Mismatch(
+            f"{what}: root is {found.hex()}, stated root is {root.hex()}",
+            where=what,
+            own=found.hex(),
+            stated=root.hex(),
+        )
 
 
 parse_state_summary = StateSummary.parse

@@ -27,7 +27,8 @@ from tallystick.run.statements import AUDIT_TYPE, PROVENANCE_TYPE, VERDICT_TYPE
 from tallystick.signing.dsse import ENVELOPE_LIMIT, PAYLOAD_TYPE, parse_envelope
 from tallystick.signing.model_signature import PREDICATE_TYPE
 from tallystick.signing.note import NOTE_LIMIT
-from tallystick.store.files import STATE_METADATA, open_regular
+from tallystick.store.regular import open_regular
+from tallystick.store.tensor_files import STATE_METADATA
 from tallystick.tlog.tree import PROOF_HEADER, parse_checkpoint
 
 HEAD_BYTES = 1 << 12

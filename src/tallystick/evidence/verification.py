@@ -139,6 +139,16 @@ class Verification:
     audits: list[Audited] = field(default_factory=list[Audited])
     file: FileAnswer | None = None
 
+    @property
+    def accepted(self) -> bool:
+        """Whether every check passed: only the verdict ``match`` is; what was not judged is not."""
+        return self.verdict == "match"
+
+    @property
+    def findings(self) -> tuple[Check, ...]:
+        """The checks that did not pass, in order: failed, not judged, or not reached after one that failed."""
+        return tuple(check for check in self.checks if check.outcome != "passed")
+
 
 def quoted(text: str, most: int = MOST_WORDS) -> str:
     """Return somebody's free text as what it is: in quotation marks, on one line, escaped and cut to ``most`` characters."""

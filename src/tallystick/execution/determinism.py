@@ -181,3 +181,19 @@ def environment_versions() -> dict[str, str]:
     if torch.cuda.is_available():
         versions["cuda_device"] = torch.cuda.get_device_name()
     return versions
+
+
+def check_device(device: str) -> None:
+    """Return if torch can compute on ``device``.
+
+    Raises:
+        InvalidInput: another word than cpu or cuda, or no such device here.
+    """
+    if device == "cpu":
+        return
+    if device != "cuda":
+        raise InvalidInput(f"device {device}: unknown; known are cpu, cuda")
+    import torch
+
+    if not torch.cuda.is_available():
+        raise InvalidInput("device cuda: torch sees no CUDA device on this machine")

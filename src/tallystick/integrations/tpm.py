@@ -46,7 +46,6 @@ from tallystick.signing.keys import P256, P384, PublicKey
 
 KEY_FORMAT = "tallystick/tpm-key/1"
 KEY_LIMIT = 1 << 14
-DEFAULT_TCTI = "device:/dev/tpmrm0"
 CERTIFICATE_INDEX = 0x01C0000A  # of an endorsement key on P-256 (TCG EK Credential Profile)
 NV_PART = 512  # bytes read at a time; every TPM gives so many
 # PolicySecret of the endorsement hierarchy, as template L-2 of that profile has it.

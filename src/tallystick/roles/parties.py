@@ -385,7 +385,10 @@ class Respondent:
         verify_step_proof(proof, run)
         if proof.record.step != step:
             raise Mismatch(
-                f"question: the trainer's record is of step {proof.record.step}, asked is step {step}"
+                f"question: the trainer's record is of step {proof.record.step}, asked is step {step}",
+                where="step of the trainer's record",
+                own=str(step),
+                stated=str(proof.record.step),
             )
         return proof.record
 

@@ -1,19 +1,21 @@
-"""Record, or follow, a training loop of the user's own, with a few added lines.
+"""Record a training loop of the user's own, with a few added lines.
 
 For instance::
 
-    recorder = tallystick.Recorder("runs/a", policy="fp32", steps=len(loader))
-    model, optimizer = recorder.prepare(model, optimizer, loss=lambda batch: criterion(model(batch[0]), batch[1]))
-    for batch in loader:
-        with recorder.step(batch) as batch:
-            loss = criterion(model(batch[0]), batch[1])
-            recorder.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-    print(recorder.finish().root)
+    with tallystick.Recorder("runs/a", policy="fp32", steps=len(loader)) as recorder:
+        model, optimizer = recorder.prepare(
+            model, optimizer, loss=lambda batch: criterion(model(batch[0]), batch[1])
+        )
+        for batch in loader:
+            with recorder.step(batch) as batch:
+                loss = criterion(model(batch[0]), batch[1])
+                recorder.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+    print(recorder.result.root)
 
-The auditor runs the same program with ``TALLYSTICK_FOLLOW`` naming the run directory: ``Recorder.open``
-then gives a ``Follower``, which has the same methods, follows the log and ends in a report.
+The auditor runs the same program with ``TALLYSTICK_FOLLOW`` naming the run directory: ``open_run`` then gives a ``Follower``,
+which has the same methods, follows the log and ends in a report.
 
 The model is neither wrapped nor renamed: parameter names and ``state_dict`` stay as they were, hooks go away at the end.
 """
@@ -21,205 +23,29 @@ The model is neither wrapped nor renamed: parameter names and ``state_dict`` sta
 from __future__ import annotations
 
 import os
-import sys
 import time
 import weakref
-from collections.abc import Callable, Collection, Generator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import torch
-from torch import Tensor, nn
-
-from tallystick.commit.state import Entry
-from tallystick.errors import InvalidInput, Mismatch, OtherProgram, ProtocolViolation
+from tallystick.errors import InvalidInput, ProtocolViolation
 from tallystick.execution.noise.calibration import calibrate
-from tallystick.execution.program import LocalProgram
-from tallystick.execution.rounding.context import Tape
 from tallystick.execution.session import Session
-from tallystick.execution.snapshot import load_state
-from tallystick.execution.step import StepOutcome, batch_digest, session_batch
-from tallystick.numerics.policy import find_policy, policy_of
-from tallystick.roles.acceptance import Acceptance, Limits
-from tallystick.roles.audit_report import (
-    BATCH_DIGEST,
-    BEGINNING,
-    AuditReport,
-    Deviation,
-    SegmentResult,
-    VerdictName,
-)
-from tallystick.roles.auditor import accept, find_contradictions, noisy_data
-from tallystick.roles.comparison import compare_end, compare_step
-from tallystick.roles.data_noise import has_floats
-from tallystick.roles.initial_state import (
-    Built,
-    built_of,
-    compare_beginning,
-    find_other_setting,
-    settings_of,
-)
-from tallystick.roles.replay import SITES, adopting, other_sites
-from tallystick.roles.run_writer import Phases, RunWriter
+from tallystick.numerics.policy import find_policy
+from tallystick.roles.loop import Loop, main_program
+from tallystick.roles.run_writer import RunWriter
 from tallystick.roles.trainer import specification_of
 from tallystick.run.documents import JobRecord, RunStatement, Specification
-from tallystick.run.program import Program, in_words
-from tallystick.run.transcript import check_cursor
+from tallystick.run.program import Program
 from tallystick.store.files import RunDirectory
 
-FOLLOW_VARIABLE = "TALLYSTICK_FOLLOW"
-ORDER = "order"  # subject of what a run's specification orders
-SETTINGS = ("document/optimizer", "document/scheduler")  # entries of a state that a program may still set
-Loss = Callable[[Any], Tensor]
+MOST_MICRO_BATCHES = 1 << 20  # a loop of the user's own says with each step how many there were
 
 
-class Loop(Protocol):
-    """What a training loop needs: both ``Recorder`` and ``Follower`` have it."""
-
-    def prepare(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        scheduler: Any = None,
-        *,
-        loss: Loss,
-        extra: Mapping[str, nn.Module] | None = None,
-        follows_up: bool = False,
-        smooth: Collection[str] = (),
-    ) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """Convert the model to the policy's precision and put hooks on the optimizer."""
-        ...
-
-    def step(self, batch: Any) -> Any:
-        """Bracket one optimizer step; gives the batch on the model's device and in its dtype."""
-        ...
-
-    def backward(self, loss: Tensor) -> None:
-        """Run the backward pass of one micro-batch and note its loss."""
-        ...
-
-    def follow_up(self) -> AbstractContextManager[None]:
-        """Be where averages of the weights and other slow values change, after the optimizer."""
-        ...
-
-    def finish(self) -> RunStatement | AuditReport:
-        """Close the run."""
-        ...
-
-
-def open_run(path: str | os.PathLike[str], **settings: Any) -> Loop:
-    """Return a ``Follower`` of the run that ``TALLYSTICK_FOLLOW`` names, else a ``Recorder`` into ``path``."""
-    followed = os.environ.get(FOLLOW_VARIABLE)
-    return Follower(followed, ordered=settings) if followed else Recorder(path, **settings)
-
-
-class _Loop:
-    """The bracket around a step that recording and following share."""
-
-    def __init__(self) -> None:
-        self._session: Session | None = None
-        self._loss: Loss | None = None
-        self._micro_batch = 0
-        self._batch: Any = None
-        self.phases = Phases()
-
-    @property
-    def session(self) -> Session:
-        """The prepared session.
-
-        Raises:
-            ProtocolViolation: ``prepare`` has not been called.
-        """
-        if self._session is None:
-            raise ProtocolViolation(
-                "recorder: call prepare(model, optimizer, loss=...) before the first step"
-            )
-        return self._session
-
-    def backward(self, loss: Tensor) -> None:
-        """Run the backward pass of one micro-batch and note its loss.
-
-        Call it once for each micro-batch; the losses (already divided by their number) add up to the step's.
-
-        Raises:
-            ProtocolViolation: outside ``step``, or after the optimizer has stepped.
-        """
-        session = self.session
-        if not session.is_capturing:
-            raise ProtocolViolation(
-                "recorder: backward belongs inside `with recorder.step(batch)`, before optimizer.step()"
-            )
-        session.backward(loss)
-        session.note_loss(loss)
-        self._micro_batch += 1
-        session.open_capture(self._micro_batch)
-
-    @contextmanager
-    def follow_up(self) -> Generator[None]:
-        """Be where averages of the weights and other slow values change: inside ``step``, after ``optimizer.step()``.
-
-        All tensors are float64 inside, and what changes is rounded finely enough for a decay of 0.9999. For instance::
-
-            optimizer.step()
-            with recorder.follow_up():
-                average.update_parameters(model)
-
-        Raises:
-            ProtocolViolation: outside ``step``, before the optimizer's, or without ``prepare(.., follows_up=True)``.
-            Nondeterminism: a trained parameter was changed, which is the optimizer's to do; by name.
-        """
-        session = self.session
-        if not session.follows_up:
-            raise ProtocolViolation("recorder: follow_up needs prepare(.., follows_up=True)")
-        if not session.has_stepped:
-            raise ProtocolViolation(
-                "recorder: follow_up belongs inside `with recorder.step(batch)`, after optimizer.step()"
-            )
-        before = session.trained_marks()
-        with session.following_up():
-            yield
-        session.verify_trained(before)
-
-    @contextmanager
-    def _bracket(self, tape: Tape, batch: Any) -> Generator[Any]:
-        session = self.session
-        self._micro_batch = 0
-        with session.stepping(tape):
-            session.open_capture(0)
-            yield session_batch(session, batch)
-            session.close_capture()
-            if self._micro_batch == 0:
-                raise ProtocolViolation(
-                    f"step {session.step}: recorder.backward(loss) was not called; loss.backward() alone does not record the loss"
-                )
-            fingerprint = session.finish_step()
-        session.step += 1
-        self._outcome = StepOutcome(
-            batch_digest(batch),
-            self._micro_batch,
-            session.loss,
-            session.schedule,
-            session.skipped,
-            fingerprint,
-        )
-
-    def _probe(self, batch: Any) -> Callable[[Tape], None]:
-        """Return one forward and backward pass over the step's batch, for calibration."""
-        session, loss = self.session, self._loss
-        assert loss is not None
-
-        def backward(tape: Tape) -> None:
-            with session.micro_batch(0):
-                value = loss(session_batch(session, batch))
-                session.backward(value)
-            session.note_loss(value)
-
-        return backward
-
-
-class Recorder(_Loop):
-    """Records a loop into a run directory.
+class Recorder(Loop[RunStatement]):
+    """Records a loop into a run directory; a context manager.
 
     Args:
         path: the run directory; absent or empty.
@@ -252,18 +78,20 @@ class Recorder(_Loop):
         settings: Mapping[str, str] | None = None,
         dataset_digest: str | None = None,
     ) -> None:
-        super().__init__()
-        self._policy = find_policy(
-            policy,
-            recalibrate_every=recalibrate_every,
-            optimizer_arithmetic=optimizer_arithmetic,
-            chosen=chosen,
+        super().__init__(
+            find_policy(
+                policy,
+                recalibrate_every=recalibrate_every,
+                optimizer_arithmetic=optimizer_arithmetic,
+                chosen=chosen,
+            ),
+            seed,
         )
         if steps < 1 or checkpoint_every < 1:
             raise InvalidInput(
                 f"recorder: steps and checkpoint_every must be at least 1, are {steps} and {checkpoint_every}"
             )
-        self._steps, self._seed, self._every = steps, seed, checkpoint_every
+        self._steps, self._every = steps, checkpoint_every
         self._program = main_program(program)
         self._settings = dict(settings or {})
         self._dataset = dataset_digest
@@ -275,39 +103,8 @@ class Recorder(_Loop):
         self._writer: RunWriter | None = None
         self._left: tuple[list[int], int] | None = None
 
-    def prepare(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        scheduler: Any = None,
-        *,
-        loss: Loss,
-        extra: Mapping[str, nn.Module] | None = None,
-        follows_up: bool = False,
-        smooth: Collection[str] = (),
-    ) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """Convert ``model`` to the policy's precision, put hooks on ``optimizer`` and return both, the same objects.
-
-        Args:
-            model: converted in place.
-            optimizer: over its parameters.
-            scheduler: part of the state, if given.
-            loss: the loss of one batch, as the loop computes it; used to measure the noise.
-            extra: further modules whose tensors are part of the state.
-            follows_up: whether the loop changes averages or other slow values after the optimizer, in ``follow_up``.
-            smooth: operators outside the table that the loop declares continuous (``"mylib::op"``).
-
-        Raises:
-            Nondeterminism: something that no other machine could repeat, by name.
-        """
-        session = Session(
-            model, optimizer, policy=self._policy, seed=self._seed, scheduler=scheduler, extra=extra,
-            follows_up=follows_up, smooth=frozenset(smooth),
-        )  # fmt: skip
-        session.prepare()
-        self._session, self._loss = session, loss
+    def _begin_with(self, session: Session) -> None:
         self._writer = RunWriter(session, self._directory, self.phases)
-        return model, optimizer
 
     @contextmanager
     def step(self, batch: Any) -> Generator[Any]:
@@ -344,7 +141,7 @@ class Recorder(_Loop):
         writer.write_step(number, self._outcome, frame)
         self._left = session.marks(), self._outcome.fingerprint
 
-    def _specification(self, root: str, program: Program) -> Any:
+    def _specification(self, root: str, program: Program) -> Specification:
         return specification_of(
             self.session,
             job=JobRecord(program.main, program.digest(), self._settings, self._dataset, program),
@@ -369,203 +166,12 @@ class Recorder(_Loop):
                     f"recorder: {self._steps} steps were announced, {session.step} were taken; the run stays unfinished: "
                     "announce as many as there will be"
                 )
-            return writer.finish()
+            self._result = writer.finish()
+            return self._result
         finally:
             self._release()
 
-
-class Follower(_Loop):
-    """Follows a recorded loop: the same program, run by an auditor. ``finish`` returns the report.
-
-    Args:
-        path: the run directory.
-        program: as for ``Recorder``.
-        limits: what is accepted of the log's freedom at most.
-        ordered: what the program would have given to ``Recorder``; a run that states another order is no match. None where that
-            is not known: policy, seed, settings and data digest of the run are then the trainer's word.
-    """
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        program: str | os.PathLike[str] | None = None,
-        limits: Limits | None = None,
-        ordered: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__()
-        self._directory = RunDirectory(Path(path))
-        self._transcript = self._directory.load_transcript()
-        specification = self._transcript.specification
-        self._policy = policy_of(specification.policy.name, specification.policy.parameters)
-        self._program, stated = main_program(program), specification.job.program
-        if found := self._program.compare_before(stated) or self._program.compare_loaded(stated):
-            raise OtherProgram(
-                f"program {self._program.file}: the run was recorded from another one: {in_words(found)}"
-            )
-        self.report = AuditReport(str(path), "program", self._transcript.root().hex(), phases=self.phases)
-        self._acceptance = Acceptance(limits or Limits(), self.report.freedom)
-        self._segment, self._floats = SegmentResult(0, 0), True
-        self._ordered = ordered
-        self._own: Mapping[str, Entry] = {}
-        self._built: Mapping[str, Built] = {}
-
-    def prepare(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        scheduler: Any = None,
-        *,
-        loss: Loss,
-        extra: Mapping[str, nn.Module] | None = None,
-        follows_up: bool = False,
-        smooth: Collection[str] = (),
-    ) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """Put the model into the committed initial state and hooks on the optimizer.
-
-        Raises:
-            Mismatch: that state says that steps were done before it.
-        """
-        specification = self._transcript.specification
-        session = Session(
-            model, optimizer, policy=self._policy, seed=specification.seed, scheduler=scheduler, extra=extra,
-            follows_up=follows_up, smooth=frozenset(smooth),
-        )  # fmt: skip
-        session.prepare()
-        state = self._directory.load_committed(0, specification.initial_state)
-        check_cursor(0, state)
-        self._own, self._built = settings_of(session), built_of(session)
-        try:  # until the first step the optimizer is the program's own, which may set it still
-            load_state(session, {**state, **{name: self._own[name] for name in SETTINGS}})
-        except InvalidInput:
-            load_state(session, state)
-        self._session, self._loss = session, loss
-        self._acceptance.begin(session)
-        return model, optimizer
-
-    @contextmanager
-    def step(self, batch: Any) -> Generator[Any]:
-        """Bracket one step and compare it with its record."""
-        session, transcript = self.session, self._transcript
-        number = session.step
-        if number >= transcript.num_steps:
-            raise ProtocolViolation(f"follower: the run has {transcript.num_steps} steps, this is one more")
-        if number == 0:
-            self._begin()
-        record = transcript.record(number)
-        frame = self._directory.load_frames(transcript, number, number + 1)[number]
-        acceptance, again = self._acceptance, self._probe(batch)
-        tape = acceptance.follow(session, frame, again)
-        with (
-            adopting(session, record),
-            acceptance.watching(session, tape, again),
-            self._bracket(tape, batch) as placed,
-        ):
-            yield placed
-        tape.finish()
-        acceptance.count(session, tape)
-        session.settle(tape)
-        self._program.verify_committed(transcript.specification.job.program, number)
-        self._segment.deviations += compare_step(record, self._outcome, tape.violations)
-        self._floats = self._floats and has_floats(batch)
-        if record.state_root is not None:
-            self._close_segment(number)
-
-    def _begin(self) -> None:
-        """Compare the committed first state with what the program has before its first step, then go on from that state."""
-        session = self.session
-        specification = self._transcript.specification
-        state = self._directory.load_committed(0, specification.initial_state)
-        if (other_ones := other_sites(session, specification)) is not None:
-            self._segment.deviations.append(other_ones)
-        self._segment.deviations += _other_order(self._ordered, specification)
-        now = settings_of(session)
-        other = find_other_setting({**self._own, **{name: now[name] for name in SETTINGS}}, state)
-        if other is not None:
-            kind: VerdictName = "mismatch" if other.is_number else "cannot_reproduce"
-            self._segment.deviations.append(Deviation(0, kind, BEGINNING, None, "the job's own", other.text))
-        self.report.beginning = found = compare_beginning(self._built, state)
-        if found.changed is not None:
-            self._segment.deviations.append(
-                Deviation(0, "cannot_reproduce", BEGINNING, None, "the job's own", found.changed)
-            )
-        load_state(session, state)
-
-    def _close_segment(self, number: int) -> None:
-        session, segment = self.session, self._segment
-        record = self._transcript.record(number)
-        segment.end = number + 1
-        compare_end(session, self._directory, record, segment)
-        segment.deviations += find_contradictions(self._directory, self._transcript, segment.end, segment)
-        excesses = self._acceptance.end(session)
-        if segment.deviations:
-            self._acceptance.discard()
-            first = [d for d in segment.deviations if d.step == segment.first_step]
-            segment.verdict = "log_violation" if any(d.kind == "log_violation" for d in first) else "mismatch"
-            if self._floats and all(each.subject == BATCH_DIGEST for each in segment.deviations):
-                # Every loss and state is the trainer's: as in an audit, such digests accuse nobody.
-                segment.deviations.insert(0, noisy_data(segment.deviations[0]))
-                segment.verdict = "cannot_reproduce"
-            # everything after these may follow from them
-            if segment.deviations[0].subject in (BEGINNING, ORDER, SITES):
-                segment.verdict = segment.deviations[0].kind
-            with suppress(
-                InvalidInput, Mismatch
-            ):  # what cannot be opened has been found; the own state goes on
-                load_state(session, self._directory.load_committed(segment.end, str(record.state_root)))
-        else:
-            accept(segment, excesses)
-        self.report.segments.append(segment)
-        self._acceptance.begin(session)
-        self._segment, self._floats = SegmentResult(segment.end, segment.end), True
-
-    def finish(self) -> AuditReport:
-        """Remove the hooks and return the report; steps that were not taken leave it at ``cannot_reproduce``."""
-        self.session.close()
-        done, steps = self.session.step, self._transcript.num_steps
-        if done < steps:
-            self.report.segments.append(
-                SegmentResult(self._segment.start, steps, "cannot_reproduce", self._segment.deviations)
-            )
-        return self.report
-
-
-def _other_order(ordered: Mapping[str, Any] | None, specification: Specification) -> list[Deviation]:
-    """Return in what a run's order is not the one that the program gives, by name."""
-    if ordered is None:
-        return []
-    job = specification.job
-    pairs = {
-        "policy": (ordered.get("policy", "fp32"), specification.policy.name),
-        "steps": (ordered.get("steps"), specification.steps),
-        "seed": (ordered.get("seed", 0), specification.seed),
-        "settings": (dict(ordered.get("settings") or {}), dict(job.settings)),
-        "dataset": (ordered.get("dataset_digest"), job.dataset_digest),
-    }
-    return [
-        Deviation(0, "cannot_reproduce", ORDER, None, f"{name} {own}", f"{name} {stated}")
-        for name, (own, stated) in pairs.items()
-        if own != stated
-    ]
-
-
-MOST_MICRO_BATCHES = 1 << 20  # a loop of the user's own says with each step how many there were
-
-
-def main_program(program: str | os.PathLike[str] | None) -> LocalProgram:
-    """Return the program that is running: ``program``, its source file, or the main program.
-
-    Raises:
-        InvalidInput: it has no source file (an interactive session, say) and none was given.
-    """
-    path = program or getattr(sys.modules.get("__main__"), "__file__", None)
-    if path is None or not Path(path).is_file():
-        raise InvalidInput("recorder: the main program has no source file; name one with program=")
-    file = Path(path).resolve()
-    running = (m for m in list(sys.modules.values()) if _is_from(m, file))
-    return LocalProgram(file.name, file, file.read_bytes(), file.parent, next(running, None))
-
-
-def _is_from(module: object, file: Path) -> bool:
-    stated = getattr(module, "__dict__", {}).get("__file__")
-    return isinstance(stated, str) and stated.endswith(file.name) and Path(stated).resolve() == file
+    def abandon(self) -> None:
+        """Remove the hooks and let go of model and directory; what was recorded stays, unfinished."""
+        super().abandon()
+        self._release()

@@ -89,7 +89,10 @@ class Seat:
                 summary = parse_state_summary(bytes(part))
                 if summary.root() != root:
                     raise Mismatch(
-                        f"answer: the summary is of state {summary.root().hex()}, claimed is {root.hex()}"
+                        f"answer: the summary is of state {summary.root().hex()}, claimed is {root.hex()}",
+                        where="state of the summary",
+                        own=summary.root().hex(),
+                        stated=root.hex(),
                     )
                 if (size := sum(entry.nbytes for entry in summary.entries)) > self.most:
                     return f"the state has {size} bytes, at most {self.most} are taken"

@@ -41,7 +41,8 @@ from tallystick.dispute.exchange import (
 from tallystick.dispute.terms import PARTIES, Party
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism, StoreError, TallyError
 from tallystick.signing.keys import PublicKey, parse_public_key
-from tallystick.store.files import RunDirectory, open_regular, read_whole, storing, write_pieces, write_whole
+from tallystick.store.files import RunDirectory, read_whole, storing, write_pieces, write_whole
+from tallystick.store.regular import open_regular
 
 DOCKET_FORMAT = "tallystick/dispute-docket/1"
 IN_THE_WAY = (

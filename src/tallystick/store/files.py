@@ -18,22 +18,19 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
-import json
-import math
 import os
 import stat
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BufferedReader, BufferedWriter, BytesIO
+from io import BufferedReader, BufferedWriter
 from pathlib import Path
-from typing import IO, TypeVar
 
 import safetensors
 
 from tallystick.commit.encoding import digest
-from tallystick.commit.state import DTYPE_BYTES, Entry, EntrySummary, HeldState, hold
+from tallystick.commit.state import Entry, HeldState, hold
 from tallystick.commit.tensor_file import check_tensor_file
 from tallystick.dispute.verdict import OBJECTION_LIMIT, LogObjection, parse_log_objection
 from tallystick.errors import InvalidInput, Mismatch, StoreError
@@ -48,14 +45,11 @@ from tallystick.run.documents import (
     parse_step_records,
 )
 from tallystick.run.transcript import Transcript, verify_transcript
+from tallystick.store.regular import content_of, open_found, open_regular, read_regular
+from tallystick.store.tensor_files import load_state_file, write_state
 from tallystick.store.unlinked import verify_unlinked
 
 FRAME_TAG = "tallystick/log-frame/1"
-STATE_METADATA = "tallystick/state/1"
-SPARSE_FROM = (
-    1 << 26
-)  # bytes; whether a longer file of a stranger is on the disk at all is seen to before it is read
-SPARSEST_FILE = 64  # times more bytes than it has on the disk: such a file is not read
 
 
 def frame_digest(frame: bytes) -> str:
@@ -152,7 +146,7 @@ def open_file(path: Path, *, what: str, follow: bool = True) -> BufferedReader:
         InvalidInput: it is a device, a pipe or a directory: none of them is waited for.
     """
     try:
-        return _open_regular(path, str(path), follow=follow)
+        return open_found(path, str(path), follow=follow)
     except FileNotFoundError:
         raise StoreError(f"{path}: there is no such file ({what})") from None
 
@@ -168,85 +162,7 @@ def read_whole(path: Path, *, limit: int, what: str, follow: bool = True) -> byt
         size = os.fstat(file.fileno()).st_size
         if size > limit:
             raise InvalidInput(f"{path}: {what} must have at most {limit} bytes, has {size}")
-        return _content(file, size, str(path))
-
-
-def open_regular(path: Path, needed: str, *, folder: bool = False, follow: bool = False) -> BufferedReader:
-    """Return a file of a directory that may be a stranger's, opened: a regular file, at once, through no link.
-
-    With ``folder`` the directory that holds it is no link either: one that the stranger made. With ``follow`` a link is
-    followed: one that the caller named.
-
-    Raises:
-        InvalidInput: it is not there, or it or its directory is a link, a device, a pipe or a directory.
-        StoreError: it cannot be read.
-    """
-    try:
-        return _open_regular(path, _shown(path, folder=folder), folder=folder, follow=follow)
-    except FileNotFoundError:
-        raise InvalidInput(f"{_shown(path, folder=folder)}: not found; {needed}") from None
-
-
-def _open_regular(path: Path, shown: str, *, folder: bool = False, follow: bool = False) -> BufferedReader:
-    """Return the same; a file that is not there is a ``FileNotFoundError``. ``shown`` is its name in messages."""
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
-    try:
-        if folder:
-            holder = os.open(path.parent, flags | os.O_DIRECTORY)
-            try:
-                descriptor = os.open(path.name, flags, dir_fd=holder)
-            finally:
-                os.close(holder)
-        else:
-            descriptor = os.open(path, flags)
-    except FileNotFoundError:
-        raise
-    except OSError as problem:
-        if problem.errno in (errno.ELOOP, errno.ENXIO, errno.ENOTDIR):
-            raise InvalidInput(
-                f"{shown}: is not a regular file; links, pipes and devices are not followed"
-            ) from None
-        raise StoreError(f"{shown}: cannot be read ({problem.strerror})") from problem
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise InvalidInput(f"{shown}: is not a regular file; links, pipes and devices are not followed")
-    return os.fdopen(descriptor, "rb")
-
-
-def _shown(path: Path, *, folder: bool) -> str:
-    """Return how messages name a file; what lies in a run's folders without the run's path, as verdicts quote these."""
-    return f"{path.parent.name}/{path.name}" if folder else str(path)
-
-
-def _read(
-    path: Path, needed: str, limit: int | None = None, *, folder: bool = False, follow: bool = False
-) -> bytes:
-    """Return a whole file of a stranger's directory; ``limit`` is what earlier documents allow, None if they say nothing.
-
-    Raises:
-        InvalidInput: it is no regular file, longer than ``limit``, hardly on the disk at all, or grows.
-        StoreError: it cannot be read.
-    """
-    shown = _shown(path, folder=folder)
-    with open_regular(path, needed, folder=folder, follow=follow) as file:
-        found = os.fstat(file.fileno())
-        if limit is not None and found.st_size > limit:
-            raise InvalidInput(f"{shown}: has {found.st_size} bytes, at most {limit} are allowed")
-        if found.st_size > SPARSE_FROM and found.st_size > SPARSEST_FILE * 512 * found.st_blocks:
-            raise InvalidInput(
-                f"{shown}: claims {found.st_size} bytes and has {512 * found.st_blocks} on the disk; it is not read"
-            )
-        return _content(file, found.st_size, shown)
-
-
-def _content(file: BufferedReader, size: int, shown: str) -> bytes:
-    try:
-        data = file.read(size + 1)
-    except OSError as problem:
-        raise StoreError(f"{shown}: cannot be read ({problem.strerror})") from problem
-    if len(data) > size:
-        raise InvalidInput(f"{shown}: has more than the {size} bytes it said; it grows while it is read")
-    return data
+        return content_of(file, size, str(path))
 
 
 @dataclass(frozen=True)
@@ -347,7 +263,7 @@ class RunDirectory:
     ) -> None:
         """Write a state as a safetensors file with one metadata key; what ``each`` makes of an entry is written."""
         with _replacing(self.checkpoint_path(steps_done)) as file:
-            _write_safetensors(file, entries, each)
+            write_state(file, entries, each)
 
     def append_step(self, first_step: int, frame: bytes, record: StepRecord, *, durable: bool) -> None:
         """Append one step's frame to its segment's log, then its record. ``durable`` waits for the disk."""
@@ -369,12 +285,14 @@ class RunDirectory:
         return parse_specification(self._specification())
 
     def _specification(self) -> bytes:
-        return _read(self.specification_path, "a run directory has a specification.json", SPECIFICATION_LIMIT)
+        return read_regular(
+            self.specification_path, "a run directory has a specification.json", SPECIFICATION_LIMIT
+        )
 
     def _records(self, specification: bytes) -> bytes:
         stated = parse_specification(specification)
         limit = stated.steps * stated.world_size * (RECORD_LIMIT + 1)
-        return _read(self.records_path, "a run directory has a steps.jsonl", limit)
+        return read_regular(self.records_path, "a run directory has a steps.jsonl", limit)
 
     def load_transcript(self) -> Transcript:
         """Return the transcript of a finished run, its three documents checked against each other.
@@ -387,7 +305,7 @@ class RunDirectory:
         return verify_transcript(
             specification,
             self._records(specification),
-            _read(
+            read_regular(
                 self.statement_path,
                 "the run is not finished; `tally record --resume` goes on with it",
                 STATEMENT_LIMIT,
@@ -405,7 +323,7 @@ class RunDirectory:
 
     def load_statement(self) -> bytes:
         """Return the bytes of the statement, checked to be one."""
-        data = _read(self.statement_path, "the run is not finished", STATEMENT_LIMIT)
+        data = read_regular(self.statement_path, "the run is not finished", STATEMENT_LIMIT)
         parse_run_statement(data)
         return data
 
@@ -424,9 +342,14 @@ class RunDirectory:
                 place = place / folder if folder else place
                 if place.is_symlink():
                     raise InvalidInput(f"{place}: is a link; a run's program is read through none")
-            data = _read(place / last, "a run carries its program", file.size, folder=True)
+            data = read_regular(place / last, "a run carries its program", file.size, folder=True)
             if (own := hashlib.sha256(data).hexdigest()) != file.sha256:
-                raise Mismatch(f"program/{file.name}: SHA-256 is {own}, the specification says {file.sha256}")
+                raise Mismatch(
+                    f"program/{file.name}: SHA-256 is {own}, the specification says {file.sha256}",
+                    where=f"program/{file.name}",
+                    own=own,
+                    stated=file.sha256,
+                )
             found[file.name] = data
         return found
 
@@ -438,7 +361,7 @@ class RunDirectory:
         """
         if not os.path.lexists(self.objection_path):
             return None
-        return parse_log_objection(_read(self.objection_path, "an objection", OBJECTION_LIMIT))
+        return parse_log_objection(read_regular(self.objection_path, "an objection", OBJECTION_LIMIT))
 
     def load_checkpoint(self, steps_done: int) -> dict[str, Entry]:
         """Return the entries of the state after ``steps_done`` steps, by name.
@@ -490,7 +413,10 @@ class RunDirectory:
         found = state.root.hex()
         if found != root:
             raise Mismatch(
-                f"checkpoint after {steps_done} steps: root is {found[:16]}.., the transcript says {root[:16]}.."
+                f"checkpoint after {steps_done} steps: root is {found[:16]}.., the transcript says {root[:16]}..",
+                where=f"checkpoint after {steps_done} steps",
+                own=found,
+                stated=root,
             )
         return state
 
@@ -508,7 +434,9 @@ class RunDirectory:
             last = min(first + transcript.specification.checkpoint_every, transcript.num_steps)
             path = self.log_path(first)
             stated = sum(transcript.record(step).log_bytes for step in range(first, last))
-            data = _read(path, f"the log of steps {first} to {last - 1} is needed", stated, folder=True)
+            data = read_regular(
+                path, f"the log of steps {first} to {last - 1} is needed", stated, folder=True
+            )
             offset = 0
             for step in range(first, last):
                 record = transcript.record(step)
@@ -518,7 +446,10 @@ class RunDirectory:
                     found = frame_digest(frame)
                     if found != record.log:
                         raise Mismatch(
-                            f"step {step}: the log's digest is {found[:16]}.., the transcript says {record.log[:16]}.."
+                            f"step {step}: the log's digest is {found[:16]}.., the transcript says {record.log[:16]}..",
+                            where=f"log of step {step}",
+                            own=found,
+                            stated=record.log,
                         )
                     frames[step] = frame
             if offset != len(data):
@@ -541,30 +472,6 @@ def check_ranks(transcript: Transcript) -> None:
         )
 
 
-def load_state_file(
-    path: Path, needed: str = "a safetensors file is needed", *, folder: bool = False
-) -> dict[str, Entry]:
-    """Return the entries of a safetensors file, by name.
-
-    Raises:
-        InvalidInput: the file is missing, no safetensors file with one meaning, or has a tensor of a dtype that no state holds.
-        StoreError: it cannot be read.
-    """
-    data = _read(path, needed, folder=folder, follow=not folder)
-    check_tensor_file(BytesIO(data), len(data), what=path.name)
-    try:
-        tensors = safetensors.deserialize(data)
-    except (safetensors.SafetensorError, ValueError) as problem:
-        raise InvalidInput(f"{path.name}: not a safetensors file ({problem})") from None
-    entries: dict[str, Entry] = {}
-    for name, tensor in tensors:
-        code = str(tensor["dtype"])
-        if code not in DTYPE_BYTES:
-            raise InvalidInput(f"{path.name}: {name} has dtype {code}, which no state holds")
-        entries[name] = Entry(name, code, tuple(tensor["shape"]), memoryview(tensor["data"]))
-    return entries
-
-
 def sync_directory(path: Path) -> None:
     """Wait until the names in a directory are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -572,60 +479,3 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _write_safetensors(file: IO[bytes], entries: list[Entry], each: Callable[[Entry], Entry] | None) -> None:
-    """Write the safetensors format tensor by tensor, so that no second copy of the state is made."""
-    header, ordered = safetensors_header(entries, STATE_METADATA)
-    file.write(header)
-    for entry in ordered:
-        file.write(entry.data if each is None else each(entry).data)
-
-
-def weights_pieces(state: Iterable[Entry]) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of ``model.safetensors``, the trained model in a committed state, piece by piece.
-
-    Parameters and buffers under the names the model gives them, in the order of the format, with the one metadata key
-    that loaders ask for. One state makes one file, so whoever has the state can tell the file's digest.
-    """
-    entries = [
-        Entry(entry.name.removeprefix("model/").removeprefix("buffer/"), entry.dtype, entry.shape, entry.data)
-        for entry in state
-        if entry.name.startswith("model/")
-    ]
-    if not entries or len({entry.name for entry in entries}) != len(entries):
-        raise InvalidInput(
-            f"weights: the state has {len(entries)} parameters and buffers, or two of one name"
-        )
-    yield from tensor_pieces(entries)
-
-
-def tensor_pieces(entries: list[Entry]) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of the one file that ``tally export`` writes for these tensors, piece by piece."""
-    header, ordered = safetensors_header(entries, "pt")
-    yield header
-    for entry in ordered:
-        yield entry.data
-
-
-Tensor = TypeVar("Tensor", Entry, EntrySummary)
-
-
-def safetensors_header(entries: list[Tensor], metadata: str) -> tuple[bytes, list[Tensor]]:
-    """Return the header with its length, and the entries in the order of their bytes behind it."""
-    header: dict[str, Mapping[str, object]] = {"__metadata__": {"format": metadata}}
-    offset = 0
-    ordered = sorted(
-        entries, key=lambda entry: (-DTYPE_BYTES[entry.dtype], entry.name)
-    )  # the format's own order: aligned
-    for entry in ordered:
-        size = DTYPE_BYTES[entry.dtype] * math.prod(entry.shape)
-        header[entry.name] = {
-            "dtype": entry.dtype,
-            "shape": list(entry.shape),
-            "data_offsets": [offset, offset + size],
-        }
-        offset += size
-    encoded = json.dumps(header, separators=(",", ":")).encode()
-    encoded += b" " * (-len(encoded) % 8)
-    return len(encoded).to_bytes(8, "little") + encoded, ordered

@@ -10,7 +10,9 @@ from pathlib import Path
 from tallystick.commit.state import Entry, summarise
 from tallystick.errors import InvalidInput, Mismatch, StoreError
 from tallystick.signing.model_signature import EXCLUDED, SIGNATURE_FILE, Manifest
-from tallystick.store.files import load_state_file, open_regular, storing, tensor_pieces, weights_pieces
+from tallystick.store.files import storing
+from tallystick.store.regular import open_regular
+from tallystick.store.tensor_files import load_state_file, tensor_pieces, weights_pieces
 
 WEIGHTS_FILE = "model.safetensors"
 
@@ -60,7 +62,9 @@ def check_result(found: Manifest, weights: str, what: str) -> None:
     """
     own = found.root_digest()
     if own != weights:
-        raise Mismatch(f"{what}: root digest is {own}, the statements say {weights}")
+        raise Mismatch(
+            f"{what}: root digest is {own}, the statements say {weights}", where=what, own=own, stated=weights
+        )
     if list(found.files) != [WEIGHTS_FILE]:
         names = ", ".join(repr(name[:80]) for name in list(found.files)[:3])
         raise Mismatch(f"{what}: has {names}, the result is one file, {WEIGHTS_FILE!r}")

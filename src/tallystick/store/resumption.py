@@ -26,15 +26,9 @@ from tallystick.commit.tensor_file import check_tensor_file
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.run.documents import RECORD_LIMIT, Specification, StepRecord, parse_step_record
 from tallystick.run.transcript import check_record
-from tallystick.store.files import (
-    FRAME_TAG,
-    STATE_METADATA,
-    RunDirectory,
-    open_regular,
-    safetensors_header,
-    storing,
-    write_pieces,
-)
+from tallystick.store.files import FRAME_TAG, RunDirectory, storing, write_pieces
+from tallystick.store.regular import open_regular
+from tallystick.store.tensor_files import STATE_METADATA, safetensors_header
 from tallystick.store.unlinked import FOLDERS, is_part, verify_unlinked
 
 PIECE = 128 * CHUNK_BYTES  # bytes in memory at a time, for each thread that hashes

@@ -135,7 +135,10 @@ class LogDirectory:
             own = self.checkpoint()
             if own.note.text != checkpoint.note.text:
                 raise Mismatch(
-                    f"{self.checkpoint_path}: has {own.size} entries, the cosigned checkpoint {checkpoint.size}"
+                    f"{self.checkpoint_path}: has {own.size} entries, the cosigned checkpoint {checkpoint.size}",
+                    where=f"entries of {self.checkpoint_path}",
+                    own=str(own.size),
+                    stated=str(checkpoint.size),
                 )
             note = own.note
             for line in checkpoint.note.signatures:
@@ -346,7 +349,10 @@ class Witness:
         if before is not None:
             if seen.size < before.size:
                 raise Mismatch(
-                    f"log {seen.origin}: has {seen.size} entries, had {before.size}; it was shortened"
+                    f"log {seen.origin}: has {seen.size} entries, had {before.size}; it was shortened",
+                    where=f"entries of log {seen.origin}",
+                    own=str(before.size),
+                    stated=str(seen.size),
                 )
             tree = TileTree(seen.size, log.read_tile)
             proof = tree.consistency(before.size) if seen.size > before.size else []
@@ -381,5 +387,8 @@ def _must_be_root(found: bytes, stated: Checkpoint, what: str) -> None:
     if found != stated.root:
         raise Mismatch(
             f"log {stated.origin}: the checkpoint of {stated.size} entries has root {stated.root.hex()}, "
-            f"{what} {found.hex()}"
+            f"{what} {found.hex()}",
+            where=f"log {stated.origin}",
+            own=found.hex(),
+            stated=stated.root.hex(),
         )

@@ -34,7 +34,8 @@ from tallystick.roles.statements import gather, identity_of_claimed, sign_run
 from tallystick.run.documents import parse_specification, parse_step_records
 from tallystick.run.transcript import Transcript, check_fingerprint, state_fingerprint
 from tallystick.signing.keys import ed25519_key
-from tallystick.store.files import RunDirectory, frame_digest, weights_pieces
+from tallystick.store.files import RunDirectory, frame_digest
+from tallystick.store.tensor_files import weights_pieces
 
 if TYPE_CHECKING:
     from tallystick.execution.job import JobSource

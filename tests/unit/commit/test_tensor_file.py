@@ -11,7 +11,8 @@ import safetensors
 
 from tallystick.commit.tensor_file import HEADER_LIMIT, check_tensor_file
 from tallystick.errors import InvalidInput
-from tallystick.store.files import RunDirectory, load_state_file
+from tallystick.store.files import RunDirectory
+from tallystick.store.tensor_files import load_state_file
 
 A, B = '"dtype":"F32","shape":[1],"data_offsets":[0,4]', '"dtype":"F32","shape":[1],"data_offsets":[4,8]'
 BODY = bytes(range(8))

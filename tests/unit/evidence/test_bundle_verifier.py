@@ -84,8 +84,8 @@ from tallystick.signing.dsse import (
 from tallystick.signing.keys import SigningKey, ed25519_key, generate_key
 from tallystick.signing.model_signature import Manifest, sign_model
 from tallystick.signing.note import COSIGNATURE, NOTE, Note, NoteKey, NoteSigner
-from tallystick.store.files import STATE_METADATA, weights_pieces
 from tallystick.store.models import weights_manifest
+from tallystick.store.tensor_files import STATE_METADATA, weights_pieces
 from tallystick.tlog.publication import entry_of
 from tallystick.tlog.tree import LogProof, checkpoint_text, parse_checkpoint
 

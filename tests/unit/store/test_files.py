@@ -16,7 +16,8 @@ from tallystick.commit.state import Entry, summarise
 from tallystick.dispute.verdict import OBJECTION_LIMIT
 from tallystick.errors import InvalidInput, Mismatch, StoreError
 from tallystick.run.documents import JobRecord, Notes, PolicyRecord, Specification, StepRecord
-from tallystick.store.files import SPARSE_FROM, RunDirectory, frame_digest, read_whole, write_whole
+from tallystick.store.files import RunDirectory, frame_digest, read_whole, write_whole
+from tallystick.store.regular import SPARSE_FROM
 from tallystick.store.resumption import find_resumption
 
 EVERY, STEPS = 3, 8

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tallystick.errors import InvalidInput
-from tallystick.testing.parsers import TARGETS, ParserDefect, Target, accepts, find_target, seeds
+from tallystick.testing.parser_seeds import seeds
+from tallystick.testing.parsers import TARGETS, ParserDefect, Target, accepts, find_target
 
 VECTORS = Path(__file__).parents[3] / "vectors"
 BY_NAME = {target.name: target for target in TARGETS}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -13,15 +12,13 @@ from typer.models import OptionInfo
 from tallystick.cli.options import AsJson, argument, option
 from tallystick.cli.terminal import answer, say
 from tallystick.errors import InvalidInput, Mismatch, StoreError
-from tallystick.evidence.bundle import BUNDLE_LIMIT, Member, make_bundle
-from tallystick.evidence.policy import POLICY_LIMIT, parse_evidence_policy, policy_template
-from tallystick.evidence.recognition import recognise
-from tallystick.evidence.verification import Verification
+from tallystick.evidence.bundle import Member, make_bundle
+from tallystick.evidence.files import verify_bundle_file
+from tallystick.evidence.policy import parse_evidence_policy, policy_template
 from tallystick.reports.layout import DonePage, Row
 from tallystick.roles.statements import gather, log_proof_of
 from tallystick.store.files import RunDirectory, read_whole, write_whole
 from tallystick.store.keys import load_public_key
-from tallystick.store.models import read_manifest, unread_files
 from tallystick.tlog.publication import DOCUMENT_LIMIT
 from tallystick.tlog.tree import LOG_PROOF_LIMIT
 
@@ -82,7 +79,7 @@ def init(
     notes: list[str] = []
     stated = None
     if bundle is not None:
-        found = verify_file(bundle, None, None)
+        found = verify_bundle_file(bundle, None, None)
         if found.stated is None or found.verdict != "unjudged":
             failed = next(check for check in found.checks if check.outcome == "failed")
             raise Mismatch(
@@ -141,32 +138,6 @@ def bundle(
         as_json=as_json,
     )
     return 0
-
-
-def verify_file(
-    bundle: Path, policy: Path | None, model: Path | None, *, file: Path | None = None
-) -> Verification:
-    """Return the checks of the file ``bundle``, and whether ``file`` is the result that it speaks of.
-
-    Raises:
-        InvalidInput: it is no bundle, or the policy is malformed.
-        StoreError: a file is not there or cannot be read.
-    """
-    from tallystick.evidence.bundle_verifier import verify_bundle
-
-    if not (kind := recognise(bundle)).is_bundle:
-        raise InvalidInput(f"--bundle {bundle}: {kind}")
-    rules = None
-    if policy is not None:
-        if policy.exists() and not policy.is_file():
-            raise InvalidInput(f"--policy {policy}: is not a regular file")
-        text = read_whole(policy, limit=POLICY_LIMIT, what="a policy")
-        rules = parse_evidence_policy(text, what=str(policy))
-    files = None if model is None else read_manifest(model)
-    data = read_whole(bundle, limit=BUNDLE_LIMIT, what="a bundle")
-    unread = () if model is None else unread_files(model)
-    now, name = int(time.time()), f"bundle {bundle}"
-    return verify_bundle(data, rules, now=now, model=files, file=file, unread=unread, name=name)
 
 
 def _members(text: str) -> list[Member]:

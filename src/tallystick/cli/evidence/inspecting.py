@@ -8,28 +8,26 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated
 
-from tallystick.cli.evidence.bundling import BundleFile, ModelDirectory, PolicyFile, verify_file
-from tallystick.cli.options import AsJson, argument, option, parse_root
+from tallystick.cli.evidence.bundling import BundleFile, ModelDirectory, PolicyFile
+from tallystick.cli.options import AnyRun, AsJson, argument, by_party, existing_run, option, parse_root
 from tallystick.cli.terminal import answer, say
 from tallystick.commit.state import CHUNK_BYTES, Entry, open_chunk
 from tallystick.dispute.terms import Party
-from tallystick.errors import InvalidInput, StoreError
+from tallystick.errors import InvalidInput
+from tallystick.evidence.files import CHUNK_SUFFIX, verify_bundle_file, verify_proof_file
 from tallystick.evidence.recognition import RUN, Recognised, recognise
-from tallystick.evidence.run_verifier import verify_proof, verify_run
+from tallystick.evidence.run_verifier import verify_run
 from tallystick.evidence.verification import Verification
 from tallystick.reports.run import read_run
 from tallystick.reports.verification import VerificationPage
 from tallystick.run.transcript import Transcript
 from tallystick.signing.keys import PublicKey
-from tallystick.store.files import RunDirectory, read_whole, write_whole
+from tallystick.store.files import RunDirectory, write_whole
 from tallystick.store.keys import load_public_key
 
 EXIT_CODES: Mapping[str, int] = {"match": 0, "mismatch": 1, "malformed": 2, "unjudged": 3}
-PROOF_LIMIT = 1 << 27  # bytes; a proof of a step has a few hundred
-CHUNK_SUFFIX = ".chunk"  # of the file with the bytes that a chunk proof beside it speaks of
 
 
-Run = Annotated[Path, argument("DIR", "A run directory, finished or not.")]
 Subject = Annotated[
     Path,
     argument(
@@ -58,9 +56,9 @@ ChunkIndex = Annotated[
 ProofOut = Annotated[Path | None, option("--out", "FILE", "Where to write the proof; by default stdout.")]
 
 
-def show(run: Run, as_json: AsJson = False) -> int:
+def show(run: AnyRun, as_json: AsJson = False) -> int:
     """Show what a run directory holds: order, policy, roots, parameters and the size of its log."""
-    answer(read_run(RunDirectory(_existing(run))), as_json=as_json)
+    answer(read_run(existing_run(run)), as_json=as_json)
     return 0
 
 
@@ -80,9 +78,8 @@ def verify(
     With --bundle: whether weights are the very result that the bundle speaks of. Exit codes: 0 accepted or consistent,
     1 something does not fit or is not accepted, or the weights are others, 2 malformed or a wrong argument, 3 not judged.
     """
-    public: dict[Party, Path | None] = {"trainer": trainer_signs, "auditor": auditor_signs}
     keys: dict[Party, PublicKey] = {
-        party: load_public_key(given) for party, given in public.items() if given is not None
+        party: load_public_key(given) for party, given in by_party(trainer_signs, auditor_signs).items()
     }
     kind = recognise(path)
     is_run = kind.what == RUN
@@ -98,12 +95,12 @@ def verify(
             raise InvalidInput(
                 "--bundle: asks of a file whether it is the bundle's result, and goes with --policy alone"
             )
-        found = verify_file(bundle, policy, None, file=path)
+        found = verify_bundle_file(bundle, policy, None, file=path)
     elif kind.is_bundle:
         _only_for(bool(keys), "--trainer-signs, --auditor-signs", "a dispute's record", path, kind)
         if root is not None or chunk is not None:
             raise InvalidInput("--root, --chunk: are for runs and proofs; a bundle has --policy and --model")
-        found = verify_file(path, policy, model)
+        found = verify_bundle_file(path, policy, model)
     elif is_run:
         _only_for(policy is not None or model is not None, "--policy, --model", "bundles", path, kind)
         _only_for(bool(keys), "--trainer-signs, --auditor-signs", "a dispute's record", path, kind)
@@ -130,18 +127,11 @@ def _verify_proof(
         raise InvalidInput(
             "--root: a proof is verified against a root known from elsewhere; give it with --root HEX"
         )
-    beside = path.with_name(path.name + CHUNK_SUFFIX)
-    given = chunk if chunk is not None else (beside if beside.exists() else None)
-    return verify_proof(
-        read_whole(path, limit=PROOF_LIMIT, what="a proof"),
-        parse_root(root),
-        chunk=None if given is None else read_whole(given, limit=CHUNK_BYTES, what="a chunk"),
-        keys=keys,
-    )
+    return verify_proof_file(path, parse_root(root), chunk=chunk, keys=keys)
 
 
 def prove(
-    run: Run,
+    run: AnyRun,
     step: Step = None,
     checkpoint: Checkpoint = None,
     entry: EntryName = None,
@@ -150,7 +140,7 @@ def prove(
 ) -> int:
     """Prove that one step, or one chunk of a committed state, lies under a root."""
     wanted = (step is not None, checkpoint is not None, entry is not None, chunk is not None)
-    directory = RunDirectory(_existing(run))
+    directory = existing_run(run)
     if wanted == (True, False, False, False):
         assert step is not None
         transcript = directory.load_transcript()
@@ -205,9 +195,3 @@ def _hand_over(
         write_whole(out.with_name(out.name + CHUNK_SUFFIX), chunk)
     say(f"{out}: proof against {root}")
     say(f"tally verify {out} --root {root.rsplit(' ', maxsplit=1)[-1]}")
-
-
-def _existing(path: Path) -> Path:
-    if not path.is_dir():
-        raise StoreError(f"{path}: there is no such run directory")
-    return path

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from tallystick.cli.options import AsJson, argument, option
+from tallystick.cli.options import AsJson, OwnKey, argument, option
 from tallystick.cli.terminal import answer
 from tallystick.errors import StoreError
 from tallystick.reports.layout import DonePage, Row
@@ -21,8 +21,6 @@ from tallystick.store.models import WEIGHTS_FILE, read_manifest, write_weights
 
 PROVENANCE_FILE = "provenance.intoto.json"
 
-Key = Annotated[str, option("--key", "KEY", "A private key's file, or env:NAME.")]
-
 
 def register(parent: typer.Typer) -> None:
     """Add ``tally sign`` and ``tally export`` to ``parent``."""
@@ -32,7 +30,7 @@ def register(parent: typer.Typer) -> None:
 
 def sign(
     directory: Annotated[Path, argument("DIR", "A finished run, or a model's directory.")],
-    key: Key,
+    key: OwnKey,
     out: Annotated[
         Path | None, option("--out", "FILE", f"By default DIR/{PROVENANCE_FILE} or DIR/{SIGNATURE_FILE}.")
     ] = None,

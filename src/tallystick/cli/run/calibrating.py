@@ -11,11 +11,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tallystick.cli.options import AsJson, Device, Seed, Settings, argument, find_job, option, parse_settings
-from tallystick.cli.profiles import check_device
+from tallystick.cli.options import (
+    Arithmetic,
+    AsJson,
+    Device,
+    Job,
+    RecalibrateEvery,
+    Seed,
+    Settings,
+    find_job,
+    option,
+    parse_settings,
+)
+from tallystick.cli.profiles import run_child
 from tallystick.cli.terminal import TaskDisplay, answer, print_json, say
 from tallystick.errors import InvalidInput, StoreError
-from tallystick.execution.determinism import parse_profile
+from tallystick.execution.determinism import check_device, parse_profile
 from tallystick.numerics.policy import CHOICES, find_policy
 from tallystick.run.calibration import LIMIT, CalibrationChoice, parse_calibration
 from tallystick.store.files import read_whole, write_whole
@@ -24,7 +35,6 @@ if TYPE_CHECKING:
     from tallystick.execution.job import JobSource
 
 MOST_STEPS = 64  # that one calibration measures at
-Job = Annotated[str, argument("JOB", "A shipped job (digits, text, gpt2), a dotted path or a .py file.")]
 PolicyName = Annotated[str, option("--policy", "fp64|fp32", "The policy whose numbers are to be chosen.")]
 At = Annotated[
     str,
@@ -39,15 +49,6 @@ LogBits = Annotated[
 ]
 Freedom = Annotated[
     float | None, option("--freedom", "F", "Wanted: at most this share of roundings that a log could choose.")
-]
-RecalibrateEvery = Annotated[
-    int | None, option("--recalibrate-every", "N", "Steps between two measurements in a run.", least=1)
-]
-Arithmetic = Annotated[
-    str,
-    option(
-        "--optimizer-arithmetic", "auto|portable|general", "As in tally record; it decides the state sites."
-    ),
 ]
 Out = Annotated[Path | None, option("--out", "FILE", "Where to write the choice, for tally record --bands.")]
 PlotFile = Annotated[Path | None, option("--plot", "FILE.svg", "Where to draw ambiguity against band.")]
@@ -97,7 +98,6 @@ def calibrate(
 
     from tallystick.reports.calibration import CalibrationReport
     from tallystick.roles import calibrator
-    from tallystick.roles.bench_process import run_child
 
     source = find_job(job)
     order = calibrator.Order(source, settings, rounding, seed, steps, repeats, profiles, device)

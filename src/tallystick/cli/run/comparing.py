@@ -5,27 +5,33 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from tallystick.cli.options import AsJson, Device, JobName, argument, choose_source, option
-from tallystick.cli.profiles import check_device
+from tallystick.cli.options import (
+    DEFAULT_EFFORT,
+    AsJson,
+    Device,
+    Effort,
+    FindingsOut,
+    JobName,
+    argument,
+    choose_source,
+    option,
+)
 from tallystick.cli.terminal import TrialDisplay, answer, json_bytes, say
 from tallystick.diagnosis.causes import explain_states
 from tallystick.errors import InvalidInput, StoreError
+from tallystick.execution.determinism import check_device
 from tallystick.reports.divergence import DivergencePage
-from tallystick.store.files import RunDirectory, load_state_file
+from tallystick.store.files import RunDirectory
+from tallystick.store.tensor_files import load_state_file
 
 if TYPE_CHECKING:
     from tallystick.diagnosis.causes import Divergence
     from tallystick.execution.job import JobSource
 
-DEFAULT_EFFORT = 60.0  # seconds
 First = Annotated[Path, argument("A", "A run directory, or a state as a safetensors file.")]
 Second = Annotated[Path, argument("B", "Another of the same sort.")]
 After = Annotated[
     int | None, option("--after", "N", "Compare the two runs' states after N steps; repeat nothing.", least=0)
-]
-Out = Annotated[Path | None, option("--out", "FILE", "Also write the findings there, as --json prints them.")]
-Effort = Annotated[
-    float, option("--effort", "SECONDS", "How long to try causes out; 0 to repeat nothing.", least=0)
 ]
 
 
@@ -35,7 +41,7 @@ def diff(
     after: After = None,
     job: JobName = None,
     device: Device = "cpu",
-    out: Out = None,
+    out: FindingsOut = None,
     effort: Effort = DEFAULT_EFFORT,
     as_json: AsJson = False,
 ) -> int:

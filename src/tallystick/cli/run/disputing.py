@@ -11,15 +11,15 @@ import typer
 from typer.core import TyperGroup
 
 from tallystick.cli.options import AsJson, JobName, OwnKey, argument, choose_source, flag, option
-from tallystick.cli.run.auditing import (
+from tallystick.cli.run.judging import (
     DISPUTE_CODES,
-    LEVELS,
     Accusation,
     LevelName,
     StatementKey,
     StatementOut,
-    check_statement,
+    check_level,
     dispute,
+    load_signing,
     read_accusation,
     sign_ruling,
 )
@@ -89,8 +89,7 @@ def open_dispute(
     as_json: AsJson = False,
 ) -> int:
     """Open a dispute by files: keep both runs' documents and keys, and make a mailbox for each party."""
-    if level not in LEVELS:
-        raise InvalidInput(f"--level: must be {' or '.join(LEVELS)}, got {level!r}")
+    check_level(level)
     places: dict[Party, Path] = {"trainer": trainer, "auditor": auditor}
     keys: dict[Party, PublicKey] = {
         "trainer": load_public_key(trainer_signs), "auditor": load_public_key(auditor_signs),
@@ -132,8 +131,7 @@ def rule(
 
     Exit codes: as `tally dispute run`, and 5 while an answer is awaited.
     """
-    check_statement(key, statement)
-    signer = None if key is None else load_key(key)
+    signing = load_signing(key, statement)
     docket = Docket(folder, follow=follow)
     accused = read_accusation(accusation)
     if accused is not None:
@@ -159,8 +157,8 @@ def rule(
         except KeyboardInterrupt:
             say("interrupted: what has arrived is kept; rule again to go on")
             return 130
-        if signer is not None and statement is not None:
-            sign_ruling(docket.run("trainer"), docket.run("auditor"), result, signer, statement, accused)
+        if signing is not None:
+            sign_ruling(docket.run("trainer"), docket.run("auditor"), result, signing, accused)
         docket.end(result.encode(), result.record)
     record = None if result.record is None else str(folder / "record.json")
     show(RuledPage(result, str(folder / "verdict.json"), record, passed=passed()), as_json=as_json)

@@ -22,7 +22,7 @@ def plain_seconds(directory: RunDirectory, job: str | None = None) -> float:
     import torch
 
     from tallystick.cli.options import choose_source
-    from tallystick.roles.measure import PlainLoop
+    from tallystick.roles.plain_loop import PlainLoop
 
     specification = directory.load_specification()
     built = choose_source(job, specification.job.path).build(specification.job.settings, specification.seed)

@@ -12,22 +12,24 @@ import typer
 from tallystick.cli.fleet.chip_settings import load_chip
 from tallystick.cli.fleet.chips import log_precommit
 from tallystick.cli.options import (
+    Arithmetic,
     AsJson,
     Device,
+    Job,
     ProfileName,
+    RecalibrateEvery,
     Seed,
     Settings,
-    argument,
     find_job,
     flag,
     option,
     parse_settings,
 )
-from tallystick.cli.profiles import check_device, rerun_under
+from tallystick.cli.profiles import rerun_under
 from tallystick.cli.run.calibrating import differences, load_choice
 from tallystick.cli.terminal import StepDisplay, answer, say
 from tallystick.errors import InvalidInput, TallyError
-from tallystick.execution.determinism import parse_profile
+from tallystick.execution.determinism import check_device, parse_profile
 from tallystick.fleet.provenance.transcripts import Lineage
 from tallystick.numerics.policy import Policy, find_policy
 from tallystick.reports.run import read_run
@@ -39,9 +41,6 @@ if TYPE_CHECKING:
     from tallystick.roles.trainer import Order
     from tallystick.run.documents import Specification
 
-Job = Annotated[
-    str, argument("JOB", "A shipped job (digits, text, gpt2, resnet50), a dotted path or a .py file.")
-]
 Run = Annotated[Path, option("--run", "DIR", "Where to write the run: a new or empty directory.")]
 PolicyName = Annotated[
     str | None,
@@ -53,23 +52,6 @@ Bands = Annotated[
 Steps = Annotated[int | None, option("--steps", "N", "Steps; by default the job's own.", least=1)]
 CheckpointEvery = Annotated[
     int, option("--checkpoint-every", "K", "Steps between two committed states.", least=1)
-]
-RecalibrateEvery = Annotated[
-    int | None,
-    option(
-        "--recalibrate-every",
-        "N",
-        "Steps between two measurements of the noise; by default the policy's own.",
-        least=1,
-    ),
-]
-Arithmetic = Annotated[
-    str,
-    option(
-        "--optimizer-arithmetic",
-        "auto|portable|general",
-        "Portable needs no log of the state: torch's Adam, AdamW and SGD have it. General logs any optimizer.",
-    ),
 ]
 RoundingBits = Annotated[
     int | None, option("--b-r", "26..32", "Policy leaf: bits that activations are rounded to; by default 32.")

@@ -7,15 +7,13 @@ from typing import Annotated
 
 from rich.console import RenderableType
 
-from tallystick.cli.options import AsJson, argument, option
+from tallystick.cli.options import AnyRun, AsJson, existing_run, option
 from tallystick.cli.terminal import answer
 from tallystick.errors import InvalidInput, StoreError
 from tallystick.reports.layout import GOOD, UNSURE, Row, page
-from tallystick.store.files import RunDirectory
 
 FILE = "report.html"
 VERDICT = "verdict.json"
-Run = Annotated[Path, argument("DIR", "A run directory, finished or not.")]
 Out = Annotated[
     Path | None, option("--out", "FILE", f"Where to write the page; by default DIR/{FILE}.", short="-o")
 ]
@@ -30,7 +28,7 @@ Bands = Annotated[Path | None, option("--bands", "FILE", "What tally calibrate -
 
 
 def report(
-    run: Run,
+    run: AnyRun,
     out: Out = None,
     audit: Audits = None,
     dispute: Disputes = None,
@@ -38,8 +36,7 @@ def report(
     as_json: AsJson = False,
 ) -> int:
     """Write one self-contained HTML file: summary, loss, log, noise, audits, divergence, dispute, and what it shows."""
-    if not run.is_dir():
-        raise StoreError(f"{run}: there is no such run directory")
+    directory = existing_run(run)
     given = [*(audit or []), *(dispute or []), *([bands] if bands else [])]
     for path in given:
         if not path.exists():
@@ -48,7 +45,6 @@ def report(
     from tallystick.reports.document import Sources, find_sources, read_document
     from tallystick.reports.run import read_run
 
-    directory = RunDirectory(run)
     beside = find_sources(directory)
     sources = Sources(
         [*beside.audits, *(audit or [])],

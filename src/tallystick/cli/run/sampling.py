@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from tallystick.cli.options import flag, option
 from tallystick.commit.encoding import parse_hex
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.run.public_randomness import BEACON_BYTES
@@ -31,32 +30,33 @@ PANEL = "Sampled audit"
 ROUND_FORM = "SOURCE:ROUND:TIME"
 
 
-def _option(name: str, words: str, metavar: str | None = None) -> object:
-    """Return what typer takes for an option of this panel."""
-    return typer.Option(name, metavar=metavar, help=words, rich_help_panel=PANEL)
-
-
-Sample = Annotated[bool, _option("--sample", "Repeat segments drawn from public randomness only.")]
-Detect = Annotated[str | None, _option("--detect", "Find false steps with probability P ..", "P")]
+Sample = Annotated[bool, flag("--sample", "Repeat segments drawn from public randomness only.", panel=PANEL)]
+Detect = Annotated[str | None, option("--detect", "P", "Find false steps with probability P ..", panel=PANEL)]
 Fraction = Annotated[
-    str | None, _option("--fraction", ".. if at least a share F of the steps is false.", "F")
+    str | None, option("--fraction", "F", ".. if at least a share F of the steps is false.", panel=PANEL)
 ]
 Round = Annotated[
-    str | None, _option("--round", "The beacon's name, round, and the second it speaks.", ROUND_FORM)
+    str | None,
+    option("--round", ROUND_FORM, "The beacon's name, round, and the second it speaks.", panel=PANEL),
 ]
-Beacon = Annotated[str | None, _option("--beacon", "What the beacon said in that round.", "HEX")]
+Beacon = Annotated[str | None, option("--beacon", "HEX", "What the beacon said in that round.", panel=PANEL)]
 RunProof = Annotated[
-    Path | None, _option("--log-proof", "The .tlog-proof of the run: it was published.", "FILE")
+    Path | None,
+    option("--log-proof", "FILE", "The .tlog-proof of the run: it was published.", panel=PANEL),
 ]
 RunPolicy = Annotated[
-    Path | None, _option("--log-policy", "Logs and witnesses that the proof must have.", "FILE")
+    Path | None,
+    option("--log-policy", "FILE", "Logs and witnesses that the proof must have.", panel=PANEL),
 ]
-AnnounceOut = Annotated[Path | None, _option("--announce", "Write the announcement there and stop.", "FILE")]
+AnnounceOut = Annotated[
+    Path | None, option("--announce", "FILE", "Write the announcement there and stop.", panel=PANEL)
+]
 AnnouncementFile = Annotated[
-    Path | None, _option("--announcement", "An announcement published before the beacon spoke.", "FILE")
+    Path | None,
+    option("--announcement", "FILE", "An announcement published before the beacon spoke.", panel=PANEL),
 ]
 DrawOut = Annotated[
-    Path | None, _option("--draw", "Write the draw there, so that anyone repeats it.", "FILE")
+    Path | None, option("--draw", "FILE", "Write the draw there, so that anyone repeats it.", panel=PANEL)
 ]
 
 
@@ -125,9 +125,19 @@ class SampleOptions:
             specification = transcript.specification
             own = (root, size, specification.steps, specification.checkpoint_every)
             if own != (found.run_root, found.tree_size, found.steps, found.checkpoint_every):
-                raise Mismatch(f"announcement: is about run {found.run_root.hex()}, this is {root.hex()}")
+                raise Mismatch(
+                    f"announcement: is about run {found.run_root.hex()}, this is {root.hex()}",
+                    where="run of the announcement",
+                    own=root.hex(),
+                    stated=found.run_root.hex(),
+                )
             if self.is_checked and (shown := self._position(transcript)) != found.log:
-                raise Mismatch(f"announcement: says {_words(found.log)}; the log proof shows {_words(shown)}")
+                raise Mismatch(
+                    f"announcement: says {_words(found.log)}; the log proof shows {_words(shown)}",
+                    where="log of the announcement",
+                    own=_words(shown),
+                    stated=_words(found.log),
+                )
             return found
         assert self.fraction is not None and self.detect is not None and self.round is not None
         return announce(

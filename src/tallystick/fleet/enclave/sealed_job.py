@@ -29,7 +29,8 @@ from tallystick.fleet.provenance.transcripts import ReportOpening, commitment
 from tallystick.run.statements import time_text
 from tallystick.signing.dsse import sign_statement
 from tallystick.signing.keys import PublicKey, Signer
-from tallystick.store.files import load_state_file, open_file, storing, sync_directory
+from tallystick.store.files import open_file, storing, sync_directory
+from tallystick.store.tensor_files import load_state_file
 
 FORMAT = "tallystick/neutral-job/1"
 INDEX_LIMIT = 1 << 20

@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tallystick.reports.curves import HEIGHTS, LossPlot
-from tallystick.roles.losses import Losses, Training, wanted_arithmetics
+from tallystick_bench.curves import HEIGHTS, LossPlot
+from tallystick_bench.losses import Losses, Training, wanted_arithmetics
 
 SVG = "{http://www.w3.org/2000/svg}"
 

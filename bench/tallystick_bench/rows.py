@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from tallystick.errors import InvalidInput
-from tallystick.roles import losses
+from tallystick_bench import losses
 
 MOST_OVERHEAD: Mapping[tuple[str, str], float] = {
     **{(who, policy): 1.10 for who in ("record", "audit") for policy in ("fp64", "fp32")},

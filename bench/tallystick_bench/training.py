@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tallystick.cli.profiles import Child, run_child
 from tallystick.errors import TallyError
 from tallystick.execution.determinism import parse_profile
-from tallystick.roles import losses
-from tallystick.roles.bench_process import Child, machine, run_child
-from tallystick.roles.bench_rows import (
+from tallystick.store.files import RunDirectory
+from tallystick_bench import losses
+from tallystick_bench.machine import machine
+from tallystick_bench.rows import (
     MOST_BITS,
     MOST_MEMORY,
     Row,
@@ -32,7 +34,6 @@ from tallystick.roles.bench_rows import (
     overhead_rows,
     scaling_rows,
 )
-from tallystick.store.files import RunDirectory
 
 if TYPE_CHECKING:
     import numpy.typing as npt

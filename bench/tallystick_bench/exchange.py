@@ -17,9 +17,9 @@ from typing import Any
 
 from tallystick.dispute.terms import PARTIES, Party
 from tallystick.errors import TallyError
-from tallystick.roles.measure_dispute import make_false_run
 from tallystick.signing.keys import generate_key
 from tallystick.store.keys import write_key
+from tallystick_bench.dispute import make_false_run
 
 IDLE_SECONDS = 3600  # that a party waits for the next question
 SWAPPING = """

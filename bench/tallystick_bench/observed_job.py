@@ -1,6 +1,6 @@
 """A job's plain loop in a process that registered itself with a chip: what the agent is measured on.
 
-    python -m tallystick.integrations.observed_job text --chip DIR --steps 20
+    python bench/tallystick_bench/observed_job.py text --chip DIR --steps 20
 
 prints one JSON line when it is ready, one for each step with its seconds, and one at the end.
 """
@@ -16,7 +16,7 @@ import torch
 
 from tallystick.execution.job import find_source
 from tallystick.integrations.observed import observe
-from tallystick.roles.measure import PlainLoop
+from tallystick.roles.plain_loop import PlainLoop
 
 
 def main() -> None:

@@ -13,25 +13,27 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from tallystick.cli.bench_chips import chip
-from tallystick.cli.bench_monitor import monitor
-from tallystick.cli.options import Settings, argument, flag, option, parse_settings
+from tallystick.cli.options import AsJson, Settings, argument, flag, option, parse_settings
+from tallystick.cli.profiles import run_child
 from tallystick.cli.terminal import console, print_json, say
 from tallystick.errors import InvalidInput
 from tallystick.execution.determinism import Profile, parse_profile
 from tallystick.numerics.policy import find_policy
-from tallystick.reports.curves import LossPlot
 from tallystick.reports.layout import BAD, GOOD, QUIET, UNSURE, printable, share
-from tallystick.roles import measure_honest
-from tallystick.roles.bench import PARTS, SEEDS, Bench
-from tallystick.roles.bench_process import machine, run_child
-from tallystick.roles.bench_rows import Row
-from tallystick.roles.losses import Losses
 from tallystick.store.files import write_whole
+from tallystick_bench import honest as honest_runs
+from tallystick_bench.chips import chip
+from tallystick_bench.curves import LossPlot
+from tallystick_bench.losses import Losses
+from tallystick_bench.machine import machine
+from tallystick_bench.monitor import monitor
+from tallystick_bench.rows import Row
+from tallystick_bench.spending import beyond_segment, step_of
+from tallystick_bench.training import PARTS, SEEDS, Bench
 
 if TYPE_CHECKING:
-    from tallystick.roles.measure_dispute import DisputeCost
-    from tallystick.roles.measure_exchange import ExchangeCost
+    from tallystick_bench.dispute import DisputeCost
+    from tallystick_bench.exchange import ExchangeCost
 
 DEFAULT_SEEDS = len(SEEDS)
 STYLES = {"met": GOOD, "not met": BAD, "printed only": QUIET, "inconclusive": UNSURE, "failed": BAD}
@@ -73,7 +75,6 @@ Out = Annotated[
     ),
 ]
 Seeds = Annotated[int, option("--seeds", "N", "Part loss: train with seeds 0 to N - 1.", least=1, most=100)]
-AsJson = Annotated[bool, flag("--json", "Print one JSON object instead of a table.")]
 Quick = Annotated[bool, flag("--quick", "A few steps of everything: shows that it works, measures nothing.")]
 
 
@@ -156,7 +157,7 @@ def evidence(
 
 
 def _bench_bundle(runs: int, *, as_json: bool) -> int:
-    from tallystick.roles.measure_evidence import MOST_MEMORY, MOST_SECONDS, measure_evidence
+    from tallystick_bench.evidence import MOST_MEMORY, MOST_SECONDS, measure_evidence
 
     with tempfile.TemporaryDirectory(prefix="tallystick-bench-") as place:
         cost = measure_evidence(Path(place), runs)
@@ -189,7 +190,7 @@ def honest(
     profile: Annotated[
         list[str] | None, option("--profile", "NAME", "Only audits under this arithmetic; may be repeated.")
     ] = None,
-    steps: Annotated[int, option("--steps", "N", "Steps of each run.", least=1)] = measure_honest.STEPS,
+    steps: Annotated[int, option("--steps", "N", "Steps of each run.", least=1)] = honest_runs.STEPS,
     settings: Settings = None,
     as_json: AsJson = False,
 ) -> int:
@@ -199,9 +200,9 @@ def honest(
     for name in profile or []:
         parse_profile(name)
     with tempfile.TemporaryDirectory(prefix="tallystick-bench-") as place:
-        matrix = measure_honest.measure_honest(
-            Path(place), jobs=job, policies=policy or measure_honest.POLICIES, steps=steps,
-            profiles=profile or measure_honest.PROFILES, settings=parse_settings(settings or []), say=say,
+        matrix = honest_runs.measure_honest(
+            Path(place), jobs=job, policies=policy or honest_runs.POLICIES, steps=steps,
+            profiles=profile or honest_runs.PROFILES, settings=parse_settings(settings or []), say=say,
         )  # fmt: skip
     if as_json:
         print_json({**matrix.fields(), "machine": machine()})
@@ -236,7 +237,7 @@ def honest(
 
 
 def _bench_dispute(job: str, policy: str, segment: int, *, as_json: bool) -> int:
-    from tallystick.roles.measure_dispute import KEEP_FREED_MEMORY, DisputeCost
+    from tallystick_bench.dispute import KEEP_FREED_MEMORY, DisputeCost
 
     find_policy(policy)
     given = json.dumps({"job": job, "policy": policy, "segment": segment})
@@ -251,7 +252,7 @@ def _bench_dispute(job: str, policy: str, segment: int, *, as_json: bool) -> int
 
 
 def _bench_exchange(job: str, policy: str, segment: int, settings: dict[str, str], *, as_json: bool) -> int:
-    from tallystick.roles.measure_exchange import measure_exchange
+    from tallystick_bench.exchange import measure_exchange
 
     find_policy(policy)
     with tempfile.TemporaryDirectory(prefix="tallystick-bench-") as place:
@@ -286,9 +287,9 @@ def exchange_table(cost: ExchangeCost, facts: dict[str, Any]) -> Table:
 
 def dispute_tables(cost: DisputeCost, facts: dict[str, Any]) -> Iterator[Table]:
     """Return what a dispute cost as people read it: the parties' time, then the judge's work."""
-    from tallystick.roles.measure_dispute import MOST_SHARE, MOST_STEPS
+    from tallystick_bench.dispute import MOST_SHARE, MOST_STEPS
 
-    step, spent = cost.ledger.step, cost.ledger.spent
+    step, spent = step_of(cost.ledger), cost.ledger.spent
     title = (
         f"tally bench evidence dispute: {cost.job}, {cost.policy}, step {cost.segment // 2} of {cost.segment}"
     )
@@ -300,7 +301,7 @@ def dispute_tables(cost: DisputeCost, facts: dict[str, Any]) -> Iterator[Table]:
         table.add_row(who, deed, f"{one.wall:.3f}", f"{one.cpu:.3f}", f"{one.wall / step.wall:.3f}", "")
     table.add_section()
     table.add_row("", "a plain step, repeated", f"{step.wall:.3f}", f"{step.cpu:.3f}", "1", "")
-    total, steps = cost.ledger.beyond_segment(), cost.beyond
+    total, steps = beyond_segment(cost.ledger), cost.beyond
     label = "dispute beyond repeating one segment"
     table.add_row(
         "all", label, f"{total.wall:.3f}", f"{total.cpu:.3f}", f"{steps.wall:.2f}", f"<= {MOST_STEPS:g}"
@@ -331,18 +332,18 @@ def _judged_share(value: float, most: float) -> Text:
 @app.command(hidden=True)
 def measure(kind: str, arguments: str, as_json: AsJson = False) -> int:
     """Take one measurement in this process; what the other commands start."""
-    from tallystick.roles import measure as taken
-    from tallystick.roles import measure_leaf
-    from tallystick.roles.measure_kernel import kernel
+    from tallystick_bench import leaf as leaf_logs
+    from tallystick_bench import measure as taken
+    from tallystick_bench.kernel import kernel
 
     known: dict[str, Callable[..., dict[str, Any]]] = {
         f.__name__: f for f in (taken.control, taken.curve, kernel, taken.memory, taken.overhead)
     }
     known |= {
         "dispute": _measure_dispute,
-        "entries": measure_leaf.entries,
-        "forms": measure_leaf.log_forms,
-        "corrections": measure_leaf.halving,
+        "entries": leaf_logs.entries,
+        "forms": leaf_logs.log_forms,
+        "corrections": leaf_logs.halving,
     }
     if kind not in known:
         raise InvalidInput(f"measurement {kind}: unknown; known are {', '.join(known)}")
@@ -354,7 +355,7 @@ def measure(kind: str, arguments: str, as_json: AsJson = False) -> int:
 
 
 def _measure_dispute(job: str, policy: str, segment: int) -> dict[str, Any]:
-    from tallystick.roles.measure_dispute import measure_dispute
+    from tallystick_bench.dispute import measure_dispute
 
     with tempfile.TemporaryDirectory(prefix="tallystick-bench-") as place:
         return measure_dispute(Path(place), job, policy, segment, say).fields()

@@ -10,17 +10,19 @@ from typing import Any
 import pytest
 import torch
 
+from tallystick.cli.profiles import run_child
 from tallystick.commit.state import Entry
 from tallystick.errors import InvalidInput, TallyError
 from tallystick.execution.determinism import Profile
 from tallystick.numerics.policy import find_policy
-from tallystick.roles import measure
-from tallystick.roles.bench import PARTS, Bench, differing_bytes
-from tallystick.roles.bench_process import machine, run_child
-from tallystick.roles.bench_rows import Row, kernel_rows, overhead_rows
-from tallystick.roles.measure_kernel import kernel
+from tallystick.roles.plain_loop import PlainLoop
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
+from tallystick_bench import measure
+from tallystick_bench.kernel import kernel
+from tallystick_bench.machine import machine
+from tallystick_bench.rows import Row, kernel_rows, overhead_rows
+from tallystick_bench.training import PARTS, Bench, differing_bytes
 
 TINY = """
 import torch
@@ -159,7 +161,7 @@ def test_a_plain_loop_on_master_copies_trains_the_model(job: str, policy: str) -
 
     built = find_source(job).build({})
     before = [p.detach().clone() for p in built.model.parameters()]
-    loop = measure.PlainLoop(built, measure.COMPUTE[policy], masters=True)
+    loop = PlainLoop(built, measure.COMPUTE[policy], masters=True)
     loop.step(0)
     for was, parameter, (_, master) in zip(before, built.model.parameters(), loop.masters, strict=True):
         assert master.dtype == torch.float64

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tallystick.execution.determinism import Profile
-from tallystick.roles.bench import Bench
-from tallystick.roles.bench_rows import leaf_correction_rows, leaf_entry_rows, leaf_form_rows
-from tallystick.roles.measure_leaf import entries, halving_score, log_forms
+from tallystick_bench.leaf import entries, halving_score, log_forms
+from tallystick_bench.rows import leaf_correction_rows, leaf_entry_rows, leaf_form_rows
+from tallystick_bench.training import Bench
 
 
 def test_the_paper_s_jobs_log_as_many_entries_as_derived() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tallystick.reports.layout import escaped
-from tallystick.roles.losses import REFERENCE, Losses, Training
+from tallystick_bench.losses import REFERENCE, Losses, Training
 
 WIDTH, PANEL, LEFT, RIGHT, TOP, GAP, BOTTOM, ROW, COLUMNS = 780, 250, 74, 24, 64, 58, 50, 20, 2
 HEIGHTS = ((TOP, TOP + PANEL), (TOP + PANEL + GAP, TOP + 2 * PANEL + GAP))  # of the two panels

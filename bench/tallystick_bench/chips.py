@@ -40,6 +40,7 @@ LEAST_HASH_SHARE = 0.9  # of SHA-256 over the same bytes
 MOST_LOSS = 0.01  # of throughput, at the paper's rate on one chip: what operators are said to accept
 RATE = 0.1  # snapshots per chip-day (Shavit 2023, section 3.2)
 FLEETS = (1, 1024, 16384)  # chips that stall each other: loss is chips * rate * stall / 86400
+OBSERVED_JOB = Path(__file__).with_name("observed_job.py")  # run as a file: its package need not be installed
 STEPS = {"text": 40, "gpt2": 10}
 
 Parts = Annotated[list[str] | None, argument("[PART]...", f"Any of {', '.join(PARTS)}; by default all.")]
@@ -198,7 +199,7 @@ class _Child:
 
     def __init__(self, job: str, chip_directory: ChipDirectory | None, steps: int) -> None:
         registered = [] if chip_directory is None else ["--chip", str(chip_directory.path)]
-        arguments = ["-m", "tallystick.integrations.observed_job", job, "--steps", str(steps), *registered]
+        arguments = [str(OBSERVED_JOB), job, "--steps", str(steps), *registered]
         self._process = subprocess.Popen(
             python(*arguments), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
         )

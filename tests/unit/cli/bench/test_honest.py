@@ -10,7 +10,7 @@ import pytest
 
 from tallystick.errors import TallyError
 from tallystick.execution.determinism import Profile
-from tallystick.roles.measure_honest import JOBS, POLICIES, PROFILES, HonestMatrix, measure_honest
+from tallystick_bench.honest import JOBS, POLICIES, PROFILES, HonestMatrix, measure_honest
 
 FREEDOM = {"moved": 7, "move_budget": 40, "largest_steer": 0.01}
 FIRST = {"step": 3, "subject": "loss", "own": "0x1.0p+0", "stated": "0x1.8p+0"}

@@ -11,10 +11,10 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from tallystick.cli.bench import exchange_table
-from tallystick.roles import measure_honest
-from tallystick.roles.measure_exchange import ExchangeCost, PartyCost
-from tallystick.roles.measure_honest import HonestAudit, HonestMatrix
+from tallystick_bench import honest as honest_runs
+from tallystick_bench.commands import exchange_table
+from tallystick_bench.exchange import ExchangeCost, PartyCost
+from tallystick_bench.honest import HonestAudit, HonestMatrix
 
 JOB = """
 import torch
@@ -195,7 +195,7 @@ def test_the_table_of_honest_audits_shows_moves_beside_their_budget(
     audit = HonestAudit(
         "digits", "fp32", "native", 20, verdict=verdict, moved=moved, budget=budget, first=first, error=error
     )
-    monkeypatch.setattr(measure_honest, "measure_honest", lambda *_, **__: HonestMatrix((audit,)))
+    monkeypatch.setattr(honest_runs, "measure_honest", lambda *_, **__: HonestMatrix((audit,)))
 
     answer = tally("bench", "honest")
     fields = json.loads(tally("bench", "honest", "--json").out)

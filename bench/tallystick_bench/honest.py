@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tallystick.cli.profiles import Child, run_child
 from tallystick.errors import TallyError
 from tallystick.execution.determinism import Profile, parse_profile
-from tallystick.roles.bench_process import Child, run_child
 
 # ResNet-50's real size takes seconds a step; its blocks, batch norm and functional ReLU stay at this one.
 JOBS: Mapping[str, Mapping[str, str]] = {

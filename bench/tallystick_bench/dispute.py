@@ -43,6 +43,7 @@ from tallystick.roles.trainer import Order, record
 from tallystick.run.documents import Specification, StepRecord
 from tallystick.run.transcript import Transcript
 from tallystick.store.files import RunDirectory
+from tallystick_bench.spending import beyond_segment, ledger_fields, parse_ledger, spent_fields, step_of
 
 MOST_STEPS = 3.0  # wall clock of a dispute beyond repeating one segment, in steps
 MOST_SHARE = (
@@ -109,13 +110,13 @@ class DisputeCost:
     @property
     def beyond(self) -> Spent:
         """What the dispute took beyond repeating one segment, in steps."""
-        spent, step = self.ledger.beyond_segment(), self.ledger.step
+        spent, step = beyond_segment(self.ledger), step_of(self.ledger)
         return Spent(spent.wall / step.wall, spent.cpu / step.cpu)
 
     @property
     def share_of_time(self) -> float:
         """The most that judging one element takes, over a plain step's elapsed time."""
-        return max(kind.seconds for kind in self.kinds) / self.ledger.step.wall
+        return max(kind.seconds for kind in self.kinds) / step_of(self.ledger).wall
 
     @property
     def share_of_bytes(self) -> float:
@@ -131,7 +132,7 @@ class DisputeCost:
     def fields(self) -> dict[str, object]:
         """Return everything as a JSON object."""
         return {
-            "beyond_segment_steps": self.beyond.fields(),
+            "beyond_segment_steps": spent_fields(self.beyond),
             "job": self.job,
             "kinds": [vars(kind) for kind in self.kinds],
             "loser": self.loser,
@@ -146,9 +147,9 @@ class DisputeCost:
             "segment": self.segment,
             "share_of_bytes": self.share_of_bytes,
             "share_of_time": self.share_of_time,
-            "spent": self.ledger.fields(),
+            "spent": ledger_fields(self.ledger),
             "state_bytes": self.state_bytes,
-            "step": self.ledger.step.fields(),
+            "step": spent_fields(step_of(self.ledger)),
             "touched_bytes": self.touched,
         }
 
@@ -156,7 +157,7 @@ class DisputeCost:
     def parse(cls, fields: Mapping[str, Any]) -> DisputeCost:
         """Return what ``fields`` gave away; for the answer of a process that this program has started."""
         return cls(
-            fields["job"], fields["policy"], fields["segment"], Ledger.parse(fields["spent"], fields["step"]),
+            fields["job"], fields["policy"], fields["segment"], parse_ledger(fields["spent"], fields["step"]),
             fields["rounds"], fields["operators"], fields["state_bytes"], fields["opened_bytes"],
             tuple(KindCost(**each) for each in fields["kinds"]), fields["loser"], fields["operator"],
             fields["touched_bytes"],

@@ -1,0 +1,1 @@
+"""What recording, auditing, disputing and monitoring cost: the commands ``tally bench ...``."""

@@ -1,0 +1,220 @@
+"""Follow a recorded training loop: the same program, run by an auditor."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Required, TypedDict, Unpack
+
+from tallystick.commit.state import Entry
+from tallystick.errors import InvalidInput, Mismatch, OtherProgram, ProtocolViolation
+from tallystick.execution.session import Session
+from tallystick.execution.snapshot import load_state
+from tallystick.numerics.policy import policy_of
+from tallystick.roles.acceptance import Acceptance, Limits
+from tallystick.roles.audit_report import (
+    BATCH_DIGEST,
+    BEGINNING,
+    AuditReport,
+    Deviation,
+    SegmentResult,
+    VerdictName,
+)
+from tallystick.roles.auditor import accept, find_contradictions, noisy_data
+from tallystick.roles.comparison import compare_end, compare_step
+from tallystick.roles.data_noise import has_floats
+from tallystick.roles.initial_state import (
+    Built,
+    built_of,
+    compare_beginning,
+    find_other_setting,
+    settings_of,
+)
+from tallystick.roles.loop import Loop, main_program
+from tallystick.roles.recorder import Recorder
+from tallystick.roles.replay import SITES, adopting, other_sites
+from tallystick.run.documents import Specification
+from tallystick.run.program import in_words
+from tallystick.run.transcript import check_cursor
+from tallystick.store.files import RunDirectory
+
+FOLLOW_VARIABLE = "TALLYSTICK_FOLLOW"
+ORDER = "order"  # subject of what a run's specification orders
+SETTINGS = ("document/optimizer", "document/scheduler")  # entries of a state that a program may still set
+
+
+class RecorderSettings(TypedDict, total=False):
+    """What a ``Recorder`` takes besides its path."""
+
+    policy: str
+    steps: Required[int]
+    seed: int
+    checkpoint_every: int
+    recalibrate_every: int | None
+    optimizer_arithmetic: str
+    chosen: Mapping[str, int] | None
+    program: str | os.PathLike[str] | None
+    settings: Mapping[str, str] | None
+    dataset_digest: str | None
+
+
+def open_run(path: str | os.PathLike[str], **settings: Unpack[RecorderSettings]) -> Recorder | Follower:
+    """Return a ``Follower`` of the run that ``TALLYSTICK_FOLLOW`` names, else a ``Recorder`` into ``path``, with ``settings``."""
+    followed = os.environ.get(FOLLOW_VARIABLE)
+    return Follower(followed, ordered=settings) if followed else Recorder(path, **settings)
+
+
+class Follower(Loop[AuditReport]):
+    """Follows a recorded loop: the same program, run by an auditor; a context manager. ``finish`` returns the report.
+
+    Args:
+        path: the run directory.
+        program: as for ``Recorder``.
+        limits: what is accepted of the log's freedom at most.
+        ordered: what the program would have given to ``Recorder``; a run that states another order is no match. None where that
+            is not known: policy, seed, settings and data digest of the run are then the trainer's word.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        program: str | os.PathLike[str] | None = None,
+        limits: Limits | None = None,
+        ordered: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._directory = RunDirectory(Path(path))
+        self._transcript = self._directory.load_transcript()
+        specification = self._transcript.specification
+        super().__init__(
+            policy_of(specification.policy.name, specification.policy.parameters), specification.seed
+        )
+        self._program, stated = main_program(program), specification.job.program
+        if found := self._program.compare_before(stated) or self._program.compare_loaded(stated):
+            raise OtherProgram(
+                f"program {self._program.file}: the run was recorded from another one: {in_words(found)}"
+            )
+        self.report = AuditReport(str(path), "program", self._transcript.root().hex(), phases=self.phases)
+        self._acceptance = Acceptance(limits or Limits(), self.report.freedom)
+        self._segment, self._floats = SegmentResult(0, 0), True
+        self._ordered = ordered
+        self._own: Mapping[str, Entry] = {}
+        self._built: Mapping[str, Built] = {}
+
+    def _begin_with(self, session: Session) -> None:
+        state = self._directory.load_committed(0, self._transcript.specification.initial_state)
+        check_cursor(0, state)
+        self._own, self._built = settings_of(session), built_of(session)
+        try:  # until the first step the optimizer is the program's own, which may set it still
+            load_state(session, {**state, **{name: self._own[name] for name in SETTINGS}})
+        except InvalidInput:
+            load_state(session, state)
+        self._acceptance.begin(session)
+
+    @contextmanager
+    def step(self, batch: Any) -> Generator[Any]:
+        """Bracket one step and compare it with its record."""
+        session, transcript = self.session, self._transcript
+        number = session.step
+        if number >= transcript.num_steps:
+            raise ProtocolViolation(f"follower: the run has {transcript.num_steps} steps, this is one more")
+        if number == 0:
+            self._begin()
+        record = transcript.record(number)
+        frame = self._directory.load_frames(transcript, number, number + 1)[number]
+        acceptance, again = self._acceptance, self._probe(batch)
+        tape = acceptance.follow(session, frame, again)
+        with (
+            adopting(session, record),
+            acceptance.watching(session, tape, again),
+            self._bracket(tape, batch) as placed,
+        ):
+            yield placed
+        tape.finish()
+        acceptance.count(session, tape)
+        session.settle(tape)
+        self._program.verify_committed(transcript.specification.job.program, number)
+        self._segment.deviations += compare_step(record, self._outcome, tape.violations)
+        self._floats = self._floats and has_floats(batch)
+        if record.state_root is not None:
+            self._close_segment(number)
+
+    def _begin(self) -> None:
+        """Compare the committed first state with what the program has before its first step, then go on from that state."""
+        session = self.session
+        specification = self._transcript.specification
+        state = self._directory.load_committed(0, specification.initial_state)
+        if (other_ones := other_sites(session, specification)) is not None:
+            self._segment.deviations.append(other_ones)
+        self._segment.deviations += _other_order(self._ordered, specification)
+        now = settings_of(session)
+        other = find_other_setting({**self._own, **{name: now[name] for name in SETTINGS}}, state)
+        if other is not None:
+            kind: VerdictName = "mismatch" if other.is_number else "cannot_reproduce"
+            self._segment.deviations.append(Deviation(0, kind, BEGINNING, None, "the job's own", other.text))
+        self.report.beginning = found = compare_beginning(self._built, state)
+        if found.changed is not None:
+            self._segment.deviations.append(
+                Deviation(0, "cannot_reproduce", BEGINNING, None, "the job's own", found.changed)
+            )
+        load_state(session, state)
+
+    def _close_segment(self, number: int) -> None:
+        session, segment = self.session, self._segment
+        record = self._transcript.record(number)
+        segment.end = number + 1
+        compare_end(session, self._directory, record, segment)
+        segment.deviations += find_contradictions(self._directory, self._transcript, segment.end, segment)
+        excesses = self._acceptance.end(session)
+        if segment.deviations:
+            self._acceptance.discard()
+            first = [d for d in segment.deviations if d.step == segment.first_step]
+            segment.verdict = "log_violation" if any(d.kind == "log_violation" for d in first) else "mismatch"
+            if self._floats and all(each.subject == BATCH_DIGEST for each in segment.deviations):
+                # Every loss and state is the trainer's: as in an audit, such digests accuse nobody.
+                segment.deviations.insert(0, noisy_data(segment.deviations[0]))
+                segment.verdict = "cannot_reproduce"
+            # everything after these may follow from them
+            if segment.deviations[0].subject in (BEGINNING, ORDER, SITES):
+                segment.verdict = segment.deviations[0].kind
+            with suppress(
+                InvalidInput, Mismatch
+            ):  # what cannot be opened has been found; the own state goes on
+                load_state(session, self._directory.load_committed(segment.end, str(record.state_root)))
+        else:
+            accept(segment, excesses)
+        self.report.segments.append(segment)
+        self._acceptance.begin(session)
+        self._segment, self._floats = SegmentResult(segment.end, segment.end), True
+
+    def finish(self) -> AuditReport:
+        """Remove the hooks and return the report; steps that were not taken leave it at ``cannot_reproduce``."""
+        self.session.close()
+        done, steps = self.session.step, self._transcript.num_steps
+        if done < steps:
+            self.report.segments.append(
+                SegmentResult(self._segment.start, steps, "cannot_reproduce", self._segment.deviations)
+            )
+        self._result = self.report
+        return self.report
+
+
+def _other_order(ordered: Mapping[str, Any] | None, specification: Specification) -> list[Deviation]:
+    """Return in what a run's order is not the one that the program gives, by name."""
+    if ordered is None:
+        return []
+    job = specification.job
+    pairs = {
+        "policy": (ordered.get("policy", "fp32"), specification.policy.name),
+        "steps": (ordered.get("steps"), specification.steps),
+        "seed": (ordered.get("seed", 0), specification.seed),
+        "settings": (dict(ordered.get("settings") or {}), dict(job.settings)),
+        "dataset": (ordered.get("dataset_digest"), job.dataset_digest),
+    }
+    return [
+        Deviation(0, "cannot_reproduce", ORDER, None, f"{name} {own}", f"{name} {stated}")
+        for name, (own, stated) in pairs.items()
+        if own != stated
+    ]

@@ -1,0 +1,223 @@
+"""What recording and following a loop share: the bracket around a step, and the program that is running."""
+
+from __future__ import annotations
+
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from tallystick.errors import InvalidInput, ProtocolViolation
+from tallystick.execution.program import LocalProgram
+from tallystick.execution.rounding.context import Tape
+from tallystick.execution.session import Session
+from tallystick.execution.step import StepOutcome, batch_digest, session_batch
+from tallystick.numerics.policy import Policy
+from tallystick.roles.run_writer import Phases
+
+Loss = Callable[[Any], Tensor]
+Result = TypeVar("Result")
+
+
+class Loop(ABC, Generic[Result]):
+    """A training loop as a context manager: leaving it in order finishes it, an exception lets go of the model."""
+
+    def __init__(self, policy: Policy, seed: int) -> None:
+        self._policy, self._seed = policy, seed
+        self._result: Result | None = None
+        self._session: Session | None = None
+        self._loss: Loss | None = None
+        self._micro_batch = 0
+        self._batch: Any = None
+        self.phases = Phases()
+
+    @property
+    def session(self) -> Session:
+        """The prepared session.
+
+        Raises:
+            ProtocolViolation: ``prepare`` has not been called.
+        """
+        if self._session is None:
+            raise ProtocolViolation(
+                "recorder: call prepare(model, optimizer, loss=...) before the first step"
+            )
+        return self._session
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.abandon()
+        elif self._result is None:
+            self.finish()
+
+    @property
+    def result(self) -> Result:
+        """What ``finish`` returned.
+
+        Raises:
+            ProtocolViolation: ``finish`` has not been called.
+        """
+        if self._result is None:
+            raise ProtocolViolation("recorder: call finish() before result, or leave the `with` block")
+        return self._result
+
+    @abstractmethod
+    def finish(self) -> Result:
+        """Remove the hooks and return what came of it."""
+
+    def abandon(self) -> None:
+        """Remove the hooks and let go of the model; what is on the disk stays."""
+        if self._session is not None:
+            self._session.close()
+
+    def prepare(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scheduler: Any = None,
+        *,
+        loss: Loss,
+        extra: Mapping[str, nn.Module] | None = None,
+        follows_up: bool = False,
+        smooth: Collection[str] = (),
+    ) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """Convert ``model`` to the policy's precision, put hooks on ``optimizer`` and return both, the same objects.
+
+        A follower also puts the model into the committed first state.
+
+        Args:
+            model: converted in place.
+            optimizer: over its parameters.
+            scheduler: part of the state, if given.
+            loss: the loss of one batch, as the loop computes it; used to measure the noise.
+            extra: further modules whose tensors are part of the state.
+            follows_up: whether the loop changes averages or other slow values after the optimizer, in ``follow_up``.
+            smooth: operators outside the table that the loop declares continuous (``"mylib::op"``).
+
+        Raises:
+            Nondeterminism: something that no other machine could repeat, by name.
+            Mismatch: of a follower: the committed first state says that steps were done before it.
+        """
+        session = Session(
+            model, optimizer, policy=self._policy, seed=self._seed, scheduler=scheduler, extra=extra,
+            follows_up=follows_up, smooth=frozenset(smooth),
+        )  # fmt: skip
+        session.prepare()
+        self._session, self._loss = session, loss
+        self._begin_with(session)
+        return model, optimizer
+
+    @abstractmethod
+    def _begin_with(self, session: Session) -> None:
+        """Get ready for the first step."""
+
+    def backward(self, loss: Tensor) -> None:
+        """Run the backward pass of one micro-batch and note its loss.
+
+        Call it once for each micro-batch; the losses (already divided by their number) add up to the step's.
+
+        Raises:
+            ProtocolViolation: outside ``step``, or after the optimizer has stepped.
+        """
+        session = self.session
+        if not session.is_capturing:
+            raise ProtocolViolation(
+                "recorder: backward belongs inside `with recorder.step(batch)`, before optimizer.step()"
+            )
+        session.backward(loss)
+        session.note_loss(loss)
+        self._micro_batch += 1
+        session.open_capture(self._micro_batch)
+
+    @contextmanager
+    def follow_up(self) -> Generator[None]:
+        """Be where averages of the weights and other slow values change: inside ``step``, after ``optimizer.step()``.
+
+        All tensors are float64 inside, and what changes is rounded finely enough for a decay of 0.9999. For instance::
+
+            optimizer.step()
+            with recorder.follow_up():
+                average.update_parameters(model)
+
+        Raises:
+            ProtocolViolation: outside ``step``, before the optimizer's, or without ``prepare(.., follows_up=True)``.
+            Nondeterminism: a trained parameter was changed, which is the optimizer's to do; by name.
+        """
+        session = self.session
+        if not session.follows_up:
+            raise ProtocolViolation("recorder: follow_up needs prepare(.., follows_up=True)")
+        if not session.has_stepped:
+            raise ProtocolViolation(
+                "recorder: follow_up belongs inside `with recorder.step(batch)`, after optimizer.step()"
+            )
+        before = session.trained_marks()
+        with session.following_up():
+            yield
+        session.verify_trained(before)
+
+    @contextmanager
+    def _bracket(self, tape: Tape, batch: Any) -> Generator[Any]:
+        session = self.session
+        self._micro_batch = 0
+        with session.stepping(tape):
+            session.open_capture(0)
+            yield session_batch(session, batch)
+            session.close_capture()
+            if self._micro_batch == 0:
+                raise ProtocolViolation(
+                    f"step {session.step}: recorder.backward(loss) was not called; loss.backward() alone does not record the loss"
+                )
+            fingerprint = session.finish_step()
+        session.step += 1
+        self._outcome = StepOutcome(
+            batch_digest(batch),
+            self._micro_batch,
+            session.loss,
+            session.schedule,
+            session.skipped,
+            fingerprint,
+        )
+
+    def _probe(self, batch: Any) -> Callable[[Tape], None]:
+        """Return one forward and backward pass over the step's batch, for calibration."""
+        session, loss = self.session, self._loss
+        assert loss is not None
+
+        def backward(tape: Tape) -> None:
+            with session.micro_batch(0):
+                value = loss(session_batch(session, batch))
+                session.backward(value)
+            session.note_loss(value)
+
+        return backward
+
+
+def main_program(program: str | os.PathLike[str] | None) -> LocalProgram:
+    """Return the program that is running: ``program``, its source file, or the main program.
+
+    Raises:
+        InvalidInput: it has no source file (an interactive session, say) and none was given.
+    """
+    path = program or getattr(sys.modules.get("__main__"), "__file__", None)
+    if path is None or not Path(path).is_file():
+        raise InvalidInput("recorder: the main program has no source file; name one with program=")
+    file = Path(path).resolve()
+    running = (m for m in list(sys.modules.values()) if _is_from(m, file))
+    return LocalProgram(file.name, file, file.read_bytes(), file.parent, next(running, None))
+
+
+def _is_from(module: object, file: Path) -> bool:
+    stated = getattr(module, "__dict__", {}).get("__file__")
+    return isinstance(stated, str) and stated.endswith(file.name) and Path(stated).resolve() == file
