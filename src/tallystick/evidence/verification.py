@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
 
+from tallystick.errors import InvalidInput, Mismatch
 from tallystick.run.documents import Specification
 from tallystick.run.statements import AuditClaim
 
@@ -138,6 +139,28 @@ class Verification:
     stated: Stated | None = None
     audits: list[Audited] = field(default_factory=list[Audited])
     file: FileAnswer | None = None
+
+
+def work_through(found: Verification, checks: Iterable[tuple[str, Callable[[], str | None]]]) -> None:
+    """Run ``checks`` into ``found``, in order, up to the first one that fails.
+
+    A check returns what it saw, or None where a policy is needed that was not given; then nothing is accepted.
+    """
+    for number, (claim, check) in enumerate(checks, start=1):
+        if found.verdict in ("mismatch", "malformed"):
+            found.checks.append(Check(number, claim))
+            continue
+        try:
+            detail = check()
+        except (InvalidInput, Mismatch) as problem:
+            found.verdict = "malformed" if isinstance(problem, InvalidInput) else "mismatch"
+            found.checks.append(Check(number, claim, "failed", str(problem)))
+            continue
+        if detail is None:
+            found.verdict = "unjudged"
+            found.checks.append(Check(number, claim, "not judged", "no policy says what is asked for"))
+        else:
+            found.checks.append(Check(number, claim, "passed", detail))
 
 
 def quoted(text: str, most: int = MOST_WORDS) -> str:
