@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from tallystick.diagnosis.causes import Divergence, Finding
+from tallystick.diagnosis.causes import Divergence, Explanation
 from tallystick.diagnosis.divergence import compare
 from tallystick.diagnosis.recorded_run import RecordedRun
 from tallystick.diagnosis.repetition import Bench, Repeated, copied_state
@@ -38,7 +38,7 @@ def explain_audit(
     first = segment.deviations[0]
     if first.subject == "evidence":
         cause = "broken_log" if "log" in first.own else "broken_state"
-        found.findings.append(Finding(cause, "confirmed", first.own))
+        found.findings.append(Explanation(cause, "confirmed", first.own))
         return found
     transcript = directory.load_transcript()
     replay = open_replay(transcript.specification, source, jitter=jitter, device=device)

@@ -21,7 +21,7 @@ from typing import Literal
 from tallystick.commit.codec import Document
 from tallystick.commit.field_rules import Hash
 from tallystick.commit.merkle import EMPTY_ROOT
-from tallystick.dispute.bisection import Claim, Game, Level, Outcome, Silence, apply, open_game
+from tallystick.dispute.bisection import Claim, Game, GameOutcome, Level, Silence, apply, open_game
 from tallystick.dispute.objections import Objection, parse_objection
 from tallystick.dispute.operator_list import (
     MOST_LEAVES,
@@ -121,7 +121,7 @@ class OperatorGame:
     opened: Opened | None = None
     block: int = -1
     log: tuple[Move, ...] = field(default=())
-    outcome: Outcome | None = None
+    outcome: GameOutcome | None = None
 
     @property
     def awaited(self) -> tuple[Party, ...]:
@@ -310,7 +310,7 @@ def _opened(game: OperatorGame, move: Opened) -> OperatorGame:
 
 def _lost(game: OperatorGame, move: Move | None, loser: Party, reason: str) -> OperatorGame:
     log = game.log if move is None else (*game.log, move)
-    return replace(game, log=log, outcome=Outcome(loser, reason), stage="over")
+    return replace(game, log=log, outcome=GameOutcome(loser, reason), stage="over")
 
 
 def _silent(game: OperatorGame, silence: Silence) -> OperatorGame:
@@ -327,4 +327,6 @@ def _silent(game: OperatorGame, silence: Silence) -> OperatorGame:
 def _ruled(game: OperatorGame, ruling: Ruling) -> OperatorGame:
     if game.stage != "judge":
         raise ProtocolViolation(f"a ruling must wait: the game awaits {game.stage}")
-    return replace(game, log=(*game.log, ruling), outcome=Outcome(ruling.loser, ruling.reason), stage="over")
+    return replace(
+        game, log=(*game.log, ruling), outcome=GameOutcome(ruling.loser, ruling.reason), stage="over"
+    )

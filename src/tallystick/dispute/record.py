@@ -28,7 +28,7 @@ from tallystick.dispute.operator_game import (
     play_move,
 )
 from tallystick.dispute.operator_list import base_of, parse_operator
-from tallystick.dispute.rulings import Accusation, Finding, rule_on_operator
+from tallystick.dispute.rulings import Accusation, OperatorFinding, rule_on_operator
 from tallystick.dispute.signed_moves import MoveClaim, Terms, claims_of, is_move_signed
 from tallystick.dispute.terms import PARTIES, DisputedPosition, Party
 from tallystick.errors import InvalidInput, Mismatch, ProtocolViolation
@@ -410,7 +410,7 @@ def _terms(record: DisputeRecord, position: DisputedPosition, base: bytes) -> Te
 
 def find_fault(
     record: DisputeRecord, facts: StepFacts, game: OperatorGame, base: bytes, position: DisputedPosition
-) -> Finding:
+) -> OperatorFinding:
     """Return what the opened operator shows."""
     objection, opened = game.objection, game.opened
     assert objection is not None

@@ -58,7 +58,7 @@ class Accusation:
 
 
 @dataclass(frozen=True)
-class Finding:
+class OperatorFinding:
     """What the judge found.
 
     Attributes:
@@ -86,7 +86,7 @@ def rule_on_operator(
     opening: Opening,
     own_structure: bytes | None = None,
     own_batch: Mapping[str, bytes] | None = None,
-) -> Finding:
+) -> OperatorFinding:
     """Return whether the trainer's operator is at fault, given what the trainer opened.
 
     Args:
@@ -107,13 +107,13 @@ def rule_on_operator(
     try:
         before, op = _open_leaf(base, opening, agreed, claimed)
     except Mismatch as problem:
-        return Finding("faulty", f"the trainer cannot open operator {at}: {problem}", is_shown=False)
+        return OperatorFinding("faulty", f"the trainer cannot open operator {at}: {problem}", is_shown=False)
     except InvalidInput as problem:
-        return Finding("faulty", f"operator {at}: is malformed: {problem}")
+        return OperatorFinding("faulty", f"operator {at}: is malformed: {problem}")
     if accusation.structure:
         return _structural(at, op, own_structure)
     if op is None:
-        return Finding(
+        return OperatorFinding(
             "unknown", f"the trainer's list ends before operator {at}, and its structure was not disputed"
         )
     where = f"operator {at}, {op}"
@@ -131,7 +131,7 @@ def rule_on_operator(
         LookupError,
         ValueError,
     ) as problem:  # no value, or none in the table
-        return Finding("unknown", f"{where}: {problem}")
+        return OperatorFinding("unknown", f"{where}: {problem}")
     except (InvalidInput, Mismatch) as problem:
         return _unfit(where, problem)
 
@@ -155,7 +155,9 @@ class _Disputed:
     opening: Opening
     before: bytes
 
-    def rule(self, facts: StepFacts, agreed_state: bytes, own_batch: Mapping[str, bytes] | None) -> Finding:
+    def rule(
+        self, facts: StepFacts, agreed_state: bytes, own_batch: Mapping[str, bytes] | None
+    ) -> OperatorFinding:
         """Return what the opened operator shows.
 
         Raises:
@@ -166,7 +168,7 @@ class _Disputed:
             self.where, self.op, self.chunk, self.accusation, self.opening
         )  # fmt: skip
         if not op.outputs and op.name != STORE:
-            return Finding("unknown", f"{where}: has no output")
+            return OperatorFinding("unknown", f"{where}: has no output")
         if op.name == BATCH:
             return _batch(where, op, chunk, accusation, opening, own_batch)
         tensors = tensors_of(op, opening, self.before)
@@ -176,7 +178,7 @@ class _Disputed:
         if op.name == STORE:
             return _store(where, op, chunk, accusation, opening, tensors)
         if op.name == ROUND and (over := over_budget(op, facts)):
-            return Finding("faulty", f"{where}: {over}")
+            return OperatorFinding("faulty", f"{where}: {over}")
         dtypes = {slot: tensor.dtype for slot, tensor in tensors.items()}
         reader = OpenedReader(op, chunk, opening.pieces, dtypes)
         return _value(where, op, accusation, opening, reader, facts)
@@ -196,19 +198,21 @@ def _open_leaf(base: bytes, opening: Opening, agreed: bytes, claimed: bytes) -> 
     return before, None if opening.leaf.leaf is None else parse_operator(opening.leaf.leaf)
 
 
-def _unfit(where: str, problem: Exception) -> Finding:
-    return Finding("faulty", f"{where}: what the trainer opened does not fit: {problem}", is_shown=False)
+def _unfit(where: str, problem: Exception) -> OperatorFinding:
+    return OperatorFinding(
+        "faulty", f"{where}: what the trainer opened does not fit: {problem}", is_shown=False
+    )
 
 
-def _structural(at: int, op: Operator | None, own: bytes | None) -> Finding:
+def _structural(at: int, op: Operator | None, own: bytes | None) -> OperatorFinding:
     if own is None:
-        return Finding("unknown", f"operator {at}: the judge has no list of its own")
+        return OperatorFinding("unknown", f"operator {at}: the judge has no list of its own")
     stated = b"" if op is None else op.structure
     name = "the end of the list" if op is None else str(op)
     if stated == own:
-        return Finding("sound", f"operator {at}: {name} is what the job asks for there")
+        return OperatorFinding("sound", f"operator {at}: {name} is what the job asks for there")
     wanted = str(parse_operator(_rooted(own))) if own else "the end of the list"
-    return Finding(
+    return OperatorFinding(
         "faulty", f"operator {at}: the trainer has {name}, the job has {wanted}{_difference(op, own)}"
     )
 
@@ -236,12 +240,12 @@ def _short(value: object) -> str:
 
 def _value(
     where: str, op: Operator, accusation: Accusation, opening: Opening, read: Read, facts: StepFacts
-) -> Finding:
+) -> OperatorFinding:
     output, element = accusation.output, accusation.element
     if not 0 <= output < len(op.outputs):
-        return Finding("sound", f"{where}: has no output {output}")
+        return OperatorFinding("sound", f"{where}: has no output {output}")
     if not 0 <= element < op.outputs[output].view.numel:
-        return Finding("sound", f"{where}: output {output} has no element {element}")
+        return OperatorFinding("sound", f"{where}: output {output} has no element {element}")
     dtype = op.outputs[output].tensor.dtype
     stated = read(-1 - output, np.asarray([stored_at(op.outputs[output].view, element)]))[0].item()
     try:
@@ -249,21 +253,21 @@ def _value(
     except InvalidInput as problem:
         if isinstance(problem, UnknownFormError):
             raise
-        return Finding("faulty", f"{where}: {problem}")
+        return OperatorFinding("faulty", f"{where}: {problem}")
     if isinstance(formula, Sum):
         if formula.num_blocks > 1:
             if len(opening.partials) != formula.num_blocks:
-                return Finding(
+                return OperatorFinding(
                     "faulty",
                     f"{where}: {len(opening.partials)} partial sums open a sum of {formula.num_blocks}",
                 )
             if accusation.block >= 0:
                 if accusation.block >= formula.num_blocks:
-                    return Finding("sound", f"{where}: has no partial sum {accusation.block}")
+                    return OperatorFinding("sound", f"{where}: has no partial sum {accusation.block}")
                 found = formula.block(*formula.bounds(accusation.block))
                 given = opening.partials[accusation.block]
                 if not is_right_partial(given, found):
-                    return Finding(
+                    return OperatorFinding(
                         "faulty",
                         f"{where}: partial sum {accusation.block} of element {element} is {found[0].hex()},"
                         f" the trainer says {given[0].hex()}",
@@ -275,8 +279,10 @@ def _value(
         point = formula
     shown = f"element {element} of output {output}" if len(op.outputs) > 1 else f"element {element}"
     if is_within(stated, point, dtype):
-        return Finding("sound", f"{where}: {shown} is {_text(stated)}, within what honest arithmetic gives")
-    return Finding(
+        return OperatorFinding(
+            "sound", f"{where}: {shown} is {_text(stated)}, within what honest arithmetic gives"
+        )
+    return OperatorFinding(
         "faulty", f"{where}: {shown} must be {_text(point.value)}, the trainer has {_text(stated)}"
     )
 
@@ -287,25 +293,27 @@ def _text(value: float | int | bool) -> str:
 
 def _load(
     where: str, op: Operator, chunk: int, accusation: Accusation, opening: Opening, root: bytes
-) -> Finding:
+) -> OperatorFinding:
     tensor = op.outputs[0].tensor
     width = np.dtype(ARRAY[tensor.dtype]).itemsize
     if not 0 <= accusation.element < tensor.elements:
-        return Finding("sound", f"{where}: has no element {accusation.element}")
+        return OperatorFinding("sound", f"{where}: has no element {accusation.element}")
     at = accusation.element * width
     for proof, data in ((each.proof, each.data) for each in opening.state):
         verify_chunk(proof, data, root)
         if proof.entry.name == op.module and proof.chunk_index == at // CHUNK_BYTES:
             if (proof.entry.dtype, proof.entry.nbytes) != (tensor.dtype, tensor.nbytes):
-                return Finding("faulty", f"{where}: the agreed state has another form")
+                return OperatorFinding("faulty", f"{where}: the agreed state has another form")
             own = data[at % CHUNK_BYTES :][:width]
             piece = next((p for p in opening.pieces.get(-1, ()) if p.index == at // chunk), None)
             if piece is None:
                 raise InvalidInput(f"chunk {at // chunk} is not there")
             stated = piece.data[at % chunk :][:width]
             if own == stated:
-                return Finding("sound", f"{where}: element {accusation.element} is that of the agreed state")
-            return Finding(
+                return OperatorFinding(
+                    "sound", f"{where}: element {accusation.element} is that of the agreed state"
+                )
+            return OperatorFinding(
                 "faulty",
                 f"{where}: element {accusation.element} is {stated.hex()}, the agreed state has {own.hex()}",
             )
@@ -319,20 +327,20 @@ def _store(
     accusation: Accusation,
     opening: Opening,
     tensors: Mapping[int, TensorDigest],
-) -> Finding:
+) -> OperatorFinding:
     if not op.inputs:
-        return Finding("unknown", f"{where}: a document is a matter of the whole step")
+        return OperatorFinding("unknown", f"{where}: a document is a matter of the whole step")
     entry = op.attributes.get("entry")
     if not isinstance(entry, dict):
         raise InvalidInput("the store names no entry")
     summary = EntrySummary.read(entry, what="operator: entry")
     tensor = tensors[0]
     if (summary.dtype, summary.nbytes) != (tensor.dtype, tensor.nbytes):
-        return Finding("faulty", f"{where}: is stored as {summary.dtype} of {summary.nbytes} bytes")
+        return OperatorFinding("faulty", f"{where}: is stored as {summary.dtype} of {summary.nbytes} bytes")
     width = np.dtype(ARRAY[tensor.dtype]).itemsize
     at = accusation.element * width
     if not 0 <= at < tensor.nbytes:
-        return Finding("sound", f"{where}: has no element {accusation.element}")
+        return OperatorFinding("sound", f"{where}: has no element {accusation.element}")
     verify_opened(
         TensorDigest(summary.dtype, tensor.elements, summary.tensor_root), CHUNK_BYTES, opening.stored
     )
@@ -342,8 +350,8 @@ def _store(
         raise InvalidInput(f"the chunks of element {accusation.element} are not there")
     own, written = mine.data[at % chunk :][:width], theirs.data[at % CHUNK_BYTES :][:width]
     if own == written:
-        return Finding("sound", f"{where}: element {accusation.element} is what the step computed")
-    return Finding(
+        return OperatorFinding("sound", f"{where}: element {accusation.element} is what the step computed")
+    return OperatorFinding(
         "faulty",
         f"{where}: element {accusation.element} is stored as {written.hex()}, the step computed {own.hex()}",
     )
@@ -351,12 +359,12 @@ def _store(
 
 def _end(
     where: str, op: Operator, accusation: Accusation, opening: Opening, before: bytes, claimed: bytes
-) -> Finding:
+) -> OperatorFinding:
     """The list must end in the state that the trainer claims, and its stores must make it up."""
     at, block = opening.leaf.index, accusation.block
     stated = op.attributes.get("state_root")
     if stated != claimed.hex():
-        return Finding(
+        return OperatorFinding(
             "faulty", f"{where}: the list ends in state {_short(stated)}, the trainer claims {claimed.hex()}"
         )
     held = {
@@ -369,13 +377,13 @@ def _end(
         raise InvalidInput(f"{len(opening.nodes)} nodes open {at - first} stores")
     made = merkle_root(opening.nodes)
     if made != claimed:
-        return Finding(
+        return OperatorFinding(
             "faulty", f"{where}: the nodes make up state {made.hex()}, the trainer claims {claimed.hex()}"
         )
     if block < 0:
-        return Finding("sound", f"{where}: the nodes make up the claimed state")
+        return OperatorFinding("sound", f"{where}: the nodes make up the claimed state")
     if block >= len(opening.nodes):
-        return Finding("sound", f"{where}: has no node {block}")
+        return OperatorFinding("sound", f"{where}: has no node {block}")
     low = first + STORES_A_NODE * block
     numbers = range(low, min(low + STORES_A_NODE, at))
     if any(number not in held for number in numbers):
@@ -384,8 +392,8 @@ def _end(
         raise InvalidInput("something else stands between the stores and the end")
     own = store_nodes([held[number] for number in numbers])[0]
     if own == opening.nodes[block]:
-        return Finding("sound", f"{where}: node {block} is that of its stores")
-    return Finding(
+        return OperatorFinding("sound", f"{where}: node {block} is that of its stores")
+    return OperatorFinding(
         "faulty",
         f"{where}: the stores make up node {block} as {own.hex()}, the trainer says {opening.nodes[block].hex()}",
     )
@@ -398,17 +406,17 @@ def _batch(
     accusation: Accusation,
     opening: Opening,
     own: Mapping[str, bytes] | None,
-) -> Finding:
+) -> OperatorFinding:
     if own is None:
-        return Finding("unknown", f"{where}: the judge does not have the step's data")
+        return OperatorFinding("unknown", f"{where}: the judge does not have the step's data")
     data = own.get(op.module)
     if data is None:
-        return Finding("faulty", f"{where}: the job's data has no such tensor")
+        return OperatorFinding("faulty", f"{where}: the job's data has no such tensor")
     tensor = op.outputs[0].tensor
     if len(data) != tensor.nbytes:
-        return Finding(
+        return OperatorFinding(
             "faulty", f"{where}: the committed data has {len(data)} bytes, the trainer used {tensor.nbytes}"
         )
     if digest_of(tensor.dtype, tensor.elements, memoryview(data), chunk).root == tensor.root:
-        return Finding("sound", f"{where}: is the committed data")
-    return Finding("faulty", f"{where}: is not the committed data")
+        return OperatorFinding("sound", f"{where}: is the committed data")
+    return OperatorFinding("faulty", f"{where}: is not the committed data")

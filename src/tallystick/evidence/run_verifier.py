@@ -25,7 +25,14 @@ from tallystick.commit.state import (
 from tallystick.dispute.record import DISPUTE_FORMAT, parse_dispute, verify_dispute
 from tallystick.dispute.terms import Party
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.evidence.verification import Check, Outcome, Verification, quoted, stated_by, work_through
+from tallystick.evidence.verification import (
+    Check,
+    CheckOutcome,
+    Verification,
+    quoted,
+    stated_by,
+    work_through,
+)
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import (
     CALIBRATED,
@@ -107,7 +114,7 @@ def _verify_dispute(data: bytes, root: bytes, keys: Mapping[Party, PublicKey]) -
     known: dict[Party, list[str]] = {party: [key.key_id] for party, key in keys.items()}
     found = Verification(f"record of a dispute about step {step}", DISPUTE_SHOWS_NOT, root=root.hex())
     for check in verify_dispute(record, run_root=root, known=known):
-        outcome: Outcome = "not judged"
+        outcome: CheckOutcome = "not judged"
         if check.outcome in ("passed", "failed", "not reached"):
             outcome = check.outcome
         detail = check.detail if outcome != "not judged" else f"{check.outcome}: {check.detail}"

@@ -12,7 +12,7 @@ from tallystick.errors import InvalidInput, Mismatch
 from tallystick.run.documents import Specification
 from tallystick.run.statements import AuditClaim
 
-Outcome = Literal["passed", "failed", "not judged", "not reached"]
+CheckOutcome = Literal["passed", "failed", "not judged", "not reached"]
 VerificationVerdict = Literal["match", "mismatch", "malformed", "unjudged"]
 MOST_WORDS = 200  # characters of free text that are repeated
 
@@ -23,7 +23,7 @@ class Check:
 
     number: int
     claim: str
-    outcome: Outcome = "not reached"
+    outcome: CheckOutcome = "not reached"
     detail: str = ""
 
 

@@ -42,7 +42,7 @@ DATA_NOISE_REASON = (
 
 
 @dataclass(frozen=True)
-class Ground:
+class StepFinding:
     """A ruling on a step before and after which both parties have the same states, and what it rests on."""
 
     step: int
@@ -74,13 +74,13 @@ class StepJudge:
     by_bytes: bool = False
     _pasts: dict[int, HeldState | None] = field(default_factory=dict[int, "HeldState | None"])
 
-    def rule_on_agreed(self, end: int, objection: LogObjection | None) -> list[Ground]:
+    def rule_on_agreed(self, end: int, objection: LogObjection | None) -> list[StepFinding]:
         """Return the rulings on steps before ``end``, on whose states both parties agree; one that convicts the trainer ends it.
 
         The auditor's objection to a log, and the first step that the parties' records describe differently, the earlier
         first. Behind a log that cannot be followed the auditor went its own way, and its records differ honestly.
         """
-        pending: list[tuple[int, Callable[[], Ground | None]]] = []
+        pending: list[tuple[int, Callable[[], StepFinding | None]]] = []
         if objection is not None and objection.step < end:
             pending.append((objection.step, lambda: self._rule_on_log(objection)))
             end = objection.step + 1 if objection.site == "log" else end
@@ -95,22 +95,22 @@ class StepJudge:
         )
         if differing is not None:
             pending.append((differing, lambda: self._rule_on_records(differing)))
-        found: list[Ground] = []
+        found: list[StepFinding] = []
         for _, rule in sorted(pending, key=lambda each: each[0]):
-            ground = rule()
-            found += [] if ground is None else [ground]
-            if ground is not None and ground.ruling.loser == "trainer":
+            finding = rule()
+            found += [] if finding is None else [finding]
+            if finding is not None and finding.ruling.loser == "trainer":
                 break
         return found
 
-    def _rule_on_log(self, objection: LogObjection) -> Ground:
+    def _rule_on_log(self, objection: LogObjection) -> StepFinding:
         state = self._agreed_state(objection.step)
         entries = None if state is None else state.entries
         found = rule_on_log(self.seats["trainer"].frame, self.transcript, self.replay, objection, entries)
         ruling, outcome = self._confirmed(
             found.ruling, found.outcome, "log", objection.step, agreed=state, objection=objection
         )
-        return Ground(objection.step, ruling, outcome, objection=objection)
+        return StepFinding(objection.step, ruling, outcome, objection=objection)
 
     def _agreed_state(self, step: int) -> HeldState | None:
         """Return the state before ``step``, from whichever side can open it.
@@ -144,13 +144,13 @@ class StepJudge:
             return None
         return hold(copied_state(session).values())
 
-    def _rule_on_records(self, step: int) -> Ground | None:
+    def _rule_on_records(self, step: int) -> StepFinding | None:
         who = self.who_misstates(step)
         if who is None:
             return None
         ruling, outcome = self._confirmed(*who, "records", step, agreed=self._agreed_state(step))
         pair = (self.transcript.prove_step(step), self.auditors_transcript.prove_step(step))
-        return Ground(step, ruling, outcome, records=pair)
+        return StepFinding(step, ruling, outcome, records=pair)
 
     def _confirmed(
         self, ruling: Ruling, outcome: str, kind: str, step: int, **more: Any

@@ -22,7 +22,7 @@ def check_verdicts(facts: Facts) -> str:
         if claim.outcome in ("fault", FORFEIT) and claim.record not in records:
             raise Mismatch(f"statement {signed.name}: the record it names is not in the bundle")
         if (record := records.pop(claim.record, None)) is not None:
-            why = _check_grounds(facts, signed.name, claim, record)
+            why = _check_record(facts, signed.name, claim, record)
             checked.append(f"{claim.outcome}: {why}")
         if claim.dispute is not None:
             if (member := records.pop(claim.dispute, None)) is None or member.kind != "dispute":
@@ -93,7 +93,7 @@ def check_signed_moves(facts: Facts) -> str | None:
     return "; ".join(said) or "no dispute ended at an operator"
 
 
-def _check_grounds(facts: Facts, name: str, claim: VerdictClaim, record: Member) -> str:
+def _check_record(facts: Facts, name: str, claim: VerdictClaim, record: Member) -> str:
     what = f"verdict {record.name}"
     verdict = parse_verdict(record.data)
     stated = (verdict.loser, verdict.outcome, verdict.reason, verdict.step)
