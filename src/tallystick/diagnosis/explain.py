@@ -36,8 +36,8 @@ def explain_audit(
     assert step is not None
     found = Divergence("here", "trainer", step, environment=dict(report.environment))
     first = segment.deviations[0]
-    if first.subject == "evidence":
-        cause = "broken_log" if "log" in first.own else "broken_state"
+    if first.is_evidence:
+        cause = "broken_log" if first.about == "committed log" else "broken_state"
         found.findings.append(Explanation(cause, "confirmed", first.own))
         return found
     transcript = directory.load_transcript()

@@ -458,11 +458,13 @@ class Follower(_Loop):
         other = find_other_setting({**self._own, **{name: now[name] for name in SETTINGS}}, state)
         if other is not None:
             kind: VerdictName = "mismatch" if other.is_number else "cannot_reproduce"
-            self._segment.deviations.append(Deviation(0, kind, BEGINNING, None, "the job's own", other.text))
+            self._segment.deviations.append(
+                Deviation(0, kind, BEGINNING, None, "the job's own", other.text, "beginning")
+            )
         self.report.beginning = found = compare_beginning(self._built, state)
         if found.changed is not None:
             self._segment.deviations.append(
-                Deviation(0, "cannot_reproduce", BEGINNING, None, "the job's own", found.changed)
+                Deviation(0, "cannot_reproduce", BEGINNING, None, "the job's own", found.changed, "beginning")
             )
         load_state(session, state)
 
@@ -477,7 +479,7 @@ class Follower(_Loop):
             self._acceptance.discard()
             first = [d for d in segment.deviations if d.step == segment.first_step]
             segment.verdict = "log_violation" if any(d.kind == "log_violation" for d in first) else "mismatch"
-            if segment.deviations[0].subject == BEGINNING:  # everything after it may follow from that
+            if segment.deviations[0].about == "beginning":  # everything after it may follow from that
                 segment.verdict = segment.deviations[0].kind
             with suppress(
                 InvalidInput, Mismatch

@@ -19,7 +19,7 @@ from tallystick.execution.snapshot import copied_state, load_state
 from tallystick.execution.step import batch_digest, run_step
 from tallystick.numerics.log import decode_frame
 from tallystick.roles.acceptable_states import AcceptableStates
-from tallystick.roles.audit_report import BATCH_DIGEST, EVIDENCE, FINGERPRINT, Deviation
+from tallystick.roles.audit_report import EVIDENCE, FINGERPRINT, Deviation
 from tallystick.roles.comparison import compare_step, farther_than_trained, find_noisy_sites, is_excused
 from tallystick.roles.data_noise import REMEDY, Shaking, is_explained, shaking
 from tallystick.roles.log_judge import rule_on_log
@@ -198,7 +198,7 @@ class StepJudge:
             found = compare_step(stated, outcome, [])
             if not found:
                 continue
-            if all(each.subject == BATCH_DIGEST for each in found) and self.replay.may_be_noise(step):
+            if all(each.about == "data" for each in found) and self.replay.may_be_noise(step):
                 return Ruling("none", f"step {step}: {DATA_NOISE_REASON.format(party)}"), CANNOT
             noisy = find_noisy_sites(self.replay, self.transcript, step, step, {step: frame}, state.entries)
             if all(is_excused(deviation, noisy) for deviation in found):
@@ -260,11 +260,7 @@ class StepJudge:
         except Nondeterminism as problem:
             return self._rule_without_log(step, state, problem)
         # 5. Hyper-parameters are the job's.
-        schedule = [
-            d
-            for d in compare_step(record, repeated.outcome, [])
-            if d.subject.startswith(("hyper", "skipped", "micro"))
-        ]
+        schedule = [d for d in compare_step(record, repeated.outcome, []) if d.about == "schedule"]
         if schedule:
             return Ruling("trainer", str(schedule[0]))
         return self._rule_on_states(position, state, frame, repeated)
@@ -298,6 +294,7 @@ class StepJudge:
                 violation.element,
                 violation.rule,
                 "an honest log",
+                "log",
             )
         # 7. A fault that this machine's own noise can explain is nobody's.
         noisy = (
@@ -315,7 +312,7 @@ class StepJudge:
                     "none", f"step {step}: the judge cannot reproduce what the {party} did: {noisy[0]}"
                 )
         blamed = faults["trainer"] or faults["auditor"]
-        self.by_bytes = blamed is not None and blamed.subject == EVIDENCE
+        self.by_bytes = blamed is not None and blamed.is_evidence
         if faults["trainer"] is not None:
             return Ruling("trainer", str(faults["trainer"]))
         if faults["auditor"] is not None:
@@ -393,7 +390,15 @@ class StepJudge:
     ) -> Deviation | None:
         state = self.seats[party].witness_at(position.disputed)
         if state is None and (problem := self.seats[party].find_unopened_checkpoint(position.agreed)):
-            return Deviation(position.agreed, "mismatch", EVIDENCE, None, problem, f"the {party}'s own root")
+            return Deviation(
+                position.agreed,
+                "mismatch",
+                EVIDENCE,
+                None,
+                problem,
+                f"the {party}'s own root",
+                "committed state",
+            )
         if state is None or state.root != position.claims[party]:
             own = f"{repeated.outcome.fingerprint:016x}"
             return Deviation(
@@ -403,6 +408,7 @@ class StepJudge:
                 None,
                 own,
                 f"another one, which the {party} cannot open",
+                "fingerprint",
             )
         record = (self.transcript if party == "trainer" else self.auditors_transcript).record(position.agreed)
         if record.state_root is not None:
@@ -411,6 +417,12 @@ class StepJudge:
                 check_fingerprint(record, state.entries)
             except Mismatch as problem:
                 return Deviation(
-                    position.agreed, "mismatch", EVIDENCE, None, str(problem), f"the {party}'s own"
+                    position.agreed,
+                    "mismatch",
+                    EVIDENCE,
+                    None,
+                    str(problem),
+                    f"the {party}'s own",
+                    "committed state",
                 )
         return repeated.find_fault(state.entries)

@@ -153,7 +153,7 @@ def test_a_log_is_to_blame_where_nothing_else_is() -> None:
 
 
 def test_noise_excuses_no_data_and_no_schedule_and_no_other_gradient() -> None:
-    one = Deviation(1, "mismatch", "model/a.weight", None, "0x1", "0x2")
+    one = Deviation(1, "mismatch", "model/a.weight", None, "0x1", "0x2", "state")
     everything, elsewhere = replace(one, subject="everything"), replace(one, subject="gradient b.weight")
     assert is_excused(one, [everything])
     assert not is_excused(one, [elsewhere])
