@@ -3,8 +3,9 @@
 from scene import Scene, caught, main
 
 from tallystick.fleet.registry.events import REGISTRY, Entry
+from tallystick.fleet.registry.heads import SignedHead
 from tallystick.fleet.registry.industry import START, Industry, chip_name
-from tallystick.fleet.registry.ledger import Ledger, SignedHead
+from tallystick.fleet.registry.ledger import Ledger
 from tallystick.fleet.registry.reconcile import Stream, reconcile
 from tallystick.testing.attacks import must, must_refuse
 

@@ -149,7 +149,8 @@ def _simulate() -> list[Row]:
 def _registry(events: int, lot: int) -> list[Row]:
     from tallystick.fleet.registry.facts import REGISTRY
     from tallystick.fleet.registry.industry import START, Industry, chip_name
-    from tallystick.fleet.registry.ledger import Ledger, chip_key
+    from tallystick.fleet.registry.ledger import Ledger
+    from tallystick.fleet.registry.state_index import chip_key
 
     chips = events // 4
     industry = Industry()

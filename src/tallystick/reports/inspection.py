@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rich.console import RenderableType
 from rich.text import Text
 
-from tallystick.fleet.inspection.judging import ChipVerdict, Verdict
+from tallystick.fleet.inspection.judging import ChipVerdict, InspectionVerdict
 from tallystick.reports.layout import BAD, GOOD, QUIET, Row, counted, page
 from tallystick.reports.registry import when
 
@@ -16,7 +16,7 @@ from tallystick.reports.registry import when
 class VerdictPage:
     """What an inspection comes to, chip by chip."""
 
-    verdict: Verdict
+    verdict: InspectionVerdict
 
     def fields(self) -> dict[str, object]:
         """Return what ``--json`` prints."""

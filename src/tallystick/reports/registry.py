@@ -11,8 +11,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from tallystick.fleet.registry.facts import Chip, Deed
-from tallystick.fleet.registry.ledger import SignedHead
-from tallystick.fleet.registry.reconcile import Finding
+from tallystick.fleet.registry.heads import SignedHead
+from tallystick.fleet.registry.reconcile import Disagreement
 from tallystick.reports.layout import BAD, GOOD, QUIET, Row, counted, page
 
 MOST_SHOWN = 50  # findings on a page; JSON has all
@@ -101,7 +101,7 @@ class ReconciliationPage:
 
     chips: int
     streams: int
-    findings: Sequence[Finding]
+    findings: Sequence[Disagreement]
 
     def fields(self) -> dict[str, object]:
         """Return what ``--json`` prints."""

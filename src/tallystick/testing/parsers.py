@@ -46,15 +46,15 @@ from tallystick.fleet.compliance.dossier import licence_statement, parse_owner_f
 from tallystick.fleet.enclave import neutral, neutral_result, sandbox, sealed_job
 from tallystick.fleet.inspection.custody import add_link, encode_chain, parse_chain
 from tallystick.fleet.inspection.extraction import ChipLogReader
-from tallystick.fleet.inspection.inspection import Finding, Result, make_order, parse_order, parse_result
+from tallystick.fleet.inspection.inspection import InspectionFinding, InspectionResult, WorkOrder, make_order
 from tallystick.fleet.provenance import batch_opening, transcripts
 from tallystick.fleet.provenance.transcripts import even_shards
-from tallystick.fleet.registry.claims import RegistryProof, make_frame, parse_frame, parse_registry_proof
+from tallystick.fleet.registry.claims import RegistryProof, make_frame, parse_frame
 from tallystick.fleet.registry.events import parse_entry
 from tallystick.fleet.registry.facts import Chip
+from tallystick.fleet.registry.heads import RegistryHead, sign_head
 from tallystick.fleet.registry.industry import Industry
-from tallystick.fleet.registry.ledger import Head, sign_head
-from tallystick.fleet.registry.reconcile import Stream, parse_stream
+from tallystick.fleet.registry.reconcile import Stream
 from tallystick.fleet.sampling.draw import parse_announcement
 from tallystick.fleet.sampling.workload import parse_fleet
 from tallystick.numerics import grid_table, log
@@ -231,7 +231,7 @@ def _registry_documents() -> Iterator[bytes]:
         Chip("01" * 8, "gx1", "fab", "SN", "", "", "north", "north", "active", 0, 0, 3),
     )
     signer = industry.keys["registry"]
-    head = sign_head(Head("ab" * 32, 9, bytes(32), bytes(32), 7), signer)
+    head = sign_head(RegistryHead("ab" * 32, 9, bytes(32), bytes(32), 7), signer)
     proof = MapProof(1, 9, bytes(32), 1, ((b"chip/a", chip.encode()),), (bytes(32),))
     yield RegistryProof(head, "chip/a", proof, head, (bytes(32),)).encode()
     yield Stream("maker", "line 3", "fab", "", 5, True, (chip.chip,), {"gx1": 1}).encode()
@@ -243,10 +243,10 @@ def _registry_documents() -> Iterator[bytes]:
     yield order.encode()
     link = add_link((), "begin", {"watch": industry.keys["watch"]}, items=[order.digest()], time=1)
     yield encode_chain([link])
-    finding = Finding(
+    finding = InspectionFinding(
         chip.chip, "seen", 1, "SN", bytes(32), bytes(32), b"key", (("case", "intact"),), (bytes(32),)
     )
-    yield Result(order.digest(), "watch", 2, (finding,), (link,)).encode()
+    yield InspectionResult(order.digest(), "watch", 2, (finding,), (link,)).encode()
 
 
 def _neutral_order() -> neutral.Order:
@@ -523,11 +523,11 @@ TARGETS: tuple[Target, ...] = (
     Target("draw", parse_announcement, _encoded),
     Target("fleet-file", parse_fleet),
     Target("registry-entry", parse_entry, _encoded),
-    Target("registry-proof", parse_registry_proof, _encoded),
-    Target("registry-stream", parse_stream, _encoded),
+    Target("registry-proof", RegistryProof.parse, _encoded),
+    Target("registry-stream", Stream.parse, _encoded),
     Target("draw-frame", parse_frame, _encoded),
-    Target("work-order", parse_order, _encoded),
-    Target("inspection-result", parse_result, _encoded),
+    Target("work-order", WorkOrder.parse, _encoded),
+    Target("inspection-result", InspectionResult.parse, _encoded),
     Target("custody-chain", parse_chain, encode_chain),
     Target("signed-note", parse_note, _encoded),
     Target("vkey", _vkey, lambda key: str(key).encode()),

@@ -118,7 +118,7 @@ def test_a_claimed_draw_is_verified_and_another_refused() -> None:
 
 
 def test_roots_of_another_length_and_sources_with_spaces_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="roots must have 32 bytes"):
+    with pytest.raises(InvalidInput, match="registry: must be 64 lower-case"):
         replace(EXAMPLE, registry=b"\x22" * 31)
     with pytest.raises(InvalidInput, match="beacon's source"):
         replace(EXAMPLE, beacon_source="two words")

@@ -10,8 +10,8 @@ import pytest
 from tallystick.cli.main import main
 from tallystick.errors import InvalidInput, Mismatch, ProtocolViolation, StoreError
 from tallystick.fleet.inspection import custody, inspection, judging
-from tallystick.fleet.inspection.inspection import Finding, WorkOrder
-from tallystick.fleet.inspection.judging import LogReader, Verdict
+from tallystick.fleet.inspection.inspection import InspectionFinding, InspectionResult, WorkOrder
+from tallystick.fleet.inspection.judging import InspectionVerdict, LogReader
 from tallystick.fleet.inspection.package import InspectionPackage
 from tallystick.fleet.registry.facts import Chip
 from tallystick.fleet.registry.industry import START, chip_name, key_of
@@ -47,9 +47,9 @@ def order() -> WorkOrder:
     )  # fmt: skip
 
 
-def good(made: WorkOrder, chip: str) -> tuple[Finding, dict[str, object]]:
+def good(made: WorkOrder, chip: str) -> tuple[InspectionFinding, dict[str, object]]:
     evidence = inspection.extract_log(LOG, chip=chip, nonce=made.chip_nonce(chip), signer=key_of(chip))
-    finding = Finding(
+    finding = InspectionFinding(
         chip, "seen", START + 10, f"SN-{chip[:12]}", key=key_of(chip).public_key.spki,
         seals=(("case", "intact"), ("screw", "intact")),
     )  # fmt: skip
@@ -67,13 +67,18 @@ class Visit:
         )
         self.package.begin(signed, self.order, WATCH, now=START + 1)
 
-    def record(self, chip: str, change: Callable[[Finding], Finding] | None = None, **files: object) -> None:
+    def record(
+        self,
+        chip: str,
+        change: Callable[[InspectionFinding], InspectionFinding] | None = None,
+        **files: object,
+    ) -> None:
         finding, given = good(self.order, chip)
         self.package.record(
             change(finding) if change else finding, WATCH, now=START + 20, **{**given, **files}
         )  # pyright: ignore[reportArgumentType]
 
-    def verdict(self, reader: LogReader = inspection.read_extraction) -> Verdict:
+    def verdict(self, reader: LogReader = inspection.read_extraction) -> InspectionVerdict:
         result = self.package.seal(WATCH, now=START + 90)
         return judging.judge(self.order, result, KEYS, self.package.load_files(), reader)
 
@@ -83,7 +88,7 @@ def visit(tmp_path: Path) -> Visit:
     return Visit(tmp_path / "visit")
 
 
-def reasons(verdict: Verdict, chip: str) -> str:
+def reasons(verdict: InspectionVerdict, chip: str) -> str:
     return "; ".join(next(each.reasons for each in verdict.chips if each.target.chip == chip))
 
 
@@ -98,7 +103,7 @@ def test_chips_that_show_everything_pass(visit: Visit) -> None:
     assert verdict.deed_rows() == [[chip, "passed"] for chip in CHIPS]
 
 
-BAD: list[tuple[str, Callable[[Finding], Finding], dict[str, object], str]] = [
+BAD: list[tuple[str, Callable[[InspectionFinding], InspectionFinding], dict[str, object], str]] = [
     ("another serial number", lambda f: replace(f, serial="SN-other"), {}, "serial number on the part is SN-other"),
     ("no serial number", lambda f: replace(f, serial=""), {}, "is not read, registered is SN-"),
     ("a broken seal", lambda f: replace(f, seals=(("case", "broken"), ("screw", "intact"))), {}, "seal case is broken"),
@@ -113,7 +118,11 @@ BAD: list[tuple[str, Callable[[Finding], Finding], dict[str, object], str]] = [
 
 @pytest.mark.parametrize(("why", "change", "files", "reason"), BAD, ids=[row[0] for row in BAD])
 def test_a_chip_with_one_fault_fails_with_its_reason(
-    visit: Visit, why: str, change: Callable[[Finding], Finding], files: dict[str, object], reason: str
+    visit: Visit,
+    why: str,
+    change: Callable[[InspectionFinding], InspectionFinding],
+    files: dict[str, object],
+    reason: str,
 ) -> None:
     for chip in CHIPS[1:]:
         visit.record(chip)
@@ -145,7 +154,7 @@ def test_one_picture_shown_for_two_chips_fails_both(visit: Visit) -> None:
 def test_refusal_absence_and_silence_are_failures_and_only_the_unreached_are_not(visit: Visit) -> None:
     none = {"log": b"", "evidence": b"", "photos": []}
     for chip, outcome in zip(CHIPS[:3], ("refused", "absent", "unreached"), strict=True):
-        visit.package.record(Finding(chip, outcome, START + 5), WATCH, now=START + 20, **none)  # pyright: ignore[reportArgumentType]
+        visit.package.record(InspectionFinding(chip, outcome, START + 5), WATCH, now=START + 20, **none)  # pyright: ignore[reportArgumentType]
     verdict = visit.verdict()
     assert [chip.target.chip for chip in verdict.failures] == [CHIPS[0], CHIPS[1], CHIPS[3]]
     assert reasons(verdict, CHIPS[3]) == "nothing was reported: counted as a failure"
@@ -249,7 +258,7 @@ def test_a_finding_is_not_changed_and_nothing_follows_the_seal(visit: Visit) -> 
     with pytest.raises(ProtocolViolation, match="was recorded already"):
         visit.record(CHIPS[0])
     with pytest.raises(ProtocolViolation, match="is not in the order"):
-        visit.package.record(Finding(chip_name(9), "refused", START), WATCH, now=START)
+        visit.package.record(InspectionFinding(chip_name(9), "refused", START), WATCH, now=START)
     visit.package.seal(WATCH, now=START + 90)
     with pytest.raises(ProtocolViolation, match="is sealed"):
         visit.record(CHIPS[1])
@@ -273,12 +282,12 @@ def test_the_checklist_names_every_chip_with_its_own_nonce(visit: Visit) -> None
 
 
 def test_documents_have_one_encoding_and_one_signer(visit: Visit) -> None:
-    assert inspection.parse_order(visit.order.encode()) == visit.order
+    assert WorkOrder.parse(visit.order.encode()) == visit.order
     visit.record(CHIPS[0])
     result = visit.package.seal(WATCH, now=START + 90)
-    assert inspection.parse_result(result.encode()) == result
+    assert InspectionResult.parse(result.encode()) == result
     with pytest.raises(InvalidInput):
-        inspection.parse_order(visit.order.encode() + b"\n")
+        WorkOrder.parse(visit.order.encode() + b"\n")
     signed = visit.package.load("result.json")
     with pytest.raises(Mismatch, match="whose key is not known"):
         inspection.open_document(inspection.RESULT_TAG, signed, {"lab": LAB.public_key})

@@ -35,9 +35,8 @@ from tallystick.fleet.compliance.verdict import RulesVerdict
 from tallystick.fleet.enclave.neutral import Input, scalar_output, verdict_output
 from tallystick.fleet.enclave.neutral_result import Outcome
 from tallystick.fleet.enclave.neutral_result import Result as NeutralResult
-from tallystick.fleet.inspection.inspection import Result, Target, WorkOrder
-from tallystick.fleet.inspection.judging import ChipVerdict
-from tallystick.fleet.inspection.judging import Verdict as InspectionVerdict
+from tallystick.fleet.inspection.inspection import InspectionResult, Target, WorkOrder
+from tallystick.fleet.inspection.judging import ChipVerdict, InspectionVerdict
 from tallystick.fleet.provenance.batch_opening import OpenedBatch
 from tallystick.fleet.provenance.matcher import Match
 from tallystick.fleet.provenance.transcripts import (
@@ -51,7 +50,7 @@ from tallystick.fleet.provenance.transcripts import (
 )
 from tallystick.fleet.provenance.verification import Answer, ChipView, OwnerVerdict, RunEvidence, RunVerdict
 from tallystick.fleet.registry.facts import Chip
-from tallystick.fleet.registry.reconcile import Finding as Disagreement
+from tallystick.fleet.registry.reconcile import Disagreement
 from tallystick.reports.monitoring import OwnerReport
 from tallystick.run.documents import JobRecord, PolicyRecord, SiteRecord, Specification, StepRecord
 from tallystick.run.transcript import Transcript
@@ -462,7 +461,7 @@ def inspected(passed: bool, ueid: str = UEID) -> InspectionVerdict:
     target = Target(ueid, "gx1", "SN", "", "", "owner")
     order = WorkOrder("ab" * 32, 1, bytes(32), 0, "watch", "owner", 1, 2, bytes(32), (), 0, (target,))
     found = ChipVerdict(target, "seen", () if passed else ("seal case is broken",), passed)
-    return InspectionVerdict(order, Result(order.digest(), "watch", 2, (), ()), (found,))
+    return InspectionVerdict(order, InspectionResult(order.digest(), "watch", 2, (), ()), (found,))
 
 
 def test_a_fleet_is_complete_only_with_registry_streams_and_inspection() -> None:

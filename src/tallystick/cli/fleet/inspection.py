@@ -32,16 +32,15 @@ from tallystick.fleet.inspection.inspection import (
     ORDER_TAG,
     RESULT_TAG,
     SEEN,
-    Finding,
+    InspectionFinding,
+    InspectionResult,
+    WorkOrder,
     make_order,
     open_document,
-    parse_finding,
-    parse_order,
-    parse_result,
     read_extraction,
     sign_document,
 )
-from tallystick.fleet.inspection.judging import Verdict, judge
+from tallystick.fleet.inspection.judging import InspectionVerdict, judge
 from tallystick.fleet.inspection.package import InspectionPackage
 from tallystick.fleet.registry.claims import LARGEST_FRAME, parse_frame
 from tallystick.fleet.registry.facts import REGISTRY, Chip
@@ -206,7 +205,7 @@ def pack(
     encoded, issuer = open_document(ORDER_TAG, data, load_trusted(trust))
     if issuer != REGISTRY:
         raise Mismatch(f"work order: is signed by {issuer}, must be signed by {REGISTRY}")
-    made = parse_order(encoded)
+    made = WorkOrder.parse(encoded)
     InspectionPackage(directory).begin(data, made, load_key(key), now=second_of(now))
     facts = (
         ("directory", str(directory)),
@@ -235,23 +234,29 @@ def record(
 ) -> int:
     """Record what was found of one chip; its files are kept by digest and enter the chain of custody."""
     second = second_of(now)
-    states: list[tuple[str, str]] = []
+    states: list[list[str]] = []
     for text in seals or []:
         name, equals, state = text.partition("=")
         if not equals:
             raise InvalidInput(f"--seal {text}: must have the form NAME=STATE")
-        states.append((name, state))
+        states.append([name, state])
     public = b"" if device_key is None else load_public_key(device_key).spki
-    finding = parse_finding(
-        Finding(chip, outcome, second, serial, key=public, seals=tuple(states), note=note).value()
-    )
+    seen: dict[str, object] = {
+        "chip": chip,
+        "outcome": outcome,
+        "time": second,
+        "serial": serial,
+        "note": note,
+    }
+    seen |= {"key": public.hex(), "seals": states, "log": "", "evidence": "", "photos": []}
+    finding = InspectionFinding.read(seen)
     made = InspectionPackage(directory).record(
         finding, load_key(key), now=second,
         log=b"" if log is None else read_whole(log, limit=LARGEST_LOG, what="a file of an inspection"),
         evidence=b"" if evidence is None else read_whole(evidence, limit=LARGEST_LOG, what="a file of an inspection"),
         photos=[read_whole(photo, limit=LARGEST_LOG, what="a file of an inspection") for photo in photos or []],
     )  # fmt: skip
-    answer(FactsPage(f"chip {chip}: {outcome}", tuple(made.value().items())), as_json=as_json)
+    answer(FactsPage(f"chip {chip}: {outcome}", tuple(made.fields().items())), as_json=as_json)
     return 0
 
 
@@ -325,7 +330,9 @@ def check(
     return 1 if verdict.failures else 0
 
 
-def read_package(directory: Path, keys: dict[str, PublicKey], logs: str, earlier: list[Path]) -> Verdict:
+def read_package(
+    directory: Path, keys: dict[str, PublicKey], logs: str, earlier: list[Path]
+) -> InspectionVerdict:
     """Return what a sealed package comes to; ``logs`` is chip or plain, ``earlier`` are packages of before.
 
     Raises:
@@ -336,11 +343,11 @@ def read_package(directory: Path, keys: dict[str, PublicKey], logs: str, earlier
         raise InvalidInput(f"--logs {logs}: must be chip or plain; --earlier is for chip logs")
     package = InspectionPackage(directory)
     encoded, issuer = open_document(ORDER_TAG, package.load("order.json"), keys)
-    made = parse_order(encoded)
+    made = WorkOrder.parse(encoded)
     if issuer != REGISTRY:
         raise Mismatch(f"work order: is signed by {issuer}, must be signed by {REGISTRY}")
     found, party = open_document(RESULT_TAG, package.load("result.json"), keys)
-    result = parse_result(found)
+    result = InspectionResult.parse(found)
     if party != made.inspector:
         raise Mismatch(f"inspection: the result is signed by {party}, the order is for {made.inspector}")
     reader = read_extraction if logs == "plain" else ChipLogReader(_logs_of(earlier, keys))
@@ -353,7 +360,9 @@ def _logs_of(packages: list[Path], keys: dict[str, PublicKey]) -> dict[str, list
     for directory in packages:
         package = InspectionPackage(directory)
         files = package.load_files()
-        for finding in parse_result(open_document(RESULT_TAG, package.load("result.json"), keys)[0]).findings:
+        for finding in InspectionResult.parse(
+            open_document(RESULT_TAG, package.load("result.json"), keys)[0]
+        ).findings:
             if finding.log in files:
                 found.setdefault(finding.chip, []).append(files[finding.log])
     return found

@@ -23,7 +23,6 @@ from tallystick.cli.options import (
     second_of,
 )
 from tallystick.cli.terminal import TaskDisplay, answer
-from tallystick.commit.encoding import parse_canonical_json
 from tallystick.errors import InvalidInput
 from tallystick.fleet.registry.claims import (
     LARGEST_PROOF,
@@ -31,15 +30,15 @@ from tallystick.fleet.registry.claims import (
     fleet_fields,
     make_frame,
     parse_chip,
-    parse_registry_proof,
     verify_owner,
     verify_registry_proof,
 )
 from tallystick.fleet.registry.corim import export_corim
 from tallystick.fleet.registry.events import deed_message, parse_entry, sign_deed
 from tallystick.fleet.registry.facts import LARGEST_ENTRY, REGISTRY, Deed, Entry
-from tallystick.fleet.registry.ledger import LARGEST_HEAD, Ledger, SignedHead, parse_signed_head
-from tallystick.fleet.registry.reconcile import LARGEST_STREAM, Stream, parse_stream, reconcile
+from tallystick.fleet.registry.heads import LARGEST_HEAD, SignedHead, parse_signed_head
+from tallystick.fleet.registry.ledger import Ledger
+from tallystick.fleet.registry.reconcile import LARGEST_STREAM, Stream, reconcile
 from tallystick.reports.registry import ChipPage, FactsPage, HeadPage, ReconciliationPage
 from tallystick.store.files import read_whole, write_whole
 from tallystick.store.keys import load_key, load_public_key
@@ -191,7 +190,6 @@ def prove(
         extension = () if old is None else tuple(ledger.prove_extension(old.head))
         made = RegistryProof(ledger.load_head(), key, proof, old, extension)
     data = made.encode()
-    parse_registry_proof(data)
     write_whole(out, data)
     present = any(item == key.encode("ascii") for item, _ in proof.items)
     facts = (("file", str(out)), ("key", key), ("present", present), ("bytes", len(data)))
@@ -208,7 +206,7 @@ def verify(
 ) -> int:
     """Check a proof offline; 1 if it does not hold, or somebody else owns the chip."""
     found, public = (
-        parse_registry_proof(read_whole(proof, limit=LARGEST_PROOF, what="a registry proof")),
+        RegistryProof.parse(read_whole(proof, limit=LARGEST_PROOF, what="a registry proof")),
         load_public_key(key),
     )
     if owner is not None:
@@ -256,9 +254,7 @@ def stream(
         )
     )
     counts = parse_counts(units or (), option="--units", what="model")
-    made = parse_stream(
-        Stream(kind, source, party, exporter, second_of(now), complete, names, counts).encode()
-    )
+    made = Stream(kind, source, party, exporter, second_of(now), complete, names, counts)
     write_whole(out, made.encode())
     facts = (("file", str(out)), ("chips", len(names)), ("units", counts), ("complete", complete))
     answer(FactsPage(f"{kind} list of {party}", facts), as_json=as_json)
@@ -273,7 +269,7 @@ def reconcile_streams(
 ) -> int:
     """Hold the registry against makers' output, customs, inventories and inspections; 1 if anything disagrees."""
     parsed = [
-        parse_stream(read_whole(file, limit=LARGEST_STREAM, what="a list of chips")) for file in streams
+        Stream.parse(read_whole(file, limit=LARGEST_STREAM, what="a list of chips")) for file in streams
     ]
     with Ledger(directory) as ledger:
         chips = list(ledger.each_chip())
@@ -355,8 +351,7 @@ def _id_of(text: str) -> str:
 
 
 def _head_in(path: Path) -> SignedHead:
-    data = read_whole(path, limit=LARGEST_HEAD, what="a head")
-    return parse_signed_head(parse_canonical_json(data, what=str(path), limit=LARGEST_HEAD))
+    return parse_signed_head(read_whole(path, limit=LARGEST_HEAD, what="a head"), what=str(path))
 
 
 def _line(path: Path) -> bytes:

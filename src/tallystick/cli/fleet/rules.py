@@ -54,7 +54,7 @@ from tallystick.fleet.provenance.transcripts import (
     verify_report,
 )
 from tallystick.fleet.registry.ledger import Ledger
-from tallystick.fleet.registry.reconcile import LARGEST_STREAM, parse_stream, reconcile
+from tallystick.fleet.registry.reconcile import LARGEST_STREAM, Stream, reconcile
 from tallystick.reports.layout import DonePage
 from tallystick.reports.rules import RulesPage, RulesVerdictPage
 from tallystick.signing.dsse import ENVELOPE_LIMIT, Envelope, parse_envelope, sign_statement
@@ -133,7 +133,7 @@ def judge(
     if registry is not None and owner is not None:
         verdicts = [read_package(place, load_trusted(trust), logs, []) for place in inspections or []]
         lists = [
-            parse_stream(read_whole(path, limit=LARGEST_STREAM, what="a list of chips"))
+            Stream.parse(read_whole(path, limit=LARGEST_STREAM, what="a list of chips"))
             for path in streams or []
         ]
         with Ledger(registry) as ledger:

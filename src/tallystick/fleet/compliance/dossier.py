@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from tallystick.commit.encoding import HASH_BYTES, Fields, parse_hex, parse_json
 from tallystick.errors import InvalidInput
 from tallystick.fleet.enclave.neutral_result import Result
-from tallystick.fleet.inspection.judging import Verdict as InspectionVerdict
+from tallystick.fleet.inspection.judging import InspectionVerdict
 from tallystick.fleet.provenance.batch_opening import OpenedBatch
 from tallystick.fleet.provenance.transcripts import Report
 from tallystick.fleet.provenance.verification import Answer
 from tallystick.fleet.registry.facts import DRAWN_FROM, Chip
-from tallystick.fleet.registry.reconcile import Finding as Disagreement
+from tallystick.fleet.registry.reconcile import Disagreement
 from tallystick.run.transcript import Transcript
 from tallystick.signing.dsse import Statement, Subject, known_fields
 

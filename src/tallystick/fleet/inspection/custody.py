@@ -7,60 +7,40 @@ or exchanged without a signature of somebody who was there, and the chain's end 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
 
-from tallystick.commit.encoding import (
-    HASH_BYTES,
-    Fields,
-    canonical_json,
-    digest,
-    frame,
-    parse_canonical_json,
-    parse_hex,
-)
+from tallystick.commit.codec import Document
+from tallystick.commit.encoding import HASH_BYTES, canonical_json, digest, frame
+from tallystick.commit.field_rules import At, Hash, Hex, Size
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.signing.keys import PublicKey, Signer
 
-FORMAT = "tallystick/custody-link/1"
+FORMAT: Literal["tallystick/custody-link/1"] = "tallystick/custody-link/1"
 LINK_TAG = "tallystick/custody-link/1"
 LARGEST_LINK = 1 << 16
 MOST_LINKS = 100_000
-ACTIONS = ("begin", "take", "hand over", "seal")
+Action = Literal["begin", "take", "hand over", "seal"]
 START = bytes(HASH_BYTES)
 
 
 @dataclass(frozen=True)
-class Link:
+class Link(Document, what="custody link", limit=LARGEST_LINK):
     """One act: ``items`` are SHA-256 digests of what it is about, ``before`` that of the link before."""
 
-    number: int
-    before: bytes
-    time: int
-    action: str
-    party: str
-    to: str
-    items: tuple[bytes, ...]
-    signatures: tuple[tuple[str, bytes], ...] = ()
+    number: Annotated[int, At("facts", "number")]
+    before: Annotated[bytes, At("facts", "before"), Hex(HASH_BYTES)]
+    time: Annotated[int, At("facts", "time")]
+    action: Annotated[Action, At("facts", "action")]
+    party: Annotated[str, At("facts", "party")]
+    to: Annotated[str, At("facts", "to")]
+    items: Annotated[tuple[Hash, ...], At("facts", "items")]
+    signatures: tuple[tuple[str, Annotated[bytes, Hex(), Size(0, 256)]], ...] = ()
+    form: Annotated[Literal["tallystick/custody-link/1"], At("facts", "format")] = FORMAT
 
     def facts(self) -> bytes:
         """Return the canonical JSON that is signed."""
-        return canonical_json(
-            {
-                "format": FORMAT,
-                "number": self.number,
-                "before": self.before.hex(),
-                "time": self.time,
-                "action": self.action,
-                "party": self.party,
-                "to": self.to,
-                "items": [item.hex() for item in self.items],
-            }
-        )
-
-    def encode(self) -> bytes:
-        """Return the one encoding, canonical JSON of facts and signatures."""
-        signed = canonical_json([[name, signature.hex()] for name, signature in self.signatures])
-        return b'{"facts":' + self.facts() + b',"signatures":' + signed + b"}"
+        return canonical_json(self.fields()["facts"])
 
     def digest(self) -> bytes:
         """Return the 32 bytes by which the next link names this one."""
@@ -69,7 +49,7 @@ class Link:
 
 def add_link(
     chain: Sequence[Link],
-    action: str,
+    action: Action,
     signers: Mapping[str, Signer],
     *,
     items: Sequence[bytes],
@@ -79,23 +59,18 @@ def add_link(
     """Return the next link of ``chain``: by the one signer, or from the first to the party ``to``, signed by both.
 
     Raises:
-        InvalidInput: an unknown action, or another number of signers than it needs.
+        InvalidInput: another number of signers than the action needs.
     """
     party = next((name for name in signers if name != to), "")
-    if (
-        action not in ACTIONS
-        or set(signers) != {party, to} - {""}
-        or not party
-        or (action == "hand over") != bool(to)
-    ):
+    if set(signers) != {party, to} - {""} or not party or (action == "hand over") != bool(to):
         raise InvalidInput(
-            f"custody: {action!r} by {', '.join(signers) or 'nobody'}; must be one of {', '.join(ACTIONS)}"
+            f"custody: {action!r} by {', '.join(signers) or 'nobody'}; a hand over is by two parties, another act by one"
         )
     before = chain[-1].digest() if chain else START
     link = Link(len(chain), before, time, action, party, to, tuple(items))
     message = frame(LINK_TAG, link.facts())
     signatures = tuple((name, signers[name].sign(message)) for name in sorted(signers))
-    return Link(link.number, before, time, action, party, to, link.items, signatures)
+    return replace(link, signatures=signatures)
 
 
 def parse_chain(data: bytes) -> tuple[Link, ...]:
@@ -109,7 +84,7 @@ def parse_chain(data: bytes) -> tuple[Link, ...]:
     lines = data.split(b"\n")[:-1]
     if len(lines) > MOST_LINKS:
         raise InvalidInput(f"custody: {len(lines)} links exceed the limit of {MOST_LINKS}")
-    return tuple(_parse_link(line) for line in lines)
+    return tuple(Link.parse(line) for line in lines)
 
 
 def encode_chain(chain: Sequence[Link]) -> bytes:
@@ -146,34 +121,3 @@ def verify_chain(chain: Sequence[Link], keys: Mapping[str, PublicKey]) -> str:
             keys[name].verify(signature, frame(LINK_TAG, link.facts()), what=what)
         holder, before, time = link.to or link.party, link.digest(), link.time
     return holder
-
-
-def _parse_link(line: bytes) -> Link:
-    top = Fields(
-        parse_canonical_json(line, what="custody link", limit=LARGEST_LINK), what="custody link",
-        names=("facts", "signatures"),
-    )  # fmt: skip
-    names = ("format", "number", "before", "time", "action", "party", "to", "items")
-    facts = Fields(top.value("facts"), what="custody link", names=names)
-    facts.constant("format", FORMAT)
-    signatures: list[tuple[str, bytes]] = []
-    for item in top.items("signatures"):
-        match item:
-            case [str(name), str(signature)] if len(signature) <= 512:
-                signatures.append(
-                    (name, parse_hex(signature, n_bytes=len(signature) // 2, what="custody link"))
-                )
-            case _:
-                raise InvalidInput("custody link: a signature must be [party, hexadecimal]")
-    if facts.text("action") not in ACTIONS:
-        raise InvalidInput(f"custody link: action must be one of {', '.join(ACTIONS)}")
-    return Link(
-        facts.integer("number"),
-        parse_hex(facts.text("before"), n_bytes=HASH_BYTES, what="custody link: before"),
-        facts.integer("time"),
-        facts.text("action"),
-        facts.text("party"),
-        facts.text("to"),
-        facts.hashes("items"),
-        tuple(signatures),
-    )

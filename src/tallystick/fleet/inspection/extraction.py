@@ -19,7 +19,7 @@ from tallystick.errors import InvalidInput, Mismatch
 from tallystick.fleet.agent.chip_log import Limits, read_log, verify_log
 from tallystick.fleet.agent.chip_record import Genesis, LoggedRecord
 from tallystick.fleet.attestation.assurance import Attestation, parse_attestation
-from tallystick.fleet.inspection.judging import Verdict
+from tallystick.fleet.inspection.judging import InspectionVerdict
 from tallystick.signing.keys import PublicKey, parse_public_key
 from tallystick.store.journal import parse_journal
 
@@ -71,7 +71,7 @@ class ChipLogReader:
         return reasons
 
 
-def attested_chips(verdict: Verdict, files: Mapping[bytes, bytes]) -> dict[str, Attestation]:
+def attested_chips(verdict: InspectionVerdict, files: Mapping[bytes, bytes]) -> dict[str, Attestation]:
     """Return what the chips that passed an inspection attested there, by UEID: heads that their logs must go on from.
 
     ``files`` are the package's, by SHA-256.

@@ -10,19 +10,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from tallystick.commit.encoding import (
-    HASH_BYTES,
-    Fields,
-    canonical_json,
-    digest,
-    frame,
-    parse_canonical_json,
-    parse_document,
-    parse_hex,
-)
+from tallystick.commit.codec import Document
+from tallystick.commit.encoding import HASH_BYTES, digest, frame, parse_hex
+from tallystick.commit.field_rules import Ascii, At, Embedded, Hash, Hex, Row, Size, Via, Whole
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.fleet.inspection.custody import Link, parse_chain
+from tallystick.fleet.inspection.custody import MOST_LINKS, Link
 from tallystick.fleet.registry.facts import Chip
 from tallystick.signing.keys import PublicKey, Signer
 
@@ -36,15 +30,16 @@ EXTRACTION_TAG = "tallystick/log-extraction/1"
 LARGEST_DOCUMENT = 1 << 26
 LARGEST_LOG = 1 << 26
 NONCE_BYTES = 32
-SEALS = ("intact", "broken", "missing", "not fitted")
+Seal = Literal["intact", "broken", "missing", "not fitted"]
+Seen = Literal["seen", "refused", "absent", "unreached"]
 SEEN, REFUSED, ABSENT, UNREACHED = "seen", "refused", "absent", "unreached"
 
 
 @dataclass(frozen=True)
-class Target:
+class Target(Document, what="work order: chip"):
     """One chip of an order, as the registry has it."""
 
-    chip: str
+    chip: Annotated[str, Hex(), Size(14, 66)]
     stratum: str
     serial: str
     key: str
@@ -53,45 +48,39 @@ class Target:
 
 
 @dataclass(frozen=True)
-class WorkOrder:
+class WorkOrder(Document, form=ORDER_FORMAT, what="work order", limit=LARGEST_DOCUMENT):
     """Which chips to inspect where, and what to check on each of them.
 
     ``nonce`` is fresh and secret until the visit; each chip gets its own from it. ``seals`` names those every chip
     must have intact, ``photos`` how many pictures of each are asked for.
+
+    Raises:
+        InvalidInput: no chip, one twice, a nonce of another length, or an order due before it is issued.
     """
 
     registry: str
     entries: int
-    draw: bytes
+    draw: Hash
     period: int
     inspector: str
     custodian: str
-    issued: int
+    issued: Whole
     due: int
-    nonce: bytes
+    nonce: Annotated[bytes, Hex(NONCE_BYTES)]
     seals: tuple[str, ...]
     photos: int
-    targets: tuple[Target, ...]
+    targets: Annotated[tuple[Annotated[Target, Row()], ...], At("chips")]
 
-    def encode(self) -> bytes:
-        """Return the one encoding, canonical JSON."""
-        return canonical_json(
-            {
-                "format": ORDER_FORMAT,
-                "registry": self.registry,
-                "entries": self.entries,
-                "draw": self.draw.hex(),
-                "period": self.period,
-                "inspector": self.inspector,
-                "custodian": self.custodian,
-                "issued": self.issued,
-                "due": self.due,
-                "nonce": self.nonce.hex(),
-                "seals": list(self.seals),
-                "photos": self.photos,
-                "chips": [[t.chip, t.stratum, t.serial, t.key, t.board, t.owner] for t in self.targets],
-            }
-        )
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        chips = [target.chip for target in self.targets]
+        if not chips or chips != sorted(set(chips)):
+            raise InvalidInput("work order: must name chips, in ascending order, none twice")
+        if self.issued >= self.due or not 0 <= self.photos <= 100:
+            raise InvalidInput(
+                f"work order: issued at {self.issued}, due at {self.due}, {self.photos} photos; it must be due later, "
+                "photos 0 to 100"
+            )
 
     def digest(self) -> bytes:
         """Return the 32 bytes that name the order."""
@@ -102,35 +91,29 @@ class WorkOrder:
         return digest(NONCE_TAG, self.nonce, bytes.fromhex(chip))
 
 
+def _optional_digest(value: object, what: str) -> bytes:
+    if not isinstance(value, str):
+        raise InvalidInput(f"{what} must be a string")
+    return parse_hex(value, n_bytes=HASH_BYTES, what=what) if value else b""
+
+
+OptionalDigest = Annotated[bytes, Via(bytes.hex, _optional_digest)]
+
+
 @dataclass(frozen=True)
-class Finding:
+class InspectionFinding(Document, what="finding", limit=LARGEST_DOCUMENT):
     """What was found of one chip; digests are SHA-256 of files in the package, empty where there is none."""
 
-    chip: str
-    outcome: str
+    chip: Annotated[str, Hex(), Size(0, 66)]
+    outcome: Seen
     time: int
     serial: str = ""
-    log: bytes = b""
-    evidence: bytes = b""
-    key: bytes = b""
-    seals: tuple[tuple[str, str], ...] = ()
-    photos: tuple[bytes, ...] = ()
+    log: OptionalDigest = b""
+    evidence: OptionalDigest = b""
+    key: Annotated[bytes, Hex()] = b""
+    seals: tuple[tuple[str, Seal], ...] = ()
+    photos: tuple[Hash, ...] = ()
     note: str = ""
-
-    def value(self) -> dict[str, object]:
-        """Return the finding as it stands in documents."""
-        return {
-            "chip": self.chip,
-            "outcome": self.outcome,
-            "time": self.time,
-            "serial": self.serial,
-            "log": self.log.hex(),
-            "evidence": self.evidence.hex(),
-            "key": self.key.hex(),
-            "seals": [list(seal) for seal in self.seals],
-            "photos": [photo.hex() for photo in self.photos],
-            "note": self.note,
-        }
 
     def items(self) -> list[bytes]:
         """Return the digests of all files that the finding names."""
@@ -138,34 +121,33 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Result:
+class InspectionResult(Document, form=RESULT_FORMAT, what="inspection result", limit=LARGEST_DOCUMENT):
     """All findings of one order and the chain of custody of their files."""
 
-    order: bytes
+    order: Hash
     inspector: str
     closed: int
-    findings: tuple[Finding, ...]
-    custody: tuple[Link, ...]
+    findings: tuple[InspectionFinding, ...]
+    custody: Annotated[tuple[Annotated[Link, Embedded()], ...], Size(0, MOST_LINKS)]
 
-    def encode(self) -> bytes:
-        """Return the one encoding, canonical JSON."""
-        return canonical_json(
-            {
-                "format": RESULT_FORMAT,
-                "order": self.order.hex(),
-                "inspector": self.inspector,
-                "closed": self.closed,
-                "findings": [finding.value() for finding in self.findings],
-                "custody": [link.encode().decode("ascii") for link in self.custody],
-            }
-        )
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        chips = [finding.chip for finding in self.findings]
+        if chips != sorted(set(chips)):
+            raise InvalidInput("inspection result: findings must be in ascending order of chips, none twice")
 
     def digest(self) -> bytes:
         """Return the 32 bytes that name the result, as the registry's deed does."""
         return digest(RESULT_TAG, self.encode())
 
 
-# ------------------------------------------------------------------------------------------- documents
+@dataclass(frozen=True)
+class SignedDocument(Document, what="signed document", limit=2 * LARGEST_DOCUMENT):
+    """A document's bytes, which are ASCII, with the name and signature of whoever signed them."""
+
+    document: Annotated[bytes, Ascii()]
+    party: str
+    signature: Annotated[bytes, Hex(), Size(0, 256)]
 
 
 def make_order(
@@ -175,129 +157,20 @@ def make_order(
     """Return the order for ``chips``; they are named in ascending order, so that it does not show the draw's.
 
     Raises:
-        InvalidInput: no chip, one twice, a nonce of another length, or an order due before it is issued.
+        InvalidInput: as for ``WorkOrder``.
     """
     targets = tuple(
         Target(chip.chip, chip.model, chip.serial, chip.key, chip.board, chip.owner)
         for chip in sorted(chips, key=lambda chip: chip.chip)
     )
-    order = WorkOrder(
-        registry,
-        entries,
-        draw,
-        period,
-        inspector,
-        custodian,
-        issued,
-        due,
-        nonce,
-        tuple(seals),
-        photos,
-        targets,
-    )
-    return parse_order(order.encode())
-
-
-def parse_order(data: bytes) -> WorkOrder:
-    """Return the work order whose encoding is exactly ``data``.
-
-    Raises:
-        InvalidInput: any other bytes, or an order that contradicts itself.
-    """
-    names = (
-        "format", "registry", "entries", "draw", "period", "inspector", "custodian", "issued", "due", "nonce",
-        "seals", "photos", "chips",
+    return WorkOrder(
+        registry, entries, draw, period, inspector, custodian, issued, due, nonce, tuple(seals), photos, targets
     )  # fmt: skip
-    fields = parse_document(data, ORDER_FORMAT, what="work order", limit=LARGEST_DOCUMENT, names=names)
-    order = WorkOrder(
-        fields.text("registry"),
-        fields.integer("entries"),
-        parse_hex(fields.text("draw"), n_bytes=HASH_BYTES, what="work order: draw"),
-        fields.integer("period"),
-        fields.text("inspector"),
-        fields.text("custodian"),
-        fields.integer("issued"),
-        fields.integer("due"),
-        parse_hex(fields.text("nonce"), n_bytes=NONCE_BYTES, what="work order: nonce"),
-        fields.texts("seals"),
-        fields.integer("photos"),
-        tuple(_target(item) for item in fields.items("chips")),
-    )
-    chips = [target.chip for target in order.targets]
-    if not chips or chips != sorted(set(chips)):
-        raise InvalidInput("work order: must name chips, in ascending order, none twice")
-    if not 0 <= order.issued < order.due or not 0 <= order.photos <= 100:
-        raise InvalidInput(
-            f"work order: issued at {order.issued}, due at {order.due}, {order.photos} photos; it must be due later, "
-            "photos 0 to 100"
-        )
-    return order
-
-
-def parse_result(data: bytes) -> Result:
-    """Return the result whose encoding is exactly ``data``.
-
-    Raises:
-        InvalidInput: any other bytes.
-    """
-    names = ("format", "order", "inspector", "closed", "findings", "custody")
-    fields = parse_document(
-        data, RESULT_FORMAT, what="inspection result", limit=LARGEST_DOCUMENT, names=names
-    )
-    findings = tuple(parse_finding(item) for item in fields.items("findings"))
-    chips = [finding.chip for finding in findings]
-    if chips != sorted(set(chips)):
-        raise InvalidInput("inspection result: findings must be in ascending order of chips, none twice")
-    links = fields.texts("custody")
-    return Result(
-        parse_hex(fields.text("order"), n_bytes=HASH_BYTES, what="inspection result: order"),
-        fields.text("inspector"),
-        fields.integer("closed"),
-        findings,
-        parse_chain("".join(f"{link}\n" for link in links).encode()),
-    )
-
-
-def parse_finding(value: object) -> Finding:
-    """Return the finding that ``Finding.value`` writes.
-
-    Raises:
-        InvalidInput: another form.
-    """
-    names = ("chip", "outcome", "time", "serial", "log", "evidence", "key", "seals", "photos", "note")
-    fields = Fields(value, what="finding", names=names)
-    seals: list[tuple[str, str]] = []
-    for item in fields.items("seals"):
-        match item:
-            case [str(name), str(state)] if state in SEALS:
-                seals.append((name, state))
-            case _:
-                raise InvalidInput(f"finding: a seal must be [name, one of {', '.join(SEALS)}]")
-    if fields.text("outcome") not in (SEEN, REFUSED, ABSENT, UNREACHED):
-        raise InvalidInput(f"finding: outcome must be one of {SEEN}, {REFUSED}, {ABSENT}, {UNREACHED}")
-    chip = fields.text("chip")
-    if len(chip) > 66:
-        raise InvalidInput("finding: a chip has at most 33 bytes")
-    parse_hex(chip, n_bytes=len(chip) // 2, what="finding: chip")
-    key = fields.text("key")
-    return Finding(
-        chip,
-        fields.text("outcome"),
-        fields.integer("time"),
-        fields.text("serial"),
-        _optional_digest(fields.text("log")),
-        _optional_digest(fields.text("evidence")),
-        parse_hex(key, n_bytes=len(key) // 2, what="finding: key"),
-        tuple(seals),
-        fields.hashes("photos"),
-        fields.text("note"),
-    )
 
 
 def sign_document(tag: str, encoded: bytes, party: str, signer: Signer) -> bytes:
     """Return a signed document: canonical JSON of the document's text, the signer's name and signature."""
-    signature = signer.sign(frame(tag, party.encode(), encoded))
-    return canonical_json({"document": encoded.decode("ascii"), "party": party, "signature": signature.hex()})
+    return SignedDocument(encoded, party, signer.sign(frame(tag, party.encode(), encoded))).encode()
 
 
 def open_document(tag: str, data: bytes, keys: Mapping[str, PublicKey]) -> tuple[bytes, str]:
@@ -307,23 +180,12 @@ def open_document(tag: str, data: bytes, keys: Mapping[str, PublicKey]) -> tuple
         InvalidInput: not such a document.
         Mismatch: an unknown party, or another key's signature.
     """
-    value = parse_canonical_json(data, what="signed document", limit=2 * LARGEST_DOCUMENT)
-    fields = Fields(value, what="signed document", names=("document", "party", "signature"))
-    party, text, signature = fields.text("party"), fields.text("document"), fields.text("signature")
-    if len(signature) > 512 or not text.isascii():
-        raise InvalidInput("signed document: is ASCII, its signature at most 256 bytes")
-    encoded = text.encode("ascii")
+    signed = SignedDocument.parse(data)
+    party, encoded = signed.party, signed.document
     if party not in keys:
         raise Mismatch(f"signed document: is signed by {party[:64]}, whose key is not known here")
-    made = parse_hex(signature, n_bytes=len(signature) // 2, what="signed document")
-    keys[party].verify(made, frame(tag, party.encode(), encoded), what=f"document of {party}")
+    keys[party].verify(signed.signature, frame(tag, party.encode(), encoded), what=f"document of {party}")
     return encoded, party
-
-
-# ---------------------------------------------------------------------------------------------- judging
-
-
-# --------------------------------------------------------------------------------------- log extraction
 
 
 def extract_log(log: bytes, *, chip: str, nonce: bytes, signer: Signer) -> bytes:
@@ -342,18 +204,3 @@ def read_extraction(*, log: bytes, evidence: bytes, key: PublicKey, chip: str, n
 
 def _extraction(log: bytes, chip: str, nonce: bytes) -> bytes:
     return frame(EXTRACTION_TAG, bytes.fromhex(chip), nonce, hashlib.sha256(log).digest())
-
-
-def _target(item: object) -> Target:
-    match item:
-        case [str(chip), str(stratum), str(serial), str(key), str(board), str(owner)] if (
-            14 <= len(chip) <= 66
-        ):
-            parse_hex(chip, n_bytes=len(chip) // 2, what="work order: chip")
-            return Target(chip, stratum, serial, key, board, owner)
-        case _:
-            raise InvalidInput("work order: a chip must be [chip, stratum, serial, key, board, owner]")
-
-
-def _optional_digest(text: str) -> bytes:
-    return parse_hex(text, n_bytes=HASH_BYTES, what="finding: digest") if text else b""

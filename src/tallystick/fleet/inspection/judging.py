@@ -15,8 +15,8 @@ from tallystick.fleet.inspection.inspection import (
     REFUSED,
     SEEN,
     UNREACHED,
-    Finding,
-    Result,
+    InspectionFinding,
+    InspectionResult,
     Target,
     WorkOrder,
 )
@@ -45,11 +45,11 @@ class ChipVerdict:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class InspectionVerdict:
     """What an order comes to: a verdict for each of its chips."""
 
     order: WorkOrder
-    result: Result
+    result: InspectionResult
     chips: tuple[ChipVerdict, ...]
 
     @property
@@ -84,11 +84,11 @@ class Verdict:
 
 def judge(
     order: WorkOrder,
-    result: Result,
+    result: InspectionResult,
     keys: Mapping[str, PublicKey],
     files: Mapping[bytes, bytes],
     reader: LogReader,
-) -> Verdict:
+) -> InspectionVerdict:
     """Return what ``result`` comes to: every chip of the order passes every check, or fails with its reasons.
 
     ``files`` are the package's files by their SHA-256. A chip without a finding has failed.
@@ -121,7 +121,7 @@ def judge(
     }
     if stray := sorted(set(found) - {target.chip for target in order.targets}):
         raise Mismatch(f"chip {stray[0]}: was not in the order")
-    return Verdict(
+    return InspectionVerdict(
         order,
         result,
         tuple(
@@ -134,7 +134,7 @@ def judge(
 def _judge_chip(
     order: WorkOrder,
     target: Target,
-    finding: Finding | None,
+    finding: InspectionFinding | None,
     files: Mapping[bytes, bytes],
     shared: set[bytes],
     reader: LogReader,
@@ -173,7 +173,11 @@ def _judge_chip(
 
 
 def _log_reasons(
-    order: WorkOrder, target: Target, finding: Finding, files: Mapping[bytes, bytes], reader: LogReader
+    order: WorkOrder,
+    target: Target,
+    finding: InspectionFinding,
+    files: Mapping[bytes, bytes],
+    reader: LogReader,
 ) -> list[str]:
     if not finding.log or not finding.evidence:
         return ["no log was extracted with a fresh nonce"]

@@ -17,18 +17,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tallystick.commit.encoding import canonical_json, parse_canonical_json
 from tallystick.errors import InvalidInput, ProtocolViolation, StoreError
 from tallystick.fleet.inspection.custody import Link, add_link, encode_chain, parse_chain
 from tallystick.fleet.inspection.inspection import (
     LARGEST_DOCUMENT,
     LARGEST_LOG,
     RESULT_TAG,
-    Finding,
-    Result,
+    InspectionFinding,
+    InspectionResult,
+    SignedDocument,
     WorkOrder,
-    parse_finding,
-    parse_order,
     sign_document,
 )
 from tallystick.signing.keys import Signer
@@ -60,14 +58,14 @@ class InspectionPackage:
 
     def record(
         self,
-        finding: Finding,
+        finding: InspectionFinding,
         signer: Signer,
         *,
         log: bytes = b"",
         evidence: bytes = b"",
         photos: Sequence[bytes] = (),
         now: int,
-    ) -> Finding:
+    ) -> InspectionFinding:
         """Return the finding as recorded, its files kept under their digests and entered in the chain of custody.
 
         Raises:
@@ -84,7 +82,7 @@ class InspectionPackage:
         made = replace(
             finding, log=kept[0], evidence=kept[1], photos=tuple(self._keep(photo) for photo in photos)
         )
-        data = canonical_json(made.value())
+        data = made.encode()
         self._add("take", {order.inspector: signer}, [hashlib.sha256(data).digest(), *made.items()], now)
         self._write(f"findings/{place.name}", data)
         return made
@@ -95,14 +93,14 @@ class InspectionPackage:
         ordered = {giver: signers[giver], taker: signers[taker]}
         return self._add("hand over", ordered, [], now, to=taker)
 
-    def seal(self, signer: Signer, *, now: int) -> Result:
+    def seal(self, signer: Signer, *, now: int) -> InspectionResult:
         """Return the result over all findings so far, signed; nothing can be recorded after it."""
         self._must_be_open()
         order = self.load_order()
         findings = self.load_findings()
-        items = [hashlib.sha256(canonical_json(finding.value())).digest() for finding in findings]
+        items = [hashlib.sha256(finding.encode()).digest() for finding in findings]
         self._add("seal", {order.inspector: signer}, items, now)
-        result = Result(order.digest(), order.inspector, now, findings, self.load_chain())
+        result = InspectionResult(order.digest(), order.inspector, now, findings, self.load_chain())
         self._write("result.json", sign_document(RESULT_TAG, result.encode(), order.inspector, signer))
         return result
 
@@ -110,23 +108,14 @@ class InspectionPackage:
 
     def load_order(self) -> WorkOrder:
         """Return the work order; its signature is for whoever has the key to check."""
-        value = parse_canonical_json(
-            self.load("order.json"), what="signed document", limit=2 * LARGEST_DOCUMENT
-        )
-        match value:
-            case {"document": str(text)} if text.isascii():
-                return parse_order(text.encode("ascii"))
-            case _:
-                raise InvalidInput("order.json: is no signed work order")
+        return WorkOrder.parse(SignedDocument.parse(self.load("order.json")).document)
 
-    def load_findings(self) -> tuple[Finding, ...]:
+    def load_findings(self) -> tuple[InspectionFinding, ...]:
         """Return all findings recorded so far, by chip."""
-        found: list[Finding] = []
-        for path in sorted((self.path / "findings").glob("*.json")):
-            value = parse_canonical_json(
-                self.load(f"findings/{path.name}"), what=path.name, limit=LARGEST_DOCUMENT
-            )
-            found.append(parse_finding(value))
+        found = [
+            InspectionFinding.parse(self.load(f"findings/{path.name}"), what=path.name)
+            for path in (self.path / "findings").glob("*.json")
+        ]
         return tuple(sorted(found, key=lambda finding: finding.chip))
 
     def load_chain(self) -> tuple[Link, ...]:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
+from tallystick.commit.codec import Document
 from tallystick.commit.directory import MapProof, parse_map_proof, verify_lookup
-from tallystick.commit.encoding import Fields, canonical_json, parse_canonical_json, parse_document
+from tallystick.commit.encoding import Fields, parse_canonical_json
+from tallystick.commit.field_rules import Hash, Row, Via
 from tallystick.commit.merkle import leaf_hash, root
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.fleet.registry.facts import DRAWN_FROM, Chip, Model
-from tallystick.fleet.registry.ledger import SignedHead, parse_signed_head, verify_extension, verify_head
+from tallystick.fleet.registry.heads import SignedHead, verify_extension, verify_head
 from tallystick.fleet.sampling.draw import Frame
 from tallystick.signing.keys import PublicKey
 
@@ -24,49 +27,26 @@ FLEET_FORMAT = "tallystick/fleet/1"
 PROVABLE = ("chip", "serial", "key", "party", "model")
 
 
+def _read_map_proof(value: object, what: str) -> MapProof:
+    return parse_map_proof(value, what=what)
+
+
 @dataclass(frozen=True)
-class RegistryProof:
+class RegistryProof(Document, form=PROOF_FORMAT, what="registry proof", limit=LARGEST_PROOF):
     """What the state under a signed head has for one key, and that the head goes on from an older one."""
 
-    head: SignedHead
+    head: Annotated[SignedHead, Row()]
     key: str
-    proof: MapProof
-    since: SignedHead | None = None
-    extension: tuple[bytes, ...] = ()
+    proof: Annotated[MapProof, Via(MapProof.fields, _read_map_proof)]
+    since: Annotated[SignedHead | None, Row()] = None
+    extension: tuple[Hash, ...] = ()
 
-    def encode(self) -> bytes:
-        """Return the one encoding, canonical JSON."""
-        return canonical_json(
-            {
-                "format": PROOF_FORMAT,
-                "head": self.head.fields(),
-                "key": self.key,
-                "proof": self.proof.fields(),
-                "since": None if self.since is None else self.since.fields(),
-                "extension": [node.hex() for node in self.extension],
-            }
-        )
-
-
-def parse_registry_proof(data: bytes) -> RegistryProof:
-    """Return the proof whose encoding is exactly ``data``.
-
-    Raises:
-        InvalidInput: any other bytes.
-    """
-    names = ("format", "head", "key", "proof", "since", "extension")
-    fields = parse_document(data, PROOF_FORMAT, what="registry proof", limit=LARGEST_PROOF, names=names)
-    key = fields.text("key")
-    if key.partition("/")[0] not in PROVABLE or not key.isascii():
-        raise InvalidInput(f"registry proof: key {key[:80]!r} must begin with one of {', '.join(PROVABLE)}")
-    since = fields.value("since")
-    return RegistryProof(
-        parse_signed_head(fields.value("head")),
-        key,
-        parse_map_proof(fields.value("proof"), what="registry proof"),
-        None if since is None else parse_signed_head(since, what="older head"),
-        fields.hashes("extension"),
-    )
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.key.partition("/")[0] not in PROVABLE or not self.key.isascii():
+            raise InvalidInput(
+                f"registry proof: key {self.key[:80]!r} must begin with one of {', '.join(PROVABLE)}"
+            )
 
 
 def verify_registry_proof(proof: RegistryProof, key: PublicKey) -> bytes | None:

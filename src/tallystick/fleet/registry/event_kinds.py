@@ -1,19 +1,28 @@
-"""The rules of each kind of deed: what its body holds, who signs it, and what it changes."""
+"""The rules of each kind of deed: who signs it, and what it changes; what it says is in ``event_bodies``."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any
 
-from tallystick.commit.encoding import (
-    HASH_BYTES,
-    INTEGER_LIMIT,
-    Fields,
-    parse_hex,
+from tallystick.errors import ProtocolViolation
+from tallystick.fleet.registry.event_bodies import (
+    Exemption,
+    Fabrication,
+    Inspected,
+    Lot,
+    ModelEntry,
+    Mounting,
+    Opening,
+    Packaging,
+    PartyEntry,
+    Report,
+    Retirement,
+    Return,
+    Revocation,
+    Transfer,
 )
-from tallystick.errors import InvalidInput, ProtocolViolation
 from tallystick.fleet.registry.facts import (
     ACTIVE,
     DAMAGED,
@@ -22,7 +31,6 @@ from tallystick.fleet.registry.facts import (
     LOST,
     REGISTRY,
     RETIRED,
-    ROLES,
     Changes,
     Chip,
     Deed,
@@ -30,77 +38,38 @@ from tallystick.fleet.registry.facts import (
     Party,
     View,
 )
-from tallystick.signing.keys import PublicKey, parse_public_key
-
-MOST_CHIPS_IN_A_DEED = 10_000
-OUTCOMES = ("passed", "failed", "refused", "absent")
-_CHIP = re.compile(r"(?:[0-9a-f]{2}){7,33}", re.ASCII)  # a UEID in hexadecimal (RFC 9711: 7 to 33 bytes)
-_NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z._:/-]{0,63}", re.ASCII)
-_KEY = re.compile(r"(?:[0-9a-f]{64})?", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of deed: ``read`` refuses malformed bodies, ``signers`` says who must sign, ``apply`` is its rule."""
+    """One kind of deed: ``signers`` says who must sign what its body says, ``apply`` is its rule."""
 
-    read: Callable[[Deed], object]
-    signers: Callable[[Deed, View], set[str]]
-    apply: Callable[[Deed, View, int], Changes]
-
-
-def _open(deed: Deed, view: View, number: int) -> Changes:
-    body = _body(deed, "name", "key")
-    return Changes(parties=[Party(REGISTRY, ("authority",), party_key(body.text("key")))])
+    signers: Callable[[Any, View], set[str]]
+    apply: Callable[[Deed, Any, View, int], Changes]
 
 
-def _read_open(deed: Deed) -> None:
-    body = _body(deed, "name", "key")
-    _name(body.text("name"), "registry")
-    party_key(body.text("key"))
-    if deed.registry:
-        raise InvalidInput("open: names no registry")
+def _open(deed: Deed, body: Opening, view: View, number: int) -> Changes:
+    return Changes(parties=[Party(REGISTRY, ("authority",), body.key)])
 
 
-def _party(deed: Deed, view: View, number: int) -> Changes:
-    body = _body(deed, "name", "roles", "key")
-    name, roles = body.text("name"), body.texts("roles")
-    if name == REGISTRY and "authority" not in roles:
+def _party(deed: Deed, body: PartyEntry, view: View, number: int) -> Changes:
+    if body.name == REGISTRY and "authority" not in body.roles:
         raise ProtocolViolation("party: the registry stays an authority")
-    return Changes(parties=[Party(name, roles, party_key(body.text("key")))])
+    return Changes(parties=[Party(body.name, body.roles, body.key)])
 
 
-def _read_party(deed: Deed) -> None:
-    body = _body(deed, "name", "roles", "key")
-    _name(body.text("name"), "party")
-    roles = body.texts("roles")
-    if not roles or list(roles) != sorted(set(roles)) or not set(roles) <= set(ROLES):
-        raise InvalidInput(f"party: roles must be some of {', '.join(sorted(ROLES))}, in order, none twice")
-    party_key(body.text("key"))
-
-
-def _party_signers(deed: Deed, view: View) -> set[str]:
+def _party_signers(body: PartyEntry, view: View) -> set[str]:
     """A new key is introduced by the authority; who already has one signs with it too, unless it is revoked by the authority."""
-    name = _body(deed, "name", "roles", "key").text("name")
-    return {REGISTRY} | ({name} if view.party(name) is not None else set())
+    return {REGISTRY} | ({body.name} if view.party(body.name) is not None else set())
 
 
-def _revoke(deed: Deed, view: View, number: int) -> Changes:
-    """The authority alone replaces a key that was stolen or lost."""
-    body = _body(deed, "name", "key", "reason")
-    old = must_know(view, body.text("name"))
-    return Changes(parties=[Party(old.name, old.roles, party_key(body.text("key")))])
+def _revoke(deed: Deed, body: Revocation, view: View, number: int) -> Changes:
+    old = must_know(view, body.name)
+    return Changes(parties=[Party(old.name, old.roles, body.key)])
 
 
-def _read_revoke(deed: Deed) -> None:
-    body = _body(deed, "name", "key", "reason")
-    _name(body.text("name"), "party")
-    party_key(body.text("key"))
-    _text(body.text("reason"), "reason")
-
-
-def _model(deed: Deed, view: View, number: int) -> Changes:
-    body = _body(deed, "name", "vendor", "flop_per_chip_day")
-    model = Model(body.text("name"), body.text("vendor"), int(body.text("flop_per_chip_day")))
+def _model(deed: Deed, body: ModelEntry, view: View, number: int) -> Changes:
+    model = Model(body.name, body.vendor, int(body.flop_per_chip_day))
     old = view.model(model.name)
     if old is not None and model.flop_per_chip_day < old.flop_per_chip_day:
         raise ProtocolViolation(
@@ -110,43 +79,24 @@ def _model(deed: Deed, view: View, number: int) -> Changes:
     return Changes(models=[model])
 
 
-def _read_model(deed: Deed) -> None:
-    body = _body(deed, "name", "vendor", "flop_per_chip_day")
-    _name(body.text("name"), "model")
-    _name(body.text("vendor"), "vendor")
-    if re.fullmatch(r"[1-9][0-9]{0,29}", body.text("flop_per_chip_day"), re.ASCII) is None:
-        raise InvalidInput(
-            "model: flop_per_chip_day must be decimal digits, at most 30, without a leading zero"
-        )
-
-
-def _fab(deed: Deed, view: View, number: int) -> Changes:
-    body = _body(deed, "maker", "model", "chips")
-    maker, model = body.text("maker"), body.text("model")
+def _fab(deed: Deed, body: Fabrication, view: View, number: int) -> Changes:
+    maker, model = body.maker, body.model
     _must_have_role(view, maker, "maker")
     if view.model(model) is None:
         raise ProtocolViolation(f"fab: model {model} is not declared")
-    names = body.texts("chips")
-    if known := view.chips(names):
+    if known := view.chips(body.chips):
         chip = next(iter(known.values()))
         raise ProtocolViolation(f"chip {chip.chip}: is registered already, by entry {chip.entry}")
     made = {
-        name: Chip(name, model, maker, "", "", "", maker, maker, FABRICATED, 0, 0, number) for name in names
+        name: Chip(name, model, maker, "", "", "", maker, maker, FABRICATED, 0, 0, number)
+        for name in body.chips
     }
     return Changes(chips=made)
 
 
-def _read_fab(deed: Deed) -> None:
-    body = _body(deed, "maker", "model", "chips")
-    _name(body.text("maker"), "maker")
-    _name(body.text("model"), "model")
-    _lot(body)
-
-
-def _package(deed: Deed, view: View, number: int) -> Changes:
-    body = _body(deed, "maker", "chips")
-    maker, rows = body.text("maker"), _rows(body, 3)
-    chips = _named(view, [row[0] for row in rows])
+def _package(deed: Deed, body: Packaging, view: View, number: int) -> Changes:
+    rows = body.chips
+    chips = _named(view, body.named())
     changed: dict[str, Chip] = {}
     given: list[tuple[str, str, str]] = []
     for kind, at in (("serial", 1), ("key", 2)):
@@ -158,7 +108,7 @@ def _package(deed: Deed, view: View, number: int) -> Changes:
             raise ProtocolViolation(f"package: {kind} {mark} is that of chip {holder} already")
     for name, serial, key in rows:
         chip = chips[name]
-        _must_hold(chip, maker)
+        _must_hold(chip, body.maker)
         if chip.serial:
             raise ProtocolViolation(f"chip {name}: was packaged as {chip.serial}")
         if chip.status != FABRICATED:
@@ -167,89 +117,49 @@ def _package(deed: Deed, view: View, number: int) -> Changes:
     return Changes(given, changed)
 
 
-def _read_package(deed: Deed) -> None:
-    body = _body(deed, "maker", "chips")
-    _name(body.text("maker"), "maker")
-    for name, serial, key in _rows(body, 3):
-        _chip(name)
-        _name(serial, "serial")
-        if _KEY.fullmatch(key) is None:
-            raise InvalidInput(f"package: device key {key[:80]!r} must be 64 hexadecimal digits or empty")
-    _distinct([row[0] for row in _rows(body, 3)])
+def _board(deed: Deed, body: Mounting, view: View, number: int) -> Changes:
+    before = (ACTIVE, DAMAGED, IN_REPAIR)
+    return _change(deed, body, view, number, before, holder=body.holder, board=body.board)
 
 
-def _board(deed: Deed, view: View, number: int) -> Changes:
-    body = _body(deed, "holder", "board", "chips")
-    return _change(
-        deed, view, number, (ACTIVE, DAMAGED, IN_REPAIR), holder=body.text("holder"), board=body.text("board")
-    )
-
-
-def _read_board(deed: Deed) -> None:
-    body = _body(deed, "holder", "board", "chips")
-    _name(body.text("holder"), "holder")
-    _name(body.text("board"), "board")
-    _lot(body)
-
-
-def _transfer(deed: Deed, view: View, number: int) -> Changes:
-    body = _body(deed, "from", "to", "chips")
-    giver, taker = body.text("from"), body.text("to")
+def _transfer(deed: Deed, body: Transfer, view: View, number: int) -> Changes:
+    giver, taker = body.giver, body.taker
     _must_have_role(view, taker, "owner")
     return _change(
-        deed, view, number, (ACTIVE, DAMAGED), holder=giver, owned_by=giver, owner=taker, custodian=taker
-    )
+        deed, body, view, number, (ACTIVE, DAMAGED), holder=giver, owned_by=giver, owner=taker, custodian=taker
+    )  # fmt: skip
 
 
-def _read_transfer(deed: Deed) -> None:
-    body = _body(deed, "from", "to", "chips")
-    giver, taker = _name(body.text("from"), "from"), _name(body.text("to"), "to")
-    if giver == taker:
-        raise InvalidInput(f"transfer: from and to are both {giver}")
-    _lot(body)
-
-
-def _report(status: str, before: tuple[str, ...]) -> Callable[[Deed, View, int], Changes]:
+def _report(status: str, before: tuple[str, ...]) -> Callable[[Deed, Report, View, int], Changes]:
     """Loss, damage, and chips found again: the owner's word."""
 
-    def apply(deed: Deed, view: View, number: int) -> Changes:
-        owner = _body(deed, "owner", "chips", "reason").text("owner")
-        return _change(deed, view, number, before, owned_by=owner, status=status)
+    def apply(deed: Deed, body: Report, view: View, number: int) -> Changes:
+        return _change(deed, body, view, number, before, owned_by=body.owner, status=status)
 
     return apply
 
 
-def _read_report(deed: Deed) -> None:
-    body = _body(deed, "owner", "chips", "reason")
-    _name(body.text("owner"), "owner")
-    _text(body.text("reason"), "reason")
-    _lot(body)
+def _rma(deed: Deed, body: Transfer, view: View, number: int) -> Changes:
+    _must_have_role(view, body.taker, "maker")
+    return _change(
+        deed, body, view, number, (ACTIVE, DAMAGED), holder=body.giver, custodian=body.taker, status=IN_REPAIR
+    )  # fmt: skip
 
 
-def _rma(deed: Deed, view: View, number: int) -> Changes:
-    body = _body(deed, "from", "to", "chips")
-    giver, taker = body.text("from"), body.text("to")
-    _must_have_role(view, taker, "maker")
-    return _change(deed, view, number, (ACTIVE, DAMAGED), holder=giver, custodian=taker, status=IN_REPAIR)
-
-
-def _return(deed: Deed, view: View, number: int) -> Changes:
+def _return(deed: Deed, body: Return, view: View, number: int) -> Changes:
     """Chips come back from repair to their owner; a chip of the maker's own may replace one that is retired with it."""
-    body = _body(deed, "from", "to", "chips", "replaced")
-    maker, owner = body.text("from"), body.text("to")
-    pairs = _pairs(body)
-    back = list(body.texts("chips"))
-    chips = _named(view, [*back, *(name for pair in pairs for name in pair)])
+    maker, owner = body.giver, body.taker
+    chips = _named(view, body.named())
     changed: dict[str, Chip] = {}
-    for name in [*back, *(old for old, _ in pairs)]:
+    for name in [*body.chips, *(old for old, _ in body.replaced)]:
         chip = chips[name]
         if chip.status != IN_REPAIR or chip.custodian != maker or chip.owner != owner:
             raise ProtocolViolation(
                 f"chip {name}: is {chip.status} with {chip.custodian} for {chip.owner}, not in repair with {maker} for {owner}"
             )
-    for name in back:
+    for name in body.chips:
         changed[name] = chips[name]._replace(custodian=owner, status=ACTIVE, entry=number)
-    for old, new in pairs:
+    for old, new in body.replaced:
         fresh = chips[new]
         if fresh.owner != maker or fresh.status != ACTIVE:
             raise ProtocolViolation(
@@ -260,98 +170,59 @@ def _return(deed: Deed, view: View, number: int) -> Changes:
     return Changes(chips=changed)
 
 
-def _read_return(deed: Deed) -> None:
-    body = _body(deed, "from", "to", "chips", "replaced")
-    _name(body.text("from"), "from")
-    _name(body.text("to"), "to")
-    names = [*body.texts("chips"), *(name for pair in _pairs(body) for name in pair)]
-    if not 0 < len(names) <= MOST_CHIPS_IN_A_DEED:
-        raise InvalidInput(f"return: {len(names)} chips; must be 1 to {MOST_CHIPS_IN_A_DEED}")
-    _distinct(names)
-
-
-def _retire(deed: Deed, view: View, number: int) -> Changes:
-    body = _body(deed, "owner", "witness", "chips", "evidence")
-    owner = body.text("owner")
-    _must_have_role(view, body.text("witness"), "inspector")
+def _retire(deed: Deed, body: Retirement, view: View, number: int) -> Changes:
+    _must_have_role(view, body.witness, "inspector")
     before = (FABRICATED, ACTIVE, DAMAGED, IN_REPAIR)
-    return _change(deed, view, number, before, owned_by=owner, status=RETIRED)
+    return _change(deed, body, view, number, before, owned_by=body.owner, status=RETIRED)
 
 
-def _read_retire(deed: Deed) -> None:
-    body = _body(deed, "owner", "witness", "chips", "evidence")
-    if _name(body.text("owner"), "owner") == _name(body.text("witness"), "witness"):
-        raise InvalidInput("retire: the owner cannot be its own witness")
-    parse_hex(body.text("evidence"), n_bytes=HASH_BYTES, what="retire: evidence")
-    _lot(body)
+def _exempt(deed: Deed, body: Exemption, view: View, number: int) -> Changes:
+    return _change(deed, body, view, number, (ACTIVE, DAMAGED, IN_REPAIR), exempt_until=body.until)
 
 
-def _exempt(deed: Deed, view: View, number: int) -> Changes:
-    body = _body(deed, "chips", "until", "reason")
-    until = body.integer("until")
-    return _change(deed, view, number, (ACTIVE, DAMAGED, IN_REPAIR), exempt_until=until)
-
-
-def _read_exempt(deed: Deed) -> None:
-    body = _body(deed, "chips", "until", "reason")
-    if not 0 <= body.integer("until") < INTEGER_LIMIT:
-        raise InvalidInput("exempt: until must not be negative; 0 ends an exemption")
-    _text(body.text("reason"), "reason")
-    _lot(body)
-
-
-def _inspected(deed: Deed, view: View, number: int) -> Changes:
-    body = _body(deed, "inspector", "result", "chips")
-    _must_have_role(view, body.text("inspector"), "inspector")
-    rows = _rows(body, 2)
-    chips = _named(view, [name for name, _ in rows])
+def _inspected(deed: Deed, body: Inspected, view: View, number: int) -> Changes:
+    _must_have_role(view, body.inspector, "inspector")
+    chips = _named(view, body.named())
     changed = {
         name: chips[name]._replace(
             inspected=deed.time if outcome == "passed" else chips[name].inspected, entry=number
         )
-        for name, outcome in rows
+        for name, outcome in body.chips
     }
     return Changes(chips=changed)
 
 
-def _read_inspected(deed: Deed) -> None:
-    body = _body(deed, "inspector", "result", "chips")
-    _name(body.text("inspector"), "inspector")
-    parse_hex(body.text("result"), n_bytes=HASH_BYTES, what="inspected: result")
-    rows = _rows(body, 2)
-    for name, outcome in rows:
-        _chip(name)
-        if outcome not in OUTCOMES:
-            raise InvalidInput(f"inspected: outcome {outcome[:40]!r} must be one of {', '.join(OUTCOMES)}")
-    _distinct([name for name, _ in rows])
+def _by(*fields: str) -> Callable[[object, View], set[str]]:
+    return lambda body, view: {getattr(body, field) for field in fields}
 
 
-def _by(*names: str) -> Callable[[Deed, View], set[str]]:
-    return lambda deed, view: {REGISTRY if name == REGISTRY else str(deed.body[name]) for name in names}
+def _by_registry(body: object, view: View) -> set[str]:
+    return {REGISTRY}
 
 
 KINDS: dict[str, Kind] = {
-    "open": Kind(_read_open, _by(REGISTRY), _open),
-    "party": Kind(_read_party, _party_signers, _party),
-    "revoke": Kind(_read_revoke, _by(REGISTRY), _revoke),
-    "model": Kind(_read_model, _by(REGISTRY), _model),
-    "fab": Kind(_read_fab, _by("maker"), _fab),
-    "package": Kind(_read_package, _by("maker"), _package),
-    "board": Kind(_read_board, _by("holder"), _board),
-    "transfer": Kind(_read_transfer, _by("from", "to"), _transfer),
-    "loss": Kind(_read_report, _by("owner"), _report(LOST, (FABRICATED, ACTIVE, DAMAGED))),
-    "found": Kind(_read_report, _by("owner"), _report(ACTIVE, (LOST,))),
-    "damage": Kind(_read_report, _by("owner"), _report(DAMAGED, (ACTIVE,))),
-    "rma": Kind(_read_transfer, _by("from", "to"), _rma),
-    "return": Kind(_read_return, _by("from", "to"), _return),
-    "retire": Kind(_read_retire, _by("owner", "witness"), _retire),
-    "exempt": Kind(_read_exempt, _by(REGISTRY), _exempt),
-    "inspected": Kind(_read_inspected, _by("inspector"), _inspected),
+    "open": Kind(_by_registry, _open),
+    "party": Kind(_party_signers, _party),
+    "revoke": Kind(_by_registry, _revoke),
+    "model": Kind(_by_registry, _model),
+    "fab": Kind(_by("maker"), _fab),
+    "package": Kind(_by("maker"), _package),
+    "board": Kind(_by("holder"), _board),
+    "transfer": Kind(_by("giver", "taker"), _transfer),
+    "loss": Kind(_by("owner"), _report(LOST, (FABRICATED, ACTIVE, DAMAGED))),
+    "found": Kind(_by("owner"), _report(ACTIVE, (LOST,))),
+    "damage": Kind(_by("owner"), _report(DAMAGED, (ACTIVE,))),
+    "rma": Kind(_by("giver", "taker"), _rma),
+    "return": Kind(_by("giver", "taker"), _return),
+    "retire": Kind(_by("owner", "witness"), _retire),
+    "exempt": Kind(_by_registry, _exempt),
+    "inspected": Kind(_by("inspector"), _inspected),
 }
 
 
 def _change(
     deed: Deed,
+    body: Lot,
     view: View,
     number: int,
     before: tuple[str, ...],
@@ -361,9 +232,8 @@ def _change(
     **fields: str | int,
 ) -> Changes:
     """Give every chip of the lot new ``fields``, if its status allows it and the parties named hold and own it."""
-    names = [str(name) for name in cast("list[object]", deed.body["chips"])]
     changed: dict[str, Chip] = {}
-    for name, chip in _named(view, names).items():
+    for name, chip in _named(view, body.chips).items():
         if chip.status not in before:
             raise ProtocolViolation(
                 f"chip {name}: is {chip.status}; {deed.kind} is for chips that are {' or '.join(before)}"
@@ -410,69 +280,3 @@ def _must_have_role(view: View, name: str, role: str) -> None:
     party = must_know(view, name)
     if role not in party.roles:
         raise ProtocolViolation(f"party {name}: is no {role}, it is {', '.join(party.roles)}")
-
-
-def _body(deed: Deed, *names: str) -> Fields:
-    return Fields(deed.body, what=deed.kind, names=names)
-
-
-def _lot(body: Fields) -> None:
-    names = body.texts("chips")
-    if not 0 < len(names) <= MOST_CHIPS_IN_A_DEED:
-        raise InvalidInput(f"deed: {len(names)} chips; must be 1 to {MOST_CHIPS_IN_A_DEED}")
-    _distinct(names)
-
-
-def _rows(body: Fields, width: int) -> list[list[str]]:
-    rows: list[list[str]] = []
-    for item in body.items("chips"):
-        row = cast("list[object]", item) if isinstance(item, list) else []
-        if len(row) != width or not all(isinstance(cell, str) for cell in row):
-            raise InvalidInput(f"deed: each chip must be a list of {width} texts")
-        rows.append(cast("list[str]", row))
-    if not 0 < len(rows) <= MOST_CHIPS_IN_A_DEED:
-        raise InvalidInput(f"deed: {len(rows)} chips; must be 1 to {MOST_CHIPS_IN_A_DEED}")
-    return rows
-
-
-def _pairs(body: Fields) -> list[tuple[str, str]]:
-    pairs: list[tuple[str, str]] = []
-    for item in body.items("replaced"):
-        match item:
-            case [str(old), str(new)]:
-                pairs.append((old, new))
-            case _:
-                raise InvalidInput("return: a replacement must be [retired chip, its successor]")
-    return pairs
-
-
-def _distinct(names: Sequence[str]) -> None:
-    for name in names:
-        _chip(name)
-    if len(set(names)) != len(names):
-        raise InvalidInput("deed: a chip is named twice")
-
-
-def _chip(name: str) -> None:
-    if _CHIP.fullmatch(name) is None:
-        raise InvalidInput(f"chip {name[:80]!r}: must be 7 to 33 bytes of UEID in lower-case hexadecimal")
-
-
-def _name(text: str, what: str) -> str:
-    if _NAME.fullmatch(text) is None:
-        raise InvalidInput(f"{what} {text[:80]!r}: must be 1 to 64 letters, digits or . _ : / -")
-    return text
-
-
-def _text(text: str, what: str) -> None:
-    if not 0 < len(text) <= 1000 or not text.isprintable():
-        raise InvalidInput(f"{what}: must be 1 to 1000 printable characters")
-
-
-def party_key(text: str) -> PublicKey:
-    """Return the public key that a deed states in hexadecimal.
-
-    Raises:
-        InvalidInput: it is none.
-    """
-    return parse_public_key(parse_hex(text, n_bytes=len(text) // 2, what="key"), what="key")

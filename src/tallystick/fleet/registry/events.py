@@ -13,27 +13,12 @@ the deed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
 
-from tallystick.commit.encoding import (
-    INTEGER_LIMIT,
-    Fields,
-    digest,
-    frame,
-    parse_canonical_json,
-    parse_hex,
-)
-from tallystick.errors import InvalidInput, ProtocolViolation
-from tallystick.fleet.registry.event_kinds import KINDS, must_know, party_key
-from tallystick.fleet.registry.facts import (
-    DEED_TAG,
-    FORMAT,
-    LARGEST_ENTRY,
-    Changes,
-    Deed,
-    Entry,
-    View,
-)
+from tallystick.commit.encoding import digest, frame
+from tallystick.errors import ProtocolViolation
+from tallystick.fleet.registry.event_bodies import Opening
+from tallystick.fleet.registry.event_kinds import KINDS, must_know
+from tallystick.fleet.registry.facts import DEED_TAG, Changes, Deed, Entry, View
 from tallystick.signing.keys import Signer
 
 
@@ -54,35 +39,9 @@ def parse_entry(line: bytes) -> Entry:
     Raises:
         InvalidInput: any other bytes, an unknown kind, or a body of another form.
     """
-    value = parse_canonical_json(line, what="registry entry", limit=LARGEST_ENTRY)
-    top = Fields(value, what="registry entry", names=("deed", "signatures"))
-    fields = Fields(
-        top.value("deed"), what="deed", names=("format", "kind", "time", "nonce", "registry", "body")
-    )
-    fields.constant("format", FORMAT)
-    kind = fields.text("kind")
-    if kind not in KINDS:
-        raise InvalidInput(f"deed: kind {kind[:40]!r} is unknown; known are {', '.join(KINDS)}")
-    deed = Deed(
-        kind, fields.integer("time"), fields.text("nonce"), fields.text("registry"), fields.mapping("body")
-    )
-    if not 0 <= deed.time < INTEGER_LIMIT:
-        raise InvalidInput(f"deed: time {deed.time} must not be negative")
-    parse_hex(deed.nonce, n_bytes=16, what="deed: nonce")
-    KINDS[kind].read(deed)
-    pairs: list[tuple[str, bytes]] = []
-    for item in top.items("signatures"):
-        match item:
-            case [str(name), str(signature)] if 0 < len(signature) <= 512:
-                pairs.append(
-                    (name, parse_hex(signature, n_bytes=len(signature) // 2, what="deed: signature"))
-                )
-            case _:
-                raise InvalidInput("registry entry: a signature must be [party, hexadecimal]")
-    names = [name for name, _ in pairs]
-    if names != sorted(set(names)):
-        raise InvalidInput("registry entry: signers must be in ascending order, none twice")
-    return Entry(deed, tuple(pairs))
+    entry = Entry.parse(line)
+    _ = entry.deed.said  # refused here, before any rule looks at it
+    return entry
 
 
 def verify_signatures(entry: Entry, view: View) -> None:
@@ -92,7 +51,7 @@ def verify_signatures(entry: Entry, view: View) -> None:
         ProtocolViolation: another signer, a signer missing or unknown.
         Mismatch: a signature is not of that party's key.
     """
-    wanted = sorted(KINDS[entry.deed.kind].signers(entry.deed, view))
+    wanted = sorted(KINDS[entry.deed.kind].signers(entry.deed.said, view))
     found = [name for name, _ in entry.signatures]
     if found != wanted:
         raise ProtocolViolation(
@@ -100,8 +59,8 @@ def verify_signatures(entry: Entry, view: View) -> None:
         )
     message = deed_message(entry.deed.encode())
     for name, signature in entry.signatures:
-        opening = entry.deed.kind == "open"
-        key = party_key(str(entry.deed.body["key"])) if opening else must_know(view, name).key
+        said = entry.deed.said
+        key = said.key if isinstance(said, Opening) else must_know(view, name).key
         key.verify(signature, message, what=f"{entry.deed.kind}: {name}")
 
 
@@ -118,17 +77,7 @@ def apply_deed(deed: Deed, view: View, number: int) -> Changes:
         raise ProtocolViolation(
             f"{deed.kind}: is meant for registry {deed.registry[:16]}.., this is {opened[:16]}.."
         )
-    return KINDS[deed.kind].apply(deed, view, number)
-
-
-def chips_of(deed: Deed) -> list[str]:
-    """Return the chips that a deed is about, in its own order."""
-    if deed.kind in ("package", "inspected"):
-        return [cast("list[str]", row)[0] for row in cast("list[object]", deed.body["chips"])]
-    names = list(cast("list[str]", deed.body.get("chips", [])))
-    if deed.kind == "return":
-        names += [name for pair in cast("list[list[str]]", deed.body["replaced"]) for name in pair]
-    return names
+    return KINDS[deed.kind].apply(deed, deed.said, view, number)
 
 
 def registry_id(opening: Deed) -> str:

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import Annotated, NamedTuple, Protocol
 
-from tallystick.commit.encoding import (
-    canonical_json,
-)
+from tallystick.commit.codec import Document
+from tallystick.commit.encoding import canonical_json
+from tallystick.commit.field_rules import Hex, Size, Whole
+from tallystick.errors import InvalidInput
+from tallystick.fleet.registry.event_bodies import BODIES, Body
 from tallystick.signing.keys import PublicKey
 
 FORMAT = "tallystick/registry-deed/1"
 DEED_TAG = "tallystick/registry-deed/1"
 LARGEST_ENTRY = 4 << 20  # bytes of one line
 REGISTRY = "registry"  # the party that keeps it and signs heads, parties and exemptions
-ROLES = ("authority", "maker", "owner", "inspector")
 FABRICATED, ACTIVE, DAMAGED, LOST, IN_REPAIR, RETIRED = (
     "fabricated", "active", "damaged", "lost", "in repair", "retired",
 )  # fmt: skip
@@ -68,12 +69,12 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Deed:
-    """One statement: ``kind`` says which of the forms in ``KINDS`` ``body`` has. ``nonce`` makes repeated deeds differ."""
+class Deed(Document, form=FORMAT, what="deed"):
+    """One statement: ``kind`` says which of the forms in ``BODIES`` its body has. ``nonce`` makes repeated deeds differ."""
 
     kind: str
-    time: int
-    nonce: str
+    time: Whole
+    nonce: Annotated[str, Hex(16)]
     registry: str
     body: Mapping[str, object]
 
@@ -84,24 +85,34 @@ class Deed:
     @cached_property
     def _encoded(self) -> bytes:
         # A lot's deed is asked for its bytes by signer, reader and log, and forming them costs most of all.
-        return canonical_json(
-            {
-                "format": FORMAT,
-                "kind": self.kind,
-                "time": self.time,
-                "nonce": self.nonce,
-                "registry": self.registry,
-                "body": dict(self.body),
-            }
-        )
+        return canonical_json(self.fields())
+
+    @cached_property
+    def said(self) -> Body:
+        """What the body says.
+
+        Raises:
+            InvalidInput: an unknown kind, or a body of another form.
+        """
+        if self.kind not in BODIES:
+            raise InvalidInput(f"deed: kind {self.kind[:40]!r} is unknown; known are {', '.join(BODIES)}")
+        if self.kind == "open" and self.registry:
+            raise InvalidInput("open: names no registry")
+        return BODIES[self.kind].read(dict(self.body), what=self.kind)
 
 
 @dataclass(frozen=True)
-class Entry:
+class Entry(Document, what="registry entry", limit=LARGEST_ENTRY):
     """A deed with its signatures, in ascending order of the signers' names."""
 
     deed: Deed
-    signatures: tuple[tuple[str, bytes], ...]
+    signatures: tuple[tuple[str, Annotated[bytes, Hex(), Size(1, 256)]], ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = [name for name, _ in self.signatures]
+        if names != sorted(set(names)):
+            raise InvalidInput("registry entry: signers must be in ascending order, none twice")
 
     def encode(self) -> bytes:
         """Return the line of the log, without its end."""

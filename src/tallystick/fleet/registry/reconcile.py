@@ -6,56 +6,52 @@ shows. Findings, not verdicts; rules and their names: spec/registry.md section 6
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-from tallystick.commit.encoding import INTEGER_LIMIT, canonical_json, parse_document
+from tallystick.commit.codec import Document
+from tallystick.commit.field_rules import Match, Whole
 from tallystick.errors import InvalidInput
 from tallystick.fleet.registry.facts import FABRICATED, LOST, RETIRED, Chip
 
 FORMAT = "tallystick/registry-stream/1"
 LARGEST_STREAM = 1 << 30
 MAKER, CUSTOMS, INVENTORY, INSPECTION = "maker", "customs", "inventory", "inspection"
-KINDS = (CUSTOMS, INSPECTION, INVENTORY, MAKER)
+_KIND = re.compile("|".join((CUSTOMS, INSPECTION, INVENTORY, MAKER)), re.ASCII)
 
 
 @dataclass(frozen=True)
-class Stream:
+class Stream(Document, form=FORMAT, what="stream", limit=LARGEST_STREAM):
     """What one party saw: chips by name, and units of models where names were not taken down.
 
     ``party`` is the maker, the owner whose site it was, or the importer; ``other`` the exporter of a customs
     stream, else empty. ``complete`` says that everything the party has is listed, so what is missing is missing.
+
+    Raises:
+        InvalidInput: an unknown kind, or a chip named twice.
     """
 
-    kind: str
+    kind: Annotated[str, Match(_KIND, "one of customs, inspection, inventory, maker")]
     source: str
     party: str
     other: str
     time: int
     complete: bool
     chips: tuple[str, ...]
-    units: Mapping[str, int]
+    units: Mapping[str, Whole]
 
-    def encode(self) -> bytes:
-        """Return the one encoding, canonical JSON."""
-        return canonical_json(
-            {
-                "format": FORMAT,
-                "kind": self.kind,
-                "source": self.source,
-                "party": self.party,
-                "other": self.other,
-                "time": self.time,
-                "complete": self.complete,
-                "chips": list(self.chips),
-                "units": dict(self.units),
-            }
-        )
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(set(self.chips)) != len(self.chips):
+            twice = next(chip for chip, count in Counter(self.chips).items() if count > 1)
+            raise InvalidInput(f"stream: chip {twice[:80]} is listed twice")
 
 
 @dataclass(frozen=True)
-class Finding:
+class Disagreement(Document, what="disagreement"):
     """One disagreement: the rule's name, the chip (empty for counts), the party asked to explain, and words."""
 
     rule: str
@@ -63,38 +59,8 @@ class Finding:
     party: str
     words: str
 
-    def fields(self) -> dict[str, object]:
-        """Return the finding as plain data."""
-        return {"rule": self.rule, "chip": self.chip, "party": self.party, "words": self.words}
 
-
-def parse_stream(data: bytes) -> Stream:
-    """Return the stream whose encoding is exactly ``data``.
-
-    Raises:
-        InvalidInput: any other bytes, an unknown kind, or a chip named twice.
-    """
-    names = ("format", "kind", "source", "party", "other", "time", "complete", "chips", "units")
-    fields = parse_document(data, FORMAT, what="stream", limit=LARGEST_STREAM, names=names)
-    kind = fields.text("kind")
-    if kind not in KINDS:
-        raise InvalidInput(f"stream: kind {kind[:40]!r} must be one of {', '.join(KINDS)}")
-    chips = fields.texts("chips")
-    if len(set(chips)) != len(chips):
-        twice = next(chip for chip, count in Counter(chips).items() if count > 1)
-        raise InvalidInput(f"stream: chip {twice[:80]} is listed twice")
-    units: dict[str, int] = {}
-    for model, count in fields.mapping("units").items():
-        if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count < INTEGER_LIMIT:
-            raise InvalidInput(f"stream: units of {model[:80]} must be a whole number, not negative")
-        units[model] = count
-    return Stream(
-        kind, fields.text("source"), fields.text("party"), fields.text("other"), fields.integer("time"),
-        fields.boolean("complete"), chips, units,
-    )  # fmt: skip
-
-
-def reconcile(chips: Iterable[Chip], streams: Sequence[Stream]) -> list[Finding]:
+def reconcile(chips: Iterable[Chip], streams: Sequence[Stream]) -> list[Disagreement]:
     """Return every disagreement between the registry's chips and ``streams``, in a fixed order.
 
     Without findings the streams and the registry fit together; that the streams saw everything is not said.
@@ -106,21 +72,23 @@ def reconcile(chips: Iterable[Chip], streams: Sequence[Stream]) -> list[Finding]
     return sorted(findings, key=lambda f: (f.rule, f.party, f.chip, f.words))
 
 
-def _compare(known: Mapping[str, Chip], stream: Stream) -> list[Finding]:
-    found: list[Finding] = []
+def _compare(known: Mapping[str, Chip], stream: Stream) -> list[Disagreement]:
+    found: list[Disagreement] = []
     for name in stream.chips:
         chip = known.get(name)
         if chip is None:
             found.append(
-                Finding("unregistered", name, stream.party, f"{stream.source} saw it; no deed registers it")
+                Disagreement(
+                    "unregistered", name, stream.party, f"{stream.source} saw it; no deed registers it"
+                )
             )
         elif problem := _disagrees(chip, stream):
-            found.append(Finding(problem[0], name, stream.party, f"{stream.source}: {problem[1]}"))
+            found.append(Disagreement(problem[0], name, stream.party, f"{stream.source}: {problem[1]}"))
     if stream.complete:
         listed = set(stream.chips)
         missing = (chip for chip in known.values() if chip.chip not in listed and _should_have(chip, stream))
         found += [
-            Finding(
+            Disagreement(
                 "missing", chip.chip, stream.party,
                 f"registered as {chip.status} with {stream.party}, not in the list of {stream.source}",
             )
@@ -161,32 +129,32 @@ def _should_have(chip: Chip, stream: Stream) -> bool:
     )
 
 
-def _seen_twice(streams: Sequence[Stream]) -> list[Finding]:
+def _seen_twice(streams: Sequence[Stream]) -> list[Disagreement]:
     """Chips that two parties' lists hold at once: one identity on two chips, or one chip shown twice."""
     seen: defaultdict[str, list[Stream]] = defaultdict(list)
     for stream in streams:
         for name in stream.chips:
             seen[name].append(stream)
-    found: list[Finding] = []
+    found: list[Disagreement] = []
     for name, where in seen.items():
         parties = sorted({stream.party for stream in where})
         if len(parties) > 1:
             found.append(
-                Finding("seen-twice", name, parties[0], f"is in the lists of {' and '.join(parties)}")
+                Disagreement("seen-twice", name, parties[0], f"is in the lists of {' and '.join(parties)}")
             )
     return found
 
 
-def _counts(known: Mapping[str, Chip], streams: Sequence[Stream]) -> list[Finding]:
+def _counts(known: Mapping[str, Chip], streams: Sequence[Stream]) -> list[Disagreement]:
     """Makers' counted output against the chips registered for them, model by model."""
     registered = Counter((chip.maker, chip.model) for chip in known.values())
     stated: Counter[tuple[str, str]] = Counter()
     for stream in streams:
         for model, count in stream.units.items():
             stated[stream.party, model] += count
-    found: list[Finding] = []
+    found: list[Disagreement] = []
     for (maker, model), count in sorted(stated.items()):
         if (have := registered[maker, model]) != count:
             words = f"{count} of {model} left the line, {have} are registered"
-            found.append(Finding("other-count", "", maker, words))
+            found.append(Disagreement("other-count", "", maker, words))
     return found

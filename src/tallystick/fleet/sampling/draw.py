@@ -10,8 +10,11 @@ are committed, the announcement names them and a beacon round still to come, the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from tallystick.commit.encoding import HASH_BYTES, Fields, canonical_json, parse_document, parse_hex
+from tallystick.commit.codec import Document
+from tallystick.commit.encoding import HASH_BYTES
+from tallystick.commit.field_rules import At, Hash, Hex, Via
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.run.public_randomness import Indexes, draw_positions, draw_seed, is_draw_name, sample_digest
 
@@ -21,36 +24,58 @@ MOST_CHIPS = 1 << 28  # tickets of eight bytes are sorted in memory
 
 
 @dataclass(frozen=True)
-class Frame:
+class Frame(Document, what="draw: stratum"):
     """The chips of one stratum, positions 0 .. chips - 1 of the committed list, and how many are drawn."""
 
     name: str
     chips: int
     samples: int
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not is_draw_name(self.name):
+            raise InvalidInput(
+                "draw: a stratum's name must be 1 to 200 printable ASCII characters without spaces"
+            )
+        if not 0 < self.chips <= MOST_CHIPS or not 0 <= self.samples <= self.chips:
+            raise InvalidInput(
+                f"draw: stratum {self.name}: {self.samples} samples of {self.chips} chips; "
+                f"chips must lie in [1, {MOST_CHIPS}] and samples within them"
+            )
+
+
+def _read_frame(value: object, what: str) -> Frame:
+    match value:
+        case [str(name), int(chips), int(samples)] if type(chips) is int and type(samples) is int:
+            return Frame(name, chips, samples)
+        case _:
+            raise InvalidInput(f"{what}: a stratum must be [name, chips, samples]")
+
 
 @dataclass(frozen=True)
-class Announcement:
+class Announcement(Document, form=FORMAT, what="draw", limit=LARGEST_ANNOUNCEMENT):
     """What is published before the beacon speaks: which reports, which list of chips, which beacon round.
 
     ``reports`` is the root over the owners' reports and ``reports_closed`` the second (UTC, since 1970) after which
     none was accepted; ``registry`` is the root of the list that the positions refer to; the beacon's round is
     published at second ``beacon_time``, later than that.
+
+    Raises:
+        InvalidInput: a beacon that does not speak after the reports close, a number out of range, strata out of order.
     """
 
     period: int
-    reports: bytes
-    reports_count: int
-    reports_closed: int
-    registry: bytes
-    beacon_source: str
-    beacon_round: int
-    beacon_time: int
-    strata: tuple[Frame, ...]
+    reports: Annotated[bytes, At("reports", "root"), Hex(HASH_BYTES)]
+    reports_count: Annotated[int, At("reports", "count")]
+    reports_closed: Annotated[int, At("reports", "closed")]
+    registry: Hash
+    beacon_source: Annotated[str, At("beacon", "source")]
+    beacon_round: Annotated[int, At("beacon", "round")]
+    beacon_time: Annotated[int, At("beacon", "time")]
+    strata: tuple[Annotated[Frame, Via(Frame.row, _read_frame)], ...]
 
     def __post_init__(self) -> None:
-        if len(self.reports) != HASH_BYTES or len(self.registry) != HASH_BYTES:
-            raise InvalidInput(f"draw: roots must have {HASH_BYTES} bytes")
+        super().__post_init__()
         numbers = (self.period, self.reports_count, self.reports_closed, self.beacon_round)
         if min(numbers) < 0 or max(*numbers, self.beacon_time) >= 2**63:
             raise InvalidInput("draw: numbers must lie in [0, 2**63)")
@@ -66,37 +91,6 @@ class Announcement:
         names = [frame.name for frame in self.strata]
         if not names or names != sorted(set(names)):
             raise InvalidInput("draw: there must be strata, in ascending order of their names, none twice")
-        for frame in self.strata:
-            if not is_draw_name(frame.name):
-                raise InvalidInput(
-                    "draw: a stratum's name must be 1 to 200 printable ASCII characters without spaces"
-                )
-            if not 0 < frame.chips <= MOST_CHIPS or not 0 <= frame.samples <= frame.chips:
-                raise InvalidInput(
-                    f"draw: stratum {frame.name}: {frame.samples} samples of {frame.chips} chips; "
-                    f"chips must lie in [1, {MOST_CHIPS}] and samples within them"
-                )
-
-    def encode(self) -> bytes:
-        """Return the one encoding, canonical JSON."""
-        return canonical_json(
-            {
-                "format": FORMAT,
-                "period": self.period,
-                "reports": {
-                    "root": self.reports.hex(),
-                    "count": self.reports_count,
-                    "closed": self.reports_closed,
-                },
-                "registry": self.registry.hex(),
-                "beacon": {
-                    "source": self.beacon_source,
-                    "round": self.beacon_round,
-                    "time": self.beacon_time,
-                },
-                "strata": [[frame.name, frame.chips, frame.samples] for frame in self.strata],
-            }
-        )
 
 
 @dataclass(frozen=True)
@@ -112,32 +106,7 @@ class Draw:
         return sample_digest(self.seed, self.samples)
 
 
-def parse_announcement(data: bytes) -> Announcement:
-    """Return the announcement whose encoding is exactly ``data``.
-
-    Raises:
-        InvalidInput: any other bytes, a beacon that does not speak after the reports close, a number out of range.
-    """
-    top = parse_document(
-        data,
-        FORMAT,
-        what="draw",
-        limit=LARGEST_ANNOUNCEMENT,
-        names=("format", "period", "reports", "registry", "beacon", "strata"),
-    )
-    reports = Fields(top.value("reports"), what="draw: reports", names=("root", "count", "closed"))
-    beacon = Fields(top.value("beacon"), what="draw: beacon", names=("source", "round", "time"))
-    return Announcement(
-        period=top.integer("period"),
-        reports=parse_hex(reports.text("root"), n_bytes=HASH_BYTES, what="draw: reports root"),
-        reports_count=reports.integer("count"),
-        reports_closed=reports.integer("closed"),
-        registry=parse_hex(top.text("registry"), n_bytes=HASH_BYTES, what="draw: registry"),
-        beacon_source=beacon.text("source"),
-        beacon_round=beacon.integer("round"),
-        beacon_time=beacon.integer("time"),
-        strata=tuple(_frame(item) for item in top.items("strata")),
-    )
+parse_announcement = Announcement.parse
 
 
 def draw_sample(announcement: Announcement, beacon_value: bytes) -> Draw:
@@ -168,11 +137,3 @@ def verify_draw(announcement: Announcement, beacon_value: bytes, claimed: bytes)
     if drawn.digest() != claimed:
         raise Mismatch(f"draw: its digest is {drawn.digest().hex()}, {claimed.hex()} is claimed")
     return drawn
-
-
-def _frame(item: object) -> Frame:
-    match item:
-        case [str(name), int(chips), int(samples)] if type(chips) is int and type(samples) is int:
-            return Frame(name, chips, samples)
-        case _:
-            raise InvalidInput("draw: a stratum must be [name, chips, samples]")
