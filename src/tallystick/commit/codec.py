@@ -1,12 +1,12 @@
 """Documents from classes: the annotations of a frozen dataclass say what its JSON object holds.
 
     @dataclass(frozen=True)
-    class Visit(Document, form="tallystick/visit/1", what="visit", limit=1 << 12):
+    class Visit(Document, form="tallystick/example/1", what="visit", limit=1 << 12):
         chip: Annotated[bytes, Hex()]
         at: Annotated[int, Least(0)]
         beacon: Annotated[int, At("beacon", "round")]
 
-    Visit(b"a", 3, 4).encode()    ->  b'{"at":3,"beacon":{"round":4},"chip":"61","format":"tallystick/visit/1"}'
+    Visit(b"a", 3, 4).encode()    ->  b'{"at":3,"beacon":{"round":4},"chip":"61","format":"tallystick/example/1"}'
     Visit.parse(data)             ->  the same Visit, or InvalidInput that names document, field and what stood there
 
 What an annotation means:

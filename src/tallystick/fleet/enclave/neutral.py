@@ -33,7 +33,7 @@ from tallystick.fleet.enclave.sandbox import Bounds
 from tallystick.signing.dsse import (
     Envelope,
     parse_envelope,
-    pre_authentication_encoding,
+    sign_payload,
 )
 from tallystick.signing.keys import PublicKey, Signer
 
@@ -253,8 +253,8 @@ def sign_order(order: Order, signer: Signer, signed: bytes | None = None) -> byt
         before = envelope.signatures
     if key_id in {name for name, _ in before}:
         raise InvalidInput(f"order: key {key_id[:16]}.. signed it already")
-    made = (key_id, signer.sign(pre_authentication_encoding(ORDER_TYPE, payload)))
-    return Envelope(ORDER_TYPE, payload, (*before, made)).encode()
+    made = sign_payload(ORDER_TYPE, payload, [signer]).signatures
+    return Envelope(ORDER_TYPE, payload, (*before, *made)).encode()
 
 
 def read_order(signed: bytes) -> Order:
@@ -263,10 +263,7 @@ def read_order(signed: bytes) -> Order:
     Raises:
         InvalidInput: no such envelope, or a malformed order.
     """
-    envelope = parse_envelope(signed, what="order")
-    if envelope.payload_type != ORDER_TYPE:
-        raise InvalidInput(f"order: payloadType must be {ORDER_TYPE}, is {envelope.payload_type[:80]!a}")
-    return parse_order(envelope.payload)
+    return parse_order(parse_envelope(signed, what="order").payload_of(ORDER_TYPE, what="order"))
 
 
 def open_order(signed: bytes, verifier: PublicKey, owner: PublicKey) -> Order:

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tallystick.commit.encoding import digest, frame
+from tallystick.commit.encoding import digest
 from tallystick.errors import ProtocolViolation
 from tallystick.fleet.registry.event_bodies import Opening
 from tallystick.fleet.registry.event_kinds import KINDS, must_know
-from tallystick.fleet.registry.facts import DEED_TAG, Changes, Deed, Entry, View
+from tallystick.fleet.registry.facts import DEED_TAG, DEED_TYPE, Changes, Deed, Entry, View
+from tallystick.signing.dsse import pre_authentication_encoding
 from tallystick.signing.keys import Signer
 
 
@@ -29,8 +30,8 @@ def sign_deed(deed: Deed, signers: Mapping[str, Signer]) -> Entry:
 
 
 def deed_message(encoded: bytes) -> bytes:
-    """Return the bytes that a party signs."""
-    return frame(DEED_TAG, encoded)
+    """Return the bytes that a party signs, as DSSE has them; the log keeps signatures without envelopes."""
+    return pre_authentication_encoding(DEED_TYPE, encoded)
 
 
 def parse_entry(line: bytes) -> Entry:
