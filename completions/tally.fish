@@ -338,6 +338,7 @@ complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subco
 complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from report' -l json
 complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from verify' -l beacon
 complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from verify' -l chip
+complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from verify' -l findings
 complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from verify' -l help
 complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from verify' -l html
 complete -c tally -n '__fish_seen_subcommand_from monitor; and __fish_seen_subcommand_from verify' -l inspection

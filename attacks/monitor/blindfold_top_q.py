@@ -4,8 +4,8 @@ from scene import BEACON, EVERY, STEPS, Scene, caught, interpolate, main
 
 from tallystick.commit.encoding import digest
 from tallystick.fleet.provenance.verification import choose_segments
-from tallystick.fleet.sampling.planner import segments_to_check
 from tallystick.testing.attacks import must, must_refuse
+from tallystick.testing.sampling_formulas import segments_to_check
 
 DRAWS = 120
 

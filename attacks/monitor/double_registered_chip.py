@@ -2,7 +2,7 @@
 
 from scene import Scene, caught, main
 
-from tallystick.fleet.registry.events import REGISTRY, Entry
+from tallystick.fleet.registry.facts import REGISTRY, Entry
 from tallystick.fleet.registry.heads import SignedHead
 from tallystick.fleet.registry.industry import START, Industry, chip_name
 from tallystick.fleet.registry.ledger import Ledger

@@ -6,7 +6,7 @@ from scene import BEACON, Scene, caught, main
 
 from tallystick.commit.encoding import digest
 from tallystick.fleet.agent.memory import Observation, Region, hash_memory, reader_of
-from tallystick.fleet.provenance.transcripts import COMMITMENT_TAG, Opening, data_root, even_shards
+from tallystick.fleet.provenance.transcripts import COMMITMENT_TAG, ReportOpening, data_root, even_shards
 from tallystick.testing.attacks import must
 
 DOCUMENTS, SECRETS = 5000, 40
@@ -19,7 +19,7 @@ def attack(scene: Scene) -> str:
     dictionary = {digest(COMMITMENT_TAG, b"", document): document for document in known}
     plain = [digest(COMMITMENT_TAG, b"", document) for document in used]
     must(all(found in dictionary for found in plain), "the dictionary does not even open plain hashes")
-    opening = Opening(hashlib.sha256(BEACON).digest(), even_shards({"w": 8}, 1))
+    opening = ReportOpening(hashlib.sha256(BEACON).digest(), even_shards({"w": 8}, 1))
     reported = [opening.commit(f"data/{at}", document) for at, document in enumerate(used)]
     hits = sum(found in dictionary for found in reported)
     salts = [opening.salt(f"data/{at}") for at in range(SECRETS)]

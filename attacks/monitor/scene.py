@@ -22,7 +22,7 @@ import numpy as np
 from tallystick.commit.state import Entry, summarise
 from tallystick.execution.job import Job, JobSource, find_source
 from tallystick.fleet.agent.agent import ChipAgent, ChipSettings, CollectorPort, attest_head
-from tallystick.fleet.agent.chip_log import Finding, Head, read_log, verify_log
+from tallystick.fleet.agent.chip_log import Head, NumberedFinding, read_log, verify_log
 from tallystick.fleet.agent.chip_record import DAY_MS, Firmware, Genesis, LoggedRecord
 from tallystick.fleet.agent.memory import Region
 from tallystick.fleet.agent.probes import HeldMemory
@@ -149,7 +149,7 @@ def inspect(fleet: Fleet, chip: Chip) -> KnownChip:
     return KnownChip(key.public_key, (attested.head,), Evidence(known_key=True, attestation=attested))
 
 
-def violations(verdict: OwnerVerdict) -> dict[int, Finding]:
+def violations(verdict: OwnerVerdict) -> dict[int, NumberedFinding]:
     """Return the first violation of each rule, of the owner and its runs."""
     every = [*verdict.findings, *(finding for run in verdict.runs for finding in run.findings)]
     return {f.rule: f for f in reversed(every) if f.severity == "violation"}
@@ -208,7 +208,7 @@ def rules_of(
     *,
     known: Iterable[Head] = (),
     others: Iterable[Sequence[LoggedRecord]] = (),
-) -> dict[int, Finding]:
+) -> dict[int, NumberedFinding]:
     """Return the first violation of each rule in a log."""
     found = verify_log(log, known=known, others=others)
     return {f.rule: f for f in reversed(found) if f.severity == "violation"}

@@ -15,15 +15,16 @@ from tallystick.errors import InvalidInput, Mismatch
 from tallystick.execution.job import Batch, find_source
 from tallystick.execution.step import batch_bytes, batch_digest, split_batch
 from tallystick.fleet.provenance.batch_opening import OpenedBatch, open_batch, parse_batch_opening, take_apart
+from tallystick.fleet.provenance.owner_findings import OwnerFindings
 from tallystick.fleet.provenance.transcripts import (
     Lineage,
-    Opening,
     Report,
+    ReportOpening,
     Totals,
     make_precommit,
     make_report,
-    parse_report,
 )
+from tallystick.fleet.provenance.verification import OwnerVerdict, RunVerdict
 from tallystick.numerics.policy import find_policy
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
@@ -42,7 +43,7 @@ def owner(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Order(find_source("digits"), SETTINGS, find_policy("fp32"), steps=STEPS, checkpoint_every=2),
         RunDirectory(run),
     )
-    transcript, opening = RunDirectory(run).load_transcript(), Opening(bytes(range(32)), ((),))
+    transcript, opening = RunDirectory(run).load_transcript(), ReportOpening(bytes(range(32)), ((),))
     batches = [each.batch for each in transcript.records]
     precommit = make_precommit(
         transcript.specification, opening, ranks=["01" * 17], lineage=Lineage("initialised"), batches=batches
@@ -59,7 +60,7 @@ def batch(step: int) -> Batch:
 
 
 def report_of(owner: Path) -> Report:
-    return parse_report((owner / "runs" / "a.report.json").read_bytes())
+    return Report.parse((owner / "runs" / "a.report.json").read_bytes())
 
 
 def opened(owner: Path, step: int) -> OpenedBatch:
@@ -124,11 +125,9 @@ def test_a_reader_without_torch_finds_a_forbidden_record_or_its_absence(
 ) -> None:
     report = report_of(owner)
     findings, rules = tmp_path / "findings.json", tmp_path / "rules.toml"
-    found = {
-        "owner": "owner", "declared_run_correctness": "pass", "declared_run_completeness": "pass", "assurance": "L1",
-        "runs": [{"run": report.run, "correct": "pass", "findings": []}], "excluded": [], "chips": [],
-    }  # fmt: skip
-    findings.write_text(json.dumps(found))
+    verdicts = (RunVerdict(report.run, "pass", ()),)
+    found = OwnerFindings(OwnerVerdict("owner", "pass", "pass", "unknown", 1, verdicts, (), ()), {})
+    findings.write_bytes(found.encode())
     capfd.readouterr()
     files = [str(owner / "runs" / "a.batches" / f"{step}.batch") for step in range(STEPS)]
     assert (

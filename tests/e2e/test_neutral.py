@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, astuple, replace
 from pathlib import Path
 
 import pytest
@@ -19,9 +19,9 @@ from tallystick.commit.state import Entry, summarise
 from tallystick.errors import InvalidInput, Mismatch, StoreError
 from tallystick.fleet.enclave import neutral, neutral_result, sandbox, sealed_job
 from tallystick.fleet.enclave.neutral import Input, Order, Output
-from tallystick.fleet.enclave.neutral_result import Outcome
+from tallystick.fleet.enclave.neutral_result import NeutralOutcome
 from tallystick.fleet.enclave.sandbox import Bounds, run_isolated
-from tallystick.fleet.provenance.transcripts import Opening, even_shards
+from tallystick.fleet.provenance.transcripts import ReportOpening, even_shards
 from tallystick.signing.dsse import Envelope, parse_envelope, sign_statement
 from tallystick.signing.keys import SigningKey, ed25519_key
 from tallystick.store.files import RunDirectory
@@ -56,9 +56,9 @@ class Parties:
     def order(self, program: bytes, outputs: tuple[Output, ...] = OUTPUTS, **changes: object) -> Order:
         made = Order(
             "00" * 16, VERIFIER.public_key.key_id, OWNER.public_key.key_id, hashlib.sha256(program).hexdigest(),
-            (Input("data", "file", hashlib.sha256(SECRET).hexdigest()),), outputs, 64, 2, BOUNDS, False,
+            (Input("data", "file", hashlib.sha256(SECRET).hexdigest()),), outputs, 64, 2, *astuple(BOUNDS), False,
         )  # fmt: skip
-        return neutral.parse_order(replace(made, **changes).encode())  # pyright: ignore[reportArgumentType]
+        return replace(made, **changes)  # pyright: ignore[reportArgumentType]
 
     def sealed(self, order: Order, program: bytes, *signers: SigningKey) -> Path:
         signed = None
@@ -68,11 +68,11 @@ class Parties:
         sealed_job.write_job(self.place / "job", signed, program, {"data": self.data}, {})
         return self.place / "job"
 
-    def run(self, program: bytes, **changes: object) -> Outcome:
+    def run(self, program: bytes, **changes: object) -> NeutralOutcome:
         order = self.order(program, **changes)  # pyright: ignore[reportArgumentType]
         return self.carry_out(self.sealed(order, program))[0]
 
-    def carry_out(self, job: Path) -> tuple[Outcome, bytes]:
+    def carry_out(self, job: Path) -> tuple[NeutralOutcome, bytes]:
         _, outcome, statement = sealed_job.carry_out(
             job, VERIFIER.public_key, OWNER.public_key, PLACE, now=1_800_000_000
         )
@@ -87,7 +87,7 @@ def parties(tmp_path: Path) -> Parties:
 def test_what_was_agreed_comes_out_signed(parties: Parties) -> None:
     order = parties.order(HONEST)
     outcome, statement = parties.carry_out(parties.sealed(order, HONEST))
-    assert outcome == Outcome("completed", {"good": "pass", "share": 1, "size": len(SECRET)})
+    assert outcome == NeutralOutcome("completed", {"good": "pass", "share": 1, "size": len(SECRET)})
     found = neutral_result.verify_result(statement, order, PLACE.public_key)
     assert found.outcome == outcome
     assert "nothing attests" in found.assurance
@@ -233,7 +233,7 @@ LEAKS = [
 def test_what_the_schema_has_no_room_for_does_not_leave(parties: Parties, program: bytes) -> None:
     order = parties.order(program)
     outcome, statement = parties.carry_out(parties.sealed(order, program))
-    assert outcome == Outcome("malformed output", {})
+    assert outcome == NeutralOutcome("malformed output", {})
     assert neutral_result.verify_result(statement, order, PLACE.public_key).outcome.values == {}
 
 
@@ -256,13 +256,13 @@ CHANCE = [
 @pytest.mark.parametrize("source", [source for _, source in CHANCE], ids=[name for name, _ in CHANCE])
 def test_a_result_that_chance_decides_is_none(parties: Parties, source: bytes) -> None:
     program = source + b'\nprint(\'{"good":"pass","share":0.5,"size":%d}\' % x)'
-    assert parties.run(program, repeats=6) == Outcome("not repeatable", {})
+    assert parties.run(program, repeats=6) == NeutralOutcome("not repeatable", {})
 
 
 def test_standard_error_and_exit_codes_say_one_thing(parties: Parties) -> None:
     for code in (1, 7, 42):
         program = f"import sys; sys.stderr.write(open('/in/data').read()); sys.exit({code})".encode()
-        assert parties.run(program) == Outcome("program failed", {})
+        assert parties.run(program) == NeutralOutcome("program failed", {})
 
 
 def test_an_order_that_could_tell_more_than_its_budget_is_no_order(parties: Parties) -> None:
@@ -281,7 +281,7 @@ def test_a_result_with_a_value_beyond_the_schema_is_refused_even_if_signed(parti
         {"good": "perhaps", "share": 1, "size": 1},
     ):
         made = neutral_result.result_statement(
-            order, Outcome("completed", values), started="x", versions={}, refused=()
+            order, NeutralOutcome("completed", values), started="x", versions={}, refused=()
         )
         forged = sign_statement(made, PLACE)
         with pytest.raises(Mismatch, match="result: "):
@@ -350,7 +350,7 @@ def test_no_memory_of_a_run_is_left() -> None:
 def test_a_runner_that_is_killed_leaves_nothing(parties: Parties) -> None:
     mark = f"k{time.time_ns() % 10**13}"
     program = f"import ctypes, time\nctypes.CDLL(None).prctl(15, b'{mark}', 0, 0, 0)\ntime.sleep(60)".encode()
-    job = parties.sealed(parties.order(program, bounds=replace(BOUNDS, seconds=60)), program)
+    job = parties.sealed(parties.order(program, seconds=60), program)
     for name, key in (("verifier", VERIFIER), ("owner", OWNER), ("place", PLACE)):
         write_key(parties.place / name, key)
     command = [
@@ -375,7 +375,7 @@ def test_a_result_can_be_held_back_so_that_its_time_tells_nothing(parties: Parti
     outputs, bounds = GOT, replace(BOUNDS, seconds=2)
     program = b'print(\'{"got":"pass"}\')'
     started = time.monotonic()
-    assert parties.run(program, outputs=outputs, bounds=bounds, constant_time=True).verdict == "pass"
+    assert parties.run(program, outputs=outputs, **asdict(bounds), constant_time=True).verdict == "pass"
     assert time.monotonic() - started > 5.9  # two runs of two seconds, and a second's leave each
 
 
@@ -442,7 +442,7 @@ def test_inputs_are_matched_with_salted_commitments(parties: Parties) -> None:
     run.create()
     entries = [Entry("model/w", "F32", (2, 3), bytes(range(24)))]
     run.write_checkpoint(4, entries)
-    opening = Opening(bytes(range(32)), even_shards({"model/w": 6}, 1))
+    opening = ReportOpening(bytes(range(32)), even_shards({"model/w": 6}, 1))
     program = (
         b"import json; print(json.dumps({'got': 'pass' if len(open('/in/meta').read()) == 4 else 'fail'}))"
     )

@@ -13,16 +13,16 @@ from tallystick.errors import InvalidInput, Mismatch
 from tallystick.fleet.agent.chip_log import Head
 from tallystick.fleet.attestation.certificates import parse_chain, parse_root
 from tallystick.fleet.attestation.credential import make_credential
-from tallystick.fleet.attestation.enrolment import Enrolment, Kept, enrol, parse_request
+from tallystick.fleet.attestation.enrolment import Enrolment, EnrolmentRequest, KeptChallenge, enrol
 from tallystick.fleet.attestation.revocation import Revocation, check_revocation, parse_revocation_list
 from tallystick.fleet.attestation.spdm import (
     DeviceFacts,
     DeviceQuestion,
+    MeasurementReference,
     parse_device_file,
-    parse_measurement_reference,
     verify_device,
 )
-from tallystick.fleet.attestation.tpm import parse_pcr_reference, parse_tpm_evidence
+from tallystick.fleet.attestation.tpm import PcrReference, TpmEvidence
 from tallystick.fleet.attestation.tpm_verification import TpmFacts, TpmQuestion, verify_tpm
 from tallystick.signing.keys import parse_public_key
 
@@ -38,7 +38,7 @@ def load(room: str, name: str) -> dict[str, Any]:
 
 
 def tpm(case: dict[str, Any]) -> TpmFacts:
-    evidence = parse_tpm_evidence(case["evidence"].encode())
+    evidence = TpmEvidence.parse(case["evidence"].encode())
     assert evidence.encode() == case["evidence"].encode()
     question = TpmQuestion(
         parse_public_key(bytes.fromhex(case["attestation_key"])),
@@ -47,13 +47,13 @@ def tpm(case: dict[str, Any]) -> TpmFacts:
         Head(case["head"][0], bytes.fromhex(case["head"][1])),
         bytes.fromhex(case["nonce"]),
     )
-    return verify_tpm(evidence, question, parse_pcr_reference(case["reference"].encode()))
+    return verify_tpm(evidence, question, PcrReference.parse(case["reference"].encode()))
 
 
 def device(case: dict[str, Any]) -> DeviceFacts:
     (evidence,) = parse_device_file(case["file"].encode())
     question = DeviceQuestion(parse_root(case["root"].encode()), bytes.fromhex(case["nonce"]), case["at"])
-    return verify_device(evidence, question, parse_measurement_reference(case["reference"].encode()))
+    return verify_device(evidence, question, MeasurementReference.parse(case["reference"].encode()))
 
 
 @pytest.mark.parametrize("name", names("tpm-evidence", refused=False))
@@ -97,9 +97,9 @@ def test_a_devices_evidence_is_refused_for_the_reason_stated(name: str) -> None:
 
 
 def enrolled(case: dict[str, Any]) -> Enrolment:
-    request = parse_request(case["request"].encode())
+    request = EnrolmentRequest.parse(case["request"].encode())
     assert request.encode() == case["request"].encode()
-    kept = Kept(request.digest(), bytes.fromhex(case["secret"]))
+    kept = KeptChallenge(request.digest(), bytes.fromhex(case["secret"]))
     roots = [parse_root(case["root"].encode())]
     answer = bytes.fromhex(case["answer"])
     return enrol(request, answer, kept, roots, at=case["at"], revocation="not checked", enroller="11" * 32)
@@ -112,8 +112,9 @@ def test_an_attestation_key_is_enrolled_and_has_this_credential(name: str) -> No
     tpm_names = [found.tpm.manufacturer, found.tpm.model, found.tpm.version]
     assert (found.certificate, tpm_names) == (facts["certificate"], facts["tpm"])
     assert found.attestation_key.name().hex() == facts["name"]
+    endorsed = EnrolmentRequest.parse(case["request"].encode()).certificates[0].key
     made = make_credential(
-        parse_request(case["request"].encode()).certificates[0].key, bytes.fromhex(facts["name"]), bytes.fromhex(case["secret"]),
+        endorsed, bytes.fromhex(facts["name"]), bytes.fromhex(case["secret"]),
         ephemeral=ec.derive_private_key(int(case["ephemeral"], 16), ec.SECP256R1()),
     )  # fmt: skip
     assert (made.blob.hex(), made.seed.hex()) == (facts["credential"], facts["seed"])

@@ -11,7 +11,7 @@ import pytest
 
 from tallystick import errors
 from tallystick.fleet.compliance.rules import parse_rules
-from tallystick.fleet.enclave.neutral import parse_order
+from tallystick.fleet.enclave.neutral import Order
 from tallystick.fleet.enclave.neutral_result import read_values
 from tallystick.fleet.provenance.batch_opening import open_batch, parse_batch_opening
 from tallystick.fleet.provenance.transcripts import Lineage, Precommit, Report, Totals
@@ -43,16 +43,16 @@ def test_an_order_tells_so_many_bits_or_is_refused(folder: Path) -> None:
     data = case["order"].encode()
     if "reason" in case:
         with pytest.raises(getattr(errors, case["error"]), match=case["reason"]):
-            parse_order(data)
+            Order.parse(data)
         return
-    order = parse_order(data)
+    order = Order.parse(data)
     assert (order.encode(), order.digest(), order.bits) == (data, case["digest"], case["bits"])
 
 
 @pytest.mark.parametrize("folder", cases("neutral-output"), ids=lambda folder: folder.name)
 def test_an_output_has_its_values_or_none(folder: Path) -> None:
     case = json.loads((folder / "input.json").read_text())
-    order = parse_order(case["order"].encode())
+    order = Order.parse(case["order"].encode())
     if "reason" in case:
         with pytest.raises(getattr(errors, case["error"]), match=case["reason"]):
             read_values(order, case["printed"].encode())

@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TextIO
 
@@ -15,7 +15,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, ProgressColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from tallystick.reports.layout import Report, printable
+from tallystick.reports.layout import DonePage, Report, Row, printable
 
 if TYPE_CHECKING:
     from tallystick.roles.trainer import Progress
@@ -40,6 +40,18 @@ def answer(report: Report, *, as_json: bool, page: RenderableType | None = None)
         print_json(report.fields())
     else:
         console().print(page if page is not None else report)
+
+
+def done(
+    headline: str, values: Mapping[str, object], *, as_json: bool, rows: Sequence[Row] | None = None
+) -> int:
+    """Say what a command did: ``values`` as JSON, or ``rows`` (by default the values) for people; return exit code 0."""
+    shown = rows if rows is not None else [
+        (name.replace("_", " "), ", ".join(map(str, value)) if isinstance(value, list) else str(value))
+        for name, value in values.items()
+    ]  # fmt: skip
+    answer(DonePage(headline, values, shown), as_json=as_json)
+    return 0
 
 
 def print_json(fields: Mapping[str, object]) -> None:

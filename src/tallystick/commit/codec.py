@@ -97,6 +97,11 @@ class Document:
         """Check every field's rule; a class with rules of its own calls this first."""
         _object_of(type(self)).check(self, self.label())
 
+    @classmethod
+    def about(cls) -> tuple[str, int]:
+        """Return what errors call one, and the most bytes that ``parse`` looks at."""
+        return cls._what, cls._limit
+
     def label(self) -> str:
         """Return what errors call this one."""
         return self._what

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from tallystick.commit.encoding import HASH_BYTES
+from tallystick.commit.encoding import HASH_BYTES, kind_of, parse_hex
+from tallystick.errors import InvalidInput
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,26 @@ class Via:
     read: Callable[[object, str], Any]
 
 
+def hexed(parse: Callable[..., Any], *, most: int | None = None) -> Via:
+    """Return the rule of what stands in hexadecimal, its own encoding; ``parse`` reads that, of ``most`` bytes at most."""
+
+    def read(value: object, what: str) -> object:
+        if not isinstance(value, str) or (most is not None and len(value) > 2 * most):
+            limit = "" if most is None else f" of at most {most} bytes"
+            raise InvalidInput(f"{what} must be hexadecimal{limit}, is {kind_of(value)}")
+        return parse(parse_hex(value, n_bytes=len(value) // 2, what=what), what=what)
+
+    return Via(lambda item: item.encode().hex(), read)
+
+
+def _read_secret(value: object, what: str) -> bytes:
+    if not isinstance(value, str) or len(value) != 2 * HASH_BYTES or value.strip("0123456789abcdef"):
+        raise InvalidInput(f"{what} must be {2 * HASH_BYTES} lower-case hexadecimal digits")
+    return bytes.fromhex(value)
+
+
+Secret = Annotated[bytes, Via(bytes.hex, _read_secret)]  # 32 bytes that stand in no message
+Signature = Annotated[bytes, Hex(), Size(0, 256)]
 Hash = Annotated[bytes, Hex(HASH_BYTES)]
 HashText = Annotated[str, Hex(HASH_BYTES)]
 Whole = Annotated[int, Least(0)]

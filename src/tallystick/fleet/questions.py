@@ -30,18 +30,18 @@ from tallystick.evidence.question_forms import (
 from tallystick.fleet.agent.chip_log import Head, read_log, verify_log
 from tallystick.fleet.attestation.certificates import parse_chain, parse_root
 from tallystick.fleet.attestation.credential import make_credential
-from tallystick.fleet.attestation.enrolment import Kept, enrol, parse_request
+from tallystick.fleet.attestation.enrolment import EnrolmentRequest, KeptChallenge, enrol
 from tallystick.fleet.attestation.revocation import check_revocation, parse_revocation_list
 from tallystick.fleet.attestation.spdm import (
     DeviceQuestion,
+    MeasurementReference,
     parse_device_file,
-    parse_measurement_reference,
     verify_device,
 )
-from tallystick.fleet.attestation.tpm import parse_pcr_reference, parse_tpm_evidence
+from tallystick.fleet.attestation.tpm import PcrReference, TpmEvidence
 from tallystick.fleet.attestation.tpm_verification import TpmQuestion, verify_tpm
 from tallystick.fleet.compliance.rules import parse_rules
-from tallystick.fleet.enclave.neutral import parse_order
+from tallystick.fleet.enclave.neutral import Order
 from tallystick.fleet.enclave.neutral_result import read_values
 from tallystick.fleet.provenance.batch_opening import open_batch, parse_batch_opening
 from tallystick.fleet.provenance.transcripts import Lineage, Precommit, Report, Totals
@@ -81,9 +81,7 @@ def _tpm_evidence(
         Head(head[0], bytes.fromhex(head[1])),
         bytes.fromhex(nonce),
     )
-    found = verify_tpm(
-        parse_tpm_evidence(evidence.encode()), question, parse_pcr_reference(reference.encode())
-    )
+    found = verify_tpm(TpmEvidence.parse(evidence.encode()), question, PcrReference.parse(reference.encode()))
     names = ("clock", "resets", "restarts", "safe", "firmware")
     return {"facts": {**{name: getattr(found, name) for name in names}, "compared": list(found.compared)}}
 
@@ -93,7 +91,7 @@ def _device_evidence(file: str, root: str, nonce: str, at: int, reference: str) 
     if len(devices) != 1:
         raise Mismatch(f"device evidence: of {len(devices)} devices, asked is about one")
     question = DeviceQuestion(parse_root(root.encode()), bytes.fromhex(nonce), at)
-    found = verify_device(devices[0], question, parse_measurement_reference(reference.encode()))
+    found = verify_device(devices[0], question, MeasurementReference.parse(reference.encode()))
     return {
         "facts": {
             "name": found.name,
@@ -107,8 +105,8 @@ def _device_evidence(file: str, root: str, nonce: str, at: int, reference: str) 
 
 
 def _enrolment(request: str, root: str, at: int, ephemeral: str, secret: str, answer: str) -> Values:
-    asked = parse_request(request.encode())
-    kept = Kept(asked.digest(), bytes.fromhex(secret))
+    asked = EnrolmentRequest.parse(request.encode())
+    kept = KeptChallenge(asked.digest(), bytes.fromhex(secret))
     found = enrol(
         asked, bytes.fromhex(answer), kept, [parse_root(root.encode())],
         at=at, revocation="not checked", enroller="11" * 32,
@@ -202,12 +200,12 @@ def _with_data(case: Json) -> Json:
 
 
 def _neutral_order(order: str) -> Values:
-    found = parse_order(order.encode())
+    found = Order.parse(order.encode())
     return {"digest": found.digest(), "bits": found.bits}
 
 
 def _neutral_output(order: str, printed: str) -> Values:
-    return {"values": dict(read_values(parse_order(order.encode()), printed.encode()))}
+    return {"values": dict(read_values(Order.parse(order.encode()), printed.encode()))}
 
 
 def _batch_opening(opening: str, run: str, steps: int, data: str) -> Values:

@@ -16,20 +16,19 @@ from tallystick.execution.session import Session
 from tallystick.execution.snapshot import state_entries
 from tallystick.execution.step import batch_bytes
 from tallystick.fleet.agent.chip_log import snapshots_of
-from tallystick.fleet.agent.chip_record import LoggedRecord, Precommit
-from tallystick.fleet.agent.memory import parse_opening as parse_snapshot_opening
+from tallystick.fleet.agent.chip_record import LoggedPrecommit, LoggedRecord
+from tallystick.fleet.agent.memory import SnapshotOpening
 from tallystick.fleet.provenance.batch_opening import batch_openings
 from tallystick.fleet.provenance.transcripts import (
     DOCUMENT_LIMIT,
     Lineage,
-    Opening,
+    Precommit,
     Report,
+    ReportOpening,
     Totals,
     even_shards,
     make_precommit,
     make_report,
-    parse_opening,
-    parse_precommit,
 )
 from tallystick.integrations.observed import Observation
 from tallystick.integrations.run_replayer import batch_digests, flop_per_step, tokens_per_step
@@ -75,7 +74,7 @@ def commit_run(
 
     def began(session: Session, specification: Specification) -> None:
         if session.step == 0 and not beside(run, "precommit").exists():
-            opening = Opening(secrets.token_bytes(32), even_shards(elements_of(session), 1))
+            opening = ReportOpening(secrets.token_bytes(32), even_shards(elements_of(session), 1))
             batches = batch_digests(source, settings, specification.steps, specification.seed)
             precommit = make_precommit(specification, opening, ranks=[ueid], lineage=lineage, batches=batches)
             write_whole(beside(run, "opening"), opening.encode(), mode=0o600)
@@ -94,19 +93,19 @@ def report_run(run: Path, source: JobSource, chips: Mapping[ChipDirectory, list[
         StoreError: a document is missing.
     """
     transcript = RunDirectory(run).load_transcript()
-    precommit = parse_precommit(_read(run, "precommit"))
-    opening = parse_opening(_read(run, "opening"))
+    precommit = Precommit.parse(_read(run, "precommit"))
+    opening = ReportOpening.parse(_read(run, "opening"))
     wanted = precommit.digest()
     active, snapshots = 0, list[tuple[str, int, int]]()
     for chip, log in chips.items():
-        begun = [r.record.clocks.active for r in log if r.record.event == Precommit(wanted)]
+        begun = [r.record.clocks.active for r in log if r.record.event == LoggedPrecommit(wanted)]
         if not begun:
             raise InvalidInput(f"{chip.path}: the chip never logged pre-commitment {wanted.hex()[:16]}..")
         active += log[-1].record.clocks.active - begun[0]
         for logged, event in snapshots_of(log):
             if event.run == wanted:
                 with suppress(StoreError):  # a shard that is gone: the snapshot stays unclaimed
-                    step = parse_snapshot_opening(chip.opening(logged.record.seq)).step
+                    step = SnapshotOpening.parse(chip.opening(logged.record.seq)).step
                     snapshots += [] if step is None else [(logged.record.ueid.hex(), logged.record.seq, step)]
     settings, steps = transcript.specification.job.settings, transcript.num_steps
     totals = Totals(
@@ -128,7 +127,7 @@ def open_batches(
         StoreError: the run's opening is missing, or nothing can be written.
     """
     transcript = RunDirectory(run).load_transcript()
-    made = batch_openings(transcript, parse_opening(_read(run, "opening")))
+    made = batch_openings(transcript, ReportOpening.parse(_read(run, "opening")))
     job = source.build(transcript.specification.job.settings, transcript.specification.seed)
     with storing(f"{out}: cannot be created"):
         out.mkdir(parents=True, exist_ok=True)

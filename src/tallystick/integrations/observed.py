@@ -22,13 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tallystick.commit.encoding import canonical_json
 from tallystick.errors import InvalidInput
 from tallystick.fleet.agent.probes import (
     CONTROL_ENTRY,
     CONTROL_HEAD,
     CONTROL_MAGIC,
-    OBSERVED_FORMAT,
+    Observed,
     start_of,
 )
 from tallystick.store.chips import ChipDirectory
@@ -112,14 +111,8 @@ class Observation:
         if names != self._names:
             self._block[:8] = CONTROL_MAGIC
             self._block[_COUNT_AT : _COUNT_AT + 8] = struct.pack("<Q", len(places))
-            document = {
-                "control": str(self._path.resolve()),
-                "format": OBSERVED_FORMAT,
-                "pid": os.getpid(),
-                "regions": [list(name) for name in names],
-                "started": start_of(os.getpid()),
-            }
-            write_whole(self._file, canonical_json(document))
+            named = Observed(os.getpid(), start_of(os.getpid()) or 0, self._path.resolve(), tuple(names))
+            write_whole(self._file, named.encode())
             self._names = names
         self._block[_STEP_AT : _STEP_AT + 8] = struct.pack("<Q", self._step)
         self._mark(odd=False)

@@ -14,11 +14,9 @@ from pathlib import Path
 
 from tallystick.errors import InvalidInput, Mismatch, StoreError
 from tallystick.execution.job import JobSource
-from tallystick.fleet.agent.chip_log import Finding, Head, Limits, read_log, snapshots_of, verify_log
+from tallystick.fleet.agent.chip_log import Head, Limits, NumberedFinding, read_log, snapshots_of, verify_log
 from tallystick.fleet.agent.chip_record import TORN, LoggedRecord, Snapshot
-from tallystick.fleet.agent.memory import Opening as SnapshotOpening
-from tallystick.fleet.agent.memory import parse_opening as parse_snapshot_opening
-from tallystick.fleet.agent.memory import verify_opening
+from tallystick.fleet.agent.memory import SnapshotOpening, verify_opening
 from tallystick.fleet.attestation.assurance import Assurance, Evidence, derive_assurance
 from tallystick.fleet.provenance.matcher import Match, PageReader, State, match_snapshot
 from tallystick.fleet.provenance.memorisation import judge_memory
@@ -146,15 +144,15 @@ def _doubtful(declared: Sequence[DeclaredRun], evidence: Mapping[str, RunEvidenc
 
 def _read_chip(
     folder: OwnerFolder, ueid: str, chip: KnownChip, limits: Limits | None
-) -> tuple[list[LoggedRecord], list[Finding], Assurance]:
+) -> tuple[list[LoggedRecord], list[NumberedFinding], Assurance]:
     path = folder.path / "chips" / ueid
     if not path.is_dir():
-        missing = Finding(3, "no log", None, "the chip was not shown", "unknown")
+        missing = NumberedFinding(3, "no log", None, "the chip was not shown", "unknown")
         return [], [missing], derive_assurance([], [missing], chip.evidence)
     records, findings = read_log(ChipDirectory(path).frames(), chip.key)
     findings += verify_log(records, known=chip.heads, limits=limits)
     findings += [
-        Finding(
+        NumberedFinding(
             4,
             "another chip",
             r.record.seq,
@@ -173,7 +171,7 @@ def _openings(folder: OwnerFolder, ueid: str, records: Sequence[LoggedRecord]) -
     for logged, event in snapshots_of(records):
         seq = logged.record.seq
         try:
-            opening = parse_snapshot_opening(chip.opening(seq))
+            opening = SnapshotOpening.parse(chip.opening(seq))
             verify_opening(opening, root=event.root, layout=event.layout, what=f"snapshot {seq}")
         except (StoreError, InvalidInput, Mismatch):
             continue

@@ -10,7 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tallystick.fleet.agent.chip_log import Finding, snapshots_of
+from tallystick.fleet.agent.chip_log import NumberedFinding, snapshots_of
+from tallystick.fleet.provenance.owner_findings import status_of
 from tallystick.fleet.provenance.verification import ChipView, OwnerVerdict, RunEvidence
 from tallystick.reports.layout import BAD, GOOD, UNSURE, Row, counted, page, printable
 from tallystick.reports.memorisation import MemoryReport, power_in_words
@@ -146,16 +147,6 @@ class FleetReport:
         return _PAGE.format(body=body, facts=facts, legend=legend, summary=_summary(self.owners)).encode()
 
 
-def status_of(chip: ChipView, seq: int) -> str:
-    """Return what a snapshot was found to be: a key of ``WORDS``."""
-    found = chip.matches[seq]
-    if found is not None:
-        return found[1].status
-    if any(logged.record.seq == seq and event.size == 0 for logged, event in snapshots_of(chip.log)):
-        return "empty"
-    return "doubtful" if seq in chip.doubtful else "unexplained"
-
-
 def count_statuses(chips: Sequence[ChipView]) -> dict[str, int]:
     """Return how many snapshots have each status."""
     counts = dict.fromkeys(WORDS, 0)
@@ -165,7 +156,7 @@ def count_statuses(chips: Sequence[ChipView]) -> dict[str, int]:
     return counts
 
 
-def all_findings(verdict: OwnerVerdict) -> list[Finding]:
+def all_findings(verdict: OwnerVerdict) -> list[NumberedFinding]:
     """Return the findings on an owner's runs, then those on its chips."""
     return [*(finding for run in verdict.runs for finding in run.findings), *verdict.findings]
 

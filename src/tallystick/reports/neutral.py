@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from tallystick.fleet.enclave.neutral import COMPLETED, FAILURES, Order, Output
-from tallystick.fleet.enclave.neutral_result import Outcome
+from tallystick.fleet.enclave.neutral_result import NeutralOutcome
 from tallystick.reports.layout import BAD, GOOD, UNSURE, Row, counted, page
 
 STYLES = {"pass": GOOD, "fail": BAD, "unknown": UNSURE}
@@ -46,7 +46,7 @@ class OrderPage:
         order = self.order
         rows: list[Row] = [("order", order.digest()), ("program", f"SHA-256 {order.program}")]
         rows += [
-            (f"input {item.name}", f"{item.binding}{' ' + item.label if item.label else ''}, {item.digest}")
+            (f"input {item.name}", f"{item.binding}{' ' + item.salted if item.salted else ''}, {item.digest}")
             for item in order.inputs
         ]
         rows += [(f"output {output.name}", _schema(output)) for output in order.outputs]
@@ -67,7 +67,7 @@ class ResultPage:
     """What a neutral run came to."""
 
     order: Order
-    outcome: Outcome
+    outcome: NeutralOutcome
     assurance: str
     out: str | None = None
 

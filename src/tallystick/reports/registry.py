@@ -132,27 +132,6 @@ class ReconciliationPage:
         return page("registry and streams agree", GOOD, rows)
 
 
-@dataclass(frozen=True)
-class FactsPage:
-    """A headline and named values: what the smaller commands answer."""
-
-    headline: str
-    facts: tuple[tuple[str, object], ...]
-    good: bool = True
-
-    def fields(self) -> dict[str, object]:
-        """Return what ``--json`` prints."""
-        return dict(self.facts)
-
-    def __rich__(self) -> RenderableType:
-        """Return the page for people."""
-        rows: list[Row] = [
-            (name.replace("_", " "), ", ".join(map(str, value)) if isinstance(value, list) else str(value))
-            for name, value in self.facts
-        ]
-        return page(self.headline, GOOD if self.good else BAD, rows)
-
-
 def when(seconds: int) -> str:
     """Return a time of day in UTC as people write it; a number that no calendar has stays one."""
     try:

@@ -8,6 +8,7 @@ Nothing here is a device: whoever runs it holds every key.
 
 from __future__ import annotations
 
+import base64
 import datetime
 import hashlib
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
+from tallystick.commit.encoding import canonical_json
 from tallystick.fleet.attestation.certificates import Certificate, parse_chain, parse_root
 from tallystick.fleet.attestation.spdm import FIRMWARE_ID, TCB_INFO, DeviceEvidence, Measurement, SpdmExchange
 
@@ -162,3 +164,17 @@ class FakeMaker:
     def device(self, serial: str) -> FakeDevice:
         """Return the device with a serial number."""
         return FakeDevice(self.name, serial)
+
+
+def encode_device_file(devices: tuple[DeviceEvidence, ...]) -> bytes:
+    """Return the devices as such a file, in canonical JSON."""
+    entries = [
+        {
+            "arch": device.architecture,
+            "certificate": base64.b64encode(b"".join(c.pem() for c in device.chain)).decode(),
+            "evidence": base64.b64encode(device.exchange.encode()).decode(),
+            "nonce": device.exchange.nonce.hex(),
+        }
+        for device in devices
+    ]
+    return canonical_json(entries)

@@ -40,15 +40,18 @@ from tallystick.errors import InvalidInput, Mismatch
 from tallystick.evidence.bundle import parse_bundle
 from tallystick.evidence.policy import parse_evidence_policy
 from tallystick.fleet.agent import chip_record, memory, probes
-from tallystick.fleet.attestation import certificates, credential, enrolment, revocation, spdm, tpm
+from tallystick.fleet.agent.chip_log import NumberedFinding
+from tallystick.fleet.attestation import certificates, enrolment, revocation, spdm, tpm
 from tallystick.fleet.compliance import rules
-from tallystick.fleet.compliance.dossier import licence_statement, parse_owner_findings, read_licence
-from tallystick.fleet.enclave import neutral, neutral_result, sandbox, sealed_job
+from tallystick.fleet.compliance.dossier import licence_statement, read_licence
+from tallystick.fleet.enclave import neutral, neutral_result, sealed_job
 from tallystick.fleet.inspection.custody import add_link, encode_chain, parse_chain
 from tallystick.fleet.inspection.extraction import ChipLogReader
 from tallystick.fleet.inspection.inspection import InspectionFinding, InspectionResult, WorkOrder, make_order
 from tallystick.fleet.provenance import batch_opening, transcripts
+from tallystick.fleet.provenance.owner_findings import OwnerFindings, SeenSnapshot
 from tallystick.fleet.provenance.transcripts import even_shards
+from tallystick.fleet.provenance.verification import OwnerVerdict, RunVerdict
 from tallystick.fleet.registry.claims import RegistryProof, make_frame, parse_frame
 from tallystick.fleet.registry.events import parse_entry
 from tallystick.fleet.registry.facts import Chip
@@ -253,7 +256,7 @@ def _neutral_order() -> neutral.Order:
     return neutral.Order(
         "00" * 16, "11" * 32, "22" * 32, "33" * 32, (neutral.Input("data", "file", "44" * 32),),
         (neutral.integer_output("count", -3, 9), neutral.scalar_output("share", -1.0, 1.0, 7), neutral.verdict_output("word")),
-        64, 2, sandbox.Bounds(1, 1 << 30, 1 << 20), False,
+        64, 2, 1, 1 << 30, 1 << 20, False,
     )  # fmt: skip
 
 
@@ -263,7 +266,7 @@ def _neutral() -> Iterator[bytes]:
     own = replace(order, owner=key.public_key.key_id)
     yield from (order.encode(), neutral.sign_order(own, key))
     yield b'{"count": 3, "share": 0.25, "word": "pass"}'
-    outcome = neutral_result.Outcome("completed", {"count": 3, "share": 4, "word": "pass"})
+    outcome = neutral_result.NeutralOutcome("completed", {"count": 3, "share": 4, "word": "pass"})
     yield neutral_result.result_statement(
         order, outcome, started="x", versions={"a": "b"}, refused=("c",)
     ).encode()
@@ -279,14 +282,11 @@ def _neutral() -> Iterator[bytes]:
         + b"\n"
     )
     yield licence_statement(bytes(32), 10**25, "11" * 32).encode()
-    snapshot = {"seq": 2, "status": "exact", "run": "77" * 32, "match": {"steps_done": 3}}
-    yield json.dumps(
-        {
-            "owner": "o", "declared_run_correctness": "pass", "declared_run_completeness": "unknown", "assurance": "L1",
-            "runs": [{"run": "77" * 32, "correct": "pass", "findings": [{"rule": 105, "severity": "note"}]}],
-            "chips": [{"ueid": "01" * 17, "snapshots": [snapshot]}], "excluded": ["x"],
-        }
-    ).encode()  # fmt: skip
+    finding = NumberedFinding(105, "segment", 3, "differs", "note")
+    verdict = OwnerVerdict(
+        "o", "pass", "unknown", "unknown", 1, (RunVerdict("77" * 32, "pass", (finding,)),), (), ("x",)
+    )
+    yield OwnerFindings(verdict, {"01" * 17: (SeenSnapshot(2, "exact", "77" * 32, 3),)}).encode()
 
 
 def _chip_log(data: bytes) -> list[str]:
@@ -303,12 +303,12 @@ def _watched() -> Iterator[bytes]:
     )
     checkpoints, taken = ((0, hexed), (2, hexed)), (("01" * 17, 3, 2),)
     report = transcripts.Report(hexed, 2, precommit, hexed, checkpoints, transcripts.Totals(1, 2, 3), taken)
-    yield from (precommit.encode(), report.encode(), transcripts.Opening(bytes(32), slices).encode())
+    yield from (precommit.encode(), report.encode(), transcripts.ReportOpening(bytes(32), slices).encode())
     head = canonical_json(["uint8", [2, 3]])
     batch = frame(batch_opening.BATCH_TAG, b"batch", head, b"abcdef")
     yield batch_opening.BatchOpening(hexed, 1, 2, bytes(32), (bytes(32),), batch).encode()
     region = memory.Region("model/w", "F32", "weights", 100)
-    yield memory.Opening(bytes(17), 3, bytes(16), 64, (region,), (bytes(32), bytes(32)), 2).encode()
+    yield memory.SnapshotOpening(bytes(17), 3, bytes(16), 64, (region,), (bytes(32), bytes(32)), 2).encode()
     yield b'{"control":"/c","format":"tallystick/observed/1","pid":7,"regions":[["w","F32","weights"]],"started":1}'
     yield probes.CONTROL_HEAD.pack(probes.CONTROL_MAGIC, 2, 1, 1) + probes.CONTROL_ENTRY.pack(64, 8)
     genesis = chip_record.Genesis("maker", "model", "simulated", bytes(32), "local")
@@ -318,7 +318,7 @@ def _watched() -> Iterator[bytes]:
     yield record.encode()
     yield chip_record.sign_record(record, ed25519_key(bytes(32))).signed
     device = devices.FakeMaker("maker").device("0001").answer(bytes(32))
-    yield spdm.encode_device_file((device,))
+    yield devices.encode_device_file((device,))
     yield device.exchange.encode()
     yield certificates.encode_chain(device.chain)
     yield devices.revoke("maker line", [1, 2**64]).public_bytes(Encoding.DER)
@@ -332,9 +332,9 @@ def _watched() -> Iterator[bytes]:
     yield tpm.PcrReference("sha256", values).encode()
     yield spdm.MeasurementReference(((1, (bytes(48),)),)).encode()
     request = enrolment.EnrolmentRequest(key, device.chain)
-    challenge = enrolment.Challenge(bytes(32), credential.Credential(bytes(68), bytes(68)))
-    yield from (request.encode(), challenge.encode(), enrolment.Kept(bytes(32), bytes(32)).encode())
-    yield enrolment.encode_answer(bytes(32))
+    challenge = enrolment.Challenge(bytes(32), bytes(68), bytes(68))
+    yield from (request.encode(), challenge.encode(), enrolment.KeptChallenge(bytes(32), bytes(32)).encode())
+    yield enrolment.TpmAnswer(bytes(32)).encode()
     named = enrolment.TpmIdentity("id:54414C59", "model", "1")
     yield enrolment.Enrolment(key, hexed, named, hexed, 1, "not checked", "11" * 32).statement().encode()
     yield journal.MAGIC + bytes.fromhex("00000000df3f619804a92fdb")
@@ -559,34 +559,34 @@ TARGETS: tuple[Target, ...] = (
     Target("chip-journal", journal.parse_journal),
     Target("tpm-public", tpm.parse_tpm_public, _encoded),
     Target("tpm-statement", tpm.parse_tpm_statement, _encoded),
-    Target("tpm-evidence", tpm.parse_tpm_evidence, _encoded),
+    Target("tpm-evidence", tpm.TpmEvidence.parse, _encoded),
     Target("revocation-list", revocation.parse_revocation_list),
-    Target("tpm-enrolment-request", enrolment.parse_request, _encoded),
-    Target("tpm-challenge", enrolment.parse_challenge, _encoded),
-    Target("tpm-challenge-kept", enrolment.parse_kept, _encoded),
-    Target("tpm-answer", enrolment.parse_answer, enrolment.encode_answer),
+    Target("tpm-enrolment-request", enrolment.EnrolmentRequest.parse, _encoded),
+    Target("tpm-challenge", enrolment.Challenge.parse, _encoded),
+    Target("tpm-challenge-kept", enrolment.KeptChallenge.parse, _encoded),
+    Target("tpm-answer", enrolment.TpmAnswer.parse, _encoded),
     Target("tpm-enrolment", lambda d: enrolment.read_enrolment(parse_statement(d), "11" * 32)),
-    Target("pcr-reference", tpm.parse_pcr_reference, _encoded),
+    Target("pcr-reference", tpm.PcrReference.parse, _encoded),
     Target("spdm-exchange", _exchange, _encoded),
     Target("device-file", spdm.parse_device_file),
-    Target("measurement-reference", spdm.parse_measurement_reference, _encoded),
+    Target("measurement-reference", spdm.MeasurementReference.parse, _encoded),
     Target("certificates", certificates.parse_chain),
-    Target("snapshot-opening", memory.parse_opening, _encoded),
-    Target("observed-program", lambda d: probes.parse_observed(d, what="observed")),
+    Target("snapshot-opening", memory.SnapshotOpening.parse, _encoded),
+    Target("observed-program", probes.Observed.parse),
     Target("control-block", lambda d: probes.parse_control(d, 1, what="control")),
     Target("rules", rules.parse_rules),
     Target("batch-opening", _batch_opening, _encoded),
-    Target("owner-findings", parse_owner_findings),
+    Target("owner-findings", OwnerFindings.parse, _encoded),
     Target("licence", lambda d: read_licence(parse_statement(d), "11" * 32)),
-    Target("neutral-order", neutral.parse_order, _encoded),
+    Target("neutral-order", neutral.Order.parse, _encoded),
     Target("neutral-order-signed", neutral.read_order),
     Target("neutral-output", lambda d: neutral_result.read_values(_neutral_order(), d)),
     Target("neutral-result", lambda d: neutral_result.read_result(parse_statement(d))),
     Target("neutral-job", lambda d: sealed_job.parse_index(d, len(d) + 6, Path("job"))),
     Target("chip-log", _chip_log),
-    Target("precommit", transcripts.parse_precommit, _encoded),
-    Target("monitoring-report", transcripts.parse_report, _encoded),
-    Target("monitoring-opening", transcripts.parse_opening, _encoded),
+    Target("precommit", transcripts.Precommit.parse, _encoded),
+    Target("monitoring-report", transcripts.Report.parse, _encoded),
+    Target("monitoring-opening", transcripts.ReportOpening.parse, _encoded),
 )
 
 

@@ -35,9 +35,9 @@ from tallystick.fleet.agent.memory import Region
 from tallystick.fleet.agent.probes import HeldMemory
 from tallystick.fleet.provenance.transcripts import (
     Lineage,
-    Opening,
     Precommit,
     Report,
+    ReportOpening,
     Slice,
     Totals,
     even_shards,
@@ -192,7 +192,7 @@ class Fleet:
 class Trained:
     """A run that chips watched: its transcript's opening and pre-commitment."""
 
-    opening: Opening
+    opening: ReportOpening
     precommit: Precommit
 
 
@@ -221,7 +221,7 @@ def train(
         shards = even_shards(elements_of(session), len(chips))
         for chip, pieces in zip(chips, shards, strict=True):
             chip.memory.pieces = pieces
-        opening = Opening(secrets.token_bytes(32), shards)
+        opening = ReportOpening(secrets.token_bytes(32), shards)
         precommit = make_precommit(
             specification, opening, ranks=[chip.ueid.hex() for chip in chips],
             lineage=lineage or Lineage("initialised"),
@@ -271,7 +271,7 @@ def report_run(
     return report
 
 
-def write_documents(directory: Path, report: Report, opening: Opening) -> None:
+def write_documents(directory: Path, report: Report, opening: ReportOpening) -> None:
     """Write a report and what opens it beside a run directory, the latter for its owner alone."""
     write_whole(beside(directory, "report"), report.encode())
     write_whole(beside(directory, "opening"), opening.encode(), mode=0o600)

@@ -31,13 +31,13 @@ from tallystick.fleet.agent.chip_record import (
     Snapshot,
     parse_record,
 )
-from tallystick.fleet.agent.memory import Region, parse_opening, verify_opening
+from tallystick.fleet.agent.memory import Region, SnapshotOpening, verify_opening
 from tallystick.fleet.agent.probes import (
     MANIFEST_FORMAT,
     HeldMemory,
     ProcessMemory,
+    SharedManifest,
     SharedMemory,
-    write_manifest,
 )
 from tallystick.signing.cose import EAT, open_sign1, parse_cbor
 from tallystick.signing.keys import ed25519_key
@@ -107,7 +107,7 @@ def test_a_shard_opens_its_snapshot_and_no_other(tmp_path: Path) -> None:
     agent = agent_at(tmp_path, Time())
     first, second = agent.snapshot(), agent.snapshot()
     directory = ChipDirectory(tmp_path)
-    opening = parse_opening(directory.opening(first.record.seq))
+    opening = SnapshotOpening.parse(directory.opening(first.record.seq))
     event = first.record.event
     assert isinstance(event, Snapshot)
     verify_opening(opening, root=event.root, layout=event.layout)
@@ -421,16 +421,20 @@ while True:
 def test_tensors_in_files_are_read_as_the_manifest_says(tmp_path: Path) -> None:
     (tmp_path / "weights").write_bytes(bytes(range(256)))
     manifest = tmp_path / "manifest.json"
-    write_manifest(manifest, [("model/w", "U8", "weights", str(tmp_path / "weights"), 16, 100)])
+    manifest.write_bytes(
+        SharedManifest((("model/w", "U8", "weights", tmp_path / "weights", 16, 100),)).encode()
+    )
     with SharedMemory(manifest).frozen(copy=False) as seen:
         assert bytes(seen.readers[0](0, 100) or b"") == bytes(range(16, 116))
         assert not seen.torn
-    write_manifest(manifest, [("model/w", "U8", "weights", str(tmp_path / "absent"), 0, 100)])
+    manifest.write_bytes(
+        SharedManifest((("model/w", "U8", "weights", tmp_path / "absent", 0, 100),)).encode()
+    )
     with SharedMemory(manifest).frozen(copy=False) as seen:
         assert seen.readers[0](0, 100) is None
     for place in ("true,100", "0,true"):
         manifest.write_text(f'{{"format":"{MANIFEST_FORMAT}","regions":[["w","U8","weights","w",{place}]]}}')
-        with pytest.raises(InvalidInput, match="a region must be"):
+        with pytest.raises(InvalidInput, match=r"regions\[0\]\[[45]\] must be an integer"):
             SharedMemory(manifest)
     manifest.write_text("{}")
     with pytest.raises(InvalidInput, match="missing"):

@@ -21,8 +21,8 @@ from tallystick.fleet.agent.chip_record import (
     Firmware,
     FirmwareUpdate,
     Genesis,
+    LoggedPrecommit,
     LoggedRecord,
-    Precommit,
     Record,
     Snapshot,
     parse_record,
@@ -57,7 +57,7 @@ def write(events: list[tuple[Event, float]], rate: int = 1000) -> list[LoggedRec
 
 def honest(days: int = 30, seed: int = 1) -> list[LoggedRecord]:
     draw = random.Random(seed)
-    events: list[tuple[Event, float]] = [(Boot(bytes(16)), 0.0), (Precommit(b"\2" * 32), 0.0)]
+    events: list[tuple[Event, float]] = [(Boot(bytes(16)), 0.0), (LoggedPrecommit(b"\2" * 32), 0.0)]
     at = 0.0
     while (at := at + (gap := draw.expovariate(1.0))) < days:
         events.append((replace(SNAPSHOT, root=draw.randbytes(32), run=b"\2" * 32), gap))

@@ -21,12 +21,11 @@ from tallystick.fleet.attestation.credential import make_credential
 from tallystick.fleet.attestation.enrolment import (
     ENROLMENT_TYPE,
     EnrolmentRequest,
+    KeptChallenge,
     answer_to,
     challenge_request,
     enrol,
     enrolled_key,
-    parse_kept,
-    parse_request,
     read_enrolment,
     verify_request,
 )
@@ -36,8 +35,8 @@ from tallystick.fleet.attestation.tpm import (
     RESTRICTED,
     SIGN,
     PcrReference,
+    TpmEvidence,
     TpmPublic,
-    parse_tpm_evidence,
 )
 from tallystick.signing.dsse import Statement
 from tallystick.signing.keys import P256, P384, PublicKey, generate_key
@@ -140,7 +139,7 @@ def test_an_enrolment_is_of_one_key_with_its_attributes() -> None:
     right = answer_to(request.digest(), kept.secret)
     made = enrol(request, right, kept, [MAKER.root], at=NOW, revocation="checked", enroller=ENROLLER)
     case = json.loads((Path(__file__).parents[3] / "vectors/tpm-evidence/p384/input.json").read_text())
-    evidence = parse_tpm_evidence(case["evidence"].encode())
+    evidence = TpmEvidence.parse(case["evidence"].encode())
     assert enrolled_key(made, replace(evidence, attestation_key=attests())) == attests().key()
     assert loose.key() == attests().key()
     for other in (loose, evidence.attestation_key):
@@ -150,18 +149,20 @@ def test_an_enrolment_is_of_one_key_with_its_attributes() -> None:
 
 def test_what_an_enroller_kept_is_read_strictly() -> None:
     _, kept = challenge_request(asked())
-    assert parse_kept(kept.encode()) == kept
+    assert KeptChallenge.parse(kept.encode()) == kept
     for secret in ("", "00" * 31, "00" * 33, "AB" * 32):
         document = {**json.loads(kept.encode()), "secret": secret}
         with pytest.raises(InvalidInput, match="lower-case hexadecimal"):
-            parse_kept(canonical_json(document))
+            KeptChallenge.parse(canonical_json(document))
     with pytest.raises(InvalidInput, match="format"):
-        parse_kept(canonical_json({**json.loads(kept.encode()), "format": "tallystick/tpm-answer/1"}))
+        KeptChallenge.parse(
+            canonical_json({**json.loads(kept.encode()), "format": "tallystick/tpm-answer/1"})
+        )
 
 
 def test_two_challenges_are_never_the_same() -> None:
     (one, kept), (two, again) = challenge_request(asked()), challenge_request(asked())
-    assert one.credential.seed != two.credential.seed and kept.secret != again.secret
+    assert one.seed != two.seed and kept.secret != again.secret
 
 
 def test_only_p256_and_whole_names_have_credentials() -> None:
@@ -199,11 +200,11 @@ def test_a_statement_is_read_strictly() -> None:
 
 def test_requests_have_one_spelling() -> None:
     data = asked().encode()
-    assert parse_request(data).encode() == data
+    assert EnrolmentRequest.parse(data).encode() == data
     pem = json.loads(data)["endorsement"]
     for other in (pem.rstrip("\n"), pem + "\n", pem.replace("\n", "\r\n"), "é" + pem):
         with pytest.raises(InvalidInput):
-            parse_request(
+            EnrolmentRequest.parse(
                 json.dumps(
                     {**json.loads(data), "endorsement": other}, sort_keys=True, separators=(",", ":")
                 ).encode()
@@ -294,7 +295,7 @@ def test_an_enrolled_key_is_worth_level_two_from_the_command_line(
 
     nonce = "5a" * 32
     run("chip", "attest", file["chip"], "--nonce", nonce, "--out", file["token"], "--tpm", file["tpm.json"])
-    evidence = parse_tpm_evidence(Path(file["tpm.json"]).read_bytes())
+    evidence = TpmEvidence.parse(Path(file["tpm.json"]).read_bytes())
     Path(file["pcrs.json"]).write_bytes(PcrReference("sha256", evidence.registers).encode())
     shown = [
         "chip",

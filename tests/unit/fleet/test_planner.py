@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tallystick.errors import InvalidInput
 from tallystick.fleet.sampling import exact, planner
 from tallystick.fleet.sampling.planner import Question, Stratum
+from tallystick.testing import sampling_formulas
 
 H100 = 1e15 * 86400  # FLOP per chip-day, 16 bit
 GPT3, CHINCHILLA, PALM, C280B, C1T, C10T = 3.14e23, 5.76e23, 2.56e24, 9.9e24, 1.27e26, 1.3e28
@@ -330,8 +331,8 @@ def test_one_draw_without_replacement(
     flop: float, chips: int, exact: int, closed: int, replaced: int
 ) -> None:
     used, seen = math.ceil(flop / H100 / 365), planner.snapshot_probability(0.1, 30.0)
-    assert planner.one_draw_samples(chips, round(used * seen), 0.9) == exact
-    assert planner.attribute_samples(chips, used * seen, 0.9) == closed
+    assert sampling_formulas.one_draw_samples(chips, round(used * seen), 0.9) == exact
+    assert sampling_formulas.attribute_samples(chips, used * seen, 0.9) == closed
     assert math.ceil(math.log(0.1) / math.log1p(-used / chips * seen)) == replaced
 
 
@@ -349,7 +350,7 @@ def test_logs_that_persist_find_more_than_eq_1_says(
     found = planner.published_samples(question)
     assert found == pytest.approx(samples, abs=6e-4)
     assert found is not None
-    assert round(planner.independent_detection(question, found), 4) == detection
+    assert round(sampling_formulas.independent_detection(question, found), 4) == detection
 
 
 @pytest.mark.parametrize(
@@ -363,8 +364,8 @@ def test_logs_that_persist_find_more_than_eq_1_says(
 )
 def test_samples_needed_when_logs_persist(flop: float, chips: int, needed: float) -> None:
     question = ask(flop, chips, run_days=360.0)
-    assert planner.independent_detection(question, needed + 0.001) >= 0.9
-    assert planner.independent_detection(question, needed - 0.001) < 0.9
+    assert sampling_formulas.independent_detection(question, needed + 0.001) >= 0.9
+    assert sampling_formulas.independent_detection(question, needed - 0.001) < 0.9
 
 
 @pytest.mark.parametrize("chips", [10**3, 10**5, 10**7])
@@ -578,7 +579,7 @@ def test_the_miss_budget_holds_every_error() -> None:
     [(0.01, 0.9, 230), (0.01, 0.99, 459), (0.001, 0.9, 2_302), (0.001, 0.99, 4_603)],
 )
 def test_segments_to_check(share: float, p: float, segments: int) -> None:
-    assert planner.segments_to_check(share, p) == segments
+    assert sampling_formulas.segments_to_check(share, p) == segments
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,7 @@ from tallystick.cli.main import main
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.fleet.attestation.certificates import parse_chain, verify_chain
 from tallystick.fleet.attestation.revocation import RevocationList, check_revocation, parse_revocation_list
-from tallystick.fleet.attestation.spdm import encode_device_file
-from tallystick.testing.devices import NOW, START, FakeMaker, issue, revoke, serial_of
+from tallystick.testing.devices import NOW, START, FakeMaker, encode_device_file, issue, revoke, serial_of
 
 MAKER = FakeMaker("maker")
 LEAF, DEVICE, LINE, ROOT = MAKER.device("0001").chain

@@ -12,46 +12,46 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.cli.main import main
-from tallystick.cli.terminal import json_bytes
-from tallystick.commit.encoding import digest
+from tallystick.commit.encoding import canonical_json, digest
 from tallystick.errors import InvalidInput
-from tallystick.fleet.agent.chip_log import Finding as LogFinding
+from tallystick.fleet.agent.chip_log import NumberedFinding, Severity
 from tallystick.fleet.attestation.assurance import Assurance
 from tallystick.fleet.compliance.compliance import judge_rules
 from tallystick.fleet.compliance.dossier import (
     Dossier,
     Fleet,
     GrantedLicence,
-    OwnerFindings,
     RunFacts,
-    SeenSnapshot,
     judge_fleet,
     licence_statement,
-    parse_owner_findings,
     read_licence,
 )
 from tallystick.fleet.compliance.rules import RULES_LIMIT, parse_rules
 from tallystick.fleet.compliance.verdict import RulesVerdict
 from tallystick.fleet.enclave.neutral import Input, scalar_output, verdict_output
-from tallystick.fleet.enclave.neutral_result import Outcome
-from tallystick.fleet.enclave.neutral_result import Result as NeutralResult
+from tallystick.fleet.enclave.neutral_result import NeutralOutcome, NeutralResult
 from tallystick.fleet.inspection.inspection import InspectionResult, Target, WorkOrder
 from tallystick.fleet.inspection.judging import ChipVerdict, InspectionVerdict
 from tallystick.fleet.provenance.batch_opening import OpenedBatch
 from tallystick.fleet.provenance.matcher import Match
+from tallystick.fleet.provenance.owner_findings import (
+    OwnerFindings,
+    SeenSnapshot,
+    SnapshotStatus,
+    owner_findings,
+)
 from tallystick.fleet.provenance.transcripts import (
     Lineage,
-    Opening,
     Report,
+    ReportOpening,
     Totals,
     even_shards,
     make_precommit,
     make_report,
 )
-from tallystick.fleet.provenance.verification import Answer, ChipView, OwnerVerdict, RunEvidence, RunVerdict
+from tallystick.fleet.provenance.verification import Answer, ChipView, OwnerVerdict, RunVerdict
 from tallystick.fleet.registry.facts import Chip
 from tallystick.fleet.registry.reconcile import Disagreement
-from tallystick.reports.monitoring import OwnerReport
 from tallystick.run.documents import JobRecord, PolicyRecord, SiteRecord, Specification, StepRecord
 from tallystick.run.transcript import Transcript
 from tallystick.signing.dsse import sign_statement
@@ -101,7 +101,7 @@ def run(
     data: bool = True,
 ) -> RunFacts:
     documents = transcript(name, {"width": "8"} if settings is None else settings, dataset)
-    opening = Opening(digest("secret", name.encode()), even_shards({"model/w": 10}, 1))
+    opening = ReportOpening(digest("secret", name.encode()), even_shards({"model/w": 10}, 1))
     lineage = Lineage("initialised") if after is None else Lineage("continued", after[0].report.run, after[1])
     batches = [record.batch for record in documents.records] if data else None
     precommit = make_precommit(
@@ -110,7 +110,7 @@ def run(
     return RunFacts(name, make_report(documents, opening, precommit, Totals(flop, 10, 10)), documents)
 
 
-def seen(*states: tuple[str, str | None, int | None]) -> tuple[SeenSnapshot, ...]:
+def seen(*states: tuple[SnapshotStatus, str | None, int | None]) -> tuple[SeenSnapshot, ...]:
     return tuple(SeenSnapshot(at + 2, *state) for at, state in enumerate(states))
 
 
@@ -118,16 +118,21 @@ def dossier(
     *runs: RunFacts,
     correct: Answer = "pass",
     complete: Answer = "pass",
-    found: tuple[tuple[int, str], ...] = (),
+    found: tuple[tuple[int, Severity], ...] = (),
     snapshots: tuple[SeenSnapshot, ...] | None = None,
     **more: object,
 ) -> Dossier:
     first = runs[0].report.run if runs else None
     shown = seen(("exact", first, 2), ("exact", first, 3)) if snapshots is None else snapshots
-    findings = OwnerFindings(
-        "owner", correct, complete, "L1", {each.report.run: (correct, found) for each in runs}, {UEID: shown}, ("memory",)
-    )  # fmt: skip
-    return Dossier(findings, runs, **more)  # pyright: ignore[reportArgumentType]
+    noted = tuple(NumberedFinding(number, "x", None, "x", severity) for number, severity in found)
+    verdicts = tuple(RunVerdict(each.report.run, correct, noted) for each in runs)
+    verdict = OwnerVerdict("owner", correct, complete, "unknown", 1, verdicts, (), ("memory",))
+    return Dossier(OwnerFindings(verdict, {UEID: shown}), runs, **more)  # pyright: ignore[reportArgumentType]
+
+
+def with_verdicts(held: Dossier, *verdicts: RunVerdict) -> Dossier:
+    verdict = replace(held.findings.verdict, runs=verdicts)
+    return replace(held, findings=OwnerFindings(verdict, held.findings.chips))
 
 
 def judged(text: str, held: Dossier) -> RulesVerdict:
@@ -294,7 +299,7 @@ def neutral_result(
     state = Input("state", "state", facts.report.checkpoints[at][1], "checkpoint/6")
     schema = (verdict_output("harmless"), scalar_output("score", 0.0, 1.0, 11))
     values = {"harmless": "pass", "score": 7} if status == "completed" else {}
-    return NeutralResult("00" * 32, program, (state,), schema, Outcome(status, values), "", "")
+    return NeutralResult("00" * 32, program, (state,), schema, NeutralOutcome(status, values), "", "")
 
 
 EVALUATION = {"program": PROGRAM, "places": [PLACE]}
@@ -329,7 +334,9 @@ def test_an_evaluation_of_something_else_says_nothing() -> None:
         (PLACE, neutral_result(facts, "time limit")),
     ):
         assert answer(text, dossier(facts, results=((signer, result),)))[0] == "unknown"
-    worse = replace(neutral_result(facts), outcome=Outcome("completed", {"harmless": "pass", "score": 1}))
+    worse = replace(
+        neutral_result(facts), outcome=NeutralOutcome("completed", {"harmless": "pass", "score": 1})
+    )
     both = ((PLACE, neutral_result(facts)), (PLACE, worse))
     assert answer(text, dossier(facts, results=both))[0] == "fail"  # the worst of two counts
 
@@ -368,8 +375,8 @@ def test_a_threshold_spares_no_run_whose_flop_are_only_stated(correct: Answer) -
     parent = run("parent", flop=1)
     child = run("child", flop=1, after=(parent, STEPS))
     held = dossier(parent, child)
-    stated = {parent.report.run: (correct, ()), child.report.run: ("pass", ())}
-    doubted = replace(held, findings=replace(held.findings, runs=stated))
+    stated = (RunVerdict(parent.report.run, correct, ()), RunVerdict(child.report.run, "pass", ()))
+    doubted = with_verdicts(held, *stated)
     for text in (small, rule("compute", scope="lineage", most_flop=1000)):
         assert [each.answer for each in judged(text, held).verdicts[0].observations] in ([], ["pass"] * 2)
         found = judged(text, doubted).verdicts[0].observations
@@ -432,8 +439,7 @@ def test_runs_that_were_verified_and_not_opened_leave_rules_open() -> None:
     held = dossier(facts)
     unopened = replace(held, runs=())
     assert answer(rule("compute", scope="run", most_flop=1e9), unopened)[0] == "unknown"
-    unverified = replace(held, findings=replace(held.findings, runs={}))
-    assert answer(rule("compute", scope="run", most_flop=1e9), unverified)[0] == "unknown"
+    assert answer(rule("compute", scope="run", most_flop=1e9), with_verdicts(held))[0] == "unknown"
 
 
 @pytest.mark.parametrize("correct", ["pass", "fail", "unknown"])
@@ -573,38 +579,47 @@ def test_a_licence_survives_signing_and_no_change() -> None:
 # ------------------------------------------------------------------------------------------ command line
 
 
-def findings_of(report: Report) -> dict[str, object]:
-    match = {"status": "exact", "steps_done": 2}
-    return {
-        "owner": "owner", "declared_run_correctness": "pass", "declared_run_completeness": "pass", "assurance": "L1",
-        "runs": [{"run": report.run, "correct": "pass", "findings": []}], "excluded": ["memory"],
-        "chips": [{"ueid": UEID, "snapshots": [{"seq": 2, "status": "exact", "run": report.run, "match": match}]}],
-    }  # fmt: skip
+def findings_of(report: Report) -> OwnerFindings:
+    verdict = OwnerVerdict(
+        "owner", "pass", "pass", "unknown", 1, (RunVerdict(report.run, "pass", ()),), (), ("memory",)
+    )
+    return OwnerFindings(verdict, {UEID: (SeenSnapshot(2, "exact", report.run, 2),)})
 
 
 def test_findings_are_read_strictly() -> None:
     good = findings_of(run("a").report)
-    assert parse_owner_findings(json.dumps(good).encode()).chips[UEID][0].steps_done == 2
-    for change in (
-        {"declared_run_correctness": "passed"}, {"runs": [{}]}, {"chips": [{"ueid": UEID, "snapshots": [{"seq": 1}]}]},
-        {"assurance": 1}, {"excluded": [1]},
-    ):  # fmt: skip
+    assert OwnerFindings.parse(good.encode()) == good
+    fields = good.fields()
+    said = good.verdict.fields()
+    changes: list[dict[str, object]] = [
+        {"verdict": said | {"declared_run_correctness": "passed"}},
+        {"verdict": said | {"runs": [{}]}},
+        {"verdict": said | {"runs": [run.fields() for run in good.verdict.runs * 2]}},
+        {"verdict": said | {"assurance": 1}},
+        {"verdict": said | {"assurance": "L5"}},
+        {"verdict": said | {"excluded": [1]}},
+        {"verdict": said | {"verdict": "fail"}},
+        {"chips": {UEID: [{"seq": 1}]}},
+        {"format": "tallystick/owner-findings/2"},
+    ]
+    for change in changes:
         with pytest.raises(InvalidInput):
-            parse_owner_findings(json.dumps({**good, **change}).encode())
+            OwnerFindings.parse(canonical_json(fields | change))
+    with pytest.raises(InvalidInput, match="not the canonical encoding"):
+        OwnerFindings.parse(good.encode() + b"\n")
 
 
-def test_what_the_verification_prints_is_what_rules_read() -> None:
-    root, opened = "12" * 32, run("a")
+def test_what_the_verification_writes_is_what_rules_read() -> None:
+    root = "12" * 32
     match = Match("exact", 4, (), 0, 0, 10)
     view = ChipView(UEID, [], [], Assurance(0, ()), {2: (root, match), 3: None})
-    finding = LogFinding(105, "segment", 0, "differs", "unknown")
+    finding = NumberedFinding(105, "segment", 0, "differs", "unknown")
     verdict = OwnerVerdict(
         "owner", "unknown", "pass", "unknown", 0, (RunVerdict(root, "unknown", (finding,)),), (), ("memory",)
     )
-    printed = json_bytes(OwnerReport(verdict, [view], [RunEvidence(opened.report, None)]).fields())
-    found = parse_owner_findings(printed)
-    assert (found.correct, found.complete, found.assurance) == ("unknown", "pass", "L0")
-    assert found.runs == {root: ("unknown", ((105, "unknown"),))}
+    found = OwnerFindings.parse(owner_findings(verdict, [view]).encode())
+    assert (found.verdict, found.correctness_of(root)) == (verdict, "unknown")
+    assert (found.findings_on(root), found.findings_on("34" * 32)) == ((finding,), ())
     assert found.chips == {
         UEID: (SeenSnapshot(2, "exact", root, 4), SeenSnapshot(3, "unexplained", None, None))
     }
@@ -620,11 +635,11 @@ def test_rules_are_judged_from_the_command_line(tmp_path: Path, capfd: pytest.Ca
     (place / "a" / "steps.jsonl").write_bytes(documents.encode_records())
     (place / "a" / "run.json").write_bytes(documents.statement().encode())
     (place / "a.report.json").write_bytes(facts.report.encode())
-    opening = Opening(digest("secret", b"a"), even_shards({"model/w": 10}, 1))
+    opening = ReportOpening(digest("secret", b"a"), even_shards({"model/w": 10}, 1))
     (place / "a.opening.json").write_bytes(opening.encode())
     (place / "a.precommit.json").write_bytes(facts.report.precommit.encode())
     findings, rules = tmp_path / "findings.json", tmp_path / "rules.toml"
-    findings.write_text(json.dumps(findings_of(facts.report)))
+    findings.write_bytes(findings_of(facts.report).encode())
     write_key(tmp_path / "licensor", key := ed25519_key(b"\5" * 32))
     rules.write_text(
         HEAD

@@ -24,13 +24,12 @@ from tallystick.fleet.attestation.spdm import (
     MeasurementReference,
     device_nonce,
     device_ueid,
-    encode_device_file,
     parse_device_file,
     parse_exchange,
     verify_device,
 )
 from tallystick.signing.keys import generate_key
-from tallystick.testing.devices import FIRMWARE, NOW, FakeMaker, issue, key_of
+from tallystick.testing.devices import FIRMWARE, NOW, FakeMaker, encode_device_file, issue, key_of
 
 MAKER, NONCE = FakeMaker("maker"), b"\7" * 32
 DEVICE = MAKER.device("0001")

@@ -13,7 +13,7 @@ from tallystick.cli.main import main
 from tallystick.errors import InvalidInput, Mismatch, StoreError
 from tallystick.fleet.agent.chip_log import Head, read_log, verify_log
 from tallystick.fleet.attestation.assurance import Evidence, derive_assurance, parse_attestation
-from tallystick.fleet.attestation.tpm import BOUND, PcrReference, parse_tpm_evidence
+from tallystick.fleet.attestation.tpm import BOUND, PcrReference, TpmEvidence
 from tallystick.fleet.attestation.tpm_verification import TpmQuestion, verify_tpm
 from tallystick.integrations.tpm import (
     TpmSigner,
@@ -38,7 +38,7 @@ def test_a_key_in_the_tpm_signs_and_is_vouched_for(tcti: str, algorithm: str) ->
     for message in (b"", b"record", os.urandom(5000)):
         signer.public_key.verify(signer.sign(message), message, what="message")
     evidence = gather_evidence(key, ueid=UEID, head=HEAD, nonce=NONCE)
-    assert parse_tpm_evidence(evidence.encode()) == evidence
+    assert TpmEvidence.parse(evidence.encode()) == evidence
     assert evidence.device_key.attributes & BOUND == BOUND
     question = TpmQuestion(attestation_key(tcti, algorithm).key(), signer.public_key, UEID, HEAD, NONCE)
     found = verify_tpm(evidence, question, PcrReference("sha256", evidence.registers))
@@ -108,7 +108,7 @@ def test_a_chip_with_its_key_in_a_tpm_is_worth_level_two_and_no_more(
     assert not (place / "chip.key").exists()
     run("chip", "agent", str(place), "--for", "0")
     run("chip", "attest", str(place), "--nonce", nonce, "--out", files["token"], "--tpm", files["tpm.json"])
-    evidence = parse_tpm_evidence(Path(files["tpm.json"]).read_bytes())
+    evidence = TpmEvidence.parse(Path(files["tpm.json"]).read_bytes())
     Path(files["pcrs.json"]).write_bytes(PcrReference("sha256", evidence.registers).encode())
     shown = ["chip", "verify", str(place / "log.journal"), "--key", str(place / "chip.key.pub")]
     shown += ["--attestation", files["token"], "--nonce", nonce, "--json"]

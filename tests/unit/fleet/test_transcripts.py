@@ -14,7 +14,7 @@ import pytest
 from tallystick.commit.encoding import digest
 from tallystick.commit.state import Entry
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.fleet.agent.chip_log import Finding
+from tallystick.fleet.agent.chip_log import NumberedFinding
 from tallystick.fleet.agent.chip_record import (
     DAY_MS,
     NO_RECORD,
@@ -23,39 +23,36 @@ from tallystick.fleet.agent.chip_record import (
     Event,
     Firmware,
     Genesis,
+    LoggedPrecommit,
     LoggedRecord,
     Record,
     Snapshot,
     sign_record,
 )
-from tallystick.fleet.agent.chip_record import Precommit as Logged
 from tallystick.fleet.agent.memory import (
     Observation,
     Region,
+    SnapshotOpening,
     hash_memory,
-    parse_opening,
     reader_of,
     verify_opening,
 )
-from tallystick.fleet.agent.memory import Opening as SnapshotOpening
 from tallystick.fleet.attestation.assurance import Assurance
 from tallystick.fleet.provenance.matcher import Match, match_snapshot
 from tallystick.fleet.provenance.memorisation import Memory, SegmentMemory
 from tallystick.fleet.provenance.transcripts import (
     COMMITMENT_TAG,
     Lineage,
-    Opening,
+    Precommit,
     Report,
+    ReportOpening,
     Slice,
     Totals,
     even_shards,
     make_precommit,
     make_report,
-    parse_precommit,
-    parse_report,
     verify_report,
 )
-from tallystick.fleet.provenance.transcripts import parse_opening as parse_run_opening
 from tallystick.fleet.provenance.verification import (
     ChipView,
     Plausibility,
@@ -98,9 +95,9 @@ def transcript(run: str = "a", source: str = "job") -> Transcript:
 
 def made(
     name: str = "a", lineage: Lineage | None = None, **more: object
-) -> tuple[Report, Opening, Transcript]:
+) -> tuple[Report, ReportOpening, Transcript]:
     documents = transcript(name)
-    opening = Opening(b"\7" * 32, even_shards({"model/w": 1000}, 1))
+    opening = ReportOpening(b"\7" * 32, even_shards({"model/w": 1000}, 1))
     batches = [record.batch for record in documents.records]
     precommit = make_precommit(
         documents.specification, opening, ranks=[UEID.hex()], lineage=lineage or Lineage("initialised"), batches=batches
@@ -114,11 +111,11 @@ def made(
 
 def test_documents_have_one_encoding_and_bind_the_run() -> None:
     report, opening, documents = made()
-    assert parse_report(report.encode()) == report
-    with pytest.raises(InvalidInput, match="must have at least one step, has 0"):
-        parse_report(replace(report, steps=0).encode())
-    assert parse_run_opening(opening.encode()) == opening
-    assert parse_precommit(report.precommit.encode()) == report.precommit
+    assert Report.parse(report.encode()) == report
+    with pytest.raises(InvalidInput, match="steps must be 1 to"):
+        Report.parse(replace(report, steps=0).encode())
+    assert ReportOpening.parse(opening.encode()) == opening
+    assert Precommit.parse(report.precommit.encode()) == report.precommit
     verify_report(report, opening, documents)
 
 
@@ -173,7 +170,7 @@ def test_guessing_does_not_open_a_commitment() -> None:
 
 @pytest.mark.parametrize("text", [b"{}", b"[]", b'{"format":1}', b"\xff"])
 def test_malformed_documents_are_refused(text: bytes) -> None:
-    for parse in (parse_report, parse_run_opening, parse_precommit, parse_opening):
+    for parse in (Report.parse, ReportOpening.parse, Precommit.parse, SnapshotOpening.parse):
         with pytest.raises(InvalidInput):
             parse(text)
 
@@ -394,11 +391,11 @@ def logged(events: list[tuple[Event, float]]) -> list[LoggedRecord]:
 
 
 def chip_view(
-    matches: Mapping[int, tuple[str, Match] | None], *, run: bytes = b"", findings: tuple[Finding, ...] = (),
+    matches: Mapping[int, tuple[str, Match] | None], *, run: bytes = b"", findings: tuple[NumberedFinding, ...] = (),
     precommit: bytes | None = None,
 ) -> ChipView:  # fmt: skip
     taken = Snapshot(256, 23, 5800, bytes(32), bytes(32), run)
-    first: Event = Logged(precommit) if precommit is not None else Logged(b"\1" * 32)
+    first: Event = LoggedPrecommit(precommit) if precommit is not None else LoggedPrecommit(b"\1" * 32)
     log = logged([(Boot(bytes(16)), 0.0), (first, 0.0), (taken, 1.0)])
     return ChipView(UEID.hex(), log, findings, Assurance(0, ()), matches)
 
@@ -479,7 +476,7 @@ def test_unexplained_and_hidden_snapshots_are_found() -> None:
     assert (silent.complete, silent.verdict, {f.rule for f in silent.findings}) == ("fail", "fail", {110})
     doubtful = replace(chip_view({3: None}), doubtful=frozenset({3}))
     assert judge_owner("o", [doubtful], []).complete == "unknown"
-    cut = chip_view({3: (run, GOOD)}, findings=(Finding(11, "truncated", 9, "x"),))
+    cut = chip_view({3: (run, GOOD)}, findings=(NumberedFinding(11, "truncated", 9, "x"),))
     assert judge_owner("o", [cut], []).complete == "fail"
     assert judge_owner("o", [], []).verdict == judge_owner("o", [], []).complete == "unknown"
     for unexplained, complete in ((0, "pass"), (1, "fail")):
@@ -503,7 +500,7 @@ def test_a_swap_before_a_scheduled_snapshot_is_a_gamble() -> None:
 def test_an_empty_snapshot_counts_in_the_middle_of_a_run_only() -> None:
     empty = Snapshot(256, 0, 0, bytes(32), bytes(32), b"\1" * 32)
     full = replace(empty, pages=23, size=5800)
-    first: list[tuple[Event, float]] = [(Boot(bytes(16)), 0.0), (Logged(b"\1" * 32), 0.0)]
+    first: list[tuple[Event, float]] = [(Boot(bytes(16)), 0.0), (LoggedPrecommit(b"\1" * 32), 0.0)]
 
     def severity(taken: list[Snapshot]) -> set[tuple[int, str]]:
         log = logged([*first, *((event, 1.0) for event in taken)])

@@ -31,17 +31,18 @@ from tallystick.fleet.attestation.revocation import (
 from tallystick.fleet.attestation.spdm import (
     DeviceFacts,
     DeviceQuestion,
+    MeasurementReference,
     device_nonce,
     parse_device_file,
-    parse_measurement_reference,
     verify_device,
 )
-from tallystick.fleet.attestation.tpm import parse_pcr_reference, parse_tpm_evidence
+from tallystick.fleet.attestation.tpm import PcrReference, TpmEvidence
 from tallystick.fleet.attestation.tpm_verification import TpmFacts, TpmQuestion, verify_tpm
 from tallystick.reports.layout import GOOD, Row, page
 from tallystick.signing.dsse import ENVELOPE_LIMIT, parse_envelope
 from tallystick.signing.keys import PublicKey, Signer
 from tallystick.store.chips import ChipDirectory
+from tallystick.store.documents import read_document
 from tallystick.store.files import read_whole, write_whole
 from tallystick.store.keys import load_key, load_public_key
 
@@ -221,7 +222,7 @@ def check_handed(handed: Handed, log: list[LoggedRecord], key: PublicKey, nonce:
     quote = device = enrolment = None
     revocation: list[tuple[str, Revocation]] = []
     if handed.tpm is not None and handed.pcrs is not None:
-        evidence = parse_tpm_evidence(_read(handed.tpm), what=str(handed.tpm))
+        evidence = read_document(TpmEvidence, handed.tpm)
         if handed.tpm_key is not None:
             known = load_public_key(handed.tpm_key)
         elif handed.tpm_enrolment is not None and handed.enroller is not None:
@@ -230,7 +231,7 @@ def check_handed(handed: Handed, log: list[LoggedRecord], key: PublicKey, nonce:
         else:
             raise InvalidInput("--tpm: needs --tpm-key, or --tpm-enrolment and --enroller")
         question = TpmQuestion(known, key, ueid, head, nonce)
-        quote = verify_tpm(evidence, question, parse_pcr_reference(_read(handed.pcrs), what=str(handed.pcrs)))
+        quote = verify_tpm(evidence, question, read_document(PcrReference, handed.pcrs))
     if handed.device is not None and handed.device_root is not None:
         device, known_of = read_device(
             handed.device, handed.device_root, handed.measurements, device_nonce(ueid, key, head, nonce), moment, handed.lists
@@ -263,11 +264,7 @@ def read_device(
     if len(devices) != 1:
         raise InvalidInput(f"{file}: holds {len(devices)} devices; a chip's log is of one")
     asked = devices[0].exchange.nonce if nonce is None else nonce
-    reference = (
-        None
-        if measurements is None
-        else parse_measurement_reference(_read(measurements), what=str(measurements))
-    )
+    reference = None if measurements is None else read_document(MeasurementReference, measurements)
     pinned = parse_root(_read(root), what=str(root))
     facts = verify_device(devices[0], DeviceQuestion(pinned, asked, at), reference)
     return facts, lists.check(devices[0].chain[1:], pinned, at=at, what="device evidence")

@@ -13,7 +13,7 @@ from rich.text import Text
 from tallystick.cli.fleet.chip_evidence import (
     Shown,
 )
-from tallystick.fleet.agent.chip_log import Finding, active_days, snapshots_of
+from tallystick.fleet.agent.chip_log import NumberedFinding, active_days, snapshots_of
 from tallystick.fleet.agent.chip_record import FLAGS, KINDS, Boot, Genesis, LoggedRecord, Snapshot
 from tallystick.fleet.attestation.assurance import (
     Assurance,
@@ -29,7 +29,7 @@ class LogPage:
     """A chip's log, its findings and what it is worth."""
 
     log: Sequence[LoggedRecord]
-    findings: Sequence[Finding]
+    findings: Sequence[NumberedFinding]
     assurance: Assurance
     key: PublicKey
     shown: Shown = field(default_factory=Shown)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Annotated
 
-from tallystick.commit.encoding import Fields, parse_canonical_json, parse_hex
+from tallystick.commit.codec import Document
+from tallystick.commit.field_rules import Hash, Hex
 from tallystick.errors import InvalidInput, StoreError
 from tallystick.fleet.agent import agent as agent_module
 from tallystick.fleet.agent.agent import ChipSettings
@@ -14,12 +16,49 @@ from tallystick.fleet.agent.chip_record import Firmware, Genesis
 from tallystick.integrations.chip_http import HttpCollector
 from tallystick.signing.keys import PublicKey
 from tallystick.store.chips import ChipDirectory
-from tallystick.store.files import read_whole
+from tallystick.store.documents import read_document
 from tallystick.store.keys import load_public_key
 
 FORMAT = "tallystick/chip/1"
 SECURITY_VERSION = 1  # of this agent; raised when an older one must no longer run
 SETTINGS_LIMIT = 1 << 16
+
+
+@dataclass(frozen=True)
+class ChipConfiguration(Document, form=FORMAT, what="chip", limit=SETTINGS_LIMIT):
+    """What ``chip.json`` holds: a chip's identity, its owner's key id, and how its agent behaves (``ChipSettings``)."""
+
+    ueid: Annotated[bytes, Hex()]
+    owner: Hash
+    rate_milli: int
+    page_size: int
+    capacity: int
+    retention_days: int
+    hash_frozen: bool
+    hold_ms: int
+    collector: str | None
+
+    def settings(self, collector: PublicKey | None) -> ChipSettings:
+        """Return what the agent runs with; ``collector`` is the collector's key, None in local mode.
+
+        Raises:
+            InvalidInput: out of range, or a collector without its key.
+        """
+        if (self.collector is None) != (collector is None):
+            raise InvalidInput("chip: a collector and its key go together")
+        mode = "local" if collector is None else "remote"
+        identity = b"" if collector is None else bytes.fromhex(collector.key_id)
+        return ChipSettings(
+            ueid=self.ueid,
+            firmware=Firmware(agent_digest(), SECURITY_VERSION),
+            genesis=Genesis("tallystick", "software agent", "software", self.owner, mode, identity),
+            rate=self.rate_milli,
+            page_size=self.page_size,
+            capacity=self.capacity,
+            retention_days=float(self.retention_days),
+            hash_frozen=self.hash_frozen,
+            hold_seconds=self.hold_ms / 1000,
+        )
 
 
 def load_chip(directory: Path) -> tuple[ChipDirectory, ChipSettings, PublicKey | None]:
@@ -34,39 +73,7 @@ def load_chip(directory: Path) -> tuple[ChipDirectory, ChipSettings, PublicKey |
         raise StoreError(f"{directory}: no chip lies there; `tally chip init` makes one")
     path = chip.path / "collector.pub"
     known = load_public_key(path) if path.exists() else None
-    return chip, settings_of(_settings(chip), known, what=str(chip.settings_path)), known
-
-
-def settings_of(
-    document: dict[str, object], collector: PublicKey | None, *, what: str = "chip"
-) -> ChipSettings:
-    """Return the settings that ``chip.json`` holds.
-
-    Raises:
-        InvalidInput: malformed, or out of range.
-    """
-    names = (
-        "capacity", "collector", "format", "hash_frozen", "hold_ms", "owner", "page_size", "rate_milli",
-        "retention_days", "ueid",
-    )  # fmt: skip
-    fields = Fields(document, what=what, names=names)
-    fields.constant("format", FORMAT)
-    ueid, owner = fields.text("ueid"), parse_hex(fields.text("owner"), n_bytes=32, what=f"{what}: owner")
-    if (fields.optional_text("collector") is None) != (collector is None):
-        raise InvalidInput(f"{what}: a collector and its key go together")
-    mode = "local" if collector is None else "remote"
-    identity = b"" if collector is None else bytes.fromhex(collector.key_id)
-    return ChipSettings(
-        ueid=parse_hex(ueid, n_bytes=len(ueid) // 2, what=f"{what}: ueid"),
-        firmware=Firmware(agent_digest(), SECURITY_VERSION),
-        genesis=Genesis("tallystick", "software agent", "software", owner, mode, identity),
-        rate=fields.integer("rate_milli"),
-        page_size=fields.integer("page_size"),
-        capacity=fields.integer("capacity"),
-        retention_days=float(fields.integer("retention_days")),
-        hash_frozen=fields.boolean("hash_frozen"),
-        hold_seconds=fields.integer("hold_ms") / 1000,
-    )
+    return chip, read_document(ChipConfiguration, chip.settings_path).settings(known), known
 
 
 def agent_digest() -> bytes:
@@ -78,16 +85,7 @@ def agent_digest() -> bytes:
     return hashed.digest()
 
 
-def _settings(chip: ChipDirectory) -> dict[str, object]:
-    what = str(chip.settings_path)
-    data = read_whole(chip.settings_path, limit=SETTINGS_LIMIT, what="a chip's settings")
-    value = parse_canonical_json(data, what=what, limit=SETTINGS_LIMIT)
-    if not isinstance(value, dict):
-        raise InvalidInput(f"{what}: must be an object")
-    return cast("dict[str, object]", value)
-
-
 def collector_of(chip: ChipDirectory) -> HttpCollector | None:
     """Return the collector that a chip's settings name, or None in local mode."""
-    url = _settings(chip).get("collector")
-    return HttpCollector(url) if isinstance(url, str) else None
+    url = read_document(ChipConfiguration, chip.settings_path).collector
+    return None if url is None else HttpCollector(url)

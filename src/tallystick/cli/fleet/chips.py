@@ -35,11 +35,11 @@ from tallystick.cli.fleet.chip_evidence import (
     write_tpm_evidence,
 )
 from tallystick.cli.fleet.chip_page import LogPage, said
-from tallystick.cli.fleet.chip_settings import FORMAT, collector_of, load_chip, settings_of
+from tallystick.cli.fleet.chip_settings import ChipConfiguration, collector_of, load_chip
 from tallystick.cli.fleet.enrolling import app as enrolling
-from tallystick.cli.options import AsJson, load_chip_keys
+from tallystick.cli.options import AsJson, argument, flag, load_chip_keys, option
 from tallystick.cli.terminal import answer, print_json, say
-from tallystick.commit.encoding import canonical_json, parse_hex
+from tallystick.commit.encoding import parse_hex
 from tallystick.errors import InvalidInput, StoreError
 from tallystick.fleet.agent.agent import ChipAgent, ChipSettings, attest_head, boot_log
 from tallystick.fleet.agent.chip_log import Head, read_log, verify_log
@@ -68,12 +68,8 @@ app = typer.Typer(
     help="Chips that log snapshots of their memory, and who collects the logs.", no_args_is_help=True
 )
 
-Directory = Annotated[
-    Path, typer.Argument(metavar="DIR", help="A chip's directory, as tally chip init makes it.")
-]
-KeyFile = Annotated[
-    Path, typer.Option("--key", metavar="FILE", help="The device's public key, known beforehand.")
-]
+Directory = Annotated[Path, argument("DIR", "A chip's directory, as tally chip init makes it.")]
+KeyFile = Annotated[Path, option("--key", "FILE", "The device's public key, known beforehand.")]
 
 
 def register(parent: typer.Typer) -> None:
@@ -83,55 +79,42 @@ def register(parent: typer.Typer) -> None:
     parent.add_typer(app, name="chip")
 
 
-ChipOwner = Annotated[Path, typer.Option("--owner", metavar="FILE", help="The owner's public key.")]
+ChipOwner = Annotated[Path, option("--owner", "FILE", "The owner's public key.")]
 SnapshotsPerDay = Annotated[
-    float, typer.Option("--snapshots-per-day", metavar="F", help="On average, per day with a live agent.")
+    float, option("--snapshots-per-day", "F", "On average, per day with a live agent.")
 ]
-CollectorUrl = Annotated[
-    str | None, typer.Option("--collector", metavar="URL", help="Remote mode: where records go.")
-]
-CollectorKey = Annotated[
-    Path | None, typer.Option("--collector-key", metavar="FILE", help="The collector's public key.")
-]
-PageBytes = Annotated[int, typer.Option("--page-bytes", metavar="N", help="Size of a page.")]
-Capacity = Annotated[int, typer.Option("--capacity", metavar="N", help="Records that the log may hold.")]
+CollectorUrl = Annotated[str | None, option("--collector", "URL", "Remote mode: where records go.")]
+CollectorKey = Annotated[Path | None, option("--collector-key", "FILE", "The collector's public key.")]
+PageBytes = Annotated[int, option("--page-bytes", "N", "Size of a page.")]
+Capacity = Annotated[int, option("--capacity", "N", "Records that the log may hold.")]
 RetentionDays = Annotated[
-    int,
-    typer.Option("--retention-days", metavar="N", min=0, help="How long shards are kept; 0 for none."),
+    int, option("--retention-days", "N", "How long shards are kept; 0 for none.", least=0)
 ]
 HashFrozen = Annotated[
-    bool,
-    typer.Option("--hash-frozen", help="Hash while the program stands still instead of copying first."),
+    bool, flag("--hash-frozen", "Hash while the program stands still instead of copying first.")
 ]
 HoldMs = Annotated[
-    int,
-    typer.Option("--hold-ms", metavar="N", min=0, help="Remote mode: how long a program waits for receipts."),
+    int, option("--hold-ms", "N", "Remote mode: how long a program waits for receipts.", least=0)
 ]
 Algorithm = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--algorithm",
-        metavar="NAME",
-        help="Of the device key: ed25519, ecdsa-p256 or ecdsa-p384; by default ed25519, in a TPM ecdsa-p256.",
+        "NAME",
+        "Of the device key: ed25519, ecdsa-p256 or ecdsa-p384; by default ed25519, in a TPM ecdsa-p256.",
     ),
 ]
 Tpm = Annotated[
-    str | None,
-    typer.Option(
-        "--tpm", metavar="TCTI", help="Keep the device key in this TPM 2.0, such as device:/dev/tpmrm0."
-    ),
+    str | None, option("--tpm", "TCTI", "Keep the device key in this TPM 2.0, such as device:/dev/tpmrm0.")
 ]
 Accelerator = Annotated[
-    Path | None,
-    typer.Option(
-        "--device", metavar="FILE", help="Take the identity of the accelerator whose evidence this is."
-    ),
+    Path | None, option("--device", "FILE", "Take the identity of the accelerator whose evidence this is.")
 ]
 
 
 @app.command()
 def init(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A new directory for the chip.")],
+    directory: Annotated[Path, argument("DIR", "A new directory for the chip.")],
     owner: ChipOwner,
     snapshots_per_day: SnapshotsPerDay = 0.1,
     collector: CollectorUrl = None,
@@ -159,30 +142,22 @@ def init(
     chip = ChipDirectory(directory)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise StoreError(f"{directory}: exists and is not empty; choose another directory")
-    document: dict[str, object] = {
-        "capacity": capacity,
-        "collector": None if collector is None else HttpCollector(collector).url,
-        "format": FORMAT,
-        "hash_frozen": hash_frozen,
-        "hold_ms": hold_ms,
-        "owner": load_public_key(owner).key_id,
-        "page_size": page_bytes,
-        "rate_milli": round(1000 * snapshots_per_day),
-        "retention_days": retention_days,
-        "ueid": ueid.hex(),
-    }
+    made = ChipConfiguration(
+        ueid, bytes.fromhex(load_public_key(owner).key_id), round(1000 * snapshots_per_day), page_bytes, capacity,
+        retention_days, hash_frozen, hold_ms, None if collector is None else HttpCollector(collector).url,
+    )  # fmt: skip
     known = None if collector_key is None else load_public_key(collector_key)
-    settings_of(document, known)  # refuses what no agent could run with
+    made.settings(known)  # refuses what no agent could run with
     chip.path.mkdir(parents=True, exist_ok=True, mode=0o700)
     in_file = tpm is None
     public = write_key(chip.key_path, generate_key(chosen)) if in_file else make_key_in_tpm(chip, tpm, chosen)
     if known is not None:
         write_whole(chip.path / "collector.pub", known.pem())
-    write_whole(chip.settings_path, canonical_json(document))
+    write_whole(chip.settings_path, made.encode())
     if as_json:
-        print_json({"directory": str(directory), "ueid": document["ueid"], "public_key": str(public)})
+        print_json({"directory": str(directory), "ueid": ueid.hex(), "public_key": str(public)})
     else:
-        say(f"{directory}: chip {document['ueid']}; its device key is {public}")
+        say(f"{directory}: chip {ueid.hex()}; its device key is {public}")
         if tpm is not None:
             say(f"the key stays in the TPM; readers must know its attestation key: {chip.path / 'tpm.pub'}")
             say("or have it enrolled under the TPM maker's certificate: tally chip enrol request")
@@ -209,13 +184,10 @@ def _key_algorithm(named: str | None, tpm: str | None) -> str:
 def agent(
     directory: Directory,
     manifest: Annotated[
-        Path | None,
-        typer.Option(
-            "--manifest", metavar="FILE", help="Observe tensors in files instead of registered programs."
-        ),
+        Path | None, option("--manifest", "FILE", "Observe tensors in files instead of registered programs.")
     ] = None,
     seconds: Annotated[
-        float | None, typer.Option("--for", metavar="SECONDS", help="End after so long; by default never.")
+        float | None, option("--for", "SECONDS", "End after so long; by default never.")
     ] = None,
 ) -> int:
     """Run the agent: snapshots at random times until it is interrupted; programs register with tallystick.observe."""
@@ -277,16 +249,14 @@ def show(directory: Directory, as_json: AsJson = False) -> int:
 
 @app.command()
 def verify(
-    log: Annotated[Path, typer.Argument(metavar="LOG", help="A chip's log.journal, handed over.")],
+    log: Annotated[Path, argument("LOG", "A chip's log.journal, handed over.")],
     key: KeyFile,
     token: Annotated[
-        Path | None,
-        typer.Option("--attestation", metavar="FILE", help="What tally chip attest wrote for your nonce."),
+        Path | None, option("--attestation", "FILE", "What tally chip attest wrote for your nonce.")
     ] = None,
-    nonce: Annotated[str | None, typer.Option("--nonce", metavar="HEX", help="The nonce you chose.")] = None,
+    nonce: Annotated[str | None, option("--nonce", "HEX", "The nonce you chose.")] = None,
     earlier: Annotated[
-        list[Path] | None,
-        typer.Option("--earlier", metavar="LOG", help="A copy handed over before; may be repeated."),
+        list[Path] | None, option("--earlier", "LOG", "A copy handed over before; may be repeated.")
     ] = None,
     tpm: TpmEvidenceFile = None,
     tpm_key: TpmKeyFile = None,
@@ -331,13 +301,10 @@ def verify(
 @app.command()
 def attest(
     directory: Directory,
-    nonce: Annotated[str, typer.Option("--nonce", metavar="HEX", help="8 to 64 bytes that the asker chose.")],
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where to write the attestation.")],
+    nonce: Annotated[str, option("--nonce", "HEX", "8 to 64 bytes that the asker chose.")],
+    out: Annotated[Path, option("--out", "FILE", "Where to write the attestation.")],
     tpm: Annotated[
-        Path | None,
-        typer.Option(
-            "--tpm", metavar="FILE", help="Write there what the chip's TPM says about key, head and boot."
-        ),
+        Path | None, option("--tpm", "FILE", "Write there what the chip's TPM says about key, head and boot.")
     ] = None,
 ) -> int:
     """Sign the log's head for a nonce: shows whom it is handed to that the log ends there."""
@@ -363,9 +330,7 @@ def attest(
 @app.command()
 def precommit(
     directory: Directory,
-    digest: Annotated[
-        str, typer.Argument(metavar="HEX", help="The pre-commitment's digest, 64 hexadecimal digits.")
-    ],
+    digest: Annotated[str, argument("HEX", "The pre-commitment's digest, 64 hexadecimal digits.")],
 ) -> int:
     """Log a run's pre-commitment before its first step; asks the running agent, if there is one."""
     log_precommit(directory, parse_hex(digest, n_bytes=32, what="pre-commitment"))
@@ -394,17 +359,12 @@ def log_precommit(directory: Path, digest: bytes) -> None:
 
 @app.command()
 def collect(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the collected logs lie.")],
-    key: Annotated[
-        str, typer.Option("--key", metavar="FILE", help="The collector's private key, or env:NAME.")
-    ],
+    directory: Annotated[Path, argument("DIR", "Where the collected logs lie.")],
+    key: Annotated[str, option("--key", "FILE", "The collector's private key, or env:NAME.")],
     chips: Annotated[
-        list[str],
-        typer.Option("--chip", metavar="UEID=FILE", help="A chip's UEID and public key; may be repeated."),
+        list[str], option("--chip", "UEID=FILE", "A chip's UEID and public key; may be repeated.")
     ],
-    listen: Annotated[
-        str, typer.Option("--listen", metavar="HOST:PORT", help="Where to listen.")
-    ] = "127.0.0.1:8765",
+    listen: Annotated[str, option("--listen", "HOST:PORT", "Where to listen.")] = "127.0.0.1:8765",
 ) -> int:
     """Receive the logs of chips in remote mode and sign receipts, until interrupted."""
     keys = {bytes.fromhex(ueid): key for ueid, key in load_chip_keys(chips).items()}

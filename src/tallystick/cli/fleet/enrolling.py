@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,27 +11,25 @@ import typer
 
 from tallystick.cli.fleet.chip_evidence import ListFiles, Lists, ListsRequired, Moment, tpm_key_of
 from tallystick.cli.options import AsJson, Out, OwnKey, argument, option
-from tallystick.cli.terminal import answer
+from tallystick.cli.terminal import done
 from tallystick.errors import InvalidInput
 from tallystick.fleet.attestation.certificates import CHAIN_LIMIT, Certificate, parse_chain, parse_root
+from tallystick.fleet.attestation.credential import Credential
 from tallystick.fleet.attestation.enrolment import (
-    DOCUMENT_LIMIT,
     EK_UNDERSTOOD,
     WHAT,
+    Challenge,
     EnrolmentRequest,
+    KeptChallenge,
+    TpmAnswer,
     answer_to,
     challenge_request,
-    encode_answer,
     enrol,
-    parse_answer,
-    parse_challenge,
-    parse_kept,
-    parse_request,
     verify_request,
 )
-from tallystick.reports.layout import DonePage, Row
 from tallystick.signing.dsse import sign_statement
 from tallystick.store.chips import ChipDirectory
+from tallystick.store.documents import read_document
 from tallystick.store.files import read_whole, write_whole
 from tallystick.store.keys import load_key
 
@@ -78,7 +76,7 @@ def request(
     chain = parse_chain(pem, what=str(certificates or key.tcti), understood=EK_UNDERSTOOD)
     made = EnrolmentRequest(attestation_key(key.tcti, key.algorithm), chain)
     write_whole(out, made.encode())
-    return _done(
+    return done(
         f"asked: {out}",
         {
             "request": made.digest().hex(),
@@ -101,7 +99,7 @@ def challenge(
     as_json: AsJson = False,
 ) -> int:
     """As the enroller: check the certificates, hide a secret for that TPM; exit code 1 if a certificate does not hold."""
-    asked = parse_request(_read(request, DOCUMENT_LIMIT), what=str(request))
+    asked = read_document(EnrolmentRequest, request)
     moment = _moment(at)
     tpm, root = verify_request(asked, _roots(roots), at=moment)
     known = Lists(tuple(lists or ()), require_lists).check(asked.certificates, root, at=moment, what=WHAT)
@@ -115,7 +113,7 @@ def challenge(
         "revocation": str(known),
         "kept": str(keep),
     }
-    return _done(f"challenge: {out}", values, as_json=as_json)
+    return done(f"challenge: {out}", values, as_json=as_json)
 
 
 @app.command("answer")
@@ -129,10 +127,10 @@ def answer_challenge(
     from tallystick.integrations.tpm import activate
 
     key = tpm_key_of(ChipDirectory(chip))
-    posed = parse_challenge(_read(challenge, DOCUMENT_LIMIT), what=str(challenge))
-    secret = activate(key.tcti, key.algorithm, posed.credential)
-    write_whole(out, encode_answer(answer_to(posed.request, secret)))
-    return _done(f"answered: {out}", {"request": posed.request.hex()}, as_json=as_json)
+    posed = read_document(Challenge, challenge)
+    secret = activate(key.tcti, key.algorithm, Credential(posed.credential, posed.seed))
+    write_whole(out, TpmAnswer(answer_to(posed.request, secret)).encode())
+    return done(f"answered: {out}", {"request": posed.request.hex()}, as_json=as_json)
 
 
 @app.command()
@@ -149,21 +147,21 @@ def sign(
     as_json: AsJson = False,
 ) -> int:
     """As the enroller: sign that the attestation key is in the TPM of that certificate; exit code 1 if it is not shown."""
-    asked = parse_request(_read(request, DOCUMENT_LIMIT), what=str(request))
+    asked = read_document(EnrolmentRequest, request)
     signer, moment, pinned = load_key(key), _moment(at), _roots(roots)
     _, root = verify_request(asked, pinned, at=moment)
     known = Lists(tuple(lists or ()), require_lists).check(asked.certificates, root, at=moment, what=WHAT)
     made = enrol(
         asked,
-        parse_answer(_read(given, DOCUMENT_LIMIT), what=str(given)),
-        parse_kept(_read(kept, DOCUMENT_LIMIT), what=str(kept)),
+        read_document(TpmAnswer, given).answer,
+        read_document(KeptChallenge, kept),
         pinned,
         at=moment,
         revocation=known.status,
         enroller=signer.public_key.key_id,
     )
     write_whole(out, sign_statement(made.statement(), signer))
-    return _done(f"enrolled: {out}", {**made.fields(), "tpm": str(made.tpm)}, as_json=as_json)
+    return done(f"enrolled: {out}", {**made.fields(), "tpm": str(made.tpm)}, as_json=as_json)
 
 
 def _roots(paths: Sequence[Path]) -> list[Certificate]:
@@ -176,9 +174,3 @@ def _moment(at: int | None) -> int:
 
 def _read(path: Path, limit: int) -> bytes:
     return read_whole(path, limit=limit, what="a file of an enrolment")
-
-
-def _done(headline: str, values: Mapping[str, object], *, as_json: bool) -> int:
-    rows: list[Row] = [(name, str(value)) for name, value in values.items()]
-    answer(DonePage(headline, values, rows), as_json=as_json)
-    return 0

@@ -22,7 +22,7 @@ from tallystick.cli.options import (
     parse_named,
     second_of,
 )
-from tallystick.cli.terminal import answer, say
+from tallystick.cli.terminal import answer, done, say
 from tallystick.commit.encoding import HASH_BYTES, parse_hex
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.fleet.inspection.extraction import ChipLogReader
@@ -44,11 +44,11 @@ from tallystick.fleet.inspection.package import InspectionPackage
 from tallystick.fleet.registry.claims import LARGEST_FRAME, parse_frame
 from tallystick.fleet.registry.facts import REGISTRY, Chip
 from tallystick.fleet.registry.ledger import Ledger
-from tallystick.fleet.sampling.draw import LARGEST_ANNOUNCEMENT, Announcement, draw_sample, parse_announcement
+from tallystick.fleet.sampling.draw import Announcement, draw_sample
 from tallystick.reports.inspection import VerdictPage
-from tallystick.reports.registry import FactsPage
 from tallystick.signing.dsse import sign_payload
 from tallystick.signing.keys import PublicKey
+from tallystick.store.documents import read_document
 from tallystick.store.files import read_whole, write_whole
 from tallystick.store.keys import load_key, load_public_key
 
@@ -100,14 +100,10 @@ def announce(
         source, beacon_round, beacon_time, listed.frames(parse_counts(samples, option="--samples", what="stratum")),
     )  # fmt: skip
     write_whole(out, made.encode())
-    facts = (
-        ("file", str(out)),
-        ("period", period),
-        ("frame", made.registry.hex()),
-        ("beacon", f"{source} {beacon_round}"),
-    )
-    answer(FactsPage("announced; publish it before the beacon speaks", facts), as_json=as_json)
-    return 0
+    facts = {
+        "file": str(out), "period": period, "frame": made.registry.hex(), "beacon": f"{source} {beacon_round}",
+    }  # fmt: skip
+    return done("announced; publish it before the beacon speaks", facts, as_json=as_json)
 
 
 @draws.command()
@@ -121,7 +117,7 @@ def sample(
     as_json: AsJson = False,
 ) -> int:
     """Draw, or draw again, the sample that announcement and beacon determine."""
-    made = parse_announcement(read_whole(announcement, limit=LARGEST_ANNOUNCEMENT, what="an announcement"))
+    made = read_document(Announcement, announcement)
     drawn = draw_sample(made, _beacon(beacon))
     found = drawn.digest().hex()
     if claimed is not None and claimed != found:
@@ -131,17 +127,11 @@ def sample(
         strata = _strata(frame, made)
         chips = {name: [strata[name][int(at)] for at in places] for name, places in drawn.samples.items()}
     positions = {name: [int(at) for at in places] for name, places in drawn.samples.items()}
-    shown = chips or positions
-    if as_json:
-        facts: tuple[tuple[str, object], ...] = (
-            ("digest", found),
-            ("positions", positions),
-            ("chips", chips),
-        )
-        answer(FactsPage("drawn", facts), as_json=True)
-    else:
-        answer(FactsPage("drawn", (("digest", found), *shown.items())), as_json=False)
-    return 0
+    drawn_chips = chips or positions
+    rows = [("digest", found), *((name, ", ".join(map(str, each))) for name, each in drawn_chips.items())]
+    return done(
+        "drawn", {"digest": found, "positions": positions, "chips": chips}, as_json=as_json, rows=rows
+    )
 
 
 # ------------------------------------------------------------------------------------------------- orders
@@ -163,7 +153,7 @@ def order(
     as_json: AsJson = False,
 ) -> int:
     """Write a signed work order for each place where drawn chips are. Orders are secret until the visit."""
-    made = parse_announcement(read_whole(announcement, limit=LARGEST_ANNOUNCEMENT, what="an announcement"))
+    made = read_document(Announcement, announcement)
     drawn, strata = draw_sample(made, _beacon(beacon)), _strata(frame, made)
     names = [strata[name][int(at)] for name, places in drawn.samples.items() for at in places]
     second, signer = second_of(now), load_key(key)
@@ -187,8 +177,7 @@ def order(
         write_whole(place, sign_payload(ORDER_TYPE, made_order.encode(), [signer]).encode())
         place.chmod(0o600)
         files.append(str(place))
-    answer(FactsPage(f"{len(names)} chips at {len(places)} places", (("files", files),)), as_json=as_json)
-    return 0
+    return done(f"{len(names)} chips at {len(places)} places", {"files": files}, as_json=as_json)
 
 
 @visits.command()
@@ -207,13 +196,9 @@ def pack(
         raise Mismatch(f"work order: is signed by {issuer}, must be signed by {REGISTRY}")
     made = WorkOrder.parse(encoded)
     InspectionPackage(directory).begin(data, made, load_key(key), now=second_of(now))
-    facts = (
-        ("directory", str(directory)),
-        ("chips", len(made.targets)),
-        ("checklist", str(directory / "checklist.txt")),
-    )
-    answer(FactsPage(f"package for {made.inspector} at {made.custodian}", facts), as_json=as_json)
-    return 0
+    checklist = str(directory / "checklist.txt")
+    facts = {"directory": str(directory), "chips": len(made.targets), "checklist": checklist}
+    return done(f"package for {made.inspector} at {made.custodian}", facts, as_json=as_json)
 
 
 @visits.command()
@@ -252,12 +237,9 @@ def record(
     finding = InspectionFinding.read(seen)
     made = InspectionPackage(directory).record(
         finding, load_key(key), now=second,
-        log=b"" if log is None else read_whole(log, limit=LARGEST_LOG, what="a file of an inspection"),
-        evidence=b"" if evidence is None else read_whole(evidence, limit=LARGEST_LOG, what="a file of an inspection"),
-        photos=[read_whole(photo, limit=LARGEST_LOG, what="a file of an inspection") for photo in photos or []],
+        log=_file(log), evidence=_file(evidence), photos=[_file(photo) for photo in photos or []],
     )  # fmt: skip
-    answer(FactsPage(f"chip {chip}: {outcome}", tuple(made.fields().items())), as_json=as_json)
-    return 0
+    return done(f"chip {chip}: {outcome}", made.fields(), as_json=as_json)
 
 
 @visits.command("hand-over")
@@ -274,21 +256,17 @@ def hand_over(
     )
     signers = {first: load_key(one), second: load_key(other)}
     link = InspectionPackage(directory).hand_over(first, second, signers, now=second_of(now))
-    answer(FactsPage(f"{first} handed over to {second}", (("link", link.number),)), as_json=as_json)
-    return 0
+    return done(f"{first} handed over to {second}", {"link": link.number}, as_json=as_json)
 
 
 @visits.command()
 def seal(directory: Package, key: OwnKey, now: Now = None, as_json: AsJson = False) -> int:
     """Seal the package: sign all findings; nothing can be recorded after it."""
     result = InspectionPackage(directory).seal(load_key(key), now=second_of(now))
-    facts = (
-        ("result", result.digest().hex()),
-        ("findings", len(result.findings)),
-        ("links", len(result.custody)),
-    )
-    answer(FactsPage("sealed", facts), as_json=as_json)
-    return 0
+    facts = {
+        "result": result.digest().hex(), "findings": len(result.findings), "links": len(result.custody),
+    }  # fmt: skip
+    return done("sealed", facts, as_json=as_json)
 
 
 @visits.command()
@@ -378,6 +356,10 @@ def _strata(frame: Path, announcement: Announcement) -> dict[str, list[str]]:
     if {name: len(chips) for name, chips in strata.items()} != {f.name: f.chips for f in announcement.strata}:
         raise Mismatch("frame: its strata are not those announced")
     return strata
+
+
+def _file(path: Path | None) -> bytes:
+    return b"" if path is None else read_whole(path, limit=LARGEST_LOG, what="a file of an inspection")
 
 
 def _beacon(text: str) -> bytes:

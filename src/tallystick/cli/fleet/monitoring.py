@@ -29,6 +29,7 @@ from tallystick.cli.terminal import answer, console, print_json, say
 from tallystick.commit.encoding import parse_hex
 from tallystick.errors import InvalidInput, StoreError, TallyError
 from tallystick.fleet.provenance.memorisation import LEAST_RECORDS
+from tallystick.fleet.provenance.owner_findings import owner_findings
 from tallystick.reports.layout import GOOD, page
 from tallystick.reports.monitoring import FleetReport, OwnerReport
 from tallystick.store.files import storing, write_whole
@@ -89,6 +90,9 @@ def verify(
     ] = None,
     trust: PerhapsTrusted = None,
     html: Annotated[Path | None, option("--html", "FILE", "Write the report as one page.")] = None,
+    findings: Annotated[
+        Path | None, option("--findings", "FILE", "Write what was found, for `tally rules judge`.")
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Match an owner's snapshots with the declared runs, repeat parts of them, and say what follows."""
@@ -117,6 +121,8 @@ def verify(
     started = time.perf_counter()
     found = verify_owner(folder.name, OwnerFolder(folder), known, source_of, inquiry, progress=say)
     shown = OwnerReport(*found)
+    if findings is not None:
+        write_whole(findings, owner_findings(shown.verdict, shown.chips).encode())
     if html is not None:
         facts = {"beacon": beacon, "random_segments": segments, "largest_segments": largest}
         write_whole(html, FleetReport([shown], time.perf_counter() - started, str(folder), facts).page())
@@ -144,7 +150,9 @@ def report(
     made = report_run(run, source, logs)
     facts = {
         "run": made.run,
-        **made.totals.fields(),
+        "chip_ms": made.totals.chip_ms,
+        "flop": made.totals.flop,
+        "tokens": made.totals.tokens,
         "snapshots": len(made.snapshots),
         "report": str(beside(run, "report")),
     }

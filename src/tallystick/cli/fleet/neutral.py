@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from tallystick.cli.options import AsJson, Now, Out, argument, flag, option, parse_named, second_of
-from tallystick.cli.terminal import TaskDisplay, answer
+from tallystick.cli.terminal import TaskDisplay, answer, done
 from tallystick.commit.encoding import parse_hex
 from tallystick.errors import InvalidInput, StoreError
 from tallystick.fleet.enclave.neutral import (
@@ -20,19 +20,18 @@ from tallystick.fleet.enclave.neutral import (
     Output,
     integer_output,
     open_order,
-    parse_order,
     read_order,
     scalar_output,
     sign_order,
     verdict_output,
 )
 from tallystick.fleet.enclave.neutral_result import verify_result
-from tallystick.fleet.enclave.sandbox import Bounds, check_isolation, find_problem, versions
+from tallystick.fleet.enclave.sandbox import check_isolation, find_problem, versions
 from tallystick.fleet.enclave.sealed_job import PROGRAM_LIMIT, carry_out, salts_for, write_job
-from tallystick.fleet.provenance.transcripts import DOCUMENT_LIMIT, Report, parse_opening, parse_report
-from tallystick.reports.layout import DonePage
+from tallystick.fleet.provenance.transcripts import Report, ReportOpening
 from tallystick.reports.neutral import OrderPage, ResultPage
 from tallystick.signing.dsse import ENVELOPE_LIMIT, parse_envelope
+from tallystick.store.documents import read_document
 from tallystick.store.files import open_file, read_whole, write_whole
 from tallystick.store.keys import load_key, load_public_key
 
@@ -86,9 +85,7 @@ def make_order(
     as_json: AsJson = False,
 ) -> int:
     """Draw up an order and sign it as one of the two parties; the other uses `tally neutral sign`."""
-    stated = None
-    if report is not None:
-        stated = parse_report(read_whole(report, limit=DOCUMENT_LIMIT, what="a report"))
+    stated = None if report is None else read_document(Report, report)
     source = read_whole(program, limit=PROGRAM_LIMIT, what="a program")
     order = Order(
         secrets.token_hex(16),
@@ -99,11 +96,13 @@ def make_order(
         tuple(sorted((_output(text) for text in outputs), key=lambda output: output.name)),
         budget,
         repeats,
-        Bounds(seconds, memory_mb << 20, scratch_mb << 20),
+        seconds,
+        memory_mb << 20,
+        scratch_mb << 20,
         constant_time,
     )
     signer = load_key(key)
-    signed = sign_order(parse_order(order.encode()), signer)
+    signed = sign_order(order, signer)
     write_whole(out, signed)
     answer(OrderPage(order, (signer.public_key.key_id,)), as_json=as_json)
     return 0
@@ -156,7 +155,7 @@ def pack(
     found = read_order(signed)
     salts: dict[str, bytes] = {}
     if opening is not None:
-        salts = salts_for(found, parse_opening(read_whole(opening, limit=DOCUMENT_LIMIT, what="an opening")))
+        salts = salts_for(found, read_document(ReportOpening, opening))
     files = {
         name: Path(file)
         for name, file in (parse_named(t, option="--input", form="NAME=FILE") for t in inputs)
@@ -165,9 +164,7 @@ def pack(
     write_job(out, signed, source, files, salts)
     size = out.stat().st_size
     values = {"job": str(out), "order": found.digest(), "bytes": size, "inputs": sorted(files)}
-    rows = [("order", found.digest()), ("inputs", ", ".join(sorted(files))), ("bytes", f"{size:,}")]
-    answer(DonePage(f"sealed: {out}", values, rows), as_json=as_json)
-    return 0
+    return done(f"sealed: {out}", values, as_json=as_json)
 
 
 @app.command()
@@ -212,14 +209,8 @@ def check(as_json: AsJson = False) -> int:
     """Try in the enclosure what a hostile program would; 2 if this machine cannot isolate programs."""
     if (problem := find_problem()) is not None:
         raise StoreError(problem)
-    refused = check_isolation()
-    found = versions()
-    rows = [("refused", ", ".join(refused)), *found.items()]
-    answer(
-        DonePage("this machine can isolate programs", {"refused": list(refused), **found}, rows),
-        as_json=as_json,
-    )
-    return 0
+    refused = {"refused": list(check_isolation())}
+    return done("this machine can isolate programs", {**refused, **versions()}, as_json=as_json)
 
 
 def _input(text: str, report: Report | None) -> Input:

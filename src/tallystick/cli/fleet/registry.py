@@ -22,10 +22,9 @@ from tallystick.cli.options import (
     parse_named,
     second_of,
 )
-from tallystick.cli.terminal import TaskDisplay, answer
+from tallystick.cli.terminal import TaskDisplay, answer, done
 from tallystick.errors import InvalidInput
 from tallystick.fleet.registry.claims import (
-    LARGEST_PROOF,
     RegistryProof,
     fleet_fields,
     make_frame,
@@ -39,7 +38,8 @@ from tallystick.fleet.registry.facts import LARGEST_ENTRY, REGISTRY, Deed, Entry
 from tallystick.fleet.registry.heads import LARGEST_HEAD, SignedHead, parse_signed_head
 from tallystick.fleet.registry.ledger import Ledger
 from tallystick.fleet.registry.reconcile import LARGEST_STREAM, Stream, reconcile
-from tallystick.reports.registry import ChipPage, FactsPage, HeadPage, ReconciliationPage
+from tallystick.reports.registry import ChipPage, HeadPage, ReconciliationPage
+from tallystick.store.documents import read_document
 from tallystick.store.files import read_whole, write_whole
 from tallystick.store.keys import load_key, load_public_key
 
@@ -192,9 +192,8 @@ def prove(
     data = made.encode()
     write_whole(out, data)
     present = any(item == key.encode("ascii") for item, _ in proof.items)
-    facts = (("file", str(out)), ("key", key), ("present", present), ("bytes", len(data)))
-    answer(FactsPage(f"proof of {key}", facts), as_json=as_json)
-    return 0
+    facts = {"file": str(out), "key": key, "present": present, "bytes": len(data)}
+    return done(f"proof of {key}", facts, as_json=as_json)
 
 
 @app.command()
@@ -205,10 +204,7 @@ def verify(
     as_json: AsJson = False,
 ) -> int:
     """Check a proof offline; 1 if it does not hold, or somebody else owns the chip."""
-    found, public = (
-        RegistryProof.parse(read_whole(proof, limit=LARGEST_PROOF, what="a registry proof")),
-        load_public_key(key),
-    )
+    found, public = read_document(RegistryProof, proof), load_public_key(key)
     if owner is not None:
         chip = verify_owner(found, public, chip=found.key.removeprefix("chip/"), owner=owner)
         answer(ChipPage(chip, f"{owner} owns chip {chip.chip}, and nobody else does"), as_json=as_json)
@@ -217,17 +213,11 @@ def verify(
     if value is not None and found.key.startswith("chip/"):
         answer(ChipPage(parse_chip(value), f"the proof of {found.key} holds"), as_json=as_json)
         return 0
-    facts = (
-        ("key", found.key),
-        ("present", value is not None),
-        ("value", None if value is None else value.decode("ascii", "replace")),
-        ("head", found.head.head.entries),
-    )
-    answer(
-        FactsPage("the proof holds" if value is not None else f"{found.key}: is not registered", facts),
-        as_json=as_json,
-    )
-    return 0
+    there = value is not None
+    shown = None if value is None else value.decode("ascii", "replace")
+    facts = {"key": found.key, "present": there, "value": shown, "head": found.head.head.entries}
+    headline = "the proof holds" if there else f"{found.key}: is not registered"
+    return done(headline, facts, as_json=as_json)
 
 
 @app.command()
@@ -246,19 +236,13 @@ def stream(
     as_json: AsJson = False,
 ) -> int:
     """Write somebody's list of chips as a stream for `tally registry reconcile`."""
-    names = (
-        ()
-        if chips is None
-        else tuple(
-            read_whole(chips, limit=LARGEST_STREAM, what="a list of chips").decode("ascii", "replace").split()
-        )
-    )
+    listed = b"" if chips is None else read_whole(chips, limit=LARGEST_STREAM, what="a list of chips")
+    names = tuple(listed.decode("ascii", "replace").split())
     counts = parse_counts(units or (), option="--units", what="model")
     made = Stream(kind, source, party, exporter, second_of(now), complete, names, counts)
     write_whole(out, made.encode())
-    facts = (("file", str(out)), ("chips", len(names)), ("units", counts), ("complete", complete))
-    answer(FactsPage(f"{kind} list of {party}", facts), as_json=as_json)
-    return 0
+    facts = {"file": str(out), "chips": len(names), "units": counts, "complete": complete}
+    return done(f"{kind} list of {party}", facts, as_json=as_json)
 
 
 @app.command("reconcile")
@@ -268,9 +252,7 @@ def reconcile_streams(
     as_json: AsJson = False,
 ) -> int:
     """Hold the registry against makers' output, customs, inventories and inspections; 1 if anything disagrees."""
-    parsed = [
-        Stream.parse(read_whole(file, limit=LARGEST_STREAM, what="a list of chips")) for file in streams
-    ]
+    parsed = [read_document(Stream, file) for file in streams]
     with Ledger(directory) as ledger:
         chips = list(ledger.each_chip())
     page = ReconciliationPage(len(chips), len(parsed), reconcile(chips, parsed))
@@ -293,8 +275,7 @@ def export(
             f"tallystick:{head.registry[:32]}:{head.entries}", ledger.each_chip(owner=owner), models
         )
     write_whole(out, data)
-    answer(FactsPage("exported", (("file", str(out)), ("bytes", len(data)))), as_json=as_json)
-    return 0
+    return done("exported", {"file": str(out), "bytes": len(data)}, as_json=as_json)
 
 
 @app.command()
@@ -317,14 +298,8 @@ def frame(
     if fleet is not None:
         write_whole(fleet, json.dumps(fleet_fields(chips, models, now=second), indent=1).encode())
     strata = {name: len(names) for name, names in made.strata().items()}
-    answer(
-        FactsPage(
-            f"{len(made.lines):,} chips can be drawn",
-            (("file", str(out)), ("root", made.root().hex()), ("strata", strata)),
-        ),
-        as_json=as_json,
-    )
-    return 0
+    facts = {"file": str(out), "root": made.root().hex(), "strata": strata}
+    return done(f"{len(made.lines):,} chips can be drawn", facts, as_json=as_json)
 
 
 def _sign(entry: Entry, signers: Sequence[str], out: Path, *, as_json: bool) -> int:
@@ -338,9 +313,8 @@ def _sign(entry: Entry, signers: Sequence[str], out: Path, *, as_json: bool) -> 
     signed = Entry(entry.deed, tuple(sorted(signatures.items())))
     parse_entry(signed.encode())
     write_whole(out, signed.encode() + b"\n")
-    facts = (("file", str(out)), ("kind", entry.deed.kind), ("signed_by", sorted(signatures)))
-    answer(FactsPage("deed signed" if signers else "deed drawn up", facts), as_json=as_json)
-    return 0
+    facts = {"file": str(out), "kind": entry.deed.kind, "signed_by": sorted(signatures)}
+    return done("deed signed" if signers else "deed drawn up", facts, as_json=as_json)
 
 
 def _id_of(text: str) -> str:

@@ -21,23 +21,22 @@ from tallystick.cli.options import (
     load_trusted,
     option,
 )
-from tallystick.cli.terminal import answer, say
+from tallystick.cli.terminal import answer, done, say
 from tallystick.errors import InvalidInput, Mismatch, StoreError
 from tallystick.fleet.compliance.compliance import judge_rules
 from tallystick.fleet.compliance.dossier import (
     LARGEST_FLOP,
-    OWNER_REPORT_LIMIT,
     Dossier,
     Fleet,
     GrantedLicence,
     RunFacts,
     judge_fleet,
     licence_statement,
-    parse_owner_findings,
     read_licence,
 )
 from tallystick.fleet.compliance.rules import RULES_LIMIT, Rules, parse_rules
-from tallystick.fleet.enclave.neutral_result import Result, read_result
+from tallystick.fleet.enclave.neutral_result import NeutralResult, read_result
+from tallystick.fleet.inspection.judging import InspectionVerdict
 from tallystick.fleet.provenance.batch_opening import (
     OPENING_LIMIT,
     BatchOpening,
@@ -46,19 +45,19 @@ from tallystick.fleet.provenance.batch_opening import (
     parse_batch_opening,
     take_apart,
 )
+from tallystick.fleet.provenance.owner_findings import OwnerFindings
 from tallystick.fleet.provenance.submission import DeclaredRun, OwnerFolder
 from tallystick.fleet.provenance.transcripts import (
-    DOCUMENT_LIMIT,
-    parse_precommit,
-    parse_report,
+    Precommit,
+    Report,
     verify_report,
 )
 from tallystick.fleet.registry.ledger import Ledger
-from tallystick.fleet.registry.reconcile import LARGEST_STREAM, Stream, reconcile
-from tallystick.reports.layout import DonePage
+from tallystick.fleet.registry.reconcile import Stream, reconcile
 from tallystick.reports.rules import RulesPage, RulesVerdictPage
 from tallystick.signing.dsse import ENVELOPE_LIMIT, Envelope, parse_envelope, sign_statement
 from tallystick.signing.keys import PublicKey
+from tallystick.store.documents import read_document
 from tallystick.store.files import RunDirectory, read_whole, write_whole
 from tallystick.store.keys import load_key, load_public_key
 
@@ -85,7 +84,7 @@ def show(rules: RulesFile, as_json: AsJson = False) -> int:
 def judge(
     rules: RulesFile,
     findings: Annotated[
-        Path, argument("FINDINGS", "Your own `tally monitor verify --json`, kept in a file.")
+        Path, argument("FINDINGS", "What `tally monitor verify --findings` wrote; your own, nobody signs it.")
     ],
     folder: Annotated[Path, argument("DIR", "What the owner handed over, opened: runs/ and chips/.")],
     results: Annotated[
@@ -124,29 +123,15 @@ def judge(
         raise InvalidInput("--registry: needs --owner, the owner's name in it")
     if not folder.is_dir():
         raise StoreError(f"{folder}: there is no such folder")
-    asked_for = _rules(rules)
-    found = parse_owner_findings(
-        read_whole(findings, limit=OWNER_REPORT_LIMIT, what="findings of an owner"), what=str(findings)
-    )
+    asked_for, found = _rules(rules), read_document(OwnerFindings, findings)
     known = [load_public_key(path) for path in keys or []]
-    fleet = Fleet("unknown", ("no registry was held against the chips shown",))
-    if registry is not None and owner is not None:
-        verdicts = [read_package(place, load_trusted(trust), logs, []) for place in inspections or []]
-        lists = [
-            Stream.parse(read_whole(path, limit=LARGEST_STREAM, what="a list of chips"))
-            for path in streams or []
-        ]
-        with Ledger(registry) as ledger:
-            ledger.load_head()
-            chips = list(ledger.each_chip())
-        disagreements = reconcile(chips, lists) if lists else None
-        fleet = judge_fleet(owner, chips, found.chips, disagreements, verdicts)
+    packages = [read_package(place, load_trusted(trust), logs, []) for place in inspections or []]
     dossier = Dossier(
         found,
         tuple(_runs(folder)),
         tuple(_result(path, known) for path in results or []),
         tuple(_licence(path, known) for path in licences or []),
-        fleet,
+        _fleet(registry, owner, found, streams or [], packages),
     )
     verdict = judge_rules(asked_for, dossier)
     answer(RulesVerdictPage(verdict, asked), as_json=as_json)
@@ -162,9 +147,7 @@ def licence(
     as_json: AsJson = False,
 ) -> int:
     """Sign a licence to train what a pre-commitment commits to."""
-    committed = parse_precommit(
-        read_whole(precommit, limit=DOCUMENT_LIMIT, what="a pre-commitment"), what=str(precommit)
-    )
+    committed = read_document(Precommit, precommit)
     flop = _whole(most_flop)
     if flop is None or flop > LARGEST_FLOP:
         raise InvalidInput(f"--most-flop {most_flop[:60]}: must be a whole number up to 1e40")
@@ -172,8 +155,7 @@ def licence(
     statement = licence_statement(committed.digest(), flop, signer.public_key.key_id)
     write_whole(out, sign_statement(statement, signer))
     values = {"licence": str(out), "precommit": committed.digest().hex(), "most_flop": str(flop)}
-    answer(DonePage(f"licensed: {out}", values, list(values.items())), as_json=as_json)
-    return 0
+    return done(f"licensed: {out}", values, as_json=as_json)
 
 
 @app.command("open")
@@ -195,17 +177,13 @@ def open_records(
     place = run.with_name(f"{run.name}.batches") if out is None else out
     tenth = max(1, len(chosen) // 10)
 
-    def progress(done: int, of: int) -> None:
-        if done % tenth == 0:
-            say(f"batch {done} of {of}")
+    def progress(batch: int, of: int) -> None:
+        if batch % tenth == 0:
+            say(f"batch {batch} of {of}")
 
     written = open_batches(run, source, chosen, place, progress)
     values = {"openings": str(place), "batches": len(chosen), "bytes": written}
-    answer(
-        DonePage(f"opened: {place}", values, [(k, str(v)) for k, v in values.items()]),
-        as_json=as_json,
-    )
-    return 0
+    return done(f"opened: {place}", values, as_json=as_json)
 
 
 @app.command()
@@ -217,9 +195,7 @@ def records(
     as_json: AsJson = False,
 ) -> int:
     """List the digests of the records in opened batches, and their form: what rules of unit record name."""
-    stated = None if report is None else parse_report(
-        read_whole(report, limit=DOCUMENT_LIMIT, what="a report")
-    )  # fmt: skip
+    stated = None if report is None else read_document(Report, report)
     listed: list[dict[str, object]] = []
     rows: list[tuple[str, str]] = []
     for path in openings:
@@ -233,8 +209,7 @@ def records(
         rows += [(f"record {at}", each) for at, each in enumerate(found.records)]
     said = "bound to the report" if stated else "not held against any report"
     values = {"bound": stated is not None, "batches": listed}
-    answer(DonePage(f"{len(listed)} opened, {said}", values, rows), as_json=as_json)
-    return 0
+    return done(f"{len(listed)} opened, {said}", values, as_json=as_json, rows=rows)
 
 
 def _whole(text: str) -> int | None:
@@ -250,6 +225,23 @@ def _whole(text: str) -> int | None:
 
 def _rules(path: Path) -> Rules:
     return parse_rules(read_whole(path, limit=RULES_LIMIT, what="rules"), what=str(path))
+
+
+def _fleet(
+    registry: Path | None,
+    owner: str | None,
+    found: OwnerFindings,
+    streams: Sequence[Path],
+    inspections: Sequence[InspectionVerdict],
+) -> Fleet:
+    """Return whether chips are missing, as far as the registry, the streams and the inspections can tell."""
+    if registry is None or owner is None:
+        return Fleet("unknown", ("no registry was held against the chips shown",))
+    lists = [read_document(Stream, path) for path in streams]
+    with Ledger(registry) as ledger:
+        ledger.load_head()
+        chips = list(ledger.each_chip())
+    return judge_fleet(owner, chips, found.chips, reconcile(chips, lists) if lists else None, inspections)
 
 
 def _runs(folder: Path) -> list[RunFacts]:
@@ -293,7 +285,7 @@ def _signed(path: Path, known: Sequence[PublicKey]) -> tuple[Envelope, PublicKey
     return envelope, signers[0]
 
 
-def _result(path: Path, known: Sequence[PublicKey]) -> tuple[str, Result]:
+def _result(path: Path, known: Sequence[PublicKey]) -> tuple[str, NeutralResult]:
     envelope, signer = _signed(path, known)
     return signer.key_id, read_result(envelope.statement(what=str(path)), what=str(path))
 

@@ -39,9 +39,9 @@ from tallystick.fleet.agent.chip_record import (
     Firmware,
     FirmwareUpdate,
     Genesis,
+    LoggedPrecommit,
     LoggedRecord,
     OwnerChange,
-    Precommit,
     Record,
     SelfTest,
     Snapshot,
@@ -51,8 +51,8 @@ from tallystick.fleet.agent.chip_record import (
 from tallystick.fleet.agent.memory import (
     SALT_BYTES,
     Observation,
-    Opening,
     Probe,
+    SnapshotOpening,
     check_page_size,
     hash_memory,
 )
@@ -246,7 +246,7 @@ class ChipAgent:
             match logged.record.event:
                 case Genesis(owner=owner) | OwnerChange(after=owner):
                     self._owner = owner
-                case Precommit(digest=digest):
+                case LoggedPrecommit(digest=digest):
                     self._run = digest
                 case FirmwareUpdate(digest=digest, svn=svn) if logged is log[-1]:
                     self._firmware = Firmware(digest, svn, last.firmware.debug)
@@ -305,7 +305,7 @@ class ChipAgent:
 
     def precommit(self, digest: bytes) -> LoggedRecord:
         """Log a run's pre-commitment; snapshots name it from now on."""
-        logged = self._append(Precommit(digest))
+        logged = self._append(LoggedPrecommit(digest))
         self._run = digest
         return logged
 
@@ -372,9 +372,9 @@ class ChipAgent:
 
     def _log_memory(self, seen: Observation, salt: bytes, stall: Stall) -> LoggedRecord:
         readable = True
-        kept: Opening | None = None
+        kept: SnapshotOpening | None = None
 
-        def hashed(each: Callable[[bytes | memoryview], object] | None) -> Opening:
+        def hashed(each: Callable[[bytes | memoryview], object] | None) -> SnapshotOpening:
             nonlocal readable
             settings = self.settings
             found, readable = hash_memory(

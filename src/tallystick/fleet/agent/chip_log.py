@@ -3,7 +3,7 @@
     records, findings = read_log(frames, key)
     findings += verify_log(records, known=(Head(41, digest),))
 
-Nothing here reads a file or a clock. ``Finding.severity`` says whether the log can be an honest chip's; what
+Nothing here reads a file or a clock. ``NumberedFinding.severity`` says whether the log can be an honest chip's; what
 becomes of that is the reader's business.
 """
 
@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from tallystick.commit.codec import Document
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.fleet.agent.chip_record import (
     CLOCK_UNCERTAIN,
@@ -24,8 +25,8 @@ from tallystick.fleet.agent.chip_record import (
     Boot,
     FirmwareUpdate,
     Genesis,
+    LoggedPrecommit,
     LoggedRecord,
-    Precommit,
     Record,
     SelfTest,
     Snapshot,
@@ -47,7 +48,7 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Finding:
+class NumberedFinding(Document, what="finding"):
     """Something that an honest chip's log does not hold.
 
     Attributes:
@@ -63,16 +64,6 @@ class Finding:
     seq: int | None
     text: str
     severity: Severity = "violation"
-
-    def fields(self) -> dict[str, object]:
-        """Return the finding as JSON."""
-        return {
-            "rule": self.rule,
-            "name": self.name,
-            "seq": self.seq,
-            "text": self.text,
-            "severity": self.severity,
-        }
 
 
 @dataclass(frozen=True)
@@ -100,17 +91,17 @@ class Limits:
     idle_share: float = 1.0
 
 
-def read_log(frames: Iterable[bytes], key: PublicKey) -> tuple[list[LoggedRecord], list[Finding]]:
+def read_log(frames: Iterable[bytes], key: PublicKey) -> tuple[list[LoggedRecord], list[NumberedFinding]]:
     """Return the records that ``key`` signed, in the order given, and a finding for each frame that is none."""
     records: list[LoggedRecord] = []
-    findings: list[Finding] = []
+    findings: list[NumberedFinding] = []
     for position, data in enumerate(frames):
         try:
             records.append(parse_record(data, key, what=f"frame {position}"))
         except InvalidInput as problem:
-            findings.append(Finding(1, "malformed record", None, str(problem)))
+            findings.append(NumberedFinding(1, "malformed record", None, str(problem)))
         except Mismatch as problem:
-            findings.append(Finding(2, "wrong signature", None, str(problem)))
+            findings.append(NumberedFinding(2, "wrong signature", None, str(problem)))
     return records, findings
 
 
@@ -120,7 +111,7 @@ def verify_log(
     known: Iterable[Head] = (),
     others: Iterable[Sequence[LoggedRecord]] = (),
     limits: Limits | None = None,
-) -> list[Finding]:
+) -> list[NumberedFinding]:
     """Return everything in ``records`` that an honest chip's log would not hold, in the order of the rules.
 
     ``known`` are places known from elsewhere, ``others`` copies of the log handed over before. An empty list says
@@ -129,8 +120,8 @@ def verify_log(
     """
     limits = limits or Limits()
     if not records:
-        return [Finding(3, "no log", None, "the log holds no record", "unknown")]
-    found: list[Finding] = []
+        return [NumberedFinding(3, "no log", None, "the log holds no record", "unknown")]
+    found: list[NumberedFinding] = []
     found += _check_start(records[0])
     for before, after in itertools.pairwise(records):
         found += _check_link(before, after, limits)
@@ -154,19 +145,19 @@ def active_days(records: Sequence[LoggedRecord]) -> float:
 # -- the rules, spec/chip-log.md 4 ------------------------------------------------------------------
 
 
-def _check_start(first: LoggedRecord) -> list[Finding]:
+def _check_start(first: LoggedRecord) -> list[NumberedFinding]:
     if first.record.seq == 0:
         return []
     text = f"the log begins with record {first.record.seq}; records 0 to {first.record.seq - 1} are missing"
-    return [Finding(3, "missing beginning", first.record.seq, text)]
+    return [NumberedFinding(3, "missing beginning", first.record.seq, text)]
 
 
-def _check_link(before: LoggedRecord, after: LoggedRecord, limits: Limits) -> list[Finding]:
+def _check_link(before: LoggedRecord, after: LoggedRecord, limits: Limits) -> list[NumberedFinding]:
     a, b = before.record, after.record
-    found: list[Finding] = []
+    found: list[NumberedFinding] = []
 
     def note(rule: int, name: str, text: str, severity: Severity = "violation") -> None:
-        found.append(Finding(rule, name, b.seq, text, severity))
+        found.append(NumberedFinding(rule, name, b.seq, text, severity))
 
     if b.ueid != a.ueid:
         note(4, "another chip", f"record {b.seq} is of chip {b.ueid.hex()}, the one before of {a.ueid.hex()}")
@@ -202,39 +193,47 @@ def _check_link(before: LoggedRecord, after: LoggedRecord, limits: Limits) -> li
     return found
 
 
-def _check_clock(a: Record, b: Record, limits: Limits) -> list[Finding]:
+def _check_clock(a: Record, b: Record, limits: Limits) -> list[NumberedFinding]:
     if a.clocks.wall is None or b.clocks.wall is None:
         return []
     wall = b.clocks.wall - a.clocks.wall
     uncertain = isinstance(b.event, Snapshot) and bool(b.event.flags & CLOCK_UNCERTAIN)
     severity: Severity = "unknown" if uncertain else "violation"
     if wall < -limits.slack:
-        return [Finding(9, "wall clock went back", b.seq, f"by {-wall} ms since record {a.seq}", severity)]
+        return [
+            NumberedFinding(9, "wall clock went back", b.seq, f"by {-wall} ms since record {a.seq}", severity)
+        ]
     own = b.clocks.uptime - (0 if isinstance(b.event, Boot) else a.clocks.uptime)
     allowed = wall * (1 + limits.drift) + limits.slack
     if own < 0:
         return []  # rule 8 speaks of it
     if own > allowed:
-        return [Finding(9, "clocks", b.seq, f"{own} ms of uptime in {wall} ms of wall clock", severity)]
+        return [
+            NumberedFinding(9, "clocks", b.seq, f"{own} ms of uptime in {wall} ms of wall clock", severity)
+        ]
     if b.clocks.active - a.clocks.active > allowed:
         used = b.clocks.active - a.clocks.active
-        return [Finding(9, "clocks", b.seq, f"{used} ms of active time in {wall} ms of wall clock", severity)]
+        return [
+            NumberedFinding(
+                9, "clocks", b.seq, f"{used} ms of active time in {wall} ms of wall clock", severity
+            )
+        ]
     same_boot = not isinstance(b.event, Boot)
     if same_boot and wall > own * (1 + limits.drift) + limits.slack:
         return [
-            Finding(
+            NumberedFinding(
                 9, "clocks", b.seq, f"{wall} ms of wall clock in {own} ms of uptime without a boot", severity
             )
         ]
     return []
 
 
-def _check_firmware(a: Record, b: Record) -> list[Finding]:
-    found: list[Finding] = []
+def _check_firmware(a: Record, b: Record) -> list[NumberedFinding]:
+    found: list[NumberedFinding] = []
     announced = a.event if isinstance(a.event, FirmwareUpdate) else None
     if b.firmware.svn < a.firmware.svn:
         text = f"security version fell from {a.firmware.svn} to {b.firmware.svn}"
-        found.append(Finding(10, "firmware rollback", b.seq, text))
+        found.append(NumberedFinding(10, "firmware rollback", b.seq, text))
     expected = (
         (announced.digest, announced.svn) if announced is not None else (a.firmware.digest, a.firmware.svn)
     )
@@ -243,43 +242,43 @@ def _check_firmware(a: Record, b: Record) -> list[Finding]:
             f"is {b.firmware.digest.hex()[:16]}.. version {b.firmware.svn}, "
             f"must be {expected[0].hex()[:16]}.. version {expected[1]}"
         )
-        found.append(Finding(10, "firmware", b.seq, text))
+        found.append(NumberedFinding(10, "firmware", b.seq, text))
     if b.firmware.debug and not a.firmware.debug:
-        found.append(Finding(10, "debugging opened", b.seq, "an open debugger can write any record"))
+        found.append(NumberedFinding(10, "debugging opened", b.seq, "an open debugger can write any record"))
     return found
 
 
 def _check_known(
     records: Sequence[LoggedRecord], known: Iterable[Head], others: Iterable[Sequence[LoggedRecord]]
-) -> list[Finding]:
+) -> list[NumberedFinding]:
     own = {logged.record.seq: logged.digest for logged in records}
     last = records[-1].record.seq
-    found: list[Finding] = []
+    found: list[NumberedFinding] = []
     for head in known:
         if head.seq > last:
             text = f"ends at record {last}, {head.source} knows record {head.seq}"
-            found.append(Finding(11, "truncated", head.seq, text))
+            found.append(NumberedFinding(11, "truncated", head.seq, text))
         elif own.get(head.seq, head.digest) != head.digest:
             text = f"record {head.seq} is {own[head.seq].hex()[:16]}.., {head.source} knows {head.digest.hex()[:16]}.."
-            found.append(Finding(12, "fork", head.seq, text))
+            found.append(NumberedFinding(12, "fork", head.seq, text))
     for other in others:
         for logged in other:
             seq = logged.record.seq
             if seq > last:
                 found.append(
-                    Finding(
+                    NumberedFinding(
                         11, "truncated", seq, f"ends at record {last}, an earlier copy holds record {seq}"
                     )
                 )
                 break
             if own.get(seq, logged.digest) != logged.digest:
                 text = f"record {seq} has two versions, both signed by the chip: a fork or a rollback"
-                found.append(Finding(12, "fork", seq, text))
+                found.append(NumberedFinding(12, "fork", seq, text))
                 break
     return found
 
 
-def _check_boots(records: Sequence[LoggedRecord], limits: Limits) -> list[Finding]:
+def _check_boots(records: Sequence[LoggedRecord], limits: Limits) -> list[NumberedFinding]:
     boots = sum(isinstance(logged.record.event, Boot) for logged in records)
     first, last = records[0].record.clocks, records[-1].record.clocks
     spanned = (
@@ -288,20 +287,20 @@ def _check_boots(records: Sequence[LoggedRecord], limits: Limits) -> list[Findin
         else last.active - first.active
     )
     days = max(spanned / DAY_MS, 1.0)
-    found: list[Finding] = []
+    found: list[NumberedFinding] = []
     if boots >= limits.fewest_boots and boots / days > limits.boots_per_day:
         text = f"{boots} boots in {days:.1f} days; {limits.boots_per_day:g} a day are tolerated"
-        found.append(Finding(13, "reboot storm", None, text))
+        found.append(NumberedFinding(13, "reboot storm", None, text))
     if last.wall is not None and first.wall is not None and spanned > 0:
         idle = 1.0 - (last.active - first.active) / spanned
         if idle > limits.idle_share:
             text = f"{100 * idle:.1f} % of the wall time was without a live agent; {100 * limits.idle_share:g} % is tolerated"
-            found.append(Finding(14, "coverage", None, text))
+            found.append(NumberedFinding(14, "coverage", None, text))
     return found
 
 
-def _check_snapshots(records: Sequence[LoggedRecord], limits: Limits) -> list[Finding]:
-    found: list[Finding] = []
+def _check_snapshots(records: Sequence[LoggedRecord], limits: Limits) -> list[NumberedFinding]:
+    found: list[NumberedFinding] = []
     expected = 0.0
     least = limits.rate
     for before, after in itertools.pairwise(records):
@@ -311,38 +310,40 @@ def _check_snapshots(records: Sequence[LoggedRecord], limits: Limits) -> list[Fi
         rate = after.record.rate
         if least is not None and rate < least and (before is None or before.record.rate != rate):
             text = f"is {rate / 1000:g} a day from record {after.record.seq} on, {least / 1000:g} is demanded"
-            found.append(Finding(15, "snapshot rate", after.record.seq, text))
+            found.append(NumberedFinding(15, "snapshot rate", after.record.seq, text))
     taken = snapshots_of(records)
     # More hours of use than any chip has make no log more suspect than the largest mean does.
     chance = deficit_p_value(len(taken), min(expected, LARGEST_MEAN))
     if chance < limits.false_alarm:
         text = f"{len(taken)} snapshots where {expected:.1f} were to be expected; chance {chance:.1e}"
-        found.append(Finding(16, "suppressed snapshots", None, text))
+        found.append(NumberedFinding(16, "suppressed snapshots", None, text))
     torn = sum(bool(event.flags & TORN) for _, event in taken)
     if len(taken) >= 8 and torn / len(taken) > limits.torn_share:
         text = f"{torn} of {len(taken)} snapshots are torn; {100 * limits.torn_share:g} % are tolerated"
-        found.append(Finding(17, "torn snapshots", None, text))
+        found.append(NumberedFinding(17, "torn snapshots", None, text))
     committed: set[bytes] = set()
     for logged in records:
         event = logged.record.event
-        if isinstance(event, Precommit):
+        if isinstance(event, LoggedPrecommit):
             committed.add(event.digest)
         elif isinstance(event, Snapshot) and event.run and event.run not in committed:
             text = f"names run {event.run.hex()[:16]}.., which no record before it commits to"
-            found.append(Finding(18, "pre-commitment", logged.record.seq, text))
+            found.append(NumberedFinding(18, "pre-commitment", logged.record.seq, text))
         elif isinstance(event, SelfTest) and not event.passed:
-            found.append(Finding(19, "self-test", logged.record.seq, "the chip failed its own test"))
+            found.append(NumberedFinding(19, "self-test", logged.record.seq, "the chip failed its own test"))
     full = next((r for r, event in taken if event.flags & STORAGE_FULL), None)
     if full is not None:
-        found.append(Finding(20, "storage full", full.record.seq, "nothing is logged after this", "unknown"))
+        found.append(
+            NumberedFinding(20, "storage full", full.record.seq, "nothing is logged after this", "unknown")
+        )
     return found
 
 
-def _check_acknowledgements(records: Sequence[LoggedRecord]) -> list[Finding]:
+def _check_acknowledgements(records: Sequence[LoggedRecord]) -> list[NumberedFinding]:
     genesis = records[0].record.event
     acknowledged = {r.record.event.seq for r in records if isinstance(r.record.event, Acknowledgement)}
     found = [
-        Finding(
+        NumberedFinding(
             21,
             "acknowledgement",
             r.record.seq,
@@ -358,5 +359,5 @@ def _check_acknowledgements(records: Sequence[LoggedRecord]) -> list[Finding]:
     missing = [seq for seq in missing if seq < records[-1].record.seq]
     if missing:
         text = f"snapshots {', '.join(map(str, missing[:5]))}{', ..' if len(missing) > 5 else ''} were never acknowledged"
-        found.append(Finding(21, "unacknowledged", missing[0], text, "unknown"))
+        found.append(NumberedFinding(21, "unacknowledged", missing[0], text, "unknown"))
     return found

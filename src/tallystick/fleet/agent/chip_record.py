@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import cast
 
 from tallystick.errors import InvalidInput
@@ -90,7 +90,7 @@ class Boot:
 
 
 @dataclass(frozen=True)
-class Precommit:
+class LoggedPrecommit:
     """The digest of a transcript's pre-commitment, logged before the run's first step."""
 
     digest: bytes
@@ -149,7 +149,9 @@ class SelfTest:
     digest: bytes
 
 
-Event = Genesis | Boot | Precommit | Snapshot | FirmwareUpdate | OwnerChange | Acknowledgement | SelfTest
+Event = (
+    Genesis | Boot | LoggedPrecommit | Snapshot | FirmwareUpdate | OwnerChange | Acknowledgement | SelfTest
+)
 
 
 @dataclass(frozen=True)
@@ -233,8 +235,8 @@ def parse_payload(data: bytes, *, what: str = "chip record") -> Record:
     value = parse_cbor(data, what=what, limit=RECORD_LIMIT)
     if not isinstance(value, dict) or set(cast("dict[object, object]", value)) != set(range(1, 9)):
         raise InvalidInput(f"{what}: must be a map with the keys 1 to 8")
-    fields = cast("dict[int, object]", value)
-    match fields[4], fields[5]:
+    items = cast("dict[int, object]", value)
+    match items[4], items[5]:
         case [bytes(digest), int(svn), bool(debug)], [int(boots), int(uptime), int(active), *wall] if len(
             wall
         ) < 2 and all(type(item) is int for item in (svn, boots, uptime, active, *wall)):
@@ -242,7 +244,7 @@ def parse_payload(data: bytes, *, what: str = "chip record") -> Record:
             clocks = Clocks(boots, uptime, active, cast("int", wall[0]) if wall else None)
         case _:
             raise InvalidInput(f"{what}: firmware must be [bytes, int, bool], clocks three or four integers")
-    seq, previous, ueid, kind, rate, body = (fields[key] for key in (1, 2, 3, 6, 7, 8))
+    seq, previous, ueid, kind, rate, body = (items[key] for key in (1, 2, 3, 6, 7, 8))
     if not (type(seq) is int and type(kind) is int and type(rate) is int):
         raise InvalidInput(f"{what}: counter, kind and rate must be integers")
     if not (isinstance(previous, bytes) and isinstance(ueid, bytes)):
@@ -278,15 +280,6 @@ def check_record(record: Record, *, what: str = "chip record") -> None:
     _check_event(record.event, record.seq, what)
 
 
-def record_digest(data: bytes) -> bytes:
-    """Return the 48 bytes by which the next record names the one signed in ``data``; the signature is not checked.
-
-    Raises:
-        InvalidInput: not a strict COSE_Sign1.
-    """
-    return _digest_of(data)
-
-
 def _digest_of(data: bytes) -> bytes:
     return _hash(covered_bytes(*peek_sign1(data, what="chip record", limit=RECORD_LIMIT)))
 
@@ -301,37 +294,21 @@ def _must_have(value: bytes, n_bytes: int, what: str, *, empty: bool = False) ->
 
 
 _KIND_OF: dict[type, int] = {
-    Genesis: GENESIS, Snapshot: SNAPSHOT, Boot: BOOT, Precommit: PRECOMMIT, FirmwareUpdate: FIRMWARE_UPDATE,
+    Genesis: GENESIS, Snapshot: SNAPSHOT, Boot: BOOT, LoggedPrecommit: PRECOMMIT, FirmwareUpdate: FIRMWARE_UPDATE,
     OwnerChange: OWNER_CHANGE, Acknowledgement: ACKNOWLEDGEMENT, SelfTest: SELF_TEST,
 }  # fmt: skip
 
 
 def _event_fields(event: Event) -> list[object]:
-    match event:
-        case Genesis():
-            return [event.maker, event.model, event.agent, event.owner, event.mode, event.collector]
-        case Boot():
-            return [event.seed, event.cut, event.lost]
-        case Precommit():
-            return [event.digest]
-        case Snapshot():
-            shape = [PAGE_ALGORITHM, event.page_size, event.pages, event.size]
-            return [*shape, event.root, event.layout, event.run, event.flags]
-        case FirmwareUpdate():
-            return [event.digest, event.svn]
-        case OwnerChange():
-            return [event.before, event.after]
-        case Acknowledgement():
-            return [event.seq, event.receipt]
-        case SelfTest():
-            return [event.passed, event.digest]
+    values = [getattr(event, each.name) for each in fields(event)]
+    return [PAGE_ALGORITHM, *values] if isinstance(event, Snapshot) else values
 
 
 _FORMS: tuple[tuple[Callable[..., Event], tuple[type, ...]], ...] = (
     (Genesis, (str, str, str, bytes, str, bytes)),
     (Snapshot, (str, int, int, int, bytes, bytes, bytes, int)),
     (Boot, (bytes, int, int)),
-    (Precommit, (bytes,)),
+    (LoggedPrecommit, (bytes,)),
     (FirmwareUpdate, (bytes, int)),
     (OwnerChange, (bytes, bytes)),
     (Acknowledgement, (int, bytes)),
@@ -363,7 +340,7 @@ def _check_event(event: Event, seq: int, what: str) -> None:
         case Boot():
             _must_have(event.seed, 16, f"{what}: the boot's seed")
             _check_numbers(what, cut=event.cut, lost=event.lost)
-        case Precommit():
+        case LoggedPrecommit():
             _must_have(event.digest, ROOT_BYTES, f"{what}: the pre-commitment")
         case Snapshot():
             _check_snapshot(event, what)

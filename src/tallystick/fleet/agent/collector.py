@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tallystick.errors import InvalidInput, Mismatch, ProtocolViolation
-from tallystick.fleet.agent.chip_log import Finding, Head
+from tallystick.fleet.agent.chip_log import Head, NumberedFinding
 from tallystick.fleet.agent.chip_record import (
     DIGEST_BYTES,
     RECORD_LIMIT,
@@ -88,15 +88,15 @@ def verify_receipt(data: bytes, logged: LoggedRecord, key: PublicKey) -> Receipt
     return receipt
 
 
-def find_equivocation(receipts: Iterable[Receipt]) -> list[Finding]:
+def find_equivocation(receipts: Iterable[Receipt]) -> list[NumberedFinding]:
     """Return a finding for each counter of a chip for which one collector signed receipts for different records."""
     seen: dict[tuple[bytes, int], bytes] = {}
-    found: list[Finding] = []
+    found: list[NumberedFinding] = []
     for receipt in receipts:
         before = seen.setdefault((receipt.ueid, receipt.seq), receipt.digest)
         if before != receipt.digest:
             text = f"signed for {before.hex()[:16]}.. and for {receipt.digest.hex()[:16]}.. as record {receipt.seq}"
-            found.append(Finding(12, "lying collector", receipt.seq, text))
+            found.append(NumberedFinding(12, "lying collector", receipt.seq, text))
     return found
 
 

@@ -16,9 +16,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from typing import Annotated, Protocol
 
-from tallystick.commit.encoding import canonical_json, digest, parse_document, parse_hex
+from tallystick.commit.codec import Document
+from tallystick.commit.encoding import HASH_BYTES, canonical_json, digest, kind_of, parse_hex
+from tallystick.commit.field_rules import Hex, Row, Size, Via, Whole
 from tallystick.commit.merkle import root as merkle_root
 from tallystick.commit.state import DTYPE_BYTES
 from tallystick.errors import InvalidInput, Mismatch
@@ -28,7 +30,6 @@ OPENING_FORMAT = "tallystick/snapshot-opening/1"
 PAGE_TAG = b"tallystick/page/1\0"
 SALT_BYTES = 16
 OPENING_LIMIT = 1 << 28  # bytes of JSON; four million pages
-REGION_LIMIT = 1 << 20
 REGION_KINDS = ("weights", "buffer", "optimizer", "other")
 LEAST_PAGE, LARGEST_PAGE = 64, 1 << 30
 
@@ -37,7 +38,7 @@ Reader = Callable[[int, int], "bytes | memoryview | None"]
 
 
 @dataclass(frozen=True)
-class Region:
+class Region(Document, what="region"):
     """A named piece of memory: what it is called, the dtype its owner claims, what it is for, and its bytes."""
 
     name: str
@@ -90,17 +91,43 @@ class Probe(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Opening:
-    """What opens a snapshot's root: salt, layout and the hash of every page. For the owner and whom it trusts."""
+def _packed(leaves: Sequence[bytes]) -> str:
+    return b"".join(leaves).hex()
 
-    ueid: bytes
-    seq: int
-    salt: bytes
+
+def _unpacked(value: object, what: str) -> tuple[bytes, ...]:
+    if not isinstance(value, str) or len(value) % (2 * HASH_BYTES):
+        raise InvalidInput(f"{what}: must be a string of whole hashes, is {kind_of(value)}")
+    packed = parse_hex(value, n_bytes=len(value) // 2, what=what)
+    return tuple(packed[at : at + HASH_BYTES] for at in range(0, len(packed), HASH_BYTES))
+
+
+@dataclass(frozen=True)
+class SnapshotOpening(Document, form=OPENING_FORMAT, what="snapshot opening", limit=OPENING_LIMIT):
+    """What opens a snapshot's root: salt, layout and the hash of every page. For the owner and whom it trusts.
+
+    Raises:
+        InvalidInput: two regions of one name, or as many leaves as the layout does not have.
+    """
+
+    ueid: Annotated[bytes, Hex(), Size(7, 33)]
+    seq: Whole
+    salt: Annotated[bytes, Hex(SALT_BYTES)]
     page_size: int
-    regions: tuple[Region, ...]
-    leaves: tuple[bytes, ...] = field(repr=False)
-    step: int | None = None
+    regions: tuple[Annotated[Region, Row()], ...]
+    leaves: Annotated[tuple[bytes, ...], Via(_packed, _unpacked)] = field(repr=False)
+    step: Whole | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_page_size(self.page_size)
+        if len({region.name for region in self.regions}) != len(self.regions):
+            raise InvalidInput("snapshot opening: two regions have one name")
+        pages = sum(region.pages(self.page_size) for region in self.regions)
+        if len(self.leaves) != pages:
+            raise InvalidInput(
+                f"snapshot opening: the layout has {pages} pages, there are {len(self.leaves)} hashes"
+            )
 
     @property
     def size(self) -> int:
@@ -123,58 +150,8 @@ class Opening:
             yield region, at, self.leaves[at : at + n]
             at += n
 
-    def encode(self) -> bytes:
-        """Return the canonical JSON of the opening."""
-        return canonical_json(
-            {
-                "format": OPENING_FORMAT,
-                "leaves": b"".join(self.leaves).hex(),
-                "page_size": self.page_size,
-                "regions": [[r.name, r.dtype, r.kind, r.size] for r in self.regions],
-                "salt": self.salt.hex(),
-                "seq": self.seq,
-                "step": self.step,
-                "ueid": self.ueid.hex(),
-            }
-        )
 
-
-def parse_opening(data: bytes, *, what: str = "snapshot opening") -> Opening:
-    """Return the opening whose encoding is exactly ``data``.
-
-    Raises:
-        InvalidInput: malformed, or as many leaves as the layout does not have.
-    """
-    names = ("format", "leaves", "page_size", "regions", "salt", "seq", "step", "ueid")
-    fields = parse_document(data, OPENING_FORMAT, what=what, limit=OPENING_LIMIT, names=names)
-    page_size = fields.integer("page_size")
-    check_page_size(page_size)
-    regions = tuple(_parse_region(item, what) for item in fields.items("regions"))
-    if len({region.name for region in regions}) != len(regions):
-        raise InvalidInput(f"{what}: two regions have one name")
-    pages = sum(region.pages(page_size) for region in regions)
-    text = fields.text("leaves")
-    if len(text) != 64 * pages:
-        raise InvalidInput(f"{what}: the layout has {pages} pages, there are {len(text) / 64:g} hashes")
-    packed = parse_hex(text, n_bytes=32 * pages, what=f"{what}: leaves")
-    ueid = fields.text("ueid")
-    if not 14 <= len(ueid) <= 66 or len(ueid) % 2:
-        raise InvalidInput(f"{what}: ueid must be 7 to 33 bytes in hexadecimal")
-    step = None if fields.value("step") is None else fields.integer("step")
-    if fields.integer("seq") < 0 or (step is not None and step < 0):
-        raise InvalidInput(f"{what}: counter and step must not be negative")
-    return Opening(
-        ueid=parse_hex(ueid, n_bytes=len(ueid) // 2, what=f"{what}: ueid"),
-        seq=fields.integer("seq"),
-        salt=parse_hex(fields.text("salt"), n_bytes=SALT_BYTES, what=f"{what}: salt"),
-        page_size=page_size,
-        regions=regions,
-        leaves=tuple(packed[at : at + 32] for at in range(0, len(packed), 32)),
-        step=step,
-    )
-
-
-def verify_opening(opening: Opening, *, root: bytes, layout: bytes, what: str = "snapshot") -> None:
+def verify_opening(opening: SnapshotOpening, *, root: bytes, layout: bytes, what: str = "snapshot") -> None:
     """Return if the opening opens ``root`` and ``layout``.
 
     Raises:
@@ -193,7 +170,7 @@ def layout_digest(regions: Iterable[Region], page_size: int, salt: bytes) -> byt
     document = {
         "format": LAYOUT_TAG,
         "page_size": page_size,
-        "regions": [[r.name, r.dtype, r.kind, r.size] for r in regions],
+        "regions": [region.row() for region in regions],
     }
     return digest(LAYOUT_TAG, salt, canonical_json(document))
 
@@ -242,7 +219,7 @@ def hash_memory(
     seq: int,
     each: Callable[[bytes | memoryview], object] | None = None,
     pool: Executor | None = None,
-) -> tuple[Opening, bool]:
+) -> tuple[SnapshotOpening, bool]:
     """Return the opening of everything seen, and whether every page could be read."""
     leaves: list[bytes] = []
     whole = True
@@ -252,7 +229,7 @@ def hash_memory(
         )
         leaves += found
         whole &= readable
-    return Opening(ueid, seq, salt, page_size, seen.regions, tuple(leaves), seen.step), whole
+    return SnapshotOpening(ueid, seq, salt, page_size, seen.regions, tuple(leaves), seen.step), whole
 
 
 def check_page_size(page_size: int) -> None:
@@ -275,12 +252,3 @@ def reader_of(data: bytes | memoryview) -> Reader:
 
 def _slice(view: memoryview, start: int, size: int) -> memoryview:
     return view[start : start + size]
-
-
-def _parse_region(item: object, what: str) -> Region:
-    match item:
-        case [str(name), str(dtype), str(kind), int(size)] if type(size) is int:
-            return Region(name, dtype, kind, size)
-        case _:
-            shown = len(cast("list[object]", item)) if isinstance(item, list) else type(item).__name__
-            raise InvalidInput(f"{what}: a region must be [name, dtype, kind, bytes], is {shown}")

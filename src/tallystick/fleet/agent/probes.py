@@ -14,7 +14,6 @@ fitting for a software agent.
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import signal
@@ -25,9 +24,11 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Annotated, cast
 
-from tallystick.commit.encoding import parse_document
+from tallystick.commit.codec import Document
+from tallystick.commit.encoding import kind_of
+from tallystick.commit.field_rules import Via, Whole
 from tallystick.errors import InvalidInput, StoreError
 from tallystick.fleet.agent.memory import Observation, Reader, Region, reader_of
 from tallystick.store.files import storing
@@ -64,37 +65,37 @@ class HeldMemory:
         )
 
 
+def _read_path(value: object, what: str) -> Path:
+    if not isinstance(value, str):
+        raise InvalidInput(f"{what} must be a string, is {kind_of(value)}")
+    return Path(value)
+
+
+FilePath = Annotated[Path, Via(str, _read_path)]
+
+
 @dataclass(frozen=True)
-class Observed:
+class Observed(Document, form=OBSERVED_FORMAT, what="registration", limit=REGISTRATION_LIMIT):
     """A program that registered itself: its process, when that started, its control block and its regions."""
 
     pid: int
     started: int
-    control: Path
+    control: FilePath
     regions: tuple[tuple[str, str, str], ...]
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for region in self.regions:
+            Region(*region, 0)
+        if self.pid <= 1:
+            raise InvalidInput(f"registration: process {self.pid} is none that can be observed")
 
-def parse_observed(data: bytes, *, what: str) -> Observed:
-    """Return a registration.
 
-    Raises:
-        InvalidInput: malformed.
-    """
-    names = ("control", "format", "pid", "regions", "started")
-    fields = parse_document(data, OBSERVED_FORMAT, what=what, limit=REGISTRATION_LIMIT, names=names)
-    regions: list[tuple[str, str, str]] = []
-    for item in fields.items("regions"):
-        match item:
-            case [str(name), str(dtype), str(kind)]:
-                Region(name, dtype, kind, 0)
-                regions.append((name, dtype, kind))
-            case _:
-                raise InvalidInput(f"{what}: a region must be [name, dtype, kind]")
-    if fields.integer("pid") <= 1:
-        raise InvalidInput(f"{what}: process {fields.integer('pid')} is none that can be observed")
-    return Observed(
-        fields.integer("pid"), fields.integer("started"), Path(fields.text("control")), tuple(regions)
-    )
+@dataclass(frozen=True)
+class SharedManifest(Document, form=MANIFEST_FORMAT, what="manifest", limit=REGISTRATION_LIMIT):
+    """Tensors that lie in files: name, dtype, kind, file, offset and bytes of each."""
+
+    regions: tuple[tuple[str, str, str, FilePath, Whole, int], ...]
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ class ProcessMemory:
         found: list[Observed] = []
         for path in sorted(self.registered.glob("[0-9]*.json")):
             try:
-                program = parse_observed(path.read_bytes(), what=str(path))
+                program = Observed.parse(path.read_bytes(), what=str(path))
             except FileNotFoundError:
                 continue
             if start_of(program.pid) == program.started:
@@ -280,19 +281,12 @@ class SharedMemory:
             data = manifest.read_bytes()
         except OSError as problem:
             raise StoreError(f"{manifest}: cannot be read ({problem.strerror})") from problem
-        what = str(manifest)
-        fields = parse_document(
-            data, MANIFEST_FORMAT, what=what, limit=REGISTRATION_LIMIT, names=("format", "regions")
-        )
-        self.regions: list[tuple[Region, Path, int]] = []
-        for item in fields.items("regions"):
-            match item:
-                case [str(name), str(dtype), str(kind), str(path), int(offset), int(size)] if (
-                    type(offset) is int and type(size) is int and offset >= 0
-                ):
-                    self.regions.append((Region(name, dtype, kind, size), Path(path), offset))
-                case _:
-                    raise InvalidInput(f"{what}: a region must be [name, dtype, kind, path, offset, bytes]")
+        self.regions = [
+            (Region(name, dtype, kind, size), path, offset)
+            for name, dtype, kind, path, offset, size in SharedManifest.parse(
+                data, what=str(manifest)
+            ).regions
+        ]
 
     @contextmanager
     def frozen(self, *, copy: bool) -> Generator[Observation]:
@@ -320,13 +314,6 @@ def start_of(pid: int) -> int | None:
     """
     fields = _stat(pid)
     return None if fields is None else int(fields[19])
-
-
-def write_manifest(path: Path, regions: Sequence[tuple[str, str, str, str, int, int]]) -> None:
-    """Write the manifest of a ``SharedMemory`` probe."""
-    document = {"format": MANIFEST_FORMAT, "regions": [list(region) for region in regions]}
-    with storing(f"{path}: cannot be written"):
-        path.write_text(json.dumps(document, sort_keys=True, separators=(",", ":")), encoding="ascii")
 
 
 def _unreadable(start: int, size: int) -> None:

@@ -13,9 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+from tallystick.commit.codec import Document
+from tallystick.commit.field_rules import At
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.fleet.agent.chip_log import Finding, Head
+from tallystick.fleet.agent.chip_log import Head, NumberedFinding
 from tallystick.fleet.agent.chip_record import Genesis, LoggedRecord
 from tallystick.fleet.attestation.tpm_verification import TpmFacts
 from tallystick.signing.cose import EAT, open_sign1, parse_cbor
@@ -66,18 +69,19 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Assurance:
+class Assurance(Document, what="assurance", implied=("meaning",)):
     """A level from 0 to 4, and what the next one lacks."""
 
     level: int
-    lacks: tuple[str, ...]
+    lacks: Annotated[tuple[str, ...], At("next_level_lacks")]
+
+    @property
+    def meaning(self) -> str:
+        """The level in words."""
+        return MEANINGS[self.level]
 
     def __str__(self) -> str:
-        return f"L{self.level}: {MEANINGS[self.level]}"
-
-    def fields(self) -> dict[str, object]:
-        """Return the level as JSON."""
-        return {"level": self.level, "meaning": MEANINGS[self.level], "next_level_lacks": list(self.lacks)}
+        return f"L{self.level}: {self.meaning}"
 
 
 def parse_attestation(data: bytes, key: PublicKey, nonce: bytes) -> Attestation:
@@ -106,7 +110,7 @@ def parse_attestation(data: bytes, key: PublicKey, nonce: bytes) -> Attestation:
 
 
 def derive_assurance(
-    log: Sequence[LoggedRecord], findings: Sequence[Finding], evidence: Evidence
+    log: Sequence[LoggedRecord], findings: Sequence[NumberedFinding], evidence: Evidence
 ) -> Assurance:
     """Return the level that the evidence supports for ``log``, whose findings are ``findings``.
 

@@ -19,18 +19,14 @@ import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from cryptography import x509
 from cryptography.x509.oid import ExtensionOID
 
-from tallystick.commit.encoding import (
-    HASH_BYTES,
-    Fields,
-    canonical_json,
-    digest,
-    parse_canonical_json,
-    parse_hex,
-)
+from tallystick.commit.codec import Document
+from tallystick.commit.encoding import HASH_BYTES, digest, kind_of, parse_hex
+from tallystick.commit.field_rules import At, Hash, Hex, Secret, Size, Via, hexed
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.fleet.attestation.certificates import (
     CHAIN_LIMIT,
@@ -42,7 +38,7 @@ from tallystick.fleet.attestation.certificates import (
     strictly,
     verify_chain,
 )
-from tallystick.fleet.attestation.credential import SECRET_BYTES, Credential, make_credential
+from tallystick.fleet.attestation.credential import SECRET_BYTES, make_credential
 from tallystick.fleet.attestation.tpm import TpmEvidence, TpmPublic, parse_tpm_public
 from tallystick.fleet.attestation.tpm_verification import must_attest
 from tallystick.signing.dsse import Statement, Subject, known_fields
@@ -79,22 +75,29 @@ class TpmIdentity:
         return f"{name or self.manufacturer} {self.model} {self.version}"
 
 
+def _pem(chain: tuple[Certificate, ...]) -> str:
+    return encode_chain(chain).decode("ascii")
+
+
+def _read_pem(value: object, what: str) -> tuple[Certificate, ...]:
+    if not isinstance(value, str) or not value.isascii():
+        raise InvalidInput(f"{what} must be PEM, is {kind_of(value)}")
+    chain = parse_chain(value.encode("ascii"), what=what, understood=EK_UNDERSTOOD)
+    if _pem(chain) != value:
+        raise InvalidInput(f"{what}: certificates must be PEM with one newline at the end")
+    return chain
+
+
+_KEY = hexed(parse_tpm_public, most=LARGEST_PART)
+PublicArea = Annotated[TpmPublic, _KEY]
+
+
 @dataclass(frozen=True)
-class EnrolmentRequest:
+class EnrolmentRequest(Document, form=REQUEST_FORMAT, what="enrolment request", limit=DOCUMENT_LIMIT):
     """What an owner asks to be enrolled: an attestation key, and the certificates of its TPM's endorsement key, leaf first."""
 
-    attestation_key: TpmPublic
-    certificates: tuple[Certificate, ...]
-
-    def encode(self) -> bytes:
-        """Return the one encoding, canonical JSON."""
-        return canonical_json(
-            {
-                "attestation_key": self.attestation_key.encode().hex(),
-                "endorsement": encode_chain(self.certificates).decode("ascii"),
-                "format": REQUEST_FORMAT,
-            }
-        )
+    attestation_key: PublicArea
+    certificates: Annotated[tuple[Certificate, ...], At("endorsement"), Via(_pem, _read_pem)]
 
     def digest(self) -> bytes:
         """Return the 32 bytes that name the request."""
@@ -102,36 +105,27 @@ class EnrolmentRequest:
 
 
 @dataclass(frozen=True)
-class Challenge:
-    """A secret for the TPM of the request with digest ``request``."""
+class Challenge(Document, form=CHALLENGE_FORMAT, what="TPM challenge", limit=DOCUMENT_LIMIT):
+    """A secret for the TPM of the request with digest ``request``: a credential and the seed that unwraps it."""
 
-    request: bytes
-    credential: Credential
-
-    def encode(self) -> bytes:
-        """Return the one encoding, canonical JSON."""
-        return canonical_json(
-            {
-                "credential": self.credential.blob.hex(),
-                "format": CHALLENGE_FORMAT,
-                "request": self.request.hex(),
-                "seed": self.credential.seed.hex(),
-            }
-        )
+    request: Hash
+    credential: Annotated[bytes, Hex(), Size(0, LARGEST_PART)]
+    seed: Annotated[bytes, Hex(), Size(0, LARGEST_PART)]
 
 
 @dataclass(frozen=True)
-class Kept:
+class TpmAnswer(Document, form=ANSWER_FORMAT, what="TPM answer", limit=DOCUMENT_LIMIT):
+    """What shows that the TPM read the secret; it does not show the secret."""
+
+    answer: Hash
+
+
+@dataclass(frozen=True)
+class KeptChallenge(Document, form=KEPT_FORMAT, what="kept challenge", limit=DOCUMENT_LIMIT):
     """What the enroller keeps to itself until the answer comes: the secret, and for which request it was."""
 
-    request: bytes
-    secret: bytes = field(repr=False)
-
-    def encode(self) -> bytes:
-        """Return the one encoding, canonical JSON."""
-        return canonical_json(
-            {"format": KEPT_FORMAT, "request": self.request.hex(), "secret": self.secret.hex()}
-        )
+    request: Hash
+    secret: Secret = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -229,7 +223,9 @@ def verify_request(
     raise Mismatch(problems[0] if len(problems) == 1 else f"{WHAT}: holds under none of {len(roots)} roots")
 
 
-def challenge_request(request: EnrolmentRequest, *, secret: bytes | None = None) -> tuple[Challenge, Kept]:
+def challenge_request(
+    request: EnrolmentRequest, *, secret: bytes | None = None
+) -> tuple[Challenge, KeptChallenge]:
     """Return a challenge for the TPM of ``request``, which ``verify_request`` accepted, and what to keep until the answer.
 
     ``secret`` is for tests alone; by default it is fresh.
@@ -239,7 +235,8 @@ def challenge_request(request: EnrolmentRequest, *, secret: bytes | None = None)
     """
     hidden = secrets.token_bytes(SECRET_BYTES) if secret is None else secret
     credential = make_credential(request.certificates[0].key, request.attestation_key.name(), hidden)
-    return Challenge(request.digest(), credential), Kept(request.digest(), hidden)
+    asked = request.digest()
+    return Challenge(asked, credential.blob, credential.seed), KeptChallenge(asked, hidden)
 
 
 def answer_to(request: bytes, secret: bytes) -> bytes:
@@ -250,7 +247,7 @@ def answer_to(request: bytes, secret: bytes) -> bytes:
 def enrol(
     request: EnrolmentRequest,
     answer: bytes,
-    kept: Kept,
+    kept: KeptChallenge,
     roots: Sequence[Certificate],
     *,
     at: int,
@@ -295,64 +292,6 @@ def fingerprint(certificate: Certificate) -> str:
     return hashlib.sha256(certificate.der).hexdigest()
 
 
-def parse_request(data: bytes, *, what: str = "enrolment request") -> EnrolmentRequest:
-    """Return the request whose encoding is exactly ``data``.
-
-    Raises:
-        InvalidInput: malformed.
-    """
-    fields = _document(data, REQUEST_FORMAT, ("attestation_key", "endorsement"), what)
-    public = parse_tpm_public(_part(fields, "attestation_key", what), what=f"{what}: attestation key")
-    text = fields.text("endorsement")
-    if not text.isascii():
-        raise InvalidInput(f"{what}: endorsement must be PEM")
-    chain = parse_chain(text.encode("ascii"), what=f"{what}: endorsement", understood=EK_UNDERSTOOD)
-    found = EnrolmentRequest(public, chain)
-    if found.encode() != data:
-        raise InvalidInput(f"{what}: its certificates must be PEM with one newline at the end")
-    return found
-
-
-def parse_challenge(data: bytes, *, what: str = "TPM challenge") -> Challenge:
-    """Return the challenge whose encoding is exactly ``data``.
-
-    Raises:
-        InvalidInput: malformed.
-    """
-    fields = _document(data, CHALLENGE_FORMAT, ("credential", "request", "seed"), what)
-    request = parse_hex(fields.text("request"), n_bytes=HASH_BYTES, what=f"{what}: request")
-    return Challenge(request, Credential(_part(fields, "credential", what), _part(fields, "seed", what)))
-
-
-def encode_answer(answer: bytes) -> bytes:
-    """Return the document that carries an answer."""
-    return canonical_json({"answer": answer.hex(), "format": ANSWER_FORMAT})
-
-
-def parse_answer(data: bytes, *, what: str = "TPM answer") -> bytes:
-    """Return the answer in ``data``.
-
-    Raises:
-        InvalidInput: malformed.
-    """
-    fields = _document(data, ANSWER_FORMAT, ("answer",), what)
-    return parse_hex(fields.text("answer"), n_bytes=HASH_BYTES, what=f"{what}: answer")
-
-
-def parse_kept(data: bytes, *, what: str = "kept challenge") -> Kept:
-    """Return what an enroller kept; the secret never stands in a message.
-
-    Raises:
-        InvalidInput: malformed.
-    """
-    fields = _document(data, KEPT_FORMAT, ("request", "secret"), what)
-    request = parse_hex(fields.text("request"), n_bytes=HASH_BYTES, what=f"{what}: request")
-    text = fields.text("secret")
-    if len(text) != 2 * SECRET_BYTES or text.strip("0123456789abcdef"):
-        raise InvalidInput(f"{what}: the secret must be {2 * SECRET_BYTES} lower-case hexadecimal digits")
-    return Kept(request, bytes.fromhex(text))
-
-
 def read_enrolment(statement: Statement, signer: str, *, what: str = "enrolment") -> Enrolment:
     """Return the enrolment that a statement makes; that key ``signer`` signed it is for the caller to know.
 
@@ -367,7 +306,7 @@ def read_enrolment(statement: Statement, signer: str, *, what: str = "enrolment"
         "at", "attestationKey", "endorsementCertificate", "enroller", "manufacturer", "model", "revocation", "root", "version",
     )  # fmt: skip
     fields = known_fields(statement.predicate, names, what=what)
-    public = parse_tpm_public(_part(fields, "attestationKey", what), what=f"{what}: attestation key")
+    public = _KEY.read(fields.value("attestationKey"), f"{what}: attestation key")
     certificate, root = (
         parse_hex(fields.text(name), n_bytes=HASH_BYTES, what=f"{what}: {name}").hex()
         for name in ("endorsementCertificate", "root")
@@ -389,17 +328,3 @@ def read_enrolment(statement: Statement, signer: str, *, what: str = "enrolment"
     if statement.digest_of("attestation-key", NAME_DIGEST) != public.name().hex():
         raise InvalidInput(f"{what}: its subject is not its attestation key")
     return Enrolment(public, certificate, TpmIdentity(*texts), root, at, revocation, signer)
-
-
-def _document(data: bytes, form: str, names: tuple[str, ...], what: str) -> Fields:
-    value = parse_canonical_json(data, what=what, limit=DOCUMENT_LIMIT)
-    fields = Fields(value, what=what, names=tuple(sorted((*names, "format"))))
-    fields.constant("format", form)
-    return fields
-
-
-def _part(fields: Fields, name: str, what: str) -> bytes:
-    text = fields.text(name)
-    if len(text) > 2 * LARGEST_PART:
-        raise InvalidInput(f"{what}: {name} has more than {LARGEST_PART} bytes")
-    return parse_hex(text, n_bytes=len(text) // 2, what=f"{what}: {name}")

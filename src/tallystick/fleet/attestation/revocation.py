@@ -15,12 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
-from typing import Literal
+from typing import Annotated, Literal
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from tallystick.commit.codec import Document
+from tallystick.commit.field_rules import At
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.fleet.attestation.certificates import SIGNATURES, Certificate, seconds_of, strictly
 
@@ -50,11 +52,11 @@ class RevocationList:
 
 
 @dataclass(frozen=True)
-class Revocation:
+class Revocation(Document, what="revocation", implied=("status",)):
     """Which certificates of a chain (their subjects) are on no list in force, and for which nobody gave a list."""
 
     checked: tuple[str, ...]
-    unknown: tuple[str, ...]
+    unknown: Annotated[tuple[str, ...], At("not_checked")]
 
     @property
     def status(self) -> Status:
@@ -67,10 +69,6 @@ class Revocation:
         return (
             f"revocation not checked, no list was given for: {'; '.join(name[:80] for name in self.unknown)}"
         )
-
-    def fields(self) -> dict[str, object]:
-        """Return the finding as JSON."""
-        return {"status": self.status, "checked": list(self.checked), "not_checked": list(self.unknown)}
 
 
 def parse_revocation_list(data: bytes, *, what: str = "revocation list") -> RevocationList:

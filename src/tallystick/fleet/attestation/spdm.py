@@ -15,11 +15,13 @@ import base64
 import binascii
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Annotated, cast
 
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 
-from tallystick.commit.encoding import canonical_json, digest, parse_document, parse_hex, parse_json
+from tallystick.commit.codec import Document
+from tallystick.commit.encoding import digest, parse_hex, parse_json
+from tallystick.commit.field_rules import At, Hex, Size
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.fleet.agent.chip_log import Head
 from tallystick.fleet.attestation.certificates import Certificate, parse_chain, verify_chain
@@ -232,55 +234,26 @@ def parse_device_file(data: bytes, *, what: str = "device evidence") -> tuple[De
     return tuple(found)
 
 
-def encode_device_file(devices: tuple[DeviceEvidence, ...]) -> bytes:
-    """Return the devices as such a file, in canonical JSON."""
-    entries = [
-        {
-            "arch": device.architecture,
-            "certificate": base64.b64encode(b"".join(c.pem() for c in device.chain)).decode(),
-            "evidence": base64.b64encode(device.exchange.encode()).decode(),
-            "nonce": device.exchange.nonce.hex(),
-        }
-        for device in devices
-    ]
-    return canonical_json(entries)
-
-
 @dataclass(frozen=True)
-class MeasurementReference:
-    """Values that a reader accepts: for each index that matters, the digests of known firmware."""
-
-    allowed: tuple[tuple[int, tuple[bytes, ...]], ...]
-
-    def encode(self) -> bytes:
-        """Return the one encoding, canonical JSON."""
-        values = [[index, [value.hex() for value in values]] for index, values in self.allowed]
-        return canonical_json({"format": REFERENCE_FORMAT, "measurements": values})
-
-
-def parse_measurement_reference(data: bytes, *, what: str = "measurement reference") -> MeasurementReference:
-    """Return the reference values whose encoding is exactly ``data``.
+class MeasurementReference(Document, form=REFERENCE_FORMAT, what="measurement reference", limit=FILE_LIMIT):
+    """Values that a reader accepts: for each index that matters, the digests of known firmware.
 
     Raises:
-        InvalidInput: malformed, out of order, or nothing to compare.
+        InvalidInput: out of order, or nothing to compare.
     """
-    fields = parse_document(
-        data, REFERENCE_FORMAT, what=what, limit=FILE_LIMIT, names=("format", "measurements")
-    )
-    found: list[tuple[int, tuple[bytes, ...]]] = []
-    for item in fields.items("measurements"):
-        match item:
-            case [int(index), [str(), *_] as values] if type(index) is int and 1 <= index <= 255:
-                texts = [text for text in cast("list[object]", values) if isinstance(text, str)]
-                if len(texts) != len(cast("list[object]", values)):
-                    raise InvalidInput(f"{what}: the values of index {index} must be text")
-                read = (parse_hex(t, n_bytes=DIGEST_BYTES, what=f"{what}: index {index}") for t in texts)
-                found.append((index, tuple(read)))
-            case _:
-                raise InvalidInput(f"{what}: an entry must be [index, [value, ..]]")
-    if not found or [index for index, _ in found] != sorted({index for index, _ in found}):
-        raise InvalidInput(f"{what}: indices must be there, in order, each once")
-    return MeasurementReference(tuple(found))
+
+    allowed: Annotated[
+        tuple[
+            tuple[int, Annotated[tuple[Annotated[bytes, Hex(DIGEST_BYTES)], ...], Size(1, FILE_LIMIT)]], ...
+        ],
+        At("measurements"),
+    ]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        indices = [index for index, _ in self.allowed]
+        if not indices or indices != sorted(set(indices)) or not 1 <= indices[0] <= indices[-1] <= 255:
+            raise InvalidInput(f"{self.label()}: indices must be there, 1 to 255, in order, each once")
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,17 @@ Pure: no TPM is needed to verify. ``tallystick.integrations.tpm`` is what speaks
 from __future__ import annotations
 
 import hashlib
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from tallystick.commit.encoding import canonical_json, parse_document, parse_hex
+from tallystick.commit.codec import Document
+from tallystick.commit.field_rules import Hex, Match, hexed
 from tallystick.errors import InvalidInput
 from tallystick.signing.keys import P256, P384, PublicKey
 
@@ -260,114 +263,69 @@ def parse_tpm_statement(data: bytes, *, what: str = "TPM statement") -> TpmState
     return TpmStatement(signer, extra, clock, resets, restarts, bool(safe), firmware, content)
 
 
-@dataclass(frozen=True)
-class TpmEvidence:
-    """What an owner hands over: both public areas, both statements with their signatures (r, then s), the registers."""
-
-    attestation_key: TpmPublic
-    device_key: TpmPublic
-    certification: tuple[TpmStatement, bytes]
-    quote: tuple[TpmStatement, bytes]
-    registers: tuple[tuple[int, bytes], ...]
-
-    def encode(self) -> bytes:
-        """Return the one encoding, canonical JSON."""
-        return canonical_json(
-            {
-                "attestation_key": self.attestation_key.encode().hex(),
-                "certification": [self.certification[0].encode().hex(), self.certification[1].hex()],
-                "device_key": self.device_key.encode().hex(),
-                "format": EVIDENCE_FORMAT,
-                "quote": [self.quote[0].encode().hex(), self.quote[1].hex()],
-                "registers": [[register, value.hex()] for register, value in self.registers],
-            }
-        )
-
-
-def parse_tpm_evidence(data: bytes, *, what: str = "TPM evidence") -> TpmEvidence:
-    """Return the evidence whose encoding is exactly ``data``.
-
-    Raises:
-        InvalidInput: malformed.
-    """
-    names = ("attestation_key", "certification", "device_key", "format", "quote", "registers")
-    fields = parse_document(data, EVIDENCE_FORMAT, what=what, limit=EVIDENCE_LIMIT, names=names)
-    attestation_key = parse_tpm_public(
-        _hex(fields.text("attestation_key"), what), what=f"{what}: attestation key"
-    )
-    device_key = parse_tpm_public(_hex(fields.text("device_key"), what), what=f"{what}: device key")
-
-    def signed(name: str) -> tuple[TpmStatement, bytes]:
-        match fields.items(name):
-            case [str(statement), str(signature)]:
-                found = parse_tpm_statement(_hex(statement, what), what=f"{what}: {name}")
-            case _:
-                raise InvalidInput(f"{what}: {name} must be [statement, signature]")
-        size = 2 * CURVES[attestation_key.curve][1]
-        return found, parse_hex(signature, n_bytes=size, what=f"{what}: signature of {name}")
-
-    certification, quote = signed("certification"), signed("quote")
-    if not isinstance(certification[0].content, Certified) or not isinstance(quote[0].content, Quoted):
-        raise InvalidInput(f"{what}: a certification and a quote are needed, in their places")
-    size = hashlib.new(HASHES[quote[0].content.bank]).digest_size
-    registers = read_registers(fields.items("registers"), size, what)
-    if tuple(register for register, _ in registers) != quote[0].content.registers:
-        raise InvalidInput(f"{what}: other registers than those that were quoted")
-    return TpmEvidence(attestation_key, device_key, certification, quote, registers)
+Registers = tuple[tuple[int, Annotated[bytes, Hex()]], ...]
+Signed = tuple[Annotated[TpmStatement, hexed(parse_tpm_statement)], Annotated[bytes, Hex()]]
 
 
 @dataclass(frozen=True)
-class PcrReference:
-    """What a machine must have booted: values of registers of one bank, from a machine that the reader trusts."""
-
-    bank: str
-    registers: tuple[tuple[int, bytes], ...]
-
-    def encode(self) -> bytes:
-        """Return the one encoding, canonical JSON."""
-        values = [[register, value.hex()] for register, value in self.registers]
-        return canonical_json({"bank": self.bank, "format": REFERENCE_FORMAT, "registers": values})
-
-
-def parse_pcr_reference(data: bytes, *, what: str = "PCR reference") -> PcrReference:
-    """Return the reference values whose encoding is exactly ``data``.
+class TpmEvidence(Document, form=EVIDENCE_FORMAT, what="TPM evidence", limit=EVIDENCE_LIMIT):
+    """What an owner hands over: both public areas, both statements with their signatures (r, then s), the registers.
 
     Raises:
-        InvalidInput: malformed, or no register at all.
+        InvalidInput: a statement in the other's place, a signature of another length, or other registers than were quoted.
     """
-    fields = parse_document(
-        data, REFERENCE_FORMAT, what=what, limit=EVIDENCE_LIMIT, names=("bank", "format", "registers")
-    )
-    bank = fields.text("bank")
-    if bank not in HASHES.values():
-        raise InvalidInput(f"{what}: bank must be {' or '.join(HASHES.values())}, is {bank[:20]!r}")
-    registers = read_registers(fields.items("registers"), hashlib.new(bank).digest_size, what)
-    if not registers:
-        raise InvalidInput(f"{what}: names no register, so nothing that booted would be compared")
-    return PcrReference(bank, registers)
+
+    attestation_key: Annotated[TpmPublic, hexed(parse_tpm_public)]
+    device_key: Annotated[TpmPublic, hexed(parse_tpm_public)]
+    certification: Signed
+    quote: Signed
+    registers: Registers
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        what, content = self.label(), self.quote[0].content
+        size = 2 * CURVES[self.attestation_key.curve][1]
+        for name, (_, signature) in (("certification", self.certification), ("quote", self.quote)):
+            if len(signature) != size:
+                raise InvalidInput(
+                    f"{what}: signature of {name} must have {size} bytes, has {len(signature)}"
+                )
+        if not isinstance(self.certification[0].content, Certified) or not isinstance(content, Quoted):
+            raise InvalidInput(f"{what}: a certification and a quote are needed, in their places")
+        _check_registers(self.registers, HASHES[content.bank], what)
+        if tuple(register for register, _ in self.registers) != content.registers:
+            raise InvalidInput(f"{what}: other registers than those that were quoted")
 
 
-def _hex(text: str, what: str) -> bytes:
-    return parse_hex(text, n_bytes=len(text) // 2, what=what)
+@dataclass(frozen=True)
+class PcrReference(Document, form=REFERENCE_FORMAT, what="PCR reference", limit=EVIDENCE_LIMIT):
+    """What a machine must have booted: values of registers of one bank, from a machine that the reader trusts.
+
+    Raises:
+        InvalidInput: no register, one twice or out of order, or a value of another length.
+    """
+
+    bank: Annotated[str, Match(re.compile("|".join(HASHES.values())), " or ".join(HASHES.values()))]
+    registers: Registers
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_registers(self.registers, self.bank, self.label())
+        if not self.registers:
+            raise InvalidInput(f"{self.label()}: names no register, so nothing that booted would be compared")
 
 
 def _sized(data: bytes) -> bytes:
     return struct.pack(">H", len(data)) + data
 
 
-def read_registers(items: list[object], size: int, what: str) -> tuple[tuple[int, bytes], ...]:
-    """Return registers with their values of ``size`` bytes, read from JSON.
-
-    Raises:
-        InvalidInput: malformed, out of order, or one twice.
-    """
-    found: list[tuple[int, bytes]] = []
-    for item in items:
-        match item:
-            case [int(register), str(text)] if type(register) is int and 0 <= register < PCRS:
-                found.append((register, parse_hex(text, n_bytes=size, what=f"{what}: register {register}")))
-            case _:
-                raise InvalidInput(f"{what}: a register must be [number below {PCRS}, value]")
-    if [register for register, _ in found] != sorted({register for register, _ in found}):
+def _check_registers(registers: Registers, bank: str, what: str) -> None:
+    size = hashlib.new(bank).digest_size
+    for register, value in registers:
+        if not 0 <= register < PCRS or len(value) != size:
+            raise InvalidInput(
+                f"{what}: register {register} with {len(value)} bytes: must be below {PCRS}, with {size} bytes"
+            )
+    numbers = [register for register, _ in registers]
+    if numbers != sorted(set(numbers)):
         raise InvalidInput(f"{what}: registers must be in order, each once")
-    return tuple(found)

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
-from tallystick.fleet.compliance.dossier import Dossier, RunFacts, SeenSnapshot
+from tallystick.fleet.compliance.dossier import Dossier, RunFacts
 from tallystick.fleet.compliance.rules import (
     Compute,
     Data,
@@ -30,6 +30,7 @@ from tallystick.fleet.compliance.rules import (
 )
 from tallystick.fleet.compliance.verdict import Observation, RulesVerdict, RuleVerdict, worst
 from tallystick.fleet.enclave.neutral import COMPLETED
+from tallystick.fleet.provenance.owner_findings import SeenSnapshot
 from tallystick.fleet.provenance.verification import Answer
 from tallystick.run.transcript import Transcript
 
@@ -38,14 +39,15 @@ def judge_rules(rules: Rules, dossier: Dossier) -> RulesVerdict:
     """Return what the evidence says about the rules."""
     judge = _Judge(dossier)
     verdicts = tuple(judge.rule(rule) for rule in rules.rules)
-    excluded = dict.fromkeys((*dossier.findings.excluded, *(rule.excluded for rule in rules.rules)))
+    found = dossier.findings.verdict
+    excluded = dict.fromkeys((*found.excluded, *(rule.excluded for rule in rules.rules)))
     return RulesVerdict(
         rules,
-        dossier.findings.owner,
-        dossier.findings.correct,
-        dossier.findings.complete,
+        found.owner,
+        found.correct,
+        found.complete,
         dossier.fleet.answer,
-        dossier.findings.assurance,
+        f"L{found.assurance}",
         verdicts,
         dossier.fleet.reasons,
         tuple(excluded),
@@ -99,7 +101,7 @@ class _Judge:
         return Observation(facts.name, answer, text)
 
     def _correct(self, facts: RunFacts) -> Answer:
-        return self.dossier.findings.runs.get(facts.report.run, ("unknown", ()))[0]
+        return self.dossier.findings.correctness_of(facts.report.run)
 
     def _ask(self, body: object, facts: RunFacts) -> tuple[Answer, str]:
         match body:
@@ -224,7 +226,9 @@ class _Judge:
         return min(answers, key=lambda each: ("fail", "unknown", "pass").index(each[0]))
 
     def _reporting(self, rule: Reporting, facts: RunFacts) -> tuple[Answer, str]:
-        severities = {severity for number, severity in self._found(facts) if number == 102}
+        severities = {
+            each.severity for each in self.dossier.findings.findings_on(facts.report.run) if each.rule == 102
+        }
         if "violation" in severities:
             return "fail", "a chip of the run never logged its pre-commitment"
         if rule.data_precommitted and facts.report.precommit.data is None:
@@ -240,9 +244,6 @@ class _Judge:
             "pass",
             f"pre-committed on every chip of it ({len(facts.report.precommit.ranks)}), snapshots matched: {matched}",
         )
-
-    def _found(self, facts: RunFacts) -> tuple[tuple[int, str], ...]:
-        return self.dossier.findings.runs.get(facts.report.run, ("unknown", ()))[1]
 
     def _licence(self, rule: Licence, facts: RunFacts) -> tuple[Answer, str]:
         wanted = facts.report.precommit.digest().hex()

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tallystick.commit.encoding import HASH_BYTES, Fields, parse_hex, parse_json
+from tallystick.commit.encoding import HASH_BYTES, parse_hex
 from tallystick.errors import InvalidInput
-from tallystick.fleet.enclave.neutral_result import Result
+from tallystick.fleet.enclave.neutral_result import NeutralResult
 from tallystick.fleet.inspection.judging import InspectionVerdict
 from tallystick.fleet.provenance.batch_opening import OpenedBatch
+from tallystick.fleet.provenance.owner_findings import OwnerFindings
 from tallystick.fleet.provenance.transcripts import Report
 from tallystick.fleet.provenance.verification import Answer
 from tallystick.fleet.registry.facts import DRAWN_FROM, Chip
@@ -19,35 +20,7 @@ from tallystick.signing.dsse import Statement, Subject, known_fields
 
 LICENCE_TYPE = "https://tallystick/training-licence/v0.1"
 PRECOMMIT_DIGEST = "tallystickPrecommit"
-OWNER_REPORT_LIMIT = 1 << 28
 LARGEST_FLOP = 10**40
-STATUSES = ("exact", "torn", "unexplained", "doubtful", "empty")
-
-
-@dataclass(frozen=True)
-class SeenSnapshot:
-    """A snapshot as the verification found it: what it is, and which run's state after how many steps it holds."""
-
-    seq: int
-    status: str
-    run: str | None
-    steps_done: int | None
-
-
-@dataclass(frozen=True)
-class OwnerFindings:
-    """What ``tally monitor verify --json`` says of one owner, as far as rules ask: answers, findings, snapshots.
-
-    ``runs`` holds each run's answer and its findings as (rule, severity); ``chips`` each chip's snapshots.
-    """
-
-    owner: str
-    correct: Answer
-    complete: Answer
-    assurance: str
-    runs: Mapping[str, tuple[Answer, tuple[tuple[int, str], ...]]]
-    chips: Mapping[str, tuple[SeenSnapshot, ...]]
-    excluded: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -90,44 +63,9 @@ class Dossier:
 
     findings: OwnerFindings
     runs: tuple[RunFacts, ...]
-    results: tuple[tuple[str, Result], ...] = ()
+    results: tuple[tuple[str, NeutralResult], ...] = ()
     licences: tuple[GrantedLicence, ...] = ()
     fleet: Fleet = Fleet("unknown", ("no registry was held against the chips shown",))
-
-
-def parse_owner_findings(data: bytes, *, what: str = "findings") -> OwnerFindings:
-    """Return the findings in what ``tally monitor verify --json`` printed; it is the reader's own, and is not signed.
-
-    Raises:
-        InvalidInput: not such a document.
-    """
-    value = parse_json(data, what=what, limit=OWNER_REPORT_LIMIT)
-    names = (
-        "owner", "declared_run_correctness", "declared_run_completeness", "assurance", "runs", "chips", "excluded",
-    )  # fmt: skip
-    fields = known_fields(value, names, what=what)
-    runs: dict[str, tuple[Answer, tuple[tuple[int, str], ...]]] = {}
-    for item in fields.items("runs"):
-        run = known_fields(item, ("run", "correct", "findings"), what=f"{what}: run")
-        listed = [
-            known_fields(each, ("rule", "severity"), what=f"{what}: finding")
-            for each in run.items("findings")
-        ]
-        found = tuple((each.integer("rule"), each.text("severity")) for each in listed)
-        runs[run.text("run")] = (_answer(run, "correct", what), found)
-    chips: dict[str, tuple[SeenSnapshot, ...]] = {}
-    for item in fields.items("chips"):
-        chip = known_fields(item, ("ueid", "snapshots"), what=f"{what}: chip")
-        chips[chip.text("ueid")] = tuple(_seen(each, what) for each in chip.items("snapshots"))
-    return OwnerFindings(
-        fields.text("owner"),
-        _answer(fields, "declared_run_correctness", what),
-        _answer(fields, "declared_run_completeness", what),
-        fields.text("assurance"),
-        runs,
-        chips,
-        fields.texts("excluded"),
-    )
 
 
 def licence_statement(precommit: bytes, most_flop: int, licensor: str) -> Statement:
@@ -200,28 +138,3 @@ def judge_fleet(
         if unclear
         else Fleet("pass", (f"{len(there)} chips shown, all registered",))
     )
-
-
-def _answer(fields: Fields, name: str, what: str) -> Answer:
-    match fields.text(name):
-        case "pass":
-            return "pass"
-        case "fail":
-            return "fail"
-        case "unknown":
-            return "unknown"
-        case other:
-            raise InvalidInput(f"{what}: {name} must be pass, fail or unknown, is {ascii(other)[:40]}")
-
-
-def _seen(value: object, what: str) -> SeenSnapshot:
-    what = f"{what}: snapshot"
-    fields = known_fields(value, ("seq", "status", "run", "match"), what=what)
-    status = fields.text("status")
-    if status not in STATUSES:
-        raise InvalidInput(f"{what}: status must be one of {', '.join(STATUSES)}, is {ascii(status)[:40]}")
-    steps = None
-    if fields.value("match") is not None:
-        match = known_fields(fields.value("match"), ("steps_done",), what=what)
-        steps = None if match.value("steps_done") is None else match.integer("steps_done")
-    return SeenSnapshot(fields.integer("seq"), status, fields.optional_text("run"), steps)

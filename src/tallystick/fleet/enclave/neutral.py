@@ -17,17 +17,11 @@ import math
 import re
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal, cast
+from typing import Annotated, Literal
 
-from tallystick.commit.encoding import (
-    HASH_BYTES,
-    Fields,
-    canonical_json,
-    digest,
-    parse_document,
-    parse_hex,
-    parse_hex_float,
-)
+from tallystick.commit.codec import Document
+from tallystick.commit.encoding import digest, parse_hex_float
+from tallystick.commit.field_rules import At, HashText, Hex
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.fleet.enclave.sandbox import Bounds
 from tallystick.signing.dsse import (
@@ -48,9 +42,12 @@ MOST_BITS = 4096
 MOST_LEVELS = 1 << 32
 MOST_SECONDS = 7 * 86_400
 LEAST_MEMORY, MOST_MEMORY = 1 << 26, 1 << 44
+RANGES = {
+    "budget": (1, MOST_BITS), "repeats": (2, MOST_REPEATS), "seconds": (1, MOST_SECONDS),
+    "memory": (LEAST_MEMORY, MOST_MEMORY), "scratch": (4096, MOST_MEMORY),
+}  # fmt: skip
 
 Binding = Literal["file", "committed", "state"]
-BINDINGS: tuple[Binding, ...] = ("file", "committed", "state")
 OutputKind = Literal["verdict", "integer", "scalar"]
 Value = str | int
 COMPLETED = "completed"
@@ -63,26 +60,28 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Input:
+class Input(Document, what="order: input"):
     """One file under ``/in``: its name, how it is bound, and the 32 bytes it is matched against, in hexadecimal.
 
     ``file``: SHA-256 of the bytes. ``committed``: a salted commitment to the bytes (spec/monitoring.md 1). ``state``: a
-    salted commitment to the root of the state that the bytes, a checkpoint's file, hold. ``label`` is what its salt
+    salted commitment to the root of the state that the bytes, a checkpoint's file, hold. ``salted`` is what its salt
     follows from, empty for a file.
     """
 
     name: str
     binding: Binding
-    digest: str
-    label: str = ""
+    digest: HashText
+    salted: Annotated[str, At("label")] = ""
 
-    def fields(self) -> dict[str, object]:
-        """Return the input as JSON."""
-        return {"binding": self.binding, "digest": self.digest, "label": self.label, "name": self.name}
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        what, label = _named(self.name, self.label()), self.salted
+        if (self.binding == "file") != (not label) or len(label) > 64 or not label.isascii():
+            raise InvalidInput(f"{what}: a file has no label, a commitment one of 1 to 64 ASCII characters")
 
 
 @dataclass(frozen=True)
-class Output:
+class Output(Document, what="order: output"):
     """One value that may leave: pass or fail, an integer from low to high, or one of ``levels`` scalars between them.
 
     Bounds of a scalar are binary64; the program's number is rounded to the nearest level, ties to the lower.
@@ -94,15 +93,25 @@ class Output:
     high: str = ""
     levels: int = 2
 
-    def fields(self) -> dict[str, object]:
-        """Return the output's schema as JSON; an integer's bounds are decimal, a scalar's hexadecimal floats."""
-        return {
-            "high": self.high,
-            "kind": self.kind,
-            "levels": self.levels,
-            "low": self.low,
-            "name": self.name,
-        }
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        what = _named(self.name, self.label())
+        if self.kind == "verdict":
+            levels = 2
+        elif self.kind == "integer":
+            levels = _integer(self.high, what) - _integer(self.low, what) + 1
+        else:
+            low, high = (parse_hex_float(text, what=what) for text in (self.low, self.high))
+            if not math.isfinite(low) or not math.isfinite(high) or not math.isfinite(high - low):
+                raise InvalidInput(f"{what}: bounds must be finite, their difference too")
+            if not low < high:
+                raise InvalidInput(f"{what}: {low:g} to {high:g} is empty")
+            levels = self.levels
+        bare = self.kind == "verdict" and (self.low or self.high)
+        if levels != self.levels or bare or not 2 <= levels <= MOST_LEVELS:
+            raise InvalidInput(
+                f"{what}: has {self.levels} levels, its bounds make {levels}; must be equal, and 2 to {MOST_LEVELS}"
+            )
 
     def level(self, at: int) -> float:
         """Return the scalar at level ``at``, 0 being the lowest."""
@@ -111,7 +120,7 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Order:
+class Order(Document, form=ORDER_FORMAT, what="order", limit=ORDER_LIMIT):
     """What verifier and owner sign.
 
     Attributes:
@@ -121,45 +130,55 @@ class Order:
         inputs, outputs: by name, ascending.
         budget: the most bits that a run may tell.
         repeats: how often the program runs; all must print the same.
-        bounds: what each run may use.
+        seconds, memory, scratch: what each run may use (``bounds``).
         constant_time: whether the result is held back until the time limit, so that the duration tells nothing.
+
+    Raises:
+        InvalidInput: a number out of range, one key for both parties, or outputs that could say more than the budget.
     """
 
-    nonce: str
-    verifier: str
-    owner: str
-    program: str
+    nonce: Annotated[str, Hex(NONCE_BYTES)]
+    verifier: HashText
+    owner: HashText
+    program: HashText
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
     budget: int
     repeats: int
-    bounds: Bounds
+    seconds: int
+    memory: int
+    scratch: int
     constant_time: bool
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        what = self.label()
+        for name, (least, most) in RANGES.items():
+            if not least <= (number := getattr(self, name)) <= most:
+                raise InvalidInput(f"{what}: {name} must be {least} to {most}, is {number}")
+        if self.verifier == self.owner:
+            raise InvalidInput(f"{what}: verifier and owner are one key, {self.owner[:16]}..")
+        for kind, items, most in (
+            ("inputs", self.inputs, MOST_INPUTS),
+            ("outputs", self.outputs, MOST_OUTPUTS),
+        ):
+            found = [item.name for item in items]
+            if found != sorted(set(found)) or not 1 <= len(found) <= most:
+                raise InvalidInput(f"{what}: {kind} must be 1 to {most}, ascending by name, none twice")
+        if self.bits > self.budget:
+            raise InvalidInput(
+                f"{what}: its outputs and failures can tell {self.bits} bits, the budget is {self.budget}"
+            )
+
+    @property
+    def bounds(self) -> Bounds:
+        """What each run may use."""
+        return Bounds(self.seconds, self.memory, self.scratch)
 
     @property
     def bits(self) -> int:
         """The most bits that a run tells: log2 of all the answers there are, failures included, rounded up."""
         return (math.prod(output.levels for output in self.outputs) + len(FAILURES) - 1).bit_length()
-
-    def encode(self) -> bytes:
-        """Return the one encoding, canonical JSON."""
-        return canonical_json(
-            {
-                "budget": self.budget,
-                "constant_time": self.constant_time,
-                "format": ORDER_FORMAT,
-                "inputs": [item.fields() for item in self.inputs],
-                "memory": self.bounds.memory,
-                "nonce": self.nonce,
-                "outputs": [output.fields() for output in self.outputs],
-                "owner": self.owner,
-                "program": self.program,
-                "repeats": self.repeats,
-                "scratch": self.bounds.scratch,
-                "seconds": self.bounds.seconds,
-                "verifier": self.verifier,
-            }
-        )
 
     def digest(self) -> str:
         """Return the 64 hexadecimal digits that name the order."""
@@ -179,57 +198,6 @@ def integer_output(name: str, low: int, high: int) -> Output:
 def scalar_output(name: str, low: float, high: float, levels: int) -> Output:
     """Return an output that is one of ``levels`` scalars, evenly spaced from ``low`` to ``high``."""
     return Output(name, "scalar", float(low).hex(), float(high).hex(), levels)
-
-
-def parse_order(data: bytes) -> Order:
-    """Return the order whose encoding is exactly ``data``.
-
-    Raises:
-        InvalidInput: any other bytes, a number out of range, or outputs that could say more than the budget.
-    """
-    what = "order"
-    names = (
-        "budget", "constant_time", "format", "inputs", "memory", "nonce", "outputs", "owner", "program", "repeats",
-        "scratch", "seconds", "verifier",
-    )  # fmt: skip
-    fields = parse_document(data, ORDER_FORMAT, what=what, limit=ORDER_LIMIT, names=names)
-    numbers = {
-        "budget": (1, MOST_BITS), "repeats": (2, MOST_REPEATS), "seconds": (1, MOST_SECONDS),
-        "memory": (LEAST_MEMORY, MOST_MEMORY), "scratch": (4096, MOST_MEMORY),
-    }  # fmt: skip
-    for name, (least, most) in numbers.items():
-        if not least <= fields.integer(name) <= most:
-            raise InvalidInput(f"{what}: {name} must be {least} to {most}, is {fields.integer(name)}")
-    for name, n_bytes in (
-        ("nonce", NONCE_BYTES),
-        *((n, HASH_BYTES) for n in ("program", "verifier", "owner")),
-    ):
-        parse_hex(fields.text(name), n_bytes=n_bytes, what=f"{what}: {name}")
-    order = Order(
-        fields.text("nonce"),
-        fields.text("verifier"),
-        fields.text("owner"),
-        fields.text("program"),
-        tuple(parse_input(item) for item in fields.items("inputs")),
-        tuple(parse_output(item) for item in fields.items("outputs")),
-        fields.integer("budget"),
-        fields.integer("repeats"),
-        Bounds(fields.integer("seconds"), fields.integer("memory"), fields.integer("scratch")),
-        fields.boolean("constant_time"),
-    )
-    if order.verifier == order.owner:
-        raise InvalidInput(f"{what}: verifier and owner are one key, {order.owner[:16]}..")
-    for kind, found, most in (
-        ("inputs", [item.name for item in order.inputs], MOST_INPUTS),
-        ("outputs", [output.name for output in order.outputs], MOST_OUTPUTS),
-    ):
-        if found != sorted(set(found)) or not 1 <= len(found) <= most:
-            raise InvalidInput(f"{what}: {kind} must be 1 to {most}, ascending by name, none twice")
-    if order.bits > order.budget:
-        raise InvalidInput(
-            f"{what}: its outputs and failures can tell {order.bits} bits, the budget is {order.budget}"
-        )
-    return order
 
 
 def sign_order(order: Order, signer: Signer, signed: bytes | None = None) -> bytes:
@@ -263,7 +231,7 @@ def read_order(signed: bytes) -> Order:
     Raises:
         InvalidInput: no such envelope, or a malformed order.
     """
-    return parse_order(parse_envelope(signed, what="order").payload_of(ORDER_TYPE, what="order"))
+    return Order.parse(parse_envelope(signed, what="order").payload_of(ORDER_TYPE, what="order"))
 
 
 def open_order(signed: bytes, verifier: PublicKey, owner: PublicKey) -> Order:
@@ -283,69 +251,16 @@ def open_order(signed: bytes, verifier: PublicKey, owner: PublicKey) -> Order:
     return order
 
 
-# ------------------------------------------------------------------------------------------- what comes out
-
-
-def parse_input(value: object) -> Input:
-    """Return an input of an order, read from JSON.
-
-    Raises:
-        InvalidInput: it is malformed.
-    """
-    what = "order: input"
-    fields = Fields(value, what=what, names=("binding", "digest", "label", "name"))
-    name, binding, label = _name(fields.text("name"), what), fields.text("binding"), fields.text("label")
-    if binding not in BINDINGS:
-        raise InvalidInput(f"{what} {name}: binding must be one of {', '.join(BINDINGS)}")
-    if (binding == "file") != (not label) or len(label) > 64 or not label.isascii():
-        raise InvalidInput(
-            f"{what} {name}: a file has no label, a commitment one of 1 to 64 ASCII characters"
-        )
-    parse_hex(fields.text("digest"), n_bytes=HASH_BYTES, what=f"{what} {name}")
-    return Input(name, binding, fields.text("digest"), label)
-
-
-def parse_output(value: object) -> Output:
-    """Return an output of an order, read from JSON.
-
-    Raises:
-        InvalidInput: it is malformed.
-    """
-    what = "order: output"
-    fields = Fields(value, what=what, names=("high", "kind", "levels", "low", "name"))
-    name, kind = _name(fields.text("name"), what), fields.text("kind")
-    low, high, levels = fields.text("low"), fields.text("high"), fields.integer("levels")
-    what = f"{what} {name}"
-    found = Output(name, cast("OutputKind", kind), low, high, levels)
-    if kind == "verdict":
-        made = verdict_output(name)
-    elif kind == "integer":
-        made = integer_output(name, _integer(low, what), _integer(high, what))
-    elif kind == "scalar":
-        numbers = [parse_hex_float(text, what=what) for text in (low, high)]
-        if not all(map(math.isfinite, numbers)) or not math.isfinite(numbers[1] - numbers[0]):
-            raise InvalidInput(f"{what}: bounds must be finite, their difference too")
-        if not numbers[0] < numbers[1]:
-            raise InvalidInput(f"{what}: {numbers[0]:g} to {numbers[1]:g} is empty")
-        made = scalar_output(name, numbers[0], numbers[1], levels)
-    else:
-        raise InvalidInput(f"{what}: kind must be verdict, integer or scalar, is {kind[:40]!a}")
-    if made != found or not 2 <= levels <= MOST_LEVELS:
-        raise InvalidInput(
-            f"{what}: has {levels} levels, its bounds make {made.levels}; must be equal, and 2 to {MOST_LEVELS}"
-        )
-    return found
-
-
 def _integer(text: str, what: str) -> int:
     if not re.fullmatch(r"0|-?[1-9][0-9]{0,17}", text, re.ASCII):
         raise InvalidInput(f"{what}: {text[:40]!a} is no decimal integer")
     return int(text)
 
 
-def _name(text: str, what: str) -> str:
-    if not _NAME.fullmatch(text):
+def _named(name: str, what: str) -> str:
+    """Return what errors call the input or output ``name``, whose spelling is checked."""
+    if not _NAME.fullmatch(name):
         raise InvalidInput(
-            f"{what}: name {text[:80]!a} must be 1 to 64 letters, digits, dots, dashes or underscores"
+            f"{what}: name {name[:80]!a} must be 1 to 64 letters, digits, dots, dashes or underscores"
         )
-    return text
+    return f"{what} {name}"

@@ -24,8 +24,6 @@ from tallystick.fleet.enclave.neutral import (
     Order,
     Output,
     Value,
-    parse_input,
-    parse_output,
 )
 from tallystick.fleet.enclave.sandbox import OUTPUT_LIMIT, End
 from tallystick.signing.dsse import (
@@ -38,7 +36,7 @@ from tallystick.signing.keys import PublicKey
 
 
 @dataclass(frozen=True)
-class Outcome:
+class NeutralOutcome:
     """``completed`` with a value for each output, or one of ``FAILURES`` and nothing else.
 
     A verdict's value is ``pass`` or ``fail``, an integer's itself, a scalar's its level.
@@ -55,24 +53,24 @@ class Outcome:
         return "fail" if "fail" in self.values.values() else "pass"
 
 
-def judge(order: Order, ends: Sequence[End]) -> Outcome:
+def judge(order: Order, ends: Sequence[End]) -> NeutralOutcome:
     """Return what the runs of one order come to. Only what the schema has room for is in it.
 
     Equality is of the printed values after rounding: spelling, order of names and digits beyond the levels are gone.
     """
     reasons = {end.reason for end in ends}
     if len(reasons) > 1:
-        return Outcome("not repeatable", {})
+        return NeutralOutcome("not repeatable", {})
     if reasons != {"ended"}:
         status = {"failed": "program failed", "too slow": "time limit", "too much output": "malformed output"}
-        return Outcome(status[reasons.pop()], {})
+        return NeutralOutcome(status[reasons.pop()], {})
     try:
         found = [read_values(order, end.output) for end in ends]
     except InvalidInput:
-        return Outcome("malformed output", {})
+        return NeutralOutcome("malformed output", {})
     if len(found) != order.repeats or any(values != found[0] for values in found):
-        return Outcome("not repeatable", {})
-    return Outcome(COMPLETED, found[0])
+        return NeutralOutcome("not repeatable", {})
+    return NeutralOutcome(COMPLETED, found[0])
 
 
 def read_values(order: Order, printed: bytes) -> dict[str, Value]:
@@ -88,7 +86,7 @@ def read_values(order: Order, printed: bytes) -> dict[str, Value]:
 
 def result_statement(
     order: Order,
-    outcome: Outcome,
+    outcome: NeutralOutcome,
     *,
     started: str,
     versions: Mapping[str, str],
@@ -112,14 +110,14 @@ def result_statement(
 
 
 @dataclass(frozen=True)
-class Result:
+class NeutralResult:
     """What a neutral place states: which order's program came to what on which inputs."""
 
     order: str
     program: str
     inputs: tuple[Input, ...]
     schema: tuple[Output, ...]
-    outcome: Outcome
+    outcome: NeutralOutcome
     started: str
     assurance: str
 
@@ -134,7 +132,7 @@ class Result:
         return Fraction(output.level(value)) if output.kind == "scalar" else Fraction(value)
 
 
-def read_result(statement: Statement, *, what: str = "result") -> Result:
+def read_result(statement: Statement, *, what: str = "result") -> NeutralResult:
     """Return what a statement says; that a neutral place signed it is for the caller to know.
 
     Raises:
@@ -157,17 +155,17 @@ def read_result(statement: Statement, *, what: str = "result") -> Result:
     }
     if len(found) != len(values) or any(value is False for value in values.values()):
         raise InvalidInput(f"{what}: an output must be a text or an integer")
-    inputs = tuple(parse_input(item) for item in fields.items("inputs"))
-    schema = tuple(parse_output(item) for item in fields.items("schema"))
+    inputs = tuple(Input.read(item) for item in fields.items("inputs"))
+    schema = tuple(Output.read(item) for item in fields.items("schema"))
     if status == COMPLETED:
         _must_fit(schema, found, what)
-    return Result(
-        named, fields.text("program"), inputs, schema, Outcome(status, found), fields.text("startedAt"),
+    return NeutralResult(
+        named, fields.text("program"), inputs, schema, NeutralOutcome(status, found), fields.text("startedAt"),
         fields.text("assurance"),
     )  # fmt: skip
 
 
-def verify_result(envelope: bytes, order: Order, neutral: PublicKey) -> Result:
+def verify_result(envelope: bytes, order: Order, neutral: PublicKey) -> NeutralResult:
     """Return the result of ``order`` that the neutral place signed.
 
     Raises:

@@ -16,15 +16,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Annotated, BinaryIO
 
-from tallystick.commit.encoding import canonical_json, parse_document, parse_hex
+from tallystick.commit.codec import Document
+from tallystick.commit.field_rules import HashText, Hex, Whole
 from tallystick.commit.state import summarise
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.fleet.enclave.neutral import Input, Order, open_order, read_order
-from tallystick.fleet.enclave.neutral_result import Outcome, judge, result_statement
+from tallystick.fleet.enclave.neutral_result import NeutralOutcome, judge, result_statement
 from tallystick.fleet.enclave.sandbox import End, check_isolation, held_in_memory, run_isolated, versions
-from tallystick.fleet.provenance.transcripts import Opening, commitment
+from tallystick.fleet.provenance.transcripts import ReportOpening, commitment
 from tallystick.run.statements import time_text
 from tallystick.signing.dsse import sign_statement
 from tallystick.signing.keys import PublicKey, Signer
@@ -41,6 +42,14 @@ PIECE = 1 << 20
 SALT_BYTES = 32
 
 Progress = Callable[[int, int, str], None]  # seconds gone, seconds at most, which run
+
+
+@dataclass(frozen=True)
+class JobIndex(Document, form=FORMAT, what="job: index", limit=INDEX_LIMIT):
+    """The first line of a sealed job: kind, name, size and SHA-256 of each member, and the inputs' salts."""
+
+    members: tuple[tuple[str, str, Whole, HashText], ...]
+    salts: Mapping[str, Annotated[bytes, Hex(SALT_BYTES)]]
 
 
 @dataclass(frozen=True)
@@ -104,7 +113,7 @@ def write_job(
         with open_file(files[item.name], what="an input") as file:
             match_input(item, file.fileno(), salts.get(item.name))
     temporary = path.with_name(f".{path.name}.part")
-    lines: list[list[object]] = []
+    lines: list[tuple[str, str, int, str]] = []
     with storing(f"{path}: cannot be written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.unlink(missing_ok=True)
@@ -122,13 +131,11 @@ def write_job(
                 for piece in _pieces(source):
                     hashed.update(piece)
                     size += len(piece)
-                lines.append([kind, name, size, hashed.hexdigest()])
-            index = {
-                "format": FORMAT, "members": lines, "salts": {name: salt.hex() for name, salt in salts.items()},
-            }  # fmt: skip
+                lines.append((kind, name, size, hashed.hexdigest()))
+            index = JobIndex(tuple(lines), salts)
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
             with os.fdopen(descriptor, "wb") as out:
-                out.write(canonical_json(index) + b"\n")
+                out.write(index.encode() + b"\n")
                 for _, _, source in sources:
                     for piece in _pieces(source):
                         out.write(piece)
@@ -160,19 +167,12 @@ def parse_index(head: bytes, size: int, path: Path) -> SealedJob:
     """
     if not head.endswith(b"\n"):
         raise InvalidInput(f"{path}: has no index in its first {INDEX_LIMIT} bytes; is it a sealed job?")
-    fields = parse_document(
-        head[:-1], FORMAT, what="job: index", limit=INDEX_LIMIT, names=("format", "members", "salts")
-    )
+    index = JobIndex.parse(head[:-1])
     members: list[Member] = []
     at = len(head)
-    for item in fields.items("members"):
-        match item:
-            case [str(kind), str(name), int(n_bytes), str(sha256)] if type(n_bytes) is int and n_bytes >= 0:
-                parse_hex(sha256, n_bytes=32, what="job: index: SHA-256")
-                members.append(Member(kind, name, n_bytes, sha256, at))
-                at += n_bytes
-            case _:
-                raise InvalidInput("job: index: a member must be [kind, name, size, sha256]")
+    for kind, name, n_bytes, sha256 in index.members:
+        members.append(Member(kind, name, n_bytes, sha256, at))
+        at += n_bytes
     if at != size:
         raise InvalidInput(f"{path}: the index speaks of {at} bytes, there are {size}")
     kinds = [(member.kind, member.name) for member in members]
@@ -185,11 +185,7 @@ def parse_index(head: bytes, size: int, path: Path) -> SealedJob:
             raise InvalidInput(
                 f"job: {member.kind} {member.name} must have at most {limits[member.kind]} bytes"
             )
-    salts = {
-        name: parse_hex(text, n_bytes=SALT_BYTES, what="job: index: salt")
-        for name, text in fields.text_mapping("salts").items()
-    }
-    return SealedJob(path, tuple(members), salts)
+    return SealedJob(path, tuple(members), index.salts)
 
 
 def carry_out(
@@ -200,7 +196,7 @@ def carry_out(
     *,
     now: int,
     progress: Progress = lambda _gone, _most, _what: None,
-) -> tuple[Order, Outcome, bytes]:
+) -> tuple[Order, NeutralOutcome, bytes]:
     """Return the order, what it came to, and the neutral place's signed statement of it.
 
     Nothing runs unless both parties signed the order and program and inputs are the ones it names. ``now`` is the second
@@ -244,9 +240,9 @@ def carry_out(
     return order, outcome, sign_statement(statement, signer)
 
 
-def salts_for(order: Order, opening: Opening) -> dict[str, bytes]:
+def salts_for(order: Order, opening: ReportOpening) -> dict[str, bytes]:
     """Return the salts that open the order's commitments, and no others."""
-    return {item.name: opening.salt(item.label) for item in order.inputs if item.binding != "file"}
+    return {item.name: opening.salt(item.salted) for item in order.inputs if item.binding != "file"}
 
 
 def match_input(item: Input, descriptor: int, salt: bytes | None) -> None:

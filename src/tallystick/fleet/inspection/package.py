@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tallystick.errors import InvalidInput, ProtocolViolation, StoreError
-from tallystick.fleet.inspection.custody import Link, add_link, encode_chain, parse_chain
+from tallystick.fleet.inspection.custody import Action, Link, add_link, encode_chain, parse_chain
 from tallystick.fleet.inspection.inspection import (
     LARGEST_DOCUMENT,
     LARGEST_LOG,
@@ -148,7 +148,7 @@ class InspectionPackage:
     # -- inside ------------------------------------------------------------------------------------
 
     def _add(
-        self, action: str, signers: Mapping[str, Signer], items: Sequence[bytes], now: int, *, to: str = ""
+        self, action: Action, signers: Mapping[str, Signer], items: Sequence[bytes], now: int, *, to: str = ""
     ) -> Link:
         chain = self.load_chain()
         acting = next(iter(signers))

@@ -17,21 +17,15 @@ import functools
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, replace
+from typing import Annotated, cast
 
-from tallystick.commit.encoding import (
-    HASH_BYTES,
-    Fields,
-    canonical_json,
-    digest,
-    frame,
-    parse_canonical_json,
-    parse_hex,
-)
+from tallystick.commit.codec import Document
+from tallystick.commit.encoding import canonical_json, digest, frame, parse_canonical_json
+from tallystick.commit.field_rules import At, Elsewhere, Hash, HashText
 from tallystick.commit.merkle import inclusion_ranges, leaf_hash, node_hash, range_root, verify_inclusion
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.fleet.provenance.transcripts import Opening, Report, commitment
+from tallystick.fleet.provenance.transcripts import Report, ReportOpening, commitment
 from tallystick.run.transcript import Transcript
 
 BATCH_TAG = "tallystick/batch/1"
@@ -69,7 +63,7 @@ class BatchPart:
 
 
 @dataclass(frozen=True)
-class OpenedBatch:
+class OpenedBatch(Document, what="opened batch"):
     """One batch, taken apart.
 
     Attributes:
@@ -79,19 +73,10 @@ class OpenedBatch:
         problem: why it could not be taken apart, or None.
     """
 
-    digest: str
+    digest: Annotated[str, At("batch")]
     form: str | None
     records: tuple[str, ...]
     problem: str | None = None
-
-    def fields(self) -> dict[str, object]:
-        """Return the batch as JSON."""
-        return {
-            "batch": self.digest,
-            "form": self.form,
-            "records": list(self.records),
-            "problem": self.problem,
-        }
 
 
 def take_apart(data: bytes) -> OpenedBatch:
@@ -125,7 +110,7 @@ def take_apart(data: bytes) -> OpenedBatch:
 
 
 @dataclass(frozen=True)
-class BatchOpening:
+class BatchOpening(Document, what="batch opening"):
     """What opens one step's batch under a run's report: the salt of its commitment, its place, and its bytes.
 
     Attributes:
@@ -136,20 +121,23 @@ class BatchOpening:
         batch: the bytes that the batch's digest hashes.
     """
 
-    run: str
+    run: HashText
     step: int
     steps: int
-    salt: bytes
-    proof: tuple[bytes, ...]
-    batch: bytes
+    salt: Hash
+    proof: tuple[Hash, ...]
+    batch: Annotated[bytes, Elsewhere()] = b""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.step < self.steps or len(self.proof) > MOST_PROOF:
+            raise InvalidInput(
+                f"batch opening: step {self.step} of {self.steps}, {len(self.proof)} nodes: out of range"
+            )
 
     def encode(self) -> bytes:
         """Return the one encoding."""
-        head = {
-            "proof": [node.hex() for node in self.proof], "run": self.run, "salt": self.salt.hex(), "step": self.step,
-            "steps": self.steps,
-        }  # fmt: skip
-        return frame(OPENING_TAG, canonical_json(head), self.batch)
+        return frame(OPENING_TAG, canonical_json(self.fields()), self.batch)
 
 
 def parse_batch_opening(data: bytes, *, what: str = "batch opening") -> BatchOpening:
@@ -166,18 +154,10 @@ def parse_batch_opening(data: bytes, *, what: str = "batch opening") -> BatchOpe
     batch = bytes(reader.item("its batch", OPENING_LIMIT))
     if reader.at != len(data):
         raise InvalidInput(f"{what}: {len(data) - reader.at} bytes follow")
-    names = ("proof", "run", "salt", "step", "steps")
-    fields = Fields(parse_canonical_json(head, what=what, limit=HEAD_LIMIT), what=what, names=names)
-    proof = fields.texts("proof")
-    step, steps = fields.integer("step"), fields.integer("steps")
-    if not 0 <= step < steps or len(proof) > MOST_PROOF:
-        raise InvalidInput(f"{what}: step {step} of {steps}, {len(proof)} nodes: out of range")
-    run = parse_hex(fields.text("run"), n_bytes=HASH_BYTES, what=f"{what}: run").hex()
-    salt = parse_hex(fields.text("salt"), n_bytes=HASH_BYTES, what=f"{what}: salt")
-    nodes = tuple(parse_hex(node, n_bytes=HASH_BYTES, what=f"{what}: proof") for node in proof)
+    found = BatchOpening.read(parse_canonical_json(head, what=what, limit=HEAD_LIMIT), what=what)
     for _ in _parts(memoryview(batch), what):
         pass
-    return BatchOpening(run, step, steps, salt, nodes, batch)
+    return replace(found, batch=batch)
 
 
 def open_batch(opening: BatchOpening, report: Report) -> OpenedBatch:
@@ -200,7 +180,7 @@ def open_batch(opening: BatchOpening, report: Report) -> OpenedBatch:
     return found
 
 
-def batch_openings(transcript: Transcript, opening: Opening) -> Callable[[int, bytes], BatchOpening]:
+def batch_openings(transcript: Transcript, opening: ReportOpening) -> Callable[[int, bytes], BatchOpening]:
     """Return what makes the opening of a step from the bytes of its batch.
 
     That function raises Mismatch where the bytes are not those of the step's record.

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tallystick.commit.state import Entry
-from tallystick.fleet.agent.memory import Opening, Region, page_hashes, reader_of
+from tallystick.fleet.agent.memory import Region, SnapshotOpening, page_hashes, reader_of
 from tallystick.fleet.provenance.transcripts import Slice
 
 Status = Literal["exact", "torn", "unexplained"]
@@ -92,7 +92,10 @@ def slice_bytes(piece: Slice, dtype: str, entries: Mapping[str, Entry]) -> bytes
 
 
 def match_snapshot(
-    opening: Opening, shard_map: Sequence[Slice], states: Iterable[State], memory: PageReader | None = None
+    opening: SnapshotOpening,
+    shard_map: Sequence[Slice],
+    states: Iterable[State],
+    memory: PageReader | None = None,
 ) -> Match:
     """Return what the snapshot is of, having looked at ``states`` in their order until one fits.
 
@@ -133,7 +136,7 @@ def match_snapshot(
 
 
 def _expected(
-    piece: Slice, region: Region, entries: Mapping[str, Entry], opening: Opening, first: int
+    piece: Slice, region: Region, entries: Mapping[str, Entry], opening: SnapshotOpening, first: int
 ) -> list[bytes]:
     """Return the leaves of a region; hashes of nothing where the state cannot fill it."""
     data = slice_bytes(piece, region.dtype, entries)
@@ -145,7 +148,7 @@ def _expected(
 
 
 def _torn(
-    opening: Opening,
+    opening: SnapshotOpening,
     pages: Sequence[tuple[Region, int, Sequence[bytes], Slice]],
     before: tuple[int, Mapping[str, Entry], list[list[bytes]]],
     after: tuple[Mapping[str, Entry], list[list[bytes]]],
@@ -171,7 +174,7 @@ def _torn(
 class _SignedPage:
     """Page ``number`` of a region that begins at byte ``offset`` and page ``first`` of the memory."""
 
-    opening: Opening
+    opening: SnapshotOpening
     offset: int
     first: int
     number: int
@@ -209,7 +212,7 @@ def _is_mixed(
     return bool(np.all((found == a) | (found == b)))
 
 
-def _offsets(opening: Opening) -> dict[str, int]:
+def _offsets(opening: SnapshotOpening) -> dict[str, int]:
     offsets: dict[str, int] = {}
     at = 0
     for region in opening.regions:

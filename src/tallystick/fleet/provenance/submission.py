@@ -11,15 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tallystick.fleet.provenance.transcripts import (
-    DOCUMENT_LIMIT,
-    Opening,
-    Report,
-    parse_opening,
-    parse_report,
-)
+from tallystick.fleet.provenance.transcripts import Report, ReportOpening
 from tallystick.store.chips import ChipDirectory
-from tallystick.store.files import RunDirectory, read_whole
+from tallystick.store.documents import read_document
+from tallystick.store.files import RunDirectory
 
 
 @dataclass(frozen=True)
@@ -28,7 +23,7 @@ class DeclaredRun:
 
     name: str
     report: Report
-    opening: Opening
+    opening: ReportOpening
     directory: RunDirectory
 
     def batches(self) -> Iterator[Path]:
@@ -63,12 +58,8 @@ class OwnerFolder:
             found.append(
                 DeclaredRun(
                     name,
-                    parse_report(read_whole(path, limit=DOCUMENT_LIMIT, what="a report")),
-                    parse_opening(
-                        read_whole(
-                            path.with_name(f"{name}.opening.json"), limit=DOCUMENT_LIMIT, what="an opening"
-                        )
-                    ),
+                    read_document(Report, path),
+                    read_document(ReportOpening, path.with_name(f"{name}.opening.json")),
                     RunDirectory(self.path / "runs" / name),
                 )
             )

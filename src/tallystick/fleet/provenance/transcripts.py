@@ -16,16 +16,11 @@ import hmac
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, cast
+from typing import Annotated, Literal
 
-from tallystick.commit.encoding import (
-    Fields,
-    canonical_json,
-    digest,
-    parse_canonical_json,
-    parse_document,
-    parse_hex,
-)
+from tallystick.commit.codec import Document
+from tallystick.commit.encoding import canonical_json, digest
+from tallystick.commit.field_rules import HashText, Positive, Row, Secret, Via, Whole
 from tallystick.commit.merkle import leaf_hash
 from tallystick.commit.merkle import root as merkle_root
 from tallystick.errors import InvalidInput, Mismatch
@@ -46,65 +41,54 @@ LineageKind = Literal["initialised", "continued"]
 
 
 @dataclass(frozen=True)
-class Lineage:
+class Lineage(Document, what="lineage"):
     """Where the first weights come from: the job's own initialisation, or a state of another run.
 
     ``parent`` is that run's root and ``steps_done`` the steps after which its state was taken.
     """
 
     kind: LineageKind
-    parent: str | None = None
-    steps_done: int | None = None
+    parent: HashText | None = None
+    steps_done: Whole | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         given = self.parent is not None and self.steps_done is not None
-        if self.kind not in ("initialised", "continued") or given != (self.kind == "continued"):
+        if given != (self.kind == "continued"):
             raise InvalidInput(
                 "lineage: a continued run names its parent's root and steps, an initialised one neither"
             )
-        if self.parent is not None:
-            parse_hex(self.parent, n_bytes=32, what="lineage: parent")
-        if self.steps_done is not None and self.steps_done < 0:
-            raise InvalidInput(f"lineage: steps must not be negative, are {self.steps_done}")
-
-    def fields(self) -> dict[str, object]:
-        """Return the lineage as JSON."""
-        return {"kind": self.kind, "parent": self.parent, "steps_done": self.steps_done}
 
 
 @dataclass(frozen=True)
-class Slice:
+class Slice(Document, what="slice"):
     """A chip's region that holds a part of a state's entry: ``count`` elements from flat index ``start`` on."""
 
     region: str
     entry: str
-    start: int
-    count: int
+    start: Whole
+    count: Whole
 
-    def __post_init__(self) -> None:
-        if not (0 <= self.start < 2**63 and 0 <= self.count < 2**63):
-            raise InvalidInput(f"shard map: region {self.region}: start or count is out of range")
 
-    def fields(self) -> list[object]:
-        """Return the slice as JSON."""
-        return [self.region, self.entry, self.start, self.count]
+def _read_flop(value: object, what: str) -> int:
+    if not isinstance(value, str) or not _FLOP.fullmatch(value):  # a text: large runs exceed 63 bits
+        raise InvalidInput(
+            f"{what}: FLOP must be a decimal number of at most 40 digits, is {ascii(value)[:60]}"
+        )
+    return int(value)
 
 
 @dataclass(frozen=True)
-class Totals:
+class Totals(Document, what="totals"):
     """What the run is stated to have cost: FLOP counted from the operators, tokens (or records), and milliseconds on chips."""
 
-    flop: int
-    tokens: int
-    chip_ms: int
-
-    def fields(self) -> dict[str, object]:
-        """Return the totals as JSON."""
-        return {"chip_ms": self.chip_ms, "flop": self.flop, "tokens": self.tokens}
+    flop: Annotated[int, Via(str, _read_flop)]
+    tokens: Whole
+    chip_ms: Whole
 
 
 @dataclass(frozen=True)
-class Precommit:
+class Precommit(Document, form=PRECOMMIT_FORMAT, what="pre-commitment", limit=DOCUMENT_LIMIT):
     """Stated before step 0; its digest is what chips log.
 
     Attributes:
@@ -115,24 +99,11 @@ class Precommit:
         lineage: where the weights come from.
     """
 
-    meta: str
-    data: str | None
+    meta: HashText
+    data: HashText | None
     ranks: tuple[str, ...]
-    shards: str
+    shards: HashText
     lineage: Lineage
-
-    def encode(self) -> bytes:
-        """Return the canonical JSON of the pre-commitment."""
-        return canonical_json(
-            {
-                "data": self.data,
-                "format": PRECOMMIT_FORMAT,
-                "lineage": self.lineage.fields(),
-                "meta": self.meta,
-                "ranks": list(self.ranks),
-                "shards": self.shards,
-            }
-        )
 
     def digest(self) -> bytes:
         """Return the 32 bytes that chips log."""
@@ -140,7 +111,7 @@ class Precommit:
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Document, form=REPORT_FORMAT, what="report", limit=DOCUMENT_LIMIT):
     """Stated after the run; holds commitments only.
 
     Attributes:
@@ -153,40 +124,24 @@ class Report:
         snapshots: (UEID, counter, steps done): at which step each snapshot was taken, as the developer says.
     """
 
-    run: str
-    steps: int
+    run: HashText
+    steps: Positive
     precommit: Precommit
-    data: str
-    checkpoints: tuple[tuple[int, str], ...]
+    data: HashText
+    checkpoints: tuple[tuple[int, HashText], ...]
     totals: Totals
-    snapshots: tuple[tuple[str, int, int], ...] = ()
-
-    def encode(self) -> bytes:
-        """Return the canonical JSON of the report."""
-        return canonical_json(
-            {
-                "checkpoints": [list(item) for item in self.checkpoints],
-                "data": self.data,
-                "format": REPORT_FORMAT,
-                "precommit": parse_canonical_json(
-                    self.precommit.encode(), what="precommit", limit=DOCUMENT_LIMIT
-                ),
-                "run": self.run,
-                "snapshots": [list(item) for item in self.snapshots],
-                "steps": self.steps,
-                "totals": {**self.totals.fields(), "flop": str(self.totals.flop)},
-            }
-        )
+    snapshots: tuple[tuple[str, Whole, Whole], ...] = ()
 
 
 @dataclass(frozen=True)
-class Opening:
+class ReportOpening(Document, form=OPENING_FORMAT, what="opening", limit=DOCUMENT_LIMIT):
     """What opens a report: the secret, and each rank's shard map. Shown in the neutral place only."""
 
-    secret: bytes = field(repr=False)
-    shards: tuple[tuple[Slice, ...], ...]
+    secret: Secret = field(repr=False)
+    shards: tuple[tuple[Annotated[Slice, Row()], ...], ...]
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if len(self.secret) != SECRET_BYTES:
             raise InvalidInput(f"opening: the secret has {SECRET_BYTES} bytes, not {len(self.secret)}")
 
@@ -200,17 +155,7 @@ class Opening:
 
     def shards_bytes(self) -> bytes:
         """Return the canonical JSON of the shard map."""
-        return canonical_json([[piece.fields() for piece in rank] for rank in self.shards])
-
-    def encode(self) -> bytes:
-        """Return the canonical JSON of the opening."""
-        return canonical_json(
-            {
-                "format": OPENING_FORMAT,
-                "secret": self.secret.hex(),
-                "shards": [[piece.fields() for piece in rank] for rank in self.shards],
-            }
-        )
+        return canonical_json([[piece.row() for piece in rank] for rank in self.shards])
 
 
 def commitment(salt: bytes, data: bytes) -> bytes:
@@ -218,7 +163,7 @@ def commitment(salt: bytes, data: bytes) -> bytes:
     return digest(COMMITMENT_TAG, salt, data)
 
 
-def data_root(opening: Opening, batches: Sequence[str]) -> bytes:
+def data_root(opening: ReportOpening, batches: Sequence[str]) -> bytes:
     """Return the root over the commitments to the steps' batch digests, in order."""
     leaves = [leaf_hash(opening.commit(f"data/{step}", bytes.fromhex(b))) for step, b in enumerate(batches)]
     return merkle_root(leaves)
@@ -226,7 +171,7 @@ def data_root(opening: Opening, batches: Sequence[str]) -> bytes:
 
 def make_precommit(
     specification: Specification,
-    opening: Opening,
+    opening: ReportOpening,
     *,
     ranks: Sequence[str],
     lineage: Lineage,
@@ -246,7 +191,7 @@ def make_precommit(
 
 def make_report(
     transcript: Transcript,
-    opening: Opening,
+    opening: ReportOpening,
     precommit: Precommit,
     totals: Totals,
     snapshots: Sequence[tuple[str, int, int]] = (),
@@ -266,7 +211,7 @@ def make_report(
     )
 
 
-def verify_report(report: Report, opening: Opening, transcript: Transcript) -> None:
+def verify_report(report: Report, opening: ReportOpening, transcript: Transcript) -> None:
     """Return if the report is the one of ``transcript`` under ``opening``: done inside the neutral place.
 
     Raises:
@@ -296,84 +241,6 @@ def verify_report(report: Report, opening: Opening, transcript: Transcript) -> N
             )
 
 
-def parse_precommit(data: bytes, *, what: str = "pre-commitment") -> Precommit:
-    """Return the pre-commitment whose encoding is exactly ``data``.
-
-    Raises:
-        InvalidInput: malformed.
-    """
-    return _precommit(parse_canonical_json(data, what=what, limit=DOCUMENT_LIMIT))
-
-
-def parse_report(data: bytes) -> Report:
-    """Return the report whose encoding is exactly ``data``.
-
-    Raises:
-        InvalidInput: malformed.
-    """
-    names = ("checkpoints", "data", "format", "precommit", "run", "snapshots", "steps", "totals")
-    fields = parse_document(data, REPORT_FORMAT, what="report", limit=DOCUMENT_LIMIT, names=names)
-    totals = Fields(fields.value("totals"), what="report: totals", names=("chip_ms", "flop", "tokens"))
-    numbers = {name: totals.integer(name) for name in ("tokens", "chip_ms")}
-    if min(numbers.values()) < 0:
-        raise InvalidInput("report: totals must not be negative")
-    flop = totals.text("flop")  # a text: large runs exceed 63 bits
-    if not _FLOP.fullmatch(flop):
-        raise InvalidInput(
-            f"report: FLOP must be a decimal number of at most 40 digits, is {ascii(flop)[:60]}"
-        )
-    checkpoints: list[tuple[int, str]] = []
-    for item in fields.items("checkpoints"):
-        match item:
-            case [int(steps_done), str(text)] if type(steps_done) is int:
-                parse_hex(text, n_bytes=32, what="report: checkpoint")
-                checkpoints.append((steps_done, text))
-            case _:
-                raise InvalidInput("report: a checkpoint must be [steps done, commitment]")
-    snapshots: list[tuple[str, int, int]] = []
-    for item in fields.items("snapshots"):
-        match item:
-            case [str(ueid), int(seq), int(step)] if (
-                type(seq) is int and type(step) is int and min(seq, step) >= 0
-            ):
-                snapshots.append((ueid, seq, step))
-            case _:
-                raise InvalidInput("report: a snapshot must be [chip, counter, steps done]")
-    if fields.integer("steps") < 1:
-        raise InvalidInput(f"report: must have at least one step, has {fields.integer('steps')}")
-    run, committed = fields.text("run"), fields.text("data")
-    for name, text in (("run", run), ("data", committed)):
-        parse_hex(text, n_bytes=32, what=f"report: {name}")
-    return Report(
-        run=run,
-        steps=fields.integer("steps"),
-        precommit=_precommit(fields.value("precommit")),
-        data=committed,
-        checkpoints=tuple(checkpoints),
-        totals=Totals(int(flop), **numbers),
-        snapshots=tuple(snapshots),
-    )
-
-
-def parse_opening(data: bytes) -> Opening:
-    """Return the opening whose encoding is exactly ``data``.
-
-    Raises:
-        InvalidInput: malformed; the secret never stands in the message.
-    """
-    names = ("format", "secret", "shards")
-    fields = parse_document(data, OPENING_FORMAT, what="opening", limit=DOCUMENT_LIMIT, names=names)
-    text = fields.text("secret")
-    if len(text) != 2 * SECRET_BYTES or text.strip("0123456789abcdef"):
-        raise InvalidInput("opening: the secret must be 64 lower-case hexadecimal digits")
-    ranks: list[tuple[Slice, ...]] = []
-    for rank in fields.items("shards"):
-        if not isinstance(rank, list):
-            raise InvalidInput("opening: a rank's shard map must be a list")
-        ranks.append(tuple(_slice(item) for item in cast("list[object]", rank)))
-    return Opening(bytes.fromhex(text), tuple(ranks))
-
-
 def even_shards(entries: Mapping[str, int], ranks: int) -> tuple[tuple[Slice, ...], ...]:
     """Return the shard map that cuts every entry (name to number of elements) into ``ranks`` equal runs of elements.
 
@@ -386,29 +253,3 @@ def even_shards(entries: Mapping[str, int], ranks: int) -> tuple[tuple[Slice, ..
         )
         for rank in range(ranks)
     )
-
-
-def _precommit(value: object) -> Precommit:
-    what = "pre-commitment"
-    fields = Fields(value, what=what, names=("data", "format", "lineage", "meta", "ranks", "shards"))
-    fields.constant("format", PRECOMMIT_FORMAT)
-    lineage = Fields(fields.value("lineage"), what=f"{what}: lineage", names=("kind", "parent", "steps_done"))
-    done = None if lineage.value("steps_done") is None else lineage.integer("steps_done")
-    meta, shards, data = fields.text("meta"), fields.text("shards"), fields.optional_text("data")
-    for name, text in (("meta", meta), ("shards", shards), ("data", data)):
-        if text is not None:
-            parse_hex(text, n_bytes=32, what=f"{what}: {name}")
-    kind = lineage.text("kind")
-    if kind not in ("initialised", "continued"):
-        raise InvalidInput(f"{what}: lineage must be initialised or continued, is {kind[:40]!r}")
-    return Precommit(
-        meta, data, fields.texts("ranks"), shards, Lineage(kind, lineage.optional_text("parent"), done)
-    )
-
-
-def _slice(item: object) -> Slice:
-    match item:
-        case [str(region), str(entry), int(start), int(count)] if type(start) is int and type(count) is int:
-            return Slice(region, entry, start, count)
-        case _:
-            raise InvalidInput("opening: a slice must be [region, entry, start, count]")

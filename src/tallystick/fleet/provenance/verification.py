@@ -14,13 +14,15 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal
+from typing import Annotated, Literal, cast
 
-from tallystick.commit.encoding import digest
+from tallystick.commit.codec import Document
+from tallystick.commit.encoding import digest, kind_of
+from tallystick.commit.field_rules import At, Via
 from tallystick.errors import InvalidInput
-from tallystick.fleet.agent.chip_log import Finding, Severity, snapshots_of
-from tallystick.fleet.agent.chip_record import LoggedRecord, Precommit
-from tallystick.fleet.attestation.assurance import Assurance
+from tallystick.fleet.agent.chip_log import NumberedFinding, Severity, snapshots_of
+from tallystick.fleet.agent.chip_record import LoggedPrecommit, LoggedRecord
+from tallystick.fleet.attestation.assurance import MEANINGS, Assurance
 from tallystick.fleet.provenance.matcher import Match
 from tallystick.fleet.provenance.memorisation import Memory
 from tallystick.fleet.provenance.transcripts import Lineage, Report
@@ -153,7 +155,7 @@ class ChipView:
 
     ueid: str
     log: Sequence[LoggedRecord]
-    findings: Sequence[Finding]
+    findings: Sequence[NumberedFinding]
     assurance: Assurance
     matches: Mapping[int, tuple[str, Match] | None] = field(
         default_factory=dict[int, "tuple[str, Match] | None"]
@@ -198,16 +200,12 @@ class Plausibility:
 
 
 @dataclass(frozen=True)
-class RunVerdict:
+class RunVerdict(Document, what="verdict on a run"):
     """What is said about one run: correctness of what was declared, with findings."""
 
     run: str
     correct: Answer
-    findings: tuple[Finding, ...]
-
-    def fields(self) -> dict[str, object]:
-        """Return the verdict as JSON."""
-        return {"run": self.run, "correct": self.correct, "findings": [f.fields() for f in self.findings]}
+    findings: tuple[NumberedFinding, ...]
 
 
 def judge_run(
@@ -216,13 +214,13 @@ def judge_run(
     """Return the verdict on a declared run. Unknown is never a pass; a failure outweighs what is unknown."""
     report = evidence.report
     if evidence.problem is not None:
-        return RunVerdict(report.run, "fail", (Finding(101, "report", None, evidence.problem),))
-    found: list[Finding] = []
+        return RunVerdict(report.run, "fail", (NumberedFinding(101, "report", None, evidence.problem),))
+    found: list[NumberedFinding] = []
     found += _check_precommit(report, chips)
     found += _check_segments(evidence)
     found += _check_memory(evidence)
     if evidence.other_setting is not None:
-        found.append(Finding(114, "hyper-parameters", 0, f"first state: {evidence.other_setting}"))
+        found.append(NumberedFinding(114, "hyper-parameters", 0, f"first state: {evidence.other_setting}"))
     found += _check_lineage(evidence)
     found += _check_totals(evidence, chips, plausibility)
     worst = {finding.severity for finding in found}
@@ -230,17 +228,27 @@ def judge_run(
     return RunVerdict(report.run, correct, tuple(found))
 
 
+def _level(assurance: int) -> str:
+    return f"L{assurance}"
+
+
+def _read_level(value: object, what: str) -> int:
+    if value not in (levels := [_level(at) for at in range(len(MEANINGS))]):
+        raise InvalidInput(f"{what} must be one of {', '.join(levels)}, is {kind_of(value)}")
+    return levels.index(cast("str", value))
+
+
 @dataclass(frozen=True)
-class OwnerVerdict:
+class OwnerVerdict(Document, what="verdict on an owner", implied=("verdict",)):
     """What is said about an owner: the three claims, the least assurance of its chips, what is excluded, and findings."""
 
     owner: str
-    correct: Answer
-    complete: Answer
-    fleet: Answer
-    assurance: int
+    correct: Annotated[Answer, At("declared_run_correctness")]
+    complete: Annotated[Answer, At("declared_run_completeness")]
+    fleet: Annotated[Answer, At("fleet_completeness")]
+    assurance: Annotated[int, Via(_level, _read_level)]
     runs: tuple[RunVerdict, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[NumberedFinding, ...]
     excluded: tuple[str, ...]
 
     @property
@@ -251,20 +259,6 @@ class OwnerVerdict:
             "fail" if "fail" in (*claims, self.fleet) else "pass" if claims == ("pass", "pass") else "unknown"
         )
 
-    def fields(self) -> dict[str, object]:
-        """Return the verdict as JSON."""
-        return {
-            "owner": self.owner,
-            "verdict": self.verdict,
-            "declared_run_correctness": self.correct,
-            "declared_run_completeness": self.complete,
-            "fleet_completeness": self.fleet,
-            "assurance": f"L{self.assurance}",
-            "runs": [run.fields() for run in self.runs],
-            "findings": [finding.fields() for finding in self.findings],
-            "excluded": list(self.excluded),
-        }
-
 
 def judge_owner(
     owner: str,
@@ -274,10 +268,10 @@ def judge_owner(
     unexplained_limit: float = UNEXPLAINED_LIMIT,
 ) -> OwnerVerdict:
     """Return the verdict on an owner's chips and declared runs."""
-    found: list[Finding] = []
+    found: list[NumberedFinding] = []
     for chip in chips:
         found += [
-            Finding(f.rule, f.name, f.seq, f"chip {chip.ueid[-8:]}: {f.text}", f.severity)
+            NumberedFinding(f.rule, f.name, f.seq, f"chip {chip.ueid[-8:]}: {f.text}", f.severity)
             for f in chip.findings
         ]
         found += _check_matches(chip, unexplained_limit)
@@ -299,94 +293,104 @@ def judge_owner(
 # -- the rules, spec/monitoring.md 5 ----------------------------------------------------------------
 
 
-def _check_precommit(report: Report, chips: Mapping[str, ChipView]) -> list[Finding]:
+def _check_precommit(report: Report, chips: Mapping[str, ChipView]) -> list[NumberedFinding]:
     wanted = report.precommit.digest()
-    found: list[Finding] = []
+    found: list[NumberedFinding] = []
     for ueid in report.precommit.ranks:
         chip = chips.get(ueid)
         if chip is None:
             found.append(
-                Finding(102, "chip not shown", None, f"chip {ueid[-8:]} of the run was not shown", "unknown")
+                NumberedFinding(
+                    102, "chip not shown", None, f"chip {ueid[-8:]} of the run was not shown", "unknown"
+                )
             )
             continue
         at = next(
             (
                 r
                 for r in chip.log
-                if isinstance(r.record.event, Precommit) and r.record.event.digest == wanted
+                if isinstance(r.record.event, LoggedPrecommit) and r.record.event.digest == wanted
             ),
             None,
         )
         first = next((s.record.seq for s, taken in snapshots_of(chip.log) if taken.run == wanted), None)
         if at is None:
-            found.append(Finding(102, "no pre-commitment", None, f"chip {ueid[-8:]} never logged the run's"))
+            found.append(
+                NumberedFinding(102, "no pre-commitment", None, f"chip {ueid[-8:]} never logged the run's")
+            )
         elif first is None:
             text = f"chip {ueid[-8:]} holds no snapshot of the run"
-            found.append(Finding(103, "no snapshot", at.record.seq, text, "note"))
+            found.append(NumberedFinding(103, "no snapshot", at.record.seq, text, "note"))
     if report.precommit.data is None:
         text = "the data were not committed before the run; they can have been chosen afterwards"
-        found.append(Finding(104, "data not pre-committed", None, text, "unknown"))
+        found.append(NumberedFinding(104, "data not pre-committed", None, text, "unknown"))
     return found
 
 
-def _check_segments(evidence: RunEvidence) -> list[Finding]:
-    found: list[Finding] = []
+def _check_segments(evidence: RunEvidence) -> list[NumberedFinding]:
+    found: list[NumberedFinding] = []
     if not evidence.outcomes:
-        return [Finding(105, "nothing repeated", None, "no segment of the run was repeated", "unknown")]
+        return [
+            NumberedFinding(105, "nothing repeated", None, "no segment of the run was repeated", "unknown")
+        ]
     for outcome in evidence.outcomes:
         place = f"steps {outcome.start} to {outcome.end}"
         if outcome.verdict == "cannot_reproduce":
-            found.append(Finding(105, "segment", outcome.start, f"{place}: {outcome.text}", "unknown"))
+            found.append(
+                NumberedFinding(105, "segment", outcome.start, f"{place}: {outcome.text}", "unknown")
+            )
         elif outcome.verdict != "match":
-            found.append(Finding(105, "segment", outcome.start, f"{place}: {outcome.text}"))
+            found.append(NumberedFinding(105, "segment", outcome.start, f"{place}: {outcome.text}"))
     return found
 
 
-def _check_memory(evidence: RunEvidence) -> list[Finding]:
+def _check_memory(evidence: RunEvidence) -> list[NumberedFinding]:
     """A doubtful segment accuses nobody; one that was repeated exactly needs no memory."""
     memory = evidence.memory
     if memory is None:
         return []
     if not memory.has_power:
         text = "the model remembers too little of single records to tell claimed data from unseen ones"
-        return [Finding(113, "memorisation", None, text, "note")]
+        return [NumberedFinding(113, "memorisation", None, text, "note")]
     exact = {(o.start, o.end) for o in evidence.outcomes if o.method == "exact" and o.verdict == "match"}
     return [
-        Finding(113, "memorisation", s.start, str(s), "note" if (s.start, s.end) in exact else "unknown")
+        NumberedFinding(
+            113, "memorisation", s.start, str(s), "note" if (s.start, s.end) in exact else "unknown"
+        )
         for s in memory.doubtful
     ]
 
 
-def _check_lineage(evidence: RunEvidence) -> list[Finding]:
+def _check_lineage(evidence: RunEvidence) -> list[NumberedFinding]:
     lineage: Lineage = evidence.report.precommit.lineage
     if lineage.kind == "continued":
         parent = f"run {str(lineage.parent)[:16]}.. after {lineage.steps_done} steps"
         if evidence.parent_state is None:
-            return [Finding(106, "lineage", 0, f"continues {parent}, which was not shown", "unknown")]
+            return [NumberedFinding(106, "lineage", 0, f"continues {parent}, which was not shown", "unknown")]
         if not evidence.parent_state:
-            return [Finding(106, "lineage", 0, f"its first state is not that of {parent}")]
+            return [NumberedFinding(106, "lineage", 0, f"its first state is not that of {parent}")]
         return []
     if evidence.initial is None:
         return [
-            Finding(
+            NumberedFinding(
                 107, "initialisation", 0, "the first weights were not compared with the job's own", "unknown"
             )
         ]
     if evidence.initial > 0.0:
         text = f"{100 * evidence.initial:.3g} % of the first weights are not those that the job initialises"
-        return [Finding(107, "initialisation", 0, text)]
+        return [NumberedFinding(107, "initialisation", 0, text)]
     return []
 
 
 def _check_totals(
     evidence: RunEvidence, chips: Mapping[str, ChipView], plausibility: Plausibility | None
-) -> list[Finding]:
+) -> list[NumberedFinding]:
     totals = evidence.report.totals
-    found: list[Finding] = []
+    found: list[NumberedFinding] = []
     counted = evidence.flop_counted
     if counted is not None and counted != totals.flop:
         text = f"{totals.flop:.6g} FLOP are stated, the operators of the declared steps have {counted:.6g}"
-        found.append(Finding(108, "FLOP", None, text))
+        found.append(NumberedFinding(108, "FLOP", None, text))
     if plausibility is None:
         return found
     seconds = sum(
@@ -395,13 +399,13 @@ def _check_totals(
     most = seconds * plausibility.flop_per_chip_second
     if totals.flop > most:
         text = f"{totals.flop:.4g} FLOP are stated, the chips can have done {most:.4g} in {seconds:.6g} s"
-        found.append(Finding(109, "implausible", None, text))
+        found.append(NumberedFinding(109, "implausible", None, text))
     if totals.flop < most * plausibility.least_utilisation:
         text = (
             f"{totals.flop:.4g} FLOP in {seconds:.6g} s are {100 * totals.flop / most:.3g} % of what the chips can do; "
             f"{100 * plausibility.least_utilisation:g} % is the least that goes unasked"
         )
-        found.append(Finding(109, "time unaccounted for", None, text))
+        found.append(NumberedFinding(109, "time unaccounted for", None, text))
     return found
 
 
@@ -412,9 +416,9 @@ def _seconds_used(chip: ChipView, report: Report) -> float:
     end: int | None = None
     for logged in chip.log:
         event = logged.record.event
-        if start is None and isinstance(event, Precommit) and event.digest == wanted:
+        if start is None and isinstance(event, LoggedPrecommit) and event.digest == wanted:
             start = logged.record.clocks.active
-        elif start is not None and isinstance(event, Precommit):
+        elif start is not None and isinstance(event, LoggedPrecommit):
             end = logged.record.clocks.active
             break
     if start is None:
@@ -422,8 +426,8 @@ def _seconds_used(chip: ChipView, report: Report) -> float:
     return ((chip.log[-1].record.clocks.active if end is None else end) - start) / 1000.0
 
 
-def _check_matches(chip: ChipView, limit: float) -> list[Finding]:
-    found: list[Finding] = []
+def _check_matches(chip: ChipView, limit: float) -> list[NumberedFinding]:
+    found: list[NumberedFinding] = []
     name = f"chip {chip.ueid[-8:]}"
     sizes = {r.record.seq: (event.size, event.run) for r, event in snapshots_of(chip.log)}
     unmatched = [seq for seq, matched in sorted(chip.matches.items()) if matched is None]
@@ -436,7 +440,7 @@ def _check_matches(chip: ChipView, limit: float) -> list[Finding]:
         if seqs:
             shown = ", ".join(map(str, seqs[:5])) + (", .." if len(seqs) > 5 else "")
             whole = f"{name}: {len(seqs)} of {total} snapshots {text} (records {shown})"
-            found.append(Finding(rule, what, seqs[0], whole, severity))
+            found.append(NumberedFinding(rule, what, seqs[0], whole, severity))
 
     note(110, "unexplained snapshot", foreign, "belong to no declared run", "violation")
     note(110, "unexplained snapshot", doubtful, "are claimed for steps that could not be repeated", "unknown")
@@ -448,7 +452,7 @@ def _check_matches(chip: ChipView, limit: float) -> list[Finding]:
         if matched is not None and matched[1].unexplained_bytes > limit * matched[1].size:
             share = 100 * matched[1].unexplained_bytes / matched[1].size
             text = f"{name}: {share:.3g} % of the memory of snapshot {seq} belongs to nothing declared"
-            found.append(Finding(111, "unexplained memory", seq, text))
+            found.append(NumberedFinding(111, "unexplained memory", seq, text))
     return found
 
 

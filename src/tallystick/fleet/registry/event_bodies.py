@@ -82,7 +82,7 @@ class Lot(NamedChips):
 
 
 @dataclass(frozen=True)
-class Opening(Body, what="open"):
+class RegistryOpening(Body, what="open"):
     """A registry begins: its name, and the key that signs its heads."""
 
     name: Name
@@ -226,7 +226,7 @@ class Inspected(NamedChips, what="inspected"):
 
 
 BODIES: Mapping[str, type[Body]] = {
-    "open": Opening, "party": PartyEntry, "revoke": Revocation, "model": ModelEntry, "fab": Fabrication,
+    "open": RegistryOpening, "party": PartyEntry, "revoke": Revocation, "model": ModelEntry, "fab": Fabrication,
     "package": Packaging, "board": Mounting, "transfer": Transfer, "loss": Report, "found": Report, "damage": Report,
     "rma": Transfer, "return": Return, "retire": Retirement, "exempt": Exemption, "inspected": Inspected,
 }  # fmt: skip

@@ -14,9 +14,9 @@ from tallystick.fleet.registry.event_bodies import (
     Lot,
     ModelEntry,
     Mounting,
-    Opening,
     Packaging,
     PartyEntry,
+    RegistryOpening,
     Report,
     Retirement,
     Return,
@@ -48,7 +48,7 @@ class Kind:
     apply: Callable[[Deed, Any, View, int], Changes]
 
 
-def _open(deed: Deed, body: Opening, view: View, number: int) -> Changes:
+def _open(deed: Deed, body: RegistryOpening, view: View, number: int) -> Changes:
     return Changes(parties=[Party(REGISTRY, ("authority",), body.key)])
 
 

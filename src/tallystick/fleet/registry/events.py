@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 from tallystick.commit.encoding import digest
 from tallystick.errors import ProtocolViolation
-from tallystick.fleet.registry.event_bodies import Opening
+from tallystick.fleet.registry.event_bodies import RegistryOpening
 from tallystick.fleet.registry.event_kinds import KINDS, must_know
 from tallystick.fleet.registry.facts import DEED_TAG, DEED_TYPE, Changes, Deed, Entry, View
 from tallystick.signing.dsse import pre_authentication_encoding
@@ -61,7 +61,7 @@ def verify_signatures(entry: Entry, view: View) -> None:
     message = deed_message(entry.deed.encode())
     for name, signature in entry.signatures:
         said = entry.deed.said
-        key = said.key if isinstance(said, Opening) else must_know(view, name).key
+        key = said.key if isinstance(said, RegistryOpening) else must_know(view, name).key
         key.verify(signature, message, what=f"{entry.deed.kind}: {name}")
 
 

@@ -15,7 +15,7 @@ from typing import Annotated
 from tallystick.commit.codec import Document
 from tallystick.commit.encoding import HASH_BYTES
 from tallystick.commit.field_rules import At, Hash, Hex, Via
-from tallystick.errors import InvalidInput, Mismatch
+from tallystick.errors import InvalidInput
 from tallystick.run.public_randomness import Indexes, draw_positions, draw_seed, is_draw_name, sample_digest
 
 FORMAT = "tallystick/draw/1"
@@ -124,16 +124,3 @@ def draw_sample(announcement: Announcement, beacon_value: bytes) -> Draw:
         for frame in announcement.strata
     }
     return Draw(announcement, seed, samples)
-
-
-def verify_draw(announcement: Announcement, beacon_value: bytes, claimed: bytes) -> Draw:
-    """Return the draw if its digest is ``claimed``.
-
-    Raises:
-        InvalidInput: as draw_sample.
-        Mismatch: another seed or sample.
-    """
-    drawn = draw_sample(announcement, beacon_value)
-    if drawn.digest() != claimed:
-        raise Mismatch(f"draw: its digest is {drawn.digest().hex()}, {claimed.hex()} is claimed")
-    return drawn
