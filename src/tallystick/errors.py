@@ -26,7 +26,19 @@ class InvalidInput(TallyError):
 
 
 class Mismatch(TallyError):
-    """Two well-formed values that had to be equal and are not."""
+    """Two well-formed values that had to be equal and are not.
+
+    Attributes:
+        where: what they are values of, in words; empty where what is wrong is no pair of values.
+        own: what follows from what is at hand, as text; None where ``where`` is empty, or where there is none.
+        stated: what somebody states or asked for, likewise.
+    """
+
+    def __init__(self, message: str, *, where: str = "", own: object = None, stated: object = None) -> None:
+        super().__init__(message)
+        self.where = where
+        self.own = None if own is None else str(own)
+        self.stated = None if stated is None else str(stated)
 
 
 class Nondeterminism(TallyError):

@@ -279,4 +279,9 @@ def _must_be_hashes(values: Iterable[bytes]) -> None:
 
 def _must_lead_to(found: bytes, stated: bytes, what: str) -> None:
     if found != stated:
-        raise Mismatch(f"{what}: leads to root {found.hex()}, stated root is {stated.hex()}")
+        raise Mismatch(
+            f"{what}: leads to root {found.hex()}, stated root is {stated.hex()}",
+            where=what,
+            own=found.hex(),
+            stated=stated.hex(),
+        )

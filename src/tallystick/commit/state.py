@@ -299,7 +299,12 @@ def verify_state(
     """
     found = state_root(entries, pool=pool)
     if found != root:
-        raise Mismatch(f"{what}: root is {found.hex()}, stated root is {root.hex()}")
+        raise Mismatch(
+            f"{what}: root is {found.hex()}, stated root is {root.hex()}",
+            where=what,
+            own=found.hex(),
+            stated=root.hex(),
+        )
 
 
 parse_state_summary = StateSummary.parse
@@ -328,7 +333,10 @@ def open_chunk(
     if found != summary.entries[entry_index]:
         raise Mismatch(
             f"entry {name!r}: digest is {found.digest().hex()}, summary says"
-            f" {summary.entries[entry_index].digest().hex()}"
+            f" {summary.entries[entry_index].digest().hex()}",
+            where=f"entry {name!r}",
+            own=found.digest().hex(),
+            stated=summary.entries[entry_index].digest().hex(),
         )
     return ChunkProof(
         entry=found,

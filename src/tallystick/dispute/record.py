@@ -239,7 +239,12 @@ Checked = tuple[Result, str]
 
 def _check_run(record: DisputeRecord, facts: dict[str, object], run_root: bytes | None) -> Checked:
     if run_root is not None and run_root != record.run_root:
-        raise Mismatch(f"the record speaks of run {record.run_root.hex()}, expected is {run_root.hex()}")
+        raise Mismatch(
+            f"the record speaks of run {record.run_root.hex()}, expected is {run_root.hex()}",
+            where="dispute: run",
+            own=run_root.hex(),
+            stated=record.run_root.hex(),
+        )
     verify_specification_proof(record.specification_proof, record.specification, record.run_root)
     verify_step_proof(record.step_proof, record.run_root)
     if record.specification_proof.tree_size != record.step_proof.tree_size:
@@ -263,7 +268,12 @@ def _check_steps(record: DisputeRecord, facts: dict[str, object], run_root: byte
         raise Mismatch(f"the game leads to step {position.agreed}, the record is about another")
     committed = record.step_proof.record.state_root
     if committed is not None and committed != position.claims["trainer"].hex():
-        raise Mismatch(f"the trainer claims {position.claims['trainer'].hex()}, its record says {committed}")
+        raise Mismatch(
+            f"the trainer claims {position.claims['trainer'].hex()}, its record says {committed}",
+            where="dispute: the trainer's state",
+            own=position.claims["trainer"].hex(),
+            stated=committed,
+        )
     facts["position"] = position
     return "passed", f"step {position.agreed}, {len(record.steps.claims)} claims"
 

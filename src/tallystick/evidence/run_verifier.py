@@ -163,7 +163,12 @@ class _RunChecks:
             raise self._contradiction
         root = self.transcript.root()
         if self.root is not None and root != self.root:
-            raise Mismatch(f"run: root is {root.hex()}, expected is {self.root.hex()}")
+            raise Mismatch(
+                f"run: root is {root.hex()}, expected is {self.root.hex()}",
+                where="run: root",
+                own=root.hex(),
+                stated=self.root.hex(),
+            )
         self.found.root, self.found.steps = root.hex(), self.transcript.num_steps
         self.found.stated = stated_by(self.transcript.specification, trainer=None, weights=None)
         return f"root {root.hex()}"

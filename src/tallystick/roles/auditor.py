@@ -86,7 +86,10 @@ def audit(
         segments = choose_segments(transcript, steps)
     elif sample.announcement.run_root != transcript.root():
         raise Mismatch(
-            f"audit: the draw is about run {sample.announcement.run_root.hex()}, this is {transcript.root().hex()}"
+            f"audit: the draw is about run {sample.announcement.run_root.hex()}, this is {transcript.root().hex()}",
+            where="audit: run of the draw",
+            own=transcript.root().hex(),
+            stated=sample.announcement.run_root.hex(),
         )
     else:
         segments = list(sample.segments)

@@ -316,7 +316,12 @@ def _checked_objection(objection: LogObjection | None, ours: Transcript) -> LogO
     if objection is None:
         return None
     if objection.run != ours.root().hex():
-        raise Mismatch(f"objection.json: objects to run {objection.run}, disputed is {ours.root().hex()}")
+        raise Mismatch(
+            f"objection.json: objects to run {objection.run}, disputed is {ours.root().hex()}",
+            where="objection.json: run",
+            own=ours.root().hex(),
+            stated=objection.run,
+        )
     if objection.step >= ours.num_steps:
         raise InvalidInput(f"objection.json: objects to step {objection.step}, the run has {ours.num_steps}")
     return objection

@@ -168,7 +168,10 @@ def sign_verdict(
             raise InvalidInput("accusation: must be an auditor's statement")
         if accused.identity.run.root != identity.run.root:
             raise Mismatch(
-                f"accusation: is about run {accused.identity.run.root}, the dispute about {identity.run.root}"
+                f"accusation: is about run {accused.identity.run.root}, the dispute about {identity.run.root}",
+                where="accusation: run",
+                own=identity.run.root,
+                stated=accused.identity.run.root,
             )
     claim = VerdictClaim(
         identity=identity,

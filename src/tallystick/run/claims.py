@@ -55,7 +55,12 @@ def read_claim(statement: Statement, *, what: str = "statement") -> Claim:
     claim = readers[statement.predicate_type](statement, what)
     root = statement.digest_of("run", RUN_DIGEST)
     if root != claim.identity.run.root:
-        raise Mismatch(f"{what}: its subject is run {root}, its predicate is about {claim.identity.run.root}")
+        raise Mismatch(
+            f"{what}: its subject is run {root}, its predicate is about {claim.identity.run.root}",
+            where=what,
+            own=claim.identity.run.root,
+            stated=root,
+        )
     return claim
 
 

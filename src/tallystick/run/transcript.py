@@ -67,7 +67,10 @@ def check_fingerprint(record: StepRecord, entries: Mapping[str, Entry]) -> None:
     found = f"{state_fingerprint(entries):016x}"
     if found != record.fingerprint:
         raise Mismatch(
-            f"step {record.step}: the committed state's fingerprint is {found}, the record says {record.fingerprint}"
+            f"step {record.step}: the committed state's fingerprint is {found}, the record says {record.fingerprint}",
+            where=f"step {record.step}: state fingerprint",
+            own=found,
+            stated=record.fingerprint,
         )
 
 
@@ -261,4 +264,9 @@ def check_record(specification: Specification, position: int, record: StepRecord
 
 def _must_equal(what: str, stated: object, found: object, where: str) -> None:
     if stated != found:
-        raise Mismatch(f"run statement: {what} is {stated}, {where} says {found}")
+        raise Mismatch(
+            f"run statement: {what} is {stated}, {where} says {found}",
+            where=f"run statement: {what}",
+            own=found,
+            stated=stated,
+        )

@@ -426,7 +426,12 @@ class RunDirectory:
                     raise InvalidInput(f"{place}: is a link; a run's program is read through none")
             data = _read(place / last, "a run carries its program", file.size, folder=True)
             if (own := hashlib.sha256(data).hexdigest()) != file.sha256:
-                raise Mismatch(f"program/{file.name}: SHA-256 is {own}, the specification says {file.sha256}")
+                raise Mismatch(
+                    f"program/{file.name}: SHA-256 is {own}, the specification says {file.sha256}",
+                    where=f"program/{file.name}",
+                    own=own,
+                    stated=file.sha256,
+                )
             found[file.name] = data
         return found
 
@@ -490,7 +495,10 @@ class RunDirectory:
         found = state.root.hex()
         if found != root:
             raise Mismatch(
-                f"checkpoint after {steps_done} steps: root is {found[:16]}.., the transcript says {root[:16]}.."
+                f"checkpoint after {steps_done} steps: root is {found[:16]}.., the transcript says {root[:16]}..",
+                where=f"checkpoint after {steps_done} steps",
+                own=found,
+                stated=root,
             )
         return state
 
@@ -518,7 +526,10 @@ class RunDirectory:
                     found = frame_digest(frame)
                     if found != record.log:
                         raise Mismatch(
-                            f"step {step}: the log's digest is {found[:16]}.., the transcript says {record.log[:16]}.."
+                            f"step {step}: the log's digest is {found[:16]}.., the transcript says {record.log[:16]}..",
+                            where=f"step {step}: log",
+                            own=found,
+                            stated=record.log,
                         )
                     frames[step] = frame
             if offset != len(data):

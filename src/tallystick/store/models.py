@@ -60,7 +60,9 @@ def check_result(found: Manifest, weights: str, what: str) -> None:
     """
     own = found.root_digest()
     if own != weights:
-        raise Mismatch(f"{what}: root digest is {own}, the statements say {weights}")
+        raise Mismatch(
+            f"{what}: root digest is {own}, the statements say {weights}", where=what, own=own, stated=weights
+        )
     if list(found.files) != [WEIGHTS_FILE]:
         names = ", ".join(repr(name[:80]) for name in list(found.files)[:3])
         raise Mismatch(f"{what}: has {names}, the result is one file, {WEIGHTS_FILE!r}")

@@ -346,7 +346,10 @@ class Witness:
         if before is not None:
             if seen.size < before.size:
                 raise Mismatch(
-                    f"log {seen.origin}: has {seen.size} entries, had {before.size}; it was shortened"
+                    f"log {seen.origin}: has {seen.size} entries, had {before.size}; it was shortened",
+                    where=f"log {seen.origin}: entries",
+                    own=seen.size,
+                    stated=before.size,
                 )
             tree = TileTree(seen.size, log.read_tile)
             proof = tree.consistency(before.size) if seen.size > before.size else []
@@ -381,5 +384,8 @@ def _must_be_root(found: bytes, stated: Checkpoint, what: str) -> None:
     if found != stated.root:
         raise Mismatch(
             f"log {stated.origin}: the checkpoint of {stated.size} entries has root {stated.root.hex()}, "
-            f"{what} {found.hex()}"
+            f"{what} {found.hex()}",
+            where=f"log {stated.origin}: root of {stated.size} entries",
+            own=found.hex(),
+            stated=stated.root.hex(),
         )

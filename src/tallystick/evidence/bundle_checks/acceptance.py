@@ -46,11 +46,19 @@ def check_stated(facts: Facts) -> str | None:
     stated = facts.stated.fields()
     for name, wanted in facts.policy.pins.items():
         if (found := stated[name]) != wanted:
-            raise Mismatch(f"{name}: the run states {_shown(found)}, the policy asks for {_shown(wanted)}")
+            raise Mismatch(
+                f"{name}: the run states {_shown(found)}, the policy asks for {_shown(wanted)}",
+                where=name,
+                own=_shown(wanted),
+                stated=_shown(found),
+            )
     if facts.stated.policy not in facts.policy.rounding_policies:
         asked = ", ".join(quoted(each) for each in facts.policy.rounding_policies) or "none"
         raise Mismatch(
-            f"rounding_policies: the run states {quoted(facts.stated.policy)}, the policy asks for one of {asked}"
+            f"rounding_policies: the run states {quoted(facts.stated.policy)}, the policy asks for one of {asked}",
+            where="rounding_policies",
+            own=asked,
+            stated=facts.stated.policy,
         )
     return f"{', '.join(facts.policy.pins) or 'nothing'} asked for beside the rounding policy"
 

@@ -26,12 +26,22 @@ def check_documents(facts: Facts) -> str:
     for member in facts.bundle.of("key"):
         key = parse_public_key(member.data, what=f"key {member.name}")
         if key.key_id != member.name:
-            raise Mismatch(f"key {member.name[:16]}..: its key id is {key.key_id}")
+            raise Mismatch(
+                f"key {member.name[:16]}..: its key id is {key.key_id}",
+                where=f"key {member.name}",
+                own=key.key_id,
+                stated=member.name,
+            )
         facts.keys[key.key_id] = key
     for member in facts.bundle.of("run"):
         statement = parse_run_statement(member.data)
         if statement.root != member.name:
-            raise Mismatch(f"run {member.name}: its root is {statement.root}")
+            raise Mismatch(
+                f"run {member.name}: its root is {statement.root}",
+                where=f"run {member.name}",
+                own=statement.root,
+                stated=member.name,
+            )
         facts.runs[statement.root] = statement
     if (member := facts.only("specification")) is not None:
         facts.specification = parse_specification(member.data)
@@ -104,11 +114,17 @@ def check_one_run(facts: Facts) -> str:
         theirs = signed.claim.identity
         if (theirs.run, theirs.specification) != (own.run, own.specification):
             raise Mismatch(
-                f"statement {signed.name}: is about run {theirs.run.root}, the provenance about {own.run.root}"
+                f"statement {signed.name}: is about run {theirs.run.root}, the provenance about {own.run.root}",
+                where=f"statement {signed.name}: run",
+                own=own.run.root,
+                stated=theirs.run.root,
             )
         if theirs.weights is not None and theirs.weights != own.weights:
             raise Mismatch(
-                f"statement {signed.name}: weights are {theirs.weights}, the provenance says {own.weights}"
+                f"statement {signed.name}: weights are {theirs.weights}, the provenance says {own.weights}",
+                where=f"statement {signed.name}: weights",
+                own=own.weights,
+                stated=theirs.weights,
             )
     for move in facts.moves:
         if move.claim.terms.run.hex() != own.run.root:
@@ -125,7 +141,10 @@ def check_one_run(facts: Facts) -> str:
     parsed = parse_specification_proof(proof.data)
     if parsed.tree_size != own.run.tree_size:
         raise Mismatch(
-            f"specification proof: tree of {parsed.tree_size} leaves, the run has {own.run.tree_size}"
+            f"specification proof: tree of {parsed.tree_size} leaves, the run has {own.run.tree_size}",
+            where="specification proof: leaves",
+            own=parsed.tree_size,
+            stated=own.run.tree_size,
         )
     verify_specification_proof(parsed, facts.specification, bytes.fromhex(own.run.root))
     stated = (facts.specification.steps, facts.specification.policy.name)

@@ -43,14 +43,25 @@ def _check_dispute(facts: Facts, name: str, signed: Signed, claim: VerdictClaim)
         if check.outcome in ("failed", "not reached"):
             raise Mismatch(f"dispute {name}: check {check.number} ({check.claim}): {check.detail}")
     if record.loser != claim.loser:
-        raise Mismatch(f"dispute {name}: the {record.loser} loses, the verdict says {claim.loser}")
+        raise Mismatch(
+            f"dispute {name}: the {record.loser} loses, the verdict says {claim.loser}",
+            where=f"dispute {name}: loser",
+            own=record.loser,
+            stated=claim.loser,
+        )
     if record.auditor_run.hex() != claim.auditor_run:
         raise Mismatch(
-            f"dispute {name}: is with claim {record.auditor_run.hex()}, the verdict about {claim.auditor_run}"
+            f"dispute {name}: is with claim {record.auditor_run.hex()}, the verdict about {claim.auditor_run}",
+            where=f"dispute {name}: claim",
+            own=record.auditor_run.hex(),
+            stated=claim.auditor_run,
         )
     if record.step_proof.record.step != claim.step:
         raise Mismatch(
-            f"dispute {name}: is about step {record.step_proof.record.step}, the verdict about {claim.step}"
+            f"dispute {name}: is about step {record.step_proof.record.step}, the verdict about {claim.step}",
+            where=f"dispute {name}: step",
+            own=record.step_proof.record.step,
+            stated=claim.step,
         )
     needed = tuple(check for check in checks if check.outcome == "needs the job")
     facts.disputes.append(JudgedDispute(name, signed, record, checks[SIGNATURES_CHECK - 1], needed))
