@@ -105,11 +105,6 @@ class Evidence:
             return 0.0
         return abs(own - stated) / max(abs(own), abs(stated)) if math.isfinite(own - stated) else math.inf
 
-    @property
-    def same_loss(self) -> bool:
-        """Whether both sides computed one loss, hence probably one forward pass."""
-        return self.loss_gap == 0.0
-
     def environment_of(self, names: Collection[str]) -> str:
         """Return in words what differs among ``names``; empty if nothing does."""
         pairs = self.environment or {}

@@ -438,11 +438,3 @@ def find_fault(
         agreed_state=position.agreed_commitment, claimed_state=position.claims["trainer"], accusation=accusation,
         opening=opening,
     )  # fmt: skip
-
-
-def operator_of(record: DisputeRecord) -> str:
-    """Return the name of the opened operator, for people."""
-    for move in record.moves:
-        if isinstance(move, Opened) and move.leaf.leaf is not None:
-            return str(parse_operator(move.leaf.leaf))
-    return "none"
