@@ -416,6 +416,17 @@ def test_a_scale_that_the_step_before_had_may_be_kept_less_an_octave() -> None:
         assert sum("is too wide" in v.rule for v in tape.violations) == noted
 
 
+def test_in_the_first_step_no_scale_is_kept() -> None:
+    """Grids of a first state are the trainer's word: kept, they would let it round a run's first steps to nothing."""
+    x = gradient()
+    before = table_of(scale=20)
+    payloads = {AT: b"\0" * (BITS * N // 8), SiteAddress(0, 0, Kind.GRID, 0): before.diff(table_of(scale=19))}
+    for is_first in (False, True):
+        tape = FollowTape(BF16, before, Frame.of(payloads), GridTable(), is_first=is_first)
+        tape.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
+        assert any("is too wide" in v.rule for v in tape.violations) == is_first
+
+
 def silent_in(floor: int) -> GridTable:
     """A gradient declared to be nothing but noise below ``2**floor``."""
     return GridTable({GRADIENT: site_grid(BF16, Kind.GRADIENT, NOISE_BAND, np.array([floor - NOISE_BAND]))})

@@ -32,6 +32,7 @@ ACTIVATIONS = frozenset({Kind.ACTIVATION, Kind.ACTIVATION_GRADIENT})
 REACHED = 3  # bits of residues less than octaves between a gradient's largest element and its quantum
 SMALL_SITE = 256  # elements of a gradient below which octaves and bits more cost nothing beside the others
 SMALL_FINER, SMALL_BITS = 2, 1  # octaves, and bits beyond those that they take
+FEWEST_ROWS = 64  # of a matrix that may have a scale for each
 SAMPLES = 1 << 16  # elements of a tensor that are looked at, at most
 
 
@@ -128,6 +129,14 @@ def widest_scales(
     both = [settled_scales(before, np.maximum(rms + way * slack, 0.0)) for way in (-1.0, 1.0)]
     widest = np.maximum(*both)
     return widest if kept is None else np.maximum(widest, kept)
+
+
+def most_blocks(x: Tensor) -> int:
+    """Return how many blocks with a scale each a gradient may have: one for each row of a matrix of so many, else one.
+
+    Whoever chooses scales chooses grids: with few elements for each, those that round a gradient where they want it.
+    """
+    return x.shape[0] if x.dim() > 1 and x.shape[0] >= FEWEST_ROWS else 1
 
 
 def kept_scales(
