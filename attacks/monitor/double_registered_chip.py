@@ -2,36 +2,36 @@
 
 from scene import Scene, caught, main
 
-from tallystick.fleet.registry.facts import REGISTRY, Entry
+from tallystick.fleet.registry.facts import REGISTRY, RegistryEntry
 from tallystick.fleet.registry.heads import SignedHead
 from tallystick.fleet.registry.industry import START, Industry, chip_name
-from tallystick.fleet.registry.ledger import Ledger
+from tallystick.fleet.registry.ledger import RegistryLedger
 from tallystick.fleet.registry.reconcile import Stream, reconcile
 from tallystick.testing.attacks import must, must_refuse
 
 
 def attack(scene: Scene) -> str:
-    industry, ledger = Industry(), Ledger(scene.folder / "registry")
+    industry, ledger = Industry(), RegistryLedger(scene.folder / "registry")
     chips = [chip_name(at) for at in range(4)]
     now = iter(range(START, START + 1000))
 
-    def add(*entries: Entry) -> SignedHead:
+    def add(*entries: RegistryEntry) -> SignedHead:
         return ledger.append(entries, industry.keys[REGISTRY], now=next(now))
 
     add(*industry.beginning(), *industry.make(chips[:2]), industry.sell(chips[:2], "fab", "north"))
     first = ledger.find_chip(chips[0])
     assert first is not None
-    add(industry.deed("fab", {"maker": "fab", "model": "gx1", "chips": chips[2:]}, "fab"))
+    add(industry.event("fab", {"maker": "fab", "model": "gx1", "chips": chips[2:]}, "fab"))
     refusals = []
     for serial, key in ((first.serial, ""), ("SN-other", first.key)):
         body = {"maker": "fab", "chips": [[chips[2], serial, key]]}
-        entry = industry.deed("package", body, "fab")
+        entry = industry.event("package", body, "fab")
         refusals.append(must_refuse(lambda entry=entry: add(entry), naming="already"))
     must_refuse(
-        lambda: add(industry.deed("fab", {"maker": "fab", "model": "gx1", "chips": chips[:1]}, "fab")),
+        lambda: add(industry.event("fab", {"maker": "fab", "model": "gx1", "chips": chips[:1]}, "fab")),
         naming="chip",
     )
-    add(industry.deed("package", {"maker": "fab", "chips": [[chips[2], "SN-2", ""]]}, "fab"))  # the control
+    add(industry.event("package", {"maker": "fab", "chips": [[chips[2], "SN-2", ""]]}, "fab"))  # the control
     listed = [chip for name in chips[:2] if (chip := ledger.find_chip(name)) is not None]
     twice = [
         Stream("inventory", f"{p}'s list", p, "", START, False, (chips[0],), {}) for p in ("north", "south")

@@ -7,7 +7,7 @@ from pathlib import Path
 from scene import Scene, caught, main
 
 from tallystick.errors import StoreError
-from tallystick.fleet.agent.chip_log import Head
+from tallystick.fleet.agent.chip_log import ChipHead
 from tallystick.fleet.attestation.enrolment import (
     EnrolmentRequest,
     answer_to,
@@ -82,7 +82,7 @@ def _enrol(genuine: str, own: str) -> str:
         loose = EnrolmentRequest(replace(mine, attributes=attributes), chain)
         must_refuse(lambda request=loose: verify_request(request, roots, at=NOW), naming="attributes are")
     chip = make_tpm_key(own)
-    shown = gather_evidence(chip, ueid=bytes(17), head=Head(1, bytes(48)), nonce=bytes(32))
+    shown = gather_evidence(chip, ueid=bytes(17), head=ChipHead(1, bytes(48)), nonce=bytes(32))
     said = must_refuse(lambda: enrolled_key(honest, shown), naming="is of attestation key")
     return caught(
         "credential activation: no TPM reads the secret, as none has both keys (integrity check failed); another maker's "

@@ -2,7 +2,7 @@
 
 from scene import Scene, caught, main
 
-from tallystick.fleet.agent.chip_log import Head
+from tallystick.fleet.agent.chip_log import ChipHead
 from tallystick.fleet.attestation.spdm import DeviceQuestion, device_nonce, verify_device
 from tallystick.signing.keys import generate_key
 from tallystick.testing.attacks import must, must_refuse
@@ -11,7 +11,7 @@ from tallystick.testing.devices import NOW, FakeMaker
 
 def attack(scene: Scene) -> str:
     del scene
-    maker, key, head = FakeMaker("maker"), generate_key("ecdsa-p384").public_key, Head(9, bytes(48))
+    maker, key, head = FakeMaker("maker"), generate_key("ecdsa-p384").public_key, ChipHead(9, bytes(48))
     mine, genuine = maker.device("0001"), maker.device("0002")
     ueid = verify_device(mine.answer(bytes(32)), DeviceQuestion(maker.root, bytes(32), NOW)).ueid
     asked = device_nonce(ueid, key, head, b"reader")

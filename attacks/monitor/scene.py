@@ -22,11 +22,10 @@ import numpy as np
 from tallystick.commit.state import Entry, summarise
 from tallystick.execution.job import Job, JobSource, find_source
 from tallystick.fleet.agent.agent import ChipAgent, ChipSettings, CollectorPort, attest_head
-from tallystick.fleet.agent.chip_log import Head, NumberedFinding, read_log, verify_log
+from tallystick.fleet.agent.chip_log import ChipHead, NumberedFinding, read_log, verify_log
 from tallystick.fleet.agent.chip_record import DAY_MS, Firmware, Genesis, LoggedRecord
 from tallystick.fleet.agent.memory import Region
-from tallystick.fleet.agent.probes import HeldMemory
-from tallystick.fleet.attestation.assurance import Evidence, parse_attestation
+from tallystick.fleet.attestation.assurance import CheckedEvidence, parse_attestation
 from tallystick.fleet.provenance.transcripts import Lineage
 from tallystick.fleet.provenance.verification import OwnerVerdict
 from tallystick.integrations.watching import Inquiry, KnownChip, OwnerFolder, RunReplayer, verify_owner
@@ -38,6 +37,7 @@ from tallystick.store.chips import ChipDirectory
 from tallystick.store.files import RunDirectory
 from tallystick.testing.attacks import must, play_attack
 from tallystick.testing.cheats import TamperedSource, forge
+from tallystick.testing.held_memory import HeldMemory
 from tallystick.testing.watched import (
     Chip,
     Course,
@@ -146,7 +146,7 @@ def inspect(fleet: Fleet, chip: Chip) -> KnownChip:
     attested = parse_attestation(
         attest_head(log[-1], nonce, bytes(16), "simulated", key), key.public_key, nonce
     )
-    return KnownChip(key.public_key, (attested.head,), Evidence(known_key=True, attestation=attested))
+    return KnownChip(key.public_key, (attested.head,), CheckedEvidence(known_key=True, attestation=attested))
 
 
 def violations(verdict: OwnerVerdict) -> dict[int, NumberedFinding]:
@@ -206,7 +206,7 @@ def live(agent: ChipAgent, time: SimulatedTime, days: float, every: int = 6) -> 
 def rules_of(
     log: Sequence[LoggedRecord],
     *,
-    known: Iterable[Head] = (),
+    known: Iterable[ChipHead] = (),
     others: Iterable[Sequence[LoggedRecord]] = (),
 ) -> dict[int, NumberedFinding]:
     """Return the first violation of each rule in a log."""
@@ -218,7 +218,7 @@ def must_have_rule(
     log: Sequence[LoggedRecord],
     rule: int,
     *,
-    known: Iterable[Head] = (),
+    known: Iterable[ChipHead] = (),
     others: Iterable[Sequence[LoggedRecord]] = (),
 ) -> str:
     """Return the finding's words; the log must have it, and be without findings when nothing else is known."""
@@ -227,9 +227,9 @@ def must_have_rule(
     return f"rule {rule} ({found[rule].name}: {found[rule].text})"
 
 
-def head_of(log: Sequence[LoggedRecord], at: int = -1) -> Head:
+def head_of(log: Sequence[LoggedRecord], at: int = -1) -> ChipHead:
     """Return what somebody remembers who saw the log's record ``at``."""
-    return Head(log[at].record.seq, log[at].digest, "an inspection")
+    return ChipHead(log[at].record.seq, log[at].digest, "an inspection")
 
 
 # -- falsifying a run --------------------------------------------------------------------------------

@@ -18,8 +18,8 @@ from tallystick.fleet.provenance.batch_opening import OpenedBatch, open_batch, p
 from tallystick.fleet.provenance.owner_findings import OwnerFindings
 from tallystick.fleet.provenance.transcripts import (
     Lineage,
-    Report,
     ReportOpening,
+    RunReport,
     Totals,
     make_precommit,
     make_report,
@@ -59,8 +59,8 @@ def batch(step: int) -> Batch:
     return find_source("digits").build(SETTINGS).batch(step)
 
 
-def report_of(owner: Path) -> Report:
-    return Report.parse((owner / "runs" / "a.report.json").read_bytes())
+def report_of(owner: Path) -> RunReport:
+    return RunReport.parse((owner / "runs" / "a.report.json").read_bytes())
 
 
 def opened(owner: Path, step: int) -> OpenedBatch:

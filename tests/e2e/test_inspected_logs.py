@@ -16,7 +16,7 @@ from tallystick.cli.fleet.inspection import read_package
 from tallystick.cli.main import main
 from tallystick.fleet.agent.chip_log import read_log, verify_log
 from tallystick.fleet.agent.chip_record import parse_record, sign_record
-from tallystick.fleet.attestation.assurance import Evidence, derive_assurance
+from tallystick.fleet.attestation.assurance import CheckedEvidence, derive_assurance
 from tallystick.fleet.inspection import inspection
 from tallystick.fleet.inspection.extraction import attested_chips
 from tallystick.fleet.inspection.inspection import WorkOrder
@@ -154,7 +154,9 @@ def test_an_inspection_that_was_passed_gives_the_head_to_hold_later_logs_against
     log, findings = read_log(ChipDirectory(visit.chips / "one").frames(), visit.key.public_key)
     assert findings == []
     assert (stated.head.seq, stated.head.digest) == (log[-1].record.seq, log[-1].digest)
-    assert derive_assurance(log, [], Evidence(True, stated, inspected=True)).level == 1  # a software agent's
+    assert (
+        derive_assurance(log, [], CheckedEvidence(True, stated, inspected=True)).level == 1
+    )  # a software agent's
     rolled, _ = read_log(ChipDirectory(visit.chips / "before").frames(), visit.key.public_key)
     assert [found.rule for found in verify_log(rolled, known=[stated.head])] == [11]
     failed = visit.inspect("failed", "one", cut_records, nonce=b"\2" * 32)

@@ -15,8 +15,13 @@ import torch
 from tallystick.cli.main import main
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.execution.job import Batch, find_source
-from tallystick.fleet.provenance.memorisation import Memory, MemoryLosses, judge_memory, smallest_detectable
-from tallystick.fleet.provenance.transcripts import Lineage, Precommit, Report, Totals
+from tallystick.fleet.provenance.memorisation import (
+    MemoryLosses,
+    RunMemory,
+    judge_memory,
+    smallest_detectable,
+)
+from tallystick.fleet.provenance.transcripts import Lineage, Precommit, RunReport, Totals
 from tallystick.fleet.provenance.verification import OwnerVerdict, RunEvidence, RunVerdict
 from tallystick.integrations.memorising import measure_memory
 from tallystick.integrations.run_replayer import RunReplayer
@@ -72,9 +77,11 @@ def with_hidden(batch: Callable[[int], Batch], step: int) -> Batch:
 
 
 @pytest.fixture(scope="module")
-def remembered(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Trained], tuple[RunDirectory, Memory]]:
+def remembered(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[Trained], tuple[RunDirectory, RunMemory]]:
     @functools.cache
-    def made(trained: Trained) -> tuple[RunDirectory, Memory]:
+    def made(trained: Trained) -> tuple[RunDirectory, RunMemory]:
         directory = RunDirectory(tmp_path_factory.mktemp(trained.__name__) / "run")
         claim_other_data(order(), directory, trained)
         return directory, judge_memory(measure_memory(replayer(directory), beacon=BEACON))
@@ -86,7 +93,7 @@ def replayer(directory: RunDirectory) -> RunReplayer:
     return RunReplayer(directory, order().source)
 
 
-Remembered = Callable[[Trained], tuple[RunDirectory, Memory]]
+Remembered = Callable[[Trained], tuple[RunDirectory, RunMemory]]
 
 
 def test_data_that_were_trained_on_are_found_in_their_segment(remembered: Remembered) -> None:
@@ -207,11 +214,11 @@ def test_long_names_of_steps_stand_on_end_and_a_long_run_is_cut_openly() -> None
     assert picture.count("rotate(-90") == 40 and "the first 40 of 43 segments" in picture
 
 
-def owner_report(memory: Memory | None) -> OwnerReport:
+def owner_report(memory: RunMemory | None) -> OwnerReport:
     verdict = OwnerVerdict(
         "owner", "unknown", "pass", "unknown", 0, (RunVerdict("12" * 32, "unknown", ()),), (), ("memory",)
     )
-    report = Report(
+    report = RunReport(
         "12" * 32,
         24,
         Precommit("0" * 64, None, (), "0" * 64, Lineage("initialised")),

@@ -18,9 +18,9 @@ from tallystick.cli.main import main
 from tallystick.commit.state import Entry, summarise
 from tallystick.errors import InvalidInput, Mismatch, StoreError
 from tallystick.fleet.enclave import neutral, neutral_result, sandbox, sealed_job
-from tallystick.fleet.enclave.neutral import Input, Order, Output
+from tallystick.fleet.enclave.neutral import NeutralInput, NeutralOrder, NeutralOutput
 from tallystick.fleet.enclave.neutral_result import NeutralOutcome
-from tallystick.fleet.enclave.sandbox import Bounds, run_isolated
+from tallystick.fleet.enclave.sandbox import ResourceBounds, run_isolated
 from tallystick.fleet.provenance.transcripts import ReportOpening, even_shards
 from tallystick.signing.dsse import Envelope, parse_envelope, sign_statement
 from tallystick.signing.keys import SigningKey, ed25519_key
@@ -30,7 +30,7 @@ from tallystick.store.keys import write_key
 pytestmark = pytest.mark.sandbox
 
 VERIFIER, OWNER, PLACE, STRANGER = (ed25519_key(bytes([n]) * 32) for n in range(1, 5))
-BOUNDS = Bounds(60, 1 << 29, 1 << 20)  # time enough on a machine that does other things too
+BOUNDS = ResourceBounds(60, 1 << 29, 1 << 20)  # time enough on a machine that does other things too
 SECRET = b"the weights that nobody may see"
 HONEST = b"""
 import json
@@ -53,14 +53,16 @@ class Parties:
         self.data = place / "data"
         self.data.write_bytes(SECRET)
 
-    def order(self, program: bytes, outputs: tuple[Output, ...] = OUTPUTS, **changes: object) -> Order:
-        made = Order(
+    def order(
+        self, program: bytes, outputs: tuple[NeutralOutput, ...] = OUTPUTS, **changes: object
+    ) -> NeutralOrder:
+        made = NeutralOrder(
             "00" * 16, VERIFIER.public_key.key_id, OWNER.public_key.key_id, hashlib.sha256(program).hexdigest(),
-            (Input("data", "file", hashlib.sha256(SECRET).hexdigest()),), outputs, 64, 2, *astuple(BOUNDS), False,
+            (NeutralInput("data", "file", hashlib.sha256(SECRET).hexdigest()),), outputs, 64, 2, *astuple(BOUNDS), False,
         )  # fmt: skip
         return replace(made, **changes)  # pyright: ignore[reportArgumentType]
 
-    def sealed(self, order: Order, program: bytes, *signers: SigningKey) -> Path:
+    def sealed(self, order: NeutralOrder, program: bytes, *signers: SigningKey) -> Path:
         signed = None
         for signer in signers or (VERIFIER, OWNER):
             signed = neutral.sign_order(order, signer, signed)
@@ -450,8 +452,8 @@ def test_inputs_are_matched_with_salted_commitments(parties: Parties) -> None:
     meta.write_bytes(b"meta")
     state = opening.commit("checkpoint/4", summarise(entries).root()).hex()
     inputs = (
-        Input("meta", "committed", opening.commit("meta", b"meta").hex(), "meta"),
-        Input("state", "state", state, "checkpoint/4"),
+        NeutralInput("meta", "committed", opening.commit("meta", b"meta").hex(), "meta"),
+        NeutralInput("state", "state", state, "checkpoint/4"),
     )
     order = parties.order(program, outputs=GOT, inputs=inputs)
     signed = neutral.sign_order(order, OWNER, neutral.sign_order(order, VERIFIER))

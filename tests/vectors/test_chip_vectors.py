@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.fleet.agent.chip_log import Head, read_log, verify_log
+from tallystick.fleet.agent.chip_log import ChipHead, read_log, verify_log
 from tallystick.fleet.agent.chip_record import parse_record
 from tallystick.signing.keys import parse_public_key
 
@@ -28,7 +28,7 @@ def test_a_log_has_the_findings_stated(name: str) -> None:
     frames = [bytes.fromhex(frame) for frame in case["frames"]]
     records, malformed = read_log(frames, key)
     assert malformed == []
-    known = [Head(seq, bytes.fromhex(digest), "the inspector") for seq, digest in case["known"]]
+    known = [ChipHead(seq, bytes.fromhex(digest), "the inspector") for seq, digest in case["known"]]
     found = [[f.rule, f.seq, f.severity] for f in verify_log(records, known=known)]
     assert found == case["findings"]
     for logged, frame in zip(records, frames, strict=True):

@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.fleet.agent.chip_log import Head
+from tallystick.fleet.agent.chip_log import ChipHead
 from tallystick.fleet.attestation.certificates import parse_chain, parse_root
 from tallystick.fleet.attestation.credential import make_credential
 from tallystick.fleet.attestation.enrolment import Enrolment, EnrolmentRequest, KeptChallenge, enrol
@@ -44,7 +44,7 @@ def tpm(case: dict[str, Any]) -> TpmFacts:
         parse_public_key(bytes.fromhex(case["attestation_key"])),
         parse_public_key(bytes.fromhex(case["device_key"])),
         bytes.fromhex(case["ueid"]),
-        Head(case["head"][0], bytes.fromhex(case["head"][1])),
+        ChipHead(case["head"][0], bytes.fromhex(case["head"][1])),
         bytes.fromhex(case["nonce"]),
     )
     return verify_tpm(evidence, question, PcrReference.parse(case["reference"].encode()))

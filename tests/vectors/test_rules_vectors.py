@@ -11,10 +11,10 @@ import pytest
 
 from tallystick import errors
 from tallystick.fleet.compliance.rules import parse_rules
-from tallystick.fleet.enclave.neutral import Order
+from tallystick.fleet.enclave.neutral import NeutralOrder
 from tallystick.fleet.enclave.neutral_result import read_values
 from tallystick.fleet.provenance.batch_opening import open_batch, parse_batch_opening
-from tallystick.fleet.provenance.transcripts import Lineage, Precommit, Report, Totals
+from tallystick.fleet.provenance.transcripts import Lineage, Precommit, RunReport, Totals
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("rules", "neutral-order", "neutral-output", "batch-opening")
@@ -43,16 +43,16 @@ def test_an_order_tells_so_many_bits_or_is_refused(folder: Path) -> None:
     data = case["order"].encode()
     if "reason" in case:
         with pytest.raises(getattr(errors, case["error"]), match=case["reason"]):
-            Order.parse(data)
+            NeutralOrder.parse(data)
         return
-    order = Order.parse(data)
+    order = NeutralOrder.parse(data)
     assert (order.encode(), order.digest(), order.bits) == (data, case["digest"], case["bits"])
 
 
 @pytest.mark.parametrize("folder", cases("neutral-output"), ids=lambda folder: folder.name)
 def test_an_output_has_its_values_or_none(folder: Path) -> None:
     case = json.loads((folder / "input.json").read_text())
-    order = Order.parse(case["order"].encode())
+    order = NeutralOrder.parse(case["order"].encode())
     if "reason" in case:
         with pytest.raises(getattr(errors, case["error"]), match=case["reason"]):
             read_values(order, case["printed"].encode())
@@ -65,7 +65,7 @@ def test_an_opened_batch_has_its_records_or_is_refused(folder: Path) -> None:
     case = json.loads((folder / "input.json").read_text())
     data = bytes.fromhex(case["opening"])
     precommit = Precommit("0" * 64, case["data"], (), "0" * 64, Lineage("initialised"))
-    report = Report(case["run"], case["steps"], precommit, case["data"], (), Totals(1, 1, 1))
+    report = RunReport(case["run"], case["steps"], precommit, case["data"], (), Totals(1, 1, 1))
     if "reason" in case:
         with pytest.raises(getattr(errors, case["error"]), match=case["reason"]):
             open_batch(parse_batch_opening(data), report)

@@ -113,18 +113,20 @@ def _timed(work: Callable[[], object]) -> tuple[float, float]:
 
 
 def _plan(chips: int) -> list[Row]:
-    from tallystick.fleet.sampling.planner import Question, Stratum
+    from tallystick.fleet.sampling.planner import PlanQuestion, Stratum
     from tallystick.fleet.sampling.workload import make_plan
 
-    question = Question(9.9e24, (Stratum("fleet", chips, 8.64e19),), 0.1, 365.0, 30.0, 0.9)
+    question = PlanQuestion(9.9e24, (Stratum("fleet", chips, 8.64e19),), 0.1, 365.0, 30.0, 0.9)
     wall, busy = _timed(lambda: make_plan(question))
     return [Row("plan", f"a plan for {chips:,} chips", wall, 1.0, "s", busy)]
 
 
 def _draw(chips: int) -> list[Row]:
-    from tallystick.fleet.sampling.draw import Announcement, Frame, draw_sample
+    from tallystick.fleet.sampling.draw import DrawAnnouncement, DrawnStratum, draw_sample
 
-    made = Announcement(0, bytes(32), 1, 1, bytes(32), "bench", 1, 2, (Frame("fleet", chips, chips // 100),))
+    made = DrawAnnouncement(
+        0, bytes(32), 1, 1, bytes(32), "bench", 1, 2, (DrawnStratum("fleet", chips, chips // 100),)
+    )
     wall, busy = _timed(lambda: draw_sample(made, bytes(32)))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return [
@@ -149,7 +151,7 @@ def _simulate() -> list[Row]:
 def _registry(events: int, lot: int) -> list[Row]:
     from tallystick.fleet.registry.facts import REGISTRY
     from tallystick.fleet.registry.industry import START, Industry, chip_name
-    from tallystick.fleet.registry.ledger import Ledger
+    from tallystick.fleet.registry.ledger import RegistryLedger
     from tallystick.fleet.registry.state_index import chip_key
 
     chips = events // 4
@@ -157,9 +159,9 @@ def _registry(events: int, lot: int) -> list[Row]:
     entries = [*industry.beginning(), *industry.lives(chips, lot)]
     some = [chip_name(at * 7919 % chips) for at in range(200)]
     with tempfile.TemporaryDirectory(prefix="tallystick-registry-") as place:
-        with Ledger(Path(place) / "registry") as ledger:
+        with RegistryLedger(Path(place) / "registry") as ledger:
             taken = _timed(lambda: ledger.append(entries, industry.keys[REGISTRY], now=START + len(entries)))
-        with Ledger(Path(place) / "registry") as ledger:
+        with RegistryLedger(Path(place) / "registry") as ledger:
             first = _timed(lambda: ledger.find_chip(some[0]))
             looked = _timed(lambda: [ledger.find_chip(name) for name in some])
             proved = _timed(lambda: [ledger.prove_key(chip_key(name)) for name in some])

@@ -27,7 +27,7 @@ from tallystick.evidence.question_forms import (
     listed,
     optional,
 )
-from tallystick.fleet.agent.chip_log import Head, read_log, verify_log
+from tallystick.fleet.agent.chip_log import ChipHead, read_log, verify_log
 from tallystick.fleet.attestation.certificates import parse_chain, parse_root
 from tallystick.fleet.attestation.credential import make_credential
 from tallystick.fleet.attestation.enrolment import EnrolmentRequest, KeptChallenge, enrol
@@ -41,12 +41,12 @@ from tallystick.fleet.attestation.spdm import (
 from tallystick.fleet.attestation.tpm import PcrReference, TpmEvidence
 from tallystick.fleet.attestation.tpm_verification import TpmQuestion, verify_tpm
 from tallystick.fleet.compliance.rules import parse_rules
-from tallystick.fleet.enclave.neutral import Order
+from tallystick.fleet.enclave.neutral import NeutralOrder
 from tallystick.fleet.enclave.neutral_result import read_values
 from tallystick.fleet.provenance.batch_opening import open_batch, parse_batch_opening
-from tallystick.fleet.provenance.transcripts import Lineage, Precommit, Report, Totals
+from tallystick.fleet.provenance.transcripts import Lineage, Precommit, RunReport, Totals
 from tallystick.fleet.registry.events import parse_entry
-from tallystick.fleet.registry.ledger import Ledger
+from tallystick.fleet.registry.ledger import RegistryLedger
 from tallystick.fleet.sampling.draw import draw_sample, parse_announcement
 from tallystick.signing.keys import ed25519_key, parse_public_key
 
@@ -62,7 +62,7 @@ def _chip_log(key: str, frames: list[str], known: list[tuple[int, str]]) -> Valu
     )
     if malformed:
         raise Mismatch(f"chip log: {len(malformed)} records are malformed")
-    heads = [Head(seq, bytes.fromhex(digest), "who asks") for seq, digest in known]
+    heads = [ChipHead(seq, bytes.fromhex(digest), "who asks") for seq, digest in known]
     return {"findings": [[f.rule, f.seq, f.severity] for f in verify_log(records, known=heads)]}
 
 
@@ -78,7 +78,7 @@ def _tpm_evidence(
         parse_public_key(bytes.fromhex(attestation_key)),
         parse_public_key(bytes.fromhex(device_key)),
         bytes.fromhex(ueid),
-        Head(head[0], bytes.fromhex(head[1])),
+        ChipHead(head[0], bytes.fromhex(head[1])),
         bytes.fromhex(nonce),
     )
     found = verify_tpm(TpmEvidence.parse(evidence.encode()), question, PcrReference.parse(reference.encode()))
@@ -170,7 +170,7 @@ CHIPS: Mapping[str, Operation] = {
 
 def _registry(lines: list[str]) -> Values:
     key = ed25519_key(hashlib.sha256(b"registry").digest())
-    with tempfile.TemporaryDirectory() as folder, Ledger(Path(folder) / "registry") as ledger:
+    with tempfile.TemporaryDirectory() as folder, RegistryLedger(Path(folder) / "registry") as ledger:
         head = ledger.append([parse_entry(line.encode()) for line in lines], key, now=101).head
     return {"registry": head.registry, "log": head.log_root.hex(), "state": head.state_root.hex()}
 
@@ -200,17 +200,17 @@ def _with_data(case: Json) -> Json:
 
 
 def _neutral_order(order: str) -> Values:
-    found = Order.parse(order.encode())
+    found = NeutralOrder.parse(order.encode())
     return {"digest": found.digest(), "bits": found.bits}
 
 
 def _neutral_output(order: str, printed: str) -> Values:
-    return {"values": dict(read_values(Order.parse(order.encode()), printed.encode()))}
+    return {"values": dict(read_values(NeutralOrder.parse(order.encode()), printed.encode()))}
 
 
 def _batch_opening(opening: str, run: str, steps: int, data: str) -> Values:
     precommit = Precommit("0" * 64, data, (), "0" * 64, Lineage("initialised"))
-    report = Report(run, steps, precommit, data, (), Totals(1, 1, 1))
+    report = RunReport(run, steps, precommit, data, (), Totals(1, 1, 1))
     found = open_batch(parse_batch_opening(bytes.fromhex(opening)), report)
     return {"batch": found.digest, "form": found.form, "records": list(found.records)}
 

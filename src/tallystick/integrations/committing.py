@@ -23,8 +23,8 @@ from tallystick.fleet.provenance.transcripts import (
     DOCUMENT_LIMIT,
     Lineage,
     Precommit,
-    Report,
     ReportOpening,
+    RunReport,
     Totals,
     even_shards,
     make_precommit,
@@ -85,7 +85,7 @@ def commit_run(
     return began
 
 
-def report_run(run: Path, source: JobSource, chips: Mapping[ChipDirectory, list[LoggedRecord]]) -> Report:
+def report_run(run: Path, source: JobSource, chips: Mapping[ChipDirectory, list[LoggedRecord]]) -> RunReport:
     """Return the report of a finished run whose pre-commitment these chips logged.
 
     Raises:

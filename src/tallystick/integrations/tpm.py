@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from tallystick.commit.encoding import canonical_json, parse_document, parse_hex
 from tallystick.errors import InvalidInput, StoreError
-from tallystick.fleet.agent.chip_log import Head
+from tallystick.fleet.agent.chip_log import ChipHead
 from tallystick.fleet.attestation.certificates import CHAIN_LIMIT
 from tallystick.fleet.attestation.credential import Credential
 from tallystick.fleet.attestation.tpm import (
@@ -150,7 +150,7 @@ def attestation_key(tcti: str, algorithm: str = P256) -> TpmPublic:
 
 
 def gather_evidence(
-    key: TpmKey, *, ueid: bytes, head: Head, nonce: bytes, registers: Sequence[int] = BOOT_REGISTERS
+    key: TpmKey, *, ueid: bytes, head: ChipHead, nonce: bytes, registers: Sequence[int] = BOOT_REGISTERS
 ) -> TpmEvidence:
     """Return the certification of the device key and a quote over the head for ``nonce`` (spec/chip-log.md 7).
 

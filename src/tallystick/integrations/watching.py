@@ -14,11 +14,18 @@ from pathlib import Path
 
 from tallystick.errors import InvalidInput, Mismatch, StoreError
 from tallystick.execution.job import JobSource
-from tallystick.fleet.agent.chip_log import Head, Limits, NumberedFinding, read_log, snapshots_of, verify_log
+from tallystick.fleet.agent.chip_log import (
+    ChipHead,
+    LogLimits,
+    NumberedFinding,
+    read_log,
+    snapshots_of,
+    verify_log,
+)
 from tallystick.fleet.agent.chip_record import TORN, LoggedRecord, Snapshot
 from tallystick.fleet.agent.memory import SnapshotOpening, verify_opening
-from tallystick.fleet.attestation.assurance import Assurance, Evidence, derive_assurance
-from tallystick.fleet.provenance.matcher import Match, PageReader, State, match_snapshot
+from tallystick.fleet.attestation.assurance import Assurance, CheckedEvidence, derive_assurance
+from tallystick.fleet.provenance.matcher import PageReader, SnapshotMatch, State, match_snapshot
 from tallystick.fleet.provenance.memorisation import judge_memory
 from tallystick.fleet.provenance.submission import DeclaredRun, OwnerFolder
 from tallystick.fleet.provenance.transcripts import (
@@ -46,8 +53,8 @@ class KnownChip:
     """What a verifier knows of a chip from elsewhere: its key, and heads from receipts, inspections, attestations."""
 
     key: PublicKey
-    heads: tuple[Head, ...] = ()
-    evidence: Evidence = field(default_factory=Evidence)
+    heads: tuple[ChipHead, ...] = ()
+    evidence: CheckedEvidence = field(default_factory=CheckedEvidence)
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,7 @@ class Inquiry:
     largest: int = 1
     search: int = 2000
     plausibility: Plausibility | None = None
-    limits: Limits | None = None
+    limits: LogLimits | None = None
     memory_records: int = 0
 
 
@@ -75,7 +82,7 @@ class _Taken:
     opening: SnapshotOpening
     event: Snapshot
     memory: PageReader
-    found: tuple[str, Match] | None = None
+    found: tuple[str, SnapshotMatch] | None = None
 
 
 def verify_owner(
@@ -116,7 +123,7 @@ def verify_owner(
         if run.name in replayers:
             progress(f"{owner}: repeating parts of {run.name}")
             evidence[run.name] = _examine(run, replayers[run.name], declared, taken, inquiry)
-    matches: dict[str, dict[int, tuple[str, Match] | None]] = {ueid: {} for ueid in known}
+    matches: dict[str, dict[int, tuple[str, SnapshotMatch] | None]] = {ueid: {} for ueid in known}
     for ueid, (records, _, _) in logs.items():
         matches[ueid] = {r.record.seq: None for r, _ in snapshots_of(records)}
     for item in taken:
@@ -143,7 +150,7 @@ def _doubtful(declared: Sequence[DeclaredRun], evidence: Mapping[str, RunEvidenc
 
 
 def _read_chip(
-    folder: OwnerFolder, ueid: str, chip: KnownChip, limits: Limits | None
+    folder: OwnerFolder, ueid: str, chip: KnownChip, limits: LogLimits | None
 ) -> tuple[list[LoggedRecord], list[NumberedFinding], Assurance]:
     path = folder.path / "chips" / ueid
     if not path.is_dir():

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tallystick.fleet.sampling.planner import (
-    Question,
+    PlanQuestion,
     endless_run_detection,
     evasion_ratios,
     hit_probability,
@@ -46,7 +46,7 @@ class EvasionFigures:
         return svg("How much detection is left to runs of other lengths", self.charts)
 
 
-def evasion_figures(question: Question) -> EvasionFigures:
+def evasion_figures(question: PlanQuestion) -> EvasionFigures:
     """Return the figures of appendices C.1 and C.2 at the question's probability, with its own fleet beside them."""
     p, own = question.sampling_probability, hit_probability(question)
     ratios = evasion_ratios(TIMES, SHOWN_SHARES, p)
@@ -89,7 +89,7 @@ def evasion_figures(question: Question) -> EvasionFigures:
     return EvasionFigures(p, charts, least, own)
 
 
-def _shorter(question: Question) -> Chart:
+def _shorter(question: PlanQuestion) -> Chart:
     """p_d(t) of the question's work done in t days, planned for its own run length and one draw afterwards (C.2)."""
     chip_days = question.visible_flop * question.chips / question.flop_per_day
     samples = published_samples(question)

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tallystick.fleet.provenance.memorisation import Memory, SegmentMemory
+from tallystick.fleet.provenance.memorisation import RunMemory, SegmentMemory
 from tallystick.reports.layout import GOOD, UNSURE, Row, counted, escaped, page, printable, share
 
 CELL, LEFT, TOP, SCALE = 46, 120, 74, 44  # SCALE: height below the cells
@@ -29,7 +29,7 @@ class MemoryReport:
     """What was found about one run."""
 
     run: str
-    memory: Memory
+    memory: RunMemory
 
     @property
     def verdict(self) -> str:
@@ -129,7 +129,7 @@ class MemoryReport:
         )
 
 
-def power_in_words(memory: Memory) -> str:
+def power_in_words(memory: RunMemory) -> str:
     """Return whether this test can tell anything about these data, and how little of them it cannot see."""
     segments = len(memory.segments)
     confirmed = sum(segment.verdict == "confirmed" for segment in memory.segments)
@@ -146,7 +146,7 @@ def power_in_words(memory: Memory) -> str:
     )
 
 
-def quantile_in_words(memory: Memory) -> str:
+def quantile_in_words(memory: RunMemory) -> str:
     """Return what falling below means, and what the test cannot say."""
     return (
         f"A record falls below if it became known by less than the {memory.quantile:g}-quantile of "

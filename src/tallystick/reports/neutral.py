@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rich.console import RenderableType
 from rich.text import Text
 
-from tallystick.fleet.enclave.neutral import COMPLETED, FAILURES, Order, Output
+from tallystick.fleet.enclave.neutral import COMPLETED, FAILURES, NeutralOrder, NeutralOutput
 from tallystick.fleet.enclave.neutral_result import NeutralOutcome
 from tallystick.reports.layout import BAD, GOOD, UNSURE, Row, counted, page
 
@@ -18,7 +18,7 @@ STYLES = {"pass": GOOD, "fail": BAD, "unknown": UNSURE}
 class OrderPage:
     """An order as its parties read it before they sign, and who has signed."""
 
-    order: Order
+    order: NeutralOrder
     signed_by: tuple[str, ...]
 
     def fields(self) -> dict[str, object]:
@@ -66,7 +66,7 @@ class OrderPage:
 class ResultPage:
     """What a neutral run came to."""
 
-    order: Order
+    order: NeutralOrder
     outcome: NeutralOutcome
     assurance: str
     out: str | None = None
@@ -114,7 +114,7 @@ class ResultPage:
         return page(f"neutral run: {said}", STYLES[verdict], rows)
 
 
-def _schema(output: Output) -> str:
+def _schema(output: NeutralOutput) -> str:
     if output.kind == "verdict":
         return "pass or fail"
     if output.kind == "integer":

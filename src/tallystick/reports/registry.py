@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from rich.console import RenderableType
 from rich.text import Text
 
-from tallystick.fleet.registry.facts import Chip, Deed
+from tallystick.fleet.registry.facts import Chip, RegistryEvent
 from tallystick.fleet.registry.heads import SignedHead
 from tallystick.fleet.registry.reconcile import Disagreement
 from tallystick.reports.layout import BAD, GOOD, QUIET, Row, counted, page
@@ -64,16 +64,16 @@ class HeadPage:
 
 @dataclass(frozen=True)
 class ChipPage:
-    """One chip as it stands, with its deeds where they were asked for."""
+    """One chip as it stands, with its events where they were asked for."""
 
     chip: Chip
     headline: str
-    deeds: tuple[tuple[int, Deed], ...] = ()
+    events: tuple[tuple[int, RegistryEvent], ...] = ()
 
     def fields(self) -> dict[str, object]:
         """Return what ``--json`` prints."""
-        deeds = [{"entry": number, "kind": deed.kind, "time": deed.time} for number, deed in self.deeds]
-        return {**self.chip._asdict(), "deeds": deeds}
+        events = [{"entry": number, "kind": event.kind, "time": event.time} for number, event in self.events]
+        return {**self.chip._asdict(), "deeds": events}
 
     def __rich__(self) -> RenderableType:
         """Return the page for people."""
@@ -90,7 +90,7 @@ class ChipPage:
             ("status", chip.status),
             ("exempt", f"until {when(chip.exempt_until)}" if chip.exempt_until else "no"),
             ("inspected", when(chip.inspected) if chip.inspected else "never"),
-            *((f"entry {number}", f"{deed.kind}, {when(deed.time)}") for number, deed in self.deeds),
+            *((f"entry {number}", f"{event.kind}, {when(event.time)}") for number, event in self.events),
         ]
         return page(self.headline, GOOD, rows)
 

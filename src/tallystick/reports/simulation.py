@@ -8,8 +8,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tallystick.fleet.sampling.fleet_year import FleetYears, Statement
-from tallystick.fleet.sampling.simulate import AT_LEAST, CONFIDENCE, LIMIT, Outcome, RocCurve
+from tallystick.fleet.sampling.fleet_year import CountedRate, FleetYears
+from tallystick.fleet.sampling.simulate import AT_LEAST, CONFIDENCE, LIMIT, RocCurve, ScenarioOutcome
 from tallystick.reports.layout import BAD, GOOD, QUIET, Row, counted, page
 from tallystick.reports.panels import Axis, Chart, Interval, Line, svg
 from tallystick.reports.webpage import drawing, heading, paragraph, table, webpage
@@ -25,7 +25,7 @@ class SimulationReport:
     seed: int
     trials: int
     drawn: float
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[ScenarioOutcome, ...]
     curves: tuple[RocCurve, ...]
     years: FleetYears | None
     seconds: float
@@ -223,7 +223,7 @@ def _table(title: str, columns: tuple[str, ...]) -> Table:
     return made
 
 
-def _cells(outcome: Outcome) -> tuple[str, ...]:
+def _cells(outcome: ScenarioOutcome) -> tuple[str, ...]:
     scenario = outcome.scenario
     sign = "≥" if scenario.kind == AT_LEAST else "="
     return (
@@ -237,13 +237,13 @@ def _cells(outcome: Outcome) -> tuple[str, ...]:
     )
 
 
-def _verdict(outcome: Outcome) -> str:
+def _verdict(outcome: ScenarioOutcome) -> str:
     if not outcome.agrees:
         return "contradicts"
     return "agrees, a limit" if outcome.scenario.kind == LIMIT else "agrees"
 
 
-def _said(said: Statement) -> tuple[str, ...]:
+def _said(said: CountedRate) -> tuple[str, ...]:
     sign = {"at least": "≥", "at most": "≤", "equals": "="}[said.kind]
     return (
         f"{said.hits:,} of {said.trials:,}",
@@ -266,7 +266,7 @@ def _years_words(years: FleetYears) -> str:
     )
 
 
-def _outcome_fields(outcome: Outcome) -> dict[str, object]:
+def _outcome_fields(outcome: ScenarioOutcome) -> dict[str, object]:
     scenario = outcome.scenario
     return {
         "name": scenario.name,

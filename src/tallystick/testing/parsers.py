@@ -252,9 +252,9 @@ def _registry_documents() -> Iterator[bytes]:
     yield InspectionResult(order.digest(), "watch", 2, (finding,), (link,)).encode()
 
 
-def _neutral_order() -> neutral.Order:
-    return neutral.Order(
-        "00" * 16, "11" * 32, "22" * 32, "33" * 32, (neutral.Input("data", "file", "44" * 32),),
+def _neutral_order() -> neutral.NeutralOrder:
+    return neutral.NeutralOrder(
+        "00" * 16, "11" * 32, "22" * 32, "33" * 32, (neutral.NeutralInput("data", "file", "44" * 32),),
         (neutral.integer_output("count", -3, 9), neutral.scalar_output("share", -1.0, 1.0, 7), neutral.verdict_output("word")),
         64, 2, 1, 1 << 30, 1 << 20, False,
     )  # fmt: skip
@@ -302,7 +302,9 @@ def _watched() -> Iterator[bytes]:
         hexed, None, ("01" * 17,), hexed, transcripts.Lineage("continued", hexed, 3)
     )
     checkpoints, taken = ((0, hexed), (2, hexed)), (("01" * 17, 3, 2),)
-    report = transcripts.Report(hexed, 2, precommit, hexed, checkpoints, transcripts.Totals(1, 2, 3), taken)
+    report = transcripts.RunReport(
+        hexed, 2, precommit, hexed, checkpoints, transcripts.Totals(1, 2, 3), taken
+    )
     yield from (precommit.encode(), report.encode(), transcripts.ReportOpening(bytes(32), slices).encode())
     head = canonical_json(["uint8", [2, 3]])
     batch = frame(batch_opening.BATCH_TAG, b"batch", head, b"abcdef")
@@ -578,14 +580,14 @@ TARGETS: tuple[Target, ...] = (
     Target("batch-opening", _batch_opening, _encoded),
     Target("owner-findings", OwnerFindings.parse, _encoded),
     Target("licence", lambda d: read_licence(parse_statement(d), "11" * 32)),
-    Target("neutral-order", neutral.Order.parse, _encoded),
+    Target("neutral-order", neutral.NeutralOrder.parse, _encoded),
     Target("neutral-order-signed", neutral.read_order),
     Target("neutral-output", lambda d: neutral_result.read_values(_neutral_order(), d)),
     Target("neutral-result", lambda d: neutral_result.read_result(parse_statement(d))),
     Target("neutral-job", lambda d: sealed_job.parse_index(d, len(d) + 6, Path("job"))),
     Target("chip-log", _chip_log),
     Target("precommit", transcripts.Precommit.parse, _encoded),
-    Target("monitoring-report", transcripts.Report.parse, _encoded),
+    Target("monitoring-report", transcripts.RunReport.parse, _encoded),
     Target("monitoring-opening", transcripts.ReportOpening.parse, _encoded),
 )
 

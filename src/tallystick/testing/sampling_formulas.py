@@ -7,10 +7,10 @@ import math
 import numpy as np
 
 from tallystick.errors import InvalidInput
-from tallystick.fleet.sampling.planner import Question, exposures
+from tallystick.fleet.sampling.planner import PlanQuestion, exposures
 
 
-def independent_detection(question: Question, samples: float) -> float:
+def independent_detection(question: PlanQuestion, samples: float) -> float:
     """Detection of a run of the question's days by ``samples`` per period, drawn with replacement; logs persist.
 
     Eq. 1 without its bound p_w >= 1 - e**(-f T_m). Not a guarantee: see exact_miss.

@@ -32,12 +32,11 @@ from tallystick.fleet.agent.agent import ChipAgent, ChipSettings
 from tallystick.fleet.agent.chip_log import snapshots_of
 from tallystick.fleet.agent.chip_record import DAY_MS, Firmware, Genesis
 from tallystick.fleet.agent.memory import Region
-from tallystick.fleet.agent.probes import HeldMemory
 from tallystick.fleet.provenance.transcripts import (
     Lineage,
     Precommit,
-    Report,
     ReportOpening,
+    RunReport,
     Slice,
     Totals,
     even_shards,
@@ -54,6 +53,7 @@ from tallystick.signing.keys import SigningKey, ed25519_key
 from tallystick.store.chips import ChipDirectory
 from tallystick.store.files import RunDirectory, write_whole
 from tallystick.store.keys import write_key
+from tallystick.testing.held_memory import HeldMemory
 
 OWNERS = ("honest", "unreported", "glued")
 JOB, STEPS, EVERY = "digits", 60, 10
@@ -255,7 +255,7 @@ def report_run(
     trained: Trained,
     settings: Mapping[str, str],
     course: Course = DIGITS,
-) -> Report:
+) -> RunReport:
     """Write report and opening beside the run directory."""
     transcript = RunDirectory(directory).load_transcript()
     source = find_source(course.job)
@@ -271,7 +271,7 @@ def report_run(
     return report
 
 
-def write_documents(directory: Path, report: Report, opening: ReportOpening) -> None:
+def write_documents(directory: Path, report: RunReport, opening: ReportOpening) -> None:
     """Write a report and what opens it beside a run directory, the latter for its owner alone."""
     write_whole(beside(directory, "report"), report.encode())
     write_whole(beside(directory, "opening"), opening.encode(), mode=0o600)

@@ -18,7 +18,7 @@ import pytest
 
 from tallystick.errors import InvalidInput, ProtocolViolation, StoreError
 from tallystick.fleet.agent.agent import ChipAgent, ChipSettings
-from tallystick.fleet.agent.chip_log import Limits, verify_log
+from tallystick.fleet.agent.chip_log import LogLimits, verify_log
 from tallystick.fleet.agent.chip_record import (
     DAY_MS,
     STORAGE_FULL,
@@ -34,7 +34,6 @@ from tallystick.fleet.agent.chip_record import (
 from tallystick.fleet.agent.memory import Region, SnapshotOpening, verify_opening
 from tallystick.fleet.agent.probes import (
     MANIFEST_FORMAT,
-    HeldMemory,
     ProcessMemory,
     SharedManifest,
     SharedMemory,
@@ -42,6 +41,7 @@ from tallystick.fleet.agent.probes import (
 from tallystick.signing.cose import EAT, open_sign1, parse_cbor
 from tallystick.signing.keys import ed25519_key
 from tallystick.store.chips import ChipDirectory
+from tallystick.testing.held_memory import HeldMemory
 
 KEY = ed25519_key(b"\5" * 32)
 SETTINGS = ChipSettings(
@@ -290,7 +290,7 @@ def test_few_snapshots_are_noticed_when_the_owner_stops_the_timer(tmp_path: Path
     clock.now += 200 * DAY_MS  # no poll: the owner lets the agent sleep
     agent.self_test()
     assert {f.rule for f in verify_log(agent.log)} == {16}
-    assert verify_log(agent.log, limits=Limits(false_alarm=1e-12)) == []
+    assert verify_log(agent.log, limits=LogLimits(false_alarm=1e-12)) == []
 
 
 CHILD = """
@@ -414,7 +414,7 @@ while True:
         agent.stdout.close()
     log = log_at(tmp_path)
     assert spoken <= {logged.digest.hex() for logged in log}
-    loose = Limits(boots_per_day=1e9)
+    loose = LogLimits(boots_per_day=1e9)
     assert [f for f in verify_log(log, limits=loose) if f.rule != 3] == []
 
 

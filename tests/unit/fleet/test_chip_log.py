@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.fleet.agent.chip_log import Head, Limits, read_log, verify_log
+from tallystick.fleet.agent.chip_log import ChipHead, LogLimits, read_log, verify_log
 from tallystick.fleet.agent.chip_record import (
     DAY_MS,
     NO_RECORD,
@@ -71,7 +71,7 @@ def rules(log: list[LoggedRecord], **more: object) -> set[int]:
 @pytest.mark.parametrize("seed", range(20))
 def test_an_honest_log_has_no_findings(seed: int) -> None:
     log = honest(seed=seed)
-    assert verify_log(log, known=[Head(log[-1].record.seq, log[-1].digest)]) == []
+    assert verify_log(log, known=[ChipHead(log[-1].record.seq, log[-1].digest)]) == []
 
 
 @settings(max_examples=60, deadline=None)
@@ -79,7 +79,7 @@ def test_an_honest_log_has_no_findings(seed: int) -> None:
 def test_no_record_can_be_removed_repeated_or_moved(data: st.DataObject) -> None:
     log = honest(days=12)
     at = data.draw(st.integers(0, len(log) - 1))
-    known = [Head(log[-1].record.seq, log[-1].digest)]
+    known = [ChipHead(log[-1].record.seq, log[-1].digest)]
     assert rules(log[:at] + log[at + 1 :], known=known) & {3, 5, 11}
     assert rules([*log[: at + 1], log[at], *log[at + 1 :]], known=known) & {5}
     to = data.draw(st.integers(0, len(log) - 1))
@@ -110,7 +110,7 @@ def test_other_bytes_are_refused_and_nothing_else_happens(data: bytes) -> None:
 def test_a_truncated_log_is_noticed_by_whoever_knows_a_later_record() -> None:
     log = honest()
     assert rules(log[:-3]) == set()  # nothing inside shows it: this is what known heads are for
-    assert rules(log[:-3], known=[Head(log[-1].record.seq, log[-1].digest)]) == {11}
+    assert rules(log[:-3], known=[ChipHead(log[-1].record.seq, log[-1].digest)]) == {11}
     assert rules(log[:-3], others=[log]) == {11}
 
 
@@ -118,7 +118,7 @@ def test_a_fork_and_a_rollback_are_noticed_by_whoever_saw_the_other_branch() -> 
     log = honest()
     other = write([(Boot(bytes(16)), 0.0)] + [(SNAPSHOT, 1.0)] * 30)
     assert 12 in rules(other, others=[log])
-    assert 12 in rules(other, known=[Head(5, log[5].digest)])
+    assert 12 in rules(other, known=[ChipHead(5, log[5].digest)])
 
 
 def test_a_record_rewritten_by_the_key_holder_breaks_the_chain_after_it() -> None:
@@ -162,7 +162,7 @@ def test_suppressed_snapshots_show_as_a_deficit() -> None:
     events: list[tuple[Event, float]] = [(Boot(bytes(16)), 0.0)] + [(SNAPSHOT, 6.0)] * 5  # one in six days
     assert rules(write(events)) == {16}
     assert rules(write(events, rate=167)) == set()
-    assert rules(write(events, rate=167), limits=Limits(rate=1000)) == {15, 16}
+    assert rules(write(events, rate=167), limits=LogLimits(rate=1000)) == {15, 16}
 
 
 def test_a_reboot_storm_is_noticed_and_a_few_reboots_are_not() -> None:
@@ -179,7 +179,7 @@ def test_the_firmware_may_change_where_the_log_announces_it() -> None:
 def test_honest_chips_are_accused_of_suppression_as_rarely_as_promised() -> None:
     draw = random.Random(3)
     accused = 0
-    limits = Limits(false_alarm=0.01)
+    limits = LogLimits(false_alarm=0.01)
     for _ in range(4000):
         count, total = 0, 0.0
         while (total := total + draw.expovariate(0.1)) < 90:

@@ -13,14 +13,13 @@ import pytest
 
 from tallystick.errors import InvalidInput, Mismatch, ProtocolViolation, StoreError
 from tallystick.fleet.agent.agent import ChipAgent, ChipSettings
-from tallystick.fleet.agent.chip_log import Head, verify_log
+from tallystick.fleet.agent.chip_log import ChipHead, verify_log
 from tallystick.fleet.agent.chip_record import UNACKNOWLEDGED, Firmware, Genesis, Snapshot, sign_record
 from tallystick.fleet.agent.collector import Collector, find_equivocation, parse_receipt, verify_receipt
 from tallystick.fleet.agent.memory import Region
-from tallystick.fleet.agent.probes import HeldMemory
 from tallystick.fleet.attestation.assurance import (
     TOKEN_LIMIT,
-    Evidence,
+    CheckedEvidence,
     derive_assurance,
     parse_attestation,
 )
@@ -29,6 +28,7 @@ from tallystick.integrations.chip_http import HttpCollector, serve_collector
 from tallystick.signing.cose import EAT, encode_cbor, open_sign1, parse_cbor, sign1
 from tallystick.signing.keys import ed25519_key
 from tallystick.store.chips import ChipDirectory
+from tallystick.testing.held_memory import HeldMemory
 
 CHIP, OTHER = ed25519_key(b"\5" * 32), ed25519_key(b"\6" * 32)
 COLLECTOR, STRANGER = ed25519_key(b"\7" * 32), ed25519_key(b"\1" * 32)
@@ -254,7 +254,7 @@ def test_records_travel_over_http(collector: Collector, make: Made) -> None:
         line.submit([agent.log[0].signed])
 
 
-def quote_of(head: Head) -> TpmFacts:
+def quote_of(head: ChipHead) -> TpmFacts:
     """What a verified quote over a head would be."""
     return TpmFacts(head, ((0, bytes(32)),), (0,), 1, 1, 0, True, 1)
 
@@ -267,19 +267,19 @@ def test_a_software_agent_never_shows_more_than_its_evidence(make: Made) -> None
     log, findings = agent.log, verify_log(agent.log, known=[attested.head])
     assert findings == []
 
-    def level(evidence: Evidence) -> int:
+    def level(evidence: CheckedEvidence) -> int:
         return derive_assurance(log, findings, evidence).level
 
-    assert level(Evidence()) == 0
-    assert level(Evidence(known_key=True)) == 0
-    assert level(Evidence(known_key=True, attestation=attested)) == 1
-    assert level(Evidence(known_key=True, attestation=attested, quote=quote_of(attested.head))) == 2
+    assert level(CheckedEvidence()) == 0
+    assert level(CheckedEvidence(known_key=True)) == 0
+    assert level(CheckedEvidence(known_key=True, attestation=attested)) == 1
+    assert level(CheckedEvidence(known_key=True, attestation=attested, quote=quote_of(attested.head))) == 2
     stale = quote_of(replace(attested.head, seq=attested.head.seq - 1))
-    assert level(Evidence(known_key=True, attestation=attested, quote=stale)) == 1
-    everything = Evidence(True, attested, quote_of(attested.head), True, True, True)
+    assert level(CheckedEvidence(known_key=True, attestation=attested, quote=stale)) == 1
+    everything = CheckedEvidence(True, attested, quote_of(attested.head), True, True, True)
     assert level(everything) == 2  # it is software
     agent.snapshot()  # the log went on: that attestation is stale
-    assert derive_assurance(agent.log, [], Evidence(True, attested)).level == 0
+    assert derive_assurance(agent.log, [], CheckedEvidence(True, attested)).level == 0
 
 
 @pytest.mark.parametrize("claim", [261, 263, 267])
@@ -301,12 +301,15 @@ def test_only_inspected_firmware_reaches_the_top(make: Made) -> None:
     agent = make("chip", None, firmware)
     nonce = os.urandom(32)
     attested = parse_attestation(agent.attest(nonce), CHIP.public_key, nonce)
-    assert derive_assurance(agent.log, [], Evidence(True, attested, endorsed=True)).level == 3
-    assert derive_assurance(agent.log, [], Evidence(True, attested, endorsed=True, inspected=True)).level == 3
-    assert derive_assurance(agent.log, [], Evidence(True, attested, None, True, True, True)).level == 4
+    assert derive_assurance(agent.log, [], CheckedEvidence(True, attested, endorsed=True)).level == 3
+    assert (
+        derive_assurance(agent.log, [], CheckedEvidence(True, attested, endorsed=True, inspected=True)).level
+        == 3
+    )
+    assert derive_assurance(agent.log, [], CheckedEvidence(True, attested, None, True, True, True)).level == 4
     simulated = make("sim", None, replace(LOCAL, genesis=replace(LOCAL.genesis, agent="simulated")))
     attested = parse_attestation(simulated.attest(nonce), CHIP.public_key, nonce)
-    everything = Evidence(True, attested, quote_of(attested.head), True, True, True)
+    everything = CheckedEvidence(True, attested, quote_of(attested.head), True, True, True)
     assert derive_assurance(simulated.log, [], everything).level == 0
 
 
@@ -315,6 +318,6 @@ def test_a_violation_in_the_log_leaves_nothing_of_its_worth(make: Made) -> None:
     nonce = os.urandom(32)
     attested = parse_attestation(agent.attest(nonce), CHIP.public_key, nonce)
     shortened = agent.log[1:]
-    assert derive_assurance(shortened, verify_log(shortened), Evidence(True, attested)).level == 0
+    assert derive_assurance(shortened, verify_log(shortened), CheckedEvidence(True, attested)).level == 0
     with pytest.raises(Mismatch, match="asked was"):
         parse_attestation(agent.attest(nonce), CHIP.public_key, os.urandom(32))

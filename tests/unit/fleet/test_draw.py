@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 
 from tallystick.commit.encoding import frame
 from tallystick.errors import InvalidInput
-from tallystick.fleet.sampling.draw import Announcement, Frame, draw_sample, parse_announcement
+from tallystick.fleet.sampling.draw import DrawAnnouncement, DrawnStratum, draw_sample, parse_announcement
 from tallystick.numerics.random import permutation
 from tallystick.run import public_randomness
 
 REPOSITORY = Path(__file__).parents[3]
 CASES = sorted((REPOSITORY / "vectors" / "draw").iterdir())
 BEACON = b"\x33" * 32
-EXAMPLE = Announcement(
-    7, b"\x11" * 32, 3, 1_800_000_000, b"\x22" * 32, "drand/quicknet", 41, 1_800_003_600, (Frame("north", 10, 3),)
+EXAMPLE = DrawAnnouncement(
+    7, b"\x11" * 32, 3, 1_800_000_000, b"\x22" * 32, "drand/quicknet", 41, 1_800_003_600, (DrawnStratum("north", 10, 3),)
 )  # fmt: skip
 
 
@@ -92,7 +92,7 @@ def test_a_sample_is_the_head_of_the_streams_permutation(
     chips: int, data: st.DataObject, beacon: bytes
 ) -> None:
     samples = data.draw(st.integers(0, chips))
-    announcement = replace(EXAMPLE, strata=(Frame("north", chips, samples),))
+    announcement = replace(EXAMPLE, strata=(DrawnStratum("north", chips, samples),))
     drawn = draw_sample(announcement, beacon)
     key = hashlib.sha256(frame(public_randomness.STREAM_TAG, drawn.seed, b"north")).digest()
     words = int.from_bytes(key[:4], "little"), int.from_bytes(key[4:8], "little")
@@ -101,7 +101,7 @@ def test_a_sample_is_the_head_of_the_streams_permutation(
 
 
 def test_every_chip_is_drawn_about_as_often_as_any_other() -> None:
-    announcement = replace(EXAMPLE, strata=(Frame("north", 20, 5),))
+    announcement = replace(EXAMPLE, strata=(DrawnStratum("north", 20, 5),))
     counts = np.zeros(20, dtype=np.int64)
     draws = 2000
     for value in range(draws):

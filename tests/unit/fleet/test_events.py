@@ -17,11 +17,11 @@ from tallystick.commit.merkle import root as merkle_root
 from tallystick.errors import InvalidInput, Mismatch, ProtocolViolation, StoreError
 from tallystick.fleet.registry import claims
 from tallystick.fleet.registry.corim import export_corim
-from tallystick.fleet.registry.events import parse_entry, sign_deed
-from tallystick.fleet.registry.facts import REGISTRY, Chip, Entry
+from tallystick.fleet.registry.events import parse_entry, sign_event
+from tallystick.fleet.registry.facts import REGISTRY, Chip, RegistryEntry
 from tallystick.fleet.registry.heads import parse_signed_head, verify_extension, verify_head
 from tallystick.fleet.registry.industry import START, Industry, chip_name, key_of
-from tallystick.fleet.registry.ledger import Ledger
+from tallystick.fleet.registry.ledger import RegistryLedger
 from tallystick.fleet.registry.reconcile import Stream, reconcile
 
 CHIPS = [chip_name(at) for at in range(6)]
@@ -33,7 +33,7 @@ class World:
     def __init__(self, path: Path) -> None:
         self.industry = Industry()
         self.path = path
-        self.ledger = Ledger(path)
+        self.ledger = RegistryLedger(path)
         self.now = START
         first = [
             *self.industry.beginning(),
@@ -43,12 +43,12 @@ class World:
         if not path.exists():
             self.add(*first)
 
-    def add(self, *entries: Entry):
+    def add(self, *entries: RegistryEntry):
         self.now += 1
         return self.ledger.append(entries, self.industry.keys[REGISTRY], now=self.now)
 
     def do(self, kind: str, signers: list[str], **body: object):
-        return self.add(self.industry.deed(kind, body, *signers))
+        return self.add(self.industry.event(kind, body, *signers))
 
     def chip(self, at: int) -> Chip:
         found = self.ledger.find_chip(CHIPS[at])
@@ -98,7 +98,7 @@ def test_a_chip_is_made_packaged_sold_lost_found_repaired_and_scrapped(world: Wo
     assert world.chip(0).inspected > START
     world.do("retire", ["north", "watch"], owner="north", witness="watch", chips=lot, evidence="cd" * 32)
     assert world.chip(0).status == "retired"
-    kinds = [deed.kind for _, deed in world.ledger.history(CHIPS[0])]
+    kinds = [event.kind for _, event in world.ledger.history(CHIPS[0])]
     assert kinds == "fab package transfer board damage rma return loss found inspected retire".split()
 
 
@@ -156,10 +156,10 @@ def test_refused(
 ) -> None:
     if kind == "open":
         body = {**body, "key": world.industry.spki(REGISTRY)}
-        entry = world.industry.deed(kind, body, *signers)
-        entry = sign_deed(replace(entry.deed, registry=""), {REGISTRY: world.industry.keys[REGISTRY]})
+        entry = world.industry.event(kind, body, *signers)
+        entry = sign_event(replace(entry.event, registry=""), {REGISTRY: world.industry.keys[REGISTRY]})
     else:
-        entry = world.industry.deed(kind, body, *signers)
+        entry = world.industry.event(kind, body, *signers)
     before = world.ledger.load_head()
     with pytest.raises((ProtocolViolation, Mismatch), match=reason):
         world.add(entry)
@@ -205,7 +205,7 @@ def test_another_hand_or_a_changed_word_breaks_a_signature(world: World) -> None
     with pytest.raises(Mismatch, match="transfer: north: the signature is not of key"):
         world.add(forged)
     with pytest.raises(Mismatch, match="the signature is not of key"):
-        world.add(replace(entry, deed=replace(entry.deed, time=1)))
+        world.add(replace(entry, event=replace(entry.event, time=1)))
 
 
 def test_a_party_changes_its_key_with_the_old_one_and_the_authority_revokes_a_stolen_one(
@@ -270,7 +270,7 @@ def test_the_record_of_a_chip_is_canonical_json(world: World) -> None:
     ],
 )
 def test_malformed_deeds_are_refused_before_any_rule(body: dict[str, object], reason: str) -> None:
-    entry = Industry().deed("transfer", body)
+    entry = Industry().event("transfer", body)
     with pytest.raises(InvalidInput, match=reason):
         parse_entry(entry.encode())
 
@@ -356,7 +356,7 @@ def test_the_index_is_made_again_from_the_log_to_the_same_state(world: World) ->
     chips = list(world.ledger.each_chip())
     world.ledger.close()
     world.ledger.index_path.unlink()
-    with Ledger(world.path) as again:
+    with RegistryLedger(world.path) as again:
         assert list(again.each_chip()) == chips
         assert again.rebuild() == head
 
@@ -384,10 +384,10 @@ def test_a_log_that_was_shortened_changed_or_reordered_is_refused(world: World, 
         place = tmp_path / name
         shutil.copytree(world.path, place)
         (place / "entries.jsonl").write_bytes(b"".join(changed))
-        with Ledger(place) as ledger, pytest.raises((Mismatch, ProtocolViolation)):
+        with RegistryLedger(place) as ledger, pytest.raises((Mismatch, ProtocolViolation)):
             ledger.rebuild()
     place = tmp_path / "shorter"
-    with Ledger(place) as ledger, pytest.raises(Mismatch, match="its head speaks of 9"):
+    with RegistryLedger(place) as ledger, pytest.raises(Mismatch, match="its head speaks of 9"):
         ledger.find_chip(CHIPS[0])
 
 
@@ -397,7 +397,7 @@ def test_what_a_killed_writer_left_behind_its_head_is_set_aside_and_said(world: 
     world.ledger.close()
     with world.ledger.log_path.open("ab") as file:
         file.write(left)
-    with Ledger(world.path) as ledger:
+    with RegistryLedger(world.path) as ledger:
         chip = ledger.find_chip(CHIPS[0])
         assert chip is not None and chip.owner == "north"
         assert ledger.load_head() == head
@@ -407,7 +407,7 @@ def test_what_a_killed_writer_left_behind_its_head_is_set_aside_and_said(world: 
 
 
 def test_two_writers_take_turns_and_see_each_others_deeds(world: World) -> None:
-    other = Ledger(world.path)
+    other = RegistryLedger(world.path)
     assert other.party("north") is not None
     assert other.find_chip(CHIPS[0]) is not None
     fresh = key_of("north's second")
@@ -449,11 +449,14 @@ def test_an_index_behind_its_head_is_made_again(world: World, tmp_path: Path) ->
 def test_a_damaged_index_is_said_and_a_missing_registry_too(world: World, tmp_path: Path) -> None:
     world.ledger.close()
     world.ledger.index_path.write_bytes(b"no database" * 1000)
-    with pytest.raises(StoreError, match="rebuild"), Ledger(world.path) as ledger:
+    with pytest.raises(StoreError, match="rebuild"), RegistryLedger(world.path) as ledger:
         ledger.find_chip(CHIPS[0])
-    with Ledger(world.path) as ledger:
+    with RegistryLedger(world.path) as ledger:
         ledger.rebuild()
-    with pytest.raises(StoreError, match="there is no registry"), Ledger(tmp_path / "nowhere") as ledger:
+    with (
+        pytest.raises(StoreError, match="there is no registry"),
+        RegistryLedger(tmp_path / "nowhere") as ledger,
+    ):
         ledger.find_chip(CHIPS[0])
 
 

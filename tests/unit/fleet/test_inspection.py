@@ -100,7 +100,7 @@ def test_chips_that_show_everything_pass(visit: Visit) -> None:
     assert verdict.failures == []
     (round_,) = verdict.rounds({"gx1": 100})
     assert (round_.drawn, round_.inspected, round_.refused, round_.unreached) == (4, 4, 0, 0)
-    assert verdict.deed_rows() == [[chip, "passed"] for chip in CHIPS]
+    assert verdict.event_rows() == [[chip, "passed"] for chip in CHIPS]
 
 
 BAD: list[tuple[str, Callable[[InspectionFinding], InspectionFinding], dict[str, object], str]] = [
@@ -130,7 +130,7 @@ def test_a_chip_with_one_fault_fails_with_its_reason(
     verdict = visit.verdict()
     assert [chip.target.chip for chip in verdict.failures] == [CHIPS[0]]
     assert reason in reasons(verdict, CHIPS[0])
-    assert verdict.deed_rows()[0] == [CHIPS[0], "failed"]
+    assert verdict.event_rows()[0] == [CHIPS[0], "failed"]
 
 
 def test_evidence_of_an_earlier_visit_or_another_chip_is_not_fresh(visit: Visit) -> None:
@@ -160,7 +160,7 @@ def test_refusal_absence_and_silence_are_failures_and_only_the_unreached_are_not
     assert reasons(verdict, CHIPS[3]) == "nothing was reported: counted as a failure"
     (round_,) = verdict.rounds({"gx1": 100}, {"gx1": 2})
     assert (round_.inspected, round_.refused, round_.unreached, round_.lost) == (0, 3, 1, 2)
-    assert verdict.deed_rows() == [[CHIPS[0], "refused"], [CHIPS[1], "absent"], [CHIPS[3], "absent"]]
+    assert verdict.event_rows() == [[CHIPS[0], "refused"], [CHIPS[1], "absent"], [CHIPS[3], "absent"]]
 
 
 def test_an_unreached_chip_of_which_something_was_found_is_a_failure(visit: Visit) -> None:
@@ -322,7 +322,7 @@ def test_documents_have_one_encoding_and_one_signer(visit: Visit) -> None:
         inspection.open_document(inspection.RESULT_TYPE, both, KEYS)
 
 
-# --------------------------------------------------------------------------- from the registry to the deed
+# --------------------------------------------------------------------------- from the registry to the event
 
 
 def test_from_an_empty_registry_to_an_inspection_in_the_log(
@@ -338,7 +338,7 @@ def test_from_an_empty_registry_to_an_inspection_in_the_log(
         assert main([*map(str, arguments), "--json"]) == code
         return json.loads(capfd.readouterr().out)
 
-    def deed(kind: str, body: dict[str, object], *signers: str) -> None:
+    def event(kind: str, body: dict[str, object], *signers: str) -> None:
         draft, file = tmp_path / "body.json", tmp_path / f"{next(number)}.jsonl"
         draft.write_text(json.dumps(body))
         tally("registry", "deed", kind, "--registry", place, "--body", draft, "--out", file)
@@ -350,14 +350,14 @@ def test_from_an_empty_registry_to_an_inspection_in_the_log(
         return key_of(name).public_key.spki.hex()
 
     tally("registry", "open", place, "--key", tmp_path / "registry", "--name", "world")
-    deed("party", {"name": "fab", "roles": ["maker", "owner"], "key": spki("fab")}, "registry")
-    deed("party", {"name": "north", "roles": ["owner"], "key": spki("north")}, "registry")
-    deed("party", {"name": "watch", "roles": ["inspector"], "key": spki("watch")}, "registry")
-    deed("model", {"name": "gx1", "vendor": "fab", "flop_per_chip_day": "86400000000000000000"}, "registry")
-    deed("fab", {"maker": "fab", "model": "gx1", "chips": CHIPS}, "fab")
+    event("party", {"name": "fab", "roles": ["maker", "owner"], "key": spki("fab")}, "registry")
+    event("party", {"name": "north", "roles": ["owner"], "key": spki("north")}, "registry")
+    event("party", {"name": "watch", "roles": ["inspector"], "key": spki("watch")}, "registry")
+    event("model", {"name": "gx1", "vendor": "fab", "flop_per_chip_day": "86400000000000000000"}, "registry")
+    event("fab", {"maker": "fab", "model": "gx1", "chips": CHIPS}, "fab")
     rows = [[chip, f"SN-{chip[:12]}", key_of(chip).public_key.key_id] for chip in CHIPS]
-    deed("package", {"maker": "fab", "chips": rows}, "fab")
-    deed("transfer", {"from": "fab", "to": "north", "chips": CHIPS}, "fab", "north")
+    event("package", {"maker": "fab", "chips": rows}, "fab")
+    event("transfer", {"from": "fab", "to": "north", "chips": CHIPS}, "fab", "north")
 
     proof, public = tmp_path / "proof.json", tmp_path / "registry.pub"
     tally("registry", "prove", place, CHIPS[0], "--out", proof)
@@ -431,7 +431,7 @@ def test_from_an_empty_registry_to_an_inspection_in_the_log(
     assert json.loads(rounds.read_text())["rounds"][0] == {
         "stratum": "gx1", "chips": 4, "drawn": 3, "inspected": 2, "refused": 1, "unreached": 0, "lost": 0,
     }  # fmt: skip
-    deed("inspected", json.loads(body.read_text()), "watch")
+    event("inspected", json.loads(body.read_text()), "watch")
     assert tally("registry", "show", place, chosen[0])["inspected"] != 0
     assert tally("registry", "show", place, chosen[2])["inspected"] == 0
     assert tally("registry", "rebuild", place)["entries"] == 9

@@ -9,7 +9,7 @@ import pytest
 
 from tallystick.commit.encoding import canonical_json
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.fleet.enclave.neutral import Input, Order, integer_output, sign_order
+from tallystick.fleet.enclave.neutral import NeutralInput, NeutralOrder, integer_output, sign_order
 from tallystick.fleet.enclave.neutral_result import NeutralOutcome, judge, result_statement, verify_result
 from tallystick.fleet.enclave.sandbox import End
 from tallystick.fleet.enclave.sealed_job import parse_index
@@ -17,8 +17,8 @@ from tallystick.signing.dsse import sign_statement
 from tallystick.signing.keys import ed25519_key
 
 VERIFIER, OWNER = ed25519_key(b"\1" * 32), ed25519_key(b"\2" * 32)
-ORDER = Order(
-    "00" * 16, VERIFIER.public_key.key_id, OWNER.public_key.key_id, "11" * 32, (Input("a", "file", "22" * 32),),
+ORDER = NeutralOrder(
+    "00" * 16, VERIFIER.public_key.key_id, OWNER.public_key.key_id, "11" * 32, (NeutralInput("a", "file", "22" * 32),),
     (integer_output("n", 0, 5),), 4, 3, 1, 1 << 26, 4096, False,
 )  # fmt: skip
 GOOD, OTHER = End("ended", b'{"n": 3}'), End("ended", b'{"n": 4}')
@@ -59,7 +59,7 @@ def test_an_output_has_no_more_levels_than_can_be_counted(high: int, reason: str
             integer_output("n", 0, high)
         return
     order = replace(ORDER, outputs=(integer_output("n", 0, high),), budget=40)
-    assert Order.parse(order.encode()) == order
+    assert NeutralOrder.parse(order.encode()) == order
 
 
 def test_a_sealed_job_is_as_long_as_its_index_says() -> None:
@@ -81,7 +81,7 @@ def test_a_sealed_job_is_as_long_as_its_index_says() -> None:
     [
         ("order", {"nonce": "01" * 16}),
         ("program", {"program": "33" * 32}),
-        ("inputs", {"inputs": (Input("a", "file", "44" * 32),)}),
+        ("inputs", {"inputs": (NeutralInput("a", "file", "44" * 32),)}),
         ("schema", {"outputs": (integer_output("n", 0, 6),)}),
     ],
 )
@@ -89,7 +89,7 @@ def test_a_result_is_of_its_order_program_inputs_and_schema(name: str, changes: 
     place = ed25519_key(b"\3" * 32)
     done = NeutralOutcome("completed", {"n": 3})
 
-    def signed(order: Order, named: str) -> bytes:
+    def signed(order: NeutralOrder, named: str) -> bytes:
         statement = result_statement(order, done, started="2026-01-01T00:00:00Z", versions={}, refused=())
         subject = replace(statement.subject[0], digest={"tallystickNeutralOrder": named})
         return sign_statement(replace(statement, subject=(subject,)), place)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tallystick.errors import InvalidInput
 from tallystick.fleet.sampling import exact, planner
-from tallystick.fleet.sampling.planner import Question, Stratum
+from tallystick.fleet.sampling.planner import PlanQuestion, Stratum
 from tallystick.testing import sampling_formulas
 
 H100 = 1e15 * 86400  # FLOP per chip-day, 16 bit
@@ -33,13 +33,13 @@ CELLS = [
 ]
 
 
-def ask(flop: float = CHINCHILLA, chips: int = 1000, **changes: object) -> Question:
-    question = Question(flop, (Stratum("all", chips, H100),), 0.1, 365.0, 30.0, 0.9)
+def ask(flop: float = CHINCHILLA, chips: int = 1000, **changes: object) -> PlanQuestion:
+    question = PlanQuestion(flop, (Stratum("all", chips, H100),), 0.1, 365.0, 30.0, 0.9)
     rate = changes.pop("rate", H100)
     return replace(question, strata=(Stratum("all", chips, rate),), **changes)  # pyright: ignore[reportArgumentType]
 
 
-def yearly(question: Question) -> int | None:
+def yearly(question: PlanQuestion) -> int | None:
     samples = planner.published_samples(question)
     return None if samples is None else planner.per_year(samples, question.period_days)
 
@@ -180,7 +180,7 @@ def test_longer_runs_approach_the_endless_one_from_above(
 # -------------------------------------------------------------------------------------------- monotonicity
 
 QUESTIONS = st.builds(
-    lambda share, chips, f, run, period, p, rate: Question(
+    lambda share, chips, f, run, period, p, rate: PlanQuestion(
         share * chips * rate * run, (Stratum("all", chips, rate),), f, run, period, p
     ),
     st.floats(0.001, 0.9),
@@ -194,7 +194,7 @@ QUESTIONS = st.builds(
 GROWTH = st.floats(1.01, 3.0)
 
 
-def more_of(question: Question, name: str, by: float) -> Question:
+def more_of(question: PlanQuestion, name: str, by: float) -> PlanQuestion:
     stratum = question.strata[0]
     if name == "chips":
         return replace(question, strata=(replace(stratum, chips=math.ceil(stratum.chips * by)),))
@@ -214,7 +214,7 @@ def more_of(question: Question, name: str, by: float) -> Question:
 )  # fmt: skip
 @settings(max_examples=60)
 @given(question=QUESTIONS, by=GROWTH)
-def test_eq_1_is_monotone(name: str, grows: bool, question: Question, by: float) -> None:
+def test_eq_1_is_monotone(name: str, grows: bool, question: PlanQuestion, by: float) -> None:
     before, after = (
         planner.published_samples(question),
         planner.published_samples(more_of(question, name, by)),
@@ -227,7 +227,9 @@ def test_eq_1_is_monotone(name: str, grows: bool, question: Question, by: float)
 
 @settings(max_examples=60)
 @given(question=QUESTIONS, by=GROWTH)
-def test_a_longer_period_needs_more_samples_in_it_and_fewer_in_a_year(question: Question, by: float) -> None:
+def test_a_longer_period_needs_more_samples_in_it_and_fewer_in_a_year(
+    question: PlanQuestion, by: float
+) -> None:
     longer = more_of(question, "period_days", by)
     for find in (planner.published_samples, lambda q: (planner.guaranteed_shares(q) or [None])[0]):
         before, after = find(question), find(longer)
@@ -245,7 +247,7 @@ def test_a_longer_period_needs_more_samples_in_it_and_fewer_in_a_year(question: 
 )  # fmt: skip
 @settings(max_examples=60)
 @given(question=QUESTIONS, by=GROWTH)
-def test_the_guarantee_is_monotone(name: str, grows: bool, question: Question, by: float) -> None:
+def test_the_guarantee_is_monotone(name: str, grows: bool, question: PlanQuestion, by: float) -> None:
     other = more_of(question, name, by)
     before, after = planner.guaranteed_shares(question), planner.guaranteed_shares(other)
     assume(before is not None and after is not None)
@@ -410,7 +412,7 @@ def test_no_run_length_escapes_the_guarantee(
     chips: int, chip_days: float, run: float, samples: int, rate: float
 ) -> None:
     assume(chip_days / run <= chips and samples <= chips)
-    question = Question(chip_days * H100, (Stratum("all", chips, H100),), rate, 365.0, 20.0, 0.5)
+    question = PlanQuestion(chip_days * H100, (Stratum("all", chips, H100),), rate, 365.0, 20.0, 0.5)
     miss = exact.exact_miss(chips, chip_days / run, samples, run, 20.0, rate)
     assert miss is not None
     assert 1.0 - miss >= planner.guaranteed_detection(question, [samples]) - 1e-12
@@ -431,7 +433,7 @@ def test_no_schedule_escapes_the_guarantee(data: st.DataObject) -> None:
             for chip in one:
                 days[chip] = sum(use[chip * periods : chip * periods + period + 1])
         miss += math.exp(-rate * sum(days)) / len(sets) ** periods
-    question = Question(sum(use) * H100, (Stratum("all", chips, H100),), rate, 365.0, 30.0, 0.5)
+    question = PlanQuestion(sum(use) * H100, (Stratum("all", chips, H100),), rate, 365.0, 30.0, 0.5)
     assert 1.0 - miss >= planner.guaranteed_detection(question, [samples]) - 1e-12
 
 
@@ -460,7 +462,9 @@ def test_the_guarantee_holds_where_eq_1_gives_way_to_longer_runs() -> None:
 
 @settings(max_examples=100)
 @given(QUESTIONS, st.integers(0, 50))
-def test_the_guaranteed_draw_reaches_what_was_asked_or_nothing_does(question: Question, losses: int) -> None:
+def test_the_guaranteed_draw_reaches_what_was_asked_or_nothing_does(
+    question: PlanQuestion, losses: int
+) -> None:
     question = replace(question, losses_allowed=losses)
     shares = planner.guaranteed_shares(question)
     everything = planner.guaranteed_detection(question, [question.chips])
@@ -559,7 +563,7 @@ def test_losing_the_chips_with_snapshots_stays_within_the_allowance(
         chance = math.comb(used, informative) * seen**informative * (1 - seen) ** (used - informative)
         left = max(0, informative - lost)
         miss += chance * math.comb(chips - left, samples) / math.comb(chips, samples)
-    question = Question(
+    question = PlanQuestion(
         used * 30 * H100, (Stratum("all", chips, H100),), rate, 365.0, 30.0, 0.5, losses_allowed=lost
     )
     assert 1 - miss >= planner.guaranteed_detection(question, [samples]) - 1e-12

@@ -11,7 +11,7 @@ import pytest
 from tallystick.cli.main import main
 from tallystick.fleet.registry.facts import REGISTRY
 from tallystick.fleet.registry.industry import START, Industry, chip_name, key_of
-from tallystick.fleet.registry.ledger import Ledger
+from tallystick.fleet.registry.ledger import RegistryLedger
 from tallystick.store.keys import write_key
 
 CHIPS = sorted(chip_name(at) for at in range(4))
@@ -22,7 +22,7 @@ Tally = Callable[..., tuple[int, str, str]]
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place, industry = tmp_path_factory.mktemp("registry") / "reg", Industry()
     sale = industry.sell(CHIPS[:3], "fab", "north")
-    with Ledger(place) as ledger:
+    with RegistryLedger(place) as ledger:
         ledger.append(
             [*industry.beginning(), *industry.make(CHIPS), sale], industry.keys[REGISTRY], now=START
         )
@@ -98,7 +98,7 @@ def test_a_changed_log_is_a_mismatch_that_names_the_entry(tally: Tally, registry
             "the form MODEL=N",
         ),
         (("export", "REG", "--out", "x", "--owner", "south"), "there is nothing to export"),
-        (("sign", "REG/entries.jsonl", "--out", "x"), "must hold one deed"),
+        (("sign", "REG/entries.jsonl", "--out", "x"), "must hold one event"),
         (("append", "REG", "REG/head.json", "--key", "KEY"), "its last line has no end"),
         ((), "which command is missing"),
     ],

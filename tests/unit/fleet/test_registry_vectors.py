@@ -20,7 +20,7 @@ from tallystick.commit.directory import (
 )
 from tallystick.commit.encoding import frame
 from tallystick.fleet.registry.events import parse_entry
-from tallystick.fleet.registry.ledger import Ledger
+from tallystick.fleet.registry.ledger import RegistryLedger
 from tallystick.signing.keys import ed25519_key
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -32,7 +32,7 @@ MAPS = sorted((ROOT / "vectors" / "registry-map").iterdir())
 def test_a_log_leads_to_its_roots_or_is_refused(folder: Path, tmp_path: Path) -> None:
     case = json.loads((folder / "input.json").read_text())
     lines, key = [line.encode() for line in case["lines"]], ed25519_key(hashlib.sha256(b"registry").digest())
-    with Ledger(tmp_path / "registry") as ledger:
+    with RegistryLedger(tmp_path / "registry") as ledger:
         if "reason" not in case:
             head = ledger.append(map(parse_entry, lines), key, now=100).head
             assert (head.registry, head.entries) == (case["registry"], len(lines))

@@ -19,7 +19,7 @@ from tallystick.fleet.attestation.assurance import Assurance
 from tallystick.fleet.compliance.compliance import judge_rules
 from tallystick.fleet.compliance.dossier import (
     Dossier,
-    Fleet,
+    FleetAnswer,
     GrantedLicence,
     RunFacts,
     judge_fleet,
@@ -28,12 +28,12 @@ from tallystick.fleet.compliance.dossier import (
 )
 from tallystick.fleet.compliance.rules import RULES_LIMIT, parse_rules
 from tallystick.fleet.compliance.verdict import RulesVerdict
-from tallystick.fleet.enclave.neutral import Input, scalar_output, verdict_output
+from tallystick.fleet.enclave.neutral import NeutralInput, scalar_output, verdict_output
 from tallystick.fleet.enclave.neutral_result import NeutralOutcome, NeutralResult
-from tallystick.fleet.inspection.inspection import InspectionResult, Target, WorkOrder
+from tallystick.fleet.inspection.inspection import InspectionResult, OrderedChip, WorkOrder
 from tallystick.fleet.inspection.judging import ChipVerdict, InspectionVerdict
 from tallystick.fleet.provenance.batch_opening import OpenedBatch
-from tallystick.fleet.provenance.matcher import Match
+from tallystick.fleet.provenance.matcher import SnapshotMatch
 from tallystick.fleet.provenance.owner_findings import (
     OwnerFindings,
     SeenSnapshot,
@@ -42,8 +42,8 @@ from tallystick.fleet.provenance.owner_findings import (
 )
 from tallystick.fleet.provenance.transcripts import (
     Lineage,
-    Report,
     ReportOpening,
+    RunReport,
     Totals,
     even_shards,
     make_precommit,
@@ -296,7 +296,7 @@ def test_a_setting_that_would_take_for_ever_to_read_is_no_number() -> None:
 def neutral_result(
     facts: RunFacts, status: str = "completed", program: str = PROGRAM, at: int = -1
 ) -> NeutralResult:
-    state = Input("state", "state", facts.report.checkpoints[at][1], "checkpoint/6")
+    state = NeutralInput("state", "state", facts.report.checkpoints[at][1], "checkpoint/6")
     schema = (verdict_output("harmless"), scalar_output("score", 0.0, 1.0, 11))
     values = {"harmless": "pass", "score": 7} if status == "completed" else {}
     return NeutralResult("00" * 32, program, (state,), schema, NeutralOutcome(status, values), "", "")
@@ -448,7 +448,7 @@ def test_runs_that_were_verified_and_not_opened_leave_rules_open() -> None:
 def test_claims_stay_apart_and_unknown_is_never_a_pass(
     correct: Answer, complete: Answer, fleet: Answer
 ) -> None:
-    held = dossier(run("a"), correct=correct, complete=complete, fleet=Fleet(fleet, ()))
+    held = dossier(run("a"), correct=correct, complete=complete, fleet=FleetAnswer(fleet, ()))
     verdict = judged(rule("compute", scope="run", most_flop=1e9), held)
     assert (verdict.correct, verdict.complete, verdict.fleet) == (correct, complete, fleet)
     answers = {verdict.kept, correct, complete, fleet}
@@ -464,7 +464,7 @@ def chip(name: str, owner: str = "owner", status: str = "active") -> Chip:
 
 
 def inspected(passed: bool, ueid: str = UEID) -> InspectionVerdict:
-    target = Target(ueid, "gx1", "SN", "", "", "owner")
+    target = OrderedChip(ueid, "gx1", "SN", "", "", "owner")
     order = WorkOrder("ab" * 32, 1, bytes(32), 0, "watch", "owner", 1, 2, bytes(32), (), 0, (target,))
     found = ChipVerdict(target, "seen", () if passed else ("seal case is broken",), passed)
     return InspectionVerdict(order, InspectionResult(order.digest(), "watch", 2, (), ()), (found,))
@@ -579,7 +579,7 @@ def test_a_licence_survives_signing_and_no_change() -> None:
 # ------------------------------------------------------------------------------------------ command line
 
 
-def findings_of(report: Report) -> OwnerFindings:
+def findings_of(report: RunReport) -> OwnerFindings:
     verdict = OwnerVerdict(
         "owner", "pass", "pass", "unknown", 1, (RunVerdict(report.run, "pass", ()),), (), ("memory",)
     )
@@ -611,7 +611,7 @@ def test_findings_are_read_strictly() -> None:
 
 def test_what_the_verification_writes_is_what_rules_read() -> None:
     root = "12" * 32
-    match = Match("exact", 4, (), 0, 0, 10)
+    match = SnapshotMatch("exact", 4, (), 0, 0, 10)
     view = ChipView(UEID, [], [], Assurance(0, ()), {2: (root, match), 3: None})
     finding = NumberedFinding(105, "segment", 0, "differs", "unknown")
     verdict = OwnerVerdict(

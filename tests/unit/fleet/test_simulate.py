@@ -10,7 +10,7 @@ import pytest
 
 from tallystick.errors import InvalidInput
 from tallystick.fleet.sampling import coverage, fleet_year, scenarios
-from tallystick.fleet.sampling.planner import Question, Stratum
+from tallystick.fleet.sampling.planner import PlanQuestion, Stratum
 from tallystick.fleet.sampling.simulate import EQUAL, Evasion, Scenario, Use, play, play_all, play_roc
 from tallystick.numerics.random import uniform01
 
@@ -65,7 +65,7 @@ def test_the_same_seed_gives_the_same_numbers_and_another_seed_others() -> None:
 
 def tiny(samples: int, rounds: int, **evasion: float) -> Scenario:
     """Two of five chips in use for all of ``rounds`` days, one round a day, two snapshots a day."""
-    question = Question(1.0, (Stratum("all", 5, 1.0),), 2.0, float(rounds), 1.0, 0.5)
+    question = PlanQuestion(1.0, (Stratum("all", 5, 1.0),), 2.0, float(rounds), 1.0, 0.5)
     uses = (Use(0, 2, 0.0, float(rounds)),)
     return Scenario("tiny", "", question, uses, ((samples,),) * rounds, 0.5, EQUAL, Evasion(**evasion))  # pyright: ignore[reportArgumentType]
 

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from tallystick.cli.main import main
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.fleet.agent.chip_log import Head
+from tallystick.fleet.agent.chip_log import ChipHead
 from tallystick.fleet.attestation.certificates import (
     encode_chain,
     parse_chain,
@@ -81,13 +81,13 @@ def test_measurements_are_compared_with_what_the_reader_accepts() -> None:
 
 
 def test_the_nonce_to_ask_with_names_chip_key_head_and_reader() -> None:
-    key, head = generate_key("ecdsa-p384").public_key, Head(3, bytes(48))
+    key, head = generate_key("ecdsa-p384").public_key, ChipHead(3, bytes(48))
     asked = device_nonce(b"\1" * 17, key, head, NONCE)
     others = {
         device_nonce(b"\2" * 17, key, head, NONCE),
         device_nonce(b"\1" * 17, generate_key("ecdsa-p384").public_key, head, NONCE),
-        device_nonce(b"\1" * 17, key, Head(4, bytes(48)), NONCE),
-        device_nonce(b"\1" * 17, key, Head(3, b"\1" * 48), NONCE),
+        device_nonce(b"\1" * 17, key, ChipHead(4, bytes(48)), NONCE),
+        device_nonce(b"\1" * 17, key, ChipHead(3, b"\1" * 48), NONCE),
         device_nonce(b"\1" * 17, key, head, bytes(32)),
     }
     assert len(others) == 5 and asked not in others

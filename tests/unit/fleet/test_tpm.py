@@ -11,8 +11,8 @@ import pytest
 
 from tallystick.cli.main import main
 from tallystick.errors import InvalidInput, Mismatch, StoreError
-from tallystick.fleet.agent.chip_log import Head, read_log, verify_log
-from tallystick.fleet.attestation.assurance import Evidence, derive_assurance, parse_attestation
+from tallystick.fleet.agent.chip_log import ChipHead, read_log, verify_log
+from tallystick.fleet.attestation.assurance import CheckedEvidence, derive_assurance, parse_attestation
 from tallystick.fleet.attestation.tpm import BOUND, PcrReference, TpmEvidence
 from tallystick.fleet.attestation.tpm_verification import TpmQuestion, verify_tpm
 from tallystick.integrations.tpm import (
@@ -27,7 +27,7 @@ from tallystick.store.chips import ChipDirectory
 from tallystick.store.keys import load_public_key
 from tallystick.testing.software_tpm import software_tpm
 
-UEID, HEAD, NONCE = b"\1" * 17, Head(3, b"\2" * 48), b"\3" * 32
+UEID, HEAD, NONCE = b"\1" * 17, ChipHead(3, b"\2" * 48), b"\3" * 32
 
 
 @pytest.mark.parametrize("algorithm", [P256, P384])
@@ -45,7 +45,7 @@ def test_a_key_in_the_tpm_signs_and_is_vouched_for(tcti: str, algorithm: str) ->
     assert (found.head, found.compared, found.resets) == (HEAD, tuple(range(8)), 1)
     for other in (
         replace(question, nonce=b"\4" * 32),
-        replace(question, head=Head(4, HEAD.digest)),
+        replace(question, head=ChipHead(4, HEAD.digest)),
         replace(question, ueid=b"\5" * 17),
         replace(question, attestation_key=generate_key(algorithm).public_key),
         replace(question, device_key=make_tpm_key(tcti, algorithm).public.key()),
@@ -144,12 +144,13 @@ def test_the_level_needs_the_quote_of_the_last_record(tcti: str, tmp_path: Path)
     key = parse_tpm_key(chip.tpm_path.read_bytes())
     quotes = {}
     for record in log:
-        head = Head(record.record.seq, record.digest)
+        head = ChipHead(record.record.seq, record.digest)
         evidence = gather_evidence(key, ueid=record.record.ueid, head=head, nonce=b"\xab" * 8)
         question = TpmQuestion(attestation_key(tcti).key(), public, record.record.ueid, head, b"\xab" * 8)
         quotes[record.record.seq] = verify_tpm(evidence, question, PcrReference("sha256", evidence.registers))
     levels = [
-        derive_assurance(log, [], Evidence(True, attested, quotes[seq])).level for seq in sorted(quotes)
+        derive_assurance(log, [], CheckedEvidence(True, attested, quotes[seq])).level
+        for seq in sorted(quotes)
     ]
     assert levels == [1, 2]
 

@@ -38,14 +38,14 @@ from tallystick.fleet.agent.memory import (
     verify_opening,
 )
 from tallystick.fleet.attestation.assurance import Assurance
-from tallystick.fleet.provenance.matcher import Match, match_snapshot
-from tallystick.fleet.provenance.memorisation import Memory, SegmentMemory
+from tallystick.fleet.provenance.matcher import SnapshotMatch, match_snapshot
+from tallystick.fleet.provenance.memorisation import RunMemory, SegmentMemory
 from tallystick.fleet.provenance.transcripts import (
     COMMITMENT_TAG,
     Lineage,
     Precommit,
-    Report,
     ReportOpening,
+    RunReport,
     Slice,
     Totals,
     even_shards,
@@ -95,7 +95,7 @@ def transcript(run: str = "a", source: str = "job") -> Transcript:
 
 def made(
     name: str = "a", lineage: Lineage | None = None, **more: object
-) -> tuple[Report, ReportOpening, Transcript]:
+) -> tuple[RunReport, ReportOpening, Transcript]:
     documents = transcript(name)
     opening = ReportOpening(b"\7" * 32, even_shards({"model/w": 1000}, 1))
     batches = [record.batch for record in documents.records]
@@ -111,9 +111,9 @@ def made(
 
 def test_documents_have_one_encoding_and_bind_the_run() -> None:
     report, opening, documents = made()
-    assert Report.parse(report.encode()) == report
+    assert RunReport.parse(report.encode()) == report
     with pytest.raises(InvalidInput, match="steps must be 1 to"):
-        Report.parse(replace(report, steps=0).encode())
+        RunReport.parse(replace(report, steps=0).encode())
     assert ReportOpening.parse(opening.encode()) == opening
     assert Precommit.parse(report.precommit.encode()) == report.precommit
     verify_report(report, opening, documents)
@@ -170,7 +170,7 @@ def test_guessing_does_not_open_a_commitment() -> None:
 
 @pytest.mark.parametrize("text", [b"{}", b"[]", b'{"format":1}', b"\xff"])
 def test_malformed_documents_are_refused(text: bytes) -> None:
-    for parse in (Report.parse, ReportOpening.parse, Precommit.parse, SnapshotOpening.parse):
+    for parse in (RunReport.parse, ReportOpening.parse, Precommit.parse, SnapshotOpening.parse):
         with pytest.raises(InvalidInput):
             parse(text)
 
@@ -313,12 +313,12 @@ def test_the_random_segments_follow_from_run_and_beacon_alone() -> None:
 
 
 def test_segments_whose_data_look_unseen_are_chosen_and_accuse_nobody_once_repeated() -> None:
-    def memory(doubtful: bool, power: bool = True) -> Memory:
+    def memory(doubtful: bool, power: bool = True) -> RunMemory:
         segments = (
             SegmentMemory(0, 2, 64, 1 if power else 32, 0.2 if power else 1.0, None),
             SegmentMemory(2, 4, 64, 32, 1.0 if doubtful or not power else 0.2, None),
         )
-        return Memory(segments, ((0.0, 0.5), (0.5, 0.5)), 256)
+        return RunMemory(segments, ((0.0, 0.5), (0.5, 0.5)), 256)
 
     chosen = choose_segments(
         [0, 2, 4], run=hexed("run"), beacon=b"\1" * 32, random_segments=1, doubtful=[(2, 4), (0, 4)]
@@ -391,7 +391,7 @@ def logged(events: list[tuple[Event, float]]) -> list[LoggedRecord]:
 
 
 def chip_view(
-    matches: Mapping[int, tuple[str, Match] | None], *, run: bytes = b"", findings: tuple[NumberedFinding, ...] = (),
+    matches: Mapping[int, tuple[str, SnapshotMatch] | None], *, run: bytes = b"", findings: tuple[NumberedFinding, ...] = (),
     precommit: bytes | None = None,
 ) -> ChipView:  # fmt: skip
     taken = Snapshot(256, 23, 5800, bytes(32), bytes(32), run)
@@ -400,16 +400,16 @@ def chip_view(
     return ChipView(UEID.hex(), log, findings, Assurance(0, ()), matches)
 
 
-GOOD = Match("exact", 2, (), 0, 0, 5800)
+GOOD = SnapshotMatch("exact", 2, (), 0, 0, 5800)
 
 
-def evidence(report: Report, **more: object) -> RunEvidence:
+def evidence(report: RunReport, **more: object) -> RunEvidence:
     outcomes = [SegmentOutcome(0, 2, "exact", "match"), SegmentOutcome(2, 4, "exact", "match")]
     usual: dict[str, object] = {"problem": None, "outcomes": outcomes, "initial": 0.0, "flop_counted": 1000}
     return RunEvidence(report, **(usual | more))  # pyright: ignore[reportArgumentType]
 
 
-def judged(report: Report, chip: ChipView | None = None, **more: object) -> tuple[str, set[int]]:
+def judged(report: RunReport, chip: ChipView | None = None, **more: object) -> tuple[str, set[int]]:
     shown = chip or chip_view(
         {3: (report.run, GOOD)}, precommit=report.precommit.digest(), run=report.precommit.digest()
     )

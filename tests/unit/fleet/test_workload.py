@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from tallystick.errors import InvalidInput
 from tallystick.fleet.sampling import workload
-from tallystick.fleet.sampling.planner import Question, Stratum, guaranteed_detection, guaranteed_shares
-from tallystick.fleet.sampling.workload import Inspection, Round, make_plan, parse_fleet, plan_next
+from tallystick.fleet.sampling.planner import PlanQuestion, Stratum, guaranteed_detection, guaranteed_shares
+from tallystick.fleet.sampling.workload import DrawRound, Inspection, make_plan, parse_fleet, plan_next
 
 H100 = 1e15 * 86400
-CHINCHILLA = Question(5.76e23, (Stratum("all", 10**5, H100),), 0.1, 365.0, 30.0, 0.9)
-WORLD = Question(9.9e24, (Stratum("all", 10**7, 3 * H100),), 0.1, 365.0, 30.0, 0.9)
+CHINCHILLA = PlanQuestion(5.76e23, (Stratum("all", 10**5, H100),), 0.1, 365.0, 30.0, 0.9)
+WORLD = PlanQuestion(9.9e24, (Stratum("all", 10**7, 3 * H100),), 0.1, 365.0, 30.0, 0.9)
 FLEET = {
     "format": "tallystick/fleet/1",
     "strata": [
@@ -40,8 +40,8 @@ def test_the_worlds_plan_takes_232_inspectors_and_a_cost() -> None:
     assert plan.published is not None
     assert plan.published.samples_per_year == 231_572
     assert plan.published.inspectors == 232
-    assert plan.published.cost == 231_572 * 100.0 + 232 * 200_000.0
-    assert make_plan(WORLD).published.cost is None  # type: ignore[union-attr]
+    assert plan.published.cost_per_year == 231_572 * 100.0 + 232 * 200_000.0
+    assert make_plan(WORLD).published.cost_per_year is None  # type: ignore[union-attr]
 
 
 def test_a_plan_carries_three_answers() -> None:
@@ -85,7 +85,7 @@ def test_exempt_chips_and_missing_risks_stand_among_the_exclusions() -> None:
 
 def test_a_hundred_owners_audited_alone_cost_a_hundred_times_the_pool() -> None:
     strata = tuple(Stratum(f"s{n}", 10**5, H100, owner=f"o{n}") for n in range(100))
-    plan = make_plan(Question(1.27e26, strata, 0.1, 365.0, 30.0, 0.9))
+    plan = make_plan(PlanQuestion(1.27e26, strata, 0.1, 365.0, 30.0, 0.9))
     assert plan.published is not None
     assert (plan.published.samples_per_year, plan.audited_separately) == (6_017, 601_700)
     assert make_plan(CHINCHILLA).audited_separately is None
@@ -94,9 +94,9 @@ def test_a_hundred_owners_audited_alone_cost_a_hundred_times_the_pool() -> None:
 # --------------------------------------------------------------------------------------------- re-planning
 
 
-def done(drawn: int, **changes: int) -> Round:
+def done(drawn: int, **changes: int) -> DrawRound:
     unseen = changes.get("refused", 0) + changes.get("unreached", 0)
-    return Round("all", changes.pop("chips", 10**5), drawn, drawn - unseen, **changes)
+    return DrawRound("all", changes.pop("chips", 10**5), drawn, drawn - unseen, **changes)
 
 
 def test_full_rounds_leave_the_next_draw_as_it_was() -> None:
@@ -157,13 +157,13 @@ def test_losses_that_could_hide_the_run_are_refused() -> None:
 
 def test_rounds_of_strangers_and_sums_that_do_not_add_up_are_refused() -> None:
     with pytest.raises(InvalidInput, match="no monitored stratum of that name"):
-        plan_next(CHINCHILLA, [Round("other", 10, 1, 1)])
+        plan_next(CHINCHILLA, [DrawRound("other", 10, 1, 1)])
     with pytest.raises(InvalidInput, match="must add up to 10 drawn"):
-        Round("all", 100, 10, 8, refused=1)
+        DrawRound("all", 100, 10, 8, refused=1)
     with pytest.raises(InvalidInput, match="101 drawn, there were 100 chips"):
-        Round("all", 100, 101, 101)
+        DrawRound("all", 100, 101, 101)
     with pytest.raises(InvalidInput, match="must not be negative"):
-        Round("all", 100, 1, 2, refused=-1)
+        DrawRound("all", 100, 1, 2, refused=-1)
 
 
 @given(st.lists(st.integers(0, 2000), min_size=1, max_size=6))
@@ -186,12 +186,12 @@ def test_a_fleet_file_is_read_field_by_field() -> None:
     assert [s.name for s in fleet.strata] == ["a", "b"]
     assert fleet.strata[1] == Stratum("b", 500, 8.64e19, "south")
     assert fleet.inspection == Inspection(500.0, 20.0, 1e5, "EUR")
-    assert (fleet.spoof, fleet.tamper, fleet.losses_allowed) == (0.01, 0.005, 3)
-    assert fleet.rounds == (Round("a", 500, 6, 4, 1, 1, 0),)
+    assert (fleet.risks.spoof, fleet.risks.tamper, fleet.losses_allowed) == (0.01, 0.005, 3)
+    assert fleet.rounds == (DrawRound("a", 500, 6, 4, 1, 1, 0),)
 
 
 def test_all_but_the_format_may_be_left_out() -> None:
-    assert parse_fleet(b'{"format": "tallystick/fleet/1"}') == workload.Fleet()
+    assert parse_fleet(b'{"format": "tallystick/fleet/1"}') == workload.FleetFile()
 
 
 @pytest.mark.parametrize(

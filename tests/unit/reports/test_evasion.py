@@ -5,14 +5,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tallystick.fleet.sampling.planner import Question, Stratum
+from tallystick.fleet.sampling.planner import PlanQuestion, Stratum
 from tallystick.reports.evasion import evasion_figures
 
 H100 = 1e15 * 86400
 
 
-def ask(chips: int = 1000, probability: float = 0.9) -> Question:
-    return Question(5.76e23, (Stratum("all", chips, H100),), 0.1, 365.0, 30.0, probability)
+def ask(chips: int = 1000, probability: float = 0.9) -> PlanQuestion:
+    return PlanQuestion(5.76e23, (Stratum("all", chips, H100),), 0.1, 365.0, 30.0, probability)
 
 
 def test_the_published_figure_keeps_97_percent_up_to_a_fifth_of_the_fleet_and_no_further() -> None:

@@ -12,7 +12,7 @@ from tallystick.cli.options import AsJson, argument, flag, option
 from tallystick.cli.terminal import console, print_json
 from tallystick.commit.encoding import parse_hex
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.fleet.agent.chip_log import Head
+from tallystick.fleet.agent.chip_log import ChipHead
 from tallystick.fleet.agent.chip_record import LoggedRecord
 from tallystick.fleet.attestation.certificates import (
     LATEST,
@@ -115,7 +115,7 @@ class Lists:
 
 
 @dataclass(frozen=True)
-class Handed:
+class HandedFiles:
     """Files handed over besides the log, and what the reader knows beforehand to judge them by."""
 
     tpm: Path | None = None
@@ -205,7 +205,7 @@ class Shown:
         }
 
 
-def check_handed(handed: Handed, log: list[LoggedRecord], key: PublicKey, nonce: bytes) -> Shown:
+def check_handed(handed: HandedFiles, log: list[LoggedRecord], key: PublicKey, nonce: bytes) -> Shown:
     """Return what the files show about the log that ends with ``log``'s last record.
 
     Raises:
@@ -217,7 +217,7 @@ def check_handed(handed: Handed, log: list[LoggedRecord], key: PublicKey, nonce:
     if not log:
         raise InvalidInput("log: is empty; evidence is about its last record")
     last = log[-1]
-    head, ueid = Head(last.record.seq, last.digest, "the log shown"), last.record.ueid
+    head, ueid = ChipHead(last.record.seq, last.digest, "the log shown"), last.record.ueid
     moment = int(time.time()) if handed.at is None else handed.at
     quote = device = enrolment = None
     revocation: list[tuple[str, Revocation]] = []
@@ -326,7 +326,7 @@ def write_tpm_evidence(chip: ChipDirectory, out: Path, last: LoggedRecord, nonce
     from tallystick.integrations.tpm import gather_evidence
 
     key = tpm_key_of(chip)
-    head = Head(last.record.seq, last.digest, "the log")
+    head = ChipHead(last.record.seq, last.digest, "the log")
     write_whole(out, gather_evidence(key, ueid=last.record.ueid, head=head, nonce=nonce).encode())
 
 

@@ -17,7 +17,7 @@ from tallystick.cli.fleet.chip_evidence import (
     DeviceFile,
     EnrollerFile,
     EnrolmentFile,
-    Handed,
+    HandedFiles,
     ListFiles,
     Lists,
     ListsRequired,
@@ -42,14 +42,14 @@ from tallystick.cli.terminal import answer, print_json, say
 from tallystick.commit.encoding import parse_hex
 from tallystick.errors import InvalidInput, StoreError
 from tallystick.fleet.agent.agent import ChipAgent, ChipSettings, attest_head, boot_log
-from tallystick.fleet.agent.chip_log import Head, read_log, verify_log
+from tallystick.fleet.agent.chip_log import ChipHead, read_log, verify_log
 from tallystick.fleet.agent.chip_record import Boot
 from tallystick.fleet.agent.collector import Collector, parse_receipt, verify_receipt
 from tallystick.fleet.agent.memory import Probe
 from tallystick.fleet.agent.probes import ProcessMemory, SharedMemory
 from tallystick.fleet.attestation.assurance import (
     TOKEN_LIMIT,
-    Evidence,
+    CheckedEvidence,
     derive_assurance,
     parse_attestation,
 )
@@ -233,7 +233,7 @@ def show(directory: Directory, as_json: AsJson = False) -> int:
     chip, settings, known = load_chip(directory)
     key = signer_of(chip)
     log = boot_log(chip, key.public_key)
-    heads = [Head(h.seq, h.digest, "the chip's own counter")] if (h := chip.head()) is not None else []
+    heads = [ChipHead(h.seq, h.digest, "the chip's own counter")] if (h := chip.head()) is not None else []
     if known is not None:
         heads += [parse_receipt(data, known).head for data in chip.receipts().values()]
     findings = verify_log(log, known=heads)
@@ -242,7 +242,9 @@ def show(directory: Directory, as_json: AsJson = False) -> int:
     if log:
         token = attest_head(log[-1], nonce, b"", settings.genesis.agent, key)
         attested = parse_attestation(token, key.public_key, nonce)
-    shown = LogPage(log, findings, derive_assurance(log, findings, Evidence(True, attested)), key.public_key)
+    shown = LogPage(
+        log, findings, derive_assurance(log, findings, CheckedEvidence(True, attested)), key.public_key
+    )
     answer(shown, as_json=as_json)
     return 1 if shown.verdict == "violation" else 0
 
@@ -273,7 +275,7 @@ def verify(
     as_json: AsJson = False,
 ) -> int:
     """Check a log that somebody handed over, without trusting it: exit code 1 with a violation, 3 if it cannot be told."""
-    handed = Handed(
+    handed = HandedFiles(
         tpm, tpm_key, tpm_enrolment, enroller, pcrs, accelerator, device_root, measurements, endorsement, at,
         Lists(tuple(lists or ()), require_lists),
     )  # fmt: skip
@@ -281,7 +283,7 @@ def verify(
         raise InvalidInput("--attestation and --nonce go together, and --tpm and --device need both")
     public = load_public_key(key)
     records, findings = read_log(read_journal(log), public)
-    heads: list[Head] = []
+    heads: list[ChipHead] = []
     attested = None
     asked = b"" if nonce is None else parse_hex(nonce, n_bytes=len(nonce) // 2, what="--nonce")
     if token is not None:
@@ -292,7 +294,7 @@ def verify(
     others = [read_log(read_journal(path), public)[0] for path in earlier or []]
     findings += verify_log(records, known=heads, others=others)
     found = check_handed(handed, records, public, asked)
-    evidence = Evidence(True, attested, found.quote, found.endorsed)
+    evidence = CheckedEvidence(True, attested, found.quote, found.endorsed)
     shown = LogPage(records, findings, derive_assurance(records, findings, evidence), public, found)
     answer(shown, as_json=as_json)
     return {"consistent": 0, "violation": 1, "unknown": 3}[shown.verdict]
@@ -319,7 +321,7 @@ def attest(
     if tpm is not None:
         write_tpm_evidence(chip, tpm, log[-1], asked)
     write_whole(out, token)
-    head = Head(log[-1].record.seq, log[-1].digest)
+    head = ChipHead(log[-1].record.seq, log[-1].digest)
     say(f"{out}: record {head.seq} {head.digest.hex()}")
     say(
         f"an accelerator is to be asked with nonce {device_nonce(settings.ueid, key.public_key, head, asked).hex()}"

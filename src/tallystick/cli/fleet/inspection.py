@@ -43,8 +43,8 @@ from tallystick.fleet.inspection.judging import InspectionVerdict, judge
 from tallystick.fleet.inspection.package import InspectionPackage
 from tallystick.fleet.registry.claims import LARGEST_FRAME, parse_frame
 from tallystick.fleet.registry.facts import REGISTRY, Chip
-from tallystick.fleet.registry.ledger import Ledger
-from tallystick.fleet.sampling.draw import Announcement, draw_sample
+from tallystick.fleet.registry.ledger import RegistryLedger
+from tallystick.fleet.sampling.draw import DrawAnnouncement, draw_sample
 from tallystick.reports.inspection import VerdictPage
 from tallystick.signing.dsse import sign_payload
 from tallystick.signing.keys import PublicKey
@@ -55,7 +55,7 @@ from tallystick.store.keys import load_key, load_public_key
 draws = typer.Typer(
     help="Draw the chips to inspect, from reports committed before the beacon spoke.", no_args_is_help=True
 )
-visits = typer.Typer(
+inspecting = typer.Typer(
     help="Inspect chips: orders, offline packages, findings, verdicts.", no_args_is_help=True
 )
 
@@ -71,7 +71,7 @@ Package = Annotated[Path, argument("DIR", "The inspection package.")]
 def register(parent: typer.Typer) -> None:
     """Add ``tally draw`` and ``tally inspect`` to ``parent``."""
     parent.add_typer(draws, name="draw")
-    parent.add_typer(visits, name="inspect")
+    parent.add_typer(inspecting, name="inspect")
 
 
 # -------------------------------------------------------------------------------------------------- draws
@@ -95,7 +95,7 @@ def announce(
 ) -> int:
     """Write the announcement that is published before the beacon speaks."""
     listed = parse_frame(read_whole(frame, limit=LARGEST_FRAME, what="a frame"))
-    made = Announcement(
+    made = DrawAnnouncement(
         period, parse_hex(reports, n_bytes=HASH_BYTES, what="--reports"), count, closed, listed.root(),
         source, beacon_round, beacon_time, listed.frames(parse_counts(samples, option="--samples", what="stratum")),
     )  # fmt: skip
@@ -117,7 +117,7 @@ def sample(
     as_json: AsJson = False,
 ) -> int:
     """Draw, or draw again, the sample that announcement and beacon determine."""
-    made = read_document(Announcement, announcement)
+    made = read_document(DrawAnnouncement, announcement)
     drawn = draw_sample(made, _beacon(beacon))
     found = drawn.digest().hex()
     if claimed is not None and claimed != found:
@@ -137,7 +137,7 @@ def sample(
 # ------------------------------------------------------------------------------------------------- orders
 
 
-@visits.command()
+@inspecting.command()
 def order(
     announcement: Announced,
     beacon: Beacon,
@@ -152,12 +152,12 @@ def order(
     now: Now = None,
     as_json: AsJson = False,
 ) -> int:
-    """Write a signed work order for each place where drawn chips are. Orders are secret until the visit."""
-    made = read_document(Announcement, announcement)
+    """Write a signed work order for each place where drawn chips are. Orders are secret until the inspection."""
+    made = read_document(DrawAnnouncement, announcement)
     drawn, strata = draw_sample(made, _beacon(beacon)), _strata(frame, made)
     names = [strata[name][int(at)] for name, places in drawn.samples.items() for at in places]
     second, signer = second_of(now), load_key(key)
-    with Ledger(registry) as ledger:
+    with RegistryLedger(registry) as ledger:
         head = ledger.load_head().head
         chips = ledger.chips(names)
     if missing := [name for name in names if name not in chips]:
@@ -180,7 +180,7 @@ def order(
     return done(f"{len(names)} chips at {len(places)} places", {"files": files}, as_json=as_json)
 
 
-@visits.command()
+@inspecting.command()
 def pack(
     order_file: Annotated[Path, argument("ORDER", "A signed work order.")],
     directory: Annotated[Path, argument("DIR", "The package to make.")],
@@ -201,7 +201,7 @@ def pack(
     return done(f"package for {made.inspector} at {made.custodian}", facts, as_json=as_json)
 
 
-@visits.command()
+@inspecting.command()
 def record(
     directory: Package,
     chip: Annotated[str, argument("CHIP", "Its UEID in hexadecimal.")],
@@ -242,7 +242,7 @@ def record(
     return done(f"chip {chip}: {outcome}", made.fields(), as_json=as_json)
 
 
-@visits.command("hand-over")
+@inspecting.command("hand-over")
 def hand_over(
     directory: Package,
     giver: Annotated[str, option("--from", "PARTY=KEYFILE", "Who gives the package away.")],
@@ -259,7 +259,7 @@ def hand_over(
     return done(f"{first} handed over to {second}", {"link": link.number}, as_json=as_json)
 
 
-@visits.command()
+@inspecting.command()
 def seal(directory: Package, key: OwnKey, now: Now = None, as_json: AsJson = False) -> int:
     """Seal the package: sign all findings; nothing can be recorded after it."""
     result = InspectionPackage(directory).seal(load_key(key), now=second_of(now))
@@ -269,14 +269,14 @@ def seal(directory: Package, key: OwnKey, now: Now = None, as_json: AsJson = Fal
     return done("sealed", facts, as_json=as_json)
 
 
-@visits.command()
+@inspecting.command()
 def check(
     directory: Package,
     trust: Trusted,
     frame: Annotated[Path | None, option("--frame", "FILE", "The list drawn from, for --rounds.")] = None,
     rounds: Annotated[Path | None, option("--rounds", "FILE", "Write the rounds for the next plan.")] = None,
     body: Annotated[
-        Path | None, option("--deed-body", "FILE", "Write the body of the registry's deed.")
+        Path | None, option("--deed-body", "FILE", "Write the body of the registry's event.")
     ] = None,
     earlier: Annotated[
         list[Path] | None,
@@ -301,7 +301,7 @@ def check(
         write_whole(rounds, json.dumps({"rounds": fields}, indent=1).encode())
         say(f"{rounds}: written")
     if body is not None:
-        row = {"inspector": made.inspector, "result": result.digest().hex(), "chips": verdict.deed_rows()}
+        row = {"inspector": made.inspector, "result": result.digest().hex(), "chips": verdict.event_rows()}
         write_whole(body, json.dumps(row).encode())
         say(f"{body}: written")
     answer(VerdictPage(verdict), as_json=as_json)
@@ -346,7 +346,7 @@ def _logs_of(packages: list[Path], keys: dict[str, PublicKey]) -> dict[str, list
     return found
 
 
-def _strata(frame: Path, announcement: Announcement) -> dict[str, list[str]]:
+def _strata(frame: Path, announcement: DrawAnnouncement) -> dict[str, list[str]]:
     listed = parse_frame(read_whole(frame, limit=LARGEST_FRAME, what="a frame"))
     if listed.root() != announcement.registry:
         raise Mismatch(

@@ -96,21 +96,13 @@ def verify(
     as_json: AsJson = False,
 ) -> int:
     """Match an owner's snapshots with the declared runs, repeat parts of them, and say what follows."""
-    from tallystick.fleet.attestation.assurance import Evidence
-    from tallystick.integrations.watching import Inquiry, KnownChip, OwnerFolder, verify_owner
+    from tallystick.integrations.watching import Inquiry, OwnerFolder, verify_owner
 
     if not folder.is_dir():
         raise StoreError(f"{folder}: there is no such folder")
-    keys = load_chip_keys(chips)
-    attested = _attested(inspections or [], trust)
-    known: dict[str, KnownChip] = {}
-    for ueid, key in keys.items():
-        seen = attested.get(ueid, [])
-        heads = tuple(each.head for each in seen)
-        last = max(seen, key=lambda each: each.head.seq, default=None)
-        known[ueid] = KnownChip(key, heads, Evidence(known_key=True, attestation=last, inspected=bool(seen)))
     if 0 < memory < LEAST_RECORDS:
         raise InvalidInput(f"--memory {memory}: {LEAST_RECORDS} records or more are needed, or 0")
+    known = _known_chips(chips, _attested(inspections or [], trust))
     inquiry = Inquiry(
         parse_hex(beacon, n_bytes=32, what="--beacon"), segments, largest, memory_records=memory
     )
@@ -238,6 +230,20 @@ def demo(keep: Keep = None, as_json: AsJson = False) -> int:
     return 0 if right else 1
 
 
+def _known_chips(chips: Sequence[str], attested: Mapping[str, Sequence[Attestation]]) -> dict[str, KnownChip]:
+    """Return what is known of the chips named: their keys, and what they attested where they were inspected."""
+    from tallystick.fleet.attestation.assurance import CheckedEvidence
+    from tallystick.integrations.watching import KnownChip
+
+    known: dict[str, KnownChip] = {}
+    for ueid, key in load_chip_keys(chips).items():
+        seen = attested.get(ueid, [])
+        last = max(seen, key=lambda each: each.head.seq, default=None)
+        evidence = CheckedEvidence(known_key=True, attestation=last, inspected=bool(seen))
+        known[ueid] = KnownChip(key, tuple(each.head for each in seen), evidence)
+    return known
+
+
 def _attested(packages: Sequence[Path], trust: Sequence[str] | None) -> dict[str, list[Attestation]]:
     """Return what chips attested at inspections that they passed, by UEID."""
     from tallystick.cli.fleet.inspection import read_package
@@ -285,7 +291,7 @@ def _train(place: Path, owner: str, ueids: Sequence[str]) -> None:
 def _inspect(path: Path) -> KnownChip:
     """Go to a chip: take its key as it was registered, and have its log's head attested for a fresh nonce."""
     from tallystick.fleet.agent.agent import attest_head, boot_log
-    from tallystick.fleet.attestation.assurance import Evidence, parse_attestation
+    from tallystick.fleet.attestation.assurance import CheckedEvidence, parse_attestation
     from tallystick.integrations.watching import KnownChip
     from tallystick.store.chips import ChipDirectory
     from tallystick.store.keys import load_key, load_public_key
@@ -296,7 +302,7 @@ def _inspect(path: Path) -> KnownChip:
     log = boot_log(chip, public)
     token = attest_head(log[-1], nonce, bytes(16), "simulated", load_key(str(chip.key_path)))
     attested = parse_attestation(token, public, nonce)
-    return KnownChip(public, (attested.head,), Evidence(known_key=True, attestation=attested))
+    return KnownChip(public, (attested.head,), CheckedEvidence(known_key=True, attestation=attested))
 
 
 def _prepared(keep: Path | None) -> Path:

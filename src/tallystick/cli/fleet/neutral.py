@@ -15,9 +15,9 @@ from tallystick.commit.encoding import parse_hex
 from tallystick.errors import InvalidInput, StoreError
 from tallystick.fleet.enclave.neutral import (
     ASSURANCE,
-    Input,
-    Order,
-    Output,
+    NeutralInput,
+    NeutralOrder,
+    NeutralOutput,
     integer_output,
     open_order,
     read_order,
@@ -28,7 +28,7 @@ from tallystick.fleet.enclave.neutral import (
 from tallystick.fleet.enclave.neutral_result import verify_result
 from tallystick.fleet.enclave.sandbox import check_isolation, find_problem, versions
 from tallystick.fleet.enclave.sealed_job import PROGRAM_LIMIT, carry_out, salts_for, write_job
-from tallystick.fleet.provenance.transcripts import Report, ReportOpening
+from tallystick.fleet.provenance.transcripts import ReportOpening, RunReport
 from tallystick.reports.neutral import OrderPage, ResultPage
 from tallystick.signing.dsse import ENVELOPE_LIMIT, parse_envelope
 from tallystick.store.documents import read_document
@@ -85,9 +85,9 @@ def make_order(
     as_json: AsJson = False,
 ) -> int:
     """Draw up an order and sign it as one of the two parties; the other uses `tally neutral sign`."""
-    stated = None if report is None else read_document(Report, report)
+    stated = None if report is None else read_document(RunReport, report)
     source = read_whole(program, limit=PROGRAM_LIMIT, what="a program")
-    order = Order(
+    order = NeutralOrder(
         secrets.token_hex(16),
         load_public_key(verifier).key_id,
         load_public_key(owner).key_id,
@@ -213,29 +213,29 @@ def check(as_json: AsJson = False) -> int:
     return done("this machine can isolate programs", {**refused, **versions()}, as_json=as_json)
 
 
-def _input(text: str, report: Report | None) -> Input:
+def _input(text: str, report: RunReport | None) -> NeutralInput:
     name, what = parse_named(text, option="--input", form="NAME=WHAT")
     kind, _, rest = what.partition(":")
     if kind == "file" and rest:
         with open_file(Path(rest), what="an input") as file:
-            return Input(name, "file", hashlib.file_digest(file, "sha256").hexdigest())
+            return NeutralInput(name, "file", hashlib.file_digest(file, "sha256").hexdigest())
     if kind == "sha256":
-        return Input(name, "file", parse_hex(rest, n_bytes=32, what=f"--input {name}").hex())
+        return NeutralInput(name, "file", parse_hex(rest, n_bytes=32, what=f"--input {name}").hex())
     if report is None:
         raise InvalidInput(
             f"--input {text}: must be NAME=file:PATH or sha256:HEX; meta, shards and state need --report"
         )
     if what in ("meta", "shards"):
-        return Input(name, "committed", getattr(report.precommit, what), what)
+        return NeutralInput(name, "committed", getattr(report.precommit, what), what)
     states = {str(steps): made for steps, made in report.checkpoints}
     if kind == "state" and rest in states:
-        return Input(name, "state", states[rest], f"checkpoint/{rest}")
+        return NeutralInput(name, "state", states[rest], f"checkpoint/{rest}")
     raise InvalidInput(
         f"--input {text}: must be meta, shards or state:STEPS; states are committed after {', '.join(states)[:200]} steps"
     )
 
 
-def _output(text: str) -> Output:
+def _output(text: str) -> NeutralOutput:
     name, form = parse_named(text, option="--output", form="NAME=FORM")
     kind, *parts = form.split(":")
     try:

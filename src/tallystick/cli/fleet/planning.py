@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -14,10 +14,10 @@ from rich.text import Text
 from tallystick.cli.options import AsJson, option
 from tallystick.cli.terminal import answer
 from tallystick.errors import InvalidInput
-from tallystick.fleet.sampling.planner import Question, Stratum
+from tallystick.fleet.sampling.planner import PlanQuestion, Stratum
 from tallystick.fleet.sampling.workload import (
     LARGEST_FLEET_FILE,
-    Fleet,
+    FleetFile,
     Plan,
     Workload,
     make_plan,
@@ -45,7 +45,7 @@ PeriodDays = Annotated[float, option("--period-days", "TM", "Days between two in
 Probability = Annotated[
     float, option("--probability", "P", "With what probability such a run is to be found.")
 ]
-FleetFile = Annotated[
+FleetPath = Annotated[
     Path | None, option("--fleet", "FILE", "Strata, exempt chips, costs, risks and past rounds, as JSON.")
 ]
 
@@ -68,7 +68,7 @@ def plan(
     probability: Probability,
     chips: Chips = None,
     flop_per_chip_day: Rate = None,
-    fleet: FleetFile = None,
+    fleet: FleetPath = None,
     plot: PlotFile = None,
     as_json: AsJson = False,
 ) -> int:
@@ -76,19 +76,19 @@ def plan(
     if plot is not None and plot.suffix.lower() != ".svg":
         raise InvalidInput(f"--plot {plot}: only .svg files are drawn")
     given = (
-        Fleet()
+        FleetFile()
         if fleet is None
         else parse_fleet(read_whole(fleet, limit=LARGEST_FLEET_FILE, what="a fleet file"))
     )
-    question = Question(
+    question = PlanQuestion(
         threshold_flop,
         _strata(given, chips, flop_per_chip_day),
         snapshots_per_day,
         run_days,
         period_days,
         probability,
-        given.spoof,
-        given.tamper,
+        given.risks.spoof,
+        given.risks.tamper,
         given.losses_allowed,
     )
     figures = None
@@ -115,10 +115,10 @@ class PlanPage:
             "samples_per_year": None if published is None else published.samples_per_year,
             "samples_per_period": None if published is None else published.samples_per_period[0],
             "inspectors": None if published is None else published.inspectors,
-            "cost_per_year": None if published is None else published.cost,
+            "cost_per_year": None if published is None else published.cost_per_year,
             "currency": made.inspection.currency,
-            "exact": _workload_fields(made.exact),
-            "guaranteed": _workload_fields(made.guaranteed),
+            "exact": None if made.exact is None else asdict(made.exact),
+            "guaranteed": None if made.guaranteed is None else asdict(made.guaranteed),
             "best_detection": made.best_detection,
             "share_of_fleet": made.share_of_fleet,
             "endless_run_detection": made.endless_run_detection,
@@ -126,16 +126,7 @@ class PlanPage:
             "exempt_flop": question.exempt_flop,
             "sampling_probability": question.sampling_probability,
             "strata": [stratum.name for stratum in question.monitored],
-            "next_draws": [
-                {
-                    "stratum": draw.stratum,
-                    "samples": draw.samples,
-                    "catch_up": draw.catch_up,
-                    "failures": draw.failures,
-                    "lost": draw.lost,
-                }
-                for draw in made.next_draws
-            ],
+            "next_draws": [asdict(draw) for draw in made.next_draws],
             "warnings": list(made.warnings),
             "assumptions": list(made.assumptions),
             "exclusions": list(made.exclusions),
@@ -189,7 +180,7 @@ class PlanPage:
         )
 
 
-def _line(load: Workload | None, question: Question, currency: str) -> str:
+def _line(load: Workload | None, question: PlanQuestion, currency: str) -> str:
     if load is None:
         return "no answer"
     if len(load.samples_per_period) == len(question.monitored) and len(question.monitored) > 1:
@@ -197,7 +188,7 @@ def _line(load: Workload | None, question: Question, currency: str) -> str:
         drawn = ", ".join(f"{samples:,} {stratum.name}" for samples, stratum in each)
     else:
         drawn = f"{load.samples_per_period[0]:,.6g}"
-    cost = "" if load.cost is None else f", {load.cost:,.0f} {currency}".rstrip()
+    cost = "" if load.cost_per_year is None else f", {load.cost_per_year:,.0f} {currency}".rstrip()
     return (
         f"{load.samples_per_year:,} a year ({drawn} a period), {counted(load.inspectors, 'inspector')}{cost}; "
         f"found with {load.detection:.4g}"
@@ -209,19 +200,7 @@ def _listed(title: str, words: Iterable[str], style: str) -> list[Text]:
     return [Text(title, style=style), *lines] if lines else []
 
 
-def _workload_fields(load: Workload | None) -> dict[str, object] | None:
-    if load is None:
-        return None
-    return {
-        "samples_per_period": list(load.samples_per_period),
-        "samples_per_year": load.samples_per_year,
-        "inspectors": load.inspectors,
-        "cost_per_year": load.cost,
-        "detection": load.detection,
-    }
-
-
-def _strata(fleet: Fleet, chips: float | None, rate: float | None) -> tuple[Stratum, ...]:
+def _strata(fleet: FleetFile, chips: float | None, rate: float | None) -> tuple[Stratum, ...]:
     if fleet.strata:
         if chips is not None or rate is not None:
             raise InvalidInput(

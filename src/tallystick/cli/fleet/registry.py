@@ -33,10 +33,10 @@ from tallystick.fleet.registry.claims import (
     verify_registry_proof,
 )
 from tallystick.fleet.registry.corim import export_corim
-from tallystick.fleet.registry.events import deed_message, parse_entry, sign_deed
-from tallystick.fleet.registry.facts import LARGEST_ENTRY, REGISTRY, Deed, Entry
+from tallystick.fleet.registry.events import event_message, parse_entry, sign_event
+from tallystick.fleet.registry.facts import LARGEST_ENTRY, REGISTRY, RegistryEntry, RegistryEvent
 from tallystick.fleet.registry.heads import LARGEST_HEAD, SignedHead, parse_signed_head
-from tallystick.fleet.registry.ledger import Ledger
+from tallystick.fleet.registry.ledger import RegistryLedger
 from tallystick.fleet.registry.reconcile import LARGEST_STREAM, Stream, reconcile
 from tallystick.reports.registry import ChipPage, HeadPage, ReconciliationPage
 from tallystick.store.documents import read_document
@@ -68,14 +68,14 @@ def open_registry(
     now: Now = None,
     as_json: AsJson = False,
 ) -> int:
-    """Begin a registry; its first deed names its key."""
+    """Begin a registry; its first event names its key."""
     signer, second = load_key(key), second_of(now)
     body: dict[str, object] = {"name": name, "key": signer.public_key.spki.hex()}
-    deed = Deed("open", second, secrets.token_hex(16), "", body)
-    with Ledger(directory) as ledger:
+    event = RegistryEvent("open", second, secrets.token_hex(16), "", body)
+    with RegistryLedger(directory) as ledger:
         if ledger.log_path.exists():
             raise InvalidInput(f"{directory}: holds a registry already")
-        entry = sign_deed(deed, {REGISTRY: signer})
+        entry = sign_event(event, {REGISTRY: signer})
         parse_entry(entry.encode())
         signed = ledger.append([entry], signer, now=second)
     answer(HeadPage("registry opened", signed), as_json=as_json)
@@ -86,23 +86,23 @@ def open_registry(
 def deed(
     kind: Annotated[str, argument("KIND", "party, model, fab, package, transfer, loss, ..")],
     registry: Annotated[str, option("--registry", "ID", "The registry's id, or its directory.")],
-    body: Annotated[Path, option("--body", "FILE", "The deed's fields, as a JSON object.")],
+    body: Annotated[Path, option("--body", "FILE", "The event's fields, as a JSON object.")],
     out: Out,
     sign: Signers = None,
     now: Now = None,
     as_json: AsJson = False,
 ) -> int:
-    """Draw up a deed and sign it; others who must sign use `tally registry sign`."""
+    """Draw up an event and sign it; others who must sign use `tally registry sign`."""
     try:
-        fields: object = json.loads(read_whole(body, limit=LARGEST_ENTRY, what="a deed's body"))
+        fields: object = json.loads(read_whole(body, limit=LARGEST_ENTRY, what="an event's body"))
     except (ValueError, RecursionError) as problem:
         raise InvalidInput(f"{body}: is no JSON ({problem})") from None
     if not isinstance(fields, dict):
         raise InvalidInput(f"{body}: must be an object")
-    drawn = Deed(
+    drawn = RegistryEvent(
         kind, second_of(now), secrets.token_hex(16), _id_of(registry), cast("dict[str, object]", fields)
     )
-    entry = parse_entry(Entry(drawn, ()).encode())
+    entry = parse_entry(RegistryEntry(drawn, ()).encode())
     return _sign(entry, sign or [], out, as_json=as_json)
 
 
@@ -113,27 +113,27 @@ def sign_entry(
     sign: Signers = None,
     as_json: AsJson = False,
 ) -> int:
-    """Add signatures to a deed that somebody else drew up; read what it says first."""
+    """Add signatures to an event that somebody else drew up; read what it says first."""
     return _sign(parse_entry(_line(entry)), sign or [], out, as_json=as_json)
 
 
 @app.command()
 def append(
     directory: Directory,
-    entries: Annotated[list[Path], argument("FILE...", "Signed deeds, one or more lines a file.")],
+    entries: Annotated[list[Path], argument("FILE...", "Signed events, one or more lines a file.")],
     key: OwnKey,
     now: Now = None,
     as_json: AsJson = False,
 ) -> int:
-    """Take up signed deeds, all or none, and publish a new signed head."""
+    """Take up signed events, all or none, and publish a new signed head."""
     lines = [line for file in entries for line in _lines(file)]
-    with Ledger(directory) as ledger, TaskDisplay("append") as shown:
+    with RegistryLedger(directory) as ledger, TaskDisplay("append") as shown:
         ledger.load_head()
         signed = ledger.append(
             (parse_entry(line) for line in lines), load_key(key), now=second_of(now),
             progress=lambda done, _, what: shown(done, len(lines), what),
         )  # fmt: skip
-    answer(HeadPage(f"{len(lines)} deeds taken up", signed), as_json=as_json)
+    answer(HeadPage(f"{len(lines)} events taken up", signed), as_json=as_json)
     return 0
 
 
@@ -141,18 +141,18 @@ def append(
 def show(
     directory: Directory,
     chip: Annotated[str | None, argument("[CHIP]", "A chip's UEID in hexadecimal.")] = None,
-    history: Annotated[bool, flag("--history", "With all deeds about it; reads the whole log.")] = False,
+    history: Annotated[bool, flag("--history", "With all events about it; reads the whole log.")] = False,
     as_json: AsJson = False,
 ) -> int:
     """Show the newest head, or one chip."""
-    with Ledger(directory) as ledger:
+    with RegistryLedger(directory) as ledger:
         if chip is not None:
             found = ledger.find_chip(chip)
             if found is None:
                 ledger.load_head()
                 raise InvalidInput(f"chip {chip[:80]}: is not registered")
-            deeds = tuple(ledger.history(chip)) if history else ()
-            answer(ChipPage(found, f"chip {chip}", deeds), as_json=as_json)
+            events = tuple(ledger.history(chip)) if history else ()
+            answer(ChipPage(found, f"chip {chip}", events), as_json=as_json)
             return 0
         signed = ledger.load_head()
         statuses = Counter(each.status for each in ledger.each_chip())
@@ -164,8 +164,8 @@ def show(
 
 @app.command()
 def rebuild(directory: Directory, as_json: AsJson = False) -> int:
-    """Make the index again from the log, checking every deed, every signature and the head; 1 if they disagree."""
-    with Ledger(directory) as ledger, TaskDisplay("rebuild") as shown:
+    """Make the index again from the log, checking every event, every signature and the head; 1 if they disagree."""
+    with RegistryLedger(directory) as ledger, TaskDisplay("rebuild") as shown:
         head = ledger.rebuild(progress=shown)
         signed = ledger.load_head()
     answer(HeadPage(f"log and head agree over {head.entries:,} entries", signed), as_json=as_json)
@@ -185,7 +185,7 @@ def prove(
     """Write a proof of what the registry says about one thing: its one value, or that it has none."""
     key = what if "/" in what else f"chip/{what}"
     old = None if since is None else _head_in(since)
-    with Ledger(directory) as ledger:
+    with RegistryLedger(directory) as ledger:
         proof = ledger.prove_key(key.encode("ascii", "replace"))
         extension = () if old is None else tuple(ledger.prove_extension(old.head))
         made = RegistryProof(ledger.load_head(), key, proof, old, extension)
@@ -253,7 +253,7 @@ def reconcile_streams(
 ) -> int:
     """Hold the registry against makers' output, customs, inventories and inspections; 1 if anything disagrees."""
     parsed = [read_document(Stream, file) for file in streams]
-    with Ledger(directory) as ledger:
+    with RegistryLedger(directory) as ledger:
         chips = list(ledger.each_chip())
     page = ReconciliationPage(len(chips), len(parsed), reconcile(chips, parsed))
     answer(page, as_json=as_json)
@@ -268,7 +268,7 @@ def export(
     as_json: AsJson = False,
 ) -> int:
     """Write the chips as a CoRIM-shaped CBOR document for attestation verifiers."""
-    with Ledger(directory) as ledger:
+    with RegistryLedger(directory) as ledger:
         head = ledger.load_head().head
         models = {model.name: model for model in ledger.each_model()}
         data = export_corim(
@@ -290,7 +290,7 @@ def frame(
 ) -> int:
     """List the chips that a draw takes from, in the order of its positions."""
     second = second_of(now)
-    with Ledger(directory) as ledger:
+    with RegistryLedger(directory) as ledger:
         chips = list(ledger.each_chip())
         models = {model.name: model for model in ledger.each_model()}
     made = make_frame(chips, now=second)
@@ -302,24 +302,24 @@ def frame(
     return done(f"{len(made.lines):,} chips can be drawn", facts, as_json=as_json)
 
 
-def _sign(entry: Entry, signers: Sequence[str], out: Path, *, as_json: bool) -> int:
+def _sign(entry: RegistryEntry, signers: Sequence[str], out: Path, *, as_json: bool) -> int:
     signatures = dict(entry.signatures)
-    message = deed_message(entry.deed.encode())
+    message = event_message(entry.event.encode())
     for text in signers:
         name, file = parse_named(text, option="--sign", form="PARTY=KEYFILE")
         if name in signatures:
             raise InvalidInput(f"--sign {text}: {name} signed it already")
         signatures[name] = load_key(file).sign(message)
-    signed = Entry(entry.deed, tuple(sorted(signatures.items())))
+    signed = RegistryEntry(entry.event, tuple(sorted(signatures.items())))
     parse_entry(signed.encode())
     write_whole(out, signed.encode() + b"\n")
-    facts = {"file": str(out), "kind": entry.deed.kind, "signed_by": sorted(signatures)}
-    return done("deed signed" if signers else "deed drawn up", facts, as_json=as_json)
+    facts = {"file": str(out), "kind": entry.event.kind, "signed_by": sorted(signatures)}
+    return done("event signed" if signers else "event drawn up", facts, as_json=as_json)
 
 
 def _id_of(text: str) -> str:
     if (Path(text) / "head.json").exists():
-        with Ledger(Path(text)) as ledger:
+        with RegistryLedger(Path(text)) as ledger:
             return ledger.load_head().head.registry
     return text
 
@@ -331,12 +331,12 @@ def _head_in(path: Path) -> SignedHead:
 def _line(path: Path) -> bytes:
     lines = _lines(path)
     if len(lines) != 1:
-        raise InvalidInput(f"{path}: must hold one deed, holds {len(lines)}")
+        raise InvalidInput(f"{path}: must hold one event, holds {len(lines)}")
     return lines[0]
 
 
 def _lines(path: Path) -> list[bytes]:
-    data = read_whole(path, limit=1 << 30, what="a file of deeds")
+    data = read_whole(path, limit=1 << 30, what="a file of events")
     if not data.endswith(b"\n"):
         raise InvalidInput(f"{path}: its last line has no end")
     return data[:-1].split(b"\n")

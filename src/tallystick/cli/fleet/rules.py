@@ -27,7 +27,7 @@ from tallystick.fleet.compliance.compliance import judge_rules
 from tallystick.fleet.compliance.dossier import (
     LARGEST_FLOP,
     Dossier,
-    Fleet,
+    FleetAnswer,
     GrantedLicence,
     RunFacts,
     judge_fleet,
@@ -49,10 +49,10 @@ from tallystick.fleet.provenance.owner_findings import OwnerFindings
 from tallystick.fleet.provenance.submission import DeclaredRun, OwnerFolder
 from tallystick.fleet.provenance.transcripts import (
     Precommit,
-    Report,
+    RunReport,
     verify_report,
 )
-from tallystick.fleet.registry.ledger import Ledger
+from tallystick.fleet.registry.ledger import RegistryLedger
 from tallystick.fleet.registry.reconcile import Stream, reconcile
 from tallystick.reports.rules import RulesPage, RulesVerdictPage
 from tallystick.signing.dsse import ENVELOPE_LIMIT, Envelope, parse_envelope, sign_statement
@@ -195,7 +195,7 @@ def records(
     as_json: AsJson = False,
 ) -> int:
     """List the digests of the records in opened batches, and their form: what rules of unit record name."""
-    stated = None if report is None else read_document(Report, report)
+    stated = None if report is None else read_document(RunReport, report)
     listed: list[dict[str, object]] = []
     rows: list[tuple[str, str]] = []
     for path in openings:
@@ -233,12 +233,12 @@ def _fleet(
     found: OwnerFindings,
     streams: Sequence[Path],
     inspections: Sequence[InspectionVerdict],
-) -> Fleet:
+) -> FleetAnswer:
     """Return whether chips are missing, as far as the registry, the streams and the inspections can tell."""
     if registry is None or owner is None:
-        return Fleet("unknown", ("no registry was held against the chips shown",))
+        return FleetAnswer("unknown", ("no registry was held against the chips shown",))
     lists = [read_document(Stream, path) for path in streams]
-    with Ledger(registry) as ledger:
+    with RegistryLedger(registry) as ledger:
         ledger.load_head()
         chips = list(ledger.each_chip())
     return judge_fleet(owner, chips, found.chips, reconcile(chips, lists) if lists else None, inspections)

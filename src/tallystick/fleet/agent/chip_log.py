@@ -1,7 +1,7 @@
 """The numbered findings on a chip's log that somebody hands over (spec/chip-log.md 4).
 
     records, findings = read_log(frames, key)
-    findings += verify_log(records, known=(Head(41, digest),))
+    findings += verify_log(records, known=(ChipHead(41, digest),))
 
 Nothing here reads a file or a clock. ``NumberedFinding.severity`` says whether the log can be an honest chip's; what
 becomes of that is the reader's business.
@@ -39,7 +39,7 @@ Severity = Literal["violation", "unknown", "note"]
 
 
 @dataclass(frozen=True)
-class Head:
+class ChipHead:
     """A place in a chip's log that somebody knows from elsewhere: a receipt, an inspection, an attestation."""
 
     seq: int
@@ -67,7 +67,7 @@ class NumberedFinding(Document, what="finding"):
 
 
 @dataclass(frozen=True)
-class Limits:
+class LogLimits:
     """What a reader of logs tolerates.
 
     Attributes:
@@ -108,9 +108,9 @@ def read_log(frames: Iterable[bytes], key: PublicKey) -> tuple[list[LoggedRecord
 def verify_log(
     records: Sequence[LoggedRecord],
     *,
-    known: Iterable[Head] = (),
+    known: Iterable[ChipHead] = (),
     others: Iterable[Sequence[LoggedRecord]] = (),
-    limits: Limits | None = None,
+    limits: LogLimits | None = None,
 ) -> list[NumberedFinding]:
     """Return everything in ``records`` that an honest chip's log would not hold, in the order of the rules.
 
@@ -118,7 +118,7 @@ def verify_log(
     that the log is whole and consistent up to its last record; that there is no later one only a fresh
     attestation or a receipt shows (``known``).
     """
-    limits = limits or Limits()
+    limits = limits or LogLimits()
     if not records:
         return [NumberedFinding(3, "no log", None, "the log holds no record", "unknown")]
     found: list[NumberedFinding] = []
@@ -152,7 +152,7 @@ def _check_start(first: LoggedRecord) -> list[NumberedFinding]:
     return [NumberedFinding(3, "missing beginning", first.record.seq, text)]
 
 
-def _check_link(before: LoggedRecord, after: LoggedRecord, limits: Limits) -> list[NumberedFinding]:
+def _check_link(before: LoggedRecord, after: LoggedRecord, limits: LogLimits) -> list[NumberedFinding]:
     a, b = before.record, after.record
     found: list[NumberedFinding] = []
 
@@ -193,7 +193,7 @@ def _check_link(before: LoggedRecord, after: LoggedRecord, limits: Limits) -> li
     return found
 
 
-def _check_clock(a: Record, b: Record, limits: Limits) -> list[NumberedFinding]:
+def _check_clock(a: Record, b: Record, limits: LogLimits) -> list[NumberedFinding]:
     if a.clocks.wall is None or b.clocks.wall is None:
         return []
     wall = b.clocks.wall - a.clocks.wall
@@ -249,7 +249,7 @@ def _check_firmware(a: Record, b: Record) -> list[NumberedFinding]:
 
 
 def _check_known(
-    records: Sequence[LoggedRecord], known: Iterable[Head], others: Iterable[Sequence[LoggedRecord]]
+    records: Sequence[LoggedRecord], known: Iterable[ChipHead], others: Iterable[Sequence[LoggedRecord]]
 ) -> list[NumberedFinding]:
     own = {logged.record.seq: logged.digest for logged in records}
     last = records[-1].record.seq
@@ -278,7 +278,7 @@ def _check_known(
     return found
 
 
-def _check_boots(records: Sequence[LoggedRecord], limits: Limits) -> list[NumberedFinding]:
+def _check_boots(records: Sequence[LoggedRecord], limits: LogLimits) -> list[NumberedFinding]:
     boots = sum(isinstance(logged.record.event, Boot) for logged in records)
     first, last = records[0].record.clocks, records[-1].record.clocks
     spanned = (
@@ -299,7 +299,7 @@ def _check_boots(records: Sequence[LoggedRecord], limits: Limits) -> list[Number
     return found
 
 
-def _check_snapshots(records: Sequence[LoggedRecord], limits: Limits) -> list[NumberedFinding]:
+def _check_snapshots(records: Sequence[LoggedRecord], limits: LogLimits) -> list[NumberedFinding]:
     found: list[NumberedFinding] = []
     expected = 0.0
     least = limits.rate

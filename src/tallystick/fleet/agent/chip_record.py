@@ -6,7 +6,7 @@ snapshot rate in force, and one event:
     logged = sign_record(Record(0, NO_RECORD, ueid, firmware, clocks, 100, Genesis(...)), signer)
     parse_record(logged.signed, signer.public_key) == logged
 
-What a chain of records must keep to is in ``chiplog``.
+What a chain of records must keep to is in ``chip_log``.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tallystick.errors import InvalidInput, Mismatch, ProtocolViolation
-from tallystick.fleet.agent.chip_log import Head, NumberedFinding
+from tallystick.fleet.agent.chip_log import ChipHead, NumberedFinding
 from tallystick.fleet.agent.chip_record import (
     DIGEST_BYTES,
     RECORD_LIMIT,
@@ -45,9 +45,9 @@ class Receipt:
         return encode_cbor({1: self.ueid, 2: self.seq, 3: self.digest, 4: self.time})
 
     @property
-    def head(self) -> Head:
+    def head(self) -> ChipHead:
         """The place in the chip's log that the receipt vouches for."""
-        return Head(self.seq, self.digest, "a receipt")
+        return ChipHead(self.seq, self.digest, "a receipt")
 
 
 def parse_receipt(data: bytes, key: PublicKey, *, what: str = "receipt") -> Receipt:

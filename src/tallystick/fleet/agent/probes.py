@@ -1,8 +1,7 @@
 """Probes: how an agent sees the memory of a program (Linux).
 
 ``ProcessMemory`` stops another process, reads the tensors it registered (``tallystick.integrations.observed``) and lets
-it go on. ``SharedMemory`` reads tensors that lie in files of /dev/shm. ``HeldMemory`` is memory handed over in this
-process: a simulated chip.
+it go on. ``SharedMemory`` reads tensors that lie in files of /dev/shm.
 
 A program that is observed publishes a control block, a file that both map:
 
@@ -20,7 +19,7 @@ import signal
 import struct
 import subprocess
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,26 +42,6 @@ RETRY_SECONDS = 0.003
 STOP_SECONDS = 5.0
 REGISTRATION_LIMIT = 1 << 24
 LARGEST_REGION = 1 << 42
-
-
-class HeldMemory:
-    """Memory that somebody in this process hands over: what a simulated chip holds."""
-
-    def __init__(self, take: Callable[[], Sequence[tuple[Region, bytes | memoryview]]]) -> None:
-        self.take = take
-        self.step: int | None = None
-        self.torn = False
-
-    @contextmanager
-    def frozen(self, *, copy: bool) -> Generator[Observation]:
-        """Hold the memory still: it is this thread's, so nothing else runs."""
-        held = [(region, bytes(data) if copy else data) for region, data in self.take()]
-        yield Observation(
-            tuple(region for region, _ in held),
-            tuple(reader_of(data) for _, data in held),
-            self.step,
-            self.torn,
-        )
 
 
 def _read_path(value: object, what: str) -> Path:

@@ -18,7 +18,7 @@ from typing import Annotated
 from tallystick.commit.codec import Document
 from tallystick.commit.field_rules import At
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.fleet.agent.chip_log import Head, NumberedFinding
+from tallystick.fleet.agent.chip_log import ChipHead, NumberedFinding
 from tallystick.fleet.agent.chip_record import Genesis, LoggedRecord
 from tallystick.fleet.attestation.tpm_verification import TpmFacts
 from tallystick.signing.cose import EAT, open_sign1, parse_cbor
@@ -40,7 +40,7 @@ class Attestation:
 
     ueid: bytes
     nonce: bytes
-    head: Head
+    head: ChipHead
     boots: int
     uptime: int
     debug: bool
@@ -48,7 +48,7 @@ class Attestation:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class CheckedEvidence:
     """What a reader has verified itself; every field is the result of a check, none a statement of the owner.
 
     Attributes:
@@ -105,12 +105,12 @@ def parse_attestation(data: bytes, key: PublicKey, nonce: bytes) -> Attestation:
             raise InvalidInput(f"{what}: a claim of spec/chip-log.md section 6 is missing or of another type")
     if stated != nonce:
         raise Mismatch(f"{what}: answers nonce {stated.hex()[:32]}, asked was {nonce.hex()[:32]}")
-    head = Head(int.from_bytes(place[:8], "big"), place[8:], "an attestation")
+    head = ChipHead(int.from_bytes(place[:8], "big"), place[8:], "an attestation")
     return Attestation(ueid, stated, head, boots, uptime, status == 0, agent)
 
 
 def derive_assurance(
-    log: Sequence[LoggedRecord], findings: Sequence[NumberedFinding], evidence: Evidence
+    log: Sequence[LoggedRecord], findings: Sequence[NumberedFinding], evidence: CheckedEvidence
 ) -> Assurance:
     """Return the level that the evidence supports for ``log``, whose findings are ``findings``.
 

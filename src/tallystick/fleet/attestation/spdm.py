@@ -23,7 +23,7 @@ from tallystick.commit.codec import Document
 from tallystick.commit.encoding import digest, parse_hex, parse_json
 from tallystick.commit.field_rules import At, Hex, Size
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.fleet.agent.chip_log import Head
+from tallystick.fleet.agent.chip_log import ChipHead
 from tallystick.fleet.attestation.certificates import Certificate, parse_chain, verify_chain
 from tallystick.signing.keys import P384, PublicKey
 
@@ -290,7 +290,7 @@ def device_ueid(key: PublicKey) -> bytes:
     return b"\x01" + digest(UEID_TAG, key.spki)[:16]
 
 
-def device_nonce(ueid: bytes, log_key: PublicKey, head: Head, nonce: bytes) -> bytes:
+def device_nonce(ueid: bytes, log_key: PublicKey, head: ChipHead, nonce: bytes) -> bytes:
     """Return the 32 bytes to ask a device with: they name the chip, its log's key and head, and the reader's nonce."""
     place = head.seq.to_bytes(8, "little")
     return digest(NONCE_TAG, ueid, bytes.fromhex(log_key.key_id), place, head.digest, nonce)

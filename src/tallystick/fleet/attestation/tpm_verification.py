@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 
 from tallystick.commit.encoding import digest
 from tallystick.errors import Mismatch
-from tallystick.fleet.agent.chip_log import Head
+from tallystick.fleet.agent.chip_log import ChipHead
 from tallystick.fleet.attestation.tpm import (
     BOUND,
     CERTIFY_TAG,
@@ -39,7 +39,7 @@ class TpmQuestion:
     attestation_key: PublicKey
     device_key: PublicKey
     ueid: bytes
-    head: Head
+    head: ChipHead
     nonce: bytes
 
 
@@ -55,7 +55,7 @@ class TpmFacts:
         firmware: version of the TPM's own.
     """
 
-    head: Head
+    head: ChipHead
     registers: tuple[tuple[int, bytes], ...]
     compared: tuple[int, ...]
     clock: int
@@ -70,7 +70,7 @@ def certify_data(ueid: bytes) -> bytes:
     return digest(CERTIFY_TAG, ueid)
 
 
-def quote_data(ueid: bytes, device_key: PublicKey, head: Head, nonce: bytes) -> bytes:
+def quote_data(ueid: bytes, device_key: PublicKey, head: ChipHead, nonce: bytes) -> bytes:
     """Return the qualifying data of a quote: 32 bytes over the chip, its key, its log's head and the reader's nonce."""
     place = head.seq.to_bytes(8, "little")
     return digest(QUOTE_TAG, ueid, bytes.fromhex(device_key.key_id), place, head.digest, nonce)

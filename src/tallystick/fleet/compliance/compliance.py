@@ -28,7 +28,7 @@ from tallystick.fleet.compliance.rules import (
     Unit,
     shown,
 )
-from tallystick.fleet.compliance.verdict import Observation, RulesVerdict, RuleVerdict, worst
+from tallystick.fleet.compliance.verdict import RuleObservation, RulesVerdict, RuleVerdict, worst
 from tallystick.fleet.enclave.neutral import COMPLETED
 from tallystick.fleet.provenance.owner_findings import SeenSnapshot
 from tallystick.fleet.provenance.verification import Answer
@@ -70,26 +70,26 @@ class _Judge:
             asked = (self._run(rule, facts) for facts in self.dossier.runs)
             found = [each for each in asked if each is not None]
             found += [
-                Observation(f"run {root[:16]}..", "unknown", "was verified and not opened")
+                RuleObservation(f"run {root[:16]}..", "unknown", "was verified and not opened")
                 for root in self.unopened
             ]
         return RuleVerdict(rule, worst(each.answer for each in found), tuple(found))
 
     # -- runs --------------------------------------------------------------------------------
 
-    def _run(self, rule: Rule, facts: RunFacts) -> Observation | None:
+    def _run(self, rule: Rule, facts: RunFacts) -> RuleObservation | None:
         """Return what a run says of a rule, or None where the rule is not about it."""
         if rule.above_flop is not None:
             total, why = self._lineage(facts)
             own = Fraction(facts.report.totals.flop)
             if total is None and own <= rule.above_flop:
                 text = f"whether it is above {shown(rule.above_flop)} FLOP cannot be told: {why}"
-                return Observation(facts.name, "unknown", text)
+                return RuleObservation(facts.name, "unknown", text)
             if total is not None and total <= rule.above_flop:
                 if (claimed := self._line(facts)) == "pass":
                     return None
                 text = f"{shown(total)} FLOP of lineage are stated, but their correctness is {claimed}"
-                return Observation(facts.name, "unknown", text)
+                return RuleObservation(facts.name, "unknown", text)
         answer, text = self._ask(rule.body, facts)
         correct = self._correct(facts)
         if answer == "pass" and correct != "pass":
@@ -98,7 +98,7 @@ class _Judge:
         if answer == "pass" and facts.transcript is None:
             answer = "unknown"
             text += "; but its transcript was not shown, or is not what its report commits to"
-        return Observation(facts.name, answer, text)
+        return RuleObservation(facts.name, answer, text)
 
     def _correct(self, facts: RunFacts) -> Answer:
         return self.dossier.findings.correctness_of(facts.report.run)
@@ -293,18 +293,18 @@ class _Judge:
 
     # -- chips -------------------------------------------------------------------------------
 
-    def _chips(self, rule: NoTraining) -> list[Observation]:
+    def _chips(self, rule: NoTraining) -> list[RuleObservation]:
         shown_chips = self.dossier.findings.chips
-        found: list[Observation] = []
+        found: list[RuleObservation] = []
         for ueid in sorted(rule.chips or shown_chips):
             name = f"chip {ueid[-8:]}"
             if ueid not in shown_chips:
-                found.append(Observation(name, "unknown", "was not shown"))
+                found.append(RuleObservation(name, "unknown", "was not shown"))
                 continue
             answer, text = _rest(shown_chips[ueid], rule.least_snapshots)
-            found.append(Observation(name, answer, text))
+            found.append(RuleObservation(name, answer, text))
         if not found:
-            found.append(Observation("chips", "unknown", "none was shown"))
+            found.append(RuleObservation("chips", "unknown", "none was shown"))
         return found
 
 

@@ -11,7 +11,7 @@ from tallystick.fleet.enclave.neutral_result import NeutralResult
 from tallystick.fleet.inspection.judging import InspectionVerdict
 from tallystick.fleet.provenance.batch_opening import OpenedBatch
 from tallystick.fleet.provenance.owner_findings import OwnerFindings
-from tallystick.fleet.provenance.transcripts import Report
+from tallystick.fleet.provenance.transcripts import RunReport
 from tallystick.fleet.provenance.verification import Answer
 from tallystick.fleet.registry.facts import DRAWN_FROM, Chip
 from tallystick.fleet.registry.reconcile import Disagreement
@@ -35,7 +35,7 @@ class RunFacts:
     """
 
     name: str
-    report: Report
+    report: RunReport
     transcript: Transcript | None
     batches: Mapping[int, OpenedBatch] = field(default_factory=dict[int, OpenedBatch])
 
@@ -50,7 +50,7 @@ class GrantedLicence:
 
 
 @dataclass(frozen=True)
-class Fleet:
+class FleetAnswer:
     """What a registry and inspections say of an owner's chips: the answer and its reasons, in words."""
 
     answer: Answer
@@ -65,7 +65,7 @@ class Dossier:
     runs: tuple[RunFacts, ...]
     results: tuple[tuple[str, NeutralResult], ...] = ()
     licences: tuple[GrantedLicence, ...] = ()
-    fleet: Fleet = Fleet("unknown", ("no registry was held against the chips shown",))
+    fleet: FleetAnswer = FleetAnswer("unknown", ("no registry was held against the chips shown",))
 
 
 def licence_statement(precommit: bytes, most_flop: int, licensor: str) -> Statement:
@@ -98,7 +98,7 @@ def judge_fleet(
     shown_chips: Iterable[str],
     disagreements: Sequence[Disagreement] | None,
     inspections: Sequence[InspectionVerdict],
-) -> Fleet:
+) -> FleetAnswer:
     """Return whether chips are missing: the registry's chips of ``owner`` against those shown, streams and inspections.
 
     ``disagreements`` is None where no independent stream was held against the registry. A pass needs all of it: every
@@ -128,13 +128,13 @@ def judge_fleet(
             if chip.target.chip in own | there
         ]
     if bad:
-        return Fleet("fail", tuple(bad))
+        return FleetAnswer("fail", tuple(bad))
     if disagreements is None:
         unclear.append("no independent stream was held against the registry")
     if not any(chip.passed and chip.target.chip in own for verdict in inspections for chip in verdict.chips):
         unclear.append("no drawn chip was inspected")
     return (
-        Fleet("unknown", tuple(unclear))
+        FleetAnswer("unknown", tuple(unclear))
         if unclear
-        else Fleet("pass", (f"{len(there)} chips shown, all registered",))
+        else FleetAnswer("pass", (f"{len(there)} chips shown, all registered",))
     )

@@ -13,12 +13,14 @@ import math
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
-from typing import Literal, cast
+from typing import Annotated, Literal, cast
 
 from tallystick.commit.encoding import HASH_BYTES, Fields, check_depth, digest, parse_hex
+from tallystick.commit.field_rules import Via
 from tallystick.errors import InvalidInput
+from tallystick.fleet.tables import read_table
 
 FORMAT = "tallystick/rules/1"
 RULES_TAG = "tallystick/rules/1"
@@ -31,6 +33,7 @@ LARGEST_NUMBER = Fraction(10) ** 40
 Scope = Literal["run", "lineage"]
 Where = Literal["setting", "schedule", "specification"]
 Unit = Literal["batch", "dataset", "record"]
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 SPECIFIED = ("accumulation", "checkpoint_every", "policy", "seed", "steps", "world_size")
 
 
@@ -59,79 +62,196 @@ class Bounds:
         return None
 
 
-@dataclass(frozen=True)
+def shown(value: Fraction) -> str:
+    """Return a number for people: whole ones to their last digit up to a million, others with six digits."""
+    return str(value) if value.denominator == 1 and abs(value) < 10**6 else f"{float(value):.6g}"
+
+
+# -- what stands in a rule's table, besides what ``fleet.tables`` reads by itself
+
+
+def _read_number(value: object, what: str) -> Fraction:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidInput(f"{what} must be a finite number, is {ascii(value)[:80]}")
+    if abs(exact := Fraction(value)) > LARGEST_NUMBER:
+        raise InvalidInput(f"{what} exceeds 1e40")
+    return exact
+
+
+def _read_flop(value: object, what: str) -> Fraction:
+    if (found := _read_number(value, what)) < 0:
+        raise InvalidInput(f"{what} must not be negative")
+    return found
+
+
+def _read_whole(value: object, what: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31:
+        raise InvalidInput(f"{what} must be a whole number below 2**31, is {ascii(value)[:80]}")
+    return value
+
+
+def _read_text(value: object, what: str) -> str:
+    if not isinstance(value, str) or not 1 <= len(value) <= 200:
+        raise InvalidInput(f"{what} must be a text of 1 to 200 characters, is {ascii(value)[:80]}")
+    return value
+
+
+def _read_texts(value: object, what: str) -> tuple[str, ...]:
+    found = cast("list[object]", value) if isinstance(value, list) else [None]
+    texts = tuple(item for item in found if isinstance(item, str))
+    if len(texts) != len(found) or len(set(texts)) != len(texts) or len(texts) > MOST_DIGESTS:
+        raise InvalidInput(f"{what} must be a list of at most {MOST_DIGESTS} texts, none twice")
+    return texts
+
+
+def _read_digest(value: object, what: str) -> str:
+    return parse_hex(_read_text(value, what), n_bytes=HASH_BYTES, what=what).hex()
+
+
+def _read_digests(value: object, what: str) -> frozenset[str]:
+    return frozenset(
+        parse_hex(text, n_bytes=HASH_BYTES, what=what).hex() for text in _read_texts(value, what)
+    )
+
+
+def _read_some(value: object, what: str) -> frozenset[str]:
+    if not (found := _read_digests(value, what)):
+        raise InvalidInput(f"{what} must name at least one")
+    return found
+
+
+def _read_chips(value: object, what: str) -> frozenset[str]:
+    texts = _read_texts(value, what)
+    return frozenset(
+        parse_hex(text, n_bytes=min(max(len(text) // 2, 7), 33), what=what).hex() for text in texts
+    )
+
+
+Number = Annotated[Fraction, Via(str, _read_number)]
+Flop = Annotated[Fraction, Via(str, _read_flop)]
+Whole = Annotated[int, Via(int, _read_whole)]
+Text = Annotated[str, Via(str, _read_text)]
+Digest = Annotated[str, Via(str, _read_digest)]
+Digests = Annotated[frozenset[str], Via(sorted, _read_digests)]
+SomeDigests = Annotated[frozenset[str], Via(sorted, _read_some)]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Compute:
     """At most so many FLOP in a run, or in a run and all that it continues."""
 
     scope: Scope
-    most_flop: Fraction
+    most_flop: Flop
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Data:
     """Digests of batches (data sets, single records) that no run may have used, and that every run must have used.
 
-    ``forms`` is for records alone: the layouts of one record that the digests were made for (``datarecords``).
+    ``forms`` is for records alone: the layouts of one record that the digests were made for (``batch_opening``).
     """
 
-    unit: Unit
-    forbidden: frozenset[str]
-    required: frozenset[str]
-    forms: frozenset[str] = frozenset()
+    unit: Unit = "batch"
+    forbidden: Digests = frozenset()
+    required: Digests = frozenset()
+    forms: Digests = frozenset()
+
+    def __post_init__(self) -> None:
+        if bool(self.forms) != (self.unit == "record"):
+            raise InvalidInput("forms must be named for unit record, and for it alone")
+        if not self.forbidden | self.required or self.forbidden & self.required:
+            raise InvalidInput("must forbid or require some data, and not the same")
 
 
-@dataclass(frozen=True)
-class HyperParameter:
+@dataclass(frozen=True, kw_only=True)
+class Bounded:
+    """What has bounds: at least and at most, or else one of some texts."""
+
+    least: Number | None = None
+    most: Number | None = None
+    one_of: Annotated[tuple[str, ...], Via(list, _read_texts)] = ()
+
+    def __post_init__(self) -> None:
+        if (self.least is not None or self.most is not None) == bool(self.one_of):
+            raise InvalidInput("must have least or most, or else one_of")
+        if self.least is not None and self.most is not None and self.least > self.most:
+            raise InvalidInput(f"least {shown(self.least)} is above most {shown(self.most)}")
+
+    @property
+    def bounds(self) -> Bounds:
+        """The bounds."""
+        return Bounds(self.least, self.most, self.one_of)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HyperParameter(Bounded):
     """Bounds on a setting of the job, a scheduled value of any step, or a field of the specification."""
 
-    name: str
+    name: Text
     where: Where
-    bounds: Bounds
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.where == "specification" and self.name not in SPECIFIED:
+            raise InvalidInput(f"name must be one of {', '.join(SPECIFIED)}, is {ascii(self.name)[:80]}")
 
 
-@dataclass(frozen=True)
-class Evaluation:
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(Bounded):
     """Bounds on what an agreed program, run in a neutral place, says of a run's last state."""
 
-    program: str
-    output: str
-    places: frozenset[str]
-    bounds: Bounds
+    program: Digest
+    output: Text
+    places: SomeDigests
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Reporting:
     """Pre-commitments logged by every chip of a run, with its data, and so many snapshots matched."""
 
-    data_precommitted: bool
-    least_snapshots: int
+    data_precommitted: bool = False
+    least_snapshots: Whole = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Licence:
     """A licence for the run's pre-commitment, signed by one of these keys, that covers its FLOP."""
 
-    licensors: frozenset[str]
+    licensors: SomeDigests
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Mitigation:
-    """A declared run that goes on from the run's last state on these data, and passes the evaluation if there is one."""
+    """A declared run that goes on from the run's last state on these data, and passes the evaluation if there is one.
 
-    unit: Unit
-    required: frozenset[str]
-    evaluation: Evaluation | None
+    In a file the evaluation's fields stand beside the others.
+    """
+
+    required: Digests
+    unit: Literal["batch", "dataset"] = "batch"
+    evaluation: Evaluation | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NoTraining:
     """The chips named (all that are shown, if none is) hold one and the same state in every snapshot."""
 
-    chips: frozenset[str]
-    least_snapshots: int
+    chips: Annotated[frozenset[str], Via(sorted, _read_chips)] = frozenset()
+    least_snapshots: Whole = 2
+
+    def __post_init__(self) -> None:
+        if self.least_snapshots < 2:
+            raise InvalidInput("least_snapshots must be 2 or more: one snapshot shows no rest")
 
 
 Body = Compute | Data | HyperParameter | Evaluation | Reporting | Licence | Mitigation | NoTraining
+BODIES: Mapping[str, type[Body]] = {
+    "compute": Compute, "data": Data, "hyperparameter": HyperParameter, "evaluation": Evaluation, "reporting": Reporting,
+    "licence": Licence, "mitigation": Mitigation, "no-training": NoTraining,
+}  # fmt: skip
+EVALUATED = frozenset(
+    field.name for field in fields(Evaluation)
+)  # a mitigation has these, if it is evaluated
 
 REPORT = "the run's report, opened and verified: segments repeated, FLOP counted from its operators"
 NEEDS: Mapping[str, tuple[str, ...]] = {
@@ -193,11 +313,6 @@ class Rules:
     rules: tuple[Rule, ...]
 
 
-def shown(value: Fraction) -> str:
-    """Return a number for people: whole ones to their last digit up to a million, others with six digits."""
-    return str(value) if value.denominator == 1 and abs(value) < 10**6 else f"{float(value):.6g}"
-
-
 def parse_rules(data: bytes, *, what: str = "rules") -> Rules:
     """Return the rules in a TOML document.
 
@@ -216,197 +331,44 @@ def parse_rules(data: bytes, *, what: str = "rules") -> Rules:
     except ValueError as problem:
         raise InvalidInput(f"{what}: not TOML ({ascii(str(problem))[1:-1][:200]})") from None
     check_depth(value, what=what, limit=DEPTH_LIMIT)
-    fields = Fields(value, what=what, names=("format", "name", "rule"))
-    fields.constant("format", FORMAT)
-    items = fields.items("rule")
+    top = Fields(value, what=what, names=("format", "name", "rule"))
+    top.constant("format", FORMAT)
+    items = top.items("rule")
     if not 1 <= len(items) <= MOST_RULES:
         raise InvalidInput(f"{what}: must have 1 to {MOST_RULES} rules, has {len(items)}")
     rules = tuple(_rule(item, f"{what}: rule {at + 1}") for at, item in enumerate(items))
     names = [rule.id for rule in rules]
     if twice := sorted(name for name in set(names) if names.count(name) > 1):
         raise InvalidInput(f"{what}: two rules are called {twice[0]!r}")
-    return Rules(_text(fields, "name", f"{what}: name"), digest(RULES_TAG, data).hex(), rules)
-
-
-# ----------------------------------------------------------------------------------------- reading one rule
-
-_FORMS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "compute": (("scope", "most_flop"), ()),
-    "data": ((), ("forbidden", "required", "unit", "forms")),
-    "hyperparameter": (("name", "where"), ("least", "most", "one_of")),
-    "evaluation": (("program", "output", "places"), ("least", "most", "one_of")),
-    "reporting": ((), ("data_precommitted", "least_snapshots")),
-    "licence": (("licensors",), ()),
-    "mitigation": (
-        ("required",),
-        ("unit", "program", "output", "places", "least", "most", "one_of"),
-    ),
-    "no-training": ((), ("chips", "least_snapshots")),
-}
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
-
-
-class _Table:
-    """A rule's table: which fields its kind has, each read with the type it must have."""
-
-    def __init__(self, values: Mapping[str, object], what: str) -> None:
-        self.values, self.what = values, what
-
-    def has(self, name: str) -> bool:
-        return name in self.values
-
-    def text(self, name: str, known: tuple[str, ...] = (), default: str | None = None) -> str:
-        value = self.values.get(name, default)
-        if not isinstance(value, str) or (known and value not in known) or not 1 <= len(value) <= 200:
-            wanted = f"one of {', '.join(known)}" if known else "a text of 1 to 200 characters"
-            raise InvalidInput(f"{self.what}: {name} must be {wanted}, is {ascii(value)[:80]}")
-        return value
-
-    def number(self, name: str) -> Fraction | None:
-        value = self.values.get(name)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise InvalidInput(f"{self.what}: {name} must be a finite number, is {ascii(value)[:80]}")
-        exact = Fraction(value)
-        if abs(exact) > LARGEST_NUMBER:
-            raise InvalidInput(f"{self.what}: {name} exceeds 1e40")
-        return exact
-
-    def whole(self, name: str, default: int) -> int:
-        value = self.values.get(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31:
-            raise InvalidInput(
-                f"{self.what}: {name} must be a whole number below 2**31, is {ascii(value)[:80]}"
-            )
-        return value
-
-    def flag(self, name: str) -> bool:
-        value = self.values.get(name, False)
-        if not isinstance(value, bool):
-            raise InvalidInput(f"{self.what}: {name} must be true or false, is {ascii(value)[:80]}")
-        return value
-
-    def texts(self, name: str) -> tuple[str, ...]:
-        value = self.values.get(name, [])
-        found = cast("list[object]", value) if isinstance(value, list) else [None]
-        texts = tuple(item for item in found if isinstance(item, str))
-        if len(texts) != len(found) or len(set(texts)) != len(texts) or len(texts) > MOST_DIGESTS:
-            raise InvalidInput(
-                f"{self.what}: {name} must be a list of at most {MOST_DIGESTS} texts, none twice"
-            )
-        return texts
-
-    def digests(self, name: str) -> frozenset[str]:
-        texts = self.texts(name)
-        for text in texts:
-            parse_hex(text, n_bytes=HASH_BYTES, what=f"{self.what}: {name}")
-        return frozenset(texts)
-
-    def bounds(self) -> Bounds:
-        found = Bounds(self.number("least"), self.number("most"), self.texts("one_of"))
-        numeric = found.least is not None or found.most is not None
-        if numeric == bool(found.one_of):
-            raise InvalidInput(f"{self.what}: must have least or most, or else one_of")
-        if found.least is not None and found.most is not None and found.least > found.most:
-            raise InvalidInput(f"{self.what}: least {shown(found.least)} is above most {shown(found.most)}")
-        return found
-
-    def some(self, name: str) -> frozenset[str]:
-        found = self.digests(name)
-        if not found:
-            raise InvalidInput(f"{self.what}: {name} must name at least one")
-        return found
+    return Rules(_title(top.text("name"), f"{what}: name"), digest(RULES_TAG, data).hex(), rules)
 
 
 def _rule(value: object, what: str) -> Rule:
     if not isinstance(value, dict):
         raise InvalidInput(f"{what}: must be a table")
-    values = cast("dict[str, object]", value)
-    kind = values.get("kind")
-    if not isinstance(kind, str) or kind not in _FORMS:
-        raise InvalidInput(f"{what}: kind must be one of {', '.join(sorted(_FORMS))}, is {ascii(kind)[:80]}")
-    must, may = _FORMS[kind]
-    must = ("id", "kind", *must)
-    may = (*may, "above_flop") if kind != "no-training" else may
-    for name in must:
-        if name not in values:
-            raise InvalidInput(f"{what}: field {name!r} is missing")
-    if unknown := sorted(set(values) - {*must, *may}):
-        raise InvalidInput(f"{what}: field {ascii(unknown[0])[:80]} is unknown to kind {kind}")
-    table = _Table(values, what)
-    name = table.text("id")
-    if not _ID.fullmatch(name):
+    values = dict(cast("dict[str, object]", value))
+    kind = values.pop("kind", None)
+    if not isinstance(kind, str) or kind not in BODIES:
+        raise InvalidInput(f"{what}: kind must be one of {', '.join(sorted(BODIES))}, is {ascii(kind)[:80]}")
+    if "id" not in values:
+        raise InvalidInput(f"{what}: field 'id' is missing")
+    name = values.pop("id")
+    if not isinstance(name, str) or not _ID.fullmatch(name):
         raise InvalidInput(
             f"{what}: id {ascii(name)[:80]} must be 1 to 64 letters, digits, dots, dashes or underscores"
         )
-    above = table.number("above_flop")
-    if above is not None and above < 0:
-        raise InvalidInput(f"{what}: above_flop must not be negative")
-    return Rule(name, kind, _body(kind, _Table(values, f"{what} ({name})")), above)
+    above, what = None, f"{what} ({name})"
+    if kind != "no-training" and "above_flop" in values:
+        above = _read_flop(values.pop("above_flop"), f"{what}: above_flop")
+    if kind == "mitigation":
+        if "evaluation" in values:
+            raise InvalidInput(f"{what}: field 'evaluation' is unknown to kind {kind}")
+        if evaluation := {field: values.pop(field) for field in sorted(EVALUATED & set(values))}:
+            values["evaluation"] = evaluation
+    return Rule(name, kind, read_table(BODIES[kind], values, what, whose=f" to kind {kind}"), above)
 
 
-def _body(kind: str, table: _Table) -> Body:
-    match kind:
-        case "compute":
-            most = table.number("most_flop")
-            if most is None or most < 0:
-                raise InvalidInput(f"{table.what}: most_flop must not be negative")
-            return Compute(cast("Scope", table.text("scope", ("run", "lineage"))), most)
-        case "data":
-            unit = cast("Unit", table.text("unit", ("batch", "dataset", "record"), "batch"))
-            forms = table.digests("forms")
-            if bool(forms) != (unit == "record"):
-                raise InvalidInput(f"{table.what}: forms must be named for unit record, and for it alone")
-            data = Data(unit, table.digests("forbidden"), table.digests("required"), forms)
-            if not data.forbidden | data.required or data.forbidden & data.required:
-                raise InvalidInput(f"{table.what}: must forbid or require some data, and not the same")
-            return data
-        case "hyperparameter":
-            where = cast("Where", table.text("where", ("setting", "schedule", "specification")))
-            name = table.text("name", SPECIFIED if where == "specification" else ())
-            return HyperParameter(name, where, table.bounds())
-        case "evaluation":
-            return _evaluation(table)
-        case "reporting":
-            return Reporting(table.flag("data_precommitted"), table.whole("least_snapshots", 0))
-        case "licence":
-            return Licence(table.some("licensors"))
-        case "mitigation":
-            evaluated = any(
-                table.has(name) for name in ("program", "output", "places", "least", "most", "one_of")
-            )
-            return Mitigation(
-                _unit(table), table.digests("required"), _evaluation(table) if evaluated else None
-            )
-        case _:
-            chips = table.texts("chips")
-            for chip in chips:
-                parse_hex(chip, n_bytes=min(max(len(chip) // 2, 7), 33), what=f"{table.what}: chips")
-            least = table.whole("least_snapshots", 2)
-            if least < 2:
-                raise InvalidInput(
-                    f"{table.what}: least_snapshots must be 2 or more: one snapshot shows no rest"
-                )
-            return NoTraining(frozenset(chips), least)
-
-
-def _unit(table: _Table) -> Unit:
-    return cast("Unit", table.text("unit", ("batch", "dataset"), "batch"))
-
-
-def _evaluation(table: _Table) -> Evaluation:
-    for name in ("program", "output", "places"):
-        if not table.has(name):
-            raise InvalidInput(
-                f"{table.what}: field {name!r} is missing: an evaluation names program, output and places"
-            )
-    program = parse_hex(table.text("program"), n_bytes=HASH_BYTES, what=f"{table.what}: program").hex()
-    return Evaluation(program, table.text("output"), table.some("places"), table.bounds())
-
-
-def _text(fields: Fields, name: str, what: str) -> str:
-    text = fields.text(name)
+def _title(text: str, what: str) -> str:
     if not 1 <= len(text) <= 200 or not text.isprintable():
         raise InvalidInput(f"{what} must be 1 to 200 printable characters")
     return text

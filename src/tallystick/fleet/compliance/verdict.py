@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from tallystick.fleet.compliance.rules import (
     Rule,
@@ -19,16 +19,12 @@ def worst(answers: Iterable[Answer]) -> Answer:
 
 
 @dataclass(frozen=True)
-class Observation:
+class RuleObservation:
     """What one run or chip says of a rule: ``subject`` names it, ``text`` has both values."""
 
     subject: str
     answer: Answer
     text: str
-
-    def fields(self) -> dict[str, object]:
-        """Return the observation as JSON."""
-        return {"subject": self.subject, "answer": self.answer, "text": self.text}
 
 
 @dataclass(frozen=True)
@@ -37,7 +33,7 @@ class RuleVerdict:
 
     rule: Rule
     answer: Answer
-    observations: tuple[Observation, ...]
+    observations: tuple[RuleObservation, ...]
 
     def fields(self) -> dict[str, object]:
         """Return the verdict as JSON."""
@@ -46,7 +42,7 @@ class RuleVerdict:
             "kind": self.rule.kind,
             "answer": self.answer,
             "needs": list(self.rule.needs),
-            "observations": [each.fields() for each in self.observations],
+            "observations": [asdict(each) for each in self.observations],
             "excluded": self.rule.excluded,
         }
 

@@ -1,6 +1,6 @@
 """Jobs for a neutral place: what two parties agreed to run, on which committed data, and how little may come out; pure.
 
-    order = Order(..)                                        # refused if its outputs could say more than its budget
+    order = NeutralOrder(..)                                 # refused if its outputs could say more than its budget
     signed = sign_order(order, verifier_key)                 # then the owner: sign_order(order, owner_key, signed)
     order = open_order(signed, verifier, owner)              # both signed these very bytes
     outcome = judge(order, ends)                             # what several identical runs printed
@@ -23,7 +23,7 @@ from tallystick.commit.codec import Document
 from tallystick.commit.encoding import digest, parse_hex_float
 from tallystick.commit.field_rules import At, HashText, Hex
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.fleet.enclave.sandbox import Bounds
+from tallystick.fleet.enclave.sandbox import ResourceBounds
 from tallystick.signing.dsse import (
     Envelope,
     parse_envelope,
@@ -60,7 +60,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Input(Document, what="order: input"):
+class NeutralInput(Document, what="order: input"):
     """One file under ``/in``: its name, how it is bound, and the 32 bytes it is matched against, in hexadecimal.
 
     ``file``: SHA-256 of the bytes. ``committed``: a salted commitment to the bytes (spec/monitoring.md 1). ``state``: a
@@ -81,7 +81,7 @@ class Input(Document, what="order: input"):
 
 
 @dataclass(frozen=True)
-class Output(Document, what="order: output"):
+class NeutralOutput(Document, what="order: output"):
     """One value that may leave: pass or fail, an integer from low to high, or one of ``levels`` scalars between them.
 
     Bounds of a scalar are binary64; the program's number is rounded to the nearest level, ties to the lower.
@@ -120,7 +120,7 @@ class Output(Document, what="order: output"):
 
 
 @dataclass(frozen=True)
-class Order(Document, form=ORDER_FORMAT, what="order", limit=ORDER_LIMIT):
+class NeutralOrder(Document, form=ORDER_FORMAT, what="order", limit=ORDER_LIMIT):
     """What verifier and owner sign.
 
     Attributes:
@@ -141,8 +141,8 @@ class Order(Document, form=ORDER_FORMAT, what="order", limit=ORDER_LIMIT):
     verifier: HashText
     owner: HashText
     program: HashText
-    inputs: tuple[Input, ...]
-    outputs: tuple[Output, ...]
+    inputs: tuple[NeutralInput, ...]
+    outputs: tuple[NeutralOutput, ...]
     budget: int
     repeats: int
     seconds: int
@@ -171,9 +171,9 @@ class Order(Document, form=ORDER_FORMAT, what="order", limit=ORDER_LIMIT):
             )
 
     @property
-    def bounds(self) -> Bounds:
+    def bounds(self) -> ResourceBounds:
         """What each run may use."""
-        return Bounds(self.seconds, self.memory, self.scratch)
+        return ResourceBounds(self.seconds, self.memory, self.scratch)
 
     @property
     def bits(self) -> int:
@@ -185,22 +185,22 @@ class Order(Document, form=ORDER_FORMAT, what="order", limit=ORDER_LIMIT):
         return digest(ORDER_TAG, self.encode()).hex()
 
 
-def verdict_output(name: str) -> Output:
+def verdict_output(name: str) -> NeutralOutput:
     """Return an output that is pass or fail."""
-    return Output(name, "verdict")
+    return NeutralOutput(name, "verdict")
 
 
-def integer_output(name: str, low: int, high: int) -> Output:
+def integer_output(name: str, low: int, high: int) -> NeutralOutput:
     """Return an output that is an integer from ``low`` to ``high``."""
-    return Output(name, "integer", str(low), str(high), high - low + 1)
+    return NeutralOutput(name, "integer", str(low), str(high), high - low + 1)
 
 
-def scalar_output(name: str, low: float, high: float, levels: int) -> Output:
+def scalar_output(name: str, low: float, high: float, levels: int) -> NeutralOutput:
     """Return an output that is one of ``levels`` scalars, evenly spaced from ``low`` to ``high``."""
-    return Output(name, "scalar", float(low).hex(), float(high).hex(), levels)
+    return NeutralOutput(name, "scalar", float(low).hex(), float(high).hex(), levels)
 
 
-def sign_order(order: Order, signer: Signer, signed: bytes | None = None) -> bytes:
+def sign_order(order: NeutralOrder, signer: Signer, signed: bytes | None = None) -> bytes:
     """Return the order in a DSSE envelope with the signer's signature, beside those in ``signed`` if that is given.
 
     Raises:
@@ -225,16 +225,16 @@ def sign_order(order: Order, signer: Signer, signed: bytes | None = None) -> byt
     return Envelope(ORDER_TYPE, payload, (*before, *made)).encode()
 
 
-def read_order(signed: bytes) -> Order:
+def read_order(signed: bytes) -> NeutralOrder:
     """Return the order in an envelope, whoever signed it: for people to look at, never to run.
 
     Raises:
         InvalidInput: no such envelope, or a malformed order.
     """
-    return Order.parse(parse_envelope(signed, what="order").payload_of(ORDER_TYPE, what="order"))
+    return NeutralOrder.parse(parse_envelope(signed, what="order").payload_of(ORDER_TYPE, what="order"))
 
 
-def open_order(signed: bytes, verifier: PublicKey, owner: PublicKey) -> Order:
+def open_order(signed: bytes, verifier: PublicKey, owner: PublicKey) -> NeutralOrder:
     """Return the order that both parties signed, these two and no others.
 
     Raises:

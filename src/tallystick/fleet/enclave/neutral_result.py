@@ -20,9 +20,9 @@ from tallystick.fleet.enclave.neutral import (
     COMPLETED,
     FAILURES,
     RESULT_TYPE,
-    Input,
-    Order,
-    Output,
+    NeutralInput,
+    NeutralOrder,
+    NeutralOutput,
     Value,
 )
 from tallystick.fleet.enclave.sandbox import OUTPUT_LIMIT, End
@@ -53,7 +53,7 @@ class NeutralOutcome:
         return "fail" if "fail" in self.values.values() else "pass"
 
 
-def judge(order: Order, ends: Sequence[End]) -> NeutralOutcome:
+def judge(order: NeutralOrder, ends: Sequence[End]) -> NeutralOutcome:
     """Return what the runs of one order come to. Only what the schema has room for is in it.
 
     Equality is of the printed values after rounding: spelling, order of names and digits beyond the levels are gone.
@@ -73,7 +73,7 @@ def judge(order: Order, ends: Sequence[End]) -> NeutralOutcome:
     return NeutralOutcome(COMPLETED, found[0])
 
 
-def read_values(order: Order, printed: bytes) -> dict[str, Value]:
+def read_values(order: NeutralOrder, printed: bytes) -> dict[str, Value]:
     """Return the values in a program's output: one JSON object with exactly the names of the schema.
 
     Raises:
@@ -85,7 +85,7 @@ def read_values(order: Order, printed: bytes) -> dict[str, Value]:
 
 
 def result_statement(
-    order: Order,
+    order: NeutralOrder,
     outcome: NeutralOutcome,
     *,
     started: str,
@@ -115,8 +115,8 @@ class NeutralResult:
 
     order: str
     program: str
-    inputs: tuple[Input, ...]
-    schema: tuple[Output, ...]
+    inputs: tuple[NeutralInput, ...]
+    schema: tuple[NeutralOutput, ...]
     outcome: NeutralOutcome
     started: str
     assurance: str
@@ -155,8 +155,8 @@ def read_result(statement: Statement, *, what: str = "result") -> NeutralResult:
     }
     if len(found) != len(values) or any(value is False for value in values.values()):
         raise InvalidInput(f"{what}: an output must be a text or an integer")
-    inputs = tuple(Input.read(item) for item in fields.items("inputs"))
-    schema = tuple(Output.read(item) for item in fields.items("schema"))
+    inputs = tuple(NeutralInput.read(item) for item in fields.items("inputs"))
+    schema = tuple(NeutralOutput.read(item) for item in fields.items("schema"))
     if status == COMPLETED:
         _must_fit(schema, found, what)
     return NeutralResult(
@@ -165,7 +165,7 @@ def read_result(statement: Statement, *, what: str = "result") -> NeutralResult:
     )  # fmt: skip
 
 
-def verify_result(envelope: bytes, order: Order, neutral: PublicKey) -> NeutralResult:
+def verify_result(envelope: bytes, order: NeutralOrder, neutral: PublicKey) -> NeutralResult:
     """Return the result of ``order`` that the neutral place signed.
 
     Raises:
@@ -184,7 +184,7 @@ def verify_result(envelope: bytes, order: Order, neutral: PublicKey) -> NeutralR
     return result
 
 
-def _must_fit(schema: Sequence[Output], values: Mapping[str, Value], what: str) -> None:
+def _must_fit(schema: Sequence[NeutralOutput], values: Mapping[str, Value], what: str) -> None:
     if set(values) != {output.name for output in schema}:
         raise Mismatch(f"{what}: outputs are {', '.join(sorted(values))[:200]}, the schema has others")
     for output in schema:
@@ -200,7 +200,7 @@ def _must_fit(schema: Sequence[Output], values: Mapping[str, Value], what: str) 
             raise Mismatch(f"{what}: {output.name} is {ascii(value)[:40]}, which the schema has no room for")
 
 
-def _value(output: Output, fields: Fields) -> Value:
+def _value(output: NeutralOutput, fields: Fields) -> Value:
     value = fields.value(output.name)
     if output.kind == "verdict":
         if value not in ("pass", "fail"):

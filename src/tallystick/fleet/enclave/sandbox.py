@@ -1,7 +1,7 @@
 """Runs a program that nobody trusts: no network, no files but its own, no other process, bounded time, memory and output.
 
     problem = find_problem()                       # why this machine cannot, in words; None if it can
-    end = run_isolated(program, {"a": data}, Bounds(60, 1 << 30, 1 << 26))
+    end = run_isolated(program, {"a": data}, ResourceBounds(60, 1 << 30, 1 << 26))
 
 Linux namespaces through bubblewrap (``bwrap``): a root of its own without a writable byte but ``/scratch``; the inputs
 read-only under ``/in``, the program as ``/program``; this Python and its libraries read-only; own network, process, IPC and
@@ -107,7 +107,7 @@ EndReason = Literal["ended", "failed", "too slow", "too much output"]
 
 
 @dataclass(frozen=True)
-class Bounds:
+class ResourceBounds:
     """What a program may use: wall seconds, bytes of address space, bytes of files under ``/scratch``."""
 
     seconds: int
@@ -147,7 +147,7 @@ def check_isolation() -> tuple[str, ...]:
         outside.write(b"x")
         outside.flush()
         command = [outside.name]
-        with _enclosure(PROBE, {}, Bounds(30, 1 << 32, 1 << 16), command) as (arguments, descriptors):
+        with _enclosure(PROBE, {}, ResourceBounds(30, 1 << 32, 1 << 16), command) as (arguments, descriptors):
             child = subprocess.run(
                 arguments, pass_fds=descriptors, stdin=subprocess.DEVNULL, capture_output=True, check=False,
                 timeout=60,
@@ -182,7 +182,7 @@ def versions() -> dict[str, str]:
 def run_isolated(
     program: bytes,
     inputs: Mapping[str, int],
-    bounds: Bounds,
+    bounds: ResourceBounds,
     *,
     progress: Callable[[float], None] = lambda _: None,
 ) -> End:
@@ -261,7 +261,7 @@ def _watch(
 
 @contextmanager
 def _enclosure(
-    program: bytes, inputs: Mapping[str, int], bounds: Bounds, arguments: Sequence[str]
+    program: bytes, inputs: Mapping[str, int], bounds: ResourceBounds, arguments: Sequence[str]
 ) -> Generator[tuple[list[str], tuple[int, ...]]]:
     """Give the command line of bubblewrap, and the descriptors that it reads."""
     bwrap = shutil.which("bwrap")

@@ -22,7 +22,7 @@ from tallystick.commit.codec import Document
 from tallystick.commit.field_rules import HashText, Hex, Whole
 from tallystick.commit.state import summarise
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.fleet.enclave.neutral import Input, Order, open_order, read_order
+from tallystick.fleet.enclave.neutral import NeutralInput, NeutralOrder, open_order, read_order
 from tallystick.fleet.enclave.neutral_result import NeutralOutcome, judge, result_statement
 from tallystick.fleet.enclave.sandbox import End, check_isolation, held_in_memory, run_isolated, versions
 from tallystick.fleet.provenance.transcripts import ReportOpening, commitment
@@ -53,7 +53,7 @@ class JobIndex(Document, form=FORMAT, what="job: index", limit=INDEX_LIMIT):
 
 
 @dataclass(frozen=True)
-class Member:
+class JobMember:
     """One member of a sealed job and where its bytes lie."""
 
     kind: str
@@ -68,7 +68,7 @@ class SealedJob:
     """A sealed job's file as its index describes it; bytes are read when they are asked for."""
 
     path: Path
-    members: tuple[Member, ...]
+    members: tuple[JobMember, ...]
     salts: Mapping[str, bytes]
 
     def pieces(self, kind: str, name: str) -> Iterator[bytes]:
@@ -98,7 +98,7 @@ class SealedJob:
 
 def write_job(
     path: Path, signed: bytes, program: bytes, files: Mapping[str, Path], salts: Mapping[str, bytes]
-) -> Order:
+) -> NeutralOrder:
     """Write a sealed job, readable by its writer alone, if every input is what the order commits to; return the order.
 
     Raises:
@@ -168,10 +168,10 @@ def parse_index(head: bytes, size: int, path: Path) -> SealedJob:
     if not head.endswith(b"\n"):
         raise InvalidInput(f"{path}: has no index in its first {INDEX_LIMIT} bytes; is it a sealed job?")
     index = JobIndex.parse(head[:-1])
-    members: list[Member] = []
+    members: list[JobMember] = []
     at = len(head)
     for kind, name, n_bytes, sha256 in index.members:
-        members.append(Member(kind, name, n_bytes, sha256, at))
+        members.append(JobMember(kind, name, n_bytes, sha256, at))
         at += n_bytes
     if at != size:
         raise InvalidInput(f"{path}: the index speaks of {at} bytes, there are {size}")
@@ -196,7 +196,7 @@ def carry_out(
     *,
     now: int,
     progress: Progress = lambda _gone, _most, _what: None,
-) -> tuple[Order, NeutralOutcome, bytes]:
+) -> tuple[NeutralOrder, NeutralOutcome, bytes]:
     """Return the order, what it came to, and the neutral place's signed statement of it.
 
     Nothing runs unless both parties signed the order and program and inputs are the ones it names. ``now`` is the second
@@ -240,12 +240,12 @@ def carry_out(
     return order, outcome, sign_statement(statement, signer)
 
 
-def salts_for(order: Order, opening: ReportOpening) -> dict[str, bytes]:
+def salts_for(order: NeutralOrder, opening: ReportOpening) -> dict[str, bytes]:
     """Return the salts that open the order's commitments, and no others."""
     return {item.name: opening.salt(item.salted) for item in order.inputs if item.binding != "file"}
 
 
-def match_input(item: Input, descriptor: int, salt: bytes | None) -> None:
+def match_input(item: NeutralInput, descriptor: int, salt: bytes | None) -> None:
     """Return if the file behind ``descriptor`` is what ``item`` commits to.
 
     Raises:
@@ -277,13 +277,13 @@ def match_input(item: Input, descriptor: int, salt: bytes | None) -> None:
         raise Mismatch(f"input {item.name}: is {found[:16]}.., the order commits to {item.digest[:16]}..")
 
 
-def _must_be_program(order: Order, program: bytes) -> None:
+def _must_be_program(order: NeutralOrder, program: bytes) -> None:
     found = hashlib.sha256(program).hexdigest()
     if found != order.program:
         raise Mismatch(f"program: is {found[:16]}.., agreed was {order.program[:16]}..")
 
 
-def _must_be_complete(order: Order, files: set[str], salts: set[str]) -> None:
+def _must_be_complete(order: NeutralOrder, files: set[str], salts: set[str]) -> None:
     for what, wanted, given in (
         ("input", {item.name for item in order.inputs}, files),
         ("salt", {item.name for item in order.inputs if item.binding != "file"}, salts),

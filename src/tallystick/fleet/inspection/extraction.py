@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.fleet.agent.chip_log import Limits, read_log, verify_log
+from tallystick.fleet.agent.chip_log import LogLimits, read_log, verify_log
 from tallystick.fleet.agent.chip_record import Genesis, LoggedRecord
 from tallystick.fleet.attestation.assurance import Attestation, parse_attestation
 from tallystick.fleet.inspection.judging import InspectionVerdict
@@ -34,7 +34,7 @@ class ChipLogReader:
     """
 
     earlier: Mapping[str, Sequence[bytes]] = field(default_factory=dict[str, Sequence[bytes]])
-    limits: Limits = field(default_factory=Limits)
+    limits: LogLimits = field(default_factory=LogLimits)
 
     def __call__(self, *, log: bytes, evidence: bytes, key: PublicKey, chip: str, nonce: bytes) -> list[str]:
         """Return what is wrong with the log, in words. What cannot be told is wrong too: unclear never passes."""

@@ -40,7 +40,7 @@ SEEN, REFUSED, ABSENT, UNREACHED = "seen", "refused", "absent", "unreached"
 
 
 @dataclass(frozen=True)
-class Target(Document, what="work order: chip"):
+class OrderedChip(Document, what="work order: chip"):
     """One chip of an order, as the registry has it."""
 
     chip: Annotated[str, Hex(), Size(14, 66)]
@@ -55,7 +55,7 @@ class Target(Document, what="work order: chip"):
 class WorkOrder(Document, form=ORDER_FORMAT, what="work order", limit=LARGEST_DOCUMENT):
     """Which chips to inspect where, and what to check on each of them.
 
-    ``nonce`` is fresh and secret until the visit; each chip gets its own from it. ``seals`` names those every chip
+    ``nonce`` is fresh and secret until the inspection; each chip gets its own from it. ``seals`` names those every chip
     must have intact, ``photos`` how many pictures of each are asked for.
 
     Raises:
@@ -73,7 +73,7 @@ class WorkOrder(Document, form=ORDER_FORMAT, what="work order", limit=LARGEST_DO
     nonce: Annotated[bytes, Hex(NONCE_BYTES)]
     seals: tuple[str, ...]
     photos: int
-    targets: Annotated[tuple[Annotated[Target, Row()], ...], At("chips")]
+    targets: Annotated[tuple[Annotated[OrderedChip, Row()], ...], At("chips")]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -141,7 +141,7 @@ class InspectionResult(Document, form=RESULT_FORMAT, what="inspection result", l
             raise InvalidInput("inspection result: findings must be in ascending order of chips, none twice")
 
     def digest(self) -> bytes:
-        """Return the 32 bytes that name the result, as the registry's deed does."""
+        """Return the 32 bytes that name the result, as the registry's event does."""
         return digest(RESULT_TAG, self.encode())
 
 
@@ -164,7 +164,7 @@ def make_order(
         InvalidInput: as for ``WorkOrder``.
     """
     targets = tuple(
-        Target(chip.chip, chip.model, chip.serial, chip.key, chip.board, chip.owner)
+        OrderedChip(chip.chip, chip.model, chip.serial, chip.key, chip.board, chip.owner)
         for chip in sorted(chips, key=lambda chip: chip.chip)
     )
     return WorkOrder(

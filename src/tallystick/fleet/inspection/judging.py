@@ -17,10 +17,10 @@ from tallystick.fleet.inspection.inspection import (
     UNREACHED,
     InspectionFinding,
     InspectionResult,
-    Target,
+    OrderedChip,
     WorkOrder,
 )
-from tallystick.fleet.sampling.workload import Round
+from tallystick.fleet.sampling.workload import DrawRound
 from tallystick.signing.keys import PublicKey, parse_public_key
 
 PASSED, FAILED = "passed", "failed"
@@ -38,7 +38,7 @@ class LogReader(Protocol):
 class ChipVerdict:
     """What one chip's inspection comes to, with every reason against it."""
 
-    target: Target
+    target: OrderedChip
     outcome: str
     reasons: tuple[str, ...]
     passed: bool
@@ -57,22 +57,22 @@ class InspectionVerdict:
         """The chips that did not pass, those that nobody reached left out."""
         return [chip for chip in self.chips if not chip.passed and chip.outcome != UNREACHED]
 
-    def rounds(self, frame: Mapping[str, int], lost: Mapping[str, int] | None = None) -> list[Round]:
+    def rounds(self, frame: Mapping[str, int], lost: Mapping[str, int] | None = None) -> list[DrawRound]:
         """Return the rounds for re-planning (spec/plan.md 6); ``frame`` are the chips of each stratum drawn from."""
-        found: list[Round] = []
+        found: list[DrawRound] = []
         for stratum in sorted({chip.target.stratum for chip in self.chips}):
             here = [chip.outcome for chip in self.chips if chip.target.stratum == stratum]
             unreached, seen = here.count(UNREACHED), here.count(SEEN)
             found.append(
-                Round(
+                DrawRound(
                     stratum, frame[stratum], len(here), seen, len(here) - seen - unreached, unreached,
                     (lost or {}).get(stratum, 0),
                 )
             )  # fmt: skip
         return found
 
-    def deed_rows(self) -> list[list[str]]:
-        """Return the chips and outcomes for the registry's deed ``inspected``."""
+    def event_rows(self) -> list[list[str]]:
+        """Return the chips and outcomes for the registry's event ``inspected``."""
         rows: list[list[str]] = []
         for chip in self.chips:
             if chip.outcome == UNREACHED:
@@ -133,7 +133,7 @@ def judge(
 
 def _judge_chip(
     order: WorkOrder,
-    target: Target,
+    target: OrderedChip,
     finding: InspectionFinding | None,
     files: Mapping[bytes, bytes],
     shared: set[bytes],
@@ -174,7 +174,7 @@ def _judge_chip(
 
 def _log_reasons(
     order: WorkOrder,
-    target: Target,
+    target: OrderedChip,
     finding: InspectionFinding,
     files: Mapping[bytes, bytes],
     reader: LogReader,

@@ -25,7 +25,7 @@ from tallystick.commit.encoding import canonical_json, digest, frame, parse_cano
 from tallystick.commit.field_rules import At, Elsewhere, Hash, HashText
 from tallystick.commit.merkle import inclusion_ranges, leaf_hash, node_hash, range_root, verify_inclusion
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.fleet.provenance.transcripts import Report, ReportOpening, commitment
+from tallystick.fleet.provenance.transcripts import ReportOpening, RunReport, commitment
 from tallystick.run.transcript import Transcript
 
 BATCH_TAG = "tallystick/batch/1"
@@ -160,7 +160,7 @@ def parse_batch_opening(data: bytes, *, what: str = "batch opening") -> BatchOpe
     return replace(found, batch=batch)
 
 
-def open_batch(opening: BatchOpening, report: Report) -> OpenedBatch:
+def open_batch(opening: BatchOpening, report: RunReport) -> OpenedBatch:
     """Return the records of a step's batch: the very one that ``report`` commits to for it.
 
     Raises:

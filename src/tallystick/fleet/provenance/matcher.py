@@ -39,7 +39,7 @@ _NUMPY = {
 
 
 @dataclass(frozen=True)
-class Match:
+class SnapshotMatch:
     """What a snapshot was found to be.
 
     Attributes:
@@ -96,7 +96,7 @@ def match_snapshot(
     shard_map: Sequence[Slice],
     states: Iterable[State],
     memory: PageReader | None = None,
-) -> Match:
+) -> SnapshotMatch:
     """Return what the snapshot is of, having looked at ``states`` in their order until one fits.
 
     A torn snapshot is found where two states that follow each other stand in ``states`` one after the other. ``memory`` opens
@@ -114,7 +114,7 @@ def match_snapshot(
     best: tuple[int, tuple[str, ...]] = (covered + 1, ())
     before: tuple[int, Mapping[str, Entry], list[list[bytes]]] | None = None
     if not pages:
-        return Match("unexplained", None, (), 0, opening.size, opening.size)
+        return SnapshotMatch("unexplained", None, (), 0, opening.size, opening.size)
     for steps_done, entries in states:
         expected = [_expected(piece, region, entries, opening, first) for region, first, _, piece in pages]
         wrong = [
@@ -123,16 +123,16 @@ def match_snapshot(
         ]
         differing = tuple(name for name, count in wrong if count)
         if not differing:
-            return Match("exact", steps_done, slices, 0, uncovered, opening.size)
+            return SnapshotMatch("exact", steps_done, slices, 0, uncovered, opening.size)
         if before is not None and steps_done == before[0] + 1:
             mixed = _torn(opening, pages, before, (entries, expected), memory)
             if mixed is not None:
-                return Match("torn", before[0], slices, mixed, uncovered, opening.size)
+                return SnapshotMatch("torn", before[0], slices, mixed, uncovered, opening.size)
         missing = sum(count for _, count in wrong) * opening.page_size
         best = min(best, (missing, differing))
         before = (steps_done, entries, expected)
     unexplained = min(uncovered + best[0], opening.size)
-    return Match("unexplained", None, slices, 0, unexplained, opening.size, best[1])
+    return SnapshotMatch("unexplained", None, slices, 0, unexplained, opening.size, best[1])
 
 
 def _expected(

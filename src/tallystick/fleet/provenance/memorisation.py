@@ -20,7 +20,7 @@ Data that were trained on and not claimed do not show at all.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 import numpy as np
@@ -107,19 +107,11 @@ class SegmentMemory:
 
     def fields(self) -> dict[str, object]:
         """Return the facts as JSON."""
-        return {
-            "start": self.start,
-            "end": self.end,
-            "records": self.records,
-            "below": self.below,
-            "most_unseen": self.most_unseen,
-            "learned": None if self.learned is None else list(self.learned),
-            "verdict": self.verdict,
-        }
+        return {**asdict(self), "verdict": self.verdict}
 
 
 @dataclass(frozen=True)
-class Memory:
+class RunMemory:
     """What is remembered of a run's claimed data.
 
     Attributes:
@@ -157,20 +149,14 @@ class Memory:
 
     def fields(self) -> dict[str, object]:
         """Return the facts as JSON."""
-        return {
-            "has_power": self.has_power,
-            "unseen": self.unseen,
-            "quantile": self.quantile,
-            "false_alarm": self.false_alarm,
-            "least_bound": self.least_bound,
-            "segments": [segment.fields() for segment in self.segments],
-            "below": [list(row) for row in self.below],
-        }
+        names = ("has_power", "unseen", "quantile", "false_alarm", "least_bound", "below")
+        facts: dict[str, object] = {name: getattr(self, name) for name in names}
+        return {**facts, "segments": [segment.fields() for segment in self.segments]}
 
 
 def judge_memory(
     losses: MemoryLosses, *, false_alarm: float = FALSE_ALARM, quantile: float = QUANTILE
-) -> Memory:
+) -> RunMemory:
     """Return what is remembered; every bound holds at once with probability 1 - ``false_alarm``.
 
     The bound of one segment is Clopper and Pearson's on the share below, over the quantile; the threshold itself is estimated
@@ -205,7 +191,7 @@ def judge_memory(
     rows = tuple(
         tuple(float(b) / c.shape[1] for b in row) for row, c in zip(counts, losses.claimed, strict=True)
     )
-    return Memory(tuple(segments), rows, losses.unseen.shape[1], quantile, false_alarm)
+    return RunMemory(tuple(segments), rows, losses.unseen.shape[1], quantile, false_alarm)
 
 
 def smallest_detectable(

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tallystick.fleet.provenance.transcripts import Report, ReportOpening
+from tallystick.fleet.provenance.transcripts import ReportOpening, RunReport
 from tallystick.store.chips import ChipDirectory
 from tallystick.store.documents import read_document
 from tallystick.store.files import RunDirectory
@@ -22,7 +22,7 @@ class DeclaredRun:
     """A run as an owner shows it in the neutral place: its report, what opens it, and its directory."""
 
     name: str
-    report: Report
+    report: RunReport
     opening: ReportOpening
     directory: RunDirectory
 
@@ -58,7 +58,7 @@ class OwnerFolder:
             found.append(
                 DeclaredRun(
                     name,
-                    read_document(Report, path),
+                    read_document(RunReport, path),
                     read_document(ReportOpening, path.with_name(f"{name}.opening.json")),
                     RunDirectory(self.path / "runs" / name),
                 )

@@ -111,7 +111,7 @@ class Precommit(Document, form=PRECOMMIT_FORMAT, what="pre-commitment", limit=DO
 
 
 @dataclass(frozen=True)
-class Report(Document, form=REPORT_FORMAT, what="report", limit=DOCUMENT_LIMIT):
+class RunReport(Document, form=REPORT_FORMAT, what="report", limit=DOCUMENT_LIMIT):
     """Stated after the run; holds commitments only.
 
     Attributes:
@@ -195,9 +195,9 @@ def make_report(
     precommit: Precommit,
     totals: Totals,
     snapshots: Sequence[tuple[str, int, int]] = (),
-) -> Report:
+) -> RunReport:
     """Return the report of a finished run."""
-    return Report(
+    return RunReport(
         run=transcript.root().hex(),
         steps=transcript.num_steps,
         precommit=precommit,
@@ -211,7 +211,7 @@ def make_report(
     )
 
 
-def verify_report(report: Report, opening: ReportOpening, transcript: Transcript) -> None:
+def verify_report(report: RunReport, opening: ReportOpening, transcript: Transcript) -> None:
     """Return if the report is the one of ``transcript`` under ``opening``: done inside the neutral place.
 
     Raises:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Annotated, Literal, cast
 
@@ -23,9 +23,9 @@ from tallystick.errors import InvalidInput
 from tallystick.fleet.agent.chip_log import NumberedFinding, Severity, snapshots_of
 from tallystick.fleet.agent.chip_record import LoggedPrecommit, LoggedRecord
 from tallystick.fleet.attestation.assurance import MEANINGS, Assurance
-from tallystick.fleet.provenance.matcher import Match
-from tallystick.fleet.provenance.memorisation import Memory
-from tallystick.fleet.provenance.transcripts import Lineage, Report
+from tallystick.fleet.provenance.matcher import SnapshotMatch
+from tallystick.fleet.provenance.memorisation import RunMemory
+from tallystick.fleet.provenance.transcripts import Lineage, RunReport
 from tallystick.numerics.random import permutation
 
 SELECTION_TAG = "tallystick/segment-selection/1"
@@ -77,14 +77,8 @@ class SegmentOutcome:
 
     def fields(self) -> dict[str, object]:
         """Return the outcome as JSON."""
-        return {
-            "start": self.start,
-            "end": self.end,
-            "method": self.method,
-            "verdict": self.verdict,
-            "ratio": self.ratio,
-            "text": self.text,
-        }
+        names = ("start", "end", "method", "verdict", "ratio", "text")
+        return {name: getattr(self, name) for name in names}
 
 
 def choose_segments(
@@ -134,15 +128,7 @@ def judge_ratio(outcome: SegmentOutcome, limit: float = RATIO_LIMIT) -> SegmentO
     assert ratio is not None
     good = ratio <= limit
     text = f"|W' - W| / |dW| is {ratio:.3g}, {'at most' if good else 'more than'} {limit:g}"
-    return SegmentOutcome(
-        outcome.start,
-        outcome.end,
-        "ratio",
-        "match" if good else "mismatch",
-        text,
-        outcome.distance,
-        outcome.change,
-    )
+    return replace(outcome, method="ratio", verdict="match" if good else "mismatch", text=text)
 
 
 @dataclass(frozen=True)
@@ -157,8 +143,8 @@ class ChipView:
     log: Sequence[LoggedRecord]
     findings: Sequence[NumberedFinding]
     assurance: Assurance
-    matches: Mapping[int, tuple[str, Match] | None] = field(
-        default_factory=dict[int, "tuple[str, Match] | None"]
+    matches: Mapping[int, tuple[str, SnapshotMatch] | None] = field(
+        default_factory=dict[int, "tuple[str, SnapshotMatch] | None"]
     )
     doubtful: frozenset[int] = frozenset()
 
@@ -180,14 +166,14 @@ class RunEvidence:
         memory: what the committed states remember of the claimed data, None if it was not looked at.
     """
 
-    report: Report
+    report: RunReport
     problem: str | None
     selected: Sequence[Selected] = ()
     outcomes: Sequence[SegmentOutcome] = ()
     initial: float | None = None
     parent_state: bool | None = None
     flop_counted: int | None = None
-    memory: Memory | None = None
+    memory: RunMemory | None = None
     other_setting: str | None = None
 
 
@@ -293,7 +279,7 @@ def judge_owner(
 # -- the rules, spec/monitoring.md 5 ----------------------------------------------------------------
 
 
-def _check_precommit(report: Report, chips: Mapping[str, ChipView]) -> list[NumberedFinding]:
+def _check_precommit(report: RunReport, chips: Mapping[str, ChipView]) -> list[NumberedFinding]:
     wanted = report.precommit.digest()
     found: list[NumberedFinding] = []
     for ueid in report.precommit.ranks:
@@ -409,7 +395,7 @@ def _check_totals(
     return found
 
 
-def _seconds_used(chip: ChipView, report: Report) -> float:
+def _seconds_used(chip: ChipView, report: RunReport) -> float:
     """Active seconds between the run's pre-commitment and the next one, or the log's end."""
     wanted = report.precommit.digest()
     start: int | None = None

@@ -17,7 +17,7 @@ from tallystick.commit.merkle import leaf_hash, root
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.fleet.registry.facts import DRAWN_FROM, Chip, Model
 from tallystick.fleet.registry.heads import SignedHead, verify_extension, verify_head
-from tallystick.fleet.sampling.draw import Frame
+from tallystick.fleet.sampling.draw import DrawnStratum
 from tallystick.signing.keys import PublicKey
 
 PROOF_FORMAT = "tallystick/registry-proof/1"
@@ -136,7 +136,7 @@ class DrawFrame:
         """Return who owned each chip when the list was made."""
         return {chip: owner for _, chip, owner in self.lines}
 
-    def frames(self, samples: Mapping[str, int]) -> tuple[Frame, ...]:
+    def frames(self, samples: Mapping[str, int]) -> tuple[DrawnStratum, ...]:
         """Return what an announcement says about the strata, ``samples`` of each.
 
         Raises:
@@ -148,7 +148,7 @@ class DrawFrame:
             raise InvalidInput(
                 f"frame: samples must be given for each of its strata and no other; {odd} is not both"
             )
-        return tuple(Frame(name, len(chips), samples[name]) for name, chips in sorted(strata.items()))
+        return tuple(DrawnStratum(name, len(chips), samples[name]) for name, chips in sorted(strata.items()))
 
 
 def make_frame(chips: Iterable[Chip], *, now: int) -> DrawFrame:

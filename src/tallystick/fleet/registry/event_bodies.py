@@ -1,4 +1,4 @@
-"""What each kind of deed says: its body, as a document (spec/registry.md section 3)."""
+"""What each kind of event says: its body, as a document (spec/registry.md section 3)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tallystick.commit.field_rules import At, HashText, Match, Via, Whole
 from tallystick.errors import InvalidInput
 from tallystick.signing.keys import PublicKey, parse_public_key
 
-MOST_CHIPS_IN_A_DEED = 10_000
+MOST_CHIPS_IN_AN_EVENT = 10_000
 _CHIP = re.compile(r"(?:[0-9a-f]{2}){7,33}", re.ASCII)  # a UEID in hexadecimal (RFC 9711: 7 to 33 bytes)
 _NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z._:/-]{0,63}", re.ASCII)
 _KEY = re.compile(r"(?:[0-9a-f]{64})?", re.ASCII)
@@ -48,15 +48,15 @@ Taker = Annotated[str, At("to"), Match(_NAME, "1 to 64 letters, digits or . _ : 
 
 
 class Body(Document):
-    """What a deed says; one about parties and models names no chip."""
+    """What an event says; one about parties and models names no chip."""
 
     def named(self) -> list[str]:
-        """Return the chips that the deed is about, in its own order."""
+        """Return the chips that the event is about, in its own order."""
         return []
 
 
 class NamedChips(Body):
-    """What a deed about chips says.
+    """What an event about chips says.
 
     Raises:
         InvalidInput: no chip, too many, or one twice.
@@ -65,14 +65,14 @@ class NamedChips(Body):
     def __post_init__(self) -> None:
         super().__post_init__()
         names = self.named()
-        if not 0 < len(names) <= MOST_CHIPS_IN_A_DEED:
-            raise InvalidInput(f"{self.label()}: {len(names)} chips; must be 1 to {MOST_CHIPS_IN_A_DEED}")
+        if not 0 < len(names) <= MOST_CHIPS_IN_AN_EVENT:
+            raise InvalidInput(f"{self.label()}: {len(names)} chips; must be 1 to {MOST_CHIPS_IN_AN_EVENT}")
         if len(set(names)) != len(names):
             raise InvalidInput(f"{self.label()}: a chip is named twice")
 
 
 class Lot(NamedChips):
-    """What a deed says of chips that it lists by name alone."""
+    """What an event says of chips that it lists by name alone."""
 
     chips: tuple[str, ...]
 
@@ -104,7 +104,7 @@ class PartyEntry(Body, what="party"):
 
 
 @dataclass(frozen=True)
-class Revocation(Body, what="revoke"):
+class KeyRevocation(Body, what="revoke"):
     """The authority alone replaces a key that was stolen or lost."""
 
     name: Name
@@ -166,7 +166,7 @@ class Transfer(Lot, what="transfer"):
 
 
 @dataclass(frozen=True)
-class Report(Lot, what="report"):
+class StatusReport(Lot, what="report"):
     """An owner's word on its chips: lost, found again or damaged."""
 
     owner: Name
@@ -175,7 +175,7 @@ class Report(Lot, what="report"):
 
 
 @dataclass(frozen=True)
-class Return(NamedChips, what="return"):
+class RepairReturn(NamedChips, what="return"):
     """Chips come back from repair; a chip of the maker's own may replace one that is retired with it."""
 
     giver: Giver
@@ -226,7 +226,8 @@ class Inspected(NamedChips, what="inspected"):
 
 
 BODIES: Mapping[str, type[Body]] = {
-    "open": RegistryOpening, "party": PartyEntry, "revoke": Revocation, "model": ModelEntry, "fab": Fabrication,
-    "package": Packaging, "board": Mounting, "transfer": Transfer, "loss": Report, "found": Report, "damage": Report,
-    "rma": Transfer, "return": Return, "retire": Retirement, "exempt": Exemption, "inspected": Inspected,
+    "open": RegistryOpening, "party": PartyEntry, "revoke": KeyRevocation, "model": ModelEntry, "fab": Fabrication,
+    "package": Packaging, "board": Mounting, "transfer": Transfer, "rma": Transfer, "return": RepairReturn,
+    "loss": StatusReport, "found": StatusReport, "damage": StatusReport, "retire": Retirement, "exempt": Exemption,
+    "inspected": Inspected,
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The rules of each kind of deed: who signs it, and what it changes; what it says is in ``event_bodies``."""
+"""The rules of each kind of event: who signs it, and what it changes; what it says is in ``event_bodies``."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from tallystick.fleet.registry.event_bodies import (
     Exemption,
     Fabrication,
     Inspected,
+    KeyRevocation,
     Lot,
     ModelEntry,
     Mounting,
     Packaging,
     PartyEntry,
     RegistryOpening,
-    Report,
+    RepairReturn,
     Retirement,
-    Return,
-    Revocation,
+    StatusReport,
     Transfer,
 )
 from tallystick.fleet.registry.facts import (
@@ -33,26 +33,26 @@ from tallystick.fleet.registry.facts import (
     RETIRED,
     Changes,
     Chip,
-    Deed,
     Model,
     Party,
+    RegistryEvent,
     View,
 )
 
 
 @dataclass(frozen=True)
-class Kind:
-    """One kind of deed: ``signers`` says who must sign what its body says, ``apply`` is its rule."""
+class EventKind:
+    """One kind of event: ``signers`` says who must sign what its body says, ``apply`` is its rule."""
 
     signers: Callable[[Any, View], set[str]]
-    apply: Callable[[Deed, Any, View, int], Changes]
+    apply: Callable[[RegistryEvent, Any, View, int], Changes]
 
 
-def _open(deed: Deed, body: RegistryOpening, view: View, number: int) -> Changes:
+def _open(event: RegistryEvent, body: RegistryOpening, view: View, number: int) -> Changes:
     return Changes(parties=[Party(REGISTRY, ("authority",), body.key)])
 
 
-def _party(deed: Deed, body: PartyEntry, view: View, number: int) -> Changes:
+def _party(event: RegistryEvent, body: PartyEntry, view: View, number: int) -> Changes:
     if body.name == REGISTRY and "authority" not in body.roles:
         raise ProtocolViolation("party: the registry stays an authority")
     return Changes(parties=[Party(body.name, body.roles, body.key)])
@@ -63,12 +63,12 @@ def _party_signers(body: PartyEntry, view: View) -> set[str]:
     return {REGISTRY} | ({body.name} if view.party(body.name) is not None else set())
 
 
-def _revoke(deed: Deed, body: Revocation, view: View, number: int) -> Changes:
+def _revoke(event: RegistryEvent, body: KeyRevocation, view: View, number: int) -> Changes:
     old = must_know(view, body.name)
     return Changes(parties=[Party(old.name, old.roles, body.key)])
 
 
-def _model(deed: Deed, body: ModelEntry, view: View, number: int) -> Changes:
+def _model(event: RegistryEvent, body: ModelEntry, view: View, number: int) -> Changes:
     model = Model(body.name, body.vendor, int(body.flop_per_chip_day))
     old = view.model(model.name)
     if old is not None and model.flop_per_chip_day < old.flop_per_chip_day:
@@ -79,7 +79,7 @@ def _model(deed: Deed, body: ModelEntry, view: View, number: int) -> Changes:
     return Changes(models=[model])
 
 
-def _fab(deed: Deed, body: Fabrication, view: View, number: int) -> Changes:
+def _fab(event: RegistryEvent, body: Fabrication, view: View, number: int) -> Changes:
     maker, model = body.maker, body.model
     _must_have_role(view, maker, "maker")
     if view.model(model) is None:
@@ -94,7 +94,7 @@ def _fab(deed: Deed, body: Fabrication, view: View, number: int) -> Changes:
     return Changes(chips=made)
 
 
-def _package(deed: Deed, body: Packaging, view: View, number: int) -> Changes:
+def _package(event: RegistryEvent, body: Packaging, view: View, number: int) -> Changes:
     rows = body.chips
     chips = _named(view, body.named())
     changed: dict[str, Chip] = {}
@@ -117,36 +117,38 @@ def _package(deed: Deed, body: Packaging, view: View, number: int) -> Changes:
     return Changes(given, changed)
 
 
-def _board(deed: Deed, body: Mounting, view: View, number: int) -> Changes:
+def _board(event: RegistryEvent, body: Mounting, view: View, number: int) -> Changes:
     before = (ACTIVE, DAMAGED, IN_REPAIR)
-    return _change(deed, body, view, number, before, holder=body.holder, board=body.board)
+    return _change(event, body, view, number, before, holder=body.holder, board=body.board)
 
 
-def _transfer(deed: Deed, body: Transfer, view: View, number: int) -> Changes:
+def _transfer(event: RegistryEvent, body: Transfer, view: View, number: int) -> Changes:
     giver, taker = body.giver, body.taker
     _must_have_role(view, taker, "owner")
     return _change(
-        deed, body, view, number, (ACTIVE, DAMAGED), holder=giver, owned_by=giver, owner=taker, custodian=taker
+        event, body, view, number, (ACTIVE, DAMAGED), holder=giver, owned_by=giver, owner=taker, custodian=taker
     )  # fmt: skip
 
 
-def _report(status: str, before: tuple[str, ...]) -> Callable[[Deed, Report, View, int], Changes]:
+def _report(
+    status: str, before: tuple[str, ...]
+) -> Callable[[RegistryEvent, StatusReport, View, int], Changes]:
     """Loss, damage, and chips found again: the owner's word."""
 
-    def apply(deed: Deed, body: Report, view: View, number: int) -> Changes:
-        return _change(deed, body, view, number, before, owned_by=body.owner, status=status)
+    def apply(event: RegistryEvent, body: StatusReport, view: View, number: int) -> Changes:
+        return _change(event, body, view, number, before, owned_by=body.owner, status=status)
 
     return apply
 
 
-def _rma(deed: Deed, body: Transfer, view: View, number: int) -> Changes:
+def _rma(event: RegistryEvent, body: Transfer, view: View, number: int) -> Changes:
     _must_have_role(view, body.taker, "maker")
     return _change(
-        deed, body, view, number, (ACTIVE, DAMAGED), holder=body.giver, custodian=body.taker, status=IN_REPAIR
+        event, body, view, number, (ACTIVE, DAMAGED), holder=body.giver, custodian=body.taker, status=IN_REPAIR
     )  # fmt: skip
 
 
-def _return(deed: Deed, body: Return, view: View, number: int) -> Changes:
+def _return(event: RegistryEvent, body: RepairReturn, view: View, number: int) -> Changes:
     """Chips come back from repair to their owner; a chip of the maker's own may replace one that is retired with it."""
     maker, owner = body.giver, body.taker
     chips = _named(view, body.named())
@@ -170,22 +172,22 @@ def _return(deed: Deed, body: Return, view: View, number: int) -> Changes:
     return Changes(chips=changed)
 
 
-def _retire(deed: Deed, body: Retirement, view: View, number: int) -> Changes:
+def _retire(event: RegistryEvent, body: Retirement, view: View, number: int) -> Changes:
     _must_have_role(view, body.witness, "inspector")
     before = (FABRICATED, ACTIVE, DAMAGED, IN_REPAIR)
-    return _change(deed, body, view, number, before, owned_by=body.owner, status=RETIRED)
+    return _change(event, body, view, number, before, owned_by=body.owner, status=RETIRED)
 
 
-def _exempt(deed: Deed, body: Exemption, view: View, number: int) -> Changes:
-    return _change(deed, body, view, number, (ACTIVE, DAMAGED, IN_REPAIR), exempt_until=body.until)
+def _exempt(event: RegistryEvent, body: Exemption, view: View, number: int) -> Changes:
+    return _change(event, body, view, number, (ACTIVE, DAMAGED, IN_REPAIR), exempt_until=body.until)
 
 
-def _inspected(deed: Deed, body: Inspected, view: View, number: int) -> Changes:
+def _inspected(event: RegistryEvent, body: Inspected, view: View, number: int) -> Changes:
     _must_have_role(view, body.inspector, "inspector")
     chips = _named(view, body.named())
     changed = {
         name: chips[name]._replace(
-            inspected=deed.time if outcome == "passed" else chips[name].inspected, entry=number
+            inspected=event.time if outcome == "passed" else chips[name].inspected, entry=number
         )
         for name, outcome in body.chips
     }
@@ -200,28 +202,28 @@ def _by_registry(body: object, view: View) -> set[str]:
     return {REGISTRY}
 
 
-KINDS: dict[str, Kind] = {
-    "open": Kind(_by_registry, _open),
-    "party": Kind(_party_signers, _party),
-    "revoke": Kind(_by_registry, _revoke),
-    "model": Kind(_by_registry, _model),
-    "fab": Kind(_by("maker"), _fab),
-    "package": Kind(_by("maker"), _package),
-    "board": Kind(_by("holder"), _board),
-    "transfer": Kind(_by("giver", "taker"), _transfer),
-    "loss": Kind(_by("owner"), _report(LOST, (FABRICATED, ACTIVE, DAMAGED))),
-    "found": Kind(_by("owner"), _report(ACTIVE, (LOST,))),
-    "damage": Kind(_by("owner"), _report(DAMAGED, (ACTIVE,))),
-    "rma": Kind(_by("giver", "taker"), _rma),
-    "return": Kind(_by("giver", "taker"), _return),
-    "retire": Kind(_by("owner", "witness"), _retire),
-    "exempt": Kind(_by_registry, _exempt),
-    "inspected": Kind(_by("inspector"), _inspected),
+KINDS: dict[str, EventKind] = {
+    "open": EventKind(_by_registry, _open),
+    "party": EventKind(_party_signers, _party),
+    "revoke": EventKind(_by_registry, _revoke),
+    "model": EventKind(_by_registry, _model),
+    "fab": EventKind(_by("maker"), _fab),
+    "package": EventKind(_by("maker"), _package),
+    "board": EventKind(_by("holder"), _board),
+    "transfer": EventKind(_by("giver", "taker"), _transfer),
+    "loss": EventKind(_by("owner"), _report(LOST, (FABRICATED, ACTIVE, DAMAGED))),
+    "found": EventKind(_by("owner"), _report(ACTIVE, (LOST,))),
+    "damage": EventKind(_by("owner"), _report(DAMAGED, (ACTIVE,))),
+    "rma": EventKind(_by("giver", "taker"), _rma),
+    "return": EventKind(_by("giver", "taker"), _return),
+    "retire": EventKind(_by("owner", "witness"), _retire),
+    "exempt": EventKind(_by_registry, _exempt),
+    "inspected": EventKind(_by("inspector"), _inspected),
 }
 
 
 def _change(
-    deed: Deed,
+    event: RegistryEvent,
     body: Lot,
     view: View,
     number: int,
@@ -236,7 +238,7 @@ def _change(
     for name, chip in _named(view, body.chips).items():
         if chip.status not in before:
             raise ProtocolViolation(
-                f"chip {name}: is {chip.status}; {deed.kind} is for chips that are {' or '.join(before)}"
+                f"chip {name}: is {chip.status}; {event.kind} is for chips that are {' or '.join(before)}"
             )
         if holder is not None:
             _must_hold(chip, holder)

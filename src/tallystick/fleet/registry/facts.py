@@ -1,4 +1,4 @@
-"""What the registry knows: chips, parties and models as they stand, and the signed deeds that change them."""
+"""What the registry knows: chips, parties and models as they stand, and the signed events that change them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Annotated, NamedTuple, Protocol
 
 from tallystick.commit.codec import Document
 from tallystick.commit.encoding import canonical_json
-from tallystick.commit.field_rules import Hex, Size, Whole
+from tallystick.commit.field_rules import At, Hex, Size, Whole
 from tallystick.errors import InvalidInput
 from tallystick.fleet.registry.event_bodies import BODIES, Body
 from tallystick.signing.keys import PublicKey
 
 FORMAT = "tallystick/registry-deed/1"
-DEED_TAG = "tallystick/registry-deed/1"
-DEED_TYPE = "application/vnd.tallystick.registry-deed+json"
+EVENT_TAG = "tallystick/registry-deed/1"
+EVENT_TYPE = "application/vnd.tallystick.registry-deed+json"
 LARGEST_ENTRY = 4 << 20  # bytes of one line
 REGISTRY = "registry"  # the party that keeps it and signs heads, parties and exemptions
 FABRICATED, ACTIVE, DAMAGED, LOST, IN_REPAIR, RETIRED = (
@@ -26,7 +26,7 @@ DRAWN_FROM = (ACTIVE, DAMAGED, IN_REPAIR)  # chips of these statuses stand in th
 
 
 class Chip(NamedTuple):
-    """One chip as the registry knows it; ``entry`` is the number of the last deed about it."""
+    """One chip as the registry knows it; ``entry`` is the number of the last event about it."""
 
     chip: str
     model: str
@@ -70,8 +70,8 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Deed(Document, form=FORMAT, what="deed"):
-    """One statement: ``kind`` says which of the forms in ``BODIES`` its body has. ``nonce`` makes repeated deeds differ."""
+class RegistryEvent(Document, form=FORMAT, what="event"):
+    """One statement: ``kind`` says which of the forms in ``BODIES`` its body has. ``nonce`` makes repeated events differ."""
 
     kind: str
     time: Whole
@@ -85,7 +85,7 @@ class Deed(Document, form=FORMAT, what="deed"):
 
     @cached_property
     def _encoded(self) -> bytes:
-        # A lot's deed is asked for its bytes by signer, reader and log, and forming them costs most of all.
+        # A lot's event is asked for its bytes by signer, reader and log, and forming them costs most of all.
         return canonical_json(self.fields())
 
     @cached_property
@@ -96,17 +96,17 @@ class Deed(Document, form=FORMAT, what="deed"):
             InvalidInput: an unknown kind, or a body of another form.
         """
         if self.kind not in BODIES:
-            raise InvalidInput(f"deed: kind {self.kind[:40]!r} is unknown; known are {', '.join(BODIES)}")
+            raise InvalidInput(f"event: kind {self.kind[:40]!r} is unknown; known are {', '.join(BODIES)}")
         if self.kind == "open" and self.registry:
             raise InvalidInput("open: names no registry")
         return BODIES[self.kind].read(dict(self.body), what=self.kind)
 
 
 @dataclass(frozen=True)
-class Entry(Document, what="registry entry", limit=LARGEST_ENTRY):
-    """A deed with its signatures, in ascending order of the signers' names."""
+class RegistryEntry(Document, what="registry entry", limit=LARGEST_ENTRY):
+    """An event with its signatures, in ascending order of the signers' names."""
 
-    deed: Deed
+    event: Annotated[RegistryEvent, At("deed")]
     signatures: tuple[tuple[str, Annotated[bytes, Hex(), Size(1, 256)]], ...]
 
     def __post_init__(self) -> None:
@@ -117,9 +117,9 @@ class Entry(Document, what="registry entry", limit=LARGEST_ENTRY):
 
     def encode(self) -> bytes:
         """Return the line of the log, without its end."""
-        deed = self.deed.encode()
+        event = self.event.encode()
         signed = canonical_json([[name, signature.hex()] for name, signature in self.signatures])
-        return b'{"deed":' + deed + b',"signatures":' + signed + b"}"
+        return b'{"deed":' + event + b',"signatures":' + signed + b"}"
 
 
 class View(Protocol):
@@ -127,7 +127,7 @@ class View(Protocol):
 
     @property
     def registry_id(self) -> str:
-        """Return the digest of the opening deed, or an empty text before it."""
+        """Return the digest of the opening event, or an empty text before it."""
         ...
 
     def party(self, name: str) -> Party | None:
@@ -149,7 +149,7 @@ class View(Protocol):
 
 @dataclass
 class Changes:
-    """What a deed changes; ``marks`` are serial numbers and device keys that chips get now, as (kind, mark, chip)."""
+    """What an event changes; ``marks`` are serial numbers and device keys that chips get now, as (kind, mark, chip)."""
 
     marks: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
     chips: dict[str, Chip] = field(default_factory=dict[str, Chip])

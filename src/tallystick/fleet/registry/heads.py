@@ -21,7 +21,7 @@ LARGEST_HEAD = 1 << 16
 
 @dataclass(frozen=True)
 class RegistryHead(Document, form=HEAD_FORMAT, what="registry head", limit=LARGEST_HEAD):
-    """What the registry answers for at one moment: a log of ``entries`` deeds and the state after them."""
+    """What the registry answers for at one moment: a log of ``entries`` events and the state after them."""
 
     registry: HashText
     entries: Positive

@@ -1,12 +1,12 @@
-"""A small made-up industry for benchmarks, demonstrations and tests: a maker, two owners, an inspector, and their deeds."""
+"""A small made-up industry for benchmarks, demonstrations and tests: a maker, two owners, an inspector, and their events."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
 
-from tallystick.fleet.registry.events import registry_id, sign_deed
-from tallystick.fleet.registry.facts import REGISTRY, Deed, Entry
+from tallystick.fleet.registry.events import registry_id, sign_event
+from tallystick.fleet.registry.facts import REGISTRY, RegistryEntry, RegistryEvent
 from tallystick.signing.keys import SigningKey, ed25519_key
 
 START = 1_800_000_000
@@ -14,48 +14,48 @@ PARTIES = {"fab": ["maker", "owner"], "north": ["owner"], "south": ["owner"], "w
 
 
 class Industry:
-    """Draws up signed deeds one after the other; keys, nonces and names depend on nothing but their numbers."""
+    """Draws up signed events one after the other; keys, nonces and names depend on nothing but their numbers."""
 
     def __init__(self, name: str = "world") -> None:
         self.keys: dict[str, SigningKey] = {party: key_of(party) for party in (REGISTRY, *PARTIES)}
         self._number = 0
         self.registry = ""
-        self.opening = self.deed("open", {"name": name, "key": self.spki(REGISTRY)}, REGISTRY)
-        self.registry = registry_id(self.opening.deed)
+        self.opening = self.event("open", {"name": name, "key": self.spki(REGISTRY)}, REGISTRY)
+        self.registry = registry_id(self.opening.event)
 
     def spki(self, party: str) -> str:
-        """Return a party's public key as deeds hold it."""
+        """Return a party's public key as events hold it."""
         return self.keys[party].public_key.spki.hex()
 
-    def deed(self, kind: str, body: Mapping[str, object], *signers: str) -> Entry:
-        """Return the next deed, signed by ``signers``."""
+    def event(self, kind: str, body: Mapping[str, object], *signers: str) -> RegistryEntry:
+        """Return the next event, signed by ``signers``."""
         self._number += 1
-        deed = Deed(kind, START + self._number, f"{self._number:032x}", self.registry, body)
-        return sign_deed(deed, {name: self.keys[name] for name in signers})
+        event = RegistryEvent(kind, START + self._number, f"{self._number:032x}", self.registry, body)
+        return sign_event(event, {name: self.keys[name] for name in signers})
 
-    def beginning(self) -> list[Entry]:
+    def beginning(self) -> list[RegistryEntry]:
         """Return the opening, all parties and one model."""
         entries = [self.opening]
         for party, roles in PARTIES.items():
             body = {"name": party, "roles": roles, "key": self.spki(party)}
-            entries.append(self.deed("party", body, REGISTRY))
+            entries.append(self.event("party", body, REGISTRY))
         body = {"name": "gx1", "vendor": "fab", "flop_per_chip_day": "86400000000000000000"}
-        return [*entries, self.deed("model", body, REGISTRY)]
+        return [*entries, self.event("model", body, REGISTRY)]
 
-    def make(self, chips: list[str], *, model: str = "gx1") -> list[Entry]:
-        """Return the deeds by which ``chips`` are made and packaged."""
+    def make(self, chips: list[str], *, model: str = "gx1") -> list[RegistryEntry]:
+        """Return the events by which ``chips`` are made and packaged."""
         rows = [[chip, f"SN-{chip[:12]}", key_of(chip).public_key.key_id] for chip in chips]
         return [
-            self.deed("fab", {"maker": "fab", "model": model, "chips": chips}, "fab"),
-            self.deed("package", {"maker": "fab", "chips": rows}, "fab"),
+            self.event("fab", {"maker": "fab", "model": model, "chips": chips}, "fab"),
+            self.event("package", {"maker": "fab", "chips": rows}, "fab"),
         ]
 
-    def sell(self, chips: list[str], giver: str, taker: str) -> Entry:
+    def sell(self, chips: list[str], giver: str, taker: str) -> RegistryEntry:
         """Return a transfer signed by both."""
-        return self.deed("transfer", {"from": giver, "to": taker, "chips": chips}, giver, taker)
+        return self.event("transfer", {"from": giver, "to": taker, "chips": chips}, giver, taker)
 
-    def lives(self, chips: int, lot: int) -> Iterator[Entry]:
-        """Yield four deeds a lot, so four events a chip: made, packaged, put on a board, sold."""
+    def lives(self, chips: int, lot: int) -> Iterator[RegistryEntry]:
+        """Yield four events a lot: made, packaged, put on a board, sold."""
         for first in range(0, chips, lot):
             names = [chip_name(at) for at in range(first, min(chips, first + lot))]
             # Made-up device keys: to sign with them is no part of this.
@@ -63,9 +63,9 @@ class Industry:
                 [name, f"SN-{first + at:09d}", hashlib.sha256(name.encode()).hexdigest()]
                 for at, name in enumerate(names)
             ]
-            yield self.deed("fab", {"maker": "fab", "model": "gx1", "chips": names}, "fab")
-            yield self.deed("package", {"maker": "fab", "chips": rows}, "fab")
-            yield self.deed("board", {"holder": "fab", "board": f"B-{first}", "chips": names}, "fab")
+            yield self.event("fab", {"maker": "fab", "model": "gx1", "chips": names}, "fab")
+            yield self.event("package", {"maker": "fab", "chips": rows}, "fab")
+            yield self.event("board", {"holder": "fab", "board": f"B-{first}", "chips": names}, "fab")
             yield self.sell(names, "fab", "north")
 
 

@@ -1,6 +1,6 @@
-"""A registry at rest: its log of deeds, signed heads, and an index that can be thrown away and made again.
+"""A registry at rest: its log of events, signed heads, and an index that can be thrown away and made again.
 
-    entries.jsonl   the log: one signed deed a line, appended, never changed
+    entries.jsonl   the log: one signed event a line, appended, never changed
     head.json       the newest signed head: size and root of the log, root of the state
     index.sqlite    chips, parties, proofs' nodes; made from the log alone (``rebuild``)
 
@@ -20,8 +20,8 @@ from pathlib import Path
 from types import TracebackType
 
 from tallystick.errors import InvalidInput, Mismatch, ProtocolViolation, StoreError
-from tallystick.fleet.registry.events import apply_deed, parse_entry, verify_signatures
-from tallystick.fleet.registry.facts import LARGEST_ENTRY, REGISTRY, Deed, Entry, Party
+from tallystick.fleet.registry.events import apply_event, parse_entry, verify_signatures
+from tallystick.fleet.registry.facts import LARGEST_ENTRY, REGISTRY, Party, RegistryEntry, RegistryEvent
 from tallystick.fleet.registry.heads import (
     RegistryHead,
     SignedHead,
@@ -37,7 +37,7 @@ SCHEMA = 1
 Progress = Callable[[int, int, str], None]
 
 
-class Ledger(StateIndex):
+class RegistryLedger(StateIndex):
     """One registry's directory. Close it; ``with`` does, and says ``StoreError`` where the index cannot be used."""
 
     def __init__(self, path: Path) -> None:
@@ -45,7 +45,7 @@ class Ledger(StateIndex):
         self.path = path
         self._index: sqlite3.Connection | None = None
 
-    def __enter__(self) -> Ledger:
+    def __enter__(self) -> RegistryLedger:
         return self
 
     def __exit__(
@@ -83,7 +83,7 @@ class Ledger(StateIndex):
     # -- writing -----------------------------------------------------------------------------------
 
     def append(
-        self, entries: Iterable[Entry], signer: Signer, *, now: int, progress: Progress | None = None
+        self, entries: Iterable[RegistryEntry], signer: Signer, *, now: int, progress: Progress | None = None
     ) -> SignedHead:
         """Return the head after ``entries`` were checked, applied and written: all of them or none.
 
@@ -128,7 +128,7 @@ class Ledger(StateIndex):
         return signed
 
     def rebuild(self, *, progress: Progress | None = None) -> RegistryHead:
-        """Return the head after the index was made again from the log alone, every deed and signature checked.
+        """Return the head after the index was made again from the log alone, every event and signature checked.
 
         Raises:
             Mismatch: log and head disagree; the log is shorter than its head says, or other.
@@ -154,7 +154,7 @@ class Ledger(StateIndex):
                 start += len(line) + 1
                 number += 1
                 if progress is not None and number % 64 == 0:
-                    progress(number, signed.head.entries, "deeds checked")
+                    progress(number, signed.head.entries, "events checked")
             if number < signed.head.entries:
                 raise Mismatch(
                     f"registry: the log holds {number} entries, its head speaks of {signed.head.entries}"
@@ -198,15 +198,15 @@ class Ledger(StateIndex):
                     return
                 yield line[:-1]
 
-    def history(self, chip: str) -> list[tuple[int, Deed]]:
-        """Return the deeds about a chip, oldest first, with their numbers; reads the whole log."""
-        found: list[tuple[int, Deed]] = []
+    def history(self, chip: str) -> list[tuple[int, RegistryEvent]]:
+        """Return the events about a chip, oldest first, with their numbers; reads the whole log."""
+        found: list[tuple[int, RegistryEvent]] = []
         for number, line in enumerate(self.read_lines(self.load_head().head.entries)):
             if (
                 chip.encode("ascii", "replace") in line
-                and chip in (deed := parse_entry(line).deed).said.named()
+                and chip in (event := parse_entry(line).event).said.named()
             ):
-                found.append((number, deed))
+                found.append((number, event))
         return found
 
     # -- inside ------------------------------------------------------------------------------------
@@ -258,10 +258,16 @@ class Ledger(StateIndex):
             )
 
     def _apply(
-        self, index: sqlite3.Connection, entry: Entry, line: bytes, number: int, start: int, touched: set[int]
+        self,
+        index: sqlite3.Connection,
+        entry: RegistryEntry,
+        line: bytes,
+        number: int,
+        start: int,
+        touched: set[int],
     ) -> None:
         verify_signatures(entry, self)
-        changes = apply_deed(entry.deed, self, number)
+        changes = apply_event(entry.event, self, number)
         self._take(index, entry, line, number, start)
         self._store(index, changes, touched)
 
@@ -297,7 +303,7 @@ class Ledger(StateIndex):
 
 def _must(party: Party | None) -> Party:
     if party is None:
-        raise ProtocolViolation("registry: is not opened; its first deed opens it")
+        raise ProtocolViolation("registry: is not opened; its first event opens it")
     return party
 
 

@@ -79,7 +79,7 @@ def _compare(known: Mapping[str, Chip], stream: Stream) -> list[Disagreement]:
         if chip is None:
             found.append(
                 Disagreement(
-                    "unregistered", name, stream.party, f"{stream.source} saw it; no deed registers it"
+                    "unregistered", name, stream.party, f"{stream.source} saw it; no event registers it"
                 )
             )
         elif problem := _disagrees(chip, stream):

@@ -16,7 +16,7 @@ from tallystick.commit.encoding import canonical_json
 from tallystick.commit.merkle import EMPTY_ROOT, consistency_proof, leaf_hash, node_hash, root
 from tallystick.errors import ProtocolViolation, StoreError
 from tallystick.fleet.registry.events import registry_id
-from tallystick.fleet.registry.facts import Changes, Chip, Entry, Model, Party
+from tallystick.fleet.registry.facts import Changes, Chip, Model, Party, RegistryEntry
 from tallystick.fleet.registry.heads import RegistryHead
 from tallystick.signing.keys import parse_public_key
 
@@ -97,7 +97,7 @@ class StateIndex(ABC):
 
     @property
     def registry_id(self) -> str:
-        """The digest of the opening deed; empty before it."""
+        """The digest of the opening event; empty before it."""
         if self._id is None:
             row = self._open().execute("SELECT value FROM meta WHERE name = 'id'").fetchone()
             self._id = "" if row is None else str(row[0])
@@ -156,17 +156,19 @@ class StateIndex(ABC):
 
     # -- changing ----------------------------------------------------------------------------------
 
-    def _take(self, index: sqlite3.Connection, entry: Entry, line: bytes, number: int, start: int) -> None:
+    def _take(
+        self, index: sqlite3.Connection, entry: RegistryEntry, line: bytes, number: int, start: int
+    ) -> None:
         """Write down where an entry stands."""
-        deed = leaf_hash(entry.deed.encode())
+        event = leaf_hash(entry.event.encode())
         try:
             index.execute(
-                "INSERT INTO entry VALUES (?, ?, ?, ?, ?)", (number, leaf_hash(line), start, len(line), deed)
+                "INSERT INTO entry VALUES (?, ?, ?, ?, ?)", (number, leaf_hash(line), start, len(line), event)
             )
         except sqlite3.IntegrityError:
-            raise ProtocolViolation(f"{entry.deed.kind}: this deed stands in the log already") from None
-        if entry.deed.kind == "open":
-            self._id = registry_id(entry.deed)
+            raise ProtocolViolation(f"{entry.event.kind}: this event stands in the log already") from None
+        if entry.event.kind == "open":
+            self._id = registry_id(entry.event)
             index.execute("INSERT INTO meta VALUES ('id', ?)", (self._id,))
 
     def _store(self, index: sqlite3.Connection, changes: Changes, touched: set[int]) -> None:

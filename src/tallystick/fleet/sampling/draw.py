@@ -24,7 +24,7 @@ MOST_CHIPS = 1 << 28  # tickets of eight bytes are sorted in memory
 
 
 @dataclass(frozen=True)
-class Frame(Document, what="draw: stratum"):
+class DrawnStratum(Document, what="draw: stratum"):
     """The chips of one stratum, positions 0 .. chips - 1 of the committed list, and how many are drawn."""
 
     name: str
@@ -44,16 +44,16 @@ class Frame(Document, what="draw: stratum"):
             )
 
 
-def _read_frame(value: object, what: str) -> Frame:
+def _read_frame(value: object, what: str) -> DrawnStratum:
     match value:
         case [str(name), int(chips), int(samples)] if type(chips) is int and type(samples) is int:
-            return Frame(name, chips, samples)
+            return DrawnStratum(name, chips, samples)
         case _:
             raise InvalidInput(f"{what}: a stratum must be [name, chips, samples]")
 
 
 @dataclass(frozen=True)
-class Announcement(Document, form=FORMAT, what="draw", limit=LARGEST_ANNOUNCEMENT):
+class DrawAnnouncement(Document, form=FORMAT, what="draw", limit=LARGEST_ANNOUNCEMENT):
     """What is published before the beacon speaks: which reports, which list of chips, which beacon round.
 
     ``reports`` is the root over the owners' reports and ``reports_closed`` the second (UTC, since 1970) after which
@@ -72,7 +72,7 @@ class Announcement(Document, form=FORMAT, what="draw", limit=LARGEST_ANNOUNCEMEN
     beacon_source: Annotated[str, At("beacon", "source")]
     beacon_round: Annotated[int, At("beacon", "round")]
     beacon_time: Annotated[int, At("beacon", "time")]
-    strata: tuple[Annotated[Frame, Via(Frame.row, _read_frame)], ...]
+    strata: tuple[Annotated[DrawnStratum, Via(DrawnStratum.row, _read_frame)], ...]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,7 +97,7 @@ class Announcement(Document, form=FORMAT, what="draw", limit=LARGEST_ANNOUNCEMEN
 class Draw:
     """The seed and, for each stratum, the positions to inspect in the order they were drawn, int64."""
 
-    announcement: Announcement
+    announcement: DrawAnnouncement
     seed: bytes
     samples: dict[str, Indexes]
 
@@ -106,10 +106,10 @@ class Draw:
         return sample_digest(self.seed, self.samples)
 
 
-parse_announcement = Announcement.parse
+parse_announcement = DrawAnnouncement.parse
 
 
-def draw_sample(announcement: Announcement, beacon_value: bytes) -> Draw:
+def draw_sample(announcement: DrawAnnouncement, beacon_value: bytes) -> Draw:
     """Return the sample that ``announcement`` and the value of its beacon round determine.
 
     Whether the value is that round's is for the caller to check with the beacon's own signature. Takes

@@ -13,7 +13,7 @@ from tallystick.fleet.sampling.planner import (
     MOST_EXACT_ROUNDS,
     MOST_FACTORS,
     MOST_LONG_SUMS,
-    Question,
+    PlanQuestion,
     draw_size,
     exposures,
     guaranteed_shares,
@@ -72,7 +72,7 @@ def exact_miss(
     return min(1.0, math.fsum(pending) + math.fsum(settled))
 
 
-def exact_samples(question: Question) -> tuple[int, float] | None:
+def exact_samples(question: PlanQuestion) -> tuple[int, float] | None:
     """The fewest samples per period that detect a run of the question's days, exactly, and the detection they give.
 
     For fleets of one monitored stratum. None for a mixed fleet, if no such run fits, if inspecting every chip

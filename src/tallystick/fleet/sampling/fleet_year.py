@@ -17,10 +17,10 @@ import numpy.typing as npt
 from tallystick.commit.encoding import digest
 from tallystick.errors import InvalidInput
 from tallystick.fleet.sampling.coverage import binomial_interval, largest_deficit
-from tallystick.fleet.sampling.draw import Announcement, Frame, draw_sample
+from tallystick.fleet.sampling.draw import DrawAnnouncement, DrawnStratum, draw_sample
 from tallystick.fleet.sampling.exact import exact_miss
 from tallystick.fleet.sampling.planner import (
-    Question,
+    PlanQuestion,
     Stratum,
     draw_size,
     guaranteed_detection,
@@ -55,7 +55,7 @@ class Evader:
 
 
 @dataclass(frozen=True)
-class Statement:
+class CountedRate:
     """A rate that was counted, its Clopper-Pearson interval, and what was claimed for it.
 
     ``kind`` is ``equals``, ``at least`` or ``at most``.
@@ -87,7 +87,7 @@ class FleetYears:
     inspected: int
     samples: tuple[int, ...]
     snapshots: int
-    statements: tuple[Statement, ...]
+    statements: tuple[CountedRate, ...]
     findings: tuple[tuple[str, int], ...]
     days_to_find: tuple[tuple[str, float | None], ...]
 
@@ -105,7 +105,7 @@ class _Year:
 
 @dataclass(frozen=True)
 class _Fleet:
-    question: Question
+    question: PlanQuestion
     owner_of: Owners
     in_use: npt.NDArray[np.float64]  # share of each owner's days
     evaders: tuple[Evader, ...]
@@ -163,10 +163,12 @@ def play_years(
     )
 
 
-def _false_alarm_statement(false_alarms: int, honest_logs: int, alarm: float, confidence: float) -> Statement:
+def _false_alarm_statement(
+    false_alarms: int, honest_logs: int, alarm: float, confidence: float
+) -> CountedRate:
     low, high = binomial_interval(false_alarms, max(1, honest_logs), confidence)
     words = "honest logs held for too empty"
-    return Statement("false-alarms", words, false_alarms, honest_logs, low, high, alarm, "at most")
+    return CountedRate("false-alarms", words, false_alarms, honest_logs, low, high, alarm, "at most")
 
 
 def must_be_playable(chips: int, years: int) -> None:
@@ -218,14 +220,14 @@ def _one_year(fleet: _Fleet, samples: Sequence[int], alarm: float, seed: int, ye
     return _Year(when, false_alarms, honest, int(counts.sum()), kinds)
 
 
-def _inspected(question: Question, samples: Sequence[int], seed: int, year: int, at: int) -> list[int]:
+def _inspected(question: PlanQuestion, samples: Sequence[int], seed: int, year: int, at: int) -> list[int]:
     """Positions in the whole list of the chips that the product's own draw takes."""
     frames = tuple(
-        Frame(stratum.name, stratum.chips, count)
+        DrawnStratum(stratum.name, stratum.chips, count)
         for stratum, count in zip(question.monitored, samples, strict=True)
     )
     closed = int((year * YEAR + (at + 1) * PERIOD) * 86400)
-    announcement = Announcement(
+    announcement = DrawAnnouncement(
         at, digest("fleet-year/reports", bytes([at])), len(samples), closed,
         digest("fleet-year/list", question.chips.to_bytes(8, "little")),
         "simulated", year * ROUNDS + at, closed + 3600, frames,
@@ -245,7 +247,7 @@ def _fleet(chips: int) -> _Fleet:
     fast = chips // 5
     strata = (Stratum("a-fast", fast, 2.5 * H100), Stratum("b-plain", chips - fast, H100))
     capacity = math.fsum(s.chips * s.flop_per_chip_day for s in strata) * YEAR
-    question = Question(RUN_SHARE * capacity, strata, RATE, YEAR, PERIOD, WANTED)
+    question = PlanQuestion(RUN_SHARE * capacity, strata, RATE, YEAR, PERIOD, WANTED)
     names = ("alone", "left", "right", "silent", "refusing", *(f"honest-{n}" for n in range(HONEST_OWNERS)))
     # Owners hold equal, contiguous parts of each stratum.
     owner_of = np.concatenate([(np.arange(s.chips) * len(names) // s.chips).astype(np.int16) for s in strata])
@@ -278,7 +280,7 @@ def _fleet(chips: int) -> _Fleet:
 
 def _statement(
     evader: Evader, rounds: list[int], fleet: _Fleet, planned: Sequence[int], alarm: float, confidence: float
-) -> Statement:
+) -> CountedRate:
     hits = sum(at > 0 for at in rounds)
     low, high = binomial_interval(hits, len(rounds), confidence)
     claim, kind = guaranteed_detection(fleet.question, planned), "at least"
@@ -289,7 +291,7 @@ def _statement(
         missed = exact_miss(plain.chips, float(evader.chips.size), planned[1], late * PERIOD, PERIOD, 1e6)
         assert missed is not None
         claim, kind = 1.0 - missed, "equals"
-    return Statement(evader.name, evader.words, hits, len(rounds), low, high, claim, kind)
+    return CountedRate(evader.name, evader.words, hits, len(rounds), low, high, claim, kind)
 
 
 def _mean(values: Sequence[float]) -> float | None:

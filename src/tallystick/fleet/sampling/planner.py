@@ -51,7 +51,7 @@ class Stratum:
 
 
 @dataclass(frozen=True)
-class Question:
+class PlanQuestion:
     """What is to be found, on which chips, how surely; raises InvalidInput where an argument is out of range.
 
     ``threshold_flop`` H is the compute after the first H: detection is planned for runs of at least 2 H.
@@ -147,7 +147,7 @@ def snapshot_probability(snapshots_per_day: float, days: float) -> float:
 # ------------------------------------------------------------------------------------------ as published
 
 
-def published_samples(question: Question) -> float | None:
+def published_samples(question: PlanQuestion) -> float | None:
     """Eq. 1: samples per period, not rounded. None if no run of the threshold fits the chips and the days.
 
     Mixed fleets: a C becomes the sum of all a_j C_j, which is exact if each chip is drawn in proportion to its rate.
@@ -159,7 +159,7 @@ def published_samples(question: Question) -> float | None:
     return question.evidence / per_sample * question.period_days / question.run_days
 
 
-def hit_probability(question: Question) -> float | None:
+def hit_probability(question: PlanQuestion) -> float | None:
     """The probability that one sampled chip is used in the run and holds a snapshot; None as in published_samples."""
     if question.visible_flop <= 0.0:
         return None
@@ -224,7 +224,7 @@ def exposures(run_days: float, period_days: float) -> list[float]:
 # ------------------------------------------------------------------------------------------ the guarantee
 
 
-def guaranteed_shares(question: Question, losses: int | None = None) -> tuple[float, ...] | None:
+def guaranteed_shares(question: PlanQuestion, losses: int | None = None) -> tuple[float, ...] | None:
     """The share of each monitored stratum to draw per period so that every schedule is found; None if none suffices.
 
     sigma_j = (1 - e**(-lambda a_j T_m)) / p_w gives every FLOP the same evidence lambda, wherever and whenever it is
@@ -239,7 +239,7 @@ def guaranteed_shares(question: Question, losses: int | None = None) -> tuple[fl
     return tuple(min(1.0, -math.expm1(-evidence * rate) / question.seen) for rate in rates)
 
 
-def guaranteed_detection(question: Question, samples: Sequence[int], losses: int | None = None) -> float:
+def guaranteed_detection(question: PlanQuestion, samples: Sequence[int], losses: int | None = None) -> float:
     """What drawing ``samples`` from each monitored stratum in every period finds at least, whatever the schedule."""
     lost = question.losses_allowed if losses is None else losses
     if len(samples) != len(question.monitored):
@@ -259,7 +259,7 @@ def guaranteed_detection(question: Question, samples: Sequence[int], losses: int
     return max(0.0, -math.expm1(-_net_evidence(question, lost, min(least, _peak(question, lost)))))
 
 
-def best_detection(question: Question) -> float:
+def best_detection(question: PlanQuestion) -> float:
     """What inspecting every monitored chip in every period finds at least: 1 - e**(-f H / a), the limit of any plan."""
     fastest = max(stratum.flop_per_chip_day for stratum in question.monitored)
     return -math.expm1(-question.snapshots_per_day * max(0.0, question.visible_flop) / fastest)
@@ -270,7 +270,7 @@ def draw_size(share: float, chips: int) -> int:
     return min(chips, math.ceil(share * chips))
 
 
-def _evidence_per_flop(question: Question, lost: int) -> float | None:
+def _evidence_per_flop(question: PlanQuestion, lost: int) -> float | None:
     """The least lambda whose net evidence is -ln(1 - p); None if there is none."""
     low, high = 0.0, _peak(question, lost)
     if question.visible_flop <= 0.0 or _net_evidence(question, lost, high) < question.evidence:
@@ -286,7 +286,7 @@ def _evidence_per_flop(question: Question, lost: int) -> float | None:
     return high
 
 
-def _net_evidence(question: Question, lost: int, evidence: float) -> float:
+def _net_evidence(question: PlanQuestion, lost: int, evidence: float) -> float:
     """Return lambda H - L (-ln(1 - sigma)), sigma the share of the fastest stratum: what L lost chip-periods leave, in nats.
 
     1 - sigma = (E - q) / p_w with E = e**(-lambda a T_m) and q = e**(-f T_m).
@@ -300,7 +300,7 @@ def _net_evidence(question: Question, lost: int, evidence: float) -> float:
     return total + lost * math.log(left / question.seen) if left > 0.0 else -math.inf
 
 
-def _peak(question: Question, lost: int) -> float:
+def _peak(question: PlanQuestion, lost: int) -> float:
     """The lambda of the largest net evidence, at most that of inspecting every chip: E = q / (1 - L a T_m / H)."""
     work, flop = _fastest_work(question), question.visible_flop
     snapshots = question.snapshots_per_day * question.period_days
@@ -310,7 +310,7 @@ def _peak(question: Question, lost: int) -> float:
     return max(0.0, (snapshots + math.log1p(-ratio)) / work) if ratio < 1.0 else 0.0
 
 
-def _fastest_work(question: Question) -> float:
+def _fastest_work(question: PlanQuestion) -> float:
     """FLOP of one period on a chip of the fastest stratum."""
     return max(stratum.flop_per_chip_day for stratum in question.monitored) * question.period_days
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 from tallystick.errors import InvalidInput
 from tallystick.fleet.sampling.exact import exact_miss
 from tallystick.fleet.sampling.planner import (
-    Question,
+    PlanQuestion,
     Stratum,
     draw_size,
     guaranteed_detection,
@@ -21,7 +21,7 @@ from tallystick.fleet.sampling.planner import (
     published_samples,
 )
 from tallystick.fleet.sampling.simulate import AT_LEAST, EQUAL, LIMIT, Evasion, Scenario, Use
-from tallystick.fleet.sampling.workload import Round, plan_next
+from tallystick.fleet.sampling.workload import DrawRound, plan_next
 
 H100 = 1e15 * 86400.0  # FLOP a day, 16 bit
 CHINCHILLA, PALM = 5.76e23, 2.56e24  # FLOP, Shavit 2023 table 1
@@ -166,7 +166,7 @@ def mixed_fleet_drawn_by_chip() -> Scenario:
 def owners_in_one_pool() -> Scenario:
     """Ten owners train together; all chips are one frame."""
     strata = tuple(Stratum(f"owner-{at}", 2_000, H100, owner=f"owner-{at}") for at in range(10))
-    question = Question(PALM, strata, RATE, YEAR, PERIOD, WANTED)
+    question = PlanQuestion(PALM, strata, RATE, YEAR, PERIOD, WANTED)
     each = question.visible_flop / (YEAR * H100) / 10
     uses = tuple(use for at in range(10) for use in _whole_and_part(at, each, 25.0, 390.0))
     return _guaranteed("collusion-pooled", "ten owners share the run, one pool", question, uses)
@@ -175,7 +175,7 @@ def owners_in_one_pool() -> Scenario:
 def owners_audited_apart() -> Scenario:
     """An owner too small for the threshold is left alone, and does half of the run."""
     small, large = Stratum("small", 15, H100, owner="small"), Stratum("large", 2_000, H100, owner="large")
-    question = Question(CHINCHILLA, (small, large), RATE, YEAR, PERIOD, WANTED)
+    question = PlanQuestion(CHINCHILLA, (small, large), RATE, YEAR, PERIOD, WANTED)
     alone = replace(question, strata=(large,))
     samples = math.ceil(_must(published_samples(alone)))
     half = question.visible_flop / (YEAR * H100) / 2
@@ -294,11 +294,11 @@ def chips_lost_with_their_snapshots() -> Scenario:
 def rounds_not_reached_and_caught_up() -> Scenario:
     """In every third round the inspectors reach only half of the chips; the next draw makes up for it."""
     question = _ask(PALM, 20_000)
-    history: list[Round] = []
+    history: list[DrawRound] = []
     for at in range(14):
         (following,) = plan_next(question, history)
         missed = following.samples // 2 if at % 3 == 2 and at < 13 else 0
-        history.append(Round("fleet", 20_000, following.samples, following.samples - missed, 0, missed))
+        history.append(DrawRound("fleet", 20_000, following.samples, following.samples - missed, 0, missed))
     return Scenario(
         "caught-up",
         "half of every third draw not reached, made up for by the next",
@@ -323,29 +323,29 @@ def spoofs_within_the_budget() -> Scenario:
 # -------------------------------------------------------------------------------------------------- building
 
 
-def _ask(flop: float, chips: int, *, exempt: int = 0, rate: float = RATE) -> Question:
+def _ask(flop: float, chips: int, *, exempt: int = 0, rate: float = RATE) -> PlanQuestion:
     strata = (Stratum("fleet", chips, H100),)
     if exempt:
         strata += (Stratum("exempt", exempt, H100, exempt=True),)
-    return Question(flop, strata, rate, YEAR, PERIOD, WANTED)
+    return PlanQuestion(flop, strata, rate, YEAR, PERIOD, WANTED)
 
 
-def _mixed() -> Question:
+def _mixed() -> PlanQuestion:
     strata = (
         Stratum("fast", 1_000, 4 * H100),
         Stratum("middle", 10_000, H100),
         Stratum("slow", 9_000, H100 / 3),
     )
-    return Question(PALM, strata, RATE, YEAR, PERIOD, WANTED)
+    return PlanQuestion(PALM, strata, RATE, YEAR, PERIOD, WANTED)
 
 
-def _drawn(question: Question) -> list[int]:
+def _drawn(question: PlanQuestion) -> list[int]:
     shares = _must(guaranteed_shares(question))
     return [draw_size(share, s.chips) for share, s in zip(shares, question.monitored, strict=True)]
 
 
 def _guaranteed(
-    name: str, words: str, question: Question, uses: tuple[Use, ...], evasion: Evasion | None = None
+    name: str, words: str, question: PlanQuestion, uses: tuple[Use, ...], evasion: Evasion | None = None
 ) -> Scenario:
     """The guaranteed plan until the inspection after the run's last day."""
     drawn = _drawn(question)
@@ -356,7 +356,7 @@ def _guaranteed(
     )  # fmt: skip
 
 
-def _year_run(name: str, words: str, question: Question, samples: int) -> Scenario:
+def _year_run(name: str, words: str, question: PlanQuestion, samples: int) -> Scenario:
     chips = question.monitored[0].chips
     used = question.visible_flop / (YEAR * H100)
     return Scenario(
@@ -364,7 +364,7 @@ def _year_run(name: str, words: str, question: Question, samples: int) -> Scenar
     )
 
 
-def _uses(question: Question, days: float, *, start: float | None = None) -> tuple[Use, ...]:
+def _uses(question: PlanQuestion, days: float, *, start: float | None = None) -> tuple[Use, ...]:
     """The whole run on the first monitored stratum, by default ending with a period: the least favourable start."""
     if start is None:
         start = math.ceil(days / question.period_days) * question.period_days - days

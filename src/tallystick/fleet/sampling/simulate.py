@@ -22,7 +22,7 @@ from tallystick.fleet.sampling.coverage import (
     largest_deficit,
     poisson_table,
 )
-from tallystick.fleet.sampling.planner import Question
+from tallystick.fleet.sampling.planner import PlanQuestion
 from tallystick.numerics.random import portable_log, stream_key, uniform01
 
 CONFIDENCE = 0.99  # of all statements of one report together, shared out equally (Bonferroni)
@@ -69,7 +69,7 @@ class Scenario:
 
     name: str
     words: str
-    question: Question
+    question: PlanQuestion
     uses: tuple[Use, ...]
     samples: tuple[tuple[int, ...], ...]
     claim: float
@@ -105,7 +105,7 @@ class Scenario:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ScenarioOutcome:
     """How often the run of one scenario was found, with the Clopper-Pearson interval of ``confidence``."""
 
     scenario: Scenario
@@ -128,7 +128,7 @@ class Outcome:
 
 def play(
     scenario: Scenario, *, trials: int, seed: int, confidence: float = CONFIDENCE, drawn: float = 1.0
-) -> Outcome:
+) -> ScenarioOutcome:
     """Return how often the run is found in ``trials`` independent plays.
 
     ``drawn`` scales every sample, rounded down: below 1 it plays a planner that asks for too little, and the
@@ -145,7 +145,7 @@ def play(
     if scenario.evasion.spoofed > 0.0:
         found &= _uniform(scenario, seed, "spoof", 0, 0, trials) >= scenario.evasion.spoofed
     hits = int(found.sum())
-    return Outcome(scenario, trials, hits, *binomial_interval(hits, trials, confidence))
+    return ScenarioOutcome(scenario, trials, hits, *binomial_interval(hits, trials, confidence))
 
 
 def play_all(
@@ -155,10 +155,10 @@ def play_all(
     seed: int,
     drawn: float = 1.0,
     progress: Callable[[int, int, str], None] | None = None,
-) -> tuple[Outcome, ...]:
+) -> tuple[ScenarioOutcome, ...]:
     """Return the outcome of each scenario; their intervals hold together with ``CONFIDENCE``."""
     confidence = 1.0 - (1.0 - CONFIDENCE) / max(1, len(scenarios))
-    outcomes: list[Outcome] = []
+    outcomes: list[ScenarioOutcome] = []
     for at, scenario in enumerate(scenarios):
         if progress is not None:
             progress(at, len(scenarios), scenario.name)

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn, TypeVar, cast
+from typing import NoReturn, cast
 
 from tallystick.errors import InvalidInput
 from tallystick.fleet.sampling.exact import exact_samples
 from tallystick.fleet.sampling.planner import (
     CHIPS_PER_INSPECTOR_YEAR,
     MOST_CHIPS,
-    Question,
+    PlanQuestion,
     Stratum,
     best_detection,
     draw_size,
@@ -27,10 +27,10 @@ from tallystick.fleet.sampling.planner import (
     per_year,
     published_samples,
 )
+from tallystick.fleet.tables import read_table
 
 FLEET_FORMAT = "tallystick/fleet/1"
 LARGEST_FLEET_FILE = 1 << 24
-_T = TypeVar("_T")
 LARGE_SHARE = 0.2  # appendix C.1 states its bound on longer runs up to this share of the fleet
 
 
@@ -66,7 +66,7 @@ class Inspection:
 
 
 @dataclass(frozen=True)
-class Round:
+class DrawRound:
     """What became of one draw. ``chips`` is the frame it was drawn from, ``lost`` what left it unseen since the last.
 
     ``refused`` chips were withheld or could not be shown: failures, each a finding. ``unreached`` ones were not
@@ -96,15 +96,22 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Fleet:
+class Risks:
+    """Probabilities of an accepted spoof and of unnoticed tampering."""
+
+    spoof: float = 0.0
+    tamper: float = 0.0
+
+
+@dataclass(frozen=True)
+class FleetFile:
     """What a fleet file says; ``strata`` is empty where the command line describes the chips."""
 
     strata: tuple[Stratum, ...] = ()
     inspection: Inspection = field(default_factory=Inspection)
-    spoof: float = 0.0
-    tamper: float = 0.0
+    risks: Risks = field(default_factory=Risks)
     losses_allowed: int = 0
-    rounds: tuple[Round, ...] = ()
+    rounds: tuple[DrawRound, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -114,7 +121,7 @@ class Workload:
     samples_per_period: tuple[float, ...]
     samples_per_year: int
     inspectors: int
-    cost: float | None
+    cost_per_year: float | None
     detection: float
 
 
@@ -137,7 +144,7 @@ class Plan:
     ``guaranteed`` is None where inspecting every chip would not do.
     """
 
-    question: Question
+    question: PlanQuestion
     inspection: Inspection
     published: Workload | None
     exact: Workload | None
@@ -152,7 +159,9 @@ class Plan:
     warnings: tuple[str, ...]
 
 
-def make_plan(question: Question, inspection: Inspection | None = None, rounds: Sequence[Round] = ()) -> Plan:
+def make_plan(
+    question: PlanQuestion, inspection: Inspection | None = None, rounds: Sequence[DrawRound] = ()
+) -> Plan:
     """Return the plan for ``question``; ``rounds`` are those of the last run length, oldest first."""
     inspection = inspection or Inspection()
     hit, samples = hit_probability(question), published_samples(question)
@@ -185,7 +194,7 @@ def make_plan(question: Question, inspection: Inspection | None = None, rounds: 
     )
 
 
-def plan_next(question: Question, rounds: Sequence[Round]) -> tuple[NextDraw, ...]:
+def plan_next(question: PlanQuestion, rounds: Sequence[DrawRound]) -> tuple[NextDraw, ...]:
     """Return what to draw next from each monitored stratum, given the rounds of the last run length, oldest first.
 
     The strata of ``question`` are the chips there are now. A smaller sample than today's plan needs is caught up,
@@ -232,13 +241,13 @@ def plan_next(question: Question, rounds: Sequence[Round]) -> tuple[NextDraw, ..
 
 
 def _workload(
-    question: Question, inspection: Inspection, samples: tuple[float, ...], detection: float
+    question: PlanQuestion, inspection: Inspection, samples: tuple[float, ...], detection: float
 ) -> Workload:
     yearly = per_year(math.fsum(samples), question.period_days)
     return Workload(samples, yearly, inspection.inspectors(yearly), inspection.cost(yearly), detection)
 
 
-def _separately(question: Question) -> int | None:
+def _separately(question: PlanQuestion) -> int | None:
     """Eq. 1 samples a year if every owner were audited alone for its part of the threshold; None for one owner."""
     owners = sorted({stratum.owner for stratum in question.monitored})
     if len(owners) < 2 or question.visible_flop <= 0.0:
@@ -247,7 +256,7 @@ def _separately(question: Question) -> int | None:
     for owner in owners:
         own = tuple(s for s in question.monitored if s.owner == owner)
         part = math.fsum(s.chips * s.flop_per_chip_day for s in own) / question.flop_per_day
-        alone = Question(
+        alone = PlanQuestion(
             question.visible_flop * part, own, question.snapshots_per_day, question.run_days,
             question.period_days, question.sampling_probability,
         )  # fmt: skip
@@ -261,7 +270,7 @@ def _separately(question: Question) -> int | None:
 # ------------------------------------------------------------------------------------------------- words
 
 
-def _assumptions(question: Question) -> tuple[str, ...]:
+def _assumptions(question: PlanQuestion) -> tuple[str, ...]:
     kept = question.run_days + question.period_days
     return (
         "the run is the compute after the first H: detection holds for runs of at least 2 H in all",
@@ -275,7 +284,7 @@ def _assumptions(question: Question) -> tuple[str, ...]:
     )
 
 
-def _exclusions(question: Question) -> tuple[str, ...]:
+def _exclusions(question: PlanQuestion) -> tuple[str, ...]:
     exempt = tuple(s for s in question.strata if s.exempt)
     words = ["chips outside the list: smuggled, legacy or consumer chips", "runs below the threshold"]
     if exempt:
@@ -290,7 +299,7 @@ def _exclusions(question: Question) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _warnings(question: Question, share: float, reachable: bool) -> tuple[str, ...]:
+def _warnings(question: PlanQuestion, share: float, reachable: bool) -> tuple[str, ...]:
     words: list[str] = []
     if question.visible_flop <= 0.0:
         words.append(
@@ -324,119 +333,29 @@ def _warnings(question: Question, share: float, reachable: bool) -> tuple[str, .
 # ------------------------------------------------------------------------------------------- fleet file
 
 
-def parse_fleet(data: bytes) -> Fleet:
-    """Return the fleet that a JSON document describes (spec/plan.md section 8).
+def parse_fleet(data: bytes) -> FleetFile:
+    """Return the fleet that a JSON document describes (spec/plan.md section 8); people write it.
 
     Raises:
         InvalidInput: not such a document, an unknown or repeated field, or a value out of range.
     """
+    what = "fleet file"
     if len(data) > LARGEST_FLEET_FILE:
-        raise InvalidInput(f"fleet file: {len(data)} bytes exceed the limit of {LARGEST_FLEET_FILE}")
+        raise InvalidInput(f"{what}: {len(data)} bytes exceed the limit of {LARGEST_FLEET_FILE}")
     try:
         value: object = json.loads(
             data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant
         )
     except (UnicodeDecodeError, RecursionError, ValueError) as problem:
-        raise InvalidInput(f"fleet file: not JSON ({problem})") from problem
-    top = _Table(value, "fleet file")
-    stated = top.text("format")
-    if stated != FLEET_FORMAT:
-        raise InvalidInput(f"fleet file: format must be {FLEET_FORMAT!r}, is {stated!r}")
-    inspection, risks = top.table("inspection"), top.table("risks")
-    fleet = Fleet(
-        strata=tuple(_stratum(table) for table in top.tables("strata")),
-        inspection=Inspection(
-            inspection.number("chips_per_inspector_year", CHIPS_PER_INSPECTOR_YEAR),
-            inspection.optional_number("cost_per_chip"),
-            inspection.optional_number("cost_per_inspector_year"),
-            inspection.text("currency", ""),
-        ),
-        spoof=risks.number("spoof", 0.0),
-        tamper=risks.number("tamper", 0.0),
-        losses_allowed=top.whole("losses_allowed", 0),
-        rounds=tuple(_round(table) for table in top.tables("rounds")),
-    )
-    for table in (inspection, risks, top):
-        table.close()
-    return fleet
-
-
-def _stratum(table: _Table) -> Stratum:
-    stratum = Stratum(
-        table.text("name"),
-        table.whole("chips"),
-        table.number("flop_per_chip_day"),
-        table.text("owner", ""),
-        table.flag("exempt"),
-    )
-    table.close()
-    return stratum
-
-
-def _round(table: _Table) -> Round:
-    names = ("chips", "drawn", "inspected")
-    found = Round(
-        table.text("stratum"),
-        *(table.whole(name) for name in names),
-        *(table.whole(name, 0) for name in ("refused", "unreached", "lost")),
-    )
-    table.close()
-    return found
-
-
-class _Table:
-    """One object of a fleet file, read field by field; what is left over at ``close`` is refused."""
-
-    def __init__(self, value: object, what: str) -> None:
-        if not isinstance(value, dict):
-            raise InvalidInput(f"{what}: must be an object")
-        self._values, self._what = dict(cast("dict[str, object]", value)), what
-
-    def text(self, name: str, default: str | None = None) -> str:
-        return self._take(name, default, "a text", lambda value: isinstance(value, str))
-
-    def number(self, name: str, default: float | None = None) -> float:
-        value = self._take(name, default, "a number", _is_number)
-        try:
-            return float(value)
-        except OverflowError:
-            raise InvalidInput(f"{self._what}: {name} exceeds binary64") from None
-
-    def optional_number(self, name: str) -> float | None:
-        return self.number(name) if name in self._values else None
-
-    def whole(self, name: str, default: int | None = None) -> int:
-        return self._take(
-            name, default, "a whole number", lambda v: isinstance(v, int) and not isinstance(v, bool)
-        )
-
-    def flag(self, name: str) -> bool:
-        return self._take(name, False, "true or false", lambda value: isinstance(value, bool))
-
-    def table(self, name: str) -> _Table:
-        return _Table(self._values.pop(name, {}), f"{self._what}: {name}")
-
-    def tables(self, name: str) -> list[_Table]:
-        values = self._take(name, cast("list[object]", []), "a list", lambda value: isinstance(value, list))
-        return [_Table(value, f"{self._what}: {name}[{at}]") for at, value in enumerate(values)]
-
-    def close(self) -> None:
-        if self._values:
-            raise InvalidInput(f"{self._what}: field {ascii(min(self._values))[:80]} is unknown")
-
-    def _take(self, name: str, default: _T | None, kind: str, fits: Callable[[object], bool]) -> _T:
-        if name not in self._values:
-            if default is None:
-                raise InvalidInput(f"{self._what}: field {name!r} is missing")
-            return default
-        value = self._values.pop(name)
-        if not fits(value):
-            raise InvalidInput(f"{self._what}: {name} must be {kind}, is {ascii(value)[:80]}")
-        return cast("_T", value)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+        raise InvalidInput(f"{what}: not JSON ({problem})") from problem
+    if not isinstance(value, dict):
+        raise InvalidInput(f"{what}: must be an object")
+    top = cast("dict[str, object]", value)
+    if "format" not in top:
+        raise InvalidInput(f"{what}: field 'format' is missing")
+    if (stated := top.pop("format")) != FLEET_FORMAT:
+        raise InvalidInput(f"{what}: format must be {FLEET_FORMAT!r}, is {ascii(stated)[:80]}")
+    return read_table(FleetFile, top, what)
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
