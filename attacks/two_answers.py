@@ -19,7 +19,7 @@ def attack(stage: Stage) -> str:
     OtherData(AT).run(stage.order(), stage.run("other"))
     trainer = must_fail([*honest, other.provenance()], check=4, naming="of one specification")
     # The auditor: what it found to match, it also accuses.
-    found = Deviation(AT, "mismatch", "loss", None, "1", "2")
+    found = Deviation(AT, "mismatch", "loss", None, "1", "2", "loss")
     segments = [SegmentResult(s.start, s.end, "mismatch", [found]) for s in court.report.segments]
     accusing = court.audited(report=replace(court.report, segments=segments))
     auditor = must_fail([*honest, accusing], check=4, naming="results match and mismatch for the same steps")

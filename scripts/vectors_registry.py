@@ -209,7 +209,8 @@ class Log:
         }  # fmt: skip
 
     def line(self, deed: Case, *signers: str, **keys: str) -> bytes:
-        message = framed("tallystick/registry-deed/1", canonical(deed))
+        payload, kind = canonical(deed), b"application/vnd.tallystick.registry-deed+json"
+        message = b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
         signed = [[name, key_of(keys.get(name, name)).sign(message).hex()] for name in sorted(signers)]
         return canonical({"deed": deed, "signatures": signed})
 

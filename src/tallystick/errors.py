@@ -29,16 +29,16 @@ class Mismatch(TallyError):
     """Two well-formed values that had to be equal and are not.
 
     Attributes:
-        where: what has the two values; None where only the message says it.
-        own: what was computed or found here, as text; None where only the message says it.
-        stated: what somebody said that it is, likewise.
+        where: what they are values of, in words; empty where what is wrong is no pair of values.
+        own: what follows from what is at hand, as text; None where ``where`` is empty, or where there is none.
+        stated: what somebody states or asked for, likewise.
     """
 
-    def __init__(
-        self, message: str, *, where: str | None = None, own: str | None = None, stated: str | None = None
-    ) -> None:
+    def __init__(self, message: str, *, where: str = "", own: object = None, stated: object = None) -> None:
         super().__init__(message)
-        self.where, self.own, self.stated = where, own, stated
+        self.where = where
+        self.own = None if own is None else str(own)
+        self.stated = None if stated is None else str(stated)
 
 
 class Nondeterminism(TallyError):

@@ -26,7 +26,7 @@ from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import find_policy
 from tallystick.roles import step_judge
 from tallystick.roles.acceptable_states import AcceptableStates
-from tallystick.roles.audit_report import EVERYTHING, Deviation
+from tallystick.roles.audit_report import EVERYTHING, About, Deviation
 from tallystick.roles.auditor import audit
 from tallystick.roles.claim import write_claim
 from tallystick.roles.comparison import is_excused
@@ -415,7 +415,9 @@ def test_a_fault_that_the_judges_own_noise_explains_is_nobodys(
     forge_state(far, 2, {**entries, name: Entry(name, "F32", entries[name].shape, (3 * values).tobytes())})
 
     def ruled(claim: RunDirectory, *noisy: str) -> tuple[str, str]:
-        found = [Deviation(1, "cannot_reproduce", site, None, "noise 1", "band 0.1") for site in noisy]
+        found = [
+            Deviation(1, "cannot_reproduce", site, None, "noise 1", "band 0.1", "noise") for site in noisy
+        ]
         monkeypatch.setattr(step_judge, "find_noisy_sites", lambda *given: found)
         result = dispute(run, claim, source, level="steps")
         return result.loser, result.outcome
@@ -435,6 +437,15 @@ def test_a_fault_that_the_judges_own_noise_explains_is_nobodys(
     assert ruled(contradicted) == auditor
 
 
+NOT_NOISE: dict[str, About] = {
+    "batch digest": "data",
+    "hyper-parameter lr of group 0": "schedule",
+    "skipped optimizer": "schedule",
+    "micro-batches": "schedule",
+    "evidence": "committed state",
+}
+
+
 @pytest.mark.parametrize(
     ("noisy", "excused", "held"),
     [
@@ -451,8 +462,8 @@ def test_a_fault_that_the_judges_own_noise_explains_is_nobodys(
 )
 def test_noise_excuses_what_it_can_reach(noisy: str, excused: tuple[str, ...], held: tuple[str, ...]) -> None:
     def is_free(subject: str) -> bool:
-        one = Deviation(1, "mismatch", subject, None, "0x1", "0x2")
-        return is_excused(one, [replace(one, subject=noisy)])
+        one = Deviation(1, "mismatch", subject, None, "0x1", "0x2", NOT_NOISE.get(subject, "state"))
+        return is_excused(one, [replace(one, subject=noisy, about="noise")])
 
     assert all(is_free(subject) for subject in excused)
     assert not any(is_free(subject) for subject in held)

@@ -23,6 +23,7 @@ from tallystick.fleet.inspection.inspection import WorkOrder
 from tallystick.fleet.inspection.package import InspectionPackage
 from tallystick.fleet.registry.facts import Chip
 from tallystick.fleet.registry.industry import key_of
+from tallystick.signing.dsse import sign_payload
 from tallystick.store.chips import ChipDirectory
 from tallystick.store.journal import MAGIC, Journal, read_journal
 from tallystick.store.keys import load_key, load_public_key, write_key
@@ -95,9 +96,7 @@ class Visited:
     ) -> Path:
         """Return the sealed package of a visit to the chip's directory ``chip``."""
         order, package = self.order(nonce), self.place / name
-        signed = inspection.sign_document(
-            inspection.ORDER_TAG, order.encode(), "registry", key_of("registry")
-        )
+        signed = sign_payload(inspection.ORDER_TYPE, order.encode(), [key_of("registry")]).encode()
         (self.place / f"{name}.order").write_bytes(signed)
         self.tally(
             "inspect",

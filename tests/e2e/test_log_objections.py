@@ -231,7 +231,9 @@ def test_noise_of_the_judges_own_that_could_explain_a_violation_blames_nobody(
 ) -> None:
     run = with_frame(honest, tmp_path / "run", added(3))
     claim, written = claimed(run, tmp_path / "claim")
-    noisy = [Deviation(AT, "cannot_reproduce", "gradient of conv2.weight", None, "noise 1", "band 0.1")]
+    noisy = [
+        Deviation(AT, "cannot_reproduce", "gradient of conv2.weight", None, "noise 1", "band 0.1", "noise")
+    ]
     monkeypatch.setattr(log_judge, "find_noisy_sites", lambda *given: noisy)
 
     result = dispute(run, claim, SOURCE)

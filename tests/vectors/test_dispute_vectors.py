@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tallystick.dispute.bisection import Claim
 from tallystick.dispute.operator_game import Opened, Revealed
-from tallystick.dispute.operator_list import base_of, hash_of
-from tallystick.dispute.record import CHECKS, operator_of, parse_dispute, signed_claims, verify_dispute
+from tallystick.dispute.operator_list import base_of, hash_of, parse_operator
+from tallystick.dispute.record import CHECKS, DisputeRecord, parse_dispute, signed_claims, verify_dispute
 from tallystick.errors import InvalidInput
 
 FOLDER = Path(__file__).parents[2] / "vectors" / "dispute"
@@ -48,6 +48,11 @@ def test_a_case_is_accepted_or_refused_for_its_reason(folder: Path) -> None:
     assert checks[at].outcome == case["outcome"], checks
     assert case["reason"] in checks[at].detail
     assert all(check.outcome == "not reached" for check in checks[at + 1 :])
+
+
+def operator_of(record: DisputeRecord) -> str:
+    opened = (move.leaf.leaf for move in record.moves if isinstance(move, Opened))
+    return next((str(parse_operator(leaf)) for leaf in opened if leaf is not None), "none")
 
 
 def test_the_page_draws_the_bytes_of_its_example() -> None:

@@ -1,12 +1,12 @@
 """Documents from classes: the annotations of a frozen dataclass say what its JSON object holds.
 
     @dataclass(frozen=True)
-    class Visit(Document, form="tallystick/visit/1", what="visit", limit=1 << 12):
+    class Visit(Document, form="tallystick/example/1", what="visit", limit=1 << 12):
         chip: Annotated[bytes, Hex()]
         at: Annotated[int, Least(0)]
         beacon: Annotated[int, At("beacon", "round")]
 
-    Visit(b"a", 3, 4).encode()    ->  b'{"at":3,"beacon":{"round":4},"chip":"61","format":"tallystick/visit/1"}'
+    Visit(b"a", 3, 4).encode()    ->  b'{"at":3,"beacon":{"round":4},"chip":"61","format":"tallystick/example/1"}'
     Visit.parse(data)             ->  the same Visit, or InvalidInput that names document, field and what stood there
 
 What an annotation means:
@@ -86,6 +86,7 @@ class Document:
     _what: ClassVar[str] = ""
     _limit: ClassVar[int] = 0
     _implied: ClassVar[tuple[str, ...]] = ()
+    LOOSE: ClassVar[bool] = False  # whether a reader ignores what it does not know, as in-toto asks
 
     def __init_subclass__(
         cls, *, form: str | None = None, what: str = "", limit: int = 0, implied: tuple[str, ...] = ()
@@ -146,9 +147,8 @@ class Document:
             InvalidInput: a field is missing, unknown, of another type, or breaks its rule.
         """
         what = what or cls._what
-        extra = (*(() if cls._form is None else ("format",)), *cls._implied)
-        shape = _object_of(cls)
-        held = Fields(value, what=what, names=(*shape.names(value), *extra))
+        shape, head = _object_of(cls), () if cls._form is None else ("format",)
+        held = shape.fields_of(value, what, (*head, *cls._implied))
         if cls._form is not None:
             held.constant("format", cls._form)
         item = cls(**shape.read(held, what))
@@ -185,14 +185,16 @@ class _Object:
     """Members by name, each a field or an object that holds more of them."""
 
     members: dict[str, _Member | _Object]
+    loose: bool = False
 
-    def names(self, value: object) -> list[str]:
-        """Return the names that the object ``value`` must have."""
+    def fields_of(self, value: object, what: str, extra: tuple[str, ...] = ()) -> Fields:
+        """Return the fields of the object ``value``, which must have those of the members and ``extra``."""
         there = cast("dict[str, object]", value) if isinstance(value, dict) else {}
-        spare = {
-            name for name, member in self.members.items() if isinstance(member, _Member) and member.spare
-        }
-        return [name for name in self.members if name in there or name not in spare]
+        spare = (name for name, each in self.members.items() if isinstance(each, _Member) and each.spare)
+        names = {*self.members, *extra} - {name for name in spare if name not in there}
+        if self.loose and isinstance(value, dict):
+            value = {name: held for name, held in there.items() if name in names}
+        return Fields(value, what=what, names=names)
 
     def write(self, item: object) -> dict[str, object]:
         said: dict[str, object] = {}
@@ -219,7 +221,7 @@ class _Object:
                 continue
             value, inside = held.value(name), f"{what}: {name}"
             if isinstance(member, _Object):
-                found |= member.read(Fields(value, what=inside, names=member.names(value)), inside)
+                found |= member.read(member.fields_of(value, inside), inside)
                 continue
             found[member.attribute] = member.shape.read(value, inside)
             if member.spare and not found[member.attribute]:
@@ -228,15 +230,15 @@ class _Object:
 
 
 @cache
-def _object_of(cls: type) -> _Object:
-    top = _Object({})
+def _object_of(cls: type[Document]) -> _Object:
+    top = _Object({}, cls.LOOSE)
     for name, hint in _hints(cls).items():
         if Elsewhere() in (rules := _rules(hint)):
             continue
         path = next((rule.path for rule in rules if isinstance(rule, At)), (name,))
         place = top
         for step in path[:-1]:
-            inner = place.members.setdefault(step, _Object({}))
+            inner = place.members.setdefault(step, _Object({}, cls.LOOSE))
             if not isinstance(inner, _Object):
                 raise TypeError(f"{cls.__name__}.{name}: {step} is a field of its own")
             place = inner

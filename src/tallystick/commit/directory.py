@@ -120,7 +120,12 @@ def verify_lookup(proof: MapProof, key: bytes, root: bytes) -> bytes | None:
             f"map proof: depth {proof.depth}, {proof.size} entries have {depth_for(proof.size)}"
         )
     if (stated := map_root(proof.depth, proof.size, proof.merkle_root)) != root:
-        raise Mismatch(f"map proof: leads to root {stated.hex()}, the head states {root.hex()}")
+        raise Mismatch(
+            f"map proof: leads to root {stated.hex()}, the head states {root.hex()}",
+            where="map proof",
+            own=stated.hex(),
+            stated=root.hex(),
+        )
     bucket = prefix_of(key) >> (PREFIX_BITS - proof.depth)
     if proof.bucket != bucket:
         raise InvalidInput(f"map proof: shows bucket {proof.bucket}, the key lies in {bucket}")

@@ -333,7 +333,10 @@ def open_chunk(
     if found != summary.entries[entry_index]:
         raise Mismatch(
             f"entry {name!r}: digest is {found.digest().hex()}, summary says"
-            f" {summary.entries[entry_index].digest().hex()}"
+            f" {summary.entries[entry_index].digest().hex()}",
+            where=f"entry {name!r}",
+            own=found.digest().hex(),
+            stated=summary.entries[entry_index].digest().hex(),
         )
     return ChunkProof(
         entry=found,

@@ -48,7 +48,7 @@ EMBEDDING = ("embed", "wte", "wpe", "lookup")
 
 
 @dataclass(frozen=True)
-class Finding:
+class Explanation:
     """One cause and what is known about it.
 
     Attributes:
@@ -105,11 +105,6 @@ class Evidence:
             return 0.0
         return abs(own - stated) / max(abs(own), abs(stated)) if math.isfinite(own - stated) else math.inf
 
-    @property
-    def same_loss(self) -> bool:
-        """Whether both sides computed one loss, hence probably one forward pass."""
-        return self.loss_gap == 0.0
-
     def environment_of(self, names: Collection[str]) -> str:
         """Return in words what differs among ``names``; empty if nothing does."""
         pairs = self.environment or {}
@@ -118,7 +113,7 @@ class Evidence:
         )
 
 
-def fitting(seen: Evidence) -> list[Finding]:
+def fitting(seen: Evidence) -> list[Explanation]:
     """Return every cause whose signature the evidence has; ``unknown`` if there is none."""
     found = [finding for test in _TESTS if (finding := test(seen)) is not None]
     causes = {finding.cause for finding in found}
@@ -126,7 +121,7 @@ def fitting(seen: Evidence) -> list[Finding]:
         found = [f for f in found if f.cause not in ("last_bit_noise", "edited_weights")]
     elif causes & {"denormals", "edited_weights"}:
         found = [f for f in found if f.cause in ("denormals", "edited_weights", "library_version")]
-    return found or [Finding("unknown", "fits", "the differences have no signature that is known here")]
+    return found or [Explanation("unknown", "fits", "the differences have no signature that is known here")]
 
 
 def _parameters(state: StateDivergence) -> list[TensorDivergence]:
@@ -150,17 +145,17 @@ def _is_noise(seen: Evidence) -> bool:
     return bool(floating) and all(t.relative <= 2.0**-16 for t in floating)
 
 
-def _denormals(seen: Evidence) -> Finding | None:
+def _denormals(seen: Evidence) -> Explanation | None:
     state = seen.state
     if state is None or not state.tensors or state.odd:
         return None
     if any(t.flushed != t.differing for t in state.tensors):
         return None
     text = f"all {state.differing:,} differing elements are zero on one side and subnormal on the other"
-    return Finding("denormals", "fits", text)
+    return Explanation("denormals", "fits", text)
 
 
-def _edited(seen: Evidence) -> Finding | None:
+def _edited(seen: Evidence) -> Explanation | None:
     state = seen.state
     if state is None or state.odd or len(state.tensors) != 1 or len(_all_parameters(state)) < 2:
         return None
@@ -179,10 +174,10 @@ def _edited(seen: Evidence) -> Finding | None:
         else "no other tensor does"
     )
     text = f"{only.differing:,} of {only.elements:,} elements of {only.name} differ; {reason}"
-    return Finding("edited_weights", "fits", text)
+    return Explanation("edited_weights", "fits", text)
 
 
-def _rate(seen: Evidence) -> Finding | None:
+def _rate(seen: Evidence) -> Explanation | None:
     update = seen.update
     if update is None or not seen.one_step or update.residual > NEAR or abs(update.factor - 1.0) <= NEAR:
         return None
@@ -191,17 +186,17 @@ def _rate(seen: Evidence) -> Finding | None:
     text = (
         f"the stated update is {update.factor:.7g} times our own, with {update.residual:.2g} of it left over"
     )
-    return Finding("other_rate", "fits", text)
+    return Explanation("other_rate", "fits", text)
 
 
-def _skipped(seen: Evidence) -> Finding | None:
+def _skipped(seen: Evidence) -> Explanation | None:
     update = seen.update
     if update is None or not seen.one_step or update.stated != 0.0:
         return None
-    return Finding("skipped_step", "fits", "the stated parameters are those from before the step")
+    return Explanation("skipped_step", "fits", "the stated parameters are those from before the step")
 
 
-def _scatter(seen: Evidence) -> Finding | None:
+def _scatter(seen: Evidence) -> Explanation | None:
     state = seen.state
     if state is None or not _is_noise(seen):
         return None
@@ -218,10 +213,10 @@ def _scatter(seen: Evidence) -> Finding | None:
         text = (
             f"only {', '.join(sorted(touched))} differ, by their names look-up tables; other tensors do not"
         )
-    return Finding("scatter_order", "fits", text)
+    return Explanation("scatter_order", "fits", text)
 
 
-def _noise(seen: Evidence) -> Finding | None:
+def _noise(seen: Evidence) -> Explanation | None:
     state = seen.state
     if state is None or not _is_noise(seen):
         return None
@@ -230,22 +225,24 @@ def _noise(seen: Evidence) -> Finding | None:
         return None
     text = f"{len(touched)} of {len(every)} parameters differ, all by little"
     hardware = seen.environment_of(HARDWARE)
-    return Finding("last_bit_noise", "fits", f"{text}; machines differ in {hardware}" if hardware else text)
+    return Explanation(
+        "last_bit_noise", "fits", f"{text}; machines differ in {hardware}" if hardware else text
+    )
 
 
-def _library(seen: Evidence) -> Finding | None:
+def _library(seen: Evidence) -> Explanation | None:
     software = seen.environment_of(SOFTWARE)
     near = seen.update is not None and max(abs(seen.update.factor - 1.0), seen.update.residual) < LIKE
     if not software or seen.loss_gap is None or seen.loss_gap > CLOSE or not near or not seen.one_step:
         return None
     if seen.state is None or len(_parameters(seen.state)) < 2:
         return None
-    return Finding(
+    return Explanation(
         "library_version", "fits", f"software differs in {software}, and the step's results by little"
     )
 
 
-def _data(seen: Evidence) -> Finding | None:
+def _data(seen: Evidence) -> Explanation | None:
     gap, touched = seen.loss_gap, _touched_upstream(seen)
     if _is_noise(seen) or not (gap or touched):
         return None
@@ -260,10 +257,10 @@ def _data(seen: Evidence) -> Finding | None:
         parts.append(f"buffers differ that see the input before anything random ({touched})")
     elif seen.random == ():
         parts.append("nothing random is drawn, so inputs or labels differ")
-    return Finding("other_data", "fits", "; ".join(parts))
+    return Explanation("other_data", "fits", "; ".join(parts))
 
 
-def _random(seen: Evidence) -> Finding | None:
+def _random(seen: Evidence) -> Explanation | None:
     gap = seen.loss_gap
     if not gap or not seen.random or _touched_upstream(seen) or _is_noise(seen):
         return None
@@ -271,7 +268,7 @@ def _random(seen: Evidence) -> Finding | None:
     text = f"the loss differs and random numbers are drawn in {names}"
     if seen.state is not None and seen.one_step and _upstream_buffers(seen):
         text += "; buffers that see the input before that are the same"
-    return Finding("random_stream", "fits", text)
+    return Explanation("random_stream", "fits", text)
 
 
 def _upstream_buffers(seen: Evidence) -> list[str]:
@@ -337,7 +334,7 @@ class Divergence:
     how: str = "committed"
     state: StateDivergence | None = None
     loss: tuple[float, float] | None = None
-    findings: list[Finding] = field(default_factory=list[Finding])
+    findings: list[Explanation] = field(default_factory=list[Explanation])
     operator: Parting | None = None
     update_only: bool = False
     makers: dict[str, str] = field(default_factory=dict[str, str])
@@ -348,7 +345,7 @@ class Divergence:
     notes: list[str] = field(default_factory=list[str])
 
     @property
-    def cause(self) -> Finding | None:
+    def cause(self) -> Explanation | None:
         """The likeliest cause; None if even that was not looked for."""
         return self.findings[0] if self.findings else None
 

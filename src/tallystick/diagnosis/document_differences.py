@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from tallystick.commit.encoding import parse_hex_float
-from tallystick.diagnosis.causes import Divergence, Finding
+from tallystick.diagnosis.causes import Divergence, Explanation
 from tallystick.run.documents import Specification, StepRecord
 from tallystick.run.program import compare_programs
 from tallystick.run.transcript import Transcript
@@ -47,20 +47,20 @@ def specification_differences(own: Specification, stated: Specification) -> dict
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def record_differences(own: StepRecord, stated: StepRecord, batches: Mapping[str, int]) -> list[Finding]:
+def record_differences(own: StepRecord, stated: StepRecord, batches: Mapping[str, int]) -> list[Explanation]:
     """Return what two records of one step say of different work: data, hyper-parameters, a skipped optimizer.
 
     ``batches`` are the steps of our own run by their batches' digests.
     """
-    found: list[Finding] = []
+    found: list[Explanation] = []
     if own.batch != stated.batch:
         there = batches.get(stated.batch)
         where = "" if there is None else f"; the latter is that of our step {there}"
         text = f"by their own records step {own.step} has other data: batch {_short(own.batch)} against {_short(stated.batch)}"
-        found.append(Finding("other_data", "confirmed", text + where))
+        found.append(Explanation("other_data", "confirmed", text + where))
     if own.micro_batches != stated.micro_batches:
         text = f"by their own records step {own.step} has {own.micro_batches} micro-batches against {stated.micro_batches}"
-        found.append(Finding("other_data", "confirmed", text))
+        found.append(Explanation("other_data", "confirmed", text))
     mine, theirs = ({(g, n): v for g, n, v in record.schedule} for record in (own, stated))
     for group, name in sorted(mine.keys() | theirs.keys()):
         pair = mine.get((group, name)), theirs.get((group, name))
@@ -71,11 +71,11 @@ def record_differences(own: StepRecord, stated: StepRecord, batches: Mapping[str
         shown = " against ".join(_value(value) for value in pair)
         cause = "other_rate" if name == "lr" else "other_hyperparameter"
         text = f"by their own records step {own.step} has {name} of group {group} {shown}"
-        found.append(Finding(cause, "confirmed", text))
+        found.append(Explanation(cause, "confirmed", text))
     if own.skipped != stated.skipped:
         who = "first" if own.skipped else "second"
         text = f"by their own records the {who} run leaves the optimizer out in step {own.step}, the other does not"
-        found.append(Finding("skipped_step", "confirmed", text))
+        found.append(Explanation("skipped_step", "confirmed", text))
     return found
 
 
@@ -97,17 +97,19 @@ def different_versions(own: Specification, stated: Specification) -> dict[str, t
 
 def read_documents(
     mine: Transcript, theirs: Transcript, found: Divergence
-) -> tuple[list[Finding], int | None]:
+) -> tuple[list[Explanation], int | None]:
     """Return in what two runs are different work by their own documents, and the first step whose records say so.
 
     What is not compared is noted.
     """
-    said: list[Finding] = []
+    said: list[Explanation] = []
     orders = specification_differences(mine.specification, theirs.specification)
     if orders:
         shown = [f"{name}: {_short(a)} against {_short(b)}" for name, (a, b) in orders.items()]
         text = "; ".join(shown[:6]) + (f"; and {len(shown) - 6} more" if len(shown) > 6 else "")
-        said.append(Finding("other_specification", "confirmed", f"the runs were ordered differently: {text}"))
+        said.append(
+            Explanation("other_specification", "confirmed", f"the runs were ordered differently: {text}")
+        )
     lengths = mine.num_steps, theirs.num_steps
     if lengths[0] != lengths[1]:
         found.notes.append(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from tallystick.diagnosis.causes import Divergence, Finding
+from tallystick.diagnosis.causes import Divergence, Explanation
 from tallystick.diagnosis.divergence import compare
 from tallystick.diagnosis.recorded_run import RecordedRun
 from tallystick.diagnosis.repetition import Bench, Repeated, copied_state
@@ -36,9 +36,9 @@ def explain_audit(
     assert step is not None
     found = Divergence("here", "trainer", step, environment=dict(report.environment))
     first = segment.deviations[0]
-    if first.subject == "evidence":
-        cause = "broken_log" if "log" in first.own else "broken_state"
-        found.findings.append(Finding(cause, "confirmed", first.own))
+    if first.is_evidence:
+        cause = "broken_log" if first.about == "committed log" else "broken_state"
+        found.findings.append(Explanation(cause, "confirmed", first.own))
         return found
     transcript = directory.load_transcript()
     replay = open_replay(transcript.specification, source, jitter=jitter, device=device)

@@ -6,7 +6,7 @@ import time
 from itertools import pairwise
 
 from tallystick.commit.state import Entry
-from tallystick.diagnosis.causes import Divergence, Evidence, Finding, fitting
+from tallystick.diagnosis.causes import Divergence, Evidence, Explanation, fitting
 from tallystick.diagnosis.divergence import StateDivergence, compare
 from tallystick.diagnosis.document_differences import different_versions, first_parting, read_documents
 from tallystick.diagnosis.recorded_run import RecordedRun
@@ -50,7 +50,9 @@ def explain_runs(
     found.state, step = _locate(*sides)
     if found.state is not None:
         found.step, found.after = 0, 0
-        found.findings.append(Finding("initial_state", "confirmed", "the runs begin with different numbers"))
+        found.findings.append(
+            Explanation("initial_state", "confirmed", "the runs begin with different numbers")
+        )
         guesses = fitting(Evidence(found.state, environment=found.environment, one_step=False))
         found.findings += [guess for guess in guesses if guess.cause in ("last_bit_noise", "denormals")]
     elif step is not None:
@@ -109,7 +111,7 @@ def _hold_what_is_the_same(own: RecordedRun, stated: RecordedRun, found: Diverge
     steps = own.transcript.num_steps, stated.transcript.num_steps
     if steps[0] != steps[1]:
         text = f"one has {steps[0]} steps, the other {steps[1]}"
-        found.findings.append(Finding("other_length", "confirmed", text))
+        found.findings.append(Explanation("other_length", "confirmed", text))
     done = max(own.roots.keys() & stated.roots.keys())
     first, second = (_undamaged(side, done) for side in (own, stated))
     difference = compare(first, second)
@@ -210,7 +212,7 @@ def _find_edits(sides: tuple[tuple[RecordedRun, Repeated], ...], step: int, foun
                 f"{side.directory.path}: the step, repeated under its own log, ends with the fingerprint that its record states; "
                 f"the committed state is another one: {names}"
             )
-            found.findings.append(Finding("edited_weights", "confirmed", text))
+            found.findings.append(Explanation("edited_weights", "confirmed", text))
 
 
 def _grids_before(replay: Replay, side: RecordedRun, start: int, step: int) -> dict[str, Entry]:
@@ -250,13 +252,13 @@ def _same_computation(
         "from one state, each side's step follows from its own log without a breach of the rules: the computation is the same, "
         f"and {found.state.differing:,} elements differ by rounding decisions that noise has turned"
     )
-    causes = [Finding("last_bit_noise", "confirmed", text)]
+    causes = [Explanation("last_bit_noise", "confirmed", text)]
     touched = {t.name for t in found.state.tensors if t.name in {f"model/{name}" for name in watched.makers}}
     sums = scattered(watched)
     if touched and touched <= sums and len(watched.makers) > len(sums):
         names = ", ".join(sorted(touched))
         causes.append(
-            Finding(
+            Explanation(
                 "scatter_order",
                 "fits",
                 f"only {names} differ, whose gradient is a sum over look-ups; other tensors do not",
@@ -264,6 +266,6 @@ def _same_computation(
         )
     software = Evidence(None, environment=found.environment).environment_of(("torch", "numpy"))
     if software:
-        causes.append(Finding("library_version", "fits", f"software differs in {software}"))
+        causes.append(Explanation("library_version", "fits", f"software differs in {software}"))
     found.findings = causes
     found.tries = bench.tries

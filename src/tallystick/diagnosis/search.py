@@ -17,7 +17,7 @@ import torch
 
 from tallystick.commit.encoding import parse_hex_float
 from tallystick.commit.state import Entry
-from tallystick.diagnosis.causes import Divergence, Evidence, Finding, Parting, fitting
+from tallystick.diagnosis.causes import Divergence, Evidence, Explanation, Parting, fitting
 from tallystick.diagnosis.divergence import (
     compare,
     compare_tensors,
@@ -201,7 +201,7 @@ class Diagnosis:
             say("altered_log", f"its log is, byte for byte, that of step {twin}")
 
     def _say(self, cause: str, text: str) -> None:
-        self.found.findings.append(Finding(cause, "confirmed", text))
+        self.found.findings.append(Explanation(cause, "confirmed", text))
 
     def _step_of_batch(self, digest: str) -> int | None:
         job = self.bench.replay.job
@@ -254,7 +254,7 @@ class Diagnosis:
             return False
         self.confirmed = (trial, found)
         text = f"repeated with {trial.words}, the step gives the stated state to the last bit"
-        self.found.findings.insert(0, Finding(trial.cause, "confirmed", text))
+        self.found.findings.insert(0, Explanation(trial.cause, "confirmed", text))
         return True
 
     def _trials(self) -> Iterator[Trial]:
@@ -378,7 +378,7 @@ class Diagnosis:
         for cause, count in self._tried.items():
             if cause not in named:
                 text = f"{count} variant{'s' if count > 1 else ''} tried, none gives the stated state"
-                guesses.append(Finding(cause, "not_confirmed", text))
+                guesses.append(Explanation(cause, "not_confirmed", text))
         self.found.findings += guesses
 
     def _is_confined(self) -> bool:
@@ -403,11 +403,11 @@ class Diagnosis:
         self.found.findings.append(breach)
         return True
 
-    def _breach(self) -> Finding | None:
+    def _breach(self) -> Explanation | None:
         """Return what is wrong with the log; confirmed if the log, obeyed against its rules, gives the stated state."""
         assert self.own is not None
         if self.refusal:
-            return Finding("broken_log", "fits", f"the job's step cannot follow it: {self.refusal}")
+            return Explanation("broken_log", "fits", f"the job's step cannot follow it: {self.refusal}")
         if not self.own.violations:
             return None
         first = self.own.violations[0]
@@ -415,10 +415,10 @@ class Diagnosis:
         text = f"{first.site.removeprefix(f'step {self.bench.record.step}: ')}{where}: {first.rule}"
         obeyed = self.bench.repeat(manner="obey")
         if obeyed is None or not self.bench.agrees(obeyed):
-            return Finding("altered_log", "fits", text)
+            return Explanation("altered_log", "fits", text)
         if self.stated is None:
             self.stated, self.found.how = obeyed.entries, "reconstructed"
-        return Finding(
+        return Explanation(
             "altered_log",
             "confirmed",
             f"{text}; obeyed all the same, the log gives the stated state to the last bit",

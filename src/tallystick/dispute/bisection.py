@@ -89,7 +89,7 @@ Move = Claim | Silence | Ruling
 
 
 @dataclass(frozen=True)
-class Outcome:
+class GameOutcome:
     """How a game ended: who lost, and why."""
 
     loser: Loser
@@ -123,7 +123,7 @@ class Game:
     rounds: int
     round_limit: int
     log: tuple[Move, ...]
-    outcome: Outcome | None
+    outcome: GameOutcome | None
 
     @property
     def level(self) -> Level:
@@ -222,7 +222,9 @@ def apply(game: Game, move: Move) -> Game:
     if (before := _contradicted(game, move)) is not None:
         stated = f"stated {before.commitment.hex()} at {move.index}"
         reason = f"{move.party} {stated} and then {move.commitment.hex()}"
-        return replace(game, log=(*game.log, move), outcome=Outcome(move.party, f"equivocation: {reason}"))
+        return replace(
+            game, log=(*game.log, move), outcome=GameOutcome(move.party, f"equivocation: {reason}")
+        )
     _refuse_if_broken(ROUND_RULES, game, move)
     return _answered(game, move)
 
@@ -345,7 +347,7 @@ def _apply_silence(game: Game, silence: Silence) -> Game:
     reason = (
         f"no answer: {' and '.join(late)} owed a claim at {game.level.name} {game.midpoint} by {silence.by}"
     )
-    return replace(game, log=(*game.log, silence), outcome=Outcome(loser, reason))
+    return replace(game, log=(*game.log, silence), outcome=GameOutcome(loser, reason))
 
 
 def _apply_ruling(game: Game, ruling: Ruling) -> Game:
@@ -354,4 +356,4 @@ def _apply_ruling(game: Game, ruling: Ruling) -> Game:
             "a ruling must wait for the disputed position"
             + (" (the game is over)" if game.outcome else f" ({game.level.name} {game.midpoint} is open)")
         )
-    return replace(game, log=(*game.log, ruling), outcome=Outcome(ruling.loser, ruling.reason))
+    return replace(game, log=(*game.log, ruling), outcome=GameOutcome(ruling.loser, ruling.reason))

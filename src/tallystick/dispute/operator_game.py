@@ -21,7 +21,7 @@ from typing import Literal
 from tallystick.commit.codec import Document
 from tallystick.commit.field_rules import Hash
 from tallystick.commit.merkle import EMPTY_ROOT
-from tallystick.dispute.bisection import Claim, Game, Level, Outcome, Silence, apply, open_game
+from tallystick.dispute.bisection import Claim, Game, GameOutcome, Level, Silence, apply, open_game
 from tallystick.dispute.objections import Objection, parse_objection
 from tallystick.dispute.operator_list import (
     MOST_LEAVES,
@@ -121,7 +121,7 @@ class OperatorGame:
     opened: Opened | None = None
     block: int = -1
     log: tuple[Move, ...] = field(default=())
-    outcome: Outcome | None = None
+    outcome: GameOutcome | None = None
 
     @property
     def awaited(self) -> tuple[Party, ...]:
@@ -254,27 +254,33 @@ def _claimed(game: OperatorGame, sender: Party | None, claim: Claim) -> Operator
     return _after_round(replace(game, bisection=apply(game.bisection, claim), log=(*game.log, claim)))
 
 
-def _revealed(game: OperatorGame, move: Revealed) -> OperatorGame:
-    """The auditor's leaf must be an objection to the leaf that was found."""
-    assert game.bisection is not None
-    assert game.answered is not None
+def _verify_leaf(game: OperatorGame, opened: OpenedLeaf, party: Party) -> int:
+    """Return the number of the leaf that was found, if ``opened`` is that one of the list that ``party`` committed to.
+
+    Raises:
+        InvalidInput, Mismatch: it is another.
+    """
+    list_of = {"trainer": game.committed, "auditor": game.answered}[party]
+    assert game.bisection is not None and list_of is not None
     position = game.bisection.position
     assert position is not None
-    whole = (game.answered.count, game.answered.root)
+    if opened.index != position.agreed:
+        raise InvalidInput(f"it opened leaf {opened.index}")
+    verify_opened_leaf(
+        game.base, opened, agreed=position.agreed_commitment, claimed=position.claims[party],
+        whole=(list_of.count, list_of.root),
+    )  # fmt: skip
+    return position.agreed
+
+
+def _revealed(game: OperatorGame, move: Revealed) -> OperatorGame:
+    """The auditor's leaf must be an objection to the leaf that was found."""
     try:
-        if move.opened.index != position.agreed:
-            raise InvalidInput(f"it opened leaf {move.opened.index}")
-        verify_opened_leaf(
-            game.base,
-            move.opened,
-            agreed=position.agreed_commitment,
-            claimed=position.claims["auditor"],
-            whole=whole,
-        )
+        found = _verify_leaf(game, move.opened, "auditor")
         if move.opened.leaf is None:
             raise InvalidInput("its list ends there without an objection")
         objection = parse_objection(move.opened.leaf)
-        if objection.index != position.agreed:
+        if objection.index != found:
             raise InvalidInput(f"its objection is to leaf {objection.index}")
     except (InvalidInput, Mismatch):
         # It may still be the trainer who claimed another list than it committed to: that shows when it opens.
@@ -283,34 +289,19 @@ def _revealed(game: OperatorGame, move: Revealed) -> OperatorGame:
 
 
 def _opened(game: OperatorGame, move: Opened) -> OperatorGame:
-    assert game.bisection is not None
-    assert game.committed is not None
-    position = game.bisection.position
-    assert position is not None
-    whole = (game.committed.count, game.committed.root)
     try:
-        if move.leaf.index != position.agreed:
-            raise InvalidInput(f"it opened leaf {move.leaf.index}")
-        verify_opened_leaf(
-            game.base,
-            move.leaf,
-            agreed=position.agreed_commitment,
-            claimed=position.claims["trainer"],
-            whole=whole,
-        )
+        _verify_leaf(game, move.leaf, "trainer")
     except (InvalidInput, Mismatch) as problem:
-        return _lost(game, None, "trainer", f"the trainer cannot open operator {position.agreed}: {problem}")
+        return _lost(game, None, "trainer", f"the trainer cannot open operator {game.index}: {problem}")
     if game.objection is None:
-        reason = (
-            f"the auditor's list parts from the trainer's at operator {position.agreed} without an objection"
-        )
+        reason = f"the auditor's list parts from the trainer's at operator {game.index} without an objection"
         return _lost(game, None, "auditor", reason)
     return replace(game, opened=move, stage="point" if move.partials or move.nodes else "chunks")
 
 
 def _lost(game: OperatorGame, move: Move | None, loser: Party, reason: str) -> OperatorGame:
     log = game.log if move is None else (*game.log, move)
-    return replace(game, log=log, outcome=Outcome(loser, reason), stage="over")
+    return replace(game, log=log, outcome=GameOutcome(loser, reason), stage="over")
 
 
 def _silent(game: OperatorGame, silence: Silence) -> OperatorGame:
@@ -327,4 +318,6 @@ def _silent(game: OperatorGame, silence: Silence) -> OperatorGame:
 def _ruled(game: OperatorGame, ruling: Ruling) -> OperatorGame:
     if game.stage != "judge":
         raise ProtocolViolation(f"a ruling must wait: the game awaits {game.stage}")
-    return replace(game, log=(*game.log, ruling), outcome=Outcome(ruling.loser, ruling.reason), stage="over")
+    return replace(
+        game, log=(*game.log, ruling), outcome=GameOutcome(ruling.loser, ruling.reason), stage="over"
+    )

@@ -28,7 +28,7 @@ from tallystick.dispute.operator_game import (
     play_move,
 )
 from tallystick.dispute.operator_list import base_of, parse_operator
-from tallystick.dispute.rulings import Accusation, Finding, rule_on_operator
+from tallystick.dispute.rulings import Accusation, OperatorFinding, rule_on_operator
 from tallystick.dispute.signed_moves import MoveClaim, Terms, claims_of, is_move_signed
 from tallystick.dispute.terms import PARTIES, DisputedPosition, Party
 from tallystick.errors import InvalidInput, Mismatch, ProtocolViolation
@@ -239,7 +239,12 @@ Checked = tuple[Result, str]
 
 def _check_run(record: DisputeRecord, facts: dict[str, object], run_root: bytes | None) -> Checked:
     if run_root is not None and run_root != record.run_root:
-        raise Mismatch(f"the record speaks of run {record.run_root.hex()}, expected is {run_root.hex()}")
+        raise Mismatch(
+            f"the record speaks of run {record.run_root.hex()}, expected is {run_root.hex()}",
+            where="dispute: run",
+            own=run_root.hex(),
+            stated=record.run_root.hex(),
+        )
     verify_specification_proof(record.specification_proof, record.specification, record.run_root)
     verify_step_proof(record.step_proof, record.run_root)
     if record.specification_proof.tree_size != record.step_proof.tree_size:
@@ -263,7 +268,12 @@ def _check_steps(record: DisputeRecord, facts: dict[str, object], run_root: byte
         raise Mismatch(f"the game leads to step {position.agreed}, the record is about another")
     committed = record.step_proof.record.state_root
     if committed is not None and committed != position.claims["trainer"].hex():
-        raise Mismatch(f"the trainer claims {position.claims['trainer'].hex()}, its record says {committed}")
+        raise Mismatch(
+            f"the trainer claims {position.claims['trainer'].hex()}, its record says {committed}",
+            where="dispute: the trainer's state",
+            own=position.claims["trainer"].hex(),
+            stated=committed,
+        )
     facts["position"] = position
     return "passed", f"step {position.agreed}, {len(record.steps.claims)} claims"
 
@@ -410,7 +420,7 @@ def _terms(record: DisputeRecord, position: DisputedPosition, base: bytes) -> Te
 
 def find_fault(
     record: DisputeRecord, facts: StepFacts, game: OperatorGame, base: bytes, position: DisputedPosition
-) -> Finding:
+) -> OperatorFinding:
     """Return what the opened operator shows."""
     objection, opened = game.objection, game.opened
     assert objection is not None
@@ -428,11 +438,3 @@ def find_fault(
         agreed_state=position.agreed_commitment, claimed_state=position.claims["trainer"], accusation=accusation,
         opening=opening,
     )  # fmt: skip
-
-
-def operator_of(record: DisputeRecord) -> str:
-    """Return the name of the opened operator, for people."""
-    for move in record.moves:
-        if isinstance(move, Opened) and move.leaf.leaf is not None:
-            return str(parse_operator(move.leaf.leaf))
-    return "none"

@@ -58,7 +58,7 @@ class Accusation:
 
 
 @dataclass(frozen=True)
-class Finding:
+class OperatorFinding:
     """What the judge found.
 
     Attributes:
@@ -86,7 +86,7 @@ def rule_on_operator(
     opening: Opening,
     own_structure: bytes | None = None,
     own_batch: Mapping[str, bytes] | None = None,
-) -> Finding:
+) -> OperatorFinding:
     """Return whether the trainer's operator is at fault, given what the trainer opened.
 
     Args:
@@ -107,33 +107,23 @@ def rule_on_operator(
     try:
         before, op = _open_leaf(base, opening, agreed, claimed)
     except Mismatch as problem:
-        return Finding("faulty", f"the trainer cannot open operator {at}: {problem}", is_shown=False)
+        return OperatorFinding("faulty", f"the trainer cannot open operator {at}: {problem}", is_shown=False)
     except InvalidInput as problem:
-        return Finding("faulty", f"operator {at}: is malformed: {problem}")
+        return OperatorFinding("faulty", f"operator {at}: is malformed: {problem}")
     if accusation.structure:
         return _structural(at, op, own_structure)
     if op is None:
-        return Finding(
+        return OperatorFinding(
             "unknown", f"the trainer's list ends before operator {at}, and its structure was not disputed"
         )
-    where = f"operator {at}, {op}"
-    if op.name == END:
-        try:
-            return _end(where, op, accusation, opening, before, claimed_state)
-        except (InvalidInput, Mismatch) as problem:
-            return _unfit(where, problem)
-    disputed = _Disputed(where, op, chunk, accusation, opening, before)
+    disputed = _Disputed(f"operator {at}, {op}", op, chunk, accusation, opening, before)
     try:
-        return disputed.rule(facts, agreed_state, own_batch)
-    except (
-        UnknownFormError,
-        ArithmeticError,
-        LookupError,
-        ValueError,
-    ) as problem:  # no value, or none in the table
-        return Finding("unknown", f"{where}: {problem}")
+        return disputed.rule(facts, agreed_state, claimed_state, own_batch)
+    except (UnknownFormError, ArithmeticError, LookupError, ValueError) as problem:
+        return disputed.unknown(f"{problem}")  # no value, or none in the table
     except (InvalidInput, Mismatch) as problem:
-        return _unfit(where, problem)
+        text = f"{disputed.where}: what the trainer opened does not fit: {problem}"
+        return OperatorFinding("faulty", text, is_shown=False)
 
 
 @dataclass(frozen=True)
@@ -155,31 +145,188 @@ class _Disputed:
     opening: Opening
     before: bytes
 
-    def rule(self, facts: StepFacts, agreed_state: bytes, own_batch: Mapping[str, bytes] | None) -> Finding:
+    def faulty(self, text: str) -> OperatorFinding:
+        """Return that the trainer's operator is at fault."""
+        return OperatorFinding("faulty", f"{self.where}: {text}")
+
+    def sound(self, text: str) -> OperatorFinding:
+        """Return that the operator is what it must be where the auditor says that it is not."""
+        return OperatorFinding("sound", f"{self.where}: {text}")
+
+    def unknown(self, text: str) -> OperatorFinding:
+        """Return that nothing can be told."""
+        return OperatorFinding("unknown", f"{self.where}: {text}")
+
+    def rule(
+        self,
+        facts: StepFacts,
+        agreed_state: bytes,
+        claimed_state: bytes,
+        own_batch: Mapping[str, bytes] | None,
+    ) -> OperatorFinding:
         """Return what the opened operator shows.
 
         Raises:
             InvalidInput, Mismatch: what was opened does not fit.
             UnknownFormError, ArithmeticError, LookupError, ValueError: the table has no value for the operator.
         """
-        where, op, chunk, accusation, opening = (
-            self.where, self.op, self.chunk, self.accusation, self.opening
-        )  # fmt: skip
+        op, chunk, opening = self.op, self.chunk, self.opening
+        if op.name == END:
+            return self._end(claimed_state)
         if not op.outputs and op.name != STORE:
-            return Finding("unknown", f"{where}: has no output")
+            return self.unknown("has no output")
         if op.name == BATCH:
-            return _batch(where, op, chunk, accusation, opening, own_batch)
+            return self._batch(own_batch)
         tensors = tensors_of(op, opening, self.before)
         verify_pieces(opening, tensors, chunk)
         if op.name == LOAD:
-            return _load(where, op, chunk, accusation, opening, agreed_state)
+            return self._load(agreed_state)
         if op.name == STORE:
-            return _store(where, op, chunk, accusation, opening, tensors)
+            return self._store(tensors)
         if op.name == ROUND and (over := over_budget(op, facts)):
-            return Finding("faulty", f"{where}: {over}")
+            return self.faulty(over)
         dtypes = {slot: tensor.dtype for slot, tensor in tensors.items()}
-        reader = OpenedReader(op, chunk, opening.pieces, dtypes)
-        return _value(where, op, accusation, opening, reader, facts)
+        return self._value(OpenedReader(op, chunk, opening.pieces, dtypes), facts)
+
+    def _value(self, read: Read, facts: StepFacts) -> OperatorFinding:
+        op, opening = self.op, self.opening
+        output, element, block = self.accusation.output, self.accusation.element, self.accusation.block
+        if not 0 <= output < len(op.outputs):
+            return self.sound(f"has no output {output}")
+        if not 0 <= element < op.outputs[output].view.numel:
+            return self.sound(f"output {output} has no element {element}")
+        dtype = op.outputs[output].tensor.dtype
+        stated = read(-1 - output, np.asarray([stored_at(op.outputs[output].view, element)]))[0].item()
+        try:
+            formula = formula_for(op, output, element, read, facts)
+        except InvalidInput as problem:
+            if isinstance(problem, UnknownFormError):
+                raise
+            return self.faulty(f"{problem}")
+        if isinstance(formula, Sum):
+            if formula.num_blocks > 1:
+                if len(opening.partials) != formula.num_blocks:
+                    return self.faulty(
+                        f"{len(opening.partials)} partial sums open a sum of {formula.num_blocks}"
+                    )
+                if block >= 0:
+                    if block >= formula.num_blocks:
+                        return self.sound(f"has no partial sum {block}")
+                    found = formula.block(*formula.bounds(block))
+                    given = opening.partials[block]
+                    if not is_right_partial(given, found):
+                        return self.faulty(
+                            f"partial sum {block} of element {element} is {found[0].hex()},"
+                            f" the trainer says {given[0].hex()}"
+                        )
+                point = formula.total(opening.partials)
+            else:
+                point = formula.total(formula.partials())
+        else:
+            point = formula
+        shown = f"element {element} of output {output}" if len(op.outputs) > 1 else f"element {element}"
+        if is_within(stated, point, dtype):
+            return self.sound(f"{shown} is {_text(stated)}, within what honest arithmetic gives")
+        return self.faulty(f"{shown} must be {_text(point.value)}, the trainer has {_text(stated)}")
+
+    def _load(self, root: bytes) -> OperatorFinding:
+        op, chunk, opening, element = self.op, self.chunk, self.opening, self.accusation.element
+        tensor = op.outputs[0].tensor
+        width = np.dtype(ARRAY[tensor.dtype]).itemsize
+        if not 0 <= element < tensor.elements:
+            return self.sound(f"has no element {element}")
+        at = element * width
+        for proof, data in ((each.proof, each.data) for each in opening.state):
+            verify_chunk(proof, data, root)
+            if proof.entry.name == op.module and proof.chunk_index == at // CHUNK_BYTES:
+                if (proof.entry.dtype, proof.entry.nbytes) != (tensor.dtype, tensor.nbytes):
+                    return self.faulty("the agreed state has another form")
+                own = data[at % CHUNK_BYTES :][:width]
+                piece = next((p for p in opening.pieces.get(-1, ()) if p.index == at // chunk), None)
+                if piece is None:
+                    raise InvalidInput(f"chunk {at // chunk} is not there")
+                stated = piece.data[at % chunk :][:width]
+                if own == stated:
+                    return self.sound(f"element {element} is that of the agreed state")
+                return self.faulty(f"element {element} is {stated.hex()}, the agreed state has {own.hex()}")
+        raise InvalidInput(f"chunk {at // CHUNK_BYTES} of the agreed state's {op.module} is not there")
+
+    def _store(self, tensors: Mapping[int, TensorDigest]) -> OperatorFinding:
+        op, chunk, opening, element = self.op, self.chunk, self.opening, self.accusation.element
+        if not op.inputs:
+            return self.unknown("a document is a matter of the whole step")
+        entry = op.attributes.get("entry")
+        if not isinstance(entry, dict):
+            raise InvalidInput("the store names no entry")
+        summary = EntrySummary.read(entry, what="operator: entry")
+        tensor = tensors[0]
+        if (summary.dtype, summary.nbytes) != (tensor.dtype, tensor.nbytes):
+            return self.faulty(f"is stored as {summary.dtype} of {summary.nbytes} bytes")
+        width = np.dtype(ARRAY[tensor.dtype]).itemsize
+        at = element * width
+        if not 0 <= at < tensor.nbytes:
+            return self.sound(f"has no element {element}")
+        verify_opened(
+            TensorDigest(summary.dtype, tensor.elements, summary.tensor_root), CHUNK_BYTES, opening.stored
+        )
+        mine = next((p for p in opening.pieces.get(0, ()) if p.index == at // chunk), None)
+        theirs = next((p for p in opening.stored if p.index == at // CHUNK_BYTES), None)
+        if mine is None or theirs is None:
+            raise InvalidInput(f"the chunks of element {element} are not there")
+        own, written = mine.data[at % chunk :][:width], theirs.data[at % CHUNK_BYTES :][:width]
+        if own == written:
+            return self.sound(f"element {element} is what the step computed")
+        return self.faulty(f"element {element} is stored as {written.hex()}, the step computed {own.hex()}")
+
+    def _end(self, claimed: bytes) -> OperatorFinding:
+        """The list must end in the state that the trainer claims, and its stores must make it up."""
+        opening, before = self.opening, self.before
+        at, block = opening.leaf.index, self.accusation.block
+        stated = self.op.attributes.get("state_root")
+        if stated != claimed.hex():
+            return self.faulty(f"the list ends in state {_short(stated)}, the trainer claims {claimed.hex()}")
+        held = {
+            number: verify_earlier(earlier, before=at, root=before)
+            for number, earlier in opening.sources.items()
+        }
+        first = next((number for number in sorted(held) if held[number].name == STORE), at)
+        if first > 0 and (first - 1 not in held or held[first - 1].name == STORE):
+            raise InvalidInput("where the stores begin is not shown")
+        if len(opening.nodes) != -(-(at - first) // STORES_A_NODE):
+            raise InvalidInput(f"{len(opening.nodes)} nodes open {at - first} stores")
+        made = merkle_root(opening.nodes)
+        if made != claimed:
+            return self.faulty(f"the nodes make up state {made.hex()}, the trainer claims {claimed.hex()}")
+        if block < 0:
+            return self.sound("the nodes make up the claimed state")
+        if block >= len(opening.nodes):
+            return self.sound(f"has no node {block}")
+        low = first + STORES_A_NODE * block
+        numbers = range(low, min(low + STORES_A_NODE, at))
+        if any(number not in held for number in numbers):
+            raise InvalidInput(f"the stores below node {block} are not all there")
+        if any(held[number].name != STORE for number in numbers):
+            raise InvalidInput("something else stands between the stores and the end")
+        own = store_nodes([held[number] for number in numbers])[0]
+        if own == opening.nodes[block]:
+            return self.sound(f"node {block} is that of its stores")
+        return self.faulty(
+            f"the stores make up node {block} as {own.hex()}, the trainer says {opening.nodes[block].hex()}"
+        )
+
+    def _batch(self, own: Mapping[str, bytes] | None) -> OperatorFinding:
+        op = self.op
+        if own is None:
+            return self.unknown("the judge does not have the step's data")
+        data = own.get(op.module)
+        if data is None:
+            return self.faulty("the job's data has no such tensor")
+        tensor = op.outputs[0].tensor
+        if len(data) != tensor.nbytes:
+            return self.faulty(f"the committed data has {len(data)} bytes, the trainer used {tensor.nbytes}")
+        if digest_of(tensor.dtype, tensor.elements, memoryview(data), self.chunk).root == tensor.root:
+            return self.sound("is the committed data")
+        return self.faulty("is not the committed data")
 
 
 def _open_leaf(base: bytes, opening: Opening, agreed: bytes, claimed: bytes) -> tuple[bytes, Operator | None]:
@@ -196,19 +343,15 @@ def _open_leaf(base: bytes, opening: Opening, agreed: bytes, claimed: bytes) -> 
     return before, None if opening.leaf.leaf is None else parse_operator(opening.leaf.leaf)
 
 
-def _unfit(where: str, problem: Exception) -> Finding:
-    return Finding("faulty", f"{where}: what the trainer opened does not fit: {problem}", is_shown=False)
-
-
-def _structural(at: int, op: Operator | None, own: bytes | None) -> Finding:
+def _structural(at: int, op: Operator | None, own: bytes | None) -> OperatorFinding:
     if own is None:
-        return Finding("unknown", f"operator {at}: the judge has no list of its own")
+        return OperatorFinding("unknown", f"operator {at}: the judge has no list of its own")
     stated = b"" if op is None else op.structure
     name = "the end of the list" if op is None else str(op)
     if stated == own:
-        return Finding("sound", f"operator {at}: {name} is what the job asks for there")
+        return OperatorFinding("sound", f"operator {at}: {name} is what the job asks for there")
     wanted = str(parse_operator(_rooted(own))) if own else "the end of the list"
-    return Finding(
+    return OperatorFinding(
         "faulty", f"operator {at}: the trainer has {name}, the job has {wanted}{_difference(op, own)}"
     )
 
@@ -221,9 +364,7 @@ def _difference(op: Operator | None, own: bytes) -> str:
     if op is None or not own:
         return ""
     mine, theirs = parse_operator(_rooted(own)).fields(), op.fields()
-    for name in ("name", "overload", "attributes", "inputs", "outputs", "phase", "micro_batch", "module"):
-        if name == "outputs":
-            continue
+    for name in ("name", "overload", "attributes", "inputs", "phase", "micro_batch", "module"):
         if mine[name] != theirs[name]:
             return f", which differs in its {name}: {_short(theirs[name])} for {_short(mine[name])}"
     return ", which differs in the form of its outputs"
@@ -234,181 +375,5 @@ def _short(value: object) -> str:
     return text if len(text) < 120 else text[:117] + "..."
 
 
-def _value(
-    where: str, op: Operator, accusation: Accusation, opening: Opening, read: Read, facts: StepFacts
-) -> Finding:
-    output, element = accusation.output, accusation.element
-    if not 0 <= output < len(op.outputs):
-        return Finding("sound", f"{where}: has no output {output}")
-    if not 0 <= element < op.outputs[output].view.numel:
-        return Finding("sound", f"{where}: output {output} has no element {element}")
-    dtype = op.outputs[output].tensor.dtype
-    stated = read(-1 - output, np.asarray([stored_at(op.outputs[output].view, element)]))[0].item()
-    try:
-        formula = formula_for(op, output, element, read, facts)
-    except InvalidInput as problem:
-        if isinstance(problem, UnknownFormError):
-            raise
-        return Finding("faulty", f"{where}: {problem}")
-    if isinstance(formula, Sum):
-        if formula.num_blocks > 1:
-            if len(opening.partials) != formula.num_blocks:
-                return Finding(
-                    "faulty",
-                    f"{where}: {len(opening.partials)} partial sums open a sum of {formula.num_blocks}",
-                )
-            if accusation.block >= 0:
-                if accusation.block >= formula.num_blocks:
-                    return Finding("sound", f"{where}: has no partial sum {accusation.block}")
-                found = formula.block(*formula.bounds(accusation.block))
-                given = opening.partials[accusation.block]
-                if not is_right_partial(given, found):
-                    return Finding(
-                        "faulty",
-                        f"{where}: partial sum {accusation.block} of element {element} is {found[0].hex()},"
-                        f" the trainer says {given[0].hex()}",
-                    )
-            point = formula.total(opening.partials)
-        else:
-            point = formula.total(formula.partials())
-    else:
-        point = formula
-    shown = f"element {element} of output {output}" if len(op.outputs) > 1 else f"element {element}"
-    if is_within(stated, point, dtype):
-        return Finding("sound", f"{where}: {shown} is {_text(stated)}, within what honest arithmetic gives")
-    return Finding(
-        "faulty", f"{where}: {shown} must be {_text(point.value)}, the trainer has {_text(stated)}"
-    )
-
-
 def _text(value: float | int | bool) -> str:
     return value.hex() if isinstance(value, float) else str(value)
-
-
-def _load(
-    where: str, op: Operator, chunk: int, accusation: Accusation, opening: Opening, root: bytes
-) -> Finding:
-    tensor = op.outputs[0].tensor
-    width = np.dtype(ARRAY[tensor.dtype]).itemsize
-    if not 0 <= accusation.element < tensor.elements:
-        return Finding("sound", f"{where}: has no element {accusation.element}")
-    at = accusation.element * width
-    for proof, data in ((each.proof, each.data) for each in opening.state):
-        verify_chunk(proof, data, root)
-        if proof.entry.name == op.module and proof.chunk_index == at // CHUNK_BYTES:
-            if (proof.entry.dtype, proof.entry.nbytes) != (tensor.dtype, tensor.nbytes):
-                return Finding("faulty", f"{where}: the agreed state has another form")
-            own = data[at % CHUNK_BYTES :][:width]
-            piece = next((p for p in opening.pieces.get(-1, ()) if p.index == at // chunk), None)
-            if piece is None:
-                raise InvalidInput(f"chunk {at // chunk} is not there")
-            stated = piece.data[at % chunk :][:width]
-            if own == stated:
-                return Finding("sound", f"{where}: element {accusation.element} is that of the agreed state")
-            return Finding(
-                "faulty",
-                f"{where}: element {accusation.element} is {stated.hex()}, the agreed state has {own.hex()}",
-            )
-    raise InvalidInput(f"chunk {at // CHUNK_BYTES} of the agreed state's {op.module} is not there")
-
-
-def _store(
-    where: str,
-    op: Operator,
-    chunk: int,
-    accusation: Accusation,
-    opening: Opening,
-    tensors: Mapping[int, TensorDigest],
-) -> Finding:
-    if not op.inputs:
-        return Finding("unknown", f"{where}: a document is a matter of the whole step")
-    entry = op.attributes.get("entry")
-    if not isinstance(entry, dict):
-        raise InvalidInput("the store names no entry")
-    summary = EntrySummary.read(entry, what="operator: entry")
-    tensor = tensors[0]
-    if (summary.dtype, summary.nbytes) != (tensor.dtype, tensor.nbytes):
-        return Finding("faulty", f"{where}: is stored as {summary.dtype} of {summary.nbytes} bytes")
-    width = np.dtype(ARRAY[tensor.dtype]).itemsize
-    at = accusation.element * width
-    if not 0 <= at < tensor.nbytes:
-        return Finding("sound", f"{where}: has no element {accusation.element}")
-    verify_opened(
-        TensorDigest(summary.dtype, tensor.elements, summary.tensor_root), CHUNK_BYTES, opening.stored
-    )
-    mine = next((p for p in opening.pieces.get(0, ()) if p.index == at // chunk), None)
-    theirs = next((p for p in opening.stored if p.index == at // CHUNK_BYTES), None)
-    if mine is None or theirs is None:
-        raise InvalidInput(f"the chunks of element {accusation.element} are not there")
-    own, written = mine.data[at % chunk :][:width], theirs.data[at % CHUNK_BYTES :][:width]
-    if own == written:
-        return Finding("sound", f"{where}: element {accusation.element} is what the step computed")
-    return Finding(
-        "faulty",
-        f"{where}: element {accusation.element} is stored as {written.hex()}, the step computed {own.hex()}",
-    )
-
-
-def _end(
-    where: str, op: Operator, accusation: Accusation, opening: Opening, before: bytes, claimed: bytes
-) -> Finding:
-    """The list must end in the state that the trainer claims, and its stores must make it up."""
-    at, block = opening.leaf.index, accusation.block
-    stated = op.attributes.get("state_root")
-    if stated != claimed.hex():
-        return Finding(
-            "faulty", f"{where}: the list ends in state {_short(stated)}, the trainer claims {claimed.hex()}"
-        )
-    held = {
-        number: verify_earlier(earlier, before=at, root=before) for number, earlier in opening.sources.items()
-    }
-    first = next((number for number in sorted(held) if held[number].name == STORE), at)
-    if first > 0 and (first - 1 not in held or held[first - 1].name == STORE):
-        raise InvalidInput("where the stores begin is not shown")
-    if len(opening.nodes) != -(-(at - first) // STORES_A_NODE):
-        raise InvalidInput(f"{len(opening.nodes)} nodes open {at - first} stores")
-    made = merkle_root(opening.nodes)
-    if made != claimed:
-        return Finding(
-            "faulty", f"{where}: the nodes make up state {made.hex()}, the trainer claims {claimed.hex()}"
-        )
-    if block < 0:
-        return Finding("sound", f"{where}: the nodes make up the claimed state")
-    if block >= len(opening.nodes):
-        return Finding("sound", f"{where}: has no node {block}")
-    low = first + STORES_A_NODE * block
-    numbers = range(low, min(low + STORES_A_NODE, at))
-    if any(number not in held for number in numbers):
-        raise InvalidInput(f"the stores below node {block} are not all there")
-    if any(held[number].name != STORE for number in numbers):
-        raise InvalidInput("something else stands between the stores and the end")
-    own = store_nodes([held[number] for number in numbers])[0]
-    if own == opening.nodes[block]:
-        return Finding("sound", f"{where}: node {block} is that of its stores")
-    return Finding(
-        "faulty",
-        f"{where}: the stores make up node {block} as {own.hex()}, the trainer says {opening.nodes[block].hex()}",
-    )
-
-
-def _batch(
-    where: str,
-    op: Operator,
-    chunk: int,
-    accusation: Accusation,
-    opening: Opening,
-    own: Mapping[str, bytes] | None,
-) -> Finding:
-    if own is None:
-        return Finding("unknown", f"{where}: the judge does not have the step's data")
-    data = own.get(op.module)
-    if data is None:
-        return Finding("faulty", f"{where}: the job's data has no such tensor")
-    tensor = op.outputs[0].tensor
-    if len(data) != tensor.nbytes:
-        return Finding(
-            "faulty", f"{where}: the committed data has {len(data)} bytes, the trainer used {tensor.nbytes}"
-        )
-    if digest_of(tensor.dtype, tensor.elements, memoryview(data), chunk).root == tensor.root:
-        return Finding("sound", f"{where}: is the committed data")
-    return Finding("faulty", f"{where}: is not the committed data")

@@ -141,7 +141,12 @@ def parse_bundle(data: bytes) -> Bundle:
     for kind, name, size, digest in lines:
         part = data[at : at + size]
         if (own := hashlib.sha256(part).hexdigest()) != digest:
-            raise Mismatch(f"bundle: {kind} {name} has SHA-256 {own}, the index says {digest}")
+            raise Mismatch(
+                f"bundle: {kind} {name} has SHA-256 {own}, the index says {digest}",
+                where=f"bundle: {kind} {name}",
+                own=own,
+                stated=digest,
+            )
         members.append(Member(kind, name, part))
         at += size
     return Bundle(tuple(members))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from tallystick.commit.encoding import parse_canonical_json
@@ -25,7 +25,14 @@ from tallystick.commit.state import (
 from tallystick.dispute.record import DISPUTE_FORMAT, parse_dispute, verify_dispute
 from tallystick.dispute.terms import Party
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.evidence.verification import Check, Outcome, Verification, quoted, stated_by
+from tallystick.evidence.verification import (
+    Check,
+    CheckOutcome,
+    Verification,
+    quoted,
+    stated_by,
+    work_through,
+)
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import (
     CALIBRATED,
@@ -63,7 +70,7 @@ def verify_run(directory: RunDirectory, *, root: bytes | None = None) -> Verific
     """
     found = Verification(f"run {directory.path}", RUN_SHOWS_NOT)
     run = _RunChecks(directory, root, found)
-    _work_through(
+    work_through(
         found,
         [
             ("the documents parse", run.check_documents),
@@ -107,7 +114,7 @@ def _verify_dispute(data: bytes, root: bytes, keys: Mapping[Party, PublicKey]) -
     known: dict[Party, list[str]] = {party: [key.key_id] for party, key in keys.items()}
     found = Verification(f"record of a dispute about step {step}", DISPUTE_SHOWS_NOT, root=root.hex())
     for check in verify_dispute(record, run_root=root, known=known):
-        outcome: Outcome = "not judged"
+        outcome: CheckOutcome = "not judged"
         if check.outcome in ("passed", "failed", "not reached"):
             outcome = check.outcome
         detail = check.detail if outcome != "not judged" else f"{check.outcome}: {check.detail}"
@@ -123,19 +130,6 @@ def _verify_dispute(data: bytes, root: bytes, keys: Mapping[Party, PublicKey]) -
             found.missing = f"no key of the {record.loser}: --{record.loser}-signs"
         found.finding = f"not proven: that the {record.loser} is to blame for step {step}"
     return found
-
-
-def _work_through(found: Verification, checks: list[tuple[str, Callable[[], str]]]) -> None:
-    """Run ``checks`` in order into ``found``, up to the first one that fails."""
-    for number, (claim, check) in enumerate(checks, start=1):
-        if found.verdict != "match":
-            found.checks.append(Check(number, claim))
-            continue
-        try:
-            found.checks.append(Check(number, claim, "passed", check()))
-        except (InvalidInput, Mismatch) as problem:
-            found.verdict = "malformed" if isinstance(problem, InvalidInput) else "mismatch"
-            found.checks.append(Check(number, claim, "failed", str(problem)))
 
 
 class _RunChecks:
@@ -404,7 +398,7 @@ def _verify_step(data: bytes, root: bytes) -> Verification:
         verify_step_proof(proof, root)
         return f"{len(proof.path)} nodes lead from the record to {root.hex()}"
 
-    _work_through(found, [("the record lies under the run root", check)])
+    work_through(found, [("the record lies under the run root", check)])
     return found
 
 
@@ -420,5 +414,5 @@ def _verify_chunk(data: bytes, root: bytes, chunk: bytes) -> Verification:
         verify_chunk(proof, chunk, root)
         return f"{len(proof.chunk_path) + len(proof.entry_path)} nodes lead from the bytes to {root.hex()}"
 
-    _work_through(found, [("the bytes lie under the state root", check)])
+    work_through(found, [("the bytes lie under the state root", check)])
     return found

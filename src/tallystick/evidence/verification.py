@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
 
+from tallystick.errors import InvalidInput, Mismatch
 from tallystick.run.documents import Specification
 from tallystick.run.statements import AuditClaim
 
-Outcome = Literal["passed", "failed", "not judged", "not reached"]
+CheckOutcome = Literal["passed", "failed", "not judged", "not reached"]
 VerificationVerdict = Literal["match", "mismatch", "malformed", "unjudged"]
 MOST_WORDS = 200  # characters of free text that are repeated
 
@@ -22,7 +23,7 @@ class Check:
 
     number: int
     claim: str
-    outcome: Outcome = "not reached"
+    outcome: CheckOutcome = "not reached"
     detail: str = ""
 
 
@@ -148,6 +149,28 @@ class Verification:
     def findings(self) -> tuple[Check, ...]:
         """The checks that did not pass, in order: failed, not judged, or not reached after one that failed."""
         return tuple(check for check in self.checks if check.outcome != "passed")
+
+
+def work_through(found: Verification, checks: Iterable[tuple[str, Callable[[], str | None]]]) -> None:
+    """Run ``checks`` into ``found``, in order, up to the first one that fails.
+
+    A check returns what it saw, or None where a policy is needed that was not given; then nothing is accepted.
+    """
+    for number, (claim, check) in enumerate(checks, start=1):
+        if found.verdict in ("mismatch", "malformed"):
+            found.checks.append(Check(number, claim))
+            continue
+        try:
+            detail = check()
+        except (InvalidInput, Mismatch) as problem:
+            found.verdict = "malformed" if isinstance(problem, InvalidInput) else "mismatch"
+            found.checks.append(Check(number, claim, "failed", str(problem)))
+            continue
+        if detail is None:
+            found.verdict = "unjudged"
+            found.checks.append(Check(number, claim, "not judged", "no policy says what is asked for"))
+        else:
+            found.checks.append(Check(number, claim, "passed", detail))
 
 
 def quoted(text: str, most: int = MOST_WORDS) -> str:

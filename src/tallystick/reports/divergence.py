@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tallystick.commit.encoding import parse_hex_float
-from tallystick.diagnosis.causes import CAUSES, Finding
+from tallystick.diagnosis.causes import CAUSES, Explanation
 from tallystick.diagnosis.divergence import Pair, StateDivergence, TensorDivergence
 from tallystick.errors import InvalidInput
 from tallystick.reports.layout import BAD, GOOD, QUIET, UNSURE, counted, printable, share
@@ -228,7 +228,7 @@ class DivergencePage:
         return parts
 
 
-def _cause(finding: Finding) -> RenderableType:
+def _cause(finding: Explanation) -> RenderableType:
     mark, style = MARKS[finding.status]
     text = Text.assemble(printable(finding.title), (f" [{mark}]", style), printable(f": {finding.text}"))
     return _labelled("   = cause: ", text)

@@ -6,47 +6,30 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tallystick.execution.noise.freedom import Freedom
-from tallystick.roles.initial_state import (
-    Beginning,
-)
+from tallystick.roles.initial_state import Beginning
 from tallystick.roles.run_writer import Phases
 from tallystick.run.sample import SegmentDraw
 
 VerdictName = Literal["match", "mismatch", "log_violation", "cannot_reproduce", "not_accepted"]
-
-
 ACCUSING: tuple[VerdictName, ...] = ("mismatch", "log_violation")
-
-
 UNDECIDED: tuple[VerdictName, ...] = ("cannot_reproduce", "not_accepted")
+About = Literal[
+    "data", "schedule", "loss", "state", "fingerprint", "log", "noise", "limit", "beginning", "program", "job",
+    "committed log", "committed state",
+]  # fmt: skip
 
-
+# What deviations are called where they are about no tensor and no site.
 FINGERPRINT = "state fingerprint"
-
-
 EVIDENCE = "evidence"
-
-
 BATCH_DIGEST = "batch digest"
-
-
-MOST_NOISE = (
-    8.0  # times the way that training carried a tensor: what noise above the bands may do to it at most
-)
-
-
 BEGINNING = "first state"
-
-
 PROGRAM = "program"
-
-
 EVERYTHING = "everything"
 
-
-SCHEDULE_TOLERANCE = (
-    2.0**-36
-)  # libraries differ in the last bit of cos and pow; the recorded value is then taken
+MOST_NOISE = 8.0
+"""What noise above the bands may do to a tensor at most: so many times the way that training carried it."""
+SCHEDULE_TOLERANCE = 2.0**-36
+"""Libraries differ in the last bit of cos and pow; the recorded value is then taken."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +42,8 @@ class Deviation:
         subject: tensor, record field or log site.
         element: flat index, or None.
         own, stated: both values as text.
+        about: what kind of thing ``subject`` names. ``job`` is what this machine has otherwise, ``noise`` its own above
+            the bands, ``limit`` what was accepted; of what was committed, the file is not what its digest says.
     """
 
     step: int
@@ -67,6 +52,12 @@ class Deviation:
     element: int | None
     own: str
     stated: str
+    about: About
+
+    @property
+    def is_evidence(self) -> bool:
+        """Whether a file is not what was committed to: bytes show it, and no noise explains it."""
+        return self.about in ("committed log", "committed state")
 
     def __str__(self) -> str:
         where = "" if self.element is None else f" element {self.element}"

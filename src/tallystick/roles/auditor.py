@@ -27,6 +27,7 @@ from tallystick.roles.audit_report import (
     BEGINNING,
     EVIDENCE,
     PROGRAM,
+    About,
     AuditReport,
     Deviation,
     SegmentResult,
@@ -86,7 +87,7 @@ def audit(
     elif sample.announcement.run_root != transcript.root():
         raise Mismatch(
             f"audit: the draw is about run {sample.announcement.run_root.hex()}, this is {transcript.root().hex()}",
-            where="run of the draw",
+            where="audit: run of the draw",
             own=transcript.root().hex(),
             stated=sample.announcement.run_root.hex(),
         )
@@ -121,7 +122,7 @@ def _excuse_environment(report: AuditReport, found: Sequence[ProgramDifference])
     """Accuse nobody of a step that was repeated with other environment variables than the program read there."""
     report.environment |= {each.subject: (each.own[:32], each.stated[:32]) for each in found}
     for segment in report.segments if found else ():
-        if segment.verdict in ACCUSING and all(each.subject != EVIDENCE for each in segment.deviations):
+        if segment.verdict in ACCUSING and all(not each.is_evidence for each in segment.deviations):
             segment.verdict = "cannot_reproduce"
             segment.deviations[:0] = [replace(each, step=segment.start) for each in program_deviations(found)]
 
@@ -158,13 +159,8 @@ class _RunAudit:
         """Return what repeating the steps from ``start`` up to ``end`` shows."""
         replay, report, result = self.replay, self.report, SegmentResult(start, end)
         clock = time.perf_counter()
-        try:
-            state, frames = self._load(start, end)
-        except Mismatch as problem:
-            result.deviations.append(
-                Deviation(start, "mismatch", EVIDENCE, None, str(problem), "its own digest")
-            )
-            result.verdict = "mismatch"
+        state, frames = self._load(result)
+        if result.deviations:
             return result
         other = _other_beginning(replay, self.directory, state, report) if start == 0 else None
         if other is not None:
@@ -182,7 +178,7 @@ class _RunAudit:
         excesses = acceptance.end(replay.session)
         if result.deviations:
             acceptance.discard()
-        if any(deviation.subject == EVIDENCE for deviation in result.deviations):
+        if any(deviation.is_evidence for deviation in result.deviations):
             result.verdict = "mismatch"
         elif result.deviations:
             _explain_segment(replay, self.directory, self.transcript, result, frames, state)
@@ -190,19 +186,28 @@ class _RunAudit:
             accept(result, excesses)
         return result
 
-    def _load(self, start: int, end: int) -> tuple[dict[str, Entry], dict[int, bytes]]:
-        """Load the state committed to after ``start`` steps into the session; return it and the logs up to ``end``.
+    def _load(self, result: SegmentResult) -> tuple[dict[str, Entry], dict[int, bytes]]:
+        """Load the state that a segment begins with into the session; return it and the segment's logs.
 
-        Raises:
-            Mismatch: one is not what was committed to.
+        What is not what was committed to is noted in ``result``, and nothing is returned.
         """
+        start, end = result.start, result.end
         roots = {checkpoint.steps_done: checkpoint.state_root for checkpoint in self.transcript.checkpoints()}
-        state = self.directory.load_committed(start, roots[start])
-        if start:
-            check_fingerprint(self.transcript.record(start - 1), state)
-            check_cursor(start, state)
-        frames = self.directory.load_frames(self.transcript, start, end)
-        _load_or_refuse(self.replay.session, state)
+        about: About = "committed state"
+        try:
+            state = self.directory.load_committed(start, roots[start])
+            if start:
+                check_fingerprint(self.transcript.record(start - 1), state)
+                check_cursor(start, state)
+            about = "committed log"
+            frames = self.directory.load_frames(self.transcript, start, end)
+            about = "committed state"
+            _load_or_refuse(self.replay.session, state)
+        except Mismatch as problem:
+            result.verdict = "mismatch"
+            found = Deviation(start, "mismatch", EVIDENCE, None, str(problem), "its own digest", about)
+            result.deviations.append(found)
+            return {}, {}
         return state, frames
 
     def _repeat(
@@ -218,7 +223,7 @@ class _RunAudit:
                 return step, str(problem)
             except (InvalidInput, Nondeterminism) as problem:
                 result.deviations.append(
-                    Deviation(step, "log_violation", "log", None, str(problem), "a valid log")
+                    Deviation(step, "log_violation", "log", None, str(problem), "a valid log", "log")
                 )
                 return None
             except (
@@ -240,7 +245,9 @@ class _RunAudit:
 
 def _not_done(result: SegmentResult, step: int, why: str) -> SegmentResult:
     result.verdict = "cannot_reproduce"
-    result.deviations.append(Deviation(step, result.verdict, PROGRAM, None, why, "a run of this job"))
+    result.deviations.append(
+        Deviation(step, result.verdict, PROGRAM, None, why, "a run of this job", "program")
+    )
     return result
 
 
@@ -276,13 +283,15 @@ def _other_beginning(
     if other is not None:
         why = find_unsteady(directory.path, replay.source, 0) if other.is_number else None
         if why is not None:
-            return Deviation(0, "cannot_reproduce", BEGINNING, None, why, other.text)
+            return Deviation(0, "cannot_reproduce", BEGINNING, None, why, other.text, "beginning")
         verdict: VerdictName = "mismatch" if other.is_number else "cannot_reproduce"
-        return Deviation(0, verdict, BEGINNING, None, "the job's own", other.text)
+        return Deviation(0, verdict, BEGINNING, None, "the job's own", other.text, "beginning")
     report.beginning = compare_beginning(replay.built, state)
     if report.beginning.changed is None:
         return None
-    return Deviation(0, "cannot_reproduce", BEGINNING, None, "the job's own", report.beginning.changed)
+    return Deviation(
+        0, "cannot_reproduce", BEGINNING, None, "the job's own", report.beginning.changed, "beginning"
+    )
 
 
 def find_contradictions(
@@ -304,7 +313,9 @@ def find_contradictions(
         check_fingerprint(record, state)
         check_cursor(end, state)
     except Mismatch as problem:
-        return [Deviation(end - 1, "mismatch", EVIDENCE, None, str(problem), "its own digest")]
+        return [
+            Deviation(end - 1, "mismatch", EVIDENCE, None, str(problem), "its own digest", "committed state")
+        ]
     except InvalidInput:
         if not result.deviations:
             raise
@@ -332,7 +343,7 @@ def _find_noisy_data(
 
     The session stands at the segment's end, where it got there; it is left somewhere within.
     """
-    found = [deviation for deviation in result.deviations if deviation.subject == BATCH_DIGEST]
+    found = [deviation for deviation in result.deviations if deviation.about == "data"]
     if not found or result.first_step != found[0].step:
         return None
     session, first = replay.session, found[0]
@@ -360,7 +371,9 @@ def _find_noisy_data(
 def noisy_data(first: Deviation) -> Deviation:
     """Return that the data of a step are other ones by what floating noise explains, and what to do."""
     why = f"{first.own[:16]}.. here, by no more than floating noise explains ({REMEDY})"
-    return Deviation(first.step, "cannot_reproduce", BATCH_DIGEST, None, why, f"{first.stated[:16]}..")
+    return Deviation(
+        first.step, "cannot_reproduce", BATCH_DIGEST, None, why, f"{first.stated[:16]}..", "data"
+    )
 
 
 def _beyond_noise(
@@ -381,7 +394,7 @@ def accept(result: SegmentResult, excesses: Iterable[tuple[int, Excess]]) -> Non
     for step, excess in excesses:
         result.verdict = "not_accepted"
         result.deviations.append(
-            Deviation(step, "not_accepted", excess.site, None, excess.own, excess.stated)
+            Deviation(step, "not_accepted", excess.site, None, excess.own, excess.stated, "limit")
         )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from tallystick.commit.encoding import Fields, canonical_json, parse_canonical_json
+from tallystick.commit.codec import Document
 from tallystick.errors import InvalidInput, Nondeterminism, StoreError
 from tallystick.execution.determinism import Profile
 from tallystick.execution.job import Job, JobSource
@@ -152,6 +152,21 @@ def _survey(order: Order, job: Job, session: Session, child: Child, count: _Coun
 # -- the pass of another profile -------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class PassRequest(Document, what="request", limit=REQUEST_LIMIT):
+    """What a child process is asked to do: which job, under which policy, on which device, from which step."""
+
+    device: str
+    job: str
+    jitter: bool
+    parameters: Mapping[str, int | str]
+    policy: str
+    seed: int
+    settings: Mapping[str, str]
+    source_digest: str
+    step: int
+
+
 def _pass_under(order: Order, session: Session, reference: Reference, profile: Profile, child: Child) -> Pass:
     """Return the pass that a child process makes under ``profile`` from this session's state."""
     try:
@@ -160,18 +175,11 @@ def _pass_under(order: Order, session: Session, reference: Reference, profile: P
             directory = RunDirectory(place / "state")
             directory.write_checkpoint(session.step, state_entries(session))
             write_reference(place / REFERENCE, reference)
-            request = {
-                "device": order.device,
-                "job": order.source.path,
-                "jitter": profile.jitter,
-                "parameters": session.policy.parameters(),
-                "policy": session.policy.name,
-                "seed": session.seed,
-                "settings": dict(order.settings),
-                "source_digest": order.source.digest,
-                "step": session.step,
-            }
-            (place / REQUEST).write_bytes(canonical_json(request))
+            request = PassRequest(
+                order.device, order.source.path, profile.jitter, session.policy.parameters(), session.policy.name,
+                session.seed, dict(order.settings), order.source.digest, session.step,
+            )  # fmt: skip
+            (place / REQUEST).write_bytes(request.encode())
             child(["noise-pass", str(place), "--json"], profile)
             return read_pass(place / ANSWER, _buffer_numbers(session))
     except OSError as problem:
@@ -188,30 +196,21 @@ def answer_request(place: Path, find: Callable[[str], JobSource]) -> None:
     Raises:
         InvalidInput: the request is malformed, or the job is not the same here.
     """
-    what = "request"
-    names = (
-        "device", "job", "jitter", "parameters", "policy", "seed", "settings", "source_digest", "step",
-    )  # fmt: skip
     try:
         data = (place / REQUEST).read_bytes()
     except OSError as problem:
         raise InvalidInput(f"{place / REQUEST}: cannot be read ({problem.strerror})") from None
-    fields = Fields(parse_canonical_json(data, what=what, limit=REQUEST_LIMIT), what=what, names=names)
-    source = find(fields.text("job"))
-    if source.digest != fields.text("source_digest"):
+    asked = PassRequest.parse(data)
+    source = find(asked.job)
+    if source.digest != asked.source_digest:
         raise InvalidInput(
-            f"{what}: job source is {source.digest[:16]}.., asked for {fields.text('source_digest')[:16]}.."
+            f"request: job source is {source.digest[:16]}.., asked for {asked.source_digest[:16]}.."
         )
-    parameters: dict[str, int | str] = {
-        name: value for name, value in fields.mapping("parameters").items() if isinstance(value, int | str)
-    }
-    policy = policy_of(fields.text("policy"), parameters)
-    job = source.build(fields.text_mapping("settings"), fields.integer("seed"))
-    session = open_session(
-        job, policy, fields.integer("seed"), device=fields.text("device"), jitter=fields.boolean("jitter")
-    )
+    policy = policy_of(asked.policy, asked.parameters)
+    job = source.build(asked.settings, asked.seed)
+    session = open_session(job, policy, asked.seed, device=asked.device, jitter=asked.jitter)
     try:
-        load_state(session, RunDirectory(place / "state").load_checkpoint(fields.integer("step")))
+        load_state(session, RunDirectory(place / "state").load_checkpoint(asked.step))
         branches, slices = read_reference(place / REFERENCE, len(session.parameters))
         made = elsewhere(session, backward_of(session, job), branches, slices)
         write_pass(place / ANSWER, made, _buffer_numbers(session))

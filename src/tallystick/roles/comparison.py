@@ -22,9 +22,9 @@ from tallystick.numerics.log import Kind
 from tallystick.roles.audit_report import (
     BATCH_DIGEST,
     EVERYTHING,
-    EVIDENCE,
     FINGERPRINT,
     MOST_NOISE,
+    About,
     Deviation,
     SegmentResult,
     VerdictName,
@@ -90,18 +90,18 @@ def compare_step(
     step = record.step
     found: list[Deviation] = []
 
-    def differs(subject: str, own: str, stated: str) -> None:
+    def differs(about: About, subject: str, own: str, stated: str) -> None:
         if own != stated:
-            found.append(Deviation(step, "mismatch", subject, None, own, stated))
+            found.append(Deviation(step, "mismatch", subject, None, own, stated, about))
 
-    differs(BATCH_DIGEST, outcome.batch, record.batch)
-    differs("skipped optimizer", str(outcome.skipped), str(record.skipped))
-    differs("micro-batches", str(outcome.micro_batches), str(record.micro_batches))
+    differs("data", BATCH_DIGEST, outcome.batch, record.batch)
+    differs("schedule", "skipped optimizer", str(outcome.skipped), str(record.skipped))
+    differs("schedule", "micro-batches", str(outcome.micro_batches), str(record.micro_batches))
     found += _compare_schedule(record, outcome)
-    differs("loss", hex_float(outcome.loss), str(record.loss))
+    differs("loss", "loss", hex_float(outcome.loss), str(record.loss))
     kind: VerdictName = "mismatch" if found else "log_violation"
     found += [replace(deviation, kind=kind) for deviation in violations_of(step, violations)]
-    differs(FINGERPRINT, f"{outcome.fingerprint:016x}", record.fingerprint)
+    differs("fingerprint", FINGERPRINT, f"{outcome.fingerprint:016x}", record.fingerprint)
     return found
 
 
@@ -114,7 +114,9 @@ def _compare_schedule(record: StepRecord, outcome: StepOutcome) -> list[Deviatio
         number = parse_hex_float(theirs, what=str(key)) if isinstance(theirs, str) else None
         if mine is None or number is None or not near(mine, number):
             subject = f"hyper-parameter {key[1]} of group {key[0]}"
-            found.append(Deviation(record.step, "mismatch", subject, None, repr(mine), repr(number)))
+            found.append(
+                Deviation(record.step, "mismatch", subject, None, repr(mine), repr(number), "schedule")
+            )
     return found
 
 
@@ -129,7 +131,9 @@ def compare_end(session: Session, directory: RunDirectory, record: StepRecord, r
         theirs = directory.load_committed(result.end, str(record.state_root))
     except (InvalidInput, Mismatch) as problem:
         result.deviations.append(
-            Deviation(record.step, "mismatch", "state root", None, root, f"{record.state_root} ({problem})")
+            Deviation(
+                record.step, "mismatch", "state root", None, root, f"{record.state_root} ({problem})", "state"
+            )
         )
         return
     result.differing_elements, found = compare_states(record.step, entries, theirs)
@@ -145,12 +149,12 @@ def compare_states(
     for name in sorted(own.keys() | stated.keys()):
         mine, theirs = own.get(name), stated.get(name)
         if mine is None or theirs is None or (mine.dtype, mine.shape) != (theirs.dtype, theirs.shape):
-            found.append(Deviation(step, "mismatch", name, None, _form(mine), _form(theirs)))
+            found.append(Deviation(step, "mismatch", name, None, _form(mine), _form(theirs), "state"))
             continue
         first, count, values = _compare_entries(mine, theirs)
         if count:
             total += count
-            found.append(Deviation(step, "mismatch", name, first, values[0], values[1]))
+            found.append(Deviation(step, "mismatch", name, first, values[0], values[1], "state"))
     return total, found
 
 
@@ -196,7 +200,13 @@ def find_noisy_sites(
     except Nondeterminism as problem:
         return [
             Deviation(
-                step, "cannot_reproduce", EVERYTHING, None, str(problem), "that noise is below the bands"
+                step,
+                "cannot_reproduce",
+                EVERYTHING,
+                None,
+                str(problem),
+                "that noise is below the bands",
+                "noise",
             )
         ]
     found: list[Deviation] = []
@@ -209,7 +219,9 @@ def find_noisy_sites(
         relative = _over_scales(noise, grid)
         if session.policy.excuse * relative > (band := reach_of(grid)):
             own, stated = f"noise {relative:.3g} of its scale", f"band {band:.3g}"
-            found.append(Deviation(step, "cannot_reproduce", session.site_name(place), None, own, stated))
+            found.append(
+                Deviation(step, "cannot_reproduce", session.site_name(place), None, own, stated, "noise")
+            )
     return found
 
 
@@ -228,12 +240,12 @@ def is_excused(deviation: Deviation, noisy: Iterable[Deviation]) -> bool:
     or the schedule.
     """
     names = [site.subject for site in noisy]
-    if not names or deviation.subject.startswith(("batch", "skipped", "micro", "hyper", EVIDENCE)):
+    if not names or deviation.is_evidence or deviation.about in ("data", "schedule"):
         return False
     if (
         EVERYTHING in names
         or any(name.startswith(("decision", "activation")) for name in names)
-        or deviation.subject == FINGERPRINT
+        or deviation.about == "fingerprint"
     ):
         return True
     return any(_is_about(name.split(" ", 1)[-1], deviation.subject) for name in names)
@@ -249,7 +261,7 @@ def violations_of(step: int, violations: Iterable[Violation]) -> list[Deviation]
     return [
         Deviation(
             step, "log_violation", violation.site.removeprefix(f"step {step}: "),
-            violation.element if violation.element >= 0 else None, violation.rule, "that the log is honest",
+            violation.element if violation.element >= 0 else None, violation.rule, "that the log is honest", "log",
         )
         for violation in violations
     ]  # fmt: skip

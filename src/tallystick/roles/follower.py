@@ -15,7 +15,6 @@ from tallystick.execution.snapshot import load_state
 from tallystick.numerics.policy import policy_of
 from tallystick.roles.acceptance import Acceptance, Limits
 from tallystick.roles.audit_report import (
-    BATCH_DIGEST,
     BEGINNING,
     AuditReport,
     Deviation,
@@ -34,7 +33,7 @@ from tallystick.roles.initial_state import (
 )
 from tallystick.roles.loop import Loop, main_program
 from tallystick.roles.recorder import Recorder
-from tallystick.roles.replay import SITES, adopting, other_sites
+from tallystick.roles.replay import adopting, other_sites
 from tallystick.run.documents import Specification
 from tallystick.run.program import in_words
 from tallystick.run.transcript import check_cursor
@@ -153,11 +152,13 @@ class Follower(Loop[AuditReport]):
         other = find_other_setting({**self._own, **{name: now[name] for name in SETTINGS}}, state)
         if other is not None:
             kind: VerdictName = "mismatch" if other.is_number else "cannot_reproduce"
-            self._segment.deviations.append(Deviation(0, kind, BEGINNING, None, "the job's own", other.text))
+            self._segment.deviations.append(
+                Deviation(0, kind, BEGINNING, None, "the job's own", other.text, "beginning")
+            )
         self.report.beginning = found = compare_beginning(self._built, state)
         if found.changed is not None:
             self._segment.deviations.append(
-                Deviation(0, "cannot_reproduce", BEGINNING, None, "the job's own", found.changed)
+                Deviation(0, "cannot_reproduce", BEGINNING, None, "the job's own", found.changed, "beginning")
             )
         load_state(session, state)
 
@@ -172,12 +173,12 @@ class Follower(Loop[AuditReport]):
             self._acceptance.discard()
             first = [d for d in segment.deviations if d.step == segment.first_step]
             segment.verdict = "log_violation" if any(d.kind == "log_violation" for d in first) else "mismatch"
-            if self._floats and all(each.subject == BATCH_DIGEST for each in segment.deviations):
+            if self._floats and all(each.about == "data" for each in segment.deviations):
                 # Every loss and state is the trainer's: as in an audit, such digests accuse nobody.
                 segment.deviations.insert(0, noisy_data(segment.deviations[0]))
                 segment.verdict = "cannot_reproduce"
             # everything after these may follow from them
-            if segment.deviations[0].subject in (BEGINNING, ORDER, SITES):
+            if segment.deviations[0].about in ("beginning", "job"):
                 segment.verdict = segment.deviations[0].kind
             with suppress(
                 InvalidInput, Mismatch
@@ -214,7 +215,7 @@ def _other_order(ordered: Mapping[str, Any] | None, specification: Specification
         "dataset": (ordered.get("dataset_digest"), job.dataset_digest),
     }
     return [
-        Deviation(0, "cannot_reproduce", ORDER, None, f"{name} {own}", f"{name} {stated}")
+        Deviation(0, "cannot_reproduce", ORDER, None, f"{name} {own}", f"{name} {stated}", "job")
         for name, (own, stated) in pairs.items()
         if own != stated
     ]

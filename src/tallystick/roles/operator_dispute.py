@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tallystick.commit.merkle import root as merkle_root
 from tallystick.commit.state import HeldState
-from tallystick.dispute.bisection import Outcome, Silence
+from tallystick.dispute.bisection import GameOutcome, Silence
 from tallystick.dispute.bounds.steps import StepFacts, needs_log
 from tallystick.dispute.exchange import (
     LONGEST_REASON,
@@ -47,7 +47,7 @@ from tallystick.dispute.operator_list import (
     parse_operator,
 )
 from tallystick.dispute.record import LONGEST_SIGNATURE, handed_digest
-from tallystick.dispute.rulings import Accusation, Finding, rule_on_operator
+from tallystick.dispute.rulings import Accusation, OperatorFinding, rule_on_operator
 from tallystick.dispute.signed_moves import History, Terms, is_move_signed
 from tallystick.dispute.terms import PARTIES, Party, Ruling
 from tallystick.errors import InvalidInput, Mismatch
@@ -160,7 +160,7 @@ class Evidence:
     accusation: Accusation
     opening: Opening
     agreed_state: bytes
-    finding: Finding
+    finding: OperatorFinding
     keys: Mapping[Party, PublicKey]
     signatures: tuple[bytes | None, ...]
 
@@ -391,7 +391,7 @@ class OperatorDispute:
             _seconds(self.ledger),
         )
 
-    def _broken(self, outcome: Outcome) -> OperatorResult:
+    def _broken(self, outcome: GameOutcome) -> OperatorResult:
         """Return the result where a party lost by a rule of the game: no operator was judged."""
         loser: Party = "trainer" if outcome.loser == "trainer" else "auditor"
         return OperatorResult(loser, outcome.reason, self.game.rounds, None, None, None, self.cost())

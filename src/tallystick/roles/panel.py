@@ -25,10 +25,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from tallystick.commit.encoding import Fields, canonical_json, parse_canonical_json
+from tallystick.commit.codec import Document
+from tallystick.commit.encoding import canonical_json
 from tallystick.commit.state import HeldState
 from tallystick.dispute.terms import DisputedPosition, Party
 from tallystick.dispute.verdict import LogObjection
+from tallystick.errors import InvalidInput
 from tallystick.execution.determinism import X86_ONLY, Profile
 from tallystick.execution.job import JobSource
 from tallystick.roles.costs import Ledger
@@ -139,11 +141,18 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Opinion:
+class Opinion(Document, what="opinion"):
     """A member's answer (whom it would convict, or what its list has) and why."""
 
     answer: str
     reason: str
+
+
+@dataclass(frozen=True)
+class KeptOpinions(Document, form=KEPT_FORMAT, what="panel", limit=KEPT_LIMIT):
+    """What a panel said to one question, by its members' names."""
+
+    said: Mapping[str, Opinion]
 
 
 class Member:
@@ -257,23 +266,15 @@ def _said_or_kept(question: Question, kept: Path) -> Mapping[str, Opinion | None
     names = [str(member.profile) for member in sitting_panel()]
     path = kept / f"{question.digest(names)}.json"
     if path.exists():
-        data = read_whole(path, limit=KEPT_LIMIT, what="what a panel said")
-        fields = Fields(
-            parse_canonical_json(data, what="panel", limit=KEPT_LIMIT), what="panel", names=("format", "said")
-        )
-        fields.constant("format", KEPT_FORMAT)
-        held = Fields(fields.value("said"), what="panel: said", names=names)
-        return {name: _opinion(held.value(name)) for name in names}
+        held = KeptOpinions.parse(read_whole(path, limit=KEPT_LIMIT, what="what a panel said")).said
+        if sorted(held) != sorted(names):
+            raise InvalidInput(f"panel: must be {', '.join(names)}, is {', '.join(held)[:200]}")
+        return {name: held[name] for name in names}
     said = _opinions(question)
-    if None not in said.values():
-        each = {name: vars(opinion) for name, opinion in said.items() if opinion is not None}
-        write_whole(path, canonical_json({"format": KEPT_FORMAT, "said": each}))
+    given = {name: opinion for name, opinion in said.items() if opinion is not None}
+    if given.keys() == said.keys():
+        write_whole(path, KeptOpinions(given).encode())
     return said
-
-
-def _opinion(value: object) -> Opinion:
-    fields = Fields(value, what="panel: opinion", names=("answer", "reason"))
-    return Opinion(fields.text("answer"), fields.text("reason"))
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from tallystick.roles.panel import Panel
 from tallystick.roles.rebuilt import find_unsteady
 from tallystick.roles.replay import Replay
 from tallystick.roles.seats import Seat, Witness, read_claim
-from tallystick.roles.step_judge import NOT_PROVEN, Ground, StepJudge
+from tallystick.roles.step_judge import NOT_PROVEN, StepFinding, StepJudge
 from tallystick.run.transcript import CURSOR, Transcript, check_cursor
 
 LARGER_STATE, LARGER_BY = (
@@ -168,7 +168,7 @@ class Referee:
         if last is None:
             why = "both sides reached the same state"
             same = replace(self.played, reason=why, outcome="agreement")
-            return _first_ground(step_judge.rule_on_agreed(ours.num_steps, objection), same)
+            return _weightiest(step_judge.rule_on_agreed(ours.num_steps, objection), same)
         levels = [Level("checkpoints", checkpoints[: last + 1]), Level("steps", range(checkpoints[last] + 1))]
         ends: dict[Party, bytes] = {party: claimed[last] for party, claimed in claims.items()}
         agreed, ended = claims["trainer"][0], checkpoints[last] - 1
@@ -182,12 +182,12 @@ class Referee:
         stated = tuple(move for move in game.log if isinstance(move, Claim))
         # What records and log say of the steps before, on whose states both agree, can be false all the same.
         earlier = step_judge.rule_on_agreed(position.agreed, objection)
-        if any(ground.decides for ground in earlier):
-            return _first_ground(earlier, self.played)
+        if any(finding.decides for finding in earlier):
+            return _weightiest(earlier, self.played)
         steps = StepsGame(tuple(checkpoints[: last + 1]), agreed, ends, stated)
         result = self._rule_on_step(step_judge, position, steps, rounds)
         # Who objects falsely to a log loses, unless the trainer's state convicts the trainer all the same.
-        return result if result.loser == "trainer" else _first_ground(earlier, result)
+        return result if result.loser == "trainer" else _weightiest(earlier, result)
 
     def _rule_on_step(
         self, step_judge: StepJudge, position: DisputedPosition, steps: StepsGame, rounds: dict[str, int]
@@ -316,19 +316,24 @@ def _checked_objection(objection: LogObjection | None, ours: Transcript) -> LogO
     if objection is None:
         return None
     if objection.run != ours.root().hex():
-        raise Mismatch(f"objection.json: objects to run {objection.run}, disputed is {ours.root().hex()}")
+        raise Mismatch(
+            f"objection.json: objects to run {objection.run}, disputed is {ours.root().hex()}",
+            where="objection.json: run",
+            own=ours.root().hex(),
+            stated=objection.run,
+        )
     if objection.step >= ours.num_steps:
         raise InvalidInput(f"objection.json: objects to step {objection.step}, the run has {ours.num_steps}")
     return objection
 
 
-def _first_ground(grounds: Sequence[Ground], otherwise: DisputeResult) -> DisputeResult:
-    """Return ``otherwise`` with the ruling of the weightiest ground: one that decides, then one that blames, then any."""
+def _weightiest(findings: Sequence[StepFinding], otherwise: DisputeResult) -> DisputeResult:
+    """Return ``otherwise`` with the ruling of the weightiest finding: one that decides, then one that blames, then any."""
 
-    def weight(ground: Ground) -> tuple[bool, bool]:
-        return not ground.decides, ground.ruling.loser == "none"
+    def weight(finding: StepFinding) -> tuple[bool, bool]:
+        return not finding.decides, finding.ruling.loser == "none"
 
-    chosen = min(grounds, key=weight, default=None)
+    chosen = min(findings, key=weight, default=None)
     if chosen is None or (chosen.ruling.loser == "none" and otherwise.step is not None):
         return otherwise
     return replace(

@@ -124,12 +124,15 @@ def open_replay(
 
 def program_deviations(found: Iterable[ProgramDifference]) -> list[Deviation]:
     """Return in which files and distributions this party's program differs: it can say nothing about the run."""
-    return [Deviation(0, "cannot_reproduce", each.subject, None, each.own, each.stated) for each in found]
+    return [
+        Deviation(0, "cannot_reproduce", each.subject, None, each.own, each.stated, "program")
+        for each in found
+    ]
 
 
 def uncommitted(problem: OtherProgram) -> Deviation:
     """Return the deviation of a job that imported on the way what the run does not state."""
-    return Deviation(0, "cannot_reproduce", PROGRAM, None, str(problem), "committed to as a whole")
+    return Deviation(0, "cannot_reproduce", PROGRAM, None, str(problem), "committed to as a whole", "program")
 
 
 def open_program(
@@ -167,7 +170,7 @@ def other_sites(session: Session, specification: Specification) -> Deviation | N
 
 
 def _cannot(subject: str, own: str, stated: str) -> Deviation:
-    return Deviation(0, "cannot_reproduce", subject, None, own[:32], stated[:32])
+    return Deviation(0, "cannot_reproduce", subject, None, own[:32], stated[:32], "job")
 
 
 def environment_differences(specification: Specification) -> dict[str, tuple[str, str]]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import torch
 
-from tallystick.commit.encoding import Fields, canonical_json, parse_canonical_json
+from tallystick.commit.codec import Document
 from tallystick.dispute.signed_moves import MoveClaim
 from tallystick.errors import Nondeterminism
 from tallystick.execution.determinism import INSTRUCTION_SETS
@@ -22,6 +22,14 @@ from tallystick.store.files import read_whole, write_whole
 FILE = "signed-before.json"
 FORMAT = "tallystick/signed-before/1"
 LIMIT = 1 << 24  # bytes of the file
+
+
+@dataclass(frozen=True)
+class SignedMoves(Document, form=FORMAT, what=FILE, limit=LIMIT):
+    """What the file holds: under which arithmetic, and which move (its digest) in which place."""
+
+    arithmetic: Mapping[str, str]
+    moves: Mapping[str, str]
 
 
 class SignedBefore:
@@ -37,7 +45,7 @@ class SignedBefore:
             InvalidInput: the file is not one of these.
             Nondeterminism: it does not; with the settings to use.
         """
-        before, _ = self._load()
+        before = self._load().arithmetic
         here = arithmetic()
         apart = [
             f"{name} was {before.get(name, 'not set')}, is {here.get(name, 'not set')}"
@@ -58,7 +66,8 @@ class SignedBefore:
             Nondeterminism: another move was signed in its place before.
             StoreError: it cannot be written.
         """
-        before, moves = self._load()
+        held = self._load()
+        moves = held.moves
         places = [place.hex() for place in claim.places()]
         for place in places:
             if moves.get(place, claim.move.hex()) != claim.move.hex():
@@ -68,20 +77,14 @@ class SignedBefore:
                 )
         kept = {**moves, **dict.fromkeys(places, claim.move.hex())}
         if kept != moves:
-            held = {"arithmetic": before or arithmetic(), "format": FORMAT, "moves": kept}
-            write_whole(self.path, canonical_json(held))
+            write_whole(self.path, SignedMoves(held.arithmetic or arithmetic(), kept).encode())
 
-    def _load(self) -> tuple[dict[str, str], dict[str, str]]:
+    def _load(self) -> SignedMoves:
         if not os.path.lexists(self.path):
-            return {}, {}
-        data = read_whole(self.path, limit=LIMIT, what="what was signed before", follow=False)
-        held = Fields(
-            parse_canonical_json(data, what=FILE, limit=LIMIT),
-            what=FILE,
-            names=("arithmetic", "format", "moves"),
+            return SignedMoves({}, {})
+        return SignedMoves.parse(
+            read_whole(self.path, limit=LIMIT, what="what was signed before", follow=False)
         )
-        held.constant("format", FORMAT)
-        return _texts(held, "arithmetic"), _texts(held, "moves")
 
 
 def arithmetic() -> Mapping[str, str]:
@@ -92,9 +95,3 @@ def arithmetic() -> Mapping[str, str]:
         "threads": str(torch.get_num_threads()),
         **{name: os.environ[name] for name in names if name in os.environ},
     }
-
-
-def _texts(held: Fields, name: str) -> dict[str, str]:
-    inner = held.value(name)
-    named = Fields(inner, what=f"{FILE}: {name}", names=inner if isinstance(inner, dict) else ())
-    return {key: named.text(key) for key in cast("dict[str, object]", inner)}

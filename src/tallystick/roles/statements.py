@@ -169,7 +169,7 @@ def sign_verdict(
         if accused.identity.run.root != identity.run.root:
             raise Mismatch(
                 f"accusation: is about run {accused.identity.run.root}, the dispute about {identity.run.root}",
-                where="run of the accusation",
+                where="accusation: run",
                 own=identity.run.root,
                 stated=accused.identity.run.root,
             )

@@ -19,7 +19,7 @@ from tallystick.execution.snapshot import copied_state, load_state
 from tallystick.execution.step import batch_digest, run_step
 from tallystick.numerics.log import decode_frame
 from tallystick.roles.acceptable_states import AcceptableStates
-from tallystick.roles.audit_report import BATCH_DIGEST, EVIDENCE, FINGERPRINT, Deviation
+from tallystick.roles.audit_report import EVIDENCE, FINGERPRINT, Deviation
 from tallystick.roles.comparison import compare_step, farther_than_trained, find_noisy_sites, is_excused
 from tallystick.roles.data_noise import REMEDY, Shaking, is_explained, shaking
 from tallystick.roles.log_judge import rule_on_log
@@ -42,7 +42,7 @@ DATA_NOISE_REASON = (
 
 
 @dataclass(frozen=True)
-class Ground:
+class StepFinding:
     """A ruling on a step before and after which both parties have the same states, and what it rests on."""
 
     step: int
@@ -74,13 +74,13 @@ class StepJudge:
     by_bytes: bool = False
     _pasts: dict[int, HeldState | None] = field(default_factory=dict[int, "HeldState | None"])
 
-    def rule_on_agreed(self, end: int, objection: LogObjection | None) -> list[Ground]:
+    def rule_on_agreed(self, end: int, objection: LogObjection | None) -> list[StepFinding]:
         """Return the rulings on steps before ``end``, on whose states both parties agree; one that convicts the trainer ends it.
 
         The auditor's objection to a log, and the first step that the parties' records describe differently, the earlier
         first. Behind a log that cannot be followed the auditor went its own way, and its records differ honestly.
         """
-        pending: list[tuple[int, Callable[[], Ground | None]]] = []
+        pending: list[tuple[int, Callable[[], StepFinding | None]]] = []
         if objection is not None and objection.step < end:
             pending.append((objection.step, lambda: self._rule_on_log(objection)))
             end = objection.step + 1 if objection.site == "log" else end
@@ -95,22 +95,22 @@ class StepJudge:
         )
         if differing is not None:
             pending.append((differing, lambda: self._rule_on_records(differing)))
-        found: list[Ground] = []
+        found: list[StepFinding] = []
         for _, rule in sorted(pending, key=lambda each: each[0]):
-            ground = rule()
-            found += [] if ground is None else [ground]
-            if ground is not None and ground.ruling.loser == "trainer":
+            finding = rule()
+            found += [] if finding is None else [finding]
+            if finding is not None and finding.ruling.loser == "trainer":
                 break
         return found
 
-    def _rule_on_log(self, objection: LogObjection) -> Ground:
+    def _rule_on_log(self, objection: LogObjection) -> StepFinding:
         state = self._agreed_state(objection.step)
         entries = None if state is None else state.entries
         found = rule_on_log(self.seats["trainer"].frame, self.transcript, self.replay, objection, entries)
         ruling, outcome = self._confirmed(
             found.ruling, found.outcome, "log", objection.step, agreed=state, objection=objection
         )
-        return Ground(objection.step, ruling, outcome, objection=objection)
+        return StepFinding(objection.step, ruling, outcome, objection=objection)
 
     def _agreed_state(self, step: int) -> HeldState | None:
         """Return the state before ``step``, from whichever side can open it.
@@ -144,13 +144,13 @@ class StepJudge:
             return None
         return hold(copied_state(session).values())
 
-    def _rule_on_records(self, step: int) -> Ground | None:
+    def _rule_on_records(self, step: int) -> StepFinding | None:
         who = self.who_misstates(step)
         if who is None:
             return None
         ruling, outcome = self._confirmed(*who, "records", step, agreed=self._agreed_state(step))
         pair = (self.transcript.prove_step(step), self.auditors_transcript.prove_step(step))
-        return Ground(step, ruling, outcome, records=pair)
+        return StepFinding(step, ruling, outcome, records=pair)
 
     def _confirmed(
         self, ruling: Ruling, outcome: str, kind: str, step: int, **more: Any
@@ -198,7 +198,7 @@ class StepJudge:
             found = compare_step(stated, outcome, [])
             if not found:
                 continue
-            if all(each.subject == BATCH_DIGEST for each in found) and self.replay.may_be_noise(step):
+            if all(each.about == "data" for each in found) and self.replay.may_be_noise(step):
                 return Ruling("none", f"step {step}: {DATA_NOISE_REASON.format(party)}"), CANNOT
             noisy = find_noisy_sites(self.replay, self.transcript, step, step, {step: frame}, state.entries)
             if all(is_excused(deviation, noisy) for deviation in found):
@@ -260,11 +260,7 @@ class StepJudge:
         except Nondeterminism as problem:
             return self._rule_without_log(step, state, problem)
         # 5. Hyper-parameters are the job's.
-        schedule = [
-            d
-            for d in compare_step(record, repeated.outcome, [])
-            if d.subject.startswith(("hyper", "skipped", "micro"))
-        ]
+        schedule = [d for d in compare_step(record, repeated.outcome, []) if d.about == "schedule"]
         if schedule:
             return Ruling("trainer", str(schedule[0]))
         return self._rule_on_states(position, state, frame, repeated)
@@ -298,6 +294,7 @@ class StepJudge:
                 violation.element,
                 violation.rule,
                 "an honest log",
+                "log",
             )
         # 7. A fault that this machine's own noise can explain is nobody's.
         noisy = (
@@ -315,7 +312,7 @@ class StepJudge:
                     "none", f"step {step}: the judge cannot reproduce what the {party} did: {noisy[0]}"
                 )
         blamed = faults["trainer"] or faults["auditor"]
-        self.by_bytes = blamed is not None and blamed.subject == EVIDENCE
+        self.by_bytes = blamed is not None and blamed.is_evidence
         if faults["trainer"] is not None:
             return Ruling("trainer", str(faults["trainer"]))
         if faults["auditor"] is not None:
@@ -393,7 +390,15 @@ class StepJudge:
     ) -> Deviation | None:
         state = self.seats[party].witness_at(position.disputed)
         if state is None and (problem := self.seats[party].find_unopened_checkpoint(position.agreed)):
-            return Deviation(position.agreed, "mismatch", EVIDENCE, None, problem, f"the {party}'s own root")
+            return Deviation(
+                position.agreed,
+                "mismatch",
+                EVIDENCE,
+                None,
+                problem,
+                f"the {party}'s own root",
+                "committed state",
+            )
         if state is None or state.root != position.claims[party]:
             own = f"{repeated.outcome.fingerprint:016x}"
             return Deviation(
@@ -403,6 +408,7 @@ class StepJudge:
                 None,
                 own,
                 f"another one, which the {party} cannot open",
+                "fingerprint",
             )
         record = (self.transcript if party == "trainer" else self.auditors_transcript).record(position.agreed)
         if record.state_root is not None:
@@ -411,6 +417,12 @@ class StepJudge:
                 check_fingerprint(record, state.entries)
             except Mismatch as problem:
                 return Deviation(
-                    position.agreed, "mismatch", EVIDENCE, None, str(problem), f"the {party}'s own"
+                    position.agreed,
+                    "mismatch",
+                    EVIDENCE,
+                    None,
+                    str(problem),
+                    f"the {party}'s own",
+                    "committed state",
                 )
         return repeated.find_fault(state.entries)

@@ -2,42 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
 
-from tallystick.commit.encoding import (
-    HASH_BYTES,
-    INTEGER_LIMIT,
-    Fields,
-    parse_hex,
-    parse_hex_float,
-)
+from tallystick.commit.encoding import HASH_BYTES, parse_hex
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.run.documents import parse_run_statement
-from tallystick.run.sample import parse_draw
 from tallystick.run.statements import (
     AUDIT_TYPE,
     BUILD_TYPE,
     LOSERS,
-    MOST_NAMES,
     OUTCOMES,
     PROVENANCE_TYPE,
-    REAL,
     RESULTS,
     RUN_DIGEST,
     VERDICT_TYPE,
     AuditClaim,
     Claim,
-    FirstState,
-    MeasuredFreedom,
     RunIdentity,
     TrainerClaim,
-    Uncompared,
     VerdictClaim,
     check_weights,
+    identity_of,
     parse_time,
 )
 from tallystick.signing.dsse import Statement, known_fields
-from tallystick.signing.note import decode_base64
 
 
 def read_claim(statement: Statement, *, what: str = "statement") -> Claim:
@@ -55,7 +42,12 @@ def read_claim(statement: Statement, *, what: str = "statement") -> Claim:
     claim = readers[statement.predicate_type](statement, what)
     root = statement.digest_of("run", RUN_DIGEST)
     if root != claim.identity.run.root:
-        raise Mismatch(f"{what}: its subject is run {root}, its predicate is about {claim.identity.run.root}")
+        raise Mismatch(
+            f"{what}: its subject is run {root}, its predicate is about {claim.identity.run.root}",
+            where=what,
+            own=claim.identity.run.root,
+            stated=root,
+        )
     return claim
 
 
@@ -86,70 +78,38 @@ def _trainer_claim(statement: Statement, what: str) -> TrainerClaim:
     specification = known_fields(
         products["specification.json"], ("digest",), what=f"{what}: specification.json"
     )
-    identity = _identity(statement, run.text("content"), specification.text_mapping("digest"), what)
-    at = parse_time(top.text("tallystick_signedAt"), what=f"{what}: tallystick_signedAt")
-    return TrainerClaim(identity, at, policy.text("name"), {name: build.value(name) for name in names[1:]})
+    named = identity_of(run.text("content"), specification.text_mapping("digest"), what)
+    at = parse_time(top.value("tallystick_signedAt"), f"{what}: tallystick_signedAt")
+    return TrainerClaim(
+        _with_weights(named, statement, what),
+        at,
+        policy.text("name"),
+        {name: build.value(name) for name in names[1:]},
+    )
 
 
 def _audit_claim(statement: Statement, what: str) -> AuditClaim:
-    names = ("beginning", "freedom", "policy", "profile", "replayedAt", "result", "run", "sample", "segments")
-    top = known_fields(statement.predicate, names, what=f"{what}: predicate")
-    identity = _run_identity(statement, top.value("run"), what)
-    result = _one_of(top.text("result"), RESULTS, f"{what}: result")
-    segments = tuple(_segment(item, what) for item in top.items("segments"))
-    borders = [step for segment in segments for step in segment]
-    if borders != sorted(borders) or (borders and borders[-1] > identity.run.steps):
-        raise InvalidInput(f"{what}: segments must ascend, not overlap and end by step {identity.run.steps}")
-    sample = top.optional_text("sample")
-    draw = None if sample is None else parse_draw(decode_base64(sample, what=f"{what}: sample"))
-    claim = AuditClaim(
-        identity=identity,
-        at=parse_time(top.text("replayedAt"), what=f"{what}: replayedAt"),
-        result=result,
-        segments=segments,
-        draw=draw,
-        policy=top.text("policy"),
-        profile=top.text("profile"),
-        freedom=_freedom(top.value("freedom"), f"{what}: freedom"),
-        beginning=None
-        if top.value("beginning") is None
-        else _first_state(top.value("beginning"), f"{what}: beginning"),
-    )
+    read = AuditClaim.read(statement.predicate, what=f"{what}: predicate")
+    claim = replace(read, identity=_with_weights(read.identity, statement, what))
+    _must_be_one_of(claim.result, RESULTS, f"{what}: result")
+    steps = claim.identity.run.steps
+    borders = [step for segment in claim.segments for step in segment]
+    if borders != sorted(borders) or any(not 0 <= start < end <= steps for start, end in claim.segments):
+        raise InvalidInput(
+            f"{what}: segments must be ascending numbers of steps, not overlap and end by step {steps}"
+        )
     check_weights(claim, what)
-    if draw is not None and (draw.announcement.run_root.hex(), draw.segments) != (
-        identity.run.root,
-        segments,
-    ):
+    draw, run = claim.draw, claim.identity.run.root
+    if draw is not None and (draw.announcement.run_root.hex(), draw.segments) != (run, claim.segments):
         raise Mismatch(f"{what}: the draw is of other segments or of run {draw.announcement.run_root.hex()}")
     return claim
 
 
 def _verdict_claim(statement: Statement, what: str) -> VerdictClaim:
-    names = (
-        "accusation",
-        "auditorRun",
-        "dispute",
-        "loser",
-        "outcome",
-        "reason",
-        "record",
-        "ruledAt",
-        "run",
-        "step",
-    )
-    top = known_fields(statement.predicate, names, what=f"{what}: predicate")
-    claim = VerdictClaim(
-        identity=_run_identity(statement, top.value("run"), what),
-        at=parse_time(top.text("ruledAt"), what=f"{what}: ruledAt"),
-        auditor_run=_hash(top.text("auditorRun"), f"{what}: auditorRun"),
-        outcome=_one_of(top.text("outcome"), OUTCOMES, f"{what}: outcome"),
-        loser=_one_of(top.text("loser"), LOSERS, f"{what}: loser"),
-        step=None if top.value("step") is None else top.integer("step"),
-        reason=top.text("reason"),
-        record=_named(top.value("record"), f"{what}: record"),
-        dispute=_named_or_none(top.value("dispute"), f"{what}: dispute"),
-        accusation=_named_or_none(top.value("accusation"), f"{what}: accusation"),
-    )
+    read = VerdictClaim.read(statement.predicate, what=f"{what}: predicate")
+    claim = replace(read, identity=_with_weights(read.identity, statement, what))
+    _must_be_one_of(claim.outcome, OUTCOMES, f"{what}: outcome")
+    _must_be_one_of(claim.loser, LOSERS, f"{what}: loser")
     if claim.outcome != "forfeit" and (claim.outcome == "fault") == (claim.loser == "none"):
         raise Mismatch(f"{what}: outcome {claim.outcome} and loser {claim.loser} contradict each other")
     if claim.outcome == "forfeit" and claim.step is not None:
@@ -157,80 +117,13 @@ def _verdict_claim(statement: Statement, what: str) -> VerdictClaim:
     return claim
 
 
-def _run_identity(statement: Statement, value: object, what: str) -> RunIdentity:
-    run = known_fields(value, ("specification", "statement"), what=f"{what}: run")
-    return _identity(statement, run.text("statement"), run.text_mapping("specification"), what)
-
-
-def _identity(statement: Statement, run: str, specification: Mapping[str, str], what: str) -> RunIdentity:
-    stated = parse_run_statement(decode_base64(run, what=f"{what}: run statement"))
-    digest = _hash(specification.get("tallystickSpecification", ""), f"{what}: specification")
+def _with_weights(identity: RunIdentity, statement: Statement, what: str) -> RunIdentity:
     weights = statement.digest_of("weights", "sha256")
-    return RunIdentity(stated, digest, None if weights is None else _hash(weights, f"{what}: weights"))
+    if weights is not None:
+        parse_hex(weights, n_bytes=HASH_BYTES, what=f"{what}: weights")
+    return replace(identity, weights=weights)
 
 
-def _segment(value: object, what: str) -> tuple[int, int]:
-    match value:
-        case [int(start), int(end)] if type(start) is int and type(end) is int and 0 <= start < end:
-            return start, end
-        case _:
-            raise InvalidInput(f"{what}: a segment must be two ascending numbers of steps")
-
-
-def _one_of(text: str, known: tuple[str, ...], what: str) -> str:
+def _must_be_one_of(text: str, known: tuple[str, ...], what: str) -> None:
     if text not in known:
         raise InvalidInput(f"{what} must be one of {', '.join(known)}, is {text[:40]!r}")
-    return text
-
-
-def _freedom(value: object, what: str) -> MeasuredFreedom:
-    fields = known_fields(value, (*REAL, "moves", "silenced"), what=what)
-    real = {attribute: _size(fields.text(name), f"{what}: {name}") for name, attribute in REAL.items()}
-    return MeasuredFreedom(
-        **real, moves=_count(fields, "moves", what), silenced=_count(fields, "silenced", what)
-    )
-
-
-def _first_state(value: object, what: str) -> FirstState:
-    fields = known_fields(value, ("other", "rounded", "trained"), what=what)
-    other, rounded = (_uncompared(fields.value(name), f"{what}: {name}") for name in ("other", "rounded"))
-    return FirstState(_count(fields, "trained", what), other, rounded)
-
-
-def _uncompared(value: object, what: str) -> Uncompared:
-    fields = known_fields(value, ("names", "parameters", "tensors"), what=what)
-    names, tensors = fields.texts("names"), _count(fields, "tensors", what)
-    if len(names) != min(tensors, MOST_NAMES):
-        raise InvalidInput(
-            f"{what}: must name {min(tensors, MOST_NAMES)} of {tensors} tensors, names {len(names)}"
-        )
-    if not tensors and fields.integer("parameters"):
-        raise InvalidInput(f"{what}: {fields.integer('parameters')} parameters stand in no tensor")
-    return Uncompared(_count(fields, "parameters", what), tensors, names)
-
-
-def _count(fields: Fields, name: str, what: str) -> int:
-    if not 0 <= (number := fields.integer(name)) < INTEGER_LIMIT:
-        raise InvalidInput(f"{what}: {name} must be 0 to 2**63 - 1, is {number}")
-    return number
-
-
-def _size(text: str, what: str) -> float:
-    number = parse_hex_float(text, what=what)
-    if not number >= 0.0:
-        raise InvalidInput(f"{what}: must be a number and not negative, is {text}")
-    return number
-
-
-def _named(value: object, what: str) -> str:
-    """The SHA-256 of a document that a statement names."""
-    return _hash(known_fields(value, ("sha256",), what=what).text("sha256"), what)
-
-
-def _named_or_none(value: object, what: str) -> str | None:
-    return None if value is None else _named(value, what)
-
-
-def _hash(text: str, what: str) -> str:
-    parse_hex(text, n_bytes=HASH_BYTES, what=what)
-    return text

@@ -225,6 +225,9 @@ def parse_draw(data: bytes) -> SegmentDraw:
     if drawn != stated:
         raise Mismatch(
             f"audit draw: the beacon's value leads to digest {drawn.digest.hex()[:16]}.., {stated.digest.hex()[:16]}.. "
-            "or its segments are stated otherwise"
+            "or its segments are stated otherwise",
+            where="audit draw",
+            own=drawn.digest.hex(),
+            stated=stated.digest.hex(),
         )
     return drawn

@@ -16,14 +16,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Annotated, ClassVar
 
-from tallystick.commit.encoding import (
-    hex_float,
-)
+from tallystick.commit.codec import Document
+from tallystick.commit.encoding import HASH_BYTES, parse_hex, short
+from tallystick.commit.field_rules import At, Hex, Least, NotNegative, Via, Whole
 from tallystick.errors import InvalidInput
-from tallystick.run.documents import RunStatement, Specification
-from tallystick.run.sample import SegmentDraw
-from tallystick.signing.dsse import Statement, Subject
+from tallystick.run.documents import RunStatement, Specification, parse_run_statement
+from tallystick.run.sample import SegmentDraw, parse_draw
+from tallystick.signing.dsse import Statement, Subject, known_fields
+from tallystick.signing.note import decode_base64
 
 PROVENANCE_TYPE = "https://slsa.dev/provenance/v1"
 BUILD_TYPE = "https://tallystick/training/v1"
@@ -62,8 +64,14 @@ class TrainerClaim:
     definition: Mapping[str, object]  # what it says of job, data and settings; the specification decides
 
 
+class _Said(Document):
+    """What a statement says: a reader ignores fields that it does not know."""
+
+    LOOSE: ClassVar[bool] = True
+
+
 @dataclass(frozen=True)
-class MeasuredFreedom:
+class MeasuredFreedom(_Said, what="freedom"):
     """What an auditor measured of what a log could have chosen, and did; infinity is what has no bound.
 
     Attributes:
@@ -75,51 +83,49 @@ class MeasuredFreedom:
         silenced: parameters whose gradient was declared to be noise only, in the step where they are most.
     """
 
-    fraction: float
-    largest_steer: float
-    largest_move: float
-    fullest_step: float
-    path_steer: float
-    moves: int
-    silenced: int
+    fraction: NotNegative
+    largest_steer: Annotated[float, At("largestSteer"), Least(0)]
+    largest_move: Annotated[float, At("largestMove"), Least(0)]
+    fullest_step: Annotated[float, At("fullestStep"), Least(0)]
+    path_steer: Annotated[float, At("pathSteer"), Least(0)]
+    moves: Whole
+    silenced: Whole
 
     @property
     def steer(self) -> float:
         """The larger of what the budget allows in one step and of what the log did."""
         return max(self.largest_steer, self.largest_move)
 
-    def fields(self) -> dict[str, object]:
-        """Return the numbers as an audit's statement holds them."""
-        real = {name: hex_float(getattr(self, attribute)) for name, attribute in REAL.items()}
-        return {**real, "moves": self.moves, "silenced": self.silenced}
-
-
-REAL = {
-    "fraction": "fraction", "fullestStep": "fullest_step", "largestMove": "largest_move", "largestSteer": "largest_steer",
-    "pathSteer": "path_steer",
-}  # fmt: skip
-
 
 @dataclass(frozen=True)
-class Uncompared:
+class Uncompared(_Said, what="uncompared"):
     """Tensors of a run's first state that are not, bit for bit, what the job builds on the auditor's machine.
 
     Attributes:
         parameters, tensors: how many, of both.
         names: of the first ``MOST_NAMES`` of them.
+
+    Raises:
+        InvalidInput: another number of names, or parameters without a tensor.
     """
 
-    parameters: int
-    tensors: int
+    parameters: Whole
+    tensors: Whole
     names: tuple[str, ...]
 
-    def fields(self) -> dict[str, object]:
-        """Return the numbers and names as an audit's statement holds them."""
-        return {"names": list(self.names), "parameters": self.parameters, "tensors": self.tensors}
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        named = min(self.tensors, MOST_NAMES)
+        if len(self.names) != named:
+            raise InvalidInput(
+                f"uncompared: must name {named} of {self.tensors} tensors, names {len(self.names)}"
+            )
+        if not self.tensors and self.parameters:
+            raise InvalidInput(f"uncompared: {self.parameters} parameters stand in no tensor")
 
 
 @dataclass(frozen=True)
-class FirstState:
+class FirstState(_Said, what="beginning"):
     """How a run's first state compares with what the job builds on the auditor's machine.
 
     Attributes:
@@ -128,7 +134,7 @@ class FirstState:
         rounded: what the job does not train and what is the job's to within the last bits only.
     """
 
-    trained: int
+    trained: Whole
     other: Uncompared
     rounded: Uncompared
 
@@ -137,13 +143,80 @@ class FirstState:
         """Parameters that are not, bit for bit, the job's own."""
         return self.other.parameters + self.rounded.parameters
 
-    def fields(self) -> dict[str, object]:
-        """Return the comparison as an audit's statement holds it."""
-        return {"other": self.other.fields(), "rounded": self.rounded.fields(), "trained": self.trained}
+
+def _run_fields(identity: RunIdentity) -> dict[str, object]:
+    return {
+        "specification": {"tallystickSpecification": identity.specification},
+        "statement": base64.b64encode(identity.run.encode()).decode(),
+    }
+
+
+def _read_run(value: object, what: str) -> RunIdentity:
+    run = known_fields(value, ("specification", "statement"), what=what)
+    return identity_of(run.text("statement"), run.text_mapping("specification"), what)
+
+
+def identity_of(run: str, specification: Mapping[str, str], what: str) -> RunIdentity:
+    """Return which run a statement's fields name, without the weights, which are a subject of it.
+
+    Raises:
+        InvalidInput: no run statement in base64, or no digest of a specification.
+    """
+    stated = parse_run_statement(decode_base64(run, what=f"{what}: run statement"))
+    digest = specification.get("tallystickSpecification", "")
+    parse_hex(digest, n_bytes=HASH_BYTES, what=f"{what}: specification")
+    return RunIdentity(stated, digest, None)
+
+
+def time_text(seconds: int) -> str:
+    """Return the second since 1970 as RFC 3339 in UTC."""
+    return datetime.fromtimestamp(seconds, tz=UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def parse_time(text: object, what: str) -> int:
+    """Return the second since 1970 that ``text`` writes.
+
+    Raises:
+        InvalidInput: another form than 2026-01-31T12:00:00Z, or no such day.
+    """
+    if not isinstance(text, str) or not _TIME.fullmatch(text):
+        raise InvalidInput(f"{what}: must be a time such as 2026-01-31T12:00:00Z, is {short(str(text))}")
+    try:
+        return int(datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp())
+    except ValueError:
+        raise InvalidInput(f"{what}: there is no time {text}") from None
+
+
+def _draw_text(draw: SegmentDraw | None) -> str | None:
+    return None if draw is None else base64.b64encode(draw.encode()).decode()
+
+
+def _read_draw(value: object, what: str) -> SegmentDraw | None:
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise InvalidInput(f"{what} must be a string or null")
+    return parse_draw(decode_base64(value, what=what))
+
+
+def _named(digest: str | None) -> dict[str, str] | None:
+    return None if digest is None else {"sha256": digest}
+
+
+def _read_named(value: object, what: str) -> str | None:
+    if value is None:
+        return None
+    text = known_fields(value, ("sha256",), what=what).text("sha256")
+    parse_hex(text, n_bytes=HASH_BYTES, what=what)
+    return text
+
+
+RunField = Annotated[RunIdentity, At("run"), Via(_run_fields, _read_run)]
+NamedDocument = Annotated[str | None, Via(_named, _read_named)]
 
 
 @dataclass(frozen=True)
-class AuditClaim:
+class AuditClaim(_Said, what="predicate"):
     """An auditor says what repeating a run, or a part of it, showed.
 
     Attributes:
@@ -158,11 +231,11 @@ class AuditClaim:
         beginning: how the first state compares with the job's; None if the steps repeated do not begin there.
     """
 
-    identity: RunIdentity
-    at: int
+    identity: RunField
+    at: Annotated[int, At("replayedAt"), Via(time_text, parse_time)]
     result: str
     segments: tuple[tuple[int, int], ...]
-    draw: SegmentDraw | None
+    draw: Annotated[SegmentDraw | None, At("sample"), Via(_draw_text, _read_draw)]
     policy: str
     profile: str
     freedom: MeasuredFreedom
@@ -186,19 +259,30 @@ class AuditClaim:
 
 
 @dataclass(frozen=True)
-class VerdictClaim:
-    """A judge says how a dispute between two runs of one specification ended."""
+class VerdictClaim(_Said, what="predicate"):
+    """A judge says how a dispute between two runs of one specification ended.
 
-    identity: RunIdentity
-    at: int
-    auditor_run: str
+    Attributes:
+        identity: of the trainer's run.
+        at: seconds since 1970.
+        auditor_run: root of the auditor's.
+        outcome, loser: of ``OUTCOMES`` and ``LOSERS``.
+        step, reason: which step it rules on, if any, and why.
+        record: SHA-256 of the verdict's document, hexadecimal.
+        dispute: SHA-256 of the record of a dispute down to one operator.
+        accusation: SHA-256 of the auditor's signed statement that it answers.
+    """
+
+    identity: RunField
+    at: Annotated[int, At("ruledAt"), Via(time_text, parse_time)]
+    auditor_run: Annotated[str, At("auditorRun"), Hex(HASH_BYTES)]
     outcome: str
     loser: str
     step: int | None
     reason: str
-    record: str  # SHA-256 of the verdict's document, hexadecimal
-    dispute: str | None = None  # SHA-256 of the record of a dispute down to one operator
-    accusation: str | None = None  # SHA-256 of the auditor's signed statement that it answers
+    record: Annotated[str, At("record", "sha256"), Hex(HASH_BYTES)]
+    dispute: NamedDocument = None
+    accusation: NamedDocument = None
 
     @property
     def finds_out(self) -> bool:
@@ -262,64 +346,14 @@ def audit_statement(claim: AuditClaim, *, details: Mapping[str, object], version
         InvalidInput: the claim needs weights and has none.
     """
     check_weights(claim, "audit")
-    predicate = {
-        "auditor": {"version": {"tallystick": version}},
-        "beginning": None if claim.beginning is None else claim.beginning.fields(),
-        "details": dict(details),
-        "freedom": claim.freedom.fields(),
-        "policy": claim.policy,
-        "profile": claim.profile,
-        "replayedAt": time_text(claim.at),
-        "result": claim.result,
-        "run": _run_fields(claim.identity),
-        "sample": None if claim.draw is None else base64.b64encode(claim.draw.encode()).decode(),
-        "segments": [list(segment) for segment in claim.segments],
-    }
+    predicate = {**claim.fields(), "auditor": {"version": {"tallystick": version}}, "details": dict(details)}
     return Statement(claim.identity.subjects(), AUDIT_TYPE, predicate)
 
 
 def verdict_statement(claim: VerdictClaim, *, version: str) -> Statement:
     """Return the judge's statement."""
-    predicate = {
-        "accusation": None if claim.accusation is None else {"sha256": claim.accusation},
-        "auditorRun": claim.auditor_run,
-        "dispute": None if claim.dispute is None else {"sha256": claim.dispute},
-        "judge": {"version": {"tallystick": version}},
-        "loser": claim.loser,
-        "outcome": claim.outcome,
-        "reason": claim.reason,
-        "record": {"sha256": claim.record},
-        "ruledAt": time_text(claim.at),
-        "run": _run_fields(claim.identity),
-        "step": claim.step,
-    }
+    predicate = {**claim.fields(), "judge": {"version": {"tallystick": version}}}
     return Statement(claim.identity.subjects(), VERDICT_TYPE, predicate)
-
-
-def time_text(seconds: int) -> str:
-    """Return the second since 1970 as RFC 3339 in UTC."""
-    return datetime.fromtimestamp(seconds, tz=UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def parse_time(text: str, *, what: str) -> int:
-    """Return the second since 1970 that ``text`` writes.
-
-    Raises:
-        InvalidInput: another form than 2026-01-31T12:00:00Z, or no such day.
-    """
-    if not _TIME.fullmatch(text):
-        raise InvalidInput(f"{what}: must be a time such as 2026-01-31T12:00:00Z, is {text[:40]!r}")
-    try:
-        return int(datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp())
-    except ValueError:
-        raise InvalidInput(f"{what}: there is no time {text}") from None
-
-
-def _run_fields(identity: RunIdentity) -> dict[str, object]:
-    return {
-        "specification": {"tallystickSpecification": identity.specification},
-        "statement": base64.b64encode(identity.run.encode()).decode(),
-    }
 
 
 def check_weights(claim: AuditClaim, what: str) -> None:

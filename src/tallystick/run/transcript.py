@@ -68,7 +68,7 @@ def check_fingerprint(record: StepRecord, entries: Mapping[str, Entry]) -> None:
     if found != record.fingerprint:
         raise Mismatch(
             f"step {record.step}: the committed state's fingerprint is {found}, the record says {record.fingerprint}",
-            where=f"fingerprint after step {record.step}",
+            where=f"step {record.step}: state fingerprint",
             own=found,
             stated=record.fingerprint,
         )
@@ -266,7 +266,7 @@ def _must_equal(what: str, stated: object, found: object, where: str) -> None:
     if stated != found:
         raise Mismatch(
             f"run statement: {what} is {stated}, {where} says {found}",
-            where=what,
-            own=str(found),
-            stated=str(stated),
+            where=f"run statement: {what}",
+            own=found,
+            stated=stated,
         )

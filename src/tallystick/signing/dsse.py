@@ -1,5 +1,6 @@
-"""Signed statements: in-toto Statement v1 in a DSSE envelope (spec/attestation.md).
+"""The one envelope of signed documents, DSSE 1.0; and in-toto Statements v1 in it (spec/attestation.md).
 
+    envelope = sign_payload("application/vnd.tallystick.work-order+json", order.encode(), [key])
     data = sign_statement(Statement(subject, predicate_type, predicate), key)
     envelope = parse_envelope(data)
     statement = envelope.open([public_key])        # verified, then parsed; in this order
@@ -11,7 +12,7 @@ version does not know are ignored, as in-toto asks, so nothing may be granted be
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -96,6 +97,16 @@ class Envelope:
             key for key in keys if any(key.is_signed(signature, message) for _, signature in self.signatures)
         ]
 
+    def payload_of(self, payload_type: str, *, what: str) -> bytes:
+        """Return the payload, whoever signed it.
+
+        Raises:
+            InvalidInput: it is of another type than ``payload_type``.
+        """
+        if self.payload_type != payload_type:
+            raise InvalidInput(f"{what}: payloadType must be {payload_type}, is {self.payload_type[:80]!a}")
+        return self.payload
+
     def open(self, keys: Sequence[PublicKey], *, what: str = "statement") -> Statement:
         """Return the statement inside, if one of ``keys`` signed it.
 
@@ -114,28 +125,33 @@ class Envelope:
         Raises:
             InvalidInput: the payload is of another type, or no statement.
         """
-        if self.payload_type != PAYLOAD_TYPE:
-            raise InvalidInput(f"{what}: payloadType must be {PAYLOAD_TYPE}, is {self.payload_type[:80]!r}")
-        return parse_statement(self.payload, what=what)
+        return parse_statement(self.payload_of(PAYLOAD_TYPE, what=what), what=what)
+
+
+def sign_payload(payload_type: str, payload: bytes, signers: Iterable[Signer]) -> Envelope:
+    """Return ``payload`` in an envelope, signed by each of ``signers``."""
+    message = pre_authentication_encoding(payload_type, payload)
+    signed = tuple((signer.public_key.key_id, signer.sign(message)) for signer in signers)
+    return Envelope(payload_type, payload, signed)
 
 
 def sign_statement(statement: Statement, signer: Signer) -> bytes:
     """Return the envelope of ``statement``, signed by ``signer``, as canonical JSON."""
-    payload = statement.encode()
-    signature = signer.sign(pre_authentication_encoding(PAYLOAD_TYPE, payload))
-    return Envelope(PAYLOAD_TYPE, payload, ((signer.public_key.key_id, signature),)).encode()
+    return sign_payload(PAYLOAD_TYPE, statement.encode(), [signer]).encode()
 
 
-def parse_envelope(data: bytes, *, what: str = "envelope") -> Envelope:
+def parse_envelope(data: bytes, *, what: str = "envelope", limit: int = PAYLOAD_LIMIT) -> Envelope:
     """Return the envelope in the JSON ``data``, in any spelling; nothing is verified.
+
+    ``limit`` is the most bytes of a payload; the envelope may have twice as many.
 
     Raises:
         InvalidInput: not JSON, a field too few or too many, no signature or more than 16, or malformed base64.
     """
-    return envelope_of(parse_json(data, what=what, limit=ENVELOPE_LIMIT), what=what)
+    return envelope_of(parse_json(data, what=what, limit=2 * limit), what=what, limit=limit)
 
 
-def envelope_of(value: object, *, what: str) -> Envelope:
+def envelope_of(value: object, *, what: str, limit: int = PAYLOAD_LIMIT) -> Envelope:
     """Return the envelope that a JSON object is.
 
     Raises:
@@ -143,8 +159,8 @@ def envelope_of(value: object, *, what: str) -> Envelope:
     """
     fields = Fields(value, what=what, names=("payload", "payloadType", "signatures"))
     payload = decode_base64(fields.text("payload"), what=f"{what}: payload")
-    if len(payload) > PAYLOAD_LIMIT:
-        raise InvalidInput(f"{what}: a payload of {len(payload)} bytes exceeds the limit of {PAYLOAD_LIMIT}")
+    if len(payload) > limit:
+        raise InvalidInput(f"{what}: a payload of {len(payload)} bytes exceeds the limit of {limit}")
     lines = fields.items("signatures")
     if not 1 <= len(lines) <= _SIGNATURES:
         raise InvalidInput(f"{what}: must have 1 to {_SIGNATURES} signatures, has {len(lines)}")

@@ -92,7 +92,10 @@ class ModelSignature:
             if stated != own:
                 raise Mismatch(
                     f"model: file {name[:200]!r} has SHA-256 {own or 'none, it is missing'}, "
-                    f"signed is {stated or 'none, it was added'}"
+                    f"signed is {stated or 'none, it was added'}",
+                    where=f"model: file {name[:200]!r}",
+                    own=own,
+                    stated=stated,
                 )
 
 
@@ -188,5 +191,10 @@ def _manifest(statement: Statement, what: str) -> Manifest:
     manifest = Manifest(files)
     stated = statement.subject[0].digest.get("sha256") if len(statement.subject) == 1 else None
     if stated != manifest.root_digest():
-        raise Mismatch(f"{what}: the subject is {stated}, the files' root digest is {manifest.root_digest()}")
+        raise Mismatch(
+            f"{what}: the subject is {stated}, the files' root digest is {manifest.root_digest()}",
+            where=what,
+            own=manifest.root_digest(),
+            stated=stated,
+        )
     return manifest

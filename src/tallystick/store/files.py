@@ -447,7 +447,7 @@ class RunDirectory:
                     if found != record.log:
                         raise Mismatch(
                             f"step {step}: the log's digest is {found[:16]}.., the transcript says {record.log[:16]}..",
-                            where=f"log of step {step}",
+                            where=f"step {step}: log",
                             own=found,
                             stated=record.log,
                         )

@@ -350,9 +350,9 @@ class Witness:
             if seen.size < before.size:
                 raise Mismatch(
                     f"log {seen.origin}: has {seen.size} entries, had {before.size}; it was shortened",
-                    where=f"entries of log {seen.origin}",
-                    own=str(before.size),
-                    stated=str(seen.size),
+                    where=f"log {seen.origin}: entries",
+                    own=seen.size,
+                    stated=before.size,
                 )
             tree = TileTree(seen.size, log.read_tile)
             proof = tree.consistency(before.size) if seen.size > before.size else []
@@ -388,7 +388,7 @@ def _must_be_root(found: bytes, stated: Checkpoint, what: str) -> None:
         raise Mismatch(
             f"log {stated.origin}: the checkpoint of {stated.size} entries has root {stated.root.hex()}, "
             f"{what} {found.hex()}",
-            where=f"log {stated.origin}",
+            where=f"log {stated.origin}: root of {stated.size} entries",
             own=found.hex(),
             stated=stated.root.hex(),
         )

@@ -94,7 +94,7 @@ class Checkpoint:
     size: int
     root: bytes
 
-    def verify(self, policy: LogPolicy) -> Sighting:
+    def verify(self, policy: LogPolicy) -> WitnessedCheckpoint:
         """Return which of the policy's keys signed, if a log of the policy did and its quorum of witnesses is met.
 
         Raises:
@@ -110,11 +110,11 @@ class Checkpoint:
         seen = {
             name: when for name, key in policy.witnesses.items() if (when := witnessed.get(key)) is not None
         }
-        return Sighting(self.origin, self.size, self.root, seen, policy.quorum_time(seen))
+        return WitnessedCheckpoint(self.origin, self.size, self.root, seen, policy.quorum_time(seen))
 
 
 @dataclass(frozen=True)
-class Sighting:
+class WitnessedCheckpoint:
     """A verified checkpoint: the witnesses that had seen it, when, and since when a quorum had (None: none is asked for)."""
 
     origin: str
@@ -324,8 +324,8 @@ class LogProof:
         lines += [base64.b64encode(node).decode() for node in self.path]
         return ("\n".join(lines) + "\n\n").encode() + self.checkpoint.note.encode()
 
-    def verify(self, entry: LogEntry, policy: LogPolicy) -> Sighting:
-        """Return the sighting of the checkpoint, if ``entry`` lies under it and the policy accepts it.
+    def verify(self, entry: LogEntry, policy: LogPolicy) -> WitnessedCheckpoint:
+        """Return the checkpoint as its witnesses saw it, if ``entry`` lies under it and the policy accepts it.
 
         Raises:
             InvalidInput: a path of another length than index and size demand.

@@ -95,8 +95,13 @@ def test_a_summary_survives_its_encoding(made: list[Entry]) -> None:
 def test_everything_about_an_entry_counts(other: Entry) -> None:
     verify_state([STEP, WEIGHT], state_root([WEIGHT, STEP]))
 
-    with pytest.raises(Mismatch, match=r"checkpoint 3: root is [0-9a-f]{64}, stated root is [0-9a-f]{64}"):
+    with pytest.raises(
+        Mismatch, match=r"checkpoint 3: root is [0-9a-f]{64}, stated root is [0-9a-f]{64}"
+    ) as raised:
         verify_state([STEP, other], state_root([WEIGHT, STEP]), what="checkpoint 3")
+    own, stated = state_root([STEP, other]).hex(), state_root([WEIGHT, STEP]).hex()
+    found = raised.value
+    assert (found.where, found.own, found.stated) == ("checkpoint 3", own, stated)
 
 
 def test_bytes_and_views_of_any_format_are_the_same_entry() -> None:

@@ -10,9 +10,9 @@ import pytest
 from tallystick.dispute.bisection import (
     Claim,
     Game,
+    GameOutcome,
     Level,
     Move,
-    Outcome,
     Silence,
     apply,
     open_game,
@@ -117,7 +117,7 @@ def test_a_level_without_a_question_is_passed_over() -> None:
 def test_the_judge_ends_the_game() -> None:
     over = played(game(1), Ruling("trainer", "step 1 is another"))
 
-    assert over.outcome == Outcome("trainer", "step 1 is another")
+    assert over.outcome == GameOutcome("trainer", "step 1 is another")
     assert (over.position, over.midpoint, over.awaited) == (None, None, ())
 
 
@@ -181,13 +181,15 @@ def test_a_party_sends_claims_only_and_only_its_own() -> None:
 def test_who_owes_an_answer_and_is_silent_loses() -> None:
     forfeited = apply(apply(game(), Claim("trainer", 4, B)), Silence("noon"))
 
-    assert forfeited.outcome == Outcome("auditor", "no answer: auditor owed a claim at steps 4 by noon")
+    assert forfeited.outcome == GameOutcome("auditor", "no answer: auditor owed a claim at steps 4 by noon")
 
 
 def test_two_silent_parties_both_lose() -> None:
     over = apply(game(), Silence("noon"))
 
-    assert over.outcome == Outcome("both", "no answer: trainer and auditor owed a claim at steps 4 by noon")
+    assert over.outcome == GameOutcome(
+        "both", "no answer: trainer and auditor owed a claim at steps 4 by noon"
+    )
 
 
 def test_silence_ends_no_game_that_waits_for_the_judge() -> None:

@@ -31,7 +31,7 @@ from tallystick.dispute.operator_list import (
     OperatorList,
     Output,
 )
-from tallystick.dispute.rulings import Accusation, Finding, rule_on_operator
+from tallystick.dispute.rulings import Accusation, OperatorFinding, rule_on_operator
 from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import Frame, Kind, SiteAddress, SparseEntries, encode, encode_frame
 from tallystick.run.documents import JobRecord, PolicyRecord, Specification, StepRecord
@@ -69,7 +69,7 @@ def ruled(
     element: int = 0,
     partial: tuple[float, float] = (0.0, 0.0),
     facts: StepFacts = FACTS,
-) -> Finding:
+) -> OperatorFinding:
     """Return the ruling on an operator whose operands and result all are the four numbers of DATA."""
     loads = [
         Operator(LOAD, "", f"model/{n}", "load", 0, {}, (), (Output(tensor(), FLAT),))
@@ -255,7 +255,7 @@ def test_a_rounding_site_has_no_more_entries_than_its_budget(count: int, is_over
     assert found.fault == "faulty" or not is_over
 
 
-def ruled_on_leaf(leaves: Sequence[Operator], opening: Mapping[str, Any], **asked: Any) -> Finding:
+def ruled_on_leaf(leaves: Sequence[Operator], opening: Mapping[str, Any], **asked: Any) -> OperatorFinding:
     """Return the ruling on the last of ``leaves``, opened with ``opening`` besides its witness."""
     listed, at = OperatorList(bytes(32), [each.encode() for each in leaves]), len(leaves) - 1
     sources = {n: listed.open_earlier(n, at) for n in opening.get("shown", ())}
@@ -280,7 +280,7 @@ NODES = store_nodes(STORES)
 STATE = merkle_root(NODES)
 
 
-def ended(state: bytes, nodes: Sequence[bytes], claimed: bytes, block: int) -> Finding:
+def ended(state: bytes, nodes: Sequence[bytes], claimed: bytes, block: int) -> OperatorFinding:
     """Return the ruling on the end of a list that stores 17 entries."""
     load = Operator(LOAD, "", "model/0", "load", 0, {}, (), (Output(tensor(), FLAT),))
     end = Operator(END, "", "state", "store", 0, {"state_root": state.hex()})

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tallystick.cli.main import main
+from tallystick.commit.encoding import canonical_json
 from tallystick.errors import InvalidInput, Mismatch, ProtocolViolation, StoreError
 from tallystick.fleet.inspection import custody, inspection, judging
 from tallystick.fleet.inspection.inspection import InspectionFinding, InspectionResult, WorkOrder
@@ -15,6 +16,7 @@ from tallystick.fleet.inspection.judging import InspectionVerdict, LogReader
 from tallystick.fleet.inspection.package import InspectionPackage
 from tallystick.fleet.registry.facts import Chip
 from tallystick.fleet.registry.industry import START, chip_name, key_of
+from tallystick.signing.dsse import sign_payload
 from tallystick.store.keys import write_key
 
 CHIPS = sorted(chip_name(at) for at in range(4))
@@ -62,9 +64,7 @@ class Visit:
     def __init__(self, path: Path) -> None:
         self.order = order()
         self.package = InspectionPackage(path)
-        signed = inspection.sign_document(
-            inspection.ORDER_TAG, self.order.encode(), "registry", key_of("registry")
-        )
+        signed = sign_payload(inspection.ORDER_TYPE, self.order.encode(), [key_of("registry")]).encode()
         self.package.begin(signed, self.order, WATCH, now=START + 1)
 
     def record(
@@ -199,6 +199,25 @@ def test_custody_goes_from_hand_to_hand_and_must_come_back(visit: Visit) -> None
         custody.verify_chain([*chain, forced], KEYS)
 
 
+def test_a_seal_over_many_findings_can_be_read_and_none_is_made_that_cannot() -> None:
+    begin = custody.add_link([], "begin", {"watch": WATCH}, items=[b"\1" * 32], time=1)
+    seal = custody.add_link([begin], "seal", {"watch": WATCH}, items=[b"\2" * 32] * 2000, time=2)
+    chain = custody.parse_chain(custody.encode_chain([begin, seal]))
+    assert (chain, custody.verify_chain(chain, KEYS)) == ((begin, seal), "watch")
+    with pytest.raises(InvalidInput, match="exceeds the limit of 16777216"):
+        custody.add_link([begin], "seal", {"watch": WATCH}, items=[b"\2" * 32] * 251_000, time=2)
+
+
+def test_a_link_in_another_spelling_is_refused() -> None:
+    link = custody.add_link([], "begin", {"watch": WATCH}, items=[b"\1" * 32], time=1)
+    value = json.loads(link.encode())
+    value["signatures"][0]["note"] = "more"
+    with pytest.raises(InvalidInput, match="is not written as its one encoding"):
+        custody.Link.parse(canonical_json(value))
+    with pytest.raises(InvalidInput, match="payloadType must be"):
+        custody.Link.parse(replace(link.envelope(), payload_type="text/plain").encode())
+
+
 def test_custody_with_a_detour_is_unbroken(visit: Visit) -> None:
     visit.record(CHIPS[0])
     visit.package.hand_over("watch", "lab", {"watch": WATCH, "lab": LAB}, now=START + 30)
@@ -289,12 +308,18 @@ def test_documents_have_one_encoding_and_one_signer(visit: Visit) -> None:
     with pytest.raises(InvalidInput):
         WorkOrder.parse(visit.order.encode() + b"\n")
     signed = visit.package.load("result.json")
-    with pytest.raises(Mismatch, match="whose key is not known"):
-        inspection.open_document(inspection.RESULT_TAG, signed, {"lab": LAB.public_key})
-    with pytest.raises(Mismatch, match="document of watch"):
-        inspection.open_document(inspection.RESULT_TAG, signed, {"watch": LAB.public_key})
-    with pytest.raises(Mismatch, match="document of watch"):
-        inspection.open_document(inspection.ORDER_TAG, signed, KEYS)
+    assert inspection.open_document(inspection.RESULT_TYPE, signed, KEYS) == (result.encode(), "watch")
+    with pytest.raises(Mismatch, match="whose key is known here, is by none"):
+        inspection.open_document(inspection.RESULT_TYPE, signed, {"watch": LAB.public_key})
+    with pytest.raises(Mismatch, match="is by lab and watch"):
+        inspection.open_document(
+            inspection.RESULT_TYPE, signed, {"lab": KEYS["watch"], "watch": KEYS["watch"]}
+        )
+    with pytest.raises(InvalidInput, match="payloadType must be"):
+        inspection.open_document(inspection.ORDER_TYPE, signed, KEYS)
+    both = sign_payload(inspection.RESULT_TYPE, result.encode(), [WATCH, key_of("stranger")]).encode()
+    with pytest.raises(Mismatch, match="2 signatures"):
+        inspection.open_document(inspection.RESULT_TYPE, both, KEYS)
 
 
 # --------------------------------------------------------------------------- from the registry to the event

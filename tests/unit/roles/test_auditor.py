@@ -20,7 +20,14 @@ from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import FP32
 from tallystick.roles import comparison
-from tallystick.roles.audit_report import MOST_NOISE, AuditReport, Deviation, SegmentResult, VerdictName
+from tallystick.roles.audit_report import (
+    MOST_NOISE,
+    About,
+    AuditReport,
+    Deviation,
+    SegmentResult,
+    VerdictName,
+)
 from tallystick.roles.auditor import accept
 from tallystick.roles.comparison import compare_step, farther_than_trained, is_excused
 from tallystick.run.documents import StepRecord
@@ -153,19 +160,22 @@ def test_a_log_is_to_blame_where_nothing_else_is() -> None:
 
 
 def test_noise_excuses_no_data_and_no_schedule_and_no_other_gradient() -> None:
-    one = Deviation(1, "mismatch", "model/a.weight", None, "0x1", "0x2")
+    one = Deviation(1, "mismatch", "model/a.weight", None, "0x1", "0x2", "state")
     everything, elsewhere = replace(one, subject="everything"), replace(one, subject="gradient b.weight")
     assert is_excused(one, [everything])
     assert not is_excused(one, [elsewhere])
     assert not is_excused(one, [])
-    for subject in (
-        "batch digest",
-        "skipped optimizer",
-        "micro-batches",
-        "hyper-parameter lr of group 0",
-        "evidence",
-    ):
-        assert not is_excused(replace(one, subject=subject), [everything])
+    about: tuple[About, ...] = ("data", "schedule", "committed log", "committed state")
+    assert not any(is_excused(replace(one, about=each), [everything]) for each in about)
+
+
+def test_a_step_says_what_its_deviations_are_about() -> None:
+    other = compare_step(
+        RECORD,
+        outcome(batch="01" * 32, loss=2.0, skipped=True, micro_batches=7, schedule=[], fingerprint=1),
+        [],
+    )
+    assert [each.about for each in other] == ["data", *["schedule"] * 3, "loss", "fingerprint"]
 
 
 def test_a_limit_that_a_log_exceeds_is_neither_match_nor_accusation() -> None:

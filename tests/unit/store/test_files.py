@@ -291,8 +291,10 @@ def test_a_checkpoint_of_another_state_is_a_mismatch(tmp_path: Path) -> None:
     run = written(tmp_path / "run", 3, finished=False)
     with pytest.raises(
         Mismatch, match=r"checkpoint after 3 steps: root is \w+\.\., the transcript says \w+\.\."
-    ):
+    ) as raised:
         run.load_committed(3, root_at(4))
+    found = raised.value
+    assert (found.where, found.own, found.stated) == ("checkpoint after 3 steps", root_at(3), root_at(4))
     with pytest.raises(
         InvalidInput, match=r"000009\.safetensors: not found; the checkpoint after 9 steps is needed"
     ):

@@ -145,8 +145,8 @@ def test_the_published_checkpoint_parses_and_its_neighbours_do_not() -> None:
 def test_a_quorum_is_met_by_the_witnesses_it_names_and_no_others() -> None:
     root = merkle.root(leaves_of(3))
     both = signed(3, root, {"W1": 100, "W3": 50})
-    sighting = both.verify(policy())
-    assert (sighting.witnesses, sighting.seen_at) == ({"W1": 100, "W3": 50}, 100)
+    witnessed = both.verify(policy())
+    assert (witnessed.witnesses, witnessed.seen_at) == ({"W1": 100, "W3": 50}, 100)
     with pytest.raises(Mismatch, match="quorum 'two' is not met by W1"):
         signed(3, root, {"W1": 100}).verify(policy())
     with pytest.raises(Mismatch, match="not met by no witness"):

@@ -18,7 +18,7 @@ from tallystick.store.keys import load_key
 from tallystick.store.tlog import LogDirectory, Witness
 from tallystick.tlog.policy import POLICY_LIMIT, LogPolicy, parse_log_policy
 from tallystick.tlog.publication import DOCUMENT_LIMIT, entry_of
-from tallystick.tlog.tree import LOG_PROOF_LIMIT, Sighting, parse_log_proof
+from tallystick.tlog.tree import LOG_PROOF_LIMIT, WitnessedCheckpoint, parse_log_proof
 
 app = typer.Typer(
     help="Publish roots and statements in a transparency log, and check one.", no_args_is_help=True
@@ -186,7 +186,7 @@ def verify(
         if document is not None:
             raise InvalidInput("a document is checked with its proof: tally log verify PROOF DOCUMENT")
         directory = LogDirectory(path)
-        sighting = directory.checkpoint().verify(rules)
+        witnessed = directory.checkpoint().verify(rules)
         tiles = directory.verify()
         first: Row = ("tiles", f"{tiles}, each what the entries lead to")
         values: dict[str, object] = {"tiles": tiles}
@@ -195,22 +195,22 @@ def verify(
             raise InvalidInput("a proof is checked with its document: tally log verify PROOF DOCUMENT")
         data = read_whole(path, limit=LOG_PROOF_LIMIT, what="a proof")
         proof, entry = parse_log_proof(data, what=str(path)), entry_of(_load(document))
-        sighting = proof.verify(entry, rules)
+        witnessed = proof.verify(entry, rules)
         first = ("entry", f"{proof.index}: {entry.kind} {entry.digest}")
         values = {"index": proof.index, "kind": entry.kind, "digest": entry.digest}
     values |= {
-        "origin": sighting.origin, "size": sighting.size, "root": sighting.root.hex(),
-        "witnesses": sighting.witnesses, "seen_at": sighting.seen_at,
+        "origin": witnessed.origin, "size": witnessed.size, "root": witnessed.root.hex(),
+        "witnesses": witnessed.witnesses, "seen_at": witnessed.seen_at,
     }  # fmt: skip
-    answer(DonePage(f"consistent: {path}", values, [first, *_sighting_rows(sighting)]), as_json=as_json)
+    answer(DonePage(f"consistent: {path}", values, [first, *_witnessed_rows(witnessed)]), as_json=as_json)
     return 0
 
 
-def _sighting_rows(sighting: Sighting) -> list[Row]:
-    seen = ", ".join(f"{name} at {_clock(when)}" for name, when in sighting.witnesses.items())
+def _witnessed_rows(witnessed: WitnessedCheckpoint) -> list[Row]:
+    seen = ", ".join(f"{name} at {_clock(when)}" for name, when in witnessed.witnesses.items())
     return [
-        ("log", f"{sighting.origin}, {sighting.size:,} entries"),
-        ("root", sighting.root.hex()),
+        ("log", f"{witnessed.origin}, {witnessed.size:,} entries"),
+        ("root", witnessed.root.hex()),
         ("witnesses", seen or "none asked for"),
     ]
 

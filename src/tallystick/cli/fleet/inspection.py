@@ -29,8 +29,8 @@ from tallystick.fleet.inspection.extraction import ChipLogReader
 from tallystick.fleet.inspection.inspection import (
     LARGEST_DOCUMENT,
     LARGEST_LOG,
-    ORDER_TAG,
-    RESULT_TAG,
+    ORDER_TYPE,
+    RESULT_TYPE,
     SEEN,
     InspectionFinding,
     InspectionResult,
@@ -38,7 +38,6 @@ from tallystick.fleet.inspection.inspection import (
     make_order,
     open_document,
     read_extraction,
-    sign_document,
 )
 from tallystick.fleet.inspection.judging import InspectionVerdict, judge
 from tallystick.fleet.inspection.package import InspectionPackage
@@ -47,6 +46,7 @@ from tallystick.fleet.registry.facts import REGISTRY, Chip
 from tallystick.fleet.registry.ledger import RegistryLedger
 from tallystick.fleet.sampling.draw import DrawAnnouncement, draw_sample
 from tallystick.reports.inspection import VerdictPage
+from tallystick.signing.dsse import sign_payload
 from tallystick.signing.keys import PublicKey
 from tallystick.store.documents import read_document
 from tallystick.store.files import read_whole, write_whole
@@ -174,7 +174,7 @@ def order(
             nonce=secrets.token_bytes(32), seals=seals or ["case"], photos=photos,
         )  # fmt: skip
         place = out / f"order-{custodian.replace('/', '_')}.json"
-        write_whole(place, sign_document(ORDER_TAG, made_order.encode(), REGISTRY, signer))
+        write_whole(place, sign_payload(ORDER_TYPE, made_order.encode(), [signer]).encode())
         place.chmod(0o600)
         files.append(str(place))
     return done(f"{len(names)} chips at {len(places)} places", {"files": files}, as_json=as_json)
@@ -191,7 +191,7 @@ def pack(
 ) -> int:
     """Make the offline package of an order; its inspector begins the chain of custody."""
     data = read_whole(order_file, limit=2 * LARGEST_DOCUMENT, what="a signed document")
-    encoded, issuer = open_document(ORDER_TAG, data, load_trusted(trust))
+    encoded, issuer = open_document(ORDER_TYPE, data, load_trusted(trust))
     if issuer != REGISTRY:
         raise Mismatch(f"work order: is signed by {issuer}, must be signed by {REGISTRY}")
     made = WorkOrder.parse(encoded)
@@ -320,11 +320,11 @@ def read_package(
     if logs not in ("chip", "plain") or (earlier and logs == "plain"):
         raise InvalidInput(f"--logs {logs}: must be chip or plain; --earlier is for chip logs")
     package = InspectionPackage(directory)
-    encoded, issuer = open_document(ORDER_TAG, package.load("order.json"), keys)
+    encoded, issuer = open_document(ORDER_TYPE, package.load("order.json"), keys)
     made = WorkOrder.parse(encoded)
     if issuer != REGISTRY:
         raise Mismatch(f"work order: is signed by {issuer}, must be signed by {REGISTRY}")
-    found, party = open_document(RESULT_TAG, package.load("result.json"), keys)
+    found, party = open_document(RESULT_TYPE, package.load("result.json"), keys)
     result = InspectionResult.parse(found)
     if party != made.inspector:
         raise Mismatch(f"inspection: the result is signed by {party}, the order is for {made.inspector}")
@@ -339,7 +339,7 @@ def _logs_of(packages: list[Path], keys: dict[str, PublicKey]) -> dict[str, list
         package = InspectionPackage(directory)
         files = package.load_files()
         for finding in InspectionResult.parse(
-            open_document(RESULT_TAG, package.load("result.json"), keys)[0]
+            open_document(RESULT_TYPE, package.load("result.json"), keys)[0]
         ).findings:
             if finding.log in files:
                 found.setdefault(finding.chip, []).append(files[finding.log])

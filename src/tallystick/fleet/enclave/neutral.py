@@ -27,7 +27,7 @@ from tallystick.fleet.enclave.sandbox import ResourceBounds
 from tallystick.signing.dsse import (
     Envelope,
     parse_envelope,
-    pre_authentication_encoding,
+    sign_payload,
 )
 from tallystick.signing.keys import PublicKey, Signer
 
@@ -221,8 +221,8 @@ def sign_order(order: NeutralOrder, signer: Signer, signed: bytes | None = None)
         before = envelope.signatures
     if key_id in {name for name, _ in before}:
         raise InvalidInput(f"order: key {key_id[:16]}.. signed it already")
-    made = (key_id, signer.sign(pre_authentication_encoding(ORDER_TYPE, payload)))
-    return Envelope(ORDER_TYPE, payload, (*before, made)).encode()
+    made = sign_payload(ORDER_TYPE, payload, [signer]).signatures
+    return Envelope(ORDER_TYPE, payload, (*before, *made)).encode()
 
 
 def read_order(signed: bytes) -> NeutralOrder:
@@ -231,10 +231,7 @@ def read_order(signed: bytes) -> NeutralOrder:
     Raises:
         InvalidInput: no such envelope, or a malformed order.
     """
-    envelope = parse_envelope(signed, what="order")
-    if envelope.payload_type != ORDER_TYPE:
-        raise InvalidInput(f"order: payloadType must be {ORDER_TYPE}, is {envelope.payload_type[:80]!a}")
-    return NeutralOrder.parse(envelope.payload)
+    return NeutralOrder.parse(parse_envelope(signed, what="order").payload_of(ORDER_TYPE, what="order"))
 
 
 def open_order(signed: bytes, verifier: PublicKey, owner: PublicKey) -> NeutralOrder:

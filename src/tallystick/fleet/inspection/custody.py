@@ -11,36 +11,59 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from tallystick.commit.codec import Document
-from tallystick.commit.encoding import HASH_BYTES, canonical_json, digest, frame
-from tallystick.commit.field_rules import At, Hash, Hex, Size
+from tallystick.commit.encoding import HASH_BYTES, canonical_json, digest, parse_canonical_json
+from tallystick.commit.field_rules import Elsewhere, Hash
 from tallystick.errors import InvalidInput, Mismatch
+from tallystick.signing.dsse import Envelope, parse_envelope, sign_payload
 from tallystick.signing.keys import PublicKey, Signer
 
-FORMAT: Literal["tallystick/custody-link/1"] = "tallystick/custody-link/1"
+FORMAT = "tallystick/custody-link/1"
 LINK_TAG = "tallystick/custody-link/1"
-LARGEST_LINK = 1 << 16
+LINK_TYPE = "application/vnd.tallystick.custody-link+json"
+LARGEST_LINK = 1 << 24  # bytes of the act: a seal names the findings of all chips, in 67 bytes each
 MOST_LINKS = 100_000
 Action = Literal["begin", "take", "hand over", "seal"]
 START = bytes(HASH_BYTES)
 
 
 @dataclass(frozen=True)
-class Link(Document, what="custody link", limit=LARGEST_LINK):
-    """One act: ``items`` are SHA-256 digests of what it is about, ``before`` that of the link before."""
+class Link(Document, form=FORMAT, what="custody link"):
+    """One act: ``items`` are SHA-256 digests of what it is about, ``before`` that of the link before.
 
-    number: Annotated[int, At("facts", "number")]
-    before: Annotated[bytes, At("facts", "before"), Hex(HASH_BYTES)]
-    time: Annotated[int, At("facts", "time")]
-    action: Annotated[Action, At("facts", "action")]
-    party: Annotated[str, At("facts", "party")]
-    to: Annotated[str, At("facts", "to")]
-    items: Annotated[tuple[Hash, ...], At("facts", "items")]
-    signatures: tuple[tuple[str, Annotated[bytes, Hex(), Size(0, 256)]], ...] = ()
-    form: Annotated[Literal["tallystick/custody-link/1"], At("facts", "format")] = FORMAT
+    A document of its own is the DSSE envelope with the act as payload; ``signatures`` are the envelope's.
+    """
 
-    def facts(self) -> bytes:
-        """Return the canonical JSON that is signed."""
-        return canonical_json(self.fields()["facts"])
+    number: int
+    before: Hash
+    time: int
+    action: Action
+    party: str
+    to: str
+    items: tuple[Hash, ...]
+    signatures: Annotated[tuple[tuple[str, bytes], ...], Elsewhere()] = ()
+
+    def envelope(self) -> Envelope:
+        """Return the act in its envelope."""
+        return Envelope(LINK_TYPE, canonical_json(self.fields()), self.signatures)
+
+    def encode(self) -> bytes:
+        """Return the one encoding of the envelope, canonical JSON."""
+        return self.envelope().encode()
+
+    @classmethod
+    def parse(cls, data: bytes, *, what: str | None = None) -> Link:
+        """Return the link whose encoding is exactly ``data``.
+
+        Raises:
+            InvalidInput: any other bytes.
+        """
+        what = what or cls._what
+        envelope = parse_envelope(data, what=what, limit=LARGEST_LINK)
+        said = parse_canonical_json(envelope.payload_of(LINK_TYPE, what=what), what=what, limit=LARGEST_LINK)
+        link = replace(cls.read(said, what=what), signatures=envelope.signatures)
+        if link.encode() != data:
+            raise InvalidInput(f"{what}: is not written as its one encoding")
+        return link
 
     def digest(self) -> bytes:
         """Return the 32 bytes by which the next link names this one."""
@@ -59,7 +82,7 @@ def add_link(
     """Return the next link of ``chain``: by the one signer, or from the first to the party ``to``, signed by both.
 
     Raises:
-        InvalidInput: another number of signers than the action needs.
+        InvalidInput: another number of signers than the action needs, or more items than a reader takes.
     """
     party = next((name for name in signers if name != to), "")
     if set(signers) != {party, to} - {""} or not party or (action == "hand over") != bool(to):
@@ -68,9 +91,11 @@ def add_link(
         )
     before = chain[-1].digest() if chain else START
     link = Link(len(chain), before, time, action, party, to, tuple(items))
-    message = frame(LINK_TAG, link.facts())
-    signatures = tuple((name, signers[name].sign(message)) for name in sorted(signers))
-    return replace(link, signatures=signatures)
+    payload = link.envelope().payload
+    if len(payload) > LARGEST_LINK:
+        raise InvalidInput(f"custody: a link of {len(payload)} bytes exceeds the limit of {LARGEST_LINK}")
+    ordered = [signers[name] for name in sorted(signers)]
+    return replace(link, signatures=sign_payload(LINK_TYPE, payload, ordered).signatures)
 
 
 def parse_chain(data: bytes) -> tuple[Link, ...]:
@@ -113,11 +138,14 @@ def verify_chain(chain: Sequence[Link], keys: Mapping[str, PublicKey]) -> str:
         if number and (link.action == "begin" or chain[number - 1].action == "seal"):
             raise Mismatch(f"{what}: {link.action} after {chain[number - 1].action}")
         wanted = sorted({link.party, link.to} - {""})
-        if [name for name, _ in link.signatures] != wanted:
-            raise Mismatch(f"{what}: must be signed by {', '.join(wanted)}")
-        for name, signature in link.signatures:
+        if len(link.signatures) != len(wanted):
+            raise Mismatch(
+                f"{what}: must be signed by {', '.join(wanted)}, has {len(link.signatures)} signatures"
+            )
+        for name in wanted:
             if name not in keys:
                 raise Mismatch(f"{what}: no key of {name} is known")
-            keys[name].verify(signature, frame(LINK_TAG, link.facts()), what=what)
+            if not link.envelope().signers([keys[name]]):
+                raise Mismatch(f"{what}: the signature is not of key {keys[name].key_id[:16]}.. of {name}")
         holder, before, time = link.to or link.party, link.digest(), link.time
     return holder

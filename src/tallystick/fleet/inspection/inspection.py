@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from tallystick.commit.codec import Document
-from tallystick.commit.encoding import HASH_BYTES, digest, frame, parse_hex
-from tallystick.commit.field_rules import Ascii, At, Embedded, Hash, Hex, Row, Size, Via, Whole
+from tallystick.commit.encoding import HASH_BYTES, digest, parse_hex
+from tallystick.commit.field_rules import At, Embedded, Hash, Hex, Row, Size, Via, Whole
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.fleet.inspection.custody import MOST_LINKS, Link
 from tallystick.fleet.registry.facts import Chip
+from tallystick.signing.dsse import parse_envelope, sign_payload
 from tallystick.signing.keys import PublicKey, Signer
 
 ORDER_FORMAT, RESULT_FORMAT = "tallystick/work-order/1", "tallystick/inspection-result/1"
@@ -26,7 +27,10 @@ ORDER_TAG, RESULT_TAG, NONCE_TAG = (
     "tallystick/inspection-result/1",
     "tallystick/chip-nonce/1",
 )
-EXTRACTION_TAG = "tallystick/log-extraction/1"
+EXTRACTION_FORMAT = "tallystick/log-extraction/1"
+ORDER_TYPE = "application/vnd.tallystick.work-order+json"
+RESULT_TYPE = "application/vnd.tallystick.inspection-result+json"
+EXTRACTION_TYPE = "application/vnd.tallystick.log-extraction+json"
 LARGEST_DOCUMENT = 1 << 26
 LARGEST_LOG = 1 << 26
 NONCE_BYTES = 32
@@ -142,12 +146,12 @@ class InspectionResult(Document, form=RESULT_FORMAT, what="inspection result", l
 
 
 @dataclass(frozen=True)
-class SignedDocument(Document, what="signed document", limit=2 * LARGEST_DOCUMENT):
-    """A document's bytes, which are ASCII, with the name and signature of whoever signed them."""
+class LogExtraction(Document, form=EXTRACTION_FORMAT, what="log extraction", limit=1 << 12):
+    """What a chip signs as the plainest evidence: its name, the visit's nonce for it, and its log's SHA-256."""
 
-    document: Annotated[bytes, Ascii()]
-    party: str
-    signature: Annotated[bytes, Hex(), Size(0, 256)]
+    chip: Annotated[str, Hex()]
+    log: Hash
+    nonce: Hash
 
 
 def make_order(
@@ -168,39 +172,42 @@ def make_order(
     )  # fmt: skip
 
 
-def sign_document(tag: str, encoded: bytes, party: str, signer: Signer) -> bytes:
-    """Return a signed document: canonical JSON of the document's text, the signer's name and signature."""
-    return SignedDocument(encoded, party, signer.sign(frame(tag, party.encode(), encoded))).encode()
-
-
-def open_document(tag: str, data: bytes, keys: Mapping[str, PublicKey]) -> tuple[bytes, str]:
-    """Return the document's bytes and who signed it, with one of ``keys``.
+def open_document(payload_type: str, data: bytes, keys: Mapping[str, PublicKey]) -> tuple[bytes, str]:
+    """Return the document in an envelope and the one party of ``keys`` that signed it.
 
     Raises:
-        InvalidInput: not such a document.
-        Mismatch: an unknown party, or another key's signature.
+        InvalidInput: no envelope of a document of that type.
+        Mismatch: none of them signed it, or not one alone.
     """
-    signed = SignedDocument.parse(data)
-    party, encoded = signed.party, signed.document
-    if party not in keys:
-        raise Mismatch(f"signed document: is signed by {party[:64]}, whose key is not known here")
-    keys[party].verify(signed.signature, frame(tag, party.encode(), encoded), what=f"document of {party}")
-    return encoded, party
+    envelope = parse_envelope(data, what="signed document", limit=LARGEST_DOCUMENT)
+    encoded = envelope.payload_of(payload_type, what="signed document")
+    parties = [party for party, key in keys.items() if envelope.signers([key])]
+    if len(envelope.signatures) != 1 or len(parties) != 1:
+        raise Mismatch(
+            f"signed document: must be signed by one party whose key is known here, is by {' and '.join(parties) or 'none'}"
+            f" ({len(envelope.signatures)} signatures, {len(keys)} keys)"
+        )
+    return encoded, parties[0]
 
 
 def extract_log(log: bytes, *, chip: str, nonce: bytes, signer: Signer) -> bytes:
-    """Return the plainest evidence that a chip can give: its signature over its name, the nonce and its log's digest."""
-    return signer.sign(_extraction(log, chip, nonce))
+    """Return the plainest evidence that a chip can give: its name, the nonce and its log's digest in a DSSE envelope."""
+    return sign_payload(EXTRACTION_TYPE, _extraction(log, chip, nonce).encode(), [signer]).encode()
 
 
 def read_extraction(*, log: bytes, evidence: bytes, key: PublicKey, chip: str, nonce: bytes) -> list[str]:
     """Return what is wrong with a plain extraction; a LogReader. What the log says is for the matcher."""
     if not log:
         return ["the log is empty"]
-    if not key.is_signed(evidence, _extraction(log, chip, nonce)):
+    try:
+        envelope = parse_envelope(evidence, what="evidence", limit=1 << 12)
+        said = envelope.payload_of(EXTRACTION_TYPE, what="evidence")
+    except InvalidInput as problem:
+        return [str(problem)]
+    if said != _extraction(log, chip, nonce).encode() or not envelope.signers([key]):
         return ["the chip did not sign this log with this nonce: old, another chip's, or changed"]
     return []
 
 
-def _extraction(log: bytes, chip: str, nonce: bytes) -> bytes:
-    return frame(EXTRACTION_TAG, bytes.fromhex(chip), nonce, hashlib.sha256(log).digest())
+def _extraction(log: bytes, chip: str, nonce: bytes) -> LogExtraction:
+    return LogExtraction(chip, hashlib.sha256(log).digest(), nonce)

@@ -22,13 +22,13 @@ from tallystick.fleet.inspection.custody import Action, Link, add_link, encode_c
 from tallystick.fleet.inspection.inspection import (
     LARGEST_DOCUMENT,
     LARGEST_LOG,
-    RESULT_TAG,
+    ORDER_TYPE,
+    RESULT_TYPE,
     InspectionFinding,
     InspectionResult,
-    SignedDocument,
     WorkOrder,
-    sign_document,
 )
+from tallystick.signing.dsse import parse_envelope, sign_payload
 from tallystick.signing.keys import Signer
 from tallystick.store.files import read_whole, storing, write_whole
 
@@ -101,14 +101,15 @@ class InspectionPackage:
         items = [hashlib.sha256(finding.encode()).digest() for finding in findings]
         self._add("seal", {order.inspector: signer}, items, now)
         result = InspectionResult(order.digest(), order.inspector, now, findings, self.load_chain())
-        self._write("result.json", sign_document(RESULT_TAG, result.encode(), order.inspector, signer))
+        self._write("result.json", sign_payload(RESULT_TYPE, result.encode(), [signer]).encode())
         return result
 
     # -- reading -----------------------------------------------------------------------------------
 
     def load_order(self) -> WorkOrder:
         """Return the work order; its signature is for whoever has the key to check."""
-        return WorkOrder.parse(SignedDocument.parse(self.load("order.json")).document)
+        envelope = parse_envelope(self.load("order.json"), what="order.json", limit=LARGEST_DOCUMENT)
+        return WorkOrder.parse(envelope.payload_of(ORDER_TYPE, what="order.json"))
 
     def load_findings(self) -> tuple[InspectionFinding, ...]:
         """Return all findings recorded so far, by chip."""

@@ -12,7 +12,7 @@ from typing import Annotated
 from tallystick.commit.codec import Document
 from tallystick.commit.directory import MapProof, parse_map_proof, verify_lookup
 from tallystick.commit.encoding import Fields, parse_canonical_json
-from tallystick.commit.field_rules import Hash, Row, Via
+from tallystick.commit.field_rules import Hash, Via
 from tallystick.commit.merkle import leaf_hash, root
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.fleet.registry.facts import DRAWN_FROM, Chip, Model
@@ -31,14 +31,22 @@ def _read_map_proof(value: object, what: str) -> MapProof:
     return parse_map_proof(value, what=what)
 
 
+def _older_fields(head: SignedHead | None) -> object:
+    return None if head is None else head.fields()
+
+
+def _read_older(value: object, what: str) -> SignedHead | None:
+    return None if value is None else SignedHead.read(value, what)
+
+
 @dataclass(frozen=True)
 class RegistryProof(Document, form=PROOF_FORMAT, what="registry proof", limit=LARGEST_PROOF):
     """What the state under a signed head has for one key, and that the head goes on from an older one."""
 
-    head: Annotated[SignedHead, Row()]
+    head: Annotated[SignedHead, Via(SignedHead.fields, SignedHead.read)]
     key: str
     proof: Annotated[MapProof, Via(MapProof.fields, _read_map_proof)]
-    since: Annotated[SignedHead | None, Row()] = None
+    since: Annotated[SignedHead | None, Via(_older_fields, _read_older)] = None
     extension: tuple[Hash, ...] = ()
 
     def __post_init__(self) -> None:

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tallystick.commit.encoding import digest, frame
+from tallystick.commit.encoding import digest
 from tallystick.errors import ProtocolViolation
 from tallystick.fleet.registry.event_bodies import RegistryOpening
 from tallystick.fleet.registry.event_kinds import KINDS, must_know
-from tallystick.fleet.registry.facts import EVENT_TAG, Changes, RegistryEntry, RegistryEvent, View
+from tallystick.fleet.registry.facts import EVENT_TAG, EVENT_TYPE, Changes, RegistryEntry, RegistryEvent, View
+from tallystick.signing.dsse import pre_authentication_encoding
 from tallystick.signing.keys import Signer
 
 
@@ -29,8 +30,8 @@ def sign_event(event: RegistryEvent, signers: Mapping[str, Signer]) -> RegistryE
 
 
 def event_message(encoded: bytes) -> bytes:
-    """Return the bytes that a party signs."""
-    return frame(EVENT_TAG, encoded)
+    """Return the bytes that a party signs, as DSSE has them; the log keeps signatures without envelopes."""
+    return pre_authentication_encoding(EVENT_TYPE, encoded)
 
 
 def parse_entry(line: bytes) -> RegistryEntry:

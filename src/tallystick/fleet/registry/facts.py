@@ -16,6 +16,7 @@ from tallystick.signing.keys import PublicKey
 
 FORMAT = "tallystick/registry-deed/1"
 EVENT_TAG = "tallystick/registry-deed/1"
+EVENT_TYPE = "application/vnd.tallystick.registry-deed+json"
 LARGEST_ENTRY = 4 << 20  # bytes of one line
 REGISTRY = "registry"  # the party that keeps it and signs heads, parties and exemptions
 FABRICATED, ACTIVE, DAMAGED, LOST, IN_REPAIR, RETIRED = (

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from tallystick.commit.codec import Document
-from tallystick.commit.encoding import HASH_BYTES, canonical_json, frame, parse_canonical_json
-from tallystick.commit.field_rules import At, Embedded, HashText, Hex, Positive, Size, Whole
+from tallystick.commit.encoding import HASH_BYTES, parse_canonical_json
+from tallystick.commit.field_rules import At, HashText, Hex, Positive, Whole
 from tallystick.commit.merkle import verify_consistency
-from tallystick.errors import Mismatch
+from tallystick.errors import InvalidInput, Mismatch
+from tallystick.signing.dsse import Envelope, envelope_of, sign_payload
 from tallystick.signing.keys import PublicKey, Signer
 
 HEAD_FORMAT = "tallystick/registry-head/1"
-HEAD_TAG = "tallystick/registry-head/1"
+HEAD_TYPE = "application/vnd.tallystick.registry-head+json"
 LARGEST_HEAD = 1 << 16
 
 
@@ -30,15 +31,37 @@ class RegistryHead(Document, form=HEAD_FORMAT, what="registry head", limit=LARGE
 
 
 @dataclass(frozen=True)
-class SignedHead(Document, what="registry head"):
-    """A head and the registry's signature over it; in documents the list of both."""
+class SignedHead:
+    """A head and the registry's signature over it: a DSSE envelope with the head as payload."""
 
-    head: Annotated[RegistryHead, Embedded()]
-    signature: Annotated[bytes, Hex(), Size(0, 256)]
+    head: RegistryHead
+    key_id: str
+    signature: bytes
+
+    def envelope(self) -> Envelope:
+        """Return the envelope."""
+        return Envelope(HEAD_TYPE, self.head.encode(), ((self.key_id, self.signature),))
 
     def encode(self) -> bytes:
         """Return the signed head as canonical JSON."""
-        return canonical_json(self.row())
+        return self.envelope().encode()
+
+    def fields(self) -> dict[str, object]:
+        """Return the signed head as a JSON object, as it stands in other documents."""
+        return self.envelope().fields()
+
+    @staticmethod
+    def read(value: object, what: str) -> SignedHead:
+        """Return the signed head that a JSON object says.
+
+        Raises:
+            InvalidInput: no envelope of a head with one signature, or not as ``fields`` writes it.
+        """
+        envelope = envelope_of(value, what=what, limit=LARGEST_HEAD)
+        head = RegistryHead.parse(envelope.payload_of(HEAD_TYPE, what=what), what=what)
+        if len(envelope.signatures) != 1 or envelope.fields() != value:
+            raise InvalidInput(f"{what}: must have one signature, with keyid and sig and nothing else")
+        return SignedHead(head, *envelope.signatures[0])
 
 
 def parse_signed_head(data: bytes, *, what: str = "registry head") -> SignedHead:
@@ -47,12 +70,12 @@ def parse_signed_head(data: bytes, *, what: str = "registry head") -> SignedHead
     Raises:
         InvalidInput: any other bytes.
     """
-    return SignedHead.read_row(parse_canonical_json(data, what=what, limit=LARGEST_HEAD), what=what)
+    return SignedHead.read(parse_canonical_json(data, what=what, limit=2 * LARGEST_HEAD), what)
 
 
 def sign_head(head: RegistryHead, signer: Signer) -> SignedHead:
     """Return ``head`` with the registry's signature."""
-    return SignedHead(head, signer.sign(frame(HEAD_TAG, head.encode())))
+    return SignedHead(head, *sign_payload(HEAD_TYPE, head.encode(), [signer]).signatures[0])
 
 
 def verify_head(signed: SignedHead, key: PublicKey) -> RegistryHead:
@@ -61,7 +84,8 @@ def verify_head(signed: SignedHead, key: PublicKey) -> RegistryHead:
     Raises:
         Mismatch: it did not.
     """
-    key.verify(signed.signature, frame(HEAD_TAG, signed.head.encode()), what="registry head")
+    if key not in signed.envelope().signers([key]):
+        raise Mismatch(f"registry head: the signature is not of key {key.key_id[:16]}.. ({key.algorithm})")
     return signed.head
 
 
