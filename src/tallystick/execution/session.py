@@ -311,14 +311,15 @@ class Session:
     def _floating_places(self) -> Iterator[tuple[str, nn.Module, str]]:
         """Yield each floating tensor's name, the module that holds it, and what it is called there."""
         for prefix, module in (("model", self.model), *((f"extra/{n}", m) for n, m in self.extra.items())):
+            modules = dict(module.named_modules())  # get_submodule is nothing that a scripted module has
             for name, parameter in module.named_parameters():
                 if parameter.is_floating_point():
                     path, _, key = name.rpartition(".")
-                    yield f"{prefix}/{name}", module.get_submodule(path), key
+                    yield f"{prefix}/{name}", modules[path], key
             for name, buffer in module.named_buffers():
                 if buffer.is_floating_point():
                     path, _, key = name.rpartition(".")
-                    yield f"{prefix}/buffer/{name}", module.get_submodule(path), key
+                    yield f"{prefix}/buffer/{name}", modules[path], key
 
     def _convert(self) -> None:
         storages: dict[int, list[tuple[int, int, str]]] = {}

@@ -289,6 +289,16 @@ def test_parameters_that_are_parts_of_one_flat_tensor_get_memory_of_their_own(po
     assert len({p.untyped_storage().data_ptr() for p in model.parameters()}) == 4
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_a_scripted_model_is_prepared_as_any_other() -> None:
+    model = torch.jit.script(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
+
+    session = prepared(model, torch.optim.SGD(model.parameters(), lr=0.1), "fp64")
+
+    assert [name for name, _ in session.parameters] == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert all(parameter.dtype == torch.float64 for parameter in model.parameters())
+
+
 def test_gradients_of_whoever_trained_the_model_before_are_no_part_of_the_first_step() -> None:
     model = nn.Linear(3, 2)
     model(torch.ones(1, 3)).sum().backward()
