@@ -202,6 +202,31 @@ def test_a_question_that_somebody_put_there_before_is_replaced(court: Court) -> 
     assert court.answer("trainer")[0] == 0
 
 
+def test_a_claim_that_agrees_answers_no_accusation_unless_the_auditor_signs_it(
+    court: Court, tmp_path: Path
+) -> None:
+    """Whoever opens the dispute with a copy of the trainer's documents and the auditor's public key is not the auditor."""
+    forged = Court(tmp_path / "forged", tmp_path, court.capsys)
+    shutil.copytree(court.runs, forged.runs)
+    shutil.rmtree(forged.runs / "auditor-run")
+    shutil.copytree(forged.runs / "trainer-run", forged.runs / "auditor-run")
+    forged.open("--level", "steps")
+    code, said = forged.rule()
+    while code == 5 and said["awaited"] == ["trainer"]:
+        assert forged.answer("trainer")[0] == 0
+        code, said = forged.rule()
+    assert (code, said["awaited"]) == (5, ["auditor"])
+    assert forged.posting("auditor").question.kind == "claim"
+    # The auditor, whose run is another one, signs nothing; who has such a run does.
+    code, said = court.tally(
+        "answer", forged.docket / "auditor", court.runs / "auditor-run", "--key", court.runs / "auditor.key"
+    )
+    assert (code, said["answered"]) == (1, 0)
+    assert forged.answer("auditor")[0] == 0
+    code, said = forged.rule()
+    assert (code, said["outcome"]) == (0, "agreement")
+
+
 def test_a_party_that_stays_silent_loses_and_the_verdict_says_on_whose_word(court: Court) -> None:
     court.open("--deadline", "1", "--level", "steps")
     code, said = court.rule()

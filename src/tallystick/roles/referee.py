@@ -85,6 +85,11 @@ class DisputeResult:
         """Whether somebody loses for what was computed, not for silence."""
         return self.loser != "none" and self.outcome == "fault"
 
+    @property
+    def clears(self) -> bool:
+        """Whether it finds out that the trainer is not to blame."""
+        return self.loser not in ("trainer", "both") and self.outcome not in ("cannot_reproduce", NOT_PROVEN)
+
     def encode(self) -> bytes:
         """Return the canonical JSON of the verdict."""
         return Verdict(
@@ -116,6 +121,8 @@ class Referee:
         answers_itself: whether the trainer plays its own part with its own program.
         ledger: what each party spent.
         panel: whom it asks before it convicts on what it computed.
+        confirms: whether the auditor is asked for its claim once more before a ruling clears the trainer, so that nobody accuses
+            in its name.
     """
 
     table: Table
@@ -128,6 +135,7 @@ class Referee:
     answers_itself: bool
     ledger: Ledger
     panel: Panel
+    confirms: bool = False
 
     def rule(self) -> DisputeResult:
         """Play the dispute and return the ruling.
@@ -145,7 +153,10 @@ class Referee:
         runs = self.ours.root().hex(), self.theirs.root().hex()
         self.played = DisputeResult("none", None, 0, {}, "", ledger=self.ledger, runs=runs)
         try:
-            return self._rule()
+            result = self._rule()
+            if self.confirms and result.clears:
+                self.seats["auditor"].confirm(self.ours.num_steps)
+            return result
         except ForfeitError as forfeit:
             loser = "none" if forfeit.loser == "both" else forfeit.loser
             return replace(self.played, loser=loser, reason=str(forfeit), outcome=FORFEIT)

@@ -77,6 +77,15 @@ class Seat:
             self.claims[index] = ask_one(self.table, self.question(index), read_claim)
         return self.claims[index]
 
+    def confirm(self, index: int) -> None:
+        """Have the party sign what it published for the state after ``index`` steps: its documents may come from anybody."""
+
+        def read(answer: Answer) -> None:
+            if (said := read_claim(answer)) != self.claims[index]:
+                raise Mismatch(f"answer: claims state {said.hex()}, published was {self.claims[index].hex()}")
+
+        ask_one(self.table, self.question(index), read)
+
     def summary_at(self, index: int) -> StateSummary | str:
         """Return the summary of the state that opens the party's claim, or why there is none."""
         if index not in self._summaries:

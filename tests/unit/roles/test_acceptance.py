@@ -13,6 +13,7 @@ import torch
 from tallystick.errors import InvalidInput
 from tallystick.execution.noise.calibration import Calibration
 from tallystick.execution.noise.freedom import Freedom, StepFreedom
+from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Frame, encode_frame
 from tallystick.numerics.policy import POLICIES
 from tallystick.roles import acceptance
@@ -84,10 +85,16 @@ def test_noise_is_measured_at_the_beginning_and_as_often_as_the_policy_says(
     """Whatever the trainer's own interval is, which is the trainer's to choose."""
     asked: list[tuple[int, int]] = []
 
-    def calibrate(at: Any, backward: object, *, repeats: int, seed: int, for_audit: bool) -> Calibration:
+    own = Calibration()
+    earlier: list[object] = []
+
+    def calibrate(
+        at: Any, backward: object, *, repeats: int, seed: int, for_audit: bool, **more: object
+    ) -> Calibration:
         assert for_audit
         asked.append((at.step, repeats))
-        return Calibration()
+        earlier.append(more["earlier"])
+        return own
 
     monkeypatch.setattr(acceptance, "calibrate", calibrate)
     measured, frame = Acceptance(Limits(), Freedom()), encode_frame(Frame())
@@ -95,6 +102,14 @@ def test_noise_is_measured_at_the_beginning_and_as_often_as_the_policy_says(
     for step in (3, 4, 3 + every - 1, 3 + every, 3 + every + 1):
         measured.follow(session(step=step), frame, lambda tape: None)
     assert asked == [(3, 4), (3 + every, 3)]
+    assert earlier == [
+        None,
+        own.table,
+    ]  # the session's own where the audit begins in the middle, then what was measured
+    Acceptance(Limits(), Freedom()).follow(session(step=0), frame, lambda tape: None)
+    assert earlier[2:] == [
+        GridTable()
+    ]  # at the beginning nothing: what a first state says is the trainer's word
 
 
 @pytest.mark.parametrize(

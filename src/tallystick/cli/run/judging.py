@@ -187,7 +187,7 @@ def _check_clearing(result: DisputeResult, claim: Path) -> None:
     Raises:
         InvalidInput: it does: whoever hands in another claim in the accuser's place would silence it.
     """
-    if result.loser in ("trainer", "both") or result.outcome in ("cannot_reproduce", "not_proven"):
+    if not result.clears:
         return
     raise InvalidInput(
         f"--accusation: the outcome is {result.outcome}, loser {result.loser}, and nothing shows that {claim} is the accuser's; "
