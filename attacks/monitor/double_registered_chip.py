@@ -2,7 +2,7 @@
 
 from scene import Scene, caught, main
 
-from tallystick.fleet.registry.events import REGISTRY, Entry
+from tallystick.fleet.registry.facts import REGISTRY, RegistryEntry
 from tallystick.fleet.registry.heads import SignedHead
 from tallystick.fleet.registry.industry import START, Industry, chip_name
 from tallystick.fleet.registry.ledger import RegistryLedger
@@ -15,7 +15,7 @@ def attack(scene: Scene) -> str:
     chips = [chip_name(at) for at in range(4)]
     now = iter(range(START, START + 1000))
 
-    def add(*entries: Entry) -> SignedHead:
+    def add(*entries: RegistryEntry) -> SignedHead:
         return ledger.append(entries, industry.keys[REGISTRY], now=next(now))
 
     add(*industry.beginning(), *industry.make(chips[:2]), industry.sell(chips[:2], "fab", "north"))
