@@ -14,7 +14,6 @@ from tallystick.cli.options import AsJson, Out, OwnKey, argument, option
 from tallystick.cli.terminal import done
 from tallystick.errors import InvalidInput
 from tallystick.fleet.attestation.certificates import CHAIN_LIMIT, Certificate, parse_chain, parse_root
-from tallystick.fleet.attestation.credential import Credential
 from tallystick.fleet.attestation.enrolment import (
     EK_UNDERSTOOD,
     WHAT,
@@ -128,7 +127,7 @@ def answer_challenge(
 
     key = tpm_key_of(ChipDirectory(chip))
     posed = read_document(Challenge, challenge)
-    secret = activate(key.tcti, key.algorithm, Credential(posed.credential, posed.seed))
+    secret = activate(key.tcti, key.algorithm, posed.credential)
     write_whole(out, TpmAnswer(answer_to(posed.request, secret)).encode())
     return done(f"answered: {out}", {"request": posed.request.hex()}, as_json=as_json)
 

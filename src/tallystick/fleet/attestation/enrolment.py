@@ -38,7 +38,7 @@ from tallystick.fleet.attestation.certificates import (
     strictly,
     verify_chain,
 )
-from tallystick.fleet.attestation.credential import SECRET_BYTES, make_credential
+from tallystick.fleet.attestation.credential import SECRET_BYTES, Credential, make_credential
 from tallystick.fleet.attestation.tpm import TpmEvidence, TpmPublic, parse_tpm_public
 from tallystick.fleet.attestation.tpm_verification import must_attest
 from tallystick.signing.dsse import Statement, Subject, known_fields
@@ -109,8 +109,13 @@ class Challenge(Document, form=CHALLENGE_FORMAT, what="TPM challenge", limit=DOC
     """A secret for the TPM of the request with digest ``request``: a credential and the seed that unwraps it."""
 
     request: Hash
-    credential: Annotated[bytes, Hex(), Size(0, LARGEST_PART)]
+    blob: Annotated[bytes, At("credential"), Hex(), Size(0, LARGEST_PART)]
     seed: Annotated[bytes, Hex(), Size(0, LARGEST_PART)]
+
+    @property
+    def credential(self) -> Credential:
+        """What the TPM takes."""
+        return Credential(self.blob, self.seed)
 
 
 @dataclass(frozen=True)
