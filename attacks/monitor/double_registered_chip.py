@@ -2,7 +2,8 @@
 
 from scene import Scene, caught, main
 
-from tallystick.fleet.registry.events import REGISTRY, Entry
+from tallystick.fleet.registry.events import Entry
+from tallystick.fleet.registry.facts import REGISTRY
 from tallystick.fleet.registry.industry import START, Industry, chip_name
 from tallystick.fleet.registry.ledger import Ledger, SignedHead
 from tallystick.fleet.registry.reconcile import Stream, reconcile

@@ -29,10 +29,11 @@ STEERED = {  # minutes each, and of their own form: run by hand
 ATTACKS = sorted(path for path in FOLDER.glob("*.py") if path.stem not in SHARED | STEERED)
 ALSO_FP64 = {"edited_weights", "forged_entry", "other_form", "steered_log", "wide_band", "wide_scale"}
 CASES = [(path, "fp32") for path in ATTACKS] + [(path, "fp64") for path in ATTACKS if path.stem in ALSO_FP64]
-CASES += [(FOLDER / "steered_log.py", "bf16")]
+CASES += [(FOLDER / name, "bf16") for name in ("steered_log.py", "chosen_grids.py")]
 # Who notices, or loses, in the words of each script; of all others it is the trainer that loses.
 BY = {
     "altered_proofs": "the verifier", "back_dated_log": "the reader", "clock_games": "the rules of the game",
+    "chosen_grids": "the audit: for_each_element: log_violation",
     "delivered_file": "audit: checkpoint after", "invented_rank": "audit, which repeats one rank",
     "other_beginning": "audit, which says no match: model/buffer/importance",
     "frozen_between_samples": "model/1.weight: the job does not train it",

@@ -505,7 +505,7 @@ class Session:
         sites = frozenset((int(site.kind), site.ordinal) for site in self.sites)
         return FollowTape(
             self.policy, self.table, read, base, self.rank,
-            sites=sites, yardstick=yardstick, site_name=self.site_name,
+            sites=sites, yardstick=yardstick, site_name=self.site_name, is_first=self.step == 0,
         )  # fmt: skip
 
     def is_calibrated(self, frame: Frame) -> bool:

@@ -25,6 +25,7 @@ from tallystick.execution.noise.weighing import Weighing, is_linear
 from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding.follow import FollowTape
 from tallystick.execution.session import Session
+from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Kind, decode_frame
 from tallystick.numerics.policy import POLICIES
 
@@ -121,13 +122,18 @@ class Acceptance:
         return tape
 
     def _measure(self, session: Session, backward: Backward) -> None:
-        repeats = REPEATS + (1 if self._yardstick is None else 0)
+        own = self._yardstick
+        repeats = REPEATS + (1 if own is None else 0)
+        # What the trainer declared before is its word; it counts only where an audit begins in the middle.
+        earlier = own.measured.table if own is not None else None if session.step else GridTable()
         try:
-            measured = calibrate(session, backward, repeats=repeats, seed=session.seed + 1, for_audit=True)
+            measured = calibrate(
+                session, backward, repeats=repeats, seed=session.seed + 1, for_audit=True, earlier=earlier
+            )
         except Nondeterminism as problem:
             self._exceed(session.step, Excess("noise", str(problem), "that it can be measured"))
         else:
-            self._yardstick = Yardstick(session.policy, measured, self._yardstick)
+            self._yardstick = Yardstick(session.policy, measured, own)
 
     @contextmanager
     def watching(self, session: Session, tape: FollowTape, backward: Backward) -> Generator[None]:

@@ -236,6 +236,20 @@ def test_a_defect_in_the_job_is_no_verdict(tally, job: Path, tmp_path: Path) -> 
     broken.write_text(text + "    made.loss = lambda model, batch: 1 / 0\n    return made\n")
     answer = record(tally, broken, tmp_path / "other", "--json")
 
+    assert answer.code == 2
+    wanted = "job: step 0: loss raised ZeroDivisionError: division by zero"
+    assert json.loads(answer.out) == {"error": wanted, "kind": "JobFailed"}
+    assert "Traceback" not in answer.err
+
+    rate = "    from torch.optim.lr_scheduler import LambdaLR\n"
+    rate += (
+        "    made.scheduler = LambdaLR(made.optimizer, lambda epoch: 1 // (epoch == 0))\n    return made\n"
+    )
+    broken.write_text(text + rate)
+    answer = record(tally, broken, tmp_path / "third", "--json")
     assert answer.code == 70
-    assert json.loads(answer.out) == {"error": "ZeroDivisionError: division by zero", "kind": "Defect"}
+    assert json.loads(answer.out) == {
+        "error": "ZeroDivisionError: integer division or modulo by zero",
+        "kind": "Defect",
+    }
     assert "Traceback" in answer.err

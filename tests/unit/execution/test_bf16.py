@@ -416,6 +416,17 @@ def test_a_scale_that_the_step_before_had_may_be_kept_less_an_octave() -> None:
         assert sum("is too wide" in v.rule for v in tape.violations) == noted
 
 
+def test_in_the_first_step_no_scale_is_kept() -> None:
+    """Grids of a first state are the trainer's word: kept, they would let it round a run's first steps to nothing."""
+    x = gradient()
+    before = table_of(scale=20)
+    payloads = {AT: b"\0" * (BITS * N // 8), SiteAddress(0, 0, Kind.GRID, 0): before.diff(table_of(scale=19))}
+    for is_first in (False, True):
+        tape = FollowTape(BF16, before, Frame.of(payloads), GridTable(), is_first=is_first)
+        tape.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
+        assert any("is too wide" in v.rule for v in tape.violations) == is_first
+
+
 def silent_in(floor: int) -> GridTable:
     """A gradient declared to be nothing but noise below ``2**floor``."""
     return GridTable({GRADIENT: site_grid(BF16, Kind.GRADIENT, NOISE_BAND, np.array([floor - NOISE_BAND]))})
@@ -447,6 +458,32 @@ def test_what_is_noise_on_both_sides_may_be_five_octaves_larger_here_and_what_is
         assert len(violated(x, silent, silent, silent, heard(2.0, N, silent))) == noisy_here
         loud = GridTable({GRADIENT: site_grid(BF16, Kind.GRADIENT, -4, np.array([0]))})
         assert len(violated(x, silent, silent, silent, heard(2.0**-9, N, loud))) == heard_here
+
+
+def test_a_row_may_lie_an_octave_below_its_size_or_as_far_as_noise_reaches_and_no_farther() -> None:
+    """One row of 2**3 among rows of 2**0, which all are at least the whole's 2**1 or an octave less."""
+    x = torch.ones(64, 16)
+    x[9] = 8.0
+
+    def noted(scale: int, largest: float, of: int = 9) -> list[str]:
+        scales = np.where(np.arange(64) == 9, 3, 1)
+        before = GridTable({GRADIENT: site_grid(BF16, Kind.GRADIENT, -4, scales)})
+        scales[of] = scale
+        table = GridTable({GRADIENT: site_grid(BF16, Kind.GRADIENT, -4, scales)})
+        payloads = {AT: encode_residues(Residues.of([0] * x.numel(), BITS))}
+        if table != before:
+            payloads[SiteAddress(0, 0, Kind.GRID, 0)] = before.diff(table)
+        own = heard(largest, x.numel(), before)
+        tape = FollowTape(BF16, before, Frame.of(payloads), before, yardstick=own)
+        tape.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
+        assert tape.violations == []
+        return [excess.own for _, excess in tape.excesses if "block" in excess.own]
+
+    assert noted(3, 0.0) == noted(2, 0.0) == []
+    assert noted(1, 0.0) == noted(1, 5.9) == ["scale 2**2 of block 9 at least"]
+    assert noted(1, 6.1) == []
+    assert noted(0, 0.0, of=5) == []
+    assert noted(-1, 6.1, of=5) == ["scale 2**0 of block 5 at least"]
 
 
 @pytest.mark.parametrize(

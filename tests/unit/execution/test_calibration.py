@@ -24,9 +24,10 @@ from tallystick.execution.noise.calibration import (
     grid_for,
     zero_grid,
 )
-from tallystick.execution.rounding.grids import NOISE_BAND, is_noise_only
+from tallystick.execution.rounding.grids import NOISE_BAND, is_noise_only, site_grid
 from tallystick.execution.snapshot import state_entries
 from tallystick.execution.step import backward_of, run_step
+from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import POLICIES
 
@@ -421,3 +422,13 @@ def test_a_loss_that_is_only_noise_is_no_reason_for_an_auditor_not_to_accept(
         calibrate_module.choose_grids(session, seen, {})
     widest = calibrate_module.choose_grids(session, seen, {}, measure_states=True).table.sites[(Kind.LOSS, 0)]
     assert widest.band == -2
+
+
+def test_an_auditors_small_sites_keep_its_own_bands_and_not_the_trainers(zoo: Any, open_job: Any) -> None:
+    policy, place = POLICIES["bf16"], (Kind.LOSS, 0)
+    session = open_job(zoo.build({"model": "convolutions"}), policy)
+    session.table = GridTable({place: site_grid(policy, Kind.LOSS, -2, np.zeros(1, dtype=np.int64))})
+    seen = Deviations(session, [None] * len(session.parameters))
+    seen.noise[place] = SiteNoise(2.0**-12, np.zeros(1, dtype=np.int64), 1.0, 2.0**-12, 1)
+    for earlier, band in ((None, -2), (session.table, -2), (GridTable(), -6)):
+        assert choose_grids(session, seen, {}, earlier=earlier).table.sites[place].band == band

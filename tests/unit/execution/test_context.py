@@ -246,8 +246,9 @@ TABLES: dict[str, tuple[Callable[[Policy], GridTable], str | None]] = {
         lambda p: other(p, scales=[5]),
         r"scale 2\*\*5 of block 0 is too wide, its values have 2\*\*1",
     ),
+    "a scale for each row": (lambda p: other(p, scales=[1] * 64), None),
     "a scale too wide in one row": (
-        lambda p: other(p, scales=[1, 1, 6, 1]),
+        lambda p: other(p, scales=[1, 1, 6, *[1] * 61]),
         r"scale 2\*\*6 of block 2 is too wide",
     ),
     "noise on a dithered grid": (
@@ -306,7 +307,7 @@ def test_a_grid_that_the_policy_does_not_allow_is_a_violation_however_it_comes(
     """Stated by the step's log, or already in the committed state that the follower started from."""
     make, rule = TABLES[name]
     table = make(policy)
-    x = gradient()
+    x = gradient().reshape(table.sites[GRADIENT].scales.size, -1)
     if way == "logged":
         frame = Frame.of({SiteAddress(0, 0, Kind.GRID, 0): table_of(policy).diff(table)})
         start = table_of(policy)
@@ -333,7 +334,11 @@ MALFORMED: dict[str, tuple[GridTable, str]] = {
     "no scales": (GridTable({GRADIENT: SiteGrid(24, -44, -149)}), "has no scales, and no old value"),
     "blocks that do not divide": (
         GridTable({GRADIENT: SiteGrid(0, -16, -5, True, [1] * 7)}),
-        "not a multiple of its 7 blocks",
+        r"has 7 blocks, its shape is \[4096\]",
+    ),
+    "a scale for each element": (
+        GridTable({GRADIENT: SiteGrid(0, -16, -5, True, [1] * 4096)}),
+        r"has 4096 blocks, its shape is \[4096\]",
     ),
     "no grid at all": (GridTable(), "no grid is given for gradient of w"),
 }
@@ -416,6 +421,15 @@ def test_a_scale_above_the_rule_is_noted_from_the_first_octave_on() -> None:
     room = (2.0 - float(gradient().square().mean().sqrt())) / 8.0
     assert len(scale_excesses(2, 0.999 * room)) == 1
     assert scale_excesses(2, 1.001 * room) == []
+
+
+def test_a_scale_below_the_rule_is_noted_unless_noise_could_make_it() -> None:
+    """Whoever may state a lower one keeps the rounding that suits. A scale of 2**1 stays until values have 2**-2."""
+    assert scale_excesses(0, 0.0) == ["scale 2**1 of block 0 at least"]
+    room = (float(gradient().square().mean().sqrt()) - 0.25) / 8.0
+    assert len(scale_excesses(-1, 0.999 * room)) == 1
+    assert scale_excesses(-1, 1.001 * room) == []
+    assert len(scale_excesses(-2, 1.001 * room)) == 1
 
 
 def test_scales_follow_size_with_slack() -> None:
@@ -704,3 +718,24 @@ def test_a_band_and_a_floor_are_the_policys_to_the_octave(policy: Policy) -> Non
     own = gradient_grid(policy).floor
     for floor, refused in ((own, False), (own + 1, True)):
         assert bool(find_policy_breaches(policy, other(policy, floor=floor))) == refused
+
+
+@POLICIES
+def test_a_scale_of_no_values_may_not_grow(policy: Policy) -> None:
+    """It may be kept for as long as the next calibration is away, and none of the step's values says that it is too wide."""
+    x = torch.zeros(64, dtype=torch.float64)
+    for before, now, is_first, noted in (
+        (1, 1, False, False), (1, 2, False, True), (1, 1, True, True), (UNSEEN, UNSEEN, True, False),
+    ):  # fmt: skip
+        start, table = (other(policy, scales=[scale]) for scale in (before, now))
+        update = {SiteAddress(0, 0, Kind.GRID, 0): start.diff(table)} if start != table else {}
+        tape, _ = followed(policy, x, Frame.of(update), start, is_first=is_first)
+        assert tape.violations == []
+        assert [excess.own for _, excess in tape.excesses if "of no values" in excess.own] == (
+            [f"scale 2**{UNSEEN if is_first else before} at most, of no values"] if noted else []
+        )
+        absent = FollowTape(
+            policy, start, Frame.of(update), is_first=is_first
+        )  # a layer that the step leaves out
+        absent.finish()
+        assert bool(absent.excesses) == noted

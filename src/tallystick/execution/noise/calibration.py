@@ -36,6 +36,7 @@ from tallystick.execution.rounding.grids import (
     expected_form,
     is_noise_only,
     kept_scales,
+    most_blocks,
     row_scales_of,
     scale_exponents,
     settled_scales,
@@ -49,7 +50,6 @@ from tallystick.numerics.policy import PER_KIND, Policy
 from tallystick.numerics.rounding import block_differences, block_rms
 
 REPEATS = 2
-FEWEST_ROWS = 64
 SHORTEST_ROW = 16  # where every row has a scale: a scale costs a few bits, the row at least so many
 UNSEEN_SAFETY = (
     6  # octaves between the policy's smallest band and that of a gradient whose noise is not known yet
@@ -142,6 +142,7 @@ def calibrate(
     units: float = 1.0,
     for_audit: bool = False,
     to_excuse: bool = False,
+    earlier: GridTable | None = None,
 ) -> Calibration:
     """Measure the noise of the session's next step and return the grids to use from it on.
 
@@ -155,6 +156,8 @@ def calibrate(
             sixteen-bit results differ that a calibration moves more often than that, to see what they do.
         to_excuse: whether to take what the sixteen-bit numbers of a loss may do, all moved at once, for noise like any other:
             not for what bands are multiples of, which must be above it.
+        earlier: grids that earlier measurements gave, whose bands small sites keep; None for the session's own, which are the
+            trainer's where its log is followed.
 
     Raises:
         Nondeterminism: a site is too noisy for the policy, or an operator is not in the table; by name.
@@ -184,7 +187,7 @@ def calibrate(
         for extra in range((OUTPUTS_TO_EXCUSE if to_excuse else 1) if session.policy.autocast else 0):
             moved = Jitter(seed * 1000003 + session.step * 101 + 97 - extra, units, fewest=0, outputs=True)
             heard.add_outputs(_jittered(session, moved), whole=to_excuse)
-    chosen = heard.choose(measure_states=for_audit)
+    chosen = heard.choose(earlier, measure_states=for_audit)
     if counting and session.policy.residue_bits and not is_linear(session.optimizer):
         chosen = replace(chosen, weighed=_expected_weight(session, plain[0], heard.gradients, chosen.table))
     sizes = heard.seen.sizes[-counting:]
@@ -276,7 +279,7 @@ class _RepeatedStep:
         put_back(self.session, self.before)
         self.seen.compare_outputs(again, whole=whole)
 
-    def choose(self, *, measure_states: bool) -> Calibration:
+    def choose(self, earlier: GridTable | None, *, measure_states: bool) -> Calibration:
         """Return the grids that follow from the repetitions.
 
         Raises:
@@ -285,7 +288,9 @@ class _RepeatedStep:
         session, policy = self.session, self.session.policy
         for ordinal, relative in self.decisions.items():
             self.probe.verify_apart(ordinal, relative, math.ldexp(1.0, decision_safety(policy)))
-        chosen = choose_grids(session, self.seen, self.decisions, measure_states=measure_states)
+        chosen = choose_grids(
+            session, self.seen, self.decisions, earlier=earlier, measure_states=measure_states
+        )
         chosen.table = with_still(policy, chosen.table, self.decisions, still_sites(self.probe, self.left))
         if self.activations:
             chosen = with_activations(session, chosen, self.probe, self.activations)
@@ -483,7 +488,7 @@ class Deviations:
 
 
 def _blocks_for(gradient: Tensor, every_row: bool) -> int:
-    if gradient.dim() < 2 or gradient.shape[0] < FEWEST_ROWS:
+    if most_blocks(gradient) == 1:
         return 1
     if every_row and gradient[0].numel() >= SHORTEST_ROW:
         return gradient.shape[0]
@@ -500,16 +505,23 @@ def exponent_above(value: float) -> int:
 
 
 def choose_grids(
-    session: Session, seen: Deviations, decisions: dict[int, float], *, measure_states: bool = False
+    session: Session,
+    seen: Deviations,
+    decisions: dict[int, float],
+    *,
+    earlier: GridTable | None = None,
+    measure_states: bool = False,
 ) -> Calibration:
     """Return the grids that follow from the deviations ``seen`` and, by ordinal, those of decisions' inputs.
+
+    ``earlier`` are the grids of the measurement before; None for the session's own.
 
     The optimizer's noise is measured where the session has no grids of state sites yet, or if ``measure_states``.
 
     Raises:
         Nondeterminism: a site is too noisy for the policy; by name.
     """
-    policy = session.policy
+    policy, known = session.policy, session.table if earlier is None else earlier
     grids = dict(session.table.sites)
     noise = dict(seen.noise)
     loudest = max((n.largest for (kind, _), n in noise.items() if kind == Kind.GRADIENT), default=0.0)
@@ -517,9 +529,11 @@ def choose_grids(
         if policy.row_scales and place[0] == Kind.GRADIENT:
             choose_rows(policy, measured, session.table.sites.get(place))
         if place[0] == Kind.GRADIENT and measured.rms == measured.largest == 0.0 < loudest:
-            grids[place] = zero_grid(policy, measured, session.table.sites.get(place), loudest)
+            grids[place] = zero_grid(policy, measured, known.sites.get(place), loudest)
         else:
-            grids[place] = _grid_for(session, place, measured, for_audit=measure_states)
+            grids[place] = _grid_for(
+                session, place, measured, known.sites.get(place), for_audit=measure_states
+            )
     grids |= finer_grids(policy, Calibration(seen.noise, GridTable(grids)))
     grids |= _defaults(session, grids)
     states: dict[Site, float] = {}
@@ -607,12 +621,14 @@ def choose_rows(policy: Policy, measured: SiteNoise, previous: SiteGrid | None) 
     measured.scales, measured.relative = found[follows]
 
 
-def _grid_for(session: Session, place: Site, measured: SiteNoise, *, for_audit: bool) -> SiteGrid:
+def _grid_for(
+    session: Session, place: Site, measured: SiteNoise, previous: SiteGrid | None, *, for_audit: bool
+) -> SiteGrid:
     """Return a site's grid; of a loss that is too loud for its policy an auditor takes the widest: nothing moves by it."""
     policy = session.policy
     if place[0] == Kind.GRADIENT and measured.rms == 0.0 and measured.largest == 0.0:
-        return session.table.sites.get(place) or _unseen(session, place[0], measured.scales)
-    grid = grid_for(policy, place[0], measured, session.table.sites.get(place))
+        return previous or _unseen(session, place[0], measured.scales)
+    grid = grid_for(policy, place[0], measured, previous)
     if grid is None:
         form = expected_form(policy, place[0])
         assert form is not None

@@ -21,6 +21,9 @@ from tallystick.execution.noise.weighing import Weight
 from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding.breaches import Violation, find_policy_breaches
 from tallystick.execution.rounding.grids import (
+    ACTIVATIONS,
+    FEWEST_ROWS,
+    ROW_DIP,
     SMALL_SITE,
     UNSEEN,
     Site,
@@ -28,17 +31,19 @@ from tallystick.execution.rounding.grids import (
     decision_exponent,
     expected_form,
     floor_exponent,
+    has_dips,
     is_noise_only,
     kept_scales,
     lowest_floor,
     lowest_scale,
+    most_blocks,
     nearest_grid,
     sampled_scale,
     scale_exponent,
     scale_exponents,
+    scale_limits,
     settled_scales,
     whole_scale,
-    widest_scales,
 )
 from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import (
@@ -83,7 +88,8 @@ class FollowTape:
     ``sites`` are those that may have a grid (decisions and activations aside); None leaves that unchecked.
     ``yardstick`` is the follower's own measurement of the noise, if it has one: what exceeds it is no violation, and noted
     in ``excesses`` with its place. ``weigh`` says what moves of a gradient come to in the optimizer: it is given the number of
-    the parameter, its gradient as rounded, the elements moved and how far.
+    the parameter, its gradient as rounded, the elements moved and how far. ``is_first`` is whether no step lies before this one:
+    grids of a first state are the trainer's word.
     """
 
     policy: Policy
@@ -98,6 +104,7 @@ class FollowTape:
     excesses: list[tuple[Site | None, Excess]] = field(default_factory=list[tuple[Site | None, Excess]])
     site_name: Callable[[Site], str] = str
     weigh: Callable[[int, Tensor, Tensor, Tensor], Weight] | None = None
+    is_first: bool = False
     _micro_batch: int = 0
     _ordinal: int = -1
 
@@ -206,12 +213,14 @@ class FollowTape:
             raise InvalidInput(
                 f"log: {name} has no scales, and no old value that its band could be relative to"
             )
-        if grid.scales.size and x.numel() % grid.scales.size:
+        if grid.scales.size > 1 and (kind != Kind.GRADIENT or grid.scales.size != most_blocks(x)):
             raise InvalidInput(
-                f"log: {name} has {x.numel()} elements, not a multiple of its {grid.scales.size} blocks"
+                f"log: {name} has {grid.scales.size} blocks, its shape is {list(x.shape)}; a gradient has one, or one a row of "
+                f"a matrix of {FEWEST_ROWS} rows or more"
             )
         noted = len(self.violations)
         self._energy = 0.0
+        self._seen.add((int(kind), ordinal))
         self._check_scales(kind, ordinal, grid, x, name)
         payload = self._payload(SiteAddress(self.rank, 0, kind, ordinal))
         if len(self.violations) > noted:
@@ -360,10 +369,31 @@ class FollowTape:
             return 0.0
         return math.ldexp(min(CANCELLED * noise.relative, MOST_CANCELLED), int(grid.scales[0]))
 
+    def _grid_before(self, place: Site) -> SiteGrid | None:
+        return None if self.is_first else self._before.sites.get(place)
+
+    def _check_unheld(self, place: Site, grid: SiteGrid, name: str) -> None:
+        """Note a scale that has grown where no value of the step says how large it is: it may be kept long after."""
+        if not grid.scales.size or is_noise_only(grid):
+            return
+        before = self._grid_before(place)
+        noise = None if self.yardstick is None else self.yardstick.noise.get(place)
+        most = UNSEEN if before is None or not before.scales.size else int(before.scales.max())
+        # A loop of one's own may measure more than it trains in this step.
+        if noise is not None and (noise.rms > 0.0 or place[0] in ACTIVATIONS):
+            most = max(most, int(noise.scales.max()) + 1)
+        if place[0] in (Kind.BUFFER, Kind.LOSS):
+            most = max(most, 0)  # what a calibration gives one of zeros
+        if int(grid.scales.max()) > most:
+            self.excesses.append(
+                (place, Excess(name, f"scale 2**{most} at most, of no values", f"2**{grid.scales.max()}"))
+            )
+
     def _check_activation_scale(self, place: tuple[Kind, int], grid: SiteGrid, x: Tensor, name: str) -> None:
         scales = sampled_scale(None, x)
         if scales is None:
-            return  # an all-zero tensor keeps the scale it had
+            self._check_unheld(place, grid, name)
+            return
         own = int(scales[0]) - 1
         base = self.base.sites.get(place)
         allowed = own + SCALE_SLACK
@@ -392,6 +422,9 @@ class FollowTape:
             return
         rms = block_rms(x, grid.scales.size)
         self._energy = float(np.square(rms).sum()) * x.numel() / grid.scales.size
+        if not rms.any():
+            self._check_unheld((int(kind), ordinal), grid, name)
+            return
         exact = self.policy.row_scales
         self._check_rule(kind, ordinal, grid, rms, x.numel(), name)
         if rms.size == 1 and not exact and int(grid.scales[0]) <= scale_exponent(float(rms[0])) + SCALE_SLACK:
@@ -400,14 +433,13 @@ class FollowTape:
         own = np.maximum(scale_exponents(rms), whole_scale(rms) if exact else lowest_scale(rms))
         allowed = own + (EXACT_SCALE_SLACK if exact and self.base.sites else SCALE_SLACK)
         place = (int(kind), ordinal)
-        base, before = self.base.sites.get(place), self._before.sites.get(place)
+        base, before = self.base.sites.get(place), self._grid_before(place)
         kept = kept_scales(base, before, self.policy, grid.scales.size)
         allowed = allowed if kept is None else np.maximum(allowed, kept)
         if self._is_mostly_noise(place, rms, x.numel()):
             allowed = allowed + NOISE_GROWS
         over = grid.scales.astype(np.int64) - allowed
-        # An all-zero tensor keeps the scale it had.
-        if int(own.max()) > -1000 and int(over.max()) > 0:
+        if int(over.max()) > 0:
             block = int(over.argmax())
             self.violations.append(
                 Violation(
@@ -437,33 +469,54 @@ class FollowTape:
     def _check_rule(
         self, kind: Kind, ordinal: int, grid: SiteGrid, rms: np.ndarray, numel: int, name: str
     ) -> None:
-        """Note a scale above the one that follows from the step before and the follower's own values."""
+        """Note a scale that is not the one that follows from the step before and the follower's own values.
+
+        One above makes moves larger. One below makes nothing larger, but whoever may take it keeps, of several roundings of a
+        row, the one that suits.
+        """
         place = (int(kind), ordinal)
         if self.yardstick is None or not rms.any():
             return
+        before = self._before.sites.get(place)
+        noise = self.yardstick.noise.get(place)
+        unsure = 0.0 if noise is None else noise.largest
         if self.policy.row_scales:
-            widest = self.yardstick.widest_rows(place)
-            if not self.is_calibrated or widest is None or widest.size != rms.size:
-                return
-            kept = kept_scales(None, self._before.sites.get(place), self.policy, rms.size)
-            widest = widest if kept is None else np.maximum(widest, kept)
-            if self._is_mostly_noise(place, rms, numel):
-                widest = widest + NOISE_GROWS
+            narrowest, widest = self._row_limits(place, rms, unsure, numel)
         else:
-            noise = self.yardstick.noise.get(place)
             kept = kept_scales(self.base.sites.get(place), None, self.policy, rms.size)
-            unsure = 0.0 if noise is None else UNSURE * noise.largest
-            widest = widest_scales(self._before.sites.get(place), rms, unsure, kept)
-        over = int((grid.scales.astype(np.int64) - widest).max())
-        block = int((grid.scales.astype(np.int64) - widest).argmax())
-        if over > 0:
-            self._note(
-                kind,
-                ordinal,
-                name,
-                f"scale 2**{widest[block]} of block {block} at most",
-                f"2**{grid.scales[block]}",
-            )
+            narrowest, widest = scale_limits(before, rms, UNSURE * unsure, kept)
+            if self.is_calibrated and kind != Kind.GRADIENT:  # whose scales are then new ones, without slack
+                narrowest = np.minimum(narrowest, scale_limits(None, rms, UNSURE * unsure, kept)[0] - 1)
+        stated = grid.scales.astype(np.int64)
+        for limit, outside, words in (
+            (widest, stated - widest, "at most"),
+            (narrowest, narrowest - stated, "at least"),
+        ):
+            if int(outside.max()) > 0:
+                block = int(outside.argmax())
+                own = f"scale 2**{limit[block]} of block {block} {words}"
+                self._note(kind, ordinal, name, own, f"2**{stated[block]}")
+
+    def _row_limits(
+        self, place: Site, rms: np.ndarray, unsure: float, numel: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the least and the largest scales of a gradient's rows where each has one and nothing is slack.
+
+        What sixteen-bit results leave of a row is known to an octave, or to the largest deviation measured.
+        """
+        assert self.yardstick is not None
+        before = self._grid_before(place)
+        dips = self.is_calibrated or (before is not None and has_dips(before.scales.astype(np.int64)))
+        rows = scale_exponents(np.maximum(rms - np.maximum(rms / 2.0, unsure), 0.0))
+        narrowest = np.maximum(rows, whole_scale(rms) - 1 - (ROW_DIP if dips else 0))
+        widest = self.yardstick.widest_rows(place) if self.is_calibrated else None
+        if widest is None or widest.size != rms.size:
+            widest = np.full(rms.size, np.iinfo(np.int64).max >> 1)
+        kept = kept_scales(None, before, self.policy, rms.size)
+        if kept is not None:
+            narrowest, widest = np.maximum(narrowest, kept), np.maximum(widest, kept)
+        grows = NOISE_GROWS if self._is_mostly_noise(place, rms, numel) else 0
+        return narrowest - grows, widest + grows
 
     def _note(self, kind: Kind, ordinal: int, name: str, own: str | None, stated: str) -> None:
         if own is not None:
@@ -498,6 +551,9 @@ class FollowTape:
             self.violations.append(
                 Violation(str(address), -1, "the log has a site that the step does not have")
             )
+        for place, grid in self.table.sites.items():
+            if place not in self._seen and (self.is_first or grid is not self._before.sites.get(place)):
+                self._check_unheld(place, grid, self.site_name(place))
         if self.yardstick is not None:
             self.freedom.flips = self.yardstick.flips()
             self.freedom.cluster = self.yardstick.cluster(self.freedom.elements)

@@ -32,6 +32,7 @@ ACTIVATIONS = frozenset({Kind.ACTIVATION, Kind.ACTIVATION_GRADIENT})
 REACHED = 3  # bits of residues less than octaves between a gradient's largest element and its quantum
 SMALL_SITE = 256  # elements of a gradient below which octaves and bits more cost nothing beside the others
 SMALL_FINER, SMALL_BITS = 2, 1  # octaves, and bits beyond those that they take
+FEWEST_ROWS = 64  # of a matrix that may have a scale for each
 SAMPLES = 1 << 16  # elements of a tensor that are looked at, at most
 
 
@@ -117,17 +118,25 @@ def _settled(previous: int | None, rms: float) -> int:
     return previous if previous is not None and wanted <= previous <= wanted + 2 else wanted + 1
 
 
-def widest_scales(
+def scale_limits(
     previous: SiteGrid | None, rms: np.ndarray, unsure: float, kept: np.ndarray | None
-) -> np.ndarray:
-    """Return the largest scales that ``settled_scales`` gives where each block's rms is known up to ``unsure``."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the least and the largest scales that ``settled_scales`` gives where each block's rms is known up to ``unsure``."""
     before = None if previous is None or is_noise_only(previous) else previous.scales.astype(np.int64)
     if before is not None and before.size != rms.size:
         before = None
     slack = np.maximum(rms * 2.0**-7, unsure)
     both = [settled_scales(before, np.maximum(rms + way * slack, 0.0)) for way in (-1.0, 1.0)]
-    widest = np.maximum(*both)
-    return widest if kept is None else np.maximum(widest, kept)
+    limits = np.minimum(*both), np.maximum(*both)
+    return limits if kept is None else (np.maximum(limits[0], kept), np.maximum(limits[1], kept))
+
+
+def most_blocks(x: Tensor) -> int:
+    """Return how many blocks with a scale each a gradient may have: one for each row of a matrix of so many, else one.
+
+    Whoever chooses scales chooses grids: with few elements for each, those that round a gradient where they want it.
+    """
+    return x.shape[0] if x.dim() > 1 and x.shape[0] >= FEWEST_ROWS else 1
 
 
 def kept_scales(

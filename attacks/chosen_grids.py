@@ -1,0 +1,108 @@
+"""Chooses grids where nobody measures them: a scale for each element, scales and bands of the first state, those of zeros.
+
+A log says which grid each gradient is rounded on. Whoever chooses that for each element chooses the rounding, with no move;
+a quantum of a million times the gradient trains on noise; bands as wide as a policy has make of a loss what they like. Each is
+tried in a run that is honest but for its grids.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+from stage import Stage, audit, main, told
+
+from tallystick.execution.job import JobSource, find_source
+from tallystick.execution.noise.survey import Backward
+from tallystick.execution.rounding.context import RecordTape
+from tallystick.execution.rounding.grids import is_noise_only, site_grid
+from tallystick.execution.session import Session
+from tallystick.numerics.grid_table import GridTable, SiteGrid
+from tallystick.numerics.log import Kind
+from tallystick.numerics.policy import find_policy
+from tallystick.roles import trainer
+from tallystick.roles.trainer import Order, record
+from tallystick.store.files import RunDirectory
+from tallystick.testing.attacks import must
+
+LIFT = 20  # octaves
+LEFT_OUT = str(
+    Path(__file__).with_name("layer_drop_job.py")
+)  # whose layer beside has no gradient in the first step
+Choice = Callable[[Session, tuple[int, int], SiteGrid], SiteGrid]
+
+
+def for_each_element(session: Session, place: tuple[int, int], grid: SiteGrid) -> SiteGrid:
+    if place[0] != Kind.GRADIENT:
+        return grid
+    return grid.with_scales(np.full(session.parameters[place[1]][1].numel(), int(grid.scales.max())))
+
+
+def lifted(session: Session, place: tuple[int, int], grid: SiteGrid) -> SiteGrid:
+    return grid.with_scales(grid.scales + LIFT) if place[0] == Kind.GRADIENT else grid
+
+
+def lifted_where_nothing_is(session: Session, place: tuple[int, int], grid: SiteGrid) -> SiteGrid:
+    if place[0] != Kind.GRADIENT or "beside" not in session.parameters[place[1]][0]:
+        return grid
+    return grid.with_scales(np.full(grid.scales.size, LIFT))
+
+
+def widest(session: Session, place: tuple[int, int], grid: SiteGrid) -> SiteGrid:
+    policy = session.policy
+    bands = {Kind.LOSS: policy.loss_band or policy.buffer_band, Kind.BUFFER: policy.buffer_band}
+    kind = Kind(place[0])
+    return site_grid(policy, kind, bands[kind][1], grid.scales) if kind in bands else grid
+
+
+def recorded(stage: Stage, name: str, choice: Choice, source: JobSource) -> RunDirectory:
+    """Record a run whose grids are ``choice``'s whenever they were measured, and in the first step an octave less wide."""
+    measure, begin = trainer._Recording._calibrate, Session.record_tape
+
+    def chosen(table: GridTable, session: Session) -> GridTable:
+        return GridTable({
+            place: choice(session, place, grid) if grid.scales.size and not is_noise_only(grid) else grid
+            for place, grid in table.sites.items()
+        })  # fmt: skip
+
+    def calibrate(self: trainer._Recording, backward: Backward, repeats: int = 2) -> None:
+        measure(self, backward, repeats)
+        if self.session.step == 0 or choice is widest:
+            self.session.table = chosen(self.session.table, self.session)
+
+    def record_tape(self: Session, before: GridTable) -> RecordTape:
+        tape = begin(self, before)
+        if self.step or choice is not lifted:
+            return tape
+        less = {p: g.with_scales(g.scales - 1) if g.scales.size else g for p, g in before.sites.items()}
+        return replace(tape, current=GridTable(less))
+
+    run = stage.run(name)
+    order = Order(
+        source, dict(stage.order().settings), find_policy(stage.policy), steps=10, checkpoint_every=5
+    )
+    with (
+        patch.object(trainer._Recording, "_calibrate", calibrate),
+        patch.object(Session, "record_tape", record_tape),
+    ):
+        record(order, run)
+    return run
+
+
+def attack(stage: Stage) -> str:
+    plain, left_out = stage.source, find_source(LEFT_OUT)
+    said: list[str] = []
+    for choice, source in (
+        (for_each_element, plain), (lifted, plain), (lifted_where_nothing_is, left_out), (widest, plain),
+    ):  # fmt: skip
+        if choice is lifted and stage.policy != "bf16":
+            continue  # scales follow a gradient from step to step there, and the first state's do not matter
+        report = audit(recorded(stage, choice.__name__, choice, source), source)
+        must(report.verdict != "match", f"the audit says match to grids {choice.__name__}")
+        said.append(f"{choice.__name__}: {told(report)}")
+    return f"the audit: {'; '.join(said)}"
+
+
+if __name__ == "__main__":
+    main(attack, __doc__)
