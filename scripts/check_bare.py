@@ -15,6 +15,7 @@ EXTRAS = ("torch", "sklearn", "transformers", "tallystick_bench")
 # A package stands for all of its modules.
 BARE = (
     "tallystick",
+    "tallystick.api",
     "tallystick.errors",
     "tallystick.cli.main",
     "tallystick.commit",

@@ -11,29 +11,23 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import IO, Annotated, Any
 
-from rich.console import RenderableType
-from rich.table import Table
-from rich.text import Text
-
 from tallystick.cli.options import AsJson, argument, option
 from tallystick.cli.profiles import python
-from tallystick.cli.terminal import answer, say
-from tallystick.errors import InvalidInput, TallyError
+from tallystick.errors import TallyError
 from tallystick.fleet.agent.agent import ChipAgent, ChipSettings
 from tallystick.fleet.agent.chip_record import TORN, Firmware, Genesis, Snapshot
 from tallystick.fleet.agent.memory import page_hashes, reader_of
 from tallystick.fleet.agent.probes import ProcessMemory
-from tallystick.reports.layout import BAD, GOOD, QUIET
 from tallystick.signing.keys import generate_key
 from tallystick.store.chips import ChipDirectory
 from tallystick.store.files import write_whole
+from tallystick_bench.table import PartRow, measure_parts
 
-PARTS = ("hash", "text", "gpt2")
 BUFFER = 500_000_000  # bytes
 PAGE = 1 << 20
 LEAST_HASH_SHARE = 0.9  # of SHA-256 over the same bytes
@@ -43,79 +37,21 @@ FLEETS = (1, 1024, 16384)  # chips that stall each other: loss is chips * rate *
 OBSERVED_JOB = Path(__file__).with_name("observed_job.py")  # run as a file: its package need not be installed
 STEPS = {"text": 40, "gpt2": 10}
 
-Parts = Annotated[list[str] | None, argument("[PART]...", f"Any of {', '.join(PARTS)}; by default all.")]
+Parts = Annotated[list[str] | None, argument("[PART]...", "Any of hash, text, gpt2; by default all.")]
 Bytes = Annotated[int, option("--bytes", "N", "Size of the buffer that is hashed.", least=PAGE)]
 Steps = Annotated[int | None, option("--steps", "N", "Observed steps of each job.", least=4)]
 
 
-@dataclass(frozen=True)
-class ChipRow:
-    """One measured number and, where there is one, what it must reach (``at_least``: or more)."""
-
-    part: str
-    measure: str
-    value: float
-    unit: str
-    must: float | None = None
-    at_least: bool = False
-
-    @property
-    def met(self) -> bool | None:
-        """Whether it is what it must be; None where nothing is asked."""
-        if self.must is None:
-            return None
-        return self.value >= self.must if self.at_least else self.value <= self.must
-
-    def fields(self) -> dict[str, object]:
-        """Return the row as plain data."""
-        return {**vars(self), "met": self.met}
-
-
-@dataclass(frozen=True)
-class ChipBenchPage:
-    """All rows as a table."""
-
-    rows: Sequence[ChipRow]
-
-    def fields(self) -> dict[str, object]:
-        """Return what ``--json`` prints."""
-        return {
-            "rows": [row.fields() for row in self.rows],
-            "met": all(row.met is not False for row in self.rows),
-        }
-
-    def __rich__(self) -> RenderableType:
-        """Return the table."""
-        table = Table(title="tally bench chip", title_justify="left")
-        for heading in ("part", "measure", "value", "must", "verdict"):
-            table.add_column(heading, justify="right" if heading in ("value", "must") else "left")
-        verdicts = {
-            True: Text("met", style=GOOD),
-            False: Text("not met", style=BAD),
-            None: Text("printed only", style=QUIET),
-        }
-        for row in self.rows:
-            sign = ">=" if row.at_least else "<="
-            must = "" if row.must is None else f"{sign} {row.must:g} {row.unit}"
-            table.add_row(row.part, row.measure, f"{row.value:,.4g} {row.unit}", must, verdicts[row.met])
-        return table
-
-
 def chip(part: Parts = None, n_bytes: Bytes = BUFFER, steps: Steps = None, as_json: AsJson = False) -> int:
     """Measure hashing, and the stall and loss that snapshots cost the jobs text and gpt2; 1 if anything is missed."""
-    chosen = part or list(PARTS)
-    for name in chosen:
-        if name not in PARTS:
-            raise InvalidInput(f"part {name}: unknown; known are {', '.join(PARTS)}")
-    rows: list[ChipRow] = []
-    for name in chosen:
-        say(f"  {name}")
-        rows += hash_rows(n_bytes) if name == "hash" else job_rows(name, steps or STEPS[name])
-    answer(ChipBenchPage(rows), as_json=as_json)
-    return 0 if all(row.met is not False for row in rows) else 1
+    measures: dict[str, Callable[[], list[PartRow]]] = {
+        "hash": lambda: hash_rows(n_bytes),
+        **{job: partial(job_rows, job, steps or count) for job, count in STEPS.items()},
+    }
+    return measure_parts("tally bench chip", measures, part, as_json=as_json)
 
 
-def hash_rows(n_bytes: int, rounds: int = 5) -> list[ChipRow]:
+def hash_rows(n_bytes: int, rounds: int = 5) -> list[PartRow]:
     """Return the rate of hashing pages beside that of SHA-256 over the same bytes, both taking turns."""
     data = bytearray(random.Random(1).randbytes(PAGE)) * -(-n_bytes // PAGE)
     view = memoryview(data)[:n_bytes]
@@ -127,18 +63,18 @@ def hash_rows(n_bytes: int, rounds: int = 5) -> list[ChipRow]:
         )
     rates = [n_bytes / statistics.median(times) / 1e9 for times in (plain, paged)]
     return [
-        ChipRow("hash", f"SHA-256 over {n_bytes:,} bytes", rates[0], "GB/s"),
-        ChipRow("hash", "salted pages of 1 MiB", rates[1], "GB/s"),
-        ChipRow(
+        PartRow("hash", f"SHA-256 over {n_bytes:,} bytes", rates[0], "GB/s"),
+        PartRow("hash", "salted pages of 1 MiB", rates[1], "GB/s"),
+        PartRow(
             "hash", "share of the SHA-256 rate", rates[1] / rates[0], "", LEAST_HASH_SHARE, at_least=True
         ),
     ]
 
 
-def job_rows(job: str, steps: int) -> list[ChipRow]:
+def job_rows(job: str, steps: int) -> list[PartRow]:
     """Return what snapshots of a training process cost it: stall, loss of throughput, and the hook on its optimizer."""
     plain = [step["seconds"] for step in _Child(job, None, steps).finish()]
-    rows: list[ChipRow] = []
+    rows: list[PartRow] = []
     with tempfile.TemporaryDirectory(prefix="tallystick-bench-") as place:
         quiet = [step["seconds"] for step in _Child(job, _made(Path(place) / "q")[0], steps).finish()]
         # One number for both: a hook that costs nothing measures as the noise between two processes.
@@ -147,14 +83,14 @@ def job_rows(job: str, steps: int) -> list[ChipRow]:
             directory, settings = _made(Path(place) / f"c{frozen}", hash_frozen=frozen)
             how = "hashed while frozen" if frozen else "copied, hashed afterwards"
             rows += _observed(job, steps, directory, settings, how)
-    rows.append(ChipRow(job, "a step, plain", 1000 * statistics.median(plain), "ms"))
-    rows.append(ChipRow(job, "a step, registered and never stopped, more than plain", 100 * hook, "%"))
+    rows.append(PartRow(job, "a step, plain", 1000 * statistics.median(plain), "ms"))
+    rows.append(PartRow(job, "a step, registered and never stopped, more than plain", 100 * hook, "%"))
     return rows
 
 
 def _observed(
     job: str, steps: int, directory: ChipDirectory, settings: ChipSettings, how: str
-) -> list[ChipRow]:
+) -> list[PartRow]:
     probe = ProcessMemory(directory.observed_path)
     agent = ChipAgent(directory, generate_key(), probe, settings)
     agent.start()
@@ -178,18 +114,18 @@ def _observed(
     stalls = [stall.frozen for stall, _ in taken]
     stall, size = statistics.median(stalls), taken[0][0].hashed
     rows = [
-        ChipRow(job, f"{how}: memory", size / 1e6, "MB"),
-        ChipRow(job, f"{how}: stall, median of {len(stalls)}", 1000 * stall, "ms"),
-        ChipRow(job, f"{how}: stall, longest", 1000 * max(stalls), "ms"),
-        ChipRow(job, f"{how}: torn", 100 * sum(bool(e.flags & TORN) for _, e in taken) / len(taken), "%"),
-        ChipRow(
+        PartRow(job, f"{how}: memory", size / 1e6, "MB"),
+        PartRow(job, f"{how}: stall, median of {len(stalls)}", 1000 * stall, "ms"),
+        PartRow(job, f"{how}: stall, longest", 1000 * max(stalls), "ms"),
+        PartRow(job, f"{how}: torn", 100 * sum(bool(e.flags & TORN) for _, e in taken) / len(taken), "%"),
+        PartRow(
             job, f"{how}: a step meanwhile, mean", 1000 * statistics.mean(t["seconds"] for t in times), "ms"
         ),
     ]
     for chips in FLEETS:
         loss = chips * RATE * stall / 86400
         must = MOST_LOSS if chips == 1 else None
-        rows.append(ChipRow(job, f"{how}: loss, {chips:,} chips that wait for each other", 100 * loss, "%",
+        rows.append(PartRow(job, f"{how}: loss, {chips:,} chips that wait for each other", 100 * loss, "%",
                             None if must is None else 100 * must))  # fmt: skip
     return rows
 

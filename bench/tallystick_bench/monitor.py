@@ -7,18 +7,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import RenderableType
-from rich.table import Table
-from rich.text import Text
-
 from tallystick.cli.options import AsJson, argument, option
-from tallystick.cli.terminal import answer, say
-from tallystick.errors import InvalidInput
-from tallystick.reports.layout import BAD, GOOD
+from tallystick_bench.table import PartRow, measure_parts
 
 Parts = Annotated[
     list[str] | None, argument("[PART]...", "Any of plan, draw, simulate, registry; by default all.")
@@ -26,58 +19,6 @@ Parts = Annotated[
 Events = Annotated[int, option("--events", "N", "Events of the registry.", least=4)]
 Lot = Annotated[int, option("--lot", "N", "Chips in one deed.", least=1, most=10000)]
 Chips = Annotated[int, option("--chips", "C", "Chips of plan and draw.", least=2000)]
-
-PARTS = ("plan", "draw", "simulate", "registry")
-
-
-@dataclass(frozen=True)
-class Row:
-    """One measurement against what it must reach; ``busy`` are seconds of this process, without waiting for others."""
-
-    part: str
-    measure: str
-    value: float
-    must: float
-    unit: str
-    busy: float | None = None
-
-    @property
-    def met(self) -> bool:
-        """Whether it is within what it must reach."""
-        return self.value <= self.must
-
-    def fields(self) -> dict[str, object]:
-        """Return the row as plain data."""
-        return {**vars(self), "met": self.met}
-
-
-@dataclass(frozen=True)
-class BenchPage:
-    """All rows as a table."""
-
-    rows: tuple[Row, ...]
-
-    def fields(self) -> dict[str, object]:
-        """Return what ``--json`` prints."""
-        return {"rows": [row.fields() for row in self.rows], "met": all(row.met for row in self.rows)}
-
-    def __rich__(self) -> RenderableType:
-        """Return the table."""
-        table = Table(title="tally bench monitor", title_justify="left")
-        for heading in ("part", "measure", "value", "busy", "must", "verdict"):
-            table.add_column(heading, justify="right" if heading in ("value", "busy", "must") else "left")
-        for row in self.rows:
-            verdict = Text("met", style=GOOD) if row.met else Text("not met", style=BAD)
-            busy = "" if row.busy is None else f"{row.busy:.3g} s"
-            table.add_row(
-                row.part,
-                row.measure,
-                f"{row.value:.3g} {row.unit}",
-                busy,
-                f"<= {row.must:g} {row.unit}",
-                verdict,
-            )
-        return table
 
 
 def monitor(
@@ -88,22 +29,13 @@ def monitor(
     as_json: AsJson = False,
 ) -> int:
     """Measure planning, drawing, simulating and the registry; 1 if anything takes longer than it must."""
-    chosen = part or list(PARTS)
-    for name in chosen:
-        if name not in PARTS:
-            raise InvalidInput(f"part {name}: unknown; known are {', '.join(PARTS)}")
-    rows: list[Row] = []
-    measures: dict[str, Callable[[], list[Row]]] = {
+    measures: dict[str, Callable[[], list[PartRow]]] = {
         "plan": lambda: _plan(chips),
         "draw": lambda: _draw(chips),
         "simulate": _simulate,
         "registry": lambda: _registry(events, lot),
     }
-    for name in chosen:
-        say(f"  {name}")
-        rows += measures[name]()
-    answer(BenchPage(tuple(rows)), as_json=as_json)
-    return 0 if all(row.met for row in rows) else 1
+    return measure_parts("tally bench monitor", measures, part, as_json=as_json)
 
 
 def _timed(work: Callable[[], object]) -> tuple[float, float]:
@@ -112,16 +44,16 @@ def _timed(work: Callable[[], object]) -> tuple[float, float]:
     return time.perf_counter() - wall, time.process_time() - busy
 
 
-def _plan(chips: int) -> list[Row]:
+def _plan(chips: int) -> list[PartRow]:
     from tallystick.fleet.sampling.planner import PlanQuestion, Stratum
     from tallystick.fleet.sampling.workload import make_plan
 
     question = PlanQuestion(9.9e24, (Stratum("fleet", chips, 8.64e19),), 0.1, 365.0, 30.0, 0.9)
     wall, busy = _timed(lambda: make_plan(question))
-    return [Row("plan", f"a plan for {chips:,} chips", wall, 1.0, "s", busy)]
+    return [PartRow("plan", f"a plan for {chips:,} chips", wall, "s", 1.0, busy=busy)]
 
 
-def _draw(chips: int) -> list[Row]:
+def _draw(chips: int) -> list[PartRow]:
     from tallystick.fleet.sampling.draw import DrawAnnouncement, DrawnStratum, draw_sample
 
     made = DrawAnnouncement(
@@ -130,12 +62,12 @@ def _draw(chips: int) -> list[Row]:
     wall, busy = _timed(lambda: draw_sample(made, bytes(32)))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return [
-        Row("draw", f"a draw from {chips:,} chips", wall, 10.0, "s", busy),
-        Row("draw", "memory at most, of the whole process", peak / 1e9, 2.0, "GB"),
+        PartRow("draw", f"a draw from {chips:,} chips", wall, "s", 10.0, busy=busy),
+        PartRow("draw", "memory at most, of the whole process", peak / 1e9, "GB", 2.0),
     ]
 
 
-def _simulate() -> list[Row]:
+def _simulate() -> list[PartRow]:
     from tallystick.fleet.sampling.fleet_year import play_years
     from tallystick.fleet.sampling.scenarios import all_scenarios
     from tallystick.fleet.sampling.simulate import play_all
@@ -143,12 +75,19 @@ def _simulate() -> list[Row]:
     year = _timed(lambda: play_years(100_000, 1, seed=0))
     plays = _timed(lambda: play_all(all_scenarios(), trials=4000, seed=0))
     return [
-        Row("simulate", "a year of 100,000 chips", year[0], 60.0, "s", year[1]),
-        Row("simulate", f"{len(all_scenarios())} scenarios, 4,000 plays each", plays[0], 60.0, "s", plays[1]),
+        PartRow("simulate", "a year of 100,000 chips", year[0], "s", 60.0, busy=year[1]),
+        PartRow(
+            "simulate",
+            f"{len(all_scenarios())} scenarios, 4,000 plays each",
+            plays[0],
+            "s",
+            60.0,
+            busy=plays[1],
+        ),
     ]
 
 
-def _registry(events: int, lot: int) -> list[Row]:
+def _registry(events: int, lot: int) -> list[PartRow]:
     from tallystick.fleet.registry.facts import REGISTRY
     from tallystick.fleet.registry.industry import START, Industry, chip_name
     from tallystick.fleet.registry.ledger import RegistryLedger
@@ -170,10 +109,10 @@ def _registry(events: int, lot: int) -> list[Row]:
             again = _timed(ledger.rebuild)
     what = f"{4 * chips:,} events in {len(entries):,} deeds, signatures and rules checked"
     return [
-        Row("registry", what, taken[0], 60.0, "s", taken[1]),
-        Row("registry", "index made again from the log", again[0], 60.0, "s", again[1]),
-        Row("registry", "first look-up after opening", 1e3 * first[0], 10.0, "ms"),
-        Row("registry", "a look-up", 1e3 * looked[0] / len(some), 10.0, "ms"),
-        Row("registry", "a proof", 1e3 * proved[0] / len(some), 10.0, "ms"),
-        Row("registry", "one more deed and head", 1e3 * added[0], 1000.0, "ms"),
+        PartRow("registry", what, taken[0], "s", 60.0, busy=taken[1]),
+        PartRow("registry", "index made again from the log", again[0], "s", 60.0, busy=again[1]),
+        PartRow("registry", "first look-up after opening", 1e3 * first[0], "ms", 10.0),
+        PartRow("registry", "a look-up", 1e3 * looked[0] / len(some), "ms", 10.0),
+        PartRow("registry", "a proof", 1e3 * proved[0] / len(some), "ms", 10.0),
+        PartRow("registry", "one more deed and head", 1e3 * added[0], "ms", 1000.0),
     ]
