@@ -2,6 +2,7 @@
 
 from scene import EVERY, STEPS, Scene, caught, interpolate, lose_logs, main
 
+from tallystick.fleet.provenance.verification import RATIO_LIMIT
 from tallystick.testing.attacks import must
 
 
@@ -17,10 +18,10 @@ def attack(scene: Scene) -> str:
     ratios = [scene.replayer(forged).repeat(a, a + EVERY).ratio or 0.0 for a in borders[:-1]]
     control = [scene.replayer(honest).repeat(a, a + EVERY) for a in borders[:-1]]
     must(all(o.verdict == "match" for o in control), f"the honest run without its logs: {control}")
-    must(min(ratios) > 0.05, f"ratios {ratios}")
+    must(min(ratios) > RATIO_LIMIT, f"ratios {ratios}")
     return caught(
         f"repetition: all {len(exact)} segments differ under their logs; without logs the ratio test finds {min(ratios):.2f} "
-        f"to {max(ratios):.2f} (limit 0.05, the honest run at most {max(o.ratio or 0.0 for o in control):.1e})"
+        f"to {max(ratios):.2f} (limit {RATIO_LIMIT}, the honest run at most {max(o.ratio or 0.0 for o in control):.1e})"
     )
 
 
