@@ -1,0 +1,243 @@
+"""Audits, divergences and disputes as parts of a page, from JSON that somebody else may have written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from tallystick.evidence.verification import quoted
+from tallystick.reports.chart import Bars, Chart, Dots, linear, named
+from tallystick.reports.divergence import divergence_headline, divergence_parts
+from tallystick.reports.foreign import LISTED, Foreign
+from tallystick.reports.layout import (
+    BAD,
+    GOOD,
+    QUIET,
+    UNSURE,
+    Heading,
+    Part,
+    Pictures,
+    Roomy,
+    Row,
+    Rows,
+    Table,
+    Words,
+    share,
+)
+
+MOST_MOVES = 4096
+LEVELS = ("checkpoints", "steps", "operators")  # in the order in which a dispute asks about them
+STYLES: Mapping[str, str] = {
+    "match": GOOD, "agreement": GOOD, "confirmed": BAD, "mismatch": BAD, "log_violation": BAD, "fault": BAD,
+}  # fmt: skip
+"""Of a verdict, an outcome or a standing; all others are UNSURE."""
+KNOWN = frozenset("format loser outcome step rounds rounds_per_level reason moves verdict_file".split())
+
+
+@dataclass(frozen=True)
+class ShownAudit:
+    """One audit: its verdict, where it first deviates, and its part of the page."""
+
+    verdict: str
+    first_step: int | None
+    parts: Sequence[Part]
+
+
+@dataclass(frozen=True)
+class ShownDispute:
+    """One dispute: its ruling with a style, its outcome, and its part of the page."""
+
+    ruling: Text
+    outcome: str
+    parts: Sequence[Part]
+
+
+# -- audits ----------------------------------------------------------------------------------------
+
+
+def audit_parts(given: Foreign, file: str, steps: int) -> ShownAudit:
+    """Return what a page shows of an audit's JSON."""
+    verdict = given["verdict"].text(40) or "unknown"
+    first = given["first_step"].whole()
+    heading = Text.assemble(
+        (verdict.replace("_", " "), STYLES.get(verdict, UNSURE)),
+        "" if first is None else f" from step {first} on",
+        " ", (file, QUIET),
+    )  # fmt: skip
+    parts: list[Part] = [Heading(heading, 3), Rows(_audit_rows(given))]
+    spans: dict[str, list[tuple[float, float, int]]] = {GOOD: [], BAD: [], UNSURE: []}
+    deviations: list[Foreign] = []
+    for segment in given["segments"].items(MOST_MOVES):
+        start, end = segment["start"].whole(), segment["end"].whole()
+        if start is None or end is None or end < start:
+            continue
+        spans[STYLES.get(segment["verdict"].text(), UNSURE)].append((min(start, steps), min(end, steps), 0))
+        deviations += segment["deviations"].items()
+    names = {
+        GOOD: ("matches", "good"),
+        BAD: ("deviates", "bad"),
+        UNSURE: ("is not judged or not accepted", "unsure"),
+    }
+    bars = [Bars(*names[style], found) for style, found in spans.items() if found]
+    if bars:
+        note = "What is left white was not repeated."
+        parts.append(
+            Pictures(
+                [Chart("Segments repeated", linear("step", 0, max(steps, 1)), named("", [""]), bars, [note])]
+            )
+        )
+    if deviations:
+        left = f", {len(deviations) - LISTED} more not shown" if len(deviations) > LISTED else ""
+        rows = [
+            (d["step"].text(), _place(d), d["own"].text(), d["stated"].text()) for d in deviations[:LISTED]
+        ]
+        table = Table(("step", "where", "repeated", "stated"), rows, numbers=(0,))
+        parts.append(Roomy([table], summary=f"{len(rows)} deviations{left}"))
+    whole: list[Part] = [Roomy(parts, framed=True)]
+    if isinstance(given["divergence"].value, dict):
+        whole += [
+            Heading(divergence_headline(given["divergence"]), 3),
+            *divergence_parts(given["divergence"]),
+        ]
+    return ShownAudit(verdict, first, whole)
+
+
+def _place(deviation: Foreign) -> str:
+    element = deviation["element"].text()
+    return deviation["subject"].text() + (f", element {element}" if element else "")
+
+
+def _audit_rows(given: Foreign) -> list[Row]:
+    freedom = given["freedom"]
+    fraction, moved = freedom["fraction"].number(), freedom["moved"].whole()
+    budget = freedom["move_budget"].whole()
+    explained = "" if budget is None else f", of {budget:,} that noise explains at most"
+    environment = (
+        f"{Foreign(name).text(40)} {pair['own'].text(80)} (trainer: {pair['trainer'].text(80)})"
+        for name, pair in given["environment"].members()
+    )
+    rows = [
+        ("steps repeated", given["steps"].text()),
+        ("profile", given["profile"].text()),
+        ("elements that differ", given["differing_elements"].text()),
+        ("freedom", "" if fraction is None else f"{share(fraction)} of roundings were a log's to choose"),
+        ("moved", "" if moved is None else f"{moved:,} roundings by this log{explained}"),
+        ("environment", ", ".join(environment)),
+    ]
+    return [(label, text) for label, text in rows if text]
+
+
+# -- disputes --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Round:
+    """One round of a bisection: where both were asked, what they said in short, and whether it was the same."""
+
+    index: int
+    trainer: str
+    auditor: str
+    agree: bool
+
+
+def dispute_parts(given: Foreign, file: str, steps: int) -> ShownDispute:
+    """Return what a page shows of a verdict's JSON: its words, unchecked, and the rounds as a tree that narrows."""
+    loser, outcome, step = given["loser"].text(40), given["outcome"].text(40), given["step"].whole()
+    anybody = loser not in ("", "none")
+    style = BAD if anybody else GOOD if outcome == "agreement" else UNSURE
+    words = (f"the {loser} loses" if anybody else "nobody loses") + (
+        "" if step is None else f", at step {step:,}"
+    )
+    ruling = Text(words, style=style)
+    rounds = [
+        f"; {count.text()} rounds over {Foreign(level).text(60)}"
+        for level, count in given["rounds_per_level"].members()
+    ]
+    others = [
+        (Foreign(name).text(60), text)
+        for name, value in given.members(1 << 20)
+        if name not in KNOWN and (text := value.any_text())
+    ]
+    parts = [
+        Heading(Text.assemble((words, style), " ", (file, QUIET)), 3),
+        Words(f"Unchecked, the verdict's own words: {quoted(str(given['reason'].value or ''), most=2000)}"),
+        Words(Text(f"outcome: {given['outcome'].word()}{''.join(rounds)}", style=QUIET)),
+        *_tree(_levels(given), steps),
+        *([Rows(others[:LISTED])] if others else []),
+    ]
+    return ShownDispute(ruling, outcome, [Roomy(parts, framed=True)])
+
+
+def _levels(given: Foreign) -> list[tuple[str, list[_Round]]]:
+    """Put the moves into rounds, and rounds into levels: claims at one position next to each other are one round."""
+    counts = sorted(
+        given["rounds_per_level"].members(MOST_MOVES),
+        key=lambda level: LEVELS.index(level[0]) if level[0] in LEVELS else len(LEVELS),
+    )
+    names = [
+        Foreign(name).text(60) for name, count in counts for _ in range(min(count.whole() or 0, MOST_MOVES))
+    ]
+    found: list[tuple[str, list[_Round]]] = []
+    waiting: dict[str, tuple[int, str]] = {}
+    number = 0
+    for party, index, commitment, level in _claims(given["moves"].items(MOST_MOVES)):
+        other = waiting.pop("auditor" if party == "trainer" else "trainer", None)
+        waiting = {party: (index, commitment)}
+        if other is None or other[0] != index:
+            continue
+        trainer, auditor = (commitment, other[1]) if party == "trainer" else (other[1], commitment)
+        name = level or (names[number] if number < len(names) else "further")
+        if not found or found[-1][0] != name:
+            found.append((name, []))
+        found[-1][1].append(_Round(index, trainer[:8], auditor[:8], trainer == auditor))
+        waiting, number = {}, number + 1
+    return found
+
+
+def _claims(moves: Iterable[Foreign]) -> Iterator[tuple[str, int, str, str]]:
+    """Return party, position, commitment and level of each move that has them, be it a list or an object."""
+    for move in moves:
+        parts = [*move.items(4), Foreign(None)]
+        if move:
+            where = move["position"] if move["index"].value is None else move["index"]
+            parts = [move["party"], where, move["commitment"], move["level"]]
+        if len(parts) >= 4:
+            party, index = parts[0].text(20), parts[1].whole()
+            level = parts[3].text(60) if isinstance(parts[3].value, str) else ""
+            if party in ("trainer", "auditor") and index is not None:
+                yield party, index, parts[2].text(80), level
+
+
+def _tree(levels: Sequence[tuple[str, list[_Round]]], steps: int) -> Iterator[Part]:
+    """Return a chart for each level: a row is the interval in dispute, each question halves it."""
+    low, high = 0, max(steps, 1)
+    charts: list[Chart] = []
+    for name, rounds in levels:
+        if any(not low <= one.index <= high for one in rounds):
+            low, high = 0, max(one.index for one in rounds) + 1  # positions of its own
+        first, last = low, high
+        spans: list[tuple[float, float, int]] = []
+        asked: dict[bool, list[tuple[float, float, float]]] = {True: [], False: []}
+        for row, one in enumerate(rounds):
+            spans.append((low, high, row))
+            asked[one.agree].append((one.index, row + 0.5, 5))
+            low, high = (one.index, high) if one.agree else (low, one.index)
+        said = [
+            f"at {one.index:,}: {one.trainer} {'=' if one.agree else '≠'} {one.auditor}" for one in rounds
+        ]
+        marks = [
+            Bars("in dispute", "quiet", [*spans, (low, high, len(rounds))]),
+            Dots("asked: the same" if asked[True] else "", "good", asked[True]),
+            Dots("asked: not the same" if asked[False] else "", "bad", asked[False], "diamond"),
+        ]
+        rows = named(
+            "", ["" for _ in range(len(rounds) + 1)], [*said, f"agreed at {low:,}, differ at {high:,}"]
+        )
+        charts.append(
+            Chart(f"{name}: {first:,} to {last:,}", linear("", first, max(last, first + 1)), rows, marks)
+        )
+    if charts:
+        yield Heading("Rounds of the bisection", 4)
+        yield Pictures(charts)
