@@ -21,9 +21,9 @@ from tallystick.errors import InvalidInput, StoreError
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import policy_of
+from tallystick.reports.audit import STYLES
 from tallystick.reports.chart import Chart, Dots, Line, Mark, Upright, linear, named, powers
 from tallystick.reports.document_parts import (
-    STYLES,
     ShownAudit,
     ShownDispute,
     audit_parts,

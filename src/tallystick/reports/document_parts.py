@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.text import Text
 
 from tallystick.evidence.verification import quoted
+from tallystick.reports.audit import MOST_SEGMENTS, STYLES, audit_headline, audit_rows, place_of
 from tallystick.reports.chart import Bars, Chart, Dots, linear, named
 from tallystick.reports.divergence import divergence_headline, divergence_parts
 from tallystick.reports.foreign import LISTED, Foreign
@@ -20,19 +21,13 @@ from tallystick.reports.layout import (
     Part,
     Pictures,
     Roomy,
-    Row,
     Rows,
     Table,
     Words,
-    share,
 )
 
 MOST_MOVES = 4096
 LEVELS = ("checkpoints", "steps", "operators")  # in the order in which a dispute asks about them
-STYLES: Mapping[str, str] = {
-    "match": GOOD, "agreement": GOOD, "confirmed": BAD, "mismatch": BAD, "log_violation": BAD, "fault": BAD,
-}  # fmt: skip
-"""Of a verdict, an outcome or a standing; all others are UNSURE."""
 KNOWN = frozenset("format loser outcome step rounds rounds_per_level reason moves verdict_file".split())
 
 
@@ -58,75 +53,41 @@ class ShownDispute:
 
 
 def audit_parts(given: Foreign, file: str, steps: int) -> ShownAudit:
-    """Return what a page shows of an audit's JSON."""
+    """Return what a page shows of an audit's JSON; ``steps`` are those of the run."""
     verdict = given["verdict"].text(40) or "unknown"
-    first = given["first_step"].whole()
-    heading = Text.assemble(
-        (verdict.replace("_", " "), STYLES.get(verdict, UNSURE)),
-        "" if first is None else f" from step {first} on",
-        " ", (file, QUIET),
-    )  # fmt: skip
-    parts: list[Part] = [Heading(heading, 3), Rows(_audit_rows(given))]
+    headline = audit_headline(given)
+    parts: list[Part] = [
+        Heading(Text.assemble(headline, " ", (file, QUIET)), 3),
+        Rows([("steps repeated", given["steps"].text()), *audit_rows(given)]),
+    ]
     spans: dict[str, list[tuple[float, float, int]]] = {GOOD: [], BAD: [], UNSURE: []}
     deviations: list[Foreign] = []
-    for segment in given["segments"].items(MOST_MOVES):
+    for segment in given["segments"].items(MOST_SEGMENTS):
         start, end = segment["start"].whole(), segment["end"].whole()
         if start is None or end is None or end < start:
             continue
         spans[STYLES.get(segment["verdict"].text(), UNSURE)].append((min(start, steps), min(end, steps), 0))
         deviations += segment["deviations"].items()
-    names = {
-        GOOD: ("matches", "good"),
-        BAD: ("deviates", "bad"),
-        UNSURE: ("is not judged or not accepted", "unsure"),
-    }
+    names = {GOOD: ("matches", "good"), BAD: ("deviates", "bad"), UNSURE: ("neither", "unsure")}
     bars = [Bars(*names[style], found) for style, found in spans.items() if found]
     if bars:
-        note = "What is left white was not repeated."
+        axes = linear("step", 0, max(steps, 1)), named("", [""])
         parts.append(
-            Pictures(
-                [Chart("Segments repeated", linear("step", 0, max(steps, 1)), named("", [""]), bars, [note])]
-            )
+            Pictures([Chart("Segments repeated", *axes, bars, ["What is left white was not repeated."])])
         )
     if deviations:
-        left = f", {len(deviations) - LISTED} more not shown" if len(deviations) > LISTED else ""
         rows = [
-            (d["step"].text(), _place(d), d["own"].text(), d["stated"].text()) for d in deviations[:LISTED]
+            (d["step"].text(), place_of(d), d["own"].readable(), d["stated"].readable())
+            for d in deviations[:LISTED]
         ]
-        table = Table(("step", "where", "repeated", "stated"), rows, numbers=(0,))
-        parts.append(Roomy([table], summary=f"{len(rows)} deviations{left}"))
+        parts.append(Table(("step", "where", "repeated", "stated"), rows, numbers=(0,), things="deviation"))
+        if len(deviations) > LISTED:
+            parts.append(Words(f"{len(deviations) - LISTED} more deviations are not shown."))
     whole: list[Part] = [Roomy(parts, framed=True)]
-    if isinstance(given["divergence"].value, dict):
-        whole += [
-            Heading(divergence_headline(given["divergence"]), 3),
-            *divergence_parts(given["divergence"]),
-        ]
-    return ShownAudit(verdict, first, whole)
-
-
-def _place(deviation: Foreign) -> str:
-    element = deviation["element"].text()
-    return deviation["subject"].text() + (f", element {element}" if element else "")
-
-
-def _audit_rows(given: Foreign) -> list[Row]:
-    freedom = given["freedom"]
-    fraction, moved = freedom["fraction"].number(), freedom["moved"].whole()
-    budget = freedom["move_budget"].whole()
-    explained = "" if budget is None else f", of {budget:,} that noise explains at most"
-    environment = (
-        f"{Foreign(name).text(40)} {pair['own'].text(80)} (trainer: {pair['trainer'].text(80)})"
-        for name, pair in given["environment"].members()
-    )
-    rows = [
-        ("steps repeated", given["steps"].text()),
-        ("profile", given["profile"].text()),
-        ("elements that differ", given["differing_elements"].text()),
-        ("freedom", "" if fraction is None else f"{share(fraction)} of roundings were a log's to choose"),
-        ("moved", "" if moved is None else f"{moved:,} roundings by this log{explained}"),
-        ("environment", ", ".join(environment)),
-    ]
-    return [(label, text) for label, text in rows if text]
+    divergence = given["divergence"]
+    if divergence:
+        whole += [Heading(divergence_headline(divergence), 3), *divergence_parts(divergence)]
+    return ShownAudit(verdict, given["first_step"].whole(), whole)
 
 
 # -- disputes --------------------------------------------------------------------------------------

@@ -191,19 +191,35 @@ class Page:
 
 @dataclass(frozen=True)
 class DonePage:
-    """What a command did: values for ``--json``, rows for people."""
+    """What a command did or found.
+
+    Attributes:
+        headline, style: what it comes to.
+        values: for ``--json``.
+        rows: for people; None to show the values as they are.
+        parts: below the rows.
+    """
 
     headline: str
     values: Mapping[str, object]
-    rows: Sequence[Row]
+    rows: Sequence[Row] | None = None
+    style: str = GOOD
+    parts: Sequence[RenderableType] = ()
 
     def fields(self) -> dict[str, object]:
         """Return what ``--json`` prints."""
         return dict(self.values)
 
-    def __rich__(self) -> RenderableType:
+    def __rich__(self) -> Page:
         """Return the page for people."""
-        return page(self.headline, GOOD, self.rows)
+        rows = self.rows
+        if rows is None:
+            rows = [(name.replace("_", " "), _plain(value)) for name, value in self.values.items()]
+        return page(self.headline, self.style, rows, *self.parts)
+
+
+def _plain(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def page(headline: str, style: str, rows: Iterable[Row], *more: RenderableType) -> Page:

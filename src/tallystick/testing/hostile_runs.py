@@ -29,7 +29,7 @@ from tallystick.numerics.policy import POLICIES, policy_of
 from tallystick.reports.document import find_sources, read_document
 from tallystick.reports.layout import Report
 from tallystick.reports.run import read_run
-from tallystick.reports.verification import VerificationPage
+from tallystick.reports.verification import verification_page
 from tallystick.roles.statements import gather, identity_of_claimed, sign_run
 from tallystick.run.documents import parse_specification, parse_step_records
 from tallystick.run.transcript import Transcript, check_fingerprint, state_fingerprint
@@ -196,7 +196,7 @@ def read_without_torch(data: bytes) -> Verification:
     _refused(
         lambda: recognise(path),
         lambda: found.append(verify_run(run)),
-        lambda: _shown(VerificationPage(found[0])),
+        lambda: _shown(verification_page(found[0])),
         lambda: _shown(read_run(run)),
         lambda: read_document(run, read_run(run), find_sources(run)).html().encode("utf-8"),
         lambda: sign_run(run, ed25519_key(bytes(32)), 0),

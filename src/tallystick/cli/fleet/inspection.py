@@ -47,8 +47,8 @@ from tallystick.fleet.registry.claims import LARGEST_FRAME, parse_frame
 from tallystick.fleet.registry.facts import REGISTRY, Chip
 from tallystick.fleet.registry.ledger import Ledger
 from tallystick.fleet.sampling.draw import LARGEST_ANNOUNCEMENT, Announcement, draw_sample, parse_announcement
-from tallystick.reports.inspection import VerdictPage
-from tallystick.reports.registry import FactsPage
+from tallystick.reports.inspection import verdict_page
+from tallystick.reports.layout import DonePage
 from tallystick.signing.keys import PublicKey
 from tallystick.store.files import read_whole, write_whole
 from tallystick.store.keys import load_key, load_public_key
@@ -101,13 +101,13 @@ def announce(
         source, beacon_round, beacon_time, listed.frames(parse_counts(samples, option="--samples", what="stratum")),
     )  # fmt: skip
     write_whole(out, made.encode())
-    facts = (
-        ("file", str(out)),
-        ("period", period),
-        ("frame", made.registry.hex()),
-        ("beacon", f"{source} {beacon_round}"),
-    )
-    answer(FactsPage("announced; publish it before the beacon speaks", facts), as_json=as_json)
+    facts = {
+        "file": str(out),
+        "period": period,
+        "frame": made.registry.hex(),
+        "beacon": f"{source} {beacon_round}",
+    }
+    answer(DonePage("announced; publish it before the beacon speaks", facts), as_json=as_json)
     return 0
 
 
@@ -134,14 +134,9 @@ def sample(
     positions = {name: [int(at) for at in places] for name, places in drawn.samples.items()}
     shown = chips or positions
     if as_json:
-        facts: tuple[tuple[str, object], ...] = (
-            ("digest", found),
-            ("positions", positions),
-            ("chips", chips),
-        )
-        answer(FactsPage("drawn", facts), as_json=True)
+        answer(DonePage("drawn", {"digest": found, "positions": positions, "chips": chips}), as_json=True)
     else:
-        answer(FactsPage("drawn", (("digest", found), *shown.items())), as_json=False)
+        answer(DonePage("drawn", {"digest": found, **shown}), as_json=False)
     return 0
 
 
@@ -188,7 +183,7 @@ def order(
         write_whole(place, sign_document(ORDER_TAG, made_order.encode(), REGISTRY, signer))
         place.chmod(0o600)
         files.append(str(place))
-    answer(FactsPage(f"{len(names)} chips at {len(places)} places", (("files", files),)), as_json=as_json)
+    answer(DonePage(f"{len(names)} chips at {len(places)} places", {"files": files}), as_json=as_json)
     return 0
 
 
@@ -208,12 +203,12 @@ def pack(
         raise Mismatch(f"work order: is signed by {issuer}, must be signed by {REGISTRY}")
     made = parse_order(encoded)
     InspectionPackage(directory).begin(data, made, load_key(key), now=second_of(now))
-    facts = (
-        ("directory", str(directory)),
-        ("chips", len(made.targets)),
-        ("checklist", str(directory / "checklist.txt")),
-    )
-    answer(FactsPage(f"package for {made.inspector} at {made.custodian}", facts), as_json=as_json)
+    facts = {
+        "directory": str(directory),
+        "chips": len(made.targets),
+        "checklist": str(directory / "checklist.txt"),
+    }
+    answer(DonePage(f"package for {made.inspector} at {made.custodian}", facts), as_json=as_json)
     return 0
 
 
@@ -251,7 +246,7 @@ def record(
         evidence=b"" if evidence is None else read_whole(evidence, limit=LARGEST_LOG, what="a file of an inspection"),
         photos=[read_whole(photo, limit=LARGEST_LOG, what="a file of an inspection") for photo in photos or []],
     )  # fmt: skip
-    answer(FactsPage(f"chip {chip}: {outcome}", tuple(made.value().items())), as_json=as_json)
+    answer(DonePage(f"chip {chip}: {outcome}", made.value()), as_json=as_json)
     return 0
 
 
@@ -269,7 +264,7 @@ def hand_over(
     )
     signers = {first: load_key(one), second: load_key(other)}
     link = InspectionPackage(directory).hand_over(first, second, signers, now=second_of(now))
-    answer(FactsPage(f"{first} handed over to {second}", (("link", link.number),)), as_json=as_json)
+    answer(DonePage(f"{first} handed over to {second}", {"link": link.number}), as_json=as_json)
     return 0
 
 
@@ -277,12 +272,12 @@ def hand_over(
 def seal(directory: Package, key: OwnKey, now: Now = None, as_json: AsJson = False) -> int:
     """Seal the package: sign all findings; nothing can be recorded after it."""
     result = InspectionPackage(directory).seal(load_key(key), now=second_of(now))
-    facts = (
-        ("result", result.digest().hex()),
-        ("findings", len(result.findings)),
-        ("links", len(result.custody)),
-    )
-    answer(FactsPage("sealed", facts), as_json=as_json)
+    facts = {
+        "result": result.digest().hex(),
+        "findings": len(result.findings),
+        "links": len(result.custody),
+    }
+    answer(DonePage("sealed", facts), as_json=as_json)
     return 0
 
 
@@ -321,7 +316,7 @@ def check(
         row = {"inspector": made.inspector, "result": result.digest().hex(), "chips": verdict.deed_rows()}
         write_whole(body, json.dumps(row).encode())
         say(f"{body}: written")
-    answer(VerdictPage(verdict), as_json=as_json)
+    answer(verdict_page(verdict), as_json=as_json)
     return 1 if verdict.failures else 0
 
 

@@ -40,7 +40,8 @@ from tallystick.fleet.registry.events import deed_message, parse_entry, sign_dee
 from tallystick.fleet.registry.facts import LARGEST_ENTRY, REGISTRY, Deed, Entry
 from tallystick.fleet.registry.ledger import LARGEST_HEAD, Ledger, SignedHead, parse_signed_head
 from tallystick.fleet.registry.reconcile import LARGEST_STREAM, Stream, parse_stream, reconcile
-from tallystick.reports.registry import ChipPage, FactsPage, HeadPage, ReconciliationPage
+from tallystick.reports.layout import DonePage
+from tallystick.reports.registry import chip_page, head_page, reconciliation_page
 from tallystick.store.files import read_whole, write_whole
 from tallystick.store.keys import load_key, load_public_key
 
@@ -79,7 +80,7 @@ def open_registry(
         entry = sign_deed(deed, {REGISTRY: signer})
         parse_entry(entry.encode())
         signed = ledger.append([entry], signer, now=second)
-    answer(HeadPage("registry opened", signed), as_json=as_json)
+    answer(head_page("registry opened", signed), as_json=as_json)
     return 0
 
 
@@ -134,7 +135,7 @@ def append(
             (parse_entry(line) for line in lines), load_key(key), now=second_of(now),
             progress=lambda done, _, what: shown(done, len(lines), what),
         )  # fmt: skip
-    answer(HeadPage(f"{len(lines)} deeds taken up", signed), as_json=as_json)
+    answer(head_page(f"{len(lines)} deeds taken up", signed), as_json=as_json)
     return 0
 
 
@@ -153,13 +154,13 @@ def show(
                 ledger.load_head()
                 raise InvalidInput(f"chip {chip[:80]}: is not registered")
             deeds = tuple(ledger.history(chip)) if history else ()
-            answer(ChipPage(found, f"chip {chip}", deeds), as_json=as_json)
+            answer(chip_page(found, f"chip {chip}", deeds), as_json=as_json)
             return 0
         signed = ledger.load_head()
         statuses = Counter(each.status for each in ledger.each_chip())
         parties = tuple(f"{party.name} ({', '.join(party.roles)})" for party in ledger.each_party())
         aside = tuple(file.name for file in sorted(directory.glob("unacknowledged-*.jsonl")))
-    answer(HeadPage("newest head", signed, tuple(sorted(statuses.items())), parties, aside), as_json=as_json)
+    answer(head_page("newest head", signed, dict(sorted(statuses.items())), parties, aside), as_json=as_json)
     return 0
 
 
@@ -169,7 +170,7 @@ def rebuild(directory: Directory, as_json: AsJson = False) -> int:
     with Ledger(directory) as ledger, TaskDisplay("rebuild") as shown:
         head = ledger.rebuild(progress=shown)
         signed = ledger.load_head()
-    answer(HeadPage(f"log and head agree over {head.entries:,} entries", signed), as_json=as_json)
+    answer(head_page(f"log and head agree over {head.entries:,} entries", signed), as_json=as_json)
     return 0
 
 
@@ -194,8 +195,8 @@ def prove(
     parse_registry_proof(data)
     write_whole(out, data)
     present = any(item == key.encode("ascii") for item, _ in proof.items)
-    facts = (("file", str(out)), ("key", key), ("present", present), ("bytes", len(data)))
-    answer(FactsPage(f"proof of {key}", facts), as_json=as_json)
+    facts = {"file": str(out), "key": key, "present": present, "bytes": len(data)}
+    answer(DonePage(f"proof of {key}", facts), as_json=as_json)
     return 0
 
 
@@ -213,20 +214,20 @@ def verify(
     )
     if owner is not None:
         chip = verify_owner(found, public, chip=found.key.removeprefix("chip/"), owner=owner)
-        answer(ChipPage(chip, f"{owner} owns chip {chip.chip}, and nobody else does"), as_json=as_json)
+        answer(chip_page(chip, f"{owner} owns chip {chip.chip}, and nobody else does"), as_json=as_json)
         return 0
     value = verify_registry_proof(found, public)
     if value is not None and found.key.startswith("chip/"):
-        answer(ChipPage(parse_chip(value), f"the proof of {found.key} holds"), as_json=as_json)
+        answer(chip_page(parse_chip(value), f"the proof of {found.key} holds"), as_json=as_json)
         return 0
-    facts = (
-        ("key", found.key),
-        ("present", value is not None),
-        ("value", None if value is None else value.decode("ascii", "replace")),
-        ("head", found.head.head.entries),
-    )
+    facts = {
+        "key": found.key,
+        "present": value is not None,
+        "value": None if value is None else value.decode("ascii", "replace"),
+        "head": found.head.head.entries,
+    }
     answer(
-        FactsPage("the proof holds" if value is not None else f"{found.key}: is not registered", facts),
+        DonePage("the proof holds" if value is not None else f"{found.key}: is not registered", facts),
         as_json=as_json,
     )
     return 0
@@ -260,8 +261,8 @@ def stream(
         Stream(kind, source, party, exporter, second_of(now), complete, names, counts).encode()
     )
     write_whole(out, made.encode())
-    facts = (("file", str(out)), ("chips", len(names)), ("units", counts), ("complete", complete))
-    answer(FactsPage(f"{kind} list of {party}", facts), as_json=as_json)
+    facts = {"file": str(out), "chips": len(names), "units": counts, "complete": complete}
+    answer(DonePage(f"{kind} list of {party}", facts), as_json=as_json)
     return 0
 
 
@@ -277,9 +278,9 @@ def reconcile_streams(
     ]
     with Ledger(directory) as ledger:
         chips = list(ledger.each_chip())
-    page = ReconciliationPage(len(chips), len(parsed), reconcile(chips, parsed))
+    page = reconciliation_page(len(chips), len(parsed), reconcile(chips, parsed))
     answer(page, as_json=as_json)
-    return 1 if page.findings else 0
+    return 0 if page.values["agrees"] else 1
 
 
 @app.command()
@@ -297,7 +298,7 @@ def export(
             f"tallystick:{head.registry[:32]}:{head.entries}", ledger.each_chip(owner=owner), models
         )
     write_whole(out, data)
-    answer(FactsPage("exported", (("file", str(out)), ("bytes", len(data)))), as_json=as_json)
+    answer(DonePage("exported", {"file": str(out), "bytes": len(data)}), as_json=as_json)
     return 0
 
 
@@ -322,9 +323,9 @@ def frame(
         write_whole(fleet, json.dumps(fleet_fields(chips, models, now=second), indent=1).encode())
     strata = {name: len(names) for name, names in made.strata().items()}
     answer(
-        FactsPage(
+        DonePage(
             f"{len(made.lines):,} chips can be drawn",
-            (("file", str(out)), ("root", made.root().hex()), ("strata", strata)),
+            {"file": str(out), "root": made.root().hex(), "strata": strata},
         ),
         as_json=as_json,
     )
@@ -342,8 +343,8 @@ def _sign(entry: Entry, signers: Sequence[str], out: Path, *, as_json: bool) -> 
     signed = Entry(entry.deed, tuple(sorted(signatures.items())))
     parse_entry(signed.encode())
     write_whole(out, signed.encode() + b"\n")
-    facts = (("file", str(out)), ("kind", entry.deed.kind), ("signed_by", sorted(signatures)))
-    answer(FactsPage("deed signed" if signers else "deed drawn up", facts), as_json=as_json)
+    facts = {"file": str(out), "kind": entry.deed.kind, "signed_by": sorted(signatures)}
+    answer(DonePage("deed signed" if signers else "deed drawn up", facts), as_json=as_json)
     return 0
 
 

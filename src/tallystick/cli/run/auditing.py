@@ -31,8 +31,8 @@ from tallystick.dispute.terms import Party
 from tallystick.errors import InvalidInput, Nondeterminism, ProtocolViolation, StoreError, TallyError
 from tallystick.execution.determinism import Profile, parse_profile
 from tallystick.reports.audit import AuditPage, ClaimPage
-from tallystick.reports.dispute import DisputePage
-from tallystick.reports.sample import AnnouncementPage
+from tallystick.reports.dispute import dispute_page
+from tallystick.reports.sample import announcement_page
 from tallystick.roles.statements import sign_audit, sign_verdict
 from tallystick.run.sample import Announcement
 from tallystick.signing.dsse import ENVELOPE_LIMIT, parse_envelope
@@ -244,7 +244,7 @@ def audit(
     specification = directory.load_specification()
     drawn = sampled.drawn(directory)
     if isinstance(drawn, Announcement):
-        answer(AnnouncementPage(drawn, str(announce)), as_json=as_json)
+        answer(announcement_page(drawn, str(announce)), as_json=as_json)
         return 0
     signer = None if key is None else load_key(key)
     check_device(device)
@@ -451,7 +451,7 @@ def dispute(
         if accused is not None and "auditor" not in signers:
             _check_clearing(result, auditor)
         sign_ruling(ours, theirs, result, signer, statement, accused)
-    answer(DisputePage(result, str(verdict), written), as_json=as_json)
+    answer(dispute_page(result, str(verdict), written), as_json=as_json)
     return DISPUTE_CODES[result.outcome]
 
 

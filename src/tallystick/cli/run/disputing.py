@@ -28,7 +28,7 @@ from tallystick.cli.terminal import say
 from tallystick.dispute.exchange import Posting, encode_answer
 from tallystick.dispute.terms import Party
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism, TallyError
-from tallystick.reports.dispute import AwaitingPage, Passed, RuledPage
+from tallystick.reports.dispute import Passed, awaiting_page, dispute_page
 from tallystick.reports.layout import DonePage
 from tallystick.signing.dsse import parse_envelope
 from tallystick.signing.keys import PublicKey, SigningKey
@@ -114,7 +114,7 @@ def open_dispute(
         "auditor_mailbox": str(out / "auditor"), "dispute": docket.exchange.id.hex(), "docket": str(out),
         "deadline_s": deadline, "trainer_mailbox": str(out / "trainer"),
     }  # fmt: skip
-    show(DonePage(f"opened: {out}", values, [(k, str(v)) for k, v in values.items()]), as_json=as_json)
+    show(DonePage(f"opened: {out}", values), as_json=as_json)
     return 0
 
 
@@ -154,7 +154,7 @@ def rule(
         try:
             result = judge.referee(docket, source)
         except AwaitingError as awaiting:
-            show(AwaitingPage(tuple(awaiting.awaited), awaiting.deadline, passed()), as_json=as_json)
+            show(awaiting_page(awaiting.awaited, awaiting.deadline, passed()), as_json=as_json)
             return AWAITING
         except KeyboardInterrupt:
             say("interrupted: what has arrived is kept; rule again to go on")
@@ -163,7 +163,7 @@ def rule(
             sign_ruling(docket.run("trainer"), docket.run("auditor"), result, signer, statement, accused)
         docket.end(result.encode(), result.record)
     record = None if result.record is None else str(folder / "record.json")
-    show(RuledPage(result, str(folder / "verdict.json"), record, passed=passed()), as_json=as_json)
+    show(dispute_page(result, str(folder / "verdict.json"), record, passed=passed()), as_json=as_json)
     return DISPUTE_CODES[result.outcome]
 
 
@@ -204,7 +204,7 @@ def answer(
         "seconds": round(hand.seconds, 3), "sent_bytes": hand.sent,
     }  # fmt: skip
     show(
-        DonePage(f"answered {hand.answered}", values, [(k, str(v)) for k, v in values.items()]),
+        DonePage(f"answered {hand.answered}", values),
         as_json=as_json,
     )
     return 1 if hand.refused else 0
