@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tallystick.reports.layout import escaped
+from tallystick.reports.layout import escaped, raised
 
 Point = tuple[float, float]
 WIDTH, TALL = 480, 190  # of a chart, and of its inside where the y axis has no names
@@ -461,10 +461,11 @@ def element(name: str, inside: str | None = None, /, **attributes: str | float) 
 
 def words(x: float, y: float, text: str, *, anchor: str = "start", **more: str | float) -> str:
     """Return a text; of ``2^-4`` the exponent is raised."""
-    base, raised, exponent = text.partition("^")
-    inside = escaped(text)
-    if raised and exponent.lstrip("-").isdigit():
-        inside = escaped(base) + element("tspan", escaped(exponent), dy=-5, font_size=9)
+    parts = [escaped(part) for part in raised(text)]
+    inside = parts[0]
+    for exponent, after in zip(parts[1::2], parts[2::2], strict=True):
+        inside += element("tspan", exponent, dy=-5, font_size=9)
+        inside += element("tspan", after, dy=5) if after else ""
     return element("text", inside, x=x, y=y, **({} if anchor == "start" else {"text_anchor": anchor}), **more)
 
 

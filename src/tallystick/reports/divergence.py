@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tallystick.diagnosis.divergence import TensorDivergence
 
 MARKS: Mapping[str, tuple[str, str]] = {
-    "confirmed": ("confirmed", GOOD),
+    "confirmed": ("confirmed", BAD),
     "fits": ("fits the signature, not confirmed", UNSURE),
 }
 BARS = 32  # characters of the longest bar of a histogram

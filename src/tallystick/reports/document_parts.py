@@ -67,13 +67,13 @@ def audit_parts(given: Foreign, file: str, steps: int) -> ShownAudit:
         if start is None or end is None or end < start:
             continue
         spans[STYLES.get(segment["verdict"].text(), UNSURE)].append((min(start, steps), min(end, steps), 0))
-        deviations += segment["deviations"].items()
+        deviations += segment["deviations"].items(MOST_SEGMENTS)
     names = {GOOD: ("matches", "good"), BAD: ("deviates", "bad"), UNSURE: ("neither", "unsure")}
     bars = [Bars(*names[style], found) for style, found in spans.items() if found]
     if bars:
         axes = linear("step", 0, max(steps, 1)), named("", [""])
         parts.append(
-            Pictures([Chart("Segments repeated", *axes, bars, ["What is left white was not repeated."])])
+            Pictures([Chart("Segments repeated", *axes, bars, ["What is left empty was not repeated."])])
         )
     if deviations:
         rows = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -15,6 +16,7 @@ GOOD, BAD, UNSURE, QUIET = "bold green", "bold red", "bold yellow", "dim"
 ANSWERS: Mapping[str, str] = {"pass": GOOD, "fail": BAD, "unknown": UNSURE}
 """How an answer about evidence is shown."""
 
+POWER = re.compile(r"(?<=[0-9])\^(-?[0-9]+(?:\.[0-9]+)?)")
 Cell = str | Text
 Row = tuple[str, Cell]
 
@@ -263,6 +265,11 @@ def answered(answer: str) -> Text:
 def picked(record: object, names: str) -> dict[str, object]:
     """Return the attributes ``names`` of a record, by name; for JSON whose fields are called as they are."""
     return {name: getattr(record, name) for name in names.split()}
+
+
+def raised(text: str) -> list[str]:
+    """Return a text in turns as it is and what is raised in it: the exponents of powers such as ``2^-4``."""
+    return POWER.split(text)
 
 
 def printable(text: str) -> str:

@@ -13,6 +13,7 @@ from tallystick.errors import InvalidInput, Mismatch, StoreError
 from tallystick.evidence.run_verifier import GRIDS, site_sizes
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Kind, SiteAddress, decode_frame
+from tallystick.numerics.log_bytes import Reader
 from tallystick.numerics.policy import move_budget
 from tallystick.reports.layout import GOOD, UNSURE, Page, Row, Table, counted, duration, page, picked, share
 from tallystick.run.documents import Specification
@@ -324,18 +325,8 @@ def _entries_of(kind: Kind, payload: bytes) -> int:
     """The count that a site's entries begin with (spec/rounding-log.md); grids and calibrations have none."""
     if kind in (Kind.GRID, Kind.CALIBRATION):
         return 0
-    start = 0
+    reader = Reader(payload, "log")
     if kind == Kind.DECISION:
-        _, start = _varint(payload, 0)  # the band exponent; the symbol width follows
-        start += 1
-    return _varint(payload, start)[0]
-
-
-def _varint(data: bytes, start: int) -> tuple[int, int]:
-    """The LEB128 number at ``start``, and where it ends."""
-    value = 0
-    for place, byte in enumerate(data[start:]):
-        value |= (byte & 0x7F) << (7 * place)
-        if byte < 0x80:
-            return value, start + place + 1
-    raise InvalidInput(f"log: a number of {len(data) - start} bytes does not end")
+        reader.varint("band exponent")
+        reader.width()
+    return reader.varint("count")

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
 from tallystick.reports.chart import STYLE
-from tallystick.reports.layout import BAD, GOOD, QUIET, UNSURE, Cell, Drawing, Page, pieces, printable
+from tallystick.reports.layout import BAD, GOOD, QUIET, UNSURE, Cell, Drawing, Page, pieces, printable, raised
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
 TEMPLATE = "page.html.j2"
 CLASSES: Mapping[str, str] = {GOOD: "good", BAD: "bad", UNSURE: "unsure", QUIET: "quiet", "bold": "bold"}
-POWER = re.compile(r"(?<=\b2)\^(-?[0-9]+)")
 
 
 def html(page: Page) -> str:
@@ -48,10 +46,8 @@ def _said(cell: Cell) -> Markup:
 
 
 def _raised(words: str) -> Markup:
-    parts = POWER.split(printable(words))
-    return Markup("").join(
-        Markup("<sup>{}</sup>").format(part) if at % 2 else part for at, part in enumerate(parts)
-    )
+    parts = enumerate(raised(printable(words)))
+    return Markup("").join(Markup("<sup>{}</sup>").format(part) if at % 2 else part for at, part in parts)
 
 
 def _class(style: str) -> str:
