@@ -11,7 +11,6 @@ import math
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from tallystick.reports.layout import escaped, raised
 
@@ -36,19 +35,16 @@ DASHES = ("", "7 4", "2 3", "9 3 2 3")
 GRID, PAPER = ("#e1e5e9", "#363d45"), ("#ffffff", "#14171b")
 
 
-def _style() -> str:
-    def rules(dark: int) -> str:
-        found = [
-            f".chart .s{name}{{stroke:{hue[dark]}}}.chart .f{name}{{fill:{hue[dark]}}}"
-            for name, hue in HUES.items()
-        ]
-        found.append(f".chart text{{fill:{HUES['ink'][dark]}}}.chart .axis{{stroke:{HUES['quiet'][dark]}}}")
-        return "".join([*found, f".chart .grid{{stroke:{GRID[dark]}}}.chart .paper{{fill:{PAPER[dark]}}}"])
-
-    return f"{rules(0)}@media screen and (prefers-color-scheme: dark){{{rules(1)}}}"
+def _rules(dark: int) -> str:
+    found = [
+        f".chart .s{name}{{stroke:{hue[dark]}}}.chart .f{name}{{fill:{hue[dark]}}}"
+        for name, hue in HUES.items()
+    ]
+    found.append(f".chart text{{fill:{HUES['ink'][dark]}}}.chart .axis{{stroke:{HUES['quiet'][dark]}}}")
+    return "".join([*found, f".chart .grid{{stroke:{GRID[dark]}}}.chart .paper{{fill:{PAPER[dark]}}}"])
 
 
-STYLE = _style()
+STYLE = f"{_rules(0)}@media screen and (prefers-color-scheme: dark){{{_rules(1)}}}"
 
 
 def hue_of(index: int) -> str:
@@ -167,11 +163,18 @@ class Frame:
 
 @dataclass(frozen=True)
 class Mark:
-    """Something drawn in one colour of ``HUES``; with a name it stands in the legend, where it is ``listed``."""
+    """Something drawn in one colour of ``HUES``; with a name it stands in the legend."""
 
-    listed: ClassVar[bool] = True
     name: str
     hue: str
+
+    def draw(self, at: Frame) -> Iterator[str]:
+        """Return its SVG elements."""
+        return self._draw(at)
+
+    def key(self, x: float, y: float) -> Iterator[str]:
+        """Return its sample in a legend, from ``x`` on 30 pixels wide."""
+        return self._key(x, y)
 
     def _draw(self, at: Frame) -> Iterator[str]:
         raise NotImplementedError
@@ -213,6 +216,9 @@ class Area(Mark):
         there = [(at.across(x), at.down(high)) for x, _, high in self.points]
         back = [(at.across(x), at.down(low)) for x, low, _ in reversed(self.points)]
         yield element("polygon", points=_joined(there + back), class_=f"f{self.hue}", opacity=0.2)
+
+    def _key(self, x: float, y: float) -> Iterator[str]:
+        yield element("rect", x=x, y=y - 6, width=30, height=12, class_=f"f{self.hue}", opacity=0.3)
 
 
 @dataclass(frozen=True)
@@ -268,10 +274,10 @@ class Bars(Mark):
 
 @dataclass(frozen=True)
 class Upright(Mark):
-    """A dashed line across the chart at ``x``, its name beside it, ``place`` rows below the top."""
+    """A dashed line across the chart at ``x``, ``text`` beside it, ``place`` rows below the top."""
 
-    listed = False
     x: float
+    text: str
     place: int = 0
 
     def _draw(self, at: Frame) -> Iterator[str]:
@@ -355,10 +361,10 @@ class Chart:
 
     def svg(self) -> str:
         """Return the chart as an element of a page that holds ``STYLE``."""
-        height, parts = self._drawn()
+        height, parts = self.drawn()
         return _document(self.title, self.width, height, parts, style=f"max-width:{self.width}px")
 
-    def _drawn(self) -> tuple[float, list[str]]:
+    def drawn(self) -> tuple[float, list[str]]:
         """Return the height and the elements, the corner at the origin."""
         letters = int((self.width - 2 * GAP) / LETTER)
         title = textwrap.wrap(self.title, int(letters * 0.85)) or [""]
@@ -368,15 +374,15 @@ class Chart:
         frame = self._frame(8 + 17 * len(title) + 9)
         parts += self._axes(frame)
         for mark in self.marks:
-            parts += mark._draw(frame)
+            parts += mark.draw(frame)
         y = frame.bottom + self._below + 8
-        shown = [mark for mark in self.marks if mark.name and mark.listed]
+        shown = [mark for mark in self.marks if mark.name]
         longest = max((len(mark.name) for mark in shown), default=1)
         columns = max(1, min(3, int((self.width - 2 * GAP) // (44 + LETTER * longest))))
         rows = -(-len(shown) // columns)
         for number, mark in enumerate(shown):
             x, down = GAP + number // rows * (self.width - 2 * GAP) / columns, y + ROW * (number % rows) + 6
-            parts += [*mark._key(x, down), words(x + 38, down + 4, mark.name)]
+            parts += [*mark.key(x, down), words(x + 38, down + 4, mark.name)]
         y += ROW * rows
         for text in (line for note in self.notes for line in textwrap.wrap(note, letters)):
             parts.append(words(GAP, y + 10, text))
@@ -411,9 +417,9 @@ class Chart:
             x = at.across(value)
             if not self.x.rows:
                 yield element("path", d=f"M{x:.1f} {at.top:.1f}V{at.bottom:.1f}", class_="grid")
-            turned = {"transform": f"rotate(-90 {x + 4:.1f} {at.bottom + 8:.1f})"} if self._upended else {}
-            if turned:
-                yield words(x + 4, at.bottom + 8, text, anchor="end", **turned)
+            if self._upended:
+                turn = f"rotate(-90 {x + 4:.1f} {at.bottom + 8:.1f})"
+                yield words(x + 4, at.bottom + 8, text, anchor="end", transform=turn)
             else:
                 yield words(x, at.bottom + 17, text, anchor="middle")
         for number, text in enumerate(self.y.far):
@@ -428,19 +434,17 @@ class Chart:
             yield words(x, y, self.y.label, anchor="middle", transform=f"rotate(-90 {x} {y:.0f})")
 
 
-def figure(title: str, charts: Sequence[Chart], *, columns: int = 1) -> str:
-    """Return ``charts`` as one SVG document that stands on its own, ``columns`` of them beside each other."""
-    drawn = [chart._drawn() for chart in charts]
-    parts = [element("style", STYLE), ""]
-    y, width = 0.0, max(chart.width for chart in charts) * min(columns, len(charts))
-    for start in range(0, len(charts), columns):
-        x, row = 0, range(start, min(start + columns, len(charts)))
-        for at in row:
-            parts.append(element("g", "\n".join(drawn[at][1]), transform=f"translate({x} {y:.0f})"))
-            x += charts[at].width
-        y += max(drawn[at][0] for at in row)
-    parts[1] = element("rect", width=width, height=y, class_="paper")
-    return _document(title, width, y, parts, width=width, height=y) + "\n"
+def figure(title: str, charts: Sequence[Chart], *, across: bool = False) -> str:
+    """Return ``charts`` below each other, or ``across`` the page, as one SVG document that stands on its own."""
+    x = y = wide = high = 0.0
+    parts: list[str] = []
+    for chart in charts:
+        height, inside = chart.drawn()
+        parts.append(element("g", "\n".join(inside), transform=f"translate({x:.0f} {y:.0f})"))
+        wide, high = max(wide, x + chart.width), max(high, y + height)
+        x, y = (wide, y) if across else (x, high)
+    head = [element("style", STYLE), element("rect", width=wide, height=high, class_="paper")]
+    return _document(title, wide, high, [*head, *parts], width=wide, height=high) + "\n"
 
 
 def _document(title: str, wide: float, high: float, parts: Iterable[str], **size: str | float) -> str:
@@ -452,10 +456,8 @@ def _document(title: str, wide: float, high: float, parts: Iterable[str], **size
 
 def element(name: str, inside: str | None = None, /, **attributes: str | float) -> str:
     """Return an SVG element around ``inside``, which is markup; attributes are escaped, ``_`` in their names is ``-``."""
-    shown = "".join(
-        f' {key.strip("_") if key == "class_" else key.replace("_", "-")}="{_value(value)}"'
-        for key, value in attributes.items()
-    )
+    pairs = ((key.rstrip("_").replace("_", "-"), _value(value)) for key, value in attributes.items())
+    shown = "".join(f' {key}="{value}"' for key, value in pairs)
     return f"<{name}{shown}/>" if inside is None else f"<{name}{shown}>{inside}</{name}>"
 
 

@@ -41,7 +41,7 @@ class LossPlot:
         least = max(min(values), LEAST)
         across = linear("steps", 0, steps)
         above = Chart(
-            title, across, logarithmic("nats", least, max(*values, 2 * least)), self._marks(curves, named=True),
+            title, across, logarithmic("nats (logarithmic)", least, max(*values, 2 * least)), self._marks(curves, named=True),
             width=780, tall=250,
         )  # fmt: skip
         below = Chart(

@@ -64,10 +64,8 @@ class DivergencePage:
 def divergence_fields(found: Divergence) -> dict[str, object]:
     """Return a divergence as JSON; scripts rely on the names."""
     cause, state, parting = found.cause, found.state, found.operator
-    stated: dict[str, object] = dict.fromkeys(
-        ("state", "differing_elements", "elements", "differing_tensors", "tensors_compared", "leading")
-    )
-    stated |= {"tensors": [], "odd": {}, "documents": []}
+    unknown = ("state", "differing_elements", "elements", "differing_tensors", "tensors_compared", "leading")
+    stated: dict[str, object] = {**dict.fromkeys(unknown), "tensors": [], "odd": {}, "documents": []}
     if state is not None:
         stated = {
             "state": found.how,
@@ -195,7 +193,7 @@ def _tensors(given: Foreign, sides: tuple[str, str]) -> Iterator[Part]:
             t["differing"].text(),
             t["elements"].text(),
             _at_most(t),
-            t["worst"]["ulps"].text() or "NaN",
+            _largest(t),
         )
         for t in tensors
         if t is not leading

@@ -146,9 +146,7 @@ class Document:
         numbers = ", ".join(f"{name} {value}" for name, value in sorted(stated.policy.parameters.items()))
         loss = [(float(r.step), parse_hex_float(r.loss, what="loss")) for r in records if r.loss is not None]
         marks = [
-            Upright(
-                f"step {audit.first_step}: {audit.verdict.replace('_', ' ')}", "bad", float(audit.first_step)
-            )
+            (float(audit.first_step), f"step {audit.first_step}: {audit.verdict.replace('_', ' ')}")
             for audit in self.audits
             if audit.first_step is not None
         ][:MOST_MARKS]
@@ -194,16 +192,16 @@ def _over_steps(
     title: str,
     label: str,
     points: Sequence[tuple[float, float]],
-    marks: Sequence[Upright] = (),
+    marks: Sequence[tuple[float, str]] = (),
     *,
     from_zero: bool = False,
 ) -> Chart:
     """Return one line over the run's steps, with ``marks`` across it."""
     real = [(x, y) for x, y in points if math.isfinite(y)]
-    xs, ys = [*(x for x, _ in real), *(mark.x for mark in marks)], [y for _, y in real] or [0.0]
+    xs, ys = [*(x for x, _ in real), *(x for x, _ in marks)], [y for _, y in real] or [0.0]
     y = linear(label, 0.0, 1.06 * max(ys)) if from_zero else linear(label, min(ys), max(ys), padding=0.06)
     x = linear("step", min(xs, default=0.0), max(xs, default=1.0))
-    placed = [Upright(mark.name, mark.hue, mark.x, at) for at, mark in enumerate(marks)]
+    placed = [Upright("", "bad", *mark, place) for place, mark in enumerate(marks)]
     return Chart(title, x, y, [Line("", "0", real), *placed], [] if real else ["nothing to draw"])
 
 

@@ -46,7 +46,7 @@ class EvasionFigures:
 
     def svg(self) -> str:
         """Return the charts as one SVG document."""
-        return figure("How much detection is left to runs of other lengths", self.charts, columns=3)
+        return figure("How much detection is left to runs of other lengths", self.charts, across=True)
 
 
 def evasion_figures(question: Question) -> EvasionFigures:

@@ -226,5 +226,5 @@ def _timeline(chips: Sequence[ChipView]) -> Chart:
     ]
     return Chart(
         "Snapshots of each chip over its active time", linear("days in use", 0.0, end / DAY),
-        named("", [chip.ueid[-8:] for chip in chips]), marks, width=640,
+        named("", [chip.ueid[-8:] for chip in chips]), marks,
     )  # fmt: skip

@@ -109,7 +109,7 @@ AUDIT = {
         "notes": ["a note"],
     },
 }  # fmt: skip
-VERDICT = {
+VERDICT: dict[str, Any] = {
     "format": "tallystick/dispute-verdict/1",
     "loser": "trainer",
     "outcome": "fault",
