@@ -127,7 +127,7 @@ class CalibrationReport:
         """Noise by kind and source, all sites and steps together; noise-only gradients left out."""
         rows: list[tuple[str, ...]] = []
         for kind in (Kind.GRADIENT, Kind.BUFFER, Kind.LOSS, Kind.DECISION, Kind.STATE):
-            sites = [measured for measured in self._sites(kind) if measured.in_rms]
+            sites = [measured for _, measured in self._sites(kind) if measured.in_rms]
             for source in (JITTER, *map(str, self.order.profiles)):
                 spread, ulps = Distribution(), Distribution()
                 for measured in sites:
@@ -147,10 +147,10 @@ class CalibrationReport:
         grid = survey.table.sites.get(measured.place)
         return measured.place[0] == Kind.GRADIENT and grid is not None and is_noise_only(grid)
 
-    def _sites(self, kind: Kind) -> list[Measured]:
+    def _sites(self, kind: Kind) -> list[tuple[Survey, Measured]]:
         """What was measured at the sites of one kind, without gradients that are nothing but noise."""
         return [
-            measured
+            (survey, measured)
             for survey in self.surveys
             for measured in survey.sites.values()
             if measured.place[0] == kind and not self._is_noise(survey, measured)
@@ -158,22 +158,18 @@ class CalibrationReport:
 
     def _loudest(self) -> Table:
         """The gradients with the largest noise over their scale, and the band proposed for each."""
-        ranked = sorted(
-            (
-                (max(measured.relative.values(), default=0.0), survey, measured)
-                for survey in self.surveys
-                for measured in survey.sites.values()
-                if measured.place[0] == Kind.GRADIENT and not self._is_noise(survey, measured)
-            ),
-            key=lambda item: -item[0],
+        found = (
+            (max(measured.relative.values(), default=0.0), survey, measured)
+            for survey, measured in self._sites(Kind.GRADIENT)
         )
+        ranked = sorted(found, key=lambda item: -item[0])
         rows: list[tuple[str, ...]] = []
         for noise, survey, measured in ranked[:LOUDEST]:
             grid = grid_of(self.proposal.policy, measured, survey)
-            found = ("", "")
+            logged = ("", "")
             if grid is not None and measured.exponents is not None:
-                found = (f"2^{grid.band}", share(ambiguous_share(measured.exponents, grid)))
-            rows.append((measured.name, str(survey.step), f"{noise:.2g}", *found))
+                logged = (f"2^{grid.band}", share(ambiguous_share(measured.exponents, grid)))
+            rows.append((measured.name, str(survey.step), f"{noise:.2g}", *logged))
         return Table(("loudest gradients", "step", "noise", "band", "log share"), rows, numbers=range(1, 5))
 
     # -- the plot ----------------------------------------------------------------------------------
@@ -220,7 +216,7 @@ class CalibrationReport:
         )
 
     def _gradients(self) -> list[Measured]:
-        return [measured for measured in self._sites(Kind.GRADIENT) if measured.exponents is not None]
+        return [each for _, each in self._sites(Kind.GRADIENT) if each.exponents is not None]
 
     def _ambiguity(self, policy: Policy, first: int, last: int) -> list[tuple[float, float]]:
         if policy.residue_bits:

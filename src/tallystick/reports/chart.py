@@ -239,11 +239,8 @@ class Dots(Mark):
 
     def _shape(self, x: float, y: float, r: float, tip: str | None) -> str:
         if self.shape in ("dot", "ring"):
-            look = (
-                {"class_": f"f{self.hue}"}
-                if self.shape == "dot"
-                else {"class_": f"s{self.hue}", "fill": "none"}
-            )
+            filled = self.shape == "dot"
+            look = {"class_": f"f{self.hue}"} if filled else {"class_": f"s{self.hue}", "fill": "none"}
             return element("circle", tip, cx=x, cy=y, r=r, stroke_width=2, **look)
         if self.shape == "diamond":
             path = f"M{x:.1f} {y - r:.1f}l{r:.1f} {r:.1f}l{-r:.1f} {r:.1f}l{-r:.1f} {-r:.1f}z"
@@ -285,13 +282,8 @@ class Upright(Mark):
         yield element(
             "path", d=f"M{x:.1f} {at.top}V{at.bottom}", class_=f"s{self.hue}", stroke_dasharray="5 3"
         )
-        late = x > (at.left + at.right) / 2
-        yield words(
-            x - 5 if late else x + 5,
-            at.top + 12 + 15 * self.place,
-            self.name,
-            anchor="end" if late else "start",
-        )
+        beside, anchor = (x - 5, "end") if x > (at.left + at.right) / 2 else (x + 5, "start")
+        yield words(beside, at.top + 12 + 15 * self.place, self.text, anchor=anchor)
 
 
 @dataclass(frozen=True)

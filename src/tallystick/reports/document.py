@@ -34,11 +34,11 @@ from tallystick.reports.layout import (
     GOOD,
     QUIET,
     UNSURE,
+    Card,
     Heading,
     Page,
     Part,
     Pictures,
-    Roomy,
     Rows,
     Table,
     Words,
@@ -139,7 +139,7 @@ class Document:
     def _problems(self) -> Iterator[Part]:
         if self.problems:
             words = [Words(Text("Not everything could be read:", style=UNSURE)), *map(Words, self.problems)]
-            yield Roomy(words, framed=True)
+            yield Card(words)
 
     def _run(self) -> Iterator[Part]:
         stated, records = self.report.specification, self.report.transcript.records
@@ -184,8 +184,8 @@ class Document:
             found.append(DISPUTED)
         yield Heading("What this shows")
         for shows, shows_not in found:
-            yield Roomy([Heading(Text("It shows", style=GOOD), 3), Words(shows)], framed=True)
-            yield Roomy([Heading(Text("It does not show", style=UNSURE), 3), Words(shows_not)], framed=True)
+            yield Card([Heading(Text("It shows", style=GOOD), 3), Words(shows)])
+            yield Card([Heading(Text("It does not show", style=UNSURE), 3), Words(shows_not)])
 
 
 def _over_steps(

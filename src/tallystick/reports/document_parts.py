@@ -17,10 +17,10 @@ from tallystick.reports.layout import (
     GOOD,
     QUIET,
     UNSURE,
+    Card,
     Heading,
     Part,
     Pictures,
-    Roomy,
     Rows,
     Table,
     Words,
@@ -83,7 +83,7 @@ def audit_parts(given: Foreign, file: str, steps: int) -> ShownAudit:
         parts.append(Table(("step", "where", "repeated", "stated"), rows, numbers=(0,), things="deviation"))
         if len(deviations) > LISTED:
             parts.append(Words(f"{len(deviations) - LISTED} more deviations are not shown."))
-    whole: list[Part] = [Roomy(parts, framed=True)]
+    whole: list[Part] = [Card(parts)]
     divergence = given["divergence"]
     if divergence:
         whole += [Heading(divergence_headline(divergence), 3), *divergence_parts(divergence)]
@@ -128,7 +128,7 @@ def dispute_parts(given: Foreign, file: str, steps: int) -> ShownDispute:
         *_tree(_levels(given), steps),
         *([Rows(others[:LISTED])] if others else []),
     ]
-    return ShownDispute(ruling, outcome, [Roomy(parts, framed=True)])
+    return ShownDispute(ruling, outcome, [Card(parts)])
 
 
 def _levels(given: Foreign) -> list[tuple[str, list[_Round]]]:

@@ -115,7 +115,7 @@ class Table(Part):
         columns, rows: what it holds.
         title: above it.
         numbers: columns that stand at the right.
-        roomy: columns that a terminal has no room for.
+        page_only: columns that a terminal has no room for.
         bad: rows that stand out on a page.
         things: what a row is; a page folds a table whose rows are counted so.
         most: rows that a terminal shows, 0 for all.
@@ -127,7 +127,7 @@ class Table(Part):
     rows: Sequence[Sequence[Cell]]
     title: str = ""
     numbers: Collection[int] = ()
-    roomy: Collection[int] = ()
+    page_only: Collection[int] = ()
     bad: Collection[int] = ()
     things: str = ""
     most: int = 0
@@ -143,7 +143,7 @@ class Table(Part):
             title=self.title or None, title_justify="left", title_style="bold", box=None, pad_edge=False,
             padding=(0, 2, 0, 0), header_style=QUIET,
         )  # fmt: skip
-        kept = [at for at in range(len(self.columns)) if at not in self.roomy]
+        kept = [at for at in range(len(self.columns)) if at not in self.page_only]
         for number, at in enumerate(kept):
             side = "right" if at in self.numbers else "left"
             lead = "" if number else self.lead
@@ -167,13 +167,11 @@ class Pictures(Part):
 
 
 @dataclass(frozen=True)
-class Roomy(Part):
-    """Parts that only a page has room for: in a frame, or folded under ``summary``, or as they are."""
+class Card(Part):
+    """Parts in a frame; a terminal shows none."""
 
-    kind = "roomy"
+    kind = "card"
     parts: Sequence[Part]
-    framed: bool = False
-    summary: str = ""
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ class SimulationReport:
         bad = [at for at, outcome in enumerate(self.outcomes) if not outcome.agrees]
         yield Heading("Detection against the planner's claim")
         yield Pictures([chart])
-        yield Table(columns, rows, numbers=(0, 2, 3, 4, 5, 6, 7), roomy=(0, 9), bad=bad)
+        yield Table(columns, rows, numbers=(0, 2, 3, 4, 5, 6, 7), page_only=(0, 9), bad=bad)
         yield Words(Text(KINDS, style=QUIET))
 
     def _coverage(self) -> Iterator[Part]:

@@ -19,7 +19,7 @@ from tallystick.reports.divergence import divergence_headline, divergence_parts
 from tallystick.reports.document import Sources, find_sources, read_document
 from tallystick.reports.document_parts import dispute_parts
 from tallystick.reports.foreign import Foreign
-from tallystick.reports.layout import Pictures, Roomy
+from tallystick.reports.layout import Card, Pictures
 from tallystick.reports.run import read_run
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
@@ -147,7 +147,7 @@ def test_audits_divergence_and_dispute_are_shown(run: RunDirectory, tmp_path: Pa
 
     must_be_inert(reader)
     for text in (
-        "mismatch", "another learning rate", "0x1.8000000000000p+0 (1.5)", "12 of 100 elements",
+        "mismatch", "step 4: mismatch", "another learning rate", "0x1.8000000000000p+0 (1.5)", "12 of 100 elements",
         "the trainer loses, at step 4", 'Unchecked, the verdict\'s own words: "step 4: wrong"',
         "at 3: aa = aa", "agreed at 4, differ at 6", "steps: 3 to 6", "2 to 3", "The judge repeated one step", "a note",
     ):  # fmt: skip
@@ -367,7 +367,7 @@ def test_names_are_escaped_wherever_a_chart_holds_them() -> None:
 
 def test_the_levels_of_a_dispute_narrow_each_other() -> None:
     (card,) = dispute_parts(Foreign(VERDICT), "f", 6).parts
-    assert isinstance(card, Roomy)
+    assert isinstance(card, Card)
     (charts,) = [part.charts for part in card.parts if isinstance(part, Pictures)]
     assert [chart.title for chart in charts if isinstance(chart, Chart)] == [
         "checkpoints: 0 to 6",
