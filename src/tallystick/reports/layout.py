@@ -140,14 +140,14 @@ class Table(Part):
 
     def __rich__(self) -> RenderableType:
         grid = rich_table.Table(
-            title=self.title or None, title_justify="left", title_style="bold", box=None, pad_edge=False,
+            title=shown(self.title, "bold") if self.title else None, title_justify="left", box=None, pad_edge=False,
             padding=(0, 2, 0, 0), header_style=QUIET,
         )  # fmt: skip
         kept = [at for at in range(len(self.columns)) if at not in self.page_only]
         for number, at in enumerate(kept):
             side = "right" if at in self.numbers else "left"
             lead = "" if number else self.lead
-            grid.add_column(lead + printable(self.columns[at]), justify=side, overflow="fold")
+            grid.add_column(Text(lead + printable(self.columns[at])), justify=side, overflow="fold")
         for row in self.rows[: self.most or None]:
             first, *others = (shown(row[at]) for at in kept)
             grid.add_row(Text.assemble((self.lead, QUIET), first), *others)
