@@ -23,12 +23,7 @@ from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import policy_of
 from tallystick.reports.audit import STYLES
 from tallystick.reports.chart import Chart, Dots, Line, Mark, Upright, linear, named, powers
-from tallystick.reports.document_parts import (
-    ShownAudit,
-    ShownDispute,
-    audit_parts,
-    dispute_parts,
-)
+from tallystick.reports.document_parts import audit_parts, dispute_parts, ruling_of
 from tallystick.reports.foreign import Foreign
 from tallystick.reports.layout import (
     GOOD,
@@ -114,15 +109,15 @@ class Document:
     """What the page shows; ``problems`` says what could not be read."""
 
     report: RunReport
-    audits: list[ShownAudit] = field(default_factory=list[ShownAudit])
-    disputes: list[ShownDispute] = field(default_factory=list[ShownDispute])
+    audits: list[Foreign] = field(default_factory=list[Foreign])
+    disputes: list[Foreign] = field(default_factory=list[Foreign])
     bands: Sequence[Part] = ()
     problems: list[str] = field(default_factory=list[str])
 
     @property
     def verdict(self) -> str:
         """The gravest of the audits' verdicts; ``none`` without audits."""
-        found = {audit.verdict for audit in self.audits}
+        found = {audit["verdict"].text(40) for audit in self.audits}
         for verdict in ("mismatch", "log_violation", "cannot_reproduce", "not_accepted", "match"):
             if verdict in found:
                 return verdict
@@ -132,7 +127,7 @@ class Document:
         """Return the page."""
         parts = [*self._problems(), *self._run(), *self.bands, *self._others(), *self._proves()]
         said = "not audited" if self.verdict == "none" else self.verdict.replace("_", " ")
-        badges = [Text(f"dispute: {each.ruling.plain}", style=each.ruling.style) for each in self.disputes]
+        badges = [Text("dispute: ", style=each.style) + each for each in map(ruling_of, self.disputes)]
         name = Path(self.report.directory).name
         return html(Page(said, STYLES.get(self.verdict, UNSURE), parts, name, badges))
 
@@ -146,9 +141,9 @@ class Document:
         numbers = ", ".join(f"{name} {value}" for name, value in sorted(stated.policy.parameters.items()))
         loss = [(float(r.step), parse_hex_float(r.loss, what="loss")) for r in records if r.loss is not None]
         marks = [
-            (float(audit.first_step), f"step {audit.first_step}: {audit.verdict.replace('_', ' ')}")
+            (float(step), f"step {step}: {audit['verdict'].word()}")
             for audit in self.audits
-            if audit.first_step is not None
+            if (step := audit["first_step"].whole()) is not None
         ][:MOST_MARKS]
         yield Heading("Run")
         yield Rows([("state", self.report.state()), *self.report.rows(), ("policy's numbers", numbers)])
@@ -170,17 +165,18 @@ class Document:
                 "tally audit DIR --out audit.json writes one, tally report DIR --audit audit.json shows it."
             )
             yield Words(Text(f"None was given. {commands}", style=QUIET))
-        yield from (part for audit in self.audits for part in audit.parts)
+        yield from (part for audit in self.audits for part in audit_parts(audit, self.report.steps))
         yield Heading("Dispute")
         if not self.disputes:
             yield Words(
                 Text("None was given; tally dispute writes a verdict that --dispute shows.", style=QUIET)
             )
-        yield from (part for dispute in self.disputes for part in dispute.parts)
+        ordered = self.report.specification.steps
+        yield from (part for dispute in self.disputes for part in dispute_parts(dispute, ordered))
 
     def _proves(self) -> Iterator[Part]:
         found = [PROVES[self.verdict if self.verdict in PROVES else "accused"]]
-        if any(dispute.outcome in ("fault", "both_acceptable") for dispute in self.disputes):
+        if any(each["outcome"].text() in ("fault", "both_acceptable") for each in self.disputes):
             found.append(DISPUTED)
         yield Heading("What this shows")
         for shows, shows_not in found:
@@ -208,14 +204,12 @@ def _over_steps(
 def read_document(directory: RunDirectory, report: RunReport, sources: Sources) -> Document:
     """Return the page's contents; a file that cannot be used is a problem on the page, not an error."""
     found = Document(report)
-    for path in sources.audits:
-        value = _load(path, directory.path, found.problems)
-        if value is not None:
-            found.audits.append(audit_parts(value, path.name, report.steps))
-    for path in sources.disputes:
-        value = _load(path, directory.path, found.problems)
-        if value is not None:
-            found.disputes.append(dispute_parts(value, path.name, report.specification.steps))
+    for paths, kept in ((sources.audits, found.audits), (sources.disputes, found.disputes)):
+        for path in paths:
+            try:
+                kept.append(_load(path, directory.path))
+            except (InvalidInput, StoreError) as problem:
+                found.problems.append(str(problem))
     if found.report.log_problem is not None:
         found.problems.append(f"the log was not read: {found.report.log_problem}")
     choice: CalibrationChoice | None = None
@@ -236,19 +230,15 @@ def _bytes(path: Path, run: Path) -> bytes:
     return read_whole(path, limit=LIMIT, what="a file to show", follow=path.parent != run)
 
 
-def _load(path: Path, run: Path, problems: list[str]) -> Foreign | None:
+def _load(path: Path, run: Path) -> Foreign:
+    data = _bytes(path, run)
     try:
-        value: object = json.loads(_bytes(path, run))
-    except (InvalidInput, StoreError) as problem:
-        problems.append(str(problem))
-        return None
-    except (ValueError, RecursionError):
-        problems.append(f"{path}: is not JSON")
-        return None
+        value: object = json.loads(data)
+    except (ValueError, RecursionError) as problem:
+        raise InvalidInput(f"{path}: is not JSON") from problem
     if not isinstance(value, dict):
-        problems.append(f"{path}: is not a JSON object")
-        return None
-    return Foreign(value)
+        raise InvalidInput(f"{path}: is not a JSON object")
+    return Foreign(value, path.name)
 
 
 # -- bands -----------------------------------------------------------------------------------------

@@ -31,33 +31,13 @@ LEVELS = ("checkpoints", "steps", "operators")  # in the order in which a disput
 KNOWN = frozenset("format loser outcome step rounds rounds_per_level reason moves verdict_file".split())
 
 
-@dataclass(frozen=True)
-class ShownAudit:
-    """One audit: its verdict, where it first deviates, and its part of the page."""
-
-    verdict: str
-    first_step: int | None
-    parts: Sequence[Part]
-
-
-@dataclass(frozen=True)
-class ShownDispute:
-    """One dispute: its ruling with a style, its outcome, and its part of the page."""
-
-    ruling: Text
-    outcome: str
-    parts: Sequence[Part]
-
-
 # -- audits ----------------------------------------------------------------------------------------
 
 
-def audit_parts(given: Foreign, file: str, steps: int) -> ShownAudit:
+def audit_parts(given: Foreign, steps: int) -> Iterator[Part]:
     """Return what a page shows of an audit's JSON; ``steps`` are those of the run."""
-    verdict = given["verdict"].text(40) or "unknown"
-    headline = audit_headline(given)
     parts: list[Part] = [
-        Heading(Text.assemble(headline, " ", (file, QUIET)), 3),
+        Heading(Text.assemble(audit_headline(given), " ", (given.file, QUIET)), 3),
         Rows([("steps repeated", given["steps"].text()), *audit_rows(given)]),
     ]
     spans: dict[str, list[tuple[float, float, int]]] = {GOOD: [], BAD: [], UNSURE: []}
@@ -83,11 +63,11 @@ def audit_parts(given: Foreign, file: str, steps: int) -> ShownAudit:
         parts.append(Table(("step", "where", "repeated", "stated"), rows, numbers=(0,), things="deviation"))
         if len(deviations) > LISTED:
             parts.append(Words(f"{len(deviations) - LISTED} more deviations are not shown."))
-    whole: list[Part] = [Card(parts)]
+    yield Card(parts)
     divergence = given["divergence"]
     if divergence:
-        whole += [Heading(divergence_headline(divergence), 3), *divergence_parts(divergence)]
-    return ShownAudit(verdict, given["first_step"].whole(), whole)
+        yield Heading(divergence_headline(divergence), 3)
+        yield from divergence_parts(divergence)
 
 
 # -- disputes --------------------------------------------------------------------------------------
@@ -103,15 +83,17 @@ class _Round:
     agree: bool
 
 
-def dispute_parts(given: Foreign, file: str, steps: int) -> ShownDispute:
+def ruling_of(given: Foreign) -> Text:
+    """Return what a verdict's JSON says of the loser, in its style."""
+    loser, step = given["loser"].text(40), given["step"].whole()
+    at = "" if step is None else f", at step {step:,}"
+    if loser not in ("", "none"):
+        return Text(f"the {loser} loses{at}", style=BAD)
+    return Text(f"nobody loses{at}", style=GOOD if given["outcome"].text() == "agreement" else UNSURE)
+
+
+def dispute_parts(given: Foreign, steps: int) -> Iterator[Part]:
     """Return what a page shows of a verdict's JSON: its words, unchecked, and the rounds as a tree that narrows."""
-    loser, outcome, step = given["loser"].text(40), given["outcome"].text(40), given["step"].whole()
-    anybody = loser not in ("", "none")
-    style = BAD if anybody else GOOD if outcome == "agreement" else UNSURE
-    words = (f"the {loser} loses" if anybody else "nobody loses") + (
-        "" if step is None else f", at step {step:,}"
-    )
-    ruling = Text(words, style=style)
     rounds = [
         f"; {count.text()} rounds over {Foreign(level).text(60)}"
         for level, count in given["rounds_per_level"].members()
@@ -121,14 +103,14 @@ def dispute_parts(given: Foreign, file: str, steps: int) -> ShownDispute:
         for name, value in given.members(1 << 20)
         if name not in KNOWN and (text := value.any_text())
     ]
-    parts = [
-        Heading(Text.assemble((words, style), " ", (file, QUIET)), 3),
+    parts: list[Part] = [
+        Heading(Text.assemble(ruling_of(given), " ", (given.file, QUIET)), 3),
         Words(f"Unchecked, the verdict's own words: {quoted(str(given['reason'].value or ''), most=2000)}"),
         Words(Text(f"outcome: {given['outcome'].word()}{''.join(rounds)}", style=QUIET)),
         *_tree(_levels(given), steps),
         *([Rows(others[:LISTED])] if others else []),
     ]
-    return ShownDispute(ruling, outcome, [Card(parts)])
+    yield Card(parts)
 
 
 def _levels(given: Foreign) -> list[tuple[str, list[_Round]]]:

@@ -17,9 +17,10 @@ LARGEST, LARGEST_DISTANCE = 1 << 53, 1 << 64  # of a count, and of a distance in
 
 @dataclass(frozen=True)
 class Foreign:
-    """One value of such a document; asking it for what it does not hold gives nothing."""
+    """One value of such a document; asking it for what it does not hold gives nothing. ``file`` is the document's name."""
 
     value: object
+    file: str = ""
 
     def __bool__(self) -> bool:
         """Whether it is an object with members."""

@@ -366,7 +366,7 @@ def test_names_are_escaped_wherever_a_chart_holds_them() -> None:
 
 
 def test_the_levels_of_a_dispute_narrow_each_other() -> None:
-    (card,) = dispute_parts(Foreign(VERDICT), "f", 6).parts
+    (card,) = dispute_parts(Foreign(VERDICT), 6)
     assert isinstance(card, Card)
     (charts,) = [part.charts for part in card.parts if isinstance(part, Pictures)]
     assert [chart.title for chart in charts if isinstance(chart, Chart)] == [
