@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from tallystick.reports.divergence import DivergencePage, divergence_fields
+from tallystick.reports.divergence import divergence_fields, divergence_page
 from tallystick.reports.foreign import Foreign
 from tallystick.reports.layout import (
     BAD,
@@ -90,7 +90,7 @@ class AuditPage:
         rows.append(("time", f"{duration(report.phases.seconds)}; {self.total:.1f} s in all"))
         headline = audit_headline(given)
         whole = page(headline.plain, str(headline.style), rows)
-        return whole if self.divergence is None else Group(whole, "", DivergencePage(self.divergence))
+        return whole if self.divergence is None else Group(whole, "", divergence_page(self.divergence))
 
 
 def _segment_fields(segment: SegmentResult) -> dict[str, object]:

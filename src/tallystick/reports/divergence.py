@@ -19,8 +19,8 @@ from tallystick.reports.layout import (
     GOOD,
     QUIET,
     UNSURE,
+    DonePage,
     Lines,
-    Page,
     Part,
     Table,
     Words,
@@ -44,21 +44,12 @@ KEPT = 200
 EDGE, NOTE = "   | ", "   = note: "
 
 
-@dataclass(frozen=True)
-class DivergencePage:
-    """One divergence, on a terminal or as JSON."""
-
-    found: Divergence
-
-    def fields(self) -> dict[str, object]:
-        """Return what ``--json`` prints."""
-        return divergence_fields(self.found)
-
-    def __rich__(self) -> Page:
-        """Return the page; every text is shown as it is, control characters escaped."""
-        given = Foreign(self.fields())
-        headline = divergence_headline(given)
-        return Page(headline.plain, str(headline.style), list(divergence_parts(given)))
+def divergence_page(found: Divergence) -> DonePage:
+    """Return one divergence; every text is shown as it is, control characters escaped."""
+    values = divergence_fields(found)
+    headline = divergence_headline(Foreign(values))
+    parts = list(divergence_parts(Foreign(values)))
+    return DonePage(headline.plain, values, [], str(headline.style), parts)
 
 
 def divergence_fields(found: Divergence) -> dict[str, object]:

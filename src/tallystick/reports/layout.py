@@ -224,7 +224,8 @@ def _plain(value: object) -> str:
 
 def page(headline: str, style: str, rows: Iterable[Row], *more: RenderableType) -> Page:
     """Return ``headline`` in ``style`` above two columns of labels and texts, and whatever else follows."""
-    return Page(headline, style, (Rows(list(rows)), *more))
+    found = list(rows)
+    return Page(headline, style, [*([Rows(found)] if found else []), *more])
 
 
 def _beside(lead: str, texts: Iterable[Text]) -> RenderableType:

@@ -256,7 +256,7 @@ def read_with_torch(data: bytes) -> Transcript:
         InvalidInput, Mismatch: it is no run of the auditor's job, whatever else could be read.
     """
     from tallystick.diagnosis.run_comparison import explain_runs
-    from tallystick.reports.divergence import DivergencePage
+    from tallystick.reports.divergence import divergence_page
     from tallystick.roles.auditor import choose_segments
     from tallystick.roles.panel_member import HandedSeat
     from tallystick.roles.referee import find_other_beginning
@@ -267,10 +267,10 @@ def read_with_torch(data: bytes) -> Transcript:
     unpack(data, path)
     run = RunDirectory(path)
     _refused(
-        lambda: _shown(DivergencePage(explain_runs(own, run, None))),
-        lambda: _shown(DivergencePage(explain_runs(run, own, None))),
+        lambda: _shown(divergence_page(explain_runs(own, run, None))),
+        lambda: _shown(divergence_page(explain_runs(run, own, None))),
         lambda: _shown(
-            DivergencePage(explain_states(own.load_checkpoint(2), run.load_checkpoint(2), ("A", "B")))
+            divergence_page(explain_states(own.load_checkpoint(2), run.load_checkpoint(2), ("A", "B")))
         ),
         lambda: find_other_beginning(HandedSeat({0: hold(run.load_checkpoint(0).values())}), replay),
     )
