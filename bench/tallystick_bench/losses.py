@@ -1,7 +1,7 @@
 """Trainings of one job under every arithmetic and several seeds, side by side; finished ones are kept and not repeated.
 
 Needs no torch: each training is a child process of its own. What came back is judged in ``bench`` and drawn by
-``reports.curves``.
+``curves``.
 """
 
 from __future__ import annotations
