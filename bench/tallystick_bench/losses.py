@@ -1,6 +1,6 @@
 """Trainings of one job under every arithmetic and several seeds, side by side; finished ones are kept and not repeated.
 
-Needs no torch: each training is a child process of its own. What came back is judged in ``bench`` and drawn by
+Needs no torch: each training is a child process of its own. What came back is judged in ``training`` and drawn by
 ``curves``.
 """
 
