@@ -43,14 +43,10 @@ def answer(report: Report, *, as_json: bool, page: RenderableType | None = None)
 
 
 def done(
-    headline: str, values: Mapping[str, object], *, as_json: bool, rows: Sequence[Row] | None = None
+    headline: str, values: Mapping[str, object], rows: Sequence[Row] | None = None, *, as_json: bool
 ) -> int:
     """Say what a command did: ``values`` as JSON, or ``rows`` (by default the values) for people; return exit code 0."""
-    shown = rows if rows is not None else [
-        (name.replace("_", " "), ", ".join(map(str, value)) if isinstance(value, list) else str(value))
-        for name, value in values.items()
-    ]  # fmt: skip
-    answer(DonePage(headline, values, shown), as_json=as_json)
+    answer(DonePage(headline, values, rows), as_json=as_json)
     return 0
 
 

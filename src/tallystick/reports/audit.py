@@ -1,8 +1,11 @@
-"""What an audit, or the auditor's own claim, found."""
+"""What an audit, or the auditor's own claim, found.
+
+A terminal and a page show what the JSON of an audit says, whoever wrote it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,31 +13,34 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from tallystick.commit.encoding import parse_hex_float
-from tallystick.errors import InvalidInput
-from tallystick.reports.divergence import DivergencePage, divergence_fields
-from tallystick.reports.layout import BAD, GOOD, QUIET, UNSURE, Row, counted, duration, page, share
+from tallystick.reports.divergence import divergence_fields, divergence_page
+from tallystick.reports.foreign import Foreign
+from tallystick.reports.layout import (
+    BAD,
+    GOOD,
+    QUIET,
+    UNSURE,
+    Cell,
+    Page,
+    Row,
+    counted,
+    duration,
+    page,
+    picked,
+    share,
+)
 from tallystick.reports.sample import sample_fields, sample_rows
 
 if TYPE_CHECKING:
     from tallystick.diagnosis.causes import Divergence
     from tallystick.dispute.verdict import LogObjection
-    from tallystick.roles.audit_report import AuditReport, Deviation, SegmentResult
+    from tallystick.roles.audit_report import AuditReport, SegmentResult
 
-STYLES: Mapping[str, str] = {
-    "match": GOOD,
-    "mismatch": BAD,
-    "log_violation": BAD,
-    "cannot_reproduce": UNSURE,
-    "not_accepted": UNSURE,
-}
-WORDS: Mapping[str, str] = {
-    "match": "match",
-    "mismatch": "mismatch",
-    "log_violation": "log violation",
-    "cannot_reproduce": "cannot reproduce",
-    "not_accepted": "not accepted",
-}
+STYLES: Mapping[str, str] = {"match": GOOD, "mismatch": BAD, "log_violation": BAD}
+"""Of a verdict; all others are UNSURE."""
+DEVIATION = "step kind subject element own stated"
+MOST_SEGMENTS = 4096
+FEW = 3  # names shown of several
 
 
 @dataclass(frozen=True)
@@ -54,22 +60,17 @@ class AuditPage:
 
     def fields(self) -> dict[str, object]:
         """Return what ``--json`` prints; scripts rely on the names."""
-        report = self.report
+        report, sample = self.report, self.report.sample
         first = report.first
         return {
+            **picked(report, "verdict steps differing_elements profile"),
             "run": Path(report.directory).resolve().name,
-            "verdict": report.verdict,
             "first_step": None if first is None else first.step,
-            "steps": report.steps,
-            "differing_elements": report.differing_elements,
             "freedom": report.freedom.fields(),
-            "profile": report.profile,
-            "sample": None
-            if report.sample is None
-            else sample_fields(report.sample, checked=self.publication_checked),
+            "sample": None if sample is None else sample_fields(sample, checked=self.publication_checked),
             "segments": [_segment_fields(segment) for segment in report.segments],
             "beginning": None if report.beginning is None else asdict(report.beginning),
-            "first": None if first is None else deviation_fields(first),
+            "first": None if first is None else picked(first, DEVIATION),
             "environment": {
                 name: {"own": own, "trainer": trainer} for name, (own, trainer) in report.environment.items()
             },
@@ -79,91 +80,172 @@ class AuditPage:
 
     def __rich__(self) -> RenderableType:
         """Return the page that ``tally audit`` prints."""
-        report = self.report
-        rows: list[Row] = [("run", report.directory), ("profile", report.profile)]
-        rows += _first_rows(report.first)
-        rows += self._segment_rows()
-        rows += (
+        report, given = self.report, Foreign(self.fields())
+        sample = (
             []
             if report.sample is None
             else sample_rows(report.sample, report.verdict, checked=self.publication_checked)
         )
-        rows += self._freedom_rows()
-        rows += _beginning_rows(report)
-        if report.environment:
-            rows.append(("environment", _environment(report.environment)))
+        rows = [("run", report.directory), *audit_rows(given, sample)]
         rows.append(("time", f"{duration(report.phases.seconds)}; {self.total:.1f} s in all"))
-        whole = page(self._headline(), STYLES[report.verdict], rows)
-        return whole if self.divergence is None else Group(whole, "", DivergencePage(self.divergence))
+        headline = audit_headline(given)
+        whole = page(headline.plain, str(headline.style), rows)
+        return whole if self.divergence is None else Group(whole, "", divergence_page(self.divergence))
 
-    def _headline(self) -> str:
-        report = self.report
-        steps = counted(report.steps, "step")
-        if report.verdict == "match":
-            whole = (
-                "every committed byte is the same"
-                if report.sample is None
-                else "every byte of the sample is the same"
-            )
-            return f"match: {steps} repeated, {whole}"
-        first = report.first
-        where = "" if first is None else f" at step {first.step}: {_subject(first)}"
-        if report.verdict == "cannot_reproduce":
-            return f"cannot reproduce{where} (nothing is said about the trainer)"
-        if report.verdict == "not_accepted":
-            return f"not accepted{where} (every byte follows from the log; nobody is accused)"
-        return f"{WORDS[report.verdict]}{where}"
 
-    def _segment_rows(self) -> list[Row]:
-        segments = self.report.segments
-        bad = [segment for segment in segments if segment.verdict != "match"]
-        elements = sum(segment.elements for segment in segments)
-        differing = self.report.differing_elements
-        rows: list[Row] = []
-        if segments:
-            rows.append(("segments", f"{len(segments) - len(bad)} of {len(segments)} match"))
-        for segment in bad:
-            rows.append(("", Text(_segment_line(segment), style=STYLES[segment.verdict])))
-            if self.report.first not in segment.deviations:
-                rows += [("", Text(f"  {_line(d)}", style=QUIET)) for d in segment.deviations[:1]]
-            hidden = len(segment.deviations) - 1
-            if hidden > 0:
-                rows.append(
-                    ("", Text(f"  and {counted(hidden, 'more deviation')}; --json lists them", style=QUIET))
-                )
-        if elements:
-            compared = f"{elements:,} elements of committed states compared, {differing:,} differ"
-            rows.append(("states", compared))
-        return rows
+def _segment_fields(segment: SegmentResult) -> dict[str, object]:
+    deviations = [picked(deviation, DEVIATION) for deviation in segment.deviations]
+    return {
+        **picked(segment, "start end verdict first_step differing_elements elements"),
+        "deviations": deviations,
+    }
 
-    def _freedom_rows(self) -> list[Row]:
-        freedom = self.report.freedom
-        if not freedom.elements:
-            return []
-        bands = (
-            ""
-            if not freedom.widest_band_ratio
-            else (f"; the widest band is {freedom.widest_band_ratio:g} times this machine's own")
+
+# -- what is shown ---------------------------------------------------------------------------------
+
+
+def audit_headline(given: Foreign) -> Text:
+    """Return the verdict and where it shows first, in its style."""
+    verdict, first = given["verdict"].text(40) or "unknown", given["first"]
+    words = verdict.replace("_", " ")
+    style = STYLES.get(verdict, UNSURE)
+    if verdict == "match":
+        whole = "of the sample" if given["sample"] else "committed"
+        every = f"every {whole} byte" if whole == "committed" else f"every byte {whole}"
+        return Text(
+            f"{words}: {counted(given['steps'].whole() or 0, 'step')} repeated, {every} is the same",
+            style=style,
         )
-        silent = counted(freedom.silenced_parameters, "parameter")
-        return [
-            (
-                "freedom",
-                f"{share(freedom.fraction)} of {freedom.elements:,} roundings were near enough for a log to choose{bands}",
-            ),
-            (
-                "moved",
-                f"{freedom.moved:,} roundings by this log, of {freedom.move_budget:,} that noise explains at most "
-                f"({freedom.expected_moves:.3g} expected), and {freedom.decisions_moved:,} decisions, "
-                f"{freedom.decisions_far:,} of {freedom.decision_budget:,} farther than noise reaches",
-            ),
-            (
-                "steer",
-                f"{share(freedom.largest_move)} of a step's gradient by this log, {share(freedom.largest_steer)} within the "
-                f"budget; all moves together {share(freedom.path_steer)} of the distance trained",
-            ),
-            ("silenced", f"{silent} with a gradient that is nothing but noise"),
-        ]
+    where = f" at step {first['step'].text()}: {_subject(first)}" if first else ""
+    after = {
+        "cannot_reproduce": " (nothing is said about the trainer)",
+        "not_accepted": " (every byte follows from the log; nobody is accused)",
+    }
+    return Text(f"{words}{where}{after.get(verdict, '')}", style=style)
+
+
+def audit_rows(given: Foreign, sample: Sequence[Row] = ()) -> list[Row]:
+    """Return what an audit's JSON says: where it deviates, segments, ``sample``, freedom, first state, machines."""
+    environment = [
+        f"{Foreign(name).text(40)} {pair['own'].text(80)} (trainer: {pair['trainer'].text(80)})"
+        for name, pair in given["environment"].members()
+    ]
+    rows: list[Row] = [
+        ("profile", given["profile"].text()),
+        *_first_rows(given["first"]),
+        *_segment_rows(given),
+        *sample,
+        *_freedom_rows(given["freedom"]),
+        ("beginning", _beginning(given["beginning"])),
+        ("environment", ", ".join(environment)),
+    ]
+    return [(label, text) for label, text in rows if text]
+
+
+def _first_rows(first: Foreign) -> Iterator[Row]:
+    if first:
+        own, stated = ("accepted", "found") if first["kind"].text() == "not_accepted" else ("here", "trainer")
+        yield "where", f"step {first['step'].text()}, {place_of(first)}"
+        yield own, first["own"].readable()
+        yield stated, first["stated"].readable()
+
+
+def _segment_rows(given: Foreign) -> Iterator[Row]:
+    segments = list(given["segments"].items(MOST_SEGMENTS))
+    bad = [segment for segment in segments if segment["verdict"].text() != "match"]
+    if segments:
+        yield "segments", f"{len(segments) - len(bad)} of {len(segments)} match"
+    for segment in bad:
+        yield "", _segment_line(segment)
+        deviations = list(segment["deviations"].items(MOST_SEGMENTS))
+        if given["first"].value not in [deviation.value for deviation in deviations]:
+            yield from (("", Text(f"  {_line(deviation)}", style=QUIET)) for deviation in deviations[:1])
+        if len(deviations) > 1:
+            more = counted(len(deviations) - 1, "more deviation")
+            yield "", Text(f"  and {more}; --json lists them", style=QUIET)
+    elements = sum(segment["elements"].whole() or 0 for segment in segments)
+    if elements:
+        yield (
+            "states",
+            f"{elements:,} elements of committed states compared, {given['differing_elements'].text()} differ",
+        )
+
+
+def _segment_line(segment: Foreign) -> Cell:
+    verdict, differing = segment["verdict"].text(40), segment["differing_elements"].whole()
+    line = f"{segment['start'].text()}:{segment['end'].text()} {verdict.replace('_', ' ')}"
+    line += f" from step {segment['first_step'].text()} on"
+    line += f", {differing:,} elements differ at its end" if differing else ""
+    return Text(line, style=STYLES.get(verdict, UNSURE))
+
+
+def _line(deviation: Foreign) -> str:
+    where = f"step {deviation['step'].text()}: {place_of(deviation)}"
+    if deviation["kind"].text() == "not_accepted":
+        return f"{where}: {deviation['stated'].text()}; accepted is {deviation['own'].text()}"
+    return f"{where} is {deviation['own'].readable()}, the trainer says {deviation['stated'].readable()}"
+
+
+def place_of(deviation: Foreign) -> str:
+    """Return what deviates: a tensor, record field or log site, and the element."""
+    element = deviation["element"].text()
+    return _subject(deviation) + (f", element {element}" if element else "")
+
+
+def _subject(deviation: Foreign) -> str:
+    return deviation["subject"].text().removeprefix(f"step {deviation['step'].value}: ")
+
+
+def _freedom_rows(freedom: Foreign) -> Iterator[Row]:
+    """Return what a log could have chosen, and what this one did choose, as far as the JSON says it."""
+
+    def shared(name: str) -> str:
+        part = freedom[name].number()
+        return "no bounded share" if part is None else share(part)
+
+    fraction, widest = freedom["fraction"].number(), freedom["widest_band_ratio"].number()
+    said = {name: item.text() for name, item in freedom.members()}
+    if fraction is not None and freedom["elements"].value != 0:
+        of = f" of {said['elements']}" if "elements" in said else " of"
+        bands = f"; the widest band is {widest:g} times this machine's own" if widest else ""
+        yield "freedom", f"{share(fraction)}{of} roundings were near enough for a log to choose{bands}"
+    if freedom["elements"].value == 0 or "moved" not in said:
+        return
+    words = f"{said['moved']} roundings by this log"
+    words += f", of {said['move_budget']} that noise explains at most" if "move_budget" in said else ""
+    expected = freedom["expected_moves"].number()
+    words += f" ({expected:.3g} expected)" if expected is not None else ""
+    if "decisions_moved" in said:
+        far = f"{said.get('decisions_far')} of {said.get('decision_budget')}"
+        words += f", and {said['decisions_moved']} decisions, {far} farther than noise reaches"
+    yield "moved", words
+    if "largest_move" in said:
+        words = f"{shared('largest_move')} of a step's gradient by this log, {shared('largest_steer')} within the budget; "
+        yield "steer", words + f"all moves together {shared('path_steer')} of the distance trained"
+    silent = freedom["silenced_parameters"].whole()
+    if silent is not None:
+        yield "silenced", f"{counted(silent, 'parameter')} with a gradient that is nothing but noise"
+
+
+def _beginning(begin: Foreign) -> str:
+    """Return what nobody compared: weights that this machine draws otherwise, and frozen ones that it rounds otherwise."""
+    parts: list[str] = []
+    if begin["other"].whole():
+        others = _few(begin["others"])
+        parts.append(
+            f"{begin['other'].text()} of {begin['trained'].text()} trained parameters are not those that the job builds here"
+            + (f" ({others})" if others else "")
+        )
+    rounded = _few(begin["rounded"])
+    return "; ".join([*parts, *([f"{rounded} differ from them in their last bits"] if rounded else [])])
+
+
+def _few(names: Foreign) -> str:
+    found = [name.text() for name in names.items(FEW + 1)]
+    return ", ".join(found[:FEW]) + (", .." if len(found) > FEW else "")
+
+
+# -- claims ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -200,21 +282,15 @@ class ClaimPage:
     def fields(self) -> dict[str, object]:
         """Return what ``--json`` prints."""
         return {
-            "run": self.run,
-            "claim": self.claim,
-            "verdict": self.verdict,
-            "first_step": self.first_step,
-            "steps": self.steps,
-            "differing_elements": self.differing_elements,
+            **picked(
+                self,
+                "run claim verdict first_step steps differing_elements profile root trainer_root seconds",
+            ),
             "freedom": None,
             "objection": None if self.objection is None else self.objection.fields(),
-            "profile": self.profile,
-            "root": self.root,
-            "trainer_root": self.trainer_root,
-            "seconds": dict(self.seconds),
         }
 
-    def __rich__(self) -> RenderableType:
+    def __rich__(self) -> Page:
         """Return the page that ``tally audit --claim`` prints."""
         agree = self.verdict == "match"
         headline = (
@@ -246,95 +322,3 @@ class ClaimPage:
             return []
         where = found.site if found.element < 0 else f"{found.site}, element {found.element:,}"
         return [("objection", f"to the log of step {found.step}, {where}: {found.rule}")]
-
-
-def deviation_fields(deviation: Deviation) -> dict[str, object]:
-    """Return a deviation as JSON."""
-    return {
-        "step": deviation.step,
-        "kind": deviation.kind,
-        "subject": deviation.subject,
-        "element": deviation.element,
-        "own": deviation.own,
-        "stated": deviation.stated,
-    }
-
-
-def _segment_fields(segment: SegmentResult) -> dict[str, object]:
-    return {
-        "start": segment.start,
-        "end": segment.end,
-        "verdict": segment.verdict,
-        "first_step": segment.first_step,
-        "differing_elements": segment.differing_elements,
-        "elements": segment.elements,
-        "deviations": [deviation_fields(deviation) for deviation in segment.deviations],
-    }
-
-
-def _segment_line(segment: SegmentResult) -> str:
-    line = f"{segment.start}:{segment.end} {WORDS[segment.verdict]} from step {segment.first_step} on"
-    if segment.differing_elements:
-        line += f", {segment.differing_elements:,} elements differ at its end"
-    return line
-
-
-def _line(deviation: Deviation) -> str:
-    if deviation.kind == "not_accepted":
-        return (
-            f"step {deviation.step}: {_subject(deviation)}: {deviation.stated}; accepted is {deviation.own}"
-        )
-    where = "" if deviation.element is None else f" element {deviation.element:,}"
-    return (
-        f"step {deviation.step}: {_subject(deviation)}{where} is {_readable(deviation.own)}, "
-        f"the trainer says {_readable(deviation.stated)}"
-    )
-
-
-def _first_rows(first: Deviation | None) -> list[Row]:
-    if first is None:
-        return []
-    where = _subject(first) if first.element is None else f"{_subject(first)}, element {first.element:,}"
-    own, stated = ("accepted", "found") if first.kind == "not_accepted" else ("here", "trainer")
-    return [
-        ("where", f"step {first.step}, {where}"),
-        (own, _readable(first.own)),
-        (stated, _readable(first.stated)),
-    ]
-
-
-def _subject(deviation: Deviation) -> str:
-    return deviation.subject.removeprefix(f"step {deviation.step}: ")
-
-
-def _readable(value: str) -> str:
-    """Return a hexadecimal float with its decimal form beside it, and anything else as it is."""
-    try:
-        number = parse_hex_float(value, what="value")
-    except InvalidInput:
-        return value
-    return f"{value} ({number:.7g})"
-
-
-def _beginning_rows(report: AuditReport) -> list[Row]:
-    """What nobody compared: initial weights that this machine draws otherwise, and frozen ones that it rounds otherwise."""
-    begin = report.beginning
-    if begin is None or not (begin.other or begin.rounded):
-        return []
-    parts: list[str] = []
-    if begin.other:
-        parts.append(
-            f"{begin.other:,} of {begin.trained:,} trained parameters are not those that the job builds here"
-            + (f" ({_few(begin.others)})" if begin.others else "")
-        )
-    if begin.rounded:
-        parts.append(f"{_few(begin.rounded)} differ from them in their last bits")
-    return [("beginning", "; ".join(parts))]
-
-
-def _few(names: tuple[str, ...]) -> str:
-    return ", ".join(names[:3]) + (", .." if len(names) > 3 else "")
-
-
-def _environment(differences: Mapping[str, tuple[str, str]]) -> str:
-    return ", ".join(f"{name} {own} (trainer: {trainer})" for name, (own, trainer) in differences.items())

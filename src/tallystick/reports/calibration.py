@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from tallystick.execution.noise.survey import JITTER, Measured, Survey
@@ -16,12 +14,26 @@ from tallystick.numerics.grid_table import SiteGrid
 from tallystick.numerics.log import Kind
 from tallystick.numerics.noise import Distribution, ambiguous_share
 from tallystick.numerics.policy import Policy
-from tallystick.reports.layout import BAD, GOOD, QUIET, UNSURE, Row, counted, duration, page, printable, share
-from tallystick.reports.plot import Curve, Mark, Plot
+from tallystick.reports.chart import figure
+from tallystick.reports.layout import (
+    BAD,
+    GOOD,
+    UNSURE,
+    Page,
+    Row,
+    Table,
+    counted,
+    duration,
+    page,
+    picked,
+    share,
+)
+from tallystick.reports.plot import Curve, Marked, Plot
 from tallystick.roles.calibrator import Expectation, Order, Proposal, grid_of
 
 LOUDEST = 5  # sites that the page lists by name
 LOWEST_SHARES = (-12, -6)  # powers of ten between which the plot ends, three below the least mark
+EXPECTED = "log_bits freedom ambiguous band"
 AROUND = (10, 10)  # octaves that the plot shows below and above the policy's band, at least
 
 
@@ -40,15 +52,16 @@ class CalibrationReport:
         """Return what ``--json`` prints."""
         made = self.proposal
         return {
+            **picked(self, "out plot_file seconds"),
             "job": self.order.source.name,
             "policy": self.order.policy.name,
-            "steps": list(self.order.at),
+            "steps": self.order.at,
             "repeats": self.order.repeats,
             "profiles": [str(profile) for profile in self.order.profiles],
             "reached": not made.problems,
             "parameters": made.chosen(),
-            "expected": _expected(made.expected),
-            "expected_of_policy": _expected(made.own),
+            "expected": picked(made.expected, EXPECTED),
+            "expected_of_policy": picked(made.own, EXPECTED),
             "needed_safety": made.needed,
             "needed_by": made.decisive,
             "problems": list(made.problems),
@@ -57,9 +70,6 @@ class CalibrationReport:
                 self._site(survey, measured) for survey in self.surveys for measured in survey.sites.values()
             ],
             "plot": self.plot().fields(),
-            "out": self.out,
-            "plot_file": self.plot_file,
-            "seconds": dict(self.seconds),
         }
 
     def _site(self, survey: Survey, measured: Measured) -> dict[str, object]:
@@ -78,7 +88,7 @@ class CalibrationReport:
             "in_ulp": {source: spread.fields() for source, spread in measured.in_ulp.items()} or None,
         }
 
-    def __rich__(self) -> RenderableType:
+    def __rich__(self) -> Page:
         """Return the page that ``tally calibrate`` prints."""
         made, policy = self.proposal, self.order.policy
         numbers = ", ".join(f"{name} {value}" for name, value in made.chosen().items())
@@ -108,49 +118,59 @@ class CalibrationReport:
         lines = "\n".join(self.plot().lines())
         return page(headline, style, rows, self._noise_table(), self._loudest(), Text(lines, no_wrap=True))
 
+    def svg(self) -> str:
+        """Return the plot as an SVG document of its own."""
+        plot = self.plot()
+        return figure(plot.title, [plot.chart()])
+
     def _noise_table(self) -> Table:
         """Noise by kind and source, all sites and steps together; noise-only gradients left out."""
-        table = _table("  noise / rms", "source", "median", "p99", "p99.99", "max", "max in ulp")
+        rows: list[tuple[str, ...]] = []
         for kind in (Kind.GRADIENT, Kind.BUFFER, Kind.LOSS, Kind.DECISION, Kind.STATE):
+            sites = [measured for _, measured in self._sites(kind) if measured.in_rms]
             for source in (JITTER, *map(str, self.order.profiles)):
                 spread, ulps = Distribution(), Distribution()
-                for survey in self.surveys:
-                    for measured in survey.sites.values():
-                        if measured.place[0] != kind or self._is_noise(survey, measured):
-                            continue
-                        if source in measured.in_rms:
-                            spread.merge(measured.in_rms[source])
-                        if source in measured.in_ulp:
-                            ulps.merge(measured.in_ulp[source])
+                for measured in sites:
+                    if source in measured.in_rms:
+                        spread.merge(measured.in_rms[source])
+                    if source in measured.in_ulp:
+                        ulps.merge(measured.in_ulp[source])
                 if spread.count:
                     texts = [f"{value:.2g}" for value in spread.fields().values()]
-                    last = f"{ulps.largest:.2g}" if ulps.count else ""
-                    table.add_row(f"  {kind.name.lower()}", source, *texts, last)
-        return table
+                    rows.append(
+                        (kind.name.lower(), source, *texts, f"{ulps.largest:.2g}" if ulps.count else "")
+                    )
+        columns = ("noise / rms", "source", "median", "p99", "p99.99", "max", "max in ulp")
+        return Table(columns, rows, numbers=range(2, 7))
 
     def _is_noise(self, survey: Survey, measured: Measured) -> bool:
         grid = survey.table.sites.get(measured.place)
         return measured.place[0] == Kind.GRADIENT and grid is not None and is_noise_only(grid)
 
+    def _sites(self, kind: Kind) -> list[tuple[Survey, Measured]]:
+        """What was measured at the sites of one kind, without gradients that are nothing but noise."""
+        return [
+            (survey, measured)
+            for survey in self.surveys
+            for measured in survey.sites.values()
+            if measured.place[0] == kind and not self._is_noise(survey, measured)
+        ]
+
     def _loudest(self) -> Table:
         """The gradients with the largest noise over their scale, and the band proposed for each."""
-        table = _table("  loudest gradients", "step", "noise", "band", "log share")
-        ranked = sorted(
-            (
-                (max(measured.relative.values(), default=0.0), survey, measured)
-                for survey in self.surveys
-                for measured in survey.sites.values()
-                if measured.place[0] == Kind.GRADIENT and not self._is_noise(survey, measured)
-            ),
-            key=lambda item: -item[0],
+        found = (
+            (max(measured.relative.values(), default=0.0), survey, measured)
+            for survey, measured in self._sites(Kind.GRADIENT)
         )
+        ranked = sorted(found, key=lambda item: -item[0])
+        rows: list[tuple[str, ...]] = []
         for noise, survey, measured in ranked[:LOUDEST]:
             grid = grid_of(self.proposal.policy, measured, survey)
-            shown = ("", "")
+            logged = ("", "")
             if grid is not None and measured.exponents is not None:
-                shown = (f"2^{grid.band}", share(ambiguous_share(measured.exponents, grid)))
-            table.add_row(f"  {printable(measured.name)}", str(survey.step), f"{noise:.2g}", *shown)
-        return table
+                logged = (f"2^{grid.band}", share(ambiguous_share(measured.exponents, grid)))
+            rows.append((measured.name, str(survey.step), f"{noise:.2g}", *logged))
+        return Table(("loudest gradients", "step", "noise", "band", "log share"), rows, numbers=range(1, 5))
 
     # -- the plot ----------------------------------------------------------------------------------
 
@@ -158,7 +178,7 @@ class CalibrationReport:
         """Return ambiguity and measured noise against the band, with the policy's point and the proposed one."""
         made, policy = self.proposal, self.order.policy
         marks = [
-            Mark(
+            Marked(
                 f"{name}: {share(found.ambiguous)} at 2^{math.log2(found.band):.1f}",
                 math.log2(found.band),
                 found.ambiguous,
@@ -196,14 +216,7 @@ class CalibrationReport:
         )
 
     def _gradients(self) -> list[Measured]:
-        return [
-            measured
-            for survey in self.surveys
-            for measured in survey.sites.values()
-            if measured.place[0] == Kind.GRADIENT
-            and measured.exponents is not None
-            and not self._is_noise(survey, measured)
-        ]
+        return [each for _, each in self._sites(Kind.GRADIENT) if each.exponents is not None]
 
     def _ambiguity(self, policy: Policy, first: int, last: int) -> list[tuple[float, float]]:
         if policy.residue_bits:
@@ -230,15 +243,6 @@ class CalibrationReport:
         return sorted(shown)
 
 
-def _expected(found: Expectation) -> dict[str, object]:
-    return {
-        "log_bits": found.log_bits,
-        "freedom": found.freedom,
-        "ambiguous": found.ambiguous,
-        "band": found.band,
-    }
-
-
 def _in_words(found: Expectation) -> str:
     return (
         f"{found.log_bits:.3g} bits of log per parameter and step, freedom {share(found.freedom)} of roundings, "
@@ -250,12 +254,3 @@ def _grid_name(policy: Policy) -> str:
     coarsest = policy.finest_floor(policy.gradient_band[1])
     finest = f"2^{policy.gradient_floor}"
     return finest if coarsest == policy.gradient_floor else f"{finest} to 2^{coarsest}"
-
-
-def _table(*headings: str) -> Table:
-    table = Table(box=None, padding=(0, 1), header_style=QUIET)
-    for index, heading in enumerate(headings):
-        table.add_column(
-            heading, justify="left" if index == 0 or heading == "source" else "right", overflow="fold"
-        )
-    return table

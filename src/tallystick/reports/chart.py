@@ -1,293 +1,122 @@
-"""Pictures of a report, as SVG that takes its colours from the page around it and shows them on its own, too.
+"""Every chart of every report: marks over two axes, drawn as static SVG that is readable in light, in dark and on paper.
 
-Shapes carry a class beside their colour: ``ink`` for text, ``grid`` and ``axis`` for lines, so that a page may
-have a dark form. Names and labels are escaped: they may come from a stranger's document.
+A chart holds no script and asks for nothing from outside. Names and labels are escaped: they may come from a stranger's
+document. Colours come from ``STYLE``, which a page holds once and a file of its own carries with it; they are told apart with
+any colour vision (Okabe and Ito, Color Universal Design, 2008).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tallystick.reports.layout import escaped
-from tallystick.reports.plot import COLOURS
+from tallystick.reports.layout import escaped, raised
 
-WIDTH, HEIGHT = 760, 260
-LEFT, RIGHT, TOP, BOTTOM = 74, 20, 34, 46
-LARGEST_DRAWN = 1e300  # what lies beyond is beyond the chart
+Point = tuple[float, float]
+WIDTH, TALL = 480, 190  # of a chart, and of its inside where the y axis has no names
+LETTER, GAP, ROW, NAMED = (
+    6.6,
+    12,
+    19,
+    24,
+)  # width of a letter, margin, heights of a legend's row and of a named one
 MOST_POINTS = 600  # of a line; of more, the lowest and highest of each stretch are drawn
-GOOD, BAD, UNSURE = "#009e73", "#d55e00", "#e69f00"  # Okabe and Ito, Color Universal Design, 2008
-ROW = 26
+LARGEST_DRAWN = 1e300  # what lies beyond is beyond the chart
+HUES: Mapping[str, tuple[str, str]] = {
+    "0": ("#0072b2", "#56b4e9"), "1": ("#d55e00", "#ff8a3d"), "2": ("#009e73", "#2fd0a2"), "3": ("#b3589a", "#e39ccc"),
+    "4": ("#b07a00", "#f0c04a"), "5": ("#5a4fcf", "#a9a2ff"), "good": ("#00734f", "#3ecf9c"), "bad": ("#c64f00", "#ff9457"),
+    "unsure": ("#b07a00", "#f0b93a"), "quiet": ("#767c83", "#9aa5b1"), "ink": ("#222222", "#e6e9ed"),
+}  # fmt: skip
+"""Light and dark of each colour that a mark may have."""
+CYCLE = tuple("012345")
+DASHES = ("", "7 4", "2 3", "9 3 2 3")
+GRID, PAPER = ("#e1e5e9", "#363d45"), ("#ffffff", "#14171b")
+
+
+def _rules(dark: int) -> str:
+    found = [
+        f".chart .s{name}{{stroke:{hue[dark]}}}.chart .f{name}{{fill:{hue[dark]}}}"
+        for name, hue in HUES.items()
+    ]
+    found.append(f".chart text{{fill:{HUES['ink'][dark]}}}.chart .axis{{stroke:{HUES['quiet'][dark]}}}")
+    return "".join([*found, f".chart .grid{{stroke:{GRID[dark]}}}.chart .paper{{fill:{PAPER[dark]}}}"])
+
+
+STYLE = f"{_rules(0)}@media screen and (prefers-color-scheme: dark){{{_rules(1)}}}"
+
+
+def hue_of(index: int) -> str:
+    """Return the colour of the ``index``-th of several marks."""
+    return CYCLE[index % len(CYCLE)]
+
+
+# -- axes ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Line:
-    """Points in ascending x; values that are not finite are left out. ``steps`` draws bars' tops instead of slopes."""
-
-    name: str
-    points: Sequence[tuple[float, float]]
-
-
-@dataclass(frozen=True)
-class Chart:
-    """Lines over steps.
+class Axis:
+    """Values from ``low`` to ``high``.
 
     Attributes:
-        title, x_label, y_label: texts.
-        lines: what is drawn.
-        marks: (x, text) of upright lines.
-        from_zero: whether the y axis begins at zero.
+        label: what they are.
+        ticks: values with their texts; in a text, ``^`` raises what follows.
+        scale: ``linear``, ``log`` (``low`` > 0) or ``root``, on which small counts show.
+        rows: whether it counts named rows or columns, a y axis from above.
+        far: texts at the other side of named rows.
     """
 
-    title: str
-    x_label: str
-    y_label: str
-    lines: Sequence[Line]
-    marks: Sequence[tuple[float, str]] = ()
-    from_zero: bool = False
+    label: str
+    low: float
+    high: float
+    ticks: Sequence[tuple[float, str]] = ()
+    scale: str = "linear"
+    rows: bool = False
+    far: Sequence[str] = ()
 
-    def svg(self) -> str:
-        """Return one SVG element; a text in its place if there is nothing to draw."""
-        lines = [Line(line.name, _thinned(line.points)) for line in self.lines]
-        xs = [x for line in lines for x, _ in line.points] + [x for x, _ in self.marks]
-        ys = [y for line in lines for _, y in line.points]
-        if not ys:
-            return _svg(self.title, 60, [_words(LEFT, 40, "nothing to draw")])
-        x_range, y_range = (
-            _padded(min(xs), max(xs), 0.0),
-            _padded(0.0 if self.from_zero else min(ys), max(ys), 0.06),
-        )
-        if self.from_zero:
-            y_range = (0.0, y_range[1])
-
-        def at(x: float, y: float) -> tuple[float, float]:
-            across = (x - x_range[0]) / (x_range[1] - x_range[0])
-            up = (y - y_range[0]) / (y_range[1] - y_range[0])
-            return LEFT + across * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM)
-
-        parts = [_words(LEFT, 20, self.title, size=14, bold=True)]
-        for value in ticks(*y_range):
-            _, y = at(x_range[0], value)
-            parts.append(f'<path class="grid" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="#e4e4e4"/>')
-            parts.append(_words(LEFT - 8, y + 4, tick_text(value), anchor="end"))
-        for value in ticks(*x_range):
-            x, _ = at(value, y_range[0])
-            parts.append(f'<path class="axis" d="M{x:.1f} {HEIGHT - BOTTOM}v5" stroke="#666666"/>')
-            parts.append(_words(x, HEIGHT - BOTTOM + 19, tick_text(value), anchor="middle"))
-        parts.append(
-            f'<path class="axis" d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}" fill="none" stroke="#666666"/>'
-        )
-        parts.append(_words((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, self.x_label, anchor="middle"))
-        middle = (TOP + HEIGHT - BOTTOM) / 2
-        parts.append(
-            f'<text class="ink" x="16" y="{middle:.0f}" text-anchor="middle" fill="#222222" '
-            f'transform="rotate(-90 16 {middle:.0f})">{escaped(self.y_label)}</text>'
-        )
-        for number, line in enumerate(lines):
-            colour = COLOURS[number % len(COLOURS)]
-            shown = [at(x, y) for x, y in line.points]
-            if len(shown) == 1:
-                parts.append(f'<circle cx="{shown[0][0]:.1f}" cy="{shown[0][1]:.1f}" r="3" fill="{colour}"/>')
-            elif shown:
-                text = " ".join(f"{x:.1f},{y:.1f}" for x, y in shown)
-                parts.append(
-                    f'<polyline class="s{number}" points="{text}" fill="none" stroke="{colour}" stroke-width="1.8"/>'
-                )
-        for number, (x, text) in enumerate(self.marks):
-            across, _ = at(x, y_range[0])
-            anchor, gap = ("end", -5) if across > WIDTH / 2 else ("start", 5)
-            parts.append(
-                f'<path d="M{across:.1f} {TOP}V{HEIGHT - BOTTOM}" stroke="{BAD}" stroke-dasharray="5 3"/>'
-            )
-            parts.append(_words(across + gap, TOP + 12 + 15 * number, text, anchor=anchor))
-        return _svg(self.title, HEIGHT, parts)
+    def part(self, value: float) -> float:
+        """Return where ``value`` lies, 0 at the low end and 1 at the high end, kept between them."""
+        held = min(max(value, self.low), self.high)
+        if self.scale == "log":
+            return math.log(held / self.low) / math.log(self.high / self.low)
+        part = (held - self.low) / (self.high - self.low)
+        return math.sqrt(part) if self.scale == "root" else part
 
 
-@dataclass(frozen=True)
-class Spread:
-    """One row of a spread: dots at powers of two, their size by how many share them.
-
-    Attributes:
-        name: of the row.
-        dots: exponent to how many.
-        bounds: exponents below which something is known to lie, likewise; drawn as arrows to the left.
-        measured: exponents that were measured, likewise.
-    """
-
-    name: str
-    dots: Sequence[tuple[float, int]]
-    bounds: Sequence[tuple[float, int]] = ()
-    measured: Sequence[tuple[float, int]] = ()
+def linear(label: str, low: float, high: float, *, padding: float = 0.0) -> Axis:
+    """Return an axis with round ticks; ``padding`` is left at both ends as a share of the range, which may be empty."""
+    low, high = max(low, -LARGEST_DRAWN), min(high, LARGEST_DRAWN)
+    if not high > low:
+        low, high, padding = low - max(abs(low), 1.0) * 0.05, high + max(abs(high), 1.0) * 0.05, 0.0
+    low, high = low - padding * (high - low), high + padding * (high - low)
+    return Axis(label, low, high, [(value, tick_text(value)) for value in ticks(low, high)])
 
 
-def spread_svg(title: str, x_label: str, rows: Sequence[Spread], names: tuple[str, str, str]) -> str:
-    """Return rows of dots over powers of two; ``names`` are those of dots, bounds and measured values."""
-    values = [x for row in rows for part in (row.dots, row.bounds, row.measured) for x, _ in part]
-    if not values:
-        return _svg(title, 60, [_words(LEFT, 40, "nothing to draw")])
-    low, high = math.floor(min(values)) - 3, math.ceil(max(values)) + 2
-    left, height = 170, TOP + ROW * len(rows) + 74
-    bottom = TOP + ROW * len(rows) + 4
-
-    def at(x: float) -> float:
-        return left + (x - low) / (high - low) * (WIDTH - left - RIGHT)
-
-    parts = [_words(12, 20, title, size=14, bold=True)]
-    step = max(1, -(-(high - low) // 12))
-    for power in range(low + (-low) % step, high + 1, step):
-        parts.append(f'<path class="grid" d="M{at(power):.1f} {TOP}V{bottom}" stroke="#e4e4e4"/>')
-        text = f'2<tspan dy="-5" font-size="10">{power}</tspan>'
-        parts.append(
-            f'<text class="ink" x="{at(power):.1f}" y="{bottom + 18}" text-anchor="middle" fill="#222222">{text}</text>'
-        )
-    for number, row in enumerate(rows):
-        y = TOP + ROW * number + ROW / 2
-        parts.append(_words(left - 12, y + 4, row.name, anchor="end"))
-        parts.append(f'<path class="grid" d="M{left} {y:.1f}H{WIDTH - RIGHT}" stroke="#e4e4e4"/>')
-        parts += [_arrow(at(x), y, _size(count)) for x, count in row.bounds]
-        parts += [_diamond(at(x), y, _size(count)) for x, count in row.measured]
-        parts += [_dot(at(x), y, _size(count)) for x, count in row.dots]
-    parts.append(_words((left + WIDTH - RIGHT) / 2, bottom + 38, x_label, anchor="middle"))
-    x, y = left, height - 12
-    used = (any(r.dots for r in rows), any(r.bounds for r in rows), any(r.measured for r in rows))
-    for name, draw, shown in zip(names, (_dot, _arrow, _diamond), used, strict=True):
-        if shown:
-            parts += [draw(x, y - 4, 4.5), _words(x + 12, y, name)]
-            x += 30 + 7 * len(name)
-    return _svg(title, height, parts)
+def logarithmic(label: str, low: float, high: float) -> Axis:
+    """Return a logarithmic axis from ``low`` > 0, with ticks at 1, 2 and 5 times powers of ten where they have room."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    found: list[float] = []
+    for factors in ((1, 2, 5), (1,)):
+        found = [value for p in powers for f in factors if low <= (value := f * 10.0**p) <= high * (1 + 1e-9)]
+        if len(found) <= 7:
+            break
+    shown = found if len(found) > 2 else ticks(low, high)
+    return Axis(label, low, high, [(value, tick_text(value)) for value in shown], "log")
 
 
-def _size(count: int) -> float:
-    return min(9.0, 3.0 + 1.2 * math.log2(1 + count))
+def powers(label: str, base: int, low: int, high: int) -> Axis:
+    """Return an axis over exponents of ``base``."""
+    step = 1 if high - low <= 7 else 2 if high - low <= 14 else 4 if high - low <= 40 else 8
+    shown = range(low + (-low) % step, high + 1, step)
+    return Axis(label, low, high, [(power, f"{base}^{power}" if power else "1") for power in shown])
 
 
-def _dot(x: float, y: float, r: float) -> str:
-    return (
-        f'<circle class="f0" cx="{x:.1f}" cy="{y:.1f}" r="{r:.1f}" fill="{COLOURS[0]}" fill-opacity="0.85"/>'
+def named(label: str, names: Sequence[str], far: Sequence[str] = ()) -> Axis:
+    """Return an axis of rows or columns, the n-th between n and n + 1."""
+    return Axis(
+        label, 0, max(1, len(names)), [(at + 0.5, name) for at, name in enumerate(names)], "linear", True, far
     )
-
-
-def _arrow(x: float, y: float, r: float) -> str:
-    path = f"M{x:.1f} {y - r:.1f}v{2 * r:.1f}M{x:.1f} {y:.1f}h-12l4 -3m-4 3l4 3"
-    return f'<path d="{path}" fill="none" stroke="{UNSURE}" stroke-width="1.8"/>'
-
-
-def _diamond(x: float, y: float, r: float) -> str:
-    path = f"M{x:.1f} {y - r:.1f}l{r:.1f} {r:.1f}l{-r:.1f} {r:.1f}l{-r:.1f} {-r:.1f}z"
-    return f'<path d="{path}" fill="{BAD}" fill-opacity="0.85"/>'
-
-
-def bars_svg(title: str, bars: Sequence[tuple[str, int]]) -> str:
-    """Return a histogram: one bar for each name and count, on an axis of square roots so that small counts show."""
-    if not bars:
-        return ""
-    left, height = 230, TOP + 20 * len(bars) + 12
-    most = max(count for _, count in bars) or 1
-    parts = [_words(12, 20, title, size=14, bold=True)]
-    for number, (name, count) in enumerate(bars):
-        y = TOP + 20 * number
-        length = math.sqrt(count / most) * (WIDTH - left - 110)
-        parts.append(_words(left - 10, y + 13, name, anchor="end"))
-        parts.append(
-            f'<rect class="f0" x="{left}" y="{y + 2}" width="{length:.1f}" height="14" fill="{COLOURS[0]}"/>'
-        )
-        parts.append(_words(left + length + 6, y + 13, f"{count:,}"))
-    return _svg(title, height, parts)
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """A stretch of steps and what became of it: ``good``, ``bad`` or ``unsure``."""
-
-    start: int
-    end: int
-    standing: str
-
-
-def strip_svg(title: str, stretches: Sequence[Stretch], steps: int) -> str:
-    """Return segments as one strip over all steps; what is left white was not looked at."""
-    height = 74
-    parts = [_words(12, 18, title, size=14, bold=True)]
-    wide = WIDTH - 24
-    parts.append(f'<rect class="box" x="12" y="28" width="{wide}" height="22" fill="none" stroke="#888888"/>')
-    for part in stretches:
-        x = 12 + wide * min(part.start, steps) / max(steps, 1)
-        w = wide * (min(part.end, steps) - min(part.start, steps)) / max(steps, 1)
-        colour = {"good": GOOD, "bad": BAD}.get(part.standing, UNSURE)
-        parts.append(
-            f'<rect class="box" x="{x:.1f}" y="28" width="{max(w, 1.0):.1f}" height="22" fill="{colour}" '
-            f'fill-opacity="0.75" stroke="#ffffff"/>'
-        )
-    for value in ticks(0, max(steps, 1)):
-        parts.append(_words(12 + wide * value / max(steps, 1), 66, tick_text(value), anchor="middle"))
-    return _svg(title, height, parts)
-
-
-@dataclass(frozen=True)
-class Round:
-    """One round of a bisection: where both were asked, and whether they said the same."""
-
-    index: int
-    trainer: str
-    auditor: str
-    agree: bool
-
-
-@dataclass(frozen=True)
-class TreeLevel:
-    """The rounds of one level, between the positions it began with."""
-
-    name: str
-    start: int
-    end: int
-    rounds: Sequence[Round]
-
-
-def tree_svg(title: str, levels: Sequence[TreeLevel], ruling: str) -> str:
-    """Return the rounds as a tree that narrows: each row is the interval in dispute, each question halves it."""
-    left, right, row = 12, 300, 34
-    rows = sum(len(level.rounds) + 1 for level in levels)
-    height = TOP + row * rows + 26 * len(levels) + 40
-    wide = WIDTH - left - right
-    parts = [_words(12, 20, title, size=14, bold=True)]
-    y = TOP + 6.0
-    for level in levels:
-        parts.append(_words(left, y + 14, f"{level.name}: {level.start:,} to {level.end:,}", bold=True))
-        y += 24
-        low, high, span = level.start, level.end, max(level.end - level.start, 1)
-
-        def at(index: int, start: int = level.start, span: int = span) -> float:
-            return left + wide * min(max(index - start, 0), span) / span
-
-        for number in range(len(level.rounds) + 1):
-            x0, x1 = at(low), max(at(high), at(low) + 3)
-            parts.append(
-                f'<rect x="{x0:.1f}" y="{y:.1f}" width="{x1 - x0:.1f}" height="14" rx="2" fill="{BAD}" fill-opacity="0.55"/>'
-            )
-            if number == len(level.rounds):
-                parts.append(_words(WIDTH - right + 12, y + 12, f"agreed at {low:,}, differ at {high:,}"))
-                y += row
-                break
-            asked = level.rounds[number]
-            x = at(asked.index)
-            colour = GOOD if asked.agree else BAD
-            sign = "=" if asked.agree else "≠"
-            parts.append(
-                f'<path class="axis" d="M{x:.1f} {y - 4:.1f}v22" stroke="#222222" stroke-width="2"/>'
-            )
-            parts.append(f'<circle cx="{x:.1f}" cy="{y - 6:.1f}" r="4" fill="{colour}"/>')
-            text = f"at {asked.index:,}: {asked.trainer} {sign} {asked.auditor}"
-            parts.append(_words(WIDTH - right + 12, y + 12, text, mono=True))
-            low, high = (asked.index, high) if asked.agree else (low, asked.index)
-            n0, n1 = at(low), max(at(high), at(low) + 3)
-            parts.append(
-                f'<path d="M{x0:.1f} {y + 14:.1f}L{n0:.1f} {y + row:.1f}H{n1:.1f}L{x1:.1f} {y + 14:.1f}z" '
-                f'fill="{BAD}" fill-opacity="0.12"/>'
-            )
-            y += row
-    parts.append(_words(left, y + 14, f"ruling: {ruling}", bold=True))
-    return _svg(title, height, parts)
 
 
 def ticks(low: float, high: float, wanted: int = 6) -> list[float]:
@@ -308,45 +137,355 @@ def tick_text(value: float) -> str:
     return f"{value:.3g}"
 
 
-def _padded(low: float, high: float, part: float) -> tuple[float, float]:
-    low, high = max(low, -LARGEST_DRAWN), min(high, LARGEST_DRAWN)
-    if not high > low:
-        return low - max(abs(low), 1.0) * 0.05, high + max(abs(high), 1.0) * 0.05
-    return low - part * (high - low), high + part * (high - low)
+# -- marks -----------------------------------------------------------------------------------------
 
 
-def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return at most MOST_POINTS points that look the same: of each stretch its lowest and highest."""
+@dataclass(frozen=True)
+class Frame:
+    """Where the inside of a chart lies, and what its axes measure."""
+
+    x: Axis
+    y: Axis
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def across(self, value: float) -> float:
+        """Return the pixel of an x value."""
+        return self.left + self.x.part(value) * (self.right - self.left)
+
+    def down(self, value: float) -> float:
+        """Return the pixel of a y value."""
+        part = self.y.part(value) if self.y.rows else 1.0 - self.y.part(value)
+        return self.top + part * (self.bottom - self.top)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Something drawn in one colour of ``HUES``; with a name it stands in the legend."""
+
+    name: str
+    hue: str
+
+    def draw(self, at: Frame) -> Iterator[str]:
+        """Return its SVG elements."""
+        return self._draw(at)
+
+    def key(self, x: float, y: float) -> Iterator[str]:
+        """Return its sample in a legend, from ``x`` on 30 pixels wide."""
+        return self._key(x, y)
+
+    def _draw(self, at: Frame) -> Iterator[str]:
+        raise NotImplementedError
+
+    def _key(self, x: float, y: float) -> Iterator[str]:
+        yield element("rect", x=x + 6, y=y - 6, width=18, height=12, class_=f"f{self.hue}")
+
+
+@dataclass(frozen=True)
+class Line(Mark):
+    """Points in ascending x, joined; values that are not finite and x outside of the axis are left out."""
+
+    points: Sequence[Point]
+    dash: str = ""
+    thickness: float = 2.0
+
+    def _draw(self, at: Frame) -> Iterator[str]:
+        drawn = [(at.across(x), at.down(y)) for x, y in thinned(self.points) if at.x.low <= x <= at.x.high]
+        if len(drawn) == 1:
+            yield element("circle", cx=drawn[0][0], cy=drawn[0][1], r=3, class_=f"f{self.hue}")
+        elif drawn:
+            yield self._stroked("polyline", points=_joined(drawn))
+
+    def _key(self, x: float, y: float) -> Iterator[str]:
+        yield self._stroked("path", d=f"M{x} {y}h30")
+
+    def _stroked(self, name: str, **shape: str) -> str:
+        dash = {"stroke_dasharray": self.dash} if self.dash else {}
+        return element(name, **shape, class_=f"s{self.hue}", fill="none", stroke_width=self.thickness, **dash)
+
+
+@dataclass(frozen=True)
+class Area(Mark):
+    """What lies between two values at each x, pale."""
+
+    points: Sequence[tuple[float, float, float]]
+
+    def _draw(self, at: Frame) -> Iterator[str]:
+        there = [(at.across(x), at.down(high)) for x, _, high in self.points]
+        back = [(at.across(x), at.down(low)) for x, low, _ in reversed(self.points)]
+        yield element("polygon", points=_joined(there + back), class_=f"f{self.hue}", opacity=0.2)
+
+    def _key(self, x: float, y: float) -> Iterator[str]:
+        yield element("rect", x=x, y=y - 6, width=30, height=12, class_=f"f{self.hue}", opacity=0.3)
+
+
+@dataclass(frozen=True)
+class Dots(Mark):
+    """Single points: x, y, radius; ``shape`` is ``dot``, ``ring``, ``diamond`` or ``arrow``, and ``tips`` say more of each."""
+
+    points: Sequence[tuple[float, float, float]]
+    shape: str = "dot"
+    tips: Sequence[str] = ()
+
+    def _draw(self, at: Frame) -> Iterator[str]:
+        for number, (x, y, radius) in enumerate(self.points):
+            tip = element("title", escaped(self.tips[number])) if self.tips else None
+            yield self._shape(at.across(x), at.down(y), radius, tip)
+
+    def _key(self, x: float, y: float) -> Iterator[str]:
+        yield self._shape(x + 15, y, 5, None)
+
+    def _shape(self, x: float, y: float, r: float, tip: str | None) -> str:
+        if self.shape in ("dot", "ring"):
+            filled = self.shape == "dot"
+            look = {"class_": f"f{self.hue}"} if filled else {"class_": f"s{self.hue}", "fill": "none"}
+            return element("circle", tip, cx=x, cy=y, r=r, stroke_width=2, **look)
+        if self.shape == "diamond":
+            path = f"M{x:.1f} {y - r:.1f}l{r:.1f} {r:.1f}l{-r:.1f} {r:.1f}l{-r:.1f} {-r:.1f}z"
+            return element("path", tip, d=path, class_=f"f{self.hue}")
+        path = f"M{x:.1f} {y - r:.1f}v{2 * r:.1f}M{x:.1f} {y:.1f}h-12l4 -3m-4 3l4 3"
+        return element("path", tip, d=path, class_=f"s{self.hue}", fill="none", stroke_width=1.8)
+
+
+@dataclass(frozen=True)
+class Bars(Mark):
+    """Stretches along named rows: from x to x, in row y."""
+
+    spans: Sequence[tuple[float, float, int]]
+
+    def _draw(self, at: Frame) -> Iterator[str]:
+        for start, end, row in self.spans:
+            x, y = at.across(start), at.down(row) + 4
+            yield element(
+                "rect",
+                x=x,
+                y=y,
+                width=max(at.across(end) - x, 1.0),
+                height=NAMED - 8,
+                rx=1.5,
+                class_=f"f{self.hue}",
+            )
+
+
+@dataclass(frozen=True)
+class Upright(Mark):
+    """A dashed line across the chart at ``x``, ``text`` beside it, ``place`` rows below the top."""
+
+    x: float
+    text: str
+    place: int = 0
+
+    def _draw(self, at: Frame) -> Iterator[str]:
+        x = at.across(self.x)
+        yield element(
+            "path", d=f"M{x:.1f} {at.top}V{at.bottom}", class_=f"s{self.hue}", stroke_dasharray="5 3"
+        )
+        beside, anchor = (x - 5, "end") if x > (at.left + at.right) / 2 else (x + 5, "start")
+        yield words(beside, at.top + 12 + 15 * self.place, self.text, anchor=anchor)
+
+
+@dataclass(frozen=True)
+class Intervals(Mark):
+    """Measured values with their confidence: x, value, low, high, and what was expected there."""
+
+    found: Sequence[tuple[float, float, float, float, float]]
+
+    def _draw(self, at: Frame) -> Iterator[str]:
+        for x, value, low, high, expected in self.found:
+            across, top, bottom = at.across(x), at.down(high), at.down(low)
+            path = f"M{across - 4:.1f} {top:.1f}h8M{across - 4:.1f} {bottom:.1f}h8M{across:.1f} {top:.1f}V{bottom:.1f}"
+            yield element("path", d=path, class_=f"s{self.hue}", fill="none", stroke_width=1.6)
+            yield element("circle", cx=across, cy=at.down(value), r=3, class_=f"f{self.hue}")
+            yield element(
+                "path", d=f"M{across - 8:.1f} {at.down(expected):.1f}h16", class_="sink", stroke_width=2
+            )
+
+
+@dataclass(frozen=True)
+class Cells(Mark):
+    """A matrix: for each row and column a share from 0, dark, to 1, light, with its text; the diagonal is framed."""
+
+    shares: Sequence[Sequence[tuple[float, str]]]
+
+    def _draw(self, at: Frame) -> Iterator[str]:
+        for y, row in enumerate(self.shares):
+            for x, (part, text) in enumerate(row):
+                left, top = at.across(x), at.down(y)
+                width, height = at.across(x + 1) - left, at.down(y + 1) - top
+                frame = {"class_": "s1", "stroke_width": 2.0} if x == y else {}
+                yield element(
+                    "rect",
+                    x=left + 1,
+                    y=top + 1,
+                    width=width - 2,
+                    height=height - 2,
+                    style=f"fill:{_shade(part)}",
+                    **frame,
+                )
+                ink = "#222222" if part > 0.55 else "#ffffff"
+                yield words(
+                    left + width / 2, top + height / 2 + 4, text, anchor="middle", style=f"fill:{ink}"
+                )
+
+    def _key(self, x: float, y: float) -> Iterator[str]:
+        for step in range(5):
+            yield element(
+                "rect", x=x + 6 * step, y=y - 6, width=6, height=12, style=f"fill:{_shade(step / 4)}"
+            )
+
+
+# -- the drawing -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Marks over two axes, drawn in their order, with a legend of those that have names, and notes below it."""
+
+    title: str
+    x: Axis
+    y: Axis
+    marks: Sequence[Mark]
+    notes: Sequence[str] = ()
+    width: int = WIDTH
+    tall: int = TALL
+
+    def svg(self) -> str:
+        """Return the chart as an element of a page that holds ``STYLE``."""
+        height, parts = self.drawn()
+        return _document(self.title, self.width, height, parts, style=f"max-width:{self.width}px")
+
+    def drawn(self) -> tuple[float, list[str]]:
+        """Return the height and the elements, the corner at the origin."""
+        letters = int((self.width - 2 * GAP) / LETTER)
+        title = textwrap.wrap(self.title, int(letters * 0.85)) or [""]
+        parts = [
+            words(GAP, 20 + 17 * at, text, font_size=14, font_weight="bold") for at, text in enumerate(title)
+        ]
+        frame = self._frame(8 + 17 * len(title) + 9)
+        parts += self._axes(frame)
+        for mark in self.marks:
+            parts += mark.draw(frame)
+        y = frame.bottom + self._below + 8
+        shown = [mark for mark in self.marks if mark.name]
+        longest = max((len(mark.name) for mark in shown), default=1)
+        columns = max(1, min(3, int((self.width - 2 * GAP) // (44 + LETTER * longest))))
+        rows = -(-len(shown) // columns)
+        for number, mark in enumerate(shown):
+            x, down = GAP + number // rows * (self.width - 2 * GAP) / columns, y + ROW * (number % rows) + 6
+            parts += [*mark.key(x, down), words(x + 38, down + 4, mark.name)]
+        y += ROW * rows
+        for text in (line for note in self.notes for line in textwrap.wrap(note, letters)):
+            parts.append(words(GAP, y + 10, text))
+            y += ROW
+        return y + 6, parts
+
+    @property
+    def _upended(self) -> bool:
+        """Whether names of columns stand on end, as they would run into each other."""
+        room = (self.width - 2 * GAP) / (len(self.x.ticks) or 1)
+        return self.x.rows and max(len(text) for _, text in self.x.ticks) * LETTER > room - 12
+
+    @property
+    def _below(self) -> float:
+        """Pixels that the x axis needs: texts and label."""
+        texts = max((len(text) for _, text in self.x.ticks), default=0) * LETTER + 10 if self._upended else 19
+        return (texts if self.x.ticks else 0) + (20 if self.x.label else 0)
+
+    def _frame(self, top: float) -> Frame:
+        beside = max((len(text.replace("^", "")) for _, text in self.y.ticks), default=0) * LETTER
+        left = GAP + beside + (8 if beside else 0) + (18 if self.y.label else 0)
+        far = max(map(len, self.y.far), default=0) * LETTER
+        inside = NAMED * self.y.high if self.y.rows else self.tall
+        return Frame(self.x, self.y, left, top, self.width - GAP - (far + 8 if far else 6), top + inside)
+
+    def _axes(self, at: Frame) -> Iterator[str]:
+        for value, text in self.y.ticks:
+            y = at.down(value)
+            yield element("path", d=f"M{at.left:.1f} {y:.1f}H{at.right:.1f}", class_="grid")
+            yield words(at.left - 8, y + 4, text, anchor="end")
+        for value, text in self.x.ticks:
+            x = at.across(value)
+            if not self.x.rows:
+                yield element("path", d=f"M{x:.1f} {at.top:.1f}V{at.bottom:.1f}", class_="grid")
+            if self._upended:
+                turn = f"rotate(-90 {x + 4:.1f} {at.bottom + 8:.1f})"
+                yield words(x + 4, at.bottom + 8, text, anchor="end", transform=turn)
+            else:
+                yield words(x, at.bottom + 17, text, anchor="middle")
+        for number, text in enumerate(self.y.far):
+            yield words(at.right + 8, at.down(number + 0.5) + 4, text)
+        if not self.y.rows:
+            path = f"M{at.left:.1f} {at.top:.1f}V{at.bottom:.1f}H{at.right:.1f}"
+            yield element("path", d=path, class_="axis", fill="none")
+        if self.x.label:
+            yield words((at.left + at.right) / 2, at.bottom + self._below - 2, self.x.label, anchor="middle")
+        if self.y.label:
+            x, y = GAP + 8, (at.top + at.bottom) / 2
+            yield words(x, y, self.y.label, anchor="middle", transform=f"rotate(-90 {x} {y:.0f})")
+
+
+def figure(title: str, charts: Sequence[Chart], *, across: bool = False) -> str:
+    """Return ``charts`` below each other, or ``across`` the page, as one SVG document that stands on its own."""
+    x = y = wide = high = 0.0
+    parts: list[str] = []
+    for chart in charts:
+        height, inside = chart.drawn()
+        parts.append(element("g", "\n".join(inside), transform=f"translate({x:.0f} {y:.0f})"))
+        wide, high = max(wide, x + chart.width), max(high, y + height)
+        x, y = (wide, y) if across else (x, high)
+    head = [element("style", STYLE), element("rect", width=wide, height=high, class_="paper")]
+    return _document(title, wide, high, [*head, *parts], width=wide, height=high) + "\n"
+
+
+def _document(title: str, wide: float, high: float, parts: Iterable[str], **size: str | float) -> str:
+    return element(
+        "svg", "\n".join(["", *parts, ""]), xmlns="http://www.w3.org/2000/svg", **size, viewBox=f"0 0 {wide:.0f} {high:.0f}",
+        class_="chart", font_family="system-ui, Helvetica, Arial, sans-serif", font_size=12, role="img", aria_label=title,
+    )  # fmt: skip
+
+
+def element(name: str, inside: str | None = None, /, **attributes: str | float) -> str:
+    """Return an SVG element around ``inside``, which is markup; attributes are escaped, ``_`` in their names is ``-``."""
+    pairs = ((key.rstrip("_").replace("_", "-"), _value(value)) for key, value in attributes.items())
+    shown = "".join(f' {key}="{value}"' for key, value in pairs)
+    return f"<{name}{shown}/>" if inside is None else f"<{name}{shown}>{inside}</{name}>"
+
+
+def words(x: float, y: float, text: str, *, anchor: str = "start", **more: str | float) -> str:
+    """Return a text; of ``2^-4`` the exponent is raised."""
+    parts = [escaped(part) for part in raised(text)]
+    inside = parts[0]
+    for exponent, after in zip(parts[1::2], parts[2::2], strict=True):
+        inside += element("tspan", exponent, dy=-5, font_size=9)
+        inside += element("tspan", after, dy=5) if after else ""
+    return element("text", inside, x=x, y=y, **({} if anchor == "start" else {"text_anchor": anchor}), **more)
+
+
+def _value(value: str | float) -> str:
+    if isinstance(value, str):
+        return escaped(value)
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def _joined(points: Iterable[Point]) -> str:
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+
+
+def _shade(part: float) -> str:
+    """From a dark blue at 0 to near white at 1."""
+    return f"rgb({','.join(str(round(a + part * (b - a))) for a, b in ((11, 243), (61, 246), (92, 249)))})"
+
+
+def thinned(points: Sequence[Point]) -> list[Point]:
+    """Return at most MOST_POINTS finite points that look the same: of each stretch its lowest and highest."""
     real = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
     if len(real) <= MOST_POINTS:
         return real
     length = -(-2 * len(real) // MOST_POINTS)
-    kept: list[tuple[float, float]] = []
+    kept: list[Point] = []
     for start in range(0, len(real), length):
         part = real[start : start + length]
         kept += sorted({min(part, key=lambda p: p[1]), max(part, key=lambda p: p[1])})
     return kept
-
-
-def _words(
-    x: float,
-    y: float,
-    text: str,
-    *,
-    anchor: str = "start",
-    size: int = 0,
-    bold: bool = False,
-    mono: bool = False,
-) -> str:
-    style = f' font-size="{size}"' if size else ""
-    style += ' font-weight="bold"' if bold else ""
-    style += ' font-family="monospace"' if mono else ""
-    return f'<text class="ink" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="#222222"{style}>{escaped(text)}</text>'
-
-
-def _svg(title: str, height: float, parts: Sequence[str]) -> str:
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" font-family="Helvetica, Arial, sans-serif" '
-        f'font-size="12" role="img" aria-label="{escaped(title)}">'
-    )
-    return "\n".join([head, *parts, "</svg>"])

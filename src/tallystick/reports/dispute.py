@@ -2,93 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rich.console import RenderableType
-
 from tallystick.dispute.terms import PARTIES, Party
-from tallystick.reports.layout import BAD, UNSURE, Row, counted, page
+from tallystick.reports.layout import BAD, UNSURE, DonePage, Row, counted, picked
 
 if TYPE_CHECKING:
     from tallystick.roles.operator_dispute import OperatorResult
     from tallystick.roles.referee import DisputeResult
 
 
-@dataclass(frozen=True)
-class DisputePage:
-    """The judge's ruling; ``verdict_file`` is where its canonical JSON lies."""
-
-    result: DisputeResult
-    verdict_file: str
-    record_file: str | None = None
-
-    def fields(self) -> dict[str, object]:
-        """Return what ``--json`` prints."""
-        result = self.result
-        return {
-            "loser": result.loser,
-            "outcome": result.outcome,
-            "step": result.step,
-            "rounds": result.rounds,
-            "rounds_per_level": dict(result.rounds_per_level),
-            "reason": result.reason,
-            "moves": [list(move) for move in result.moves],
-            "objection": None if result.objection is None else result.objection.fields(),
-            "operator": self._operator(),
-            "record_file": self.record_file,
-            "verdict_file": self.verdict_file,
+def dispute_page(
+    result: DisputeResult, verdict_file: str, record_file: str | None = None, *, passed: Passed | None = None
+) -> DonePage:
+    """Return the judge's ruling, where its canonical JSON lies, and what ``passed`` in a dispute by files."""
+    found = result.operator
+    operator: dict[str, object] | None = None
+    if found is not None:
+        operator = {
+            **found.fields(),
+            "seconds": dict(found.cost.seconds),
+            "share_of_step": found.share_of_step,
         }
+    values = {
+        **picked(result, "loser outcome step rounds rounds_per_level reason"),
+        "moves": [list(move) for move in result.moves],
+        "objection": None if result.objection is None else result.objection.fields(),
+        "operator": operator,
+        "record_file": record_file,
+        "verdict_file": verdict_file,
+    }
+    levels = ", ".join(f"{count} over {level}" for level, count in result.rounds_per_level.items())
+    rows: list[Row] = [
+        ("outcome", result.outcome.replace("_", " ")),
+        ("reason", result.reason),
+        ("bisection", counted(result.rounds, "round") + (f": {levels}" if levels else "")),
+        *([] if found is None else _operator_rows(found)),
+        ("verdict", verdict_file),
+    ]
+    if record_file is not None:
+        rows.append(("record", record_file))
+    if passed is not None:
+        values["exchange"] = passed.fields()
+        rows += passed.rows()
+    where = "" if result.step is None else f" at step {result.step}"
+    if result.loser == "none":
+        return DonePage(f"nobody loses{where}", values, rows, UNSURE)
+    return DonePage(f"the {result.loser} loses{where}", values, rows, BAD)
 
-    def _operator(self) -> dict[str, object] | None:
-        found = self.result.operator
-        if found is None:
-            return None
-        return {**found.fields(), "seconds": dict(found.cost.seconds), "share_of_step": found.share_of_step}
 
-    def __rich__(self) -> RenderableType:
-        """Return the page that ``tally dispute`` prints."""
-        result = self.result
-        where = "" if result.step is None else f" at step {result.step}"
-        headline = f"nobody loses{where}" if result.loser == "none" else f"the {result.loser} loses{where}"
-        return page(headline, UNSURE if result.loser == "none" else BAD, self.rows())
+def awaiting_page(awaited: Sequence[Party], deadline: int | None, passed: Passed) -> DonePage:
+    """Return a dispute by files that waits for answers."""
+    values = {
+        "awaited": list(awaited),
+        "deadline": deadline,
+        "exchange": passed.fields(),
+        "outcome": "awaiting",
+        "round": passed.rounds - 1,
+    }
+    until = "at any time" if deadline is None else f"until second {deadline} (UTC, since 1970)"
+    rows: list[Row] = [("awaited", f"an answer of {' and '.join(awaited)} {until}"), *passed.rows()]
+    return DonePage(f"round {passed.rounds - 1} is open", values, rows, UNSURE)
 
-    def rows(self) -> list[Row]:
-        """Return the rows of the page."""
-        result = self.result
-        levels = ", ".join(f"{count} over {level}" for level, count in result.rounds_per_level.items())
-        rows: list[Row] = [
-            ("outcome", result.outcome.replace("_", " ")),
-            ("reason", result.reason),
-            ("bisection", counted(result.rounds, "round") + (f": {levels}" if levels else "")),
-            *self._operator_rows(),
-            ("verdict", self.verdict_file),
-        ]
-        if self.record_file is not None:
-            rows.append(("record", self.record_file))
-        return rows
 
-    def _operator_rows(self) -> list[Row]:
-        found = self.result.operator
-        if found is None:
-            return []
-        cost = found.cost
-        rows: list[Row] = []
-        if found.operator is not None:
-            op = found.operator
-            name = f"{op.name} of {op.module}" if op.module else op.name
-            rows.append(("operator", f"{found.index} of {cost.operators}: {name}, {op.phase}"))
-        if found.loser is None:
-            rows.append(("whole step", f"judged instead: {found.reason}"))
-        rows.append(("signed", _signed(found)))
-        sent = f"trainer {cost.trainer_bytes:,} B, auditor {cost.auditor_bytes:,} B"
-        rows.append(("sent", f"{sent}; opened to the auditor {cost.opened_bytes:,} B"))
-        if found.loser is not None:
-            share = found.share_of_step
-            time = "" if share is None else f", {share:.2%} of a step's time"
-            rows.append(("judge read", f"{cost.judge_bytes:,} B{time}"))
-        return rows
+def _operator_rows(found: OperatorResult) -> list[Row]:
+    cost = found.cost
+    rows: list[Row] = []
+    if found.operator is not None:
+        op = found.operator
+        name = f"{op.name} of {op.module}" if op.module else op.name
+        rows.append(("operator", f"{found.index} of {cost.operators}: {name}, {op.phase}"))
+    if found.loser is None:
+        rows.append(("whole step", f"judged instead: {found.reason}"))
+    sent = f"trainer {cost.trainer_bytes:,} B, auditor {cost.auditor_bytes:,} B"
+    rows += [("signed", _signed(found)), ("sent", f"{sent}; opened to the auditor {cost.opened_bytes:,} B")]
+    if found.loser is not None:
+        share = found.share_of_step
+        time = "" if share is None else f", {share:.2%} of a step's time"
+        rows.append(("judge read", f"{cost.judge_bytes:,} B{time}"))
+    return rows
 
 
 def _signed(found: OperatorResult) -> str:
@@ -141,46 +135,3 @@ class Passed:
             )
         rows.append(("referee", f"worked {self.seconds:,.1f} s in this call"))
         return rows + [("refused", f"{file}: {why}") for file, why in self.refused.items()]
-
-
-@dataclass(frozen=True)
-class RuledPage(DisputePage):
-    """The ruling of a dispute by files, and what passed."""
-
-    passed: Passed = field(kw_only=True)
-
-    def fields(self) -> dict[str, object]:
-        """Return what ``--json`` prints."""
-        return {**super().fields(), "exchange": self.passed.fields()}
-
-    def rows(self) -> list[Row]:
-        """Return the rows of the page."""
-        return [*super().rows(), *self.passed.rows()]
-
-
-@dataclass(frozen=True)
-class AwaitingPage:
-    """A dispute by files that waits for answers."""
-
-    awaited: tuple[Party, ...]
-    deadline: int | None
-    passed: Passed
-
-    def fields(self) -> dict[str, object]:
-        """Return what ``--json`` prints."""
-        return {
-            "awaited": list(self.awaited),
-            "deadline": self.deadline,
-            "exchange": self.passed.fields(),
-            "outcome": "awaiting",
-            "round": self.passed.rounds - 1,
-        }
-
-    def __rich__(self) -> RenderableType:
-        """Return the page that ``tally dispute rule`` prints."""
-        until = "at any time" if self.deadline is None else f"until second {self.deadline} (UTC, since 1970)"
-        rows: list[Row] = [
-            ("awaited", f"an answer of {' and '.join(self.awaited)} {until}"),
-            *self.passed.rows(),
-        ]
-        return page(f"round {self.passed.rounds - 1} is open", UNSURE, rows)

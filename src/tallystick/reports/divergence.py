@@ -1,300 +1,292 @@
-"""Where two sides part and why, as a compiler would say it: what, where, both values, and a cause with its standing."""
+"""Where two sides part and why, as a compiler would say it: what, where, both values, and a cause with its standing.
+
+A terminal and a page show what the JSON says, whoever wrote it.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.console import RenderableType
 from rich.text import Text
 
-from tallystick.commit.encoding import parse_hex_float
-from tallystick.diagnosis.causes import CAUSES, Explanation
-from tallystick.diagnosis.divergence import Pair, StateDivergence, TensorDivergence
-from tallystick.errors import InvalidInput
-from tallystick.reports.layout import BAD, GOOD, QUIET, UNSURE, counted, printable, share
+from tallystick.reports.chart import Axis, Bars, Chart, named
+from tallystick.reports.foreign import LARGEST_DISTANCE, Foreign
+from tallystick.reports.layout import (
+    BAD,
+    GOOD,
+    QUIET,
+    UNSURE,
+    DonePage,
+    Lines,
+    Part,
+    Table,
+    Words,
+    counted,
+    picked,
+    share,
+)
 
 if TYPE_CHECKING:
     from tallystick.diagnosis.causes import Divergence
+    from tallystick.diagnosis.divergence import TensorDivergence
 
 MARKS: Mapping[str, tuple[str, str]] = {
-    "confirmed": ("confirmed", GOOD),
+    "confirmed": ("confirmed", BAD),
     "fits": ("fits the signature, not confirmed", UNSURE),
-    "not_confirmed": ("tried", QUIET),
 }
 BARS = 32  # characters of the longest bar of a histogram
 MOST_BINS = 12
-MOST_TENSORS = 6
-LISTED = 200  # tensors in JSON
+MOST_TENSORS = 6  # on a terminal; a page has LISTED, JSON this many:
+KEPT = 200
+EDGE, NOTE = "   | ", "   = note: "
+
+
+def divergence_page(found: Divergence) -> DonePage:
+    """Return one divergence; every text is shown as it is, control characters escaped."""
+    values = divergence_fields(found)
+    headline = divergence_headline(Foreign(values))
+    parts = list(divergence_parts(Foreign(values)))
+    return DonePage(headline.plain, values, [], str(headline.style), parts)
 
 
 def divergence_fields(found: Divergence) -> dict[str, object]:
     """Return a divergence as JSON; scripts rely on the names."""
-    cause, state = found.cause, found.state
+    cause, state, parting = found.cause, found.state, found.operator
+    unknown = ("state", "differing_elements", "elements", "differing_tensors", "tensors_compared", "leading")
+    stated: dict[str, object] = {**dict.fromkeys(unknown), "tensors": [], "odd": {}, "documents": []}
+    if state is not None:
+        stated = {
+            "state": found.how,
+            "differing_elements": state.differing,
+            "elements": state.elements,
+            "differing_tensors": len(state.tensors),
+            "tensors_compared": state.compared,
+            "leading": None if state.leading is None else state.leading.name,
+            "tensors": [_tensor_fields(tensor, found.makers) for tensor in state.tensors[:KEPT]],
+            "odd": state.odd,
+            "documents": state.documents,
+        }
+    operator = None
+    if parting is not None:
+        difference = parting.difference
+        operator = {
+            **picked(parting.operation, "index name phase module"),
+            "result": None if difference is None else _tensor_fields(difference, {}),
+        }
     return {
-        "own": found.own,
-        "stated": found.stated,
-        "step": found.step,
+        **picked(found, "own stated step after update_only tries unfinished seconds notes"),
         "cause": None if cause is None else cause.cause,
         "cause_status": None if cause is None else cause.status,
-        "findings": [
-            {"cause": f.cause, "title": f.title, "status": f.status, "text": f.text} for f in found.findings
-        ],
+        "findings": [picked(finding, "cause title status text") for finding in found.findings],
         "loss": None if found.loss is None else {"own": found.loss[0].hex(), "stated": found.loss[1].hex()},
-        "after": found.after,
-        "state": found.how if state is not None else None,
-        "differing_elements": None if state is None else state.differing,
-        "elements": None if state is None else state.elements,
-        "differing_tensors": None if state is None else len(state.tensors),
-        "tensors_compared": None if state is None else state.compared,
-        "leading": None if state is None or state.leading is None else state.leading.name,
-        "tensors": [] if state is None else [_tensor_fields(t, found.makers) for t in state.tensors[:LISTED]],
-        "odd": {} if state is None else {name: list(pair) for name, pair in state.odd.items()},
-        "documents": [] if state is None else list(state.documents),
-        "operator": _operator_fields(found),
-        "update_only": found.update_only,
+        **stated,
+        "operator": operator,
         "environment": {
-            name: {"own": own, "trainer": stated} for name, (own, stated) in found.environment.items()
+            name: {"own": own, "trainer": theirs} for name, (own, theirs) in found.environment.items()
         },
-        "tries": found.tries,
-        "unfinished": found.unfinished,
-        "seconds": found.seconds,
-        "notes": list(found.notes),
-    }
-
-
-def _operator_fields(found: Divergence) -> dict[str, object] | None:
-    parting = found.operator
-    if parting is None:
-        return None
-    operation, difference = parting.operation, parting.difference
-    return {
-        "index": operation.index,
-        "name": operation.name,
-        "phase": operation.phase,
-        "module": operation.module,
-        "result": None if difference is None else _tensor_fields(difference, {}),
     }
 
 
 def _tensor_fields(tensor: TensorDivergence, makers: Mapping[str, str]) -> dict[str, object]:
+    distances = tensor.distances
     return {
-        "name": tensor.name,
-        "dtype": tensor.dtype,
-        "shape": list(tensor.shape),
-        "elements": tensor.elements,
-        "differing": tensor.differing,
-        "first": _pair_fields(tensor.first),
-        "worst": _pair_fields(tensor.worst),
-        "relative": tensor.relative,
-        "flushed": tensor.flushed,
-        "ulps": []
-        if tensor.distances is None
-        else [list(part) for part in tensor.distances.bins() if part[2]],
-        "unordered": 0 if tensor.distances is None else tensor.distances.unordered,
-        "gradient_from": makers.get(_parameter(tensor.name)),
+        **picked(tensor, "name dtype shape elements differing relative flushed"),
+        "first": picked(tensor.first, "element index own stated ulps"),
+        "worst": picked(tensor.worst, "element index own stated ulps"),
+        "ulps": [] if distances is None else [each for each in distances.bins() if each[2]],
+        "median_ulp": None if distances is None else distances.quantile(0.5),
+        "unordered": 0 if distances is None else distances.unordered,
+        "gradient_from": makers.get(tensor.name.removeprefix("model/")),
     }
 
 
-def _pair_fields(pair: Pair) -> dict[str, object]:
-    return {
-        "element": pair.element, "index": list(pair.index), "own": pair.own, "stated": pair.stated, "ulps": pair.ulps,
-    }  # fmt: skip
+# -- what is shown ---------------------------------------------------------------------------------
 
 
-def _parameter(entry: str) -> str:
-    return entry.removeprefix("model/")
+def divergence_headline(given: Foreign) -> Text:
+    """Return where the sides part and the likeliest cause, in its style."""
+    step, findings = given["step"].text(), list(given["findings"].items())
+    differs = any(given[name].value for name in ("tensors", "odd", "documents"))
+    if not (step or findings or differs):
+        return Text("the same: no step and no tensor differs", style=GOOD)
+    own, stated = _sides(given)
+    where = f"{own} and {stated} part at step {step}"
+    if not step:
+        where = "states differ" if given["state"].text() else "runs differ"
+    if not findings or findings[0]["cause"].text() == "unknown":
+        return Text(f"error: {where}", style=BAD)
+    hedge = "" if findings[0]["status"].text() == "confirmed" else ", it seems"
+    return Text(f"error[{findings[0]['cause'].text(40)}]: {where}: {_title(findings[0])}{hedge}", style=BAD)
+
+
+def divergence_parts(given: Foreign) -> Iterator[Part]:
+    """Return the first operator and the leading tensor that differ, the causes, and what was not found out."""
+    sides, operator = _sides(given), given["operator"]
+    if operator:
+        where = (
+            f"operator {operator['index'].text()}, {operator['name'].text(100)}, {operator['phase'].text(20)} pass of "
+            f"{operator['module'].text(200) or 'the loss function'}"
+        )
+        yield Words(Text.assemble("first operator that differs: ", (where, "bold")), "  --> ")
+        if operator["result"]:
+            yield _pair(operator["result"], sides)
+    elif given["update_only"].value is True:
+        words = "every operator of the forward and backward pass gives the same bits; the update does not"
+        yield Words(words, "  --> ")
+    yield from _tensors(given, sides)
+    yield from _findings(list(given["findings"].items()))
+    if given["unfinished"].value is True:
+        words = "the time for trying causes out was over before all were tried; --effort gives more"
+        yield Words(Text(words, style=UNSURE), NOTE)
+    for note in given["notes"].items():
+        yield Words(Text(note.text(1000), style=QUIET), NOTE)
+    environment = [
+        f"{Foreign(name).text(40)} {pair['own'].text(80)} against {pair['trainer'].text(80)}"
+        for name, pair in given["environment"].members()
+    ]
+    if environment and all(f["cause"].text() != "library_version" for f in given["findings"].items()):
+        yield Words(Text(f"the machines differ in {', '.join(environment)}", style=QUIET), NOTE)
+
+
+def _sides(given: Foreign) -> tuple[str, str]:
+    return given["own"].text(200) or "one side", given["stated"].text(200) or "the other"
+
+
+def _title(finding: Foreign) -> str:
+    return finding["title"].text(200) or finding["cause"].word()
+
+
+def _tensors(given: Foreign, sides: tuple[str, str]) -> Iterator[Part]:
+    tensors, name, after = list(given["tensors"].items()), given["leading"].text(), given["after"].whole()
+    if not tensors:
+        return
+    leading = next((t for t in tensors if t["name"].text() == name), tensors[0])
+    maker = leading["gradient_from"].text(200)
+    words = "" if after is None else f" after {counted(after, 'step')}"
+    words += ", as that repetition gives it" if given["state"].text() == "reconstructed" else ""
+    words += f"; its gradient: {maker}" if maker else ""
+    yield Words(Text.assemble((leading["name"].text(200), "bold"), words), "  --> ")
+    yield _pair(leading, sides)
+    yield Words(f"{_of_elements(leading)} elements differ{_size(leading)}", EDGE)
+    bins = _merged_bins(leading)
+    if bins:
+        yield Distances(f"Distances in {leading['name'].text(200)}", bins)
+    words = f"in all {_of_elements(given, 'differing_elements')} elements"
+    if given["differing_tensors"].whole() is not None:
+        words += f" in {given['differing_tensors'].text()} of {given['tensors_compared'].text()} tensors"
+    yield Words(f"{words} differ", EDGE)
+    rows = [
+        (
+            t["name"].text(200),
+            t["differing"].text(),
+            t["elements"].text(),
+            _at_most(t),
+            _largest(t),
+        )
+        for t in tensors
+        if t is not leading
+    ]
+    if rows:
+        columns = ("also", "differ", "of", "median ulp", "largest ulp")
+        yield Table(columns, rows, numbers=(1, 2, 3, 4), things="tensor", most=MOST_TENSORS, lead=EDGE + "  ")
+    for name, pair in given["odd"].members():
+        own, stated = (each.text() for each in [*pair.items(2), Foreign(None), Foreign(None)][:2])
+        words = f"{Foreign(name).text(200)} is {own} on one side, {stated} on the other"
+        yield Words(Text(words, style=UNSURE), EDGE)
+
+
+def _of_elements(given: Foreign, name: str = "differing") -> str:
+    return f"{given[name].text()} of {given['elements'].text()}"
+
+
+def _at_most(tensor: Foreign) -> str:
+    median = tensor["median_ulp"].text()
+    return f"<= {median}" if median else ""
+
+
+def _largest(tensor: Foreign) -> str:
+    return tensor["worst"]["ulps"].text() or ("NaN" if tensor["median_ulp"].text() else "")
+
+
+def _size(tensor: Foreign) -> str:
+    differing, elements, relative = (tensor[name].number() for name in ("differing", "elements", "relative"))
+    part = "" if differing is None or not elements else f" ({share(differing / elements)})"
+    if relative is not None:
+        return f"{part}, by {relative:.3g} of its size"
+    return f"{part}, {'not comparable in size' if tensor['median_ulp'].text() else 'whole numbers'}"
+
+
+def _pair(tensor: Foreign, sides: tuple[str, str]) -> Lines:
+    """Return the first element that differs, with both values."""
+    first, width = tensor["first"], max(4, *map(len, sides))
+    index = ", ".join(each.text() for each in first["index"].items(16))
+    ulps = first["ulps"].whole(LARGEST_DISTANCE)
+    own, stated = (
+        f"  {side:<{width}}  {first[name].readable()}"
+        for side, name in zip(sides, ("own", "stated"), strict=True)
+    )
+    gap = "" if ulps is None else f"   {counted(ulps, 'ulp')} apart"
+    head = f"element {first['element'].text()}" + (f" [{index}]" if index else "")
+    return Lines([head, own, Text.assemble(stated, (gap, UNSURE))], EDGE)
+
+
+def _findings(found: Sequence[Foreign]) -> Iterator[Part]:
+    for finding in found:
+        status = finding["status"].text(40)
+        if status in MARKS:
+            mark, style = MARKS[status]
+            words = ((_title(finding), "bold"), (f" [{mark}]", style), f": {finding['text'].text(1000)}")
+            yield Words(Text.assemble(*words), "   = cause: ")
+    tried = [
+        f"{_title(f)} ({f['text'].text(1000)})" for f in found if f["status"].text(40) == "not_confirmed"
+    ]
+    if tried:
+        words = f"by repetition, without success: {', '.join(tried)}"
+        yield Words(Text(words, style=QUIET), "   = tried: ")
+
+
+# -- how far apart ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class DivergencePage:
-    """One divergence, on a terminal or as JSON."""
+class Distances(Part):
+    """How many elements lie how far apart: (lowest, highest, count); bars of a chart, or of text on a terminal."""
 
-    found: Divergence
-
-    def fields(self) -> dict[str, object]:
-        """Return what ``--json`` prints."""
-        return divergence_fields(self.found)
+    kind = "pictures"
+    title: str
+    bins: Sequence[tuple[int, int, int]]
 
     def __rich__(self) -> RenderableType:
-        """Return the page; every text is shown as it is, control characters escaped."""
-        found = self.found
-        parts: list[RenderableType] = [self._headline()]
-        parts += self._place()
-        parts += self._findings()
-        parts += [_line("note", text, QUIET) for text in found.notes]
-        if found.environment and not any(f.cause == "library_version" for f in found.findings):
-            text = ", ".join(f"{name} {a} against {b}" for name, (a, b) in found.environment.items())
-            parts.append(_line("note", f"the machines differ in {text}", QUIET))
-        return Group(*parts)
-
-    def _headline(self) -> RenderableType:
-        found = self.found
-        if found.step is None and not found.findings and (found.state is None or found.state.is_empty):
-            return Text("the same: no step and no tensor differs", style=GOOD)
-        cause = found.cause
-        where = f"{found.own} and {found.stated} part at step {found.step}"
-        if found.step is None:
-            where = "runs differ" if found.state is None else "states differ"
-        if cause is None or cause.cause == "unknown":
-            return Text(printable(f"error: {where}"), style=BAD)
-        hedge = "" if cause.status == "confirmed" else ", it seems"
-        return Text(printable(f"error[{cause.cause}]: {where}: {cause.title}{hedge}"), style=BAD)
-
-    def _place(self) -> list[RenderableType]:
-        found, state = self.found, self.found.state
-        parts: list[RenderableType] = []
-        if found.operator is not None:
-            parts.append(_arrow(f"first operator that differs: {found.operator.operation}"))
-            if found.operator.difference is not None:
-                parts += self._values(found.operator.difference, found.operator.difference.first)
-        elif found.update_only:
-            parts.append(
-                _arrow(
-                    "every operator of the forward and backward pass gives the same bits; the update does not"
-                )
-            )
-        if state is None or state.leading is None:
-            return parts
-        leading = state.leading
-        maker = found.makers.get(_parameter(leading.name))
-        after = "" if found.after is None else f" after {counted(found.after, 'step')}"
-        how = ", as that repetition gives it" if found.how == "reconstructed" else ""
-        parts.append(_arrow(f"{leading.name}{after}{how}" + (f"; its gradient: {maker}" if maker else "")))
-        parts += self._values(leading, leading.first)
-        parts.append(_line("", f"{leading.differing:,} of {leading.elements:,} elements differ ({share(leading.share)}), "
-                               f"{_size(leading)}", ""))  # fmt: skip
-        parts += [Text(line, style=QUIET) for line in histogram_lines(leading)]
-        parts += self._others(state, leading)
-        return parts
-
-    def _values(self, tensor: TensorDivergence, pair: Pair) -> list[RenderableType]:
-        found = self.found
-        index = f"[{', '.join(map(str, pair.index))}]" if pair.index else ""
-        width = max(len(found.own), len(found.stated), 4)
-        gap = "" if pair.ulps is None else f"{counted(pair.ulps, 'ulp')} apart"
-        return [
-            Text(printable(f"   | element {pair.element:,} {index}")),
-            Text(printable(f"   |   {found.own:<{width}}  {_readable(pair.own)}")),
-            Text.assemble(
-                printable(f"   |   {found.stated:<{width}}  {_readable(pair.stated)}   "), (gap, UNSURE)
-            ),
+        most, width = max(count for _, _, count in self.bins) or 1, max(map(len, self._labels))
+        lines = [
+            Text(f"{label:>{width}} ulp  {'#' * -(-BARS * count // most):<{BARS}} {count:,}", style=QUIET)
+            for label, (_, _, count) in zip(self._labels, self.bins, strict=True)
         ]
+        return Lines(lines, EDGE + "  ")
 
-    def _others(self, state: StateDivergence, leading: TensorDivergence) -> list[RenderableType]:
-        rest = [t for t in state.tensors if t is not leading]
-        tensors = f"{len(state.tensors)} of {state.compared} tensors"
-        head = f"in all {state.differing:,} of {state.elements:,} elements in {tensors} differ"
-        parts: list[RenderableType] = [_line("", head, "")]
-        if rest:
-            table = Table(box=None, padding=(0, 2, 0, 0), header_style=QUIET)
-            for heading in ("   |   also", "differ", "of", "median ulp", "largest ulp"):
-                table.add_column(heading, justify="left" if "also" in heading else "right", overflow="fold")
-            for t in rest[:MOST_TENSORS]:
-                table.add_row(
-                    Text(printable(f"   |   {t.name}")), f"{t.differing:,}", f"{t.elements:,}", *_ulps(t)
-                )
-            parts.append(table)
-        if len(rest) > MOST_TENSORS:
-            parts.append(
-                _line("", f"and {counted(len(rest) - MOST_TENSORS, 'more tensor')}; --json lists them", QUIET)
-            )
-        parts += [
-            _line("", f"{name} is {a} on one side, {b} on the other", UNSURE)
-            for name, (a, b) in state.odd.items()
-        ]
-        return parts
+    @property
+    def charts(self) -> list[Chart]:
+        """The chart of a page, on an axis of roots so that small counts show."""
+        most = max(count for _, _, count in self.bins) or 1
+        rows = named("ulp", self._labels, [f"{count:,}" for _, _, count in self.bins])
+        bars = Bars("", "0", [(0, count, row) for row, (_, _, count) in enumerate(self.bins)])
+        return [Chart(self.title, Axis("", 0, most, (), "root"), rows, [bars])]
 
-    def _findings(self) -> list[RenderableType]:
-        parts: list[RenderableType] = []
-        tried = [f for f in self.found.findings if f.status == "not_confirmed"]
-        for finding in self.found.findings:
-            if finding.status != "not_confirmed":
-                parts.append(_cause(finding))
-        if tried:
-            words = ", ".join(f"{CAUSES[f.cause]} ({f.text.partition(' ')[0]})" for f in tried)
-            parts.append(_line("tried", f"by repetition, without success: {words}", QUIET))
-        if self.found.unfinished:
-            parts.append(
-                _line(
-                    "note",
-                    "the time for trying causes out was over before all were tried; --effort gives more",
-                    UNSURE,
-                )
-            )
-        return parts
+    @property
+    def _labels(self) -> list[str]:
+        return [f"{low:,}" if low == high else f"{low:,} to {high:,}" for low, high, _ in self.bins]
 
 
-def _cause(finding: Explanation) -> RenderableType:
-    mark, style = MARKS[finding.status]
-    text = Text.assemble(printable(finding.title), (f" [{mark}]", style), printable(f": {finding.text}"))
-    return _labelled("   = cause: ", text)
-
-
-def _labelled(head: str, text: Text) -> RenderableType:
-    """Return ``text`` after ``head``, its further lines as far to the right."""
-    table = Table.grid()
-    table.add_column(no_wrap=True, style=QUIET)
-    table.add_column(overflow="fold")
-    table.add_row(Text(head), text)
-    return table
-
-
-def _arrow(text: str) -> RenderableType:
-    return _labelled("  --> ", Text(printable(text)))
-
-
-def _line(label: str, text: str, style: str) -> RenderableType:
-    return _labelled(f"   = {label}: " if label else "   | ", Text(printable(text), style=style))
-
-
-def _readable(value: str) -> str:
-    try:
-        number = parse_hex_float(value, what="value")
-    except InvalidInput:
-        return value
-    return f"{value} ({number:.9g})"
-
-
-def _size(tensor: TensorDivergence) -> str:
-    if tensor.distances is None:
-        return "whole numbers"
-    if not math.isfinite(tensor.relative):
-        return "not comparable in size"
-    return f"by {tensor.relative:.3g} of its size"
-
-
-def _ulps(tensor: TensorDivergence) -> tuple[str, str]:
-    if tensor.distances is None:
-        return "", ""
-    worst = tensor.worst.ulps
-    return f"<= {tensor.distances.quantile(0.5):,}", "NaN" if worst is None else f"{worst:,}"
-
-
-def merged_bins(tensor: TensorDivergence, most: int = MOST_BINS) -> Sequence[tuple[int, int, int]]:
-    """Return (lowest, highest, count) of the distances, neighbouring bins merged until there are at most ``most``."""
-    if tensor.distances is None:
-        return []
-    bins = tensor.distances.bins()
-    width = -(-len(bins) // most) or 1
-    return [
-        (group[0][0], group[-1][1], sum(count for _, _, count in group))
-        for group in (bins[at : at + width] for at in range(0, len(bins), width))
-    ]
-
-
-def histogram_lines(tensor: TensorDivergence) -> list[str]:
-    """Return the histogram of ulp distances as lines of text."""
-    bins = merged_bins(tensor)
-    if len(bins) == 0 or tensor.differing < 2:
-        return []
-    most = max(count for _, _, count in bins) or 1
-    labels = [f"{low:,}" if low == high else f"{low:,} to {high:,}" for low, high, _ in bins]
-    width = max(map(len, labels))
-    return [
-        f"   |   {label:>{width}} ulp  {'#' * -(-BARS * count // most):<{BARS}} {count:,}"
-        for label, (_, _, count) in zip(labels, bins, strict=True)
-    ]
+def _merged_bins(tensor: Foreign) -> list[tuple[int, int, int]]:
+    """Return (lowest, highest, count) of the distances in ulp, neighbours merged until there are at most MOST_BINS."""
+    bins: list[tuple[int, int, int]] = []
+    for part in tensor["ulps"].items(64):
+        numbers = [number for each in part.items(3) if (number := each.whole(LARGEST_DISTANCE)) is not None]
+        if len(numbers) == 3:
+            bins.append((numbers[0], numbers[1], numbers[2]))
+    width = -(-len(bins) // MOST_BINS) or 1
+    groups = [bins[at : at + width] for at in range(0, len(bins), width)]
+    return [(group[0][0], group[-1][1], sum(count for _, _, count in group)) for group in groups]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from tallystick.fleet.sampling.planner import (
     PlanQuestion,
@@ -13,7 +16,7 @@ from tallystick.fleet.sampling.planner import (
     published_samples,
     shorter_run_detection,
 )
-from tallystick.reports.panels import Axis, Chart, Line, svg
+from tallystick.reports.chart import Chart, Line, Point, figure, hue_of, linear, logarithmic
 
 TIMES = tuple(10.0 ** (step / 25.0) for step in range(51))  # k from 1 to 100, the paper's range
 PUBLISHED_SHARES = tuple(step / 200.0 for step in range(1, 41))  # b up to 0.2, the paper's range
@@ -38,50 +41,38 @@ class EvasionFigures:
             "probability": self.probability,
             "least_published": self.least_published,
             "own_share": self.own_share,
-            "charts": [chart.fields() for chart in self.charts],
+            "charts": [_chart_fields(chart) for chart in self.charts],
         }
 
     def svg(self) -> str:
         """Return the charts as one SVG document."""
-        return svg("How much detection is left to runs of other lengths", self.charts)
+        return figure("How much detection is left to runs of other lengths", self.charts, across=True)
 
 
 def evasion_figures(question: PlanQuestion) -> EvasionFigures:
     """Return the figures of appendices C.1 and C.2 at the question's probability, with its own fleet beside them."""
     p, own = question.sampling_probability, hit_probability(question)
     ratios = evasion_ratios(TIMES, SHOWN_SHARES, p)
-    over_k = [
-        Line(f"b = {share:g}", [(k, float(ratios[at, to])) for at, k in enumerate(TIMES)])
-        for to, share in enumerate(SHOWN_SHARES)
-    ]
+    over_k = {f"b = {b:g}": _column(TIMES, ratios, at) for at, b in enumerate(SHOWN_SHARES)}
     by_share = evasion_ratios(SHOWN_TIMES, ALL_SHARES, p)
-    over_b = [
-        Line(f"k = {k:g}", [(b, float(by_share[at, to])) for to, b in enumerate(ALL_SHARES)])
-        for at, k in enumerate(SHOWN_TIMES)
-    ]
-    over_b.append(Line("no end of k", [(b, endless_run_detection(b, p) / p) for b in ALL_SHARES], thin=True))
+    over_b = {f"k = {k:g}": _column(ALL_SHARES, by_share.T, at) for at, k in enumerate(SHOWN_TIMES)}
+    endless = {"no end of k": [(b, endless_run_detection(b, p) / p) for b in ALL_SHARES]}
+    here: dict[str, list[Point]] = {}
     if own is not None and 0.0 < own < 1.0:
-        here = evasion_ratios(TIMES, (own,), p)
-        over_k.append(
-            Line(
-                f"this question, b = {own:.3g}",
-                [(k, float(here[at, 0])) for at, k in enumerate(TIMES)],
-                thin=True,
-            )
-        )
-    ratio = Axis("p_d(k) / p", 0.5, 1.0, (0.5, 0.6, 0.7, 0.8, 0.9, 1.0))
+        here = {f"this question, b = {own:.3g}": _column(TIMES, evasion_ratios(TIMES, (own,), p), 0)}
+    ratio = linear("p_d(k) / p", 0.5, 1.0)
     charts = (
         Chart(
             "Longer runs on fewer chips (C.1), over k",
-            Axis("k, times as long on 1/k of the chips", 1.0, 100.0, (1, 2, 5, 10, 20, 50, 100), True),
+            logarithmic("k, times as long on 1/k of the chips", 1.0, 100.0),
             ratio,
-            over_k,
+            _lines(over_k, here),
         ),
         Chart(
             "The same over b",
-            Axis("b, share of the fleet that the run takes", 0.0, 1.0, (0, 0.2, 0.4, 0.6, 0.8, 1)),
+            linear("b, share of the fleet that the run takes", 0.0, 1.0),
             ratio,
-            over_b,
+            _lines(over_b, endless),
         ),
         _shorter(question),
     )
@@ -93,25 +84,34 @@ def _shorter(question: PlanQuestion) -> Chart:
     """p_d(t) of the question's work done in t days, planned for its own run length and one draw afterwards (C.2)."""
     chip_days = question.visible_flop * question.chips / question.flop_per_day
     samples = published_samples(question)
-    lines: list[Line] = []
+    found: dict[str, list[Point]] = {}
     if samples is not None and samples > 0.0:
         drawn = samples * question.run_days / question.period_days
-        for rate in _rates(question.snapshots_per_day):
-            points: list[tuple[float, float]] = []
-            for days in sorted({*SHORT_DAYS, question.run_days}):
-                if days <= question.run_days and chip_days <= question.chips * days:
-                    points.append((days, shorter_run_detection(chip_days, question.chips, drawn, days, rate)))
-            lines.append(Line(f"f = {rate:g} a day", points))
+        for rate in (question.snapshots_per_day * factor for factor in (0.1, 1.0, 10.0)):
+            found[f"f = {rate:g} a day"] = [
+                (days, shorter_run_detection(chip_days, question.chips, drawn, days, rate))
+                for days in sorted({*SHORT_DAYS, question.run_days})
+                if days <= question.run_days and chip_days <= question.chips * days
+            ]
     top, wanted = max(10.0, question.run_days), question.sampling_probability
-    lines.append(Line("wanted", [(1.0, wanted), (top, wanted)], thin=True))
-    ticks = tuple(tick for tick in (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0) if tick <= top)
     return Chart(
         "Shorter runs on more chips (C.2)",
-        Axis("t, days that the run takes", 1.0, top, ticks, True),
-        Axis("p_d(t)", 0.0, 1.0, (0, 0.2, 0.4, 0.6, 0.8, 1)),
-        lines,
+        logarithmic("t, days that the run takes", 1.0, top),
+        linear("p_d(t)", 0.0, 1.0),
+        _lines(found, {"wanted": [(1.0, wanted), (top, wanted)]}),
     )
 
 
-def _rates(own: float) -> Sequence[float]:
-    return (own / 10.0, own, own * 10.0)
+def _lines(curves: Mapping[str, list[Point]], references: Mapping[str, list[Point]]) -> list[Line]:
+    """Return the curves as lines, and under them thin lines for reference."""
+    lines = [Line(name, hue_of(at), points) for at, (name, points) in enumerate(curves.items())]
+    return lines + [Line(name, "quiet", points, "2 3", 1.4) for name, points in references.items()]
+
+
+def _column(along: Sequence[float], values: npt.NDArray[np.float64], at: int) -> list[Point]:
+    return [(x, float(y)) for x, y in zip(along, values[:, at], strict=True)]
+
+
+def _chart_fields(chart: Chart) -> dict[str, object]:
+    lines = [{"name": mark.name, "points": mark.points} for mark in chart.marks if isinstance(mark, Line)]
+    return {"title": chart.title, "x": chart.x.label, "y": chart.y.label, "lines": lines, "intervals": []}

@@ -1,41 +1,52 @@
-"""What was found out about owners and their chips: a page for a terminal, JSON, and one HTML file."""
+"""What was found out about owners and their chips."""
 
 from __future__ import annotations
 
-import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.console import Group
 from rich.text import Text
 
 from tallystick.fleet.agent.chip_log import NumberedFinding, snapshots_of
 from tallystick.fleet.provenance.owner_findings import status_of
 from tallystick.fleet.provenance.verification import ChipView, OwnerVerdict, RunEvidence
-from tallystick.reports.layout import BAD, GOOD, UNSURE, Row, counted, page, printable
+from tallystick.reports.chart import Chart, Dots, linear, named
+from tallystick.reports.layout import (
+    ANSWERS,
+    BAD,
+    GOOD,
+    UNSURE,
+    Heading,
+    Page,
+    Part,
+    Pictures,
+    Row,
+    Rows,
+    Table,
+    Words,
+    answered,
+    counted,
+    page,
+)
 from tallystick.reports.memorisation import MemoryReport, power_in_words
+from tallystick.reports.webpage import html
 
-STYLES = {"pass": GOOD, "fail": BAD, "unknown": UNSURE}
-COLOURS = {
-    "exact": "#1a7f37",
-    "torn": "#9a6700",
-    "unexplained": "#cf222e",
-    "doubtful": "#6e7781",
-    "empty": "#d0d7de",
+DAY = 86_400_000  # ms
+STATUSES: Mapping[str, tuple[str, str]] = {
+    "exact": ("good", "matches a step of a declared run"),
+    "torn": ("unsure", "torn: matches two steps page by page"),
+    "unexplained": ("bad", "belongs to no declared run"),
+    "doubtful": ("5", "claimed for a step that could not be repeated"),
+    "empty": ("quiet", "of no memory: nothing was registered"),
 }
-WORDS = {
-    "exact": "matches a step of a declared run",
-    "torn": "torn: matches two steps page by page",
-    "unexplained": "belongs to no declared run",
-    "doubtful": "claimed for a step that could not be repeated",
-    "empty": "of no memory: nothing was registered",
-}
+"""Of a snapshot: its colour and what it means."""
 CLAIMS = (
     ("correct", "declared-run correctness"),
     ("complete", "declared-run completeness"),
     ("fleet", "fleet completeness"),
 )
+SEVERITIES = {"violation": BAD, "unknown": UNSURE, "note": ""}
 
 
 @dataclass(frozen=True)
@@ -77,13 +88,16 @@ class OwnerReport:
             ],
         }
 
-    def __rich__(self) -> RenderableType:
+    def __rich__(self) -> Page:
         """Return the report for people."""
+        return page(
+            f"{self.verdict.owner}: {self.verdict.verdict}", ANSWERS[self.verdict.verdict], self.rows()
+        )
+
+    def rows(self) -> list[Row]:
+        """Return the claims, what they rest on, and the findings."""
         verdict = self.verdict
-        rows: list[Row] = [
-            (name, Text(getattr(verdict, field), style=STYLES[getattr(verdict, field)]))
-            for field, name in CLAIMS
-        ]
+        rows: list[Row] = [(name, answered(getattr(verdict, field))) for field, name in CLAIMS]
         counts = count_statuses(self.chips)
         told = ", ".join(f"{number} {status}" for status, number in counts.items() if number)
         rows.append(
@@ -97,11 +111,36 @@ class OwnerReport:
                 (f"run {item.report.run[:12]}..", f"{repeated} of {item.report.steps} steps repeated")
             )
         rows.append(("assurance", f"L{verdict.assurance}, the least of its chips"))
-        for finding in all_findings(verdict):
-            style = {"violation": BAD, "unknown": UNSURE, "note": ""}[finding.severity]
-            rows.append((f"finding {finding.rule}", Text(finding.text, style=style)))
-        rows.append(("not covered", "; ".join(verdict.excluded)))
-        return page(f"{verdict.owner}: {verdict.verdict}", STYLES[verdict.verdict], rows)
+        for found in all_findings(verdict):
+            text = Text(f"{found.name}: {found.text}", style=SEVERITIES[found.severity])
+            rows.append((f"finding {found.rule}", text))
+        if not all_findings(verdict):
+            rows.append(("findings", "none"))
+        return [*rows, ("not covered", "; ".join(verdict.excluded))]
+
+    def parts(self) -> Iterator[Part]:
+        """Return the owner's section of a page: the report for people, and pictures and tables that it has no room for."""
+        verdict = self.verdict.verdict
+        yield Heading(Text.assemble(f"{self.verdict.owner}: ", (verdict, ANSWERS[verdict])))
+        yield Rows(self.rows())
+        yield Heading("Snapshots over time", 3)
+        yield Pictures([_timeline(self.chips)])
+        yield Heading("Repeated segments", 3)
+        segments = [
+            (
+                f"{outcome.start} to {outcome.end}", ", ".join(selected.reasons),
+                Text(outcome.verdict, style=GOOD if outcome.verdict == "match" else BAD), outcome.text,
+            )
+            for item in self.evidence
+            for selected, outcome in zip(item.selected, item.outcomes, strict=True)
+        ]  # fmt: skip
+        yield Table(("steps", "why", "verdict", ""), segments)
+        yield Heading("Memory of the claimed data", 3)
+        memories = [(item.report.run, item.memory) for item in self.evidence if item.memory is not None]
+        for run, memory in memories:
+            yield from MemoryReport(run, memory).parts()
+        if not memories:
+            yield Words("Was not asked for: nothing is known of it.")
 
 
 @dataclass(frozen=True)
@@ -122,34 +161,32 @@ class FleetReport:
             **self.facts,
         }
 
-    def __rich__(self) -> RenderableType:
+    def __rich__(self) -> Group:
         """Return the report for people."""
-        table = Table(box=None, padding=(0, 1), title="in short", title_justify="left", title_style="bold")
-        for heading in ("  owner", "verdict", "runs correct", "runs complete", "fleet complete", "assurance"):
-            table.add_column(heading)
-        for owner in self.owners:
-            v = owner.verdict
-            cells = [Text(text, style=STYLES[text]) for text in (v.verdict, v.correct, v.complete, v.fleet)]
-            table.add_row(f"  {printable(v.owner)}", *cells, f"L{v.assurance}")
         end = Text(f"everything lies in {self.place}, took {self.seconds:.0f} s")
-        return Group(*self.owners, table, end)
+        return Group(*self.owners, self._summary("in short"), end)
 
     def page(self) -> bytes:
         """Return one HTML file without scripts or references to other files."""
-        body = "".join(_section(owner) for owner in self.owners)
-        facts = "".join(
-            f"<li>{_e(name.replace('_', ' '))}: {_e(value)}</li>" for name, value in self.facts.items()
-        )
-        legend = "".join(
-            f'<li><svg width="12" height="12"><circle cx="6" cy="6" r="5" fill="{COLOURS[name]}"/></svg> {_e(text)}</li>'
-            for name, text in WORDS.items()
-        )
-        return _PAGE.format(body=body, facts=facts, legend=legend, summary=_summary(self.owners)).encode()
+        verdicts = [owner.verdict.verdict for owner in self.owners]
+        gravest = next((each for each in ("fail", "unknown", "pass") if each in verdicts), "unknown")
+        facts: list[Row] = [(name.replace("_", " "), str(value)) for name, value in self.facts.items()]
+        parts = [self._summary(), *(part for owner in self.owners for part in owner.parts())]
+        parts += [Heading("How this was done"), Rows(facts)]
+        return html(Page(gravest, ANSWERS[gravest], parts, "Chips and declared runs")).encode()
+
+    def _summary(self, title: str = "") -> Table:
+        columns = ("owner", "verdict", "runs correct", "runs complete", "fleet complete", "assurance")
+        rows = [
+            (v.owner, *map(answered, (v.verdict, v.correct, v.complete, v.fleet)), f"L{v.assurance}")
+            for v in (owner.verdict for owner in self.owners)
+        ]
+        return Table(columns, rows, title)
 
 
 def count_statuses(chips: Sequence[ChipView]) -> dict[str, int]:
     """Return how many snapshots have each status."""
-    counts = dict.fromkeys(WORDS, 0)
+    counts = dict.fromkeys(STATUSES, 0)
     for chip in chips:
         for seq in chip.matches:
             counts[status_of(chip, seq)] += 1
@@ -161,98 +198,24 @@ def all_findings(verdict: OwnerVerdict) -> list[NumberedFinding]:
     return [*(finding for run in verdict.runs for finding in run.findings), *verdict.findings]
 
 
-def _section(owner: OwnerReport) -> str:
-    verdict = owner.verdict
-    claims = "".join(
-        f'<li>{_e(name)}: <b class="{getattr(verdict, field)}">{getattr(verdict, field)}</b></li>'
-        for field, name in CLAIMS
-    )
-    findings = "".join(
-        f'<li class="{f.severity}">rule {f.rule}, {_e(f.name)}: {_e(f.text)}</li>'
-        for f in all_findings(verdict)
-    )
-    segments = "".join(
-        f"<tr><td>{outcome.start} to {outcome.end}</td><td>{_e(', '.join(selected.reasons))}</td>"
-        f'<td class="{"pass" if outcome.verdict == "match" else "fail"}">{_e(outcome.verdict)}</td>'
-        f"<td>{_e(outcome.text)}</td></tr>"
-        for item in owner.evidence
-        for selected, outcome in zip(item.selected, item.outcomes, strict=True)
-    )
-    memory = "".join(
-        MemoryReport(item.report.run, item.memory).section()
-        for item in owner.evidence
-        if item.memory is not None
-    )
-    return (
-        f'<section><h2>{_e(verdict.owner)}: <span class="{verdict.verdict}">{verdict.verdict}</span></h2>'
-        f"<ul>{claims}<li>assurance: L{verdict.assurance}, the least of its chips</li></ul>"
-        f"<h3>Snapshots over time</h3>{_timeline(owner.chips)}"
-        f"<h3>Findings</h3><ul>{findings or '<li>none</li>'}</ul>"
-        f"<h3>Repeated segments</h3><table><tr><th>steps</th><th>why</th><th>verdict</th><th></th></tr>{segments}</table>"
-        f"<h3>Memory of the claimed data</h3>{memory or '<p>Was not asked for: nothing is known of it.</p>'}"
-        f"<p>Not covered: {_e('; '.join(verdict.excluded))}.</p></section>"
-    )
-
-
-def _timeline(chips: Sequence[ChipView]) -> str:
-    """Return a row of marks for each chip, at the active time of its snapshots."""
-    width, left, row = 760, 120, 26
-    end = max((chip.log[-1].record.clocks.active for chip in chips if chip.log), default=0) or 1
-    parts: list[str] = []
+def _timeline(chips: Sequence[ChipView]) -> Chart:
+    """Return a row of dots for each chip, at the active time of its snapshots."""
+    places: dict[str, list[tuple[float, float, float]]] = {status: [] for status in STATUSES}
+    tips: dict[str, list[str]] = {status: [] for status in STATUSES}
+    end = max((chip.log[-1].record.clocks.active for chip in chips if chip.log), default=0) or DAY
     for number, chip in enumerate(chips):
-        y = row * number + 18
-        parts.append(f'<text x="0" y="{y + 4}">{_e(chip.ueid[-8:])}</text>')
-        parts.append(f'<line x1="{left}" x2="{left + width}" y1="{y}" y2="{y}" stroke="#d0d7de"/>')
         for logged, _ in snapshots_of(chip.log):
-            seq = logged.record.seq
+            seq, found = logged.record.seq, chip.matches[logged.record.seq]
             status = status_of(chip, seq)
-            x = left + width * logged.record.clocks.active / end
-            found = chip.matches[seq]
             step = "" if found is None else f", after step {found[1].steps_done}"
-            title = _e(f"record {seq}: {WORDS[status]}{step}")
-            parts.append(
-                f'<circle cx="{x:.1f}" cy="{y}" r="6" fill="{COLOURS[status]}"><title>{title}</title></circle>'
-            )
-    height = row * len(chips) + 30
-    days = end / 86_400_000
-    parts.append(f'<text x="{left}" y="{height - 4}">0</text>')
-    parts.append(f'<text x="{left + width}" y="{height - 4}" text-anchor="end">{days:.3g} days in use</text>')
-    label = "Snapshots of each chip over its active time"
-    return (
-        f'<svg class="timeline" role="img" aria-label="{label}" viewBox="0 0 {left + width + 10} {height}" width="100%">'
-        f"{''.join(parts)}</svg>"
-    )
-
-
-def _summary(owners: Sequence[OwnerReport]) -> str:
-    rows = "".join(
-        f"<tr><td>{_e(v.owner)}</td>"
-        + "".join(f'<td class="{text}">{text}</td>' for text in (v.verdict, v.correct, v.complete, v.fleet))
-        + f"<td>L{v.assurance}</td></tr>"
-        for v in (owner.verdict for owner in owners)
-    )
-    heads = ("owner", "verdict", "runs correct", "runs complete", "fleet complete", "assurance")
-    return f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>{rows}</table>"
-
-
-def _e(value: object) -> str:
-    return html.escape(printable(str(value)))
-
-
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>Tallystick: chips and declared runs</title>
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<style>
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1f2328; }}
-table {{ border-collapse: collapse; }} td, th {{ padding: .2rem .8rem .2rem 0; text-align: left; vertical-align: top; }}
-tr + tr td {{ border-top: 1px solid #d0d7de; }} .timeline text {{ font: 13px system-ui, sans-serif; fill: #59636e; }}
-section {{ border-top: 2px solid #d0d7de; margin-top: 2rem; }} ul.plain {{ list-style: none; padding: 0; }}
-.wide {{ overflow-x: auto; }} .pass {{ color: #1a7f37; }} .fail, .violation {{ color: #cf222e; }} .unknown {{ color: #9a6700; }}
-</style></head><body>
-<h1>Chips and declared runs</h1>
-{summary}
-<ul class="plain">{legend}</ul>
-{body}
-<section><h2>How this was done</h2><ul>{facts}</ul></section>
-</body></html>
-"""
+            places[status].append((logged.record.clocks.active / DAY, number + 0.5, 5))
+            tips[status].append(f"record {seq}: {STATUSES[status][1]}{step}")
+    marks = [
+        Dots(words, hue, places[status], "dot", tips[status])
+        for status, (hue, words) in STATUSES.items()
+        if places[status]
+    ]
+    return Chart(
+        "Snapshots of each chip over its active time", linear("days in use", 0.0, end / DAY),
+        named("", [chip.ueid[-8:] for chip in chips]), marks,
+    )  # fmt: skip

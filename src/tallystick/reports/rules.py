@@ -1,99 +1,69 @@
-"""What the evidence says about rules: a page for a terminal, with the three claims above the rules."""
+"""What the evidence says about rules: the three claims above the rules."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
-from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from tallystick.fleet.compliance.rules import Rules, shown
 from tallystick.fleet.compliance.verdict import RulesVerdict
-from tallystick.reports.layout import BAD, GOOD, QUIET, UNSURE, Row, counted, page, printable
+from tallystick.reports.layout import ANSWERS, QUIET, Cell, DonePage, Row, Table, answered, counted
 
-STYLES = {"pass": GOOD, "fail": BAD, "unknown": UNSURE}
 MOST_SHOWN = 8  # observations of a rule on the page; JSON has all
 
 
-@dataclass(frozen=True)
-class RulesVerdictPage:
-    """The verdict, and the claims that were asked for: they decide the headline and the exit code."""
+def rules_verdict_page(verdict: RulesVerdict, claims: Sequence[str]) -> DonePage:
+    """Return the verdict; the claims that were asked for decide the headline and the exit code."""
+    asked = verdict.asked(claims)
+    values = {"verdict": asked, "asked": list(claims), **verdict.fields()}
+    rows: list[Row] = [
+        ("rules on what was declared", answered(verdict.kept)),
+        ("declared-run correctness", answered(verdict.correct)),
+        ("declared-run completeness", answered(verdict.complete)),
+        ("fleet completeness", answered(verdict.fleet)),
+        *(("", Text(reason, style=QUIET)) for reason in verdict.reasons[:MOST_SHOWN]),
+        ("assurance", f"{verdict.assurance}, the least of the chips shown"),
+        ("rules", f"{verdict.rules.name}, digest {verdict.rules.digest[:16]}.."),
+        ("not covered", "; ".join(verdict.excluded)),
+    ]
+    table = Table(("rule", "kind", "answer", "about", "what"), list(_answers(verdict)))
+    headline = f"{verdict.owner} under {verdict.rules.name}: {asked} ({', '.join(claims)})"
+    return DonePage(headline, values, rows, ANSWERS[asked], [table])
 
-    verdict: RulesVerdict
-    claims: tuple[str, ...]
 
-    def fields(self) -> dict[str, object]:
-        """Return what ``--json`` prints."""
-        asked = self.verdict.asked(self.claims)
-        return {"verdict": asked, "asked": list(self.claims), **self.verdict.fields()}
-
-    def __rich__(self) -> RenderableType:
-        """Return the page for people."""
-        verdict = self.verdict
-        rows: list[Row] = [
-            ("rules on what was declared", Text(verdict.kept, style=STYLES[verdict.kept])),
-            ("declared-run correctness", Text(verdict.correct, style=STYLES[verdict.correct])),
-            ("declared-run completeness", Text(verdict.complete, style=STYLES[verdict.complete])),
-            ("fleet completeness", Text(verdict.fleet, style=STYLES[verdict.fleet])),
+def _answers(verdict: RulesVerdict) -> Iterator[tuple[Cell, ...]]:
+    """Return a row for each observation of each rule; what belongs to the rule stands in its first row."""
+    for each in verdict.verdicts:
+        said: list[tuple[Cell, Cell]] = [
+            (seen.subject, Text(seen.text, style=ANSWERS[seen.answer]))
+            for seen in each.observations[:MOST_SHOWN]
         ]
-        rows += [("", Text(reason, style=QUIET)) for reason in verdict.reasons[:MOST_SHOWN]]
-        rows += [
-            ("assurance", f"{verdict.assurance}, the least of the chips shown"),
-            ("rules", f"{verdict.rules.name}, digest {verdict.rules.digest[:16]}.."),
-            ("not covered", "; ".join(verdict.excluded)),
-        ]
-        table = Table(box=None, padding=(0, 1))
-        for heading in ("  rule", "kind", "answer", "about", "what"):
-            table.add_column(heading, overflow="fold")
-        for each in verdict.verdicts:
-            name, kind = f"  {each.rule.id}", each.rule.kind
-            if not each.observations:
-                table.add_row(
-                    name, kind, Text(each.answer, style=STYLES[each.answer]), "", "concerns no declared run"
-                )
-            for at, seen in enumerate(each.observations[:MOST_SHOWN]):
-                first = (
-                    (name, kind, Text(each.answer, style=STYLES[each.answer]))
-                    if at == 0
-                    else ("", "", Text(""))
-                )
-                table.add_row(
-                    *first, printable(seen.subject), Text(printable(seen.text), style=STYLES[seen.answer])
-                )
-            if len(each.observations) > MOST_SHOWN:
-                table.add_row("", "", "", "", f"and {len(each.observations) - MOST_SHOWN} more (--json)")
-        asked = verdict.asked(self.claims)
-        headline = f"{verdict.owner} under {verdict.rules.name}: {asked} ({', '.join(self.claims)})"
-        return page(headline, STYLES[asked], rows, table)
+        if len(each.observations) > MOST_SHOWN:
+            said.append(("", f"and {len(each.observations) - MOST_SHOWN} more (--json)"))
+        first, *others = said or [("", "concerns no declared run")]
+        yield (each.rule.id, each.rule.kind, answered(each.answer), *first)
+        for other in others:
+            yield ("", "", "", *other)
 
 
-@dataclass(frozen=True)
-class RulesPage:
-    """A file of rules as its reader understands it, with the evidence that each needs."""
-
-    rules: Rules
-
-    def fields(self) -> dict[str, object]:
-        """Return what ``--json`` prints."""
-        return {
-            "rules": self.rules.name,
-            "rules_digest": self.rules.digest,
-            "list": [
-                {
-                    "id": rule.id,
-                    "kind": rule.kind,
-                    "above_flop": None if rule.above_flop is None else shown(rule.above_flop),
-                    "needs": list(rule.needs),
-                }
-                for rule in self.rules.rules
-            ],
-        }
-
-    def __rich__(self) -> RenderableType:
-        """Return the page for people."""
-        rows: list[Row] = [("digest", self.rules.digest)]
-        for rule in self.rules.rules:
-            above = "" if rule.above_flop is None else f", above {shown(rule.above_flop)} FLOP of lineage"
-            rows.append((rule.id, f"{rule.kind}{above}; needs {'; '.join(rule.needs)}"))
-        return page(f"{self.rules.name}: {counted(len(self.rules.rules), 'rule')}", GOOD, rows)
+def rules_page(rules: Rules) -> DonePage:
+    """Return a file of rules as its reader understands it, with the evidence that each needs."""
+    values = {
+        "rules": rules.name,
+        "rules_digest": rules.digest,
+        "list": [
+            {
+                "id": rule.id,
+                "kind": rule.kind,
+                "above_flop": None if rule.above_flop is None else shown(rule.above_flop),
+                "needs": list(rule.needs),
+            }
+            for rule in rules.rules
+        ],
+    }
+    rows: list[Row] = [("digest", rules.digest)]
+    for rule in rules.rules:
+        above = "" if rule.above_flop is None else f", above {shown(rule.above_flop)} FLOP of lineage"
+        rows.append((rule.id, f"{rule.kind}{above}; needs {'; '.join(rule.needs)}"))
+    return DonePage(f"{rules.name}: {counted(len(rules.rules), 'rule')}", values, rows)

@@ -6,8 +6,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from tallystick.commit.encoding import parse_hex_float
@@ -15,8 +13,9 @@ from tallystick.errors import InvalidInput, Mismatch, StoreError
 from tallystick.evidence.run_verifier import GRIDS, site_sizes
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Kind, SiteAddress, decode_frame
+from tallystick.numerics.log_bytes import Reader
 from tallystick.numerics.policy import move_budget
-from tallystick.reports.layout import GOOD, QUIET, UNSURE, Row, counted, duration, page, share
+from tallystick.reports.layout import GOOD, UNSURE, Page, Row, Table, counted, duration, page, picked, share
 from tallystick.run.documents import Specification
 from tallystick.run.transcript import Transcript
 from tallystick.store.files import RunDirectory
@@ -124,80 +123,69 @@ class RunReport:
         """Return what ``--json`` prints."""
         stated = self.specification
         return {
+            **picked(
+                self,
+                "finished steps parameters log_bytes log_bytes_per_step log_bits_per_parameter_step log_problem",
+            ),
+            **picked(self, "freedom_estimate recorded_now seconds"),
+            **picked(stated, "initial_state seed checkpoint_every accumulation world_size versions"),
+            **picked(stated.notes, "lifted_casts densified"),
             "run": self.directory,
-            "finished": self.finished,
             "policy": stated.policy.name,
-            "steps": self.steps,
+            "policy_parameters": stated.policy.parameters,
             "steps_ordered": stated.steps,
             "root": self.transcript.root().hex() if self.finished else None,
             "state_root": self.transcript.checkpoints()[-1].state_root,
-            "initial_state": stated.initial_state,
-            "parameters": self.parameters,
-            "log_bytes": self.log_bytes,
-            "log_bytes_per_step": self.log_bytes_per_step,
-            "log_bits_per_parameter_step": self.log_bits_per_parameter_step,
             "log_kinds": self._kinds(),
-            "log_problem": self.log_problem,
-            "freedom_estimate": self.freedom_estimate,
-            "job": {
-                "path": stated.job.path,
-                "source_digest": stated.job.source_digest,
-                "dataset_digest": stated.job.dataset_digest,
-                "settings": dict(stated.job.settings),
-            },
-            "policy_parameters": dict(stated.policy.parameters),
-            "seed": stated.seed,
-            "checkpoint_every": stated.checkpoint_every,
-            "accumulation": stated.accumulation,
-            "world_size": stated.world_size,
+            "job": picked(stated.job, "path source_digest dataset_digest settings"),
             "checkpoints": [
                 {"steps": checkpoint.steps_done, "state_root": checkpoint.state_root}
                 for checkpoint in self.transcript.checkpoints()
             ],
             "loss": self._loss(),
-            "lifted_casts": list(stated.notes.lifted_casts),
-            "densified": list(stated.notes.densified),
-            "versions": dict(stated.versions),
-            "recorded_now": self.recorded_now,
-            "seconds": dict(self.seconds),
         }
 
-    def __rich__(self) -> RenderableType:
+    def __rich__(self) -> Page:
         """Return the page that ``tally show`` prints."""
-        if self.finished:
-            headline, style = f"finished: {counted(self.steps, 'step')} under policy {self._policy()}", GOOD
-        else:
-            headline = (
-                f"not finished: {self.steps:,} of {counted(self.specification.steps, 'step')} under policy "
-                f"{self._policy()}; tally record --resume goes on with it"
-            )
-            style = UNSURE
-        rows = [*self._job_rows(), *self._state_rows(), *self._log_rows()]
-        rows.append(("versions", ", ".join(f"{k} {v}" for k, v in self.specification.versions.items())))
-        return page(headline, style, rows, *self._kind_table())
+        headline = f"{self.state()} under policy {self.specification.policy.name}"
+        if not self.finished:
+            headline += "; tally record --resume goes on with it"
+        style = GOOD if self.finished else UNSURE
+        return page(headline, style, self.rows(), *self.kind_table())
 
-    def summary(self) -> RenderableType:
+    def state(self) -> str:
+        """Return whether the run is finished, and how many steps it has."""
+        if self.finished:
+            return f"finished: {counted(self.steps, 'step')}"
+        return f"not finished: {self.steps:,} of {counted(self.specification.steps, 'step')}"
+
+    def rows(self) -> list[Row]:
+        """Return what was ordered, what came out, and the size of the log."""
+        versions = ", ".join(f"{name} {version}" for name, version in self.specification.versions.items())
+        return [*self._job_rows(), *self._state_rows(), *self._log_rows(), ("versions", versions)]
+
+    def summary(self) -> Page:
         """Return the short page that ``tally record`` ends with."""
         rows = [*self._state_rows(), *self._log_rows(), ("time", duration(self.seconds))]
-        headline = f"recorded {counted(self.recorded_now, 'step')} under policy {self._policy()}"
+        headline = (
+            f"recorded {counted(self.recorded_now, 'step')} under policy {self.specification.policy.name}"
+        )
         if self.recorded_now < self.steps:
             headline += f"; the run has {self.steps:,}"
         return page(headline, GOOD, rows)
 
-    def _policy(self) -> str:
-        return self.specification.policy.name
-
     def _job_rows(self) -> list[Row]:
         stated = self.specification
         settings = " ".join(f"{name}={value}" for name, value in sorted(stated.job.settings.items()))
-        dataset, every = stated.job.dataset_digest, stated.checkpoint_every
         rows: list[Row] = [
-            ("job", f"{stated.job.path}, source {stated.job.source_digest[:16]}.."),
+            ("job", stated.job.path),
+            ("job source", stated.job.source_digest),
             ("settings", settings or "the job's own"),
-            ("dataset", "none stated" if dataset is None else f"{dataset[:16]}.."),
+            ("dataset", stated.job.dataset_digest or "none stated"),
             (
                 "order",
-                f"{counted(stated.steps, 'step')}, a committed state every {every}, seed {stated.seed}",
+                f"{counted(stated.steps, 'step')}, a committed state every {stated.checkpoint_every:,}, seed {stated.seed}, "
+                f"policy {stated.policy.name}",
             ),
         ]
         for label, names in (
@@ -245,37 +233,27 @@ class RunReport:
         if self.log is None:
             return None
         return {
-            name: {
-                "bytes": kind.n_bytes,
-                "payloads": kind.payloads,
-                "entries": kind.entries,
-                "residues": kind.residues,
-            }
+            name: {"bytes": kind.n_bytes, **picked(kind, "payloads entries residues")}
             for name, kind in self.log.kinds.items()
         }
 
-    def _kind_table(self) -> list[RenderableType]:
+    def kind_table(self) -> list[Table]:
+        """Return the log's size by kind of site as one table; nothing where it was not read or is empty."""
         if self.log is None or not self.steps:
             return []
-        table = Table(box=None, padding=(0, 2), header_style=QUIET)
-        table.add_column("  log by kind of site")
-        with_residues = any(kind.residues for kind in self.log.kinds.values())
-        for heading in ("bytes/step", "share", "entries/step", *(["residues/step"] if with_residues else [])):
-            table.add_column(heading, justify="right")
-        for name, kind in self.log.kinds.items():
-            if kind.n_bytes:
-                table.add_row(
-                    f"  {name}",
-                    f"{kind.n_bytes / self.steps:,.1f}",
-                    share(kind.n_bytes / max(self.log_bytes, 1)),
-                    f"{kind.entries / self.steps:,.1f}" if kind.entries else "",
-                    *(
-                        [f"{kind.residues / self.steps:,.1f}" if kind.residues else ""]
-                        if with_residues
-                        else []
-                    ),
-                )
-        return [table]
+        columns = ("log by kind of site", "bytes/step", "share", "entries/step", "residues/step")
+        rows = [
+            (
+                name,
+                f"{kind.n_bytes / self.steps:,.1f}",
+                share(kind.n_bytes / max(self.log_bytes, 1)),
+                *(f"{count / self.steps:,.1f}" if count else "" for count in (kind.entries, kind.residues)),
+            )
+            for name, kind in self.log.kinds.items()
+            if kind.n_bytes
+        ]
+        residues = any(kind.residues for kind in self.log.kinds.values())
+        return [Table(columns if residues else columns[:4], rows, numbers=(1, 2, 3, 4))]
 
 
 def read_run(
@@ -347,18 +325,8 @@ def _entries_of(kind: Kind, payload: bytes) -> int:
     """The count that a site's entries begin with (spec/rounding-log.md); grids and calibrations have none."""
     if kind in (Kind.GRID, Kind.CALIBRATION):
         return 0
-    start = 0
+    reader = Reader(payload, "log")
     if kind == Kind.DECISION:
-        _, start = _varint(payload, 0)  # the band exponent; the symbol width follows
-        start += 1
-    return _varint(payload, start)[0]
-
-
-def _varint(data: bytes, start: int) -> tuple[int, int]:
-    """The LEB128 number at ``start``, and where it ends."""
-    value = 0
-    for place, byte in enumerate(data[start:]):
-        value |= (byte & 0x7F) << (7 * place)
-        if byte < 0x80:
-            return value, start + place + 1
-    raise InvalidInput(f"log: a number of {len(data) - start} bytes does not end")
+        reader.varint("band exponent")
+        reader.width()
+    return reader.varint("count")

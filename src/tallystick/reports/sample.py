@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
 
-from rich.console import RenderableType
-
-from tallystick.reports.layout import GOOD, Row, page
+from tallystick.reports.layout import DonePage, Row, picked
 from tallystick.run.sample import Announcement, SegmentDraw
 
 
-@dataclass(frozen=True)
-class AnnouncementPage:
-    """A sampled audit that is planned here and not yet drawn; where it names a log, that was checked."""
-
-    announcement: Announcement
-    file: str
-
-    def fields(self) -> dict[str, object]:
-        """Return what ``--json`` prints."""
-        return {"announcement_file": self.file, **_plan_fields(self.announcement, checked=True)}
-
-    def __rich__(self) -> RenderableType:
-        """Return the page for people."""
-        planned = self.announcement
-        rows: list[Row] = [
-            ("file", self.file),
-            *_plan_rows(planned, checked=True),
-            (
-                "next",
-                f"publish it (tally log add), then tally audit --sample --announcement {self.file} --beacon ..",
-            ),
-        ]
-        return page(f"planned: {planned.samples} of {planned.segments} segments", GOOD, rows)
+def announcement_page(planned: Announcement, file: str) -> DonePage:
+    """Return a sampled audit that is planned here and not yet drawn; where it names a log, that was checked."""
+    values = {"announcement_file": file, **_plan_fields(planned, checked=True)}
+    then = f"publish it (tally log add), then tally audit --sample --announcement {file} --beacon .."
+    rows: list[Row] = [("file", file), *_plan_rows(planned, checked=True), ("next", then)]
+    return DonePage(f"planned: {planned.samples} of {planned.segments} segments", values, rows)
 
 
 def sample_fields(draw: SegmentDraw, *, checked: bool) -> dict[str, object]:
@@ -79,10 +59,7 @@ def percent(text: str) -> str:
 
 def _plan_fields(planned: Announcement, *, checked: bool) -> dict[str, object]:
     return {
-        "detect": planned.detect,
-        "fraction": planned.fraction,
-        "false_steps": planned.false_steps,
-        "samples": planned.samples,
+        **picked(planned, "detect fraction false_steps samples"),
         "of": planned.segments,
         "power": rounded_down(planned.power()),
         "published_at": None if planned.log is None else planned.log.seen_at,

@@ -1,21 +1,38 @@
-"""What simulations found against what the planner claims: a page, JSON, and one HTML file with plots."""
+"""What simulations found against what the planner claims."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 
-from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from tallystick.fleet.sampling.fleet_year import CountedRate, FleetYears
 from tallystick.fleet.sampling.simulate import AT_LEAST, CONFIDENCE, LIMIT, RocCurve, ScenarioOutcome
-from tallystick.reports.layout import BAD, GOOD, QUIET, Row, counted, page
-from tallystick.reports.panels import Axis, Chart, Interval, Line, svg
-from tallystick.reports.webpage import drawing, heading, paragraph, table, webpage
+from tallystick.reports.chart import Axis, Chart, Intervals, Line, hue_of, linear, logarithmic
+from tallystick.reports.layout import (
+    BAD,
+    GOOD,
+    QUIET,
+    Cell,
+    Heading,
+    Page,
+    Part,
+    Pictures,
+    Row,
+    Rows,
+    Table,
+    Words,
+    counted,
+    picked,
+)
+from tallystick.reports.webpage import html
 
-COLUMNS = ("scenario", "chips", "drawn", "wanted", "claim", "found", "interval", "")
-TENTHS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+LEAST_ALARMS = 0.001  # where the logarithmic axis of false alarms begins
+KINDS = (
+    "equals: the exact detection of this evader. at least: what the guaranteed plan promises against every evader. limit: the "
+    "exact detection of a plan that lacks something, stated because it falls short of what was wanted."
+)
 
 
 @dataclass(frozen=True)
@@ -44,81 +61,30 @@ class SimulationReport:
         """Return what ``--json`` prints."""
         return {
             "agrees": not self.disagreeing,
-            "disagreeing": self.disagreeing,
-            "seed": self.seed,
-            "trials": self.trials,
-            "drawn": self.drawn,
+            **picked(self, "disagreeing seed trials drawn seconds"),
             "confidence": CONFIDENCE,
             "scenarios": [_outcome_fields(outcome) for outcome in self.outcomes],
-            "roc": [_curve_fields(curve) for curve in self.curves],
+            "roc": [
+                {**picked(curve, "name expected suppressed area points"), "agrees": curve.agrees(CONFIDENCE)}
+                for curve in self.curves
+            ],
             "fleet": None if self.years is None else _years_fields(self.years),
-            "seconds": self.seconds,
         }
 
-    def __rich__(self) -> RenderableType:
-        """Return the page that ``tally simulate`` prints."""
-        return page(*self._headline(), self._rows(), *self._tables())
+    def __rich__(self) -> Page:
+        """Return the report for people."""
+        wrong = self.disagreeing
+        words, style = "every claim of the planner agrees with what was counted", GOOD
+        if wrong:
+            words, style = f"the simulation contradicts the planner: {', '.join(wrong)}", BAD
+        parts = [Rows(self._rows()), *self._detection(), *self._coverage(), *self._fleet()]
+        return Page(words, style, parts, "Compute monitoring, simulated")
 
     def html(self) -> str:
         """Return one HTML file that says and shows all of it."""
-        words, style = self._headline()
-        parts = [
-            paragraph(words, kind="good" if style == GOOD else "wrong"),
-            paragraph("; ".join(f"{label} {text}" for label, text in self._rows()), kind="quiet"),
-        ]
-        if self.outcomes:
-            parts += [heading("Detection against the planner's claim"), drawing(self._detection())]
-            parts.append(
-                table(
-                    ("", *COLUMNS[:-1], "verdict", "what happens"),
-                    [
-                        (str(at), *_cells(out), _verdict(out), out.scenario.words)
-                        for at, out in enumerate(self.outcomes, start=1)
-                    ],
-                    numbers=(0, 2, 3, 4, 5, 6, 7),
-                    bad=[at for at, outcome in enumerate(self.outcomes) if not outcome.agrees],
-                )
-            )
-            parts.append(
-                paragraph(
-                    "equals: the exact detection of this evader. at least: what the guaranteed plan promises "
-                    "against every evader. limit: the exact detection of a plan that lacks something, stated "
-                    "because it falls short of what was wanted.",
-                    kind="quiet",
-                )
-            )
-        if self.curves:
-            parts += [heading("Coverage test: logs that are too empty"), drawing(self._roc())]
-            parts.append(
-                table(
-                    ("log", "snapshots due", "suppressed", "area under the curve"),
-                    [
-                        (curve.name, f"{curve.expected:g}", f"{curve.suppressed:.0%}", f"{curve.area:.4f}")
-                        for curve in self.curves
-                    ],
-                    numbers=(1, 2, 3),
-                )
-            )
-        if self.years is not None:
-            parts += [heading(f"{counted(self.years.years, 'year')} of {self.years.chips:,} chips")]
-            parts.append(paragraph(_years_words(self.years)))
-            parts.append(
-                table(
-                    ("what", "", "counted", "rate", "interval", "claim", "verdict"),
-                    [(said.name, said.words, *_said(said)) for said in self.years.statements],
-                    numbers=(2, 3, 4, 5),
-                    bad=[at for at, said in enumerate(self.years.statements) if not said.agrees],
-                )
-            )
-        return webpage("Compute monitoring, simulated", parts)
+        return html(self.__rich__())
 
     # -- parts -------------------------------------------------------------------------------------
-
-    def _headline(self) -> tuple[str, str]:
-        wrong = self.disagreeing
-        if wrong:
-            return f"the simulation contradicts the planner: {', '.join(wrong)}", BAD
-        return "every claim of the planner agrees with what was counted", GOOD
 
     def _rows(self) -> list[Row]:
         rows: list[Row] = [
@@ -131,96 +97,90 @@ class SimulationReport:
         rows.append(("took", f"{self.seconds:.1f} s"))
         return rows
 
-    def _tables(self) -> list[RenderableType]:
-        shown: list[RenderableType] = []
-        if self.outcomes:
-            found = _table("Detection", COLUMNS)
-            for outcome in self.outcomes:
-                found.add_row(
-                    *_cells(outcome), Text(_verdict(outcome), style=GOOD if outcome.agrees else BAD)
-                )
-            shown.append(found)
-        if self.curves:
-            roc = _table("Coverage test", ("log", "due", "suppressed", "area", ""))
-            for curve in self.curves:
-                fine = curve.agrees(CONFIDENCE)
-                verdict = Text("agrees" if fine else "contradicts", style=GOOD if fine else BAD)
-                roc.add_row(
-                    curve.name, f"{curve.expected:g}", f"{curve.suppressed:.0%}", f"{curve.area:.4f}", verdict
-                )
-            shown.append(roc)
-        if self.years is not None:
-            title = f"{counted(self.years.years, 'year')} of {self.years.chips:,} chips"
-            years = _table(title, ("what", "", "counted", "rate", "interval", "claim", ""))
-            for said in self.years.statements:
-                *cells, verdict = _said(said)
-                years.add_row(
-                    said.name, said.words, *cells, Text(verdict, style=GOOD if said.agrees else BAD)
-                )
-            shown += [years, Text(_years_words(self.years), style=QUIET)]
-        return shown
-
-    def _detection(self) -> str:
-        places = len(self.outcomes)
-        ticks = tuple(float(at) for at in range(1, places + 1))
+    def _detection(self) -> Iterator[Part]:
+        if not self.outcomes:
+            return
+        found = [
+            (at + 0.5, out.rate, out.low, out.high, out.scenario.claim)
+            for at, out in enumerate(self.outcomes)
+        ]
+        agreeing = [row for row, out in zip(found, self.outcomes, strict=True) if out.agrees]
+        others = [row for row, out in zip(found, self.outcomes, strict=True) if not out.agrees]
+        places = [(at + 0.5, f"{at + 1}") for at in range(len(found))]
         chart = Chart(
-            "Found, with intervals; the bar is the claim",
-            Axis("scenario, numbered as below", 0.0, places + 1.0, ticks),
-            Axis("probability of detection", 0.0, 1.0, TENTHS),
-            intervals=[
-                Interval(float(at), out.rate, out.low, out.high, out.scenario.claim, out.agrees)
-                for at, out in enumerate(self.outcomes, start=1)
-            ],
+            "Found, with intervals; the bar is the claim", Axis("scenario, numbered as below", 0, len(found), places),
+            linear("probability of detection", 0.0, 1.0),
+            [Intervals("agrees" if agreeing else "", "0", agreeing), Intervals("contradicts" if others else "", "bad", others)],
+        )  # fmt: skip
+        columns = (
+            "",
+            "scenario",
+            "chips",
+            "drawn",
+            "wanted",
+            "claim",
+            "found",
+            "interval",
+            "verdict",
+            "what happens",
         )
-        return svg("Detection against the planner's claim", [chart])
+        rows = [
+            (f"{at}", *_cells(out), _verdict(out), out.scenario.words)
+            for at, out in enumerate(self.outcomes, start=1)
+        ]
+        bad = [at for at, outcome in enumerate(self.outcomes) if not outcome.agrees]
+        yield Heading("Detection against the planner's claim")
+        yield Pictures([chart])
+        yield Table(columns, rows, numbers=(0, 2, 3, 4, 5, 6, 7), page_only=(0, 9), bad=bad)
+        yield Words(Text(KINDS, style=QUIET))
 
-    def _roc(self) -> str:
-        chart = Chart(
-            "ROC of the coverage test",
-            Axis("false alarms", 0.001, 1.0, (0.001, 0.01, 0.1, 1.0), logarithmic=True),
-            Axis("suppressed logs found", 0.0, 1.0, TENTHS),
+    def _coverage(self) -> Iterator[Part]:
+        if not self.curves:
+            return
+        alarms, hits = (
+            logarithmic("false alarms", LEAST_ALARMS, 1.0),
+            linear("suppressed logs found", 0.0, 1.0),
+        )
+        counted_lines, expected = list[Line](), list[Line]()
+        for at, curve in enumerate(self.curves):
+            name = f"{curve.name}: {curve.expected:g} due, {curve.suppressed:.0%} suppressed"
+            for lines, first in ((counted_lines, 1), (expected, 3)):
+                points = [(max(point[first], LEAST_ALARMS), point[first + 1]) for point in curve.points]
+                lines.append(Line(name, hue_of(at), [*points, (1.0, 1.0)]))
+        note = "A log that should hold few snapshots cannot show that they are missing."
+        rows = [
+            (
+                curve.name, f"{curve.expected:g}", f"{curve.suppressed:.0%}", f"{curve.area:.4f}",
+                _colour("agrees" if curve.agrees(CONFIDENCE) else "contradicts", agrees=curve.agrees(CONFIDENCE)),
+            )
+            for curve in self.curves
+        ]  # fmt: skip
+        yield Heading("Coverage test: logs that are too empty")
+        yield Pictures(
             [
-                Line(
-                    f"{curve.name}: {curve.expected:g} due, {curve.suppressed:.0%} suppressed",
-                    [*((max(alarm, 0.001), hit) for _, alarm, hit, _, _ in curve.points), (1.0, 1.0)],
-                )
-                for curve in self.curves
-            ],
-            legend=("a log that should hold few snapshots cannot show that they are missing",),
+                Chart("ROC of the coverage test", alarms, hits, counted_lines, [note]),
+                Chart("The same, as the Poisson distribution says", alarms, hits, expected),
+            ]
         )
-        theory = Chart(
-            "The same, as the Poisson distribution says",
-            chart.x,
-            chart.y,
-            [
-                Line(
-                    curve.name,
-                    [*((max(alarm, 0.001), hit) for _, _, _, alarm, hit in curve.points), (1.0, 1.0)],
-                )
-                for curve in self.curves
-            ],
+        columns = ("log", "snapshots due", "suppressed", "area under the curve", "verdict")
+        yield Table(columns, rows, numbers=(1, 2, 3))
+
+    def _fleet(self) -> Iterator[Part]:
+        years = self.years
+        if years is None:
+            return
+        yield Heading(f"{counted(years.years, 'year')} of {years.chips:,} chips")
+        yield Words(_years_words(years))
+        yield Table(
+            ("what", "", "counted", "rate", "interval", "claim", "verdict"),
+            [(said.name, said.words, *_said(said)) for said in years.statements],
+            numbers=(2, 3, 4, 5),
+            bad=[at for at, said in enumerate(years.statements) if not said.agrees],
         )
-        return svg("ROC of the coverage test", [chart, theory])
 
 
-def _table(title: str, columns: tuple[str, ...]) -> Table:
-    made = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    right = {
-        "chips",
-        "drawn",
-        "wanted",
-        "claim",
-        "found",
-        "interval",
-        "due",
-        "suppressed",
-        "area",
-        "counted",
-        "rate",
-    }
-    for column in columns:
-        made.add_column(column, justify="right" if column in right else "left", no_wrap=column != "")
-    return made
+def _colour(verdict: str, *, agrees: bool) -> Text:
+    return Text(verdict, style=GOOD if agrees else BAD)
 
 
 def _cells(outcome: ScenarioOutcome) -> tuple[str, ...]:
@@ -237,20 +197,19 @@ def _cells(outcome: ScenarioOutcome) -> tuple[str, ...]:
     )
 
 
-def _verdict(outcome: ScenarioOutcome) -> str:
-    if not outcome.agrees:
-        return "contradicts"
-    return "agrees, a limit" if outcome.scenario.kind == LIMIT else "agrees"
+def _verdict(outcome: ScenarioOutcome) -> Text:
+    words = "agrees, a limit" if outcome.scenario.kind == LIMIT else "agrees"
+    return _colour(words if outcome.agrees else "contradicts", agrees=outcome.agrees)
 
 
-def _said(said: CountedRate) -> tuple[str, ...]:
+def _said(said: CountedRate) -> tuple[Cell, ...]:
     sign = {"at least": "≥", "at most": "≤", "equals": "="}[said.kind]
     return (
         f"{said.hits:,} of {said.trials:,}",
         f"{said.hits / max(1, said.trials):.4g}",
         f"{said.low:.3g} to {said.high:.3g}",
         f"{sign} {said.claim:.4g}",
-        "agrees" if said.agrees else "contradicts",
+        _colour("agrees" if said.agrees else "contradicts", agrees=said.agrees),
     )
 
 
@@ -269,55 +228,17 @@ def _years_words(years: FleetYears) -> str:
 def _outcome_fields(outcome: ScenarioOutcome) -> dict[str, object]:
     scenario = outcome.scenario
     return {
-        "name": scenario.name,
-        "words": scenario.words,
-        "kind": scenario.kind,
+        **picked(scenario, "name words kind claim samples"),
+        **picked(outcome, "found trials rate low high agrees"),
         "wanted": scenario.question.probability,
-        "claim": scenario.claim,
-        "found": outcome.found,
-        "trials": outcome.trials,
-        "rate": outcome.rate,
-        "low": outcome.low,
-        "high": outcome.high,
-        "agrees": outcome.agrees,
         "chips": scenario.question.chips,
-        "samples": [list(row) for row in scenario.samples],
-    }
-
-
-def _curve_fields(curve: RocCurve) -> dict[str, object]:
-    return {
-        "name": curve.name,
-        "expected": curve.expected,
-        "suppressed": curve.suppressed,
-        "area": curve.area,
-        "agrees": curve.agrees(CONFIDENCE),
-        "points": [list(point) for point in curve.points],
     }
 
 
 def _years_fields(years: FleetYears) -> dict[str, object]:
     return {
-        "chips": years.chips,
-        "owners": years.owners,
-        "years": years.years,
-        "inspected": years.inspected,
-        "samples": list(years.samples),
-        "snapshots": years.snapshots,
+        **asdict(years),
         "findings": dict(years.findings),
         "days_to_find": dict(years.days_to_find),
-        "statements": [
-            {
-                "name": said.name,
-                "words": said.words,
-                "hits": said.hits,
-                "trials": said.trials,
-                "low": said.low,
-                "high": said.high,
-                "claim": said.claim,
-                "kind": said.kind,
-                "agrees": said.agrees,
-            }
-            for said in years.statements
-        ],
+        "statements": [{**asdict(said), "agrees": said.agrees} for said in years.statements],
     }

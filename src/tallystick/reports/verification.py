@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
-from rich.console import RenderableType
 from rich.text import Text
 
 from tallystick.evidence.verification import Audited, Stated, Verification, quoted
-from tallystick.reports.layout import BAD, GOOD, QUIET, UNSURE, Row, page, share
+from tallystick.reports.layout import BAD, GOOD, QUIET, UNSURE, DonePage, Row, Words, picked, share
 from tallystick.run.statements import FirstState, Uncompared, time_text
 
 MARKS: Mapping[str, tuple[str, str]] = {
@@ -27,62 +26,41 @@ _ANSWERS: Mapping[bool | None, str] = {
 }
 
 
-@dataclass(frozen=True)
-class VerificationPage:
-    """The numbered checks of one verification."""
+def verification_page(found: Verification) -> DonePage:
+    """Return the numbered checks of one verification, what was stated, and what auditors signed."""
+    values = {
+        **picked(found, "subject verdict finding root steps shows_not"),
+        "stated": None if found.stated is None else found.stated.fields(),
+        "file": None if found.file is None else asdict(found.file),
+        "audits": [_audit_fields(audited) for audited in found.audits],
+        "checks": [picked(check, "number claim outcome detail") for check in found.checks],
+    }
+    rows: list[Row] = [] if found.finding is None else [("", f"finding: {found.finding}")]
+    if found.file is not None:
+        rows.append(("file", f"{_ANSWERS[found.file.is_result]}: {found.file.why}"))
+    if found.stated is not None:
+        rows += _stated_rows(found.stated)
+    for audited in found.audits:
+        rows += _audit_rows(audited)
+    for check in found.checks:
+        mark, colour = MARKS[check.outcome]
+        rows.append((f"{check.number}", Text.assemble(f"{check.claim}: ", (mark, colour))))
+        if check.detail:
+            rows.append(("", Text(check.detail, style=QUIET if check.outcome == "passed" else "")))
+    headline, style = _headline(found)
+    end = Words(f"This does not show {found.shows_not}.")
+    return DonePage(headline, values, rows, style, [end])
 
-    found: Verification
 
-    def fields(self) -> dict[str, object]:
-        """Return what ``--json`` prints."""
-        return {
-            "subject": self.found.subject,
-            "verdict": self.found.verdict,
-            "finding": self.found.finding,
-            "root": self.found.root,
-            "steps": self.found.steps,
-            "stated": None if self.found.stated is None else self.found.stated.fields(),
-            "file": None if self.found.file is None else asdict(self.found.file),
-            "audits": [_audit_fields(audited) for audited in self.found.audits],
-            "checks": [
-                {
-                    "number": check.number,
-                    "claim": check.claim,
-                    "outcome": check.outcome,
-                    "detail": check.detail,
-                }
-                for check in self.found.checks
-            ],
-            "shows_not": self.found.shows_not,
-        }
-
-    def __rich__(self) -> RenderableType:
-        """Return the page that ``tally verify`` prints."""
-        found = self.found
-        if found.verdict == "match":
-            headline, style = (
-                f"{'consistent' if found.finding is None else 'accepted'}: {found.subject}",
-                GOOD,
-            )
-        elif found.verdict == "unjudged":
-            headline, style = f"consistent, not judged ({found.missing}): {found.subject}", UNSURE
-        else:
-            failed = next(check for check in found.checks if check.outcome == "failed")
-            what = "malformed" if found.verdict == "malformed" else "does not fit together"
-            headline, style = f"{what}: check {failed.number} failed for {found.subject}", BAD
-        rows: list[Row] = [] if found.finding is None else [("", Text(f"finding: {found.finding}"))]
-        rows += (
-            [] if found.file is None else [("file", f"{_ANSWERS[found.file.is_result]}: {found.file.why}")]
-        )
-        rows += [] if found.stated is None else _stated_rows(found.stated)
-        for audited in found.audits:
-            rows += _audit_rows(audited)
-        for check in found.checks:
-            mark, colour = MARKS[check.outcome]
-            rows.append((f"{check.number}", Text.assemble(f"{check.claim}: ", (mark, colour))))
-            if check.detail:
-                rows.append(("", Text(check.detail, style=QUIET if check.outcome == "passed" else "")))
-        return page(headline, style, rows, Text(f"This does not show {found.shows_not}."))
+def _headline(found: Verification) -> tuple[str, str]:
+    if found.verdict == "match":
+        words = f"{'consistent' if found.finding is None else 'accepted'}: {found.subject}"
+        return words, GOOD
+    if found.verdict == "unjudged":
+        return f"consistent, not judged ({found.missing}): {found.subject}", UNSURE
+    failed = next(check for check in found.checks if check.outcome == "failed")
+    what = "malformed" if found.verdict == "malformed" else "does not fit together"
+    return f"{what}: check {failed.number} failed for {found.subject}", BAD
 
 
 def _stated_rows(stated: Stated) -> list[Row]:
@@ -142,11 +120,8 @@ def _audit_fields(audited: Audited) -> dict[str, object]:
     claim = audited.claim
     return {
         "auditor": audited.key_id,
-        "result": claim.result,
-        "at": claim.at,
-        "steps": claim.steps,
+        **picked(claim, "result at steps policy"),
         "drawn": claim.draw is not None,
-        "policy": claim.policy,
         "measured": {name: None if v is None else float(v) for name, v in audited.measured().items()},
         "beginning": None if claim.beginning is None else claim.beginning.fields(),
         "unchecked": {"profile": claim.profile},

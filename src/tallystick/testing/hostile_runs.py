@@ -29,7 +29,7 @@ from tallystick.numerics.policy import POLICIES, policy_of
 from tallystick.reports.document import find_sources, read_document
 from tallystick.reports.layout import Report
 from tallystick.reports.run import read_run
-from tallystick.reports.verification import VerificationPage
+from tallystick.reports.verification import verification_page
 from tallystick.roles.statements import gather, identity_of_claimed, sign_run
 from tallystick.run.documents import parse_specification, parse_step_records
 from tallystick.run.transcript import Transcript, check_fingerprint, state_fingerprint
@@ -197,7 +197,7 @@ def read_without_torch(data: bytes) -> Verification:
     _refused(
         lambda: recognise(path),
         lambda: found.append(verify_run(run)),
-        lambda: _shown(VerificationPage(found[0])),
+        lambda: _shown(verification_page(found[0])),
         lambda: _shown(read_run(run)),
         lambda: read_document(run, read_run(run), find_sources(run)).html().encode("utf-8"),
         lambda: sign_run(run, ed25519_key(bytes(32)), 0),
@@ -257,7 +257,7 @@ def read_with_torch(data: bytes) -> Transcript:
         InvalidInput, Mismatch: it is no run of the auditor's job, whatever else could be read.
     """
     from tallystick.diagnosis.run_comparison import explain_runs
-    from tallystick.reports.divergence import DivergencePage
+    from tallystick.reports.divergence import divergence_page
     from tallystick.roles.auditor import choose_segments
     from tallystick.roles.panel_member import HandedSeat
     from tallystick.roles.referee import find_other_beginning
@@ -268,10 +268,10 @@ def read_with_torch(data: bytes) -> Transcript:
     unpack(data, path)
     run = RunDirectory(path)
     _refused(
-        lambda: _shown(DivergencePage(explain_runs(own, run, None))),
-        lambda: _shown(DivergencePage(explain_runs(run, own, None))),
+        lambda: _shown(divergence_page(explain_runs(own, run, None))),
+        lambda: _shown(divergence_page(explain_runs(run, own, None))),
         lambda: _shown(
-            DivergencePage(explain_states(own.load_checkpoint(2), run.load_checkpoint(2), ("A", "B")))
+            divergence_page(explain_states(own.load_checkpoint(2), run.load_checkpoint(2), ("A", "B")))
         ),
         lambda: find_other_beginning(HandedSeat({0: hold(run.load_checkpoint(0).values())}), replay),
     )

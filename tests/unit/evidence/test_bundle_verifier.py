@@ -50,7 +50,7 @@ from tallystick.evidence.policy import (
     policy_template,
 )
 from tallystick.evidence.verification import Verification
-from tallystick.reports.verification import VerificationPage
+from tallystick.reports.verification import verification_page
 from tallystick.run.claims import read_claim
 from tallystick.run.documents import (
     JobRecord,
@@ -1309,7 +1309,7 @@ def test_parameters_that_began_otherwise_are_named_and_limited() -> None:
     assert check(parts, policy(most_uncompared=12)).verdict == "match"
     assert "uncompared 12 exceeds most_uncompared 11" in check(parts, policy(most_uncompared=11)).why
     data = make_bundle(m for members in parts.values() for m in members).encode()
-    page = VerificationPage(verify_bundle(data, policy(), now=NOW))
+    page = verification_page(verify_bundle(data, policy(), now=NOW))
     console = Console(width=300)
     with console.capture() as shown:
         console.print(page)
@@ -1371,7 +1371,7 @@ def test_free_text_of_signed_documents_is_quoted_escaped_and_labelled() -> None:
     parts["audit"] = [audit(identity=identity, profile=evil, policy=evil, beginning=begin)]
     for rules in (None, policy(), policy(job="other", auditor_quorum=1)):
         data = make_bundle(m for members in parts.values() for m in members).encode()
-        page = VerificationPage(verify_bundle(data, rules, now=NOW))
+        page = verification_page(verify_bundle(data, rules, now=NOW))
         console = Console(width=1000)
         with console.capture() as shown:
             console.print(page)

@@ -14,19 +14,12 @@ import pytest
 
 from tallystick.execution.job import find_source
 from tallystick.numerics.policy import find_policy
-from tallystick.reports.chart import (
-    Chart,
-    Line,
-    Round,
-    Stretch,
-    TreeLevel,
-    _padded,
-    bars_svg,
-    strip_svg,
-    ticks,
-    tree_svg,
-)
-from tallystick.reports.document import Sources, divergence_view, find_sources, read_document
+from tallystick.reports.chart import Bars, Chart, Line, figure, linear, named, ticks
+from tallystick.reports.divergence import divergence_headline, divergence_parts
+from tallystick.reports.document import Sources, find_sources, read_document
+from tallystick.reports.document_parts import dispute_parts
+from tallystick.reports.foreign import Foreign
+from tallystick.reports.layout import Card, Pictures
 from tallystick.reports.run import read_run
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
@@ -67,8 +60,8 @@ def page(run: RunDirectory, **sources: Any) -> Reader:
 
 def must_be_inert(reader: Reader) -> None:
     assert {tag for tag, _ in reader.tags} <= {
-        "html", "head", "meta", "title", "style", "body", "header", "h1", "h2", "h3", "p", "span", "strong", "code", "pre", "ul",
-        "li", "div", "table", "tr", "th", "td", "details", "summary", "sup", "svg", "text", "tspan", "path", "polyline",
+        "html", "head", "meta", "title", "style", "body", "header", "h1", "h2", "h3", "p", "span", "pre",
+        "h4", "div", "table", "tr", "th", "td", "details", "summary", "sup", "svg", "text", "tspan", "path", "polyline",
         "circle", "rect",
     }  # fmt: skip
     for tag, attributes in reader.tags:
@@ -116,7 +109,7 @@ AUDIT = {
         "notes": ["a note"],
     },
 }  # fmt: skip
-VERDICT = {
+VERDICT: dict[str, Any] = {
     "format": "tallystick/dispute-verdict/1",
     "loser": "trainer",
     "outcome": "fault",
@@ -154,7 +147,7 @@ def test_audits_divergence_and_dispute_are_shown(run: RunDirectory, tmp_path: Pa
 
     must_be_inert(reader)
     for text in (
-        "mismatch", "another learning rate", "0x1.8000000000000p+0 (1.5)", "12 of 100 elements differ",
+        "mismatch", "step 4: mismatch", "another learning rate", "0x1.8000000000000p+0 (1.5)", "12 of 100 elements",
         "the trainer loses, at step 4", 'Unchecked, the verdict\'s own words: "step 4: wrong"',
         "at 3: aa = aa", "agreed at 4, differ at 6", "steps: 3 to 6", "2 to 3", "The judge repeated one step", "a note",
     ):  # fmt: skip
@@ -318,22 +311,23 @@ def test_files_in_the_run_directory_itself_are_found(run: RunDirectory) -> None:
     assert found.bands is None
 
 
-def test_a_divergence_without_fields_has_a_view() -> None:
-    view = divergence_view({})
-
-    assert (view["findings"], view["leading"], view["operator"]) == ([], None, None)
+def test_a_divergence_without_fields_says_nothing() -> None:
+    assert list(divergence_parts(Foreign({}))) == []
+    assert divergence_headline(Foreign({})).plain == "the same: no step and no tensor differs"
 
 
 # -- pictures ---------------------------------------------------------------------------------------
+
+
+def drawn(points: list[tuple[float, float]], title: str = "t") -> str:
+    return Chart(title, linear("x", 0, len(points)), linear("y", 0, 50), [Line("", "0", points)]).svg()
 
 
 def test_a_long_line_is_thinned_and_keeps_its_peaks() -> None:
     points = [(float(i), 1.0) for i in range(100_000)]
     points[77_777] = (77_777.0, 50.0)
 
-    drawn = Chart("t", "x", "y", [Line("a", points)], from_zero=True).svg()
-
-    coordinates = re.search(r'points="([^"]*)"', drawn)
+    coordinates = re.search(r'points="([^"]*)"', drawn(points))
     assert coordinates is not None
     pairs = [tuple(map(float, pair.split(","))) for pair in coordinates[1].split()]
     assert len(pairs) <= 600
@@ -346,28 +340,45 @@ def test_a_long_line_is_thinned_and_keeps_its_peaks() -> None:
     [[], [(0.0, 1.0)], [(0.0, 0.0), (1.0, 0.0)], [(0.0, float("nan"))], [(0.0, float("inf")), (1.0, 2.0)]],
 )
 def test_lines_with_little_in_them_can_be_drawn(points: list[tuple[float, float]]) -> None:
-    drawn = Chart("t<", "x", "y", [Line("a", points)], from_zero=True).svg()
+    svg = drawn(points, "t<")
 
-    assert drawn.startswith("<svg")
-    assert "nan" not in drawn.lower().replace("nothing", "")
-    assert "inf" not in drawn.lower()
-    assert "t<" not in drawn
+    assert svg.startswith("<svg")
+    assert not re.search(r"nan|inf\b", svg.lower())
+    assert "t<" not in svg
 
 
-def test_other_pictures_escape_names_and_take_the_empty() -> None:
-    assert bars_svg("t", []) == ""
-    assert "&lt;b&gt;" in bars_svg("t", [("<b>", 3)])
-    assert strip_svg("t", [Stretch(0, 10**9, "good")], 5).count("<rect") == 2
-    drawn = tree_svg("t", [TreeLevel("<l>", 0, 4, [Round(2, "<a>", "b", False)])], "<r>")
-    assert "<l>" not in drawn
-    assert "<a>" not in drawn
-    assert "<r>" not in drawn
+def test_names_are_escaped_wherever_a_chart_holds_them() -> None:
+    svg = figure(
+        "<t>",
+        [
+            Chart(
+                "<c>",
+                linear("<x>", 0, 1),
+                named("<y>", ["<r>"], ["<f>"]),
+                [Bars("<m>", "0", [(0, 9, 0)])],
+                ["<n>"],
+            )
+        ],
+    )
+    assert svg.count("&lt;") == 8
+    assert not re.search("<[tcxyrfmn]>", svg)
+    assert svg.count("<rect") == 3  # the bar, kept inside, its sample in the legend, and the paper
+
+
+def test_the_levels_of_a_dispute_narrow_each_other() -> None:
+    (card,) = dispute_parts(Foreign(VERDICT), 6)
+    assert isinstance(card, Card)
+    (charts,) = [part.charts for part in card.parts if isinstance(part, Pictures)]
+    assert [chart.title for chart in charts if isinstance(chart, Chart)] == [
+        "checkpoints: 0 to 6",
+        "steps: 3 to 6",
+    ]
 
 
 def test_a_range_of_the_largest_numbers_is_drawn() -> None:
     largest = sys.float_info.max
-    low, high = _padded(-largest, largest, 0.05)
-    assert all(math.isfinite(tick) for tick in (low, high, *ticks(low, high)))
+    axis = linear("x", -largest, largest, padding=0.05)
+    assert all(math.isfinite(tick) for tick in (axis.low, axis.high, *(value for value, _ in axis.ticks)))
 
 
 def test_ticks_are_round() -> None:

@@ -26,10 +26,10 @@ from tallystick.numerics.log import (
     encode_frame,
 )
 from tallystick.reports.audit import AuditPage, ClaimPage
-from tallystick.reports.dispute import DisputePage
+from tallystick.reports.dispute import dispute_page
 from tallystick.reports.layout import counted, duration, printable, share
 from tallystick.reports.run import RunReport, read_run
-from tallystick.reports.verification import VerificationPage
+from tallystick.reports.verification import verification_page
 from tallystick.roles.initial_state import Beginning
 from tallystick.roles.operator_dispute import Cost, OperatorResult
 from tallystick.roles.referee import DisputeResult
@@ -391,7 +391,7 @@ RULING = DisputeResult(
 
 
 def test_a_ruling_names_loser_step_and_rounds() -> None:
-    page = DisputePage(RULING, "/runs/verdict.json")
+    page = dispute_page(RULING, "/runs/verdict.json")
 
     assert page.fields()["moves"] == [["trainer", 30, "ab" * 32]]
     assert (page.fields()["operator"], page.fields()["objection"]) == (None, None)
@@ -411,7 +411,7 @@ def test_a_ruling_on_an_operator_says_which_and_what_it_cost() -> None:
     found = OperatorResult(
         "trainer", "element 3 is 23, must be 22", 7, 12, op, Accusation(0, 3), cost, step_seconds=0.5
     )
-    page = DisputePage(replace(RULING, operator=found), "v", "/runs/dispute.json")
+    page = dispute_page(replace(RULING, operator=found), "v", "/runs/dispute.json")
 
     fields = page.fields()["operator"]
     assert isinstance(fields, dict)
@@ -428,13 +428,13 @@ def test_a_ruling_on_the_whole_step_says_why_no_operator_was_judged() -> None:
     )
 
     assert "judged instead: no operator lies outside its error bound" in joined(
-        DisputePage(replace(RULING, operator=found), "v")
+        dispute_page(replace(RULING, operator=found), "v")
     )
 
 
 def test_an_objection_to_a_log_is_part_of_the_answer() -> None:
     objection = LogObjection("11" * 32, 27, "gradient of w", 5, "too far from a boundary")
-    fields = DisputePage(replace(RULING, objection=objection), "v").fields()["objection"]
+    fields = dispute_page(replace(RULING, objection=objection), "v").fields()["objection"]
 
     assert fields == objection.fields()
 
@@ -442,7 +442,7 @@ def test_an_objection_to_a_log_is_part_of_the_answer() -> None:
 def test_a_dispute_about_nothing_has_no_loser() -> None:
     result = DisputeResult("none", None, 0, {}, "both sides reached the same state", outcome="agreement")
 
-    text = joined(DisputePage(result, "v"))
+    text = joined(dispute_page(result, "v"))
 
     assert "nobody loses" in text
     assert "0 rounds" in text
@@ -456,13 +456,13 @@ def test_a_verification_says_what_it_does_not_show_whether_it_passed_or_not() ->
         checks=[Check(1, "it parses", "failed", "root is ab, not cd"), Check(2, "it agrees")],
     )
 
-    assert "consistent: run /x" in joined(VerificationPage(passed))
-    text = joined(VerificationPage(failed))
+    assert "consistent: run /x" in joined(verification_page(passed))
+    text = joined(verification_page(failed))
     for part in ("does not fit together: check 1 failed", "root is ab, not cd", "it agrees: not reached"):
         assert part in text
     for page in (passed, failed):
-        assert "This does not show that water is wet." in joined(VerificationPage(page))
-    assert VerificationPage(failed).fields()["checks"] == [
+        assert "This does not show that water is wet." in joined(verification_page(page))
+    assert verification_page(failed).fields()["checks"] == [
         {"number": 1, "claim": "it parses", "outcome": "failed", "detail": "root is ab, not cd"},
         {"number": 2, "claim": "it agrees", "outcome": "not reached", "detail": ""},
     ]

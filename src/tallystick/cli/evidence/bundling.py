@@ -10,12 +10,12 @@ import typer
 from typer.models import OptionInfo
 
 from tallystick.cli.options import AsJson, argument, option
-from tallystick.cli.terminal import answer, say
+from tallystick.cli.terminal import done, say
 from tallystick.errors import InvalidInput, Mismatch, StoreError
 from tallystick.evidence.bundle import Member, make_bundle
 from tallystick.evidence.files import verify_bundle_file
 from tallystick.evidence.policy import parse_evidence_policy, policy_template
-from tallystick.reports.layout import DonePage, Row
+from tallystick.reports.layout import Row
 from tallystick.roles.statements import gather, log_proof_of
 from tallystick.store.files import RunDirectory, read_whole, write_whole
 from tallystick.store.keys import load_public_key
@@ -133,11 +133,9 @@ def bundle(
     rows: list[Row] = [(m.kind, f"{m.name} ({len(m.data):,} bytes)") for m in made.members]
     rows.append(("next", f"tally verify {out} --policy FILE"))
     values: dict[str, object] = {"bundle": str(out), "bytes": len(data), "members": listed}
-    answer(
-        DonePage(f"bundle {out}: {len(made.members)} members, {len(data):,} bytes", values, rows),
-        as_json=as_json,
+    return done(
+        f"bundle {out}: {len(made.members)} members, {len(data):,} bytes", values, rows, as_json=as_json
     )
-    return 0
 
 
 def _members(text: str) -> list[Member]:

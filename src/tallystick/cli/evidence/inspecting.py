@@ -19,7 +19,7 @@ from tallystick.evidence.recognition import RUN, Recognised, recognise
 from tallystick.evidence.run_verifier import verify_run
 from tallystick.evidence.verification import Verification
 from tallystick.reports.run import read_run
-from tallystick.reports.verification import VerificationPage
+from tallystick.reports.verification import verification_page
 from tallystick.run.transcript import Transcript
 from tallystick.signing.keys import PublicKey
 from tallystick.store.files import RunDirectory, write_whole
@@ -111,7 +111,7 @@ def verify(
         found = _verify_proof(path, root, chunk, keys)
     else:
         raise InvalidInput(f"{path}: {kind}")
-    answer(VerificationPage(found), as_json=as_json)
+    answer(verification_page(found), as_json=as_json)
     return EXIT_CODES[found.verdict]
 
 

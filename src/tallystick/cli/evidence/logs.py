@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from tallystick.cli.options import AsJson, argument, flag, option
-from tallystick.cli.terminal import answer
+from tallystick.cli.terminal import done
 from tallystick.errors import InvalidInput
-from tallystick.reports.layout import DonePage, Row
+from tallystick.reports.layout import Row
 from tallystick.signing.note import COSIGNATURE, NOTE, NoteKey, NoteSigner, parse_vkey
 from tallystick.store.files import RunDirectory, read_whole, write_whole
 from tallystick.store.keys import load_key
@@ -60,8 +60,7 @@ def init(
         "size": made.size,
         "vkey": str(signer.key),
     }
-    answer(DonePage(f"new log {origin}", values, [("vkey", str(signer.key))]), as_json=as_json)
-    return 0
+    return done(f"new log {origin}", values, [("vkey", str(signer.key))], as_json=as_json)
 
 
 @app.command()
@@ -74,8 +73,7 @@ def vkey(
     """Print a key as logs and policies write it."""
     found = _signer(name, COSIGNATURE if witness else NOTE, key).key
     values: dict[str, object] = {"vkey": str(found), "name": name, "witness": witness}
-    answer(DonePage(str(found), values, []), as_json=as_json)
-    return 0
+    return done(str(found), values, [], as_json=as_json)
 
 
 @app.command()
@@ -104,8 +102,7 @@ def add(
         rows.append(
             (f"{index}", f"{entry.kind} {entry.digest} ({document}{'' if is_new else ', was there'})")
         )
-    answer(DonePage(f"{len(added):,} added to {log}", {"entries": added}, rows), as_json=as_json)
-    return 0
+    return done(f"{len(added):,} added to {log}", {"entries": added}, rows, as_json=as_json)
 
 
 @app.command()
@@ -117,8 +114,7 @@ def checkpoint(log: Log, key: Key, as_json: AsJson = False) -> int:
     signed = directory.sign(NoteSigner(NoteKey(origin, NOTE, private.public_key), private))
     values: dict[str, object] = {"origin": origin, "size": signed.size, "root": signed.root.hex()}
     rows: list[Row] = [("entries", f"{signed.size:,}"), ("root", signed.root.hex())]
-    answer(DonePage(f"checkpoint of {origin}", values, rows), as_json=as_json)
-    return 0
+    return done(f"checkpoint of {origin}", values, rows, as_json=as_json)
 
 
 @app.command()
@@ -152,8 +148,7 @@ def cosign(
         ("root", cosigned.root.hex()),
         ("witness", str(signer.key)),
     ]
-    answer(DonePage(f"cosigned {cosigned.origin}", values, rows), as_json=as_json)
-    return 0
+    return done(f"cosigned {cosigned.origin}", values, rows, as_json=as_json)
 
 
 @app.command()
@@ -168,8 +163,7 @@ def prove(
     write_whole(out, proof.encode())
     values: dict[str, object] = {"proof": str(out), "index": proof.index, "size": proof.checkpoint.size}
     rows: list[Row] = [("proof", str(out)), ("entry", f"{proof.index} of {proof.checkpoint.size}")]
-    answer(DonePage(f"proof from {proof.checkpoint.origin}", values, rows), as_json=as_json)
-    return 0
+    return done(f"proof from {proof.checkpoint.origin}", values, rows, as_json=as_json)
 
 
 @app.command()
@@ -202,8 +196,7 @@ def verify(
         "origin": witnessed.origin, "size": witnessed.size, "root": witnessed.root.hex(),
         "witnesses": witnessed.witnesses, "seen_at": witnessed.seen_at,
     }  # fmt: skip
-    answer(DonePage(f"consistent: {path}", values, [first, *_witnessed_rows(witnessed)]), as_json=as_json)
-    return 0
+    return done(f"consistent: {path}", values, [first, *_witnessed_rows(witnessed)], as_json=as_json)
 
 
 def _witnessed_rows(witnessed: WitnessedCheckpoint) -> list[Row]:

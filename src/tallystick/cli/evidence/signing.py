@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from tallystick.cli.options import AsJson, OwnKey, argument, option
-from tallystick.cli.terminal import answer
+from tallystick.cli.terminal import done
 from tallystick.errors import StoreError
-from tallystick.reports.layout import DonePage, Row
+from tallystick.reports.layout import Row
 from tallystick.roles.statements import sign_run
 from tallystick.signing.model_signature import SIGNATURE_FILE, sign_model
 from tallystick.store.files import RunDirectory, write_whole
@@ -57,8 +57,7 @@ def sign(
     }  # fmt: skip
     rows: list[Row] = [("signature", str(target)), ("key id", signer.public_key.key_id)]
     rows.append(("run", root) if root is not None else ("root digest", str(digest)))
-    answer(DonePage(f"signed: {kind} {directory}", values, rows), as_json=as_json)
-    return 0
+    return done(f"signed: {kind} {directory}", values, rows, as_json=as_json)
 
 
 def export(
@@ -74,7 +73,4 @@ def export(
         "file": str(out / WEIGHTS_FILE), "sha256": manifest.files[WEIGHTS_FILE], "root_digest": manifest.root_digest(),
     }  # fmt: skip
     rows: list[Row] = [("sha256", manifest.files[WEIGHTS_FILE]), ("root digest", manifest.root_digest())]
-    answer(
-        DonePage(f"weights after {final.steps} steps: {out / WEIGHTS_FILE}", values, rows), as_json=as_json
-    )
-    return 0
+    return done(f"weights after {final.steps} steps: {out / WEIGHTS_FILE}", values, rows, as_json=as_json)

@@ -45,7 +45,7 @@ from tallystick.fleet.registry.claims import LARGEST_FRAME, parse_frame
 from tallystick.fleet.registry.facts import REGISTRY, Chip
 from tallystick.fleet.registry.ledger import RegistryLedger
 from tallystick.fleet.sampling.draw import DrawAnnouncement, draw_sample
-from tallystick.reports.inspection import VerdictPage
+from tallystick.reports.inspection import verdict_page
 from tallystick.signing.dsse import sign_payload
 from tallystick.signing.keys import PublicKey
 from tallystick.store.documents import read_document
@@ -304,7 +304,7 @@ def check(
         row = {"inspector": made.inspector, "result": result.digest().hex(), "chips": verdict.event_rows()}
         write_whole(body, json.dumps(row).encode())
         say(f"{body}: written")
-    answer(VerdictPage(verdict), as_json=as_json)
+    answer(verdict_page(verdict), as_json=as_json)
     return 1 if verdict.failures else 0
 
 

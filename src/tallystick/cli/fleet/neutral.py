@@ -29,7 +29,7 @@ from tallystick.fleet.enclave.neutral_result import verify_result
 from tallystick.fleet.enclave.sandbox import check_isolation, find_problem, versions
 from tallystick.fleet.enclave.sealed_job import PROGRAM_LIMIT, carry_out, salts_for, write_job
 from tallystick.fleet.provenance.transcripts import ReportOpening, RunReport
-from tallystick.reports.neutral import OrderPage, ResultPage
+from tallystick.reports.neutral import order_page, result_page
 from tallystick.signing.dsse import ENVELOPE_LIMIT, parse_envelope
 from tallystick.store.documents import read_document
 from tallystick.store.files import open_file, read_whole, write_whole
@@ -104,7 +104,7 @@ def make_order(
     signer = load_key(key)
     signed = sign_order(order, signer)
     write_whole(out, signed)
-    answer(OrderPage(order, (signer.public_key.key_id,)), as_json=as_json)
+    answer(order_page(order, (signer.public_key.key_id,)), as_json=as_json)
     return 0
 
 
@@ -127,7 +127,7 @@ def sign(
             raise InvalidInput(f"{program}: SHA-256 is {own}, the order is for {found.program}")
     signed = sign_order(found, load_key(key), data)
     write_whole(out, signed)
-    answer(OrderPage(found, _signed_by(signed)), as_json=as_json)
+    answer(order_page(found, _signed_by(signed)), as_json=as_json)
     return 0
 
 
@@ -135,7 +135,7 @@ def sign(
 def show(order: OrderFile, as_json: AsJson = False) -> int:
     """Show what an order says, and which keys stand under it; their signatures are checked when it is run."""
     data = read_whole(order, limit=ENVELOPE_LIMIT, what="an order")
-    answer(OrderPage(read_order(data), _signed_by(data)), as_json=as_json)
+    answer(order_page(read_order(data), _signed_by(data)), as_json=as_json)
     return 0
 
 
@@ -182,7 +182,7 @@ def run(
     with TaskDisplay("neutral run") as shown:
         order, outcome, statement = carry_out(job, *keys, signer, now=second_of(now), progress=shown)
     write_whole(out, statement)
-    answer(ResultPage(order, outcome, ASSURANCE, str(out)), as_json=as_json)
+    answer(result_page(order, outcome, ASSURANCE, str(out)), as_json=as_json)
     return EXIT_CODES[outcome.verdict]
 
 
@@ -200,7 +200,7 @@ def verify(
     agreed = open_order(signed, load_public_key(verifier), load_public_key(owner))
     data = read_whole(result, limit=ENVELOPE_LIMIT, what="a result")
     found = verify_result(data, agreed, load_public_key(neutral))
-    answer(ResultPage(agreed, found.outcome, found.assurance), as_json=as_json)
+    answer(result_page(agreed, found.outcome, found.assurance), as_json=as_json)
     return EXIT_CODES[found.outcome.verdict]
 
 

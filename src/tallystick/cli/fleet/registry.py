@@ -38,7 +38,7 @@ from tallystick.fleet.registry.facts import LARGEST_ENTRY, REGISTRY, RegistryEnt
 from tallystick.fleet.registry.heads import LARGEST_HEAD, SignedHead, parse_signed_head
 from tallystick.fleet.registry.ledger import RegistryLedger
 from tallystick.fleet.registry.reconcile import LARGEST_STREAM, Stream, reconcile
-from tallystick.reports.registry import ChipPage, HeadPage, ReconciliationPage
+from tallystick.reports.registry import chip_page, head_page, reconciliation_page
 from tallystick.store.documents import read_document
 from tallystick.store.files import read_whole, write_whole
 from tallystick.store.keys import load_key, load_public_key
@@ -78,7 +78,7 @@ def open_registry(
         entry = sign_event(event, {REGISTRY: signer})
         parse_entry(entry.encode())
         signed = ledger.append([entry], signer, now=second)
-    answer(HeadPage("registry opened", signed), as_json=as_json)
+    answer(head_page("registry opened", signed), as_json=as_json)
     return 0
 
 
@@ -133,7 +133,7 @@ def append(
             (parse_entry(line) for line in lines), load_key(key), now=second_of(now),
             progress=lambda done, _, what: shown(done, len(lines), what),
         )  # fmt: skip
-    answer(HeadPage(f"{len(lines)} events taken up", signed), as_json=as_json)
+    answer(head_page(f"{len(lines)} events taken up", signed), as_json=as_json)
     return 0
 
 
@@ -152,13 +152,13 @@ def show(
                 ledger.load_head()
                 raise InvalidInput(f"chip {chip[:80]}: is not registered")
             events = tuple(ledger.history(chip)) if history else ()
-            answer(ChipPage(found, f"chip {chip}", events), as_json=as_json)
+            answer(chip_page(found, f"chip {chip}", events), as_json=as_json)
             return 0
         signed = ledger.load_head()
         statuses = Counter(each.status for each in ledger.each_chip())
         parties = tuple(f"{party.name} ({', '.join(party.roles)})" for party in ledger.each_party())
         aside = tuple(file.name for file in sorted(directory.glob("unacknowledged-*.jsonl")))
-    answer(HeadPage("newest head", signed, tuple(sorted(statuses.items())), parties, aside), as_json=as_json)
+    answer(head_page("newest head", signed, dict(sorted(statuses.items())), parties, aside), as_json=as_json)
     return 0
 
 
@@ -168,7 +168,7 @@ def rebuild(directory: Directory, as_json: AsJson = False) -> int:
     with RegistryLedger(directory) as ledger, TaskDisplay("rebuild") as shown:
         head = ledger.rebuild(progress=shown)
         signed = ledger.load_head()
-    answer(HeadPage(f"log and head agree over {head.entries:,} entries", signed), as_json=as_json)
+    answer(head_page(f"log and head agree over {head.entries:,} entries", signed), as_json=as_json)
     return 0
 
 
@@ -207,11 +207,11 @@ def verify(
     found, public = read_document(RegistryProof, proof), load_public_key(key)
     if owner is not None:
         chip = verify_owner(found, public, chip=found.key.removeprefix("chip/"), owner=owner)
-        answer(ChipPage(chip, f"{owner} owns chip {chip.chip}, and nobody else does"), as_json=as_json)
+        answer(chip_page(chip, f"{owner} owns chip {chip.chip}, and nobody else does"), as_json=as_json)
         return 0
     value = verify_registry_proof(found, public)
     if value is not None and found.key.startswith("chip/"):
-        answer(ChipPage(parse_chip(value), f"the proof of {found.key} holds"), as_json=as_json)
+        answer(chip_page(parse_chip(value), f"the proof of {found.key} holds"), as_json=as_json)
         return 0
     there = value is not None
     shown = None if value is None else value.decode("ascii", "replace")
@@ -255,9 +255,9 @@ def reconcile_streams(
     parsed = [read_document(Stream, file) for file in streams]
     with RegistryLedger(directory) as ledger:
         chips = list(ledger.each_chip())
-    page = ReconciliationPage(len(chips), len(parsed), reconcile(chips, parsed))
+    page = reconciliation_page(len(chips), len(parsed), reconcile(chips, parsed))
     answer(page, as_json=as_json)
-    return 1 if page.findings else 0
+    return 0 if page.values["agrees"] else 1
 
 
 @app.command()

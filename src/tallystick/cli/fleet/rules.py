@@ -54,7 +54,7 @@ from tallystick.fleet.provenance.transcripts import (
 )
 from tallystick.fleet.registry.ledger import RegistryLedger
 from tallystick.fleet.registry.reconcile import Stream, reconcile
-from tallystick.reports.rules import RulesPage, RulesVerdictPage
+from tallystick.reports.rules import rules_page, rules_verdict_page
 from tallystick.signing.dsse import ENVELOPE_LIMIT, Envelope, parse_envelope, sign_statement
 from tallystick.signing.keys import PublicKey
 from tallystick.store.documents import read_document
@@ -76,7 +76,7 @@ def register(parent: typer.Typer) -> None:
 @app.command()
 def show(rules: RulesFile, as_json: AsJson = False) -> int:
     """Show what a file of rules asks, and the evidence that each rule needs; 2 if it is malformed."""
-    answer(RulesPage(_rules(rules)), as_json=as_json)
+    answer(rules_page(_rules(rules)), as_json=as_json)
     return 0
 
 
@@ -134,7 +134,7 @@ def judge(
         _fleet(registry, owner, found, streams or [], packages),
     )
     verdict = judge_rules(asked_for, dossier)
-    answer(RulesVerdictPage(verdict, asked), as_json=as_json)
+    answer(rules_verdict_page(verdict, asked), as_json=as_json)
     return EXIT_CODES[verdict.asked(asked)]
 
 

@@ -43,7 +43,7 @@ from tallystick.cli.terminal import StepDisplay, TrialDisplay, answer, json_byte
 from tallystick.errors import InvalidInput, Nondeterminism, TallyError
 from tallystick.execution.determinism import Profile, check_device, parse_profile
 from tallystick.reports.audit import AuditPage, ClaimPage
-from tallystick.reports.sample import AnnouncementPage
+from tallystick.reports.sample import announcement_page
 from tallystick.roles.statements import sign_audit
 from tallystick.run.sample import Announcement, SegmentDraw
 from tallystick.store.files import RunDirectory, write_whole
@@ -147,7 +147,7 @@ def audit(
     specification = directory.load_specification()
     drawn = sampled.drawn(directory)
     if isinstance(drawn, Announcement):
-        answer(AnnouncementPage(drawn, str(announce)), as_json=as_json)
+        answer(announcement_page(drawn, str(announce)), as_json=as_json)
         return 0
     check_device(device)
     repetition = _Repetition(directory, choose_source(job, specification.job.path), chosen, device)

@@ -111,7 +111,7 @@ def calibrate(
         write_whole(out, calibrator.choice_of(order, surveys, proposal).encode())
         report.out = str(out)
     if plot is not None:
-        write_whole(plot, report.plot().svg().encode())
+        write_whole(plot, report.svg().encode())
         report.plot_file = str(plot)
     report.seconds = {"measure": measured - started, "propose": time.perf_counter() - measured}
     answer(report, as_json=as_json)

@@ -20,7 +20,7 @@ from tallystick.cli.terminal import TrialDisplay, answer, json_bytes, say
 from tallystick.diagnosis.causes import explain_states
 from tallystick.errors import InvalidInput, StoreError
 from tallystick.execution.determinism import check_device
-from tallystick.reports.divergence import DivergencePage
+from tallystick.reports.divergence import divergence_page
 from tallystick.store.files import RunDirectory
 from tallystick.store.tensor_files import load_state_file
 
@@ -57,7 +57,7 @@ def diff(
     except KeyboardInterrupt:
         say("interrupted: nothing was written")
         return 130
-    page = DivergencePage(found)
+    page = divergence_page(found)
     if out is not None:
         RunDirectory(out.parent).write_document(out, json_bytes(page.fields()))
     answer(page, as_json=as_json)

@@ -24,12 +24,11 @@ from tallystick.cli.run.judging import (
     sign_ruling,
 )
 from tallystick.cli.terminal import answer as show
-from tallystick.cli.terminal import say
+from tallystick.cli.terminal import done, say
 from tallystick.dispute.exchange import Posting, encode_answer
 from tallystick.dispute.terms import Party
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism, TallyError
-from tallystick.reports.dispute import AwaitingPage, Passed, RuledPage
-from tallystick.reports.layout import DonePage
+from tallystick.reports.dispute import Passed, awaiting_page, dispute_page
 from tallystick.signing.dsse import parse_envelope
 from tallystick.signing.keys import PublicKey, SigningKey
 from tallystick.store.docket import POLL_SECONDS, AwaitingError, Docket, Mailbox, answer_name, exchange_of
@@ -113,8 +112,7 @@ def open_dispute(
         "auditor_mailbox": str(out / "auditor"), "dispute": docket.exchange.id.hex(), "docket": str(out),
         "deadline_s": deadline, "trainer_mailbox": str(out / "trainer"),
     }  # fmt: skip
-    show(DonePage(f"opened: {out}", values, [(k, str(v)) for k, v in values.items()]), as_json=as_json)
-    return 0
+    return done(f"opened: {out}", values, as_json=as_json)
 
 
 @app.command("rule")
@@ -152,7 +150,7 @@ def rule(
         try:
             result = judge.referee(docket, source)
         except AwaitingError as awaiting:
-            show(AwaitingPage(tuple(awaiting.awaited), awaiting.deadline, passed()), as_json=as_json)
+            show(awaiting_page(awaiting.awaited, awaiting.deadline, passed()), as_json=as_json)
             return AWAITING
         except KeyboardInterrupt:
             say("interrupted: what has arrived is kept; rule again to go on")
@@ -161,7 +159,7 @@ def rule(
             sign_ruling(docket.run("trainer"), docket.run("auditor"), result, signing, accused)
         docket.end(result.encode(), result.record)
     record = None if result.record is None else str(folder / "record.json")
-    show(RuledPage(result, str(folder / "verdict.json"), record, passed=passed()), as_json=as_json)
+    show(dispute_page(result, str(folder / "verdict.json"), record, passed=passed()), as_json=as_json)
     return DISPUTE_CODES[result.outcome]
 
 
@@ -201,10 +199,7 @@ def answer(
         "answered": hand.answered, "cpu_seconds": round(hand.cpu_seconds, 3), "refused": hand.refused,
         "seconds": round(hand.seconds, 3), "sent_bytes": hand.sent,
     }  # fmt: skip
-    show(
-        DonePage(f"answered {hand.answered}", values, [(k, str(v)) for k, v in values.items()]),
-        as_json=as_json,
-    )
+    done(f"answered {hand.answered}", values, as_json=as_json)
     return 1 if hand.refused else 0
 
 

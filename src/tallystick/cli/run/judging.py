@@ -21,7 +21,7 @@ from tallystick.cli.terminal import answer, say
 from tallystick.dispute.record import DISPUTE_LIMIT, find_contradiction, parse_dispute
 from tallystick.dispute.terms import Party
 from tallystick.errors import InvalidInput, ProtocolViolation
-from tallystick.reports.dispute import DisputePage
+from tallystick.reports.dispute import dispute_page
 from tallystick.roles.statements import sign_verdict
 from tallystick.signing.dsse import ENVELOPE_LIMIT, parse_envelope
 from tallystick.signing.keys import PublicKey, Signer
@@ -159,7 +159,7 @@ def dispute(
             _check_clearing(result, auditor)
         sign_ruling(ours, theirs, result, signing, accused)
     written = None if result.record is None else str(path)
-    answer(DisputePage(result, str(verdict), written), as_json=as_json)
+    answer(dispute_page(result, str(verdict), written), as_json=as_json)
     return DISPUTE_CODES[result.outcome]
 
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import RenderableType
-
 from tallystick.cli.options import AnyRun, AsJson, existing_run, option
 from tallystick.cli.terminal import answer
 from tallystick.errors import InvalidInput, StoreError
-from tallystick.reports.layout import GOOD, UNSURE, Row, page
+from tallystick.reports.layout import GOOD, UNSURE, DonePage, Row
 
 FILE = "report.html"
 VERDICT = "verdict.json"
@@ -57,33 +55,20 @@ def report(
         raise InvalidInput(f"--out {target}: is a directory; give a file's name")
     data = document.html().encode("utf-8")
     directory.write_document(target, data)
-    answer(ReportPage(str(target), len(data), document.verdict, tuple(document.problems)), as_json=as_json)
+    values = {
+        "file": str(target),
+        "bytes": len(data),
+        "verdict": document.verdict,
+        "problems": document.problems,
+    }
+    rows: list[Row] = [
+        ("verdict", document.verdict.replace("_", " ")),
+        *(("not read", text) for text in document.problems),
+    ]
+    style = UNSURE if document.problems else GOOD
+    answer(DonePage(f"written: {target}, {len(data):,} bytes", values, rows, style), as_json=as_json)
     return 0
 
 
 def _verdict(path: Path) -> Path:
     return path / VERDICT if path.is_dir() else path
-
-
-class ReportPage:
-    """What was written where."""
-
-    def __init__(self, file: str, size: int, verdict: str, problems: tuple[str, ...]) -> None:
-        self.file, self.size, self.verdict, self.problems = file, size, verdict, problems
-
-    def fields(self) -> dict[str, object]:
-        """Return what ``--json`` prints."""
-        return {
-            "file": self.file,
-            "bytes": self.size,
-            "verdict": self.verdict,
-            "problems": list(self.problems),
-        }
-
-    def __rich__(self) -> RenderableType:
-        """Return the page for a terminal."""
-        rows: list[Row] = [
-            ("verdict", self.verdict.replace("_", " ")),
-            *(("not read", text) for text in self.problems),
-        ]
-        return page(f"written: {self.file}, {self.size:,} bytes", UNSURE if self.problems else GOOD, rows)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from xml.etree import ElementTree
 
 import pytest
 
-from tallystick_bench.curves import HEIGHTS, LossPlot
+from tallystick.reports.chart import HUES
+from tallystick_bench.curves import LossPlot
 from tallystick_bench.losses import Losses, Training, wanted_arithmetics
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -29,13 +31,19 @@ def elements(svg: str, tag: str) -> list[ElementTree.Element]:
 @pytest.mark.parametrize("start", [0.0, 4.0, 1e6])
 def test_every_point_stays_inside_its_panel(apart: float, start: float) -> None:
     svg = LossPlot(losses(apart=apart, start=start)).svg()
-    drawn = elements(svg, "polyline") + elements(svg, "polygon")
     assert len(elements(svg, "polyline")) == 8 + 7
-    for one in drawn:
-        for pair in one.attrib["points"].split():
-            x, y = map(float, pair.split(","))
-            assert 0 <= x <= 780
-            assert any(top - 0.1 <= y <= bottom + 0.1 for top, bottom in HEIGHTS)
+    panels = elements(svg, "g")
+    assert len(panels) == 2
+    for panel in panels:
+        frame = next(one for one in panel if one.attrib.get("class") == "axis")
+        numbers = re.fullmatch(r"M([0-9.]+) ([0-9.]+)V([0-9.]+)H([0-9.]+)", frame.attrib["d"])
+        assert numbers is not None
+        left, top, bottom, right = map(float, numbers.groups())
+        for one in panel:
+            for pair in one.attrib.get("points", "").split():
+                x, y = map(float, pair.split(","))
+                assert left - 0.1 <= x <= right + 0.1
+                assert top - 0.1 <= y <= bottom + 0.1
 
 
 def test_the_legend_names_every_curve_with_its_final_losses() -> None:
@@ -49,8 +57,12 @@ def test_dark_and_light_have_colours_of_their_own_and_nothing_is_fetched() -> No
     svg = LossPlot(losses()).svg()
     (style,) = elements(svg, "style")
     assert style.text is not None
-    light, _, dark = style.text.partition("@media (prefers-color-scheme: dark)")
-    assert light.count("stroke:#") == dark.count("stroke:#") == 8
+    light, _, dark = style.text.partition("@media screen and (prefers-color-scheme: dark)")
+    assert light.count("stroke:#") == dark.count("stroke:#") == len(HUES) + 2
+    used = {
+        part for one in ElementTree.fromstring(svg).iter() for part in one.attrib.get("class", "").split()
+    }
+    assert all(f".{name}" in light for name in used)
     assert "http" not in svg.replace("http://www.w3.org/2000/svg", "")
 
 
