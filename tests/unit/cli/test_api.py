@@ -133,7 +133,7 @@ def test_a_mismatch_has_its_place_and_both_values(copied: Path) -> None:
     with pytest.raises(Mismatch) as caught:
         directory.load_frames(transcript, int(log.stem), int(log.stem) + 1)
 
-    assert caught.value.where == f"log of step {int(log.stem)}"
+    assert caught.value.where == f"step {int(log.stem)}: log"
     assert caught.value.stated == transcript.record(int(log.stem)).log
     assert caught.value.own is not None
     assert caught.value.own != caught.value.stated

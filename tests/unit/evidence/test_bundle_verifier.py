@@ -38,8 +38,9 @@ from tallystick.dispute.signed_moves import Terms, claims_of, move_envelope, sig
 from tallystick.dispute.terms import PARTIES, Party
 from tallystick.dispute.verdict import LogObjection, Verdict
 from tallystick.errors import InvalidInput
-from tallystick.evidence import bundle_verifier
 from tallystick.evidence.bundle import Bundle, Member, make_bundle, named
+from tallystick.evidence.bundle_checks import equivocation
+from tallystick.evidence.bundle_checks import statements as statement_checks
 from tallystick.evidence.bundle_verifier import CHECKS, verify_bundle
 from tallystick.evidence.policy import (
     FORMAT,
@@ -1492,7 +1493,7 @@ def test_signatures_are_not_tried_without_end(monkeypatch: pytest.MonkeyPatch) -
     )
     members = [member for each in parts.values() for member in each]
     for most, outcome in ((tried, "passed"), (tried - 1, "failed")):
-        monkeypatch.setattr(bundle_verifier, "MOST_TRIED", most)
+        monkeypatch.setattr(statement_checks, "MOST_TRIED", most)
         found = verify_bundle(make_bundle(members).encode(), None, now=NOW)
         assert found.checks[1].outcome == outcome
     assert "to try every signature so far" in found.checks[1].detail
@@ -1507,4 +1508,4 @@ def test_what_one_audit_repeated_of_anothers_steps(one: list[int], other: list[i
 
     mine, theirs = claim(one), claim(other)
     wanted = all(any(a <= c and d <= b for a, b in mine.segments) for c, d in theirs.segments)
-    assert bundle_verifier._covers(mine, theirs) == wanted
+    assert equivocation._covers(mine, theirs) == wanted
