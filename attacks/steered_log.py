@@ -32,7 +32,8 @@ from tallystick.numerics.log import (
     encode_residues,
 )
 from tallystick.numerics.policy import entry_budget, move_budget
-from tallystick.numerics.rounding import NO_KEY, Key, find_candidates
+from tallystick.numerics.rounded_sites import NO_KEY, Key
+from tallystick.numerics.rounding import find_candidates
 from tallystick.roles.trainer import record
 from tallystick.store.files import RunDirectory
 from tallystick.testing.attacks import must

@@ -23,7 +23,8 @@ from tallystick.execution.rounding.grids import expected_form, site_grid
 from tallystick.execution.session import Session
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Kind, Residues, SiteAddress, decode_residues, encode_residues
-from tallystick.numerics.rounding import NO_KEY, Key, _chunk_scale, _place, _scale_of
+from tallystick.numerics.rounded_sites import NO_KEY, Key
+from tallystick.numerics.rounding import _chunk_scale, _place, _scale_of
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
 from tallystick.testing.attacks import must

@@ -76,7 +76,9 @@ from tallystick.numerics.log import (
     encode_residues,
 )
 from tallystick.numerics.policy import entry_budget, find_policy, move_budget
-from tallystick.numerics.rounding import NO_KEY, Key, _chunk_scale, _place, _scale_of, block_rms
+from tallystick.numerics.rounded_sites import NO_KEY, Key
+from tallystick.numerics.rounding import _chunk_scale, _place, _scale_of
+from tallystick.numerics.tensor_measures import block_rms
 from tallystick.roles import trainer
 from tallystick.roles.acceptance import REPEATS, _copied, _distance, _memory, _tensors
 from tallystick.roles.audit_report import AuditReport

@@ -22,7 +22,7 @@ from tallystick.execution.dispatch.randomness import RandomStream
 from tallystick.execution.job import Job, JobSource, find_source
 from tallystick.execution.session import Session, snap
 from tallystick.execution.step import batch_digest
-from tallystick.numerics.kernels import fingerprint
+from tallystick.numerics.kernels.measures import fingerprint
 from tallystick.numerics.policy import find_policy
 from tallystick.roles import trainer
 from tallystick.roles.auditor import audit

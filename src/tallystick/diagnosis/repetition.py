@@ -29,7 +29,7 @@ from tallystick.execution.snapshot import load_state, state_entries
 from tallystick.execution.step import StepOutcome, run_step
 from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import Kind, SparseEntries, decode_decision, decode_frame
-from tallystick.numerics.rounding import NO_KEY, Key
+from tallystick.numerics.rounded_sites import NO_KEY, Key
 from tallystick.roles.replay import Replay, adopting
 from tallystick.run.documents import StepRecord
 

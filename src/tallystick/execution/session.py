@@ -42,7 +42,8 @@ from tallystick.numerics.log import CALIBRATED, Frame, Kind, SiteAddress, decode
 from tallystick.numerics.optimizers import Marks
 from tallystick.numerics.policy import Policy, is_calibration_step
 from tallystick.numerics.random import stream_key
-from tallystick.numerics.rounding import NO_KEY, Key, fingerprint, fingerprint_all
+from tallystick.numerics.rounded_sites import NO_KEY, Key
+from tallystick.numerics.tensor_measures import fingerprint, fingerprint_all
 
 Site = tuple[Kind, int]
 REFUSED_OPTIMIZERS = {

@@ -22,7 +22,8 @@ from tallystick.execution.rounding.follow import FollowTape
 from tallystick.execution.snapshot import copied_state, load_state
 from tallystick.execution.step import run_step
 from tallystick.numerics.log import Kind, decode_frame
-from tallystick.numerics.rounding import NO_KEY, Candidates, Key, find_candidates
+from tallystick.numerics.rounded_sites import NO_KEY, Key
+from tallystick.numerics.rounding import Candidates, find_candidates
 from tallystick.roles.audit_report import Deviation
 from tallystick.roles.comparison import compare_states
 from tallystick.roles.replay import Replay

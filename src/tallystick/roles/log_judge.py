@@ -32,7 +32,8 @@ from tallystick.numerics.grid_table import SiteGrid
 from tallystick.numerics.log import Kind, SiteAddress, SparseEntries, decode, decode_decision, decode_residues
 from tallystick.numerics.nearest_tensors import follow_nearest
 from tallystick.numerics.policy import move_budget
-from tallystick.numerics.rounding import NO_KEY, Key, round_followed, round_followed_residues
+from tallystick.numerics.rounded_sites import NO_KEY, Key
+from tallystick.numerics.rounding import round_followed, round_followed_residues
 from tallystick.roles.comparison import find_noisy_sites, is_excused, violations_of
 from tallystick.roles.data_noise import REMEDY
 from tallystick.roles.replay import Replay, adopting

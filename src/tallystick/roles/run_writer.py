@@ -20,8 +20,8 @@ from tallystick.execution.rounding.grids import sample_stride
 from tallystick.execution.session import Session
 from tallystick.execution.snapshot import load_state, state_entries
 from tallystick.execution.step import StepOutcome
-from tallystick.numerics import kernels
-from tallystick.numerics.rounding import sampled_rms
+from tallystick.numerics.kernels import measures
+from tallystick.numerics.tensor_measures import sampled_rms
 from tallystick.run.documents import (
     RunStatement,
     Specification,
@@ -88,7 +88,7 @@ class _Commitment:
             found.extend(summarise([still], pool=self.hashers, leaves=leaf_hashes).entries)
             if entry.name in ordinals:
                 values = np.frombuffer(still.data, dtype="<f4")
-                prints.append(kernels.fingerprint(values, ordinals[entry.name] << 40))
+                prints.append(measures.fingerprint(values, ordinals[entry.name] << 40))
             return still
 
         self.directory.write_checkpoint(self.step + 1, entries, each=take)

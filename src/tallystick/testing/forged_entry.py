@@ -27,7 +27,8 @@ from tallystick.numerics.log import (
     encode,
     encode_residues,
 )
-from tallystick.numerics.rounding import NO_KEY, Key, round_recorded
+from tallystick.numerics.rounded_sites import NO_KEY, Key
+from tallystick.numerics.rounding import round_recorded
 from tallystick.roles.judge import Defence
 from tallystick.roles.replay import Replay, open_replay
 from tallystick.roles.trainer import Order, record

@@ -36,7 +36,7 @@ from tallystick.numerics.log import Frame, Kind, SiteAddress, SparseEntries, dec
 from tallystick.numerics.nearest import round_bits
 from tallystick.numerics.nearest_tensors import find_reaches
 from tallystick.numerics.policy import LEAF, find_policy, policy_of
-from tallystick.numerics.rounding import fingerprint
+from tallystick.numerics.tensor_measures import fingerprint
 from tallystick.roles.measure_leaf import corrections
 
 ACTIVATION, GRADIENT = Kind.ACTIVATION, Kind.ACTIVATION_GRADIENT

@@ -35,7 +35,7 @@ from tallystick.execution.dispatch.calls import Arguments, Handler, Operator, ta
 from tallystick.execution.dispatch.handlers import handler_for
 from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.dispatch.randomness import RandomStream
-from tallystick.numerics import kernels
+from tallystick.numerics.kernels import measures
 
 BELOW, EQUAL, ABOVE = 0, 1, 2  # symbols of a two-bit decision
 NARROW = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
@@ -168,7 +168,9 @@ class Capture(TorchDispatchMode):
         band, point = self.tape.band(sampled_rms(flat)), torch.zeros((), dtype=x.dtype, device=x.device)
         if band > 0.0 and x.device.type == "cpu" and x.dtype in DTYPES:
             result = torch.empty_like(x, memory_format=torch.contiguous_format)
-            found = kernels.relu(flat.numpy(), result.view(-1).numpy(), band, threads=torch.get_num_threads())
+            found = measures.relu(
+                flat.numpy(), result.view(-1).numpy(), band, threads=torch.get_num_threads()
+            )
             near = torch.from_numpy(found)
         else:
             result = func(x)

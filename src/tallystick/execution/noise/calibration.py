@@ -46,7 +46,7 @@ from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import MOST_RESIDUE_BITS, Kind
 from tallystick.numerics.nearest import adapt_threshold, closed_threshold
 from tallystick.numerics.policy import PER_KIND, Policy
-from tallystick.numerics.rounding import block_differences, block_rms
+from tallystick.numerics.tensor_measures import block_differences, block_rms
 
 REPEATS = 2
 FEWEST_ROWS = 64

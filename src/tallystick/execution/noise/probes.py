@@ -25,7 +25,7 @@ from tallystick.numerics.log import Kind, SparseEntries
 from tallystick.numerics.nearest import NearestGrid
 from tallystick.numerics.nearest_tensors import find_reaches, follow_nearest, record_nearest
 from tallystick.numerics.policy import ActivationRule
-from tallystick.numerics.rounding import NO_KEY, Key
+from tallystick.numerics.rounded_sites import NO_KEY, Key
 
 NOTHING = torch.empty(0, dtype=torch.int64)
 SIDES = 2  # bits of a symbol that is one of below, equal, above

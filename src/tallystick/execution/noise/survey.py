@@ -34,7 +34,7 @@ from tallystick.execution.session import Session, Site, slice_of
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Kind
 from tallystick.numerics.noise import Distribution, relative_exponents
-from tallystick.numerics.rounding import block_rms
+from tallystick.numerics.tensor_measures import block_rms
 
 JITTER = "jitter"  # the name of the source that this process makes itself
 CHUNK = 1 << 20  # elements compared at a time

@@ -52,7 +52,9 @@ from tallystick.numerics.log import (
 )
 from tallystick.numerics.nearest_tensors import record_nearest
 from tallystick.numerics.policy import ActivationRule, Policy
-from tallystick.numerics.rounding import NO_KEY, Key, block_rms, round_recorded, round_recorded_residues
+from tallystick.numerics.rounded_sites import NO_KEY, Key
+from tallystick.numerics.rounding import round_recorded, round_recorded_residues
+from tallystick.numerics.tensor_measures import block_rms
 
 OUTGROWN = 2  # octaves above the scale at the last calibration, itself at most two too wide, from which on one is due
 

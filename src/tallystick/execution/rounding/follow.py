@@ -53,15 +53,9 @@ from tallystick.numerics.log import (
 from tallystick.numerics.nearest import TIED
 from tallystick.numerics.nearest_tensors import FollowedNearest, find_reaches, follow_nearest
 from tallystick.numerics.policy import ActivationRule, Policy, entry_budget, move_budget
-from tallystick.numerics.rounding import (
-    NO_KEY,
-    Followed,
-    Key,
-    block_rms,
-    round_followed,
-    round_followed_residues,
-    round_recorded_residues,
-)
+from tallystick.numerics.rounded_sites import NO_KEY, Followed, Key
+from tallystick.numerics.rounding import round_followed, round_followed_residues, round_recorded_residues
+from tallystick.numerics.tensor_measures import block_rms
 
 SCALE_SLACK = 3  # a header's scale may exceed what the auditor measures by this many powers of two
 MOSTLY_NOISE = 8.0  # times its own noise that a gradient is at most whose size says little
