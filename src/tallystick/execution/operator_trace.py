@@ -47,11 +47,12 @@ from tallystick.errors import InvalidInput
 from tallystick.execution.dispatch.table import EMPTY, OVERWRITES, STATEFUL
 from tallystick.execution.hashing import leaf_hashes
 from tallystick.execution.job import Job
-from tallystick.execution.rounding.context import RecordTape
-from tallystick.execution.rounding.follow import FollowTape
-from tallystick.execution.session import Session
+from tallystick.execution.rounding.context import RecordingContext
+from tallystick.execution.rounding.following import FollowingContext
+from tallystick.execution.session.parameters import TrainedParameters
+from tallystick.execution.session.session import Session
 from tallystick.execution.snapshot import CODES, held_state, live_state, state_entries
-from tallystick.execution.step import StepOutcome, run_step
+from tallystick.execution.step import StepOutcome, map_tensors, run_step
 from tallystick.numerics.log import Kind
 
 STORED = {**CODES, torch.float64: "F64", torch.bfloat16: "BF16", torch.float16: "F16"}
@@ -174,7 +175,7 @@ class StepTracer(TorchDispatchMode):
         self._by_sequence: dict[int, str] = {}
         self._updates: list[tuple[int, list[str]]] = []
         self._hooks: list[Any] = []
-        self._tape: Any = None
+        self._context: Any = None
         self._unfilled: set[int] = set()
 
     # -- the operators of torch ------------------------------------------------------------------
@@ -206,8 +207,12 @@ class StepTracer(TorchDispatchMode):
         attributes = _attributes(func, args, kwargs, given)
         if call is not None:
             attributes["call"] = call
-        if self._tape is not None and name in ("aten::relu", "aten::relu_", "aten::max_pool2d_with_indices"):
-            attributes["decision"] = int(self._tape._ordinal)
+        if self._context is not None and name in (
+            "aten::relu",
+            "aten::relu_",
+            "aten::max_pool2d_with_indices",
+        ):
+            attributes["decision"] = int(self._context._ordinal)
         self._write(name, func._schema.overload_name, attributes, operands, fresh)
         return result
 
@@ -357,14 +362,14 @@ class StepTracer(TorchDispatchMode):
     # -- what the session tells ------------------------------------------------------------------
 
     @contextmanager
-    def micro_batch(self, number: int, tape: object) -> Generator[None]:
+    def micro_batch(self, number: int, context: object) -> Generator[None]:
         """Inside, operators belong to micro-batch ``number``."""
-        self._phase, self._micro_batch, self._tape = "forward", number, tape
+        self._phase, self._micro_batch, self._context = "forward", number, context
         try:
             with self:
                 yield
         finally:
-            self._phase, self._micro_batch, self._tape = "clip", 0, None
+            self._phase, self._micro_batch, self._context = "clip", 0, None
 
     @contextmanager
     def clipping(self) -> Generator[None]:
@@ -375,7 +380,6 @@ class StepTracer(TorchDispatchMode):
 
     def load_batch(self, batch: Any) -> Any:
         """Write the batch's tensors into the list and return it with tensors of their own memory."""
-        from tallystick.execution.step import map_tensors
 
         def one(where: str, tensor: Tensor) -> Tensor:
             own = tensor.detach().clone(memory_format=torch.contiguous_format)
@@ -400,15 +404,15 @@ class StepTracer(TorchDispatchMode):
         attributes = {"kind": int(kind), "ordinal": ordinal}
         self._write(ROUND, "", attributes, operands, [out], module=name, phase="round")
 
-    def before_update(self, session: Session) -> None:
+    def before_update(self, trained: TrainedParameters) -> None:
         """Note what the optimizer will read: every gradient, and the state as it is."""
         self._pending: list[tuple[str, nn.Parameter, Input | None, dict[str, Any], list[Input | None]]] = []
-        names = {id(p): name for name, p in session.model.named_parameters()}
-        for group in session.optimizer.param_groups:
+        names = {id(p): name for name, p in trained.named}
+        for group in trained.optimizer.param_groups:
             for p in group["params"]:
                 if p.grad is None:
                     continue
-                held = session.optimizer.state.get(p, {})
+                held = trained.state_of(p)
                 keys = ("exp_avg", "exp_avg_sq", "step") if "betas" in group else ("momentum_buffer",)
                 old = [held[key] for key in keys if isinstance(held.get(key), Tensor)]
                 operands = self._operands([p.grad, p, *old])
@@ -417,10 +421,10 @@ class StepTracer(TorchDispatchMode):
                 numbers = _numbers(group, held)
                 self._pending.append((names[id(p)], p, None, numbers, operands))
 
-    def after_update(self, session: Session) -> None:
+    def after_update(self, trained: TrainedParameters) -> None:
         """Write the optimizer's updates down, one for each parameter."""
         for name, p, _, numbers, operands in self._pending:
-            held = session.optimizer.state.get(p, {})
+            held = trained.state_of(p)
             adam = "beta1" in numbers
             keys = ("exp_avg", "exp_avg_sq", "step") if adam else ("momentum_buffer",)
             new = [held[key] for key in keys if isinstance(held.get(key), Tensor)]
@@ -578,20 +582,20 @@ def trace_step(
     session: Session,
     job: Job,
     agreed: HeldState,
-    tape: FollowTape | RecordTape,
+    context: FollowingContext | RecordingContext,
     *,
     chunk: int,
     keep: bool,
     hashed: bool = True,
     watch: Watch | None = None,
 ) -> StepTrace:
-    """Run the session's next step from ``agreed``, which it is in, under ``tape``, and return its list.
+    """Run the session's next step from ``agreed``, which it is in, under ``context``, and return its list.
 
     Args:
         session: of which party.
         job: whose step is run.
         agreed: the state before it.
-        tape: how it rounds.
+        context: how it rounds.
         chunk: bytes in a chunk of a result's tree.
         keep: whether results are kept, and the state after the step.
         hashed: whether what is kept is hashed too; without that the list has no roots and can be compared, not committed to.
@@ -607,14 +611,14 @@ def trace_step(
         tracer.give_up(f"policy {session.policy.name} has no operator table")
     try:
         tracer.begin(session, agreed)
-        session.tracer = tracer
+        session.listeners.observer = tracer
         with tracer.named_modules():
-            tracer.trace.outcome = run_step(session, job, tape)
-        tape.finish()
-        session.settle(tape)
+            tracer.trace.outcome = run_step(session, job, context)
+        context.finish()
+        session.settle(context)
         tracer.finish(session)
     finally:
-        session.tracer = None
+        session.listeners.observer = None
         tracer.close()
     return tracer.trace
 

@@ -34,6 +34,11 @@ def fingerprint(tensor: Tensor, ordinal: int) -> int:
     return fingerprint_tensor(values, base)
 
 
+def fingerprint_bits(tensor: Tensor) -> int:
+    """Return a number that changes with every bit of a tensor, up to 2**-64."""
+    return fingerprint(tensor.detach().contiguous().reshape(-1).view(torch.float32), 0)
+
+
 def fingerprint_all(tensors: Iterable[Tensor], known: Container[int] = ()) -> int:
     """Return the fingerprint of a state: the sum of those of its tensors, numbered in the order given, modulo 2**64.
 

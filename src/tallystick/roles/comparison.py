@@ -14,7 +14,7 @@ from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
 from tallystick.execution.noise.calibration import SiteNoise, calibrate
 from tallystick.execution.rounding.breaches import Violation
 from tallystick.execution.rounding.grids import is_noise_only, reach_of
-from tallystick.execution.session import Session
+from tallystick.execution.session.session import Session
 from tallystick.execution.snapshot import load_state, state_entries
 from tallystick.execution.step import StepOutcome, backward_of
 from tallystick.numerics.grid_table import SiteGrid
@@ -189,7 +189,7 @@ def find_noisy_sites(
     try:
         for before in range(start, step):
             replay.follow(transcript.record(before), frames[before])
-        declared = session.follow_tape(frames[step]).table
+        declared = session.following_context(frames[step]).table
         measured = calibrate(session, backward_of(session, replay.job), seed=session.seed + 1, to_excuse=True)
     except InvalidInput:
         return []

@@ -162,10 +162,10 @@ class RecordedTrace:
     def _trace(self, record: StepRecord, frame: bytes, agreed: HeldState) -> StepOutcome:
         """Repeat the suspected step operator by operator; the state after it is kept as well."""
         session = self.replay.session
-        tape = session.follow_tape(frame)
+        context = session.following_context(frame)
         with adopting(session, record):
             traced = trace_step(
-                session, self.replay.job, agreed, tape,
+                session, self.replay.job, agreed, context,
                 chunk=chunk_size(agreed.nbytes), keep=True,
             )  # fmt: skip
         assert traced.outcome is not None

@@ -36,8 +36,8 @@ from tallystick.commit.state import Entry
 from tallystick.errors import InvalidInput, Mismatch, OtherProgram, ProtocolViolation
 from tallystick.execution.noise.calibration import calibrate
 from tallystick.execution.program import LocalProgram
-from tallystick.execution.rounding.context import Tape
-from tallystick.execution.session import Session
+from tallystick.execution.rounding.context import RoundingContext
+from tallystick.execution.session.session import Session
 from tallystick.execution.snapshot import load_state
 from tallystick.execution.step import StepOutcome, batch_digest, session_batch
 from tallystick.numerics.policy import find_policy, policy_of
@@ -141,10 +141,11 @@ class _Loop:
             raise ProtocolViolation(
                 "recorder: backward belongs inside `with recorder.step(batch)`, before optimizer.step()"
             )
-        session.backward(loss)
-        session.note_loss(loss)
+        opened = session.open_step
+        opened.backward(loss)
+        opened.note_loss(loss)
         self._micro_batch += 1
-        session.open_capture(self._micro_batch)
+        opened.open_capture(self._micro_batch)
 
     @contextmanager
     def follow_up(self) -> Generator[None]:
@@ -167,44 +168,45 @@ class _Loop:
             raise ProtocolViolation(
                 "recorder: follow_up belongs inside `with recorder.step(batch)`, after optimizer.step()"
             )
-        before = session.trained_marks()
-        with session.following_up():
+        before = session.state.trained_marks()
+        with session.open_step.following_up():
             yield
-        session.verify_trained(before)
+        session.state.verify_trained(before, session.step)
 
     @contextmanager
-    def _bracket(self, tape: Tape, batch: Any) -> Generator[Any]:
+    def _bracket(self, context: RoundingContext, batch: Any) -> Generator[Any]:
         session = self.session
         self._micro_batch = 0
-        with session.stepping(tape):
-            session.open_capture(0)
+        with session.stepping(context) as opened:
+            opened.open_capture(0)
             yield session_batch(session, batch)
-            session.close_capture()
+            opened.close_capture()
             if self._micro_batch == 0:
                 raise ProtocolViolation(
                     f"step {session.step}: recorder.backward(loss) was not called; loss.backward() alone does not record the loss"
                 )
-            fingerprint = session.finish_step()
+            fingerprint = opened.finish()
         session.step += 1
         self._outcome = StepOutcome(
             batch_digest(batch),
             self._micro_batch,
-            session.loss,
-            session.schedule,
-            session.skipped,
+            opened.loss,
+            opened.schedule,
+            opened.skipped,
             fingerprint,
         )
 
-    def _probe(self, batch: Any) -> Callable[[Tape], None]:
+    def _probe(self, batch: Any) -> Callable[[RoundingContext], None]:
         """Return one forward and backward pass over the step's batch, for calibration."""
         session, loss = self.session, self._loss
         assert loss is not None
 
-        def backward(tape: Tape) -> None:
-            with session.micro_batch(0):
+        def backward(context: RoundingContext) -> None:
+            opened = session.open_step
+            with opened.micro_batch(0):
                 value = loss(session_batch(session, batch))
-                session.backward(value)
-            session.note_loss(value)
+                opened.backward(value)
+            opened.note_loss(value)
 
         return backward
 
@@ -313,7 +315,7 @@ class Recorder(_Loop):
         if session.step >= self._steps:
             raise ProtocolViolation(f"recorder: {self._steps} steps were announced, this is one more")
         if self._left is not None:
-            session.verify_unedited(*self._left)
+            session.state.verify_unedited(*self._left, session.step)
         before = session.table
         number = session.step
         if session.is_calibration_step(number):
@@ -325,15 +327,15 @@ class Recorder(_Loop):
         if number == 0:
             before = session.table
             writer.begin(self._specification, self._program)
-        tape = session.record_tape(before)
+        context = session.recording_context(before)
         clock = time.perf_counter()
-        with self._bracket(tape, batch) as placed:
+        with self._bracket(context, batch) as placed:
             yield placed
-        frame = tape.finish()
-        session.settle(tape)
+        frame = context.finish()
+        session.settle(context)
         self.phases.add("step", clock)
         writer.write_step(number, self._outcome, frame)
-        self._left = session.marks(), self._outcome.fingerprint
+        self._left = session.state.marks(), self._outcome.fingerprint
 
     def _specification(self, root: str, program: Program) -> Any:
         return specification_of(
@@ -435,18 +437,18 @@ class Follower(_Loop):
         record = transcript.record(number)
         frame = self._directory.load_frames(transcript, number, number + 1)[number]
         acceptance, again = self._acceptance, self._probe(batch)
-        tape = acceptance.follow(session, frame, again)
+        context = acceptance.follow(session, frame, again)
         with (
             adopting(session, record),
-            acceptance.watching(session, tape, again),
-            self._bracket(tape, batch) as placed,
+            acceptance.watching(session, context, again),
+            self._bracket(context, batch) as placed,
         ):
             yield placed
-        tape.finish()
-        acceptance.count(session, tape)
-        session.settle(tape)
+        context.finish()
+        acceptance.count(session, context)
+        session.settle(context)
         self._program.verify_committed(transcript.specification.job.program, number)
-        self._segment.deviations += compare_step(record, self._outcome, tape.violations)
+        self._segment.deviations += compare_step(record, self._outcome, context.violations)
         if record.state_root is not None:
             self._close_segment(number)
 

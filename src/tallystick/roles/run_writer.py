@@ -17,7 +17,7 @@ from tallystick.errors import Nondeterminism
 from tallystick.execution.hashing import leaf_hashes
 from tallystick.execution.program import LocalProgram
 from tallystick.execution.rounding.grids import sample_stride
-from tallystick.execution.session import Session
+from tallystick.execution.session.session import Session
 from tallystick.execution.snapshot import load_state, state_entries
 from tallystick.execution.step import StepOutcome
 from tallystick.numerics.kernels import measures
@@ -162,7 +162,7 @@ class RunWriter:
         else:
             self._committing = self._committer.submit(commitment.try_to_write, entries)
             self._commitment, self._entries = commitment, entries
-            self.session.before_change = self.wait
+            self.session.listeners.before_change = self.wait
         self.phases.add("commit", clock)
 
     def wait(self) -> None:
@@ -173,7 +173,7 @@ class RunWriter:
             Nondeterminism: it is no longer the state that the step ended with.
         """
         committing, self._committing = self._committing, None
-        self.session.before_change = None
+        self.session.listeners.before_change = None
         if committing is None:
             return
         clock = time.perf_counter()

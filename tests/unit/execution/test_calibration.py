@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tallystick.errors import Nondeterminism
+from tallystick.errors import Nondeterminism, ProtocolViolation
 from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.job import Job
 from tallystick.execution.noise import calibration as calibrate_module
@@ -42,15 +42,16 @@ def bytes_of(session: Any) -> dict[str, bytes]:
 def test_calibration_leaves_the_session_as_it_was(model: str, policy: str, zoo: Any, open_job: Any) -> None:
     job = zoo.build({"model": model, "clip": "0.1", "accumulation": "2"})
     session = open_job(job, POLICIES[policy], jitter=4)
-    mine = session.jitter
+    mine = session.arithmetic.jitter
     torch.manual_seed(5)
     before, generator = bytes_of(session), torch.get_rng_state()
     found = calibrate(session, backward_of(session, job))
     assert bytes_of(session) == before
     assert torch.equal(torch.get_rng_state(), generator)
-    assert session.jitter is mine
+    assert session.arithmetic.jitter is mine
     assert session.step == 0
-    assert not session.probing
+    with pytest.raises(ProtocolViolation, match="no step is open"):
+        _ = session.open_step
     assert all(p.grad is None for p in job.model.parameters())
     again = calibrate(session, backward_of(session, job))
     assert again.table == found.table, "the same step gives the same grids"
@@ -195,8 +196,8 @@ def test_gradients_that_are_nothing_but_noise_stop_no_run_and_move_nothing(
     session = open_job(job, POLICIES[policy])
     session.table = calibrate(session, backward_of(session, job)).table
     before = [p.detach().clone() for _, p in session.parameters]
-    tape = session.record_tape(session.table)
-    run_step(session, job, tape)
+    context = session.recording_context(session.table)
+    run_step(session, job, context)
     assert any(
         is_noise_only(grid) for (kind, _), grid in session.table.sites.items() if kind == Kind.GRADIENT
     )
@@ -313,7 +314,7 @@ def test_an_optimizers_noise_has_a_factor_of_four_and_a_limit(
 ) -> None:
     job = zoo.build({})
     session = open_job(job, replace(POLICIES["fp32"], optimizer_arithmetic="general"))
-    count = len(session.parameters) * (1 + len(session.optimizer_keys))
+    count = len(session.parameters) * (1 + len(session.trained.keys))
 
     def bands(typical: float, largest: float) -> set[int]:
         monkeypatch.setattr(

@@ -183,7 +183,7 @@ def test_noise_is_to_blame_from_the_declared_band_on(monkeypatch: pytest.MonkeyP
     session: Any = SimpleNamespace(
         policy=FP32,
         seed=1,
-        follow_tape=lambda frame: SimpleNamespace(table=table),
+        following_context=lambda frame: SimpleNamespace(table=table),
         site_name=lambda place: "gradient w",
     )
     replay: Any = SimpleNamespace(session=session, job=None)

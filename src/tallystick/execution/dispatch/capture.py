@@ -41,7 +41,7 @@ BELOW, EQUAL, ABOVE = 0, 1, 2  # symbols of a two-bit decision
 NARROW = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
-class DecisionTape(Protocol):
+class DecisionContext(Protocol):
     """Where decisions are written, or read from. Sites come in the order of the operators."""
 
     def pending(self, x: Tensor) -> bool:
@@ -74,7 +74,7 @@ class DecisionTape(Protocol):
 
 
 @dataclass
-class Findings:
+class OperatorFindings:
     """What a pass over the operators met that people should know by name."""
 
     unknown: set[str] = field(default_factory=set[str])
@@ -90,17 +90,17 @@ class Capture(TorchDispatchMode):
 
     def __init__(
         self,
-        tape: DecisionTape,
+        context: DecisionContext,
         random: RandomStream,
         *,
         compute: torch.dtype,
-        findings: Findings,
+        findings: OperatorFindings,
         smooth: frozenset[str] = frozenset(),
         jitter: Jitter | None = None,
         widens: bool = False,
     ) -> None:
         super().__init__()
-        self.tape = tape
+        self.context = context
         self.random = random
         self.compute = compute
         self.findings = findings
@@ -153,9 +153,9 @@ class Capture(TorchDispatchMode):
     ) -> tuple[Tensor, Tensor] | None:
         """Take the decision; return the flat indexes of the elements to obey and the values that put them there."""
         flat = x.detach().reshape(-1)
-        if not self.tape.pending(flat):
+        if not self.context.pending(flat):
             return None
-        band = self.tape.band(sampled_rms(flat), spacing / 4.0)
+        band = self.context.band(sampled_rms(flat), spacing / 4.0)
         point = nearest(flat)
         near = near_point(flat, point, band) if band > 0.0 else NOWHERE.to(x.device)
         return self._obeyed(flat, point, near)
@@ -163,9 +163,9 @@ class Capture(TorchDispatchMode):
     def rectified(self, func: Operator, x: Tensor) -> Tensor:
         """Return ``relu(x)`` of a contiguous ``x``, its decision taken; on the CPU in the pass that looks for near elements."""
         flat = x.detach().view(-1)
-        if not self.tape.pending(flat):
+        if not self.context.pending(flat):
             return func(x)
-        band, point = self.tape.band(sampled_rms(flat)), torch.zeros((), dtype=x.dtype, device=x.device)
+        band, point = self.context.band(sampled_rms(flat)), torch.zeros((), dtype=x.dtype, device=x.device)
         if band > 0.0 and x.device.type == "cpu" and x.dtype in DTYPES:
             result = torch.empty_like(x, memory_format=torch.contiguous_format)
             found = measures.relu(
@@ -182,8 +182,8 @@ class Capture(TorchDispatchMode):
         return result
 
     def _obeyed(self, flat: Tensor, point: Tensor, near: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Put the pending decision on the elements ``near`` to the tape; return what ``moved`` does."""
-        if self.tape.omits_exact():
+        """Put the pending decision on the elements ``near`` to the context; return what ``moved`` does."""
+        if self.context.omits_exact():
             near = beside_points(flat, point, near)
 
         def symbols(at: Tensor) -> Tensor:
@@ -193,7 +193,7 @@ class Capture(TorchDispatchMode):
             away = (flat[pairs[:, 0]] - points_at(point, pairs[:, 0])).abs()
             return torch.where(pairs[:, 1] <= ABOVE, away, math.inf)
 
-        obey = self.tape.decide(flat.numel(), 2, near, symbols, distance)
+        obey = self.context.decide(flat.numel(), 2, near, symbols, distance)
         if obey is None:
             return None
         at, side = obey
@@ -222,10 +222,10 @@ class Capture(TorchDispatchMode):
             The indexes to use.
         """
         flat = index.reshape(-1)
-        band = self.tape.band(rms)
+        band = self.context.band(rms)
         near = (runner_up_gap.reshape(-1) < band).nonzero().squeeze(1)
         width = max(1, (choices - 1).bit_length())
-        obey = self.tape.decide(flat.numel(), width, near, lambda at: flat[at], gap_to)
+        obey = self.context.decide(flat.numel(), width, near, lambda at: flat[at], gap_to)
         if obey is None:
             return index
         at, symbol = obey

@@ -58,10 +58,10 @@ def _decide_windows(mode: Capture, x: Tensor, values: Tensor, index: Tensor, ker
                     padding: list[int], dilation: list[int], ceil_mode: bool) -> None:  # fmt: skip
     """Compare each window's maximum with its runner-up; obey the log by writing into ``index``."""
     dims = len(kernel)
-    if not mode.tape.pending(x.detach().reshape(-1)):
+    if not mode.context.pending(x.detach().reshape(-1)):
         return
     rms = sampled_rms(x.detach().reshape(-1))
-    band = mode.tape.band(rms)
+    band = mode.context.band(rms)
     outs = values.shape[-dims:]
     pads: list[int] = []
     for axis in reversed(range(dims)):
@@ -97,7 +97,7 @@ def _decide_windows(mode: Capture, x: Tensor, values: Tensor, index: Tensor, ker
         return torch.where(inside & (pairs[:, 1] < plane), gap, math.inf)
 
     width = max(1, (plane - 1).bit_length())
-    obey = mode.tape.decide(flat_index.numel(), width, near, lambda at: flat_index[at], gap_to)
+    obey = mode.context.decide(flat_index.numel(), width, near, lambda at: flat_index[at], gap_to)
     if obey is not None:
         at, symbol = obey
         flat_index = flat_index.clone()
@@ -186,7 +186,7 @@ def _sort(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]
 def _decide_ranks(mode: Capture, x: Tensor, dim: int, index: Tensor, largest: bool) -> Tensor:
     """Decide the first ``k`` ranks along ``dim``: a rank is ambiguous if a neighbour in rank is within the band."""
     x = x.detach()
-    if not mode.tape.pending(x.reshape(-1)):
+    if not mode.context.pending(x.reshape(-1)):
         return index
     k, n = index.shape[dim], x.shape[dim]
     extended = torch.topk(x, min(k + 1, n), dim=dim, largest=largest, sorted=True).values.movedim(dim, -1)

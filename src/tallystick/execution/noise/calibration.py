@@ -18,11 +18,11 @@ from torch import Tensor
 
 from tallystick.errors import Nondeterminism
 from tallystick.execution.dispatch.jitter import Jitter
-from tallystick.execution.noise.probes import ActivationNoise, EchoTape, ProbeTape, still_sites
+from tallystick.execution.noise.probes import ActivationNoise, EchoingContext, ProbingContext, still_sites
 from tallystick.execution.noise.reference import in_float64
 from tallystick.execution.noise.weighing import Weighing, is_linear
 from tallystick.execution.noise.yardstick import finer_grids
-from tallystick.execution.rounding.context import Tape
+from tallystick.execution.rounding.context import RoundingContext
 from tallystick.execution.rounding.grids import (
     NOISE_BAND,
     ROW_SPREAD,
@@ -41,7 +41,8 @@ from tallystick.execution.rounding.grids import (
     settled_scales,
     site_grid,
 )
-from tallystick.execution.session import Session, Site
+from tallystick.execution.session.session import Session
+from tallystick.execution.session.sites import Site
 from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import MOST_RESIDUE_BITS, Kind
 from tallystick.numerics.nearest import adapt_threshold, closed_threshold
@@ -135,7 +136,7 @@ class Calibration:
 
 def calibrate(
     session: Session,
-    backward: Callable[[Tape], None],
+    backward: Callable[[RoundingContext], None],
     *,
     repeats: int = REPEATS,
     seed: int = 0,
@@ -147,7 +148,7 @@ def calibrate(
 
     Args:
         session: prepared, between steps; left as it was found.
-        backward: runs the step's forward and backward passes and clipping under a tape, leaving the gradients.
+        backward: runs the step's forward and backward passes and clipping under a context, leaving the gradients.
         repeats: jittered repetitions.
         seed: of the jitter.
         units: size of the jitter, see ``Jitter``.
@@ -161,10 +162,10 @@ def calibrate(
     """
     counting = AS_RARE if for_audit and session.policy.autocast else 0
     repeats -= min(counting, 1)
-    with _undisturbed(session) as before:
+    with undisturbed(session) as before:
         near = session.policy.decision_safety is not None
-        probe = ProbeTape(
-            session.policy.decision_band[1] if near else ProbeTape.wide,
+        probe = ProbingContext(
+            session.policy.decision_band[1] if near else ProbingContext.wide,
             near,
             rule=session.policy.activation,
             table=session.table,
@@ -176,14 +177,14 @@ def calibrate(
         passes = _repetitions(session, repeats, seed, units)
         for extra in range(counting):
             rare = Jitter(seed * 1000003 + session.step * 101 + repeats + extra, units, fewest=0)
-            passes.append(_jittered(session, rare))
+            passes.append(jittered(session, rare))
         for number, pass_ in enumerate(passes):
             if counting and number == repeats:  # how often what is rare happens shows in the last alone
                 heard.forget_what_is_rare()
             heard.add(pass_)
         for extra in range((OUTPUTS_TO_EXCUSE if to_excuse else 1) if session.policy.autocast else 0):
             moved = Jitter(seed * 1000003 + session.step * 101 + 97 - extra, units, fewest=0, outputs=True)
-            heard.add_outputs(_jittered(session, moved), whole=to_excuse)
+            heard.add_outputs(jittered(session, moved), whole=to_excuse)
     chosen = heard.choose(measure_states=for_audit)
     if counting and session.policy.residue_bits and not is_linear(session.optimizer):
         chosen = replace(chosen, weighed=_expected_weight(session, plain[0], heard.gradients, chosen.table))
@@ -194,17 +195,15 @@ def calibrate(
 
 
 @contextmanager
-def _undisturbed(session: Session) -> Generator[dict[str, Tensor]]:
+def undisturbed(session: Session) -> Generator[dict[str, Tensor]]:
     """Inside, the session computes without noise of its own; gives its buffers' values, and puts them back after an error."""
-    before = {name: tensor.clone() for name, tensor in session.all_buffers()}
-    own_jitter, session.jitter = session.jitter, None
-    try:
-        yield before
-    except BaseException:
-        put_back(session, before)
-        raise
-    finally:
-        session.jitter = own_jitter
+    before = {name: tensor.clone() for name, tensor in session.tensors.all_buffers()}
+    with jittered(session, None):
+        try:
+            yield before
+        except BaseException:
+            put_back(session, before)
+            raise
 
 
 Plain = tuple[list[Tensor | None], dict[str, Tensor], float]
@@ -217,17 +216,17 @@ class _RepeatedStep:
 
     Attributes:
         session, backward: the step.
-        probe: the tape of the plain pass.
+        probe: the context of the plain pass.
         before: the buffers' values before the step.
         plain: what the plain pass gave.
         seen: how far repetitions lie from it.
-        decisions, flips, crossed, left, activations: what the repetitions' tapes noted.
+        decisions, flips, crossed, left, activations: what the repetitions' contexts noted.
         gradients: of the last repetition.
     """
 
     session: Session
-    backward: Callable[[Tape], None]
-    probe: ProbeTape
+    backward: Callable[[RoundingContext], None]
+    probe: ProbingContext
     before: dict[str, Tensor]
     plain: Plain
     seen: Deviations
@@ -246,7 +245,7 @@ class _RepeatedStep:
         Raises:
             Nondeterminism: it does not; by name.
         """
-        again, _, _ = gradients_under(self.session, self.backward, EchoTape(self.probe), self.before)
+        again, _, _ = gradients_under(self.session, self.backward, EchoingContext(self.probe), self.before)
         _verify_repeated(self.session, self.plain[0], again)
 
     def forget_what_is_rare(self) -> None:
@@ -256,7 +255,7 @@ class _RepeatedStep:
 
     def add(self, disturbed: AbstractContextManager[None]) -> None:
         """Repeat the step once more, ``disturbed``, and compare it with the plain one."""
-        echo = EchoTape(self.probe, activations=self.activations)
+        echo = EchoingContext(self.probe, activations=self.activations)
         with disturbed:
             self.gradients, buffers, loss = gradients_under(self.session, self.backward, echo, self.before)
         put_back(self.session, self.before)
@@ -272,7 +271,9 @@ class _RepeatedStep:
     def add_outputs(self, disturbed: AbstractContextManager[None], *, whole: bool) -> None:
         """Repeat the step while what its loss is made of is ``disturbed``; ``whole`` if that counts as noise like any other."""
         with disturbed:
-            again, _, _ = gradients_under(self.session, self.backward, EchoTape(self.probe), self.before)
+            again, _, _ = gradients_under(
+                self.session, self.backward, EchoingContext(self.probe), self.before
+            )
         put_back(self.session, self.before)
         self.seen.compare_outputs(again, whole=whole)
 
@@ -331,43 +332,40 @@ def _repetitions(
     Under autocast float64 would measure the error of bfloat16, which machines share.
     """
     seeds = [seed * 1000003 + session.step * 101 + repeat for repeat in range(repeats)]
-    plain = [in_float64(session)] if session.precision == torch.float32 else []
-    return [*(_jittered(session, Jitter(each, units)) for each in seeds), *plain]
+    plain = [in_float64(session)] if session.arithmetic.precision == torch.float32 else []
+    return [*(jittered(session, Jitter(each, units)) for each in seeds), *plain]
 
 
 @contextmanager
-def _jittered(session: Session, jitter: Jitter) -> Generator[None]:
-    session.jitter = jitter
-    try:
+def jittered(session: Session, jitter: Jitter | None) -> Generator[None]:
+    """Inside, the session computes with this noise of its own."""
+    with session.computing(replace(session.arithmetic, jitter=jitter)):
         yield
-    finally:
-        session.jitter = None
 
 
 def gradients_under(
-    session: Session, backward: Callable[[Tape], None], tape: Tape, before: dict[str, Tensor]
+    session: Session,
+    backward: Callable[[RoundingContext], None],
+    context: RoundingContext,
+    before: dict[str, Tensor],
 ) -> tuple[list[Tensor | None], dict[str, Tensor], float]:
     """Return the gradients (None where there is none), the floating buffers that changed, and the loss of one pass.
 
     ``before`` are clones of all buffers, which are put back; gradients are taken off the parameters.
     """
-    session.probing = True
-    try:
-        with session.stepping(tape):
-            backward(tape)
-            session.verify_tensors()
-            loss = session.loss
-    finally:
-        session.probing = False
+    with session.stepping(context, probing=True) as opened:
+        backward(context)
+        opened.verify_tensors()
+        loss = opened.loss
     found: list[Tensor | None] = []
-    session.densify_gradients()
+    session.trained.densify_gradients()
     for _, p in session.parameters:
         gradient = p.grad
         found.append(None if gradient is None else gradient.detach().contiguous())
     with torch.no_grad():
         buffers = {
             name: tensor.detach().clone()
-            for name, tensor in session.all_buffers()
+            for name, tensor in session.tensors.all_buffers()
             if tensor.is_floating_point() and not torch.equal(tensor, before[name].to(tensor.dtype))
         }
     put_back(session, before)
@@ -378,7 +376,7 @@ def put_back(session: Session, before: dict[str, Tensor]) -> None:
     """Undo what a forward and backward pass did to buffers and gradients."""
     session.model.zero_grad(set_to_none=True)
     with torch.no_grad():
-        for name, tensor in session.all_buffers():
+        for name, tensor in session.tensors.all_buffers():
             if name in before and not torch.equal(tensor, before[name].to(tensor.dtype)):
                 tensor.copy_(before[name])
 
@@ -523,7 +521,7 @@ def choose_grids(
     grids |= finer_grids(policy, Calibration(seen.noise, GridTable(grids)))
     grids |= _defaults(session, grids)
     states: dict[Site, float] = {}
-    if not session.is_portable and (
+    if not session.arithmetic.is_portable and (
         measure_states or not any(kind == Kind.STATE for kind, _ in session.table.sites)
     ):
         for position, (typical, largest, mean) in enumerate(_state_noise(session, seen.first)):
@@ -674,7 +672,7 @@ def grid_for(
 
 
 def with_activations(
-    session: Session, chosen: Calibration, probe: ProbeTape, seen: dict[tuple[int, int], ActivationNoise]
+    session: Session, chosen: Calibration, probe: ProbingContext, seen: dict[tuple[int, int], ActivationNoise]
 ) -> Calibration:
     """Add the bands of activations and of their gradients, for each layer or the widest of each kind of layer.
 
@@ -762,11 +760,14 @@ def _state_noise(session: Session, gradients: list[Tensor | None]) -> list[tuple
     The first number holds for 99 elements in a hundred: where momentum cancels over a tiny weight the largest,
     the second number, says little about the others. The third is the mean.
     """
-    old, new = session.replica_step(1, None, gradients), session.replica_step(2, None, gradients)
-    jittered = session.replica_step(2, Jitter(17), gradients)
+    old, new = (
+        session.trained.replica_step(1, None, gradients),
+        session.trained.replica_step(2, None, gradients),
+    )
+    jittered = session.trained.replica_step(2, Jitter(17), gradients)
     found: list[tuple[float, float, float]] = []
     for position in range(len(session.parameters)):
-        for key in ("parameter", *session.optimizer_keys):
+        for key in ("parameter", *session.trained.keys):
             x, y, was = new[position].get(key), jittered[position].get(key), old[position].get(key)
             if (
                 not isinstance(x, Tensor)

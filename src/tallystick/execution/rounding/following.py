@@ -1,4 +1,4 @@
-"""The tape that follows a step's log, and notes every entry and header that honest arithmetic could not have written."""
+"""The context that follows a step's log, and notes every entry and header that honest arithmetic could not have written."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ UNSURE = 8.0  # times its own largest deviation, the rms of a site differs by le
 
 
 @dataclass
-class FollowTape:
+class FollowingContext:
     """Reads one step's frame. A frame whose bytes are malformed raises; one that lies is followed and noted.
 
     ``sites`` are those that may have a grid (decisions and activations aside); None leaves that unchecked.
