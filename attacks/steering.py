@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from tallystick.execution.job import Batch, Job, find_source
-from tallystick.execution.noise.calibration import calibrate, gradients_under
+from tallystick.execution.noise.calibration import calibrate
 from tallystick.execution.noise.freedom import (
     DRIFT,
     FILLED,
@@ -44,12 +44,13 @@ from tallystick.execution.noise.freedom import (
     StepFreedom,
     quantum_square,
 )
+from tallystick.execution.noise.passes import gradients_under
 from tallystick.execution.noise.probes import ProbingContext
 from tallystick.execution.noise.weighing import Weighing, is_linear
 from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding import context as rounding_context
 from tallystick.execution.rounding.context import RecordingContext, RoundingContext
-from tallystick.execution.rounding.following import EXACT_SCALE_SLACK, SCALE_SLACK, _largest_squares
+from tallystick.execution.rounding.following import _largest_squares
 from tallystick.execution.rounding.grids import (
     NOISE_BAND,
     expected_form,
@@ -61,6 +62,7 @@ from tallystick.execution.rounding.grids import (
     site_grid,
     whole_scale,
 )
+from tallystick.execution.rounding.headers import EXACT_SCALE_SLACK, SCALE_SLACK
 from tallystick.execution.session.session import Session
 from tallystick.execution.step import StepOutcome, backward_of
 from tallystick.numerics import rounding_tensors

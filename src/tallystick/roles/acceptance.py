@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from tallystick.errors import InvalidInput, Nondeterminism
-from tallystick.execution.noise.calibration import calibrate, gradients_under
+from tallystick.execution.noise.calibration import calibrate
 from tallystick.execution.noise.freedom import Excess, Freedom
+from tallystick.execution.noise.passes import gradients_under
 from tallystick.execution.noise.survey import Backward
 from tallystick.execution.noise.weighing import Weighing, is_linear
 from tallystick.execution.noise.yardstick import Yardstick

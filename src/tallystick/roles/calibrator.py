@@ -17,7 +17,9 @@ from tallystick.commit.encoding import Fields, canonical_json, parse_canonical_j
 from tallystick.errors import InvalidInput, Nondeterminism, StoreError
 from tallystick.execution.determinism import Profile
 from tallystick.execution.job import Job, JobSource
-from tallystick.execution.noise.calibration import calibrate, exponent_above, grid_for
+from tallystick.execution.noise.bands import grid_for
+from tallystick.execution.noise.calibration import calibrate
+from tallystick.execution.noise.measured import exponent_above
 from tallystick.execution.noise.probes import ProbingContext
 from tallystick.execution.noise.survey import (
     JITTER,

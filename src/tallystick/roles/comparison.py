@@ -11,7 +11,8 @@ import numpy as np
 from tallystick.commit.encoding import hex_float, parse_hex_float
 from tallystick.commit.state import Entry, summarise
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
-from tallystick.execution.noise.calibration import SiteNoise, calibrate
+from tallystick.execution.noise.calibration import calibrate
+from tallystick.execution.noise.measured import SiteNoise
 from tallystick.execution.rounding.breaches import Violation
 from tallystick.execution.rounding.grids import is_noise_only, reach_of
 from tallystick.execution.session.session import Session

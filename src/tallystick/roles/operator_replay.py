@@ -21,8 +21,9 @@ from tallystick.dispute.operator_list import (
     Output,
     base_of,
 )
-from tallystick.execution.operator_trace import KINDS, StepTrace, trace_step
+from tallystick.execution.operator_trace import trace_step
 from tallystick.execution.snapshot import load_state
+from tallystick.execution.step_trace import KINDS, StepTrace
 from tallystick.roles.operator_trainer import TrainerSide
 from tallystick.roles.replay import Replay, adopting
 from tallystick.run.documents import StepRecord

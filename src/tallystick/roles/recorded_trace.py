@@ -13,9 +13,10 @@ from tallystick.commit.tensors import chunk_size
 from tallystick.dispute.terms import Party
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
 from tallystick.execution.hashing import leaf_hashes
-from tallystick.execution.operator_trace import StepTrace, trace_step
+from tallystick.execution.operator_trace import trace_step
 from tallystick.execution.snapshot import copied_state, held_state, load_state, state_entries
 from tallystick.execution.step import StepOutcome
+from tallystick.execution.step_trace import StepTrace
 from tallystick.roles.costs import Ledger, Spent
 from tallystick.roles.replay import Replay, adopting
 from tallystick.run.documents import StepRecord

@@ -10,7 +10,8 @@ from tallystick.errors import InvalidInput, Nondeterminism, StoreError
 from tallystick.execution.determinism import environment_versions
 from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.job import Job, JobSource
-from tallystick.execution.noise.calibration import calibrate, gradients_under
+from tallystick.execution.noise.calibration import calibrate
+from tallystick.execution.noise.passes import gradients_under
 from tallystick.execution.noise.survey import Backward
 from tallystick.execution.rounding.context import RecordingContext
 from tallystick.execution.session.session import Session

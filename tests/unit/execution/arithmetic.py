@@ -17,7 +17,8 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 from tallystick.execution.determinism import repeatable
-from tallystick.execution.dispatch.capture import Capture, OperatorFindings
+from tallystick.execution.dispatch.capture import Capture
+from tallystick.execution.dispatch.decisions import OperatorFindings
 from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.dispatch.randomness import RandomStream
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tallystick.execution.dispatch.capture import Capture, OperatorFindings
+from tallystick.execution.dispatch.capture import Capture
+from tallystick.execution.dispatch.decisions import OperatorFindings
 from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.dispatch.randomness import RandomStream
 from tallystick.execution.job import Job, JobSource, find_source

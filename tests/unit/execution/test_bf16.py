@@ -13,19 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from tallystick.errors import InvalidInput, Nondeterminism
-from tallystick.execution.dispatch.capture import Capture, OperatorFindings
+from tallystick.execution.dispatch.capture import Capture
+from tallystick.execution.dispatch.decisions import OperatorFindings
 from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.dispatch.randomness import RandomStream
-from tallystick.execution.noise.calibration import (
-    Calibration,
-    SiteNoise,
-    choose_rows,
-    decision_band,
-    grid_for,
-    safety_of,
-)
+from tallystick.execution.noise.bands import choose_rows, grid_for
 from tallystick.execution.noise.freedom import FLIP, Freedom
+from tallystick.execution.noise.measured import Calibration, SiteNoise
 from tallystick.execution.noise.probes import ProbingContext
+from tallystick.execution.noise.safety import decision_band, safety_of
 from tallystick.execution.noise.weighing import Weight
 from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding.breaches import find_policy_breaches

@@ -14,16 +14,13 @@ from torch import Tensor, nn
 from tallystick.errors import Nondeterminism, ProtocolViolation
 from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.job import Job
+from tallystick.execution.noise import bands as bands_module
 from tallystick.execution.noise import calibration as calibrate_module
-from tallystick.execution.noise.calibration import (
-    Deviations,
-    SiteNoise,
-    calibrate,
-    choose_grids,
-    exponent_above,
-    grid_for,
-    zero_grid,
-)
+from tallystick.execution.noise import deviations
+from tallystick.execution.noise.bands import choose_grids, grid_for, zero_grid
+from tallystick.execution.noise.calibration import calibrate
+from tallystick.execution.noise.deviations import Deviations
+from tallystick.execution.noise.measured import SiteNoise, exponent_above
 from tallystick.execution.rounding.grids import NOISE_BAND, is_noise_only
 from tallystick.execution.snapshot import state_entries
 from tallystick.execution.step import backward_of, run_step
@@ -317,9 +314,7 @@ def test_an_optimizers_noise_has_a_factor_of_four_and_a_limit(
     count = len(session.parameters) * (1 + len(session.trained.keys))
 
     def bands(typical: float, largest: float) -> set[int]:
-        monkeypatch.setattr(
-            calibrate_module, "_state_noise", lambda *given: [(typical, largest, 0.0)] * count
-        )
+        monkeypatch.setattr(bands_module, "_state_noise", lambda *given: [(typical, largest, 0.0)] * count)
         table = calibrate(session, backward_of(session, job)).table
         return {grid.band for (kind, _), grid in table.sites.items() if kind == Kind.STATE}
 
@@ -416,9 +411,9 @@ def test_a_loss_that_is_only_noise_is_no_reason_for_an_auditor_not_to_accept(
     policy: str, zoo: Any, open_job: Any
 ) -> None:
     session = open_job(zoo.build({"model": "convolutions"}), POLICIES[policy])
-    seen = calibrate_module.Deviations(session, [None] * len(session.parameters))
+    seen = deviations.Deviations(session, [None] * len(session.parameters))
     seen.noise[(Kind.LOSS, 0)] = SiteNoise(0.5, np.zeros(1, dtype=np.int64), 1.0, 0.5, 1)
     with pytest.raises(Nondeterminism, match=r"^loss: its noise is 2\*\*-1 of its scale"):
-        calibrate_module.choose_grids(session, seen, {})
-    widest = calibrate_module.choose_grids(session, seen, {}, measure_states=True).table.sites[(Kind.LOSS, 0)]
+        bands_module.choose_grids(session, seen, {})
+    widest = bands_module.choose_grids(session, seen, {}, measure_states=True).table.sites[(Kind.LOSS, 0)]
     assert widest.band == -2

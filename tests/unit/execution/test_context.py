@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tallystick.errors import InvalidInput, Nondeterminism
-from tallystick.execution.noise.calibration import Calibration, SiteNoise
+from tallystick.execution.noise.measured import Calibration, SiteNoise
 from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding.breaches import find_policy_breaches
 from tallystick.execution.rounding.context import RecordingContext

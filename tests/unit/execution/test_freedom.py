@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from tallystick.errors import InvalidInput
-from tallystick.execution.noise.calibration import Calibration, SiteNoise, calibrate, grid_for
+from tallystick.execution.noise.bands import grid_for
+from tallystick.execution.noise.calibration import calibrate
 from tallystick.execution.noise.freedom import (
     FLIP,
     Freedom,
@@ -22,6 +23,7 @@ from tallystick.execution.noise.freedom import (
     StepFreedom,
     quantum_square,
 )
+from tallystick.execution.noise.measured import Calibration, SiteNoise
 from tallystick.execution.noise.reference import in_float64
 from tallystick.execution.noise.yardstick import Yardstick, finer_grids, octaves_allowed
 from tallystick.execution.rounding.grids import NOISE_BAND, site_grid

@@ -16,7 +16,8 @@ from torch.nn import functional as F
 from tallystick.errors import InvalidInput, Nondeterminism
 from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.job import Job
-from tallystick.execution.noise.calibration import Calibration, SiteNoise, calibrate
+from tallystick.execution.noise.calibration import calibrate
+from tallystick.execution.noise.measured import Calibration, SiteNoise
 from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding.context import RecordingContext
 from tallystick.execution.rounding.following import FollowingContext, activation_budget
@@ -293,12 +294,10 @@ class Loud:
         )  # fmt: skip
 
     def session(self, job: Job, jitter: bool) -> Session:
-        """A session whose forward and backward passes alone are disturbed: the optimizer has its usual noise."""
-        noise, usual = (Jitter(5, self.units), Jitter(6)) if jitter else (None, None)
+        """A session whose forward and backward passes alone are disturbed: the optimizer's portable arithmetic is not."""
+        noise = Jitter(5, self.units) if jitter else None
         session = Session(job.model, job.optimizer, policy=self.policy, seed=1, jitter=noise)
-        job.optimizer.register_step_pre_hook(lambda *_: setattr(session, "jitter", usual))
         session.prepare()
-        job.optimizer.register_step_post_hook(lambda *_: setattr(session, "jitter", noise))
         return session
 
     def record(self, steps: int) -> tuple[list[bytes], list[int], GridTable]:

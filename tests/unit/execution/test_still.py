@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from tallystick.execution.dispatch.capture import Capture, OperatorFindings
+from tallystick.execution.dispatch.capture import Capture
+from tallystick.execution.dispatch.decisions import OperatorFindings
 from tallystick.execution.dispatch.randomness import RandomStream
 from tallystick.execution.noise.probes import EchoingContext, ProbingContext, still_sites
 from tallystick.execution.rounding.context import RecordingContext

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tallystick.errors import InvalidInput
-from tallystick.execution.noise.calibration import Calibration
 from tallystick.execution.noise.freedom import Freedom, StepFreedom
+from tallystick.execution.noise.measured import Calibration
 from tallystick.numerics.log import Frame, encode_frame
 from tallystick.numerics.policy import POLICIES
 from tallystick.roles import acceptance
@@ -26,8 +26,7 @@ def session(step: int = 1, numbers: Mapping[str, float] | None = None) -> Any:
         step=step,
         seed=1,
         parameters=[("w", torch.nn.Parameter(torch.ones(4)))],
-        optimizer=None,
-        hyperparameters=lambda: [(0, name, value) for name, value in (numbers or {}).items()],
+        optimizer=None if numbers is None else SimpleNamespace(param_groups=[dict(numbers)]),
         is_calibrated=lambda frame: False,
         following_context=lambda frame, yardstick: SimpleNamespace(yardstick=yardstick),
     )
@@ -125,7 +124,8 @@ def test_decisions_that_make_a_gradient_out_of_none_bend_it_without_bound(
     from contextlib import nullcontext
 
     p = torch.nn.Parameter(torch.ones(4))
-    made: Any = SimpleNamespace(parameters=[("w", p)], table=None, interlude=nullcontext, all_buffers=list)
+    made: Any = SimpleNamespace(parameters=[("w", p)], table=None, interlude=nullcontext)
+    made.tensors = SimpleNamespace(all_buffers=list)
     context: Any = SimpleNamespace(policy=None, frame=None, base=None, rank=0, sites=None)
     monkeypatch.setattr(acceptance, "_OwnBranches", lambda *given, **more: None)
     for bent, plain, size in (

@@ -11,8 +11,8 @@ import pytest
 
 from tallystick.commit.encoding import hex_float
 from tallystick.commit.state import Entry
-from tallystick.execution.noise.calibration import Calibration, SiteNoise
 from tallystick.execution.noise.freedom import Excess
+from tallystick.execution.noise.measured import Calibration, SiteNoise
 from tallystick.execution.rounding.breaches import Violation
 from tallystick.execution.rounding.grids import site_grid
 from tallystick.execution.step import StepOutcome

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tallystick.errors import Nondeterminism
-from tallystick.execution.dispatch.capture import EQUAL
+from tallystick.execution.dispatch.decisions import EQUAL
 from tallystick.execution.rounding.grids import (
     UNSEEN,
     Site,

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from tallystick.execution.dispatch.capture import OperatorFindings
+from tallystick.execution.dispatch.decisions import OperatorFindings
 from tallystick.execution.session.session import Session
 
 

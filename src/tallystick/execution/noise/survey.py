@@ -21,14 +21,10 @@ from torch import Tensor
 from tallystick.commit.tensor_file import check_tensor_file
 from tallystick.errors import InvalidInput
 from tallystick.execution.dispatch.jitter import Jitter
-from tallystick.execution.noise.calibration import (
-    Deviations,
-    SiteNoise,
-    choose_grids,
-    gradients_under,
-    jittered,
-    undisturbed,
-)
+from tallystick.execution.noise.bands import choose_grids
+from tallystick.execution.noise.deviations import Deviations
+from tallystick.execution.noise.measured import SiteNoise
+from tallystick.execution.noise.passes import gradients_under, jittered, undisturbed
 from tallystick.execution.noise.probes import EchoingContext, ProbingContext
 from tallystick.execution.rounding.context import RoundingContext
 from tallystick.execution.session.parameters import slice_of

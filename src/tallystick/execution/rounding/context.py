@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tallystick.execution.dispatch.capture import DecisionContext
+from tallystick.execution.dispatch.decisions import DecisionContext
 from tallystick.execution.rounding.grids import (
     NOISE_BAND,
     STILL,

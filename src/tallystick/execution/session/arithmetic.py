@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from tallystick.errors import Nondeterminism
-from tallystick.execution.dispatch.capture import OperatorFindings
+from tallystick.execution.dispatch.decisions import OperatorFindings
 from tallystick.execution.dispatch.jitter import Jitter, JitterMode
 from tallystick.execution.portable_optimizers import why_not_portable
 from tallystick.numerics.policy import Policy
