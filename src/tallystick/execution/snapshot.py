@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tallystick.commit.encoding import canonical_json, hex_float, parse_canonical_json, parse_hex_float
-from tallystick.commit.state import Entry, HeldState, StateSummary, hold, summarise
+from tallystick.commit.state import Entry, HeldState, hold
 from tallystick.errors import InvalidInput
 from tallystick.execution.hashing import leaf_hashes
 from tallystick.execution.session.session import Session
@@ -123,11 +123,6 @@ def state_entries(session: Session, *, apart: int | None = None) -> list[Entry] 
     ]
     entries += [Entry(name, "U8", (len(data),), data) for name, data in state_documents(session).items()]
     return sorted(entries, key=lambda entry: entry.name.encode())
-
-
-def state_summary(session: Session) -> StateSummary:
-    """Return the summary whose root commits to the session's state."""
-    return summarise(state_entries(session))
 
 
 def held_state(session: Session, pool: Executor) -> HeldState:

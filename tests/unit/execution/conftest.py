@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tallystick.commit.state import summarise
 from tallystick.execution.dispatch.capture import Capture
 from tallystick.execution.dispatch.decisions import OperatorFindings
 from tallystick.execution.dispatch.jitter import Jitter
@@ -21,7 +22,7 @@ from tallystick.execution.rounding.breaches import Violation
 from tallystick.execution.rounding.context import RecordingContext
 from tallystick.execution.rounding.following import FollowingContext
 from tallystick.execution.session.session import Session
-from tallystick.execution.snapshot import state_summary
+from tallystick.execution.snapshot import state_entries
 from tallystick.execution.step import StepOutcome, backward_of, run_step
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Frame, decode_frame
@@ -78,7 +79,7 @@ class Followed:
 
 def root_of(session: Session) -> str:
     """The root of a session's state."""
-    return state_summary(session).root().hex()
+    return summarise(state_entries(session)).root().hex()
 
 
 def record_steps(make: Make, policy: str, steps: int, arithmetic: str = "auto") -> Recorded:

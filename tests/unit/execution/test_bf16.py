@@ -122,8 +122,9 @@ def test_the_same_noise_without_the_log_ends_elsewhere(zoo: Any, record_run: Any
 
 def _own_roundings(make: Any, run: Any, jitter: int | None) -> str:
     """The root after recording again, with this machine's own log, under noise or without."""
+    from tallystick.commit.state import summarise
     from tallystick.execution.session.session import Session
-    from tallystick.execution.snapshot import state_summary
+    from tallystick.execution.snapshot import state_entries
     from tallystick.execution.step import run_step
 
     job = make()
@@ -139,7 +140,7 @@ def _own_roundings(make: Any, run: Any, jitter: int | None) -> str:
         run_step(session, job, context)
         context.finish()
         session.settle(context)
-    return state_summary(session).root().hex()
+    return summarise(state_entries(session)).root().hex()
 
 
 def test_parameters_stay_float32_and_contractions_are_bfloat16(zoo: Any, record_run: Any) -> None:
