@@ -30,6 +30,46 @@ T = TypeVar("T")
 Found = TypeVar("Found", bound=ctypes.Structure)
 
 
+P, N, D, W, U = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double, ctypes.c_int32, ctypes.c_uint64
+SIGNATURES = (  # name, result, arguments
+    ("tally_record", N, (P, N, N, P, P)),
+    ("tally_follow", N, (P, N, N, P, P, N, P)),
+    ("tally_record_residues", N, (P, N, N, N, P, N)),
+    ("tally_follow_residues", N, (P, N, N, N, P, N, P)),
+    ("tally_quick", N, (P, N, N, N)),
+    ("tally_words_in_form", W, (W, P, U, W, U, U)),
+    ("tally_candidates", N, (P, N, N, P, P, N)),
+    ("tally_nearest_record", N, (P, N, N, P, P)),
+    ("tally_nearest_follow", N, (P, N, N, P, P, N, P)),
+    ("tally_nearest_round", None, (P, N, N)),
+    ("tally_entry_bits", N, (P, N, W, W)),
+    ("tally_write_entries", None, (P, P, N, W, W, P)),
+    ("tally_read_entries", N, (P, N, N, N, W, W, P, P)),
+    ("tally_philox", None, (U, U, N, N, P)),
+    ("tally_keep", None, (U, U, N, N, U, P, W)),
+    ("tally_normal", None, (P, N, P, P)),
+    ("tally_jitter", None, (P, P, W, N, N, U, U, U, D, D)),
+    ("tally_fingerprint", U, (P, W, N, N, U)),
+    ("tally_near", N, (P, W, D, D, N, N, P)),
+    ("tally_relu", N, (P, P, W, D, N, N, P)),
+    ("tally_fingerprints", U, (P, N)),
+    ("tally_square_sum", D, (P, W, N, N)),
+    ("tally_sampled_square_sum", D, (P, N, N)),
+    ("tally_square_sums", None, (P, W, N, N, N, P)),
+    ("tally_difference", None, (P, W, P, W, N, N, P)),
+    ("tally_differences", None, (P, W, P, W, N, N, N, P, P)),
+    ("tally_adam", W, (P, P, W, P, P, P, N, N, P)),
+    ("tally_sgd", W, (P, P, W, P, P, N, N, P)),
+    ("tally_leaf_hashes", W, (P, N, N, P)),
+    ("tally_softmax", None, (P, P, W, W, N, N, N)),
+    ("tally_softmax_backward", None, (P, P, P, W, W, N, N, N)),
+    ("tally_layer_norm", None, (P, P, P, P, P, P, D, N, N, N)),
+    ("tally_layer_norm_backward", None, (P, P, P, P, P, P, N, N, N, N)),
+    ("tally_group_norm", None, (P, P, P, P, P, P, P, P, D, W, N, N, N)),
+    ("tally_group_norm_backward", None, (P, P, P, P, P, P, P, P, W, N, N, N)),
+)
+
+
 @cache
 def is_compiled() -> bool:
     """Whether there are kernels to call; what verifies does without."""
@@ -56,45 +96,7 @@ def library() -> Any:
         raise TallyError(
             f"the compiled kernels are version {version}, this tallystick needs {VERSION}; build it anew"
         )
-    p, n, d = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
-    i, u = ctypes.c_int32, ctypes.c_uint64
-    for name, result, arguments in (
-        ("tally_record", n, (p, n, n, p, p)),
-        ("tally_follow", n, (p, n, n, p, p, n, p)),
-        ("tally_record_residues", n, (p, n, n, n, p, n)),
-        ("tally_follow_residues", n, (p, n, n, n, p, n, p)),
-        ("tally_quick", n, (p, n, n, n)),
-        ("tally_words_in_form", i, (i, p, u, i, u, u)),
-        ("tally_candidates", n, (p, n, n, p, p, n)),
-        ("tally_nearest_record", n, (p, n, n, p, p)),
-        ("tally_nearest_follow", n, (p, n, n, p, p, n, p)),
-        ("tally_nearest_round", None, (p, n, n)),
-        ("tally_entry_bits", n, (p, n, i, i)),
-        ("tally_write_entries", None, (p, p, n, i, i, p)),
-        ("tally_read_entries", n, (p, n, n, n, i, i, p, p)),
-        ("tally_philox", None, (u, u, n, n, p)),
-        ("tally_keep", None, (u, u, n, n, u, p, i)),
-        ("tally_normal", None, (p, n, p, p)),
-        ("tally_jitter", None, (p, p, i, n, n, u, u, u, d, d)),
-        ("tally_fingerprint", u, (p, i, n, n, u)),
-        ("tally_near", n, (p, i, d, d, n, n, p)),
-        ("tally_relu", n, (p, p, i, d, n, n, p)),
-        ("tally_fingerprints", u, (p, n)),
-        ("tally_square_sum", d, (p, i, n, n)),
-        ("tally_sampled_square_sum", d, (p, n, n)),
-        ("tally_square_sums", None, (p, i, n, n, n, p)),
-        ("tally_difference", None, (p, i, p, i, n, n, p)),
-        ("tally_differences", None, (p, i, p, i, n, n, n, p, p)),
-        ("tally_adam", i, (p, p, i, p, p, p, n, n, p)),
-        ("tally_sgd", i, (p, p, i, p, p, n, n, p)),
-        ("tally_leaf_hashes", i, (p, n, n, p)),
-        ("tally_softmax", None, (p, p, i, i, n, n, n)),
-        ("tally_softmax_backward", None, (p, p, p, i, i, n, n, n)),
-        ("tally_layer_norm", None, (p, p, p, p, p, p, d, n, n, n)),
-        ("tally_layer_norm_backward", None, (p, p, p, p, p, p, n, n, n, n)),
-        ("tally_group_norm", None, (p, p, p, p, p, p, p, p, d, i, n, n, n)),
-        ("tally_group_norm_backward", None, (p, p, p, p, p, p, p, p, i, n, n, n)),
-    ):
+    for name, result, arguments in SIGNATURES:
         function = getattr(loaded, name)
         function.restype, function.argtypes = result, arguments
     return loaded
