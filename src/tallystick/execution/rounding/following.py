@@ -185,7 +185,7 @@ class FollowingContext:
                 f"log: {name} has {x.numel()} elements, not a multiple of its {grid.scales.size} blocks"
             )
         noted = len(self.violations)
-        self._headers.check(kind, ordinal, grid, x, name, self._largest)
+        self._check_scales(kind, ordinal, grid, x, name)
         payload = self._payload(SiteAddress(self.rank, 0, kind, ordinal))
         if len(self.violations) > noted:
             # Obeyed, such a header would lead to the trainer's own state, and there would be nothing to dispute.
@@ -289,7 +289,7 @@ class FollowingContext:
             return x
         if place not in self._seen:
             self._seen.add(place)
-            self._headers.check_activation(place, grid, x, name)
+            self._check_activation_scale(place, grid, x, name)
         payload = self._payload(SiteAddress(self.rank, self._micro_batch, kind, ordinal))
         entries = SparseEntries.none(x.numel(), 1) if payload is None else decode(payload, x.numel(), 1)
         out = torch.empty_like(x)
@@ -332,6 +332,12 @@ class FollowingContext:
         if noise is None:
             return 0.0
         return math.ldexp(min(CANCELLED * noise.relative, MOST_CANCELLED), int(grid.scales[0]))
+
+    def _check_scales(self, kind: Kind, ordinal: int, grid: SiteGrid, x: Tensor, name: str) -> None:
+        self._headers.check(kind, ordinal, grid, x, name, self._largest)
+
+    def _check_activation_scale(self, place: tuple[Kind, int], grid: SiteGrid, x: Tensor, name: str) -> None:
+        self._headers.check_activation(place, grid, x, name)
 
     def _check_budget(self, grid: SiteGrid, entries: SparseEntries, name: str) -> bool:
         budget = entry_budget(grid, entries.n)
