@@ -12,9 +12,9 @@ from stage import STEPS, Stage, edit_checkpoint, main
 
 from tallystick.commit.state import Entry
 from tallystick.evidence.run_verifier import verify_run
-from tallystick.execution import session
-from tallystick.execution.rounding.context import RecordTape
+from tallystick.execution.rounding.context import RecordingContext
 from tallystick.execution.rounding.grids import is_noise_only
+from tallystick.execution.session import session
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Kind
 from tallystick.roles.trainer import record
@@ -37,9 +37,9 @@ def restate(run: RunDirectory) -> None:
 
 
 def attack(stage: Stage) -> str:
-    honest = session.Session.record_tape
+    honest = session.Session.recording_context
 
-    def make(self: session.Session, before: GridTable) -> RecordTape:
+    def make(self: session.Session, before: GridTable) -> RecordingContext:
         made = honest(self, before)
         lowest = self.policy.gradient_band[0]
         narrow = {
@@ -54,7 +54,7 @@ def attack(stage: Stage) -> str:
     found: list[str] = []
     for name in ("contradicted", "restated"):
         run = stage.run(name)
-        with patch.object(session.Session, "record_tape", make):
+        with patch.object(session.Session, "recording_context", make):
             record(stage.order(), run)
         edit_checkpoint(run, STEPS, treble)
         if name == "restated":

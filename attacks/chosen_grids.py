@@ -15,9 +15,9 @@ from stage import Stage, audit, main, told
 
 from tallystick.execution.job import JobSource, find_source
 from tallystick.execution.noise.survey import Backward
-from tallystick.execution.rounding.context import RecordTape
+from tallystick.execution.rounding.context import RecordingContext
 from tallystick.execution.rounding.grids import is_noise_only, site_grid
-from tallystick.execution.session import Session
+from tallystick.execution.session.session import Session
 from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import find_policy
@@ -58,7 +58,7 @@ def widest(session: Session, place: tuple[int, int], grid: SiteGrid) -> SiteGrid
 
 def recorded(stage: Stage, name: str, choice: Choice, source: JobSource) -> RunDirectory:
     """Record a run whose grids are ``choice``'s whenever they were measured, and in the first step an octave less wide."""
-    measure, begin = trainer._Recording._calibrate, Session.record_tape
+    measure, begin = trainer._Recording._calibrate, Session.recording_context
 
     def chosen(table: GridTable, session: Session) -> GridTable:
         return GridTable({
@@ -71,12 +71,12 @@ def recorded(stage: Stage, name: str, choice: Choice, source: JobSource) -> RunD
         if self.session.step == 0 or choice is widest:
             self.session.table = chosen(self.session.table, self.session)
 
-    def record_tape(self: Session, before: GridTable) -> RecordTape:
-        tape = begin(self, before)
+    def recording_context(self: Session, before: GridTable) -> RecordingContext:
+        context = begin(self, before)
         if self.step or choice is not lifted:
-            return tape
+            return context
         less = {p: g.with_scales(g.scales - 1) if g.scales.size else g for p, g in before.sites.items()}
-        return replace(tape, current=GridTable(less))
+        return replace(context, current=GridTable(less))
 
     run = stage.run(name)
     order = Order(
@@ -84,7 +84,7 @@ def recorded(stage: Stage, name: str, choice: Choice, source: JobSource) -> RunD
     )
     with (
         patch.object(trainer._Recording, "_calibrate", calibrate),
-        patch.object(Session, "record_tape", record_tape),
+        patch.object(Session, "recording_context", recording_context),
     ):
         record(order, run)
     return run

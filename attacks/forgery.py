@@ -18,7 +18,7 @@ from tallystick.dispute.bounds.operands import stored_at
 from tallystick.dispute.objections import Objection
 from tallystick.dispute.operator_list import Operator, Output
 from tallystick.dispute.terms import Party
-from tallystick.execution.operator_trace import StepTrace
+from tallystick.execution.step_trace import StepTrace
 from tallystick.roles import operator_replay
 from tallystick.roles.claim import write_claim
 from tallystick.roles.judge import dispute

@@ -18,9 +18,9 @@ import torch
 from stage import STEPS, Stage, audit, main
 from torch import Tensor
 
-from tallystick.execution.rounding.context import RecordTape
+from tallystick.execution.rounding.context import RecordingContext
 from tallystick.execution.rounding.grids import is_noise_only
-from tallystick.execution.session import Session
+from tallystick.execution.session.session import Session
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import (
     Kind,
@@ -32,13 +32,14 @@ from tallystick.numerics.log import (
     encode_residues,
 )
 from tallystick.numerics.policy import entry_budget, move_budget
-from tallystick.numerics.rounding import NO_KEY, Key, find_candidates
+from tallystick.numerics.rounded_sites import NO_KEY, Key
+from tallystick.numerics.rounding import find_candidates
 from tallystick.roles.trainer import record
 from tallystick.store.files import RunDirectory
 from tallystick.testing.attacks import must
 
 
-class SteeringTape(RecordTape):
+class SteeringContext(RecordingContext):
     """Takes the upper value wherever a follower will obey, up to the budget of entries or of moved elements."""
 
     steered = 0
@@ -66,35 +67,35 @@ class SteeringTape(RecordTape):
             values = decode_residues(self.payloads[address], x.numel(), bits).values
             values[at] = (values[at].astype(np.int64) + 1) % (1 << bits)
             self.payloads[address] = encode_residues(Residues.of(values, bits))
-            SteeringTape.steered += int(at.size)
+            SteeringContext.steered += int(at.size)
             return
         at = found.index[: entry_budget(grid, x.numel())]
         if at.size:
             flat[torch.from_numpy(at)] = upper[: at.size]
             entries = SparseEntries(x.numel(), 1, at, np.ones(at.size, dtype=np.int64))
             self.payloads[address] = encode(entries)
-            SteeringTape.steered += int(at.size)
+            SteeringContext.steered += int(at.size)
         else:
             self.payloads.pop(address, None)
 
     def finish(self) -> bytes:
-        SteeringTape.pushes.append(self.squares**0.5)
+        SteeringContext.pushes.append(self.squares**0.5)
         return super().finish()
 
 
 @contextmanager
 def steering() -> Generator[None]:
-    honest = Session.record_tape
+    honest = Session.recording_context
 
-    def make(session: Session, before: GridTable) -> RecordTape:
+    def make(session: Session, before: GridTable) -> RecordingContext:
         base = honest(session, before).base
-        return SteeringTape(session.policy, before, current=session.table, base=base, rank=session.rank)
+        return SteeringContext(session.policy, before, current=session.table, base=base, rank=session.rank)
 
-    Session.record_tape = make
+    Session.recording_context = make
     try:
         yield
     finally:
-        Session.record_tape = honest
+        Session.recording_context = honest
 
 
 def weights(run: RunDirectory, done: int) -> np.ndarray:
@@ -107,7 +108,7 @@ def attack(stage: Stage) -> str:
     honest = stage.honest_run("honest")
     start, end = weights(honest, 0), weights(honest, STEPS)
     trained = float(np.linalg.norm(end - start))
-    SteeringTape.steered, SteeringTape.pushes = 0, []
+    SteeringContext.steered, SteeringContext.pushes = 0, []
     with steering():
         record(stage.order(), stage.run())
     moved = float(np.linalg.norm(weights(stage.run(), STEPS) - end)) / trained
@@ -126,7 +127,7 @@ def attack(stage: Stage) -> str:
     rates = [{n: v for _, n, v in r.schedule} for r in stage.run().load_transcript().records]
     numbers = [(float.fromhex(str(r["lr"])), float.fromhex(str(r["momentum"]))) for r in rates]
     path = sum(
-        lr / (1 - momentum) * g for (lr, momentum), g in zip(numbers, SteeringTape.pushes, strict=True)
+        lr / (1 - momentum) * g for (lr, momentum), g in zip(numbers, SteeringContext.pushes, strict=True)
     )
     bound = freedom.largest_steer * path / trained
     must(
@@ -134,7 +135,7 @@ def attack(stage: Stage) -> str:
         f"the weights ended {moved:.3g} of the distance trained away, the bound is {bound:.3g}",
     )
     return (
-        f"the bound, not a verdict: {SteeringTape.steered} choices in {STEPS} steps, all within the rules; the audit allows "
+        f"the bound, not a verdict: {SteeringContext.steered} choices in {STEPS} steps, all within the rules; the audit allows "
         f"a steer of {freedom.largest_steer:.3g} of a step's gradient, this log used {freedom.largest_move:.3g}; the weights "
         f"ended {moved:.3g} of the distance trained from the honest ones, the bound is {bound:.3g}"
     )

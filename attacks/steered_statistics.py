@@ -18,12 +18,13 @@ from steering import ALLOWED, INSIDE, Scene, freedom_of, main
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from tallystick.execution.rounding.context import RecordTape
+from tallystick.execution.rounding.context import RecordingContext
 from tallystick.execution.rounding.grids import expected_form, site_grid
-from tallystick.execution.session import Session
+from tallystick.execution.session.session import Session
+from tallystick.numerics import rounding_tensors
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Kind, Residues, SiteAddress, decode_residues, encode_residues
-from tallystick.numerics.rounding import NO_KEY, Key, _chunk_scale, _place, _scale_of
+from tallystick.numerics.rounded_sites import NO_KEY, Key
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
 from tallystick.testing.attacks import must
@@ -92,7 +93,7 @@ class Wanted:
         return cross_entropy(given, self.labels)
 
 
-class StatisticsTape(RecordTape):
+class StatisticsContext(RecordingContext):
     """Records as a trainer does, with wide bands of buffers and losses, and rounds them as it likes."""
 
     session: Session
@@ -126,8 +127,8 @@ class StatisticsTape(RecordTape):
         if target is None:
             return
         flat, result = source.detach().reshape(-1).double(), out.detach().reshape(-1)
-        scale, rows = _scale_of(grid, flat.numel(), flat.device)
-        cells = _place(flat, None, grid, _chunk_scale(scale, rows, 0, flat.numel()), 0, key)
+        scale = rounding_tensors.scales_at(grid, flat.numel(), 0, flat.numel(), flat.device)
+        cells = rounding_tensors.place(flat, None, grid, scale, 0, key)
         own = cells.up.double()
         other = torch.where(cells.near <= cells.far, 1.0 - own, 3.0 * own - 1.0)
         mine, theirs = (cells.cell + own) * cells.quantum, (cells.cell + other) * cells.quantum
@@ -154,11 +155,11 @@ class StatisticsTape(RecordTape):
 @contextmanager
 def steering(wanted: Wanted, steps: int) -> Generator[None]:
     """Inside, whoever records steers."""
-    honest_tape = Session.record_tape
+    honest_context = Session.recording_context
 
-    def make(session: Session, before: GridTable) -> RecordTape:
-        honest = honest_tape(session, before)
-        made = StatisticsTape(
+    def make(session: Session, before: GridTable) -> RecordingContext:
+        honest = honest_context(session, before)
+        made = StatisticsContext(
             session.policy, before, current=session.table, base=honest.base, rank=session.rank
         )
         made.session, made.wanted, made.steps = session, wanted, steps
@@ -166,7 +167,7 @@ def steering(wanted: Wanted, steps: int) -> Generator[None]:
             made.widen()
         return made
 
-    with patch.object(Session, "record_tape", make):
+    with patch.object(Session, "recording_context", make):
         yield
 
 

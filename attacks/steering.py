@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from tallystick.execution.job import Batch, Job, find_source
-from tallystick.execution.noise.calibration import calibrate, gradients_under
+from tallystick.execution.noise.calibration import calibrate
 from tallystick.execution.noise.freedom import (
     DRIFT,
     FILLED,
@@ -44,12 +44,13 @@ from tallystick.execution.noise.freedom import (
     StepFreedom,
     quantum_square,
 )
-from tallystick.execution.noise.probes import ProbeTape
+from tallystick.execution.noise.passes import gradients_under
+from tallystick.execution.noise.probes import ProbingContext
 from tallystick.execution.noise.weighing import Weighing, is_linear
 from tallystick.execution.noise.yardstick import Yardstick
-from tallystick.execution.rounding import context
-from tallystick.execution.rounding.context import RecordTape, Tape
-from tallystick.execution.rounding.follow import EXACT_SCALE_SLACK, SCALE_SLACK, _largest_squares
+from tallystick.execution.rounding import context as rounding_context
+from tallystick.execution.rounding.context import RecordingContext, RoundingContext
+from tallystick.execution.rounding.following import _largest_squares
 from tallystick.execution.rounding.grids import (
     NOISE_BAND,
     expected_form,
@@ -61,8 +62,10 @@ from tallystick.execution.rounding.grids import (
     site_grid,
     whole_scale,
 )
-from tallystick.execution.session import Session
+from tallystick.execution.rounding.headers import EXACT_SCALE_SLACK, SCALE_SLACK
+from tallystick.execution.session.session import Session
 from tallystick.execution.step import StepOutcome, backward_of
+from tallystick.numerics import rounding_tensors
 from tallystick.numerics.budget import SLACK, STEP_TAIL, TAIL, most_moves
 from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import (
@@ -76,7 +79,8 @@ from tallystick.numerics.log import (
     encode_residues,
 )
 from tallystick.numerics.policy import entry_budget, find_policy, move_budget
-from tallystick.numerics.rounding import NO_KEY, Key, _chunk_scale, _place, _scale_of, block_rms
+from tallystick.numerics.rounded_sites import NO_KEY, Key
+from tallystick.numerics.tensor_measures import block_rms
 from tallystick.roles import trainer
 from tallystick.roles.acceptance import REPEATS, _copied, _distance, _memory, _tensors
 from tallystick.roles.audit_report import AuditReport
@@ -245,7 +249,7 @@ class Attacker:
                 wanted = asked * root**power / (root.square() + even)
             if self.limits.pull is None:
                 self.owed[ordinal] = (
-                    wanted  # not yet in a unit: ``SteeringTape.plan`` finds how much of it fits
+                    wanted  # not yet in a unit: ``SteeringContext.plan`` finds how much of it fits
                 )
             else:
                 self.owed[ordinal] = (
@@ -320,7 +324,7 @@ class Attacker:
         A gate that opens adds (upstream) * d(input)/d(weights) to the gradient; its share along the aim is the upstream
         gradient times the derivative of its input along the aim. The latter is a finite difference.
         """
-        before = {name: tensor.clone() for name, tensor in session.all_buffers()}
+        before = {name: tensor.clone() for name, tensor in session.tensors.all_buffers()}
         length = float(torch.cat(list(self.aim.values())).norm())
         width = 1e-3 / max(length, 1e-12)
 
@@ -339,7 +343,7 @@ class Attacker:
                 if isinstance(module, nn.ReLU):
                     handles.append(module.register_forward_hook(keep))
             try:
-                gradients, *_ = gradients_under(session, backward_of(session, job), ProbeTape(), before)
+                gradients, *_ = gradients_under(session, backward_of(session, job), ProbingContext(), before)
             finally:
                 for handle in handles:
                     handle.remove()
@@ -497,7 +501,7 @@ class _Choice:
     weight: np.ndarray = field(default_factory=lambda: np.zeros(0))  # squared moves in the optimizer
 
 
-class SteeringTape(RecordTape):
+class SteeringContext(RecordingContext):
     """Records as a trainer does, but takes the roundings and gates that serve its aim."""
 
     attacker: Attacker
@@ -734,7 +738,7 @@ class SteeringTape(RecordTape):
                 own = np.maximum(own, lowest_scale(rms))
             return own + (EXACT_SCALE_SLACK if row_scales and self.base.sites else SCALE_SLACK)
 
-        with patch.object(context, "settled_scales", widest):
+        with patch.object(rounding_context, "settled_scales", widest):
             yield
 
     def plan(self) -> None:
@@ -792,7 +796,7 @@ class SteeringTape(RecordTape):
                 continue
             if is_noise_only(grid) or not attacker.limits.gradients or not attacker.is_open:
                 continue
-            key = self.session.gradient_key(ordinal)
+            key = self.session.open_step.rounding.gradient_key(ordinal)
             root = attacker.root.get(ordinal)
             choice = self._candidates(
                 p.grad.contiguous(), grid, key, attacker.owed[ordinal], None, root, self._even
@@ -810,14 +814,14 @@ class SteeringTape(RecordTape):
         return attacker.is_full
 
     def _settled_grid(self, place: Site, x: Tensor) -> SiteGrid:
-        """Return the grid that a gradient will have in this step: scales follow its size, as ``RecordTape.round`` has it."""
+        """Return the grid that a gradient will have in this step: scales follow its size, as ``RecordingContext.round`` does."""
         grid = self._grids[place]
         if is_noise_only(grid):
             return grid
         rms = block_rms(x.contiguous(), grid.scales.size)
         with self._lifted(place):
             own = grid.scales.astype(np.int64)
-            scales = context.settled_scales(own, rms, self.policy.row_scales) if rms.any() else own
+            scales = rounding_context.settled_scales(own, rms, self.policy.row_scales) if rms.any() else own
         kept = kept_scales(
             self.base.sites.get(place), self._before.sites.get(place), self.policy, scales.size
         )
@@ -841,8 +845,8 @@ class SteeringTape(RecordTape):
         With a ``root`` of the mean squares by which the optimizer divides, its square after that counts ``even`` times as much.
         """
         flat = x.detach().reshape(-1)
-        scale, rows = _scale_of(grid, flat.numel(), flat.device)
-        cells = _place(flat, None, grid, _chunk_scale(scale, rows, 0, flat.numel()), 0, key)
+        scale = rounding_tensors.scales_at(grid, flat.numel(), 0, flat.numel(), flat.device)
+        cells = rounding_tensors.place(flat, None, grid, scale, 0, key)
         own = cells.up.double()
         other = torch.where(cells.near <= cells.far, 1.0 - own, 3.0 * own - 1.0)
         times = 1.0 if grid.residue_bits else 2.0
@@ -968,33 +972,33 @@ class SteeringTape(RecordTape):
 @contextmanager
 def steering(attacker: Attacker) -> Generator[None]:
     """Inside, whoever records steers."""
-    honest_tape, honest_step = Session.record_tape, trainer.run_step
+    honest_context, honest_step = Session.recording_context, trainer.run_step
 
-    def make(session: Session, before: GridTable) -> RecordTape:
-        base = honest_tape(session, before).base
-        made = SteeringTape(session.policy, before, current=session.table, base=base, rank=session.rank)
+    def make(session: Session, before: GridTable) -> RecordingContext:
+        base = honest_context(session, before).base
+        made = SteeringContext(session.policy, before, current=session.table, base=base, rank=session.rank)
         made.attacker, made.session, attacker.before = attacker, session, before
         return made
 
-    def step(session: Session, job: Job, tape: Tape, batch: Batch) -> StepOutcome:
-        assert isinstance(tape, SteeringTape)
+    def step(session: Session, job: Job, context: RoundingContext, batch: Batch) -> StepOutcome:
+        assert isinstance(context, SteeringContext)
         attacker.first = attacker.first or _copied(session)
         attacker.prepare(session, job)
-        tape.take_up()
-        weights, gradients = _copied(session), session.on_gradients
+        context.take_up()
+        weights, gradients = _copied(session), session.listeners.gradients
 
         def on_gradients() -> None:
             if gradients is not None:
                 gradients()
-            tape.silence()
-            tape.plan()
+            context.silence()
+            context.plan()
 
-        session.on_gradients = on_gradients
-        outcome = honest_step(session, job, tape, batch)
-        attacker.done(session, tape.moved + tape.bent, weights)
+        session.listeners.gradients = on_gradients
+        outcome = honest_step(session, job, context, batch)
+        attacker.done(session, context.moved + context.bent, weights)
         return outcome
 
-    with patch.object(Session, "record_tape", make), patch.object(trainer, "run_step", step):
+    with patch.object(Session, "recording_context", make), patch.object(trainer, "run_step", step):
         yield
 
 

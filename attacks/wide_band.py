@@ -4,9 +4,9 @@ from unittest.mock import patch
 
 from stage import STEPS, Stage, main
 
-from tallystick.execution import session
-from tallystick.execution.rounding.context import RecordTape
+from tallystick.execution.rounding.context import RecordingContext
 from tallystick.execution.rounding.grids import is_noise_only
+from tallystick.execution.session import session
 from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import Kind
 from tallystick.roles.trainer import record
@@ -20,9 +20,9 @@ def replace_band(grid: SiteGrid) -> SiteGrid:
 
 
 def attack(stage: Stage) -> str:
-    honest = session.Session.record_tape
+    honest = session.Session.recording_context
 
-    def make(self: session.Session, before: GridTable) -> RecordTape:
+    def make(self: session.Session, before: GridTable) -> RecordingContext:
         made = honest(self, before)
         wide = {
             place: replace_band(grid) if place[0] == Kind.GRADIENT and not is_noise_only(grid) else grid
@@ -31,7 +31,7 @@ def attack(stage: Stage) -> str:
         made.table, made._grids = GridTable(wide), dict(wide)
         return made
 
-    with patch.object(session.Session, "record_tape", make):
+    with patch.object(session.Session, "recording_context", make):
         record(stage.order(), stage.run())
     return stage.caught_by_audit_and_dispute(stage.run(), step=0, verdicts={"log_violation"}, at_most=STEPS)
 

@@ -11,14 +11,14 @@ from tallystick.roles.trainer import record
 
 
 def attack(stage: Stage) -> str:
-    honest, real = context.settled_scales, context.RecordTape.round
+    honest, real = context.settled_scales, context.RecordingContext.round
 
-    def lying(self: context.RecordTape, kind: Kind, *arguments: Any, **more: Any) -> None:
+    def lying(self: context.RecordingContext, kind: Kind, *arguments: Any, **more: Any) -> None:
         coarse = kind == Kind.GRADIENT and more["name"].startswith(f"step {AT}: gradient of hidden.weight")
         with patch.object(context, "settled_scales", lambda *given: honest(*given) + (7 if coarse else 0)):
             real(self, kind, *arguments, **more)
 
-    with patch.object(context.RecordTape, "round", lying):
+    with patch.object(context.RecordingContext, "round", lying):
         record(stage.order(), stage.run())
     return stage.caught_by_audit_and_dispute(stage.run(), step=AT, verdicts={"log_violation"})
 

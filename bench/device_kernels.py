@@ -19,7 +19,7 @@ from functools import partial
 
 import torch
 
-from tallystick.numerics import rounding
+from tallystick.numerics import rounding_tensors, rounding_triton
 from tallystick.numerics.grid_table import SiteGrid
 
 KEY = (1, 2)
@@ -58,7 +58,7 @@ def main() -> int:
     n, device = options.elements, torch.device("cuda")
     if n % 1024 or n <= 0:
         parser.error(f"--elements {n}: not a positive multiple of 1024")
-    if not rounding._has_triton(device):
+    if not rounding_triton.has_triton(device):
         print("device_kernels: triton is not installed, or this is not CUDA", file=sys.stderr)
         return 3
     a, b = (torch.empty(n, dtype=torch.float64, device=device) for _ in range(2))
@@ -73,8 +73,8 @@ def main() -> int:
         old = None if grid.scales.size else (x * (1 + 2.0**-12)).to(target)
         moved = n * (x.element_size() + out.element_size() + (0 if old is None else old.element_size()))
         paths = {
-            "triton": (rounding._record_triton, rounding._follow_triton),
-            "tensor": (rounding._record_tensor, rounding._follow_tensor),
+            "triton": (rounding_triton.record_triton, rounding_triton.follow_triton),
+            "tensor": (rounding_tensors.record_tensor, rounding_tensors.follow_tensor),
         }
         logs = []
         for path, (record, follow) in paths.items():

@@ -23,7 +23,6 @@ BARE = (
     "tallystick.run",
     "tallystick.tlog",
     "tallystick.dispute",
-    "tallystick.numerics.formats",
     "tallystick.numerics.grid_table",
     "tallystick.numerics.log",
     "tallystick.numerics.log_bytes",

@@ -265,9 +265,9 @@ def _judged(
         facts = StepFacts(theirs.specification, stated, frame, bytes(agreed.entries["document/grids"].data))
         base, chunk = list_base(agreed, facts)
         load_state(replay.session, agreed.entries)
-        tape = replay.session.follow_tape(frame)
+        context = replay.session.following_context(frame)
         with adopting(replay.session, stated):
-            trace = trace_step(replay.session, replay.job, agreed, tape, chunk=chunk, keep=True)
+            trace = trace_step(replay.session, replay.job, agreed, context, chunk=chunk, keep=True)
         kinds = tuple(_kinds(TrainerSide(trace, base, agreed, trace.after), facts, chunk, say))
         return kinds, agreed, len(trace.operators)
     finally:

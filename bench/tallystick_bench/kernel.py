@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from tallystick.numerics.grid_table import SiteGrid
 from tallystick.numerics.optimizers import SgdNumbers, adam_numbers, adam_step, sgd_step
-from tallystick.numerics.rounding import block_rms, fingerprint, round_recorded, round_recorded_residues
+from tallystick.numerics.rounding import round_recorded, round_recorded_residues
+from tallystick.numerics.tensor_measures import block_rms, fingerprint
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.float32}
 GRIDS = {  # as calibration typically chooses them, at a scale of 2**-9

@@ -19,10 +19,10 @@ from tallystick.errors import Mismatch
 from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.job import Job, find_source
 from tallystick.execution.noise.calibration import calibrate
-from tallystick.execution.rounding.context import RecordTape
+from tallystick.execution.rounding.context import RecordingContext
 from tallystick.execution.rounding.grids import ACTIVATIONS
 from tallystick.execution.rounding.leaves import LeafSites
-from tallystick.execution.session import Session
+from tallystick.execution.session.session import Session
 from tallystick.execution.step import backward_of, run_step
 from tallystick.jobs.resnet50 import ResNet
 from tallystick.numerics.dense import encode_dense
@@ -62,7 +62,7 @@ def entries() -> dict[str, dict[str, int]]:
 
 
 class _Passing:
-    """A tape that rounds nothing."""
+    """A context that rounds nothing."""
 
     def activation(self, kind: Kind, ordinal: int, x: Tensor, *, name: str) -> Tensor:
         return x
@@ -79,7 +79,7 @@ def _counted(model: nn.Module, output: Any) -> dict[str, int]:
 
 
 @dataclass
-class _SizingTape(RecordTape):
+class _SizingContext(RecordingContext):
     """Keeps the log of activations in both forms."""
 
     sizes: dict[str, dict[str, int]] = field(default_factory=dict[str, dict[str, int]])
@@ -128,11 +128,11 @@ def log_forms(
                 thresholds = thresholds or _by_kind(found.thresholds)
                 before = before if step else session.table
             base = GridTable() if session.is_calibration_step(step) else session.base
-            tape = _SizingTape(policy, before, current=session.table, base=base)
-            run_step(session, built, tape)
-            tape.finish()
-            session.settle(tape)
-            before, sizes = tape.table, tape.measured()
+            context = _SizingContext(policy, before, current=session.table, base=base)
+            run_step(session, built, context)
+            context.finish()
+            session.settle(context)
+            before, sizes = context.table, context.measured()
         return {"sizes": sizes, "thresholds": thresholds}
     finally:
         session.close()
@@ -182,12 +182,10 @@ def _small_job() -> Job:
 
 
 def _small_session(job: Job, policy: Policy, jitter: bool) -> Session:
-    """A session whose forward and backward passes alone are loud: the optimizer has its usual noise."""
-    noise, usual = (Jitter(5, LOUD), Jitter(6)) if jitter else (None, None)
+    """A session whose forward and backward passes alone are loud: portable arithmetic has no noise."""
+    noise = Jitter(5, LOUD) if jitter else None
     session = Session(job.model, job.optimizer, policy=policy, seed=1, jitter=noise)
-    job.optimizer.register_step_pre_hook(lambda *_: setattr(session, "jitter", usual))
     session.prepare()
-    job.optimizer.register_step_post_hook(lambda *_: setattr(session, "jitter", noise))
     return session
 
 
@@ -203,10 +201,10 @@ def _recorded_loudly(policy: Policy, steps: int) -> tuple[list[bytes], list[int]
             session.table = calibrate(session, backward_of(session, job), seed=3, units=LOUD).table
             if not step:
                 before = first = session.table
-        tape = session.record_tape(before)
-        prints.append(run_step(session, job, tape).fingerprint)
-        frames.append(tape.finish())
-        session.settle(tape)
+        context = session.recording_context(before)
+        prints.append(run_step(session, job, context).fingerprint)
+        frames.append(context.finish())
+        session.settle(context)
     session.close()
     return frames, prints, first
 
@@ -217,13 +215,13 @@ def _followed_loudly(policy: Policy, frames: list[bytes], prints: list[int], fir
     session.table = first
     total = 0
     for step, frame in enumerate(frames):
-        tape = session.follow_tape(frame)
-        outcome = run_step(session, job, tape)
-        tape.finish()
-        session.settle(tape)
-        if outcome.fingerprint != prints[step] or tape.violations:
+        context = session.following_context(frame)
+        outcome = run_step(session, job, context)
+        context.finish()
+        session.settle(context)
+        if outcome.fingerprint != prints[step] or context.violations:
             raise Mismatch(f"b_r {session.policy.parameters()['b_r']}: step {step} was not followed exactly")
-        total += sum(site.moved for (kind, _), site in tape.freedom.sites.items() if kind in ACTIVATIONS)
+        total += sum(site.moved for (kind, _), site in context.freedom.sites.items() if kind in ACTIVATIONS)
     session.close()
     return total
 

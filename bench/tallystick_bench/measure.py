@@ -71,11 +71,11 @@ class MemoryRun:
 
         session, number, started = self.session, self.session.step, time.perf_counter()
         phases = dict(session.seconds)
-        tape = session.record_tape(self._before)
-        outcome = run_step(session, self.job, tape)
-        frame = tape.finish()
-        session.settle(tape)
-        self._before = tape.table
+        context = session.recording_context(self._before)
+        outcome = run_step(session, self.job, context)
+        frame = context.finish()
+        session.settle(context)
+        self._before = context.table
         record = step_record(number, outcome, frame, None)
         return record, frame, _since(phases, session.seconds, started)
 
@@ -185,8 +185,8 @@ def _follow(replay: Any, record: StepRecord, frame: bytes) -> Times:
     from tallystick.roles.comparison import compare_step
 
     phases, started = dict(replay.session.seconds), time.perf_counter()
-    outcome, tape = replay.follow(record, frame)
-    deviations = compare_step(record, outcome, tape.violations)
+    outcome, context = replay.follow(record, frame)
+    deviations = compare_step(record, outcome, context.violations)
     times = _since(phases, replay.session.seconds, started)
     if deviations:
         raise Mismatch(str(deviations[0]))

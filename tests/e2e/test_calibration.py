@@ -11,7 +11,8 @@ import pytest
 
 from tallystick.errors import InvalidInput
 from tallystick.execution.job import JobSource, find_source
-from tallystick.execution.noise.calibration import calibrate, exponent_above
+from tallystick.execution.noise.calibration import calibrate
+from tallystick.execution.noise.measured import exponent_above
 from tallystick.execution.rounding.grids import is_noise_only
 from tallystick.execution.snapshot import state_entries
 from tallystick.execution.step import backward_of

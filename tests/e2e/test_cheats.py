@@ -225,9 +225,9 @@ def test_a_header_that_lies_about_a_scale_can_be_disputed(
 ) -> None:
     """Coarser grids steer by rounding; the entries themselves are honest, and obeying the header gives the same state."""
     run, claim = RunDirectory(tmp_path / "run"), RunDirectory(tmp_path / "claim")
-    honest, real = context.settled_scales, context.RecordTape.round
+    honest, real = context.settled_scales, context.RecordingContext.round
 
-    def lying(self: context.RecordTape, kind: Kind, *arguments: Any, **more: Any) -> None:
+    def lying(self: context.RecordingContext, kind: Kind, *arguments: Any, **more: Any) -> None:
         wide = kind == Kind.GRADIENT and more["name"].startswith(f"step {AT}: gradient of hidden.weight")
         with monkeypatch.context() as inside:
             if wide:
@@ -235,7 +235,7 @@ def test_a_header_that_lies_about_a_scale_can_be_disputed(
             real(self, kind, *arguments, **more)
 
     with monkeypatch.context() as while_recording:
-        while_recording.setattr(context.RecordTape, "round", lying)
+        while_recording.setattr(context.RecordingContext, "round", lying)
         record(order(policy), run)
     source = order(policy).source
     report = audit(run, source)

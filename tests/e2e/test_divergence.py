@@ -20,9 +20,10 @@ from tallystick.diagnosis.explain import explain_audit
 from tallystick.diagnosis.run_comparison import explain_runs
 from tallystick.execution.dispatch.randomness import RandomStream
 from tallystick.execution.job import Job, JobSource, find_source
-from tallystick.execution.session import Session, snap
+from tallystick.execution.session.hyperparameters import snap
+from tallystick.execution.session.step import OpenStep
 from tallystick.execution.step import batch_digest
-from tallystick.numerics.kernels import fingerprint
+from tallystick.numerics.kernels.measures import fingerprint
 from tallystick.numerics.policy import find_policy
 from tallystick.roles import trainer
 from tallystick.roles.auditor import audit
@@ -220,15 +221,15 @@ def test_a_skipped_step_is_confirmed(run: RunDirectory, policy: str) -> None:
 def test_dropout_drawn_from_another_seed_is_confirmed_with_its_operator(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = Session.micro_batch
+    own = OpenStep.micro_batch
 
-    def other(session: Session, number: int) -> Any:
-        if session.step != AT:
-            return own(session, number)
-        return _both(session.drawing(RandomStream(5)), lambda: own(session, number))
+    def other(opened: OpenStep, number: int) -> Any:
+        if opened.number == AT:
+            opened.stream = RandomStream(5)
+        return own(opened, number)
 
     with monkeypatch.context() as recording:
-        recording.setattr(Session, "micro_batch", other)
+        recording.setattr(OpenStep, "micro_batch", other)
         record(order(), run)
 
     found = explained(run)
@@ -244,15 +245,15 @@ def test_dropout_drawn_from_another_seed_is_confirmed_with_its_operator(
 def test_dropout_drawn_from_an_unknown_seed_fits_and_the_data_are_not_blamed_alone(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = Session.micro_batch
+    own = OpenStep.micro_batch
 
-    def other(session: Session, number: int) -> Any:
-        if session.step != AT:
-            return own(session, number)
-        return _both(session.drawing(RandomStream(987_654_321)), lambda: own(session, number))
+    def other(opened: OpenStep, number: int) -> Any:
+        if opened.number == AT:
+            opened.stream = RandomStream(987_654_321)
+        return own(opened, number)
 
     with monkeypatch.context() as recording:
-        recording.setattr(Session, "micro_batch", other)
+        recording.setattr(OpenStep, "micro_batch", other)
         record(order(), run)
 
     found = explained(run, seconds=BRIEF)
@@ -261,12 +262,6 @@ def test_dropout_drawn_from_an_unknown_seed_fits_and_the_data_are_not_blamed_alo
     assert not named(found, "confirmed")
     stream = next(f for f in found.findings if f.cause == "random_stream")
     assert "buffers that see the input before that are the same" in stream.text
-
-
-@contextmanager
-def _both(first: Any, second: Callable[[], Any]) -> Generator[None]:
-    with first, second():
-        yield
 
 
 # -- log and weights --------------------------------------------------------------------------------

@@ -199,12 +199,12 @@ def find_near_element(replay: Any, run: RunDirectory, state: Any) -> tuple[int, 
     load_state(replay.session, state)
     for step in range(AT - AT % EVERY, AT):
         replay.follow(transcript.record(step), run.load_frames(transcript, step, step + 1)[step])
-    tape = replay.session.follow_tape(run.load_frames(transcript, AT, AT + 1)[AT])
-    honest_round = tape.round
+    context = replay.session.following_context(run.load_frames(transcript, AT, AT + 1)[AT])
+    honest_round = context.round
 
     def looking(kind: Kind, ordinal: int, x: torch.Tensor, **more: Any) -> None:
         if (kind, ordinal) == (Kind.GRADIENT, ORDINAL):
-            grid = tape.table.sites[(kind, ordinal)]
+            grid = context.table.sites[(kind, ordinal)]
             form = (grid.floor, grid.dithered, grid.scales)
             wide = SiteGrid(grid.precision, grid.band + 1, *form)
             narrow = SiteGrid(grid.precision, grid.band, *form)
@@ -219,10 +219,10 @@ def find_near_element(replay: Any, run: RunDirectory, state: Any) -> tuple[int, 
                 found.append((at, side))  # the entry states its own side: nothing moves
         honest_round(kind, ordinal, x, **more)
 
-    tape.round = looking
+    context.round = looking
     from tallystick.execution.step import run_step
 
-    run_step(replay.session, replay.job, tape)
+    run_step(replay.session, replay.job, context)
     return found[0] if found else None
 
 

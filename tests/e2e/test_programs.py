@@ -401,7 +401,7 @@ def build(settings):
 def test_an_audit_notices_weights_edited_in_batch_and_blames_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tallystick.execution.session import Session
+    from tallystick.execution.session.session import Session
 
     job = tmp_path / "job.py"
     job.write_text(EDITING.replace("EDIT", EDITS["only once"]))

@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import pytest
 
-from tallystick.execution.rounding.context import RecordTape
+from tallystick.execution.rounding.context import RecordingContext
 from tallystick.roles.audit_report import AuditReport
 from tallystick.roles.auditor import audit
 from tallystick.roles.trainer import record
@@ -51,7 +51,7 @@ def excesses(report: AuditReport) -> list[str]:
 
 @pytest.mark.parametrize("policy", ["fp32", "bf16", "fp64"])
 def test_a_trainer_that_steers_nothing_is_accepted(steering: ModuleType, tmp_path: Path, policy: str) -> None:
-    """The control: the same tape, with nothing chosen."""
+    """The control: the same context, with nothing chosen."""
     report, told = played(steering, tmp_path, policy, gradients=False)
 
     assert report.verdict == "match", report.first
@@ -117,7 +117,7 @@ def test_a_layer_that_measured_steps_leave_out_is_measured_where_it_appears(
     assert audit(honest, order.source).verdict == "match"
 
     with (
-        patch.object(RecordTape, "has_outgrown", lambda *_: False),
+        patch.object(RecordingContext, "has_outgrown", lambda *_: False),
         steering.steering(steering.Attacker(steering.Limits(audited=0.9, pull=30.0))),
     ):
         record(order, run)

@@ -12,7 +12,9 @@ from tallystick.numerics.grid_table import SiteGrid
 from tallystick.numerics.optimizers import SgdNumbers, adam_numbers, adam_step, sgd_step
 from tallystick.numerics.policy import find_policy
 from tallystick.numerics.random import words
-from tallystick.numerics.rounding import fingerprint, philox_words, round_followed, round_recorded
+from tallystick.numerics.rounding import round_followed, round_recorded
+from tallystick.numerics.rounding_tensors import philox_words
+from tallystick.numerics.tensor_measures import fingerprint
 from tallystick.roles.auditor import audit
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory

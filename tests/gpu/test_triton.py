@@ -10,7 +10,14 @@ import pytest
 import torch
 
 from tallystick.errors import Nondeterminism
-from tallystick.numerics import random, reference, rounding
+from tallystick.numerics import (
+    random,
+    reference,
+    rounding,
+    rounding_tensors,
+    rounding_triton,
+    tensor_measures,
+)
 from tallystick.numerics.grid_table import SiteGrid
 from tallystick.numerics.log import SparseEntries
 from tallystick.numerics.reference import ScaledBand
@@ -38,7 +45,7 @@ FORMS = {  # dtypes of the values, of the old ones, of the result
 
 @pytest.fixture(autouse=True)
 def needs_triton() -> None:
-    if not rounding._has_triton(torch.device("cuda")):
+    if not rounding_triton.has_triton(torch.device("cuda")):
         pytest.skip("triton is not installed, or this is not CUDA: the tensor operations run instead")
 
 
@@ -72,7 +79,7 @@ def test_recording_and_following_on_the_device_give_the_bits_of_the_cpu(name: st
     assert out.cpu().numpy().tobytes() == expected.numpy().tobytes()
     by_tensor = torch.empty_like(out)
     args = {"out": by_tensor, "old": old_there, "key": KEY, "name": "w"}
-    assert rounding._record_tensor(x_there, grid, **args) == log
+    assert rounding_tensors.record_tensor(x_there, grid, **args) == log
     assert torch.equal(by_tensor, out)
 
     here = rounding.round_followed(y, grid, log, out=expected, old=old, key=KEY)
@@ -142,10 +149,10 @@ def test_a_site_beyond_two_to_the_31_elements_is_counted_right() -> None:
 
 def test_words_fingerprints_and_sums_are_those_of_the_cpu() -> None:
     device = torch.device("cuda")
-    drawn = rounding.philox_words(KEY, 2**33, 1000, device).cpu().numpy()
+    drawn = rounding_tensors.philox_words(KEY, 2**33, 1000, device).cpu().numpy()
     assert (drawn == random.words(KEY, 4 * 2**33, 4000)).all()
     x = values(N, 6, torch.float32)
-    assert rounding.fingerprint(x.cuda(), 9) == rounding.fingerprint(x, 9)
+    assert tensor_measures.fingerprint(x.cuda(), 9) == tensor_measures.fingerprint(x, 9)
     for blocks in (1, 15, N // 11, N):
-        expected = rounding.block_rms(x, blocks).tolist()
-        assert rounding.block_rms(x.cuda(), blocks).tolist() == pytest.approx(expected, rel=1e-12)
+        expected = tensor_measures.block_rms(x, blocks).tolist()
+        assert tensor_measures.block_rms(x.cuda(), blocks).tolist() == pytest.approx(expected, rel=1e-12)

@@ -21,15 +21,16 @@ from tallystick.execution.dispatch.randomness import RandomStream
 from tallystick.execution.job import Batch
 from tallystick.execution.operations import Watch, watching
 from tallystick.execution.rounding.breaches import Violation
-from tallystick.execution.rounding.context import RecordTape
-from tallystick.execution.rounding.follow import FollowTape
+from tallystick.execution.rounding.context import RecordingContext
+from tallystick.execution.rounding.following import FollowingContext
 from tallystick.execution.rounding.grids import is_noise_only
-from tallystick.execution.session import Session
+from tallystick.execution.session.hyperparameters import read_hyperparameters, set_hyperparameter
+from tallystick.execution.session.session import Session
 from tallystick.execution.snapshot import load_state, state_entries
 from tallystick.execution.step import StepOutcome, run_step
 from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import Kind, SparseEntries, decode_decision, decode_frame
-from tallystick.numerics.rounding import NO_KEY, Key
+from tallystick.numerics.rounded_sites import NO_KEY, Key
 from tallystick.roles.replay import Replay, adopting
 from tallystick.run.documents import StepRecord
 
@@ -71,7 +72,7 @@ class Bench:
         self.tries = 0
         self.problem = ""
         load_state(replay.session, before)
-        self.fingerprint = f"{replay.session.state_fingerprint():016x}"
+        self.fingerprint = f"{replay.session.state.fingerprint():016x}"
 
     def repeat(
         self,
@@ -102,24 +103,24 @@ class Bench:
                             makers[name] = str(maker)
 
         try:
-            tape = _tape(session, self.frame if frame is None else frame, manner)
+            context = _context(session, self.frame if frame is None else frame, manner)
             if watch is not None:
-                session.before_change = note_makers
+                session.listeners.before_change = note_makers
             with ExitStack() as stack:
                 stack.enter_context(adopting(session, stated))
                 if change is not None:
                     stack.enter_context(change(self.replay))
                 if watch is not None:
                     stack.enter_context(watching(session, job, watch))
-                outcome = run_step(session, job, tape)
-            tape.finish()
-            session.settle(tape)
+                outcome = run_step(session, job, context)
+            context.finish()
+            session.settle(context)
         except (InvalidInput, Nondeterminism) as problem:
             self.problem = str(problem)
             return None
         finally:
-            session.before_change = None
-        violations = tape.violations if isinstance(tape, FollowTape) else []
+            session.listeners.before_change = None
+        violations = context.violations if isinstance(context, FollowingContext) else []
         return Repeated(outcome, tuple(violations), copied_state(self.replay), makers)
 
     def gives(self, change: Change) -> Repeated | None:
@@ -132,18 +133,18 @@ class Bench:
         return f"{found.outcome.fingerprint:016x}" == self.record.fingerprint
 
 
-def _tape(session: Session, frame: bytes, manner: Manner) -> FollowTape | RecordTape:
+def _context(session: Session, frame: bytes, manner: Manner) -> FollowingContext | RecordingContext:
     if manner == "record":
-        return session.record_tape(session.table)
-    plain = session.follow_tape(frame)
+        return session.recording_context(session.table)
+    plain = session.following_context(frame)
     if manner == "follow":
         return plain
-    return _ObedientTape(
+    return _ObedientContext(
         session.policy, session.table, decode_frame(frame), plain.base, session.rank, sites=plain.sites
     )
 
 
-class _ObedientTape(FollowTape):
+class _ObedientContext(FollowingContext):
     """Follows entries and headers that no honest log has, too: to see what a lying log leads to."""
 
     def decide(self, numel: int, width: int, near: Tensor, symbols: Callable[[Tensor], Tensor],
@@ -234,27 +235,27 @@ def hyperparameters(values: Values) -> Change:
     @contextmanager
     def change(replay: Replay) -> Generator[None]:
         session = replay.session
-        adopt = session.on_schedule
+        adopt = session.listeners.schedule
         before: dict[tuple[int, str], float] = {}
 
         def force(own: list[tuple[int, str, float]]) -> None:
             if adopt is not None:
                 adopt(own)
-            for group, name, value in session.hyperparameters():
+            for group, name, value in read_hyperparameters(session.optimizer):
                 if (group, name) in values:
                     before[(group, name)] = value
-                    session.set_hyperparameter(group, name, values[(group, name)])
+                    set_hyperparameter(session.optimizer, group, name, values[(group, name)])
 
         def restore(*_: Any) -> None:
             for (group, name), value in before.items():
-                session.set_hyperparameter(group, name, value)
+                set_hyperparameter(session.optimizer, group, name, value)
 
         handle = session.optimizer.register_step_post_hook(restore)
-        session.on_schedule = force
+        session.listeners.schedule = force
         try:
             yield
         finally:
-            session.on_schedule = adopt
+            session.listeners.schedule = adopt
             handle.remove()
 
     return change

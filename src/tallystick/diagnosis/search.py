@@ -440,7 +440,7 @@ class Diagnosis:
             random=self.watch.random_modules,
             upstream=self.watch.modules_before_random(),
             violations=len(self.own.violations),
-            keeps_state=bool(session.optimizer_keys)
+            keeps_state=bool(session.trained.keys)
             and any(name.startswith("optimizer/") for name in self.own.entries),
         )
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tallystick.execution.dispatch.randomness import UNIT24, bound_arguments
-from tallystick.numerics import kernels
+from tallystick.numerics.kernels import random_words
 from tallystick.numerics.random import COEFFICIENTS, inverse_normal, portable_log, stream_key
 
 Floats = npt.NDArray[np.float64]
@@ -145,7 +145,7 @@ def _normal(func: Any, given: dict[str, Any], like: Tensor) -> Tensor:
 
     def change(whole: Whole, here: slice) -> Floats:
         drawn = np.empty(whole.size)
-        kernels.normal(whole, COEFFICIENTS, drawn)
+        random_words.normal(whole, COEFFICIENTS, drawn)
         return drawn * std(here) + mean(here)
 
     return _drawn(like, given.get("generator"), 32, change)

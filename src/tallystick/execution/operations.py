@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from tallystick.execution.dispatch.table import RANDOM
 from tallystick.execution.job import Batch, Job
-from tallystick.execution.session import Session
+from tallystick.execution.session.session import Session
 
 # Gradients of look-ups: sums whose order devices do not agree on.
 SCATTERS = frozenset(
@@ -115,23 +115,19 @@ def watching(session: Session, job: Job, watch: Watch) -> Generator[None]:
 
         handles.append(module.register_forward_pre_hook(enter))
         handles.append(module.register_forward_hook(leave, always_call=True))
-    mode, own_loss, own_backward = _WatchMode(watch, stack), job.loss, session.backward
+    mode, own_loss = _WatchMode(watch, stack), job.loss
 
     def loss(model: nn.Module, batch: Batch) -> Tensor:
         with mode:
             return own_loss(model, batch)
 
-    def backward(total: Tensor) -> None:
-        with mode:
-            own_backward(total)
-
     job.loss = loss
-    session.backward = backward  # pyright: ignore[reportAttributeAccessIssue] # this one session's, for this one step
+    session.listeners.around_backward = lambda: mode
     try:
         yield
     finally:
         job.loss = own_loss
-        del session.backward  # pyright: ignore[reportAttributeAccessIssue]
+        session.listeners.around_backward = None
         for handle in handles:
             handle.remove()
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from tallystick.commit.encoding import canonical_json, hex_float, parse_canonical_json, parse_hex_float
-from tallystick.commit.state import Entry, HeldState, StateSummary, hold, summarise
+from tallystick.commit.state import Entry, HeldState, hold
 from tallystick.errors import InvalidInput
 from tallystick.execution.hashing import leaf_hashes
-from tallystick.execution.session import Session
+from tallystick.execution.session.session import Session
 from tallystick.numerics.grid_table import GridTable
 
 if TYPE_CHECKING:
@@ -38,16 +38,12 @@ DOCUMENT_LIMIT = 1 << 26
 
 def live_state(session: Session) -> dict[str, Tensor]:
     """Return the session's own tensors of the state by entry name; they share its memory and know no gradient."""
-    found = {name: tensor.detach() for name, tensor in session.floating_state()}
+    found = {name: tensor.detach() for name, tensor in session.state}
     for name, p in session.parameters:
-        for key, value in session.optimizer.state.get(p, {}).items():
+        for key, value in session.trained.state_of(p).items():
             if isinstance(value, Tensor):
                 found[f"optimizer/{name}/{key}"] = value
-    for prefix, module in (("model", session.model), *((f"extra/{n}", m) for n, m in session.extra.items())):
-        for name, buffer in module.named_buffers():
-            if not buffer.is_floating_point():
-                found[f"{prefix}/buffer/{name}"] = buffer
-    return found
+    return found | dict(session.tensors.whole_buffers())
 
 
 def state_tensors(session: Session) -> dict[str, Tensor]:
@@ -76,7 +72,7 @@ def state_documents(session: Session) -> dict[str, bytes]:
     ]
     plain: dict[str, Any] = {}
     for name, p in session.parameters:
-        values = {k: v for k, v in session.optimizer.state.get(p, {}).items() if not isinstance(v, Tensor)}
+        values = {k: v for k, v in session.trained.state_of(p).items() if not isinstance(v, Tensor)}
         if values:
             plain[name] = _tagged(values, f"optimizer state of {name}")
     scheduler = None if session.scheduler is None else _tagged(session.scheduler.state_dict(), "scheduler")
@@ -117,7 +113,7 @@ def state_entries(session: Session, *, apart: int | None = None) -> list[Entry] 
     """
     tensors = state_tensors(session)
     if apart is not None:
-        loose = {name for name, _ in session.all_buffers()} & tensors.keys()
+        loose = {name for name, _ in session.tensors.all_buffers()} & tensors.keys()
         if sum(tensors[name].nbytes for name in loose) > apart:
             return None
         tensors |= {name: tensors[name].clone() for name in loose}
@@ -127,11 +123,6 @@ def state_entries(session: Session, *, apart: int | None = None) -> list[Entry] 
     ]
     entries += [Entry(name, "U8", (len(data),), data) for name, data in state_documents(session).items()]
     return sorted(entries, key=lambda entry: entry.name.encode())
-
-
-def state_summary(session: Session) -> StateSummary:
-    """Return the summary whose root commits to the session's state."""
-    return summarise(state_entries(session))
 
 
 def held_state(session: Session, pool: Executor) -> HeldState:
@@ -154,7 +145,7 @@ def load_state(session: Session, entries: Mapping[str, Entry]) -> None:
         InvalidInput: an entry is missing, left over, or does not fit the job's model and optimizer.
     """
     left = dict(entries)
-    session.leave(None)
+    session.state.leave(None)
 
     def take(name: str) -> Entry:
         if name not in left:
@@ -162,10 +153,7 @@ def load_state(session: Session, entries: Mapping[str, Entry]) -> None:
         return left.pop(name)
 
     with torch.no_grad():
-        for prefix, module in (
-            ("model", session.model),
-            *((f"extra/{n}", m) for n, m in session.extra.items()),
-        ):
+        for prefix, module in session.tensors.modules:
             for name, parameter in module.named_parameters():
                 _fill(parameter, take(f"{prefix}/{name}"))
             for name, buffer in module.named_buffers():
@@ -200,7 +188,7 @@ def _load_optimizer_tensors(session: Session, left: dict[str, Entry]) -> None:
     """Take the entries of the optimizer's tensors out of ``left``."""
     session.optimizer.state.clear()
     for position, (name, p) in enumerate(session.parameters):
-        form = session.optimizer_form[position]
+        form = session.trained.form[position]
         state: dict[str, Any] = {}
         for key, example in form.items():
             entry_name = f"optimizer/{name}/{key}"
@@ -233,7 +221,7 @@ def _load_optimizer(session: Session, document: dict[str, Any]) -> None:
         raise InvalidInput(f"state: optimizer values for {min(unknown)}, which the job does not train")
     for position, (name, p) in enumerate(session.parameters):
         values = _untagged(plain.get(name, {"map": []}), f"optimizer state of {name}")
-        state, form = session.optimizer.state.get(p, {}), session.optimizer_form[position]
+        state, form = session.trained.state_of(p), session.trained.form[position]
         expected = {key: value for key, value in form.items() if not isinstance(value, Tensor)}
         tensors = form.keys() - expected.keys() - {"parameter"}
         if (state or values) and not (_fits(expected, values) and state.keys() == tensors):

@@ -1,4 +1,4 @@
-"""The one step that trainer, auditor and judge all run; only the tape differs."""
+"""The one step that trainer, auditor and judge all run; only the context differs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torch import Tensor
 from tallystick.commit.encoding import canonical_json, frame
 from tallystick.errors import InvalidInput, JobFailed, Nondeterminism, TallyError
 from tallystick.execution.job import Batch, Job
-from tallystick.execution.rounding.context import Tape
-from tallystick.execution.session import Session
+from tallystick.execution.rounding.context import RoundingContext
+from tallystick.execution.session.session import Session
 
 BATCH_TAG = "tallystick/batch/1"
 PACKAGE = Path(__file__).parents[1]
@@ -44,8 +44,8 @@ class StepOutcome:
     fingerprint: int
 
 
-def run_step(session: Session, job: Job, tape: Tape, batch: Batch | None = None) -> StepOutcome:
-    """Run step ``session.step`` of ``job`` under ``tape`` and go to the next one; ``batch`` is ``draw_batch``'s.
+def run_step(session: Session, job: Job, context: RoundingContext, batch: Batch | None = None) -> StepOutcome:
+    """Run step ``session.step`` of ``job`` under ``context`` and go to the next one; ``batch`` is ``draw_batch``'s.
 
     Raises:
         EditedOutside: what is trained was changed since the step before, by the job's own ``batch`` or anything else.
@@ -53,24 +53,24 @@ def run_step(session: Session, job: Job, tape: Tape, batch: Batch | None = None)
     """
     step = session.step
     batch = draw_batch(session, job) if batch is None else batch
-    session.verify_left()
-    with session.stepping(tape):
-        forward_backward(session, job, batch, tape)
+    session.state.verify_left(step)
+    with session.stepping(context) as opened:
+        forward_backward(session, job, batch, context)
         job.optimizer.step()
         job.model.zero_grad(set_to_none=True)  # of parameters, too, that the optimizer does not hold
         if job.scheduler is not None:
             job.scheduler.step()
         if job.after_step is not None:
-            before, modes = session.trained_marks(), session.modes()
-            with session.following_up(), _blaming(f"after_step({step})", session, torch.float64):
+            before, modes = session.state.trained_marks(), session.tensors.modes()
+            with opened.following_up(), _blaming(f"after_step({step})", session, torch.float64):
                 job.after_step(step)
-            session.verify_trained(before)
-            session.verify_modes(modes)
-        fingerprint = session.finish_step()
+            session.state.verify_trained(before, step)
+            session.tensors.verify_modes(modes, step)
+        fingerprint = opened.finish()
     session.step = step + 1
-    session.leave(fingerprint)
+    session.state.leave(fingerprint)
     return StepOutcome(
-        batch_digest(batch), job.accumulation, session.loss, session.schedule, session.skipped, fingerprint
+        batch_digest(batch), job.accumulation, opened.loss, opened.schedule, opened.skipped, fingerprint
     )
 
 
@@ -98,18 +98,18 @@ def _blaming(what: str, session: Session, dtype: torch.dtype) -> Generator[None]
 
 def draw_batch(session: Session, job: Job) -> Batch:
     """Return the data of the session's next step; within a step torch's default dtype is the policy's, and they are others."""
-    session.note_state()
+    session.state.note()
     return job.batch(session.step)
 
 
-def forward_backward(session: Session, job: Job, batch: Batch, tape: Tape) -> None:
+def forward_backward(session: Session, job: Job, batch: Batch, context: RoundingContext) -> None:
     """Run forward and backward passes of all micro-batches, and clip; the gradients are left on the parameters."""
-    if session.tracer is not None:
-        batch = session.tracer.load_batch(batch)
-    parts = split_batch(batch, job.accumulation)
+    if session.listeners.observer is not None:
+        batch = session.listeners.observer.load_batch(batch)
+    parts, opened = split_batch(batch, job.accumulation), session.open_step
     for number, part in enumerate(parts):
-        with session.micro_batch(number):
-            with _blaming(f"step {session.step}: loss", session, session.compute):
+        with opened.micro_batch(number):
+            with _blaming(f"step {session.step}: loss", session, session.arithmetic.compute):
                 loss = job.loss(job.model, session_batch(session, part)) / job.accumulation
             if loss.numel() != 1:
                 raise InvalidInput(f"job: loss must be one number, got shape {list(loss.shape)}")
@@ -117,27 +117,27 @@ def forward_backward(session: Session, job: Job, batch: Batch, tape: Tape) -> No
                 raise InvalidInput(
                     "job: loss depends on no parameter by way of gradients; has it a comparison, argmax, detach or no_grad?"
                 )
-            with _blaming(f"step {session.step}: the backward pass", session, session.compute):
-                session.backward(loss)
-        session.note_loss(loss)
-    session.densify_gradients()
+            with _blaming(f"step {session.step}: the backward pass", session, session.arithmetic.compute):
+                opened.backward(loss)
+        opened.note_loss(loss)
+    session.trained.densify_gradients()
     if job.clip_norm is not None:
-        with nullcontext() if session.tracer is None else session.tracer.clipping():
+        with nullcontext() if session.listeners.observer is None else session.listeners.observer.clipping():
             torch.nn.utils.clip_grad_norm_(job.model.parameters(), job.clip_norm)
 
 
-def backward_of(session: Session, job: Job, batch: Batch | None = None) -> Callable[[Tape], None]:
+def backward_of(session: Session, job: Job, batch: Batch | None = None) -> Callable[[RoundingContext], None]:
     """Return the forward and backward pass of the session's next step, for calibration."""
     data = draw_batch(session, job) if batch is None else batch
-    return lambda tape: forward_backward(session, job, data, tape)
+    return lambda context: forward_backward(session, job, data, context)
 
 
 def session_batch(session: Session, batch: Batch) -> Batch:
     """Return ``batch`` on the model's device with floating tensors in the policy's dtype."""
-    device = next((p.device for p in session.model.parameters()), torch.device("cpu"))
+    device, compute = session.tensors.device, session.arithmetic.compute
 
     def place(tensor: Tensor) -> Tensor:
-        return tensor.to(device, session.compute) if tensor.is_floating_point() else tensor.to(device)
+        return tensor.to(device, compute) if tensor.is_floating_point() else tensor.to(device)
 
     return _mapped(batch, place)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tallystick.errors import InvalidInput, StoreError
 from tallystick.execution.job import JobSource
-from tallystick.execution.session import Session
+from tallystick.execution.session.session import Session
 from tallystick.execution.snapshot import state_entries
 from tallystick.execution.step import batch_bytes
 from tallystick.fleet.agent.chip_log import snapshots_of
@@ -50,7 +50,7 @@ def elements_of(session: Session) -> dict[str, int]:
         if entry.name.startswith(("model/", "extra/"))
     }
     for position, (name, parameter) in enumerate(session.parameters):
-        form = session.optimizer_form[position]
+        form = session.trained.form[position]
         for key, example in form.items():
             if key != "parameter" and isinstance(example, Tensor):
                 whole = example.shape == form["parameter"].shape

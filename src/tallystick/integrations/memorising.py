@@ -15,7 +15,7 @@ import torch
 from tallystick.commit.encoding import digest
 from tallystick.errors import InvalidInput, Mismatch
 from tallystick.execution.job import Batch, Job
-from tallystick.execution.session import Session
+from tallystick.execution.session.session import Session
 from tallystick.execution.snapshot import load_state
 from tallystick.execution.step import batch_digest, session_batch, split_batch
 from tallystick.fleet.provenance.memorisation import LEAST_RECORDS, Floats, MemoryLosses, spread

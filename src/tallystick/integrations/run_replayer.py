@@ -93,10 +93,10 @@ class RunReplayer:
                 check_cursor(at, state)
             load_state(replay.session, before)
             for step in range(start, end):
-                tape = replay.session.record_tape(replay.session.table)
-                outcome = run_step(replay.session, replay.job, tape)
-                tape.finish()
-                replay.session.settle(tape)
+                context = replay.session.recording_context(replay.session.table)
+                outcome = run_step(replay.session, replay.job, context)
+                context.finish()
+                replay.session.settle(context)
                 if outcome.batch != self.transcript.record(step).batch:
                     text = f"step {step}: the data are not those of the record"
                     return SegmentOutcome(start, end, "ratio", "mismatch", text)

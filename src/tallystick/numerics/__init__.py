@@ -1,1 +1,1 @@
-"""Float formats, the rounding reference and its kernels, the rounding log, portable randomness."""
+"""The rounding reference and its kernels, the rounding log, portable randomness."""

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tallystick.errors import InvalidInput
-from tallystick.numerics import kernels
+from tallystick.numerics.kernels import log_entries, native
 from tallystick.numerics.log_bytes import (
     LARGEST_EXPONENT,
     LARGEST_KIND,
@@ -126,8 +126,8 @@ def encode(entries: SparseEntries) -> bytes:
     if count == 0:
         return b"\0"
     k = rice_parameter(entries.n, count)
-    if count >= MANY and kernels.is_compiled():
-        return varint(count) + kernels.write_entries(entries.indexes, entries.symbols, k, entries.width)
+    if count >= MANY and native.is_compiled():
+        return varint(count) + log_entries.write_entries(entries.indexes, entries.symbols, k, entries.width)
     gaps = np.diff(entries.indexes, prepend=-1) - 1
     ends = np.cumsum((gaps >> k) + 1) - 1
     start = int(ends[-1]) + 1
@@ -205,8 +205,8 @@ def read_entries(reader: Reader, n: int, width: int) -> SparseEntries:
     if count * (1 + k + width) > 8 * reader.remaining:
         bits = count * (1 + k + width)
         raise InvalidInput(f"{reader.what}: {count} entries need {bits} bits, {reader.remaining} bytes left")
-    if count >= MANY and kernels.is_compiled():
-        found = kernels.read_entries(reader.peek(reader.remaining), n, count, k, width)
+    if count >= MANY and native.is_compiled():
+        found = log_entries.read_entries(reader.peek(reader.remaining), n, count, k, width)
         if found is not None:  # else what follows says what is wrong
             indexes, symbols, taken = found
             reader.skip_bits(taken)

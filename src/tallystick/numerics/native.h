@@ -20,7 +20,7 @@
 
 enum { RUN = 256, LANES = 8 };
 
-/* Raise with every change that a caller must know of; kernels.py has the same number. */
+/* Raise with every change that a caller must know of; kernels/native.py has the same number. */
 enum { VERSION = 19 };
 
 INLINE int64_t bits_of(double x) {

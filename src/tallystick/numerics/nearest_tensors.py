@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from tallystick.errors import Nondeterminism
-from tallystick.numerics import kernels
-from tallystick.numerics.kernels import MAX_FP32
+from tallystick.numerics.kernels import nearest_rounding
 from tallystick.numerics.log import SparseEntries
 from tallystick.numerics.nearest import FP32_FLOOR, MOST_BITS, TIED, NearestGrid
+from tallystick.numerics.reference import FP32_LARGEST
 
 CHUNK = 1 << 20  # elements held in temporaries at a time on devices without a fused kernel
 NO_MARGIN = -5000  # a margin that never widens the band
@@ -51,12 +51,16 @@ def round_bits(x: Tensor, bits: int) -> Tensor:
     if x.device.type == "cpu":
         out = torch.empty(x.shape, dtype=torch.float64)
         numbers = (bits, lowest, lowest - 2, NO_MARGIN)
-        kernels.nearest_round(_flat(x.contiguous()), _flat(out), numbers, threads=torch.get_num_threads())
+        nearest_rounding.nearest_round(
+            _flat(x.contiguous()), _flat(out), numbers, threads=torch.get_num_threads()
+        )
         return out
     flat = x.reshape(-1)
     place = _place(torch.where(torch.isfinite(flat), flat, 0.0), bits, lowest)
     value = _value(place, place.up)
-    value = torch.where(value.abs() > MAX_FP32, torch.copysign(torch.full_like(value, math.inf), flat), value)
+    value = torch.where(
+        value.abs() > FP32_LARGEST, torch.copysign(torch.full_like(value, math.inf), flat), value
+    )
     return torch.where(torch.isfinite(flat), value, flat).reshape(x.shape)
 
 
@@ -74,7 +78,7 @@ def record_nearest(x: Tensor, grid: NearestGrid, *, out: Tensor, name: str = "te
     """
     if x.device.type != "cpu":
         return _record_tensor(x, grid, out=out, name=name)
-    index, side, bad = kernels.nearest_record(
+    index, side, bad = nearest_rounding.nearest_record(
         _flat(x), _flat(out), _numbers(grid), threads=torch.get_num_threads()
     )
     if bad >= 0:
@@ -92,7 +96,7 @@ def follow_nearest(
     """
     if y.device.type != "cpu":
         return _follow_tensor(y, grid, entries, out=out, name=name)
-    found, bad = kernels.nearest_follow(
+    found, bad = nearest_rounding.nearest_follow(
         _flat(y), _flat(out), _numbers(grid), entries.indexes, entries.symbols.astype(np.uint8),
         threads=torch.get_num_threads(),
     )  # fmt: skip
@@ -209,7 +213,7 @@ def _chunks(x: Tensor, grid: NearestGrid, name: str) -> Iterator[tuple[int, _Pla
 
 def _written(target: Tensor, start: int, place: _Places, up: Tensor, name: str) -> None:
     value = _value(place, up)
-    good = value.abs() <= MAX_FP32
+    good = value.abs() <= FP32_LARGEST
     if not bool(good.all()):
         raise _not_finite(name, start + int((~good).nonzero()[0].item()))
     target[start : start + value.numel()] = value

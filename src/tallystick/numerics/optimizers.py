@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from tallystick.errors import Nondeterminism
-from tallystick.numerics import kernels
+from tallystick.numerics.kernels import optimizer_updates
+from tallystick.numerics.reference import FP32_LARGEST
 
 CHUNK = 1 << 22  # elements held in temporaries at a time on devices without a fused kernel
 ADAM_TENSORS = ("parameter", "exp_avg", "exp_avg_sq")
@@ -114,7 +115,7 @@ class Marks:
         self.taken = 0
         self.held: set[int] = set()
 
-    def bases(self, *tensors: Tensor) -> kernels.Bases:
+    def bases(self, *tensors: Tensor) -> optimizer_updates.Bases:
         """Return what a kernel needs to take those of ``tensors``; nothing if one of them has no number."""
         numbers = [self.ordinals.get(tensor.data_ptr()) for tensor in tensors]
         return tuple(number << 40 for number in numbers if number is not None) if None not in numbers else ()
@@ -148,7 +149,7 @@ def adam_step(
         plain = (n.keep, n.decay, n.beta1, n.fresh1, n.beta2, n.fresh2, n.rate, n.unbias, n.eps)
         p, g, m, v = map(_array, (parameter, gradient, exp_avg, exp_avg_sq))
         bases = () if marks is None else marks.bases(parameter, exp_avg, exp_avg_sq)
-        good, taken = kernels.adam(p, g, m, v, plain, threads=torch.get_num_threads(), bases=bases)
+        good, taken = optimizer_updates.adam(p, g, m, v, plain, threads=torch.get_num_threads(), bases=bases)
         if marks is not None and bases:
             marks.add(taken, parameter, exp_avg, exp_avg_sq)
     else:
@@ -171,11 +172,13 @@ def sgd_step(
     """
     if parameter.device.type == "cpu":
         momentum, fresh = (0.0, 1.0) if first else (numbers.momentum, numbers.fresh)
-        plain = kernels.Sgd(numbers.lr, numbers.decay, momentum, fresh, numbers.momentum, numbers.nesterov)
+        plain = optimizer_updates.Sgd(
+            numbers.lr, numbers.decay, momentum, fresh, numbers.momentum, numbers.nesterov
+        )
         held = None if buffer is None else _array(buffer)
         written = (parameter,) if buffer is None else (parameter, buffer)
         bases = () if marks is None else marks.bases(*written)
-        good, taken = kernels.sgd(
+        good, taken = optimizer_updates.sgd(
             _array(parameter), _array(gradient), held, plain, threads=torch.get_num_threads(), bases=bases
         )
         if marks is not None and bases:
@@ -199,7 +202,7 @@ def _row(tensor: Tensor) -> Tensor:
 
 def _not_finite(name: str, tensors: tuple[Tensor, ...], keys: tuple[str, ...]) -> Nondeterminism:
     for tensor, key in zip(tensors, keys, strict=False):
-        bad = (~(_row(tensor).abs() <= kernels.MAX_FP32)).nonzero()
+        bad = (~(_row(tensor).abs() <= FP32_LARGEST)).nonzero()
         if bad.numel():
             where = f"{name}/{key}: element {int(bad[0].item())}"
             return Nondeterminism(f"{where} is not finite or does not fit float32 after the optimizer")
@@ -210,7 +213,7 @@ def _narrow(wide: Tensor, out: Tensor) -> bool:
     """Write the float32 values nearest to ``wide`` into ``out``, -0.0 as +0.0; return whether all are finite."""
     narrow = wide.to(torch.float32) + 0.0
     out.copy_(narrow)
-    return bool((narrow.abs() <= kernels.MAX_FP32).all())
+    return bool((narrow.abs() <= FP32_LARGEST).all())
 
 
 def _adam_tensor(p: Tensor, g: Tensor, m: Tensor, v: Tensor, n: AdamNumbers) -> bool:

@@ -19,7 +19,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from tallystick.numerics import kernels
+from tallystick.numerics.kernels import native
 
 CHUNK = 1 << 20  # elements that are widened at a time
 TYPES = {torch.float32: 0, torch.float64: 1}
@@ -79,7 +79,7 @@ def _softmax_rows(x: Tensor, out: Tensor, form: Form) -> None:
     rows, n = x.shape
     if _is_cpu(x):
         arguments = (x.data_ptr(), out.data_ptr(), TYPES[x.dtype], int(form))
-        kernels.on_rows("tally_softmax", rows, n, *arguments, threads=torch.get_num_threads())
+        native.on_rows("tally_softmax", rows, n, *arguments, threads=torch.get_num_threads())
         return
     for part in _chunks(rows, n):
         out[part] = softmax_form(x[part].double(), form)
@@ -102,7 +102,7 @@ def _softmax_backward_rows(g: Tensor, y: Tensor, out: Tensor, form: Form) -> Non
     rows, n = y.shape
     if _is_cpu(y):
         arguments = (g.data_ptr(), y.data_ptr(), out.data_ptr(), TYPES[y.dtype], int(form))
-        kernels.on_rows("tally_softmax_backward", rows, n, *arguments, threads=torch.get_num_threads())
+        native.on_rows("tally_softmax_backward", rows, n, *arguments, threads=torch.get_num_threads())
         return
     for part in _chunks(rows, n):
         out[part] = softmax_backward_form(g[part].double(), y[part].double(), form)
@@ -145,7 +145,7 @@ def layer_norm(
     out, mean, rstd = x.new_empty(x.shape), x.new_empty(rows), x.new_empty(rows)
     if _is_cpu(x):
         addresses = tuple(_address(t) for t in (x, weight, bias, out, mean, rstd))
-        kernels.on_rows("tally_layer_norm", rows, n, *addresses, eps, threads=torch.get_num_threads())
+        native.on_rows("tally_layer_norm", rows, n, *addresses, eps, threads=torch.get_num_threads())
         return out, mean, rstd
     for part in _chunks(rows, n):
         wide = x[part].double()
@@ -178,10 +178,10 @@ def layer_norm_backward(
     rows, n = x.shape
     dx = x.new_empty(x.shape) if wanted[0] else None
     if _is_cpu(x):
-        chunk = kernels.rows_in_chunk(n)
+        chunk = native.rows_in_chunk(n)
         sums = x.new_zeros((-(-rows // chunk), 2, n), dtype=torch.float64) if wanted[1] else None
         addresses = tuple(_address(t) for t in (dy, x, rstd, weight, dx, sums))
-        kernels.on_rows(
+        native.on_rows(
             "tally_layer_norm_backward", rows, n, *addresses, chunk, threads=torch.get_num_threads()
         )
         if sums is None:
@@ -280,7 +280,7 @@ def group_norm(
     if _is_cpu(x):
         inverse, described = torch.empty_like(mean), groups.described()
         addresses = tuple(_address(t) for t in (x, weight, bias, out, mean, variance, inverse))
-        kernels.on_rows(
+        native.on_rows(
             "tally_group_norm", groups.count, n, *addresses, ctypes.addressof(described), eps, given is not None,
             size=n * groups.members, threads=torch.get_num_threads(),
         )  # fmt: skip
@@ -323,7 +323,7 @@ def group_norm_backward(
         sums = inverse.new_zeros((groups.count if groups.together is None else rows, 2))
         described = groups.described()
         addresses = tuple(_address(t) for t in (dy, x, weight, given, inverse, dx, sums))
-        kernels.on_rows(
+        native.on_rows(
             "tally_group_norm_backward", groups.count, n, *addresses, ctypes.addressof(described), given is not None,
             size=size, threads=torch.get_num_threads(),
         )  # fmt: skip

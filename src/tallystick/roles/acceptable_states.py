@@ -18,11 +18,12 @@ from torch import Tensor
 from tallystick.commit.state import (
     Entry,
 )
-from tallystick.execution.rounding.follow import FollowTape
+from tallystick.execution.rounding.following import FollowingContext
 from tallystick.execution.snapshot import copied_state, load_state
 from tallystick.execution.step import run_step
 from tallystick.numerics.log import Kind, decode_frame
-from tallystick.numerics.rounding import NO_KEY, Candidates, Key, find_candidates
+from tallystick.numerics.rounded_sites import NO_KEY, Key
+from tallystick.numerics.rounding import Candidates, find_candidates
 from tallystick.roles.audit_report import Deviation
 from tallystick.roles.comparison import compare_states
 from tallystick.roles.replay import Replay
@@ -43,19 +44,19 @@ class AcceptableStates:
         before = copied_state(replay.session)
         self.step = replay.session.step
         session = replay.session
-        plain = session.follow_tape(frame)
+        plain = session.following_context(frame)
         base, sites = plain.base, plain.sites
-        tape = _TwoWayTape(session.policy, session.table, decode_frame(frame), base, sites=sites)
-        self.outcome = run_step(session, replay.job, tape)
-        tape.finish()
-        session.settle(tape)
-        self.violations = tape.violations
+        context = _TwoWayContext(session.policy, session.table, decode_frame(frame), base, sites=sites)
+        self.outcome = run_step(session, replay.job, context)
+        context.finish()
+        session.settle(context)
+        self.violations = context.violations
         self.entries = copied_state(session)
-        self.values = tape.candidates
+        self.values = context.candidates
         self.flipped: dict[tuple[int, int], Candidates] = {}
-        if any(kind == Kind.GRADIENT and c.index.size for (kind, _), c in tape.candidates.items()):
+        if any(kind == Kind.GRADIENT and c.index.size for (kind, _), c in context.candidates.items()):
             load_state(session, before)
-            other = _TwoWayTape(
+            other = _TwoWayContext(
                 session.policy, session.table, decode_frame(frame), base, sites=sites, flip=True
             )
             run_step(session, replay.job, other)
@@ -63,7 +64,7 @@ class AcceptableStates:
             self.other_entries = copied_state(session)
         else:
             self.other_entries = self.entries
-        self.names = ["parameter", *session.optimizer_keys]
+        self.names = ["parameter", *session.trained.keys]
         self.parameters = [name for name, _ in session.parameters]
         self.buffers: dict[str, list[tuple[int, int]]] = {}
         for site in session.sites:
@@ -155,7 +156,7 @@ def _matches(own: np.ndarray, theirs: np.ndarray, candidates: Candidates | None)
 
 
 @dataclass
-class _TwoWayTape(FollowTape):
+class _TwoWayContext(FollowingContext):
     """Follows a frame and notes, for every site but activations, which elements could have gone the other way.
 
     With ``flip`` each such gradient element does go the other way.

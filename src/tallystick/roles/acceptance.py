@@ -18,13 +18,15 @@ import torch
 from torch import Tensor
 
 from tallystick.errors import InvalidInput, Nondeterminism
-from tallystick.execution.noise.calibration import calibrate, gradients_under
+from tallystick.execution.noise.calibration import calibrate
 from tallystick.execution.noise.freedom import Excess, Freedom
+from tallystick.execution.noise.passes import gradients_under
 from tallystick.execution.noise.survey import Backward
 from tallystick.execution.noise.weighing import Weighing, is_linear
 from tallystick.execution.noise.yardstick import Yardstick
-from tallystick.execution.rounding.follow import FollowTape
-from tallystick.execution.session import Session
+from tallystick.execution.rounding.following import FollowingContext
+from tallystick.execution.session.hyperparameters import read_hyperparameters
+from tallystick.execution.session.session import Session
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Kind, decode_frame
 from tallystick.numerics.policy import POLICIES
@@ -104,8 +106,8 @@ class Acceptance:
         found, self._excesses = self._excesses, []
         return found + [(max(session.step - 1, 0), excess) for excess in self._of_limits(session)]
 
-    def follow(self, session: Session, frame: bytes, backward: Backward) -> FollowTape:
-        """Return the tape for the next step, the noise measured first where the trainer did, or where that is long ago.
+    def follow(self, session: Session, frame: bytes, backward: Backward) -> FollowingContext:
+        """Return the context for the next step, the noise measured first where the trainer did, or where that is long ago.
 
         Raises:
             InvalidInput: the frame is malformed.
@@ -114,12 +116,12 @@ class Acceptance:
         if self._yardstick is None or overdue or session.is_calibrated(decode_frame(frame)):
             self._measured = session.step
             self._measure(session, backward)
-        tape, weighing = session.follow_tape(frame, self._yardstick), self._weighing
+        context, weighing = session.following_context(frame, self._yardstick), self._weighing
         if weighing is not None and not is_linear(session.optimizer):
-            tape.weigh = lambda ordinal, gradient, at, moves: weighing.weigh(
+            context.weigh = lambda ordinal, gradient, at, moves: weighing.weigh(
                 ordinal, session.parameters[ordinal][1], gradient, at, moves
             )
-        return tape
+        return context
 
     def _measure(self, session: Session, backward: Backward) -> None:
         own = self._yardstick
@@ -136,7 +138,7 @@ class Acceptance:
             self._yardstick = Yardstick(session.policy, measured, own)
 
     @contextmanager
-    def watching(self, session: Session, tape: FollowTape, backward: Backward) -> Generator[None]:
+    def watching(self, session: Session, context: FollowingContext, backward: Backward) -> Generator[None]:
         """Inside, a step whose decisions the log moved is repeated with the follower's own, and the gradients compared.
 
         A gradient that no step had when the noise was measured is measured in this one.
@@ -156,26 +158,26 @@ class Acceptance:
                     self._measure(session, backward)
                 # What is known already is held against the step for which the trainer measured it too.
                 self._yardstick = Yardstick(session.policy, before.measured, self._yardstick)
-                tape.hold_against(self._yardstick)
-            if tape.freedom.decisions_moved:
-                tape.freedom.bent = _bent(session, tape, backward)
+                context.hold_against(self._yardstick)
+            if context.freedom.decisions_moved:
+                context.freedom.bent = _bent(session, context, backward)
 
-        session.on_gradients = measure
+        session.listeners.gradients = measure
         try:
             yield
         finally:
-            session.on_gradients = None
+            session.listeners.gradients = None
 
-    def count(self, session: Session, tape: FollowTape) -> None:
+    def count(self, session: Session, context: FollowingContext) -> None:
         """Count in what the step just done showed."""
-        step, freedom = session.step - 1, tape.freedom
+        step, freedom = session.step - 1, context.freedom
         moved = _tensors(session)
         update = _distance(moved, self._weights)
         if freedom.largest_move > 0.0 and update > 0.0:
             freedom.path = freedom.largest_move * update * _memory(session)
         for before, now in zip(self._weights, moved, strict=True):
             before.copy_(now)
-        for _, excess in tape.excesses:
+        for _, excess in context.excesses:
             self._exceed(step, excess)
         for place, excess in self.freedom.add(freedom):
             site = excess.site if place is None else f"{session.site_name(place)}: {excess.site}"
@@ -206,7 +208,7 @@ class Acceptance:
         return found
 
 
-class _OwnBranches(FollowTape):
+class _OwnBranches(FollowingContext):
     """Follows a log but for its decisions: the follower's own stay."""
 
     def pending(self, x: Tensor) -> bool:
@@ -215,12 +217,14 @@ class _OwnBranches(FollowTape):
         return False
 
 
-def _bent(session: Session, tape: FollowTape, backward: Backward) -> float:
+def _bent(session: Session, context: FollowingContext, backward: Backward) -> float:
     """Return the relative L2 size of what the log's decisions make of the step's gradient, which is there, unrounded."""
     bent = [None if p.grad is None else p.grad.detach() for _, p in session.parameters]
-    own = _OwnBranches(tape.policy, session.table, tape.frame, tape.base, tape.rank, sites=tape.sites)
+    own = _OwnBranches(
+        context.policy, session.table, context.frame, context.base, context.rank, sites=context.sites
+    )
     with session.interlude():
-        before = {name: tensor.clone() for name, tensor in session.all_buffers()}
+        before = {name: tensor.clone() for name, tensor in session.tensors.all_buffers()}
         plain, _, _ = gradients_under(session, backward, own, before)
     difference = energy = 0.0
     for x, y in zip(bent, plain, strict=True):
@@ -261,7 +265,7 @@ def _memory(session: Session) -> float:
     """
     decays = [
         value
-        for _, name, value in session.hyperparameters()
+        for _, name, value in read_hyperparameters(session.optimizer)
         if name in ("momentum", "betas.0") and 0.0 <= value < 1.0
     ]
     decay = max(decays, default=0.0)

@@ -18,7 +18,7 @@ from tallystick.errors import EditedOutside, InvalidInput, JobFailed, Mismatch, 
 from tallystick.execution.job import JobSource
 from tallystick.execution.noise.freedom import Excess
 from tallystick.execution.program import verify_program
-from tallystick.execution.session import Session
+from tallystick.execution.session.session import Session
 from tallystick.execution.snapshot import copied_state, load_state, state_entries
 from tallystick.roles.acceptance import Acceptance, Limits
 from tallystick.roles.audit_report import (
@@ -218,7 +218,7 @@ class _RunAudit:
         for step in range(result.start, end):
             record = transcript.record(step)
             try:
-                outcome, tape = self.replay.follow(record, frames[step])
+                outcome, context = self.replay.follow(record, frames[step])
             except EditedOutside as problem:  # the job's own doing, whoever recorded it
                 return step, str(problem)
             except (InvalidInput, Nondeterminism) as problem:
@@ -232,7 +232,7 @@ class _RunAudit:
             ) as problem:  # of torch: this machine has no such operator, or no memory for it; or of the job
                 return step, f"the step does not end here: {str(problem).splitlines()[0][:200]}"
             clock = report.phases.add("step", clock)
-            result.deviations += compare_step(record, outcome, tape.violations)
+            result.deviations += compare_step(record, outcome, context.violations)
             if self.progress is not None:
                 self.progress(Progress(step, transcript.num_steps, outcome.loss, record.log_bytes))
         compare_end(self.replay.session, self.directory, transcript.record(end - 1), result)

@@ -17,8 +17,10 @@ from tallystick.commit.codec import Document
 from tallystick.errors import InvalidInput, Nondeterminism, StoreError
 from tallystick.execution.determinism import Profile
 from tallystick.execution.job import Job, JobSource
-from tallystick.execution.noise.calibration import calibrate, exponent_above, grid_for
-from tallystick.execution.noise.probes import ProbeTape
+from tallystick.execution.noise.bands import grid_for
+from tallystick.execution.noise.calibration import calibrate
+from tallystick.execution.noise.measured import exponent_above
+from tallystick.execution.noise.probes import ProbingContext
 from tallystick.execution.noise.survey import (
     JITTER,
     Measured,
@@ -33,7 +35,7 @@ from tallystick.execution.noise.survey import (
     write_reference,
 )
 from tallystick.execution.rounding.grids import bits_for, is_noise_only
-from tallystick.execution.session import Session
+from tallystick.execution.session.session import Session
 from tallystick.execution.snapshot import load_state, state_entries
 from tallystick.execution.step import backward_of, run_step, verify_batches_are_pure
 from tallystick.numerics.grid_table import SiteGrid
@@ -125,10 +127,10 @@ def _train(session: Session, job: Job, seed: int) -> None:
     before = session.table
     if session.is_calibration_step(session.step):
         session.table = calibrate(session, backward_of(session, job), repeats=1, seed=seed).table
-    tape = session.record_tape(before)
-    run_step(session, job, tape)
-    tape.finish()
-    session.settle(tape)
+    context = session.recording_context(before)
+    run_step(session, job, context)
+    context.finish()
+    session.settle(context)
 
 
 def _survey(order: Order, job: Job, session: Session, child: Child, count: _Count) -> Survey:
@@ -287,7 +289,7 @@ def expect(policy: Policy, surveys: Sequence[Survey]) -> Expectation | None:
 def _charge(total: _Sum, measured: Measured, grid: SiteGrid) -> None:
     kind, numel = measured.place[0], measured.numel
     if kind == Kind.DECISION:
-        inside = measured.near * min(1.0, 2.0 ** (grid.band - ProbeTape.wide) * SCALE_SLACK)
+        inside = measured.near * min(1.0, 2.0 ** (grid.band - ProbingContext.wide) * SCALE_SLACK)
         total.log(numel, inside / max(1, numel), measured.width)
         return
     total.roundings += numel

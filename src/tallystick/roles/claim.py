@@ -11,7 +11,7 @@ from tallystick.dispute.verdict import LONGEST_TEXT, WHOLE_SITE, LogObjection
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
 from tallystick.execution.job import JobSource
 from tallystick.execution.rounding.breaches import Violation
-from tallystick.execution.session import Session
+from tallystick.execution.session.session import Session
 from tallystick.execution.snapshot import copied_state, load_state, state_entries
 from tallystick.execution.step import StepOutcome, run_step
 from tallystick.roles.audit_report import Deviation
@@ -114,7 +114,7 @@ class _ClaimWriter:
                 if followed is not None:
                     return frame, followed
         session = self.replay.session
-        own = session.record_tape(session.table)
+        own = session.recording_context(session.table)
         outcome = run_step(session, self.replay.job, own)
         frame = own.finish()
         session.settle(own)
@@ -124,7 +124,7 @@ class _ClaimWriter:
         """Repeat a step under the trainer's log; None, and the state as it was, if that cannot be done."""
         record = self.transcript.record(step)
         try:
-            outcome, tape = self.replay.follow(record, frame)
+            outcome, context = self.replay.follow(record, frame)
         except (InvalidInput, Nondeterminism) as problem:
             self._object(step, "log", WHOLE_SITE, str(problem))
             load_state(self.replay.session, self._state_before(step))
@@ -132,8 +132,8 @@ class _ClaimWriter:
             return None
         if compare_step(record, outcome, []):
             self.left = step
-        if tape.violations and self.objection is None:
-            self._object_unless_noisy(step, tape.violations)
+        if context.violations and self.objection is None:
+            self._object_unless_noisy(step, context.violations)
         return outcome
 
     def _object_unless_noisy(self, step: int, violations: Sequence[Violation]) -> None:

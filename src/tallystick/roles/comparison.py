@@ -11,10 +11,11 @@ import numpy as np
 from tallystick.commit.encoding import hex_float, parse_hex_float
 from tallystick.commit.state import Entry, summarise
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
-from tallystick.execution.noise.calibration import SiteNoise, calibrate
+from tallystick.execution.noise.calibration import calibrate
+from tallystick.execution.noise.measured import SiteNoise
 from tallystick.execution.rounding.breaches import Violation
 from tallystick.execution.rounding.grids import is_noise_only, reach_of
-from tallystick.execution.session import Session
+from tallystick.execution.session.session import Session
 from tallystick.execution.snapshot import load_state, state_entries
 from tallystick.execution.step import StepOutcome, backward_of
 from tallystick.numerics.grid_table import SiteGrid
@@ -193,7 +194,7 @@ def find_noisy_sites(
     try:
         for before in range(start, step):
             replay.follow(transcript.record(before), frames[before])
-        declared = session.follow_tape(frames[step]).table
+        declared = session.following_context(frames[step]).table
         measured = calibrate(session, backward_of(session, replay.job), seed=session.seed + 1, to_excuse=True)
     except InvalidInput:
         return []

@@ -10,7 +10,7 @@ from typing import Any, Required, TypedDict, Unpack
 
 from tallystick.commit.state import Entry
 from tallystick.errors import InvalidInput, Mismatch, OtherProgram, ProtocolViolation
-from tallystick.execution.session import Session
+from tallystick.execution.session.session import Session
 from tallystick.execution.snapshot import load_state
 from tallystick.numerics.policy import policy_of
 from tallystick.roles.acceptance import Acceptance, Limits
@@ -124,18 +124,18 @@ class Follower(Loop[AuditReport]):
         record = transcript.record(number)
         frame = self._directory.load_frames(transcript, number, number + 1)[number]
         acceptance, again = self._acceptance, self._probe(batch)
-        tape = acceptance.follow(session, frame, again)
+        context = acceptance.follow(session, frame, again)
         with (
             adopting(session, record),
-            acceptance.watching(session, tape, again),
-            self._bracket(tape, batch) as placed,
+            acceptance.watching(session, context, again),
+            self._bracket(context, batch) as placed,
         ):
             yield placed
-        tape.finish()
-        acceptance.count(session, tape)
-        session.settle(tape)
+        context.finish()
+        acceptance.count(session, context)
+        session.settle(context)
         self._program.verify_committed(transcript.specification.job.program, number)
-        self._segment.deviations += compare_step(record, self._outcome, tape.violations)
+        self._segment.deviations += compare_step(record, self._outcome, context.violations)
         self._floats = self._floats and has_floats(batch)
         if record.state_root is not None:
             self._close_segment(number)

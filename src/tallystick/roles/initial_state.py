@@ -18,7 +18,7 @@ import numpy as np
 
 from tallystick.commit.encoding import parse_canonical_json, parse_hex_float
 from tallystick.commit.state import Entry
-from tallystick.execution.session import Session
+from tallystick.execution.session.session import Session
 from tallystick.execution.snapshot import state_entries
 from tallystick.run.transcript import CURSOR
 

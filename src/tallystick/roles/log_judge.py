@@ -24,7 +24,7 @@ from tallystick.dispute.terms import Ruling
 from tallystick.dispute.verdict import LogObjection
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
 from tallystick.evidence.verification import quoted
-from tallystick.execution.rounding.follow import FollowTape, activation_budget
+from tallystick.execution.rounding.following import FollowingContext, activation_budget
 from tallystick.execution.rounding.grids import activation_rule, is_noise_only, nearest_grid
 from tallystick.execution.snapshot import load_state
 from tallystick.execution.step import run_step
@@ -32,7 +32,8 @@ from tallystick.numerics.grid_table import SiteGrid
 from tallystick.numerics.log import Kind, SiteAddress, SparseEntries, decode, decode_decision, decode_residues
 from tallystick.numerics.nearest_tensors import follow_nearest
 from tallystick.numerics.policy import move_budget
-from tallystick.numerics.rounding import NO_KEY, Key, round_followed, round_followed_residues
+from tallystick.numerics.rounded_sites import NO_KEY, Key
+from tallystick.numerics.rounding import round_followed, round_followed_residues
 from tallystick.roles.comparison import find_noisy_sites, is_excused, violations_of
 from tallystick.roles.data_noise import REMEDY
 from tallystick.roles.replay import Replay, adopting
@@ -69,10 +70,10 @@ def rule_on_log(
     load_state(replay.session, state)
     try:
         frame = frame_of(step)
-        tape = _doubting(replay, frame)
+        context = _doubting(replay, frame)
         with adopting(replay.session, record):
-            outcome = run_step(replay.session, replay.job, tape)
-        tape.finish()
+            outcome = run_step(replay.session, replay.job, context)
+        context.finish()
     except (InvalidInput, Mismatch) as problem:
         return LogRuling(Ruling("trainer", f"step {step}: the log cannot be followed: {problem}"), "fault")
     except Nondeterminism as problem:
@@ -81,7 +82,7 @@ def rule_on_log(
         return _nobody(
             f"step {step}: the data are not the judge's to the bit, so nor is what the log says of them; {REMEDY}"
         )
-    found = violations_of(step, tape.violations)
+    found = violations_of(step, context.violations)
     if found:
         noisy = find_noisy_sites(replay, transcript, step, step, {step: frame}, state)
         held = next((deviation for deviation in found if not is_excused(deviation, noisy)), None)
@@ -92,7 +93,7 @@ def rule_on_log(
         where = held.subject if held.element is None else f"{held.subject}, element {held.element}"
         reason = f"step {step}: the log breaks a rule at {where}: {held.own}"
         return LogRuling(Ruling("trainer", reason), "fault")
-    if objection.site in {doubt.removeprefix(f"step {step}: ") for doubt in tape.doubts}:
+    if objection.site in {doubt.removeprefix(f"step {step}: ") for doubt in context.doubts}:
         return _nobody(f"step {step}: {objection.site} lies too near a rule's limit to tell who is right")
     reason = f"step {step}: the auditor objects to {quoted(objection.site)}, and nothing there comes near to breaking a rule"
     return LogRuling(Ruling("auditor", reason), "fault")
@@ -102,16 +103,18 @@ def _nobody(reason: str) -> LogRuling:
     return LogRuling(Ruling("none", reason), "cannot_reproduce")
 
 
-def _doubting(replay: Replay, frame: bytes) -> DoubtingTape:
-    """Return the tape that follows ``frame`` in the session's next step, as every follower's does, and notes doubts."""
+def _doubting(replay: Replay, frame: bytes) -> DoubtingContext:
+    """Return the context that follows ``frame`` in the session's next step, as every follower's does, and notes doubts."""
     session = replay.session
-    plain = session.follow_tape(frame)
-    # The table before the step: a plain tape's own has the frame's changes already.
-    return DoubtingTape(plain.policy, session.table, plain.frame, plain.base, plain.rank, sites=plain.sites)
+    plain = session.following_context(frame)
+    # The table before the step: a plain context's own has the frame's changes already.
+    return DoubtingContext(
+        plain.policy, session.table, plain.frame, plain.base, plain.rank, sites=plain.sites
+    )
 
 
 @dataclass
-class DoubtingTape(FollowTape):
+class DoubtingContext(FollowingContext):
     """Follows a frame and notes, besides what breaks a rule, the sites where something breaks half of its limit.
 
     Attributes:

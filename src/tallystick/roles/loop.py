@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from tallystick.errors import InvalidInput, ProtocolViolation
 from tallystick.execution.program import LocalProgram
-from tallystick.execution.rounding.context import Tape
-from tallystick.execution.session import Session
+from tallystick.execution.rounding.context import RoundingContext
+from tallystick.execution.session.session import Session
 from tallystick.execution.step import StepOutcome, batch_digest, session_batch
 from tallystick.numerics.policy import Policy
 from tallystick.roles.run_writer import Phases
@@ -136,10 +136,11 @@ class Loop(ABC, Generic[Result]):
             raise ProtocolViolation(
                 "recorder: backward belongs inside `with recorder.step(batch)`, before optimizer.step()"
             )
-        session.backward(loss)
-        session.note_loss(loss)
+        opened = session.open_step
+        opened.backward(loss)
+        opened.note_loss(loss)
         self._micro_batch += 1
-        session.open_capture(self._micro_batch)
+        opened.open_capture(self._micro_batch)
 
     @contextmanager
     def follow_up(self) -> Generator[None]:
@@ -162,44 +163,45 @@ class Loop(ABC, Generic[Result]):
             raise ProtocolViolation(
                 "recorder: follow_up belongs inside `with recorder.step(batch)`, after optimizer.step()"
             )
-        before = session.trained_marks()
-        with session.following_up():
+        before = session.state.trained_marks()
+        with session.open_step.following_up():
             yield
-        session.verify_trained(before)
+        session.state.verify_trained(before, session.step)
 
     @contextmanager
-    def _bracket(self, tape: Tape, batch: Any) -> Generator[Any]:
+    def _bracket(self, context: RoundingContext, batch: Any) -> Generator[Any]:
         session = self.session
         self._micro_batch = 0
-        with session.stepping(tape):
-            session.open_capture(0)
+        with session.stepping(context) as opened:
+            opened.open_capture(0)
             yield session_batch(session, batch)
-            session.close_capture()
+            opened.close_capture()
             if self._micro_batch == 0:
                 raise ProtocolViolation(
                     f"step {session.step}: recorder.backward(loss) was not called; loss.backward() alone does not record the loss"
                 )
-            fingerprint = session.finish_step()
+            fingerprint = opened.finish()
         session.step += 1
         self._outcome = StepOutcome(
             batch_digest(batch),
             self._micro_batch,
-            session.loss,
-            session.schedule,
-            session.skipped,
+            opened.loss,
+            opened.schedule,
+            opened.skipped,
             fingerprint,
         )
 
-    def _probe(self, batch: Any) -> Callable[[Tape], None]:
+    def _probe(self, batch: Any) -> Callable[[RoundingContext], None]:
         """Return one forward and backward pass over the step's batch, for calibration."""
         session, loss = self.session, self._loss
         assert loss is not None
 
-        def backward(tape: Tape) -> None:
-            with session.micro_batch(0):
+        def backward(context: RoundingContext) -> None:
+            opened = session.open_step
+            with opened.micro_batch(0):
                 value = loss(session_batch(session, batch))
-                session.backward(value)
-            session.note_loss(value)
+                opened.backward(value)
+            opened.note_loss(value)
 
         return backward
 

@@ -51,8 +51,9 @@ from tallystick.dispute.rulings import Accusation, OperatorFinding, rule_on_oper
 from tallystick.dispute.signed_moves import History, Terms, is_move_signed
 from tallystick.dispute.terms import PARTIES, Party, Ruling
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.execution.operator_trace import array_of, whole
+from tallystick.execution.operator_writer import whole
 from tallystick.execution.step import map_tensors
+from tallystick.execution.step_trace import array_of
 from tallystick.roles.costs import Ledger
 from tallystick.roles.operator_examination import SHOWN_LIMIT, nbytes_of, verify_shown
 from tallystick.roles.operator_replay import find_structure

@@ -17,8 +17,8 @@ from tallystick.dispute.bounds.steps import StepFacts, formula_for
 from tallystick.dispute.objections import Objection
 from tallystick.dispute.operator_list import ADAM, BATCH, END, LOAD, ROUND, SGD, STORE, Operator, Output
 from tallystick.errors import InvalidInput, Mismatch
-from tallystick.execution.operator_trace import KINDS, StepTrace, Value
-from tallystick.numerics.kernels import block_differences, block_square_sums
+from tallystick.execution.step_trace import KINDS, StepTrace, Value
+from tallystick.numerics.kernels.measures import block_differences, block_square_sums
 from tallystick.roles.operator_sources import Source, reader_of
 
 NOISE = {"F32": 2.0**-13, "F64": 2.0**-40}  # of a result's rms; what differs by more is looked at first

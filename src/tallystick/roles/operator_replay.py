@@ -21,8 +21,9 @@ from tallystick.dispute.operator_list import (
     Output,
     base_of,
 )
-from tallystick.execution.operator_trace import KINDS, StepTrace, trace_step
+from tallystick.execution.operator_trace import trace_step
 from tallystick.execution.snapshot import load_state
+from tallystick.execution.step_trace import KINDS, StepTrace
 from tallystick.roles.operator_trainer import TrainerSide
 from tallystick.roles.replay import Replay, adopting
 from tallystick.run.documents import StepRecord
@@ -59,9 +60,9 @@ def defend(
     if trace is None:
         session = replay.session
         load_state(session, agreed.entries)
-        tape = session.follow_tape(frame)
+        context = session.following_context(frame)
         with adopting(session, record):
-            trace = trace_step(session, replay.job, agreed, tape, chunk=chunk, keep=True)
+            trace = trace_step(session, replay.job, agreed, context, chunk=chunk, keep=True)
     if trace.incomplete is None:
         _claim(trace, claimed_root, claimed)
     return TrainerSide(trace, base, agreed, claimed)
@@ -113,9 +114,9 @@ def own_step(replay: Replay, agreed: HeldState, frame: bytes, record: StepRecord
     """
     session = replay.session
     load_state(session, agreed.entries)
-    tape = session.follow_tape(frame)
+    context = session.following_context(frame)
     with adopting(session, record):
-        return trace_step(session, replay.job, agreed, tape, chunk=chunk, keep=True)
+        return trace_step(session, replay.job, agreed, context, chunk=chunk, keep=True)
 
 
 def find_structure(replay: Replay, agreed: HeldState, record: Any, frame: bytes, at: int) -> bytes:
@@ -131,8 +132,8 @@ def find_structure(replay: Replay, agreed: HeldState, record: Any, frame: bytes,
     load_state(session, agreed.entries)
     try:
         with adopting(session, record):
-            tape = session.follow_tape(frame)
-            trace_step(session, replay.job, agreed, tape, chunk=CHUNK_BYTES, keep=False, watch=watch)
+            context = session.following_context(frame)
+            trace_step(session, replay.job, agreed, context, chunk=CHUNK_BYTES, keep=False, watch=watch)
     except _StoppedError:
         pass
     return found[0] if found else b""

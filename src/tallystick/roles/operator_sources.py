@@ -8,7 +8,7 @@ import numpy as np
 
 from tallystick.dispute.bounds.formulas import Indexes
 from tallystick.dispute.openings import widened
-from tallystick.execution.operator_trace import StepTrace
+from tallystick.execution.step_trace import StepTrace
 
 Source = tuple[int, int]
 """Number of an operator, and of one of its outputs."""

@@ -28,7 +28,7 @@ from tallystick.dispute.operator_list import (
 )
 from tallystick.dispute.rulings import Accusation
 from tallystick.errors import InvalidInput
-from tallystick.execution.operator_trace import KINDS, StepTrace
+from tallystick.execution.step_trace import KINDS, StepTrace
 from tallystick.roles.operator_sources import Source, reader_of
 
 State = Mapping[str, Entry]

@@ -19,6 +19,7 @@ from tallystick.dispute.verdict import parse_log_objection
 from tallystick.errors import InvalidInput, Nondeterminism, TallyError
 from tallystick.execution.determinism import parse_profile
 from tallystick.execution.job import JobSource
+from tallystick.execution.session.hyperparameters import read_hyperparameters
 from tallystick.execution.snapshot import load_state
 from tallystick.execution.step import batch_digest, run_step
 from tallystick.roles.audit_report import Deviation
@@ -163,13 +164,13 @@ def _computed_here(
             steps_before = min(steps_before, session.step)
             session.step -= steps_before
             for _ in range(steps_before):
-                run_step(session, replay.job, session.record_tape(session.table))
+                run_step(session, replay.job, session.recording_context(session.table))
         try:
             load_state(session, state)
-            outcome = run_step(session, replay.job, session.record_tape(session.table))
+            outcome = run_step(session, replay.job, session.recording_context(session.table))
         except (InvalidInput, Nondeterminism):  # as in whoever repeats the run
             return found
-        found["step"] = f"{outcome.fingerprint:016x} {outcome.loss} {session.hyperparameters()}"
+        found["step"] = f"{outcome.fingerprint:016x} {outcome.loss} {read_hyperparameters(session.optimizer)}"
     return found
 
 

@@ -13,9 +13,10 @@ from tallystick.commit.tensors import chunk_size
 from tallystick.dispute.terms import Party
 from tallystick.errors import InvalidInput, Mismatch, Nondeterminism
 from tallystick.execution.hashing import leaf_hashes
-from tallystick.execution.operator_trace import StepTrace, trace_step
+from tallystick.execution.operator_trace import trace_step
 from tallystick.execution.snapshot import copied_state, held_state, load_state, state_entries
 from tallystick.execution.step import StepOutcome
+from tallystick.execution.step_trace import StepTrace
 from tallystick.roles.costs import Ledger, Spent
 from tallystick.roles.replay import Replay, adopting
 from tallystick.run.documents import StepRecord
@@ -162,10 +163,10 @@ class RecordedTrace:
     def _trace(self, record: StepRecord, frame: bytes, agreed: HeldState) -> StepOutcome:
         """Repeat the suspected step operator by operator; the state after it is kept as well."""
         session = self.replay.session
-        tape = session.follow_tape(frame)
+        context = session.following_context(frame)
         with adopting(session, record):
             traced = trace_step(
-                session, self.replay.job, agreed, tape,
+                session, self.replay.job, agreed, context,
                 chunk=chunk_size(agreed.nbytes), keep=True,
             )  # fmt: skip
         assert traced.outcome is not None

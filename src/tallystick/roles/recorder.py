@@ -32,7 +32,7 @@ from typing import Any
 
 from tallystick.errors import InvalidInput, ProtocolViolation
 from tallystick.execution.noise.calibration import calibrate
-from tallystick.execution.session import Session
+from tallystick.execution.session.session import Session
 from tallystick.numerics.policy import find_policy
 from tallystick.roles.loop import Loop, main_program
 from tallystick.roles.run_writer import RunWriter
@@ -119,7 +119,7 @@ class Recorder(Loop[RunStatement]):
         if session.step >= self._steps:
             raise ProtocolViolation(f"recorder: {self._steps} steps were announced, this is one more")
         if self._left is not None:
-            session.verify_unedited(*self._left)
+            session.state.verify_unedited(*self._left, session.step)
         before = session.table
         number = session.step
         if session.is_calibration_step(number):
@@ -131,15 +131,15 @@ class Recorder(Loop[RunStatement]):
         if number == 0:
             before = session.table
             writer.begin(self._specification, self._program)
-        tape = session.record_tape(before)
+        context = session.recording_context(before)
         clock = time.perf_counter()
-        with self._bracket(tape, batch) as placed:
+        with self._bracket(context, batch) as placed:
             yield placed
-        frame = tape.finish()
-        session.settle(tape)
+        frame = context.finish()
+        session.settle(context)
         self.phases.add("step", clock)
         writer.write_step(number, self._outcome, frame)
-        self._left = session.marks(), self._outcome.fingerprint
+        self._left = session.state.marks(), self._outcome.fingerprint
 
     def _specification(self, root: str, program: Program) -> Specification:
         return specification_of(

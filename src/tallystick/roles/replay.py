@@ -11,8 +11,9 @@ from tallystick.commit.state import Entry
 from tallystick.errors import OtherProgram
 from tallystick.execution.determinism import environment_versions
 from tallystick.execution.job import Job, JobSource
-from tallystick.execution.rounding.follow import FollowTape
-from tallystick.execution.session import Session
+from tallystick.execution.rounding.following import FollowingContext
+from tallystick.execution.session.hyperparameters import set_hyperparameter
+from tallystick.execution.session.session import Session
 from tallystick.execution.step import StepOutcome, backward_of, draw_batch, run_step
 from tallystick.numerics.policy import policy_of
 from tallystick.roles.acceptance import Acceptance
@@ -54,7 +55,7 @@ class Replay:
         """Whether another processor's noise may have made the data of a step other ones."""
         return is_reached(self.job.batch(step), step, self.noisy)
 
-    def follow(self, record: StepRecord, frame: bytes) -> tuple[StepOutcome, FollowTape]:
+    def follow(self, record: StepRecord, frame: bytes) -> tuple[StepOutcome, FollowingContext]:
         """Repeat one step under the log ``frame``.
 
         Raises:
@@ -63,20 +64,20 @@ class Replay:
         """
         session, acceptance = self.session, self.acceptance
         if acceptance is None:
-            tape = session.follow_tape(frame)
+            context = session.following_context(frame)
             with adopting(session, record):
-                outcome = run_step(session, self.job, tape)
-            tape.finish()
+                outcome = run_step(session, self.job, context)
+            context.finish()
         else:
             batch = draw_batch(session, self.job)
             backward = backward_of(session, self.job, batch)
-            tape = acceptance.follow(session, frame, backward)
-            with adopting(session, record), acceptance.watching(session, tape, backward):
-                outcome = run_step(session, self.job, tape, batch)
-            tape.finish()
-            acceptance.count(session, tape)
-        session.settle(tape)
-        return outcome, tape
+            context = acceptance.follow(session, frame, backward)
+            with adopting(session, record), acceptance.watching(session, context, backward):
+                outcome = run_step(session, self.job, context, batch)
+            context.finish()
+            acceptance.count(session, context)
+        session.settle(context)
+        return outcome, context
 
 
 @contextmanager
@@ -90,13 +91,13 @@ def adopting(session: Session, record: StepRecord) -> Generator[None]:
             if isinstance(recorded, str):
                 number = parse_hex_float(recorded, what=f"step {record.step}: {name}")
                 if near(value, number):
-                    session.set_hyperparameter(group, name, number)
+                    set_hyperparameter(session.optimizer, group, name, number)
 
-    session.on_schedule = adopt
+    session.listeners.schedule = adopt
     try:
         yield
     finally:
-        session.on_schedule = None
+        session.listeners.schedule = None
 
 
 def open_replay(

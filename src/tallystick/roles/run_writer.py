@@ -17,11 +17,11 @@ from tallystick.errors import Nondeterminism
 from tallystick.execution.hashing import leaf_hashes
 from tallystick.execution.program import LocalProgram
 from tallystick.execution.rounding.grids import sample_stride
-from tallystick.execution.session import Session
+from tallystick.execution.session.session import Session
 from tallystick.execution.snapshot import load_state, state_entries
 from tallystick.execution.step import StepOutcome
-from tallystick.numerics import kernels
-from tallystick.numerics.rounding import sampled_rms
+from tallystick.numerics.kernels import measures
+from tallystick.numerics.tensor_measures import sampled_rms
 from tallystick.run.documents import (
     RunStatement,
     Specification,
@@ -88,7 +88,7 @@ class _Commitment:
             found.extend(summarise([still], pool=self.hashers, leaves=leaf_hashes).entries)
             if entry.name in ordinals:
                 values = np.frombuffer(still.data, dtype="<f4")
-                prints.append(kernels.fingerprint(values, ordinals[entry.name] << 40))
+                prints.append(measures.fingerprint(values, ordinals[entry.name] << 40))
             return still
 
         self.directory.write_checkpoint(self.step + 1, entries, each=take)
@@ -162,7 +162,7 @@ class RunWriter:
         else:
             self._committing = self._committer.submit(commitment.try_to_write, entries)
             self._commitment, self._entries = commitment, entries
-            self.session.before_change = self.wait
+            self.session.listeners.before_change = self.wait
         self.phases.add("commit", clock)
 
     def wait(self) -> None:
@@ -173,7 +173,7 @@ class RunWriter:
             Nondeterminism: it is no longer the state that the step ended with.
         """
         committing, self._committing = self._committing, None
-        self.session.before_change = None
+        self.session.listeners.before_change = None
         if committing is None:
             return
         clock = time.perf_counter()

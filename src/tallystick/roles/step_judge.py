@@ -371,7 +371,7 @@ class StepJudge:
         session = self.replay.session
         load_state(session, state.entries)
         try:
-            run_step(session, self.replay.job, session.record_tape(session.table))
+            run_step(session, self.replay.job, session.recording_context(session.table))
         except (InvalidInput, Nondeterminism) as own:
             self.outcome = "cannot_reproduce"
             return Ruling("none", f"step {step}: the judge cannot repeat the job's own step: {own}")

@@ -13,10 +13,11 @@ from tallystick.errors import InvalidInput, Nondeterminism, StoreError
 from tallystick.execution.determinism import environment_versions
 from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.job import Batch, Job, JobSource
-from tallystick.execution.noise.calibration import calibrate, gradients_under
+from tallystick.execution.noise.calibration import calibrate
+from tallystick.execution.noise.passes import gradients_under
 from tallystick.execution.noise.survey import Backward
-from tallystick.execution.rounding.context import RecordTape
-from tallystick.execution.session import Session
+from tallystick.execution.rounding.context import RecordingContext
+from tallystick.execution.session.session import Session
 from tallystick.execution.step import (
     backward_of,
     draw_batch,
@@ -261,32 +262,32 @@ class _Recording:
         if step > 0 and session.is_calibration_step(step):
             self._calibrate(backward, repeats=1)
         clock = time.perf_counter()
-        tape = session.record_tape(before)
-        session.on_gradients = lambda: self._calibrate_if_outgrown(backward, tape)
+        context = session.recording_context(before)
+        session.listeners.gradients = lambda: self._calibrate_if_outgrown(backward, context)
         try:
-            outcome = run_step(session, self.job, tape, batch)
+            outcome = run_step(session, self.job, context, batch)
         finally:
-            session.on_gradients = None
-        frame = tape.finish()
-        session.settle(tape)
+            session.listeners.gradients = None
+        frame = context.finish()
+        session.settle(context)
         self.writer.phases.add("step", clock)
         self.writer.write_step(step, outcome, frame)
         if progress is not None:
             progress(Progress(step, self.job.steps, outcome.loss, len(frame)))
 
-    def _calibrate_if_outgrown(self, backward: Backward, tape: RecordTape) -> None:
+    def _calibrate_if_outgrown(self, backward: Backward, context: RecordingContext) -> None:
         """Measure the noise and log the step again where a gradient is far larger than when its noise was measured."""
         session = self.session
-        if tape.is_calibrated or not any(
-            p.grad is not None and tape.has_outgrown(ordinal, size_of(p.grad))
+        if context.is_calibrated or not any(
+            p.grad is not None and context.has_outgrown(ordinal, size_of(p.grad))
             for ordinal, (_, p) in enumerate(session.parameters)
         ):
             return
         with session.interlude():
             self._calibrate(backward, repeats=1)
-            before = {name: tensor.clone() for name, tensor in session.all_buffers()}
-            tape.restart(session.table)
-            again, _, _ = gradients_under(session, backward, tape, before)
+            before = {name: tensor.clone() for name, tensor in session.tensors.all_buffers()}
+            context.restart(session.table)
+            again, _, _ = gradients_under(session, backward, context, before)
         for (_, p), gradient in zip(session.parameters, again, strict=True):
             p.grad = gradient
 
@@ -369,5 +370,7 @@ def specification_of(
         sites=tuple(
             SiteRecord(site.kind.name.lower(), site.name, site.shape, "F32") for site in session.sites
         ),
-        notes=Notes(tuple(sorted(session.findings.lifted)), tuple(sorted(session.densified))),
+        notes=Notes(
+            tuple(sorted(session.arithmetic.findings.lifted)), tuple(sorted(session.trained.densified))
+        ),
     )

@@ -14,8 +14,8 @@ from torch import Tensor
 from tallystick.errors import InvalidInput
 from tallystick.execution.job import JobSource
 from tallystick.execution.noise.yardstick import Yardstick
-from tallystick.execution.rounding.context import RecordTape
-from tallystick.execution.session import Session
+from tallystick.execution.rounding.context import RecordingContext
+from tallystick.execution.session.session import Session
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import (
     Kind,
@@ -27,7 +27,8 @@ from tallystick.numerics.log import (
     encode,
     encode_residues,
 )
-from tallystick.numerics.rounding import NO_KEY, Key, round_recorded
+from tallystick.numerics.rounded_sites import NO_KEY, Key
+from tallystick.numerics.rounding import round_recorded
 from tallystick.roles.judge import Defence
 from tallystick.roles.replay import Replay, open_replay
 from tallystick.roles.trainer import Order, record
@@ -38,7 +39,7 @@ FEW = 64  # elements that a budget of moves does not tell from honest ones
 
 
 @dataclass
-class _ForgingTape(RecordTape):
+class _ForgingContext(RecordingContext):
     """Moves one element far from any boundary by a quantum, and logs it as if it had been ambiguous.
 
     Where a site is logged by residues, which are within reach of every element, moves all of them as far as these say.
@@ -134,7 +135,7 @@ class ForgedEntry:
 
     def run(self, order: Order, out: RunDirectory) -> int:
         """Record honestly but for one forged entry at ``at``."""
-        with _replaced_tape(self.at, self.kind):
+        with _replaced_context(self.at, self.kind):
             record(order, out)
         return self.at
 
@@ -143,30 +144,30 @@ class ForgedEntry:
 
         def defend(specification: Specification) -> Replay:
             replay = open_honest(specification, source)
-            follow, session = replay.session.follow_tape, replay.session
+            follow, session = replay.session.following_context, replay.session
 
-            def tape(frame: bytes, yardstick: Yardstick | None = None) -> Any:
+            def context(frame: bytes, yardstick: Yardstick | None = None) -> Any:
                 if session.step != self.at:
                     return follow(frame, yardstick)
-                base = session.record_tape(session.table).base
-                return _ForgingTape(
+                base = session.recording_context(session.table).base
+                return _ForgingContext(
                     session.policy, session.table, current=session.table, base=base, rank=session.rank,
                     forging=True, forged=self.kind,
                 )  # fmt: skip
 
-            session.follow_tape = tape
+            session.following_context = context
             return replay
 
         return defend
 
 
 @contextmanager
-def _replaced_tape(at: int, kind: Kind) -> Generator[None]:
-    honest = Session.record_tape
+def _replaced_context(at: int, kind: Kind) -> Generator[None]:
+    honest = Session.recording_context
 
-    def make(session: Session, before: GridTable) -> RecordTape:
+    def make(session: Session, before: GridTable) -> RecordingContext:
         base = honest(session, before).base
-        return _ForgingTape(
+        return _ForgingContext(
             session.policy,
             before,
             current=session.table,
@@ -176,11 +177,11 @@ def _replaced_tape(at: int, kind: Kind) -> Generator[None]:
             forged=kind,
         )
 
-    Session.record_tape = make  # pyright: ignore[reportAttributeAccessIssue]
+    Session.recording_context = make  # pyright: ignore[reportAttributeAccessIssue]
     try:
         yield
     finally:
-        Session.record_tape = honest
+        Session.recording_context = honest
 
 
 def open_honest(specification: Specification, source: JobSource) -> Replay:

@@ -298,7 +298,7 @@ def _read_segment(run: RunDirectory, transcript: Transcript, replay: Replay, sta
 
     def follow() -> None:
         for frame in frames.values():
-            session.follow_tape(frame)
+            session.following_context(frame)
 
     _refused(
         lambda: find_other_setting(replay.settings, state),

@@ -26,7 +26,7 @@ import numpy as np
 
 from tallystick.commit.state import Entry
 from tallystick.execution.job import JobSource, find_source
-from tallystick.execution.session import Session
+from tallystick.execution.session.session import Session
 from tallystick.execution.snapshot import state_entries
 from tallystick.fleet.agent.agent import ChipAgent, ChipSettings
 from tallystick.fleet.agent.chip_log import snapshots_of

@@ -17,7 +17,8 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 from tallystick.execution.determinism import repeatable
-from tallystick.execution.dispatch.capture import Capture, Findings
+from tallystick.execution.dispatch.capture import Capture
+from tallystick.execution.dispatch.decisions import OperatorFindings
 from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.dispatch.randomness import RandomStream
 
@@ -26,7 +27,7 @@ Call = tuple[str, tuple[Any, ...], dict[str, Any]]
 
 
 class NoDecisions:
-    """A tape for calls that have none to take."""
+    """A context for calls that have none to take."""
 
     def pending(self, x: Tensor) -> bool:
         return False
@@ -37,8 +38,8 @@ def evaluate(call: Call, jitter: Jitter | None = None, *, compute: torch.dtype |
     name, args, kwargs = call
     floats = [x.dtype for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.is_floating_point()]
     dtype = compute or (torch.float64 if torch.float64 in floats else torch.float32)
-    tape: Any = NoDecisions()
-    capture = Capture(tape, RandomStream(1), compute=dtype, findings=Findings(), jitter=jitter)
+    context: Any = NoDecisions()
+    capture = Capture(context, RandomStream(1), compute=dtype, findings=OperatorFindings(), jitter=jitter)
     with repeatable(str(dtype).removeprefix("torch.")), capture:
         if name in PROGRAMS:
             found: Any = PROGRAMS[name](*args, **kwargs)

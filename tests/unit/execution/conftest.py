@@ -11,16 +11,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tallystick.execution.dispatch.capture import Capture, Findings
+from tallystick.commit.state import summarise
+from tallystick.execution.dispatch.capture import Capture
+from tallystick.execution.dispatch.decisions import OperatorFindings
 from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.dispatch.randomness import RandomStream
 from tallystick.execution.job import Job, JobSource, find_source
 from tallystick.execution.noise.calibration import calibrate
 from tallystick.execution.rounding.breaches import Violation
-from tallystick.execution.rounding.context import RecordTape
-from tallystick.execution.rounding.follow import FollowTape
-from tallystick.execution.session import Session
-from tallystick.execution.snapshot import state_summary
+from tallystick.execution.rounding.context import RecordingContext
+from tallystick.execution.rounding.following import FollowingContext
+from tallystick.execution.session.session import Session
+from tallystick.execution.snapshot import state_entries
 from tallystick.execution.step import StepOutcome, backward_of, run_step
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Frame, decode_frame
@@ -72,12 +74,12 @@ class Followed:
     outcomes: list[StepOutcome] = field(default_factory=list)
     roots: list[str] = field(default_factory=list)
     violations: list[list[Violation]] = field(default_factory=list)
-    tapes: list[FollowTape] = field(default_factory=list)
+    contexts: list[FollowingContext] = field(default_factory=list)
 
 
 def root_of(session: Session) -> str:
     """The root of a session's state."""
-    return state_summary(session).root().hex()
+    return summarise(state_entries(session)).root().hex()
 
 
 def record_steps(make: Make, policy: str, steps: int, arithmetic: str = "auto") -> Recorded:
@@ -91,10 +93,10 @@ def record_steps(make: Make, policy: str, steps: int, arithmetic: str = "auto") 
             session.table = calibrate(session, backward_of(session, job), seed=3).table
         if step == 0:
             before = run.initial = session.table
-        tape = session.record_tape(before)
-        run.outcomes.append(run_step(session, job, tape))
-        run.frames.append(tape.finish())
-        session.settle(tape)
+        context = session.recording_context(before)
+        run.outcomes.append(run_step(session, job, context))
+        run.frames.append(context.finish())
+        session.settle(context)
         run.roots.append(root_of(session))
     return run
 
@@ -107,12 +109,12 @@ def follow_steps(make: Make, policy: str, run: Recorded, *, jitter: int | None =
     session.table = run.initial
     done = Followed(session)
     for frame in run.frames:
-        tape = session.follow_tape(frame)
-        done.outcomes.append(run_step(session, job, tape))
-        tape.finish()
-        session.settle(tape)
-        done.tapes.append(tape)
-        done.violations.append(tape.violations)
+        context = session.following_context(frame)
+        done.outcomes.append(run_step(session, job, context))
+        context.finish()
+        session.settle(context)
+        done.contexts.append(context)
+        done.violations.append(context.violations)
         done.roots.append(root_of(session))
     return done
 
@@ -183,38 +185,38 @@ def numbers(step: int) -> Tensor:
 
 @dataclass
 class Captured:
-    """Output and input gradient of a function under capture, and what the tape held."""
+    """Output and input gradient of a function under capture, and what the context held."""
 
     output: Tensor
     gradient: Tensor
     frame: Frame
     violations: list[Violation]
-    findings: Findings
+    findings: OperatorFindings
 
 
 def capture_with(
-    function: Callable[[Tensor], Tensor], x: Tensor, tape: Any, smooth: frozenset[str] = frozenset()
+    function: Callable[[Tensor], Tensor], x: Tensor, context: Any, smooth: frozenset[str] = frozenset()
 ) -> Captured:
-    """Run a function forward and backward under a capture with ``tape``."""
+    """Run a function forward and backward under a capture with ``context``."""
     leaf = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
-    tape.start_micro_batch(0)
+    context.start_micro_batch(0)
     stream = RandomStream(7)
-    findings = Findings()
+    findings = OperatorFindings()
     generator = torch.get_rng_state()
     stream.start(0, 0, 0)
     try:
-        with Capture(tape, stream, compute=x.dtype, findings=findings, smooth=smooth):
+        with Capture(context, stream, compute=x.dtype, findings=findings, smooth=smooth):
             y = function(leaf)
             weights = torch.linspace(1.0, 2.0, y.numel(), dtype=y.dtype).reshape(y.shape)
             (y * weights).sum().backward()
     finally:
         torch.set_rng_state(generator)
     gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-    if isinstance(tape, RecordTape):
-        frame, violations = decode_frame(tape.finish()), []
+    if isinstance(context, RecordingContext):
+        frame, violations = decode_frame(context.finish()), []
     else:
-        tape.finish()
-        frame, violations = tape.frame, tape.violations
+        context.finish()
+        frame, violations = context.frame, context.violations
     return Captured(y.detach(), gradient, frame, violations, findings)
 
 
@@ -225,10 +227,10 @@ class Branches:
     policy: Policy
 
     def record(self, function: Callable[[Tensor], Tensor], x: Tensor, **more: Any) -> Captured:
-        return capture_with(function, x, RecordTape(self.policy, GridTable()), **more)
+        return capture_with(function, x, RecordingContext(self.policy, GridTable()), **more)
 
     def follow(self, function: Callable[[Tensor], Tensor], x: Tensor, frame: Frame, **more: Any) -> Captured:
-        return capture_with(function, x, FollowTape(self.policy, GridTable(), frame), **more)
+        return capture_with(function, x, FollowingContext(self.policy, GridTable(), frame), **more)
 
 
 @pytest.fixture(params=["fp64", "fp32"])

@@ -13,24 +13,20 @@ import torch
 from torch import Tensor, nn
 
 from tallystick.errors import InvalidInput, Nondeterminism
-from tallystick.execution.dispatch.capture import Capture, Findings
+from tallystick.execution.dispatch.capture import Capture
+from tallystick.execution.dispatch.decisions import OperatorFindings
 from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.dispatch.randomness import RandomStream
-from tallystick.execution.noise.calibration import (
-    Calibration,
-    SiteNoise,
-    choose_rows,
-    decision_band,
-    grid_for,
-    safety_of,
-)
+from tallystick.execution.noise.bands import choose_rows, grid_for
 from tallystick.execution.noise.freedom import FLIP, Freedom
-from tallystick.execution.noise.probes import ProbeTape
+from tallystick.execution.noise.measured import Calibration, SiteNoise
+from tallystick.execution.noise.probes import ProbingContext
+from tallystick.execution.noise.safety import decision_band, safety_of
 from tallystick.execution.noise.weighing import Weight
 from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding.breaches import find_policy_breaches
-from tallystick.execution.rounding.context import RecordTape
-from tallystick.execution.rounding.follow import FollowTape
+from tallystick.execution.rounding.context import RecordingContext
+from tallystick.execution.rounding.following import FollowingContext
 from tallystick.execution.rounding.grids import (
     NOISE_BAND,
     bits_for,
@@ -111,7 +107,7 @@ def test_a_run_is_followed_to_the_same_roots_under_noise(
     assert [v for step in done.violations for v in step] == []
     assert done.roots == run.roots
     assert [o.loss for o in done.outcomes] == [o.loss for o in run.outcomes]
-    assert sum(tape.freedom.moved for tape in done.tapes) > 0, "the log was needed"
+    assert sum(context.freedom.moved for context in done.contexts) > 0, "the log was needed"
 
 
 def test_the_same_noise_without_the_log_ends_elsewhere(zoo: Any, record_run: Any, follow_run: Any) -> None:
@@ -126,8 +122,9 @@ def test_the_same_noise_without_the_log_ends_elsewhere(zoo: Any, record_run: Any
 
 def _own_roundings(make: Any, run: Any, jitter: int | None) -> str:
     """The root after recording again, with this machine's own log, under noise or without."""
-    from tallystick.execution.session import Session
-    from tallystick.execution.snapshot import state_summary
+    from tallystick.commit.state import summarise
+    from tallystick.execution.session.session import Session
+    from tallystick.execution.snapshot import state_entries
     from tallystick.execution.step import run_step
 
     job = make()
@@ -139,11 +136,11 @@ def _own_roundings(make: Any, run: Any, jitter: int | None) -> str:
     session.prepare()
     session.table = run.initial
     for _ in run.frames:
-        tape = session.record_tape(session.table)
-        run_step(session, job, tape)
-        tape.finish()
-        session.settle(tape)
-    return state_summary(session).root().hex()
+        context = session.recording_context(session.table)
+        run_step(session, job, context)
+        context.finish()
+        session.settle(context)
+    return summarise(state_entries(session)).root().hex()
 
 
 def test_parameters_stay_float32_and_contractions_are_bfloat16(zoo: Any, record_run: Any) -> None:
@@ -158,7 +155,7 @@ def test_parameters_stay_float32_and_contractions_are_bfloat16(zoo: Any, record_
     run = record_run(lambda: job, "bf16", 2)
     assert seen == {(torch.float32, torch.bfloat16)}
     assert {p.dtype for p in job.model.parameters()} == {torch.float32}
-    kept = {name: t.dtype for name, t in run.session.floating_state() if not name.endswith("/step")}
+    kept = {name: t.dtype for name, t in run.session.state if not name.endswith("/step")}
     assert set(kept.values()) == {torch.float32}
     assert not torch.is_autocast_enabled("cpu")
 
@@ -179,8 +176,8 @@ def test_backward_runs_outside_autocast(zoo: Any, open_job: Any) -> None:
             return grads[0]
 
     session = open_job(zoo.build({"model": "plain"}), BF16)
-    with session.stepping(ProbeTape()), session.micro_batch(0):
-        session.backward(Watching.apply(session.model(torch.ones(2, 12))).sum())
+    with session.stepping(ProbingContext()), session.open_step.micro_batch(0):
+        session.open_step.backward(Watching.apply(session.model(torch.ones(2, 12))).sum())
     assert inside == [True, False]
 
 
@@ -190,7 +187,9 @@ def test_a_cast_below_bfloat16_is_still_refused() -> None:
         state = torch.get_rng_state()
         stream.start(0, 0, 0)
         try:
-            with Capture(ProbeTape(), stream, compute=getattr(torch, policy.compute), findings=Findings()):
+            with Capture(
+                ProbingContext(), stream, compute=getattr(torch, policy.compute), findings=OperatorFindings()
+            ):
                 return torch.linspace(0.1, 1.0, 8).to(dtype)
         finally:
             torch.set_rng_state(state)
@@ -365,11 +364,11 @@ def test_noise_larger_than_the_gradient_is_reached_by_bits_and_not_by_wider_scal
 def test_scales_do_not_fall_below_those_calibrated_in_the_step_that_was_calibrated() -> None:
     table = GridTable({GRADIENT: site_grid(BF16, Kind.GRADIENT, -2, np.full(64, 4))})
     for base, expected in ((GridTable(), 4), (table, 3)):
-        tape = RecordTape(BF16, table, base=base)
+        context = RecordingContext(BF16, table, base=base)
         x = torch.full((64, 16), 3.0)
-        tape.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
-        tape.finish()
-        assert tape.table.sites[GRADIENT].scales.tolist() == [expected] * 64
+        context.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
+        context.finish()
+        assert context.table.sites[GRADIENT].scales.tolist() == [expected] * 64
 
 
 def test_scales_follow_the_rows_without_slack_but_not_into_a_dip() -> None:
@@ -378,10 +377,10 @@ def test_scales_follow_the_rows_without_slack_but_not_into_a_dip() -> None:
     table = GridTable({GRADIENT: grid})
     lowest: list[int] = []
     for x in (large, small, small, small, large):
-        tape = RecordTape(BF16, table, base=table)
-        tape.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
-        tape.finish()
-        table = tape.table
+        context = RecordingContext(BF16, table, base=table)
+        context.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
+        context.finish()
+        table = context.table
         assert len(set(table.sites[GRADIENT].scales.tolist())) == 1
         lowest.append(int(table.sites[GRADIENT].scales[0]))
     assert lowest == [2, 1, 0, -1, 2]
@@ -397,9 +396,9 @@ def test_a_scale_more_than_an_octave_too_wide_is_a_violation_more_than_three_at_
     payloads = {AT: encode_residues(none), SiteAddress(0, 0, Kind.GRID, 0): before.diff(wide)}
     rules: list[str] = []
     for base in (before, GridTable()):
-        tape = FollowTape(BF16, before, Frame.of(payloads), base)
-        tape.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
-        rules += [v.rule for v in tape.violations if "is too wide" in v.rule]
+        context = FollowingContext(BF16, before, Frame.of(payloads), base)
+        context.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
+        rules += [v.rule for v in context.violations if "is too wide" in v.rule]
     assert len(rules) == noted
 
 
@@ -411,9 +410,9 @@ def test_a_scale_that_the_step_before_had_may_be_kept_less_an_octave() -> None:
         payloads = {AT: b"\0" * (BITS * N // 8)} | (
             {SiteAddress(0, 0, Kind.GRID, 0): update} if scale != 5 else {}
         )
-        tape = FollowTape(BF16, before, Frame.of(payloads), before)
-        tape.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
-        assert sum("is too wide" in v.rule for v in tape.violations) == noted
+        context = FollowingContext(BF16, before, Frame.of(payloads), before)
+        context.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
+        assert sum("is too wide" in v.rule for v in context.violations) == noted
 
 
 def test_in_the_first_step_no_scale_is_kept() -> None:
@@ -422,9 +421,9 @@ def test_in_the_first_step_no_scale_is_kept() -> None:
     before = table_of(scale=20)
     payloads = {AT: b"\0" * (BITS * N // 8), SiteAddress(0, 0, Kind.GRID, 0): before.diff(table_of(scale=19))}
     for is_first in (False, True):
-        tape = FollowTape(BF16, before, Frame.of(payloads), GridTable(), is_first=is_first)
-        tape.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
-        assert any("is too wide" in v.rule for v in tape.violations) == is_first
+        context = FollowingContext(BF16, before, Frame.of(payloads), GridTable(), is_first=is_first)
+        context.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
+        assert any("is too wide" in v.rule for v in context.violations) == is_first
 
 
 def silent_in(floor: int) -> GridTable:
@@ -445,9 +444,9 @@ def violated(x: Tensor, before: GridTable, table: GridTable, base: GridTable, ow
         payloads[AT] = encode_residues(Residues.of([0] * x.numel(), BITS))
     if table != before:
         payloads[SiteAddress(0, 0, Kind.GRID, 0)] = before.diff(table)
-    tape = FollowTape(BF16, before, Frame.of(payloads), base, yardstick=own)
-    tape.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
-    return [v.rule for v in tape.violations]
+    context = FollowingContext(BF16, before, Frame.of(payloads), base, yardstick=own)
+    context.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
+    return [v.rule for v in context.violations]
 
 
 def test_what_is_noise_on_both_sides_may_be_five_octaves_larger_here_and_what_is_heard_here_may_not() -> None:
@@ -474,10 +473,10 @@ def test_a_row_may_lie_an_octave_below_its_size_or_as_far_as_noise_reaches_and_n
         if table != before:
             payloads[SiteAddress(0, 0, Kind.GRID, 0)] = before.diff(table)
         own = heard(largest, x.numel(), before)
-        tape = FollowTape(BF16, before, Frame.of(payloads), before, yardstick=own)
-        tape.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
-        assert tape.violations == []
-        return [excess.own for _, excess in tape.excesses if "block" in excess.own]
+        context = FollowingContext(BF16, before, Frame.of(payloads), before, yardstick=own)
+        context.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
+        assert context.violations == []
+        return [excess.own for _, excess in context.excesses if "block" in excess.own]
 
     assert noted(3, 0.0) == noted(2, 0.0) == []
     assert noted(1, 0.0) == noted(1, 5.9) == ["scale 2**2 of block 9 at least"]
@@ -555,19 +554,19 @@ def noisy(x: Tensor, share: float = 1.0 / 16.0) -> Tensor:
 
 
 def recorded(x: Tensor, table: GridTable | None = None) -> tuple[bytes, Tensor]:
-    tape = RecordTape(BF16, table or table_of())
+    context = RecordingContext(BF16, table or table_of())
     out = torch.empty_like(x, dtype=torch.float64)
-    tape.round(Kind.GRADIENT, 0, x, out=out, key=(1, 2), name="gradient of w")
-    tape.settle_noise()
-    return tape.finish(), out
+    context.round(Kind.GRADIENT, 0, x, out=out, key=(1, 2), name="gradient of w")
+    context.settle_noise()
+    return context.finish(), out
 
 
-def followed(y: Tensor, frame: Frame, table: GridTable | None = None) -> tuple[FollowTape, Tensor]:
-    tape = FollowTape(BF16, table or table_of(), frame)
+def followed(y: Tensor, frame: Frame, table: GridTable | None = None) -> tuple[FollowingContext, Tensor]:
+    context = FollowingContext(BF16, table or table_of(), frame)
     out = torch.empty_like(y, dtype=torch.float64)
-    tape.round(Kind.GRADIENT, 0, y, out=out, key=(1, 2), name="gradient of w")
-    tape.finish()
-    return tape, out
+    context.round(Kind.GRADIENT, 0, y, out=out, key=(1, 2), name="gradient of w")
+    context.finish()
+    return context, out
 
 
 def flipped(frame: Frame, at: Any) -> Frame:
@@ -582,24 +581,24 @@ def test_residues_make_a_noisy_follower_round_as_the_recorder_did() -> None:
     x = gradient()
     frame, out = recorded(x)
     assert len(frame) <= BITS * N // 8 + 8
-    tape, own = followed(noisy(x), decode_frame(frame))
-    assert tape.violations == []
+    context, own = followed(noisy(x), decode_frame(frame))
+    assert context.violations == []
     assert torch.equal(own, out)
     _, alone = recorded(noisy(x))
     different = int((alone != out).sum())
-    assert tape.freedom.moved == different > 10, "the control: as many differ without the log"
-    assert tape.freedom.largest_move == pytest.approx(
+    assert context.freedom.moved == different > 10, "the control: as many differ without the log"
+    assert context.freedom.largest_move == pytest.approx(
         math.sqrt(different) * QUANTUM / float(noisy(x).double().norm()), rel=1e-9
     )
 
 
 def test_the_freedom_of_residues_is_what_the_budget_leaves() -> None:
     frame, _ = recorded(gradient())
-    tape, _ = followed(gradient(), decode_frame(frame))
+    context, _ = followed(gradient(), decode_frame(frame))
     grid = table_of().sites[GRADIENT]
     most = move_budget(grid, N)
     assert most == int(N / 4 + 8 * math.sqrt(N / 4)) + 16
-    freedom, site = tape.freedom, tape.freedom.sites[GRADIENT]
+    freedom, site = context.freedom, context.freedom.sites[GRADIENT]
     assert (site.near, freedom.elements, freedom.moved) == (most, N, 0)
     length = float(gradient().double().norm())
     assert freedom.largest_steer == 0.0, "nothing was measured that would explain more"
@@ -622,13 +621,13 @@ def test_a_steered_element_is_followed_and_shows_in_what_was_moved_and_how_far(s
     stated = frame
     for _ in range(steps):
         stated = flipped(stated, 100)
-    tape, own = followed(x, stated)
+    context, own = followed(x, stated)
     _, out = followed(x, frame)
     far = min(steps, 8 - steps)  # seven quanta up is one down
-    assert tape.violations == []
+    assert context.violations == []
     assert (own != out).nonzero().reshape(-1).tolist() == [100]
     assert abs(float(own[100] - out[100])) == far * QUANTUM
-    assert (tape.freedom.moved, tape.freedom.squared) == (1, far**2 * QUANTUM**2)
+    assert (context.freedom.moved, context.freedom.squared) == (1, far**2 * QUANTUM**2)
 
 
 @pytest.mark.parametrize("in_place", [False, True])
@@ -636,10 +635,12 @@ def test_an_audit_keeps_which_elements_a_log_moved_and_where_to(in_place: bool) 
     x = gradient()
     frame = decode_frame(recorded(x)[0])
     _, out = followed(x, frame)
-    tape = FollowTape(BF16, table_of(), flipped(frame, [7, 100]), yardstick=heard(2.0**-9, N, table_of()))
+    context = FollowingContext(
+        BF16, table_of(), flipped(frame, [7, 100]), yardstick=heard(2.0**-9, N, table_of())
+    )
     target = x.clone() if in_place else torch.empty_like(x)
-    tape.round(Kind.GRADIENT, 0, target if in_place else x, out=target, key=(1, 2), name="gradient of w")
-    numel, at, moves = tape.freedom.moves[GRADIENT]
+    context.round(Kind.GRADIENT, 0, target if in_place else x, out=target, key=(1, 2), name="gradient of w")
+    numel, at, moves = context.freedom.moves[GRADIENT]
     assert (numel, at.tolist()) == (N, [7, 100])
     assert torch.equal(moves.double(), (target.double() - out)[at])
     assert moves.abs().tolist() == [QUANTUM, QUANTUM]
@@ -655,11 +656,11 @@ def test_an_audit_weighs_the_moves_of_a_log() -> None:
         return Weight(float(moves.abs().sum()), float(rounded.numel()))
 
     for flips in ([], [7, 100]):
-        tape = FollowTape(
+        context = FollowingContext(
             BF16, table_of(), flipped(frame, flips), yardstick=heard(2.0**-9, N, table_of()), weigh=weigh
         )
-        tape.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
-        assert (tape.freedom.weighed, tape.freedom.trained) == (len(flips) * QUANTUM, N)
+        context.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
+        assert (context.freedom.weighed, context.freedom.trained) == (len(flips) * QUANTUM, N)
     assert asked == [(0, []), (0, [7, 100])]
 
 
@@ -667,12 +668,12 @@ def test_a_log_that_steers_more_than_the_budget_is_not_accepted_and_nobody_accus
     x = gradient()
     frame = decode_frame(recorded(x)[0])
     budget = move_budget(table_of().sites[GRADIENT], N)
-    tape, _ = followed(x, flipped(frame, slice(0, budget)))
-    assert (tape.violations, tape.excesses) == ([], [])
+    context, _ = followed(x, flipped(frame, slice(0, budget)))
+    assert (context.violations, context.excesses) == ([], [])
     for count in (budget + 1, N):
-        tape, _ = followed(x, flipped(frame, slice(0, count)))
-        ((_, excess),) = tape.excesses
-        assert tape.violations == []
+        context, _ = followed(x, flipped(frame, slice(0, count)))
+        ((_, excess),) = context.excesses
+        assert context.violations == []
         assert (excess.own, excess.stated) == (f"{budget} moved at most", str(count))
 
 
@@ -682,20 +683,20 @@ def test_where_single_results_may_carry_all_of_a_gradient_size_is_held_to_and_no
     steady = heard(2.0**-9, N, table_of())
     unsteady = Yardstick(BF16, replace(steady.measured, steady=False))
     assert [len(under(own, x, frame).excesses) for own in (steady, unsteady)] == [1, 0]
-    tape = under(unsteady, x, frame)
-    assert tape.freedom.squared == N * QUANTUM**2
-    tape.freedom.energy = float(x.square().sum())
-    assert "move of this step's gradient" in [excess.site for _, excess in Freedom().add(tape.freedom)]
+    context = under(unsteady, x, frame)
+    assert context.freedom.squared == N * QUANTUM**2
+    context.freedom.energy = float(x.square().sum())
+    assert "move of this step's gradient" in [excess.site for _, excess in Freedom().add(context.freedom)]
 
 
-def under(own: Yardstick, x: Tensor, frame: Frame) -> FollowTape:
-    """A tape that has followed one gradient with the measurement ``own``."""
-    tape = FollowTape(BF16, table_of(), frame, yardstick=own)
-    tape.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
-    return tape
+def under(own: Yardstick, x: Tensor, frame: Frame) -> FollowingContext:
+    """A context that has followed one gradient with the measurement ``own``."""
+    context = FollowingContext(BF16, table_of(), frame, yardstick=own)
+    context.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
+    return context
 
 
-def test_noise_beyond_three_and_a_half_quanta_is_not_seen_by_the_tape() -> None:
+def test_noise_beyond_three_and_a_half_quanta_is_not_seen_by_the_context() -> None:
     """No violation and another state: the fingerprint and the root tell, not the log."""
     x = gradient()
     frame, out = recorded(x)
@@ -703,8 +704,8 @@ def test_noise_beyond_three_and_a_half_quanta_is_not_seen_by_the_tape() -> None:
     near[1] += 3.4 * QUANTUM
     far[1] += 4.6 * QUANTUM
     assert torch.equal(followed(near, decode_frame(frame))[1], out)
-    tape, own = followed(far, decode_frame(frame))
-    assert tape.violations == []
+    context, own = followed(far, decode_frame(frame))
+    assert context.violations == []
     assert (own != out).nonzero().reshape(-1).tolist() == [1]
     assert abs(float(own[1] - out[1])) == 8.0 * QUANTUM
 
@@ -716,9 +717,9 @@ def test_a_burst_takes_more_bits_and_is_followed() -> None:
     x[6:] *= 0.05
     frame, out = recorded(x)
     y = x * (1.0 + 2.0**-6)
-    tape, own = followed(y, decode_frame(frame))
+    context, own = followed(y, decode_frame(frame))
     assert torch.equal(own, out)
-    assert tape.table.sites[GRADIENT].residue_bits > BITS
+    assert context.table.sites[GRADIENT].residue_bits > BITS
     alone, _ = recorded(y)
     assert not torch.equal(recorded(y)[1], out), "the control"
     assert decode_frame(alone) != decode_frame(frame)
@@ -753,8 +754,8 @@ def test_residues_where_the_grid_is_for_entries_are_refused() -> None:
 def test_a_grid_that_switches_the_code_off_policy_is_a_violation() -> None:
     """A trainer who takes a coarser quantum, for its wider freedom, is noted."""
     coarse = SiteGrid(0, -2, -2, True, [1], residue_bits=3)
-    tape = FollowTape(BF16, GridTable({GRADIENT: coarse}), Frame.of({AT: b"\0" * (3 * N // 8)}))
-    assert [v.rule for v in tape.violations] == ["floor 2**-2, the policy has 2**-3 for band 2**-2"]
+    context = FollowingContext(BF16, GridTable({GRADIENT: coarse}), Frame.of({AT: b"\0" * (3 * N // 8)}))
+    assert [v.rule for v in context.violations] == ["floor 2**-2, the policy has 2**-3 for band 2**-2"]
 
 
 def test_a_gradient_without_elements_has_no_residues() -> None:

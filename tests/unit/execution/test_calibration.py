@@ -11,19 +11,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tallystick.errors import Nondeterminism
+from tallystick.errors import Nondeterminism, ProtocolViolation
 from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.job import Job
+from tallystick.execution.noise import bands as bands_module
 from tallystick.execution.noise import calibration as calibrate_module
-from tallystick.execution.noise.calibration import (
-    Deviations,
-    SiteNoise,
-    calibrate,
-    choose_grids,
-    exponent_above,
-    grid_for,
-    zero_grid,
-)
+from tallystick.execution.noise import deviations
+from tallystick.execution.noise.bands import choose_grids, grid_for, zero_grid
+from tallystick.execution.noise.calibration import calibrate
+from tallystick.execution.noise.deviations import Deviations
+from tallystick.execution.noise.measured import SiteNoise, exponent_above
 from tallystick.execution.rounding.grids import NOISE_BAND, is_noise_only, site_grid
 from tallystick.execution.snapshot import state_entries
 from tallystick.execution.step import backward_of, run_step
@@ -43,15 +40,16 @@ def bytes_of(session: Any) -> dict[str, bytes]:
 def test_calibration_leaves_the_session_as_it_was(model: str, policy: str, zoo: Any, open_job: Any) -> None:
     job = zoo.build({"model": model, "clip": "0.1", "accumulation": "2"})
     session = open_job(job, POLICIES[policy], jitter=4)
-    mine = session.jitter
+    mine = session.arithmetic.jitter
     torch.manual_seed(5)
     before, generator = bytes_of(session), torch.get_rng_state()
     found = calibrate(session, backward_of(session, job))
     assert bytes_of(session) == before
     assert torch.equal(torch.get_rng_state(), generator)
-    assert session.jitter is mine
+    assert session.arithmetic.jitter is mine
     assert session.step == 0
-    assert not session.probing
+    with pytest.raises(ProtocolViolation, match="no step is open"):
+        _ = session.open_step
     assert all(p.grad is None for p in job.model.parameters())
     again = calibrate(session, backward_of(session, job))
     assert again.table == found.table, "the same step gives the same grids"
@@ -196,8 +194,8 @@ def test_gradients_that_are_nothing_but_noise_stop_no_run_and_move_nothing(
     session = open_job(job, POLICIES[policy])
     session.table = calibrate(session, backward_of(session, job)).table
     before = [p.detach().clone() for _, p in session.parameters]
-    tape = session.record_tape(session.table)
-    run_step(session, job, tape)
+    context = session.recording_context(session.table)
+    run_step(session, job, context)
     assert any(
         is_noise_only(grid) for (kind, _), grid in session.table.sites.items() if kind == Kind.GRADIENT
     )
@@ -314,12 +312,10 @@ def test_an_optimizers_noise_has_a_factor_of_four_and_a_limit(
 ) -> None:
     job = zoo.build({})
     session = open_job(job, replace(POLICIES["fp32"], optimizer_arithmetic="general"))
-    count = len(session.parameters) * (1 + len(session.optimizer_keys))
+    count = len(session.parameters) * (1 + len(session.trained.keys))
 
     def bands(typical: float, largest: float) -> set[int]:
-        monkeypatch.setattr(
-            calibrate_module, "_state_noise", lambda *given: [(typical, largest, 0.0)] * count
-        )
+        monkeypatch.setattr(bands_module, "_state_noise", lambda *given: [(typical, largest, 0.0)] * count)
         table = calibrate(session, backward_of(session, job)).table
         return {grid.band for (kind, _), grid in table.sites.items() if kind == Kind.STATE}
 
@@ -416,11 +412,11 @@ def test_a_loss_that_is_only_noise_is_no_reason_for_an_auditor_not_to_accept(
     policy: str, zoo: Any, open_job: Any
 ) -> None:
     session = open_job(zoo.build({"model": "convolutions"}), POLICIES[policy])
-    seen = calibrate_module.Deviations(session, [None] * len(session.parameters))
+    seen = deviations.Deviations(session, [None] * len(session.parameters))
     seen.noise[(Kind.LOSS, 0)] = SiteNoise(0.5, np.zeros(1, dtype=np.int64), 1.0, 0.5, 1)
     with pytest.raises(Nondeterminism, match=r"^loss: its noise is 2\*\*-1 of its scale"):
-        calibrate_module.choose_grids(session, seen, {})
-    widest = calibrate_module.choose_grids(session, seen, {}, measure_states=True).table.sites[(Kind.LOSS, 0)]
+        bands_module.choose_grids(session, seen, {})
+    widest = bands_module.choose_grids(session, seen, {}, measure_states=True).table.sites[(Kind.LOSS, 0)]
     assert widest.band == -2
 
 

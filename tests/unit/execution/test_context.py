@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from tallystick.errors import InvalidInput, Nondeterminism
-from tallystick.execution.noise.calibration import Calibration, SiteNoise
+from tallystick.execution.noise.measured import Calibration, SiteNoise
 from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding.breaches import find_policy_breaches
-from tallystick.execution.rounding.context import RecordTape
-from tallystick.execution.rounding.follow import FollowTape
+from tallystick.execution.rounding.context import RecordingContext
+from tallystick.execution.rounding.following import FollowingContext
 from tallystick.execution.rounding.grids import (
     NOISE_BAND,
     UNSEEN,
@@ -81,22 +81,22 @@ def noisy(x: Tensor, policy: Policy) -> Tensor:
 
 
 def recorded(policy: Policy, x: Tensor, table: GridTable | None = None) -> tuple[bytes, Tensor]:
-    tape = RecordTape(policy, table or table_of(policy))
+    context = RecordingContext(policy, table or table_of(policy))
     out = torch.empty_like(x)
-    tape.round(Kind.GRADIENT, 0, x, out=out, key=(1, 2), name="gradient of w")
-    tape.settle_noise()
-    return tape.finish(), out
+    context.round(Kind.GRADIENT, 0, x, out=out, key=(1, 2), name="gradient of w")
+    context.settle_noise()
+    return context.finish(), out
 
 
 def followed(
     policy: Policy, y: Tensor, frame: bytes | Frame, table: GridTable | None = None, **more: Any
-) -> tuple[FollowTape, Tensor]:
+) -> tuple[FollowingContext, Tensor]:
     read = frame if isinstance(frame, Frame) else decode_frame(frame)
-    tape = FollowTape(policy, table or table_of(policy), read, **more)
+    context = FollowingContext(policy, table or table_of(policy), read, **more)
     out = torch.empty_like(y)
-    tape.round(Kind.GRADIENT, 0, y, out=out, key=(1, 2), name="gradient of w")
-    tape.finish()
-    return tape, out
+    context.round(Kind.GRADIENT, 0, y, out=out, key=(1, 2), name="gradient of w")
+    context.finish()
+    return context, out
 
 
 def with_payload(frame: bytes, address: SiteAddress, payload: bytes | None) -> Frame:
@@ -111,8 +111,8 @@ def test_the_log_makes_a_noisy_follower_round_as_the_recorder_did(policy: Policy
     x = gradient()
     frame, out = recorded(policy, x)
     y = noisy(x, policy)
-    tape, own = followed(policy, y, frame)
-    assert tape.violations == []
+    context, own = followed(policy, y, frame)
+    assert context.violations == []
     assert torch.equal(own, out)
     # The control, a missing site: without its entries the follower rounds some element to the other side.
     bare, alone = followed(policy, y, with_payload(frame, AT_GRADIENT, None))
@@ -160,8 +160,8 @@ def test_a_site_that_the_step_does_not_have_is_a_violation(policy: Policy, addre
     x = gradient()
     frame, _ = recorded(policy, x)
     entry = encode(SparseEntries(8, 1, np.array([3]), np.array([1])))
-    tape, _ = followed(policy, x, with_payload(frame, address, entry))
-    assert [v.rule for v in tape.violations] == ["the log has a site that the step does not have"]
+    context, _ = followed(policy, x, with_payload(frame, address, entry))
+    assert [v.rule for v in context.violations] == ["the log has a site that the step does not have"]
 
 
 @POLICIES
@@ -173,11 +173,11 @@ def test_an_entry_far_from_its_boundary_is_a_violation_and_not_obeyed(policy: Po
     indexes = np.sort(np.append(honest.indexes, element))
     symbols = np.ones(indexes.size, dtype=np.int64)
     symbols[np.isin(indexes, honest.indexes)] = honest.symbols
-    tape, own = followed(
+    context, own = followed(
         policy, x, with_payload(frame, AT_GRADIENT, encode(SparseEntries(x.numel(), 1, indexes, symbols)))
     )
-    assert [(v.site, v.element) for v in tape.violations] == [("gradient of w", element)]
-    assert "farther than twice the band" in tape.violations[0].rule
+    assert [(v.site, v.element) for v in context.violations] == [("gradient of w", element)]
+    assert "farther than twice the band" in context.violations[0].rule
     assert torch.equal(own, out)
 
 
@@ -191,8 +191,8 @@ def test_more_entries_than_the_budget_are_a_violation(policy: Policy) -> None:
         (budget + 1, f"exceed the budget of {budget}"),
     ):
         every = SparseEntries(x.numel(), 1, np.arange(count), np.zeros(count, dtype=np.int64))
-        tape, _ = followed(policy, x, with_payload(frame, AT_GRADIENT, encode(every)))
-        (violation,) = tape.violations  # too many are not looked at one by one, and none of them is obeyed
+        context, _ = followed(policy, x, with_payload(frame, AT_GRADIENT, encode(every)))
+        (violation,) = context.violations  # too many are not looked at one by one, and none of them is obeyed
         assert rule in violation.rule
 
 
@@ -313,11 +313,11 @@ def test_a_grid_that_the_policy_does_not_allow_is_a_violation_however_it_comes(
         start = table_of(policy)
     else:
         frame, start = Frame(), table
-    tape, _ = followed(policy, x, frame, start, sites=frozenset({GRADIENT, STATE}))
+    context, _ = followed(policy, x, frame, start, sites=frozenset({GRADIENT, STATE}))
     if rule is None:
-        assert tape.violations == []
+        assert context.violations == []
     else:
-        found = [v for v in tape.violations if v.rule]
+        found = [v for v in context.violations if v.rule]
         assert found
         assert any(re.search(rule, v.rule) for v in found)
 
@@ -326,8 +326,8 @@ def test_a_finer_grid_is_allowed_where_moves_are_weighed_down_to_sixteen_bands()
     spare = gradient_grid(FP32).floor - gradient_grid(FP32).band - SPARSEST
     for policy, finer, allowed in ((FP64, 1, False), (FP32, spare, True), (FP32, spare + 1, False)):
         grid = gradient_grid(policy)
-        tape, _ = followed(policy, gradient(), Frame(), other(policy, floor=grid.floor - finer))
-        assert bool(tape.violations) != allowed
+        context, _ = followed(policy, gradient(), Frame(), other(policy, floor=grid.floor - finer))
+        assert bool(context.violations) != allowed
 
 
 MALFORMED: dict[str, tuple[GridTable, str]] = {
@@ -358,20 +358,20 @@ def test_a_grid_that_cannot_be_used_is_invalid_input(policy: Policy, name: str) 
 def test_a_scale_above_the_slack_is_believed_only_if_the_last_calibration_had_it() -> None:
     x = gradient()
     high = other(FP64, scales=[9])
-    tape, _ = followed(FP64, x, Frame(), high)
-    assert len(tape.violations) == 1
-    tape, _ = followed(FP64, x, Frame(), high, base=high)
-    assert tape.violations == []
+    context, _ = followed(FP64, x, Frame(), high)
+    assert len(context.violations) == 1
+    context, _ = followed(FP64, x, Frame(), high, base=high)
+    assert context.violations == []
 
 
 def test_a_noise_floor_is_the_followers_to_measure_and_no_violation() -> None:
     """A gradient declared to be noise below more than it has: without a measurement of one's own nothing speaks against it."""
     floor = floor_exponent(NOISE_BAND, FP64.finest_floor(NOISE_BAND))
     start = table_of(FP64, SiteGrid(24, NOISE_BAND, floor, False, [21]))
-    tape, out = followed(FP64, gradient(), Frame(), start)
-    assert tape.violations == []
+    context, out = followed(FP64, gradient(), Frame(), start)
+    assert context.violations == []
     assert not out.any()
-    assert tape.freedom.silenced == 4096
+    assert context.freedom.silenced == 4096
 
 
 def test_a_gradient_of_zeros_is_silent_under_any_floor() -> None:
@@ -382,10 +382,10 @@ def test_a_gradient_of_zeros_is_silent_under_any_floor() -> None:
     quiet = table_of(FP32, SiteGrid(0, NOISE_BAND, floor, False, [1]))
     own = Yardstick(FP32, Calibration({(Kind.GRADIENT, 0): noise}, quiet))
     for x, excesses in ((gradient(), 1), (torch.zeros(4096), 0)):
-        tape, out = followed(FP32, x.float(), Frame(), start, yardstick=own)
+        context, out = followed(FP32, x.float(), Frame(), start, yardstick=own)
         assert not out.any()
-        assert tape.violations == []
-        assert len([excess for _, excess in tape.excesses if "2**" in excess.stated]) == excesses
+        assert context.violations == []
+        assert len([excess for _, excess in context.excesses if "2**" in excess.stated]) == excesses
 
 
 def measured(largest: float = 0.0, grid: SiteGrid | None = None) -> Yardstick:
@@ -397,11 +397,11 @@ def measured(largest: float = 0.0, grid: SiteGrid | None = None) -> Yardstick:
 def test_a_silenced_gradient_is_moved_by_all_that_it_is_where_the_follower_hears_it() -> None:
     silent = SiteGrid(0, NOISE_BAND, floor_exponent(NOISE_BAND, FP32.finest_floor(NOISE_BAND)), False, [21])
     for own, share in ((None, 1.0), (silent, 0.0)):
-        tape, _ = followed(
+        context, _ = followed(
             FP32, gradient().float(), Frame(), table_of(FP32, silent), yardstick=measured(grid=own)
         )
-        assert tape.freedom.energy == pytest.approx(float(gradient().square().sum()), rel=1e-3)
-        assert tape.freedom.shifted == share * tape.freedom.energy
+        assert context.freedom.energy == pytest.approx(float(gradient().square().sum()), rel=1e-3)
+        assert context.freedom.shifted == share * context.freedom.energy
 
 
 def scale_excesses(scale: int, largest: float) -> list[str]:
@@ -409,9 +409,9 @@ def scale_excesses(scale: int, largest: float) -> list[str]:
     start = table_of(FP32)
     update = start.diff(table_of(FP32, gradient_grid(FP32, scale)))
     frame = Frame.of({SiteAddress(0, 0, Kind.GRID, 0): update})
-    tape, _ = followed(FP32, gradient().float(), frame, start, yardstick=measured(largest))
-    assert tape.violations == []
-    return [excess.own for _, excess in tape.excesses if excess.own.startswith("scale")]
+    context, _ = followed(FP32, gradient().float(), frame, start, yardstick=measured(largest))
+    assert context.violations == []
+    return [excess.own for _, excess in context.excesses if excess.own.startswith("scale")]
 
 
 def test_a_scale_above_the_rule_is_noted_from_the_first_octave_on() -> None:
@@ -447,15 +447,15 @@ def test_scales_follow_size_with_slack() -> None:
 @POLICIES
 def test_a_site_not_seen_before_takes_the_first_size_it_has(policy: Policy) -> None:
     table = table_of(policy, gradient_grid(policy, scale=UNSEEN))
-    tape = RecordTape(policy, table, base=table)
+    context = RecordingContext(policy, table, base=table)
     out = torch.empty(4096, dtype=torch.float64)
-    tape.round(Kind.GRADIENT, 0, torch.zeros(4096, dtype=torch.float64), out=out, name="g")
-    assert tape.finish() == encode_frame(Frame())
+    context.round(Kind.GRADIENT, 0, torch.zeros(4096, dtype=torch.float64), out=out, name="g")
+    assert context.finish() == encode_frame(Frame())
     frame, out = recorded(policy, gradient(), table)
     scale = int(decode_scale(table, frame))
     assert scale == 2
-    tape2, own = followed(policy, noisy(gradient(), policy), frame, table, base=table)
-    assert tape2.violations == []
+    second, own = followed(policy, noisy(gradient(), policy), frame, table, base=table)
+    assert second.violations == []
     assert torch.equal(own, out)
 
 
@@ -487,7 +487,7 @@ def test_noise_that_grows_into_a_signal_is_recorded_as_one(policy: Policy, size:
     x0 = math.ldexp(1.0, size) * torch.randn(512, generator=g, dtype=torch.float64)
     y0 = x0 + noise * (2 * torch.rand(512, generator=g, dtype=torch.float64) - 1)
     x1 = gradient()
-    record = RecordTape(policy, table)
+    record = RecordingContext(policy, table)
     follow_outs, record_outs = [], []
     out0, out1 = torch.empty_like(x0), torch.empty_like(x1)
     record.round(Kind.GRADIENT, 1, x1, out=out1, key=(1, 2), name="other")
@@ -495,7 +495,7 @@ def test_noise_that_grows_into_a_signal_is_recorded_as_one(policy: Policy, size:
     record.round(Kind.GRADIENT, 0, x0, out=out0, key=(3, 4), name="noise")
     frame = decode_frame(record.finish())
     record_outs = [out0, out1]
-    follow = FollowTape(policy, table, frame)
+    follow = FollowingContext(policy, table, frame)
     for ordinal, y, key in ((1, noisy(x1, policy), (1, 2)), (0, y0, (3, 4))):
         own = torch.empty_like(y)
         follow.round(Kind.GRADIENT, ordinal, y, out=own, key=key, name="site")
@@ -515,20 +515,20 @@ def test_noise_floors_move_with_the_largest_gradient_of_the_step() -> None:
     table = noise_table(FP64, -40)
     assert largest_scale(table) == 1
     assert [is_noise_only(grid) for grid in table.sites.values()] == [True, False]
-    tape = RecordTape(FP64, table)
+    context = RecordingContext(FP64, table)
     out = torch.empty(4096, dtype=torch.float64)
-    tape.round(Kind.GRADIENT, 1, gradient() * 64.0, out=out, name="other")
-    tape.settle_noise()
-    tape.round(
+    context.round(Kind.GRADIENT, 1, gradient() * 64.0, out=out, name="other")
+    context.settle_noise()
+    context.round(
         Kind.GRADIENT,
         0,
         torch.full((8,), 2.0**-50, dtype=torch.float64),
         out=torch.empty(8, dtype=torch.float64),
         name="n",
     )
-    tape.finish()
-    assert tape.table.sites[(int(Kind.GRADIENT), 1)].scales.tolist() == [8]
-    assert tape.table.sites[GRADIENT].scales.tolist() == [-39 + 7]
+    context.finish()
+    assert context.table.sites[(int(Kind.GRADIENT), 1)].scales.tolist() == [8]
+    assert context.table.sites[GRADIENT].scales.tolist() == [-39 + 7]
 
 
 def test_no_grid_that_calibration_gives_breaks_its_policy(zoo: Any, record_run: Any) -> None:
@@ -575,24 +575,24 @@ def test_mutated_frames_end_in_a_refusal_or_a_result_and_leave_the_session_usabl
         load_state(session, start)
         assert state_root(session) == before
         try:
-            tape = session.follow_tape(bytes(mutated))
-            run_step(session, job, tape)
-            tape.finish()
+            context = session.following_context(bytes(mutated))
+            run_step(session, job, context)
+            context.finish()
         except (InvalidInput, Nondeterminism):
             refused += 1
             continue
-        session.settle(tape)
-        noted += bool(tape.violations)
-        accepted += not tape.violations and state_root(session) == run.roots[1]
+        session.settle(context)
+        noted += bool(context.violations)
+        accepted += not context.violations and state_root(session) == run.roots[1]
         if attempt == 0:
             assert accepted == 1
     assert refused > 40
     load_state(session, start)
-    tape = session.follow_tape(frame)
-    run_step(session, job, tape)
-    tape.finish()
-    session.settle(tape)
-    assert tape.violations == []
+    context = session.following_context(frame)
+    run_step(session, job, context)
+    context.finish()
+    session.settle(context)
+    assert context.violations == []
     assert state_root(session) == run.roots[1]
 
 
@@ -651,7 +651,7 @@ def test_a_specification_cannot_make_the_grid_coarser_than_the_policy_goes(
 
 def decided(
     away: list[float], *, exponent: int = -14, rms: float = 1.0, limit: int = -14, noise: float | None = None
-) -> FollowTape:
+) -> FollowingContext:
     """Follow one decision's log: elements at these distances from the switching point, all turned."""
     entries = SparseEntries(len(away), 1, np.arange(len(away)), np.ones(len(away), dtype=np.int64))
     frame = Frame.of({SiteAddress(0, 0, Kind.DECISION, 0): encode_decision(exponent, entries)})
@@ -660,24 +660,24 @@ def decided(
     if noise is not None:
         measured = SiteNoise(noise, np.zeros(0, dtype=np.int64), 0.0, 0.0)
         yardstick = Yardstick(FP64, Calibration({(Kind.DECISION, 0): measured}, table))
-    tape = FollowTape(FP64, table, decode_frame(encode_frame(frame)), yardstick=yardstick)
+    context = FollowingContext(FP64, table, decode_frame(encode_frame(frame)), yardstick=yardstick)
     x = torch.zeros(len(away), dtype=torch.float64)
-    assert tape.pending(x)
-    tape.band(rms)
+    assert context.pending(x)
+    context.band(rms)
     distances = torch.tensor(away, dtype=torch.float64)
-    found = tape.decide(
+    found = context.decide(
         len(away), 1, torch.arange(len(away)), torch.zeros_like, lambda pairs: distances[pairs[:, 0]]
     )
-    assert found is not None or tape.violations
-    return tape
+    assert found is not None or context.violations
+    return context
 
 
 def test_a_decision_is_obeyed_below_twice_its_band_and_not_at_it() -> None:
     twice = 2.0**-13
     assert decided([math.nextafter(twice, 0.0)]).violations == []
-    tape = decided([0.0, twice])
-    assert [(v.element, "from the switching point" in v.rule) for v in tape.violations] == [(1, True)]
-    assert (tape.freedom.decisions_near, tape.freedom.decisions_moved) == (1, 1)
+    context = decided([0.0, twice])
+    assert [(v.element, "from the switching point" in v.rule) for v in context.violations] == [(1, True)]
+    assert (context.freedom.decisions_near, context.freedom.decisions_moved) == (1, 1)
 
 
 def test_a_decisions_band_is_at_most_the_declared_one_for_its_input() -> None:
@@ -697,16 +697,16 @@ def test_a_decision_is_counted_beyond_four_times_the_followers_own_noise() -> No
 def test_a_headers_scale_may_be_three_octaves_too_wide(policy: Policy) -> None:
     """The values' own scale is 2**1."""
     for scale, refused in ((4, False), (5, True)):
-        tape, _ = followed(policy, gradient(), Frame(), other(policy, scales=[scale]))
-        assert ["too wide" in v.rule for v in tape.violations] == [True] * refused
+        context, _ = followed(policy, gradient(), Frame(), other(policy, scales=[scale]))
+        assert ["too wide" in v.rule for v in context.violations] == [True] * refused
 
 
 def test_silenced_values_may_be_as_large_as_their_floor() -> None:
     """The values have 2**1."""
     for floor, refused in ((1, False), (0, True)):
         grid = site_grid(FP64, Kind.GRADIENT, NOISE_BAND, np.array([floor - NOISE_BAND]))
-        tape, _ = followed(FP64, gradient(), Frame(), table_of(FP64, grid))
-        assert ["declared to be noise below" in v.rule for v in tape.violations] == [True] * refused
+        context, _ = followed(FP64, gradient(), Frame(), table_of(FP64, grid))
+        assert ["declared to be noise below" in v.rule for v in context.violations] == [True] * refused
 
 
 @POLICIES
@@ -729,12 +729,12 @@ def test_a_scale_of_no_values_may_not_grow(policy: Policy) -> None:
     ):  # fmt: skip
         start, table = (other(policy, scales=[scale]) for scale in (before, now))
         update = {SiteAddress(0, 0, Kind.GRID, 0): start.diff(table)} if start != table else {}
-        tape, _ = followed(policy, x, Frame.of(update), start, is_first=is_first)
-        assert tape.violations == []
-        assert [excess.own for _, excess in tape.excesses if "of no values" in excess.own] == (
+        context, _ = followed(policy, x, Frame.of(update), start, is_first=is_first)
+        assert context.violations == []
+        assert [excess.own for _, excess in context.excesses if "of no values" in excess.own] == (
             [f"scale 2**{UNSEEN if is_first else before} at most, of no values"] if noted else []
         )
-        absent = FollowTape(
+        absent = FollowingContext(
             policy, start, Frame.of(update), is_first=is_first
         )  # a layer that the step leaves out
         absent.finish()

@@ -17,7 +17,7 @@ from tallystick.execution import draws
 from tallystick.execution.draws import drawing_portably, portable_draws
 from tallystick.execution.job import Job, JobSource
 from tallystick.execution.step import batch_digest
-from tallystick.numerics import kernels
+from tallystick.numerics.kernels import random_words
 from tallystick.numerics.random import COEFFICIENTS, inverse_normal, stream_key
 
 
@@ -159,7 +159,7 @@ def test_the_compiled_normal_numbers_are_the_references_bits() -> None:
     middle = np.arange(0, 1 << 32, 65_521)
     words = np.concatenate([ends, (1 << 32) - 1 - ends, middle]).astype(np.int64)
     out = np.empty(words.size)
-    kernels.normal(words, COEFFICIENTS, out)
+    random_words.normal(words, COEFFICIENTS, out)
     assert np.array_equal(
         out.view(np.int64), inverse_normal((words.astype(np.float64) + 0.5) * 2.0**-32).view(np.int64)
     )

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from tallystick.errors import InvalidInput
-from tallystick.execution.noise.calibration import Calibration, SiteNoise, calibrate, grid_for
+from tallystick.execution.noise.bands import grid_for
+from tallystick.execution.noise.calibration import calibrate
 from tallystick.execution.noise.freedom import (
     FLIP,
     Freedom,
@@ -22,6 +23,7 @@ from tallystick.execution.noise.freedom import (
     StepFreedom,
     quantum_square,
 )
+from tallystick.execution.noise.measured import Calibration, SiteNoise
 from tallystick.execution.noise.reference import in_float64
 from tallystick.execution.noise.yardstick import Yardstick, finer_grids, octaves_allowed
 from tallystick.execution.rounding.grids import NOISE_BAND, site_grid
@@ -329,7 +331,12 @@ def test_a_pass_in_float64_leaves_tensors_policy_and_findings_as_they_were(zoo: 
     tensors = {
         name: (id(t), t.data_ptr(), t.clone()) for name, t in job.model.state_dict(keep_vars=True).items()
     }
-    before = session.policy, session.compute, session.precision, session.findings
+    before = (
+        session.policy,
+        session.arithmetic.compute,
+        session.arithmetic.precision,
+        session.arithmetic.findings,
+    )
     with in_float64(session):
         assert {p.dtype for p in job.model.parameters()} == {torch.float64}
         assert session.policy.storage == "float64"
@@ -338,7 +345,12 @@ def test_a_pass_in_float64_leaves_tensors_policy_and_findings_as_they_were(zoo: 
         name: (number, pointer) for name, (number, pointer, _) in tensors.items()
     }
     assert all(torch.equal(after[name], values) for name, (_, _, values) in tensors.items())
-    assert (session.policy, session.compute, session.precision, session.findings) == before
+    assert (
+        session.policy,
+        session.arithmetic.compute,
+        session.arithmetic.precision,
+        session.arithmetic.findings,
+    ) == before
 
 
 def test_without_jitter_noise_is_the_deviation_from_float64_and_under_fp64_there_is_none(
@@ -410,9 +422,9 @@ def test_a_note_of_a_calibration_that_was_due_is_malformed(zoo: Any, open_job: A
         frame = encode_frame(Frame.of({place: note}))
         if refused:
             with pytest.raises(InvalidInput, match="the log's note of a calibration"):
-                session.follow_tape(frame)
+                session.following_context(frame)
         else:
-            assert session.follow_tape(frame).is_calibrated
+            assert session.following_context(frame).is_calibrated
 
 
 # -- what was decided, to the number ----------------------------------------------------------------------------------

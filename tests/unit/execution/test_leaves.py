@@ -16,10 +16,11 @@ from torch.nn import functional as F
 from tallystick.errors import InvalidInput, Nondeterminism
 from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.job import Job
-from tallystick.execution.noise.calibration import Calibration, SiteNoise, calibrate
+from tallystick.execution.noise.calibration import calibrate
+from tallystick.execution.noise.measured import Calibration, SiteNoise
 from tallystick.execution.noise.yardstick import Yardstick
-from tallystick.execution.rounding.context import RecordTape
-from tallystick.execution.rounding.follow import FollowTape, activation_budget
+from tallystick.execution.rounding.context import RecordingContext
+from tallystick.execution.rounding.following import FollowingContext, activation_budget
 from tallystick.execution.rounding.grids import (
     activation_grid,
     activation_rule,
@@ -28,7 +29,7 @@ from tallystick.execution.rounding.grids import (
     sampled_scale,
 )
 from tallystick.execution.rounding.leaves import LeafSites
-from tallystick.execution.session import Session
+from tallystick.execution.session.session import Session
 from tallystick.execution.step import backward_of, run_step
 from tallystick.jobs.resnet50 import ResNet
 from tallystick.numerics.grid_table import GridTable
@@ -36,7 +37,7 @@ from tallystick.numerics.log import Frame, Kind, SiteAddress, SparseEntries, dec
 from tallystick.numerics.nearest import round_bits
 from tallystick.numerics.nearest_tensors import find_reaches
 from tallystick.numerics.policy import LEAF, find_policy, policy_of
-from tallystick.numerics.rounding import fingerprint
+from tallystick.numerics.tensor_measures import fingerprint
 from tallystick_bench.leaf import corrections
 
 ACTIVATION, GRADIENT = Kind.ACTIVATION, Kind.ACTIVATION_GRADIENT
@@ -46,7 +47,7 @@ MODELS = (
 
 
 class Noting:
-    """A tape that rounds to 26 bits and keeps what it was given."""
+    """A context that rounds to 26 bits and keeps what it was given."""
 
     def __init__(self) -> None:
         self.given: dict[tuple[int, int], Tensor] = {}
@@ -65,9 +66,9 @@ class Noting:
 
 @contextmanager
 def noted(model: nn.Module) -> Iterator[tuple[Noting, LeafSites]]:
-    tape, sites = Noting(), LeafSites(model)
-    with sites.rounding(tape, 0):
-        yield tape, sites
+    context, sites = Noting(), LeafSites(model)
+    with sites.rounding(context, 0):
+        yield context, sites
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
@@ -98,7 +99,7 @@ class Reused(nn.Module):
 
 def test_sites_come_in_the_order_of_the_forward_pass_whatever_the_backward_pass_does() -> None:
     model = seeded(Reused)
-    with noted(model) as (tape, sites):
+    with noted(model) as (context, sites):
         model(numbers(4, 6)).square().sum().backward()
     assert [sites.names[(ACTIVATION, i)] for i in range(5)] == [
         "output of first", "output of act", "output of second", "output of keep", "output of act (call 2)",
@@ -108,7 +109,7 @@ def test_sites_come_in_the_order_of_the_forward_pass_whatever_the_backward_pass_
         "gradient at the model's output",
     ]  # fmt: skip
     assert len(sites.names) == 10
-    backward = [name for name in tape.order if name.startswith("activation_gradient")]
+    backward = [name for name in context.order if name.startswith("activation_gradient")]
     assert sorted(backward) == sorted(f"activation_gradient {i}" for i in range(5))
     assert backward[0] == "activation_gradient 4"
 
@@ -172,33 +173,33 @@ class Outer(nn.Module):
 
 def test_tuples_dicts_and_keywords_are_looked_into_and_integers_left_alone() -> None:
     model = seeded(lambda: Outer(Several()))
-    with noted(model) as (tape, sites):
+    with noted(model) as (context, sites):
         model(numbers(2, 5, 3).requires_grad_()).backward()
     names = [sites.names[place] for place in sorted(sites.names)]
     assert names.count("output of inside") == 2
     assert names.count("output of lstm") == 3
     assert names.count("gradient at inside") == 2
-    assert len(tape.given) == len(names)
+    assert len(context.given) == len(names)
 
 
 def test_without_gradients_there_are_outputs_only() -> None:
     model = seeded(Reused)
-    with noted(model) as (tape, _), torch.no_grad():
+    with noted(model) as (context, _), torch.no_grad():
         model(numbers(4, 6))
-    assert {kind for kind, _ in tape.given} == {ACTIVATION}
+    assert {kind for kind, _ in context.given} == {ACTIVATION}
 
 
 def test_other_memory_layouts_are_logged_in_row_order() -> None:
     model = seeded(lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.Conv2d(3, 2, 1)))
     x = numbers(2, 2, 5, 5)
-    with noted(model) as (tape, _):
+    with noted(model) as (context, _):
         model(x).square().sum().backward()
     last = seeded(lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.Conv2d(3, 2, 1))).to(
         memory_format=torch.channels_last
     )
     with noted(last) as (other, _):
         last(x.contiguous(memory_format=torch.channels_last)).square().sum().backward()
-    for place, value in tape.given.items():
+    for place, value in context.given.items():
         torch.testing.assert_close(other.given[place], value, atol=1e-12, rtol=1e-7)
 
 
@@ -293,12 +294,10 @@ class Loud:
         )  # fmt: skip
 
     def session(self, job: Job, jitter: bool) -> Session:
-        """A session whose forward and backward passes alone are disturbed: the optimizer has its usual noise."""
-        noise, usual = (Jitter(5, self.units), Jitter(6)) if jitter else (None, None)
+        """A session whose forward and backward passes alone are disturbed: the optimizer's portable arithmetic is not."""
+        noise = Jitter(5, self.units) if jitter else None
         session = Session(job.model, job.optimizer, policy=self.policy, seed=1, jitter=noise)
-        job.optimizer.register_step_pre_hook(lambda *_: setattr(session, "jitter", usual))
         session.prepare()
-        job.optimizer.register_step_post_hook(lambda *_: setattr(session, "jitter", noise))
         return session
 
     def record(self, steps: int) -> tuple[list[bytes], list[int], GridTable]:
@@ -316,48 +315,50 @@ class Loud:
                 if not step:
                     before = first = session.table
                     self.thresholds = found.thresholds
-            tape = session.record_tape(before)
-            overhear(tape, self.said)
-            prints.append(run_step(session, job, tape).fingerprint)
-            frames.append(tape.finish())
-            session.settle(tape)
+            context = session.recording_context(before)
+            overhear(context, self.said)
+            prints.append(run_step(session, job, context).fingerprint)
+            frames.append(context.finish())
+            session.settle(context)
         self.weights = torch.cat([p.detach().reshape(-1) for p in job.model.parameters()])
         session.close()
         return frames, prints, first
 
     def follow(
         self, frames: list[bytes], first: GridTable, strip: bool = False
-    ) -> tuple[list[int], list[FollowTape]]:
+    ) -> tuple[list[int], list[FollowingContext]]:
         job = self.job()
         self.heard: list[int] = []
         session = self.session(job, jitter=True)
         session.table = first
-        tapes: list[FollowTape] = []
+        contexts: list[FollowingContext] = []
         prints: list[int] = []
         for frame in frames:
-            tape = session.follow_tape(frame)
+            context = session.following_context(frame)
             if strip:
-                kept = tuple(s for s in tape.frame if s[0].kind not in (ACTIVATION, GRADIENT))
-                tape = FollowTape(tape.policy, session.table, Frame(kept), tape.base, sites=tape.sites)
-            overhear(tape, self.heard)
-            prints.append(run_step(session, job, tape).fingerprint)
-            tape.finish()
-            session.settle(tape)
-            tapes.append(tape)
+                kept = tuple(s for s in context.frame if s[0].kind not in (ACTIVATION, GRADIENT))
+                context = FollowingContext(
+                    context.policy, session.table, Frame(kept), context.base, sites=context.sites
+                )
+            overhear(context, self.heard)
+            prints.append(run_step(session, job, context).fingerprint)
+            context.finish()
+            session.settle(context)
+            contexts.append(context)
         session.close()
-        return prints, tapes
+        return prints, contexts
 
 
-def overhear(tape: RecordTape | FollowTape, heard: list[int]) -> None:
-    """Note the fingerprint of every activation that ``tape`` rounds."""
-    rounded = tape.activation
+def overhear(context: RecordingContext | FollowingContext, heard: list[int]) -> None:
+    """Note the fingerprint of every activation that ``context`` rounds."""
+    rounded = context.activation
 
     def activation(kind: Kind, ordinal: int, x: Tensor, *, name: str) -> Tensor:
         out = rounded(kind, ordinal, x, name=name)
         heard.append(fingerprint(out.float(), 0))
         return out
 
-    tape.activation = activation  # pyright: ignore[reportAttributeAccessIssue]
+    context.activation = activation  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _distance(model: nn.Module, x: Tensor) -> Tensor:
@@ -369,11 +370,14 @@ def test_straddles_are_corrected_and_without_the_log_of_activations_they_are_not
     """Control included: the same two sides, the log's activation entries taken out, end in other states."""
     loud = Loud(tau)
     frames, prints, first = loud.record(9)
-    followed, tapes = loud.follow(frames, first)
-    assert [v for tape in tapes for v in tape.violations] == []
+    followed, contexts = loud.follow(frames, first)
+    assert [v for context in contexts for v in context.violations] == []
     assert followed == prints
     moved = [
-        site.moved for tape in tapes for (kind, _), site in tape.freedom.sites.items() if kind == ACTIVATION
+        site.moved
+        for context in contexts
+        for (kind, _), site in context.freedom.sites.items()
+        if kind == ACTIVATION
     ]
     assert sum(moved) > 5
     assert loud.heard == loud.said
@@ -385,8 +389,8 @@ def test_a_fixed_threshold_logs_the_share_it_stands_for() -> None:
     """1/2 - tau = 1/16 of a quantum on either side of a boundary: one element in eight."""
     loud = Loud("0.4375", units=1.0)
     frames, _, first = loud.record(2)
-    _, tapes = loud.follow(frames, first)
-    freedom = tapes[0].freedom
+    _, contexts = loud.follow(frames, first)
+    freedom = contexts[0].freedom
     near = sum(site.near for site in freedom.sites.values())
     assert near / freedom.elements == pytest.approx(0.125, abs=0.03)
 
@@ -419,27 +423,29 @@ def test_corrections_halve_with_every_bit_removed() -> None:
 # -- lies ------------------------------------------------------------------------------------------------------------
 
 
-def tapes(x: Tensor, band: int = -40, tau: str = "layer") -> tuple[Frame, GridTable, Tensor]:
+def contexts(x: Tensor, band: int = -40, tau: str = "layer") -> tuple[Frame, GridTable, Tensor]:
     """The frame of one activation site, the table it leads to, and what the recorder got."""
     policy = find_policy("leaf", tau=tau)
-    tape = RecordTape(policy, GridTable())
+    context = RecordingContext(policy, GridTable())
     rule = policy.activation
     assert rule is not None
-    tape.table = GridTable()
-    tape._grids = {(ACTIVATION, 0): activation_grid(rule, band, torch.tensor([1]).numpy())}
-    tape.start_micro_batch(0)
-    out = tape.activation(ACTIVATION, 0, x, name="x")
-    tape.finish()
-    return Frame.of(tape.payloads), GridTable(tape._grids), out
+    context.table = GridTable()
+    context._grids = {(ACTIVATION, 0): activation_grid(rule, band, torch.tensor([1]).numpy())}
+    context.start_micro_batch(0)
+    out = context.activation(ACTIVATION, 0, x, name="x")
+    context.finish()
+    return Frame.of(context.payloads), GridTable(context._grids), out
 
 
-def followed(x: Tensor, frame: Frame, table: GridTable, tau: str = "layer") -> tuple[FollowTape, Tensor]:
+def followed(
+    x: Tensor, frame: Frame, table: GridTable, tau: str = "layer"
+) -> tuple[FollowingContext, Tensor]:
     kept = tuple(site for site in frame if site[0].kind != Kind.GRID)
-    tape = FollowTape(find_policy("leaf", tau=tau), table, Frame(kept))
-    tape.start_micro_batch(0)
-    out = tape.activation(ACTIVATION, 0, x, name="x")
-    tape.finish()
-    return tape, out
+    context = FollowingContext(find_policy("leaf", tau=tau), table, Frame(kept))
+    context.start_micro_batch(0)
+    out = context.activation(ACTIVATION, 0, x, name="x")
+    context.finish()
+    return context, out
 
 
 def with_entry(frame: Frame, at: int, side: int, n: int) -> Frame:
@@ -456,7 +462,7 @@ def with_entry(frame: Frame, at: int, side: int, n: int) -> Frame:
 
 def test_an_entry_far_from_a_boundary_is_a_violation_and_not_obeyed() -> None:
     x = numbers(1000)
-    frame, table, out = tapes(x)
+    frame, table, out = contexts(x)
     honest, same = followed(x, frame, table)
     assert honest.violations == []
     assert torch.equal(same, out)
@@ -471,13 +477,13 @@ def test_more_entries_than_honest_values_give_are_a_violation() -> None:
     n = 4096
     k = torch.arange(n, dtype=torch.float64)
     x = 1.0 + (k + 0.5) * 2.0**-23 + 2.0**-40  # every element is near a boundary, none on a tie
-    frame, table, _ = tapes(x, band=-38)
-    tape, _ = followed(x, frame, table)
-    assert any("exceed the budget" in v.rule for v in tape.violations)
+    frame, table, _ = contexts(x, band=-38)
+    context, _ = followed(x, frame, table)
+    assert any("exceed the budget" in v.rule for v in context.violations)
     ties = x - 2.0**-40  # lie there because of what they are: allowed
-    frame, table, _ = tapes(ties, band=-38)
-    tape, _ = followed(ties, frame, table)
-    assert tape.violations == []
+    frame, table, _ = contexts(ties, band=-38)
+    context, _ = followed(ties, frame, table)
+    assert context.violations == []
 
 
 def test_a_scale_too_wide_and_a_band_outside_the_policy_are_violations() -> None:
@@ -485,11 +491,11 @@ def test_a_scale_too_wide_and_a_band_outside_the_policy_are_violations() -> None
     rule = LEAF.activation
     assert rule is not None
     wide = GridTable({(ACTIVATION, 0): activation_grid(rule, -40, torch.tensor([9]).numpy())})
-    tape, _ = followed(x, Frame(), wide)
-    assert any("too wide" in v.rule for v in tape.violations)
+    context, _ = followed(x, Frame(), wide)
+    assert any("too wide" in v.rule for v in context.violations)
     loose = GridTable({(ACTIVATION, 0): activation_grid(rule, -9, torch.tensor([1]).numpy())})
-    tape, _ = followed(x, Frame(), loose)
-    assert any("band 2**-9 outside 2**-46..2**-14" in v.rule for v in tape.violations)
+    context, _ = followed(x, Frame(), loose)
+    assert any("band 2**-9 outside 2**-46..2**-14" in v.rule for v in context.violations)
 
 
 def test_a_site_that_is_only_noise_is_passed_through_and_gives_no_freedom() -> None:
@@ -498,16 +504,16 @@ def test_a_site_that_is_only_noise_is_passed_through_and_gives_no_freedom() -> N
     assert rule is not None
     table = GridTable({(ACTIVATION, 0): activation_grid(rule, -1, torch.tensor([1]).numpy())})
     assert is_noise_only(table.sites[(ACTIVATION, 0)])
-    tape, out = followed(x, Frame(), table)
+    context, out = followed(x, Frame(), table)
     assert out is x
-    assert (tape.violations, tape.freedom.elements) == ([], 0)
+    assert (context.violations, context.freedom.elements) == ([], 0)
 
 
 def test_a_site_without_a_grid_and_a_policy_without_activations_are_refused() -> None:
     x = numbers(5)
     with pytest.raises(InvalidInput, match="no grid is given for x"):
         followed(x, Frame(), GridTable())
-    plain = FollowTape(find_policy("fp64"), GridTable(), Frame())
+    plain = FollowingContext(find_policy("fp64"), GridTable(), Frame())
     with pytest.raises(InvalidInput, match="policy fp64 rounds no activations"):
         plain.activation(ACTIVATION, 0, x, name="x")
 
@@ -548,7 +554,7 @@ def test_other_choices_are_refused(name: str, more: dict[str, Any], reason: str)
 
 
 class Counting:
-    """A tape that lets everything pass."""
+    """A context that lets everything pass."""
 
     def activation(self, kind: Kind, ordinal: int, x: Tensor, *, name: str) -> Tensor:
         return x
@@ -582,9 +588,9 @@ def test_an_activations_entries_have_a_budget_of_eight_deviations_and_its_scale_
     assert own == 1
     for more, refused in ((3, False), (4, True)):
         grid = activation_grid(rule, -30, np.array([own + more]))
-        tape = FollowTape(LEAF, GridTable({(int(Kind.ACTIVATION), 0): grid}), Frame())
-        tape.activation(Kind.ACTIVATION, 0, x, name="activation of relu")
-        assert ["is too wide" in v.rule for v in tape.violations] == [True] * refused
+        context = FollowingContext(LEAF, GridTable({(int(Kind.ACTIVATION), 0): grid}), Frame())
+        context.activation(Kind.ACTIVATION, 0, x, name="activation of relu")
+        assert ["is too wide" in v.rule for v in context.violations] == [True] * refused
 
 
 ACTIVATION_0 = (int(Kind.ACTIVATION), 0)
@@ -600,13 +606,13 @@ def counted_moves(values: list[float], noise: float | None, kept: int = 0) -> in
     entries = SparseEntries(x.numel(), 1, np.arange(small.numel()), other.numpy())
     frame = Frame(((SiteAddress(0, 0, Kind.ACTIVATION, 0), encode(entries)),))
     table = GridTable({ACTIVATION_0: grid})
-    tape = FollowTape(LEAF, table, frame)
+    context = FollowingContext(LEAF, table, frame)
     if noise is not None:
         measured = SiteNoise(noise, np.zeros(1, dtype=np.int64), 0.0, 0.0)
-        tape.yardstick = Yardstick(LEAF, Calibration({ACTIVATION_0: measured}, table))
-    tape.activation(Kind.ACTIVATION, 0, x, name="activation of linear")
-    assert not tape.violations
-    return tape.freedom.sites[ACTIVATION_0].moved
+        context.yardstick = Yardstick(LEAF, Calibration({ACTIVATION_0: measured}, table))
+    context.activation(Kind.ACTIVATION, 0, x, name="activation of linear")
+    assert not context.violations
+    return context.freedom.sites[ACTIVATION_0].moved
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])

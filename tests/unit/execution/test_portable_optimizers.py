@@ -15,7 +15,8 @@ from tallystick.commit.state import Entry
 from tallystick.errors import InvalidInput, Nondeterminism
 from tallystick.execution.job import Job
 from tallystick.execution.portable_optimizers import why_not_portable
-from tallystick.execution.session import Session
+from tallystick.execution.session.session import Session
+from tallystick.execution.session.state import FloatingState
 from tallystick.execution.snapshot import load_state, state_entries
 from tallystick.numerics.log import (
     Frame,
@@ -26,6 +27,7 @@ from tallystick.numerics.log import (
     encode,
     encode_frame,
 )
+from tallystick.numerics.optimizers import Marks
 from tallystick.numerics.policy import find_policy
 from tallystick.roles.acceptable_states import AcceptableStates
 from tallystick.roles.auditor import audit
@@ -277,15 +279,15 @@ def test_the_closing_fingerprint_is_that_of_the_state(
 ) -> None:
     """It is put together from what the optimizer's pass took and a pass over the rest."""
     seen: list[tuple[int, int, int]] = []
-    honest = Session._closing_fingerprint
+    honest = FloatingState.closing_fingerprint
 
-    def noting(session: Session) -> int:
-        taken = 0 if session._marks is None else len(session._marks.held)
-        found = honest(session)
-        seen.append((found, session.state_fingerprint(), taken))
+    def noting(state: FloatingState, marks: Marks | None) -> int:
+        taken = 0 if marks is None else len(marks.held)
+        found = honest(state, marks)
+        seen.append((found, state.fingerprint(), taken))
         return found
 
-    monkeypatch.setattr(Session, "_closing_fingerprint", noting)
+    monkeypatch.setattr(FloatingState, "closing_fingerprint", noting)
     record_run(lambda: trained_job(PORTABLE[name]), policy, 3)
     assert all(found == whole for found, whole, _ in seen)
     assert len({found for found, _, _ in seen}) == 3, "control: the state moves"

@@ -26,7 +26,8 @@ from torch.nn import functional as F
 from tallystick.execution.determinism import INSTRUCTION_SETS
 from tallystick.execution.dispatch.calls import table_name
 from tallystick.execution.dispatch.rows import ROW_HANDLERS
-from tallystick.numerics import kernels, rows
+from tallystick.numerics import rows
+from tallystick.numerics.kernels import native
 from tallystick.numerics.rows import Form
 
 A: Any = torch.ops.aten
@@ -289,10 +290,10 @@ def norm_cases(offset: float) -> dict[str, tuple[Any, Any, Any]]:
 
 @pytest.mark.parametrize("offset", OFFSETS)
 def test_norms_are_accurate_however_small_the_spread_is(offset: float) -> None:
-    for name, (mine, native, exact) in norm_cases(offset).items():
-        here, torchs = off(mine, exact), off(native, exact)
+    for name, (mine, torchs_own, exact) in norm_cases(offset).items():
+        here, torchs = off(mine, exact), off(torchs_own, exact)
         assert max(here) < 16.0, (name, here)  # an element may be some times the rms
-        for a, b in zip(mine, native, strict=True):
+        for a, b in zip(mine, torchs_own, strict=True):
             assert (a.shape, a.dtype, a.stride()) == (b.shape, b.dtype, b.stride()), name
         if offset > 1.0:
             assert max(torchs) > 8.0 * max(here), (name, here, torchs)
@@ -454,7 +455,7 @@ def test_chunks_and_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(rows, "CHUNK", 700)
     try:
         torch.set_num_threads(3)
-        monkeypatch.setattr(kernels, "rows_in_chunk", lambda width: max(1, 1500 // width))
+        monkeypatch.setattr(native, "rows_in_chunk", lambda width: max(1, 1500 // width))
         after = work()
     finally:
         torch.set_num_threads(threads)
@@ -522,13 +523,13 @@ def test_every_compilation_gives_the_same_bits(
     library = tmp_path / "libkernels.so"
     more = ("-DFAST=", f"-march={march}", "-o", str(library), *sources, "-lm")
     subprocess.run(["gcc", *script["FLAGS"].split(), *more], check=True)
-    monkeypatch.setattr(kernels, "__file__", str(tmp_path / "kernels.py"))
-    monkeypatch.setattr(kernels, "LIBRARY", library.name)
-    kernels._library.cache_clear()
+    monkeypatch.setattr(native, "FOLDER", tmp_path)
+    monkeypatch.setattr(native, "LIBRARY", library.name)
+    native.library.cache_clear()
     try:
         after = work()
     finally:
-        kernels._library.cache_clear()
+        native.library.cache_clear()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
 
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from tallystick.errors import EditedOutside, InvalidInput, Nondeterminism, ProtocolViolation
 from tallystick.execution.noise.calibration import calibrate
-from tallystick.execution.session import Session, snap
+from tallystick.execution.session.hyperparameters import read_hyperparameters, set_hyperparameter, snap
+from tallystick.execution.session.session import Session
 from tallystick.execution.snapshot import state_documents
 from tallystick.execution.step import backward_of, run_step
 from tallystick.numerics.log import Kind
@@ -35,29 +36,29 @@ def small(
 
 def backward(session: Session, model: nn.Module) -> None:
     x = torch.randn(6, 4, generator=torch.Generator().manual_seed(session.step), dtype=torch.float32)
-    x = x.to(session.compute)
-    with session.micro_batch(0):
+    x = x.to(session.arithmetic.compute)
+    with session.open_step.micro_batch(0):
         loss = model(x).square().mean()
         loss.backward()
-    session.note_loss(loss)
+    session.open_step.note_loss(loss)
 
 
 def calibrated(session: Session, model: nn.Module) -> None:
-    session.table = calibrate(session, lambda tape: backward(session, model)).table
+    session.table = calibrate(session, lambda context: backward(session, model)).table
 
 
 @BOTH
 def test_a_step_outside_a_recorded_step_is_refused(policy: str) -> None:
     model, optimizer, session = small(policy)
-    model(torch.ones(3, 4, dtype=session.compute)).sum().backward()
+    model(torch.ones(3, 4, dtype=session.arithmetic.compute)).sum().backward()
     with pytest.raises(ProtocolViolation, match=r"optimizer\.step outside a recorded step"):
         optimizer.step()
     optimizer.zero_grad()
     calibrated(session, model)
-    with session.stepping(session.record_tape(session.table)):
+    with session.stepping(session.recording_context(session.table)):
         backward(session, model)
         optimizer.step()
-        session.finish_step()
+        session.open_step.finish()
 
 
 @BOTH
@@ -66,7 +67,7 @@ def test_two_optimizer_steps_in_one_step_are_refused(policy: str) -> None:
     calibrated(session, model)
     with (
         pytest.raises(ProtocolViolation, match="step 0: the optimizer was stepped twice"),
-        session.stepping(session.record_tape(session.table)),
+        session.stepping(session.recording_context(session.table)),
     ):
         backward(session, model)
         optimizer.step()
@@ -77,22 +78,22 @@ def test_two_optimizer_steps_in_one_step_are_refused(policy: str) -> None:
 def test_a_step_inside_a_step_and_an_optimizer_step_while_measuring_are_refused(policy: str) -> None:
     model, optimizer, session = small(policy)
 
-    def stepping_backward(tape: Any) -> None:
+    def stepping_backward(context: Any) -> None:
         backward(session, model)
         optimizer.step()
 
     with pytest.raises(ProtocolViolation, match="stepped while the noise was being measured"):
         calibrate(session, stepping_backward)
     calibrated(session, model)
-    with session.stepping(session.record_tape(session.table)):
+    with session.stepping(session.recording_context(session.table)):
         with (
             pytest.raises(ProtocolViolation, match="a step is already open"),
-            session.stepping(session.record_tape(session.table)),
+            session.stepping(session.recording_context(session.table)),
         ):
             raise AssertionError("not reached")
         backward(session, model)
         optimizer.step()
-        session.finish_step()
+        session.open_step.finish()
 
 
 @BOTH
@@ -101,14 +102,14 @@ def test_a_closure_is_refused(policy: str) -> None:
     calibrated(session, model)
     with (
         pytest.raises(Nondeterminism, match="optimizer Adam: a step with a closure"),
-        session.stepping(session.record_tape(session.table)),
+        session.stepping(session.recording_context(session.table)),
     ):
         backward(session, model)
         optimizer.step(lambda: 1.0)
-    with session.stepping(session.record_tape(session.table)):
+    with session.stepping(session.recording_context(session.table)):
         backward(session, model)
         optimizer.step(None)
-        session.finish_step()
+        session.open_step.finish()
 
 
 @BOTH
@@ -117,13 +118,13 @@ def test_after_close_the_users_objects_are_as_they_came_but_trained(policy: str)
     names = list(model.state_dict())
     identities = [id(p) for p in model.parameters()]
     before = model[0].weight.detach().clone()
-    assert all(p.dtype == session.compute for p in model.parameters())
+    assert all(p.dtype == session.arithmetic.compute for p in model.parameters())
     assert list(model.state_dict()) == names
     calibrated(session, model)
-    with session.stepping(session.record_tape(session.table)):
+    with session.stepping(session.recording_context(session.table)):
         backward(session, model)
         optimizer.step()
-        session.finish_step()
+        session.open_step.finish()
     session.close()
     assert list(model.state_dict()) == names
     assert [id(p) for p in model.parameters()] == identities
@@ -150,16 +151,16 @@ def test_a_step_restores_every_switch_it_sets(policy: str) -> None:
         ]
 
     before = switches()
-    with session.stepping(session.record_tape(session.table)):
+    with session.stepping(session.recording_context(session.table)):
         assert torch.are_deterministic_algorithms_enabled()
-        assert torch.get_default_dtype() == session.compute
+        assert torch.get_default_dtype() == session.arithmetic.compute
         backward(session, model)
         optimizer.step()
-        assert torch.get_default_dtype() == session.compute
-        session.finish_step()
+        assert torch.get_default_dtype() == session.arithmetic.compute
+        session.open_step.finish()
     assert switches() == before
     for place in ("forward", "optimizer"):
-        with pytest.raises(ZeroDivisionError), session.stepping(session.record_tape(session.table)):
+        with pytest.raises(ZeroDivisionError), session.stepping(session.recording_context(session.table)):
             if place == "forward":
                 raise ZeroDivisionError
             backward(session, model)
@@ -169,7 +170,7 @@ def test_a_step_restores_every_switch_it_sets(policy: str) -> None:
             finally:
                 handle.remove()
         assert switches() == before
-        assert {p.dtype for p in model.parameters()} == {session.compute}
+        assert {p.dtype for p in model.parameters()} == {session.arithmetic.compute}
 
 
 @BOTH
@@ -181,17 +182,17 @@ def test_a_gradient_that_is_not_finite_stops_the_step_and_leaves_a_usable_sessio
     calibrated(session, model)
     with (
         pytest.raises(Nondeterminism, match=r"step 0: gradient of 3\.weight: element 5 is not finite"),
-        session.stepping(session.record_tape(session.table)),
+        session.stepping(session.recording_context(session.table)),
     ):
         backward(session, model)
         model[3].weight.grad.view(-1)[5] = value
         optimizer.step()
-    assert {p.dtype for p in model.parameters()} == {session.compute}
+    assert {p.dtype for p in model.parameters()} == {session.arithmetic.compute}
     assert all(p.grad is None for p in model.parameters()), "no gradient is left to pile up"
-    with session.stepping(session.record_tape(session.table)):
+    with session.stepping(session.recording_context(session.table)):
         backward(session, model)
         optimizer.step()
-        session.finish_step()
+        session.open_step.finish()
 
 
 @BOTH
@@ -200,12 +201,12 @@ def test_a_loss_that_is_not_finite_stops_the_step(policy: str) -> None:
     calibrated(session, model)
     with (
         pytest.raises(Nondeterminism, match="step 0: the loss is nan"),
-        session.stepping(session.record_tape(session.table)),
+        session.stepping(session.recording_context(session.table)),
     ):
         backward(session, model)
         optimizer.step()
-        session.note_loss(torch.tensor(math.nan))
-        session.finish_step()
+        session.open_step.note_loss(torch.tensor(math.nan))
+        session.open_step.finish()
 
 
 @BOTH
@@ -216,34 +217,34 @@ def test_a_skipped_optimizer_is_recorded_and_followed(policy: str) -> None:
     calibrated(session, model)
     start = session.table
 
-    def one(tape: Any, skip: bool) -> int:
-        with session.stepping(tape):
+    def one(context: Any, skip: bool) -> int:
+        with session.stepping(context) as opened:
             backward(session, model)
             if not skip:
                 optimizer.step()
             model.zero_grad()
-            found = session.finish_step()
+            found = opened.finish()
         session.step += 1
-        assert session.skipped is skip
-        assert (session.schedule == []) is skip
+        assert opened.skipped is skip
+        assert (opened.schedule == []) is skip
         return found
 
     for skip in (False, True, False):
-        tape = session.record_tape(session.table)
-        prints.append(one(tape, skip))
-        frames.append(tape.finish())
-        session.settle(tape)
+        context = session.recording_context(session.table)
+        prints.append(one(context, skip))
+        frames.append(context.finish())
+        session.settle(context)
     assert len(set(prints)) == 3
     from tallystick.execution.dispatch.jitter import Jitter
 
     model, optimizer, session = small(policy, jitter=Jitter(9))
     session.table = start
     for number, skip in enumerate((False, True, False)):
-        tape = session.follow_tape(frames[number])
-        assert one(tape, skip) == prints[number]
-        tape.finish()
-        assert tape.violations == []
-        session.settle(tape)
+        context = session.following_context(frames[number])
+        assert one(context, skip) == prints[number]
+        context.finish()
+        assert context.violations == []
+        session.settle(context)
 
 
 @BOTH
@@ -284,7 +285,7 @@ def test_parameters_that_are_parts_of_one_flat_tensor_get_memory_of_their_own(po
     session = prepared(model, torch.optim.SGD(model.parameters(), lr=0.1), policy)
 
     assert torch.equal(
-        torch.cat([p.detach().flatten() for p in model.parameters()]), flat.to(session.compute)
+        torch.cat([p.detach().flatten() for p in model.parameters()]), flat.to(session.arithmetic.compute)
     )
     assert len({p.untyped_storage().data_ptr() for p in model.parameters()}) == 4
 
@@ -409,12 +410,12 @@ def test_a_parameter_changed_outside_the_optimizer_is_refused_by_its_version(
 def test_a_parameter_written_within_a_step_is_refused_though_its_values_stay(policy: str) -> None:
     """Between a forward pass and the optimizer nothing but torch's own count of writes tells."""
     model, _, session = small(policy)
-    with session.stepping(session.record_tape(session.table)):
-        session.verify_tensors()
+    with session.stepping(session.recording_context(session.table)):
+        session.open_step.verify_tensors()
         with torch.no_grad():
             model[0].weight.add_(0.0)
         with pytest.raises(EditedOutside, match=r"step 0: .*0\.weight"):
-            session.verify_tensors()
+            session.open_step.verify_tensors()
     session.close()
 
 
@@ -431,7 +432,7 @@ def test_a_parameter_that_begins_to_train_during_the_run_is_refused(policy: str)
         pytest.raises(
             Nondeterminism, match=r"optimizer group 0: a parameter of shape \[8, 4\] trains that did not"
         ),
-        session.stepping(session.record_tape(session.table)),
+        session.stepping(session.recording_context(session.table)),
     ):
         backward(session, model)
         optimizer.step()
@@ -457,14 +458,14 @@ def test_hyperparameters_have_names_and_can_be_set() -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.25, betas=(0.5, 0.75), eps=0.125)
     session = prepared(model, optimizer)
-    assert session.hyperparameters() == [
+    assert read_hyperparameters(session.optimizer) == [
         (0, "betas.0", 0.5),
         (0, "betas.1", 0.75),
         (0, "eps", 0.125),
         (0, "lr", 0.25),
     ]
-    session.set_hyperparameter(0, "betas.1", 0.5)
-    session.set_hyperparameter(0, "lr", 0.5)
+    set_hyperparameter(session.optimizer, 0, "betas.1", 0.5)
+    set_hyperparameter(session.optimizer, 0, "lr", 0.5)
     assert optimizer.param_groups[0]["betas"] == (0.5, 0.5)
     assert optimizer.param_groups[0]["lr"] == 0.5
 
@@ -477,10 +478,10 @@ def test_adopting_the_numbers_an_optimizer_has_changes_no_committed_byte(pair: A
     optimizer.param_groups[0]["pair"] = pair
     session = prepared(model, optimizer)
     before = state_documents(session)["document/optimizer"]
-    for index, name, value in session.hyperparameters():
-        session.set_hyperparameter(index, name, value)
+    for index, name, value in read_hyperparameters(session.optimizer):
+        set_hyperparameter(session.optimizer, index, name, value)
     assert state_documents(session)["document/optimizer"] == before
-    session.set_hyperparameter(0, "pair.1", 0.25)
+    set_hyperparameter(session.optimizer, 0, "pair.1", 0.25)
     assert optimizer.param_groups[0]["pair"] == type(pair)((pair[0], 0.25))
 
 
@@ -488,7 +489,7 @@ def test_a_pair_may_have_a_none() -> None:
     """Adafactor's ``eps`` is ``(None, 0.001)``."""
     model = nn.Linear(2, 2)
     session = prepared(model, torch.optim.Adafactor(model.parameters(), lr=0.25))
-    named = {name: value for _, name, value in session.hyperparameters()}
+    named = {name: value for _, name, value in read_hyperparameters(session.optimizer)}
     assert named["eps.1"] == 0.001
     assert "eps.0" not in named
 
@@ -521,7 +522,7 @@ def test_preparing_does_not_train(policy: str, zoo: Any, open_job: Any) -> None:
     session = open_job(job, POLICIES[policy])
     assert all(torch.equal(p.float(), q) for p, q in zip(job.model.parameters(), before, strict=True))
     assert not any(job.optimizer.state.values())
-    assert session.optimizer_keys == ["exp_avg", "exp_avg_sq"]
+    assert session.trained.keys == ["exp_avg", "exp_avg_sq"]
 
 
 class Scaled(torch.optim.SGD):
@@ -548,7 +549,7 @@ class Wrapped(torch.optim.SGD):
 def test_an_optimizer_may_have_attributes_and_no_other_optimizer(zoo: Any, open_job: Any) -> None:
     job = zoo.build({"model": "plain"})
     job.optimizer = Scaled(job.model.parameters(), 0.1)
-    assert open_job(job, FP32).optimizer_keys == []
+    assert open_job(job, FP32).trained.keys == []
     job = zoo.build({"model": "plain"})
     job.optimizer = Wrapped(job.model.parameters(), job.optimizer)
     with pytest.raises(Nondeterminism, match=r"optimizer Wrapped: holds another one, a .*, as base"):
@@ -569,4 +570,4 @@ def test_loss_must_be_one_number(zoo: Any, open_job: Any) -> None:
     session.table = calibrate(session, backward_of(session, job)).table
     job.loss = lambda model, batch: model(batch[0])
     with pytest.raises(InvalidInput, match=r"loss must be one number, got shape \[8, 5\]"):
-        run_step(session, job, session.record_tape(session.table))
+        run_step(session, job, session.recording_context(session.table))

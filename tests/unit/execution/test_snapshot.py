@@ -15,7 +15,7 @@ from tallystick.commit.encoding import canonical_json, parse_canonical_json
 from tallystick.commit.state import Entry
 from tallystick.errors import InvalidInput
 from tallystick.execution.job import Job
-from tallystick.execution.session import Session
+from tallystick.execution.session.session import Session
 from tallystick.execution.snapshot import load_state, state_documents, state_entries, state_tensors
 from tallystick.execution.step import batch_bytes, batch_digest, run_step
 from tallystick.numerics.policy import POLICIES
@@ -33,11 +33,11 @@ def entries_of(session: Session) -> dict[str, Entry]:
 
 def go_on(session: Session, job: Job, frames: list[bytes]) -> None:
     for frame in frames:
-        tape = session.follow_tape(frame)
-        run_step(session, job, tape)
-        tape.finish()
-        assert tape.violations == []
-        session.settle(tape)
+        context = session.following_context(frame)
+        run_step(session, job, context)
+        context.finish()
+        assert context.violations == []
+        session.settle(context)
 
 
 @BOTH
@@ -96,7 +96,7 @@ def test_every_kind_of_tensor_comes_back(
 
 def test_values_between_steps_are_float32_values(zoo: Any, record_run: Any) -> None:
     session = record_run(lambda: zoo.build({"model": "convolutions", "average": "yes"}), "fp64", 3).session
-    for name, tensor in session.floating_state():
+    for name, tensor in session.state:
         assert torch.equal(tensor, tensor.float().to(tensor.dtype)), name
 
 

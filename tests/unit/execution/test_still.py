@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
-from tallystick.execution.dispatch.capture import Capture, Findings
+from tallystick.execution.dispatch.capture import Capture
+from tallystick.execution.dispatch.decisions import OperatorFindings
 from tallystick.execution.dispatch.randomness import RandomStream
-from tallystick.execution.noise.probes import EchoTape, ProbeTape, still_sites
-from tallystick.execution.rounding.context import RecordTape
+from tallystick.execution.noise.probes import EchoingContext, ProbingContext, still_sites
+from tallystick.execution.rounding.context import RecordingContext
 from tallystick.execution.rounding.grids import STILL
 from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import Kind, decode_frame
@@ -19,16 +20,16 @@ FP32 = POLICIES["fp32"]
 ON_POINTS = torch.tensor([0.0, 1.0, 2.0, 2.5, 3.0])  # all but one on a whole number
 
 
-def cast(tape: ProbeTape | EchoTape | RecordTape, x: torch.Tensor) -> None:
-    tape.start_micro_batch(0)
-    with Capture(tape, RandomStream(0), compute=torch.float32, findings=Findings()):
+def cast(context: ProbingContext | EchoingContext | RecordingContext, x: torch.Tensor) -> None:
+    context.start_micro_batch(0)
+    with Capture(context, RandomStream(0), compute=torch.float32, findings=OperatorFindings()):
         x.to(torch.int64)
 
 
 def still_after(moved: torch.Tensor) -> frozenset[int]:
-    probe = ProbeTape()
+    probe = ProbingContext()
     cast(probe, ON_POINTS.clone())
-    echo = EchoTape(probe)
+    echo = EchoingContext(probe)
     cast(echo, moved)
     return still_sites(probe, echo.left)
 
@@ -42,9 +43,9 @@ def test_one_element_that_left_its_point_is_enough() -> None:
 
 
 def entries(grids: dict[tuple[int, int], SiteGrid]) -> int:
-    tape = RecordTape(FP32, GridTable(grids), base=GridTable(grids))
-    cast(tape, ON_POINTS.clone())
-    return len(decode_frame(tape.finish()).sites)
+    context = RecordingContext(FP32, GridTable(grids), base=GridTable(grids))
+    cast(context, ON_POINTS.clone())
+    return len(decode_frame(context.finish()).sites)
 
 
 def test_a_decision_that_was_not_measured_logs_them() -> None:

@@ -10,7 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from tallystick.errors import InvalidInput
+from tallystick.errors import InvalidInput, ProtocolViolation
 from tallystick.execution.noise.calibration import calibrate
 from tallystick.execution.noise.survey import (
     JITTER,
@@ -160,5 +160,6 @@ def test_an_answer_of_another_shape_is_refused(zoo: Any, open_job: Any) -> None:
 
     with pytest.raises(InvalidInput, match=r"cut: .* has shape"):
         alone(session, job, others=others)
-    assert not session.probing
+    with pytest.raises(ProtocolViolation, match="no step is open"):
+        _ = session.open_step
     alone(session, job)

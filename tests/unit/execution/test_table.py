@@ -810,7 +810,7 @@ def test_the_band_of_a_large_input_comes_from_a_sample_that_both_sides_share(bra
 @pytest.mark.parametrize("policy", ["fp64", "fp32"])
 def test_memory_that_a_model_makes_and_never_writes_is_not_whatever_lay_there(policy: str) -> None:
     """Operators leave their own fresh results unfilled; what the model itself asks for is filled, and so found."""
-    from tallystick.execution.session import Session
+    from tallystick.execution.session.session import Session
     from tallystick.numerics.policy import find_policy
 
     torch.manual_seed(0)
@@ -819,9 +819,9 @@ def test_memory_that_a_model_makes_and_never_writes_is_not_whatever_lay_there(po
     session.prepare()
     before = torch.utils.deterministic.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue]
     held: list[Tensor] = []
-    with session.stepping(session.record_tape(session.table)):
+    with session.stepping(session.recording_context(session.table)):
         assert not torch.utils.deterministic.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue]
-        with session.micro_batch(0):
+        with session.open_step.micro_batch(0):
             x = torch.ones(3, 2)
             held += [
                 torch.empty(5),

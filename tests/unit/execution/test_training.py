@@ -155,9 +155,9 @@ def test_a_refused_optimizer_under_another_name_is_refused_too(zoo: Any, open_jo
 @BOTH
 def test_a_sparse_gradient_is_made_dense_and_named(policy: str, zoo: Any, record_run: Any) -> None:
     run = record_run(lambda: zoo.build({"model": "sparse"}), policy, 2)
-    assert run.session.densified == {"table.weight"}
+    assert run.session.trained.densified == {"table.weight"}
     dense = record_run(lambda: zoo.build({"model": "tied"}), policy, 2)
-    assert dense.session.densified == set()
+    assert dense.session.trained.densified == set()
 
 
 @BOTH

@@ -20,8 +20,9 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from tallystick.errors import Nondeterminism
-from tallystick.numerics import rounding, triton_kernels
+from tallystick.numerics import rounding_triton
 from tallystick.numerics.grid_table import SiteGrid
+from tallystick.numerics.kernels import triton_launch
 from tallystick.numerics.log import SparseEntries
 
 UNWANTED = re.compile(
@@ -76,19 +77,19 @@ def compile_all(capability: int, fused: bool) -> None:
             if isinstance(argument, torch.Tensor):
                 argument.fill_(1)  # one entry, and one bad element at position 1
 
-    triton_kernels._launch = launch
+    triton_launch._launch = launch
     for grid, dtype, target in RULES if not fused else RULES[:1]:
         x, out = torch.zeros(5000, dtype=dtype), torch.zeros(5000, dtype=target)
         old = None if grid.scales.size else torch.zeros(5000, dtype=target)
         entries = SparseEntries(5000, 1, np.array([3]), np.array([1]))
         common = {"out": out, "old": old, "name": "w"}
         with suppress_refusal():
-            rounding._record_triton(x, grid, key=(1, 2), **common)
+            rounding_triton.record_triton(x, grid, key=(1, 2), **common)
         with suppress_refusal():
-            rounding._follow_triton(x, grid, entries, key=(1, 2**32 - 1), **common)
-    triton_kernels.philox_words((1, 2), 0, 7, torch.device("cpu"))
-    triton_kernels.fingerprint(torch.zeros(5000), 5 << 40)
-    triton_kernels.block_square_sums(torch.zeros(5000), 5)
+            rounding_triton.follow_triton(x, grid, entries, key=(1, 2**32 - 1), **common)
+    triton_launch.philox_words((1, 2), 0, 7, torch.device("cpu"))
+    triton_launch.fingerprint(torch.zeros(5000), 5 << 40)
+    triton_launch.block_square_sums(torch.zeros(5000), 5)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tallystick.errors import InvalidInput
-from tallystick.numerics import kernels, log
+from tallystick.numerics import log
+from tallystick.numerics.kernels import log_entries, native
 from tallystick.numerics.log import SparseEntries, decode, encode
 
 FORMS = st.tuples(st.integers(1, 400), st.sampled_from([1, 2, 7, 64, 1 << 20, 1 << 41]), st.integers(1, 32))
@@ -79,13 +80,13 @@ def test_both_say_the_same_of_any_bytes(tail: bytes, n: int, width: int) -> None
 
 def test_many_entries_take_the_compiled_codec(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[int] = []
-    honest = kernels.read_entries
+    honest = log_entries.read_entries
 
     def noting(data: np.ndarray, n: int, count: int, k: int, width: int):
         called.append(count)
         return honest(data, n, count, k, width)
 
-    monkeypatch.setattr(kernels, "read_entries", noting)
+    monkeypatch.setattr(log_entries, "read_entries", noting)
     few, many = (SparseEntries(1000, 1, np.arange(c), np.ones(c, np.int64)) for c in (log.MANY - 1, log.MANY))
     assert decode(encode(few), 1000, 1) == few
     assert decode(encode(many), 1000, 1) == many
@@ -95,8 +96,8 @@ def test_many_entries_take_the_compiled_codec(monkeypatch: pytest.MonkeyPatch) -
 def test_without_kernels_everything_is_read_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     entries = SparseEntries(1000, 1, np.arange(0, 1000, 3), np.ones(334, np.int64))
     written = encode(entries)
-    monkeypatch.setattr(kernels, "is_compiled", lambda: False)
-    monkeypatch.setattr(kernels, "_library", lambda: pytest.fail("a kernel was called"))
+    monkeypatch.setattr(native, "is_compiled", lambda: False)
+    monkeypatch.setattr(native, "library", lambda: pytest.fail("a kernel was called"))
     assert encode(entries) == written
     assert decode(written, 1000, 1) == entries
 
@@ -104,4 +105,4 @@ def test_without_kernels_everything_is_read_all_the_same(monkeypatch: pytest.Mon
 def test_a_claim_of_all_elements_of_the_largest_site_ends_soon() -> None:
     """All zeros never end a quotient; the search for it must stop with the bytes, not with the claim."""
     zeros = np.zeros(1 << 12, dtype=np.uint8)
-    assert kernels.read_entries(zeros, log.LARGEST_N, 1000, 0, 1) is None
+    assert log_entries.read_entries(zeros, log.LARGEST_N, 1000, 0, 1) is None

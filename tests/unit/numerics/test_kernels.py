@@ -9,7 +9,6 @@ and so do the Triton kernels, interpreted, in small tiles; without triton their 
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import importlib
 import importlib.util
@@ -35,8 +34,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tallystick.errors import InvalidInput, Nondeterminism
-from tallystick.numerics import kernels, random, reference, rounding
+from tallystick.numerics import (
+    random,
+    reference,
+    rounded_sites,
+    rounding,
+    rounding_tensors,
+    rounding_triton,
+    tensor_measures,
+)
 from tallystick.numerics.grid_table import SiteGrid
+from tallystick.numerics.kernels import grid_rounding, measures, native, random_words
+from tallystick.numerics.kernels.grid_rounding import GriddedSite
 from tallystick.numerics.log import SparseEntries
 from tallystick.numerics.reference import FP32_LARGEST, T_FIXED, Entry, RelativeBand, ScaledBand
 
@@ -45,10 +54,10 @@ CHUNK = 7
 KEY = (1, 2)
 PATHS = {
     "kernel": (rounding.round_recorded, rounding.round_followed),
-    "tensor": (rounding._record_tensor, rounding._follow_tensor),
+    "tensor": (rounding_tensors.record_tensor, rounding_tensors.follow_tensor),
 }
 TRITON = (
-    importlib.import_module("tallystick.numerics.triton_kernels")
+    importlib.import_module("tallystick.numerics.kernels.triton_launch")
     if importlib.util.find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"
     else None
 )
@@ -57,7 +66,7 @@ needs_triton = pytest.mark.skipif(
     reason="triton is not installed, or TRITON_INTERPRET is not 1: its kernels are not interpreted",
 )
 if TRITON is not None:
-    PATHS["triton"] = (rounding._record_triton, rounding._follow_triton)
+    PATHS["triton"] = (rounding_triton.record_triton, rounding_triton.follow_triton)
 FORMS = {  # dtypes of the values, of the old ones, of the result
     "float32": (torch.float32, torch.float32, torch.float32),
     "float64": (torch.float64, torch.float64, torch.float64),
@@ -124,7 +133,7 @@ def refused_element(error: Exception) -> int:
 def check(site: Site, chunk: int = CHUNK, without: str = "") -> None:
     """Asserts that all forms, but one if named, record, follow, refuse and list candidates alike."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rounding, "CHUNK", chunk)
+        patch.setattr(rounding_tensors, "CHUNK", chunk)
         patch.delitem(PATHS, without, raising=False)
         set_tile(patch, len(site.xs))
         entries = check_recorded(site)
@@ -497,13 +506,8 @@ def long_values(
 
 
 def quick_share(x: torch.Tensor, old: torch.Tensor | None, out: torch.Tensor, grid: SiteGrid) -> float:
-    scales, rows, relative = rounding._blocks(grid, x.numel())
-    before = x if old is None else old
-    site = kernels._site(
-        x.numpy(), before.numpy(), out.numpy(), scales, rows, grid.precision, grid.band, grid.floor, relative,
-        grid.dithered, *KEY, rounding._limit(grid, out),
-    )  # fmt: skip
-    return kernels._library().tally_quick(ctypes.addressof(site), 0, x.numel(), 1) / x.numel()
+    site = GriddedSite(x.numpy(), None if old is None else old.numpy(), out.numpy(), grid, KEY)
+    return native.library().tally_quick(site.address, 0, x.numel(), 1) / x.numel()
 
 
 @pytest.mark.parametrize("odd", [0.0, 0.0005, 0.02])
@@ -513,15 +517,15 @@ def test_runs_decided_quickly_are_what_the_rule_gives(
 ) -> None:
     """Against the tensor operations, which have no such runs; most elements do lie in them, as the count shows."""
     grid, form, quick = LONG[name]
-    monkeypatch.setattr(rounding, "DENSEST", 2)
+    monkeypatch.setattr(rounded_sites, "DENSEST", 2)
     x, y, old = long_values(grid, form, odd)
     outs = [torch.full(x.shape, 7.0, dtype=LONG_FORMS[form][2]) for _ in range(4)]
     log = rounding.round_recorded(x, grid, out=outs[0], old=old, key=KEY)
-    expected = rounding._record_tensor(x, grid, out=outs[1], old=old, key=KEY, name="x")
+    expected = rounding_tensors.record_tensor(x, grid, out=outs[1], old=old, key=KEY, name="x")
     assert outs[0].numpy().tobytes() == outs[1].numpy().tobytes()
     assert log == expected
     found = rounding.round_followed(y, grid, log, out=outs[2], old=old, key=KEY)
-    wanted = rounding._follow_tensor(y, grid, log, out=outs[3], old=old, key=KEY, name="y")
+    wanted = rounding_tensors.follow_tensor(y, grid, log, out=outs[3], old=old, key=KEY, name="y")
     assert outs[2].numpy().tobytes() == outs[3].numpy().tobytes()
     assert (found.violation, found.violations, found.near, found.moved, found.shifted) == (
         wanted.violation, wanted.violations, wanted.near, wanted.moved, wanted.shifted,
@@ -562,14 +566,14 @@ def test_every_instruction_set_gives_the_same_bits(
         "-lm",
     ]
     subprocess.run(command, check=True)
-    monkeypatch.setattr(kernels, "__file__", str(tmp_path / "kernels.py"))
-    monkeypatch.setattr(kernels, "LIBRARY", library.name)
-    kernels._library.cache_clear()
+    monkeypatch.setattr(native, "FOLDER", tmp_path)
+    monkeypatch.setattr(native, "LIBRARY", library.name)
+    native.library.cache_clear()
     try:
         for name in LONG:
             test_runs_decided_quickly_are_what_the_rule_gives(monkeypatch, name, 0.0005)
     finally:
-        kernels._library.cache_clear()
+        native.library.cache_clear()
 
 
 @pytest.mark.parametrize("form", [0, 1, 2, 3])
@@ -578,7 +582,7 @@ def test_every_form_of_the_cipher_writes_the_same_words(form: int) -> None:
     for first in (0, 5, 2**32 - 9, 2**34 - 3):
         for blocks in (1, 2, 3, 7, 8, 9, 31, 32, 33, 40):
             words = np.empty(4 * blocks + 36, dtype=np.uint32)
-            if not kernels._library().tally_words_in_form(form, words.ctypes.data, first, blocks, *KEY):
+            if not native.library().tally_words_in_form(form, words.ctypes.data, first, blocks, *KEY):
                 assert form, "the plain form is always there"
                 pytest.skip("this processor has no such form")
             assert words[: 4 * blocks].tolist() == random.words(KEY, 4 * first, 4 * blocks).tolist()
@@ -768,7 +772,7 @@ def test_a_multiple_that_the_format_of_the_result_cannot_hold_is_refused(path: s
 def test_a_site_of_ambiguous_elements_only_is_refused(path: str) -> None:
     record, _ = PATHS[path]
     grid = SiteGrid(0, -6, 0, False, [0])
-    limit = 256 + 400 // rounding.DENSEST + 8 * math.isqrt(400 // rounding.DENSEST)
+    limit = 256 + 400 // rounded_sites.DENSEST + 8 * math.isqrt(400 // rounded_sites.DENSEST)
     x = torch.full((400,), T_FIXED, dtype=torch.float64)
     x[limit:] = 0.0
     assert len(record(x, grid, out=torch.empty_like(x), old=None, key=KEY, name="w")) == limit
@@ -786,10 +790,10 @@ def test_an_empty_tensor_is_rounded_to_an_empty_tensor(scales: tuple[int, ...], 
     check(site)
     x = torch.empty(0, dtype=FORMS[form][0])
     for blocks in (1, 3):
-        assert rounding.block_rms(x, blocks).tolist() == [0.0] * blocks
-        for differences in (rounding.block_differences, rounding._block_differences_tensor):
+        assert tensor_measures.block_rms(x, blocks).tolist() == [0.0] * blocks
+        for differences in (tensor_measures.block_differences, tensor_measures.block_differences_tensor):
             assert [found.tolist() for found in differences(x, x, blocks)] == [[0.0] * blocks] * 2
-    assert rounding.fingerprint(x, 3) == rounding._fingerprint_tensor(x, 3 << 40) == 0
+    assert tensor_measures.fingerprint(x, 3) == tensor_measures.fingerprint_tensor(x, 3 << 40) == 0
 
 
 def test_a_follower_counts_the_entries_out_of_reach_and_names_the_first() -> None:
@@ -819,11 +823,11 @@ STARTS = (0, 1, 2, 3, 4, 1021, 2**34 - 5, 2**34 - 1, 2**34, 2**34 + 3, 2**40 + 1
 def test_the_words_of_a_stream_are_the_same_from_all_three(key: random.Key, start: int, count: int) -> None:
     expected = random.words(key, start, count)
     fused = np.zeros(count, dtype=np.uint32)
-    kernels.philox_words(*key, start, fused)
+    random_words.philox_words(*key, start, fused)
     assert np.array_equal(fused, expected)
     first = start // 4
     blocks = -(-(start + count) // 4) - first
-    words = rounding.philox_words(key, first, blocks, torch.device("cpu"))
+    words = rounding_tensors.philox_words(key, first, blocks, torch.device("cpu"))
     assert words.numel() == 4 * blocks
     assert np.array_equal(words[start % 4 :][:count].numpy(), expected)
 
@@ -835,16 +839,16 @@ def test_the_words_of_a_stream_are_the_same_from_all_three(key: random.Key, star
 def test_any_part_of_any_stream_gives_the_same_boundaries(key: random.Key, start: int, count: int) -> None:
     words = random.words(key, start, count)
     fused = np.zeros(count, dtype=np.uint32)
-    kernels.philox_words(*key, start, fused)
+    random_words.philox_words(*key, start, fused)
     assert np.array_equal(fused, words)
-    positions = rounding.dither_boundaries(key, start, count, torch.device("cpu"))
+    positions = rounding_tensors.dither_boundaries(key, start, count, torch.device("cpu"))
     assert positions.tolist() == [reference.dithered_position(int(word)) for word in words]
 
 
 def test_a_block_of_the_kernel_is_the_published_cipher() -> None:
     block = 0x05A308D3_243F6A88
     found = np.zeros(4, dtype=np.uint32)
-    kernels.philox_words(0xA4093822, 0x299F31D0, 4 * block, found)
+    random_words.philox_words(0xA4093822, 0x299F31D0, 4 * block, found)
     low, high = block & 0xFFFFFFFF, block >> 32
     assert tuple(map(int, found)) == random.philox4x32((low, high, 0, 0), (0xA4093822, 0x299F31D0))
 
@@ -872,7 +876,7 @@ def as_reference(values: list[float], ordinal: int) -> int:
 def test_fingerprints_are_the_sum_of_the_specification(
     dtype: torch.dtype, ordinal: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rounding, "CHUNK", CHUNK)
+    monkeypatch.setattr(tensor_measures, "CHUNK", CHUNK)
     generator = np.random.Generator(np.random.PCG64(count))
     x = torch.from_numpy(generator.normal(size=count)).to(torch.float32).to(dtype)
     x[: count // 2 : 3] = -0.0
@@ -880,8 +884,8 @@ def test_fingerprints_are_the_sum_of_the_specification(
     x[2 : count // 2 : 3] = -(2.0**-14)
     values = x.double().tolist()
     expected = plain_fingerprint(values, ordinal)
-    assert rounding.fingerprint(x, ordinal) == expected
-    assert rounding._fingerprint_tensor(x.to(torch.float32), ordinal << 40) == expected
+    assert tensor_measures.fingerprint(x, ordinal) == expected
+    assert tensor_measures.fingerprint_tensor(x.to(torch.float32), ordinal << 40) == expected
     assert as_reference(values, ordinal) == expected
 
 
@@ -891,30 +895,30 @@ def test_fingerprints_of_any_tensor_agree(values: list[float], ordinal: int, chu
     x = torch.tensor(values, dtype=torch.float32)
     expected = plain_fingerprint(values, ordinal)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rounding, "CHUNK", chunk)
-        assert rounding._fingerprint_tensor(x, ordinal << 40) == expected
-    assert rounding.fingerprint(x, ordinal) == as_reference(values, ordinal) == expected
-    assert rounding.fingerprint(x.double().reshape(1, -1), ordinal) == expected
+        patch.setattr(tensor_measures, "CHUNK", chunk)
+        assert tensor_measures.fingerprint_tensor(x, ordinal << 40) == expected
+    assert tensor_measures.fingerprint(x, ordinal) == as_reference(values, ordinal) == expected
+    assert tensor_measures.fingerprint(x.double().reshape(1, -1), ordinal) == expected
 
 
 @pytest.mark.parametrize("chunk", [4, 1 << 17])
 def test_the_fingerprint_of_a_state_is_the_sum_of_its_tensors(
     monkeypatch: pytest.MonkeyPatch, chunk: int
 ) -> None:
-    monkeypatch.setattr(kernels, "CHUNK", chunk)
+    monkeypatch.setattr(native, "CHUNK", chunk)
     state = [
         torch.tensor([1.5, -2.0]), torch.tensor([]), torch.tensor(3.0), torch.arange(6.0).reshape(2, 3).t(),
         torch.tensor([0.25, 7.0], dtype=torch.float64), torch.tensor([1.0], dtype=torch.bfloat16), torch.arange(11.0),
     ]  # fmt: skip
     expected = sum(plain_fingerprint(x.reshape(-1).tolist(), i) for i, x in enumerate(state)) % 2**64
-    assert rounding.fingerprint_all(state) == expected
-    assert rounding.fingerprint_all(state[::-1]) != expected
-    assert rounding.fingerprint_all([]) == 0
+    assert tensor_measures.fingerprint_all(state) == expected
+    assert tensor_measures.fingerprint_all(state[::-1]) != expected
+    assert tensor_measures.fingerprint_all([]) == 0
 
 
 def test_the_fingerprint_of_a_transposed_tensor_is_that_of_its_rows() -> None:
     x = torch.arange(6.0).reshape(2, 3).t()
-    assert rounding.fingerprint(x, 1) == plain_fingerprint([0.0, 3.0, 1.0, 4.0, 2.0, 5.0], 1)
+    assert tensor_measures.fingerprint(x, 1) == plain_fingerprint([0.0, 3.0, 1.0, 4.0, 2.0, 5.0], 1)
 
 
 # --------------------------------------------------------------------------------------- sizes and distances
@@ -927,13 +931,13 @@ def test_the_rms_of_a_block_is_that_of_its_elements(dtype: torch.dtype, blocks: 
     scaled = generator.normal(size=(blocks, rows)) * 2.0 ** generator.integers(-60, 60, size=(blocks, 1))
     x = torch.from_numpy(scaled).to(dtype)
     expected = [math.sqrt(sum(Fraction(value) ** 2 for value in row) / rows) for row in x.double().tolist()]
-    assert rounding.block_rms(x, blocks).tolist() == pytest.approx(expected, rel=1e-13)
-    assert rounding._block_rms_tensor(x, blocks).tolist() == pytest.approx(expected, rel=1e-13)
+    assert tensor_measures.block_rms(x, blocks).tolist() == pytest.approx(expected, rel=1e-13)
+    assert tensor_measures.block_rms_tensor(x, blocks).tolist() == pytest.approx(expected, rel=1e-13)
 
 
 def test_the_rms_is_summed_in_binary64_and_shows_what_is_not_finite() -> None:
     x = torch.tensor([1e30, 1e30, 0.0, 0.0, math.inf, 1.0, math.nan, 1.0])
-    for found in (rounding.block_rms(x, 4), rounding._block_rms_tensor(x, 4)):
+    for found in (tensor_measures.block_rms(x, 4), tensor_measures.block_rms_tensor(x, 4)):
         assert found.dtype == np.float64
         assert found[:3].tolist() == [pytest.approx(float(x[0])), 0.0, math.inf]
         assert math.isnan(found[3])
@@ -944,7 +948,8 @@ def test_the_rms_of_a_sample_is_that_of_its_copy(n: int) -> None:
     x = torch.from_numpy(np.random.Generator(np.random.PCG64(n)).normal(size=n))
     stride = -(-n // 65536)
     assert (
-        rounding.sampled_rms(x, stride).tobytes() == rounding.block_rms(x[::stride].contiguous(), 1).tobytes()
+        tensor_measures.sampled_rms(x, stride).tobytes()
+        == tensor_measures.block_rms(x[::stride].contiguous(), 1).tobytes()
     )
 
 
@@ -957,7 +962,7 @@ def test_the_largest_difference_of_a_block_is_exact_and_the_mean_is_one(
     x, y = (torch.from_numpy(generator.normal(size=(blocks, rows))).to(dtype) for _ in range(2))
     pairs = zip(x.double().tolist(), y.double().tolist(), strict=True)
     each = [[abs(a - b) for a, b in zip(left, right, strict=True)] for left, right in pairs]
-    for differences in (rounding.block_differences, rounding._block_differences_tensor):
+    for differences in (tensor_measures.block_differences, tensor_measures.block_differences_tensor):
         largest, mean = differences(x, y, blocks)
         assert largest.tolist() == [max(block) for block in each]
         assert mean == pytest.approx([math.fsum(block) / rows for block in each], rel=1e-12)
@@ -968,7 +973,7 @@ def test_a_difference_that_is_no_number_is_infinite_in_its_own_block_only() -> N
     x = torch.tensor([1.0, 2.0, nan, 1.0, inf, 1.0, inf, 1.0, -3.0, 0.0])
     y = torch.tensor([1.0, 2.5, 1.0, 9.0, inf, 1.0, 0.0, 1.0, -3.0, nan])
     expected = [0.5, inf, inf, inf, inf]
-    for differences in (rounding.block_differences, rounding._block_differences_tensor):
+    for differences in (tensor_measures.block_differences, tensor_measures.block_differences_tensor):
         largest, mean = differences(x, y, 5)
         assert largest.tolist() == expected
         assert mean.tolist() == [0.25, inf, inf, inf, inf]
@@ -979,10 +984,10 @@ def test_a_difference_that_is_no_number_is_infinite_in_its_own_block_only() -> N
 def test_an_element_is_kept_if_its_word_is_below_the_threshold(start: int, threshold: int) -> None:
     words = random.words(KEY, start, 1000)
     kept = np.zeros(1000, dtype=np.bool_)
-    kernels.keep(*KEY, start, threshold, kept)
+    random_words.keep(*KEY, start, threshold, kept)
     assert kept.tolist() == [int(word) < threshold for word in words]
     numbers = np.full(1000, np.nan, dtype=np.float32)
-    kernels.keep(*KEY, start, threshold, numbers)
+    random_words.keep(*KEY, start, threshold, numbers)
     assert numbers.tolist() == kept.tolist()
 
 
@@ -992,13 +997,13 @@ def test_an_element_is_kept_if_its_word_is_below_the_threshold(start: int, thres
 def test_what_is_near_a_point_is_found(
     monkeypatch: pytest.MonkeyPatch, dtype: Any, point: float, threads: int
 ) -> None:
-    monkeypatch.setattr(kernels, "CHUNK", 384)
+    monkeypatch.setattr(native, "CHUNK", 384)
     x = np.random.default_rng(1).standard_normal(3000).astype(dtype)
     x[[0, 700, 2999]] = point, math.nan, math.inf
     for band in (0.0, 2.0**-6, 0.5):
-        found = kernels.near(x, point, band, threads=threads)
+        found = measures.near(x, point, band, threads=threads)
         assert found.tolist() == [i for i in range(x.size) if abs(x[i] - dtype(point)) < band]
-    assert kernels.near(x[:0], point, 1.0).size == 0
+    assert measures.near(x[:0], point, 1.0).size == 0
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -1006,26 +1011,26 @@ def test_what_is_near_a_point_is_found(
 def test_a_relu_is_torchs_and_finds_what_is_near_zero(
     monkeypatch: pytest.MonkeyPatch, dtype: Any, threads: int
 ) -> None:
-    monkeypatch.setattr(kernels, "CHUNK", 384)
+    monkeypatch.setattr(native, "CHUNK", 384)
     x = np.random.default_rng(1).standard_normal(3000).astype(dtype)
     x[[0, 1, 300, 700, 800, 2999]] = 0.0, -0.0, -math.inf, math.nan, 1e-45, math.inf
     for band in (0.0, 2.0**-6, 0.5):
         out = np.full_like(x, 7.0)
-        found = kernels.relu(x, out, band, threads=threads)
-        assert found.tolist() == kernels.near(x, 0.0, band).tolist()
+        found = measures.relu(x, out, band, threads=threads)
+        assert found.tolist() == measures.near(x, 0.0, band).tolist()
         assert np.array_equal(out, torch.relu(torch.from_numpy(x)).numpy(), equal_nan=True)
     with pytest.raises(ValueError, match="3000 elements of float"):
-        kernels.relu(x, np.zeros(2999, dtype), 1.0)
+        measures.relu(x, np.zeros(2999, dtype), 1.0)
 
 
 def test_arrays_with_gaps_are_refused() -> None:
     x, out = np.arange(8.0)[::2], np.zeros(1)
     with pytest.raises(ValueError, match="not contiguous"):
-        kernels.near(x, 0.0, 1.0)
+        measures.near(x, 0.0, 1.0)
     with pytest.raises(ValueError, match="not contiguous"):
-        kernels.block_square_sums(x, 4, out)
+        measures.block_square_sums(x, 4, out)
     with pytest.raises(ValueError, match="not contiguous"):
-        kernels.fingerprint(x, 0)
+        measures.fingerprint(x, 0)
 
 
 # --------------------------------------------------------------------------------------------------- threads
@@ -1034,40 +1039,42 @@ def test_arrays_with_gaps_are_refused() -> None:
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("rows", [100, 1000, 5000])
 def test_results_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch, threads: int, rows: int) -> None:
-    monkeypatch.setattr(kernels, "CHUNK", 384)  # of which the whole is no multiple
+    monkeypatch.setattr(native, "CHUNK", 384)  # of which the whole is no multiple
     generator = np.random.default_rng(rows)
     x, y = generator.standard_normal((2, 5000))
     y = x + (y - 0.5) * 2.0**-20
-    scales, none = np.zeros(5000 // rows, dtype=np.int32), np.zeros(0, dtype=np.float64)
+    scales = np.zeros(5000 // rows, dtype=np.int32)
+    fine, coarsest = SiteGrid(0, -16, -12, True, scales), SiteGrid(0, -13, -12, True, scales, residue_bits=1)
     results: list[list[Any]] = []
     for count in (1, threads):
         index, side = np.zeros(5000, dtype=np.int64), np.zeros(5000, dtype=np.uint8)
         out, followed, stats = np.empty_like(x), np.empty_like(x), np.zeros(6)
-        grid = (scales, rows, 0, -16, -12, False, True, *KEY, kernels.MAX_FP32)
-        found, bad = kernels.record(x, none, out, *grid, index, side, threads=count)
+        found, bad = grid_rounding.record(GriddedSite(x, None, out, fine, KEY), index, side, threads=count)
         assert (bad, found > 10) == (-1, True)
-        kernels.follow(y, none, followed, *grid, index[:found], side[:found], stats, threads=count)
+        site = GriddedSite(y, None, followed, fine, KEY)
+        grid_rounding.follow(site, index[:found], side[:found], stats, threads=count)
         assert np.array_equal(out, followed)
         plain = np.empty_like(x)
         sums, gaps, totals = (np.zeros(scales.size) for _ in range(3))
-        kernels.record(y, none, plain, *grid, index.copy(), side.copy(), threads=count)
+        grid_rounding.record(GriddedSite(y, None, plain, fine, KEY), index.copy(), side.copy(), threads=count)
         assert not np.array_equal(out, plain)  # the log was needed
         packed, moves = np.zeros((1, 625), dtype=np.uint8), np.zeros(7)
         coarse, crossed = np.empty_like(x), np.empty_like(x)
-        keys = (True, *KEY, kernels.MAX_FP32)
-        assert kernels.record_residues(x, coarse, scales, rows, -12, *keys, packed, threads=count) == -1
-        kernels.follow_residues(y, crossed, scales, rows, -13, -12, *keys, packed, moves, threads=count)
+        site = GriddedSite(x, None, coarse, coarsest, KEY, band=-12)
+        assert grid_rounding.record_residues(site, packed, threads=count) == -1
+        site = GriddedSite(y, None, crossed, coarsest, KEY)
+        grid_rounding.follow_residues(site, packed, moves, threads=count)
         assert np.array_equal(coarse, crossed)
         assert moves[4] > 5
-        kernels.block_square_sums(x, rows, sums, threads=count)
-        kernels.block_differences(x, y, rows, gaps, totals, threads=count)
+        measures.block_square_sums(x, rows, sums, threads=count)
+        measures.block_differences(x, y, rows, gaps, totals, threads=count)
         words, kept = np.zeros(5000, dtype=np.uint32), np.zeros(5000, dtype=np.bool_)
-        kernels.philox_words(*KEY, 5, words, threads=count)
-        kernels.keep(*KEY, 5, 2**31, kept, threads=count)
+        random_words.philox_words(*KEY, 5, words, threads=count)
+        random_words.keep(*KEY, 5, 2**31, kept, threads=count)
         results.append(
             [
                 index, side, out, stats, packed, coarse, moves, sums, gaps, totals, words, kept,
-                kernels.fingerprint(x, 7, threads=count),
+                measures.fingerprint(x, 7, threads=count),
             ]
         )  # fmt: skip
     for one, other in zip(*results, strict=True):
@@ -1080,7 +1087,7 @@ def test_results_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch, threa
 def test_leaf_hashes_are_those_of_the_standard_library(chunk: int, chunks: int, more: int) -> None:
     data = memoryview(np.random.default_rng(chunk).bytes(chunk * chunks + more))
 
-    found = kernels.leaf_hashes(data, chunk)
+    found = measures.leaf_hashes(data, chunk)
 
     if found is None:
         cpu = Path("/proc/cpuinfo")

@@ -21,10 +21,11 @@ import torch
 from torch import Tensor
 
 from tallystick.errors import InvalidInput, Nondeterminism
-from tallystick.numerics import kernels, optimizers, reference
+from tallystick.numerics import optimizers, reference
+from tallystick.numerics.kernels import native
 from tallystick.numerics.optimizers import Marks, SgdNumbers, adam_numbers, adam_step, power, sgd_step
 from tallystick.numerics.reference import FP32_LARGEST, AdamRule, SgdRule
-from tallystick.numerics.rounding import fingerprint, fingerprint_all
+from tallystick.numerics.tensor_measures import fingerprint, fingerprint_all
 
 SUBNORMAL, TINY = 2.0**-149, 2.0**-126
 SPECIAL = [0.0, -0.0, SUBNORMAL, -3 * SUBNORMAL, TINY, 1.0, -1.0, 0.1, 2.0**-40, -(2.0**60), 3e38, 1e-20]
@@ -139,7 +140,7 @@ def test_neither_threads_nor_chunks_change_a_bit(
     ps, gs, ms, vs = elements()
     alone = row(ps), row(gs), row(ms), row(vs)
     adam_step(*alone, numbers_of(ADAM["adamw"], 3), name="weight")
-    monkeypatch.setattr(kernels.in_chunks, "__defaults__", (chunk,))
+    monkeypatch.setattr(native.in_chunks, "__defaults__", (chunk,))
     monkeypatch.setattr(torch, "get_num_threads", lambda: workers)
     again = row(ps), row(gs), row(ms), row(vs)
     adam_step(*again, numbers_of(ADAM["adamw"], 3), name="weight")
@@ -220,7 +221,7 @@ def test_torchs_own_optimizer_in_float64_agrees_to_an_ulp(kind: str) -> None:
 def test_what_is_not_finite_is_named(
     values: tuple[float, ...], where: str, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels.in_chunks, "__defaults__", (4,))
+    monkeypatch.setattr(native.in_chunks, "__defaults__", (4,))
     monkeypatch.setattr(torch, "get_num_threads", lambda: workers)
     given = [torch.full((20,), 0.5) for _ in range(4)]
     for tensor, value in zip(given, values, strict=True):
@@ -278,7 +279,7 @@ def test_powers_are_made_by_squaring_alone() -> None:
 
 OBJDUMP, CC = shutil.which("objdump"), shutil.which("cc")
 FUSED = re.compile(r"\bv?fn?m(add|sub)(sub|add)?\d*[sp][sd]\b|\bfn?m(add|sub)\b|\bfml[as]\b|\bv?(rcp|rsqrt)")
-SOURCE = Path(kernels.__file__).with_name("optimizers.c")
+SOURCE = native.FOLDER / "optimizers.c"
 
 
 def compiled(into: Path, *flags: str) -> str:
@@ -324,7 +325,7 @@ def test_positions_beyond_two_to_the_31_are_not_cut_short(begin: int, dtype: tor
     plain = (n.keep, n.decay, n.beta1, n.fresh1, n.beta2, n.fresh2, n.rate, n.unbias, n.eps)
     numbers = (ctypes.c_double * 9)(*plain)
     kind = 0 if dtype == torch.float32 else 1
-    done = kernels._library().tally_adam(
+    done = native.library().tally_adam(
         at[0], at[1], kind, at[2], at[3], ctypes.addressof(numbers), begin, begin + 200, None
     )
     assert done == 1
@@ -337,7 +338,7 @@ def test_positions_beyond_two_to_the_31_are_not_cut_short(begin: int, dtype: tor
 def test_fingerprints_are_taken_of_what_is_written(
     dtype: torch.dtype, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels, "CHUNK", 3000)
+    monkeypatch.setattr(native, "CHUNK", 3000)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     ps, gs, ms, vs = elements(9001)
     p, g, m, v = row(ps, dtype), row(gs, dtype), row(ms), row(vs)

@@ -15,7 +15,6 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from tallystick.errors import InvalidInput
-from tallystick.numerics.formats import E4M3, E5M2, FP32, TOY, FloatFormat
 from tallystick.numerics.reference import (
     FP32_LARGEST,
     T_FIXED,
@@ -32,6 +31,7 @@ from tallystick.numerics.reference import (
     record,
     round_element,
 )
+from tallystick.testing.formats import E4M3, E5M2, FP32, TOY, FloatFormat
 
 WIDEST = 1 - 2.0**-40
 """The theorem holds up to this share of the band; the rest covers the rounding of distances."""

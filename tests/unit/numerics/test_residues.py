@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tallystick.errors import InvalidInput, Nondeterminism
-from tallystick.numerics import random, reference, rounding
+from tallystick.numerics import random, reference, rounded_sites, rounding, rounding_tensors
 from tallystick.numerics.grid_table import SiteGrid
 from tallystick.numerics.log import Residues
 from tallystick.numerics.reference import T_FIXED, ScaledBand
@@ -27,7 +27,7 @@ VECTORS = Path(__file__).parents[3] / "vectors" / "rounding"
 KEY = (1, 2)
 PATHS = {
     "kernel": (rounding.round_recorded_residues, rounding.round_followed_residues),
-    "tensor": (rounding._record_residues_tensor, rounding._follow_residues_tensor),
+    "tensor": (rounding_tensors.record_residues_tensor, rounding_tensors.follow_residues_tensor),
 }
 DTYPES = [torch.float32, torch.float64]
 
@@ -56,7 +56,7 @@ def check(
     used = residues if stated is None else stated
     followed, moved, violations = reference.follow_residues(y.double().tolist(), used, band, words, bits)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rounding, "CHUNK", 7)
+        patch.setattr(rounding_tensors, "CHUNK", 7)
         for record, follow in PATHS.values():
             out = torch.full((n,), 7.0, dtype=torch.float64)
             assert record(x, grid, out=out, key=KEY, name="w") == Residues.of(residues, bits)
@@ -166,7 +166,7 @@ def test_long_runs_of_binary32_follow_alike(grid: SiteGrid, near: float, forged:
     xs = generator.normal(size=size.size) * size
     x = torch.from_numpy(xs).float()
     y = torch.from_numpy(xs + generator.uniform(-0.9, 0.9, size.size) * size * 2.0**grid.band).float()
-    results: list[tuple[bytes, Residues, bytes, rounding.Followed]] = []
+    results: list[tuple[bytes, Residues, bytes, rounded_sites.Followed]] = []
     for record, follow in PATHS.values():
         out = torch.full_like(x, 7.0)
         stated = record(x, grid, out=out, key=KEY, name="w")
@@ -298,7 +298,7 @@ def test_where_the_sparse_code_becomes_the_smaller_one() -> None:
         grid = SiteGrid(0, -octaves - 1, -1, True, [0])
         out = torch.empty(n, dtype=torch.float64)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(rounding, "DENSEST", 2)
+            patch.setattr(rounded_sites, "DENSEST", 2)
             sizes[octaves] = len(encode(rounding.round_recorded(x, grid, out=out, key=KEY)))
     parity = SiteGrid(0, -2, -1, True, [0], residue_bits=1)
     plain = len(encode_residues(rounding.round_recorded_residues(x, parity, out=torch.empty(n), key=KEY)))
@@ -324,7 +324,7 @@ def test_a_sparse_follower_counts_what_its_entries_moved() -> None:
     grid = SiteGrid(0, -6, 0, False, [0])
     y = torch.tensor([0.45, 0.46, 0.45, 0.1] * 4, dtype=torch.float64)
     entries = SparseEntries(16, 1, np.arange(16), np.array([1, 0, 0, 1] * 4))
-    for follow in (rounding.round_followed, rounding._follow_tensor):
+    for follow in (rounding.round_followed, rounding_tensors.follow_tensor):
         found = follow(y, grid, entries, out=torch.empty_like(y), old=None, key=KEY, name="w")
         assert (found.moved, found.shifted, found.violations) == (8, 8.0, 4)
 

@@ -22,7 +22,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from tallystick.errors import InvalidInput, Nondeterminism
-from tallystick.numerics import kernels, random, reference, rounding
+from tallystick.numerics import random, reference, rounding, rounding_triton, tensor_measures
 from tallystick.numerics.grid_table import SiteGrid
 from tallystick.numerics.log import SparseEntries
 from tallystick.numerics.reference import Entry, ScaledBand
@@ -33,7 +33,7 @@ pytest.importorskip(
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("TRITON_INTERPRET is not 1: here triton compiles, see tests/gpu", allow_module_level=True)
 
-from tallystick.numerics import triton_kernels
+from tallystick.numerics.kernels import triton_launch
 
 KEY = (7, 0xFFFFFFF9)
 COMPILE = Path(__file__).with_name("compile_for_device.py")
@@ -47,8 +47,8 @@ def draws(n: int, seed: int, dtype: torch.dtype = torch.float64) -> torch.Tensor
 @pytest.fixture
 def tiles(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
     def set_sizes(tile: int, tiles_a_piece: int) -> None:
-        monkeypatch.setattr(triton_kernels, "TILE", tile)
-        monkeypatch.setattr(triton_kernels, "PIECE", tile * tiles_a_piece)
+        monkeypatch.setattr(triton_launch, "TILE", tile)
+        monkeypatch.setattr(triton_launch, "PIECE", tile * tiles_a_piece)
 
     return set_sizes
 
@@ -65,22 +65,22 @@ def test_neither_tiles_nor_pieces_show_in_what_comes_out(
     x = draws(n, n)
     y = x + 2.0**-7
     expected, out = torch.empty_like(x), torch.empty_like(x)
-    log = rounding._record_cpu(x, grid, out=expected, old=None, key=KEY, name="w")
+    log = rounding.record_cpu(x, grid, out=expected, old=None, key=KEY, name="w")
     tiles(tile, per_piece)
 
-    assert rounding._record_triton(x, grid, out=out, old=None, key=KEY, name="w") == log
+    assert rounding_triton.record_triton(x, grid, out=out, old=None, key=KEY, name="w") == log
     assert torch.equal(out, expected)
-    found = rounding._follow_triton(y, grid, log, out=out, old=None, key=KEY, name="w")
+    found = rounding_triton.follow_triton(y, grid, log, out=out, old=None, key=KEY, name="w")
     assert torch.equal(out, expected)
-    assert found == rounding._follow_cpu(y, grid, log, out=expected, old=None, key=KEY, name="w")
+    assert found == rounding.follow_cpu(y, grid, log, out=expected, old=None, key=KEY, name="w")
 
 
 def test_without_the_log_the_follower_of_the_test_before_differs() -> None:
     grid = SiteGrid(0, -6, -3, True, [0])
     x = draws(200, 200)
     here, there = torch.empty_like(x), torch.empty_like(x)
-    log = rounding._record_triton(x, grid, out=here, old=None, key=KEY, name="w")
-    rounding._follow_triton(
+    log = rounding_triton.record_triton(x, grid, out=here, old=None, key=KEY, name="w")
+    rounding_triton.follow_triton(
         x + 2.0**-7, grid, SparseEntries.none(200, 1), out=there, old=None, key=KEY, name="w"
     )
     assert len(log) > 10
@@ -98,7 +98,7 @@ def test_every_entry_reaches_its_own_element(logged: list[int], tiles: Callable[
     sides = np.array([i % 2 for i in range(len(logged))], dtype=np.int64)
     entries = SparseEntries(n, 1, np.array(logged, dtype=np.int64), sides)
 
-    found = rounding._follow_triton(x, grid, entries, out=x, old=None, key=KEY, name="w")
+    found = rounding_triton.follow_triton(x, grid, entries, out=x, old=None, key=KEY, name="w")
 
     up = {i for i, side in zip(logged, sides, strict=True) if side}
     assert x.tolist() == [float(i in up) for i in range(n)]
@@ -111,14 +111,14 @@ def test_the_result_may_lie_over_what_it_is_made_of(form: str, tiles: Callable[[
     grid = SiteGrid(12, -20, -149)
     x, old = draws(50, 1, torch.float32), draws(50, 2, torch.float32)
     expected = torch.empty_like(x)
-    log = rounding._record_cpu(x, grid, out=expected, old=old, key=KEY, name="w")
+    log = rounding.record_cpu(x, grid, out=expected, old=old, key=KEY, name="w")
     for follow in (False, True):
         a, b = x.clone(), old.clone()
         out = {"apart": torch.empty_like(a), "over the values": a, "over the old ones": b}[form]
         if follow:
-            rounding._follow_triton(a, grid, log, out=out, old=b, key=KEY, name="w")
+            rounding_triton.follow_triton(a, grid, log, out=out, old=b, key=KEY, name="w")
         else:
-            assert rounding._record_triton(a, grid, out=out, old=b, key=KEY, name="w") == log
+            assert rounding_triton.record_triton(a, grid, out=out, old=b, key=KEY, name="w") == log
         assert torch.equal(out, expected)
 
 
@@ -129,7 +129,7 @@ def test_a_multiple_is_narrowed_to_fp32_with_ties_to_even() -> None:
     )
     x = torch.tensor(wide + [-value for value in wide], dtype=torch.float64)
     out = torch.empty(x.numel())
-    rounding._record_triton(x, SiteGrid(0, -8, 0, False, [0]), out=out, old=None, key=KEY, name="w")
+    rounding_triton.record_triton(x, SiteGrid(0, -8, 0, False, [0]), out=out, old=None, key=KEY, name="w")
     assert torch.equal(out, x.float())
     assert not torch.equal(out.double(), x)
 
@@ -140,7 +140,7 @@ def test_every_kind_of_fp32_is_widened_and_narrowed_to_itself() -> None:
     bits += [1 << k for k in range(23)] + [(1 << k) - 1 for k in range(1, 23)]
     x = torch.tensor(bits + [b - (1 << 31) for b in bits], dtype=torch.int32).view(torch.float32)
     out = torch.empty_like(x)
-    entries = rounding._record_triton(
+    entries = rounding_triton.record_triton(
         x, SiteGrid(24, -300, -149, False, [0]), out=out, old=None, key=KEY, name="w"
     )
     assert len(entries) == 0
@@ -171,16 +171,16 @@ def test_positions_beyond_two_to_the_31_are_those_of_the_reference(
     blocks = (origin + n) // rows + 1 if rows else 1
     scales = torch.arange(blocks, dtype=torch.int32) % 3 - 1
     numel = blocks * (rows or origin + n)
-    grid = triton_kernels.Grid(0, -6, -3, dithered, scales, kernels.MAX_FP64, KEY)
+    grid = triton_launch.Grid(0, -6, -3, dithered, scales, sys.float_info.max, KEY)
     x, out = draws(n, origin % 1000), torch.empty(n, dtype=torch.float64)
 
-    packed, count, bad = triton_kernels._record_piece(piece_of(x, out, origin, numel), grid, n)
+    packed, count, bad = triton_launch._record_piece(piece_of(x, out, origin, numel), grid, n)
 
     words = random.words(KEY, origin, n).tolist() if dithered else None
     each = tuple(int(scales[reference.block_of(origin + i, numel, blocks)]) for i in range(n))
     values, entries = reference.record(x.tolist(), 0, ScaledBand(-6, -3, each), words)
     assert out.tolist() == values
-    assert bad == triton_kernels.NOWHERE.value
+    assert bad == triton_launch.NOWHERE.value
     assert packed.tolist() == [2 * (origin + e.index) + e.side for e in entries]
     assert count == len(entries) > 5
 
@@ -188,19 +188,19 @@ def test_positions_beyond_two_to_the_31_are_those_of_the_reference(
     unlogged = next(i for i in range(n) if i not in {e.index for e in entries})
     stated = sorted([*entries, Entry(unlogged, 0)], key=lambda e: e.index)
     used = np.array([2 * (origin + e.index) + e.side for e in stated])
-    head = triton_kernels._follow_piece(piece_of(y, out, origin, numel), grid, used)
+    head = triton_launch._follow_piece(piece_of(y, out, origin, numel), grid, used)
     values, violations = reference.follow(y.tolist(), stated, 0, ScaledBand(-6, -3, each), words)
     assert out.tolist() == values
     assert int(head[1]) == len(violations)
-    assert int(head[2]) == (origin + violations[0] if violations else triton_kernels.NOWHERE.value)
+    assert int(head[2]) == (origin + violations[0] if violations else triton_launch.NOWHERE.value)
 
     x[35], y[36] = math.nan, math.inf
-    assert triton_kernels._record_piece(piece_of(x, out, origin, numel), grid, n)[2] == origin + 35
-    assert triton_kernels._follow_piece(piece_of(y, out, origin, numel), grid, used)[3] == origin + 36
+    assert triton_launch._record_piece(piece_of(x, out, origin, numel), grid, n)[2] == origin + 35
+    assert triton_launch._follow_piece(piece_of(y, out, origin, numel), grid, used)[3] == origin + 36
 
 
-def piece_of(x: torch.Tensor, out: torch.Tensor, origin: int, numel: int) -> triton_kernels._Piece:
-    return triton_kernels._Piece(origin, numel, *map(triton_kernels._bits, (x, out, x)))
+def piece_of(x: torch.Tensor, out: torch.Tensor, origin: int, numel: int) -> triton_launch._Piece:
+    return triton_launch._Piece(origin, numel, *map(triton_launch._bits, (x, out, x)))
 
 
 @pytest.mark.parametrize("first", [0, 2**29 - 5, 2**32 - 3, 2**40])
@@ -209,7 +209,7 @@ def test_the_words_of_a_stream_are_those_of_the_cipher(
     first: int, blocks: int, tiles: Callable[[int, int], None]
 ) -> None:
     tiles(16, 1)
-    drawn = triton_kernels.philox_words(KEY, first, blocks, torch.device("cpu"))
+    drawn = triton_launch.philox_words(KEY, first, blocks, torch.device("cpu"))
     assert drawn.dtype == torch.int64
     assert drawn.tolist() == random.words(KEY, 4 * first, 4 * blocks).tolist()
 
@@ -228,7 +228,7 @@ def test_fingerprints_are_those_of_the_tensor_operations(
     expected = sum(
         (b + 1) * (((ordinal << 40) + i) * golden % 2**64 | 1) for i, b in enumerate(bits.tolist())
     )
-    assert triton_kernels.fingerprint(x, ordinal << 40) == expected % 2**64
+    assert triton_launch.fingerprint(x, ordinal << 40) == expected % 2**64
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -242,9 +242,9 @@ def test_the_rms_of_a_block_is_that_of_the_cpu(
 ) -> None:
     tiles(32, 1)
     x = draws(blocks * rows, rows, dtype) * 2.0**40
-    monkeypatch.setattr(rounding, "_has_triton", lambda *_: False)
-    expected = rounding.block_rms(x, blocks)
-    assert rounding._block_rms_triton(x, blocks).tolist() == pytest.approx(expected.tolist(), rel=1e-14)
+    monkeypatch.setattr(tensor_measures, "has_triton", lambda *_: False)
+    expected = tensor_measures.block_rms(x, blocks)
+    assert tensor_measures.block_rms_triton(x, blocks).tolist() == pytest.approx(expected.tolist(), rel=1e-14)
 
 
 # ------------------------------------------------------------------------------ what leaves, what is refused
@@ -269,16 +269,16 @@ def test_only_entries_and_a_few_sums_leave_the_device(monkeypatch: pytest.Monkey
     grid = SiteGrid(0, -8, -3, False, [0])
     x = draws(3000, 5)
     out = torch.empty_like(x)
-    launch = triton_kernels._launch
+    launch = triton_launch._launch
 
     def unseen(*args: Any, **options: Any) -> None:
         with torch._C.DisableTorchFunction():
             launch(*args, **options)
 
-    monkeypatch.setattr(triton_kernels, "_launch", unseen)
+    monkeypatch.setattr(triton_launch, "_launch", unseen)
     with Fetches() as fetched:
-        log = rounding._record_triton(x, grid, out=out, old=None, key=KEY, name="w")
-        rounding._follow_triton(x, grid, log, out=out, old=None, key=KEY, name="w")
+        log = rounding_triton.record_triton(x, grid, out=out, old=None, key=KEY, name="w")
+        rounding_triton.follow_triton(x, grid, log, out=out, old=None, key=KEY, name="w")
 
     assert 0 < len(log) < 300
     assert set(fetched.sizes) == {1, 2, len(log), 8}  # the scale, the head, the entries, the sums
@@ -286,11 +286,11 @@ def test_only_entries_and_a_few_sums_leave_the_device(monkeypatch: pytest.Monkey
 
 def test_too_many_entries_do_not_leave_the_device_at_all() -> None:
     x = torch.full((4000,), reference.T_FIXED, dtype=torch.float64)
-    grid = triton_kernels.Grid(0, -6, 0, False, torch.zeros(1, dtype=torch.int32), kernels.MAX_FP64, KEY)
-    found = triton_kernels.record(x, grid, torch.empty_like(x), None, 756)
+    grid = triton_launch.Grid(0, -6, 0, False, torch.zeros(1, dtype=torch.int32), sys.float_info.max, KEY)
+    found = triton_launch.record(x, grid, torch.empty_like(x), None, 756)
     assert (found.count, found.positions.size) == (4000, 0)
     with pytest.raises(Nondeterminism, match=r"^w: 4000 of 4000 elements are ambiguous"):
-        rounding._record_triton(x, SiteGrid(0, -6, 0, False, [0]), out=x, old=None, key=KEY, name="w")
+        rounding_triton.record_triton(x, SiteGrid(0, -6, 0, False, [0]), out=x, old=None, key=KEY, name="w")
 
 
 def test_entries_of_another_site_are_refused_before_anything_is_written() -> None:
@@ -298,13 +298,15 @@ def test_entries_of_another_site_are_refused_before_anything_is_written() -> Non
     x = draws(20, 1)
     before = x.clone()
     with pytest.raises(InvalidInput, match=r"^w: entries of 1 bits for 21 elements, site has 20 of 1 bit"):
-        rounding._follow_triton(x, grid, SparseEntries.none(21, 1), out=x, old=None, key=KEY, name="w")
+        rounding_triton.follow_triton(x, grid, SparseEntries.none(21, 1), out=x, old=None, key=KEY, name="w")
     with pytest.raises(InvalidInput, match=r"^band: 3 blocks do not divide 20 elements"):
-        rounding._record_triton(x, SiteGrid(0, -6, 0, False, [0, 0, 0]), out=x, old=None, key=KEY, name="w")
+        rounding_triton.record_triton(
+            x, SiteGrid(0, -6, 0, False, [0, 0, 0]), out=x, old=None, key=KEY, name="w"
+        )
     with pytest.raises(InvalidInput, match=r"^rounding: 20 elements into 19"):
-        rounding._record_triton(x, grid, out=x[:19], old=None, key=KEY, name="w")
+        rounding_triton.record_triton(x, grid, out=x[:19], old=None, key=KEY, name="w")
     with pytest.raises(InvalidInput, match="without as many old ones"):
-        rounding._record_triton(x, SiteGrid(24, -47, -149), out=x, old=x[:19], key=KEY, name="w")
+        rounding_triton.record_triton(x, SiteGrid(24, -47, -149), out=x, old=x[:19], key=KEY, name="w")
     assert torch.equal(x, before)
 
 
@@ -315,18 +317,18 @@ def test_the_kernels_are_chosen_on_a_cuda_device_where_triton_is_installed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cuda, x = torch.device("cuda"), draws(20, 1)
-    assert rounding._has_triton(cuda, x, None)
-    assert rounding._has_triton(cuda, x.float())
-    assert not rounding._has_triton(torch.device("cpu"), x)
-    assert not rounding._has_triton(torch.device("xpu"), x)
-    assert not rounding._has_triton(cuda, x, x.bfloat16())
-    assert not rounding._has_triton(cuda, x[::2])
+    assert rounding_triton.has_triton(cuda, x, None)
+    assert rounding_triton.has_triton(cuda, x.float())
+    assert not rounding_triton.has_triton(torch.device("cpu"), x)
+    assert not rounding_triton.has_triton(torch.device("xpu"), x)
+    assert not rounding_triton.has_triton(cuda, x, x.bfloat16())
+    assert not rounding_triton.has_triton(cuda, x[::2])
     with monkeypatch.context() as patch:
         patch.setattr(torch.version, "hip", "6.4")
-        assert not rounding._has_triton(cuda, x)
+        assert not rounding_triton.has_triton(cuda, x)
     with monkeypatch.context() as patch:
-        patch.setattr(rounding, "_find_triton", lambda: None)
-        assert not rounding._has_triton(cuda, x)
+        patch.setattr(rounding_triton, "find_triton", lambda: None)
+        assert not rounding_triton.has_triton(cuda, x)
 
 
 def test_a_tensor_on_the_cpu_never_meets_triton() -> None:
@@ -334,11 +336,12 @@ def test_a_tensor_on_the_cpu_never_meets_triton() -> None:
     code = """
 import sys, torch
 from tallystick.numerics.grid_table import SiteGrid
-from tallystick.numerics.rounding import block_rms, fingerprint, round_recorded
+from tallystick.numerics.rounding import round_recorded
+from tallystick.numerics.tensor_measures import block_rms, fingerprint
 x = torch.ones(9)
 round_recorded(x, SiteGrid(0, -8, -3, True, [0]), out=x)
 block_rms(x, 3), fingerprint(x, 1)
-sys.exit("triton" in sys.modules or "tallystick.numerics.triton_kernels" in sys.modules)
+sys.exit("triton" in sys.modules or "tallystick.numerics.kernels.triton_launch" in sys.modules)
 """
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
 
@@ -356,8 +359,8 @@ def test_what_is_compiled_for_a_device_neither_contracts_nor_flushes_nor_counts_
     plain = [line for line in lines if line.startswith("plain ")]
     kernels = {line.split()[2] for line in plain}
     assert kernels == {
-        "_record_tiles", "_scan_counts", "_emit_entries", "_mark_entries", "_follow_tiles", "_fold",
-        "_draw_words", "_weigh_bits", "_square_rows",
+        "record_tiles", "scan_counts", "emit_entries", "mark_entries", "follow_tiles", "fold",
+        "draw_words", "weigh_bits", "square_rows",
     }  # fmt: skip
     assert [line for line in plain if not line.endswith(" none")] == []
     assert any("fma" in line for line in fused)

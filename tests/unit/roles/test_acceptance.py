@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tallystick.errors import InvalidInput
-from tallystick.execution.noise.calibration import Calibration
 from tallystick.execution.noise.freedom import Freedom, StepFreedom
+from tallystick.execution.noise.measured import Calibration
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Frame, encode_frame
 from tallystick.numerics.policy import POLICIES
@@ -27,10 +27,9 @@ def session(step: int = 1, numbers: Mapping[str, float] | None = None) -> Any:
         step=step,
         seed=1,
         parameters=[("w", torch.nn.Parameter(torch.ones(4)))],
-        optimizer=None,
-        hyperparameters=lambda: [(0, name, value) for name, value in (numbers or {}).items()],
+        optimizer=None if numbers is None else SimpleNamespace(param_groups=[dict(numbers)]),
         is_calibrated=lambda frame: False,
-        follow_tape=lambda frame, yardstick: SimpleNamespace(yardstick=yardstick),
+        following_context=lambda frame, yardstick: SimpleNamespace(yardstick=yardstick),
     )
 
 
@@ -100,13 +99,13 @@ def test_noise_is_measured_at_the_beginning_and_as_often_as_the_policy_says(
     measured, frame = Acceptance(Limits(), Freedom()), encode_frame(Frame())
     every = POLICIES["fp32"].recalibrate_every
     for step in (3, 4, 3 + every - 1, 3 + every, 3 + every + 1):
-        measured.follow(session(step=step), frame, lambda tape: None)
+        measured.follow(session(step=step), frame, lambda context: None)
     assert asked == [(3, 4), (3 + every, 3)]
     assert earlier == [
         None,
         own.table,
     ]  # the session's own where the audit begins in the middle, then what was measured
-    Acceptance(Limits(), Freedom()).follow(session(step=0), frame, lambda tape: None)
+    Acceptance(Limits(), Freedom()).follow(session(step=0), frame, lambda context: None)
     assert earlier[2:] == [
         GridTable()
     ]  # at the beginning nothing: what a first state says is the trainer's word
@@ -129,8 +128,8 @@ def test_momentum_carries_a_push_farther_than_the_update_it_is_part_of(
     after = session(1, numbers)
     with torch.no_grad():
         after.parameters[0][1].add_(1.0)  # four elements by one: a distance of two
-    tape: Any = SimpleNamespace(freedom=StepFreedom(energy=4.0, shifted=1.0), excesses=[])
-    measured.count(after, tape)
+    context: Any = SimpleNamespace(freedom=StepFreedom(energy=4.0, shifted=1.0), excesses=[])
+    measured.count(after, context)
     assert measured.freedom.path == pytest.approx(0.5 * 2.0 * factor)
 
 
@@ -140,8 +139,9 @@ def test_decisions_that_make_a_gradient_out_of_none_bend_it_without_bound(
     from contextlib import nullcontext
 
     p = torch.nn.Parameter(torch.ones(4))
-    made: Any = SimpleNamespace(parameters=[("w", p)], table=None, interlude=nullcontext, all_buffers=list)
-    tape: Any = SimpleNamespace(policy=None, frame=None, base=None, rank=0, sites=None)
+    made: Any = SimpleNamespace(parameters=[("w", p)], table=None, interlude=nullcontext)
+    made.tensors = SimpleNamespace(all_buffers=list)
+    context: Any = SimpleNamespace(policy=None, frame=None, base=None, rank=0, sites=None)
     monkeypatch.setattr(acceptance, "_OwnBranches", lambda *given, **more: None)
     for bent, plain, size in (
         ([3.0, 0, 0, 4.0], [0.0] * 4, math.inf),
@@ -151,4 +151,4 @@ def test_decisions_that_make_a_gradient_out_of_none_bend_it_without_bound(
         p.grad = torch.tensor(bent)
         own = torch.tensor(plain)
         monkeypatch.setattr(acceptance, "gradients_under", lambda *given, own=own: ([own], {}, 0.0))
-        assert acceptance._bent(made, tape, lambda tape: None) == size
+        assert acceptance._bent(made, context, lambda context: None) == size

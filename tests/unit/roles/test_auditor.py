@@ -11,8 +11,8 @@ import pytest
 
 from tallystick.commit.encoding import hex_float
 from tallystick.commit.state import Entry
-from tallystick.execution.noise.calibration import Calibration, SiteNoise
 from tallystick.execution.noise.freedom import Excess
+from tallystick.execution.noise.measured import Calibration, SiteNoise
 from tallystick.execution.rounding.breaches import Violation
 from tallystick.execution.rounding.grids import site_grid
 from tallystick.execution.step import StepOutcome
@@ -193,7 +193,7 @@ def test_noise_is_to_blame_from_the_declared_band_on(monkeypatch: pytest.MonkeyP
     session: Any = SimpleNamespace(
         policy=FP32,
         seed=1,
-        follow_tape=lambda frame: SimpleNamespace(table=table),
+        following_context=lambda frame: SimpleNamespace(table=table),
         site_name=lambda place: "gradient w",
     )
     replay: Any = SimpleNamespace(session=session, job=None)

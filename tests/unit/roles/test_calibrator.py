@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tallystick.errors import Nondeterminism
-from tallystick.execution.noise.calibration import SiteNoise
+from tallystick.execution.noise.measured import SiteNoise
 from tallystick.execution.noise.survey import JITTER, Measured, Survey
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Kind

@@ -37,7 +37,7 @@ from tallystick.run.calibration import CalibrationChoice
 from tallystick.store.files import RunDirectory
 
 if TYPE_CHECKING:
-    from tallystick.execution.session import Session
+    from tallystick.execution.session.session import Session
     from tallystick.roles.trainer import Order
     from tallystick.run.documents import Specification
 

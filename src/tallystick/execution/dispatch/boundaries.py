@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tallystick.numerics import kernels
+from tallystick.numerics.kernels import measures
 
 DTYPES = {torch.float32: np.float32, torch.float64: np.float64}
 SAMPLE = 1 << 12  # elements whose rms stands for that of a decision's input
@@ -30,7 +30,7 @@ def _rms(flat: Tensor) -> float:
         return 0.0
     if flat.device.type == "cpu" and flat.dtype in (torch.float32, torch.float64):
         total = np.empty(1, dtype=np.float64)
-        kernels.block_square_sums(
+        measures.block_square_sums(
             flat.contiguous().numpy(), flat.numel(), total, threads=torch.get_num_threads()
         )
         return math.sqrt(float(total[0]) / flat.numel())
@@ -40,7 +40,7 @@ def _rms(flat: Tensor) -> float:
 def near_point(flat: Tensor, point: Tensor, band: float) -> Tensor:
     """Return the flat indexes of elements less than ``band`` from ``point``, ascending; one point, or one for each element."""
     if flat.device.type == "cpu" and flat.dtype in DTYPES and not point.dim():
-        found = kernels.near(flat.contiguous().numpy(), point.item(), band, threads=torch.get_num_threads())
+        found = measures.near(flat.contiguous().numpy(), point.item(), band, threads=torch.get_num_threads())
         return torch.from_numpy(found)
     return ((flat - point).abs() < band).nonzero().squeeze(1)
 

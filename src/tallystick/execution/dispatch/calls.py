@@ -5,20 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from tallystick.execution.dispatch.decisions import OperatorPass
 from tallystick.execution.dispatch.table import EXACT, RANDOM
-
-if TYPE_CHECKING:
-    from tallystick.execution.dispatch.capture import Capture
-
 
 Operator = Any  # torch._ops.OpOverload; its stubs are private
 Arguments = tuple[Any, ...]
-Handler = Callable[["Capture", Operator, Arguments, dict[str, Any]], Any]
+Handler = Callable[[OperatorPass, Operator, Arguments, dict[str, Any]], Any]
 
 
 @cache

@@ -2,8 +2,7 @@
 
 It does four things, each only where the operator table says so:
 
-* an operator whose output jumps becomes a decision site: near its switching point the branch taken
-  is logged, or the logged branch is taken, by moving the input to the stated side of the point;
+* an operator whose output jumps becomes a decision site (``decisions``);
 * random operators draw from Philox instead of torch's generators;
 * under ``fp64`` a cast to a narrower float is lifted, and its name kept;
 * for calibration and for the ``jitter`` profile, outputs receive last-bit noise.
@@ -13,75 +12,18 @@ The user's model is not touched; leaving the mode leaves nothing behind.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tallystick.execution.dispatch.boundaries import (
-    DTYPES,
-    NOWHERE,
-    beside_points,
-    near_point,
-    neighbours,
-    points_at,
-    sampled_rms,
-)
 from tallystick.execution.dispatch.calls import Arguments, Handler, Operator, table_name, widened
+from tallystick.execution.dispatch.decisions import DecisionContext, OperatorFindings, OperatorPass
 from tallystick.execution.dispatch.handlers import handler_for
 from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.dispatch.randomness import RandomStream
-from tallystick.numerics import kernels
 
-BELOW, EQUAL, ABOVE = 0, 1, 2  # symbols of a two-bit decision
 NARROW = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
-
-
-class DecisionTape(Protocol):
-    """Where decisions are written, or read from. Sites come in the order of the operators."""
-
-    def pending(self, x: Tensor) -> bool:
-        """Go to the next site, whose input is ``x``; whether anything has to be logged or obeyed there."""
-        ...
-
-    def band(self, rms: float, widest: float = math.inf) -> float:
-        """Return the distance below which elements of this site are ambiguous: ``widest`` at most, or two points are meant."""
-        ...
-
-    def omits_exact(self) -> bool:
-        """Whether elements of this site that lie exactly on their switching point do so for what they are, on every machine."""
-        ...
-
-    def decide(self, numel: int, width: int, near: Tensor, symbols: Callable[[Tensor], Tensor],
-               distance: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor] | None:  # fmt: skip
-        """Take the decision of this site.
-
-        Args:
-            numel: elements of the site.
-            width: bits of a symbol.
-            near: ambiguous flat indexes, ascending, by the caller's own values.
-            symbols: the caller's own branches at given flat indexes (int64).
-            distance: for pairs (flat index, symbol) the distance between that branch and the caller's own.
-
-        Returns:
-            Indexes and symbols to obey, or None.
-        """
-        ...
-
-
-@dataclass
-class Findings:
-    """What a pass over the operators met that people should know by name."""
-
-    unknown: set[str] = field(default_factory=set[str])
-    lifted: set[str] = field(default_factory=set[str])
-    read: set[str] = field(default_factory=set[str])
-
-
 _HANDLERS: dict[Operator, Handler] = {}
 
 
@@ -90,21 +32,17 @@ class Capture(TorchDispatchMode):
 
     def __init__(
         self,
-        tape: DecisionTape,
+        context: DecisionContext,
         random: RandomStream,
         *,
         compute: torch.dtype,
-        findings: Findings,
+        findings: OperatorFindings,
         smooth: frozenset[str] = frozenset(),
         jitter: Jitter | None = None,
         widens: bool = False,
     ) -> None:
         super().__init__()
-        self.tape = tape
-        self.random = random
-        self.compute = compute
-        self.findings = findings
-        self.smooth = smooth
+        self.operators = OperatorPass(context, random, compute, findings, smooth)
         self.jitter = jitter
         self.widens = widens
 
@@ -114,133 +52,15 @@ class Capture(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Operator, types: Any, args: Arguments = (), kwargs: Any = None) -> Any:
         """Run ``func``, through its handler where it has one."""
-        kwargs = kwargs or {}
+        kwargs, here = kwargs or {}, self.operators
         handler = _HANDLERS.get(func)
         if handler is None:
             handler = _HANDLERS[func] = handler_for(func)
-        if self.compute is torch.float64 and kwargs.get("dtype") in NARROW:
-            self.findings.lifted.add(table_name(func))
+        if here.compute is torch.float64 and kwargs.get("dtype") in NARROW:
+            here.findings.lifted.add(table_name(func))
             kwargs = {**kwargs, "dtype": torch.float64}
         if self.widens:
             args, kwargs = widened(func, args, kwargs)
         if self.jitter is None:
-            return handler(self, func, args, kwargs)
-        return self.jitter.around(func, args, kwargs, lambda args, kwargs: handler(self, func, args, kwargs))
-
-    # -- decisions -------------------------------------------------------------------------
-
-    def forced(
-        self, x: Tensor, nearest: Callable[[Tensor], Tensor], spacing: float = math.inf
-    ) -> Tensor | None:
-        """Take one decision on ``x`` against the switching point ``nearest(x)`` of each element.
-
-        Points lie ``spacing`` apart at least, and elements beyond a quarter of that near none of them: halfway between two, what
-        lies above the one here lies below the other elsewhere.
-        Returns a copy of ``x`` with the obeyed elements moved to the stated side, or None when there is nothing to obey.
-        It lies in memory as ``x`` does: torch computes rows that have gaps between them one number at a time, others eight
-        at once, and the last bits differ.
-        """
-        moved = self.moved(x, nearest, spacing)
-        if moved is None:
-            return None
-        target = x.detach().reshape(-1).clone()
-        at, values = moved
-        target[at] = values
-        return _laid_out_as(x, target.reshape(x.shape))
-
-    def moved(
-        self, x: Tensor, nearest: Callable[[Tensor], Tensor], spacing: float = math.inf
-    ) -> tuple[Tensor, Tensor] | None:
-        """Take the decision; return the flat indexes of the elements to obey and the values that put them there."""
-        flat = x.detach().reshape(-1)
-        if not self.tape.pending(flat):
-            return None
-        band = self.tape.band(sampled_rms(flat), spacing / 4.0)
-        point = nearest(flat)
-        near = near_point(flat, point, band) if band > 0.0 else NOWHERE.to(x.device)
-        return self._obeyed(flat, point, near)
-
-    def rectified(self, func: Operator, x: Tensor) -> Tensor:
-        """Return ``relu(x)`` of a contiguous ``x``, its decision taken; on the CPU in the pass that looks for near elements."""
-        flat = x.detach().view(-1)
-        if not self.tape.pending(flat):
-            return func(x)
-        band, point = self.tape.band(sampled_rms(flat)), torch.zeros((), dtype=x.dtype, device=x.device)
-        if band > 0.0 and x.device.type == "cpu" and x.dtype in DTYPES:
-            result = torch.empty_like(x, memory_format=torch.contiguous_format)
-            found = kernels.relu(flat.numpy(), result.view(-1).numpy(), band, threads=torch.get_num_threads())
-            near = torch.from_numpy(found)
-        else:
-            result = func(x)
-            near = near_point(flat, point, band) if band > 0.0 else NOWHERE.to(x.device)
-        moved = self._obeyed(flat, point, near)
-        if moved is not None:
-            at, values = moved
-            result.view(-1)[at] = values.clamp_(min=0.0)
-        return result
-
-    def _obeyed(self, flat: Tensor, point: Tensor, near: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Put the pending decision on the elements ``near`` to the tape; return what ``moved`` does."""
-        if self.tape.omits_exact():
-            near = beside_points(flat, point, near)
-
-        def symbols(at: Tensor) -> Tensor:
-            return (torch.sign(flat[at] - points_at(point, at)) + 1).to(torch.int64)
-
-        def distance(pairs: Tensor) -> Tensor:
-            away = (flat[pairs[:, 0]] - points_at(point, pairs[:, 0])).abs()
-            return torch.where(pairs[:, 1] <= ABOVE, away, math.inf)
-
-        obey = self.tape.decide(flat.numel(), 2, near, symbols, distance)
-        if obey is None:
-            return None
-        at, side = obey
-        own, at_point = flat[at], points_at(point, at)
-        below, above = neighbours(at_point)
-        values = torch.where(
-            side == ABOVE,
-            torch.maximum(own, above),
-            torch.where(side == BELOW, torch.minimum(own, below), at_point),
-        )
-        return at, values
-
-    def chosen(self, index: Tensor, runner_up_gap: Tensor, choices: int, rms: float,
-               gap_to: Callable[[Tensor], Tensor]) -> Tensor:  # fmt: skip
-        """Take the pending decision on an operator that chose ``index`` per output element.
-
-        Args:
-            index: int64 output of the operator.
-            runner_up_gap: distance to the best candidate that was not chosen, same shape.
-            choices: number of values ``index`` may take.
-            rms: size of the operator's input.
-            gap_to: for pairs (flat output position, other index), how far that other candidate is behind;
-                infinite for an index that does not exist.
-
-        Returns:
-            The indexes to use.
-        """
-        flat = index.reshape(-1)
-        band = self.tape.band(rms)
-        near = (runner_up_gap.reshape(-1) < band).nonzero().squeeze(1)
-        width = max(1, (choices - 1).bit_length())
-        obey = self.tape.decide(flat.numel(), width, near, lambda at: flat[at], gap_to)
-        if obey is None:
-            return index
-        at, symbol = obey
-        out = flat.clone()
-        out[at] = symbol
-        return out.reshape(index.shape)
-
-
-def _laid_out_as(x: Tensor, values: Tensor) -> Tensor:
-    """Return ``values`` in memory as ``x`` lies there, or as they are where elements of ``x`` share memory."""
-    if values.stride() == x.stride():
-        return values
-    reach = 0
-    for stride, size in sorted(
-        (stride, size) for stride, size in zip(x.stride(), x.shape, strict=True) if size > 1
-    ):
-        if stride <= reach:
-            return values
-        reach += stride * (size - 1)
-    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(values)
+            return handler(here, func, args, kwargs)
+        return self.jitter.around(func, args, kwargs, lambda args, kwargs: handler(here, func, args, kwargs))

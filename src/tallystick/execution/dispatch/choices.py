@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,28 +12,26 @@ from torch import Tensor
 from tallystick.errors import Nondeterminism
 from tallystick.execution.dispatch.boundaries import is_float, sampled_rms
 from tallystick.execution.dispatch.calls import Arguments, Handler, Operator, argument_at
+from tallystick.execution.dispatch.decisions import OperatorPass
 from tallystick.execution.dispatch.table import CHOICES
-
-if TYPE_CHECKING:
-    from tallystick.execution.dispatch.capture import Capture
 
 
 def _max_pool(dims: int) -> Handler:
-    def handle(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    def handle(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
         x = args[0]
         values, index = func(*args, **kwargs)
         spec = [_spread(argument_at(func, args, kwargs, i), dims) for i in range(1, 5)]
         kernel, stride, padding, dilation = spec
         stride = stride or kernel
         ceil_mode = bool(argument_at(func, args, kwargs, 5))
-        _decide_windows(mode, x, values, index, kernel, stride, padding, dilation, ceil_mode)
+        _decide_windows(here, x, values, index, kernel, stride, padding, dilation, ceil_mode)
         return _windows_taken(x, values, index, dims)
 
     return handle
 
 
 def _adaptive_max_pool(dims: int) -> Handler:
-    def handle(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    def handle(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
         x, size = args[0], args[1]
         sides = x.shape[-dims:]
         if any(side % out for side, out in zip(sides, size, strict=True)):
@@ -43,7 +41,7 @@ def _adaptive_max_pool(dims: int) -> Handler:
             )
         values, index = func(*args, **kwargs)
         kernel = [side // out for side, out in zip(sides, size, strict=True)]
-        _decide_windows(mode, x, values, index, kernel, kernel, [0] * dims, [1] * dims, False)
+        _decide_windows(here, x, values, index, kernel, kernel, [0] * dims, [1] * dims, False)
         return _windows_taken(x, values, index, dims)
 
     return handle
@@ -54,14 +52,14 @@ def _spread(value: Any, dims: int) -> list[int]:
     return sides * dims if len(sides) == 1 else sides
 
 
-def _decide_windows(mode: Capture, x: Tensor, values: Tensor, index: Tensor, kernel: list[int], stride: list[int],
+def _decide_windows(here: OperatorPass, x: Tensor, values: Tensor, index: Tensor, kernel: list[int], stride: list[int],
                     padding: list[int], dilation: list[int], ceil_mode: bool) -> None:  # fmt: skip
     """Compare each window's maximum with its runner-up; obey the log by writing into ``index``."""
     dims = len(kernel)
-    if not mode.tape.pending(x.detach().reshape(-1)):
+    if not here.context.pending(x.detach().reshape(-1)):
         return
     rms = sampled_rms(x.detach().reshape(-1))
-    band = mode.tape.band(rms)
+    band = here.context.band(rms)
     outs = values.shape[-dims:]
     pads: list[int] = []
     for axis in reversed(range(dims)):
@@ -97,7 +95,7 @@ def _decide_windows(mode: Capture, x: Tensor, values: Tensor, index: Tensor, ker
         return torch.where(inside & (pairs[:, 1] < plane), gap, math.inf)
 
     width = max(1, (plane - 1).bit_length())
-    obey = mode.tape.decide(flat_index.numel(), width, near, lambda at: flat_index[at], gap_to)
+    obey = here.context.decide(flat_index.numel(), width, near, lambda at: flat_index[at], gap_to)
     if obey is not None:
         at, symbol = obey
         flat_index = flat_index.clone()
@@ -129,13 +127,13 @@ def _windows_taken(x: Tensor, values: Tensor, index: Tensor, dims: int) -> tuple
 
 
 def _best_of_dim(largest: bool) -> Handler:
-    def handle(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    def handle(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
         x, dim = args[0], args[1]
         values, index = func(*args, **kwargs)
         if not is_float(x) or x.dim() == 0 or x.shape[dim] < 2:
             return values, index
         keep = values.dim() == x.dim()
-        index = _decide_ranks(mode, x, dim, index if keep else index.unsqueeze(dim), largest)
+        index = _decide_ranks(here, x, dim, index if keep else index.unsqueeze(dim), largest)
         values = x.gather(dim, index)
         return (values, index) if keep else (values.squeeze(dim), index.squeeze(dim))
 
@@ -143,7 +141,7 @@ def _best_of_dim(largest: bool) -> Handler:
 
 
 def _arg_best(largest: bool) -> Handler:
-    def handle(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    def handle(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
         x = args[0]
         index = func(*args, **kwargs)
         if not is_float(x):
@@ -155,23 +153,23 @@ def _arg_best(largest: bool) -> Handler:
         if flat.dim() == 0 or flat.shape[axis] < 2:
             return index
         kept = index.reshape(1) if dim is None else (index if keep else index.unsqueeze(axis))
-        return _decide_ranks(mode, flat, axis, kept, largest).reshape(index.shape)
+        return _decide_ranks(here, flat, axis, kept, largest).reshape(index.shape)
 
     return handle
 
 
-def _topk(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+def _topk(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
     x, k, dim = args[0], args[1], argument_at(func, args, kwargs, 2)
     largest = bool(argument_at(func, args, kwargs, 3))
     # In rank order whatever was asked: an unsorted result may come in any order, so every device may choose this one.
     values, index = func(x, k, dim, largest, True)
     if not is_float(x) or x.dim() == 0 or index.numel() == 0:
         return values, index
-    index = _decide_ranks(mode, x, dim, index, largest)
+    index = _decide_ranks(here, x, dim, index, largest)
     return x.gather(dim, index), index
 
 
-def _sort(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+def _sort(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
     x = args[0]
     values, index = func(*args, **kwargs)
     if not is_float(x) or x.dim() == 0 or index.numel() == 0:
@@ -179,14 +177,14 @@ def _sort(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]
     offset = 1 if func._schema.overload_name.startswith("stable") else 0
     dim = kwargs.get("dim", args[1 + offset] if len(args) > 1 + offset else -1)
     descending = kwargs.get("descending", args[2 + offset] if len(args) > 2 + offset else False)
-    index = _decide_ranks(mode, x, dim, index, bool(descending))
+    index = _decide_ranks(here, x, dim, index, bool(descending))
     return x.gather(dim, index), index
 
 
-def _decide_ranks(mode: Capture, x: Tensor, dim: int, index: Tensor, largest: bool) -> Tensor:
+def _decide_ranks(here: OperatorPass, x: Tensor, dim: int, index: Tensor, largest: bool) -> Tensor:
     """Decide the first ``k`` ranks along ``dim``: a rank is ambiguous if a neighbour in rank is within the band."""
     x = x.detach()
-    if not mode.tape.pending(x.reshape(-1)):
+    if not here.context.pending(x.reshape(-1)):
         return index
     k, n = index.shape[dim], x.shape[dim]
     extended = torch.topk(x, min(k + 1, n), dim=dim, largest=largest, sorted=True).values.movedim(dim, -1)
@@ -209,7 +207,7 @@ def _decide_ranks(mode: Capture, x: Tensor, dim: int, index: Tensor, largest: bo
         gap = (rows[row, flat[at]] - rows[row, other]).abs()
         return torch.where(twice | (pairs[:, 1] >= n), math.inf, gap)
 
-    return mode.chosen(moved, gap, n, sampled_rms(x.reshape(-1)), gap_to).movedim(-1, dim)
+    return here.chosen(moved, gap, n, sampled_rms(x.reshape(-1)), gap_to).movedim(-1, dim)
 
 
 CHOICE_HANDLERS: dict[str, Handler] = {

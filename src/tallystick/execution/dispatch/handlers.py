@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from tallystick.execution.dispatch.calls import (
     table_name,
 )
 from tallystick.execution.dispatch.choices import CHOICE_HANDLERS
+from tallystick.execution.dispatch.decisions import OperatorPass
 from tallystick.execution.dispatch.rows import ROW_HANDLERS
 from tallystick.execution.dispatch.table import (
     COMPARISONS,
@@ -36,11 +37,8 @@ from tallystick.execution.dispatch.table import (
     WHOLE,
 )
 
-if TYPE_CHECKING:
-    from tallystick.execution.dispatch.capture import Capture
 
-
-def _plain(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+def _plain(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
     result = func(*args, **kwargs)
     if isinstance(result, Tensor) and not result.is_floating_point() and not result.is_complex():
         _refuse_whole_numbers(func, args, kwargs)
@@ -55,22 +53,22 @@ def _refuse_whole_numbers(func: Operator, args: Arguments, kwargs: dict[str, Any
         )
 
 
-def _unset(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+def _unset(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
     """Run an operator that leaves memory unset with torch filling it: whoever reads it has no number, here as elsewhere."""
     with filling_results(True):
         return func(*args, **kwargs)
 
 
-def _read(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+def _read(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
     if is_float(args[0]):
-        mode.findings.read.add(table_name(func))
+        here.findings.read.add(table_name(func))
     return func(*args, **kwargs)
 
 
-def _unknown(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+def _unknown(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
     name = table_name(func)
-    if name not in mode.smooth and any(map(is_float, tree_leaves((args, kwargs)))):
-        mode.findings.unknown.add(name)
+    if name not in here.smooth and any(map(is_float, tree_leaves((args, kwargs)))):
+        here.findings.unknown.add(name)
         raise Nondeterminism(
             f"operator {func}: not in the operator table, so nobody can say whether its output jumps; "
             f'if it and its derivative are continuous, declare it to the Job or to prepare(): smooth=("{name}",); '
@@ -84,7 +82,7 @@ def _restricted(func: Operator) -> Handler:
     restriction = RESTRICTED[table_name(func)]
     position, default = declared(func, restriction.argument)
 
-    def handle(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    def handle(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
         value = args[position] if position < len(args) else kwargs.get(restriction.argument, default)
         if value is not None and restriction.jumps(value):
             _refuse_jumping_form(func, args, kwargs)
@@ -103,12 +101,12 @@ def _refuse_jumping_form(func: Operator, args: Arguments, kwargs: dict[str, Any]
         )
 
 
-def _switch(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+def _switch(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
     name = table_name(func)
     switch = SWITCHES[name]
     x = args[switch.argument]
     if name in COMPARISONS and isinstance(args[1], Tensor):
-        return _compare_tensors(mode, func, args, kwargs)
+        return _compare_tensors(here, func, args, kwargs)
     if not is_float(x) or x.numel() == 0:
         return func(*args, **kwargs)
     points = sorted(set(switch.points(args, kwargs)))
@@ -128,9 +126,9 @@ def _switch(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, An
         return values[(flat.unsqueeze(1) - values).abs().argmin(dim=1)]
 
     if name == "aten::relu" and x.is_contiguous() and not func._schema.is_mutable:
-        return mode.rectified(func, x)
+        return here.rectified(func, x)
     spacing = min((high - low for low, high in pairwise(points)), default=math.inf)
-    moved = mode.forced(x, nearest, spacing)
+    moved = here.forced(x, nearest, spacing)
     if moved is not None:
         if func._schema.is_mutable:
             x.copy_(moved)
@@ -139,14 +137,14 @@ def _switch(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, An
     return func(*args, **kwargs)
 
 
-def _compare_tensors(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+def _compare_tensors(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
     x, y = args[0], args[1]
     if not (is_float(x) or is_float(y)) or (x.numel() == 0 or y.numel() == 0):
         return func(*args, **kwargs)
     dtype = torch.promote_types(x.dtype, y.dtype)
     x, y = torch.broadcast_tensors(x.to(dtype), y.to(dtype))
     flat = y.reshape(-1)
-    moved = mode.forced(x, lambda _: flat)
+    moved = here.forced(x, lambda _: flat)
     if moved is None:
         return func(*args, **kwargs)
     if func._schema.is_mutable:
@@ -155,7 +153,7 @@ def _compare_tensors(mode: Capture, func: Operator, args: Arguments, kwargs: dic
     return func(moved, y, *args[2:], **kwargs)
 
 
-def _lattice(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+def _lattice(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
     x = args[0]
     if not is_float(x) or x.numel() == 0:
         return func(*args, **kwargs)
@@ -163,7 +161,7 @@ def _lattice(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, A
     if name in RESTRICTED:
         _refuse_jumping_form(func, args, kwargs)
     offset = LATTICES[name]
-    moved = mode.forced(x, lambda flat: torch.round(flat - offset) + offset, 1.0)
+    moved = here.forced(x, lambda flat: torch.round(flat - offset) + offset, 1.0)
     if moved is None:
         return func(*args, **kwargs)
     if func._schema.is_mutable:
@@ -172,36 +170,36 @@ def _lattice(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, A
     return func(moved, *args[1:], **kwargs)
 
 
-def _cast(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+def _cast(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
     x, dtype = args[0], kwargs.get("dtype")
     if not is_float(x) or dtype is None or x.numel() == 0:
         return func(*args, **kwargs)
-    return func(_cast_to(mode, func, x, dtype), *args[1:], **kwargs)
+    return func(_cast_to(here, func, x, dtype), *args[1:], **kwargs)
 
 
-def _copy(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+def _copy(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
     """Copy numbers into a tensor, which is a cast where that has another dtype."""
     x, source = args[0], args[1]
     if not is_float(source) or source.dtype == x.dtype or source.numel() == 0:
         return func(*args, **kwargs)
-    return func(x, _cast_to(mode, func, source, x.dtype), *args[2:], **kwargs)
+    return func(x, _cast_to(here, func, source, x.dtype), *args[2:], **kwargs)
 
 
-def _cast_to(mode: Capture, func: Operator, x: Tensor, dtype: torch.dtype) -> Tensor:
+def _cast_to(here: OperatorPass, func: Operator, x: Tensor, dtype: torch.dtype) -> Tensor:
     """Return what is to be cast to ``dtype``: ``x``, moved to where the log has it if that gives another whole number."""
     if dtype.is_complex:
         return x
     if not dtype.is_floating_point:
-        moved = mode.forced(x, torch.round, 1.0)
+        moved = here.forced(x, torch.round, 1.0)
         return x if moved is None else moved
     if (
-        torch.finfo(dtype).eps > torch.finfo(mode.compute).eps
+        torch.finfo(dtype).eps > torch.finfo(here.compute).eps
         and torch.finfo(x.dtype).eps < torch.finfo(dtype).eps
     ):
-        mode.findings.unknown.add(table_name(func))
+        here.findings.unknown.add(table_name(func))
         raise Nondeterminism(
             f"cast from {x.dtype} to {dtype}: a jump of {torch.finfo(dtype).eps:.1e} inside a step that computes in "
-            f"{mode.compute}; leave the cast (or autocast) out, or use a policy made for it"
+            f"{here.compute}; leave the cast (or autocast) out, or use a policy made for it"
         )
     return x
 
@@ -213,7 +211,7 @@ def _adds_up_narrowly(device: str) -> bool:
     return device == "cpu" and not supported()
 
 
-def _convolution(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+def _convolution(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
     """Run a convolution of bfloat16 in float32 and round once, where the machine's own kernel would round every partial sum."""
     if args[0].dtype is not torch.bfloat16 or not _adds_up_narrowly(args[0].device.type):
         return func(*args, **kwargs)
@@ -221,28 +219,28 @@ def _convolution(mode: Capture, func: Operator, args: Arguments, kwargs: dict[st
     return tree_map_only(Tensor, Tensor.bfloat16, func(*wide, **kwargs))
 
 
-def _random(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+def _random(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
     if func._schema.name in ("aten::bernoulli", "aten::bernoulli_"):
         p = argument_named(func, args, kwargs, "p")
         probability = args[0] if p is None else p
         if is_float(probability):
-            return _bernoulli(mode, func, args, kwargs, probability)
-    return mode.random.draw(func, args, kwargs)
+            return _bernoulli(here, func, args, kwargs, probability)
+    return here.random.draw(func, args, kwargs)
 
 
 def _bernoulli(
-    mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any], probability: Tensor
+    here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str, Any], probability: Tensor
 ) -> Tensor:
     """Compare computed probabilities with portable uniform numbers: a decision where the two are close."""
     p = probability.detach().double()
-    point = mode.random.thresholds(func, kwargs.get("generator"), p)
+    point = here.random.thresholds(func, kwargs.get("generator"), p)
     flat = point.reshape(-1)
-    moved = mode.forced(p, lambda _: flat) if p.numel() else None
+    moved = here.forced(p, lambda _: flat) if p.numel() else None
     drawn = (p if moved is None else moved) > point
     return args[0].copy_(drawn) if func._schema.is_mutable else drawn.to(args[0].dtype)
 
 
-def _refuse_random(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+def _refuse_random(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
     if argument_named(func, args, kwargs, "dropout_p") == 0.0:
         return func(*args, **kwargs)
     raise Nondeterminism(

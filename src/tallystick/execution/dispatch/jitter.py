@@ -26,7 +26,7 @@ from tallystick.execution.dispatch.operator_noise import (
     sixteen_bit,
     written_by,
 )
-from tallystick.numerics import kernels
+from tallystick.numerics.kernels import random_words
 
 LOSSES = frozenset(
     f"aten::{name}"
@@ -215,7 +215,7 @@ class Jitter:
         return torch.where(stays, x, torch.addcmul(x, _finite(x), self._noise(x), value=size))
 
     def _move(self, x: Tensor, out: Tensor, size: float, whole: bool) -> None:
-        kernels.jitter(
+        random_words.jitter(
             x.data_ptr(), out.data_ptr(), DTYPES[x.dtype], x.numel(), self._seed & MASK32, self._seed >> 32 & MASK32,
             self._drawn, size=size, whole=WHOLE[x.dtype] if whole else -1.0, threads=torch.get_num_threads(),
         )  # fmt: skip

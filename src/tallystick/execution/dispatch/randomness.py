@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from tallystick.errors import Nondeterminism
-from tallystick.numerics import kernels
+from tallystick.numerics.kernels import random_words
 from tallystick.numerics.random import keep_threshold, normal, permutation, randint, stream_key
-from tallystick.numerics.rounding import Key, philox_words
+from tallystick.numerics.rounded_sites import Key
+from tallystick.numerics.rounding_tensors import philox_words
 
 UNIT24 = 2.0**-24  # uniform numbers have 24 bits, so that float32 and float64 hold the same ones
 
@@ -86,7 +87,7 @@ class RandomStream:
             and x.is_contiguous()
         ):
             threshold, threads = keep_threshold(float(p)), torch.get_num_threads()
-            kernels.keep(*self._next_key(), 0, threshold, x.detach().numpy(), threads=threads)
+            random_words.keep(*self._next_key(), 0, threshold, x.detach().numpy(), threads=threads)
             return x
         drawn = self._kept(x.shape, x.device, float(p))
         return x.copy_(drawn) if func._schema.is_mutable else drawn.to(x.dtype)
@@ -144,7 +145,7 @@ class RandomStream:
         key = self._next_key()
         if device.type == "cpu":
             out = np.empty(count, dtype=np.uint32)
-            kernels.philox_words(*key, 0, out, threads=torch.get_num_threads())
+            random_words.philox_words(*key, 0, out, threads=torch.get_num_threads())
             return torch.from_numpy(out.astype(np.int64))
         return philox_words(key, 0, -(-count // 4), device)[:count]
 
@@ -152,7 +153,7 @@ class RandomStream:
         if device.type != "cpu":
             return (self._words(math.prod(shape), device) < keep_threshold(p)).reshape(shape)
         kept = np.empty(shape, dtype=np.bool_)
-        kernels.keep(*self._next_key(), 0, keep_threshold(p), kept, threads=torch.get_num_threads())
+        random_words.keep(*self._next_key(), 0, keep_threshold(p), kept, threads=torch.get_num_threads())
         return torch.from_numpy(kept)
 
     def _uniform(self, shape: Any, device: torch.device) -> Tensor:

@@ -11,17 +11,15 @@ A result has the dtype, shape and meaning that torch gives it. Tensors of other 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tallystick.execution.dispatch.calls import Arguments, Handler, Operator, all_arguments
+from tallystick.execution.dispatch.decisions import OperatorPass
 from tallystick.numerics import rows
 from tallystick.numerics.rows import CHUNK, Form, Groups
-
-if TYPE_CHECKING:
-    from tallystick.execution.dispatch.capture import Capture
 
 NARROW = (torch.float32,)
 BOTH = (torch.float32, torch.float64)  # of operators whose form is more accurate in float64 too
@@ -37,7 +35,7 @@ def _handler(rule: Row, dtypes: tuple[torch.dtype, ...] = NARROW) -> Handler:
     None (torch says what is wrong with them) go to torch.
     """
 
-    def handle(mode: Capture, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    def handle(here: OperatorPass, func: Operator, args: Arguments, kwargs: dict[str, Any]) -> Any:
         given = all_arguments(func, args, kwargs)
         tensors = [value for value in given if isinstance(value, Tensor)]
         floats = [tensor for tensor in tensors if tensor.dtype.is_floating_point]

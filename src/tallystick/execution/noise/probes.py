@@ -1,4 +1,4 @@
-"""Tapes that measure noise: one sees a plain step and remembers its decisions, one repeats them and sees how far inputs moved."""
+"""Rounding contexts that measure noise: one keeps a plain step's decisions, one repeats them and sees how far inputs moved."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tallystick.errors import Nondeterminism
-from tallystick.execution.dispatch.capture import EQUAL
+from tallystick.execution.dispatch.decisions import EQUAL
 from tallystick.execution.rounding.grids import (
     UNSEEN,
     Site,
@@ -25,7 +25,7 @@ from tallystick.numerics.log import Kind, SparseEntries
 from tallystick.numerics.nearest import NearestGrid
 from tallystick.numerics.nearest_tensors import find_reaches, follow_nearest, record_nearest
 from tallystick.numerics.policy import ActivationRule
-from tallystick.numerics.rounding import NO_KEY, Key
+from tallystick.numerics.rounded_sites import NO_KEY, Key
 
 NOTHING = torch.empty(0, dtype=torch.int64)
 SIDES = 2  # bits of a symbol that is one of below, equal, above
@@ -33,7 +33,7 @@ PROVISIONAL = -34  # band exponent of activations while their noise is measured
 
 
 @dataclass
-class ProbeTape:
+class ProbingContext:
     """Sees one plain step and remembers inputs of decisions, with their branches in a wide band."""
 
     wide: int = -6  # the branch is fixed for everything within rms * 2**wide of a switching point
@@ -177,8 +177,8 @@ class ActivationNoise:
 
 
 @dataclass
-class EchoTape:
-    """Repeats the branches of a ``ProbeTape`` and measures how far the inputs of decisions moved.
+class EchoingContext:
+    """Repeats the branches of a ``ProbingContext`` and measures how far the inputs of decisions moved.
 
     ``samples``, if given, receives an even sample of each input. ``noise`` is the largest deviation of an input over its
     rms, by ordinal. ``flips`` is how many elements of all decisions are expected to change sides by such deviations,
@@ -186,7 +186,7 @@ class EchoTape:
     decisions where something lay exactly on a switching point and moved.
     """
 
-    probe: ProbeTape
+    probe: ProbingContext
     noise: dict[int, float] = field(default_factory=dict[int, float])
     flips: float = 0.0
     crossed: int = 0
@@ -288,7 +288,7 @@ class EchoTape:
         noise.reach = max(noise.reach, float(reach.max()) * scale)
 
 
-def still_sites(probe: ProbeTape, left: Collection[int]) -> frozenset[int]:
+def still_sites(probe: ProbingContext, left: Collection[int]) -> frozenset[int]:
     """Return the decisions, by ordinal, where elements lay exactly on a switching point and none of them ``left`` it.
 
     Zeros of a ReLU, padding and codes are such: what they are does not hang on the last bit of anything.

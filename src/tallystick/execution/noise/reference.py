@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import torch
 
-from tallystick.execution.dispatch.capture import Findings
-from tallystick.execution.session import Session
+from tallystick.execution.dispatch.decisions import OperatorFindings
+from tallystick.execution.session.session import Session
 
 
 @contextmanager
@@ -26,23 +26,28 @@ def in_float64(session: Session) -> Generator[None]:
     modules = (session.model, *session.extra.values())
     learning = {id(p): p for module in modules for p in module.parameters() if p.requires_grad}
     held = [(p, p.data) for p in learning.values()]
-    buffers = session.floating_buffers()
-    before = session.policy, session.compute, session.precision, session.findings, session.jitter
+    buffers = session.tensors.floating_buffers()
+    own = session.arithmetic
+    wide = replace(
+        own,
+        policy=replace(own.policy, compute="float64"),
+        compute=torch.float64,
+        precision=torch.float64,
+        jitter=None,
+        widens=True,
+        findings=OperatorFindings(),
+    )
     try:
         with torch.no_grad():
             for p, data in held:
                 p.data = data.double()
             for owner, key, tensor in buffers:
                 setattr(owner, key, tensor.double())
-        session.policy = replace(session.policy, compute="float64")
-        session.compute = session.precision = torch.float64
-        session.findings, session.jitter, session.widens = Findings(), None, True
-        yield
+        with session.computing(wide):
+            yield
     finally:
         for p, data in held:
             p.grad = None
             p.data = data
         for owner, key, tensor in buffers:
             setattr(owner, key, tensor)
-        session.policy, session.compute, session.precision, session.findings, session.jitter = before
-        session.widens = False

@@ -21,20 +21,19 @@ from torch import Tensor
 from tallystick.commit.tensor_file import check_tensor_file
 from tallystick.errors import InvalidInput
 from tallystick.execution.dispatch.jitter import Jitter
-from tallystick.execution.noise.calibration import (
-    Deviations,
-    SiteNoise,
-    choose_grids,
-    gradients_under,
-    put_back,
-)
-from tallystick.execution.noise.probes import EchoTape, ProbeTape
-from tallystick.execution.rounding.context import Tape
-from tallystick.execution.session import Session, Site, slice_of
+from tallystick.execution.noise.bands import choose_grids
+from tallystick.execution.noise.deviations import Deviations
+from tallystick.execution.noise.measured import SiteNoise
+from tallystick.execution.noise.passes import gradients_under, jittered, undisturbed
+from tallystick.execution.noise.probes import EchoingContext, ProbingContext
+from tallystick.execution.rounding.context import RoundingContext
+from tallystick.execution.session.parameters import slice_of
+from tallystick.execution.session.session import Session
+from tallystick.execution.session.sites import Site
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Kind
 from tallystick.numerics.noise import Distribution, relative_exponents
-from tallystick.numerics.rounding import block_rms
+from tallystick.numerics.tensor_measures import block_rms
 
 JITTER = "jitter"  # the name of the source that this process makes itself
 CHUNK = 1 << 20  # elements compared at a time
@@ -42,7 +41,7 @@ FP32_DIGITS = 24
 LEAST_EXPONENT = -149  # of a binary32 quantum
 STATE_SEED = 17
 
-Backward = Callable[[Tape], None]
+Backward = Callable[[RoundingContext], None]
 Place = tuple[int, int]  # micro-batch and ordinal of a decision
 
 
@@ -71,7 +70,7 @@ class Reference:
     """The plain pass of this process, to which the others are compared."""
 
     plain: Pass
-    probe: ProbeTape
+    probe: ProbingContext
     slices: list[Tensor | None]
 
 
@@ -88,7 +87,7 @@ class Measured:
             the two values; decisions have no ulp.
         in_scale: the same over the block's scale, in which bands are given; gradients, buffers and loss only.
         exponents: how large the values are relative to their block's scale, for gradients and buffers.
-        near: decisions: elements within ``2**ProbeTape.wide`` of the rms from a switching point.
+        near: decisions: elements within ``2**ProbingContext.wide`` of the rms from a switching point.
         width: decisions: bits of a symbol.
     """
 
@@ -132,20 +131,17 @@ def survey_step(session: Session, backward: Backward, *, repeats: int, seed: int
     Raises:
         Nondeterminism: a site is too noisy for the policy, or an operator is not in the table; by name.
     """
-    before = {name: tensor.clone() for name, tensor in session.all_buffers()}
-    own_jitter, session.jitter = session.jitter, None
-    try:
+    with undisturbed(session) as before:
         reference = _reference(session, backward, before)
         advance("plain pass")
         seen = Deviations(session, _listed(session, reference.plain))
         found = _sites(session, reference, seen)
         decisions: dict[int, float] = {}
         for repeat in range(repeats):
-            session.jitter = Jitter(seed * 1000003 + session.step * 101 + repeat)
             samples: dict[Place, Tensor] = {}
-            echo = EchoTape(reference.probe, samples=samples)
-            again = _pass(session, backward, echo, samples, before)
-            session.jitter = None
+            echo = EchoingContext(reference.probe, samples=samples)
+            with jittered(session, Jitter(seed * 1000003 + session.step * 101 + repeat)):
+                again = _pass(session, backward, echo, samples, before)
             _compare(session, found, JITTER, reference, again, seen)
             for ordinal, noise in echo.noise.items():
                 decisions[ordinal] = max(decisions.get(ordinal, 0.0), noise)
@@ -155,11 +151,6 @@ def survey_step(session: Session, backward: Backward, *, repeats: int, seed: int
             elsewhere = Deviations(session, _listed(session, reference.plain))
             _compare(session, found, source, reference, other, elsewhere)
             advance(source)
-    except BaseException:
-        put_back(session, before)
-        raise
-    finally:
-        session.jitter = own_jitter
     return Survey(session.step, found, choose_grids(session, seen, decisions).table)
 
 
@@ -169,24 +160,24 @@ def elsewhere(session: Session, backward: Backward, branches: Mapping[Place, tup
 
     ``slices`` are corners of the other's gradients, by parameter, for the optimizer's noise.
     """
-    before = {name: tensor.clone() for name, tensor in session.all_buffers()}
-    probe = ProbeTape()
+    before = {name: tensor.clone() for name, tensor in session.tensors.all_buffers()}
+    probe = ProbingContext()
     probe.branches.update(branches)
     samples: dict[Place, Tensor] = {}
-    found = _pass(session, backward, EchoTape(probe, samples=samples), samples, before)
+    found = _pass(session, backward, EchoingContext(probe, samples=samples), samples, before)
     found.replicas = _replicas(session, slices, None)
     return found
 
 
-def _pass(session: Session, backward: Backward, tape: Tape, samples: dict[Place, Tensor],
+def _pass(session: Session, backward: Backward, context: RoundingContext, samples: dict[Place, Tensor],
           before: dict[str, Tensor]) -> Pass:  # fmt: skip
-    gradients, buffers, loss = gradients_under(session, backward, tape, before)
+    gradients, buffers, loss = gradients_under(session, backward, context, before)
     present = {ordinal: g for ordinal, g in enumerate(gradients) if g is not None and g.numel()}
     return Pass(present, buffers, loss, samples)
 
 
 def _reference(session: Session, backward: Backward, before: dict[str, Tensor]) -> Reference:
-    probe = ProbeTape()
+    probe = ProbingContext()
     plain = _pass(session, backward, probe, probe.samples, before)
     slices = [
         None if (gradient := plain.gradients.get(ordinal)) is None else slice_of(gradient).float()
@@ -203,12 +194,12 @@ def _listed(session: Session, made: Pass) -> list[Tensor | None]:
 def _replicas(
     session: Session, slices: list[Tensor | None], jitter: Jitter | None
 ) -> dict[int, tuple[Tensor, Tensor]]:
-    if session.is_portable:
+    if session.arithmetic.is_portable:
         return {}  # no state sites: its optimizer is the same bits everywhere
-    old = session.replica_step(1, None, slices, exact=True)
-    new = session.replica_step(2, jitter, slices, exact=True)
+    old = session.trained.replica_step(1, None, slices, exact=True)
+    new = session.trained.replica_step(2, jitter, slices, exact=True)
     found: dict[int, tuple[Tensor, Tensor]] = {}
-    names = ["parameter", *session.optimizer_keys]
+    names = ["parameter", *session.trained.keys]
     for position in range(len(session.parameters)):
         if slices[position] is None:
             continue

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,6 +22,7 @@ from tallystick.execution.noise.freedom import (
     WEIGHED,
     quantum_square,
 )
+from tallystick.execution.noise.measured import Calibration, SiteNoise
 from tallystick.execution.rounding.grids import (
     ACTIVATIONS,
     Site,
@@ -36,9 +36,6 @@ from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import Kind
 from tallystick.numerics.noise import entry_bits
 from tallystick.numerics.policy import SPARSEST, Policy
-
-if TYPE_CHECKING:
-    from tallystick.execution.noise.calibration import Calibration, SiteNoise
 
 BAND_OCTAVES = 2  # K = 4: how far a declared band may lie above the auditor's own (docs/adr/0026)
 KERNEL_OCTAVES = 2  # more, K = 16, of fp32 gradients: kernels that add up in another order (docs/adr/0026)

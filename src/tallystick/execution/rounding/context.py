@@ -1,9 +1,9 @@
-"""What a step asks of its tape, and the tape that records.
+"""What a step asks of its rounding context, and the context that records.
 
-Tapes are the one place where recording, following and measuring differ: a step asks its tape to round a site or to take a
-decision, and does not know which of the three it is talking to. ``RecordTape`` writes the step's log frame; ``FollowTape``
-(``follow_tape``) reads one and notes every entry that honest arithmetic could not have written; ``ProbeTape`` and
-``EchoTape`` (``probe_tapes``) measure noise.
+Rounding contexts are the one place where recording, following and measuring differ: a step asks its context to round a site or
+to take a decision, and does not know which of the three it is talking to. ``RecordingContext`` writes the step's log frame;
+``FollowingContext`` (``following``) reads one and notes every entry that honest arithmetic could not have written;
+``ProbingContext`` and ``EchoingContext`` (``noise.probes``) measure noise.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tallystick.execution.dispatch.capture import DecisionTape
+from tallystick.execution.dispatch.decisions import DecisionContext
 from tallystick.execution.rounding.grids import (
     NOISE_BAND,
     STILL,
@@ -52,13 +52,15 @@ from tallystick.numerics.log import (
 )
 from tallystick.numerics.nearest_tensors import record_nearest
 from tallystick.numerics.policy import ActivationRule, Policy
-from tallystick.numerics.rounding import NO_KEY, Key, block_rms, round_recorded, round_recorded_residues
+from tallystick.numerics.rounded_sites import NO_KEY, Key
+from tallystick.numerics.rounding import round_recorded, round_recorded_residues
+from tallystick.numerics.tensor_measures import block_rms
 
 OUTGROWN = 2  # octaves above the scale at the last calibration, itself at most two too wide, from which on one is due
 
 
-class Tape(DecisionTape, Protocol):
-    """A tape of one step."""
+class RoundingContext(DecisionContext, Protocol):
+    """A context of one step."""
 
     def start_micro_batch(self, micro_batch: int) -> None:
         """Number the decisions of the next micro-batch from 0."""
@@ -78,7 +80,7 @@ class Tape(DecisionTape, Protocol):
 
 
 @dataclass
-class RecordTape:
+class RecordingContext:
     """Writes one step's frame.
 
     ``table`` holds the grids before the step, ``current`` those calibrated since, if any; after

@@ -18,7 +18,7 @@ from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import MOST_RESIDUE_BITS, Kind
 from tallystick.numerics.nearest import NearestGrid
 from tallystick.numerics.policy import SPARSEST, ActivationRule, Policy
-from tallystick.numerics.rounding import block_rms, sampled_rms
+from tallystick.numerics.tensor_measures import block_rms, sampled_rms
 
 ROW_RANGE = 16  # a row's scale exponent lies at most this far below the tensor's largest
 ROW_SPREAD = 8.0  # rows are uneven if the largest is this many times the median row

@@ -38,7 +38,7 @@ Site = tuple[int, int]
 PLAIN = (int, float, bool, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 
 
-class ActivationTape(Protocol):
+class ActivationContext(Protocol):
     """Where activations are rounded."""
 
     def activation(self, kind: Kind, ordinal: int, x: Tensor, *, name: str) -> Tensor:
@@ -60,7 +60,7 @@ class LeafSites:
         self.layers: dict[Site, str] = {}
         self.sizes: dict[Site, int] = {}
         self._model = model
-        self._tape: ActivationTape | None = None
+        self._context: ActivationContext | None = None
         self._next: dict[Kind, int] = {}
         self._calls: dict[str, int] = {}
         self._rounded: list[weakref.ref[Tensor]] = []
@@ -72,9 +72,9 @@ class LeafSites:
                 )
 
     @contextmanager
-    def rounding(self, tape: ActivationTape, step: int) -> Generator[None]:
-        """Inside, the model's leaf modules round under ``tape``; sites are numbered from 0."""
-        self._tape, self._step = tape, step
+    def rounding(self, context: ActivationContext, step: int) -> Generator[None]:
+        """Inside, the model's leaf modules round under ``context``; sites are numbered from 0."""
+        self._context, self._step = context, step
         self._next = {Kind.ACTIVATION: 0, Kind.ACTIVATION_GRADIENT: 0}
         self._calls, self._rounded = {}, []
         handles: list[Any] = []
@@ -88,7 +88,7 @@ class LeafSites:
         finally:
             for handle in handles:
                 handle.remove()
-            self._tape, self._rounded = None, []
+            self._context, self._rounded = None, []
 
     # -- hooks -------------------------------------------------------------------------------
 
@@ -183,11 +183,11 @@ class LeafSites:
 
     def _round(self, kind: Kind, ordinal: int, x: Tensor) -> Tensor:
         """Return ``x`` rounded, in its own memory layout, or ``x`` itself where the site is passed through."""
-        assert self._tape is not None, "a backward pass ran after its micro-batch was over"
+        assert self._context is not None, "a backward pass ran after its micro-batch was over"
         with torch.no_grad(), _disable_current_modes():
             dense = x.detach().contiguous()
             name = f"step {self._step}: {self.names[(kind, ordinal)]}"
-            rounded = self._tape.activation(kind, ordinal, dense, name=name)
+            rounded = self._context.activation(kind, ordinal, dense, name=name)
             if rounded is dense:
                 return x
             return rounded if x.is_contiguous() else torch.empty_like(x).copy_(rounded)

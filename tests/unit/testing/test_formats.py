@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.errors import InvalidInput
-from tallystick.numerics.formats import BF16, E4M3, E5M2, FORMATS, FP16, FP32, FP64, TOY, FloatFormat
+from tallystick.testing.formats import BF16, E4M3, E5M2, FORMATS, FP16, FP32, FP64, TOY, FloatFormat
 
 SMALL = (E4M3, E5M2, TOY)
 

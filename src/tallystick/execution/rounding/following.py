@@ -1,4 +1,4 @@
-"""The tape that follows a step's log, and notes every entry and header that honest arithmetic could not have written."""
+"""The context that follows a step's log, and notes every entry and header that honest arithmetic could not have written."""
 
 from __future__ import annotations
 
@@ -21,30 +21,15 @@ from tallystick.execution.noise.weighing import Weight
 from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding.breaches import Violation, find_policy_breaches
 from tallystick.execution.rounding.grids import (
-    ACTIVATIONS,
     FEWEST_ROWS,
-    ROW_DIP,
-    SMALL_SITE,
-    UNSEEN,
     Site,
     activation_rule,
     decision_exponent,
-    expected_form,
-    floor_exponent,
-    has_dips,
     is_noise_only,
-    kept_scales,
-    lowest_floor,
-    lowest_scale,
     most_blocks,
     nearest_grid,
-    sampled_scale,
-    scale_exponent,
-    scale_exponents,
-    scale_limits,
-    settled_scales,
-    whole_scale,
 )
+from tallystick.execution.rounding.headers import HeaderChecks, own_grid
 from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import (
     Frame,
@@ -58,31 +43,18 @@ from tallystick.numerics.log import (
 from tallystick.numerics.nearest import TIED
 from tallystick.numerics.nearest_tensors import FollowedNearest, find_reaches, follow_nearest
 from tallystick.numerics.policy import ActivationRule, Policy, entry_budget, move_budget
-from tallystick.numerics.rounding import (
-    NO_KEY,
-    Followed,
-    Key,
-    block_rms,
-    round_followed,
-    round_followed_residues,
-    round_recorded_residues,
-)
+from tallystick.numerics.rounded_sites import NO_KEY, Followed, Key
+from tallystick.numerics.rounding import round_followed, round_followed_residues, round_recorded_residues
+from tallystick.numerics.tensor_measures import block_rms
 
-SCALE_SLACK = 3  # a header's scale may exceed what the auditor measures by this many powers of two
-MOSTLY_NOISE = 8.0  # times its own noise that a gradient is at most whose size says little
-NOISE_GROWS = 5  # octaves that a gradient of nothing but noise may be larger here than where it was recorded, under autocast
-EXACT_SCALE_SLACK = (
-    1  # the same where every row has a scale, but in a calibrated step: those are kept without slack
-)
 DOUBLE = 53  # bits of a float64 significand
 CANCELLED, MOST_CANCELLED = 2.0, 2.0**-49
 """Times the largest noise measured at a site, and at most over its scale: so far from a boundary lies what lies on it where the
 terms of its sum are larger than itself (docs/adr/0005)."""
-UNSURE = 8.0  # times its own largest deviation, the rms of a site differs by less between machines
 
 
 @dataclass
-class FollowTape:
+class FollowingContext:
     """Reads one step's frame. A frame whose bytes are malformed raises; one that lies is followed and noted.
 
     ``sites`` are those that may have a grid (decisions and activations aside); None leaves that unchecked.
@@ -111,13 +83,14 @@ class FollowTape:
     def __post_init__(self) -> None:
         self._seen: set[Site] = set()
         self._unread = {address for address, _ in self.frame.sites}
-        self._before = self.table
+        self._headers = HeaderChecks(
+            self.policy, self.base, self.table, self.violations, self.excesses, is_first=self.is_first
+        )
         update = self._payload(SiteAddress(self.rank, 0, Kind.GRID, 0))
         if update is not None:
             self.table = self.table.apply(update)
         self.violations += find_policy_breaches(self.policy, self.table, self.sites)
         self._largest: int | None = None
-        self._energy = 0.0
         self._payload(SiteAddress(self.rank, 0, Kind.CALIBRATION, 0))
         if self.yardstick is not None:
             self.hold_against(self.yardstick)
@@ -129,7 +102,7 @@ class FollowTape:
 
     def hold_against(self, yardstick: Yardstick) -> None:
         """Hold the step's bands, and from now on what it rounds, against this measurement."""
-        self.yardstick = yardstick
+        self.yardstick = self._headers.yardstick = yardstick
         self.freedom.carried = yardstick.flips_allowed
         self.freedom.weighable = yardstick.weighable
         for place in yardstick.noise:
@@ -219,13 +192,12 @@ class FollowTape:
                 f"a matrix of {FEWEST_ROWS} rows or more"
             )
         noted = len(self.violations)
-        self._energy = 0.0
         self._seen.add((int(kind), ordinal))
         self._check_scales(kind, ordinal, grid, x, name)
         payload = self._payload(SiteAddress(self.rank, 0, kind, ordinal))
         if len(self.violations) > noted:
             # Obeyed, such a header would lead to the trainer's own state, and there would be nothing to dispute.
-            grid, payload = self._own_grid(kind, grid, x), None
+            grid, payload = own_grid(self.policy, kind, grid, x), None
         if grid.residue_bits:
             found, near, steer = self._round_residues((int(kind), ordinal), grid, payload, x, out, key, name)
         else:
@@ -243,7 +215,7 @@ class FollowTape:
         if kind == Kind.GRADIENT and grid.scales.size and not is_noise_only(grid):
             self._largest = max(int(grid.scales.max()), -1000 if self._largest is None else self._largest)
         if kind == Kind.GRADIENT:
-            self.freedom.energy += self._energy
+            self.freedom.energy += self._headers.energy
             self.freedom.shifted += found.shifted
             if not grid.precision:
                 self.freedom.squared += found.shifted
@@ -252,7 +224,7 @@ class FollowTape:
             if is_noise_only(grid):
                 self.freedom.silenced += x.numel()
                 if self.yardstick is not None and self.yardstick.hears((int(kind), ordinal)):
-                    self.freedom.shifted += self._energy  # as far as the gradient goes, it was moved
+                    self.freedom.shifted += self._headers.energy  # as far as the gradient goes, it was moved
             if grid.residue_bits and self.weigh is not None:
                 _, at, moves = self.freedom.moves.get(
                     (int(kind), ordinal), (0, torch.empty(0, dtype=torch.int64), torch.empty(0))
@@ -304,7 +276,7 @@ class FollowTape:
             )
             self.violations.append(Violation(name, found.violation, rule))
         budget = move_budget(grid, x.numel())
-        if self._is_mostly_noise(place, block_rms(x, 1), x.numel()):
+        if self._headers.is_mostly_noise(place, block_rms(x, 1), x.numel()):
             budget = x.numel()  # a bias before a batch norm: all of it may fall otherwise
         if self.yardstick is not None and not self.yardstick.steady:
             budget = x.numel()  # one result may carry all of it: what that comes to is held to, not how many
@@ -369,169 +341,11 @@ class FollowTape:
             return 0.0
         return math.ldexp(min(CANCELLED * noise.relative, MOST_CANCELLED), int(grid.scales[0]))
 
-    def _grid_before(self, place: Site) -> SiteGrid | None:
-        return None if self.is_first else self._before.sites.get(place)
-
-    def _check_unheld(self, place: Site, grid: SiteGrid, name: str) -> None:
-        """Note a scale that has grown where no value of the step says how large it is: it may be kept long after."""
-        if not grid.scales.size or is_noise_only(grid):
-            return
-        before = self._grid_before(place)
-        noise = None if self.yardstick is None else self.yardstick.noise.get(place)
-        most = UNSEEN if before is None or not before.scales.size else int(before.scales.max())
-        # A loop of one's own may measure more than it trains in this step.
-        if noise is not None and (noise.rms > 0.0 or place[0] in ACTIVATIONS):
-            most = max(most, int(noise.scales.max()) + 1)
-        if place[0] in (Kind.BUFFER, Kind.LOSS):
-            most = max(most, 0)  # what a calibration gives one of zeros
-        if int(grid.scales.max()) > most:
-            self.excesses.append(
-                (place, Excess(name, f"scale 2**{most} at most, of no values", f"2**{grid.scales.max()}"))
-            )
+    def _check_scales(self, kind: Kind, ordinal: int, grid: SiteGrid, x: Tensor, name: str) -> None:
+        self._headers.check(kind, ordinal, grid, x, name, self._largest)
 
     def _check_activation_scale(self, place: tuple[Kind, int], grid: SiteGrid, x: Tensor, name: str) -> None:
-        scales = sampled_scale(None, x)
-        if scales is None:
-            self._check_unheld(place, grid, name)
-            return
-        own = int(scales[0]) - 1
-        base = self.base.sites.get(place)
-        allowed = own + SCALE_SLACK
-        if base is not None and not is_noise_only(base):
-            allowed = max(allowed, int(base.scales[0]))
-        if int(grid.scales[0]) > allowed:
-            text = f"scale 2**{grid.scales[0]} is too wide, its values have 2**{own}"
-            self.violations.append(Violation(name, -1, text))
-
-    def _check_scales(self, kind: Kind, ordinal: int, grid: SiteGrid, x: Tensor, name: str) -> None:
-        if not grid.scales.size:
-            return
-        if is_noise_only(grid):
-            own = block_rms(x, 1)
-            self._energy = float(own[0]) ** 2 * x.numel()
-            floor, size = int(grid.scales.min()) + grid.band, int(scale_exponents(own)[0])
-            if kind != Kind.GRADIENT:
-                self.violations.append(Violation(name, -1, "declared to be noise only, and no gradient"))
-            elif size > floor + self._noise_grows((int(kind), ordinal)):
-                rule = f"declared to be noise below 2**{floor}, its values have 2**{size}"
-                self.violations.append(Violation(name, -1, rule))
-            elif self.yardstick is not None and own.any():  # zeros are silent under any floor
-                self._note(
-                    kind, ordinal, name, *self.yardstick.excess_floor((kind, ordinal), grid, self._largest)
-                )
-            return
-        rms = block_rms(x, grid.scales.size)
-        self._energy = float(np.square(rms).sum()) * x.numel() / grid.scales.size
-        if not rms.any():
-            self._check_unheld((int(kind), ordinal), grid, name)
-            return
-        exact = self.policy.row_scales
-        self._check_rule(kind, ordinal, grid, rms, x.numel(), name)
-        if rms.size == 1 and not exact and int(grid.scales[0]) <= scale_exponent(float(rms[0])) + SCALE_SLACK:
-            return
-        # Whether rows may lie below the whole is for the trainer's calibration to find: the whole's scale is always right.
-        own = np.maximum(scale_exponents(rms), whole_scale(rms) if exact else lowest_scale(rms))
-        allowed = own + (EXACT_SCALE_SLACK if exact and self.base.sites else SCALE_SLACK)
-        place = (int(kind), ordinal)
-        base, before = self.base.sites.get(place), self._grid_before(place)
-        kept = kept_scales(base, before, self.policy, grid.scales.size)
-        allowed = allowed if kept is None else np.maximum(allowed, kept)
-        if self._is_mostly_noise(place, rms, x.numel()):
-            allowed = allowed + NOISE_GROWS
-        over = grid.scales.astype(np.int64) - allowed
-        if int(over.max()) > 0:
-            block = int(over.argmax())
-            self.violations.append(
-                Violation(
-                    name,
-                    block,
-                    f"scale 2**{grid.scales[block]} of block {block} is too wide, its values have 2**{own[block]}",
-                )
-            )
-
-    def _noise_grows(self, place: Site) -> int:
-        """Return how many octaves above its declared floor a gradient may be that is nothing but noise here too.
-
-        Where sixteen-bit results fall otherwise the sums that cancel leave up to twenty times as much on one machine as on
-        another (docs/adr/0026); silencing it is what this machine does itself.
-        """
-        if not self.policy.autocast or (self.yardstick is not None and self.yardstick.hears(place)):
-            return 0
-        return NOISE_GROWS
-
-    def _is_mostly_noise(self, place: Site, rms: np.ndarray, numel: int) -> bool:
-        """Whether how large a gradient of few elements is says little under autocast: it may be as much noise elsewhere."""
-        if not self.policy.autocast or place[0] != Kind.GRADIENT or numel >= SMALL_SITE:
-            return False
-        noise = None if self.yardstick is None else self.yardstick.noise.get(place)
-        return noise is None or MOSTLY_NOISE * noise.largest >= float(rms.max())
-
-    def _check_rule(
-        self, kind: Kind, ordinal: int, grid: SiteGrid, rms: np.ndarray, numel: int, name: str
-    ) -> None:
-        """Note a scale that is not the one that follows from the step before and the follower's own values.
-
-        One above makes moves larger. One below makes nothing larger, but whoever may take it keeps, of several roundings of a
-        row, the one that suits.
-        """
-        place = (int(kind), ordinal)
-        if self.yardstick is None or not rms.any():
-            return
-        before = self._before.sites.get(place)
-        noise = self.yardstick.noise.get(place)
-        unsure = 0.0 if noise is None else noise.largest
-        if self.policy.row_scales:
-            narrowest, widest = self._row_limits(place, rms, unsure, numel)
-        else:
-            kept = kept_scales(self.base.sites.get(place), None, self.policy, rms.size)
-            narrowest, widest = scale_limits(before, rms, UNSURE * unsure, kept)
-            if self.is_calibrated and kind != Kind.GRADIENT:  # whose scales are then new ones, without slack
-                narrowest = np.minimum(narrowest, scale_limits(None, rms, UNSURE * unsure, kept)[0] - 1)
-        stated = grid.scales.astype(np.int64)
-        for limit, outside, words in (
-            (widest, stated - widest, "at most"),
-            (narrowest, narrowest - stated, "at least"),
-        ):
-            if int(outside.max()) > 0:
-                block = int(outside.argmax())
-                own = f"scale 2**{limit[block]} of block {block} {words}"
-                self._note(kind, ordinal, name, own, f"2**{stated[block]}")
-
-    def _row_limits(
-        self, place: Site, rms: np.ndarray, unsure: float, numel: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the least and the largest scales of a gradient's rows where each has one and nothing is slack.
-
-        What sixteen-bit results leave of a row is known to an octave, or to the largest deviation measured.
-        """
-        assert self.yardstick is not None
-        before = self._grid_before(place)
-        dips = self.is_calibrated or (before is not None and has_dips(before.scales.astype(np.int64)))
-        rows = scale_exponents(np.maximum(rms - np.maximum(rms / 2.0, unsure), 0.0))
-        narrowest = np.maximum(rows, whole_scale(rms) - 1 - (ROW_DIP if dips else 0))
-        widest = self.yardstick.widest_rows(place) if self.is_calibrated else None
-        if widest is None or widest.size != rms.size:
-            widest = np.full(rms.size, np.iinfo(np.int64).max >> 1)
-        kept = kept_scales(None, before, self.policy, rms.size)
-        if kept is not None:
-            narrowest, widest = np.maximum(narrowest, kept), np.maximum(widest, kept)
-        grows = NOISE_GROWS if self._is_mostly_noise(place, rms, numel) else 0
-        return narrowest - grows, widest + grows
-
-    def _note(self, kind: Kind, ordinal: int, name: str, own: str | None, stated: str) -> None:
-        if own is not None:
-            self.excesses.append(((int(kind), ordinal), Excess(name, own, stated)))
-
-    def _own_grid(self, kind: Kind, grid: SiteGrid, x: Tensor) -> SiteGrid:
-        """Return the grid that an honest header would have had, as far as one follower can tell."""
-        form = expected_form(self.policy, kind)
-        assert form is not None
-        precision, dithered, (lowest, highest) = form
-        band = min(max(grid.band, lowest), highest)
-        floor = lowest_floor(self.policy, kind, band)
-        scales = settled_scales(None, block_rms(x, grid.scales.size), self.policy.row_scales)
-        scales = np.maximum(scales, UNSEEN)
-        return SiteGrid(precision, band, floor_exponent(band, floor), dithered, scales)
+        self._headers.check_activation(place, grid, x, name)
 
     def _check_budget(self, grid: SiteGrid, entries: SparseEntries, name: str) -> bool:
         budget = entry_budget(grid, entries.n)
@@ -552,8 +366,10 @@ class FollowTape:
                 Violation(str(address), -1, "the log has a site that the step does not have")
             )
         for place, grid in self.table.sites.items():
-            if place not in self._seen and (self.is_first or grid is not self._before.sites.get(place)):
-                self._check_unheld(place, grid, self.site_name(place))
+            if place not in self._seen and (
+                self.is_first or grid is not self._headers.before.sites.get(place)
+            ):
+                self._headers.check_unheld(place, grid, self.site_name(place))
         if self.yardstick is not None:
             self.freedom.flips = self.yardstick.flips()
             self.freedom.cluster = self.yardstick.cluster(self.freedom.elements)

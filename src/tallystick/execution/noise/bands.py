@@ -1,0 +1,312 @@
+"""Bands chosen from measured noise.
+
+The band of a site is the largest deviation seen, times the policy's safety factor, rounded up to a power of two and never below
+the policy's smallest. A gradient that is nothing but noise gets a floor that sends it to zero on both sides (numerics: trap 2).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tallystick.errors import Nondeterminism
+from tallystick.execution.dispatch.jitter import Jitter
+from tallystick.execution.noise.deviations import Deviations
+from tallystick.execution.noise.measured import Calibration, SiteNoise, Threshold, exponent_above
+from tallystick.execution.noise.probes import ActivationNoise, ProbingContext
+from tallystick.execution.noise.safety import decision_band, safety_for, within_room
+from tallystick.execution.noise.yardstick import finer_grids
+from tallystick.execution.rounding.grids import (
+    NOISE_BAND,
+    ROW_SPREAD,
+    SMALL_BITS,
+    SMALL_FINER,
+    SMALL_SITE,
+    STILL,
+    UNSEEN,
+    activation_grid,
+    activation_rule,
+    expected_form,
+    is_noise_only,
+    kept_scales,
+    row_scales_of,
+    site_grid,
+)
+from tallystick.execution.session.session import Session
+from tallystick.execution.session.sites import Site
+from tallystick.numerics.grid_table import GridTable, SiteGrid
+from tallystick.numerics.log import MOST_RESIDUE_BITS, Kind
+from tallystick.numerics.nearest import adapt_threshold, closed_threshold
+from tallystick.numerics.policy import PER_KIND, Policy
+
+UNSEEN_SAFETY = (
+    6  # octaves between the policy's smallest band and that of a gradient whose noise is not known yet
+)
+LOUDER = 4  # octaves above a policy's widest band that the noise of a gradient may ask of residues
+STATE_SAFETY = (
+    2  # factor, as a power of two, over the optimizer's measured noise: few operations, no long sums
+)
+
+
+def choose_grids(
+    session: Session,
+    seen: Deviations,
+    decisions: dict[int, float],
+    *,
+    earlier: GridTable | None = None,
+    measure_states: bool = False,
+) -> Calibration:
+    """Return the grids that follow from the deviations ``seen`` and, by ordinal, those of decisions' inputs.
+
+    ``earlier`` are the grids of the measurement before; None for the session's own.
+
+    The optimizer's noise is measured where the session has no grids of state sites yet, or if ``measure_states``.
+
+    Raises:
+        Nondeterminism: a site is too noisy for the policy; by name.
+    """
+    policy, known = session.policy, session.table if earlier is None else earlier
+    grids = dict(session.table.sites)
+    noise = dict(seen.noise)
+    loudest = max((n.largest for (kind, _), n in noise.items() if kind == Kind.GRADIENT), default=0.0)
+    for place, measured in seen.noise.items():
+        if policy.row_scales and place[0] == Kind.GRADIENT:
+            choose_rows(policy, measured, session.table.sites.get(place))
+        if place[0] == Kind.GRADIENT and measured.rms == measured.largest == 0.0 < loudest:
+            grids[place] = zero_grid(policy, measured, known.sites.get(place), loudest)
+        else:
+            grids[place] = _grid_for(
+                session, place, measured, known.sites.get(place), for_audit=measure_states
+            )
+    grids |= finer_grids(policy, Calibration(seen.noise, GridTable(grids)))
+    grids |= _defaults(session, grids)
+    states: dict[Site, float] = {}
+    if not session.arithmetic.is_portable and (
+        measure_states or not any(kind == Kind.STATE for kind, _ in session.table.sites)
+    ):
+        for position, (typical, largest, mean) in enumerate(_state_noise(session, seen.first)):
+            place = (Kind.STATE, position)
+            states[place] = mean
+            lowest, highest = policy.state_band
+            if exponent_above(typical) + STATE_SAFETY > highest:
+                raise Nondeterminism(
+                    f"{session.site_name(place)}: the optimizer's noise is {typical:.2g} of the value, "
+                    f"policy {policy.name} allows 2**{highest - STATE_SAFETY}; is it an elementwise optimizer?"
+                )
+            band = min(highest, max(lowest, exponent_above(largest) + STATE_SAFETY))
+            grids[place] = SiteGrid(24, band, -149)
+    lowest, highest = policy.decision_band
+    for ordinal, relative in decisions.items():
+        band = decision_band(policy, relative)
+        place = (Kind.DECISION, ordinal)
+        if band > highest:
+            why = (
+                f"moves by {relative:.2g} of its rms under last-bit noise, policy {policy.name} allows "
+                f"2**{highest if policy.residue_bits else highest - 1}"
+                if math.isfinite(relative)
+                else "is all zeros, and something else under last-bit noise: is a constant normalised before it?"
+            )
+            raise Nondeterminism(f"decision {ordinal}: its input {why}")
+        grids.pop(place, None)
+        if band > lowest:
+            grids[place] = SiteGrid(0, band, 0)
+        noise[place] = SiteNoise(relative, np.zeros(0, dtype=np.int64), 0.0, 0.0)
+    return Calibration(noise, GridTable(grids), states=states)
+
+
+def with_still(
+    policy: Policy, table: GridTable, decisions: Collection[int], still: frozenset[int]
+) -> GridTable:
+    """Return ``table`` with what was seen of elements that lie exactly on a switching point, for decisions just measured."""
+    grids = dict(table.sites)
+    for ordinal in still.union(decisions):
+        place = (Kind.DECISION, ordinal)
+        grid = grids.get(place)
+        if ordinal in still:
+            grids[place] = SiteGrid(0, policy.decision_band[0] if grid is None else grid.band, STILL)
+        elif grid is not None and grid.floor == STILL:
+            grids[place] = SiteGrid(0, grid.band, 0)
+    return GridTable(grids)
+
+
+def choose_rows(policy: Policy, measured: SiteNoise, previous: SiteGrid | None) -> None:
+    """Let the scales of small rows lie below the whole matrix's where the noise does: where that costs no wider band.
+
+    Where rows differ much, as those of an embedding do, it may cost an octave: it buys up to ``ROW_DIP`` for most rows.
+    """
+    rms, largest = measured.block_rms, measured.block_largest
+    if rms is None or largest is None or not rms.any():
+        return
+    kept = kept_scales(None, previous, policy, rms.size)
+    found: dict[bool, tuple[np.ndarray, float]] = {}
+    for dips in (False, True):
+        scales = row_scales_of(rms, dips)
+        scales = scales if kept is None else np.maximum(scales, kept)
+        found[dips] = scales, float(np.max(largest * np.exp2(-scales.astype(np.float64))))
+    uneven = float(rms.max()) > ROW_SPREAD * float(np.median(rms))
+    follows = exponent_above(found[True][1]) <= exponent_above(found[False][1]) + uneven
+    measured.scales, measured.relative = found[follows]
+
+
+def _grid_for(
+    session: Session, place: Site, measured: SiteNoise, previous: SiteGrid | None, *, for_audit: bool
+) -> SiteGrid:
+    """Return a site's grid; of a loss that is too loud for its policy an auditor takes the widest: nothing moves by it."""
+    policy = session.policy
+    if place[0] == Kind.GRADIENT and measured.rms == 0.0 and measured.largest == 0.0:
+        return previous or _unseen(session, place[0], measured.scales)
+    grid = grid_for(policy, place[0], measured, previous)
+    if grid is None:
+        form = expected_form(policy, place[0])
+        assert form is not None
+        if for_audit and place[0] == Kind.LOSS:
+            return site_grid(policy, Kind.LOSS, form[2][1], measured.scales)
+        highest = form[2][1] - safety_for(policy, measured)
+        remedy = "; it is nearly nothing beside its terms: give them .float() and add a constant, which moves no gradient"
+        raise Nondeterminism(
+            f"{session.site_name(place)}: its noise is 2**{exponent_above(measured.relative)} of its scale, "
+            f"policy {policy.name} allows 2**{highest}{remedy if place[0] == Kind.LOSS else ''}"
+        )
+    return grid
+
+
+def zero_grid(policy: Policy, measured: SiteNoise, previous: SiteGrid | None, loudest: float) -> SiteGrid:
+    """Return the grid of a gradient that was exactly zero and did not move: noise only, up to the step's ``loudest`` noise.
+
+    Sums that cancel to zero here leave their last bits elsewhere, and nothing but the rest of the step says how large those
+    are. A gradient that had values before keeps its grid.
+    """
+    if previous is not None and not is_noise_only(previous) and int(previous.scales.max()) > UNSEEN:
+        return previous
+    floor = exponent_above(loudest) + policy.safety
+    return site_grid(policy, Kind.GRADIENT, NOISE_BAND, np.full(measured.scales.size, floor - NOISE_BAND))
+
+
+def grid_for(
+    policy: Policy, kind: Kind, measured: SiteNoise, previous: SiteGrid | None = None
+) -> SiteGrid | None:
+    """Return the grid that ``policy`` gives a gradient, buffer or loss site of this noise; None if it is too loud.
+
+    A gradient that is too loud is noise only: what little signal it has is not worth its noise. Of few elements residues have
+    all the bits there are, and a finer quantum where they are quiet: a bias before a batch norm, whose next deviation may be
+    twenty times those seen, is followed whatever it is. ``previous`` is the site's grid so far.
+    """
+    form = expected_form(policy, kind)
+    assert form is not None
+    _, _, (lowest, highest) = form
+    noise = exponent_above(measured.relative)
+    band = max(lowest, noise + safety_for(policy, measured))
+    is_few = policy.residue_bits > 0 and kind == Kind.GRADIENT and measured.elements < SMALL_SITE
+    finer = SMALL_FINER if is_few and band <= highest else 0
+    if policy.residue_bits:
+        highest += LOUDER if kind == Kind.GRADIENT else 0
+        band = within_room(band, noise, highest, previous, measured.elements)
+        band += band == NOISE_BAND  # which means something else; residues have a bit more instead
+    if band <= highest and not (kind == Kind.GRADIENT and measured.rms == 0.0):
+        grid = site_grid(policy, kind, band, measured.scales)
+        bits = grid.residue_bits + finer + SMALL_BITS if finer else MOST_RESIDUE_BITS
+        return replace(grid, floor=grid.floor - finer, residue_bits=bits) if is_few else grid
+    if kind != Kind.GRADIENT:
+        return None
+    allowance = exponent_above(measured.largest) + policy.safety
+    floor = max(
+        allowance, exponent_above(measured.rms) + 1
+    )  # an octave, lest it is as large as its floor elsewhere
+    return site_grid(
+        policy, kind, NOISE_BAND, np.full(measured.scales.size, floor - NOISE_BAND, dtype=np.int64)
+    )
+
+
+def with_activations(
+    session: Session, chosen: Calibration, probe: ProbingContext, seen: dict[tuple[int, int], ActivationNoise]
+) -> Calibration:
+    """Add the bands of activations and of their gradients, for each layer or the widest of each kind of layer.
+
+    The band is the larger of what the measured divergence asks for and what the straddles do (they are counted over
+    all elements, the divergence over a sample), times the safety factor.
+    """
+    rule = activation_rule(session.policy)
+    assert session.leaves is not None
+    layers, names = session.leaves.layers, session.leaves.names
+    bands: dict[tuple[int, int], int] = {}
+    widest: dict[tuple[int, str], int] = {}
+    for place, noise in seen.items():
+        relative = max(noise.relative, noise.reach)
+        bands[place] = max(rule.band[0], exponent_above(relative) + session.policy.safety)
+        chosen.noise[(Kind(place[0]), place[1])] = SiteNoise(relative, probe.scales[place], 0.0, 0.0)
+        if bands[place] <= rule.band[1]:
+            kind = (place[0], layers[place])
+            widest[kind] = max(bands[place], widest.get(kind, bands[place]))
+        mean = noise.total / max(noise.seen, 1)
+        chosen.thresholds.append(
+            Threshold(
+                names[place], layers[place], place[0] == Kind.ACTIVATION_GRADIENT,
+                adapt_threshold(noise.straddles), closed_threshold(noise.quanta), mean, len(noise.straddles),
+            )
+        )  # fmt: skip
+    grids = dict(chosen.table.sites)
+    for place, own in bands.items():
+        band = own
+        if band > rule.band[1]:
+            band = NOISE_BAND
+        elif rule.tau == PER_KIND:
+            band = widest[(place[0], layers[place])]
+        grids[place] = activation_grid(rule, band, probe.scales[place])
+    corrections = {place: noise.total / max(noise.seen, 1) for place, noise in seen.items()}
+    return replace(chosen, table=GridTable(grids), corrections=corrections)
+
+
+def _defaults(session: Session, grids: dict[tuple[int, int], SiteGrid]) -> dict[tuple[int, int], SiteGrid]:
+    """Grids of sites that had no value in this step: unused parameters, buffers that did not move."""
+    found: dict[tuple[int, int], SiteGrid] = {}
+    for site in session.sites:
+        place = (site.kind, site.ordinal)
+        if place in grids:
+            continue
+        found[place] = _unseen(session, site.kind, np.full(0 if site.kind == Kind.STATE else 1, UNSEEN))
+    return found
+
+
+def _unseen(session: Session, kind: Kind, scales: np.ndarray) -> SiteGrid:
+    """Return the grid of a site whose noise is not known yet; a gradient's band is on the safe side."""
+    form = expected_form(session.policy, kind)
+    assert form is not None
+    _, _, (lowest, highest) = form
+    band = min(highest, lowest + UNSEEN_SAFETY) if kind == Kind.GRADIENT else lowest
+    return site_grid(session.policy, kind, band, scales)
+
+
+def _state_noise(session: Session, gradients: list[Tensor | None]) -> list[tuple[float, float, float]]:
+    """Return, per state site, the optimizer's deviation relative to the larger of old and new value.
+
+    The first number holds for 99 elements in a hundred: where momentum cancels over a tiny weight the largest,
+    the second number, says little about the others. The third is the mean.
+    """
+    old, new = (
+        session.trained.replica_step(1, None, gradients),
+        session.trained.replica_step(2, None, gradients),
+    )
+    jittered = session.trained.replica_step(2, Jitter(17), gradients)
+    found: list[tuple[float, float, float]] = []
+    for position in range(len(session.parameters)):
+        for key in ("parameter", *session.trained.keys):
+            x, y, was = new[position].get(key), jittered[position].get(key), old[position].get(key)
+            if (
+                not isinstance(x, Tensor)
+                or not isinstance(y, Tensor)
+                or not isinstance(was, Tensor)
+                or not x.numel()
+            ):
+                found.append((0.0, 0.0, 0.0))
+                continue
+            size = torch.maximum(x.abs(), was.abs()).double()
+            ratio = torch.where(size > 0.0, (x.double() - y.double()).abs() / size, 0.0).reshape(-1)
+            ratio = ratio.nan_to_num_(nan=math.inf)
+            typical = float(ratio.sort().values[(ratio.numel() * 99 - 1) // 100])
+            found.append((typical, float(ratio.max()), float(ratio.mean())))
+    return found

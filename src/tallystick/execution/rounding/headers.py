@@ -1,0 +1,245 @@
+"""Headers of a followed log: scales that the follower's own values, and its own measurement of the noise, do not bear out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from tallystick.execution.noise.freedom import (
+    Excess,
+)
+from tallystick.execution.noise.yardstick import Yardstick
+from tallystick.execution.rounding.breaches import Violation
+from tallystick.execution.rounding.grids import (
+    ACTIVATIONS,
+    ROW_DIP,
+    SMALL_SITE,
+    UNSEEN,
+    Site,
+    expected_form,
+    floor_exponent,
+    has_dips,
+    is_noise_only,
+    kept_scales,
+    lowest_floor,
+    lowest_scale,
+    sampled_scale,
+    scale_exponent,
+    scale_exponents,
+    scale_limits,
+    settled_scales,
+    whole_scale,
+)
+from tallystick.numerics.grid_table import GridTable, SiteGrid
+from tallystick.numerics.log import (
+    Kind,
+)
+from tallystick.numerics.policy import Policy
+from tallystick.numerics.tensor_measures import block_rms
+
+SCALE_SLACK = 3  # a header's scale may exceed what the auditor measures by this many powers of two
+MOSTLY_NOISE = 8.0  # times its own noise that a gradient is at most whose size says little
+NOISE_GROWS = 5  # octaves that a gradient of nothing but noise may be larger here than where it was recorded, under autocast
+EXACT_SCALE_SLACK = (
+    1  # the same where every row has a scale, but in a calibrated step: those are kept without slack
+)
+UNSURE = 8.0  # times its own largest deviation, the rms of a site differs by less between machines
+
+
+@dataclass
+class HeaderChecks:
+    """Checks the headers of one step's sites.
+
+    Attributes:
+        policy: what it allows.
+        base: the grids of the last calibration; empty in a step that was calibrated.
+        before: the grids after the step before.
+        violations, excesses: what was found, the context's own.
+        is_first: whether no step lies before this one: grids of a first state are the trainer's word.
+        yardstick: the follower's measurement, if it has one.
+        energy: the sum of the squared values of the site checked last.
+    """
+
+    policy: Policy
+    base: GridTable
+    before: GridTable
+    violations: list[Violation]
+    excesses: list[tuple[Site | None, Excess]]
+    is_first: bool = False
+    yardstick: Yardstick | None = None
+    energy: float = 0.0
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether the trainer measured the noise before this step."""
+        return not self.base.sites
+
+    def _grid_before(self, place: Site) -> SiteGrid | None:
+        return None if self.is_first else self.before.sites.get(place)
+
+    def check_unheld(self, place: Site, grid: SiteGrid, name: str) -> None:
+        """Note a scale that has grown where no value of the step says how large it is: it may be kept long after."""
+        if not grid.scales.size or is_noise_only(grid):
+            return
+        before = self._grid_before(place)
+        noise = None if self.yardstick is None else self.yardstick.noise.get(place)
+        most = UNSEEN if before is None or not before.scales.size else int(before.scales.max())
+        # A loop of one's own may measure more than it trains in this step.
+        if noise is not None and (noise.rms > 0.0 or place[0] in ACTIVATIONS):
+            most = max(most, int(noise.scales.max()) + 1)
+        if place[0] in (Kind.BUFFER, Kind.LOSS):
+            most = max(most, 0)  # what a calibration gives one of zeros
+        if int(grid.scales.max()) > most:
+            self.excesses.append(
+                (place, Excess(name, f"scale 2**{most} at most, of no values", f"2**{grid.scales.max()}"))
+            )
+
+    def check_activation(self, place: tuple[Kind, int], grid: SiteGrid, x: Tensor, name: str) -> None:
+        """Note a scale of an activation that its values do not have."""
+        scales = sampled_scale(None, x)
+        if scales is None:
+            self.check_unheld(place, grid, name)
+            return
+        own = int(scales[0]) - 1
+        base = self.base.sites.get(place)
+        allowed = own + SCALE_SLACK
+        if base is not None and not is_noise_only(base):
+            allowed = max(allowed, int(base.scales[0]))
+        if int(grid.scales[0]) > allowed:
+            text = f"scale 2**{grid.scales[0]} is too wide, its values have 2**{own}"
+            self.violations.append(Violation(name, -1, text))
+
+    def check(
+        self, kind: Kind, ordinal: int, grid: SiteGrid, x: Tensor, name: str, largest: int | None
+    ) -> None:
+        """Note scales of a gradient, buffer or loss that its values do not have; ``largest`` is of the gradients so far."""
+        self.energy = 0.0
+        if not grid.scales.size:
+            return
+        if is_noise_only(grid):
+            own = block_rms(x, 1)
+            self.energy = float(own[0]) ** 2 * x.numel()
+            floor, size = int(grid.scales.min()) + grid.band, int(scale_exponents(own)[0])
+            if kind != Kind.GRADIENT:
+                self.violations.append(Violation(name, -1, "declared to be noise only, and no gradient"))
+            elif size > floor + self._noise_grows((int(kind), ordinal)):
+                rule = f"declared to be noise below 2**{floor}, its values have 2**{size}"
+                self.violations.append(Violation(name, -1, rule))
+            elif self.yardstick is not None and own.any():  # zeros are silent under any floor
+                self._note(kind, ordinal, name, *self.yardstick.excess_floor((kind, ordinal), grid, largest))
+            return
+        rms = block_rms(x, grid.scales.size)
+        self.energy = float(np.square(rms).sum()) * x.numel() / grid.scales.size
+        if not rms.any():
+            self.check_unheld((int(kind), ordinal), grid, name)
+            return
+        exact = self.policy.row_scales
+        self._check_rule(kind, ordinal, grid, rms, x.numel(), name)
+        if rms.size == 1 and not exact and int(grid.scales[0]) <= scale_exponent(float(rms[0])) + SCALE_SLACK:
+            return
+        # Whether rows may lie below the whole is for the trainer's calibration to find: the whole's scale is always right.
+        own = np.maximum(scale_exponents(rms), whole_scale(rms) if exact else lowest_scale(rms))
+        allowed = own + (EXACT_SCALE_SLACK if exact and self.base.sites else SCALE_SLACK)
+        place = (int(kind), ordinal)
+        base, before = self.base.sites.get(place), self._grid_before(place)
+        kept = kept_scales(base, before, self.policy, grid.scales.size)
+        allowed = allowed if kept is None else np.maximum(allowed, kept)
+        if self.is_mostly_noise(place, rms, x.numel()):
+            allowed = allowed + NOISE_GROWS
+        over = grid.scales.astype(np.int64) - allowed
+        if int(over.max()) > 0:
+            block = int(over.argmax())
+            self.violations.append(
+                Violation(
+                    name,
+                    block,
+                    f"scale 2**{grid.scales[block]} of block {block} is too wide, its values have 2**{own[block]}",
+                )
+            )
+
+    def _noise_grows(self, place: Site) -> int:
+        """Return how many octaves above its declared floor a gradient may be that is nothing but noise here too.
+
+        Where sixteen-bit results fall otherwise the sums that cancel leave up to twenty times as much on one machine as on
+        another (docs/adr/0026); silencing it is what this machine does itself.
+        """
+        if not self.policy.autocast or (self.yardstick is not None and self.yardstick.hears(place)):
+            return 0
+        return NOISE_GROWS
+
+    def is_mostly_noise(self, place: Site, rms: np.ndarray, numel: int) -> bool:
+        """Whether how large a gradient of few elements is says little under autocast: it may be as much noise elsewhere."""
+        if not self.policy.autocast or place[0] != Kind.GRADIENT or numel >= SMALL_SITE:
+            return False
+        noise = None if self.yardstick is None else self.yardstick.noise.get(place)
+        return noise is None or MOSTLY_NOISE * noise.largest >= float(rms.max())
+
+    def _check_rule(
+        self, kind: Kind, ordinal: int, grid: SiteGrid, rms: np.ndarray, numel: int, name: str
+    ) -> None:
+        """Note a scale that is not the one that follows from the step before and the follower's own values.
+
+        One above makes moves larger. One below makes nothing larger, but whoever may take it keeps, of several roundings of a
+        row, the one that suits.
+        """
+        place = (int(kind), ordinal)
+        if self.yardstick is None or not rms.any():
+            return
+        before = self.before.sites.get(place)
+        noise = self.yardstick.noise.get(place)
+        unsure = 0.0 if noise is None else noise.largest
+        if self.policy.row_scales:
+            narrowest, widest = self._row_limits(place, rms, unsure, numel)
+        else:
+            kept = kept_scales(self.base.sites.get(place), None, self.policy, rms.size)
+            narrowest, widest = scale_limits(before, rms, UNSURE * unsure, kept)
+            if self.is_calibrated and kind != Kind.GRADIENT:  # whose scales are then new ones, without slack
+                narrowest = np.minimum(narrowest, scale_limits(None, rms, UNSURE * unsure, kept)[0] - 1)
+        stated = grid.scales.astype(np.int64)
+        for limit, outside, words in (
+            (widest, stated - widest, "at most"),
+            (narrowest, narrowest - stated, "at least"),
+        ):
+            if int(outside.max()) > 0:
+                block = int(outside.argmax())
+                own = f"scale 2**{limit[block]} of block {block} {words}"
+                self._note(kind, ordinal, name, own, f"2**{stated[block]}")
+
+    def _row_limits(
+        self, place: Site, rms: np.ndarray, unsure: float, numel: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the least and the largest scales of a gradient's rows where each has one and nothing is slack.
+
+        What sixteen-bit results leave of a row is known to an octave, or to the largest deviation measured.
+        """
+        assert self.yardstick is not None
+        before = self._grid_before(place)
+        dips = self.is_calibrated or (before is not None and has_dips(before.scales.astype(np.int64)))
+        rows = scale_exponents(np.maximum(rms - np.maximum(rms / 2.0, unsure), 0.0))
+        narrowest = np.maximum(rows, whole_scale(rms) - 1 - (ROW_DIP if dips else 0))
+        widest = self.yardstick.widest_rows(place) if self.is_calibrated else None
+        if widest is None or widest.size != rms.size:
+            widest = np.full(rms.size, np.iinfo(np.int64).max >> 1)
+        kept = kept_scales(None, before, self.policy, rms.size)
+        if kept is not None:
+            narrowest, widest = np.maximum(narrowest, kept), np.maximum(widest, kept)
+        grows = NOISE_GROWS if self.is_mostly_noise(place, rms, numel) else 0
+        return narrowest - grows, widest + grows
+
+    def _note(self, kind: Kind, ordinal: int, name: str, own: str | None, stated: str) -> None:
+        if own is not None:
+            self.excesses.append(((int(kind), ordinal), Excess(name, own, stated)))
+
+
+def own_grid(policy: Policy, kind: Kind, grid: SiteGrid, x: Tensor) -> SiteGrid:
+    """Return the grid that an honest header would have had, as far as one follower can tell."""
+    form = expected_form(policy, kind)
+    assert form is not None
+    precision, dithered, (lowest, highest) = form
+    band = min(max(grid.band, lowest), highest)
+    floor = lowest_floor(policy, kind, band)
+    scales = settled_scales(None, block_rms(x, grid.scales.size), policy.row_scales)
+    scales = np.maximum(scales, UNSEEN)
+    return SiteGrid(precision, band, floor_exponent(band, floor), dithered, scales)

@@ -1,0 +1,168 @@
+"""The parameters that an optimizer trains, and the form of the state that it keeps of them."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tallystick.errors import InvalidInput, Nondeterminism
+from tallystick.execution.dispatch.jitter import Jitter, JitterMode
+from tallystick.execution.session.arithmetic import default_dtype
+
+OF_A_SCALER = ("grad_scale", "found_inf")  # what a gradient scaler leaves on an optimizer for its next step
+
+
+class TrainedParameters:
+    """What an optimizer trains of a model.
+
+    Args:
+        model: whose parameters.
+        optimizer: that trains some of them.
+
+    Attributes:
+        named: the parameters with their names, in the model's order.
+        form: of each, by position, what the optimizer keeps of it: the form of a state that can be loaded.
+        keys: the names of the optimizer's floating state tensors.
+        densified: parameters whose gradients came sparse.
+
+    Raises:
+        InvalidInput: the optimizer holds a tensor that is no parameter of the model.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        named = [(name, p) for name, p in model.named_parameters() if id(p) in owned]
+        unknown = owned - {id(p) for _, p in named}
+        if unknown:
+            raise InvalidInput(
+                f"the optimizer holds {len(unknown)} tensors that are no parameters of the model; nobody could name "
+                "their updates: make them the model's, as a module of its own beside the others"
+            )
+        self.named = [(name, p) for name, p in named if p.requires_grad]
+        self.densified: set[str] = set()
+        self.form = self.replica_step(2)
+        self.keys = sorted(
+            {
+                key
+                for values in self.form.values()
+                for key, value in values.items()
+                if isinstance(value, Tensor)
+                and value.is_floating_point()
+                and key not in ("step", "parameter")
+            }
+        )
+
+    def state_of(self, parameter: Tensor) -> Any:
+        """Return what the optimizer keeps of a parameter; empty before it has stepped."""
+        return self.optimizer.state.get(parameter, {})
+
+    def floating_state(self) -> Iterator[tuple[str, str, Tensor]]:
+        """Every floating tensor that the optimizer keeps, with the parameter's name and its key."""
+        for name, p in self.named:
+            for key, value in self.state_of(p).items():
+                if isinstance(value, Tensor) and value.is_floating_point():
+                    yield name, key, value
+
+    def densify_gradients(self) -> None:
+        """Make sparse gradients dense, and keep the names of their parameters."""
+        for name, p in self.named:
+            if p.grad is not None and p.grad.is_sparse:
+                self.densified.add(name)
+                p.grad = p.grad.to_dense()
+
+    def verify_gradients_are_named(self) -> None:
+        """Return if every parameter that has a gradient has trained from the beginning.
+
+        Raises:
+            Nondeterminism: one has not.
+        """
+        known = {id(p) for _, p in self.named}
+        for index, group in enumerate(self.optimizer.param_groups):
+            for p in group["params"]:
+                if p.grad is not None and id(p) not in known:
+                    raise Nondeterminism(
+                        f"optimizer group {index}: a parameter of shape {list(p.shape)} trains that did not when the run was "
+                        "prepared; freeze and unfreeze by way of learning rates"
+                    )
+
+    def replica_step(
+        self,
+        steps: int,
+        jitter: Jitter | None = None,
+        gradients: Sequence[Tensor | None] | None = None,
+        *,
+        exact: bool = False,
+    ) -> dict[int, dict[str, Any]]:
+        """Run the optimizer on slices of the parameters in float64 and return its state by parameter position.
+
+        The parameters' slices stand under the key ``parameter``. ``gradients`` (made-up ones by default) are used for
+        the first step and, with random factors, for the others; with ``jitter`` the last step's arithmetic is disturbed.
+        Random factors differ between instruction sets; if ``exact``, -3/4 of the same gradients, in reverse order along
+        dimension 0, takes their place: the same numbers everywhere.
+        """
+        generator = torch.Generator().manual_seed(1)
+        clone, chosen = self._replica()
+        for number in range(steps):
+            for position, replica in chosen.items():
+                factor = torch.randn(replica.shape, generator=generator, dtype=torch.float64).float().double()
+                given = gradients[position] if gradients is not None else None
+                if gradients is not None and given is None:
+                    continue
+                replica.grad = _gradient(given, factor, number, exact=exact)
+            with ExitStack() as stack:
+                if jitter is not None and number == steps - 1:
+                    stack.enter_context(JitterMode(jitter))
+                stack.enter_context(default_dtype(torch.float64))
+                clone.step()
+        return {
+            position: {"parameter": r.detach(), **clone.state.get(r, {})} for position, r in chosen.items()
+        }
+
+    def _replica(self) -> tuple[torch.optim.Optimizer, dict[int, nn.Parameter]]:
+        """Return a copy of the optimizer without state and hooks, and the slices that it trains, by parameter position."""
+        clone = copy.copy(self.optimizer)
+        for name, value in vars(self.optimizer).items():  # those of a subclass, which copying leaves out
+            if name not in vars(clone) and not callable(value) and name not in OF_A_SCALER:
+                setattr(clone, name, value)
+        clone.param_groups = []
+        clone.state = defaultdict(dict)
+        for name in list(vars(clone)):
+            if name.endswith("_hooks") and isinstance(getattr(clone, name), OrderedDict):
+                setattr(clone, name, OrderedDict())
+        order = {id(p): position for position, (_, p) in enumerate(self.named)}
+        chosen: dict[int, nn.Parameter] = {}
+        for group in self.optimizer.param_groups:
+            params: list[nn.Parameter] = []
+            for p in group["params"]:
+                params.append(nn.Parameter(slice_of(p), requires_grad=p.requires_grad))
+                if id(p) in order:
+                    chosen[order[id(p)]] = params[-1]
+            clone.param_groups.append({**group, "params": params})
+        return clone, chosen
+
+
+def _gradient(given: Tensor | None, factor: Tensor, number: int, *, exact: bool) -> Tensor:
+    """Return the gradient of a slice in step ``number`` of a replica."""
+    if given is None:
+        return factor
+    real = slice_of(given).float().double()
+    if exact:
+        return -0.75 * (real.flip(0) if real.dim() else real) if number % 2 else real
+    return real if number == 0 else (real * factor).float().double()
+
+
+def slice_of(tensor: Tensor) -> Tensor:
+    """Return a corner of at most 4096 elements, float64 on the CPU, the number of dimensions kept."""
+    small = tensor.detach()
+    while small.numel() > 4096:
+        axis = int(np.argmax(small.shape))
+        small = small.narrow(axis, 0, max(1, small.shape[axis] // 2))
+    return small.cpu().double().clone()

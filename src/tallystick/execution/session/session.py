@@ -1,0 +1,325 @@
+"""A session: one model, optimizer and policy, and where its run stands.
+
+Trainer, auditor and judge hold the same session and differ only in the rounding context they put in. The
+model is converted to the policy's dtype and otherwise untouched; between steps the state holds
+float32 values only, so its bytes are the same on every machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tallystick.errors import InvalidInput, Nondeterminism, ProtocolViolation
+from tallystick.execution.determinism import repeatable
+from tallystick.execution.dispatch.jitter import Jitter
+from tallystick.execution.dispatch.randomness import RandomStream
+from tallystick.execution.noise.yardstick import Yardstick
+from tallystick.execution.rounding.context import RecordingContext, RoundingContext
+from tallystick.execution.rounding.following import FollowingContext
+from tallystick.execution.rounding.leaves import LeafSites
+from tallystick.execution.session.arithmetic import Arithmetic
+from tallystick.execution.session.parameters import TrainedParameters
+from tallystick.execution.session.setup import refuse_what_cannot_repeat
+from tallystick.execution.session.sites import SiteSpec, list_sites
+from tallystick.execution.session.state import FloatingState
+from tallystick.execution.session.step import OpenStep, Prepared, StepListeners
+from tallystick.execution.session.tensors import ModelTensors
+from tallystick.numerics.grid_table import GridTable
+from tallystick.numerics.log import CALIBRATED, Frame, Kind, SiteAddress, decode_frame
+from tallystick.numerics.policy import Policy, is_calibration_step
+
+
+class Session:
+    """The state of a run; in its steps the rounding context decides whether it records or follows.
+
+    Args:
+        model: converted in place to the policy's storage dtype by ``prepare``.
+        optimizer: a ``torch.optim`` optimizer over ``model``'s parameters.
+        policy: dtype, grids and bands.
+        seed: of the portable random streams.
+        scheduler: part of the state, if given.
+        extra: further modules whose tensors are part of the state.
+        smooth: operators outside the table that the job declares continuous.
+        jitter: last-bit noise for the whole step; None for the machine's own arithmetic.
+        rank: of this process in a data-parallel run.
+        follows_up: whether something changes averages or other slow values after the optimizer (``following_up``).
+
+    Attributes:
+        arithmetic: how its passes compute.
+        step: the number of the next step, or of the one that is open.
+        table: the grids before it.
+        base: the grids of the last calibration.
+        listeners: what is called in every step.
+        tensors, trained, state, sites, leaves: what ``prepare`` found; see their classes.
+    """
+
+    tensors: ModelTensors
+    trained: TrainedParameters
+    state: FloatingState
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        policy: Policy,
+        seed: int,
+        scheduler: Any = None,
+        extra: Mapping[str, nn.Module] | None = None,
+        smooth: frozenset[str] = frozenset(),
+        jitter: Jitter | None = None,
+        rank: int = 0,
+        follows_up: bool = False,
+    ) -> None:
+        self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
+        self.extra = dict(extra or {})
+        self.seed, self.rank, self.follows_up = seed, rank, follows_up
+        self.arithmetic = Arithmetic.of(policy, smooth=smooth, jitter=jitter)
+        self.step = 0
+        self.table = GridTable()
+        self.base = GridTable()
+        self.sites: list[SiteSpec] = []
+        self.leaves: LeafSites | None = None
+        self.listeners = StepListeners()
+        self._random = RandomStream(seed)
+        self._open: OpenStep | None = None
+        self._handles: list[Any] = []
+
+    # -- set-up ------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Convert model and state, list the sites, and put hooks on the optimizer.
+
+        Raises:
+            Nondeterminism: an optimizer, scheduler or tensor that cannot be repeated elsewhere, by name.
+            InvalidInput: a model of the wrong dtype, or parameters that the optimizer and the model do not share.
+        """
+        refuse_what_cannot_repeat(self.model, self.optimizer, self.scheduler)
+        self.arithmetic = self.arithmetic.chosen_for(self.optimizer)
+        self.tensors = ModelTensors(self.model, self.extra)
+        self.tensors.convert(self.arithmetic)
+        self.model.zero_grad(set_to_none=True)  # of whoever trained it before: no step's
+        self.trained = TrainedParameters(self.model, self.optimizer)
+        self.tensors.trained = frozenset(id(p) for _, p in self.trained.named)
+        self.state = FloatingState(self.tensors, self.trained)
+        self.sites = list_sites(
+            self.tensors, self.trained, is_portable=self.arithmetic.is_portable, follows_up=self.follows_up
+        )
+        if self.policy.activation is not None:
+            self.leaves = LeafSites(self.model)
+        self._prepared = Prepared(
+            self.state, self.scheduler, self.leaves, self.seed, self.rank, self.follows_up, self.listeners
+        )
+        self._handles = [
+            self.optimizer.register_step_pre_hook(self._before_optimizer),
+            self.optimizer.register_step_post_hook(lambda *_: self._after_optimizer()),
+        ]
+
+    def close(self) -> None:
+        """Remove the hooks and give the model back its dtype; the user's objects are as they came, but trained."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self.tensors.give_back()
+
+    @property
+    def policy(self) -> Policy:
+        """The policy of its arithmetic."""
+        return self.arithmetic.policy
+
+    @property
+    def parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """What the optimizer trains, with names."""
+        return self.trained.named
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Host clock by phase, over all steps but those of a calibration."""
+        return self._prepared.seconds
+
+    @contextmanager
+    def computing(self, arithmetic: Arithmetic) -> Generator[None]:
+        """Inside, steps compute so."""
+        own, self.arithmetic = self.arithmetic, arithmetic
+        try:
+            yield
+        finally:
+            self.arithmetic = own
+
+    @contextmanager
+    def drawing(self, stream: RandomStream) -> Generator[None]:
+        """Inside, random operators draw from ``stream`` instead of the run's own."""
+        own, self._random = self._random, stream
+        try:
+            yield
+        finally:
+            self._random = own
+
+    # -- sites and grids ---------------------------------------------------------------------
+
+    def site_name(self, place: tuple[int, int]) -> str:
+        """Return what people call the site at ``place``."""
+        if self.leaves is not None and place in self.leaves.names:
+            return f"{Kind(place[0]).name.lower()} {self.leaves.names[place]}"
+        for site in self.sites:
+            if (site.kind, site.ordinal) == place:
+                kind = site.kind.name.lower()
+                return kind if kind == site.name else f"{kind} {site.name}"
+        return f"{Kind(place[0]).name.lower()} {place[1]}"
+
+    def recording_context(self, before: GridTable) -> RecordingContext:
+        """Return the context that records the next step; ``before`` holds the grids as they were before a calibration."""
+        base = GridTable() if self.is_calibration_step(self.step) else self.base
+        return RecordingContext(self.policy, before, current=self.table, base=base, rank=self.rank)
+
+    def following_context(self, frame: bytes, yardstick: Yardstick | None = None) -> FollowingContext:
+        """Return the context that follows ``frame`` in the next step, held against ``yardstick`` if there is one.
+
+        Raises:
+            InvalidInput: the frame is malformed.
+        """
+        read = decode_frame(frame)
+        base = GridTable() if self.is_calibrated(read) else self.base
+        sites = frozenset((int(site.kind), site.ordinal) for site in self.sites)
+        return FollowingContext(
+            self.policy, self.table, read, base, self.rank,
+            sites=sites, yardstick=yardstick, site_name=self.site_name, is_first=self.step == 0,
+        )  # fmt: skip
+
+    def is_calibrated(self, frame: Frame) -> bool:
+        """Whether the trainer measured the noise before the next step, whose log is ``frame``: by schedule, or as it says.
+
+        Raises:
+            InvalidInput: it says so in other words than the one, or of a step where that was due.
+        """
+        said = frame.find(SiteAddress(self.rank, 0, Kind.CALIBRATION, 0))
+        due = self.is_calibration_step(self.step)
+        if said is not None and (due or said != CALIBRATED):
+            raise InvalidInput(
+                f"step {self.step}: the log's note of a calibration is {said[:8].hex()}, due {due}"
+            )
+        return due or said is not None
+
+    def is_calibration_step(self, step: int) -> bool:
+        """Whether the noise is measured anew before ``step`` whatever happens."""
+        return is_calibration_step(step, self.policy.recalibrate_every, bool(self.policy.residue_bits))
+
+    def settle(self, context: RecordingContext | FollowingContext) -> None:
+        """Take over the grids after the step just done."""
+        self.table = context.table
+        if context.is_calibrated:
+            self.base = context.table
+
+    # -- steps -------------------------------------------------------------------------------
+
+    @contextmanager
+    def stepping(self, context: RoundingContext, *, probing: bool = False) -> Generator[OpenStep]:
+        """Be inside step ``self.step``; the flags of ``repeatable`` hold throughout.
+
+        Args:
+            context: records, follows or measures.
+            probing: whether the step's noise is being measured.
+
+        Raises:
+            ProtocolViolation: a step is open already.
+        """
+        if self._open is not None:
+            raise ProtocolViolation(f"step {self.step}: a step is already open")
+        opened = self._open = OpenStep(
+            self._prepared, self.step, context, self.arithmetic, self._random, self.table, probing=probing
+        )
+        try:
+            with repeatable(self.policy.storage):
+                try:
+                    yield opened
+                except BaseException:
+                    self.model.zero_grad(set_to_none=True)  # half a step's gradients must not enter the next
+                    raise
+                finally:
+                    opened.update.leave()
+        finally:
+            self._open = None
+            opened.let_go()
+
+    @property
+    def open_step(self) -> OpenStep:
+        """The step that is open.
+
+        Raises:
+            ProtocolViolation: none is.
+        """
+        if self._open is None:
+            raise ProtocolViolation(f"step {self.step}: no step is open")
+        return self._open
+
+    @property
+    def is_capturing(self) -> bool:
+        """Whether a step is open whose operators are captured until its optimizer steps."""
+        return self._open is not None and self._open.is_capturing
+
+    @property
+    def has_stepped(self) -> bool:
+        """Whether a step is open and its optimizer has stepped."""
+        return self._open is not None and not self._open.skipped
+
+    @contextmanager
+    def interlude(self) -> Generator[None]:
+        """Between a step's backward pass and its rounding, be where the step has not begun: for other passes over it.
+
+        Inside, floating buffers of at most ``state.SMALL`` elements are what they were before the step and parameters have
+        no gradients; gradients, buffers and the open step are then put back.
+        """
+        opened, self._open = self.open_step, None
+        gradients = [p.grad for _, p in self.parameters]
+        after: list[tuple[Tensor, Tensor]] = []
+        for buffer, before in opened.slow.changed():
+            after.append((buffer, buffer.clone()))
+            with torch.no_grad():
+                buffer.copy_(before)
+        for _, p in self.parameters:
+            p.grad = None
+        try:
+            yield
+        finally:
+            self._open = opened
+            for (_, p), gradient in zip(self.parameters, gradients, strict=True):
+                p.grad = gradient
+            with torch.no_grad():
+                for buffer, values in after:
+                    buffer.copy_(values)
+
+    def _before_optimizer(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        opened = self._open
+        if opened is not None:
+            opened.depth += 1
+            if opened.depth > 1:
+                return  # an optimizer whose step calls that of the class it comes from
+        try:
+            if any(value is not None for value in (*args[1:], kwargs.get("closure"))):
+                raise Nondeterminism(
+                    f"optimizer {type(optimizer).__name__}: a step with a closure computes gradients after they were rounded; "
+                    "call backward first and step() without arguments"
+                )
+            if opened is None:
+                self.trained.verify_gradients_are_named()
+                raise ProtocolViolation(
+                    "optimizer.step outside a recorded step; put the loop's body inside `with recorder.step()`"
+                )
+            opened.before_optimizer()
+        except BaseException:
+            if opened is not None:
+                opened.depth = 0
+            raise
+
+    def _after_optimizer(self) -> None:
+        opened = self.open_step
+        opened.depth -= 1
+        if opened.depth == 0:
+            opened.after_optimizer()

@@ -1,0 +1,57 @@
+"""What cannot be repeated on another machine is refused before the first step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tallystick.errors import Nondeterminism
+
+REFUSED_OPTIMIZERS = {
+    "LBFGS": "it calls its closure several times a step and branches on the loss; take one that steps once, as Adam",
+    "SparseAdam": "it needs sparse gradients, summed in an order that differs between devices; take Adam, they are made dense",
+}
+REFUSED_SCHEDULERS = {
+    "ReduceLROnPlateau": "it branches on the loss, whose last bits differ between machines; take one of the step number"
+}
+
+
+def refuse_what_cannot_repeat(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any) -> None:
+    """Return if model, optimizer and scheduler are of kinds that other machines can repeat.
+
+    Raises:
+        Nondeterminism: one is not; by name.
+    """
+    for what, thing, refused in (
+        ("optimizer", optimizer, REFUSED_OPTIMIZERS),
+        ("scheduler", scheduler, REFUSED_SCHEDULERS),
+    ):
+        for kind in (base.__name__ for base in type(thing).__mro__):
+            if kind in refused:
+                raise Nondeterminism(f"{what} {kind}: {refused[kind]}")
+    for name, value in vars(optimizer).items():
+        if isinstance(value, torch.optim.Optimizer):
+            raise Nondeterminism(
+                f"optimizer {type(optimizer).__name__}: holds another one, a {type(value).__name__}, as {name}; "
+                "give that one, with its parameters in groups"
+            )
+    for index, group in enumerate(optimizer.param_groups):
+        for name, value in group.items():
+            if isinstance(value, Tensor):
+                raise Nondeterminism(f"optimizer group {index}: {name} is a tensor; give a plain number")
+        if group.get("capturable"):
+            raise Nondeterminism(
+                f"optimizer group {index}: capturable optimizers keep their counters on the device; switch it off"
+            )
+        if group.get("differentiable"):
+            raise Nondeterminism(
+                f"optimizer group {index}: differentiable is {group['differentiable']}, False is needed: what is trained is "
+                "rounded in place, which has no derivative; leave it out"
+            )
+    for name, module in model.named_modules():
+        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
+            raise Nondeterminism(
+                f"module {name or 'model'} is compiled; give the module before torch.compile"
+            )

@@ -1,0 +1,290 @@
+"""One open step of a session: its micro-batches, the optimizer's step within it, and its end."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tallystick.errors import Nondeterminism, ProtocolViolation
+from tallystick.execution.dispatch.capture import Capture
+from tallystick.execution.dispatch.randomness import RandomStream
+from tallystick.execution.rounding.context import RoundingContext
+from tallystick.execution.rounding.leaves import LeafSites
+from tallystick.execution.session.arithmetic import Arithmetic
+from tallystick.execution.session.hyperparameters import Schedule, read_hyperparameters, snap_schedule
+from tallystick.execution.session.sites import SiteRounding, StepObserver
+from tallystick.execution.session.slow import SlowTensors
+from tallystick.execution.session.state import FloatingState, changed_outside
+from tallystick.execution.session.update import OptimizerUpdate
+from tallystick.numerics.grid_table import GridTable
+from tallystick.numerics.log import Kind
+
+PHASES = ("forward_backward", "gradient_rounding", "optimizer", "state_rounding", "end_of_step")
+
+
+@dataclass
+class StepListeners:
+    """What is called in the course of every step.
+
+    Attributes:
+        before_change: before the optimizer changes the state.
+        schedule: with the hyper-parameters, which it may set.
+        gradients: when a step's gradients are there, unrounded.
+        observer: who watches the step operator by operator.
+        around_backward: gives what every backward pass runs within.
+    """
+
+    before_change: Callable[[], None] | None = None
+    schedule: Callable[[Schedule], None] | None = None
+    gradients: Callable[[], None] | None = None
+    observer: StepObserver | None = None
+    around_backward: Callable[[], AbstractContextManager[object]] | None = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What all steps of a session share.
+
+    Attributes:
+        state: its floating tensors.
+        scheduler: stepped after the optimizer, if there is one.
+        leaves: the sites of activations, under a policy that rounds them.
+        seed, rank: of the portable random streams.
+        follows_up: whether something changes averages or other slow values after the optimizer.
+        listeners: what is called in every step.
+        seconds: host clock by phase, over all steps but those of a calibration.
+    """
+
+    state: FloatingState
+    scheduler: Any
+    leaves: LeafSites | None
+    seed: int
+    rank: int
+    follows_up: bool
+    listeners: StepListeners
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+
+
+class OpenStep:
+    """A step from its forward pass to its end.
+
+    Args:
+        session: what it shares with the session's other steps.
+        number: of the step.
+        context: records, follows or measures.
+        arithmetic: how it computes.
+        stream: of its random operators.
+        table: the run's grids.
+        probing: whether its noise is being measured; the optimizer must not step then.
+
+    Attributes:
+        loss: so far; as rounded at its site when the step has finished.
+        schedule: hyper-parameters that the optimizer used.
+        skipped: whether the optimizer has not stepped.
+        depth: of optimizer.step calls within each other.
+    """
+
+    def __init__(
+        self,
+        session: Prepared,
+        number: int,
+        context: RoundingContext,
+        arithmetic: Arithmetic,
+        stream: RandomStream,
+        table: GridTable,
+        *,
+        probing: bool,
+    ) -> None:
+        self.session, self.number, self.context, self.arithmetic = session, number, context, arithmetic
+        self.probing, self.stream = probing, stream
+        self.skipped, self.loss, self.schedule = True, 0.0, Schedule()
+        self.depth = 0
+        self._bracket: ExitStack | None = None
+        self._clock = time.perf_counter()
+        state, observer = session.state, session.listeners.observer
+        rounding = SiteRounding(context, arithmetic.policy, number, session.seed, session.rank, observer)
+        self.rounding = rounding
+        self.update = OptimizerUpdate(rounding, arithmetic, state, table)
+        self.slow = SlowTensors(rounding, arithmetic, state, follows_up=session.follows_up)
+        self._note_versions()
+        self._charge("end_of_step")
+
+    # -- forward and backward ----------------------------------------------------------------
+
+    @contextmanager
+    def micro_batch(self, number: int) -> Generator[None]:
+        """Capture the operators of one micro-batch's forward and backward pass, under autocast if the policy says so."""
+        self.context.start_micro_batch(number)
+        self.stream.start(self.number, self.session.rank, number)
+        outside = _outside_generators()
+        here = self.arithmetic
+        capture = Capture(
+            self.context,
+            self.stream,
+            compute=here.precision,
+            findings=here.findings,
+            smooth=here.smooth,
+            jitter=here.jitter,
+            widens=here.widens,
+        )
+        leaves, observer = self.session.leaves, self.session.listeners.observer
+        rounded = nullcontext() if leaves is None else leaves.rounding(self.context, self.number)
+        observed = nullcontext() if observer is None else observer.micro_batch(number, self.context)
+        with rounded, capture, self._autocast(enabled=True), observed:
+            yield
+        for name, state in _outside_generators().items():
+            if state != outside[name]:
+                raise Nondeterminism(
+                    f"step {self.number}: the model or the loss draws from {name}, which no other machine can repeat at this "
+                    "step; draw with torch, whose random operators are replaced, or make it part of the batch"
+                )
+
+    def _autocast(self, *, enabled: bool) -> AbstractContextManager[object]:
+        return self.arithmetic.autocast(self.session.state.tensors.device.type, enabled=enabled)
+
+    def backward(self, loss: Tensor) -> None:
+        """Run the backward pass of one micro-batch: autocast, where there is one, chose its precisions going forward."""
+        around = self.session.listeners.around_backward
+        with self._autocast(enabled=False), nullcontext() if around is None else around():
+            torch.autograd.backward(loss)
+
+    def note_loss(self, loss: Tensor) -> None:
+        """Add a micro-batch's share to the step's loss."""
+        self.loss += float(loss.detach().double().item())
+
+    def open_capture(self, number: int) -> None:
+        """Capture operators from here until the optimizer steps, for loops that are not ours to bracket."""
+        self.close_capture()
+        self._bracket = ExitStack()
+        self._bracket.enter_context(self.micro_batch(number))
+
+    @property
+    def is_capturing(self) -> bool:
+        """Whether ``open_capture`` is in force."""
+        return self._bracket is not None
+
+    def close_capture(self) -> None:
+        """Stop capturing, if ``open_capture`` started it."""
+        if self._bracket is not None:
+            bracket, self._bracket = self._bracket, None
+            bracket.close()
+
+    # -- around the optimizer ----------------------------------------------------------------
+
+    def before_optimizer(self) -> None:
+        """Round the gradients, and let the optimizer begin.
+
+        Raises:
+            ProtocolViolation: it has stepped already, or must not.
+        """
+        self.close_capture()
+        if self.probing:
+            raise ProtocolViolation("the optimizer was stepped while the noise was being measured")
+        trained, listeners = self.session.state.trained, self.session.listeners
+        trained.verify_gradients_are_named()
+        if not self.skipped:
+            raise ProtocolViolation(
+                f"step {self.number}: the optimizer was stepped twice; one recorded step is one optimizer step"
+            )
+        self.skipped = False
+        self._charge("forward_backward")
+        if listeners.before_change is not None:
+            listeners.before_change()
+            self._clock = time.perf_counter()  # waiting for a commitment is no phase of a step
+        self.schedule = read_hyperparameters(trained.optimizer)
+        if listeners.schedule is not None:
+            listeners.schedule(self.schedule)
+        trained.densify_gradients()
+        if listeners.gradients is not None:
+            listeners.gradients()
+            self._clock = time.perf_counter()
+        self.update.round_gradients()
+        self._charge("gradient_rounding")
+        self.update.begin()
+
+    def after_optimizer(self) -> None:
+        """Round what the optimizer has written."""
+        self.update.leave()
+        self._charge("optimizer")
+        self.update.finish()
+        self._note_versions()
+        self._charge("state_rounding")
+
+    @contextmanager
+    def following_up(self) -> Generator[None]:
+        """After the optimizer, be where averages and other slow values change; see ``SlowTensors.following_up``."""
+        try:
+            with self.slow.following_up():
+                yield
+        finally:
+            self._note_versions()
+
+    # -- its end -----------------------------------------------------------------------------
+
+    def finish(self) -> int:
+        """Round the loss and whatever buffers changed; return the fingerprint of the state.
+
+        Raises:
+            Nondeterminism: the model holds other tensors now, or a value cannot be rounded; by name.
+        """
+        if self.skipped:
+            self._charge("forward_backward")
+        self.verify_tensors()
+        snap_schedule(self.session.state.trained.optimizer, self.session.scheduler)
+        self.slow.round_buffers()
+        if not math.isfinite(self.loss):
+            raise Nondeterminism(f"step {self.number}: the loss is {self.loss}, it cannot be rounded")
+        loss = torch.tensor([self.loss], dtype=torch.float64)
+        self.context.round(Kind.LOSS, 0, loss, out=loss, name="loss")
+        self.loss = float(loss.item())
+        marks, self.update.marks = self.update.marks, None
+        found = self.session.state.closing_fingerprint(marks)
+        self._charge("end_of_step")
+        return found
+
+    def verify_tensors(self) -> None:
+        """Return if the model holds the tensors it was prepared with, and only the optimizer has changed what it trains.
+
+        Raises:
+            Nondeterminism: it does not; the message names the tensor.
+        """
+        other = self.session.state.tensors.find_other()
+        if other is not None:
+            raise Nondeterminism(
+                f"step {self.number}: the model's tensors are not those it began with ({other}); "
+                "register every parameter and buffer when the model is built"
+            )
+        for (name, p), version in zip(self.session.state.trained.named, self._versions, strict=True):
+            if p._version != version:
+                raise changed_outside(self.number, name)
+
+    def let_go(self) -> None:
+        """Leave nothing half done, whether the step has finished or failed."""
+        self.update.let_go()
+        self.close_capture()
+
+    def _note_versions(self) -> None:
+        self._versions = [p._version for _, p in self.session.state.trained.named]
+
+    def _charge(self, phase: str) -> None:
+        """Add the time since the last call to ``phase``."""
+        now = time.perf_counter()
+        if not self.probing:
+            self.session.seconds[phase] += now - self._clock
+        self._clock = now
+
+
+def _outside_generators() -> dict[str, object]:
+    """The states of generators that a step must not draw from, by name."""
+    numpy_state: Any = np.random.get_state(legacy=False)
+    words = numpy_state["state"]
+    return {"Python's random": random.getstate(), "numpy.random": (words["pos"], words["key"].tobytes())}

@@ -1,0 +1,36 @@
+"""Entries of the rounding log, coded and decoded by compiled kernels."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from tallystick.numerics.kernels import native
+
+
+def write_entries(
+    indexes: npt.NDArray[np.int64], symbols: npt.NDArray[np.int64], k: int, width: int
+) -> bytes:
+    """Return the quotients, remainders of ``k`` bits and symbols of entries, which ascend (spec/rounding-log.md 3)."""
+    library = native.library()
+    indexes, symbols = np.ascontiguousarray(indexes), np.ascontiguousarray(symbols)
+    bits = library.tally_entry_bits(native.address(indexes), indexes.size, k, width)
+    data = np.zeros((bits + 7) // 8, dtype=np.uint8)
+    library.tally_write_entries(
+        native.address(indexes), native.address(symbols), indexes.size, k, width, native.address(data)
+    )
+    return data.tobytes()
+
+
+def read_entries(
+    data: npt.NDArray[np.uint8], n: int, count: int, k: int, width: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], int] | None:
+    """Return the positions and symbols of ``count`` > 0 entries at the beginning of ``data``, and the bits they take.
+
+    None if ``data`` is anything else. ``count`` must not exceed what the bits of ``data`` can hold.
+    """
+    indexes, symbols = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
+    bits = native.library().tally_read_entries(
+        native.address(data), data.size, n, count, k, width, native.address(indexes), native.address(symbols)
+    )
+    return None if bits < 0 else (indexes, symbols, bits)
