@@ -100,6 +100,18 @@ def choose_grids(
                 )
             band = min(highest, max(lowest, exponent_above(largest) + STATE_SAFETY))
             grids[place] = SiteGrid(24, band, -149)
+    _measure_decisions(policy, decisions, grids, noise)
+    return Calibration(noise, GridTable(grids), states=states)
+
+
+def _measure_decisions(
+    policy: Policy, decisions: dict[int, float], grids: dict[Site, SiteGrid], noise: dict[Site, SiteNoise]
+) -> None:
+    """Put the bands and the noise of decisions into ``grids`` and ``noise``.
+
+    Raises:
+        Nondeterminism: the input of one is too noisy for the policy.
+    """
     lowest, highest = policy.decision_band
     for ordinal, relative in decisions.items():
         band = decision_band(policy, relative)
@@ -116,7 +128,6 @@ def choose_grids(
         if band > lowest:
             grids[place] = SiteGrid(0, band, 0)
         noise[place] = SiteNoise(relative, np.zeros(0, dtype=np.int64), 0.0, 0.0)
-    return Calibration(noise, GridTable(grids), states=states)
 
 
 def with_still(

@@ -69,12 +69,8 @@ def calibrate(
     repeats -= min(counting, 1)
     with undisturbed(session) as before:
         near = session.policy.decision_safety is not None
-        probe = ProbingContext(
-            session.policy.decision_band[1] if near else ProbingContext.wide,
-            near,
-            rule=session.policy.activation,
-            table=session.table,
-        )
+        wide = session.policy.decision_band[1] if near else ProbingContext.wide
+        probe = ProbingContext(wide, near, rule=session.policy.activation, table=session.table)
         plain = gradients_under(session, backward, probe, before)
         heard = _RepeatedStep(session, backward, probe, before, plain, Deviations(session, plain[0]))
         if session.step == 0 and not for_audit and not to_excuse:
