@@ -71,7 +71,7 @@ def choose_grids(
         Nondeterminism: a site is too noisy for the policy; by name.
     """
     policy, known = session.policy, session.table if earlier is None else earlier
-    grids = dict(session.table.sites)
+    grids: dict[Site, SiteGrid] = {**session.table.sites}
     noise = dict(seen.noise)
     loudest = max((n.largest for (kind, _), n in noise.items() if kind == Kind.GRADIENT), default=0.0)
     for place, measured in seen.noise.items():
