@@ -39,7 +39,7 @@ from tallystick.execution.rounding.grids import (
 )
 from tallystick.execution.session.session import Session
 from tallystick.execution.session.sites import Site
-from tallystick.numerics.grid_table import GridTable, SiteGrid
+from tallystick.numerics.grid_table import GridTable, SiteGrid, SiteKey
 from tallystick.numerics.log import MOST_RESIDUE_BITS, Kind
 from tallystick.numerics.nearest import adapt_threshold, closed_threshold
 from tallystick.numerics.policy import PER_KIND, Policy
@@ -71,7 +71,7 @@ def choose_grids(
         Nondeterminism: a site is too noisy for the policy; by name.
     """
     policy, known = session.policy, session.table if earlier is None else earlier
-    grids: dict[Site, SiteGrid] = {**session.table.sites}
+    grids = dict(session.table.sites)
     noise = dict(seen.noise)
     loudest = max((n.largest for (kind, _), n in noise.items() if kind == Kind.GRADIENT), default=0.0)
     for place, measured in seen.noise.items():
@@ -105,7 +105,10 @@ def choose_grids(
 
 
 def _measure_decisions(
-    policy: Policy, decisions: dict[int, float], grids: dict[Site, SiteGrid], noise: dict[Site, SiteNoise]
+    policy: Policy,
+    decisions: dict[int, float],
+    grids: dict[SiteKey | tuple[Kind, int], SiteGrid],
+    noise: dict[Site, SiteNoise],
 ) -> None:
     """Put the bands and the noise of decisions into ``grids`` and ``noise``.
 
