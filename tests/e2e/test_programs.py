@@ -401,12 +401,12 @@ def build(settings):
 def test_an_audit_notices_weights_edited_in_batch_and_blames_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tallystick.execution.session.session import Session
+    from tallystick.execution.session.state import FloatingState
 
     job = tmp_path / "job.py"
     job.write_text(EDITING.replace("EDIT", EDITS["only once"]))
     with monkeypatch.context() as patched:
-        patched.setattr(Session, "verify_left", lambda self: None)
+        patched.setattr(FloatingState, "verify_left", lambda self, step: None)
         run = recorded(job, tmp_path / "run")
     report = audit(run, find_source(str(job)))
     assert (report.verdict, report.segments[0].first_step) == ("cannot_reproduce", 1)

@@ -268,7 +268,8 @@ def _bands(directory: RunDirectory, report: RunReport, choice: CalibrationChoice
     )
     if choice is None:
         words += "; a larger dot stands for more sites. Give the calibration's own measurements with --bands"
-    charts = [_band_chart(bands, measured, safety)] if bands or measured else []
+    shown = any(bands.values()) or any(measured.values())
+    charts = [_band_chart(bands, measured, safety)] if shown else []
     return [
         Heading("Noise and bands"),
         Words(Text(f"{words}.", style=QUIET)),

@@ -8,6 +8,7 @@ that follows from it (``execution.noise.freedom``). What is above a limit is ``n
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -24,12 +25,16 @@ from tallystick.execution.noise.passes import gradients_under
 from tallystick.execution.noise.survey import Backward
 from tallystick.execution.noise.weighing import Weighing, is_linear
 from tallystick.execution.noise.yardstick import Yardstick
-from tallystick.execution.rounding.following import FollowingContext
+from tallystick.execution.rounding.context import OUTGROWN
+from tallystick.execution.rounding.following import FollowingContext, weight_of
+from tallystick.execution.rounding.grids import is_noise_only, scale_exponent
+from tallystick.execution.rounding.headers import UNSURE
 from tallystick.execution.session.hyperparameters import read_hyperparameters
 from tallystick.execution.session.session import Session
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Kind, decode_frame
 from tallystick.numerics.policy import POLICIES
+from tallystick.roles.run_writer import size_of
 
 REPEATS = 3
 """Jittered repetitions of a measurement, one more of the first: twice a trainer's, whose largest of few may be the larger."""
@@ -117,6 +122,7 @@ class Acceptance:
             self._measured = session.step
             self._measure(session, backward)
         context, weighing = session.following_context(frame, self._yardstick), self._weighing
+        context.below = functools.partial(_octaves_below, session)
         if weighing is not None and not is_linear(session.optimizer):
             context.weigh = lambda ordinal, gradient, at, moves: weighing.weigh(
                 ordinal, session.parameters[ordinal][1], gradient, at, moves
@@ -149,6 +155,8 @@ class Acceptance:
 
         def measure() -> None:
             assert self._yardstick is not None
+            if context.is_calibrated and not session.is_calibration_step(session.step):
+                self._check_event(session, context)
             present = [
                 (int(Kind.GRADIENT), n) for n, (_, p) in enumerate(session.parameters) if _has_gradient(p)
             ]
@@ -167,6 +175,24 @@ class Acceptance:
             yield
         finally:
             session.listeners.gradients = None
+
+    def _check_event(self, session: Session, context: FollowingContext) -> None:
+        """Note a calibration out of schedule in a step where no gradient has outgrown its scale: grids are new ones there.
+
+        An octave is the auditor's doubt, and what its own noise may make of a gradient.
+        """
+        assert self._yardstick is not None
+        for ordinal, (_, p) in enumerate(session.parameters):
+            place = (int(Kind.GRADIENT), ordinal)
+            base, noise = session.base.sites.get(place), self._yardstick.noise.get(place)
+            if p.grad is None or not p.numel() or base is None or is_noise_only(base):
+                continue
+            size = size_of(p.grad) + (0.0 if noise is None else UNSURE * noise.largest)
+            if not math.isfinite(size) or scale_exponent(size) >= int(base.scales.max()) + OUTGROWN:
+                return
+        if session.base.sites:
+            own = f"only where a gradient is {OUTGROWN} octaves above its scale at the last one"
+            context.excesses.append((None, Excess("calibration out of schedule", own, "in this step")))
 
     def count(self, session: Session, context: FollowingContext) -> None:
         """Count in what the step just done showed."""
@@ -227,14 +253,29 @@ def _bent(session: Session, context: FollowingContext, backward: Backward) -> fl
         before = {name: tensor.clone() for name, tensor in session.tensors.all_buffers()}
         plain, _, _ = gradients_under(session, backward, own, before)
     difference = energy = 0.0
-    for x, y in zip(bent, plain, strict=True):
+    for ordinal, (x, y) in enumerate(zip(bent, plain, strict=True)):
+        share = weight_of(_octaves_below(session, ordinal))
         if y is not None:
-            energy += float(torch.linalg.vector_norm(y, dtype=torch.float64)) ** 2
+            energy += share * float(torch.linalg.vector_norm(y, dtype=torch.float64)) ** 2
             moved = y if x is None else x.double() - y.double()
-            difference += float(torch.linalg.vector_norm(moved, dtype=torch.float64)) ** 2
+            difference += share * float(torch.linalg.vector_norm(moved, dtype=torch.float64)) ** 2
         elif x is not None:
-            difference += float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2
+            difference += share * float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2
     return math.sqrt(difference / energy) if energy > 0.0 else (math.inf if difference else 0.0)
+
+
+def _octaves_below(session: Session, ordinal: int) -> int | None:
+    """Return how many octaves a parameter's learning rate lies below the largest of this step, rounded; None if it is 0.
+
+    Whoever gives a parameter a large gradient and hardly a rate would otherwise lend its size to the moves of all others.
+    """
+    rates = [abs(float(group.get("lr", 1.0))) for group in session.optimizer.param_groups]
+    if min(rates) == max(rates):
+        return 0
+    groups = zip(session.optimizer.param_groups, rates, strict=True)
+    parameter = session.parameters[ordinal][1]
+    own = next((rate for group, rate in groups if any(p is parameter for p in group["params"])), max(rates))
+    return None if own == 0.0 else round(math.log2(max(rates) / own))
 
 
 def _has_gradient(p: Tensor) -> bool:

@@ -423,6 +423,47 @@ def test_a_scale_above_the_rule_is_noted_from_the_first_octave_on() -> None:
     assert scale_excesses(2, 1.001 * room) == []
 
 
+def forms_noted(
+    policy: Policy, now: SiteGrid, before: SiteGrid, *, calibrated: bool, first: bool = False
+) -> int:
+    """How often a follower notes that a gradient's grid went from ``before`` to ``now``."""
+    start = table_of(policy, before)
+    update = start.diff(table_of(policy, now))
+    frame = Frame.of({SiteAddress(0, 0, Kind.GRID, 0): update} if update else {})
+    base = GridTable() if calibrated else start
+    context = FollowingContext(policy, start, frame, base, is_first=first)
+    return sum("last calibration" in excess.own for _, excess in context.excesses)
+
+
+@POLICIES
+def test_bands_floors_and_numbers_of_scales_change_where_the_noise_is_measured_and_nowhere_else(
+    policy: Policy,
+) -> None:
+    plain = gradient_grid(policy)
+    other = gradient_grid(policy, band=plain.band + 1)
+    silent = site_grid(policy, Kind.GRADIENT, NOISE_BAND, np.array([21]))
+    for now, before, noted in ((other, plain, 1), (silent, plain, 1), (plain, silent, 0), (plain, plain, 0)):
+        assert forms_noted(policy, now, before, calibrated=False) == noted
+        assert forms_noted(policy, now, before, calibrated=True) == 0
+        assert forms_noted(policy, now, before, calibrated=False, first=True) == 0
+    assert forms_noted(policy, gradient_grid(policy, scale=5), plain, calibrated=False) == 0, "scales follow"
+
+
+def test_a_gradient_counts_as_its_rate_moves_weights() -> None:
+    x = gradient().float()
+    whole, _ = followed(FP32, x, Frame(), yardstick=measured(0.01))
+    for below, share in ((0, 1.0), (3, 2.0**-6), (None, 0.0)):
+        context, _ = followed(FP32, x, Frame(), yardstick=measured(0.01), below=lambda _, found=below: found)
+        for name in ("energy", "quanta"):
+            assert getattr(context.freedom, name) == share * getattr(whole.freedom, name) > -1.0
+        (site,) = (s for (kind, _), s in context.freedom.sites.items() if kind == Kind.GRADIENT)
+        (full,) = (s for (kind, _), s in whole.freedom.sites.items() if kind == Kind.GRADIENT)
+        assert site.square == share * full.square
+        squares = {k - 2 * (below or 0): n for k, n in full.by_square.items()} if share else {}
+        assert site.by_square == squares
+    assert whole.freedom.energy > 0.0
+
+
 def test_a_scale_below_the_rule_is_noted_unless_noise_could_make_it() -> None:
     """Whoever may state a lower one keeps the rounding that suits. A scale of 2**1 stays until values have 2**-2."""
     assert scale_excesses(0, 0.0) == ["scale 2**1 of block 0 at least"]

@@ -7,15 +7,18 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from tallystick.errors import InvalidInput
 from tallystick.execution.noise.freedom import Freedom, StepFreedom
 from tallystick.execution.noise.measured import Calibration
+from tallystick.execution.rounding.following import weight_of
+from tallystick.execution.rounding.grids import site_grid
 from tallystick.numerics.grid_table import GridTable
-from tallystick.numerics.log import Frame, encode_frame
-from tallystick.numerics.policy import POLICIES
+from tallystick.numerics.log import Frame, Kind, encode_frame
+from tallystick.numerics.policy import POLICIES, find_policy
 from tallystick.roles import acceptance
 from tallystick.roles.acceptance import Acceptance, Limits
 
@@ -141,6 +144,7 @@ def test_decisions_that_make_a_gradient_out_of_none_bend_it_without_bound(
     p = torch.nn.Parameter(torch.ones(4))
     made: Any = SimpleNamespace(parameters=[("w", p)], table=None, interlude=nullcontext)
     made.tensors = SimpleNamespace(all_buffers=list)
+    made.optimizer = SimpleNamespace(param_groups=[{"params": [p], "lr": 0.1}])
     context: Any = SimpleNamespace(policy=None, frame=None, base=None, rank=0, sites=None)
     monkeypatch.setattr(acceptance, "_OwnBranches", lambda *given, **more: None)
     for bent, plain, size in (
@@ -152,3 +156,45 @@ def test_decisions_that_make_a_gradient_out_of_none_bend_it_without_bound(
         own = torch.tensor(plain)
         monkeypatch.setattr(acceptance, "gradients_under", lambda *given, own=own: ([own], {}, 0.0))
         assert acceptance._bent(made, context, lambda context: None) == size
+
+
+def test_a_rate_counts_in_octaves_below_the_largest_and_none_counts_nothing() -> None:
+    parameters = [(str(n), torch.zeros(1)) for n in range(5)]
+    made: Any = SimpleNamespace(parameters=parameters)
+
+    def below(*rates: float) -> list[int | None]:
+        groups = [
+            {"params": [p], "lr": rate} for (_, p), rate in zip(parameters[: len(rates)], rates, strict=True)
+        ]
+        made.optimizer = SimpleNamespace(param_groups=groups)
+        return [acceptance._octaves_below(made, ordinal) for ordinal in range(len(rates))]
+
+    assert below(0.1, 0.1) == [0, 0]
+    assert below(0.0, 0.0) == [0, 0]  # the first step of a warm-up
+    assert below(0.1, 0.05, 0.001, 0.0) == [0, 1, 7, None]
+    assert below(0.1, 0.0708, 0.0706) == [0, 0, 1]
+    assert [weight_of(each) for each in (0, 1, 7, None)] == [1.0, 0.25, 2.0**-14, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("size", "noise", "noted"), [(3.9, 0.0, 1), (4.1, 0.0, 0), (2.0, 0.24, 1), (2.0, 0.26, 0)]
+)
+def test_a_calibration_out_of_schedule_is_noted_unless_a_gradient_may_have_outgrown_its_scale(
+    size: float, noise: float, noted: int
+) -> None:
+    """Its scale was 2**1: above 2**3 a trainer measures anew, and the auditor doubts an octave, or eight times its noise."""
+    p = torch.zeros(4)
+    p.grad = torch.full((4,), size)
+    place = (int(Kind.GRADIENT), 0)
+    base = GridTable({place: site_grid(find_policy("fp32"), Kind.GRADIENT, -14, np.array([1]))})
+    session: Any = SimpleNamespace(parameters=[("w", p)], base=base)
+    context: Any = SimpleNamespace(excesses=[])
+    auditor = Acceptance(Limits(), Freedom())
+    measured: Any = SimpleNamespace(noise={place: SimpleNamespace(largest=noise)})
+    auditor._yardstick = measured
+    auditor._check_event(session, context)
+    assert len(context.excesses) == noted
+    session.base = GridTable()  # an audit that begins in the middle knows no last calibration
+    context.excesses.clear()
+    auditor._check_event(session, context)
+    assert context.excesses == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,6 +79,24 @@ class HeaderChecks:
 
     def _grid_before(self, place: Site) -> SiteGrid | None:
         return None if self.is_first else self.before.sites.get(place)
+
+    def check_forms(self, table: GridTable, name: Callable[[Site], str]) -> None:
+        """Note grids that changed, between two measurements of the noise, in more than scales and the bits of residues.
+
+        An honest trainer has no reason to, but where a gradient that was noise only is heard; and whoever may takes, of several
+        grids, the one that rounds as it likes.
+        """
+        if self.is_calibrated or self.is_first:
+            return
+        for place, grid in table.sites.items():
+            before = self.before.sites.get(place)
+            if before is None or before is grid or is_noise_only(before) or _form(grid) == _form(before):
+                continue
+            own = "{} bits, band 2**{}, floor 2**{}, dither {}, {} scales".format(*_form(before))
+            stated = "{} bits, band 2**{}, floor 2**{}, dither {}, {} scales".format(*_form(grid))
+            self.excesses.append(
+                (place, Excess(name(place), f"the grid of the last calibration ({own})", stated))
+            )
 
     def check_unheld(self, place: Site, grid: SiteGrid, name: str) -> None:
         """Note a scale that has grown where no value of the step says how large it is: it may be kept long after."""
@@ -231,6 +250,10 @@ class HeaderChecks:
     def _note(self, kind: Kind, ordinal: int, name: str, own: str | None, stated: str) -> None:
         if own is not None:
             self.excesses.append(((int(kind), ordinal), Excess(name, own, stated)))
+
+
+def _form(grid: SiteGrid) -> tuple[int, int, int, bool, int]:
+    return grid.precision, grid.band, grid.floor, grid.dithered, int(grid.scales.size)
 
 
 def own_grid(policy: Policy, kind: Kind, grid: SiteGrid, x: Tensor) -> SiteGrid:
