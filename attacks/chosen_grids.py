@@ -1,10 +1,14 @@
 """Chooses grids where nobody measures them: a scale for each element, scales and bands of the first state, those of zeros.
 
+Under ``bf16`` it silences besides: a layer's gradient whenever the noise is measured, and that of an expert which no measured
+batch uses.
+
 A log says which grid each gradient is rounded on. Whoever chooses that for each element chooses the rounding, with no move;
 a quantum of a million times the gradient trains on noise; bands as wide as a policy has make of a loss what they like. Each is
 tried in a run that is honest but for its grids.
 """
 
+import types
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,15 +16,17 @@ from unittest.mock import patch
 
 import numpy as np
 from stage import Stage, audit, main, told
+from torch import Tensor
 
 from tallystick.execution.job import JobSource, find_source
 from tallystick.execution.noise.survey import Backward
 from tallystick.execution.rounding.context import RecordingContext
-from tallystick.execution.rounding.grids import is_noise_only, site_grid
+from tallystick.execution.rounding.grids import NOISE_BAND, UNSEEN, is_noise_only, scale_exponents, site_grid
 from tallystick.execution.session.session import Session
 from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import Kind
 from tallystick.numerics.policy import find_policy
+from tallystick.numerics.tensor_measures import block_rms
 from tallystick.roles import trainer
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
@@ -30,6 +36,7 @@ LIFT = 20  # octaves
 LEFT_OUT = str(
     Path(__file__).with_name("layer_drop_job.py")
 )  # whose layer beside has no gradient in the first step
+UNUSED = str(Path(__file__).with_name("unused_expert_job.py"))
 Choice = Callable[[Session, tuple[int, int], SiteGrid], SiteGrid]
 
 
@@ -56,6 +63,22 @@ def widest(session: Session, place: tuple[int, int], grid: SiteGrid) -> SiteGrid
     return site_grid(policy, kind, bands[kind][1], grid.scales) if kind in bands else grid
 
 
+def silenced(session: Session, place: tuple[int, int], grid: SiteGrid) -> SiteGrid:
+    if place[0] != Kind.GRADIENT or "head" not in session.parameters[place[1]][0]:
+        return grid
+    return site_grid(session.policy, Kind.GRADIENT, NOISE_BAND, grid.scales)
+
+
+def never_heard(session: Session, place: tuple[int, int], grid: SiteGrid) -> SiteGrid:
+    return grid  # that of a gradient of zeros, whose floor then goes with the values
+
+
+def with_values(self: RecordingContext, grid: SiteGrid, x: Tensor) -> SiteGrid:
+    """Return the grid of a gradient that is noise only with a floor just above its values."""
+    size = int(scale_exponents(block_rms(x, 1))[0])
+    return grid.with_scales(np.full(grid.scales.size, max(size - NOISE_BAND, UNSEEN)))
+
+
 def recorded(stage: Stage, name: str, choice: Choice, source: JobSource) -> RunDirectory:
     """Record a run whose grids are ``choice``'s whenever they were measured, and in the first step an octave less wide."""
     measure, begin = trainer._Recording._calibrate, Session.recording_context
@@ -68,11 +91,13 @@ def recorded(stage: Stage, name: str, choice: Choice, source: JobSource) -> RunD
 
     def calibrate(self: trainer._Recording, backward: Backward, repeats: int = 2) -> None:
         measure(self, backward, repeats)
-        if self.session.step == 0 or choice is widest:
+        if self.session.step == 0 or choice in (widest, silenced):
             self.session.table = chosen(self.session.table, self.session)
 
     def recording_context(self: Session, before: GridTable) -> RecordingContext:
         context = begin(self, before)
+        if choice in (silenced, never_heard):
+            context._with_signal = types.MethodType(with_values, context)  # type: ignore[method-assign]
         if self.step or choice is not lifted:
             return context
         less = {p: g.with_scales(g.scales - 1) if g.scales.size else g for p, g in before.sites.items()}
@@ -95,8 +120,9 @@ def attack(stage: Stage) -> str:
     said: list[str] = []
     for choice, source in (
         (for_each_element, plain), (lifted, plain), (lifted_where_nothing_is, left_out), (widest, plain),
+        (silenced, plain), (never_heard, find_source(UNUSED)),
     ):  # fmt: skip
-        if choice is lifted and stage.policy != "bf16":
+        if choice in (lifted, silenced, never_heard) and stage.policy != "bf16":
             continue  # scales follow a gradient from step to step there, and the first state's do not matter
         report = audit(recorded(stage, choice.__name__, choice, source), source)
         must(report.verdict != "match", f"the audit says match to grids {choice.__name__}")

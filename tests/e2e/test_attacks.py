@@ -20,6 +20,7 @@ SHARED = {
     "steering",
     "backdoor",
     "layer_drop_job",
+    "unused_expert_job",
     "adamw_job",
 }  # what the scripts have in common
 STEERED = {  # minutes each, and of their own form: run by hand

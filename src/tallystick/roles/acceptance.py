@@ -118,9 +118,10 @@ class Acceptance:
             InvalidInput: the frame is malformed.
         """
         overdue = session.step - self._measured >= POLICIES[session.policy.name].recalibrate_every
-        if self._yardstick is None or overdue or session.is_calibrated(decode_frame(frame)):
+        is_trainers = session.is_calibrated(decode_frame(frame))
+        if self._yardstick is None or overdue or is_trainers:
             self._measured = session.step
-            self._measure(session, backward)
+            self._measure(session, backward, is_trainers=is_trainers)
         context, weighing = session.following_context(frame, self._yardstick), self._weighing
         context.below = functools.partial(_octaves_below, session)
         if weighing is not None and not is_linear(session.optimizer):
@@ -129,7 +130,7 @@ class Acceptance:
             )
         return context
 
-    def _measure(self, session: Session, backward: Backward) -> None:
+    def _measure(self, session: Session, backward: Backward, *, is_trainers: bool) -> None:
         own = self._yardstick
         repeats = REPEATS + (1 if own is None else 0)
         # What the trainer declared before is its word; it counts only where an audit begins in the middle.
@@ -141,7 +142,7 @@ class Acceptance:
         except Nondeterminism as problem:
             self._exceed(session.step, Excess("noise", str(problem), "that it can be measured"))
         else:
-            self._yardstick = Yardstick(session.policy, measured, own)
+            self._yardstick = Yardstick(session.policy, measured, own, is_trainers=is_trainers)
 
     @contextmanager
     def watching(self, session: Session, context: FollowingContext, backward: Backward) -> Generator[None]:
@@ -163,9 +164,11 @@ class Acceptance:
             if self._yardstick.lacks(present):
                 before = self._yardstick
                 with session.interlude():
-                    self._measure(session, backward)
+                    self._measure(session, backward, is_trainers=False)
                 # What is known already is held against the step for which the trainer measured it too.
-                self._yardstick = Yardstick(session.policy, before.measured, self._yardstick)
+                self._yardstick = Yardstick(
+                    session.policy, before.measured, self._yardstick, is_trainers=before.is_trainers
+                )
                 context.hold_against(self._yardstick)
             if context.freedom.decisions_moved:
                 context.freedom.bent = _bent(session, context, backward)

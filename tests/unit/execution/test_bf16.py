@@ -459,6 +459,75 @@ def test_what_is_noise_on_both_sides_may_be_five_octaves_larger_here_and_what_is
         assert len(violated(x, silent, silent, silent, heard(2.0**-9, N, loud))) == heard_here
 
 
+def silenced(x: Tensor, own: Yardstick) -> FollowingContext:
+    """What a follower finds of a gradient declared to be noise only, as large as it is."""
+    silent = silent_in(1)
+    context = FollowingContext(BF16, silent, Frame.of({}), silent, yardstick=own)
+    context.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
+    return context
+
+
+def test_what_is_silenced_and_heard_here_counts_in_a_steps_size() -> None:
+    x = torch.ones(N)
+    loud = GridTable({GRADIENT: site_grid(BF16, Kind.GRADIENT, -4, np.array([0]))})
+    for own, moved in ((heard(2.0, N, silent_in(0)), 0.0), (heard(2.0**-9, N, loud), float(N))):
+        freedom = silenced(x, own).freedom
+        assert (freedom.squared, freedom.shifted, freedom.energy) == (moved, moved, N)
+    found = [excess.site for _, excess in Freedom().add(freedom)]
+    assert "move of this step's gradient" in found
+
+
+def test_a_gradient_that_was_noise_only_is_heard_as_soon_as_it_is_as_large_as_its_floor() -> None:
+    """Residues have the bits for noise as large as the gradient; who may stay silent longer freezes what it likes."""
+    for size, is_silent in ((0.24, True), (0.51, False), (3.0, False)):
+        before = silent_in(-1)
+        context = RecordingContext(BF16, before, base=before)
+        x = torch.full((N,), size)
+        context.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
+        context.finish()
+        grid = context.table.sites[GRADIENT]
+        assert is_noise_only(grid) == is_silent, size
+        if not is_silent:
+            assert find_policy_breaches(BF16, context.table, None) == []
+
+
+def noted_at_calibration(
+    x: Tensor, before: GridTable, blocks: int, own_blocks: int, *, is_first: bool
+) -> list[str]:
+    """What a follower says of a gradient that gets so many scales where the noise is measured."""
+    scales = np.full(blocks, 1)
+    table = GridTable({GRADIENT: site_grid(BF16, Kind.GRADIENT, -4, scales)})
+    payloads = {AT: encode_residues(Residues.of([0] * x.numel(), BITS))}
+    if table != before:
+        payloads[SiteAddress(0, 0, Kind.GRID, 0)] = before.diff(table)
+    measured = np.ones(own_blocks, dtype=np.int64), 1.0, 2.0**-9, x.numel()
+    noise = SiteNoise(2.0**-9, *measured, block_mean=np.zeros(own_blocks))
+    own = Yardstick(BF16, Calibration({GRADIENT: noise}, table))
+    context = FollowingContext(BF16, before, Frame.of(payloads), yardstick=own, is_first=is_first)
+    context.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
+    return [excess.own for _, excess in context.excesses]
+
+
+def test_how_many_scales_a_gradient_has_follows_from_its_first_values() -> None:
+    """Rows of nine elements have one each only where they are uneven: eight times the median row, a factor of 2 aside."""
+    even, uneven, doubtful = torch.ones(64, 9), torch.ones(64, 9), torch.ones(64, 9)
+    uneven[3], doubtful[3] = 17.0, 9.0
+    for x, blocks, own_blocks, noted in (
+        (even, 1, 1, []), (even, 64, 1, ["1 scales"]), (uneven, 64, 64, []), (uneven, 1, 64, ["64 scales"]),
+        (doubtful, 1, 64, []), (doubtful, 64, 1, []), (torch.ones(64, 16), 1, 64, ["64 scales"]),
+    ):  # fmt: skip
+        found = noted_at_calibration(x, GridTable({}), blocks, own_blocks, is_first=True)
+        assert [each for each in found if "scales" in each] == noted, (blocks, own_blocks)
+
+
+def test_how_many_scales_a_gradient_has_is_never_changed() -> None:
+    x = torch.ones(64, 16)
+    for blocks, noted in ((64, 0), (1, 1)):
+        before = GridTable({GRADIENT: site_grid(BF16, Kind.GRADIENT, -4, np.full(64, 1))})
+        found = noted_at_calibration(x, before, blocks, 64, is_first=False)
+        assert sum("the grid of the last calibration" in each for each in found) == noted, blocks
+
+
 def test_a_row_may_lie_an_octave_below_its_size_or_as_far_as_noise_reaches_and_no_farther() -> None:
     """One row of 2**3 among rows of 2**0, which all are at least the whole's 2**1 or an octave less."""
     x = torch.ones(64, 16)

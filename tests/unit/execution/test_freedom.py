@@ -97,6 +97,49 @@ def test_a_gradient_that_is_more_than_noise_may_not_be_silenced_and_one_near_the
     assert noise.compare_band(WEIGHT, silent)[1] is None
 
 
+def bf16_yardstick(noise: SiteNoise, grid: SiteGrid, *, is_trainers: bool = True) -> Yardstick:
+    return Yardstick(BF16, Calibration({WEIGHT: noise}, GridTable({WEIGHT: grid})), is_trainers=is_trainers)
+
+
+def test_under_bf16_only_what_an_honest_trainer_may_find_too_loud_for_residues_may_be_silenced() -> None:
+    """A trainer silences noise above 2**1 of the scale; the auditor's own may be 2**2 less, an octave aside.
+
+    Where it measured in another step, the gradient may have grown up to the floor since, a safety factor above the noise.
+    """
+    silent, loud = SiteGrid(0, NOISE_BAND, 4, False, [1]), site_grid(BF16, Kind.GRADIENT, -4, np.array([0]))
+    for exponent, in_the_same_step, in_another in ((-1, True, True), (-2, False, True), (-3, False, False)):
+        for is_trainers, accepted in ((True, in_the_same_step), (False, in_another)):
+            own = bf16_yardstick(noise_of(2.0**exponent), loud, is_trainers=is_trainers)
+            assert (own.compare_band(WEIGHT, silent)[1] is None) == accepted, (exponent, is_trainers)
+
+
+def silent_below(floor: int) -> SiteGrid:
+    return SiteGrid(0, NOISE_BAND, 4, False, [floor - NOISE_BAND])
+
+
+def test_under_bf16_neither_floor_nor_values_of_a_silenced_gradient_lie_three_octaves_above_its_own_noise() -> (
+    None
+):
+    own = bf16_yardstick(noise_of(2.0**-6), silent_below(-4))
+    highest = -6 + 2 + 2 + 1
+    for floor, size, accepted in (
+        (highest, highest, True), (highest + 1, -20, False), (-20, highest + 1, False), (-20, highest, True),
+    ):  # fmt: skip
+        assert (own.excess_floor(WEIGHT, silent_below(floor), size, None)[0] is None) == accepted, (
+            floor,
+            size,
+        )
+
+
+def test_a_gradient_of_zeros_is_silent_up_to_the_loudest_noise_of_the_step_however_few_elements_it_has() -> (
+    None
+):
+    own = bf16_yardstick(noise_of(0.0, elements=8, rms=0.0), silent_below(-4))
+    highest = -4 + 2 + 1
+    for floor, accepted in ((highest, True), (highest + 1, False)):
+        assert (own.excess_floor(WEIGHT, silent_below(floor), floor, None)[0] is None) == accepted
+
+
 def test_the_floor_of_noise_may_not_be_higher_than_measured_noise_makes_it() -> None:
     measured = SiteGrid(0, NOISE_BAND, 4, False, [1])
     own = Yardstick(FP32, Calibration({WEIGHT: noise_of(2.0**-6)}, GridTable({WEIGHT: measured})))
@@ -104,7 +147,7 @@ def test_the_floor_of_noise_may_not_be_higher_than_measured_noise_makes_it() -> 
     highest = max(-6 + 3, 1 + NOISE_BAND) + 2 + 2 + 1
     for floor, accepted in ((highest, True), (highest + 1, False)):
         declared = SiteGrid(0, NOISE_BAND, 4, False, [floor - NOISE_BAND])
-        assert (own.excess_floor(WEIGHT, declared, None)[0] is None) == accepted
+        assert (own.excess_floor(WEIGHT, declared, -1000, None)[0] is None) == accepted
 
 
 # -- budgets ----------------------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ from tallystick.execution.rounding.grids import (
     expected_form,
     is_noise_only,
     kept_scales,
+    loudest_band,
     row_scales_of,
     site_grid,
 )
@@ -47,7 +48,6 @@ from tallystick.numerics.policy import PER_KIND, Policy
 UNSEEN_SAFETY = (
     6  # octaves between the policy's smallest band and that of a gradient whose noise is not known yet
 )
-LOUDER = 4  # octaves above a policy's widest band that the noise of a gradient may ask of residues
 STATE_SAFETY = (
     2  # factor, as a power of two, over the optimizer's measured noise: few operations, no long sums
 )
@@ -218,7 +218,7 @@ def grid_for(
     is_few = policy.residue_bits > 0 and kind == Kind.GRADIENT and measured.elements < SMALL_SITE
     finer = SMALL_FINER if is_few and band <= highest else 0
     if policy.residue_bits:
-        highest += LOUDER if kind == Kind.GRADIENT else 0
+        highest = loudest_band(policy) if kind == Kind.GRADIENT else highest
         band = within_room(band, noise, highest, previous, measured.elements)
         band += band == NOISE_BAND  # which means something else; residues have a bit more instead
     if band <= highest and not (kind == Kind.GRADIENT and measured.rms == 0.0):

@@ -10,10 +10,9 @@ from tallystick.errors import Nondeterminism
 from tallystick.execution.noise.measured import SiteNoise
 from tallystick.execution.noise.safety import safety_for
 from tallystick.execution.rounding.grids import (
-    ROW_SPREAD,
     UNSEEN,
+    blocks_for,
     is_noise_only,
-    most_blocks,
     scale_exponents,
     settled_scales,
 )
@@ -21,8 +20,6 @@ from tallystick.execution.session.session import Session
 from tallystick.execution.session.sites import Site
 from tallystick.numerics.log import Kind
 from tallystick.numerics.tensor_measures import block_differences, block_rms
-
-SHORTEST_ROW = 16  # where every row has a scale: a scale costs a few bits, the row at least so many
 
 
 class Deviations:
@@ -39,10 +36,8 @@ class Deviations:
                 continue
             name = session.parameters[ordinal][0]
             place = (Kind.GRADIENT, ordinal)
-            previous = session.table.sites.get(place)
-            blocks = (
-                previous.scales.size if previous is not None else _blocks_for(gradient, policy.row_scales)
-            )
+            previous = session.table.sites.get(place) if session.step else None
+            blocks = previous.scales.size if previous is not None else blocks_for(gradient, policy.row_scales)
             rms = block_rms(gradient, blocks)
             if not np.isfinite(rms).all():
                 raise Nondeterminism(
@@ -122,15 +117,3 @@ class Deviations:
         noise.block_mean = np.maximum(noise.block_mean, mean)
         if noise.block_largest is not None:
             noise.block_largest = np.maximum(noise.block_largest, largest)
-
-
-def _blocks_for(gradient: Tensor, every_row: bool) -> int:
-    if most_blocks(gradient) == 1:
-        return 1
-    if every_row and gradient[0].numel() >= SHORTEST_ROW:
-        return gradient.shape[0]
-    rows = block_rms(gradient, gradient.shape[0])
-    present = rows[rows > 0.0]
-    if present.size == 0:
-        return 1
-    return gradient.shape[0] if present.max() > ROW_SPREAD * float(np.median(rows)) else 1

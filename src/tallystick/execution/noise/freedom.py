@@ -133,7 +133,7 @@ class StepFreedom:
         elements: rounded ones in all.
         energy: sum of squares of the follower's own gradient, before rounding.
         shifted: sum of the squared quanta by which the log moved it, and of what it silenced.
-        squared: the former alone, as far as grids are absolute.
+        squared: of both, what is of grids that are absolute.
         decisions_moved: branches taken from the follower's own.
         decisions_far: of those the ones farther from their switching point than its own noise reaches.
         flips: how many an honest log moves, on average, ties aside.

@@ -28,6 +28,7 @@ from tallystick.execution.rounding.grids import (
     Site,
     is_noise_only,
     largest_scale,
+    loudest_band,
     row_scales_of,
     scale_exponent,
 )
@@ -55,13 +56,19 @@ class Yardstick:
 
     What of gradients and buffers that one does not see, of a layer that its step leaves out, the one ``before`` still says.
     What single results carried then, they may again: ``steady`` is whether none of them was most of the noise in either.
+    ``is_trainers`` says that the trainer measured in the same step, so that what it found to be noise only was that in this one.
     """
 
-    def __init__(self, policy: Policy, measured: Calibration, before: Yardstick | None = None) -> None:
-        self.policy, self.measured = (
-            policy,
-            measured if before is None else _completed(measured, before.measured),
-        )
+    def __init__(
+        self,
+        policy: Policy,
+        measured: Calibration,
+        before: Yardstick | None = None,
+        *,
+        is_trainers: bool = True,
+    ) -> None:
+        self.policy, self.is_trainers = policy, is_trainers
+        self.measured = measured if before is None else _completed(measured, before.measured)
         self.noise: dict[Site, SiteNoise] = {**self.measured.noise}
         self._pooled = self._pooled_mean()
         self._shares: dict[Site, float] = {**measured.states, **measured.corrections}
@@ -216,32 +223,34 @@ class Yardstick:
     ) -> tuple[float, str | None, str]:
         """Compare a gradient that is declared to be nothing but noise; how high its floor is, is checked against its values."""
         # Near the limit one machine may find a band too wide for the policy that fits on the other.
-        needed = scale_exponent(noise.relative) + self.policy.safety  # with residues the band says less
-        if is_noise_only(own) or noise.rms == 0.0 or needed + allowed >= self.policy.gradient_band[1]:
+        least = scale_exponent(noise.relative)
+        least += 1 if self.policy.residue_bits and self.is_trainers else self.policy.safety
+        if is_noise_only(own) or noise.rms == 0.0 or least + allowed >= loudest_band(self.policy):
             return 1.0, None, ""
         limit = f"a gradient of rms {noise.rms:.3g} with noise of {noise.largest:.3g}"
         return math.inf, limit, "nothing but noise, and silenced"
 
-    def excess_floor(self, place: Site, grid: SiteGrid, largest: int | None) -> tuple[str | None, str]:
+    def excess_floor(
+        self, place: Site, grid: SiteGrid, size: int, largest: int | None
+    ) -> tuple[str | None, str]:
         """Return the highest floor allowed of a gradient that is noise only, None if it is lower, and the declared one.
 
-        ``largest`` is the scale exponent of the step's largest gradient, with which such floors rise and fall.
+        ``size`` is the scale exponent of its values, which may lie above the declared floor but no more than that above the one
+        allowed; ``largest`` that of the step's largest gradient, with which such floors rise and fall.
         """
-        floor, noise = int(grid.scales.max()) + grid.band, self.noise.get(place)
+        floor, noise = max(int(grid.scales.max()) + grid.band, size), self.noise.get(place)
         if noise is None:
             return None, ""
         before, now = largest_scale(self.measured.table), largest
         risen = 0 if before is None or now is None else max(0, now - before)
-        spare = (
-            octaves_allowed(noise.elements)
-            - self.policy.gradient_band[1]
-            + (3 if self.policy.autocast else 1)
-        )
+        # An honest floor lies above its noise, and where the band would be too wide above the values.
+        spare = risen + max(0, -loudest_band(self.policy)) + 1
         mine = self.measured.table.sites.get(
             place
         )  # of a gradient that is zero here it says how loud the others are
         zero = -1000 if mine is None or not is_noise_only(mine) else int(mine.scales.max()) + mine.band
-        own = max(scale_exponent(noise.largest) + self.policy.safety, zero) + risen + spare
+        noisy = scale_exponent(noise.largest) + self.policy.safety
+        own = spare + max(noisy + octaves_allowed(noise.elements), zero + BAND_OCTAVES)
         return (None, "") if floor <= own else (f"noise of 2**{own} at most", f"noise below 2**{floor}")
 
 

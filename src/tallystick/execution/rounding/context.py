@@ -27,9 +27,9 @@ from tallystick.execution.rounding.grids import (
     activation_grid,
     activation_rule,
     decision_exponent,
-    expected_form,
     is_noise_only,
     kept_scales,
+    loudest_band,
     nearest_grid,
     sampled_scale,
     scale_exponent,
@@ -245,11 +245,10 @@ class RecordingContext:
         size, noise = int(scale_exponents(block_rms(x, 1))[0]), int(grid.scales.min()) + grid.band
         if size < noise:
             return grid
-        form = expected_form(self.policy, Kind.GRADIENT)
-        assert form is not None
-        _, _, (lowest, highest) = form
+        lowest, highest = self.policy.gradient_band[0], loudest_band(self.policy)
         scales = settled_scales(None, block_rms(x, grid.scales.size), self.policy.row_scales)
         band = max(lowest, noise - int(scales.max()))
+        band += band == NOISE_BAND  # which means something else
         if band > highest:
             return grid.with_scales(np.full(grid.scales.size, size + 1 - NOISE_BAND))
         return site_grid(self.policy, Kind.GRADIENT, band, scales)

@@ -230,6 +230,7 @@ class FollowingContext:
                 if self.yardstick is not None and self.yardstick.hears((int(kind), ordinal)):
                     # as far as the gradient goes, it was moved
                     self.freedom.shifted += share * self._headers.energy
+                    self.freedom.squared += 0.0 if grid.precision else share * self._headers.energy
             if grid.residue_bits and self.weigh is not None:
                 _, at, moves = self.freedom.moves.get(
                     (int(kind), ordinal), (0, torch.empty(0, dtype=torch.int64), torch.empty(0))

@@ -23,6 +23,7 @@ from tallystick.numerics.tensor_measures import block_rms, sampled_rms
 ROW_RANGE = 16  # a row's scale exponent lies at most this far below the tensor's largest
 ROW_SPREAD = 8.0  # rows are uneven if the largest is this many times the median row
 ROW_DIP = 4  # octaves that a row's scale may lie below the whole matrix's, where its noise does too
+LOUDER = 4  # octaves above a policy's widest band that the noise of a gradient may ask of residues
 NOISE_BAND = -1  # band exponent that marks a noise-only gradient; no policy allows it otherwise
 STILL = 1  # floor of a decision's grid: what lies exactly on a switching point there was seen never to move; else 0
 UNSEEN = -900  # scale exponent of a site that has had no value but zero: it takes the first one's
@@ -32,6 +33,7 @@ ACTIVATIONS = frozenset({Kind.ACTIVATION, Kind.ACTIVATION_GRADIENT})
 REACHED = 3  # bits of residues less than octaves between a gradient's largest element and its quantum
 SMALL_SITE = 256  # elements of a gradient below which octaves and bits more cost nothing beside the others
 SMALL_FINER, SMALL_BITS = 2, 1  # octaves, and bits beyond those that they take
+SHORTEST_ROW = 16  # where every row has a scale: a scale costs a few bits, the row at least so many
 FEWEST_ROWS = 64  # of a matrix that may have a scale for each
 SAMPLES = 1 << 16  # elements of a tensor that are looked at, at most
 
@@ -137,6 +139,19 @@ def most_blocks(x: Tensor) -> int:
     Whoever chooses scales chooses grids: with few elements for each, those that round a gradient where they want it.
     """
     return x.shape[0] if x.dim() > 1 and x.shape[0] >= FEWEST_ROWS else 1
+
+
+def blocks_for(gradient: Tensor, every_row: bool, spread: float = ROW_SPREAD) -> int:
+    """Return how many blocks with a scale each a gradient gets when its noise is measured for the first time.
+
+    One for each row of a large matrix with ``every_row``, else where the largest is more than ``spread`` times the median one.
+    """
+    if most_blocks(gradient) == 1:
+        return 1
+    if every_row and gradient[0].numel() >= SHORTEST_ROW:
+        return gradient.shape[0]
+    rows = block_rms(gradient, gradient.shape[0])
+    return gradient.shape[0] if rows.max() > spread * float(np.median(rows)) else 1
 
 
 def kept_scales(
@@ -262,6 +277,11 @@ def with_residue_bits(grid: SiteGrid, x: Tensor, least: int) -> SiteGrid:
 def bits_for(grid: SiteGrid, largest: int, least: int) -> int:
     """Return the bits of residues where the largest element lies below ``2**largest`` times its scale."""
     return min(MOST_RESIDUE_BITS, max(least, largest - grid.floor - REACHED, grid.band - grid.floor + 2))
+
+
+def loudest_band(policy: Policy) -> int:
+    """Return the largest band exponent that the noise of a gradient may ask for; one louder is nothing but noise."""
+    return policy.gradient_band[1] + (LOUDER if policy.residue_bits else 0)
 
 
 def reach_of(grid: SiteGrid) -> float:

@@ -16,9 +16,11 @@ from tallystick.execution.rounding.breaches import Violation
 from tallystick.execution.rounding.grids import (
     ACTIVATIONS,
     ROW_DIP,
+    ROW_SPREAD,
     SMALL_SITE,
     UNSEEN,
     Site,
+    blocks_for,
     expected_form,
     floor_exponent,
     has_dips,
@@ -86,17 +88,28 @@ class HeaderChecks:
         An honest trainer has no reason to, but where a gradient that was noise only is heard; and whoever may takes, of several
         grids, the one that rounds as it likes.
         """
-        if self.is_calibrated or self.is_first:
-            return
-        for place, grid in table.sites.items():
+        for place, grid in () if self.is_first else table.sites.items():
             before = self.before.sites.get(place)
-            if before is None or before is grid or is_noise_only(before) or _form(grid) == _form(before):
+            if before is None or before is grid or _form(grid) == _form(before):
+                continue
+            if grid.scales.size == before.scales.size and (self.is_calibrated or is_noise_only(before)):
                 continue
             own = "{} bits, band 2**{}, floor 2**{}, dither {}, {} scales".format(*_form(before))
             stated = "{} bits, band 2**{}, floor 2**{}, dither {}, {} scales".format(*_form(grid))
             self.excesses.append(
                 (place, Excess(name(place), f"the grid of the last calibration ({own})", stated))
             )
+
+    def check_blocks(self, place: Site, grid: SiteGrid, x: Tensor, name: str) -> None:
+        """Note a number of scales, at a run's first step, that a gradient's rows do not ask for, a factor of 2 aside."""
+        noise = None if self.yardstick is None else self.yardstick.noise.get(place)
+        if not self.is_first or place[0] != Kind.GRADIENT or noise is None:
+            return
+        own = {blocks_for(x, self.policy.row_scales, ROW_SPREAD * doubt) for doubt in (0.5, 2.0)}
+        own.add(noise.scales.size)  # a loop of one's own may measure more than it trains in this step
+        if grid.scales.size not in own:
+            limit = f"{' or '.join(str(number) for number in sorted(own))} scales"
+            self.excesses.append((place, Excess(name, limit, f"{grid.scales.size}")))
 
     def check_unheld(self, place: Site, grid: SiteGrid, name: str) -> None:
         """Note a scale that has grown where no value of the step says how large it is: it may be kept long after."""
@@ -137,6 +150,7 @@ class HeaderChecks:
         self.energy = 0.0
         if not grid.scales.size:
             return
+        self.check_blocks((int(kind), ordinal), grid, x, name)
         if is_noise_only(grid):
             own = block_rms(x, 1)
             self.energy = float(own[0]) ** 2 * x.numel()
@@ -147,7 +161,8 @@ class HeaderChecks:
                 rule = f"declared to be noise below 2**{floor}, its values have 2**{size}"
                 self.violations.append(Violation(name, -1, rule))
             elif self.yardstick is not None and own.any():  # zeros are silent under any floor
-                self._note(kind, ordinal, name, *self.yardstick.excess_floor((kind, ordinal), grid, largest))
+                place = (int(kind), ordinal)
+                self._note(kind, ordinal, name, *self.yardstick.excess_floor(place, grid, size, largest))
             return
         rms = block_rms(x, grid.scales.size)
         self.energy = float(np.square(rms).sum()) * x.numel() / grid.scales.size
@@ -206,7 +221,7 @@ class HeaderChecks:
         place = (int(kind), ordinal)
         if self.yardstick is None or not rms.any():
             return
-        before = self.before.sites.get(place)
+        before = self._grid_before(place)
         noise = self.yardstick.noise.get(place)
         unsure = 0.0 if noise is None else noise.largest
         if self.policy.row_scales:
