@@ -308,6 +308,27 @@ def test_weights_edited_between_two_steps_are_refused_unless_they_are_put_back(
             step(1)
 
 
+def test_a_loop_that_must_stop_leaves_a_run_up_to_its_last_state(tmp_path: Path) -> None:
+    def train(loop: Any) -> None:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with loop:
+            loop.prepare(model, optimizer, loss=lambda batch: CRITERION(model(batch[0]), batch[1]))
+            for step in range(4):
+                x, y = data(step)
+                with loop.step((x * torch.inf if step == 3 else x, y)) as batch:
+                    loop.backward(CRITERION(model(batch[0]), batch[1]))
+                    optimizer.step()
+                optimizer.zero_grad()
+
+    path = tmp_path / "run"
+    with pytest.raises(Nondeterminism) as raised:
+        train(tallystick.Recorder(path, steps=9, checkpoint_every=2, program=__file__))
+
+    assert raised.value.__notes__[0].startswith("the run ends after 2 steps, at its last committed state")
+    assert RunDirectory(path).load_transcript().num_steps == 2
+
+
 def averaged(loop: Any, *, where: str = "follow_up", decay: float = 0.9999) -> tuple[Any, nn.Module]:
     """Train with an average of the weights, changed in ``follow_up`` or wherever else; return the result and the average."""
     model = make_model()

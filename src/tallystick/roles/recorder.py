@@ -28,9 +28,10 @@ import weakref
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-from tallystick.errors import InvalidInput, ProtocolViolation
+from tallystick.errors import InvalidInput, Nondeterminism, ProtocolViolation
 from tallystick.execution.noise.calibration import calibrate
 from tallystick.execution.session.session import Session
 from tallystick.numerics.policy import find_policy
@@ -170,6 +171,20 @@ class Recorder(Loop[RunStatement]):
             return self._result
         finally:
             self._release()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Finish the run; or end it at its last committed state where the next step cannot be recorded."""
+        if isinstance(problem, Nondeterminism) and self._writer is not None and self.session.step:
+            done = self._writer.end_at_last_state()
+            left = (
+                f"ends after {done} steps, at its last committed state: with steps={done} it can be followed"
+            )
+            problem.add_note(
+                f"the run {left if done else 'has no committed state but its first, and stays unfinished'}"
+            )
+        super().__exit__(kind, problem, trace)
 
     def abandon(self) -> None:
         """Remove the hooks and let go of model and directory; what was recorded stays, unfinished."""

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from torch import Tensor
@@ -29,7 +29,7 @@ from tallystick.run.documents import (
 )
 from tallystick.run.program import Program
 from tallystick.store.files import RunDirectory, frame_digest
-from tallystick.store.resumption import Resumption
+from tallystick.store.resumption import Resumption, find_resumption
 
 APART = (
     1 << 26
@@ -137,6 +137,8 @@ class RunWriter:
         self.specification, self._program = specification, program
         load_state(self.session, self.directory.load_committed(kept.done, root))
         kept.cut_back()
+        if specification != kept.specification:
+            self.directory.write_document(self.directory.specification_path, specification.encode())
 
     def write_step(self, step: int, outcome: StepOutcome, frame: bytes) -> None:
         """Append one finished step; at a checkpoint commit the state first.
@@ -182,6 +184,21 @@ class RunWriter:
             self._commitment.write(self._entries)  # a forward pass had put other values there for a while
         self._commitment, self._entries = None, []
         self.phases.add("commit", clock)
+
+    def end_at_last_state(self) -> int:
+        """End the run at its last committed state and write its statement; return how many steps it has then.
+
+        It is a run of so many steps like any other. Without a committed state but the first nothing is changed, and 0 returned.
+        """
+        self.wait()
+        kept = find_resumption(self.directory)
+        if kept.specification is None or not kept.done:
+            return 0
+        kept.cut_back()
+        shorter = replace(kept.specification, steps=kept.done)
+        self.directory.write_document(self.directory.specification_path, shorter.encode())
+        self.finish()
+        return kept.done
 
     def close(self) -> None:
         """Let the threads end, what they have begun included; of an error ``wait`` would tell."""

@@ -168,7 +168,10 @@ def _record(
                 assert writer.specification is not None
                 began(session, writer.specification)
             while session.step < job.steps:
-                recording.step(progress)
+                try:
+                    recording.step(progress)
+                except Nondeterminism as problem:
+                    raise type(problem)(f"{problem}{_what_is_left(writer, session.step)}") from problem
             return writer.finish()
         finally:
             writer.close()
@@ -204,7 +207,7 @@ class _Recording:
     def begin(self) -> None:
         """Measure the noise and write what comes before the first step."""
         batch = draw_batch(self.session, self.job)
-        with _naming_data(0, batch):
+        with _naming_data(batch):
             self._calibrate(backward_of(self.session, self.job, batch))
         _verify_settings(self.built, _settings_of(self.job))
         self.writer.begin(self._specification, self.order.source.program)
@@ -227,13 +230,15 @@ class _Recording:
         )
 
     def take_up(self, stated: Specification, kept: Resumption, said: Callable[[str], None]) -> None:
-        """Load the last state kept of a run that this order begins with the same specification.
+        """Load the last state kept of a run that this order begins with the same specification, or a shorter one of it.
 
         What is only known after a backward pass (casts that were lifted, modules that it imports) is compared after one; the
         first state, with its measured grids, was compared with checkpoint 0 when that was found.
         """
         program = self.order.source.program
         own = self._specification(stated.initial_state, stated.job.program)
+        if kept.done == stated.steps < own.steps and stated.steps % stated.checkpoint_every == 0:
+            stated = replace(stated, steps=own.steps)  # it ended before it was to
         verify_same_order(stated, replace(own, notes=stated.notes))
         verify_same_program(program, stated.job.program)
         self._calibrate(backward_of(self.session, self.job), repeats=1)
@@ -250,10 +255,10 @@ class _Recording:
         """Record one step.
 
         Raises:
-            Nondeterminism: it cannot be recorded; the message says so of its data too, and what can be recorded all the same.
+            Nondeterminism: it cannot be recorded; the message says so of its data too.
         """
         batch = draw_batch(self.session, self.job)
-        with _naming_data(self.session.step, batch):
+        with _naming_data(batch):
             self._step(batch, progress)
 
     def _step(self, batch: Batch, progress: Callable[[Progress], None] | None) -> None:
@@ -299,15 +304,20 @@ class _Recording:
 
 
 @contextmanager
-def _naming_data(step: int, batch: Batch) -> Generator[None]:
-    """Inside, a step that cannot be recorded says so of its data too, and what can be recorded all the same."""
+def _naming_data(batch: Batch) -> Generator[None]:
+    """Inside, a step that cannot be recorded says so of its data too."""
     try:
         yield
     except Nondeterminism as problem:
-        until = (
-            f"; the {step} steps before it can be recorded: --steps {step} and another --run" if step else ""
-        )
-        raise type(problem)(f"{problem}{_of_data(batch)}{until}") from problem
+        raise type(problem)(f"{problem}{_of_data(batch)}") from problem
+
+
+def _what_is_left(writer: RunWriter, step: int) -> str:
+    """End a run whose next step cannot be recorded; return what can be audited all the same, as the end of a message."""
+    done = writer.end_at_last_state()
+    if done:
+        return f"; the run ends after {done} steps, at its last committed state, and can be audited"
+    return f"; the {step} steps before it can be recorded: --steps {step} and another --run" if step else ""
 
 
 def _of_data(batch: Batch) -> str:

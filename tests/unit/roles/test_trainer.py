@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tallystick.errors import EditedOutside, Nondeterminism, StoreError
+from tallystick.errors import EditedOutside, InvalidInput, Nondeterminism, StoreError
 from tallystick.execution.job import Job, JobSource
 from tallystick.numerics.policy import find_policy
 from tallystick.roles import run_writer
@@ -131,7 +131,17 @@ def test_a_state_that_is_not_the_steps_own_is_never_recorded(
     monkeypatch.setattr(RunDirectory, "write_checkpoint", other)
     with pytest.raises(Nondeterminism, match="step 3: the state was changed after the step"):
         recorded(tmp_path / "run", "fp32")
-    assert RunDirectory(tmp_path / "run").load_partial().num_steps == 3
+    monkeypatch.undo()
+    run, order = (
+        RunDirectory(tmp_path / "run"),
+        Order(Source("job.py", b""), {}, find_policy("fp32"), checkpoint_every=2),
+    )
+    assert run.load_transcript().num_steps == 2, "it ended there, and can be gone on with"
+    with pytest.raises(InvalidInput, match="steps of the run is 2, this order has 1"):
+        record(replace(order, steps=1), run, resume=True)
+    record(order, run, resume=True)
+    recorded(tmp_path / "whole", "fp32")
+    assert run.load_transcript() == RunDirectory(tmp_path / "whole").load_transcript()
 
 
 def test_a_disk_that_refuses_ends_the_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,8 +207,10 @@ def test_a_module_that_is_left_in_another_mode_is_refused(tmp_path: Path) -> Non
         record(order, RunDirectory(tmp_path / "run"))
 
 
-@pytest.mark.parametrize("at", [0, 4])
-def test_a_recording_that_must_stop_names_its_data_and_what_can_be_recorded(at: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("at", "left"), [(0, 0), (1, 0), (4, 4), (5, 4)])
+def test_a_recording_that_must_stop_names_its_data_and_leaves_a_run_up_to_its_last_state(
+    at: int, left: int, tmp_path: Path
+) -> None:
     class Missing(Source):
         """Its data have a number missing in one step."""
 
@@ -210,11 +222,16 @@ def test_a_recording_that_must_stop_names_its_data_and_what_can_be_recorded(at: 
 
     order = Order(Missing("job.py", b""), {}, find_policy("fp32"), checkpoint_every=2)
 
+    run = RunDirectory(tmp_path / "run")
     with pytest.raises(Nondeterminism, match="the step's batch holds numbers that are not finite") as raised:
-        record(order, RunDirectory(tmp_path / "run"))
+        record(order, run)
 
-    assert ("--steps 4" in str(raised.value)) == (at == 4)
-    if at == 4:
-        shorter = replace(order, steps=4)
-        record(shorter, RunDirectory(tmp_path / "shorter"))
-        assert audit(RunDirectory(tmp_path / "shorter"), shorter.source).verdict == "match"
+    said = str(raised.value)
+    assert (f"the run ends after {left} steps, at its last committed state" in said) == (left > 0)
+    assert (f"the {at} steps before it can be recorded: --steps {at}" in said) == (at > 0 == left)
+    if left:
+        record(replace(order, steps=left), RunDirectory(tmp_path / "shorter"))
+        assert run.load_transcript() == RunDirectory(tmp_path / "shorter").load_transcript()
+        assert audit(run, order.source).verdict == "match"
+    else:
+        assert not run.statement_path.exists()
