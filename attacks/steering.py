@@ -35,6 +35,7 @@ from tallystick.execution.noise.freedom import (
     DRIFT,
     FILLED,
     FILLED_A_STEP,
+    SITE_FLIPS,
     STEADY_FLIPS,
     STEP_SLACK,
     WEIGHED_AT_ONCE,
@@ -452,15 +453,17 @@ class Attacker:
         spread = 1 if self.limits.burst else max(1, last - max(first, self.step))
         return max(0.0, min(self.limits.audited**2, left / spread))
 
-    def expect(self, table: Mapping[Site, SiteGrid], sizes: Mapping[Site, int], energy: float) -> None:
-        """Count what the auditor will expect to be moved in this step; ``energy`` is the gradient's sum of squares."""
+    def expect(
+        self, table: Mapping[Site, SiteGrid], sizes: Mapping[Site, int], energies: Mapping[Site, float]
+    ) -> None:
+        """Count what the auditor will expect to be moved in this step; ``energies`` are the gradients' sums of squares."""
         assert self.yardstick is not None
         self.step_expected, self.step_sites = 0.0, {}
         self.elements = sum(sizes.values())
         self.told_step = StepFreedom(
             cluster=self.yardstick.cluster(self.elements),
             carried=self.yardstick.flips_allowed,
-            energy=energy,
+            energy=sum(energies.values()),
         )
         for site, numel in sizes.items():
             each = self.yardstick.expected(site, table[site], numel)
@@ -468,10 +471,20 @@ class Attacker:
             self.step_sites[site] = each
             square = 0.0 if is_noise_only(table[site]) else quantum_square(table[site])
             by_square = self.yardstick.by_square(site, table[site], numel)
-            self.told_step.sites[site] = SiteMoves(each, 0, numel, square, by_square=by_square)
+            moves = self.told_step.sites[site] = SiteMoves(each, 0, numel, square, by_square=by_square)
             if site[0] == Kind.GRADIENT and 0.0 < square < np.inf:
-                self.told_step.quanta += _largest_squares(table[site], numel, numel)
+                moves.energy, moves.quanta = energies[site], _largest_squares(table[site], numel, numel)
+                moves.unsure = self.yardstick.unsure(site, moves.energy)
+                self.told_step.quanta += moves.quanta
             self.step_expected += each
+
+    def squares_left(self, site: Site) -> float:
+        """Return how far, squared, a site's gradient is moved in this step at most."""
+        if self.limits.audited is None or site[0] != Kind.GRADIENT or not self.told_step.carried:
+            return np.inf
+        return self.limits.audited**2 * self.told_step.sites[site].square_budget(
+            SITE_FLIPS * self.told_step.carried
+        )
 
     def room(self, site: Site, grid: SiteGrid, numel: int, needed: int) -> int:
         """Return how many elements of a site may be moved now; ``needed`` entries are taken by honest ones."""
@@ -583,7 +596,7 @@ class SteeringContext(RecordingContext):
                 )
                 bad, (high, _) = (
                     yardstick.compare_band(place, mute)[1],
-                    yardstick.excess_floor(place, mute, None),
+                    yardstick.excess_floor(place, mute, floor, None),
                 )
                 chosen = against and bad is None and high is None
             if chosen:
@@ -761,14 +774,18 @@ class SteeringContext(RecordingContext):
             if site.kind == Kind.BUFFER
         }
         self._even = attacker.even if attacker.is_weighed else 0.0
-        present = [p.grad for _, p in self.session.parameters if p.grad is not None]
-        energy = sum(float(gradient.double().square().sum()) for gradient in present)
+        energies = {
+            (int(Kind.GRADIENT), o): float(p.grad.double().square().sum())
+            for o, (_, p) in enumerate(self.session.parameters)
+            if p.grad is not None
+        }
+        energy = sum(energies.values())
         attacker.length = max(energy, 1e-300) ** 0.5
         grids = dict(self._grids)
         for ordinal, (_, p) in enumerate(self.session.parameters):
             if p.grad is not None:
                 grids[(Kind.GRADIENT, ordinal)] = self._settled_grid((Kind.GRADIENT, ordinal), p.grad)
-        attacker.expect(grids, sizes, energy)
+        attacker.expect(grids, sizes, energies)
         bent = (attacker.parted / attacker.own_energy) ** 0.5 if attacker.own_energy > 0.0 else 0.0
         most = max(0.0, attacker.move_left(self.session) - bent) ** 2 * energy
         if attacker.limits.pull is not None:
@@ -804,7 +821,7 @@ class SteeringContext(RecordingContext):
             attacker.told_step.sites[place].near = choice.near
             attacker.step_room, attacker.step_taken = 1 << 62, 0
             room = attacker.room(place, grid, p.numel(), choice.honest.size)
-            best = np.argsort(-choice.worth, kind="stable")[:room]
+            best = self._fitting(place, choice, np.argsort(-choice.worth, kind="stable")[:room])
             worth.append(choice.worth[best])
             squares.append(np.square(choice.move[best]))
             weights.append(choice.weight[best])
@@ -879,6 +896,11 @@ class SteeringContext(RecordingContext):
             (torch.zeros_like(at).double() if root is None else (move / root).square()[at]).numpy(),
         )
 
+    def _fitting(self, place: Site, choice: _Choice, best: np.ndarray) -> np.ndarray:
+        """Return of the best moves those that together are no larger than the audit accepts of one gradient."""
+        squares = np.cumsum(np.square(choice.move[best]))
+        return best[: int(np.searchsorted(squares, self.attacker.squares_left(place), side="right"))]
+
     def _spread(self, place: Site, choice: _Choice, best: np.ndarray, numel: int) -> np.ndarray:
         """Return of the best moves those that do not go farther together with all before than the audit accepts."""
         attacker, audited = self.attacker, self.attacker.limits.audited
@@ -919,11 +941,8 @@ class SteeringContext(RecordingContext):
         room = attacker.room(place, grid, numel, choice.honest.size)
         least = self._tau if place[0] == Kind.GRADIENT else 0.0
         worthy = np.flatnonzero(choice.worth >= least)
-        best = np.sort(
-            self._spread(
-                place, choice, worthy[np.argsort(-choice.worth[worthy], kind="stable")[:room]], numel
-            )
-        )
+        best = worthy[np.argsort(-choice.worth[worthy], kind="stable")[:room]]
+        best = np.sort(self._spread(place, choice, self._fitting(place, choice, best), numel))
         at = choice.at[best]
         flat = out.reshape(-1)
         flat[torch.from_numpy(at)] = torch.from_numpy(choice.value[best]).to(out.dtype)

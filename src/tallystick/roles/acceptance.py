@@ -8,7 +8,6 @@ that follows from it (``execution.noise.freedom``). What is above a limit is ``n
 from __future__ import annotations
 
 import copy
-import functools
 import math
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -24,11 +23,10 @@ from tallystick.execution.noise.freedom import Excess, Freedom
 from tallystick.execution.noise.passes import gradients_under
 from tallystick.execution.noise.survey import Backward
 from tallystick.execution.noise.weighing import Weighing, is_linear
-from tallystick.execution.noise.yardstick import Yardstick
+from tallystick.execution.noise.yardstick import UNSURE, Yardstick
 from tallystick.execution.rounding.context import OUTGROWN
-from tallystick.execution.rounding.following import FollowingContext, weight_of
+from tallystick.execution.rounding.following import FollowingContext
 from tallystick.execution.rounding.grids import is_noise_only, scale_exponent
-from tallystick.execution.rounding.headers import UNSURE
 from tallystick.execution.session.hyperparameters import read_hyperparameters
 from tallystick.execution.session.session import Session
 from tallystick.numerics.grid_table import GridTable
@@ -123,7 +121,6 @@ class Acceptance:
             self._measured = session.step
             self._measure(session, backward, is_trainers=is_trainers)
         context, weighing = session.following_context(frame, self._yardstick), self._weighing
-        context.below = functools.partial(_octaves_below, session)
         if weighing is not None and not is_linear(session.optimizer):
             context.weigh = lambda ordinal, gradient, at, moves: weighing.weigh(
                 ordinal, session.parameters[ordinal][1], gradient, at, moves
@@ -256,29 +253,14 @@ def _bent(session: Session, context: FollowingContext, backward: Backward) -> fl
         before = {name: tensor.clone() for name, tensor in session.tensors.all_buffers()}
         plain, _, _ = gradients_under(session, backward, own, before)
     difference = energy = 0.0
-    for ordinal, (x, y) in enumerate(zip(bent, plain, strict=True)):
-        share = weight_of(_octaves_below(session, ordinal))
+    for x, y in zip(bent, plain, strict=True):
         if y is not None:
-            energy += share * float(torch.linalg.vector_norm(y, dtype=torch.float64)) ** 2
+            energy += float(torch.linalg.vector_norm(y, dtype=torch.float64)) ** 2
             moved = y if x is None else x.double() - y.double()
-            difference += share * float(torch.linalg.vector_norm(moved, dtype=torch.float64)) ** 2
+            difference += float(torch.linalg.vector_norm(moved, dtype=torch.float64)) ** 2
         elif x is not None:
-            difference += share * float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2
+            difference += float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2
     return math.sqrt(difference / energy) if energy > 0.0 else (math.inf if difference else 0.0)
-
-
-def _octaves_below(session: Session, ordinal: int) -> int | None:
-    """Return how many octaves a parameter's learning rate lies below the largest of this step, rounded; None if it is 0.
-
-    Whoever gives a parameter a large gradient and hardly a rate would otherwise lend its size to the moves of all others.
-    """
-    rates = [abs(float(group.get("lr", 1.0))) for group in session.optimizer.param_groups]
-    if min(rates) == max(rates):
-        return 0
-    groups = zip(session.optimizer.param_groups, rates, strict=True)
-    parameter = session.parameters[ordinal][1]
-    own = next((rate for group, rate in groups if any(p is parameter for p in group["params"])), max(rates))
-    return None if own == 0.0 else round(math.log2(max(rates) / own))
 
 
 def _has_gradient(p: Tensor) -> bool:

@@ -29,6 +29,8 @@ STEP_SLACK = 4.0  # the noise of a single step may be that many times what the l
 FLIP = 2.0**-8
 """How far one sixteen-bit result that is rounded otherwise carries a gradient that hangs on it, relative (docs/adr/0026)."""
 FLIPS, STEADY_FLIPS = 12.0, 2.0  # of those in one step, and where no single one is most of the noise
+SITE_FLIPS = 2.0
+"""How many times as many may carry one tensor's gradient: small ones hang on fewer results, and cancel more (docs/adr/0026)."""
 DRIFT = 3.0
 """How many times as far as independent moves ever go, squared, those of a gradient may have gone (docs/adr/0031)."""
 WEIGHED, MOST_WEIGHED, WEIGHED_AT_ONCE = 2.0**-10, 2.0**-6, 16.0
@@ -72,6 +74,8 @@ class SiteMoves:
         squares: sum of the squared quanta of those near, where that is known to be less than ``near * square``.
         by_square: of those expected, how many have each squared quantum, by its exponent of two; of absolute grids alone.
         cluster: how many are moved together, see ``Yardstick.cluster``.
+        energy, shifted, quanta, unsure: of a gradient on an absolute grid, sums of squares over its elements: of the follower's
+            own values, of the moves (all of it, if it was silenced and is heard here), of the quanta, and of its noise.
     """
 
     expected: float = 0.0
@@ -81,6 +85,17 @@ class SiteMoves:
     squares: float = math.inf
     by_square: Mapping[int, float] = field(default_factory=dict[int, float])
     cluster: int = 1
+    energy: float = 0.0
+    shifted: float = 0.0
+    quanta: float = 0.0
+    unsure: float = 0.0
+
+    def square_budget(self, flips: float) -> float:
+        """Return the most that the squared quanta of an honest log's moves here add up to in a step with so many ``flips``.
+
+        Limits on the whole gradient are lent: whoever adds a parameter with a large gradient moves all others the farther.
+        """
+        return _square_budget((flips * FLIP) ** 2 * self.energy + self.unsure, self.quanta, self.by_square)
 
 
 @dataclass
@@ -193,21 +208,14 @@ class StepFreedom:
 
     @property
     def square_budget(self) -> float:
-        """The most that the squared quanta of an honest log's moves of the gradient add up to in one step.
-
-        Roundings move independently of each other, and those together that one sixteen-bit result carries: a boundary lies
-        between two values ``d`` apart with probability ``d / q`` and then moves ``q * q``, so they add up to ``|d| |q|`` at most,
-        and to ``|d| |d|`` more where ``d`` is more than one quantum.
-        """
+        """The most that the squared quanta of an honest log's moves of the gradient add up to in one step."""
         expected = Counter[int]()
         for (kind, _), site in self.sites.items():
             if kind == Kind.GRADIENT and site.near:
                 if not math.isfinite(site.square):
                     return math.inf
                 expected.update(site.by_square)
-        carried = (self.carried * FLIP) ** 2 * self.energy
-        together = carried + math.sqrt(carried * self.quanta)
-        return together + most_square(expected, STEP_TAIL, slack=STEP_SLACK)
+        return _square_budget((self.carried * FLIP) ** 2 * self.energy, self.quanta, expected)
 
     @property
     def _tail(self) -> float:
@@ -406,11 +414,31 @@ class Freedom:
             total.expected += site.expected
             total.moved += site.moved
             total.cluster = max(total.cluster, site.cluster)
+            if step.carried > 0.0 and site.shifted > (
+                allowed := site.square_budget(SITE_FLIPS * step.carried)
+            ):
+                bound, stated = (math.sqrt(x / site.energy) for x in (allowed, site.shifted))
+                yield (
+                    place,
+                    Excess(
+                        "move of this gradient in this step", f"{bound:.3g} of it at most", f"{stated:.3g}"
+                    ),
+                )
             if site.moved:
                 most = math.inf if step.cluster > 1 else step.budget(site.expected)
                 yield from _excess_in_number(place, site.moved, most, "roundings moved here in this step")
                 most = most_moves(total.expected, cluster=total.cluster)
                 yield from _excess_in_number(place, total.moved, most, "roundings moved here so far")
+
+
+def _square_budget(carried: float, quanta: float, expected: Mapping[int, float]) -> float:
+    """Return the most that squared moves add up to where single results carry elements so far, squared and added up.
+
+    Roundings move independently of each other, and those together that one sixteen-bit result carries: a boundary lies
+    between two values ``d`` apart with probability ``d / q`` and then moves ``q * q``, so they add up to ``|d| |q|`` at most,
+    and to ``|d| |d|`` more where ``d`` is more than one quantum.
+    """
+    return carried + math.sqrt(carried * quanta) + most_square(expected, STEP_TAIL, slack=STEP_SLACK)
 
 
 def _step_budget(step: StepFreedom) -> float:

@@ -46,6 +46,7 @@ REACH = (
 FEW_ELEMENTS = 256  # below which the mean deviation of a site says little
 FEW = 9  # bits: below 2**(FEW - 1) elements the largest deviation seen says less, and an octave more is allowed for every two
 DEAREST = 3.0  # times the log that finer grids may cost, where the noise leaves no steer as small as wanted
+UNSURE = 8.0  # times its own largest deviation, the size of a site differs by less between machines
 UNMEASURED = (
     4  # octaves below a band that its mean deviation is taken to be where the auditor could measure none
 )
@@ -152,6 +153,17 @@ class Yardstick:
             return 1
         largest = CLUSTER if self.steady else max(CLUSTER, numel // LARGEST_CLUSTER)
         return min(largest, max(1, numel))
+
+    def unsure(self, place: Site, energy: float) -> float:
+        """Return the squared deviations of a gradient's elements whose squares add up to ``energy``, the largest taken for all.
+
+        Of few elements the largest deviation seen says little: they may deviate ``UNSURE`` times as far.
+        """
+        noise = self.noise.get(place)
+        if noise is None or noise.rms == 0.0:
+            return 0.0
+        times = UNSURE if noise.elements < FEW_ELEMENTS else 1.0
+        return energy * (times * noise.largest / noise.rms) ** 2
 
     def lacks(self, places: Iterable[Site]) -> bool:
         """Whether the noise of one of these has never been measured, so that only the trainer's word says what it is."""

@@ -60,9 +60,8 @@ class FollowingContext:
     ``sites`` are those that may have a grid (decisions and activations aside); None leaves that unchecked.
     ``yardstick`` is the follower's own measurement of the noise, if it has one: what exceeds it is no violation, and noted
     in ``excesses`` with its place. ``weigh`` says what moves of a gradient come to in the optimizer: it is given the number of
-    the parameter, its gradient as rounded, the elements moved and how far. ``below`` says how many octaves a parameter's learning
-    rate lies below the step's largest, None where it is 0: sizes count as they move weights. ``is_first`` is whether no step lies
-    before this one: grids of a first state are the trainer's word.
+    the parameter, its gradient as rounded, the elements moved and how far. ``is_first`` is whether no step lies before this one:
+    grids of a first state are the trainer's word.
     """
 
     policy: Policy
@@ -77,7 +76,6 @@ class FollowingContext:
     excesses: list[tuple[Site | None, Excess]] = field(default_factory=list[tuple[Site | None, Excess]])
     site_name: Callable[[Site], str] = str
     weigh: Callable[[int, Tensor, Tensor, Tensor], Weight] | None = None
-    below: Callable[[int], int | None] | None = None
     is_first: bool = False
     _micro_batch: int = 0
     _ordinal: int = -1
@@ -212,47 +210,45 @@ class FollowingContext:
             if found.violations:
                 rule = f"{found.violations} of {len(entries)} entries lie farther than twice the band from a boundary"
                 self.violations.append(Violation(name, found.violation, rule))
-        below = 0 if kind != Kind.GRADIENT or self.below is None else self.below(ordinal)
         site = SiteMoves(0.0, found.moved, near, longest_square(grid), steer)
-        self._count((kind, ordinal), grid, x.numel(), site, below)
-        if kind == Kind.GRADIENT and grid.scales.size and not is_noise_only(grid):
-            self._largest = max(int(grid.scales.max()), -1000 if self._largest is None else self._largest)
         if kind == Kind.GRADIENT:
-            share = weight_of(below)
-            self.freedom.energy += share * self._headers.energy
-            self.freedom.shifted += share * found.shifted
-            if not grid.precision:
-                self.freedom.squared += share * found.shifted
-                if x.numel() and grid.scales.size and not is_noise_only(grid):
-                    self.freedom.quanta += share * _largest_squares(grid, x.numel(), x.numel())
-            if is_noise_only(grid):
-                self.freedom.silenced += x.numel()
-                if self.yardstick is not None and self.yardstick.hears((int(kind), ordinal)):
-                    # as far as the gradient goes, it was moved
-                    self.freedom.shifted += share * self._headers.energy
-                    self.freedom.squared += 0.0 if grid.precision else share * self._headers.energy
+            site = self._count_gradient((int(kind), ordinal), grid, x.numel(), site, found.shifted)
             if grid.residue_bits and self.weigh is not None:
                 _, at, moves = self.freedom.moves.get(
                     (int(kind), ordinal), (0, torch.empty(0, dtype=torch.int64), torch.empty(0))
                 )
                 weight = self.weigh(ordinal, out, at, moves)
-                self.freedom.weighed += share * weight.moved
-                self.freedom.trained += share * weight.whole
+                self.freedom.weighed += weight.moved
+                self.freedom.trained += weight.whole
+        self._count((kind, ordinal), grid, x.numel(), site)
 
-    def _count(
-        self, place: Site, grid: SiteGrid, numel: int, found: SiteMoves, below: int | None = 0
-    ) -> None:
+    def _count_gradient(
+        self, place: Site, grid: SiteGrid, numel: int, site: SiteMoves, shifted: float
+    ) -> SiteMoves:
+        """Count how large a gradient is and how far it was moved, squared; return its ``site`` with that."""
+        freedom, energy, quanta = self.freedom, self._headers.energy, 0.0
+        if is_noise_only(grid):
+            freedom.silenced += numel
+            if self.yardstick is not None and self.yardstick.hears(place):
+                shifted = energy  # as far as the gradient goes, it was moved
+        elif grid.scales.size:
+            self._largest = max(int(grid.scales.max()), -1000 if self._largest is None else self._largest)
+            quanta = 0.0 if grid.precision or not numel else _largest_squares(grid, numel, numel)
+        freedom.energy += energy
+        freedom.shifted += shifted
+        if grid.precision:
+            return site
+        freedom.squared += shifted
+        freedom.quanta += quanta
+        unsure = 0.0 if self.yardstick is None else self.yardstick.unsure(place, energy)
+        return replace(site, energy=energy, shifted=shifted, quanta=quanta, unsure=unsure)
+
+    def _count(self, place: Site, grid: SiteGrid, numel: int, found: SiteMoves) -> None:
         self.freedom.elements += numel
         expected, by_square, cluster = 0.0, dict[int, float](), 1
         if self.yardstick is not None:
             expected = self.yardstick.expected(place, grid, numel)
             by_square, cluster = self.yardstick.by_square(place, grid, numel), self.yardstick.cluster(numel)
-        if below is None:  # whatever is moved there moves no weight
-            found, by_square = replace(found, square=0.0, squares=0.0), dict[int, float]()
-        elif below:
-            share = weight_of(below)
-            found = replace(found, square=share * found.square, squares=share * found.squares)
-            by_square = {square - 2 * below: count for square, count in by_square.items()}
         if place not in self.freedom.sites:
             self.freedom.sites[place] = replace(
                 found, expected=expected, by_square=by_square, cluster=cluster
@@ -398,11 +394,6 @@ def _distinct(x: Tensor, entries: SparseEntries, rule: ActivationRule, grid: Sit
     """Return how many boundaries the entries speak of: equal patches of an image give equal values, all near or none."""
     values = x.reshape(-1)[torch.from_numpy(entries.indexes).to(x.device)]
     return int(find_reaches(values, nearest_grid(rule, grid)).boundary.unique().numel())
-
-
-def weight_of(below: int | None) -> float:
-    """Return by what squares of a gradient count whose learning rate lies so many octaves below the largest; None for 0."""
-    return 0.0 if below is None else math.ldexp(1.0, -2 * below)
 
 
 def _largest_squares(grid: SiteGrid, numel: int, count: int) -> float:

@@ -11,7 +11,7 @@ from torch import Tensor
 from tallystick.execution.noise.freedom import (
     Excess,
 )
-from tallystick.execution.noise.yardstick import Yardstick
+from tallystick.execution.noise.yardstick import UNSURE, Yardstick
 from tallystick.execution.rounding.breaches import Violation
 from tallystick.execution.rounding.grids import (
     ACTIVATIONS,
@@ -48,7 +48,6 @@ NOISE_GROWS = 5  # octaves that a gradient of nothing but noise may be larger he
 EXACT_SCALE_SLACK = (
     1  # the same where every row has a scale, but in a calibrated step: those are kept without slack
 )
-UNSURE = 8.0  # times its own largest deviation, the rms of a site differs by less between machines
 
 
 @dataclass
