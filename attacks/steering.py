@@ -17,7 +17,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from unittest.mock import patch
@@ -35,15 +35,18 @@ from tallystick.execution.noise.freedom import (
     DRIFT,
     FILLED,
     FILLED_A_STEP,
-    SITE_FLIPS,
     STEADY_FLIPS,
-    STEP_SLACK,
     WEIGHED_AT_ONCE,
     WEIGHED_FADE,
-    Drift,
     SiteMoves,
     StepFreedom,
     quantum_square,
+)
+from tallystick.execution.noise.gradients import (
+    STEP_SLACK,
+    Drift,
+    GradientAccount,
+    GradientMoves,
 )
 from tallystick.execution.noise.passes import gradients_under
 from tallystick.execution.noise.probes import ProbingContext
@@ -189,8 +192,9 @@ class Attacker:
         self.limits, self.told = limits, Told()
         self.shadow: nn.Module | None = None
         self.owed: dict[int, Tensor] = {}  # by parameter: what the aim asked for and moves have not yet given
+        self.accounts: dict[Site, GradientAccount] = {}  # as an auditor keeps them
+        self.given_here: dict[Site, float] = {}  # squared moves of the step's gradients
         self.drifts: dict[Site, Drift] = {}  # how far what was taken went together, as an auditor counts it
-        self.length = 1.0  # of the step's gradient
         self.aim: dict[int, Tensor] = {}
         self.second: dict[int, Tensor] = {}  # by parameter: the mean square of its gradient, as Adam has it
         self.root: dict[int, Tensor] = {}  # of that, as it divides
@@ -372,6 +376,9 @@ class Attacker:
         self.update, self.distance = _distance(now, weights), _distance(now, self.first)
         self.path += moved * self.update * _memory(session)
         self.far += self.step_far
+        for site, moves in self.told_step.gradients.items() if self.told_step.carried else ():
+            done = replace(moves, shifted=self.given_here.pop(site, 0.0))
+            self.accounts.setdefault(site, GradientAccount()).add(done, self.told_step.carried)
         if self.yardstick is not None:
             now = self.yardstick.weighable * self.now_trained
             kept = 1.0 - WEIGHED_FADE  # of all three, when the next step is counted
@@ -471,20 +478,29 @@ class Attacker:
             self.step_sites[site] = each
             square = 0.0 if is_noise_only(table[site]) else quantum_square(table[site])
             by_square = self.yardstick.by_square(site, table[site], numel)
-            moves = self.told_step.sites[site] = SiteMoves(each, 0, numel, square, by_square=by_square)
+            self.told_step.sites[site] = SiteMoves(each, 0, numel, square, by_square=by_square)
             if site[0] == Kind.GRADIENT and 0.0 < square < np.inf:
-                moves.energy, moves.quanta = energies[site], _largest_squares(table[site], numel, numel)
-                moves.unsure = self.yardstick.unsure(site, moves.energy)
-                self.told_step.quanta += moves.quanta
+                energy, quanta = energies[site], _largest_squares(table[site], numel, numel)
+                unsure = self.yardstick.unsure(site, energy)
+                self.told_step.gradients[site] = GradientMoves(energy, 0.0, quanta, unsure, by_square)
+                self.told_step.quanta += quanta
             self.step_expected += each
 
     def squares_left(self, site: Site) -> float:
         """Return how far, squared, a site's gradient is moved in this step at most."""
         if self.limits.audited is None or site[0] != Kind.GRADIENT or not self.told_step.carried:
             return np.inf
-        return self.limits.audited**2 * self.told_step.sites[site].square_budget(
-            SITE_FLIPS * self.told_step.carried
-        )
+        if site not in self.told_step.gradients:  # noise only
+            return 0.0
+        moves, account = self.told_step.gradients[site], self.accounts.setdefault(site, GradientAccount())
+        step = self.limits.audited**2 * moves.budget(self.told_step.carried)
+        after = replace(account)
+        after.add(moves, self.told_step.carried)
+        spread = 1 if self.limits.burst else max(1, (self.limits.window or (0, self.steps))[1] - self.step)
+        # All steps to come are expected to allow as much as this one does.
+        coming = (after.allowed - account.allowed) * (1 if self.limits.burst else spread)
+        left = self.limits.audited * (account.budget + coming) - account.shifted
+        return min(step, max(0.0, left / spread * (moves.energy + moves.quanta)))
 
     def room(self, site: Site, grid: SiteGrid, numel: int, needed: int) -> int:
         """Return how many elements of a site may be moved now; ``needed`` entries are taken by honest ones."""
@@ -780,7 +796,6 @@ class SteeringContext(RecordingContext):
             if p.grad is not None
         }
         energy = sum(energies.values())
-        attacker.length = max(energy, 1e-300) ** 0.5
         grids = dict(self._grids)
         for ordinal, (_, p) in enumerate(self.session.parameters):
             if p.grad is not None:
@@ -907,11 +922,16 @@ class SteeringContext(RecordingContext):
         if (
             audited is None
             or place[0] != Kind.GRADIENT
+            or place not in attacker.told_step.gradients
             or not self._grids[place].residue_bits
             or not best.size
         ):
             return best
-        so_far, length = attacker.drifts.setdefault(place, Drift.of(numel)), attacker.length
+        so_far, moves = (
+            attacker.drifts.setdefault(place, Drift.of(numel)),
+            attacker.told_step.gradients[place],
+        )
+        length = (moves.energy + moves.quanta) ** 0.5
 
         def after(chosen: np.ndarray) -> Drift:
             found = Drift(so_far.together.clone(), so_far.alone.clone())
@@ -948,6 +968,7 @@ class SteeringContext(RecordingContext):
         flat[torch.from_numpy(at)] = torch.from_numpy(choice.value[best]).to(out.dtype)
         given = torch.zeros(numel, dtype=torch.float64)
         given[torch.from_numpy(at)] = torch.from_numpy(choice.move[best])
+        attacker.given_here[place] = float(given.square().sum())
         attacker.taken[place] += at.size
         attacker.step_taken += at.size
         attacker.told.moves += at.size

@@ -23,7 +23,7 @@ from tallystick.execution.noise.freedom import Excess, Freedom
 from tallystick.execution.noise.passes import gradients_under
 from tallystick.execution.noise.survey import Backward
 from tallystick.execution.noise.weighing import Weighing, is_linear
-from tallystick.execution.noise.yardstick import UNSURE, Yardstick
+from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding.context import OUTGROWN
 from tallystick.execution.rounding.following import FollowingContext
 from tallystick.execution.rounding.grids import is_noise_only, scale_exponent
@@ -179,15 +179,14 @@ class Acceptance:
     def _check_event(self, session: Session, context: FollowingContext) -> None:
         """Note a calibration out of schedule in a step where no gradient has outgrown its scale: grids are new ones there.
 
-        An octave is the auditor's doubt, and what its own noise may make of a gradient.
+        An octave is the auditor's doubt.
         """
-        assert self._yardstick is not None
         for ordinal, (_, p) in enumerate(session.parameters):
             place = (int(Kind.GRADIENT), ordinal)
-            base, noise = session.base.sites.get(place), self._yardstick.noise.get(place)
+            base = session.base.sites.get(place)
             if p.grad is None or not p.numel() or base is None or is_noise_only(base):
                 continue
-            size = size_of(p.grad) + (0.0 if noise is None else UNSURE * noise.largest)
+            size = size_of(p.grad)
             if not math.isfinite(size) or scale_exponent(size) >= int(base.scales.max()) + OUTGROWN:
                 return
         if session.base.sites:

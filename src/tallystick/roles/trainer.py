@@ -284,7 +284,7 @@ class _Recording:
         """Measure the noise and log the step again where a gradient is far larger than when its noise was measured."""
         session = self.session
         if context.is_calibrated or not any(
-            p.grad is not None and context.has_outgrown(ordinal, size_of(p.grad))
+            p.grad is not None and context.has_outgrown(ordinal, size_of(p.grad), p.numel())
             for ordinal, (_, p) in enumerate(session.parameters)
         ):
             return

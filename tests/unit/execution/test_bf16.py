@@ -18,7 +18,8 @@ from tallystick.execution.dispatch.decisions import OperatorFindings
 from tallystick.execution.dispatch.jitter import Jitter
 from tallystick.execution.dispatch.randomness import RandomStream
 from tallystick.execution.noise.bands import choose_rows, grid_for
-from tallystick.execution.noise.freedom import FLIP, Freedom
+from tallystick.execution.noise.freedom import Freedom
+from tallystick.execution.noise.gradients import FLIP
 from tallystick.execution.noise.measured import Calibration, SiteNoise
 from tallystick.execution.noise.probes import ProbingContext
 from tallystick.execution.noise.safety import decision_band, safety_of
@@ -833,3 +834,15 @@ def test_a_gradient_without_elements_has_no_residues() -> None:
     followed(torch.zeros(0), decode_frame(frame))
     with pytest.raises(InvalidInput, match="has no elements, and 1 bytes of residues"):
         followed(torch.zeros(0), Frame.of({AT: b"\0"}))
+
+
+def test_a_small_gradient_that_is_mostly_noise_is_no_ground_to_measure_anew() -> None:
+    """Its quantum says so: a quiet one has two octaves finer. It may be several times its scale by chance in any step."""
+    quiet = grid_for(BF16, Kind.GRADIENT, SiteNoise(2.0**-9, np.zeros(1, dtype=np.int64), 1.0, 2.0**-9, 16))
+    noisy = grid_for(BF16, Kind.GRADIENT, SiteNoise(1.0, np.zeros(1, dtype=np.int64), 1.0, 1.0, 16))
+    for grid, numel, outgrown in ((quiet, 16, True), (noisy, 16, False), (noisy, 256, True)):
+        assert grid is not None
+        table = GridTable({GRADIENT: grid})
+        context = RecordingContext(BF16, table, base=table)
+        assert context.has_outgrown(0, 4.1, numel) == outgrown
+        assert not context.has_outgrown(0, 3.9, numel)

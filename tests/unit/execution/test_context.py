@@ -29,6 +29,7 @@ from tallystick.execution.rounding.grids import (
     scale_exponents,
     settled_scales,
     site_grid,
+    unseen_grid,
 )
 from tallystick.execution.snapshot import load_state, state_entries
 from tallystick.execution.step import run_step
@@ -449,19 +450,59 @@ def test_bands_floors_and_numbers_of_scales_change_where_the_noise_is_measured_a
     assert forms_noted(policy, gradient_grid(policy, scale=5), plain, calibrated=False) == 0, "scales follow"
 
 
-def test_a_gradient_counts_as_its_rate_moves_weights() -> None:
-    x = gradient().float()
-    whole, _ = followed(FP32, x, Frame(), yardstick=measured(0.01))
-    for below, share in ((0, 1.0), (3, 2.0**-6), (None, 0.0)):
-        context, _ = followed(FP32, x, Frame(), yardstick=measured(0.01), below=lambda _, found=below: found)
-        for name in ("energy", "quanta"):
-            assert getattr(context.freedom, name) == share * getattr(whole.freedom, name) > -1.0
-        (site,) = (s for (kind, _), s in context.freedom.sites.items() if kind == Kind.GRADIENT)
-        (full,) = (s for (kind, _), s in whole.freedom.sites.items() if kind == Kind.GRADIENT)
-        assert site.square == share * full.square
-        squares = {k - 2 * (below or 0): n for k, n in full.by_square.items()} if share else {}
-        assert site.by_square == squares
-    assert whole.freedom.energy > 0.0
+def heard_notes(policy: Policy, now: SiteGrid, *, values: bool = True) -> list[str]:
+    """What is noted of a grid, between two calibrations, of a gradient that was noise only: zero in the calibrated step."""
+    silent = site_grid(policy, Kind.GRADIENT, NOISE_BAND, np.array([-19]))
+    start = table_of(policy, silent)
+    frame = Frame.of({SiteAddress(0, 0, Kind.GRID, 0): start.diff(table_of(policy, now))})
+    zero = SiteNoise(0.0, np.zeros(1, dtype=np.int64), 0.0, 0.0, gradient().numel())
+    own = Yardstick(policy, Calibration({(Kind.GRADIENT, 0): zero}, start))
+    context = FollowingContext(policy, start, frame, start, yardstick=own)
+    if values:
+        x = gradient().to(torch.float64 if policy is FP64 else torch.float32)
+        context.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
+    context.finish()
+    return [excess.own for _, excess in context.excesses]
+
+
+@POLICIES
+def test_a_gradient_that_is_heard_again_has_the_band_that_its_floor_asks_for(policy: Policy) -> None:
+    """Its floor was 2**-20, its scale is 2**1; two octaves, one, and those from the widest band to 1 are the auditor's doubt."""
+    lowest, highest = policy.gradient_band
+    widest = max(lowest, -20 + 2 + 1 - highest - 1)
+    for band, noted in ((lowest, 0), (widest, 0), (widest + 1, 1), (highest, 1)):
+        found = heard_notes(policy, site_grid(policy, Kind.GRADIENT, band, np.array([1])))
+        assert len([each for each in found if f"a band of 2**{widest} at most" in each]) == noted, band
+    plain = site_grid(policy, Kind.GRADIENT, lowest, np.array([1]))
+    coarse = heard_notes(policy, replace(plain, floor=plain.floor + 1))
+    assert any("a band of" in each for each in coarse), "nor another floor than goes with its band"
+    assert "noise only, of no values" in heard_notes(policy, plain, values=False)
+
+
+def calibrated_notes(
+    policy: Policy, now: SiteGrid, before: SiteGrid | None, *, first: bool = False
+) -> list[str]:
+    """What is noted of the grid, at a calibration, of a gradient of which the auditor saw no value but zero."""
+    start = GridTable({}) if before is None else table_of(policy, before)
+    frame = Frame.of(
+        {SiteAddress(0, 0, Kind.GRID, 0): update} if (update := start.diff(table_of(policy, now))) else {}
+    )
+    own = Yardstick(policy, Calibration({}, GridTable({})))
+    context = FollowingContext(policy, start, frame, GridTable(), yardstick=own, is_first=first)
+    return [excess.own for _, excess in context.excesses if "of no values" in excess.site]
+
+
+@POLICIES
+def test_a_gradient_without_values_keeps_its_grid_where_noise_is_measured(policy: Policy) -> None:
+    lowest, highest = policy.gradient_band
+    plain, wide = (site_grid(policy, Kind.GRADIENT, band, np.array([1])) for band in (lowest, highest))
+    unseen = unseen_grid(policy, Kind.GRADIENT, np.array([UNSEEN]))
+    silent = site_grid(policy, Kind.GRADIENT, NOISE_BAND, np.array([1]))
+    for now, before, first, noted in (
+        (plain, plain, False, 0), (wide, plain, False, 1), (plain, silent, False, 1), (silent, plain, False, 0),
+        (unseen, None, True, 0), (wide, None, True, 1), (wide, wide, True, 1),
+    ):  # fmt: skip
+        assert len(calibrated_notes(policy, now, before, first=first)) == noted, (now, before, first)
 
 
 def test_a_scale_below_the_rule_is_noted_unless_noise_could_make_it() -> None:

@@ -17,11 +17,19 @@ from tallystick.errors import InvalidInput
 from tallystick.execution.noise.bands import grid_for
 from tallystick.execution.noise.calibration import calibrate
 from tallystick.execution.noise.freedom import (
-    FLIP,
     Freedom,
     SiteMoves,
     StepFreedom,
     quantum_square,
+)
+from tallystick.execution.noise.gradients import (
+    A_STEP,
+    AT_ONCE,
+    FLIP,
+    OWN_FLIPS,
+    RUN_SLACK,
+    GradientAccount,
+    GradientMoves,
 )
 from tallystick.execution.noise.measured import Calibration, SiteNoise
 from tallystick.execution.noise.reference import in_float64
@@ -557,9 +565,9 @@ def test_moves_of_a_gradient_that_go_together_farther_than_noise_ever_does_are_n
     freedom = Freedom()
     place, at, moves = (int(Kind.GRADIENT), 0), torch.arange(elements), torch.full((elements,), 3.0)
     for step in range(steps + 1):
-        found = freedom.add(
-            StepFreedom(energy=4.0 ** (step % 3), moves={place: (elements, at, moves * 2.0 ** (step % 3))})
-        )
+        size = GradientMoves(energy=3.0 * 4.0 ** (step % 3), quanta=4.0 ** (step % 3))
+        moved = {place: (elements, at, moves * 2.0 ** (step % 3))}
+        found = freedom.add(StepFreedom(gradients={place: size}, moves=moved))
         together = [excess for where, excess in found if where == place and "together" in excess.site]
         assert len(together) == (step == steps), (step, freedom.drifts[place].share)
     bits = math.log(1e9)
@@ -573,5 +581,79 @@ def test_moves_to_and_fro_never_add_up() -> None:
     for _ in range(300):
         at = torch.from_numpy(np.flatnonzero(rng.random(512) < 0.1))
         moves = torch.from_numpy(rng.choice([-1.0, 1.0], at.numel())).float()
-        assert freedom.add(StepFreedom(energy=1.0, moves={place: (512, at, moves)})) == []
+        size = GradientMoves(energy=1.0)
+        assert freedom.add(StepFreedom(gradients={place: size}, moves={place: (512, at, moves)})) == []
     assert 0.1 < freedom.drifts[place].share < 0.75
+
+
+# -- one gradient -----------------------------------------------------------------------------------------------------
+
+
+def excesses_of(freedom: Freedom, moves: GradientMoves, *, energy: float = 1e12) -> list[str]:
+    """What is noted of one gradient in a step whose whole gradient is much larger, and could be moved much farther."""
+    step = StepFreedom(
+        energy=energy, squared=moves.shifted, quanta=energy, carried=2.0, gradients={WEIGHT: moves}
+    )
+    return [excess.site for place, excess in freedom.add(step) if place == WEIGHT]
+
+
+def test_a_gradient_is_moved_as_far_as_flips_carry_it_whatever_the_others_are() -> None:
+    """Four flips of 2**-8 carry an energy of 256 by 2**-4, squared, and its quanta by the root of 2**-4 times them."""
+    assert OWN_FLIPS == 2.0
+    flips, noise = 2.0**-4, 3.0 * 2.0**-4
+    for unsure, allowed in (
+        (0.0, flips + 2.0 * math.sqrt(flips)),
+        (noise, 2.0**-2 + 2.0 * math.sqrt(2.0**-2)),
+    ):
+        for shifted, noted in ((allowed, False), (allowed * (1.0 + 1e-9), True)):
+            found = excesses_of(Freedom(), GradientMoves(256.0, shifted, 4.0, unsure))
+            assert ("move of this gradient" in found) == noted
+
+
+def test_moves_that_are_expected_come_on_top_of_what_flips_carry() -> None:
+    bare, expected = GradientMoves(256.0, 0.0, 4.0), GradientMoves(256.0, 0.0, 4.0, by_square={-4: 8.0})
+    assert expected.rare(2.0) == bare.rare(2.0) == bare.budget(2.0)
+    assert expected.budget(2.0) > bare.budget(2.0) + 4.0 * 8.0 * 2.0**-4
+
+
+def test_without_flips_a_gradient_is_held_to_the_number_of_its_moves_alone() -> None:
+    step = StepFreedom(energy=1.0, gradients={WEIGHT: GradientMoves(1.0, 9.0, 0.1)})
+    assert [excess for place, excess in Freedom().add(step) if place == WEIGHT] == []
+
+
+def test_a_gradients_moves_of_all_steps_are_what_is_expected_and_few_flips() -> None:
+    """Each step's over its own size: one whose gradient is a thousand times as large counts no more, nor lends."""
+    account, expected = GradientAccount(), 0.0
+    for step in range(50):
+        unit = 4.0 ** (step % 5)
+        size, rare = 260.0, GradientMoves(256.0, 0.0, 4.0).rare(2.0) / 260.0
+        exponent = -4 + 2 * (step % 5)
+        account.add(GradientMoves(256.0 * unit, 0.5 * unit, 4.0 * unit, by_square={exponent: 2.0}), 2.0)
+        expected += RUN_SLACK * 2.0 * 2.0**-4 / size + A_STEP * rare
+        assert account.shifted == pytest.approx((step + 1) * 0.5 / size)
+        assert account.budget == pytest.approx(expected + AT_ONCE * rare)
+
+
+def test_a_gradient_that_is_moved_in_every_step_is_noted_and_one_moved_now_and_then_is_not() -> None:
+    allowed = GradientMoves(256.0, 0.0, 4.0).budget(2.0)
+    for every, noted in ((1, True), (int(1.0 / A_STEP), False)):
+        freedom, found = Freedom(), list[str]()
+        for step in range(300):
+            shifted = allowed if step % every == 0 else 0.0
+            found += excesses_of(freedom, GradientMoves(256.0, shifted, 4.0))
+        assert bool(found) == noted
+        assert set(found) <= {"squared moves of this gradient so far, over its squares"}
+
+
+def test_a_gradient_of_zeros_that_is_moved_is_noted() -> None:
+    found = excesses_of(Freedom(), GradientMoves(0.0, 1.0, 4.0))
+    assert "move of this gradient" in found
+
+
+def test_of_few_elements_eight_times_the_largest_deviation_is_doubtful_and_of_many_the_largest() -> None:
+    grid = gradient_grid(-10)
+    for elements, times in ((255, 8.0), (256, 1.0)):
+        own = bf16_yardstick(noise_of(2.0**-6, elements=elements, rms=2.0), grid)
+        assert own.unsure(WEIGHT, 16.0) == 16.0 * (times * 2.0**-7) ** 2
+    assert bf16_yardstick(noise_of(2.0**-6, rms=0.0), grid).unsure(WEIGHT, 16.0) == 0.0
+    assert bf16_yardstick(noise_of(2.0**-6), grid).unsure((Kind.GRADIENT, 9), 16.0) == 0.0

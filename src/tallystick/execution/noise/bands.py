@@ -37,6 +37,7 @@ from tallystick.execution.rounding.grids import (
     loudest_band,
     row_scales_of,
     site_grid,
+    unseen_grid,
 )
 from tallystick.execution.session.session import Session
 from tallystick.execution.session.sites import Site
@@ -45,9 +46,6 @@ from tallystick.numerics.log import MOST_RESIDUE_BITS, Kind
 from tallystick.numerics.nearest import adapt_threshold, closed_threshold
 from tallystick.numerics.policy import PER_KIND, Policy
 
-UNSEEN_SAFETY = (
-    6  # octaves between the policy's smallest band and that of a gradient whose noise is not known yet
-)
 STATE_SAFETY = (
     2  # factor, as a power of two, over the optimizer's measured noise: few operations, no long sums
 )
@@ -173,7 +171,7 @@ def _grid_for(
     """Return a site's grid; of a loss that is too loud for its policy an auditor takes the widest: nothing moves by it."""
     policy = session.policy
     if place[0] == Kind.GRADIENT and measured.rms == 0.0 and measured.largest == 0.0:
-        return previous or _unseen(session, place[0], measured.scales)
+        return previous or unseen_grid(policy, Kind.GRADIENT, measured.scales)
     grid = grid_for(policy, place[0], measured, previous)
     if grid is None:
         form = expected_form(policy, place[0])
@@ -282,17 +280,10 @@ def _defaults(session: Session, grids: dict[tuple[int, int], SiteGrid]) -> dict[
         place = (site.kind, site.ordinal)
         if place in grids:
             continue
-        found[place] = _unseen(session, site.kind, np.full(0 if site.kind == Kind.STATE else 1, UNSEEN))
+        found[place] = unseen_grid(
+            session.policy, site.kind, np.full(0 if site.kind == Kind.STATE else 1, UNSEEN)
+        )
     return found
-
-
-def _unseen(session: Session, kind: Kind, scales: np.ndarray) -> SiteGrid:
-    """Return the grid of a site whose noise is not known yet; a gradient's band is on the safe side."""
-    form = expected_form(session.policy, kind)
-    assert form is not None
-    _, _, (lowest, highest) = form
-    band = min(highest, lowest + UNSEEN_SAFETY) if kind == Kind.GRADIENT else lowest
-    return site_grid(session.policy, kind, band, scales)
 
 
 def _state_noise(session: Session, gradients: list[Tensor | None]) -> list[tuple[float, float, float]]:

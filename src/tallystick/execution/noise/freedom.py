@@ -12,9 +12,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
+from tallystick.execution.noise.gradients import (
+    FLIP,
+    STEP_SLACK,
+    Drift,
+    GradientAccount,
+    GradientMoves,
+    carried_squares,
+)
 from tallystick.execution.rounding.grids import (
     Site,
 )
@@ -25,12 +32,7 @@ from tallystick.numerics.log import Kind
 if TYPE_CHECKING:
     pass
 
-STEP_SLACK = 4.0  # the noise of a single step may be that many times what the last calibration saw on average
-FLIP = 2.0**-8
-"""How far one sixteen-bit result that is rounded otherwise carries a gradient that hangs on it, relative (docs/adr/0026)."""
 FLIPS, STEADY_FLIPS = 12.0, 2.0  # of those in one step, and where no single one is most of the noise
-SITE_FLIPS = 2.0
-"""How many times as many may carry one tensor's gradient: small ones hang on fewer results, and cancel more (docs/adr/0026)."""
 DRIFT = 3.0
 """How many times as far as independent moves ever go, squared, those of a gradient may have gone (docs/adr/0031)."""
 WEIGHED, MOST_WEIGHED, WEIGHED_AT_ONCE = 2.0**-10, 2.0**-6, 16.0
@@ -74,8 +76,6 @@ class SiteMoves:
         squares: sum of the squared quanta of those near, where that is known to be less than ``near * square``.
         by_square: of those expected, how many have each squared quantum, by its exponent of two; of absolute grids alone.
         cluster: how many are moved together, see ``Yardstick.cluster``.
-        energy, shifted, quanta, unsure: of a gradient on an absolute grid, sums of squares over its elements: of the follower's
-            own values, of the moves (all of it, if it was silenced and is heard here), of the quanta, and of its noise.
     """
 
     expected: float = 0.0
@@ -85,58 +85,6 @@ class SiteMoves:
     squares: float = math.inf
     by_square: Mapping[int, float] = field(default_factory=dict[int, float])
     cluster: int = 1
-    energy: float = 0.0
-    shifted: float = 0.0
-    quanta: float = 0.0
-    unsure: float = 0.0
-
-    def square_budget(self, flips: float) -> float:
-        """Return the most that the squared quanta of an honest log's moves here add up to in a step with so many ``flips``.
-
-        Limits on the whole gradient are lent: whoever adds a parameter with a large gradient moves all others the farther.
-        """
-        return _square_budget((flips * FLIP) ** 2 * self.energy + self.unsure, self.quanta, self.by_square)
-
-
-@dataclass
-class Drift:
-    """How far the moves of a gradient's elements went together, and how far each went.
-
-    Whoever steers pushes an element the same way again and again; noise does not know where it went before.
-
-    Attributes:
-        together: sum of the moves of all steps, each over its step's gradient, float32[n].
-        alone: sum of their squares, float32[n].
-    """
-
-    together: Tensor
-    alone: Tensor
-
-    @classmethod
-    def of(cls, numel: int) -> Drift:
-        """Return that of nothing moved yet."""
-        return cls(torch.zeros(numel), torch.zeros(numel))
-
-    def add(self, at: Tensor, moves: Tensor) -> None:
-        """Count one step's moves of the elements ``at``, each at most once."""
-        self.together[at] += moves
-        self.alone[at] += moves.square()
-
-    @property
-    def share(self) -> float:
-        """The squared length of the sum, over what independent moves of either sign reach with a probability of ``TAIL``.
-
-        Each element is a random walk, its squared way is sub-exponential: ``P(s * s > 2 * x * a) <= 2 * exp(-x)``.
-        """
-        total = float(self.alone.sum(dtype=torch.float64))
-        if total == 0.0:
-            return 0.0
-        bits = -math.log(TAIL)
-        spread = (
-            2.0 * math.sqrt(2.0 * bits) * float(torch.linalg.vector_norm(self.alone, dtype=torch.float64))
-        )
-        most = total + spread + 4.0 * bits * float(self.alone.max())
-        return float(torch.linalg.vector_norm(self.together, dtype=torch.float64)) ** 2 / most
 
 
 @dataclass
@@ -159,6 +107,7 @@ class StepFreedom:
         cluster: how many roundings move together, see ``Yardstick.cluster``.
         quanta: sum of the squared quanta of all elements of gradients on absolute grids.
         carried: how many times ``FLIP`` of the gradient single results may carry it, see ``Yardstick.flips_allowed``.
+        gradients: moves of each, on absolute grids.
         moves: of gradients logged by residues how many elements there are, which the log moved, and by how much.
         weighed, trained: squares of moves, and of the gradient, as the optimizer weighs them, see ``noise.weighing``.
         weighable: how much the former may be of the latter, see ``Yardstick.weighable``.
@@ -170,6 +119,7 @@ class StepFreedom:
     weighable: float = WEIGHED
     quanta: float = 0.0
     carried: float = 0.0
+    gradients: dict[Site, GradientMoves] = field(default_factory=dict[Site, GradientMoves])
     moves: dict[Site, tuple[int, Tensor, Tensor]] = field(
         default_factory=dict[Site, "tuple[int, Tensor, Tensor]"]
     )
@@ -215,7 +165,8 @@ class StepFreedom:
                 if not math.isfinite(site.square):
                     return math.inf
                 expected.update(site.by_square)
-        return _square_budget((self.carried * FLIP) ** 2 * self.energy, self.quanta, expected)
+        rare = carried_squares((self.carried * FLIP) ** 2 * self.energy, self.quanta)
+        return rare + most_square(expected, STEP_TAIL, slack=STEP_SLACK)
 
     @property
     def _tail(self) -> float:
@@ -263,6 +214,7 @@ class Freedom:
         cluster: how many roundings move together, in the step where they are most.
         filled: shares of their budgets of size that steps used in which more than ``STEADY_FLIPS`` are allowed, summed.
         filling: how many these steps are.
+        accounts: moves of each gradient on absolute grids.
         drifts: how far moves went together, by gradient that is logged by residues.
         weighed: squares of moves, as the optimizer weighs them, see ``noise.weighing``; earlier ones fade.
         weighable, most_weighable: what they may be, over all steps, and of the step where that is most; fading likewise.
@@ -276,6 +228,7 @@ class Freedom:
     weighed_share: float = 0.0
     filled: float = 0.0
     filling: int = 0
+    accounts: dict[Site, GradientAccount] = field(default_factory=dict[Site, GradientAccount])
     drifts: dict[Site, Drift] = field(default_factory=dict[Site, Drift])
     near: int = 0
     elements: int = 0
@@ -341,6 +294,7 @@ class Freedom:
         return [
             *_excess_in_number(None, step.moved, _step_budget(step), "roundings moved in this step"),
             *self._add_sizes(step),
+            *self._add_gradients(step),
             *self._add_drifts(step),
             *self._add_weights(step),
             *_excess_in_number(
@@ -385,11 +339,24 @@ class Freedom:
                 Excess("steps' budgets of size used so far", f"{most:.3g} at most", f"{self.filled:.3g}"),
             )
 
+    def _add_gradients(self, step: StepFreedom) -> Iterator[tuple[Site | None, Excess]]:
+        """Count how far the log moved each gradient, where single results may carry it."""
+        for place, moves in step.gradients.items() if step.carried > 0.0 else ():
+            account = self.accounts.setdefault(place, GradientAccount())
+            account.add(moves, step.carried)
+            if moves.shifted > (allowed := moves.budget(step.carried)):
+                most, stated = (math.sqrt(x / (moves.energy or math.inf)) for x in (allowed, moves.shifted))
+                yield place, Excess("move of this gradient", f"{most:.3g} of it at most", f"{stated:.3g}")
+            if account.shifted > account.budget:
+                what = "squared moves of this gradient so far, over its squares"
+                yield place, Excess(what, f"{account.budget:.3g} at most", f"{account.shifted:.3g}")
+
     def _add_drifts(self, step: StepFreedom) -> Iterator[tuple[Site | None, Excess]]:
         """Count where moves went."""
-        for place, (numel, at, moves) in step.moves.items() if step.energy > 0.0 else ():
+        for place, (numel, at, moves) in step.moves.items():
+            size = step.gradients[place].energy + step.gradients[place].quanta
             drift = self.drifts.setdefault(place, Drift.of(numel))
-            drift.add(at, moves / math.sqrt(step.energy))
+            drift.add(at, moves / math.sqrt(size))
             if (share := drift.share) > DRIFT:
                 what = "squared way that all moves here went together, over that of independent ones"
                 yield place, Excess(what, f"{DRIFT:.3g} at most", f"{share:.3g}")
@@ -414,31 +381,11 @@ class Freedom:
             total.expected += site.expected
             total.moved += site.moved
             total.cluster = max(total.cluster, site.cluster)
-            if step.carried > 0.0 and site.shifted > (
-                allowed := site.square_budget(SITE_FLIPS * step.carried)
-            ):
-                bound, stated = (math.sqrt(x / site.energy) for x in (allowed, site.shifted))
-                yield (
-                    place,
-                    Excess(
-                        "move of this gradient in this step", f"{bound:.3g} of it at most", f"{stated:.3g}"
-                    ),
-                )
             if site.moved:
                 most = math.inf if step.cluster > 1 else step.budget(site.expected)
                 yield from _excess_in_number(place, site.moved, most, "roundings moved here in this step")
                 most = most_moves(total.expected, cluster=total.cluster)
                 yield from _excess_in_number(place, total.moved, most, "roundings moved here so far")
-
-
-def _square_budget(carried: float, quanta: float, expected: Mapping[int, float]) -> float:
-    """Return the most that squared moves add up to where single results carry elements so far, squared and added up.
-
-    Roundings move independently of each other, and those together that one sixteen-bit result carries: a boundary lies
-    between two values ``d`` apart with probability ``d / q`` and then moves ``q * q``, so they add up to ``|d| |q|`` at most,
-    and to ``|d| |d|`` more where ``d`` is more than one quantum.
-    """
-    return carried + math.sqrt(carried * quanta) + most_square(expected, STEP_TAIL, slack=STEP_SLACK)
 
 
 def _step_budget(step: StepFreedom) -> float:

@@ -18,10 +18,10 @@ from tallystick.execution.noise.freedom import (
     LARGEST_CLUSTER,
     MOST_WEIGHED,
     STEADY_FLIPS,
-    STEP_SLACK,
     WEIGHED,
     quantum_square,
 )
+from tallystick.execution.noise.gradients import STEP_SLACK
 from tallystick.execution.noise.measured import Calibration, SiteNoise
 from tallystick.execution.rounding.grids import (
     ACTIVATIONS,
@@ -248,11 +248,21 @@ class Yardstick:
         """Return the highest floor allowed of a gradient that is noise only, None if it is lower, and the declared one.
 
         ``size`` is the scale exponent of its values, which may lie above the declared floor but no more than that above the one
-        allowed; ``largest`` that of the step's largest gradient, with which such floors rise and fall.
+        allowed; ``largest`` is as in ``highest_floor``.
         """
-        floor, noise = max(int(grid.scales.max()) + grid.band, size), self.noise.get(place)
-        if noise is None:
+        floor, own = max(int(grid.scales.max()) + grid.band, size), self.highest_floor(place, largest)
+        if own is None or floor <= own:
             return None, ""
+        return f"noise of 2**{own} at most", f"noise below 2**{floor}"
+
+    def highest_floor(self, place: Site, largest: int | None) -> int | None:
+        """Return the exponent of the highest floor allowed of a gradient that is noise only; None if its noise is not known.
+
+        ``largest`` is the scale exponent of the step's largest gradient, with which such floors rise and fall.
+        """
+        noise = self.noise.get(place)
+        if noise is None:
+            return None
         before, now = largest_scale(self.measured.table), largest
         risen = 0 if before is None or now is None else max(0, now - before)
         # An honest floor lies above its noise, and where the band would be too wide above the values.
@@ -262,8 +272,12 @@ class Yardstick:
         )  # of a gradient that is zero here it says how loud the others are
         zero = -1000 if mine is None or not is_noise_only(mine) else int(mine.scales.max()) + mine.band
         noisy = scale_exponent(noise.largest) + self.policy.safety
-        own = spare + max(noisy + octaves_allowed(noise.elements), zero + BAND_OCTAVES)
-        return (None, "") if floor <= own else (f"noise of 2**{own} at most", f"noise below 2**{floor}")
+        return spare + max(noisy + octaves_allowed(noise.elements), zero + BAND_OCTAVES)
+
+    def is_unmeasured(self, place: Site) -> bool:
+        """Whether the auditor saw no value of a gradient but zero, whenever it measured."""
+        noise = self.noise.get(place)
+        return noise is None or noise.rms == noise.largest == 0.0
 
 
 def _completed(measured: Calibration, before: Calibration) -> Calibration:

@@ -20,6 +20,8 @@ from torch import Tensor
 from tallystick.execution.dispatch.decisions import DecisionContext
 from tallystick.execution.rounding.grids import (
     NOISE_BAND,
+    SMALL_FINER,
+    SMALL_SITE,
     STILL,
     UNKNOWN_NOISE,
     UNSEEN,
@@ -123,11 +125,16 @@ class RecordingContext:
         self.table, self.current, self.base, self.extra = self._before, measured, GridTable(), True
         self._start()
 
-    def has_outgrown(self, ordinal: int, rms: float) -> bool:
-        """Whether a gradient of this size is so much larger than when its noise was measured that it says nothing now."""
+    def has_outgrown(self, ordinal: int, rms: float, numel: int) -> bool:
+        """Whether a gradient of this size is so much larger than when its noise was measured that it says nothing now.
+
+        One of few elements that is mostly noise, as its quantum says, is as large as that happens to be.
+        """
         place = (Kind.GRADIENT, ordinal)
         base = self.base.sites.get(place)
         if base is None or is_noise_only(base) or not math.isfinite(rms):
+            return False
+        if base.residue_bits and numel < SMALL_SITE and base.floor > self.policy.gradient_floor - SMALL_FINER:
             return False
         return scale_exponent(rms) > int(base.scales.max()) + OUTGROWN
 

@@ -17,6 +17,7 @@ from tallystick.execution.noise.freedom import (
     StepFreedom,
     longest_square,
 )
+from tallystick.execution.noise.gradients import GradientMoves
 from tallystick.execution.noise.weighing import Weight
 from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding.breaches import Violation, find_policy_breaches
@@ -106,6 +107,7 @@ class FollowingContext:
         self.yardstick = self._headers.yardstick = yardstick
         self.freedom.carried = yardstick.flips_allowed
         self.freedom.weighable = yardstick.weighable
+        self._headers.check_unmeasured(self.table, self.site_name)
         for place in yardstick.noise:
             ratio, limit, stated = yardstick.compare_band(place, self.table.sites.get(place))
             if math.isfinite(ratio):
@@ -211,8 +213,9 @@ class FollowingContext:
                 rule = f"{found.violations} of {len(entries)} entries lie farther than twice the band from a boundary"
                 self.violations.append(Violation(name, found.violation, rule))
         site = SiteMoves(0.0, found.moved, near, longest_square(grid), steer)
+        self._count((kind, ordinal), grid, x.numel(), site)
         if kind == Kind.GRADIENT:
-            site = self._count_gradient((int(kind), ordinal), grid, x.numel(), site, found.shifted)
+            self._count_gradient((int(kind), ordinal), grid, x.numel(), found.shifted)
             if grid.residue_bits and self.weigh is not None:
                 _, at, moves = self.freedom.moves.get(
                     (int(kind), ordinal), (0, torch.empty(0, dtype=torch.int64), torch.empty(0))
@@ -220,12 +223,9 @@ class FollowingContext:
                 weight = self.weigh(ordinal, out, at, moves)
                 self.freedom.weighed += weight.moved
                 self.freedom.trained += weight.whole
-        self._count((kind, ordinal), grid, x.numel(), site)
 
-    def _count_gradient(
-        self, place: Site, grid: SiteGrid, numel: int, site: SiteMoves, shifted: float
-    ) -> SiteMoves:
-        """Count how large a gradient is and how far it was moved, squared; return its ``site`` with that."""
+    def _count_gradient(self, place: Site, grid: SiteGrid, numel: int, shifted: float) -> None:
+        """Count how large a gradient is and how far it was moved, squared."""
         freedom, energy, quanta = self.freedom, self._headers.energy, 0.0
         if is_noise_only(grid):
             freedom.silenced += numel
@@ -237,11 +237,12 @@ class FollowingContext:
         freedom.energy += energy
         freedom.shifted += shifted
         if grid.precision:
-            return site
+            return
         freedom.squared += shifted
         freedom.quanta += quanta
-        unsure = 0.0 if self.yardstick is None else self.yardstick.unsure(place, energy)
-        return replace(site, energy=energy, shifted=shifted, quanta=quanta, unsure=unsure)
+        if self.yardstick is not None:
+            unsure, expected = self.yardstick.unsure(place, energy), freedom.sites[place].by_square
+            freedom.gradients[place] = GradientMoves(energy, shifted, quanta, unsure, expected)
 
     def _count(self, place: Site, grid: SiteGrid, numel: int, found: SiteMoves) -> None:
         self.freedom.elements += numel
@@ -376,10 +377,11 @@ class FollowingContext:
                 Violation(str(address), -1, "the log has a site that the step does not have")
             )
         for place, grid in self.table.sites.items():
-            if place not in self._seen and (
-                self.is_first or grid is not self._headers.before.sites.get(place)
-            ):
-                self._headers.check_unheld(place, grid, self.site_name(place))
+            seen, name = place in self._seen, self.site_name(place)
+            if place[0] == Kind.GRADIENT:
+                self._headers.check_heard(place, grid, self._largest, name, seen=seen)
+            if not seen and (self.is_first or grid is not self._headers.before.sites.get(place)):
+                self._headers.check_unheld(place, grid, name)
         if self.yardstick is not None:
             self.freedom.flips = self.yardstick.flips()
             self.freedom.cluster = self.yardstick.cluster(self.freedom.elements)

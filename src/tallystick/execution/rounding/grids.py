@@ -27,6 +27,7 @@ LOUDER = 4  # octaves above a policy's widest band that the noise of a gradient 
 NOISE_BAND = -1  # band exponent that marks a noise-only gradient; no policy allows it otherwise
 STILL = 1  # floor of a decision's grid: what lies exactly on a switching point there was seen never to move; else 0
 UNSEEN = -900  # scale exponent of a site that has had no value but zero: it takes the first one's
+UNSEEN_SAFETY = 6  # octaves between the smallest band and that of a gradient whose noise is not known yet
 UNKNOWN_NOISE = 6  # octaves between the smallest band and that of an activation whose noise is not known yet
 Site = tuple[int, int]  # kind and ordinal
 ACTIVATIONS = frozenset({Kind.ACTIVATION, Kind.ACTIVATION_GRADIENT})
@@ -304,6 +305,15 @@ def site_grid(policy: Policy, kind: Kind, band: int, scales: np.ndarray) -> Site
     if bits:
         band = policy.gradient_band[1] if kind == Kind.GRADIENT else floor + bits - 2
     return SiteGrid(precision, band, floor, dithered and band != NOISE_BAND, scales, residue_bits=bits)
+
+
+def unseen_grid(policy: Policy, kind: Kind, scales: np.ndarray) -> SiteGrid:
+    """Return the grid of a site whose noise is not known yet; a gradient's band is on the safe side."""
+    form = expected_form(policy, kind)
+    assert form is not None
+    _, _, (lowest, highest) = form
+    band = min(highest, lowest + UNSEEN_SAFETY) if kind == Kind.GRADIENT else lowest
+    return site_grid(policy, kind, band, scales)
 
 
 def sample_stride(x: Tensor) -> int:

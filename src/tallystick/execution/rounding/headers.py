@@ -15,6 +15,7 @@ from tallystick.execution.noise.yardstick import UNSURE, Yardstick
 from tallystick.execution.rounding.breaches import Violation
 from tallystick.execution.rounding.grids import (
     ACTIVATIONS,
+    NOISE_BAND,
     ROW_DIP,
     ROW_SPREAD,
     SMALL_SITE,
@@ -26,6 +27,7 @@ from tallystick.execution.rounding.grids import (
     has_dips,
     is_noise_only,
     kept_scales,
+    loudest_band,
     lowest_floor,
     lowest_scale,
     sampled_scale,
@@ -33,6 +35,8 @@ from tallystick.execution.rounding.grids import (
     scale_exponents,
     scale_limits,
     settled_scales,
+    site_grid,
+    unseen_grid,
     whole_scale,
 )
 from tallystick.numerics.grid_table import GridTable, SiteGrid
@@ -98,6 +102,38 @@ class HeaderChecks:
             self.excesses.append(
                 (place, Excess(name(place), f"the grid of the last calibration ({own})", stated))
             )
+
+    def check_unmeasured(self, table: GridTable, name: Callable[[Site], str]) -> None:
+        """Note another grid, where noise is measured, than a gradient gets that has no value but zero then, or none."""
+        assert self.yardstick is not None
+        for place, grid in table.sites.items() if self.is_calibrated else ():
+            if place[0] != Kind.GRADIENT or is_noise_only(grid) or not self.yardstick.is_unmeasured(place):
+                continue
+            before = self._grid_before(place)
+            own = unseen_grid(self.policy, Kind.GRADIENT, grid.scales) if before is None else before
+            if _form(own) != _form(grid):
+                texts = (f"band 2**{each.band}, floor 2**{each.floor}" for each in (own, grid))
+                self.excesses.append((place, Excess(f"{name(place)}, of no values", *texts)))
+
+    def check_heard(self, place: Site, grid: SiteGrid, largest: int | None, name: str, *, seen: bool) -> None:
+        """Note a grid of a gradient that was noise only which its noise does not ask for; ``seen`` if the step has it."""
+        before = self._grid_before(place)
+        if self.is_calibrated or before is None or not is_noise_only(before) or is_noise_only(grid):
+            return
+        highest = None if self.yardstick is None else self.yardstick.highest_floor(place, largest)
+        if highest is None:
+            return
+        lowest = self.policy.gradient_band[0]
+        widest = min(loudest_band(self.policy), max(lowest, highest - int(grid.scales.max())))
+        forms = [
+            _form(site_grid(self.policy, Kind.GRADIENT, band, grid.scales))
+            for band in range(lowest, widest + 1)
+            if band != NOISE_BAND
+        ]
+        if not seen or _form(grid) not in forms:
+            stated = f"band 2**{grid.band}, floor 2**{grid.floor}"
+            own = f"a band of 2**{widest} at most" if seen else "noise only, of no values"
+            self.excesses.append((place, Excess(name, own, stated)))
 
     def check_blocks(self, place: Site, grid: SiteGrid, x: Tensor, name: str) -> None:
         """Note a number of scales, at a run's first step, that a gradient's rows do not ask for, a factor of 2 aside."""

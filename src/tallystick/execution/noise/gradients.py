@@ -1,0 +1,136 @@
+"""One gradient's moves: how far a log takes one tensor's gradient from the follower's own, in a step and over a run.
+
+Limits relative to the whole gradient are lent: whoever adds a parameter with a large gradient moves all others the farther
+(docs/adr/0026). So each tensor's gradient is held against its own size as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from tallystick.numerics.budget import STEP_TAIL, TAIL, most_square
+
+STEP_SLACK = 4.0  # the noise of a single step may be that many times what the last calibration saw on average
+RUN_SLACK = 2.0  # that of all steps together
+FLIP = 2.0**-8
+"""How far one sixteen-bit result that is rounded otherwise carries a gradient that hangs on it, relative (docs/adr/0026)."""
+OWN_FLIPS = 2.0
+"""How many times as many flips as may carry all of the gradient may carry one tensor's: small ones cancel more."""
+AT_ONCE, A_STEP = 2.0, 2.0**-7
+"""How many steps' worth of flips a run may have at one tensor, and how many more for each step."""
+
+
+@dataclass(frozen=True)
+class GradientMoves:
+    """One gradient in one step, rounded on an absolute grid: sums of squares over its elements.
+
+    Attributes:
+        energy: of the follower's own values, before rounding.
+        shifted: of the log's moves; of all values, if it was silenced and the follower hears it.
+        quanta: of the quanta.
+        unsure: of the noise, see ``Yardstick.unsure``.
+        by_square: of the roundings that an honest log is expected to move, how many have each squared quantum, by its exponent
+            of two.
+    """
+
+    energy: float = 0.0
+    shifted: float = 0.0
+    quanta: float = 0.0
+    unsure: float = 0.0
+    by_square: Mapping[int, float] = field(default_factory=dict[int, float])
+
+    def rare(self, flips: float) -> float:
+        """Return what so many ``flips`` of sixteen-bit results, and noise as loud as any seen, may move it at most."""
+        carried = (OWN_FLIPS * flips * FLIP) ** 2 * self.energy + self.unsure
+        return carried_squares(carried, self.quanta)
+
+    def budget(self, flips: float) -> float:
+        """Return the most that an honest log's moves add up to in this step."""
+        return self.rare(flips) + most_square(self.by_square, STEP_TAIL, slack=STEP_SLACK)
+
+
+@dataclass
+class Drift:
+    """How far the moves of a gradient's elements went together, and how far each went.
+
+    Whoever steers pushes an element the same way again and again; noise does not know where it went before.
+
+    Attributes:
+        together: sum of the moves of all steps, each over its step's gradient, float32[n].
+        alone: sum of their squares, float32[n].
+    """
+
+    together: Tensor
+    alone: Tensor
+
+    @classmethod
+    def of(cls, numel: int) -> Drift:
+        """Return that of nothing moved yet."""
+        return cls(torch.zeros(numel), torch.zeros(numel))
+
+    def add(self, at: Tensor, moves: Tensor) -> None:
+        """Count one step's moves of the elements ``at``, each at most once."""
+        self.together[at] += moves
+        self.alone[at] += moves.square()
+
+    @property
+    def share(self) -> float:
+        """The squared length of the sum, over what independent moves of either sign reach with a probability of ``TAIL``.
+
+        Each element is a random walk, its squared way is sub-exponential: ``P(s * s > 2 * x * a) <= 2 * exp(-x)``.
+        """
+        total = float(self.alone.sum(dtype=torch.float64))
+        if total == 0.0:
+            return 0.0
+        bits = -math.log(TAIL)
+        spread = (
+            2.0 * math.sqrt(2.0 * bits) * float(torch.linalg.vector_norm(self.alone, dtype=torch.float64))
+        )
+        most = total + spread + 4.0 * bits * float(self.alone.max())
+        return float(torch.linalg.vector_norm(self.together, dtype=torch.float64)) ** 2 / most
+
+
+@dataclass
+class GradientAccount:
+    """One gradient's moves over a run, each step's over its own size: its energy, and its quanta where these are larger.
+
+    Attributes:
+        shifted: squared moves.
+        allowed: what an honest log's are expected to come to, and flips in every step.
+        largest: the largest step's worth of flips.
+    """
+
+    shifted: float = 0.0
+    allowed: float = 0.0
+    largest: float = 0.0
+
+    def add(self, moves: GradientMoves, flips: float) -> None:
+        """Count one step with so many ``flips`` in."""
+        size = moves.energy + moves.quanta
+        if size == 0.0:
+            return
+        rare = moves.rare(flips) / size
+        expected = sum(count * math.ldexp(1.0, square) for square, count in moves.by_square.items())
+        self.shifted += moves.shifted / size
+        self.allowed += RUN_SLACK * expected / size + A_STEP * rare
+        self.largest = max(self.largest, rare)
+
+    @property
+    def budget(self) -> float:
+        """The most that an honest log's moves come to."""
+        return self.allowed + AT_ONCE * self.largest
+
+
+def carried_squares(carried: float, quanta: float) -> float:
+    """Return the most that squared moves add up to where single results carry the elements ``carried`` far, squared and added up.
+
+    Roundings move independently of each other, and those together that one sixteen-bit result carries: a boundary lies
+    between two values ``d`` apart with probability ``d / q`` and then moves ``q * q``, so they add up to ``|d| |q|`` at most,
+    and to ``|d| |d|`` more where ``d`` is more than one quantum.
+    """
+    return carried + math.sqrt(carried * quanta)
