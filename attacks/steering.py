@@ -309,9 +309,12 @@ class Attacker:
         (losses * weights).mean().backward()
         wanted = dict(self.shadow.named_parameters())
         for ordinal, (name, _) in enumerate(session.parameters):
-            gradient = wanted[name].grad
+            gradient, trained = (
+                wanted[name].grad,
+                _rate(session.optimizer, session.parameters[ordinal][1]) > 0.0,
+            )
             assert gradient is not None
-            self.aim[ordinal] = gradient.detach().double().reshape(-1)
+            self.aim[ordinal] = float(trained) * gradient.detach().double().reshape(-1)
         names = [site.name for site in session.sites if site.kind == Kind.BUFFER]
         for path, module in self.shadow.named_modules():
             if isinstance(module, nn.BatchNorm2d):
@@ -1007,6 +1010,12 @@ class SteeringContext(RecordingContext):
         """How far gates did."""
         attacker = self.attacker
         return (attacker.parted / attacker.own_energy) ** 0.5 if attacker.own_energy > 0.0 else 0.0
+
+
+def _rate(optimizer: torch.optim.Optimizer, parameter: Tensor) -> float:
+    """Return the parameter's learning rate."""
+    groups = (group for group in optimizer.param_groups if any(p is parameter for p in group["params"]))
+    return float(next(groups)["lr"])
 
 
 @contextmanager

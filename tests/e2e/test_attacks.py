@@ -20,6 +20,7 @@ SHARED = {
     "steering",
     "backdoor",
     "layer_drop_job",
+    "lender_job",
     "unused_expert_job",
     "adamw_job",
 }  # what the scripts have in common
