@@ -485,7 +485,10 @@ def test_limits_are_those_of_the_decision() -> None:
     """docs/adr/0026: by how much bands may be wider, noise larger, and one sixteen-bit result heavier."""
     own = yardstick(noise_of(2.0**-17), gradient_grid(-14))
     assert own.reach(WEIGHT) == 4.0 * 2.0**-17
-    assert own.reach((Kind.DECISION, 9)) == math.inf
+    assert own.reach((Kind.DECISION, 9)) == math.inf, "no decision was measured"
+    heard = {(Kind.DECISION, 0): noise_of(2.0**-17), (Kind.DECISION, 1): noise_of(2.0**-15)}
+    some = Yardstick(FP32, Calibration(heard, GridTable()))
+    assert [some.reach((Kind.DECISION, n)) for n in (0, 1, 9)] == [4.0 * 2.0**-n for n in (17, 15, 15)]
     assert Yardstick(BF16, own.measured).reach(WEIGHT) == 0.0, "all but ties count"
     for octaves, accepted in ((4, True), (5, False)):
         assert (own.compare_band(WEIGHT, gradient_grid(-14 + octaves))[1] is None) == accepted

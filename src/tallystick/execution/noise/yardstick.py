@@ -72,6 +72,8 @@ class Yardstick:
         self.measured = measured if before is None else _completed(measured, before.measured)
         self.noise: dict[Site, SiteNoise] = {**self.measured.noise}
         self._pooled = self._pooled_mean()
+        decisions = [noise.relative for place, noise in self.noise.items() if place[0] == Kind.DECISION]
+        self._noisiest: float = max(decisions, default=math.inf)
         self._shares: dict[Site, float] = {**measured.states, **measured.corrections}
         # One measurement sees single results carry the gradient, the next does not, and a step soon after does again.
         self.steady: bool = measured.steady and (before is None or before.steady)
@@ -177,12 +179,13 @@ class Yardstick:
     def reach(self, place: Site) -> float:
         """Return how far from a switching point, over the input's rms, noise may turn a decision; a tie is turned by any.
 
+        One that the measured step does not have is as noisy as the noisiest that it has.
         Under autocast so many lie within reach, and each could be turned at will, that all but ties are counted.
         """
         if self.policy.autocast:
             return 0.0
         noise = self.noise.get(place)
-        return math.inf if noise is None else REACH * noise.relative
+        return REACH * (self._noisiest if noise is None else noise.relative)
 
     def flips(self) -> float:
         """Return how many decisions of a step two honest machines are expected to differ in."""
