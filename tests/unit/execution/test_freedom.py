@@ -171,6 +171,15 @@ def test_expected_moves_are_the_mean_deviation_over_the_quantum() -> None:
     assert own.expected(WEIGHT, SiteGrid(0, NOISE_BAND, 4, False, [1]), 4096) == 0.0
 
 
+def test_a_gradient_that_was_zero_when_noise_was_measured_is_expected_to_move_as_the_others_do() -> None:
+    grid, place = gradient_grid(-10), (Kind.GRADIENT, 1)
+    zeros = SiteNoise(0.0, np.zeros(1, dtype=np.int64), 0.0, 0.0, 4096)
+    table = GridTable({WEIGHT: grid, place: grid})
+    own = Yardstick(FP32, Calibration({WEIGHT: noise_of(2.0**-13), place: zeros}, table))
+    pooled = noise_of(2.0**-13).block_mean.item()
+    assert own.expected(place, grid, 4096) == pytest.approx(4096 * pooled * 2.0**4)
+
+
 @pytest.mark.parametrize("cluster", [1, 64])
 def test_a_budget_may_be_used_up_and_not_exceeded(cluster: int) -> None:
     def added(moved: int, expected: float) -> list[str]:

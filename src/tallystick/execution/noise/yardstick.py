@@ -86,7 +86,9 @@ class Yardstick:
         total, elements = 0.0, 0
         for place, noise in self.noise.items():
             own = self.measured.table.sites.get((Kind(place[0]), place[1]))
-            if place[0] == Kind.GRADIENT and noise.scales.size and own is not None and not is_noise_only(own):
+            if place[0] != Kind.GRADIENT or not noise.scales.size or self.is_unmeasured(place):
+                continue
+            if own is not None and not is_noise_only(own):
                 relative = noise.block_mean * np.exp2(-noise.scales.astype(np.float64))
                 total += float(relative.mean()) * noise.elements
                 elements += noise.elements
@@ -109,7 +111,7 @@ class Yardstick:
     def _expected_rows(self, place: Site, noise: SiteNoise, grid: SiteGrid, numel: int) -> np.ndarray:
         rows = numel / noise.block_mean.size
         relative = noise.block_mean * np.exp2(-noise.scales.astype(np.float64))
-        if place[0] == Kind.GRADIENT and numel < FEW_ELEMENTS:
+        if place[0] == Kind.GRADIENT and (numel < FEW_ELEMENTS or self.is_unmeasured(place)):
             relative = np.maximum(relative, self._pooled)
         elif numel < FEW_ELEMENTS:
             relative = np.maximum(relative, noise.relative)
