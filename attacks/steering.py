@@ -36,21 +36,21 @@ from tallystick.execution.noise.freedom import (
     FILLED,
     FILLED_A_STEP,
     STEADY_FLIPS,
-    WEIGHED_AT_ONCE,
-    WEIGHED_FADE,
     SiteMoves,
     StepFreedom,
     quantum_square,
 )
 from tallystick.execution.noise.gradients import (
     STEP_SLACK,
+    WEIGHED_AT_ONCE,
+    WEIGHED_FADE,
     Drift,
     GradientAccount,
     GradientMoves,
 )
 from tallystick.execution.noise.passes import gradients_under
 from tallystick.execution.noise.probes import ProbingContext
-from tallystick.execution.noise.weighing import Weighing, is_linear
+from tallystick.execution.noise.weighing import Weighing, Weight, is_linear
 from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding import context as rounding_context
 from tallystick.execution.rounding.context import RecordingContext, RoundingContext
@@ -194,6 +194,9 @@ class Attacker:
         self.owed: dict[int, Tensor] = {}  # by parameter: what the aim asked for and moves have not yet given
         self.accounts: dict[Site, GradientAccount] = {}  # as an auditor keeps them
         self.given_here: dict[Site, float] = {}  # squared moves of the step's gradients
+        self.weights_here: dict[
+            Site, Weight
+        ] = {}  # and what these and the gradients come to in the optimizer
         self.drifts: dict[Site, Drift] = {}  # how far what was taken went together, as an auditor counts it
         self.aim: dict[int, Tensor] = {}
         self.second: dict[int, Tensor] = {}  # by parameter: the mean square of its gradient, as Adam has it
@@ -380,7 +383,14 @@ class Attacker:
         self.path += moved * self.update * _memory(session)
         self.far += self.step_far
         for site, moves in self.told_step.gradients.items() if self.told_step.carried else ():
-            done = replace(moves, shifted=self.given_here.pop(site, 0.0))
+            assert self.yardstick is not None
+            weight = self.weights_here.pop(site, Weight())
+            done = replace(
+                moves,
+                shifted=self.given_here.pop(site, 0.0),
+                weighed=weight.moved,
+                weighable=self.yardstick.weighable_at(site) * weight.whole,
+            )
             self.accounts.setdefault(site, GradientAccount()).add(done, self.told_step.carried)
         if self.yardstick is not None:
             now = self.yardstick.weighable * self.now_trained
@@ -504,6 +514,17 @@ class Attacker:
         coming = (after.allowed - account.allowed) * (1 if self.limits.burst else spread)
         left = self.limits.audited * (account.budget + coming) - account.shifted
         return min(step, max(0.0, left / spread * (moves.energy + moves.quanta)))
+
+    def weight_left_at(self, site: Site) -> float:
+        """Return what moves of a site's gradient may come to in the optimizer, by what all steps' may."""
+        account = self.accounts.get(site)
+        if account is None or not self.is_weighed:
+            return np.inf
+        last = self.steps if self.limits.window is None else self.limits.window[1]
+        left = self.limits.audited * account.weighed.budget - account.weighed.moved
+        spread = 1.0 if self.limits.burst else min(max(1, last - self.step), 1.0 / WEIGHED_FADE)
+        each = account.weighed.allowed * WEIGHED_FADE / (1.0 - (1.0 - WEIGHED_FADE) ** max(1, self.step))
+        return max(0.0, left if self.limits.burst else left / spread + self.limits.audited * each)
 
     def room(self, site: Site, grid: SiteGrid, numel: int, needed: int) -> int:
         """Return how many elements of a site may be moved now; ``needed`` entries are taken by honest ones."""
@@ -747,6 +768,7 @@ class SteeringContext(RecordingContext):
             p = self.session.parameters[ordinal][1]
             weight = attacker.weighing.weigh(ordinal, p, out, at, given[at])
             attacker.weighed += weight.moved
+            attacker.weights_here[place] = weight
             attacker.now_trained += weight.whole
 
     @contextmanager
@@ -916,8 +938,13 @@ class SteeringContext(RecordingContext):
 
     def _fitting(self, place: Site, choice: _Choice, best: np.ndarray) -> np.ndarray:
         """Return of the best moves those that together are no larger than the audit accepts of one gradient."""
-        squares = np.cumsum(np.square(choice.move[best]))
-        return best[: int(np.searchsorted(squares, self.attacker.squares_left(place), side="right"))]
+        attacker, count = self.attacker, best.size
+        for each, most in (
+            (np.square(choice.move[best]), attacker.squares_left(place)),
+            (choice.weight[best], attacker.weight_left_at(place)),
+        ):
+            count = min(count, int(np.searchsorted(np.cumsum(each), most, side="right")))
+        return best[:count]
 
     def _spread(self, place: Site, choice: _Choice, best: np.ndarray, numel: int) -> np.ndarray:
         """Return of the best moves those that do not go farther together with all before than the audit accepts."""

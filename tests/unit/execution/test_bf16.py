@@ -731,6 +731,8 @@ def test_an_audit_weighs_the_moves_of_a_log() -> None:
         )
         context.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
         assert (context.freedom.weighed, context.freedom.trained) == (len(flips) * QUANTUM, N)
+        moves = context.freedom.gradients[GRADIENT]
+        assert (moves.weighed, moves.weighable) == (len(flips) * QUANTUM, N * 2.0**-8)
     assert asked == [(0, []), (0, [7, 100])]
 
 

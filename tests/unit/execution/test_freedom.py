@@ -28,8 +28,11 @@ from tallystick.execution.noise.gradients import (
     FLIP,
     OWN_FLIPS,
     RUN_SLACK,
+    WEIGHED_AT_ONCE,
+    WEIGHED_FADE,
     GradientAccount,
     GradientMoves,
+    WeighedMoves,
 )
 from tallystick.execution.noise.measured import Calibration, SiteNoise
 from tallystick.execution.noise.reference import in_float64
@@ -509,10 +512,14 @@ def test_limits_are_those_of_the_decision() -> None:
     ):  # fmt: skip
         assert Yardstick(BF16, replace(own.measured, weighed=measured)).weighable == share, measured
     assert StepFreedom().weighable == 2.0**-10
-    weighed = Freedom(weighable=1.0, most_weighable=0.0625)
-    assert weighed.weighed_budget == 2.0, (
-        "docs/adr/0031: a share of what was trained, and 16 steps of it at once"
-    )
+    weighed = WeighedMoves(allowed=1.0, largest=0.0625)
+    assert weighed.budget == 2.0, "docs/adr/0031: a share of what was trained, and 16 steps of it at once"
+    for elements, times in ((4096, 1.0), (255, 8.0)):
+        for measured, share in ((0.0, 2.0**-8), (2.0**-9, 2.0**-7), (2.0**-4, 2.0**-2), (1.0, 1.0)):
+            found = Calibration(
+                {WEIGHT: noise_of(2.0**-9, elements)}, GridTable(), weights={WEIGHT: measured}
+            )
+            assert Yardstick(BF16, found).weighable_at(WEIGHT) == min(times * share, 1.0)
 
 
 def test_decisions_beyond_the_reach_of_noise_have_a_budget_by_step_and_run() -> None:
@@ -669,3 +676,19 @@ def test_of_few_elements_eight_times_the_largest_deviation_is_doubtful_and_of_ma
         assert own.unsure(WEIGHT, 16.0) == 16.0 * (times * 2.0**-7) ** 2
     assert bf16_yardstick(noise_of(2.0**-6, rms=0.0), grid).unsure(WEIGHT, 16.0) == 0.0
     assert bf16_yardstick(noise_of(2.0**-6), grid).unsure((Kind.GRADIENT, 9), 16.0) == 0.0
+
+
+def test_what_a_gradients_moves_come_to_in_the_optimizer_is_held_to_what_that_gradient_does() -> None:
+    """A whole hundred times as large lends nothing: 16 steps at once, and one more in each."""
+    for steps, over, noted in ((1, 0.99999, 0), (1, 1.00001, 1), (40, 0.99999, 0)):
+        freedom, found = Freedom(), list[str]()
+        for step in range(steps):
+            last = WEIGHED_AT_ONCE + sum((1.0 - WEIGHED_FADE) ** k for k in range(steps))
+            weighed = over * last if step == steps - 1 else 0.0
+            moves = GradientMoves(256.0, 0.0, 4.0, weighed=weighed, weighable=1.0)
+            more = StepFreedom(
+                trained=1e9, weighed=weighed, carried=2.0, energy=1e9, gradients={WEIGHT: moves}
+            )
+            found += [excess.site for place, excess in freedom.add(more) if place == WEIGHT]
+        assert found == ["squared moves of late, as the optimizer weighs them"] * noted
+        assert freedom.fullest_gradient == pytest.approx(over)

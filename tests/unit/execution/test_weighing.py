@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tallystick.execution.noise.freedom import WEIGHED, WEIGHED_AT_ONCE, WEIGHED_FADE, Freedom, StepFreedom
+from tallystick.execution.noise.freedom import WEIGHED, Freedom, StepFreedom
+from tallystick.execution.noise.gradients import WEIGHED_AT_ONCE, WEIGHED_FADE
 from tallystick.execution.noise.weighing import CHUNK, DECAY, Weighing, is_linear
 
 N = 200

@@ -20,9 +20,10 @@ from tallystick.execution.noise.passes import gradients_under, jittered, put_bac
 from tallystick.execution.noise.probes import ActivationNoise, EchoingContext, ProbingContext, still_sites
 from tallystick.execution.noise.reference import in_float64
 from tallystick.execution.noise.safety import decision_safety
-from tallystick.execution.noise.weighing import Weighing, is_linear
+from tallystick.execution.noise.weighing import Weighing, Weight, is_linear
 from tallystick.execution.rounding.context import RoundingContext
 from tallystick.execution.session.session import Session
+from tallystick.execution.session.sites import Site
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Kind
 
@@ -88,7 +89,13 @@ def calibrate(
             heard.add_outputs(jittered(session, moved), whole=to_excuse)
     chosen = heard.choose(earlier, measure_states=for_audit)
     if counting and session.policy.residue_bits and not is_linear(session.optimizer):
-        chosen = replace(chosen, weighed=_expected_weight(session, plain[0], heard.gradients, chosen.table))
+        weights = _expected_weights(session, plain[0], heard.gradients, chosen.table)
+        whole = sum(weight.whole for weight in weights.values())
+        weighed = sum(weight.moved for weight in weights.values()) / whole if whole > 0.0 else 0.0
+        ratios = {
+            place: weight.moved / weight.whole for place, weight in weights.items() if weight.whole > 0.0
+        }
+        chosen = replace(chosen, weighed=weighed, weights=ratios)
     sizes = heard.seen.sizes[-counting:]
     steady = not counting or (min(sizes) > 0.0 and min(sizes) * UNSTEADY >= max(sizes))
     flips = max(heard.flips, sum(heard.crossed) / max(len(heard.crossed), 1))
@@ -180,19 +187,18 @@ class _RepeatedStep:
         return chosen
 
 
-def _expected_weight(
+def _expected_weights(
     session: Session, first: list[Tensor | None], again: list[Tensor | None], table: GridTable
-) -> float:
-    """Return what moves between two repetitions would come to in the optimizer, over the gradient; 0 where nothing is trained."""
-    weighing, moved, whole = Weighing(session.optimizer), 0.0, 0.0
+) -> dict[Site, Weight]:
+    """Return what moves between two repetitions, and each gradient, would come to in the optimizer."""
+    weighing, weights = Weighing(session.optimizer), dict[Site, Weight]()
     for ordinal, (x, y) in enumerate(zip(first, again, strict=True)):
         grid = table.sites.get((Kind.GRADIENT, ordinal))
         if x is None or y is None or grid is None or not grid.residue_bits or not x.numel():
             continue
         quanta = torch.from_numpy(np.exp2(grid.scales.astype(np.float64) + grid.floor))
-        weight = weighing.expected(session.parameters[ordinal][1], x, y, quanta)
-        moved, whole = moved + weight.moved, whole + weight.whole
-    return moved / whole if whole > 0.0 else 0.0
+        weights[(Kind.GRADIENT, ordinal)] = weighing.expected(session.parameters[ordinal][1], x, y, quanta)
+    return weights
 
 
 def _verify_repeated(session: Session, first: list[Tensor | None], again: list[Tensor | None]) -> None:

@@ -20,6 +20,7 @@ from tallystick.execution.noise.gradients import (
     Drift,
     GradientAccount,
     GradientMoves,
+    WeighedMoves,
     carried_squares,
 )
 from tallystick.execution.rounding.grids import (
@@ -35,14 +36,12 @@ if TYPE_CHECKING:
 FLIPS, STEADY_FLIPS = 12.0, 2.0  # of those in one step, and where no single one is most of the noise
 DRIFT = 3.0
 """How many times as far as independent moves ever go, squared, those of a gradient may have gone (docs/adr/0031)."""
-WEIGHED, MOST_WEIGHED, WEIGHED_AT_ONCE = 2.0**-10, 2.0**-6, 16.0
-"""Shares of the gradient that moves may be at least and at most, both squared and as the optimizer weighs them; and how many
-steps' worth at once."""
-WEIGHED_FADE = 2.0**-8
-"""How much of both sums is forgotten with every step, so that what was left in early ones is not there later."""
+WEIGHED, MOST_WEIGHED = 2.0**-10, 2.0**-6
+"""Shares of the gradient that moves may be at least and at most, both squared and as the optimizer weighs them."""
 FILLED, FILLED_A_STEP = 4.0, 2.0**-3
 """How many budgets of size steps with so many flips may use together, and how many more for each such step: flips that carry
 all of a gradient are rare (docs/adr/0031)."""
+WEIGHED_OF_LATE = "squared moves of late, as the optimizer weighs them"
 CLUSTER, LARGEST_CLUSTER = (
     64,
     16,
@@ -216,15 +215,14 @@ class Freedom:
         filling: how many these steps are.
         accounts: moves of each gradient on absolute grids.
         drifts: how far moves went together, by gradient that is logged by residues.
-        weighed: squares of moves, as the optimizer weighs them, see ``noise.weighing``; earlier ones fade.
-        weighable, most_weighable: what they may be, over all steps, and of the step where that is most; fading likewise.
-        weighed_share: the largest share of ``weighed_budget`` that the log used at any time.
+        weighed: squares of moves, as the optimizer weighs them, see ``noise.weighing``.
+        fullest_gradient: the largest share of any limit on one gradient that the log used.
+        weighed_share: the largest share of its budget that the log used at any time.
     """
 
     cluster: int = 1
-    weighed: float = 0.0
-    weighable: float = 0.0
-    most_weighable: float = 0.0
+    weighed: WeighedMoves = field(default_factory=WeighedMoves)
+    fullest_gradient: float = 0.0
     weighed_share: float = 0.0
     filled: float = 0.0
     filling: int = 0
@@ -268,11 +266,6 @@ class Freedom:
             return 0.0
         return self.path / self.distance if self.distance > 0.0 else math.inf
 
-    @property
-    def weighed_budget(self) -> float:
-        """The most that an honest log's moves come to as the optimizer weighs them."""
-        return self.weighable + WEIGHED_AT_ONCE * self.most_weighable
-
     def fields(self) -> dict[str, float | int | None]:
         """Return the numbers as ``--json`` prints them; null for what has no bound."""
         numbers: dict[str, float | int] = {
@@ -280,7 +273,7 @@ class Freedom:
             for name in (
                 "fraction", "elements", "near", "moved", "expected_moves", "move_budget", "decisions_moved",
                 "decisions_far", "expected_decisions", "decision_budget", "largest_move", "largest_steer", "fullest_step",
-                "path_steer", "silenced_parameters", "weighed_share", "widest_band_ratio",
+                "fullest_gradient", "path_steer", "silenced_parameters", "weighed_share", "widest_band_ratio",
             )
         }  # fmt: skip
         return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
@@ -344,12 +337,21 @@ class Freedom:
         for place, moves in step.gradients.items() if step.carried > 0.0 else ():
             account = self.accounts.setdefault(place, GradientAccount())
             account.add(moves, step.carried)
-            if moves.shifted > (allowed := moves.budget(step.carried)):
+            allowed, weighed = moves.budget(step.carried), account.weighed
+            self.fullest_gradient = max(
+                self.fullest_gradient,
+                _share(moves.shifted, allowed),
+                _share(account.shifted, account.budget),
+                _share(weighed.moved, weighed.budget),
+            )
+            if moves.shifted > allowed:
                 most, stated = (math.sqrt(x / (moves.energy or math.inf)) for x in (allowed, moves.shifted))
                 yield place, Excess("move of this gradient", f"{most:.3g} of it at most", f"{stated:.3g}")
             if account.shifted > account.budget:
                 what = "squared moves of this gradient so far, over its squares"
                 yield place, Excess(what, f"{account.budget:.3g} at most", f"{account.shifted:.3g}")
+            if weighed.moved > weighed.budget:
+                yield place, Excess(WEIGHED_OF_LATE, f"{weighed.budget:.3g} at most", f"{weighed.moved:.3g}")
 
     def _add_drifts(self, step: StepFreedom) -> Iterator[tuple[Site | None, Excess]]:
         """Count where moves went."""
@@ -363,16 +365,11 @@ class Freedom:
 
     def _add_weights(self, step: StepFreedom) -> Iterator[tuple[Site | None, Excess]]:
         """Count what moves come to in the optimizer."""
-        kept, now = 1.0 - WEIGHED_FADE, step.weighable * step.trained
-        self.weighed = kept * self.weighed + step.weighed
-        self.weighable = kept * self.weighable + now
-        self.most_weighable = max(kept * self.most_weighable, now)
-        if self.weighed > 0.0:
-            share = self.weighed / self.weighed_budget if self.weighed_budget > 0.0 else math.inf
-            self.weighed_share = max(self.weighed_share, share)
-        if self.weighed > self.weighed_budget:
-            what = "squared moves of late, as the optimizer weighs them"
-            yield None, Excess(what, f"{self.weighed_budget:.3g} at most", f"{self.weighed:.3g}")
+        self.weighed.add(step.weighed, step.weighable * step.trained)
+        budget = self.weighed.budget
+        self.weighed_share = max(self.weighed_share, _share(self.weighed.moved, budget))
+        if self.weighed.moved > budget:
+            yield None, Excess(WEIGHED_OF_LATE, f"{budget:.3g} at most", f"{self.weighed.moved:.3g}")
 
     def _add_sites(self, step: StepFreedom) -> Iterator[tuple[Site | None, Excess]]:
         """Count the moves of each site."""
@@ -386,6 +383,10 @@ class Freedom:
                 yield from _excess_in_number(place, site.moved, most, "roundings moved here in this step")
                 most = most_moves(total.expected, cluster=total.cluster)
                 yield from _excess_in_number(place, total.moved, most, "roundings moved here so far")
+
+
+def _share(used: float, budget: float) -> float:
+    return 0.0 if used == 0.0 else used / budget if budget > 0.0 else math.inf
 
 
 def _step_budget(step: StepFreedom) -> float:

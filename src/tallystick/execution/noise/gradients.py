@@ -21,6 +21,10 @@ FLIP = 2.0**-8
 """How far one sixteen-bit result that is rounded otherwise carries a gradient that hangs on it, relative (docs/adr/0026)."""
 OWN_FLIPS = 2.0
 """How many times as many flips as may carry all of the gradient may carry one tensor's: small ones cancel more."""
+OWN_WEIGHED = 2.0**-8  # share of one gradient that its moves may be at least, as the optimizer weighs them
+WEIGHED_AT_ONCE = 16.0  # steps' worth of what moves may come to in the optimizer that a run may have at once
+WEIGHED_FADE = 2.0**-8
+"""How much of what moves come to is forgotten with every step, so that what was left in early ones is not there later."""
 AT_ONCE, A_STEP = 2.0, 2.0**-7
 """How many steps' worth of flips a run may have at one tensor, and how many more for each step."""
 
@@ -36,6 +40,7 @@ class GradientMoves:
         unsure: of the noise, see ``Yardstick.unsure``.
         by_square: of the roundings that an honest log is expected to move, how many have each squared quantum, by its exponent
             of two.
+        weighed, weighable: what the moves come to in the optimizer, and what they may, see ``noise.weighing``.
     """
 
     energy: float = 0.0
@@ -43,6 +48,8 @@ class GradientMoves:
     quanta: float = 0.0
     unsure: float = 0.0
     by_square: Mapping[int, float] = field(default_factory=dict[int, float])
+    weighed: float = 0.0
+    weighable: float = 0.0
 
     def rare(self, flips: float) -> float:
         """Return what so many ``flips`` of sixteen-bit results, and noise as loud as any seen, may move it at most."""
@@ -52,6 +59,33 @@ class GradientMoves:
     def budget(self, flips: float) -> float:
         """Return the most that an honest log's moves add up to in this step."""
         return self.rare(flips) + most_square(self.by_square, STEP_TAIL, slack=STEP_SLACK)
+
+
+@dataclass
+class WeighedMoves:
+    """Squares of moves as the optimizer weighs them, over a run; what is long ago fades.
+
+    Attributes:
+        moved: of the log's moves.
+        allowed: what they may be.
+        largest: of the step in which that is most.
+    """
+
+    moved: float = 0.0
+    allowed: float = 0.0
+    largest: float = 0.0
+
+    def add(self, moved: float, allowed: float) -> None:
+        """Count one step in."""
+        kept = 1.0 - WEIGHED_FADE
+        self.moved = kept * self.moved + moved
+        self.allowed = kept * self.allowed + allowed
+        self.largest = max(kept * self.largest, allowed)
+
+    @property
+    def budget(self) -> float:
+        """The most that an honest log's moves come to."""
+        return self.allowed + WEIGHED_AT_ONCE * self.largest
 
 
 @dataclass
@@ -103,14 +137,17 @@ class GradientAccount:
         shifted: squared moves.
         allowed: what an honest log's are expected to come to, and flips in every step.
         largest: the largest step's worth of flips.
+        weighed: what they come to in the optimizer.
     """
 
     shifted: float = 0.0
     allowed: float = 0.0
     largest: float = 0.0
+    weighed: WeighedMoves = field(default_factory=WeighedMoves)
 
     def add(self, moves: GradientMoves, flips: float) -> None:
         """Count one step with so many ``flips`` in."""
+        self.weighed.add(moves.weighed, moves.weighable)
         size = moves.energy + moves.quanta
         if size == 0.0:
             return

@@ -67,7 +67,7 @@ class Calibration:
     ``flips`` is how many decisions of one step are expected to fall otherwise elsewhere, ``corrections`` the share of an
     activation site's elements. ``steady`` says that repetitions with as many flips as there really are moved the gradient
     alike: then none of those flips is most of its noise. ``weighed`` is what an honest log's moves are expected to come to in the
-    optimizer, over the gradient, where ``noise.weighing`` says so.
+    optimizer, over the gradient, where ``noise.weighing`` says so, ``weights`` the same of each gradient.
     """
 
     noise: dict[Site, SiteNoise] = field(default_factory=dict[Site, SiteNoise])
@@ -78,6 +78,7 @@ class Calibration:
     corrections: dict[Site, float] = field(default_factory=dict[Site, float])
     steady: bool = True
     weighed: float = 0.0
+    weights: dict[Site, float] = field(default_factory=dict[Site, float])
 
 
 def exponent_above(value: float) -> int:

@@ -21,7 +21,7 @@ from tallystick.execution.noise.freedom import (
     WEIGHED,
     quantum_square,
 )
-from tallystick.execution.noise.gradients import STEP_SLACK
+from tallystick.execution.noise.gradients import OWN_WEIGHED, STEP_SLACK
 from tallystick.execution.noise.measured import Calibration, SiteNoise
 from tallystick.execution.rounding.grids import (
     ACTIVATIONS,
@@ -151,6 +151,16 @@ class Yardstick:
         """How much of a step's gradient moves may be, both squared and as the optimizer weighs them."""
         return min(max(WEIGHED, STEP_SLACK * self.measured.weighed), MOST_WEIGHED)
 
+    def weighable_at(self, place: Site) -> float:
+        """Return the same of one gradient: what is mostly noise may be moved by all that it is, and of few elements some are."""
+        own = self.measured.weights.get((Kind(place[0]), place[1]), self.measured.weighed)
+        return min(self._doubt(place) * max(OWN_WEIGHED, STEP_SLACK * own), 1.0)
+
+    def _doubt(self, place: Site) -> float:
+        """Return how many times as far as its largest deviation a site's elements may lie: of few those seen say little."""
+        noise = self.noise.get(place)
+        return UNSURE if noise is not None and noise.elements < FEW_ELEMENTS else 1.0
+
     def cluster(self, numel: int) -> int:
         """Return how many of ``numel`` roundings one sixteen-bit result that falls otherwise moves together, at most."""
         if not self.policy.autocast:
@@ -159,15 +169,11 @@ class Yardstick:
         return min(largest, max(1, numel))
 
     def unsure(self, place: Site, energy: float) -> float:
-        """Return the squared deviations of a gradient's elements whose squares add up to ``energy``, the largest taken for all.
-
-        Of few elements the largest deviation seen says little: they may deviate ``UNSURE`` times as far.
-        """
+        """Return the squared noise of a gradient whose squares add up to ``energy``, the largest deviation taken for all."""
         noise = self.noise.get(place)
         if noise is None or noise.rms == 0.0:
             return 0.0
-        times = UNSURE if noise.elements < FEW_ELEMENTS else 1.0
-        return energy * (times * noise.largest / noise.rms) ** 2
+        return energy * (self._doubt(place) * noise.largest / noise.rms) ** 2
 
     def lacks(self, places: Iterable[Site]) -> bool:
         """Whether the noise of one of these has never been measured, so that only the trainer's word says what it is."""
@@ -297,7 +303,8 @@ def _completed(measured: Calibration, before: Calibration) -> Calibration:
     }
     grids = {place: before.table.sites[place] for place in kept if place in before.table.sites}
     table = GridTable({**measured.table.sites, **grids})
-    return replace(measured, noise={**measured.noise, **kept}, table=table)
+    weights = {**before.weights, **measured.weights}
+    return replace(measured, noise={**measured.noise, **kept}, table=table, weights=weights)
 
 
 def octaves_allowed(elements: int) -> int:

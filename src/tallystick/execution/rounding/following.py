@@ -215,17 +215,20 @@ class FollowingContext:
         site = SiteMoves(0.0, found.moved, near, longest_square(grid), steer)
         self._count((kind, ordinal), grid, x.numel(), site)
         if kind == Kind.GRADIENT:
-            self._count_gradient((int(kind), ordinal), grid, x.numel(), found.shifted)
+            place: Site = int(kind), ordinal
+            weight = Weight()
             if grid.residue_bits and self.weigh is not None:
-                _, at, moves = self.freedom.moves.get(
-                    (int(kind), ordinal), (0, torch.empty(0, dtype=torch.int64), torch.empty(0))
-                )
+                nothing = 0, torch.empty(0, dtype=torch.int64), torch.empty(0)
+                _, at, moves = self.freedom.moves.get(place, nothing)
                 weight = self.weigh(ordinal, out, at, moves)
-                self.freedom.weighed += weight.moved
-                self.freedom.trained += weight.whole
+            self._count_gradient(place, grid, x.numel(), found.shifted, weight)
 
-    def _count_gradient(self, place: Site, grid: SiteGrid, numel: int, shifted: float) -> None:
-        """Count how large a gradient is and how far it was moved, squared."""
+    def _count_gradient(
+        self, place: Site, grid: SiteGrid, numel: int, shifted: float, weight: Weight
+    ) -> None:
+        """Count how large a gradient is and how far it was moved, squared, in its own unit and as the optimizer weighs it."""
+        self.freedom.weighed += weight.moved
+        self.freedom.trained += weight.whole
         freedom, energy, quanta = self.freedom, self._headers.energy, 0.0
         if is_noise_only(grid):
             freedom.silenced += numel
@@ -242,7 +245,10 @@ class FollowingContext:
         freedom.quanta += quanta
         if self.yardstick is not None:
             unsure, expected = self.yardstick.unsure(place, energy), freedom.sites[place].by_square
-            freedom.gradients[place] = GradientMoves(energy, shifted, quanta, unsure, expected)
+            weighable = self.yardstick.weighable_at(place) * weight.whole
+            freedom.gradients[place] = GradientMoves(
+                energy, shifted, quanta, unsure, expected, weight.moved, weighable
+            )
 
     def _count(self, place: Site, grid: SiteGrid, numel: int, found: SiteMoves) -> None:
         self.freedom.elements += numel
