@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 FLIPS, STEADY_FLIPS = 12.0, 2.0  # of those in one step, and where no single one is most of the noise
 DRIFT = 3.0
 """How many times as far as independent moves ever go, squared, those of a gradient may have gone (docs/adr/0031)."""
-WEIGHED, MOST_WEIGHED = 2.0**-10, 2.0**-6
+WEIGHED, MOST_WEIGHED = 2.0**-10, 2.0**-5
 """Shares of the gradient that moves may be at least and at most, both squared and as the optimizer weighs them."""
 FILLED, FILLED_A_STEP = 4.0, 2.0**-3
 """How many budgets of size steps with so many flips may use together, and how many more for each such step: flips that carry
