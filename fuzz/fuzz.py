@@ -58,9 +58,9 @@ def fuzz_in_child(name: str, seconds: int, findings: Path) -> dict[str, object]:
     (findings / f"{name}.log").write_text("")
     while status == 0 and not artefacts and (left := seconds - (time.monotonic() - began)) > 1:
         status, numbers = _one_process(name, max(1, round(min(left, SLICE_S))), findings)
-        artefacts = sorted(
-            str(path) for path in findings.glob(f"{name}-*") if not path.name.startswith(f"{name}-slow")
-        )
+        # Not what another parser left whose name begins with this one's.
+        kinds = ("crash", "leak", "oom", "timeout")
+        artefacts = sorted(str(path) for kind in kinds for path in findings.glob(f"{name}-{kind}-*"))
         if not numbers["inputs"]:
             status = status or 1
         total += numbers["inputs"]
