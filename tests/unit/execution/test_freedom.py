@@ -508,7 +508,7 @@ def test_limits_are_those_of_the_decision() -> None:
     assert step.square_budget == 2.0 * 2.0**-8 * 2.0 + (2.0 * 2.0**-8 * 2.0) ** 2
     assert step.budget(2.0) == most_moves(8.0, 1.0, tail=1e-6)
     for measured, share in (
-        (0.0, 2.0**-10), (2.0**-12, 2.0**-10), (2.0**-11, 2.0**-9), (2.0**-7, 2.0**-5), (1.0, 2.0**-5)
+        (0.0, 2.0**-10), (2.0**-13, 2.0**-10), (2.0**-12, 2.0**-9), (2.0**-8, 2.0**-5), (1.0, 2.0**-5)
     ):  # fmt: skip
         assert Yardstick(BF16, replace(own.measured, weighed=measured)).weighable == share, measured
     assert StepFreedom().weighable == 2.0**-10

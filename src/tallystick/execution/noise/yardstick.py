@@ -45,6 +45,7 @@ REACH = (
 )
 FEW_ELEMENTS = 256  # below which the mean deviation of a site says little
 FEW = 9  # bits: below 2**(FEW - 1) elements the largest deviation seen says less, and an octave more is allowed for every two
+WEIGHED_SLACK = 8.0  # times what moves are expected to come to in the optimizer, all gradients together
 DEAREST = 3.0  # times the log that finer grids may cost, where the noise leaves no steer as small as wanted
 UNSURE = 8.0  # times its own largest deviation, the size of a site differs by less between machines
 UNMEASURED = (
@@ -149,7 +150,7 @@ class Yardstick:
     @property
     def weighable(self) -> float:
         """How much of a step's gradient moves may be, both squared and as the optimizer weighs them."""
-        return min(max(WEIGHED, STEP_SLACK * self.measured.weighed), MOST_WEIGHED)
+        return min(max(WEIGHED, WEIGHED_SLACK * self.measured.weighed), MOST_WEIGHED)
 
     def weighable_at(self, place: Site) -> float:
         """Return the same of one gradient: what is mostly noise may be moved by all that it is, and of few elements some are."""
