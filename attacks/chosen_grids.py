@@ -8,7 +8,6 @@ a quantum of a million times the gradient trains on noise; bands as wide as a po
 tried in a run that is honest but for its grids.
 """
 
-import types
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -96,13 +95,12 @@ def recorded(stage: Stage, name: str, choice: Choice, source: JobSource) -> RunD
 
     def recording_context(self: Session, before: GridTable) -> RecordingContext:
         context = begin(self, before)
-        if choice in (silenced, never_heard):
-            context._with_signal = types.MethodType(with_values, context)  # type: ignore[method-assign]
         if self.step or choice is not lifted:
             return context
         less = {p: g.with_scales(g.scales - 1) if g.scales.size else g for p, g in before.sites.items()}
         return replace(context, current=GridTable(less))
 
+    signal = with_values if choice in (silenced, never_heard) else RecordingContext._with_signal
     run = stage.run(name)
     order = Order(
         source, dict(stage.order().settings), find_policy(stage.policy), steps=10, checkpoint_every=5
@@ -110,6 +108,7 @@ def recorded(stage: Stage, name: str, choice: Choice, source: JobSource) -> RunD
     with (
         patch.object(trainer._Recording, "_calibrate", calibrate),
         patch.object(Session, "recording_context", recording_context),
+        patch.object(RecordingContext, "_with_signal", signal),
     ):
         record(order, run)
     return run

@@ -176,15 +176,14 @@ class Recorder(Loop[RunStatement]):
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Finish the run; or end it at its last committed state where the next step cannot be recorded."""
-        if isinstance(problem, Nondeterminism) and self._writer is not None and self.session.step:
-            done = self._writer.end_at_last_state()
-            left = (
-                f"ends after {done} steps, at its last committed state: with steps={done} it can be followed"
-            )
-            problem.add_note(
-                f"the run {left if done else 'has no committed state but its first, and stays unfinished'}"
-            )
-        super().__exit__(kind, problem, trace)
+        try:
+            if isinstance(problem, Nondeterminism) and self._writer is not None and self.session.step:
+                done = self._writer.end_at_last_state()
+                left = f"ends after {done} steps, at its last committed state: with steps={done} it can be followed"
+                none = "has no committed state but its first, and stays unfinished"
+                problem.add_note(f"the run {left if done else none}")
+        finally:
+            super().__exit__(kind, problem, trace)
 
     def abandon(self) -> None:
         """Remove the hooks and let go of model and directory; what was recorded stays, unfinished."""

@@ -10,7 +10,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -29,9 +28,6 @@ from tallystick.execution.rounding.grids import (
 from tallystick.numerics.budget import STEP_TAIL, TAIL, most_moves, most_square
 from tallystick.numerics.grid_table import SiteGrid
 from tallystick.numerics.log import Kind
-
-if TYPE_CHECKING:
-    pass
 
 FLIPS, STEADY_FLIPS = 12.0, 2.0  # of those in one step, and where no single one is most of the noise
 DRIFT = 3.0

@@ -287,7 +287,7 @@ class Yardstick:
         return spare + max(noisy + octaves_allowed(noise.elements), zero + BAND_OCTAVES)
 
     def is_unmeasured(self, place: Site) -> bool:
-        """Whether the auditor saw no value of a gradient but zero, whenever it measured."""
+        """Whether the auditor saw no value of a gradient but zero when it last measured, or never measured it."""
         noise = self.noise.get(place)
         return noise is None or noise.rms == noise.largest == 0.0
 
