@@ -24,9 +24,8 @@ from tallystick.execution.noise.passes import gradients_under
 from tallystick.execution.noise.survey import Backward
 from tallystick.execution.noise.weighing import Weighing, is_linear
 from tallystick.execution.noise.yardstick import Yardstick
-from tallystick.execution.rounding.context import OUTGROWN
 from tallystick.execution.rounding.following import FollowingContext
-from tallystick.execution.rounding.grids import is_noise_only, scale_exponent
+from tallystick.execution.rounding.grids import OUTGROWN, is_noise_only, scale_exponent
 from tallystick.execution.session.hyperparameters import read_hyperparameters
 from tallystick.execution.session.session import Session
 from tallystick.numerics.grid_table import GridTable

@@ -37,7 +37,7 @@ from tallystick.execution.noise.gradients import (
 from tallystick.execution.noise.measured import Calibration, SiteNoise
 from tallystick.execution.noise.reference import in_float64
 from tallystick.execution.noise.yardstick import Yardstick, finer_grids, octaves_allowed
-from tallystick.execution.rounding.grids import NOISE_BAND, site_grid
+from tallystick.execution.rounding.grids import NOISE_BAND, OUTGROWN, site_grid
 from tallystick.execution.step import backward_of
 from tallystick.numerics.budget import most_moves
 from tallystick.numerics.grid_table import GridTable, SiteGrid
@@ -674,6 +674,12 @@ def test_of_few_elements_eight_times_the_largest_deviation_is_doubtful_and_of_ma
     for elements, times in ((255, 8.0), (256, 1.0)):
         own = bf16_yardstick(noise_of(2.0**-6, elements=elements, rms=2.0), grid)
         assert own.unsure(WEIGHT, 16.0) == 16.0 * (times * 2.0**-7) ** 2
+    own = bf16_yardstick(noise_of(2.0**-6, elements=256, rms=2.0), grid)
+    most = (
+        256 * 4.0 * 4.0 ** (OUTGROWN + 1)
+    )  # an honest trainer has measured again before its squares add up to more
+    for energy in (most, 2.0 * most, 1e9 * most):
+        assert own.unsure(WEIGHT, energy) == most * 2.0**-14
     assert bf16_yardstick(noise_of(2.0**-6, rms=0.0), grid).unsure(WEIGHT, 16.0) == 0.0
     assert bf16_yardstick(noise_of(2.0**-6), grid).unsure((Kind.GRADIENT, 9), 16.0) == 0.0
 

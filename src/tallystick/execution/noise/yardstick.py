@@ -25,6 +25,7 @@ from tallystick.execution.noise.gradients import OWN_WEIGHED, STEP_SLACK
 from tallystick.execution.noise.measured import Calibration, SiteNoise
 from tallystick.execution.rounding.grids import (
     ACTIVATIONS,
+    OUTGROWN,
     Site,
     is_noise_only,
     largest_scale,
@@ -170,11 +171,15 @@ class Yardstick:
         return min(largest, max(1, numel))
 
     def unsure(self, place: Site, energy: float) -> float:
-        """Return the squared noise of a gradient whose squares add up to ``energy``, the largest deviation taken for all."""
+        """Return the squared noise of a gradient whose squares add up to ``energy``, the largest deviation taken for all.
+
+        It grows with the gradient, up to where an honest trainer measures again: what cancelled then says no more.
+        """
         noise = self.noise.get(place)
         if noise is None or noise.rms == 0.0:
             return 0.0
-        return energy * (self._doubt(place) * noise.largest / noise.rms) ** 2
+        far = (self._doubt(place) * noise.largest) ** 2
+        return far * min(energy / noise.rms**2, noise.elements * 4.0 ** (OUTGROWN + 1))
 
     def lacks(self, places: Iterable[Site]) -> bool:
         """Whether the noise of one of these has never been measured, so that only the trainer's word says what it is."""

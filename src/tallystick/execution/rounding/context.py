@@ -20,6 +20,7 @@ from torch import Tensor
 from tallystick.execution.dispatch.decisions import DecisionContext
 from tallystick.execution.rounding.grids import (
     NOISE_BAND,
+    OUTGROWN,
     SMALL_FINER,
     SMALL_SITE,
     STILL,
@@ -57,8 +58,6 @@ from tallystick.numerics.policy import ActivationRule, Policy
 from tallystick.numerics.rounded_sites import NO_KEY, Key
 from tallystick.numerics.rounding import round_recorded, round_recorded_residues
 from tallystick.numerics.tensor_measures import block_rms
-
-OUTGROWN = 2  # octaves above the scale at the last calibration, itself at most two too wide, from which on one is due
 
 
 class RoundingContext(DecisionContext, Protocol):
