@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import get_args
 
-from tallystick.roles.costs import Deed, Ledger, Spender, Spent
+from tallystick.roles.costs import Activity, Ledger, Spender, Spent
 
 
 def step_of(ledger: Ledger) -> Spent:
@@ -41,10 +41,10 @@ def spent_fields(spent: Spent) -> dict[str, float]:
 
 
 def ledger_fields(ledger: Ledger) -> dict[str, dict[str, dict[str, float]]]:
-    """Return everything as JSON objects by party and deed."""
+    """Return everything as JSON objects by party and activity."""
     found: dict[str, dict[str, dict[str, float]]] = {}
-    for (who, deed), spent in sorted(ledger.spent.items()):
-        found.setdefault(who, {})[deed] = spent_fields(spent)
+    for (who, activity), spent in sorted(ledger.spent.items()):
+        found.setdefault(who, {})[activity] = spent_fields(spent)
     return found
 
 
@@ -54,9 +54,9 @@ def parse_ledger(
     """Return the ledger whose ``ledger_fields`` are these and whose median step is ``step``."""
     found = Ledger([_parse_spent(step)])
     for who in get_args(Spender):
-        for deed in get_args(Deed):
-            if deed in fields.get(who, {}):
-                found.spent[(who, deed)] = _parse_spent(fields[who][deed])
+        for activity in get_args(Activity):
+            if activity in fields.get(who, {}):
+                found.spent[(who, activity)] = _parse_spent(fields[who][activity])
     return found
 
 

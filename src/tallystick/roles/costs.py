@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Spender = Literal["trainer", "auditor", "judge"]
-Deed = Literal[
+Activity = Literal[
     "load", "segment", "traced", "again", "roots", "list", "examination", "moves", "ruling", "panel"
 ]
 """Load a checkpoint, repeat the segment, the disputed step of it operator by operator, repeat more than that, state roots;
@@ -34,30 +34,32 @@ class Spent:
 
 @dataclass
 class Ledger:
-    """Seconds by party and deed; charges must not be nested.
+    """Seconds by party and activity; charges must not be nested.
 
     Attributes:
-        spent: by party and deed.
+        spent: by party and activity.
         steps: of each plainly repeated step.
     """
 
     steps: list[Spent] = field(default_factory=list[Spent])
-    spent: dict[tuple[Spender, Deed], Spent] = field(default_factory=dict[tuple[Spender, Deed], Spent])
+    spent: dict[tuple[Spender, Activity], Spent] = field(
+        default_factory=dict[tuple[Spender, Activity], Spent]
+    )
 
     @contextmanager
-    def charging(self, who: Spender, deed: Deed) -> Generator[None]:
+    def charging(self, who: Spender, activity: Activity) -> Generator[None]:
         """Inside, time passes at the expense of ``who``."""
         wall, cpu = time.perf_counter(), time.process_time()
         try:
             yield
         finally:
             passed = Spent(time.perf_counter() - wall, time.process_time() - cpu)
-            self.spent[(who, deed)] = self.of(who, deed) + passed
+            self.spent[(who, activity)] = self.of(who, activity) + passed
 
-    def of(self, who: Spender, *deeds: Deed) -> Spent:
-        """Return what ``who`` spent on ``deeds`` together, on everything if none is named."""
+    def of(self, who: Spender, *activities: Activity) -> Spent:
+        """Return what ``who`` spent on ``activities`` together, on everything if none is named."""
         total = Spent()
-        for (spender, deed), spent in self.spent.items():
-            if spender == who and (not deeds or deed in deeds):
+        for (spender, activity), spent in self.spent.items():
+            if spender == who and (not activities or activity in activities):
                 total = total + spent
         return total

@@ -62,7 +62,7 @@ class RecordedTrace:
         self.held: dict[int, HeldState] = {}
         self.traces = False
         self.traced: StepTrace | None = None
-        self._deed: Literal["segment", "again"] = "segment"
+        self._activity: Literal["segment", "again"] = "segment"
 
     def commitment_at(self, index: int) -> bytes:
         """Return the 32 bytes this party claims for the state after ``index`` steps."""
@@ -99,7 +99,7 @@ class RecordedTrace:
                 self._repeated[step + 1] = self._own_root(step + 1)
             else:
                 self._repeated[step + 1] = digest(UNOPENED_TAG, self.transcript.record(step).leaf())
-        self._deed = "again"
+        self._activity = "again"
 
     def _is_kept(self, index: int) -> bool:
         return self.suspected is not None and index in (self.suspected, self.suspected + 1)
@@ -119,7 +119,7 @@ class RecordedTrace:
             return self.held[index].root
 
     def _load(self, start: int) -> bool:
-        with self.ledger.charging(self.party, "load" if self._deed == "segment" else "again"):
+        with self.ledger.charging(self.party, "load" if self._activity == "segment" else "again"):
             state = self._committed(start)
             if state is None:
                 return False
@@ -147,7 +147,7 @@ class RecordedTrace:
         agreed = self.held.get(step)
         tracing = self.traces and step == self.suspected and self.traced is None and agreed is not None
         try:
-            with self.ledger.charging(self.party, "traced" if tracing else self._deed):
+            with self.ledger.charging(self.party, "traced" if tracing else self._activity):
                 frame = self.directory.load_frames(self.transcript, step, step + 1)[step]
                 if tracing and agreed is not None:
                     outcome = self._trace(record, frame, agreed)
@@ -197,9 +197,9 @@ class RecordedTrace:
         if index in self.held:
             return self.held[index]
         if index in self._roots:
-            with self.ledger.charging(self.party, "load" if self._deed == "segment" else "again"):
+            with self.ledger.charging(self.party, "load" if self._activity == "segment" else "again"):
                 return self._committed(index)
-        self._deed = "again"
+        self._activity = "again"
         start = max(done for done in self._roots if done < index)
         if not self._load(start) or not all(self._follow(step) for step in range(start, index)):
             return None
