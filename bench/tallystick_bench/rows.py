@@ -229,9 +229,9 @@ def overhead_rows(job: str, policy: str, found: Mapping[str, Any]) -> list[Row]:
         raise InvalidInput(f"overhead of {job}: no round was measured")
     seconds = {
         who: {phase: statistics.median(one[who][phase] for one in rounds) for phase in rounds[0][who]}
-        for who in ("plain", "record", "audit")
+        for who in ("plain", "best", "record", "audit")
     }
-    plain = seconds["plain"]["total"]
+    plain, best = seconds["plain"]["total"], seconds["best"]["total"]
 
     def row(measure: str, value: float, unit: Unit, **detail: Any) -> Row:
         return Row("overhead", job, policy, measure, value, unit, detail=detail)
@@ -244,6 +244,10 @@ def overhead_rows(job: str, policy: str, found: Mapping[str, Any]) -> list[Row]:
         ratio = row(f"{who} / plain", seconds[who]["total"] / plain, "times", **detail)
         most = MOST_OVERHEAD.get((who, policy)) if job in LARGE else None
         rows.append(replace(ratio, must=most))
+    for who in ("record", "audit"):
+        each = sorted(one[who]["total"] / one["best"]["total"] for one in rounds)
+        detail = {"lowest": each[0], "highest": each[-1], "best_seconds": seconds["best"]}
+        rows.append(row(f"{who} / best plain loop", seconds[who]["total"] / best, "times", **detail))
     for who in ("record", "audit"):
         total = seconds[who]["total"]
         phases = {phase: value for phase, value in seconds[who].items() if phase != "total"}

@@ -112,7 +112,7 @@ def test_overhead_times_plain_recorded_and_audited_steps_in_turn(job: str, polic
     assert len(said) == 4
     assert found["calibrations_due"] == 0  # of a job of four steps
     for one in found["rounds"]:
-        assert one.keys() == {"plain", "record", "audit"}
+        assert one.keys() == {"plain", "best", "record", "audit"}
         assert (
             sum(value for name, value in one["record"].items() if name != "total") <= one["record"]["total"]
         )
@@ -131,7 +131,9 @@ def test_ratios_are_those_of_the_medians_and_shares_add_up() -> None:
     def times(factor: float) -> dict[str, float]:
         return {"forward_backward": factor, "optimizer": factor, "total": 4 * factor}
 
-    rounds = [{"plain": times(1), "record": times(k), "audit": times(3)} for k in (2, 5, 100)]
+    rounds = [
+        {"plain": times(1), "best": times(0.5), "record": times(k), "audit": times(3)} for k in (2, 5, 100)
+    ]
     facts = {
         "first_calibration": 8.0,
         "calibration": 4.0,
@@ -146,6 +148,8 @@ def test_ratios_are_those_of_the_medians_and_shares_add_up() -> None:
     }
     assert rows["record / plain"] == 5.0
     assert rows["audit / plain"] == 3.0
+    assert rows["record / best plain loop"] == 10.0
+    assert rows["audit / best plain loop"] == 6.0
     assert rows["record: forward and backward"] == 0.25
     assert rows["record: data and log"] == 0.5
     assert rows["one calibration / plain step"] == 1.0
@@ -153,6 +157,18 @@ def test_ratios_are_those_of_the_medians_and_shares_add_up() -> None:
     assert rows["one state root / plain step"] == 0.5
     assert rows["copying one gradient / plain step"] == 0.125
     assert rows["plain: optimizer"] == 0.25
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam", "AdamW", "RMSprop"])
+def test_the_best_plain_loop_takes_the_optimizers_fused_step_where_there_is_one(optimizer: str) -> None:
+    weights = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+    fused, own = (getattr(torch.optim, optimizer)([weight], lr=0.5) for weight in weights)
+    measure.fuse(fused)
+    assert fused.param_groups[0].get("fused", "none") == (True if optimizer != "RMSprop" else "none")
+    for made, weight in zip((fused, own), weights, strict=True):
+        weight.grad = torch.full((3,), 0.25)
+        made.step()
+    torch.testing.assert_close(weights[0], weights[1])
 
 
 @BOTH
@@ -268,7 +284,12 @@ class Played:
         if kind == "overhead":
             batch = int(given["settings"]["batch"])
             times = {"forward_backward": float(batch), "optimizer": 1.0, "total": 1.0 + batch}
-            round_ = {"plain": times, "record": {**times, "total": 2.0 + batch}, "audit": times}
+            round_ = {
+                "plain": times,
+                "best": times,
+                "record": {**times, "total": 2.0 + batch},
+                "audit": times,
+            }
             facts = dict.fromkeys(
                 ("first_calibration", "calibration", "calibrations_due", "state_root", "copy", "log_bytes"),
                 1.0,
