@@ -72,7 +72,7 @@ def never_heard(session: Session, place: tuple[int, int], grid: SiteGrid) -> Sit
     return grid  # that of a gradient of zeros, whose floor then goes with the values
 
 
-def with_values(self: RecordingContext, grid: SiteGrid, x: Tensor) -> SiteGrid:
+def with_values(self: RecordingContext, ordinal: int, grid: SiteGrid, x: Tensor) -> SiteGrid:
     """Return the grid of a gradient that is noise only with a floor just above its values."""
     size = int(scale_exponents(block_rms(x, 1))[0])
     return grid.with_scales(np.full(grid.scales.size, max(size - NOISE_BAND, UNSEEN)))

@@ -19,6 +19,7 @@ SHARED = {
     "forgery",
     "steering",
     "backdoor",
+    "gated_job",
     "layer_drop_job",
     "lender_job",
     "unused_expert_job",
@@ -28,14 +29,15 @@ STEERED = {  # minutes each, and of their own form: run by hand
     "wide_bands_backdoor", "backdoor_by_moves", "flipped_gates", "lifted_scales", "inflated_output",
     "silenced_parameters", "combined_steering", "spread_moves", "steered_statistics", "unmeasured_layer",
 }  # fmt: skip
-ATTACKS = sorted(path for path in FOLDER.glob("*.py") if path.stem not in SHARED | STEERED)
+ATTACKS = sorted(path for path in FOLDER.glob("*.py") if path.stem not in SHARED | STEERED | {"led_buffer"})
 ALSO_FP64 = {"edited_weights", "forged_entry", "other_form", "steered_log", "wide_band", "wide_scale"}
 CASES = [(path, "fp32") for path in ATTACKS] + [(path, "fp64") for path in ATTACKS if path.stem in ALSO_FP64]
-CASES += [(FOLDER / name, "bf16") for name in ("steered_log.py", "chosen_grids.py")]
+CASES += [(FOLDER / name, "bf16") for name in ("steered_log.py", "chosen_grids.py", "led_buffer.py")]
 # Who notices, or loses, in the words of each script; of all others it is the trainer that loses.
 BY = {
     "altered_proofs": "the verifier", "back_dated_log": "the reader", "clock_games": "the rules of the game",
     "chosen_grids": "the audit: for_each_element: log_violation",
+    "led_buffer": "the audit: not_accepted: step 1: model/buffer/mean",
     "delivered_file": "audit: checkpoint after", "invented_rank": "audit, which repeats one rank",
     "other_beginning": "audit, which says no match: model/buffer/importance",
     "frozen_between_samples": "model/1.weight: the job does not train it",

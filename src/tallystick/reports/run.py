@@ -149,7 +149,7 @@ class RunReport:
         """Return the page that ``tally show`` prints."""
         headline = f"{self.state()} under policy {self.specification.policy.name}"
         if not self.finished:
-            headline += "; tally record --resume goes on with it"
+            headline += "; tally record --resume goes on with it, or says what stops it"
         style = GOOD if self.finished else UNSURE
         return page(headline, style, self.rows(), *self.kind_table())
 

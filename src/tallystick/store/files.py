@@ -307,7 +307,7 @@ class RunDirectory:
             self._records(specification),
             read_regular(
                 self.statement_path,
-                "the run is not finished; `tally record --resume` goes on with it",
+                "the run is not finished; `tally record --resume` goes on with it, or says what stops it",
                 STATEMENT_LIMIT,
             ),
         )

@@ -555,6 +555,40 @@ def test_a_row_may_lie_an_octave_below_its_size_or_as_far_as_noise_reaches_and_n
     assert noted(-1, 6.1, of=5) == ["scale 2**0 of block 5 at least"]
 
 
+def scales_noted(
+    kind: Kind, value: float, scale: int, noise: float, *, calibrated: bool = False
+) -> list[str]:
+    """What a follower that measured so much noise notes of a buffer or loss of this value with this scale."""
+    place = (kind, 0)
+    before, table = (
+        GridTable({place: site_grid(BF16, kind, -9, np.array([each]))}) for each in (scale, scale)
+    )
+    own = SiteNoise(noise, np.array([1 if calibrated else 0]), value, noise, 1)
+    yardstick = Yardstick(BF16, Calibration({place: own}, before))
+    payloads = {SiteAddress(0, 0, kind, 0): encode_residues(Residues.of([0], 1))}
+    base = GridTable() if calibrated else before
+    context = FollowingContext(BF16, table, Frame.of(payloads), base, yardstick=yardstick)
+    x = torch.tensor([value], dtype=torch.float64 if kind == Kind.LOSS else torch.float32)
+    context.round(kind, 0, x, out=torch.empty_like(x), key=(1, 2), name="mean")
+    return [excess.own for _, excess in context.excesses if "block" in excess.own]
+
+
+@pytest.mark.parametrize("kind", [Kind.BUFFER, Kind.LOSS])
+def test_the_scale_of_a_buffer_or_a_loss_is_the_one_that_its_value_has(kind: Kind) -> None:
+    """Whoever may take of three scales the one that rounds it upwards leads it anywhere."""
+    assert scales_noted(kind, 0.75, 0, 2.0**-20) == []
+    assert scales_noted(kind, 0.75, 1, 2.0**-20) == ["scale 2**0 of block 0 at most"]
+    # One that may have been as large in the step before is kept, an octave lower in each.
+    assert scales_noted(kind, 1.5, 0, 2.0**-20) == ["scale 2**1 of block 0 at least"]
+    # By less than 2**-7 of itself, or eight times its noise, it may be that of the next octave too.
+    for value, noise, noted in ((1.005, 0.0, 0), (1.01, 0.0, 1), (1.01, 0.0014, 0), (1.01, 0.0012, 1)):
+        assert len(scales_noted(kind, value, 0, noise)) == noted, (value, noise)
+    for value, noise, noted in ((0.995, 0.0, 0), (0.99, 0.0, 1), (0.99, 0.0014, 0), (0.99, 0.0012, 1)):
+        assert len(scales_noted(kind, value, 1, noise)) == noted, (value, noise)
+    # Where it was measured the measurement's scale is one more ground.
+    assert scales_noted(kind, 0.75, 1, 2.0**-20, calibrated=True) == []
+
+
 @pytest.mark.parametrize(
     ("elements", "noise", "most"), [(64, 0.125, 8), (64, 0.124, 3), (255, 0.125, 8), (256, 0.125, 3)]
 )

@@ -375,6 +375,22 @@ def test_a_noise_floor_is_the_followers_to_measure_and_no_violation() -> None:
     assert context.freedom.silenced == 4096
 
 
+@pytest.mark.parametrize("policy", [FP64, FP32], ids=["fp64", "fp32"])
+def test_a_gradient_that_grows_slowly_out_of_its_noise_is_heard(policy: Policy) -> None:
+    """Each step of it lies within the noise that the one before would have at most: the noise is what was measured."""
+    base = GridTable(
+        {(Kind.GRADIENT, 0): site_grid(policy, Kind.GRADIENT, NOISE_BAND, np.array([-20]))}
+    )  # 2**-21
+    table, highest = base, policy.gradient_band[1]
+    for size in range(-23, -15):
+        x = torch.full((4096,), 1.5 * 2.0 ** (size - 1))
+        context = RecordingContext(policy, table, base=base)
+        context.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
+        context.finish()
+        table = context.table
+        assert is_noise_only(table.sites[(Kind.GRADIENT, 0)]) == (size + 1 < -21 - highest), size
+
+
 def test_a_gradient_of_zeros_is_silent_under_any_floor() -> None:
     """With a measurement of its own a follower objects to a floor far above its noise, unless nothing is there to silence."""
     floor = floor_exponent(NOISE_BAND, FP32.finest_floor(NOISE_BAND))

@@ -37,12 +37,18 @@ from tallystick.execution.noise.gradients import (
 from tallystick.execution.noise.measured import Calibration, SiteNoise
 from tallystick.execution.noise.reference import in_float64
 from tallystick.execution.noise.yardstick import Yardstick, finer_grids, octaves_allowed
-from tallystick.execution.rounding.grids import NOISE_BAND, OUTGROWN, site_grid
+from tallystick.execution.rounding.grids import (
+    NOISE_BAND,
+    OUTGROWN,
+    activation_grid,
+    activation_rule,
+    site_grid,
+)
 from tallystick.execution.step import backward_of
 from tallystick.numerics.budget import most_moves
 from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import Frame, Kind, SiteAddress, decode_frame, encode_frame
-from tallystick.numerics.policy import BF16, FP32, FP64, POLICIES, Policy
+from tallystick.numerics.policy import BF16, FP32, FP64, LEAF, POLICIES, Policy
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
 
@@ -159,6 +165,23 @@ def test_the_floor_of_noise_may_not_be_higher_than_measured_noise_makes_it() -> 
     for floor, accepted in ((highest, True), (highest + 1, False)):
         declared = SiteGrid(0, NOISE_BAND, 4, False, [floor - NOISE_BAND])
         assert (own.excess_floor(WEIGHT, declared, -1000, None)[0] is None) == accepted
+
+
+def test_floors_rise_with_the_largest_gradient_also_where_none_was_more_than_noise() -> None:
+    """Whoever hears some where all are noise here has them no smaller than here, and their floors rise with those."""
+    quiet = silent_below(-10)
+    for rms, noise, before in ((2.0**-12, 2.0**-14, -12), (2.0**-20, 2.0**-10, -12), (0.0, 0.0, None)):
+        own = bf16_yardstick(noise_of(noise, elements=4096, rms=rms), quiet)
+        lowest = own.highest_floor(WEIGHT, None)
+        assert lowest is not None
+        for largest in (-30, -12, -11, 5):
+            risen = 0 if before is None else max(0, largest - before)
+            assert own.highest_floor(WEIGHT, largest) == lowest + risen
+    heard = bf16_yardstick(noise_of(2.0**-14, rms=2.0**-12), gradient_grid(-10))
+    lowest = heard.highest_floor(WEIGHT, None)
+    assert lowest is not None
+    grown = int(gradient_grid(-10).scales.max()) + 3
+    assert heard.highest_floor(WEIGHT, grown) == lowest + 3
 
 
 # -- budgets ----------------------------------------------------------------------------------------------------------
@@ -285,6 +308,31 @@ def test_the_bits_of_a_bf16_gradient_are_no_ground() -> None:
     assert own is not None and (own.residue_bits, wide.residue_bits) == (3, 6)
     yardstick = Yardstick(BF16, Calibration({WEIGHT: quiet}, GridTable({WEIGHT: own})))
     assert yardstick.compare_band(WEIGHT, wide) == (1.0, None, "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "own", "widest"),
+    [(Kind.BUFFER, -14, -8), (Kind.BUFFER, -10, -6), (Kind.BUFFER, -7, -5), (Kind.LOSS, -9, -3)],
+)
+def test_a_buffer_of_one_element_has_no_band_wider_than_a_sixteen_bit_result_makes_it(
+    kind: Kind, own: int, widest: int
+) -> None:
+    """Six octaves more of what little was seen, up to the noise of one result and its safety; two more of what is louder."""
+    place, quiet = (kind, 0), noise_of(2.0**-18, elements=1)
+    mine, accepted, refused = (
+        site_grid(BF16, kind, band, np.zeros(1, dtype=np.int64)) for band in (own, widest, widest + 1)
+    )
+    yardstick = Yardstick(BF16, Calibration({place: quiet}, GridTable({place: mine})))
+    assert yardstick.compare_band(place, accepted)[1] is None
+    assert yardstick.compare_band(place, refused)[1] is not None
+
+
+def test_moves_of_an_activation_that_was_never_measured_are_as_few_as_its_band_makes_them() -> None:
+    rule = activation_rule(LEAF)
+    for band, share in ((-40, 2.0**-8), (-34, 2.0**-8)):
+        grid = activation_grid(rule, band, np.zeros(1, dtype=np.int64))
+        own = Yardstick(LEAF, Calibration({}, GridTable()))
+        assert own.expected((Kind.ACTIVATION, 3), grid, 4096) == 4096 * share
 
 
 @pytest.mark.parametrize("kind", [Kind.BUFFER, Kind.LOSS])

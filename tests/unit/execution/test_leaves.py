@@ -22,11 +22,13 @@ from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding.context import RecordingContext
 from tallystick.execution.rounding.following import FollowingContext, activation_budget
 from tallystick.execution.rounding.grids import (
+    UNKNOWN_NOISE,
     activation_grid,
     activation_rule,
     is_noise_only,
     nearest_grid,
     sampled_scale,
+    site_grid,
 )
 from tallystick.execution.rounding.leaves import LeafSites
 from tallystick.execution.session.session import Session
@@ -591,6 +593,21 @@ def test_an_activations_entries_have_a_budget_of_eight_deviations_and_its_scale_
         context = FollowingContext(LEAF, GridTable({(int(Kind.ACTIVATION), 0): grid}), Frame())
         context.activation(Kind.ACTIVATION, 0, x, name="activation of relu")
         assert ["is too wide" in v.rule for v in context.violations] == [True] * refused
+
+
+@pytest.mark.parametrize(
+    ("band", "noted"), [(-46 + UNKNOWN_NOISE, 0), (-46 + UNKNOWN_NOISE + 1, 1), (-14, 1)]
+)
+def test_an_activation_met_before_its_noise_was_measured_has_the_band_of_the_unknown(
+    band: int, noted: int
+) -> None:
+    """A layer that no measured step runs: nobody else says how wide its band may be."""
+    place, rule = (int(Kind.ACTIVATION), 0), activation_rule(LEAF)
+    new = GridTable({place: activation_grid(rule, band, np.array([1]))})
+    frame = Frame.of({SiteAddress(0, 0, Kind.GRID, 0): GridTable().diff(new)})
+    base = GridTable({(int(Kind.GRADIENT), 0): site_grid(LEAF, Kind.GRADIENT, -30, np.array([1]))})
+    context = FollowingContext(LEAF, GridTable(), frame, base)
+    assert sum("the grid of the last calibration" in each.own for _, each in context.excesses) == noted
 
 
 ACTIVATION_0 = (int(Kind.ACTIVATION), 0)

@@ -21,7 +21,7 @@ from tallystick.execution.noise.freedom import (
     WEIGHED,
     quantum_square,
 )
-from tallystick.execution.noise.gradients import OWN_WEIGHED, STEP_SLACK
+from tallystick.execution.noise.gradients import FLIP, OWN_WEIGHED, STEP_SLACK
 from tallystick.execution.noise.measured import Calibration, SiteNoise
 from tallystick.execution.rounding.grids import (
     ACTIVATIONS,
@@ -101,7 +101,7 @@ class Yardstick:
         if is_noise_only(grid) or not numel:
             return 0.0
         if place[0] in ACTIVATIONS:
-            return numel * self._shares.get(place, 2.0**-UNMEASURED)
+            return numel * self._shares.get(place, math.ldexp(1.0, grid.band - UNMEASURED - grid.floor))
         if place[0] == Kind.STATE:
             share = self._shares.get(place, math.ldexp(1.0, grid.band - UNMEASURED))
             return numel * min(1.0, math.ldexp(share, grid.precision))
@@ -228,6 +228,11 @@ class Yardstick:
             # single results are most of the noise, one measurement sees them and the next does not.
             return 2.0 ** (grid.floor - own.floor), None, ""
         apart = grid.band - own.band
+        if place[0] == Kind.BUFFER and self.policy.autocast:
+            # Their quanta are as wide as their bands, and what is moved or rounded stays in them: few elements are no reason for
+            # a quantum wider than one sixteen-bit result makes it.
+            flip = scale_exponent(FLIP) + self.policy.safety
+            allowed = max(min(allowed, flip - own.band), BAND_OCTAVES)
         if place[0] == Kind.DECISION and self.policy.autocast:
             # One measurement sees the flip that moves them and the next does not; those beyond the reach of noise are counted.
             return 2.0**apart, None, ""
@@ -280,8 +285,9 @@ class Yardstick:
         noise = self.noise.get(place)
         if noise is None:
             return None
-        before, now = largest_scale(self.measured.table), largest
-        risen = 0 if before is None or now is None else max(0, now - before)
+        before = largest_scale(self.measured.table)
+        before = self._largest_unheard if before is None else before
+        risen = 0 if before is None or largest is None else max(0, largest - before)
         # An honest floor lies above its noise, and where the band would be too wide above the values.
         spare = risen + max(0, -loudest_band(self.policy)) + 1
         mine = self.measured.table.sites.get(
@@ -290,6 +296,14 @@ class Yardstick:
         zero = -1000 if mine is None or not is_noise_only(mine) else int(mine.scales.max()) + mine.band
         noisy = scale_exponent(noise.largest) + self.policy.safety
         return spare + max(noisy + octaves_allowed(noise.elements), zero + BAND_OCTAVES)
+
+    @property
+    def _largest_unheard(self) -> int | None:
+        """The scale exponent of the largest gradient where all are noise only here; who hears some finds none below that."""
+        loudest = loudest_band(self.policy)
+        gradients = [noise for place, noise in self.noise.items() if place[0] == Kind.GRADIENT]
+        size = max((max(one.rms, math.ldexp(one.largest, -loudest)) for one in gradients), default=0.0)
+        return scale_exponent(size) if size > 0.0 else None
 
     def is_unmeasured(self, place: Site) -> bool:
         """Whether the auditor saw no value of a gradient but zero when it last measured, or never measured it."""

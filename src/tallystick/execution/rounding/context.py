@@ -109,7 +109,6 @@ class RecordingContext:
         if self.current is not None:
             self.table = self.current
         self._grids = dict(self.table.sites)
-        self._largest: int | None = None
         self._rounded: list[Site] = []
         self._settled: set[Site] = set()
 
@@ -173,7 +172,7 @@ class RecordingContext:
         """Round, logging the ambiguous elements; the site's scales follow its size."""
         grid = self._grids[(kind, ordinal)]
         if is_noise_only(grid):
-            grid = self._with_signal(grid, x)
+            grid = self._with_signal(ordinal, grid, x)
             grid = self._grids[(kind, ordinal)] = self._with_reach(ordinal, grid, x)
         elif grid.scales.size:
             rms = block_rms(x, grid.scales.size)
@@ -243,12 +242,12 @@ class RecordingContext:
         measured = grid.residue_bits if self.is_calibrated else 0 if base is None else base.residue_bits
         return with_residue_bits(grid, x, max(measured, self.policy.residue_bits))
 
-    def _with_signal(self, grid: SiteGrid, x: Tensor) -> SiteGrid:
+    def _with_signal(self, ordinal: int, grid: SiteGrid, x: Tensor) -> SiteGrid:
         """Return the grid of a gradient that was noise only: another one where its values have outgrown that noise.
 
         What was measured stays its absolute noise; from it and the new scale follows the band, as far as the policy goes.
         """
-        size, noise = int(scale_exponents(block_rms(x, 1))[0]), int(grid.scales.min()) + grid.band
+        size, noise = int(scale_exponents(block_rms(x, 1))[0]), self._measured_floor(ordinal, grid)
         if size < noise:
             return grid
         lowest, highest = self.policy.gradient_band[0], loudest_band(self.policy)
@@ -259,21 +258,37 @@ class RecordingContext:
             return grid.with_scales(np.full(grid.scales.size, size + 1 - NOISE_BAND))
         return site_grid(self.policy, Kind.GRADIENT, band, scales)
 
+    def _measured_floor(self, ordinal: int, grid: SiteGrid) -> int:
+        """Return the exponent of a gradient's noise: as calibrated, risen with the step's largest gradient at most.
+
+        Its grid's floor may lie higher, above values that were too large to be silent under that and too small to be heard.
+        """
+        floor, base = int(grid.scales.min()) + grid.band, self.base.sites.get((Kind.GRADIENT, ordinal))
+        if base is None or not is_noise_only(base):
+            return floor
+        return min(floor, int(base.scales.min()) + base.band + max(0, self._rise(self.base)))
+
+    def _rise(self, before: GridTable) -> int:
+        """Return by how many octaves the step's largest gradient has grown since ``before``.
+
+        Of those count that were more than noise when the noise was measured: beside the others nothing was measured.
+        """
+        heard = self._rounded
+        if not self.is_calibrated:
+            base = self.base.sites
+            heard = [place for place in heard if place in base and not is_noise_only(base[place])]
+        old = max((int(before.sites[place].scales.max()) for place in heard), default=UNSEEN)
+        return 0 if old == UNSEEN else max(int(self._grids[place].scales.max()) for place in heard) - old
+
     def settle_noise(self) -> None:
         """Move the scales of noise-only gradients with the largest gradient scale; call after the others are rounded.
 
         Only gradients that this step has count, here and for a follower: of the others nobody can check the scale.
         """
-        if not self._rounded:
-            return
-        before = max(int(self.table.sites[place].scales.max()) for place in self._rounded)
-        self._largest = max(int(self._grids[place].scales.max()) for place in self._rounded)
-        if before in (self._largest, UNSEEN):
-            return
+        rise = self._rise(self.table)
         for key, grid in self._grids.items():
-            if key[0] == Kind.GRADIENT and is_noise_only(grid):
-                moved = grid.scales.astype(np.int64) + (self._largest - before)
-                self._grids[key] = grid.with_scales(moved)
+            if rise and key[0] == Kind.GRADIENT and is_noise_only(grid):
+                self._grids[key] = grid.with_scales(grid.scales.astype(np.int64) + rise)
 
     def finish(self) -> bytes:
         """Return the step's encoded frame; ``table`` is then the table after the step."""

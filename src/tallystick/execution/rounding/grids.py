@@ -123,14 +123,18 @@ def _settled(previous: int | None, rms: float) -> int:
 
 
 def scale_limits(
-    previous: SiteGrid | None, rms: np.ndarray, unsure: float, kept: np.ndarray | None
+    previous: SiteGrid | None,
+    rms: np.ndarray,
+    unsure: float,
+    kept: np.ndarray | None,
+    row_scales: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the least and the largest scales that ``settled_scales`` gives where each block's rms is known up to ``unsure``."""
     before = None if previous is None or is_noise_only(previous) else previous.scales.astype(np.int64)
     if before is not None and before.size != rms.size:
         before = None
     slack = np.maximum(rms * 2.0**-7, unsure)
-    both = [settled_scales(before, np.maximum(rms + way * slack, 0.0)) for way in (-1.0, 1.0)]
+    both = [settled_scales(before, np.maximum(rms + way * slack, 0.0), row_scales) for way in (-1.0, 1.0)]
     limits = np.minimum(*both), np.maximum(*both)
     return limits if kept is None else (np.maximum(limits[0], kept), np.maximum(limits[1], kept))
 

@@ -19,8 +19,11 @@ from tallystick.execution.rounding.grids import (
     ROW_DIP,
     ROW_SPREAD,
     SMALL_SITE,
+    UNKNOWN_NOISE,
     UNSEEN,
     Site,
+    activation_grid,
+    activation_rule,
     blocks_for,
     expected_form,
     floor_exponent,
@@ -92,8 +95,8 @@ class HeaderChecks:
         grids, the one that rounds as it likes.
         """
         for place, grid in () if self.is_first else table.sites.items():
-            before = self.before.sites.get(place)
-            if before is None or before is grid or _form(grid) == _form(before):
+            before = self.before.sites.get(place, self._grid_of_unknown(place, grid))
+            if before is grid or _form(grid) == _form(before):
                 continue
             if grid.scales.size == before.scales.size and (self.is_calibrated or is_noise_only(before)):
                 continue
@@ -102,6 +105,14 @@ class HeaderChecks:
             self.excesses.append(
                 (place, Excess(name(place), f"the grid of the last calibration ({own})", stated))
             )
+
+    def _grid_of_unknown(self, place: Site, grid: SiteGrid) -> SiteGrid:
+        """Return the grid that an activation site gets when it is met before its noise was measured; else its own."""
+        is_measured = self.is_calibrated and self.yardstick is not None and place in self.yardstick.noise
+        if place[0] not in ACTIVATIONS or self.policy.activation is None or is_measured:
+            return grid
+        rule = activation_rule(self.policy)
+        return activation_grid(rule, rule.band[0] + UNKNOWN_NOISE, grid.scales)
 
     def check_unmeasured(self, table: GridTable, name: Callable[[Site], str]) -> None:
         """Note another grid, where noise is measured, than a gradient gets that has no value but zero then, or none."""
@@ -259,12 +270,17 @@ class HeaderChecks:
         before = self._grid_before(place)
         noise = self.yardstick.noise.get(place)
         unsure = 0.0 if noise is None else noise.largest
-        if self.policy.row_scales:
+        exact = self.policy.row_scales
+        if exact and kind == Kind.GRADIENT:
             narrowest, widest = self._row_limits(place, rms, unsure, numel)
         else:
-            kept = kept_scales(self.base.sites.get(place), None, self.policy, rms.size)
-            narrowest, widest = scale_limits(before, rms, UNSURE * unsure, kept)
-            if self.is_calibrated and kind != Kind.GRADIENT:  # whose scales are then new ones, without slack
+            kept = kept_scales(self.base.sites.get(place), before, self.policy, rms.size)
+            narrowest, widest = scale_limits(before, rms, UNSURE * unsure, kept, exact)
+            if exact and self.is_calibrated and noise is not None and noise.scales.size == rms.size:
+                widest = np.maximum(widest, noise.scales)
+            elif (
+                self.is_calibrated and kind != Kind.GRADIENT
+            ):  # whose scales are then new ones, without slack
                 narrowest = np.minimum(narrowest, scale_limits(None, rms, UNSURE * unsure, kept)[0] - 1)
         stated = grid.scales.astype(np.int64)
         for limit, outside, words in (

@@ -207,6 +207,7 @@ class OpenStep:
         if listeners.gradients is not None:
             listeners.gradients()
             self._clock = time.perf_counter()
+        self._require_finite_loss()
         self.update.round_gradients()
         self._charge("gradient_rounding")
         self.update.begin()
@@ -241,8 +242,7 @@ class OpenStep:
         self.verify_tensors()
         snap_schedule(self.session.state.trained.optimizer, self.session.scheduler)
         self.slow.round_buffers()
-        if not math.isfinite(self.loss):
-            raise Nondeterminism(f"step {self.number}: the loss is {self.loss}, it cannot be rounded")
+        self._require_finite_loss()
         loss = torch.tensor([self.loss], dtype=torch.float64)
         self.context.round(Kind.LOSS, 0, loss, out=loss, name="loss")
         self.loss = float(loss.item())
@@ -250,6 +250,11 @@ class OpenStep:
         found = self.session.state.closing_fingerprint(marks)
         self._charge("end_of_step")
         return found
+
+    def _require_finite_loss(self) -> None:
+        """Raise ``Nondeterminism`` where the loss cannot be rounded: gradients are then not finite for that reason."""
+        if not math.isfinite(self.loss):
+            raise Nondeterminism(f"step {self.number}: the loss is {self.loss}, it cannot be rounded")
 
     def verify_tensors(self) -> None:
         """Return if the model holds the tensors it was prepared with, and only the optimizer has changed what it trains.
