@@ -587,6 +587,7 @@ def test_the_scale_of_a_buffer_or_a_loss_is_the_one_that_its_value_has(kind: Kin
         assert len(scales_noted(kind, value, 1, noise)) == noted, (value, noise)
     # Where it was measured the measurement's scale is one more ground.
     assert scales_noted(kind, 0.75, 1, 2.0**-20, calibrated=True) == []
+    assert scales_noted(kind, 0.75, 2, 2.0**-20, calibrated=True) == ["scale 2**1 of block 0 at most"]
 
 
 @pytest.mark.parametrize(

@@ -196,6 +196,21 @@ def test_a_gradient_that_is_not_finite_stops_the_step_and_leaves_a_usable_sessio
 
 
 @BOTH
+def test_gradients_of_a_loss_that_is_not_finite_are_not_what_is_named(policy: str) -> None:
+    model, optimizer, session = small(policy)
+    calibrated(session, model)
+    with (
+        pytest.raises(Nondeterminism, match="step 0: the loss is nan"),
+        session.stepping(session.recording_context(session.table)),
+    ):
+        session.open_step.note_loss(torch.tensor(math.nan))
+        backward(session, model)
+        for p in model.parameters():
+            p.grad = torch.full_like(p, math.nan)
+        optimizer.step()
+
+
+@BOTH
 def test_a_loss_that_is_not_finite_stops_the_step(policy: str) -> None:
     model, optimizer, session = small(policy)
     calibrated(session, model)
