@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tallystick.errors import InvalidInput
 from tallystick.execution.noise.bands import grid_for
+from tallystick.execution.noise.buffers import BufferStep
 from tallystick.execution.noise.calibration import calibrate
 from tallystick.execution.noise.freedom import (
     Freedom,
@@ -49,6 +50,8 @@ from tallystick.numerics.budget import most_moves
 from tallystick.numerics.grid_table import GridTable, SiteGrid
 from tallystick.numerics.log import Frame, Kind, SiteAddress, decode_frame, encode_frame
 from tallystick.numerics.policy import BF16, FP32, FP64, LEAF, POLICIES, Policy
+from tallystick.numerics.rounded_sites import NO_KEY
+from tallystick.numerics.rounding import round_recorded
 from tallystick.roles.trainer import Order, record
 from tallystick.store.files import RunDirectory
 
@@ -311,20 +314,59 @@ def test_the_bits_of_a_bf16_gradient_are_no_ground() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "own", "widest"),
-    [(Kind.BUFFER, -14, -8), (Kind.BUFFER, -10, -6), (Kind.BUFFER, -7, -5), (Kind.LOSS, -9, -3)],
+    ("policy", "kind", "own", "widest"),
+    [(BF16, Kind.BUFFER, -14, -11), (FP32, Kind.BUFFER, -18, -15), (BF16, Kind.LOSS, -9, -3)],
 )
-def test_a_buffer_of_one_element_has_no_band_wider_than_a_sixteen_bit_result_makes_it(
-    kind: Kind, own: int, widest: int
+def test_a_buffer_of_one_element_has_a_band_three_octaves_wider_at_most(
+    policy: Policy, kind: Kind, own: int, widest: int
 ) -> None:
-    """Six octaves more of what little was seen, up to the noise of one result and its safety; two more of what is louder."""
-    place, quiet = (kind, 0), noise_of(2.0**-18, elements=1)
+    """Six octaves held a running mean still; by a loss nothing is led."""
+    place, quiet = (kind, 0), noise_of(2.0**-22, elements=1)
     mine, accepted, refused = (
-        site_grid(BF16, kind, band, np.zeros(1, dtype=np.int64)) for band in (own, widest, widest + 1)
+        site_grid(policy, kind, band, np.zeros(1, dtype=np.int64)) for band in (own, widest, widest + 1)
     )
-    yardstick = Yardstick(BF16, Calibration({place: quiet}, GridTable({place: mine})))
+    yardstick = Yardstick(policy, Calibration({place: quiet}, GridTable({place: mine})))
     assert yardstick.compare_band(place, accepted)[1] is None
     assert yardstick.compare_band(place, refused)[1] is not None
+
+
+def test_a_buffer_is_followed_on_the_auditors_own_grid_where_its_band_is_wider_by_two_octaves() -> None:
+    place, mine = (Kind.BUFFER, 0), site_grid(FP32, Kind.BUFFER, -18, np.zeros(1, dtype=np.int64))
+    own = Yardstick(FP32, Calibration({place: noise_of(2.0**-22)}, GridTable({place: mine})))
+    for band, elements, is_followed in ((-17, 2, False), (-16, 2, True), (-16, 255, True), (-16, 256, False)):
+        stated = site_grid(FP32, Kind.BUFFER, band, np.array([3]))
+        found = own.own_buffer_grid(place, stated, elements)
+        assert (found is not None) == is_followed
+        if found is not None:
+            assert (found.band, list(found.scales)) == (-18, [3])
+    assert (
+        own.own_buffer_grid(WEIGHT, site_grid(FP32, Kind.BUFFER, -14, np.zeros(1, dtype=np.int64)), 2) is None
+    )
+
+
+def held_still(update: float, steps: int, jitter: float = 0.0) -> Freedom:
+    """A buffer beside a large one, on a grid of quantum 2**-3, that stays where it is while it should go by ``update``."""
+    freedom, excesses = Freedom(), list[str]()
+    stated, own = (site_grid(FP32, Kind.BUFFER, band, np.array([9])) for band in (-16, -19))
+    assert 2.0 ** (9 + stated.floor) == 2.0**-3
+    rng = np.random.default_rng(1)
+    for _ in range(steps):
+        found = torch.tensor([500.0, 0.75 - update + jitter * float(rng.uniform(-1.0, 1.0))])
+        rounded = torch.empty_like(found)
+        round_recorded(found, stated, out=rounded, name="stats")
+        step = StepFreedom(
+            buffers={(Kind.BUFFER, 0): BufferStep.of(found, rounded, stated, own, NO_KEY, "stats")}
+        )
+        excesses += [excess.site for _, excess in freedom.add(step)]
+    freedom.silenced_parameters = sum("led this buffer" in each for each in excesses)
+    return freedom
+
+
+def test_a_buffer_that_a_wide_band_holds_still_is_led_and_one_whose_errors_go_either_way_is_not() -> None:
+    assert held_still(0.05, 400).silenced_parameters > 0
+    assert held_still(0.05, 40).silenced_parameters == 0, "a few errors the same way are chance"
+    assert held_still(0.0, 400, jitter=0.3).silenced_parameters == 0
+    assert held_still(0.0, 400).silenced_parameters == 0
 
 
 def test_moves_of_an_activation_that_was_never_measured_are_as_few_as_its_band_makes_them() -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from tallystick.execution.noise.buffers import BufferStep, LedBuffer
 from tallystick.execution.noise.gradients import (
     FLIP,
     STEP_SLACK,
@@ -104,6 +105,7 @@ class StepFreedom:
         carried: how many times ``FLIP`` of the gradient single results may carry it, see ``Yardstick.flips_allowed``.
         gradients: moves of each, on absolute grids.
         moves: of gradients logged by residues how many elements there are, which the log moved, and by how much.
+        buffers: of few elements whose bands are wider than the auditor's own by two octaves or more.
         weighed, trained: squares of moves, and of the gradient, as the optimizer weighs them, see ``noise.weighing``.
         weighable: how much the former may be of the latter, see ``Yardstick.weighable``.
     """
@@ -118,6 +120,7 @@ class StepFreedom:
     moves: dict[Site, tuple[int, Tensor, Tensor]] = field(
         default_factory=dict[Site, "tuple[int, Tensor, Tensor]"]
     )
+    buffers: dict[Site, BufferStep] = field(default_factory=dict[Site, BufferStep])
     sites: dict[Site, SiteMoves] = field(default_factory=dict[Site, SiteMoves])
     elements: int = 0
     energy: float = 0.0
@@ -212,6 +215,7 @@ class Freedom:
         accounts: moves of each gradient on absolute grids.
         drifts: how far moves went together, by gradient that is logged by residues.
         weighed: squares of moves, as the optimizer weighs them, see ``noise.weighing``.
+        buffers: where rounding led those whose bands are wider than the auditor's own.
         fullest_gradient: the largest share of any limit on one gradient that the log used.
         weighed_share: the largest share of its budget that the log used at any time.
     """
@@ -224,6 +228,7 @@ class Freedom:
     filling: int = 0
     accounts: dict[Site, GradientAccount] = field(default_factory=dict[Site, GradientAccount])
     drifts: dict[Site, Drift] = field(default_factory=dict[Site, Drift])
+    buffers: dict[Site, LedBuffer] = field(default_factory=dict[Site, LedBuffer])
     near: int = 0
     elements: int = 0
     moved: int = 0
@@ -286,6 +291,7 @@ class Freedom:
             *self._add_gradients(step),
             *self._add_drifts(step),
             *self._add_weights(step),
+            *self._add_buffers(step),
             *_excess_in_number(
                 None, step.decisions_far, step.decision_budget, "decisions moved in this step"
             ),
@@ -366,6 +372,15 @@ class Freedom:
         self.weighed_share = max(self.weighed_share, _share(self.weighed.moved, budget))
         if self.weighed.moved > budget:
             yield None, Excess(WEIGHED_OF_LATE, f"{budget:.3g} at most", f"{self.weighed.moved:.3g}")
+
+    def _add_buffers(self, step: StepFreedom) -> Iterator[tuple[Site | None, Excess]]:
+        """Count where rounding on bands wider than the auditor's own led buffers."""
+        for place, found in step.buffers.items():
+            led = self.buffers.setdefault(place, LedBuffer.of(found))
+            led.add(found)
+            if (share := led.share) > 1.0:
+                what = "way that rounding on a wide band led this buffer, over what may come of it"
+                yield place, Excess(what, "1 at most", f"{share:.3g}")
 
     def _add_sites(self, step: StepFreedom) -> Iterator[tuple[Site | None, Excess]]:
         """Count the moves of each site."""

@@ -21,7 +21,7 @@ from tallystick.execution.noise.freedom import (
     WEIGHED,
     quantum_square,
 )
-from tallystick.execution.noise.gradients import FLIP, OWN_WEIGHED, STEP_SLACK
+from tallystick.execution.noise.gradients import OWN_WEIGHED, STEP_SLACK
 from tallystick.execution.noise.measured import Calibration, SiteNoise
 from tallystick.execution.rounding.grids import (
     ACTIVATIONS,
@@ -32,6 +32,7 @@ from tallystick.execution.rounding.grids import (
     loudest_band,
     row_scales_of,
     scale_exponent,
+    site_grid,
 )
 from tallystick.numerics.budget import STEP_TAIL, most_moves
 from tallystick.numerics.grid_table import GridTable, SiteGrid
@@ -40,6 +41,7 @@ from tallystick.numerics.noise import entry_bits
 from tallystick.numerics.policy import SPARSEST, Policy
 
 BAND_OCTAVES = 2  # K = 4: how far a declared band may lie above the auditor's own (docs/adr/0026)
+BUFFER_OCTAVES = 3  # at most of a buffer, however few elements it has (docs/adr/0026)
 KERNEL_OCTAVES = 2  # more, K = 16, of fp32 gradients: kernels that add up in another order (docs/adr/0026)
 REACH = (
     4.0  # times its own largest deviation: a decision that lies farther from its switching point is counted
@@ -228,11 +230,9 @@ class Yardstick:
             # single results are most of the noise, one measurement sees them and the next does not.
             return 2.0 ** (grid.floor - own.floor), None, ""
         apart = grid.band - own.band
-        if place[0] == Kind.BUFFER and self.policy.autocast:
-            # Their quanta are as wide as their bands, and what is moved or rounded stays in them: few elements are no reason for
-            # a quantum wider than one sixteen-bit result makes it.
-            flip = scale_exponent(FLIP) + self.policy.safety
-            allowed = max(min(allowed, flip - own.band), BAND_OCTAVES)
+        if place[0] == Kind.BUFFER:
+            # Its quantum is as wide as its band, and what is rounded stays in it.
+            allowed = min(allowed, BUFFER_OCTAVES)
         if place[0] == Kind.DECISION and self.policy.autocast:
             # One measurement sees the flip that moves them and the next does not; those beyond the reach of noise are counted.
             return 2.0**apart, None, ""
@@ -240,6 +240,15 @@ class Yardstick:
             return 2.0**apart, None, ""
         limit = f"a band of 2**{own.band} of its scale, 2**{allowed} times more at most"
         return 2.0**apart, limit, f"2**{grid.band}"
+
+    def own_buffer_grid(self, place: Site, grid: SiteGrid, numel: int) -> SiteGrid | None:
+        """Return the auditor's own grid of a buffer of few elements whose declared band is wider by two octaves or more."""
+        own = self.measured.table.sites.get((Kind(place[0]), place[1]))
+        if place[0] != Kind.BUFFER or own is None or not 0 < numel < FEW_ELEMENTS:
+            return None
+        if grid.band < own.band + BAND_OCTAVES:
+            return None
+        return site_grid(self.policy, Kind.BUFFER, own.band, grid.scales)
 
     def widest_rows(self, place: Site) -> np.ndarray | None:
         """Return the largest scale exponents allowed of a gradient's rows where each has one; None if that is not known.

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tallystick.errors import InvalidInput
+from tallystick.execution.noise.buffers import BufferStep
 from tallystick.execution.noise.freedom import (
     Excess,
     SiteMoves,
@@ -201,6 +202,10 @@ class FollowingContext:
         if len(self.violations) > noted:
             # Obeyed, such a header would lead to the trainer's own state, and there would be nothing to dispute.
             grid, payload = own_grid(self.policy, kind, grid, x), None
+        own = (
+            self.yardstick.own_buffer_grid((int(kind), ordinal), grid, x.numel()) if self.yardstick else None
+        )
+        mine = x if own is None else x.clone()
         if grid.residue_bits:
             found, near, steer = self._round_residues((int(kind), ordinal), grid, payload, x, out, key, name)
         else:
@@ -212,6 +217,8 @@ class FollowingContext:
             if found.violations:
                 rule = f"{found.violations} of {len(entries)} entries lie farther than twice the band from a boundary"
                 self.violations.append(Violation(name, found.violation, rule))
+        if own is not None:
+            self.freedom.buffers[(int(kind), ordinal)] = BufferStep.of(mine, out, grid, own, key, name)
         site = SiteMoves(0.0, found.moved, near, longest_square(grid), steer)
         self._count((kind, ordinal), grid, x.numel(), site)
         if kind == Kind.GRADIENT:
