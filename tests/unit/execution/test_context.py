@@ -22,6 +22,7 @@ from tallystick.execution.rounding.context import RecordingContext
 from tallystick.execution.rounding.following import FollowingContext
 from tallystick.execution.rounding.grids import (
     NOISE_BAND,
+    RISES,
     UNSEEN,
     floor_exponent,
     is_noise_only,
@@ -376,20 +377,23 @@ def test_a_noise_floor_is_the_followers_to_measure_and_no_violation() -> None:
 
 
 @pytest.mark.parametrize("policy", [FP64, FP32], ids=["fp64", "fp32"])
-@pytest.mark.parametrize("was_heard", [True, False])
+@pytest.mark.parametrize(
+    ("was_heard", "rise"), [(True, RISES - 1), (True, RISES), (True, RISES + 3), (False, RISES)]
+)
 def test_a_noise_floor_rises_only_with_gradients_that_were_more_than_noise_when_it_was_measured(
-    policy: Policy, was_heard: bool
+    policy: Policy, was_heard: bool, rise: int
 ) -> None:
+    """And by three octaves at most: one that grows farther is measured again."""
     silent = site_grid(policy, Kind.GRADIENT, NOISE_BAND, np.array([-20]))
     loud = site_grid(policy, Kind.GRADIENT, policy.gradient_band[0], np.array([1]))
     first, second = (Kind.GRADIENT, 0), (Kind.GRADIENT, 1)
     base = GridTable({first: loud if was_heard else silent, second: silent})
     context = RecordingContext(policy, GridTable({first: loud, second: silent}), base=base)
-    x = torch.full((4096,), 2.0**4)  # its scale rises from 2**1 to 2**5
+    x = torch.full((4096,), 2.0**rise)  # its scale was 2**1
     context.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
     context.settle_noise()
     context.finish()
-    assert int(context.table.sites[second].scales[0]) == (-20 + 4 if was_heard else -20)
+    assert int(context.table.sites[second].scales[0]) == (-20 + min(rise, RISES) if was_heard else -20)
 
 
 @pytest.mark.parametrize("policy", [FP64, FP32], ids=["fp64", "fp32"])

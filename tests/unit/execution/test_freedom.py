@@ -41,6 +41,7 @@ from tallystick.execution.noise.yardstick import Yardstick, finer_grids, octaves
 from tallystick.execution.rounding.grids import (
     NOISE_BAND,
     OUTGROWN,
+    RISES,
     activation_grid,
     activation_rule,
     site_grid,
@@ -178,13 +179,14 @@ def test_floors_rise_with_the_largest_gradient_also_where_none_was_more_than_noi
         lowest = own.highest_floor(WEIGHT, None)
         assert lowest is not None
         for largest in (-30, -12, -11, 5):
-            risen = 0 if before is None else max(0, largest - before)
+            risen = 0 if before is None else min(max(0, largest - before), RISES + 1)
             assert own.highest_floor(WEIGHT, largest) == lowest + risen
     heard = bf16_yardstick(noise_of(2.0**-14, rms=2.0**-12), gradient_grid(-10))
     lowest = heard.highest_floor(WEIGHT, None)
     assert lowest is not None
-    grown = int(gradient_grid(-10).scales.max()) + 3
-    assert heard.highest_floor(WEIGHT, grown) == lowest + 3
+    for grown in (3, RISES + 1, RISES + 2, 40):
+        largest = int(gradient_grid(-10).scales.max()) + grown
+        assert heard.highest_floor(WEIGHT, largest) == lowest + min(grown, RISES + 1)
 
 
 # -- budgets ----------------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from tallystick.execution.noise.measured import Calibration, SiteNoise
 from tallystick.execution.rounding.grids import (
     ACTIVATIONS,
     OUTGROWN,
+    RISES,
     Site,
     is_noise_only,
     largest_scale,
@@ -296,7 +297,7 @@ class Yardstick:
             return None
         before = largest_scale(self.measured.table)
         before = self._largest_unheard if before is None else before
-        risen = 0 if before is None or largest is None else max(0, largest - before)
+        risen = 0 if before is None or largest is None else min(max(0, largest - before), RISES + 1)
         # An honest floor lies above its noise, and where the band would be too wide above the values.
         spare = risen + max(0, -loudest_band(self.policy)) + 1
         mine = self.measured.table.sites.get(

@@ -21,6 +21,7 @@ from tallystick.execution.dispatch.decisions import DecisionContext
 from tallystick.execution.rounding.grids import (
     NOISE_BAND,
     OUTGROWN,
+    RISES,
     SMALL_FINER,
     SMALL_SITE,
     STILL,
@@ -109,7 +110,7 @@ class RecordingContext:
         if self.current is not None:
             self.table = self.current
         self._grids = dict(self.table.sites)
-        self._rounded: list[Site] = []
+        self._rounded: dict[Site, int] = {}
         self._settled: set[Site] = set()
 
     @property
@@ -126,15 +127,20 @@ class RecordingContext:
     def has_outgrown(self, ordinal: int, rms: float, numel: int) -> bool:
         """Whether a gradient of this size is so much larger than when its noise was measured that it says nothing now.
 
-        One of few elements that is mostly noise, as its quantum says, is as large as that happens to be.
+        One of few elements that is mostly noise is as large as that happens to be.
         """
         place = (Kind.GRADIENT, ordinal)
         base = self.base.sites.get(place)
         if base is None or is_noise_only(base) or not math.isfinite(rms):
             return False
-        if base.residue_bits and numel < SMALL_SITE and base.floor > self.policy.gradient_floor - SMALL_FINER:
+        if self._is_mostly_noise(base, numel):
             return False
         return scale_exponent(rms) > int(base.scales.max()) + OUTGROWN
+
+    def _is_mostly_noise(self, base: SiteGrid, numel: int) -> bool:
+        """Whether a gradient of few elements is as large as its noise happens to be, as its quantum says."""
+        is_loud = base.floor > self.policy.gradient_floor - SMALL_FINER
+        return base.residue_bits > 0 and numel < SMALL_SITE and is_loud
 
     def start_micro_batch(self, micro_batch: int) -> None:
         """Number the decisions of the next micro-batch from 0."""
@@ -194,7 +200,7 @@ class RecordingContext:
             if kind == Kind.GRADIENT and grid.residue_bits:
                 grid = self._grids[place] = self._with_reach(ordinal, grid, x)
             if kind == Kind.GRADIENT:
-                self._rounded.append((kind, ordinal))
+                self._rounded[(kind, ordinal)] = x.numel()
         address = SiteAddress(self.rank, 0, kind, ordinal)
         if grid.residue_bits:
             if x.numel():
@@ -266,17 +272,19 @@ class RecordingContext:
         floor, base = int(grid.scales.min()) + grid.band, self.base.sites.get((Kind.GRADIENT, ordinal))
         if base is None or not is_noise_only(base):
             return floor
-        return min(floor, int(base.scales.min()) + base.band + max(0, self._rise(self.base)))
+        return min(floor, int(base.scales.min()) + base.band + max(0, min(self._rise(self.base), RISES)))
 
     def _rise(self, before: GridTable) -> int:
         """Return by how many octaves the step's largest gradient has grown since ``before``.
 
-        Of those count that were more than noise when the noise was measured: beside the others nothing was measured.
+        Of those count that were more than noise when the noise was measured, and are not mostly noise: one that grows far is
+        measured again, so noise rises by as much at most.
         """
-        heard = self._rounded
+        heard = list(self._rounded)
         if not self.is_calibrated:
             base = self.base.sites
             heard = [place for place in heard if place in base and not is_noise_only(base[place])]
+            heard = [place for place in heard if not self._is_mostly_noise(base[place], self._rounded[place])]
         old = max((int(before.sites[place].scales.max()) for place in heard), default=UNSEEN)
         return 0 if old == UNSEEN else max(int(self._grids[place].scales.max()) for place in heard) - old
 
@@ -288,7 +296,10 @@ class RecordingContext:
         rise = self._rise(self.table)
         for key, grid in self._grids.items():
             if rise and key[0] == Kind.GRADIENT and is_noise_only(grid):
-                self._grids[key] = grid.with_scales(grid.scales.astype(np.int64) + rise)
+                scales, base = grid.scales.astype(np.int64) + rise, self.base.sites.get(key)
+                if base is not None and is_noise_only(base) and base.scales.size == scales.size:
+                    scales = np.minimum(scales, base.scales.astype(np.int64) + RISES)
+                self._grids[key] = grid.with_scales(scales)
 
     def finish(self) -> bytes:
         """Return the step's encoded frame; ``table`` is then the table after the step."""

@@ -27,6 +27,9 @@ LOUDER = 4  # octaves above a policy's widest band that the noise of a gradient 
 NOISE_BAND = -1  # band exponent that marks a noise-only gradient; no policy allows it otherwise
 STILL = 1  # floor of a decision's grid: what lies exactly on a switching point there was seen never to move; else 0
 OUTGROWN = 2  # octaves above the scale at the last calibration, itself at most two too wide, from which on one is due
+RISES = (
+    OUTGROWN + 1
+)  # octaves by which noise that was measured rises with the largest gradient until the next, at most
 UNSEEN = -900  # scale exponent of a site that has had no value but zero: it takes the first one's
 UNSEEN_SAFETY = 6  # octaves between the smallest band and that of a gradient whose noise is not known yet
 UNKNOWN_NOISE = 6  # octaves between the smallest band and that of an activation whose noise is not known yet
