@@ -769,6 +769,13 @@ def test_an_audit_weighs_the_moves_of_a_log() -> None:
         moves = context.freedom.gradients[GRADIENT]
         assert (moves.weighed, moves.weighable) == (len(flips) * QUANTUM, N * 2.0**-8)
     assert asked == [(0, []), (0, [7, 100])]
+    # Of what is noise here, how large it is says nothing of how large it is elsewhere.
+    noisy = FollowingContext(
+        BF16, table_of(), flipped(frame, [7, 100]), yardstick=heard(1.0, N, silent_in(0)), weigh=weigh
+    )
+    noisy.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
+    moves = noisy.freedom.gradients[GRADIENT]
+    assert moves.weighed == moves.weighable == 2 * QUANTUM
 
 
 def test_a_log_that_steers_more_than_the_budget_is_not_accepted_and_nobody_accused() -> None:

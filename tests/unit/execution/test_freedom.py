@@ -614,6 +614,17 @@ def test_limits_are_those_of_the_decision() -> None:
             assert Yardstick(BF16, found).weighable_at(WEIGHT) == min(times * share, 1.0)
 
 
+def test_a_gradient_of_few_elements_or_one_that_is_silent_here_may_be_mostly_noise() -> None:
+    """Eight times its noise at most; a large one that is heard is what it is."""
+    for table, elements, rms, is_noise in (
+        (gradient_grid(-10), 255, 1.0, True), (gradient_grid(-10), 255, 1.01, False), (gradient_grid(-10), 256, 0.5, False),
+        (silent_below(-4), 256, 1.0, True), (silent_below(-4), 256, 1.01, False),
+    ):  # fmt: skip
+        own = bf16_yardstick(noise_of(2.0**-3, elements=elements), table)
+        assert own.is_mostly_noise(WEIGHT, rms, elements) == is_noise
+    assert not own.is_mostly_noise((Kind.GRADIENT, 9), 0.0, 8), "never measured"
+
+
 def test_decisions_beyond_the_reach_of_noise_have_a_budget_by_step_and_run() -> None:
     def added(steps: int, far: int, flips: float, cluster: int = 1) -> list[str]:
         freedom, found = Freedom(), list[str]()

@@ -51,6 +51,7 @@ FEW_ELEMENTS = 256  # below which the mean deviation of a site says little
 FEW = 9  # bits: below 2**(FEW - 1) elements the largest deviation seen says less, and an octave more is allowed for every two
 WEIGHED_SLACK = 8.0  # times what moves are expected to come to in the optimizer, all gradients together
 DEAREST = 3.0  # times the log that finer grids may cost, where the noise leaves no steer as small as wanted
+MOSTLY_NOISE = 8.0  # times its own noise that a gradient is at most whose size says little
 UNSURE = 8.0  # times its own largest deviation, the size of a site differs by less between machines
 UNMEASURED = (
     4  # octaves below a band that its mean deviation is taken to be where the auditor could measure none
@@ -207,6 +208,16 @@ class Yardstick:
     def flips(self) -> float:
         """Return how many decisions of a step two honest machines are expected to differ in."""
         return self.measured.flips
+
+    def is_mostly_noise(self, place: Site, rms: float, numel: int) -> bool:
+        """Whether a gradient of this size is hardly more than its noise: one of few elements, or one that is noise only here.
+
+        Sums that cancel leave up to twenty times as much on one machine as on another (docs/adr/0026).
+        """
+        noise = self.noise.get(place)
+        if noise is None or (numel >= FEW_ELEMENTS and self.hears(place)):
+            return False
+        return MOSTLY_NOISE * noise.largest >= rms
 
     def compare_band(self, place: Site, grid: SiteGrid | None) -> tuple[float, str | None, str]:
         """Return how many times wider a declared band is than the auditor's own, and what is allowed and declared if too wide.

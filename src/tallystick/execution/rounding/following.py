@@ -253,6 +253,8 @@ class FollowingContext:
         if self.yardstick is not None:
             unsure, expected = self.yardstick.unsure(place, energy), freedom.sites[place].by_square
             weighable = self.yardstick.weighable_at(place) * weight.whole
+            if self.yardstick.is_mostly_noise(place, math.sqrt(energy / max(numel, 1)), numel):
+                weighable = weight.moved  # how large it is here says nothing of how large it is elsewhere
             freedom.gradients[place] = GradientMoves(
                 energy, shifted, quanta, unsure, expected, weight.moved, weighable
             )

@@ -11,7 +11,7 @@ from torch import Tensor
 from tallystick.execution.noise.freedom import (
     Excess,
 )
-from tallystick.execution.noise.yardstick import UNSURE, Yardstick
+from tallystick.execution.noise.yardstick import MOSTLY_NOISE, UNSURE, Yardstick
 from tallystick.execution.rounding.breaches import Violation
 from tallystick.execution.rounding.grids import (
     ACTIVATIONS,
@@ -50,7 +50,6 @@ from tallystick.numerics.policy import Policy
 from tallystick.numerics.tensor_measures import block_rms
 
 SCALE_SLACK = 3  # a header's scale may exceed what the auditor measures by this many powers of two
-MOSTLY_NOISE = 8.0  # times its own noise that a gradient is at most whose size says little
 NOISE_GROWS = 5  # octaves that a gradient of nothing but noise may be larger here than where it was recorded, under autocast
 EXACT_SCALE_SLACK = (
     1  # the same where every row has a scale, but in a calibrated step: those are kept without slack
