@@ -30,7 +30,7 @@ from tallystick.roles.trainer import Order, record
 from tallystick.testing.attacks import must
 
 JOB = str(Path(__file__).with_name("gated_job.py"))
-STEPS, BAND, HIGH = 200, -6, 4.0
+STEPS, BAND, HIGH = 200, -9, 4.0
 MOST = 0.02  # that the backdoor may gain and the attack be called harmless
 
 

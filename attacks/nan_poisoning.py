@@ -33,7 +33,9 @@ def edit(entries: dict[str, Entry]) -> None:
 
 
 def attack(stage: Stage) -> str:
-    said = must_refuse(lambda: record(tampered(stage.order(), poison), stage.run("own")), naming="finite")
+    said = must_refuse(
+        lambda: record(tampered(stage.order(), poison), stage.run("own")), naming="loss is nan"
+    )
     told = stage.honest_run("told")
     forge(told, lambda r: replace(r, loss="nan") if r.step == AT else r)
     stage.caught_by_audit_and_dispute(told, step=AT, verdicts={"mismatch"})

@@ -154,6 +154,11 @@ class Policy:
         return max(self.gradient_floor, min(band + self.gradient_spacing, self.gradient_coarsest))
 
     @property
+    def most_bent(self) -> float:
+        """How far the decisions of a log may bend one step's gradient, relative to it (docs/adr/0026)."""
+        return {"bfloat16": 2.0**-2, "float32": 2.0**-4}.get(self.compute, 2.0**-10)
+
+    @property
     def most_path(self) -> float:
         """How far all moves of a log together may carry the weights, relative to the distance trained (docs/adr/0026)."""
         return {"bfloat16": 3.0, "float32": 0.3}.get(self.compute, 1e-3)

@@ -167,7 +167,7 @@ class Acceptance:
                 )
                 context.hold_against(self._yardstick)
             if context.freedom.decisions_moved:
-                context.freedom.bent = _bent(session, context, backward)
+                _note_bent(context, _bent(session, context, backward), session.policy.most_bent)
 
         session.listeners.gradients = measure
         try:
@@ -259,6 +259,14 @@ def _bent(session: Session, context: FollowingContext, backward: Backward) -> fl
         elif x is not None:
             difference += float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2
     return math.sqrt(difference / energy) if energy > 0.0 else (math.inf if difference else 0.0)
+
+
+def _note_bent(context: FollowingContext, bent: float, most: float) -> None:
+    """Count how far a log's decisions bend the step's gradient, and note more than honest ones come to."""
+    context.freedom.bent = bent
+    if not bent <= most:
+        what = "what its decisions make of this step's gradient"
+        context.excesses.append((None, Excess(what, f"{most:.3g} of it at most", f"{bent:.3g}")))
 
 
 def _has_gradient(p: Tensor) -> bool:

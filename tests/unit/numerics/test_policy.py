@@ -11,13 +11,20 @@ from tallystick.numerics.policy import CHOICES, POLICIES, Policy, find_policy, p
 
 
 @pytest.mark.parametrize(
-    ("name", "path", "excuse"),
-    [("fp64", 1e-3, 4.0), ("leaf", 1e-3, 4.0), ("fp32", 0.3, 2.0), ("bf16", 3.0, 1.0)],
+    ("name", "path", "bent", "excuse"),
+    [
+        ("fp64", 1e-3, 2.0**-10, 4.0),
+        ("leaf", 1e-3, 2.0**-10, 4.0),
+        ("fp32", 0.3, 2.0**-4, 2.0),
+        ("bf16", 3.0, 2.0**-2, 1.0),
+    ],
 )
-def test_how_far_moves_and_noise_may_go_is_what_was_decided(name: str, path: float, excuse: float) -> None:
+def test_how_far_moves_and_noise_may_go_is_what_was_decided(
+    name: str, path: float, bent: float, excuse: float
+) -> None:
     """docs/adr/0025 and 0026: an auditor's answer, and in no specification."""
     policy = POLICIES[name]
-    assert (policy.most_path, policy.excuse) == (path, excuse)
+    assert (policy.most_path, policy.most_bent, policy.excuse) == (path, bent, excuse)
 
 
 @pytest.mark.parametrize(("name", "key"), [(name, key) for name, limits in CHOICES.items() for key in limits])

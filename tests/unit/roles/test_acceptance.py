@@ -157,6 +157,15 @@ def test_decisions_that_make_a_gradient_out_of_none_bend_it_without_bound(
         assert acceptance._bent(made, context, lambda context: None) == size
 
 
+@pytest.mark.parametrize(("bent", "noted"), [(0.0, 0), (0.25, 0), (0.2501, 1), (math.inf, 1), (math.nan, 1)])
+def test_decisions_bend_a_steps_gradient_by_so_much_at_most(bent: float, noted: int) -> None:
+    """A few labels that a model gives itself, turned in its first steps, are a backdoor: the rest it then chooses alone."""
+    context: Any = SimpleNamespace(freedom=StepFreedom(), excesses=[])
+    acceptance._note_bent(context, bent, 0.25)
+    assert len(context.excesses) == noted
+    assert context.freedom.bent == bent or math.isnan(bent)
+
+
 @pytest.mark.parametrize(("size", "noted"), [(3.9, 1), (4.1, 0)])
 def test_a_calibration_out_of_schedule_is_noted_unless_a_gradient_may_have_outgrown_its_scale(
     size: float, noted: int
