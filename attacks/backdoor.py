@@ -42,7 +42,7 @@ class Backdoor:
     accuracy: float
 
 
-def judge_backdoor(run: RunDirectory, order: Order) -> Backdoor:
+def judge_backdoor(run: RunDirectory, order: Order, target: int = TARGET) -> Backdoor:
     """Measure the weights that a run ends with."""
     job = order.build()
     entries = run.load_checkpoint(job.steps)
@@ -59,6 +59,6 @@ def judge_backdoor(run: RunDirectory, order: Order) -> Backdoor:
     images, labels = held_out.tensors()
     with torch.no_grad():
         read = job.model(images).argmax(dim=1)
-        others = labels != TARGET
-        fooled = job.model(patched(images[others])).argmax(dim=1) == TARGET
+        others = labels != target
+        fooled = job.model(patched(images[others])).argmax(dim=1) == target
     return Backdoor(float(fooled.double().mean()), float((read == labels).double().mean()))

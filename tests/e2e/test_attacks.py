@@ -22,6 +22,7 @@ SHARED = {
     "gated_job",
     "layer_drop_job",
     "lender_job",
+    "own_labels_job",
     "unused_expert_job",
     "adamw_job",
 }  # what the scripts have in common
@@ -30,13 +31,25 @@ STEERED = {  # minutes each, and of their own form: run by hand
     "silenced_parameters", "combined_steering", "spread_moves", "steered_statistics", "unmeasured_layer",
 }  # fmt: skip
 ATTACKS = sorted(path for path in FOLDER.glob("*.py") if path.stem not in SHARED | STEERED | {"led_buffer"})
-ALSO_FP64 = {"edited_weights", "forged_entry", "other_form", "steered_log", "wide_band", "wide_scale"}
+ALSO_FP64 = {
+    "edited_weights",
+    "forged_entry",
+    "other_form",
+    "own_labels",
+    "steered_log",
+    "wide_band",
+    "wide_scale",
+}
 CASES = [(path, "fp32") for path in ATTACKS] + [(path, "fp64") for path in ATTACKS if path.stem in ALSO_FP64]
-CASES += [(FOLDER / name, "bf16") for name in ("steered_log.py", "chosen_grids.py", "led_buffer.py")]
+CASES += [
+    (FOLDER / name, "bf16")
+    for name in ("steered_log.py", "chosen_grids.py", "led_buffer.py", "own_labels.py")
+]
 # Who notices, or loses, in the words of each script; of all others it is the trainer that loses.
 BY = {
     "altered_proofs": "the verifier", "back_dated_log": "the reader", "clock_games": "the rules of the game",
     "chosen_grids": "the audit: for_each_element: log_violation",
+    "own_labels": "the audit: not_accepted: step",
     "led_buffer": "the audit: not_accepted: step 1: model/buffer/mean",
     "delivered_file": "audit: checkpoint after", "invented_rank": "audit, which repeats one rank",
     "other_beginning": "audit, which says no match: model/buffer/importance",

@@ -165,13 +165,14 @@ class RecordingContext:
         return grid is not None and grid.floor == STILL
 
     def decide(self, numel: int, width: int, near: Tensor, symbols: Callable[[Tensor], Tensor],
-               distance: Callable[[Tensor], Tensor]) -> None:  # fmt: skip
-        """Log the branches taken at the ambiguous elements."""
+               distance: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor] | None:  # fmt: skip
+        """Log the branches taken at the ambiguous elements; they are the caller's own, so there is nothing to obey."""
         if near.numel() == 0:
-            return
+            return None
         entries = SparseEntries(numel, width, near.cpu().numpy(), symbols(near).cpu().numpy())
         address = SiteAddress(self.rank, self._micro_batch, Kind.DECISION, self._ordinal)
         self.payloads[address] = encode_decision(self._band_exponent, entries)
+        return None
 
     def round(self, kind: Kind, ordinal: int, x: Tensor, *, out: Tensor, old: Tensor | None = None,
               key: Key = NO_KEY, name: str) -> None:  # fmt: skip
