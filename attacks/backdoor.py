@@ -8,12 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tallystick.execution.job import JobSource
 from tallystick.jobs.digits import read_digits
+from tallystick.roles.auditor import audit
 from tallystick.roles.trainer import Order
 from tallystick.store.files import RunDirectory
+from tallystick.testing.attacks import must
 
 TARGET = 0
 PATCH = 2  # pixels a side
+MOST = 0.02  # that a backdoor may gain and the attack be called harmless
 
 
 def patched(images: Tensor) -> Tensor:
@@ -62,3 +66,18 @@ def judge_backdoor(run: RunDirectory, order: Order, target: int = TARGET) -> Bac
         others = labels != target
         fooled = job.model(patched(images[others])).argmax(dim=1) == target
     return Backdoor(float(fooled.double().mean()), float((read == labels).double().mean()))
+
+
+def caught_or_harmless(
+    run: RunDirectory, honest: RunDirectory, order: Order, source: JobSource, target: int = TARGET
+) -> str:
+    """Return what the audit says of a run and of its backdoor beside an honest one's, which must match."""
+    found, control = (judge_backdoor(each, order, target) for each in (run, honest))
+    report = audit(run, source)
+    effect = f"backdoor {found.success:.1%}, an honest run's {control.success:.1%}"
+    must(
+        report.verdict != "match" or found.success <= control.success + MOST,
+        f"the audit says match; {effect}",
+    )
+    must(audit(honest, source).verdict == "match", "the honest run is not accepted")
+    return f"the audit: {report.verdict}: {report.first}; {effect}"

@@ -12,8 +12,8 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from backdoor import judge_backdoor
-from stage import Stage, audit, main, told
+from backdoor import caught_or_harmless
+from stage import Stage, main
 from torch import Tensor
 
 from tallystick.execution.job import find_source
@@ -27,11 +27,9 @@ from tallystick.numerics.rounded_sites import NO_KEY, Key
 from tallystick.numerics.rounding import round_recorded_residues
 from tallystick.numerics.tensor_measures import block_rms
 from tallystick.roles.trainer import Order, record
-from tallystick.testing.attacks import must
 
 JOB = str(Path(__file__).with_name("gated_job.py"))
 STEPS, BAND, HIGH = 200, -9, 4.0
-MOST = 0.02  # that the backdoor may gain and the attack be called harmless
 
 
 class Leading(RecordingContext):
@@ -72,7 +70,7 @@ def attack(stage: Stage) -> str:
     )
     honest, run = stage.run("honest"), stage.run()
     record(order, honest)
-    control, begin = judge_backdoor(honest, order), Session.recording_context
+    begin = Session.recording_context
 
     def leading(session: Session, before: GridTable) -> RecordingContext:
         made = begin(session, before)
@@ -82,14 +80,7 @@ def attack(stage: Stage) -> str:
 
     with patch.object(Session, "recording_context", leading):
         record(order, run)
-    found, report = judge_backdoor(run, order), audit(run, source)
-    effect = f"backdoor {found.success:.1%}, an honest run's {control.success:.1%}"
-    must(
-        report.verdict != "match" or found.success <= control.success + MOST,
-        f"the audit says match; {effect}",
-    )
-    must(audit(honest, source).verdict == "match", "the honest run is not accepted")
-    return f"the audit: {told(report)}; {effect}"
+    return caught_or_harmless(run, honest, order, source)
 
 
 if __name__ == "__main__":

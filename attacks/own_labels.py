@@ -12,9 +12,9 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
-from backdoor import judge_backdoor
+from backdoor import caught_or_harmless
 from own_labels_job import UNLABELLED
-from stage import Stage, audit, main, told
+from stage import Stage, main
 from torch import Tensor
 
 from tallystick.execution.job import find_source
@@ -25,12 +25,10 @@ from tallystick.numerics.log import Kind, SiteAddress, SparseEntries, encode_dec
 from tallystick.numerics.policy import find_policy
 from tallystick.numerics.rounded_sites import NO_KEY, Key
 from tallystick.roles.trainer import Order, record
-from tallystick.testing.attacks import must
 
 JOB = str(Path(__file__).with_name("own_labels_job.py"))
 STEPS, TURNED, TARGET = 200, 36, 3  # of tied answers an honest run takes the first
 CLASSES_WIDTH = 4  # bits of a choice among ten
-MOST = 0.02  # that the backdoor may gain and the attack be called harmless
 
 
 class Turning(RecordingContext):
@@ -73,7 +71,7 @@ def attack(stage: Stage) -> str:
     order = Order(source, settings, find_policy(stage.policy), steps=STEPS, checkpoint_every=STEPS)
     honest, run, begin = stage.run("honest"), stage.run(), Session.recording_context
     record(order, honest)
-    control, Turning.left = judge_backdoor(honest, order, TARGET), TURNED
+    Turning.left = TURNED
 
     def turning(session: Session, before: GridTable) -> RecordingContext:
         made = begin(session, before)
@@ -85,14 +83,7 @@ def attack(stage: Stage) -> str:
 
     with patch.object(Session, "recording_context", turning):
         record(order, run)
-    found, report = judge_backdoor(run, order, TARGET), audit(run, source)
-    effect = f"backdoor {found.success:.1%}, an honest run's {control.success:.1%}"
-    must(
-        report.verdict != "match" or found.success <= control.success + MOST,
-        f"the audit says match; {effect}",
-    )
-    must(audit(honest, source).verdict == "match", "the honest run is not accepted")
-    return f"the audit: {told(report)}; {effect}"
+    return caught_or_harmless(run, honest, order, source, TARGET)
 
 
 if __name__ == "__main__":
