@@ -131,10 +131,8 @@ def overhead(
     source, chosen = find_source(job), find_policy(policy)
     load_kernels(chosen)
     given = dict(settings or {})
-    plain, best = (
-        PlainLoop(source.build(given), COMPUTE[policy]),
-        PlainLoop(source.build(given), torch.float32),
-    )
+    plain = PlainLoop(source.build(given), COMPUTE[policy])
+    best = PlainLoop(source.build(given), torch.float32)
     fuse(best.job.optimizer)
     run = MemoryRun(source.build(given), chosen, seed=0)
     first, again = run.begin(), list[float]()
@@ -150,10 +148,8 @@ def overhead(
         again += [] if due is None else [due]
         record, frame, found["record"] = run.step()
         found["audit"] = _follow(replay, record, frame)
-        say(
-            f"round {number + 1}/{warm_up + rounds}: "
-            + ", ".join(f"{k} {v['total']:.3f} s" for k, v in found.items())
-        )
+        seconds = ", ".join(f"{who} {times['total']:.3f} s" for who, times in found.items())
+        say(f"round {number + 1}/{warm_up + rounds}: {seconds}")
         measured += [found] if number >= warm_up else []
         sizes += [len(frame)] if number >= warm_up else []
     if not again:

@@ -1,7 +1,8 @@
-"""What the project's own files say of each other is true: version, inputs of the action, targets, files of the image."""
+"""What the project's own files say of each other is true: version, inputs of the action, targets, the image; no file is long."""
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -59,3 +60,15 @@ def test_contributing_names_targets_that_are_there() -> None:
     targets = set(re.findall(r"^([a-z-]+):", read("Makefile"), re.MULTILINE))
     named = set(re.findall(r"`make ([a-z-]+)", read("CONTRIBUTING.md") + read("README.md")))
     assert named <= targets
+
+
+def test_no_file_is_longer_than_500_lines_and_no_function_than_60() -> None:
+    long: list[str] = []
+    for path in sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "bench").rglob("*.py")]):
+        text = path.read_text(encoding="utf-8")
+        long += [path.name] if len(text.splitlines()) > 500 else []
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                long += [f"{path.name}: {node.name}, {lines} lines"] if lines > 60 else []
+    assert not long

@@ -92,10 +92,7 @@ def calibrate(
         weights = _expected_weights(session, plain[0], heard.gradients, chosen.table)
         whole = sum(weight.whole for weight in weights.values())
         weighed = sum(weight.moved for weight in weights.values()) / whole if whole > 0.0 else 0.0
-        ratios = {
-            place: weight.moved / weight.whole for place, weight in weights.items() if weight.whole > 0.0
-        }
-        chosen = replace(chosen, weighed=weighed, weights=ratios)
+        chosen = replace(chosen, weighed=weighed, weights=_ratios(weights))
     sizes = heard.seen.sizes[-counting:]
     steady = not counting or (min(sizes) > 0.0 and min(sizes) * UNSTEADY >= max(sizes))
     flips = max(heard.flips, sum(heard.crossed) / max(len(heard.crossed), 1))
@@ -199,6 +196,10 @@ def _expected_weights(
         quanta = torch.from_numpy(np.exp2(grid.scales.astype(np.float64) + grid.floor))
         weights[(Kind.GRADIENT, ordinal)] = weighing.expected(session.parameters[ordinal][1], x, y, quanta)
     return weights
+
+
+def _ratios(weights: dict[Site, Weight]) -> dict[Site, float]:
+    return {place: weight.moved / weight.whole for place, weight in weights.items() if weight.whole > 0.0}
 
 
 def _verify_repeated(session: Session, first: list[Tensor | None], again: list[Tensor | None]) -> None:
