@@ -89,6 +89,7 @@ class Acceptance:
         self._weights = _copied(session)
         if self._end != session.step:
             self._travelled, self._first = self.freedom.distance, _copied(session)
+            self.freedom.leave_out_steps()
         if (
             self._end != session.step
             or self._weighing is None

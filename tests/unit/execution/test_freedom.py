@@ -346,14 +346,24 @@ def test_a_buffer_is_followed_on_the_auditors_own_grid_where_its_band_is_wider_b
     )
 
 
-def held_still(update: float, steps: int, jitter: float = 0.0) -> Freedom:
-    """A buffer beside a large one, on a grid of quantum 2**-3, that stays where it is while it should go by ``update``."""
+def held_still(update: float, steps: int, jitter: float = 0.0, left_out: int = 0) -> Freedom:
+    """A buffer beside a large one, on a grid of quantum 2**-3, that stays where it is while it should go by ``update``.
+
+    After every ``left_out`` steps some are left out in which it goes far, or its band is not wide.
+    """
     freedom, excesses = Freedom(), list[str]()
     stated, own = (site_grid(FP32, Kind.BUFFER, band, np.array([9])) for band in (-16, -19))
     assert 2.0 ** (9 + stated.floor) == 2.0**-3
     rng = np.random.default_rng(1)
-    for _ in range(steps):
-        found = torch.tensor([500.0, 0.75 - update + jitter * float(rng.uniform(-1.0, 1.0))])
+    far = 0.0
+    for number in range(steps):
+        if left_out and number % left_out == left_out - 1:
+            far += 8.0
+            if far % 16.0:
+                freedom.leave_out_steps()
+            else:
+                freedom.add(StepFreedom())
+        found = torch.tensor([500.0, far + 0.75 - update + jitter * float(rng.uniform(-1.0, 1.0))])
         rounded = torch.empty_like(found)
         round_recorded(found, stated, out=rounded, name="stats")
         step = StepFreedom(
@@ -369,6 +379,7 @@ def test_a_buffer_that_a_wide_band_holds_still_is_led_and_one_whose_errors_go_ei
     assert held_still(0.05, 40).silenced_parameters == 0, "a few errors the same way are chance"
     assert held_still(0.0, 400, jitter=0.3).silenced_parameters == 0
     assert held_still(0.0, 400).silenced_parameters == 0
+    assert held_still(0.05, 400, left_out=8).silenced_parameters > 0, "a way that nobody saw is none"
 
 
 def test_moves_of_an_activation_that_was_never_measured_are_as_few_as_its_band_makes_them() -> None:

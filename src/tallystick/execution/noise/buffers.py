@@ -16,9 +16,7 @@ from tallystick.numerics.grid_table import SiteGrid
 from tallystick.numerics.rounded_sites import Key
 from tallystick.numerics.rounding import round_recorded, round_recorded_residues
 
-LED = (
-    2.0**-3
-)  # of the way that an element went before rounding, in all steps, by which rounding may have led it
+LED = 2.0**-3  # of the way that an element went before rounding, in all steps, that rounding may have led it
 QUANTA, A_ROOT = 4.0, 1.5
 """Quanta besides, and for the root of the number of steps: five deviations of errors that go either way."""
 
@@ -62,14 +60,14 @@ class LedBuffer:
     """Such steps of one buffer.
 
     Attributes:
-        last: as it was rounded in the last of them.
+        last: as it was rounded in the step before; None if that is not one of them.
         way: how far its elements went before rounding, added up.
         led: how far rounding took them from the auditor's own, signs kept.
         quantum: the largest.
         steps: how many they are.
     """
 
-    last: Tensor
+    last: Tensor | None
     way: Tensor
     led: Tensor
     quantum: Tensor
@@ -77,13 +75,14 @@ class LedBuffer:
 
     @classmethod
     def of(cls, step: BufferStep) -> LedBuffer:
-        """Return that of no step yet; the first says only where the buffer was."""
+        """Return that of no step yet."""
         nothing = torch.zeros_like(step.found)
-        return cls(step.found, nothing, nothing.clone(), nothing.clone())
+        return cls(None, nothing, nothing.clone(), nothing.clone())
 
     def add(self, step: BufferStep) -> None:
-        """Count a step in."""
-        self.way += (step.found - self.last).abs()
+        """Count a step in; where the one before is not known, the way that it went is not."""
+        if self.last is not None:
+            self.way += (step.found - self.last).abs()
         self.led += step.rounded - step.own
         self.quantum = torch.maximum(self.quantum, step.quantum)
         self.last = step.rounded

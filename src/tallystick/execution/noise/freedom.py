@@ -300,6 +300,11 @@ class Freedom:
             *_excess_in_number(None, self.decisions_far, self.decision_budget, "decisions moved so far"),
         ]
 
+    def leave_out_steps(self) -> None:
+        """Forget where buffers were: the next step does not follow the one that was added last."""
+        for led in self.buffers.values():
+            led.last = None
+
     def _count(self, step: StepFreedom) -> None:
         """Add up what is a plain sum or maximum."""
         self.cluster = max(self.cluster, step.cluster)
@@ -375,6 +380,8 @@ class Freedom:
 
     def _add_buffers(self, step: StepFreedom) -> Iterator[tuple[Site | None, Excess]]:
         """Count where rounding on bands wider than the auditor's own led buffers."""
+        for place in self.buffers.keys() - step.buffers.keys():
+            self.buffers[place].last = None
         for place, found in step.buffers.items():
             led = self.buffers.setdefault(place, LedBuffer.of(found))
             led.add(found)
