@@ -47,6 +47,7 @@ CASES: dict[str, tuple[str, dict[str, str]]] = {
     "gated_halves": ("gated_halves", {}),
     "max_aggregation": ("max_aggregation", {}),
     "self_distilled": ("self_distilled", {}),
+    "answer_bank": ("answer_bank", {}),
     "buckets_copied": ("whole_numbers", {"how": "copy"}),
     "buckets_cast": ("whole_numbers", {"how": "long"}),
     "buckets_floored": ("whole_numbers", {"how": "floor"}),

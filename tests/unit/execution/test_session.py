@@ -96,6 +96,51 @@ def test_a_step_inside_a_step_and_an_optimizer_step_while_measuring_are_refused(
         session.open_step.finish()
 
 
+class Counting(nn.Module):
+    """A layer that keeps count beside it: in whole numbers, in a large buffer, and in one that is assigned anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.register_buffer("seen", torch.zeros(3, dtype=torch.int64))
+        self.register_buffer("large", torch.zeros((1 << 16) + 1))
+        self.register_buffer("mean", torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        with torch.no_grad():
+            self.seen[1] += 1
+            self.large += 1.0
+            self.mean = self.mean + 1.0
+        return y
+
+
+@BOTH
+def test_between_a_pass_and_its_rounding_all_buffers_are_what_they_were_before_the_step(policy: str) -> None:
+    """Passes began from whole numbers and large buffers that the step had written: an honest trainer was called a liar."""
+    model = Counting()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    session = Session(model, optimizer, policy=find_policy(policy), seed=1)
+    session.prepare()
+    calibrated(session, model)
+
+    def counts() -> list[int]:
+        return [int(model.seen[1]), int(model.large[0]), int(model.mean[0])]
+
+    assert counts() == [0, 0, 0]
+    with session.stepping(session.recording_context(session.table)):
+        backward(session, model)
+        assert counts() == [1, 1, 1]
+        with session.interlude():
+            assert counts() == [0, 0, 0]
+            calibrated(session, model)
+            assert counts() == [0, 0, 0]
+        assert counts() == [1, 1, 1]
+        optimizer.step()
+        session.open_step.finish()
+    assert counts() == [1, 1, 1]
+
+
 @BOTH
 def test_a_closure_is_refused(policy: str) -> None:
     model, optimizer, session = small(policy)

@@ -46,10 +46,7 @@ def gradients_under(
 def put_back(session: Session, before: dict[str, Tensor]) -> None:
     """Undo what a forward and backward pass did to buffers and gradients."""
     session.model.zero_grad(set_to_none=True)
-    with torch.no_grad():
-        for name, tensor in session.tensors.all_buffers():
-            if name in before and not torch.equal(tensor, before[name].to(tensor.dtype)):
-                tensor.copy_(before[name])
+    session.tensors.put_back(before)
 
 
 @contextmanager

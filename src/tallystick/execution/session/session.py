@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tallystick.errors import InvalidInput, Nondeterminism, ProtocolViolation
 from tallystick.execution.determinism import repeatable
@@ -271,16 +271,14 @@ class Session:
     def interlude(self) -> Generator[None]:
         """Between a step's backward pass and its rounding, be where the step has not begun: for other passes over it.
 
-        Inside, floating buffers of at most ``state.SMALL`` elements are what they were before the step and parameters have
-        no gradients; gradients, buffers and the open step are then put back.
+        Inside, buffers are what they were before the step and parameters have no gradients; gradients, buffers and the open
+        step are then put back.
         """
         opened, self._open = self.open_step, None
         gradients = [p.grad for _, p in self.parameters]
-        after: list[tuple[Tensor, Tensor]] = []
-        for buffer, before in opened.slow.changed():
-            after.append((buffer, buffer.clone()))
-            with torch.no_grad():
-                buffer.copy_(before)
+        before = opened.slow.before()
+        after = {name: tensor.clone() for name, tensor in self.tensors.all_buffers() if name in before}
+        self.tensors.put_back(before)
         for _, p in self.parameters:
             p.grad = None
         try:
@@ -289,9 +287,7 @@ class Session:
             self._open = opened
             for (_, p), gradient in zip(self.parameters, gradients, strict=True):
                 p.grad = gradient
-            with torch.no_grad():
-                for buffer, values in after:
-                    buffer.copy_(values)
+            self.tensors.put_back(after)
 
     def _before_optimizer(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -30,16 +30,13 @@ class SlowTensors:
     ) -> None:
         self.rounding, self.arithmetic, self.follows_up = rounding, arithmetic, follows_up
         self.tensors, self.trained = state.tensors, state.trained
-        self._seen = {name: _looked_at(tensor) for name, tensor in self.tensors.slow_values()}
+        self._seen = {name: _looked_at(name, tensor) for name, tensor in self.tensors.slow_values()}
+        self._whole = {name: tensor.clone() for name, tensor in self.tensors.whole_buffers()}
 
-    def changed(self) -> list[tuple[Tensor, Tensor]]:
-        """Return the tensors of at most ``SMALL`` elements that changed, each with what it was."""
-        found: list[tuple[Tensor, Tensor]] = []
-        for name, tensor in self.tensors.slow_values():
-            before = self._seen[name][2]
-            if isinstance(before, Tensor) and not torch.equal(tensor, before):
-                found.append((tensor, before))
-        return found
+    def before(self) -> dict[str, Tensor]:
+        """Return what the buffers were when the step began, those of whole numbers included, by name."""
+        floating = ((name, values) for name, (_, _, values) in self._seen.items())
+        return self._whole | {name: values for name, values in floating if isinstance(values, Tensor)}
 
     def round_buffers(self) -> None:
         """Round the buffers that changed since they were last looked at.
@@ -62,7 +59,7 @@ class SlowTensors:
                 if dense is not buffer:
                     buffer.copy_(dense)
             if self.follows_up:
-                self._seen[name] = _looked_at(buffer)
+                self._seen[name] = _looked_at(name, buffer)
 
     @contextmanager
     def following_up(self) -> Generator[None]:
@@ -110,10 +107,10 @@ class SlowTensors:
                 site = slow_ordinal(self.trained, ordinal, is_portable=self.arithmetic.is_portable)
                 self.rounding.state(site, new, old, out, name)
                 tensor.data = out
-                self._seen[name] = _looked_at(tensor)
+                self._seen[name] = _looked_at(name, tensor)
 
     def _has_changed(self, name: str, buffer: Tensor) -> bool:
-        """Compare values, or for large buffers a sum over their bits: batch norm and ``.data`` do not count their writes."""
+        """Compare values, or of what is large and frozen a sum over the bits: batch norm and ``.data`` do not count writes."""
         pointer, version, before = self._seen[name]
         if isinstance(before, Tensor):
             return not torch.equal(buffer, before)
@@ -122,7 +119,8 @@ class SlowTensors:
         ) != before
 
 
-def _looked_at(tensor: Tensor) -> tuple[int, int, Tensor | int]:
-    """Return what shows later whether a buffer was changed."""
-    values = tensor.clone() if tensor.numel() <= SMALL else fingerprint_bits(tensor)
+def _looked_at(name: str, tensor: Tensor) -> tuple[int, int, Tensor | int]:
+    """Return what shows later whether a tensor was changed, and of a buffer what it was."""
+    is_kept = "/buffer/" in name or tensor.numel() <= SMALL
+    values = tensor.clone() if is_kept else fingerprint_bits(tensor)
     return tensor.data_ptr(), tensor._version, values

@@ -89,6 +89,13 @@ class ModelTensors:
         yield from self.slow_values()
         yield from self.whole_buffers()
 
+    def put_back(self, values: Mapping[str, Tensor]) -> None:
+        """Give tensors that a pass has changed, or assigned anew, the ``values`` that they had, by name."""
+        with torch.no_grad():
+            for name, tensor in self.all_buffers():
+                if name in values and not torch.equal(tensor, values[name].to(tensor.dtype)):
+                    tensor.copy_(values[name])
+
     def convert(self, arithmetic: Arithmetic) -> None:
         """Give every floating tensor the policy's dtype and a contiguous layout; values become float32 values.
 
