@@ -48,6 +48,7 @@ CASES: dict[str, tuple[str, dict[str, str]]] = {
     "max_aggregation": ("max_aggregation", {}),
     "self_distilled": ("self_distilled", {}),
     "answer_bank": ("answer_bank", {}),
+    "zero_head": ("zero_head", {}),
     "buckets_copied": ("whole_numbers", {"how": "copy"}),
     "buckets_cast": ("whole_numbers", {"how": "long"}),
     "buckets_floored": ("whole_numbers", {"how": "floor"}),

@@ -20,21 +20,25 @@ from torch import Tensor
 from tallystick.errors import InvalidInput, Nondeterminism
 from tallystick.execution.noise.calibration import calibrate
 from tallystick.execution.noise.freedom import Excess, Freedom
-from tallystick.execution.noise.passes import gradients_under
 from tallystick.execution.noise.survey import Backward
 from tallystick.execution.noise.weighing import Weighing, is_linear
 from tallystick.execution.noise.yardstick import Yardstick
 from tallystick.execution.rounding.following import FollowingContext
-from tallystick.execution.rounding.grids import OUTGROWN, is_noise_only, scale_exponent
+from tallystick.execution.rounding.grids import OUTGROWN, Site, is_noise_only, scale_exponent
+from tallystick.execution.rounding.headers import NOISE_GROWS
 from tallystick.execution.session.hyperparameters import read_hyperparameters
 from tallystick.execution.session.session import Session
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Kind, decode_frame
 from tallystick.numerics.policy import POLICIES
+from tallystick.roles.bending import StepBend, TensorBend, bend_of
 from tallystick.roles.run_writer import size_of
 
 REPEATS = 3
 """Jittered repetitions of a measurement, one more of the first: twice a trainer's, whose largest of few may be the larger."""
+
+
+SINGLE = 4.0  # times what decisions may bend a step's whole gradient that they may bend one tensor's
 
 
 @dataclass(frozen=True)
@@ -80,11 +84,12 @@ class Acceptance:
     _measured: int = 0
     _travelled: float = 0.0
     _weighing: Weighing | None = None
+    _bends: dict[str, TensorBend] = field(default_factory=dict[str, TensorBend])
     _before: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def begin(self, session: Session) -> None:
         """Begin with steps that follow the session's state: the noise is measured before the first, whatever the schedule."""
-        self._before = copy.deepcopy(vars(self.freedom))
+        self._before = copy.deepcopy({"freedom": vars(self.freedom), "bends": self._bends})
         self._yardstick = None if self._end != session.step else self._yardstick
         self._weights = _copied(session)
         if self._end != session.step:
@@ -99,7 +104,8 @@ class Acceptance:
 
     def discard(self) -> None:
         """Take back what was counted since ``begin``: steps that differ say nothing of what a log moves."""
-        vars(self.freedom).update(self._before)
+        vars(self.freedom).update(self._before["freedom"])
+        self._bends = self._before["bends"]
         self._excesses, self._end = [], -1
 
     def end(self, session: Session) -> list[tuple[int, Excess]]:
@@ -167,8 +173,7 @@ class Acceptance:
                     session.policy, before.measured, self._yardstick, is_trainers=before.is_trainers
                 )
                 context.hold_against(self._yardstick)
-            if context.freedom.decisions_moved:
-                _note_bent(context, _bent(session, context, backward), session.policy.most_bent)
+            self._note_bend(session, context, bend_of(session, context, backward))
 
         session.listeners.gradients = measure
         try:
@@ -176,21 +181,63 @@ class Acceptance:
         finally:
             session.listeners.gradients = None
 
+    def _note_bend(self, session: Session, context: FollowingContext, bend: StepBend) -> None:
+        """Count how far a log's decisions bend the step, and note more than honest ones come to."""
+        most, context.freedom.bent = session.policy.most_bent, bend.whole
+        if not bend.whole <= most:
+            what = "what its decisions make of this step's gradient"
+            context.excesses.append((None, Excess(what, f"{most:.3g} of it at most", f"{bend.whole:.3g}")))
+        gradients = {name: (int(Kind.GRADIENT), n) for n, (name, _) in enumerate(session.parameters)}
+        for name, tensor in bend.tensors.items():
+            place = gradients.get(name)
+            moved = self._above_noise(name, place, tensor, session)
+            if place is not None and not moved <= (SINGLE * most) ** 2 * tensor.own:
+                stated = math.sqrt(moved / tensor.own) if tensor.own > 0.0 else math.inf
+                what = f"{name}: what the log's decisions make of this gradient"
+                excess = Excess(what, f"{SINGLE * most:.3g} of it at most", f"{stated:.3g}")
+                context.excesses.append((place, excess))
+            self._bends.setdefault(name, TensorBend()).add(moved, tensor.own)
+
+    def _above_noise(self, name: str, place: Site | None, bend: TensorBend, session: Session) -> float:
+        """Return how far decisions moved a gradient or a buffer, squared, beyond what noise does to it too."""
+        assert self._yardstick is not None
+        if bend.moved == 0.0:
+            return 0.0
+        if place is None:
+            buffers = {site.name: site.ordinal for site in session.sites if site.kind == Kind.BUFFER}
+            noise = self._yardstick.noise.get((Kind.BUFFER, buffers.get(name, -1)))
+            expected = 0.0 if noise is None else noise.elements * noise.largest**2
+        else:
+            numel = session.parameters[place[1]][1].numel()
+            if self._yardstick.is_mostly_noise(place, math.sqrt(bend.own / max(numel, 1)), numel):
+                return 0.0
+            expected = self._yardstick.unsure(place, bend.own)
+        return 0.0 if bend.moved <= expected else bend.moved - expected  # what is not a number is more
+
     def _check_event(self, session: Session, context: FollowingContext) -> None:
         """Note a calibration out of schedule in a step where no gradient has outgrown its scale: grids are new ones there.
 
-        An octave is the auditor's doubt.
+        An octave is the auditor's doubt. Noise that has reached its floor where the run was recorded may be smaller here; then
+        the calibration has raised the floor, or found it to be a signal.
         """
         for ordinal, (_, p) in enumerate(session.parameters):
             place = (int(Kind.GRADIENT), ordinal)
-            base = session.base.sites.get(place)
-            if p.grad is None or not p.numel() or base is None or is_noise_only(base):
+            base, now = session.base.sites.get(place), context.table.sites.get(place)
+            if p.grad is None or not p.numel() or base is None:
                 continue
             size = size_of(p.grad)
-            if not math.isfinite(size) or scale_exponent(size) >= int(base.scales.max()) + OUTGROWN:
+            if not math.isfinite(size):
+                return
+            least = int(base.scales.max()) + OUTGROWN
+            if is_noise_only(base):
+                floor = int(base.scales.min()) + base.band
+                if now is None or (is_noise_only(now) and int(now.scales.min()) + now.band <= floor):
+                    continue
+                least = floor - NOISE_GROWS
+            if scale_exponent(size) >= least:
                 return
         if session.base.sites:
-            own = f"only where a gradient is {OUTGROWN} octaves above its scale at the last one"
+            own = f"only where a gradient is {OUTGROWN} octaves above its scale at the last one, or has reached its floor"
             context.excesses.append((None, Excess("calibration out of schedule", own, "in this step")))
 
     def count(self, session: Session, context: FollowingContext) -> None:
@@ -230,44 +277,11 @@ class Acceptance:
         ):
             if limit is not None and not value <= limit:
                 found.append(Excess(name, f"{limit:.3g} at most", f"{value:.3g}"))
+        for name, bend in self._bends.items():
+            if not bend.share <= policy.most_bent:
+                what = f"{name}: what the log's decisions make of it, over all steps"
+                found.append(Excess(what, f"{policy.most_bent:.3g} of it at most", f"{bend.share:.3g}"))
         return found
-
-
-class _OwnBranches(FollowingContext):
-    """Follows a log but for its decisions: the follower's own stay."""
-
-    def pending(self, x: Tensor) -> bool:
-        """Go to the next site; nothing is obeyed there."""
-        super().pending(x)
-        return False
-
-
-def _bent(session: Session, context: FollowingContext, backward: Backward) -> float:
-    """Return the relative L2 size of what the log's decisions make of the step's gradient, which is there, unrounded."""
-    bent = [None if p.grad is None else p.grad.detach() for _, p in session.parameters]
-    own = _OwnBranches(
-        context.policy, session.table, context.frame, context.base, context.rank, sites=context.sites
-    )
-    with session.interlude():
-        before = {name: tensor.clone() for name, tensor in session.tensors.all_buffers()}
-        plain, _, _ = gradients_under(session, backward, own, before)
-    difference = energy = 0.0
-    for x, y in zip(bent, plain, strict=True):
-        if y is not None:
-            energy += float(torch.linalg.vector_norm(y, dtype=torch.float64)) ** 2
-            moved = y if x is None else x.double() - y.double()
-            difference += float(torch.linalg.vector_norm(moved, dtype=torch.float64)) ** 2
-        elif x is not None:
-            difference += float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2
-    return math.sqrt(difference / energy) if energy > 0.0 else (math.inf if difference else 0.0)
-
-
-def _note_bent(context: FollowingContext, bent: float, most: float) -> None:
-    """Count how far a log's decisions bend the step's gradient, and note more than honest ones come to."""
-    context.freedom.bent = bent
-    if not bent <= most:
-        what = "what its decisions make of this step's gradient"
-        context.excesses.append((None, Excess(what, f"{most:.3g} of it at most", f"{bent:.3g}")))
 
 
 def _has_gradient(p: Tensor) -> bool:

@@ -41,7 +41,7 @@ def build(settings: Mapping[str, str]) -> Job:
 
     def batch(step: int) -> tuple[Tensor, Tensor]:
         at = torch.randint(0, POOL, (BATCH,))
-        return pool[at] * 2.0 ** max(0, step - 2), at
+        return pool[at] * 2.0 ** min(max(0, step - 2), 6), at
 
     def loss(model: Answering, given: tuple[Tensor, Tensor]) -> Tensor:
         x, at = given

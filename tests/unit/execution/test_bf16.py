@@ -439,7 +439,14 @@ def heard(largest: float, elements: int, table: GridTable) -> Yardstick:
 
 
 def violated(x: Tensor, before: GridTable, table: GridTable, base: GridTable, own: Yardstick) -> list[str]:
-    """What a follower with its ``own`` measurement says of a header that goes from ``before`` to ``table``."""
+    """What of a header that goes from ``before`` to ``table`` is a violation to a follower with its ``own`` measurement."""
+    return [v.rule for v in found_in(x, before, table, base, own).violations]
+
+
+def found_in(
+    x: Tensor, before: GridTable, table: GridTable, base: GridTable, own: Yardstick
+) -> FollowingContext:
+    """What such a follower finds."""
     payloads: dict[SiteAddress, bytes] = {}
     if not is_noise_only(table.sites[GRADIENT]):
         payloads[AT] = encode_residues(Residues.of([0] * x.numel(), BITS))
@@ -447,17 +454,21 @@ def violated(x: Tensor, before: GridTable, table: GridTable, base: GridTable, ow
         payloads[SiteAddress(0, 0, Kind.GRID, 0)] = before.diff(table)
     context = FollowingContext(BF16, before, Frame.of(payloads), base, yardstick=own)
     context.round(Kind.GRADIENT, 0, x, out=torch.empty_like(x), key=(1, 2), name="gradient of w")
-    return [v.rule for v in context.violations]
+    return context
 
 
 def test_what_is_noise_on_both_sides_may_be_five_octaves_larger_here_and_what_is_heard_here_may_not() -> None:
-    """Its values have 2**0 (rms 1): declared floors down to 2**-5 are met."""
+    """Its values have 2**0 (rms 1): declared floors down to 2**-5 accuse nobody."""
     x = torch.ones(N)
-    for floor, noisy_here, heard_here in ((0, 0, 0), (-1, 0, 1), (-5, 0, 1), (-6, 1, 1)):
+    for floor, larger, accused in ((0, 0, 0), (-1, 1, 0), (-5, 1, 0), (-6, 0, 1)):
         silent = silent_in(floor)
-        assert len(violated(x, silent, silent, silent, heard(2.0, N, silent))) == noisy_here
+        assert len(violated(x, silent, silent, silent, heard(2.0, N, silent))) == accused
         loud = GridTable({GRADIENT: site_grid(BF16, Kind.GRADIENT, -4, np.array([0]))})
-        assert len(violated(x, silent, silent, silent, heard(2.0**-9, N, loud))) == heard_here
+        found = found_in(x, silent, silent, silent, heard(2.0**-9, N, loud))
+        assert len(found.violations) == accused
+        assert [e.stated for _, e in found.excesses if e.own == "values of 2**0"] == [
+            f"noise below 2**{floor}"
+        ] * larger
 
 
 def silenced(x: Tensor, own: Yardstick) -> FollowingContext:

@@ -46,7 +46,7 @@ from tallystick.numerics.log import (
     encode_decision,
     encode_frame,
 )
-from tallystick.numerics.policy import FP32, FP64, SPARSEST, Policy, entry_budget, policy_of
+from tallystick.numerics.policy import BF16, FP32, FP64, SPARSEST, Policy, entry_budget, policy_of
 
 POLICIES = pytest.mark.parametrize("policy", [FP64, FP32], ids=["fp64", "fp32"])
 LOUD = {"fp64": -26, "fp32": -10}  # a band wide enough for some entries among 4096 elements
@@ -820,12 +820,40 @@ def test_a_headers_scale_may_be_three_octaves_too_wide(policy: Policy) -> None:
         assert ["too wide" in v.rule for v in context.violations] == [True] * refused
 
 
-def test_silenced_values_may_be_as_large_as_their_floor() -> None:
-    """The values have 2**1."""
-    for floor, refused in ((1, False), (0, True)):
+def test_silenced_values_are_a_violation_where_they_are_five_octaves_above_their_floor() -> None:
+    """The values have 2**1; noise here may be as much larger than where the run was recorded."""
+    for floor, refused in ((-4, False), (-5, True)):
         grid = site_grid(FP64, Kind.GRADIENT, NOISE_BAND, np.array([floor - NOISE_BAND]))
         context, _ = followed(FP64, gradient(), Frame(), table_of(FP64, grid))
         assert ["declared to be noise below" in v.rule for v in context.violations] == [True] * refused
+
+
+@pytest.mark.parametrize("policy", [FP64, FP32], ids=["fp64", "fp32"])
+@pytest.mark.parametrize(("scale", "accused"), [(9, 0), (10, 1)])
+@pytest.mark.parametrize("was_noise", [True, False])
+def test_the_scale_of_what_was_noise_here_too_may_be_five_octaves_wider(
+    policy: Policy, scale: int, accused: int, was_noise: bool
+) -> None:
+    """Its values have 2**1 here, three octaves are slack. Sums that cancel were called a lie of the honest."""
+    silent = site_grid(policy, Kind.GRADIENT, NOISE_BAND, np.array([9]))  # below 2**8
+    spoken = other(policy, scales=[scale])
+    base = GridTable({(Kind.GRADIENT, 0): silent}) if was_noise else other(policy, scales=[1])
+    place, noise = (Kind.GRADIENT, 0), SiteNoise(2.0**8, np.zeros(1, dtype=np.int64), 1.0, 2.0**8, 4096)
+    own = Yardstick(policy, Calibration({place: noise}, GridTable({place: silent})))
+    context, _ = followed(policy, gradient(), Frame(), spoken, base=base, yardstick=own)
+    assert ["too wide" in v.rule for v in context.violations] == [True] * (accused if was_noise else 1)
+
+
+@pytest.mark.parametrize("policy", [FP64, FP32, BF16], ids=["fp64", "fp32", "bf16"])
+def test_noise_that_reaches_its_floor_is_measured_again_where_it_is_not_heard_from_there_on(
+    policy: Policy,
+) -> None:
+    """It may be a signal, or noise that has grown with what cancels in it: believed as a signal it was a false mismatch."""
+    silent = site_grid(policy, Kind.GRADIENT, NOISE_BAND, np.array([-9]))  # below 2**-10
+    table = GridTable({(Kind.GRADIENT, 0): silent})
+    context = RecordingContext(policy, table, base=table)
+    found = [context.has_outgrown(0, rms, 4096) for rms in (2.0**-11, 2.0**-10, math.inf, math.nan)]
+    assert found == [False, not policy.autocast, False, False]
 
 
 @POLICIES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,13 +14,15 @@ import torch
 
 from tallystick.errors import InvalidInput
 from tallystick.execution.noise.freedom import Freedom, StepFreedom
-from tallystick.execution.noise.measured import Calibration
-from tallystick.execution.rounding.grids import site_grid
+from tallystick.execution.noise.measured import Calibration, SiteNoise
+from tallystick.execution.noise.yardstick import Yardstick
+from tallystick.execution.rounding.grids import NOISE_BAND, site_grid
 from tallystick.numerics.grid_table import GridTable
 from tallystick.numerics.log import Frame, Kind, encode_frame
 from tallystick.numerics.policy import POLICIES, find_policy
-from tallystick.roles import acceptance
+from tallystick.roles import acceptance, bending
 from tallystick.roles.acceptance import Acceptance, Limits
+from tallystick.roles.bending import StepBend, TensorBend
 
 
 def session(step: int = 1, numbers: Mapping[str, float] | None = None) -> Any:
@@ -135,35 +138,98 @@ def test_momentum_carries_a_push_farther_than_the_update_it_is_part_of(
     assert measured.freedom.path == pytest.approx(0.5 * 2.0 * factor)
 
 
-def test_decisions_that_make_a_gradient_out_of_none_bend_it_without_bound(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from contextlib import nullcontext
-
+def bent_step(followed: list[float], own: list[float], moved: int = 1) -> Any:
+    """A step whose gradient is ``followed``, and ``own`` under the follower's own decisions: as much as is asked for."""
     p = torch.nn.Parameter(torch.ones(4))
-    made: Any = SimpleNamespace(parameters=[("w", p)], table=None, interlude=nullcontext)
+    p.grad = torch.tensor(followed)
+    slow = SimpleNamespace(before=dict)
+    made: Any = SimpleNamespace(parameters=[("w", p)], table=None, interlude=nullcontext, sites=[])
+    made.open_step = SimpleNamespace(slow=slow)
     made.tensors = SimpleNamespace(all_buffers=list)
-    made.optimizer = SimpleNamespace(param_groups=[{"params": [p], "lr": 0.1}])
-    context: Any = SimpleNamespace(policy=None, frame=None, base=None, rank=0, sites=None)
-    monkeypatch.setattr(acceptance, "_OwnBranches", lambda *given, **more: None)
-    for bent, plain, size in (
+    made.policy = POLICIES["bf16"]
+    context: Any = SimpleNamespace(policy=None, frame=None, base=None, rank=0, sites=None, excesses=[])
+    context.freedom = StepFreedom(decisions_moved=moved)
+    return made, context, ([torch.tensor(own)], {}, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("followed", "own", "size"),
+    [
         ([3.0, 0, 0, 4.0], [0.0] * 4, math.inf),
         ([0.0] * 4, [0.0] * 4, 0.0),
         ([3.0, 0, 0, 0], [0.0, 0, 0, 4.0], 1.25),
-    ):
-        p.grad = torch.tensor(bent)
-        own = torch.tensor(plain)
-        monkeypatch.setattr(acceptance, "gradients_under", lambda *given, own=own: ([own], {}, 0.0))
-        assert acceptance._bent(made, context, lambda context: None) == size
+    ],
+)
+def test_decisions_that_make_a_gradient_out_of_none_bend_it_without_bound(
+    monkeypatch: pytest.MonkeyPatch, followed: list[float], own: list[float], size: float
+) -> None:
+    made, context, repeated = bent_step(followed, own)
+    monkeypatch.setattr(bending, "_OwnBranches", lambda *given, **more: None)
+    monkeypatch.setattr(bending, "gradients_under", lambda *given: repeated)
+    found = bending.bend_of(made, context, lambda context: None)
+    assert found.whole == found.tensors["w"].share == size
+
+
+def noted_of(
+    whole: float, moved: float, own: float, noise: float = 2.0**-20, name: str = "w"
+) -> tuple[Acceptance, Any]:
+    """What an auditor notes whose own noise of a gradient of 512 elements, scale one, is ``noise``."""
+    place = (int(Kind.GRADIENT), 0)
+    measured = SiteNoise(noise, np.zeros(1, dtype=np.int64), 1.0, noise, 512)
+    grid = site_grid(POLICIES["bf16"], Kind.GRADIENT, -5, np.zeros(1, dtype=np.int64))
+    auditor = Acceptance(Limits(), Freedom())
+    auditor._yardstick = Yardstick(POLICIES["bf16"], Calibration({place: measured}, GridTable({place: grid})))
+    made: Any = SimpleNamespace(policy=POLICIES["bf16"], parameters=[("w", torch.zeros(512))], sites=[])
+    context: Any = SimpleNamespace(freedom=StepFreedom(), excesses=[])
+    auditor._note_bend(made, context, StepBend(whole, {name: TensorBend(moved, own)}))
+    return auditor, context
 
 
 @pytest.mark.parametrize(("bent", "noted"), [(0.0, 0), (0.25, 0), (0.2501, 1), (math.inf, 1), (math.nan, 1)])
 def test_decisions_bend_a_steps_gradient_by_so_much_at_most(bent: float, noted: int) -> None:
     """A few labels that a model gives itself, turned in its first steps, are a backdoor: the rest it then chooses alone."""
-    context: Any = SimpleNamespace(freedom=StepFreedom(), excesses=[])
-    acceptance._note_bent(context, bent, 0.25)
+    _, context = noted_of(bent, 0.0, 1.0)
     assert len(context.excesses) == noted
     assert context.freedom.bent == bent or math.isnan(bent)
+
+
+@pytest.mark.parametrize(("moved", "noted"), [(512.0, 0), (513.0, 1), (math.nan, 1)])
+def test_decisions_bend_one_gradient_by_four_times_that_at_most(moved: float, noted: int) -> None:
+    """A gradient hundreds of times as large says nothing of the others."""
+    _, context = noted_of(0.001, moved, 512.0)
+    assert [excess.site for _, excess in context.excesses] == [
+        "w: what the log's decisions make of this gradient"
+    ] * noted
+
+
+def test_what_decisions_make_of_noise_is_noise() -> None:
+    assert noted_of(0.001, 513.0, 512.0, noise=0.25)[1].excesses == []
+
+
+def of_all_steps(auditor: Acceptance) -> list[str]:
+    made: Any = SimpleNamespace(policy=POLICIES["bf16"], parameters=[("w", torch.zeros(512))])
+    return [excess.site for excess in auditor._of_limits(made)]
+
+
+@pytest.mark.parametrize(("moved", "noted"), [(32.0, 0), (33.0, 1)])
+@pytest.mark.parametrize("name", ["w", "model/buffer/labels"])
+def test_decisions_bend_a_gradient_or_a_buffer_over_all_steps_as_far_as_one_steps_gradient(
+    name: str, moved: float, noted: int
+) -> None:
+    """A quarter of its way: labels that later steps read bend no gradient in the step that writes them."""
+    auditor, _ = noted_of(0.001, moved, 512.0, name=name)
+    assert of_all_steps(auditor) == [f"{name}: what the log's decisions make of it, over all steps"] * noted
+    auditor._bends[name].add(0.0, 512.0)
+    assert of_all_steps(auditor) == []
+
+
+def test_bends_of_steps_that_differ_are_taken_back() -> None:
+    auditor, _ = noted_of(0.001, 1.0, 512.0)
+    auditor._weights, before = [], session(0)
+    auditor.begin(before)
+    auditor._bends["w"].add(512.0, 0.0)
+    auditor.discard()
+    assert (auditor._bends["w"].moved, auditor._bends["w"].own) == (pytest.approx(1.0), 512.0)
 
 
 @pytest.mark.parametrize(("size", "noted"), [(3.9, 1), (4.1, 0)])
@@ -176,7 +242,7 @@ def test_a_calibration_out_of_schedule_is_noted_unless_a_gradient_may_have_outgr
     place = (int(Kind.GRADIENT), 0)
     base = GridTable({place: site_grid(find_policy("fp32"), Kind.GRADIENT, -14, np.array([1]))})
     session: Any = SimpleNamespace(parameters=[("w", p)], base=base)
-    context: Any = SimpleNamespace(excesses=[])
+    context: Any = SimpleNamespace(excesses=[], table=base)
     auditor = Acceptance(Limits(), Freedom())
     auditor._check_event(session, context)
     assert len(context.excesses) == noted
@@ -184,3 +250,24 @@ def test_a_calibration_out_of_schedule_is_noted_unless_a_gradient_may_have_outgr
     context.excesses.clear()
     auditor._check_event(session, context)
     assert context.excesses == []
+
+
+@pytest.mark.parametrize(
+    ("size", "raised", "noted"),
+    [(2.0**-15, 1, 0), (2.0**-16, 1, 1), (2.0**-11, 1, 0), (2.0**-11, 0, 1), (1.0, 0, 1)],
+)
+def test_noise_that_reaches_its_floor_is_measured_again_if_that_raises_the_floor(
+    size: float, raised: int, noted: int
+) -> None:
+    """Its floor was 2**-10; here it may be five octaves smaller. An event that leaves the floor where it was is none."""
+    p = torch.zeros(4)
+    p.grad = torch.full((4,), 0.9 * size)
+    place = (int(Kind.GRADIENT), 0)
+    before, after = (
+        GridTable({place: site_grid(find_policy("fp32"), Kind.GRADIENT, NOISE_BAND, np.array([floor + 1]))})
+        for floor in (-10, -10 + raised)
+    )
+    session: Any = SimpleNamespace(parameters=[("w", p)], base=before)
+    context: Any = SimpleNamespace(excesses=[], table=after)
+    Acceptance(Limits(), Freedom())._check_event(session, context)
+    assert len(context.excesses) == noted

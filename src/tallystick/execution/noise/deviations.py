@@ -83,11 +83,11 @@ class Deviations:
             self._raise((Kind.GRADIENT, ordinal), share * largest, np.zeros_like(largest))
 
     def compare_buffers(self, plain: dict[str, Tensor], again: dict[str, Tensor]) -> None:
-        """Take note of another repetition's buffers."""
+        """Take note of another repetition's floating buffers."""
         ordinals = {site.name: site.ordinal for site in self.session.sites if site.kind == Kind.BUFFER}
         for name, x in plain.items():
             y = again.get(name)
-            if y is None or x.numel() == 0:
+            if y is None or x.numel() == 0 or not x.is_floating_point():
                 continue
             self._scalar_site((Kind.BUFFER, ordinals[name]), x, y)
 

@@ -20,7 +20,7 @@ def gradients_under(
     context: RoundingContext,
     before: dict[str, Tensor],
 ) -> tuple[list[Tensor | None], dict[str, Tensor], float]:
-    """Return the gradients (None where there is none), the floating buffers that changed, and the loss of one pass.
+    """Return the gradients (None where there is none), the buffers that changed, and the loss of one pass.
 
     ``before`` are clones of all buffers, which are put back; gradients are taken off the parameters.
     """
@@ -37,7 +37,7 @@ def gradients_under(
         buffers = {
             name: tensor.detach().clone()
             for name, tensor in session.tensors.all_buffers()
-            if tensor.is_floating_point() and not torch.equal(tensor, before[name].to(tensor.dtype))
+            if not torch.equal(tensor, before[name].to(tensor.dtype))
         }
     put_back(session, before)
     return found, buffers, loss

@@ -173,7 +173,8 @@ def _pass(session: Session, backward: Backward, context: RoundingContext, sample
           before: dict[str, Tensor]) -> Pass:  # fmt: skip
     gradients, buffers, loss = gradients_under(session, backward, context, before)
     present = {ordinal: g for ordinal, g in enumerate(gradients) if g is not None and g.numel()}
-    return Pass(present, buffers, loss, samples)
+    floating = {name: buffer for name, buffer in buffers.items() if buffer.is_floating_point()}
+    return Pass(present, floating, loss, samples)
 
 
 def _reference(session: Session, backward: Backward, before: dict[str, Tensor]) -> Reference:

@@ -127,12 +127,15 @@ class RecordingContext:
     def has_outgrown(self, ordinal: int, rms: float, numel: int) -> bool:
         """Whether a gradient of this size is so much larger than when its noise was measured that it says nothing now.
 
-        One of few elements that is mostly noise is as large as that happens to be.
+        One that was noise only is when it reaches its floor: it may be a signal, or noise that grew with what cancels in it.
+        Under autocast it is heard from there on. One of few elements that is mostly noise is as large as that happens to be.
         """
         place = (Kind.GRADIENT, ordinal)
         base = self.base.sites.get(place)
-        if base is None or is_noise_only(base) or not math.isfinite(rms):
+        if base is None or not math.isfinite(rms):
             return False
+        if is_noise_only(base):
+            return not self.policy.autocast and scale_exponent(rms) >= int(base.scales.min()) + base.band
         if self._is_mostly_noise(base, numel):
             return False
         return scale_exponent(rms) > int(base.scales.max()) + OUTGROWN

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -50,7 +51,7 @@ from tallystick.numerics.policy import Policy
 from tallystick.numerics.tensor_measures import block_rms
 
 SCALE_SLACK = 3  # a header's scale may exceed what the auditor measures by this many powers of two
-NOISE_GROWS = 5  # octaves that a gradient of nothing but noise may be larger here than where it was recorded, under autocast
+NOISE_GROWS = 5  # octaves that a gradient of nothing but noise may be larger here, or smaller, than where it was recorded
 EXACT_SCALE_SLACK = (
     1  # the same where every row has a scale, but in a calibrated step: those are kept without slack
 )
@@ -202,9 +203,11 @@ class HeaderChecks:
             floor, size = int(grid.scales.min()) + grid.band, int(scale_exponents(own)[0])
             if kind != Kind.GRADIENT:
                 self.violations.append(Violation(name, -1, "declared to be noise only, and no gradient"))
-            elif size > floor + self._noise_grows((int(kind), ordinal)):
+            elif size > floor + NOISE_GROWS:
                 rule = f"declared to be noise below 2**{floor}, its values have 2**{size}"
                 self.violations.append(Violation(name, -1, rule))
+            elif size > floor and self.yardstick is not None and self.yardstick.hears((int(kind), ordinal)):
+                self._note(kind, ordinal, name, f"values of 2**{size}", f"noise below 2**{floor}")
             elif self.yardstick is not None and own.any():  # zeros are silent under any floor
                 place = (int(kind), ordinal)
                 self._note(kind, ordinal, name, *self.yardstick.excess_floor(place, grid, size, largest))
@@ -225,7 +228,7 @@ class HeaderChecks:
         base, before = self.base.sites.get(place), self._grid_before(place)
         kept = kept_scales(base, before, self.policy, grid.scales.size)
         allowed = allowed if kept is None else np.maximum(allowed, kept)
-        if self.is_mostly_noise(place, rms, x.numel()):
+        if self.is_mostly_noise(place, rms, x.numel()) or self._noise_floor(place) is not None:
             allowed = allowed + NOISE_GROWS
         over = grid.scales.astype(np.int64) - allowed
         if int(over.max()) > 0:
@@ -238,15 +241,20 @@ class HeaderChecks:
                 )
             )
 
-    def _noise_grows(self, place: Site) -> int:
-        """Return how many octaves above its declared floor a gradient may be that is nothing but noise here too.
+    def _noise_floor(self, place: Site) -> int | None:
+        """Return below what exponent a gradient was noise where its noise was measured, here too; None if it was more.
 
-        Where sixteen-bit results fall otherwise the sums that cancel leave up to twenty times as much on one machine as on
-        another (docs/adr/0026); silencing it is what this machine does itself.
+        What is noise may be many times as large on one machine as on another, and as it was: sums that cancel grow with their
+        terms (docs/adr/0026). Silencing it is what this machine does itself.
         """
-        if not self.policy.autocast or (self.yardstick is not None and self.yardstick.hears(place)):
-            return 0
-        return NOISE_GROWS
+        base = self.base.sites.get(place)
+        if base is None or not is_noise_only(base) or self.policy.autocast:
+            return None
+        return (
+            None
+            if self.yardstick is None or self.yardstick.hears(place)
+            else int(base.scales.min()) + base.band
+        )
 
     def is_mostly_noise(self, place: Site, rms: np.ndarray, numel: int) -> bool:
         """Whether how large a gradient of few elements is says little under autocast: it may be as much noise elsewhere."""
@@ -268,7 +276,8 @@ class HeaderChecks:
             return
         before = self._grid_before(place)
         noise = self.yardstick.noise.get(place)
-        unsure = 0.0 if noise is None else noise.largest
+        unsure, floor = 0.0 if noise is None else noise.largest, self._noise_floor(place)
+        unsure = unsure if floor is None else max(unsure, math.ldexp(1.0, floor))
         exact = self.policy.row_scales
         if exact and kind == Kind.GRADIENT:
             narrowest, widest = self._row_limits(place, rms, unsure, numel)

@@ -1,0 +1,106 @@
+"""What the decisions that a log took from its follower's own make of gradients and buffers: in one step, and over a run.
+
+A decision acts on the step's gradient, or on a buffer that later steps read: labels that a model gives itself, votes, memories.
+One large gradient says nothing of the others, so each tensor is held to its own size over all steps (docs/adr/0026).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tallystick.execution.noise.passes import gradients_under
+from tallystick.execution.noise.survey import Backward
+from tallystick.execution.rounding.following import FollowingContext
+from tallystick.execution.session.session import Session
+
+
+class _OwnBranches(FollowingContext):
+    """Follows a log but for its decisions: the follower's own stay."""
+
+    def pending(self, x: Tensor) -> bool:
+        """Go to the next site; nothing is obeyed there."""
+        super().pending(x)
+        return False
+
+
+@dataclass
+class TensorBend:
+    """What decisions make of one gradient or buffer before rounding, squared L2 sizes, in a step or over all.
+
+    Attributes:
+        moved: how far it is from what the follower's own decisions give.
+        own: how large that is; of a buffer how far it goes.
+    """
+
+    moved: float = 0.0
+    own: float = 0.0
+
+    def add(self, moved: float, own: float) -> None:
+        """Count a step in."""
+        self.moved += moved
+        self.own += own
+
+    @property
+    def share(self) -> float:
+        """Relative L2 size."""
+        return math.sqrt(self.moved / self.own) if self.own > 0.0 else (math.inf if self.moved else 0.0)
+
+
+@dataclass(frozen=True)
+class StepBend:
+    """What decisions make of a step: of its gradient, relative L2 size, and of each tensor, by name."""
+
+    whole: float
+    tensors: Mapping[str, TensorBend]
+
+
+def bend_of(session: Session, context: FollowingContext, backward: Backward) -> StepBend:
+    """Return what the log's decisions make of the step whose gradient is there, unrounded; it is repeated if any moved."""
+    followed, before = _values(session), session.open_step.slow.before()
+    own = followed
+    if context.freedom.decisions_moved:
+        branches = _OwnBranches(
+            context.policy, session.table, context.frame, context.base, context.rank, sites=context.sites
+        )
+        with session.interlude():
+            started = {name: tensor.clone() for name, tensor in session.tensors.all_buffers()}
+            gradients, buffers, _ = gradients_under(session, backward, branches, started)
+        own = {name: buffers.get(name, tensor) for name, tensor in started.items() if name in followed}
+        named = zip(session.parameters, gradients, strict=True)
+        own |= {name: gradient for (name, _), gradient in named if gradient is not None}
+    tensors = {
+        name: TensorBend(
+            0.0 if own is followed else _square(followed.get(name), own.get(name)),
+            _square(own.get(name), before.get(name)),
+        )
+        for name in followed.keys() | own.keys()
+    }
+    whole = TensorBend()
+    for name, _ in session.parameters:
+        if name in tensors:
+            whole.add(tensors[name].moved, tensors[name].own)
+    return StepBend(whole.share, tensors)
+
+
+def _values(session: Session) -> dict[str, Tensor]:
+    """Return a step's gradients and buffers, by name."""
+    before = session.open_step.slow.before()
+    found = {name: tensor.clone() for name, tensor in session.tensors.all_buffers() if name in before}
+    return found | {name: p.grad.detach() for name, p in session.parameters if p.grad is not None}
+
+
+def _square(x: Tensor | None, y: Tensor | None) -> float:
+    """Return the squared L2 size of ``x`` - ``y``; None for zeros."""
+    if x is None or y is None:
+        present = x if y is None else y
+        return 0.0 if present is None else float(torch.linalg.vector_norm(present, dtype=torch.float64)) ** 2
+    if torch.equal(x, y):
+        return 0.0
+    wide = torch.complex128 if x.is_complex() else torch.float64
+    apart = torch.where(x == y, 0.0, x.to(wide) - y.to(wide))  # what is infinite in both does not differ
+    return float(torch.linalg.vector_norm(apart)) ** 2
